@@ -1,0 +1,72 @@
+# One command for one wish; every target sets up what it needs first.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+export PYTHON TORCH_INDEX OPENFST_SRC
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+BUILD := build/dev
+JOBS := $(shell nproc)
+CXX_FILES = $(shell find cpp src tests/cpp -name '*.h' -o -name '*.cc')
+STUB := python/lattice_bpd/_core.pyi
+ARGS ?=
+
+.PHONY: help setup build demo test bench lint tidy sanitize format stubs wheel clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup:  ## make .venv with everything in it (installs what is missing, or says what to type)
+	@scripts/setup.sh
+
+build: setup  ## compile what changed in the C++ code
+	@[ -f $(BUILD)/build.ninja ] || { rm -f .venv/setup.stamp; scripts/setup.sh; }
+	@echo "build: C++ sources that changed"
+	@touch $(BUILD)/next.stamp
+	@flock $(BUILD)/rebuild_on_import.lock cmake --build $(BUILD) --parallel $(JOBS) -- --quiet
+	@mv $(BUILD)/next.stamp $(BUILD)/rebuild_on_import.stamp
+	@python -c 'import lattice_bpd._core'  # puts the new module into the editable install
+
+demo: build  ## train a small model, decode with rescored drafts, print the table (ARGS=--quick)
+	@lattice-bpd demo $(ARGS)
+
+test: build  ## C++ unit tests, then Python tests (ARGS are pytest's)
+	@echo "test: ctest"
+	@ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS) --no-tests=ignore
+	@echo "test: pytest"
+	@python -m pytest $(ARGS)
+
+bench: build  ## check answers against the peers, then time them
+	@for file in benchmarks/bench_*.py; do echo "bench: $$file"; python $$file $(ARGS); done
+
+lint: build  ## every check that needs no running: ruff, mypy, clang-format, stub
+	@echo "lint: ruff"; ruff check . && ruff format --check .
+	@echo "lint: mypy --strict"; mypy
+	@echo "lint: clang-format"; clang-format --dry-run -Werror $(CXX_FILES)
+	@echo "lint: stub of _core"; python scripts/check_stubs.py $(STUB)
+
+tidy: build  ## clang-tidy over the C++ code (slow)
+	@run-clang-tidy.py -quiet -p $(BUILD) -j $(JOBS) '^$(CURDIR)/(cpp|src)/' 2>/dev/null
+
+sanitize: setup  ## C++ unit tests under AddressSanitizer and UBSan (slow)
+	@cmake --preset sanitize
+	@cmake --build --preset sanitize --parallel $(JOBS)
+	@ctest --preset sanitize --parallel $(JOBS)
+
+format: setup  ## rewrite Python and C++ code in the project's format
+	@ruff check --fix --quiet . || true
+	@ruff format .
+	@clang-format -i $(CXX_FILES)
+
+stubs: build  ## regenerate the stub of the extension module
+	@python scripts/check_stubs.py --write $(STUB)
+
+wheel: setup  ## build dist/*.whl and dist/*.tar.gz
+	@python -m build --outdir dist
+
+clean:  ## remove build results (.venv stays; rm -rf .venv removes that too)
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .venv/setup.stamp
+	@find python tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,30 @@
+# lattice_bpd._core: the bindings of src/, which export PyInit__core and nothing else.
+
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+if(NOT pybind11_DIR)
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -m pybind11 --cmakedir
+    OUTPUT_VARIABLE pybind11_cmakedir OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  list(PREPEND CMAKE_PREFIX_PATH "${pybind11_cmakedir}")
+endif()
+find_package(pybind11 2.13 CONFIG REQUIRED)
+
+file(GLOB module_sources CONFIGURE_DEPENDS src/*.cc)
+pybind11_add_module(_core MODULE NO_EXTRAS ${module_sources})
+target_link_libraries(_core PRIVATE lattice_bpd_core lattice_bpd_warnings)
+
+set(version_script "${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.map")
+target_link_options(_core PRIVATE
+  "LINKER:--exclude-libs,ALL" "LINKER:--version-script,${version_script}"
+  $<$<CONFIG:Release>:LINKER:--strip-all>)
+set_target_properties(_core PROPERTIES LINK_DEPENDS "${version_script}")
+install(TARGETS _core LIBRARY DESTINATION lattice_bpd)
+
+if(SKBUILD_STATE STREQUAL "editable")
+  set(core_file_name "_core${PYTHON_MODULE_EXTENSION}")
+  find_program(NINJA_EXECUTABLE "${CMAKE_MAKE_PROGRAM}" REQUIRED)
+  configure_file(cmake/rebuild_on_import.py.in _lattice_bpd_rebuild.py @ONLY)
+  file(CONFIGURE OUTPUT _lattice_bpd_rebuild.pth CONTENT "import _lattice_bpd_rebuild\n")
+  install(FILES "${CMAKE_CURRENT_BINARY_DIR}/_lattice_bpd_rebuild.py"
+                "${CMAKE_CURRENT_BINARY_DIR}/_lattice_bpd_rebuild.pth" DESTINATION .)
+endif()
