@@ -1,0 +1,352 @@
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/mapped_file.h"
+#include "lattice_bpd/lm/arpa.h"
+#include "lattice_bpd/lm/trie_builder.h"
+
+namespace lattice_bpd {
+namespace {
+
+constexpr int kMaxFields = kMaxOrder + 2;  // log probability, words, backoff
+
+// Lines of a mapped text, with their numbers.
+class Lines {
+ public:
+  explicit Lines(const MappedFile& file)
+      : text_(reinterpret_cast<const char*>(file.data()), file.size()), path_(file.path()) {}
+
+  // The next line without its end; false after the last.
+  bool Next(std::string_view* line) {
+    if (at_ >= text_.size()) return false;
+    const std::size_t end = std::min(text_.find('\n', at_), text_.size());
+    *line = text_.substr(at_, end - at_);
+    while (!line->empty() && IsSpace(line->back())) line->remove_suffix(1);
+    at_ = end + 1;
+    ++number_;
+    return true;
+  }
+
+  std::uint64_t number() const { return number_; }
+  std::uint64_t bytes_left() const { return at_ < text_.size() ? text_.size() - at_ : 0; }
+
+  template <typename... Parts>
+  [[noreturn]] void Fail(std::uint64_t number, const Parts&... parts) const {
+    throw FormatError(StrCat(path_, ":", number, ": ", parts...));
+  }
+
+  static bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\r'; }
+
+ private:
+  std::string_view text_;
+  std::string path_;
+  std::size_t at_ = 0;
+  std::uint64_t number_ = 0;
+};
+
+int SplitFields(std::string_view line, std::string_view* fields) {
+  int count = 0;
+  std::size_t at = 0;
+  for (;;) {
+    while (at < line.size() && Lines::IsSpace(line[at])) ++at;
+    if (at == line.size()) return count;
+    if (count == kMaxFields) return kMaxFields + 1;
+    const std::size_t begin = at;
+    while (at < line.size() && !Lines::IsSpace(line[at])) ++at;
+    fields[count++] = line.substr(begin, at - begin);
+  }
+}
+
+template <typename T>
+bool ParseNumber(std::string_view text, T* value) {
+  if (!text.empty() && text.front() == '+') text.remove_prefix(1);
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), *value);
+  return result.ec == std::errc() && result.ptr == text.data() + text.size();
+}
+
+struct Unigram {
+  std::string_view word;
+  float log_prob;
+  float backoff;
+  std::uint64_t line;
+};
+
+class ArpaReader {
+ public:
+  explicit ArpaReader(const std::string& path) : file_(path), lines_(file_) {}
+
+  // \data\ and the counts. Leaves line_ at the first section's title.
+  void ReadHeader() {
+    const std::string_view text(reinterpret_cast<const char*>(file_.data()), file_.size());
+    if (text.substr(0, 2) == "\x1f\x8b") lines_.Fail(1, "this is a gzip file; gunzip it first");
+    if (text.substr(0, 5) == "LBPD-") {
+      lines_.Fail(1, "this is a binary LM of lattice-bpd; open it with NGramLM.load");
+    }
+    do {
+      if (!lines_.Next(&line_)) {
+        lines_.Fail(lines_.number(), "no line \"\\data\\\" in the file; it is not ARPA text");
+      }
+    } while (line_ != "\\data\\");
+    while (lines_.Next(&line_)) {
+      if (line_.empty()) continue;
+      if (line_.front() == '\\') break;
+      ReadCount();
+    }
+    if (counts_.empty()) lines_.Fail(lines_.number(), "no \"ngram 1=COUNT\" line after \\data\\");
+  }
+
+  std::vector<Unigram> ReadUnigrams() {
+    ExpectTitle(1);
+    std::vector<Unigram> unigrams;
+    std::string_view fields[kMaxFields];
+    float log_prob, backoff;
+    while (NextEntry(1, fields, &log_prob, &backoff)) {
+      unigrams.push_back({fields[1], log_prob, backoff, lines_.number()});
+    }
+    CheckCount(1, unigrams.size());
+    return unigrams;
+  }
+
+  std::shared_ptr<const BackoffLm> Read(const ArpaOptions& options) {
+    ReadHeader();
+    const std::vector<Unigram> unigrams = ReadUnigrams();
+    MakeWordMap(unigrams, options);
+    std::vector<NgramList> lists;
+    lists.push_back(UnigramList(unigrams));
+    for (int length = 2; length <= static_cast<int>(counts_.size()); ++length) {
+      lists.push_back(ReadNgrams(length));
+    }
+    if (line_ != "\\end\\") {
+      lines_.Fail(lines_.number(), "expected \\end\\ after the ", counts_.size(),
+                  "-grams; the file is cut or has more orders than \\data\\ counts");
+    }
+    try {
+      return BackoffLm::FromTrie(BuildTrie(vocabulary_, std::move(lists)));
+    } catch (const NgramListError& error) {
+      lines_.Fail(error.source(), error.what());
+    }
+  }
+
+ private:
+  void ReadCount() {
+    std::string_view rest = line_;
+    unsigned length = 0;
+    std::uint64_t count = 0;
+    const std::size_t equals = rest.find('=');
+    std::string_view fields[kMaxFields];
+    const bool good = equals != std::string_view::npos &&
+                      SplitFields(rest.substr(0, equals), fields) == 2 && fields[0] == "ngram" &&
+                      ParseNumber(fields[1], &length) &&
+                      SplitFields(rest.substr(equals + 1), fields) == 1 &&
+                      ParseNumber(fields[0], &count);
+    if (!good) {
+      lines_.Fail(lines_.number(), "\"", line_, "\" in \\data\\; expected \"ngram ORDER=COUNT\"");
+    }
+    if (length != counts_.size() + 1) {
+      lines_.Fail(lines_.number(), "the count of order ", length, "; expected order ",
+                  counts_.size() + 1);
+    }
+    if (length > kMaxOrder) {
+      lines_.Fail(lines_.number(), "order ", length, "; this library reads orders 1..", kMaxOrder);
+    }
+    if (count >= BackoffLm::kNoNode) lines_.Fail(lines_.number(), "too many n-grams: ", count);
+    counts_.push_back(count);
+  }
+
+  void ExpectTitle(int length) {
+    if (line_ == StrCat("\\", length, "-grams:")) return;
+    lines_.Fail(lines_.number(), "\"", line_.substr(0, 60), "\"; expected \"\\", length,
+                "-grams:\"; the file is cut or its counts are wrong");
+  }
+
+  // One line "log10_prob word.. [backoff]"; false at the next title, which stays in line_.
+  bool NextEntry(int length, std::string_view* fields, float* log_prob, float* backoff) {
+    do {
+      if (!lines_.Next(&line_)) {
+        line_ = {};
+        lines_.Fail(lines_.number(), "the file ends in the ", length,
+                    "-grams; it is cut (no \\end\\)");
+      }
+    } while (line_.empty());
+    const int count = SplitFields(line_, fields);
+    if (line_.front() == '\\' && count == 1) return false;
+    if (count != length + 1 && count != length + 2) {
+      lines_.Fail(lines_.number(), "\"", line_.substr(0, 60), "\" has ",
+                  std::min(count, kMaxFields), count > kMaxFields ? " or more" : "",
+                  " fields; expected log10 probability, ", length, " words and maybe a backoff");
+    }
+    *log_prob = ReadLog10(fields[0], "log10 probability");
+    if (*log_prob > 0.0f) {
+      lines_.Fail(lines_.number(), "log10 probability ", fields[0],
+                  " is positive; expected 0 at most");
+    }
+    *backoff = count == length + 2 ? ReadLog10(fields[length + 1], "backoff") : 0.0f;
+    return true;
+  }
+
+  // A log10 number as natural log. "-inf" is what some tools write for probability 0.
+  float ReadLog10(std::string_view field, const char* what) {
+    double value = 0.0;
+    if (!ParseNumber(field, &value) || std::isnan(value) || value > 1e30) {
+      lines_.Fail(lines_.number(), "\"", field, "\" is no ", what, "; expected a finite number");
+    }
+    return static_cast<float>(std::max(value * M_LN10, -1e30));
+  }
+
+  void CheckCount(int length, std::uint64_t found) {
+    if (found == counts_[length - 1]) return;
+    lines_.Fail(lines_.number(), found, " ", length, "-grams up to here; \\data\\ says ",
+                counts_[length - 1], ": the file is cut or was edited");
+  }
+
+  static bool IsSpecial(std::string_view word) {
+    return word == "<s>" || word == "</s>" || word == "<unk>" || word == "<UNK>";
+  }
+
+  void MakeWordMap(const std::vector<Unigram>& unigrams, const ArpaOptions& options) {
+    SpecialIds ids = options.special_ids;
+    std::uint64_t vocab_size = options.words.size();
+    decimal_ = options.words.empty();
+    for (std::size_t i = 0; i < options.words.size(); ++i) {
+      const std::string& word = options.words[i];
+      const TokenId id = static_cast<TokenId>(i);
+      if (word == "<s>" && !ids.bos) ids.bos = id;
+      if (word == "</s>" && !ids.eos) ids.eos = id;
+      if ((word == "<unk>" || word == "<UNK>") && !ids.unk) ids.unk = id;
+      if (!symbols_.emplace(word, static_cast<Symbol>(i)).second) {
+        throw ValueError(StrCat("from_arpa: vocab has the word \"", word, "\" twice (again at ", i,
+                                "); each word needs one token id"));
+      }
+    }
+    if (decimal_) {
+      for (const Unigram& unigram : unigrams) {
+        if (IsSpecial(unigram.word)) continue;
+        const std::uint64_t id = DecimalId(unigram.word, unigram.line);
+        vocab_size = std::max(vocab_size, id + 1);
+      }
+    }
+    if (options.vocab_size && vocab_size > *options.vocab_size) {
+      throw ValueError(StrCat("from_arpa: vocab_size is ", *options.vocab_size, ", but ",
+                              decimal_ ? "the file has token id " : "vocab has a word for token id ",
+                              vocab_size - 1, "; raise vocab_size or use the right file"));
+    }
+    vocabulary_ = MakeVocabulary(options.vocab_size.value_or(vocab_size), ids);
+  }
+
+  std::uint64_t DecimalId(std::string_view word, std::uint64_t line) const {
+    std::uint64_t id = 0;
+    const bool plain = std::all_of(word.begin(), word.end(),
+                                   [](char c) { return c >= '0' && c <= '9'; });
+    if (!plain || !ParseNumber(word, &id) || id >= kMaxVocabSize) {
+      lines_.Fail(line, "the word \"", word, "\" is no decimal token id in 0..", kMaxVocabSize - 1,
+                  "; pass vocab= (the words in the order of their token ids) for a file of words");
+    }
+    return id;
+  }
+
+  Symbol SymbolOf(std::string_view word) {
+    if (word == "<s>") return vocabulary_.bos;
+    if (word == "</s>") return vocabulary_.eos;
+    if (word == "<unk>" || word == "<UNK>") return vocabulary_.unk;
+    if (decimal_) {
+      const std::uint64_t id = DecimalId(word, lines_.number());
+      if (id >= vocabulary_.vocab_size) {
+        lines_.Fail(lines_.number(), "token id ", id, " is not among the unigrams");
+      }
+      return static_cast<Symbol>(id);
+    }
+    key_.assign(word);
+    const auto found = symbols_.find(key_);
+    if (found == symbols_.end()) {
+      lines_.Fail(lines_.number(), "the word \"", word, "\" is not in vocab; add it, or take the "
+                  "vocabulary that the LM was trained with");
+    }
+    return found->second;
+  }
+
+  NgramList UnigramList(const std::vector<Unigram>& unigrams) {
+    constexpr float kUnset = 1.0f;
+    NgramList list;
+    list.length = 1;
+    const std::uint32_t size = vocabulary_.num_symbols();
+    for (Symbol symbol = 0; symbol < size; ++symbol) list.symbols.push_back(symbol);
+    list.log_prob.assign(size, kUnset);
+    list.backoff.assign(size, 0.0f);
+    list.source.assign(size, 0);
+    for (const Unigram& unigram : unigrams) {
+      const Symbol symbol = SymbolOf(unigram.word);
+      if (list.log_prob[symbol] != kUnset) {
+        lines_.Fail(unigram.line, "the unigram \"", unigram.word, "\" stands twice, first in line ",
+                    list.source[symbol]);
+      }
+      list.log_prob[symbol] = unigram.log_prob;
+      list.backoff[symbol] = unigram.backoff;
+      list.source[symbol] = unigram.line;
+    }
+    const float unk = list.log_prob[vocabulary_.unk];
+    const float unseen = unk == kUnset ? -kUnseenCost : unk;
+    for (Symbol symbol = 0; symbol < size; ++symbol) {
+      if (list.log_prob[symbol] != kUnset) continue;
+      const bool boundary = symbol == vocabulary_.bos || symbol == vocabulary_.eos;
+      list.log_prob[symbol] = boundary ? kNeverLogProb : unseen;
+    }
+    return list;
+  }
+
+  NgramList ReadNgrams(int length) {
+    ExpectTitle(length);
+    NgramList list;
+    list.length = length;
+    // A count that the rest of the file cannot hold must not make us reserve memory for it.
+    const std::uint64_t room = lines_.bytes_left() / (2 * (length + 1)) + 1;
+    const std::uint64_t count = std::min(counts_[length - 1], room);
+    list.symbols.reserve(count * length);
+    list.log_prob.reserve(count);
+    std::string_view fields[kMaxFields];
+    float log_prob, backoff;
+    while (NextEntry(length, fields, &log_prob, &backoff)) {
+      for (int i = 1; i <= length; ++i) list.symbols.push_back(SymbolOf(fields[i]));
+      list.log_prob.push_back(log_prob);
+      list.backoff.push_back(backoff);
+      list.source.push_back(lines_.number());
+    }
+    CheckCount(length, list.size());
+    return list;
+  }
+
+  MappedFile file_;
+  Lines lines_;
+  std::string_view line_;
+  std::vector<std::uint64_t> counts_;
+  Vocabulary vocabulary_;
+  bool decimal_ = true;
+  std::unordered_map<std::string, Symbol> symbols_;
+  std::string key_;
+};
+
+}  // namespace
+
+std::shared_ptr<const BackoffLm> ReadArpa(const std::string& path, const ArpaOptions& options) {
+  return ArpaReader(path).Read(options);
+}
+
+std::vector<std::string> ReadArpaWords(const std::string& path) {
+  ArpaReader reader(path);
+  reader.ReadHeader();
+  std::vector<std::string> words;
+  for (const Unigram& unigram : reader.ReadUnigrams()) {
+    const bool special = unigram.word == "<s>" || unigram.word == "</s>" ||
+                         unigram.word == "<unk>" || unigram.word == "<UNK>";
+    if (!special) words.emplace_back(unigram.word);
+  }
+  return words;
+}
+
+}  // namespace lattice_bpd

@@ -1,0 +1,122 @@
+#include <charconv>
+#include <cmath>
+#include <vector>
+
+#include "lattice_bpd/base/atomic_file.h"
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/lm/arpa.h"
+
+namespace lattice_bpd {
+namespace {
+
+constexpr std::size_t kFlushBytes = 1 << 20;
+
+// Appends to a text that is flushed in large pieces.
+class ArpaWriter {
+ public:
+  ArpaWriter(const BackoffLm& lm, const std::vector<std::string>& words, AtomicFile* file)
+      : lm_(lm), words_(words), file_(file) {}
+
+  void WriteAll() {
+    text_ += "\\data\\\n";
+    for (int m = 0; m < lm_.order(); ++m) {
+      text_ += StrCat("ngram ", m + 1, "=", lm_.levels()[m].size(), "\n");
+    }
+    for (int m = 0; m < lm_.order(); ++m) {
+      text_ += StrCat("\n\\", m + 1, "-grams:\n");
+      std::vector<Symbol> ngram(m + 1);
+      WriteBelow(LmState{}, m, &ngram);
+    }
+    text_ += "\n\\end\\\n";
+    file_->Write(text_);
+  }
+
+ private:
+  // Writes the n-grams of length m + 1 that extend `state`, whose symbols are in `ngram`.
+  void WriteBelow(LmState state, int m, std::vector<Symbol>* ngram) {
+    const auto [first, last] = lm_.Children(state);
+    const int depth = static_cast<int>(state.length);
+    for (std::uint32_t node = first; node < last; ++node) {
+      (*ngram)[depth] = depth == 0 ? node : lm_.levels()[depth].word[node];
+      if (depth == m) {
+        WriteNgram(node, *ngram);
+      } else {
+        WriteBelow(LmState{node, state.length + 1}, m, ngram);
+      }
+    }
+  }
+
+  void WriteNgram(std::uint32_t node, const std::vector<Symbol>& ngram) {
+    const LevelView& level = lm_.levels()[ngram.size() - 1];
+    AppendLog10(level.log_prob[node]);
+    char separator = '\t';
+    for (const Symbol symbol : ngram) {
+      text_ += separator;
+      AppendWord(symbol);
+      separator = ' ';
+    }
+    if (!level.backoff.empty() && level.backoff[node] != 0.0f) {
+      text_ += '\t';
+      AppendLog10(level.backoff[node]);
+    }
+    text_ += '\n';
+    if (text_.size() < kFlushBytes) return;
+    file_->Write(text_);
+    text_.clear();
+  }
+
+  void AppendLog10(float natural_log) {
+    char digits[32];
+    const double log10 = static_cast<double>(natural_log) / M_LN10;
+    const auto end = std::to_chars(digits, digits + sizeof digits, log10,
+                                   std::chars_format::general, 9);
+    text_.append(digits, end.ptr);
+  }
+
+  void AppendWord(Symbol symbol) {
+    const Vocabulary& vocabulary = lm_.vocabulary();
+    if (symbol == vocabulary.bos) {
+      text_ += "<s>";
+    } else if (symbol == vocabulary.eos) {
+      text_ += "</s>";
+    } else if (symbol == vocabulary.unk) {
+      text_ += "<unk>";
+    } else if (words_.empty()) {
+      char digits[16];
+      text_.append(digits, std::to_chars(digits, digits + sizeof digits, symbol).ptr);
+    } else {
+      text_ += words_[symbol];
+    }
+  }
+
+  const BackoffLm& lm_;
+  const std::vector<std::string>& words_;
+  AtomicFile* file_;
+  std::string text_;
+};
+
+void CheckWords(const BackoffLm& lm, const std::vector<std::string>& words) {
+  if (words.empty()) return;
+  if (words.size() != lm.vocabulary().vocab_size) {
+    throw ValueError(StrCat("to_arpa: vocab has ", words.size(), " words; the LM has ",
+                            lm.vocabulary().vocab_size, " token ids"));
+  }
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (!words[i].empty() && words[i].find_first_of(" \t\r\n\v\f") == std::string::npos) continue;
+    throw ValueError(StrCat("to_arpa: the word of token id ", i,
+                            " is empty or has white space in it, which ARPA cannot hold; leave "
+                            "vocab out to write decimal token ids"));
+  }
+}
+
+}  // namespace
+
+void WriteArpa(const BackoffLm& lm, const std::string& path,
+               const std::vector<std::string>& words) {
+  CheckWords(lm, words);
+  AtomicFile file(path);
+  ArpaWriter(lm, words, &file).WriteAll();
+  file.Commit();
+}
+
+}  // namespace lattice_bpd

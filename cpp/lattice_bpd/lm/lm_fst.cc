@@ -1,0 +1,126 @@
+#include "lattice_bpd/lm/lm_fst.h"
+
+#include <utility>
+
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/openfst.h"
+#include "lattice_bpd/base/score_grid.h"
+#include "lattice_bpd/lm/lm_score_fst.h"
+
+namespace lattice_bpd {
+namespace {
+
+constexpr std::uint64_t kMaxExpandedArcs = std::uint64_t{1} << 28;
+
+// Visits every history: the root, then each node below the highest level.
+template <typename Visit>
+void ForEachState(const BackoffLm& lm, Visit visit) {
+  visit(LmState{});
+  for (int length = 1; length < lm.order(); ++length) {
+    const std::size_t size = lm.levels()[length - 1].size();
+    for (std::uint32_t node = 0; node < size; ++node) {
+      visit(LmState{node, static_cast<std::uint32_t>(length)});
+    }
+  }
+}
+
+std::uint64_t NumStates(const BackoffLm& lm) {
+  std::uint64_t count = 1;
+  for (int m = 0; m + 1 < lm.order(); ++m) count += lm.levels()[m].size();
+  return count;
+}
+
+// Adds the arcs of one history. `cost` turns a natural log into an arc's weight.
+template <typename Arc, typename Cost>
+void AddArcs(const BackoffLm& lm, LmState state, const Cost& cost, fst::VectorFst<Arc>* out) {
+  const std::int32_t from = FstState(lm, state);
+  const LevelView& level = lm.levels()[state.length];
+  const auto [first, last] = lm.Children(state);
+  out->ReserveArcs(from, last - first + 1);
+  for (std::uint32_t node = first; node < last; ++node) {
+    const Symbol word = state.length == 0 ? node : level.word[node];
+    if (!lm.vocabulary().is_token(word)) continue;
+    const std::int32_t to = FstState(lm, lm.Query(state, word).next);
+    out->AddArc(from, Arc(ToLabel(word), ToLabel(word), cost(level.log_prob[node]), to));
+  }
+  if (state.length == 0) return;
+  const Label failure = FailureLabel(lm);
+  const std::int32_t to = FstState(lm, lm.Suffix(state));
+  out->AddArc(from, Arc(failure, failure, cost(lm.Backoff(state)), to));
+}
+
+// Adds an arc for every token id, whatever backing off it takes.
+template <typename Arc, typename Cost>
+void AddExpandedArcs(const BackoffLm& lm, LmState state, const Cost& cost,
+                     fst::VectorFst<Arc>* out) {
+  const std::int32_t from = FstState(lm, state);
+  for (Symbol word = 0; word < lm.vocabulary().vocab_size; ++word) {
+    const LmStep step = lm.Query(state, word);
+    out->AddArc(from, Arc(ToLabel(word), ToLabel(word), cost(step.TotalLogProb()),
+                          FstState(lm, step.next)));
+  }
+}
+
+template <typename Arc, typename AddStateArcs>
+fst::VectorFst<Arc> BuildFst(const BackoffLm& lm, const AddStateArcs& add_state_arcs) {
+  fst::VectorFst<Arc> out;
+  out.ReserveStates(NumStates(lm));
+  ForEachState(lm, [&](LmState) { out.SetFinal(out.AddState()); });
+  ForEachState(lm, [&](LmState state) { add_state_arcs(state, &out); });
+  out.SetStart(0);
+  return out;
+}
+
+}  // namespace
+
+std::int32_t FstState(const BackoffLm& lm, LmState state) {
+  if (state.length == 0) return 0;
+  std::uint64_t id = 1 + std::uint64_t{state.node};
+  for (std::uint32_t m = 0; m + 1 < state.length; ++m) id += lm.levels()[m].size();
+  return static_cast<std::int32_t>(id);
+}
+
+std::shared_ptr<const ScoreFst> AcceptorCache::Get(const BackoffLm& lm, double scale) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (std::size_t i = entries_.size(); i-- > 0;) {
+    if (entries_[i].first == scale) return entries_[i].second;
+  }
+  const auto cost = [scale](double natural_log) {
+    return ScoreWeight(-ToScoreGrid(scale * natural_log));
+  };
+  const auto vector_fst = BuildFst<ScoreArc>(
+      lm, [&](LmState state, fst::VectorFst<ScoreArc>* out) { AddArcs(lm, state, cost, out); });
+  CheckFst(vector_fst, "the LM as an FST");
+  auto built = std::make_shared<const ScoreFst>(vector_fst);
+  if (entries_.size() == kCapacity) entries_.erase(entries_.begin());
+  entries_.emplace_back(scale, built);
+  return built;
+}
+
+std::string LmToFstBytes(const BackoffLm& lm, LmState start, const LmExportOptions& options) {
+  const std::uint64_t vocab_size = lm.vocabulary().vocab_size;
+  if (options.expand_failures && NumStates(lm) * vocab_size > kMaxExpandedArcs) {
+    throw ValueError(StrCat("to_pywrapfst: ", NumStates(lm), " states with ", vocab_size,
+                            " arcs each are too many to write out; leave failure arcs in "
+                            "(expand_failures=False) or use a smaller LM"));
+  }
+  const auto cost = [](double natural_log) {
+    return fst::TropicalWeight(static_cast<float>(-natural_log));
+  };
+  auto out = BuildFst<fst::StdArc>(lm, [&](LmState state, fst::VectorFst<fst::StdArc>* fst) {
+    if (options.expand_failures) {
+      AddExpandedArcs(lm, state, cost, fst);
+    } else {
+      AddArcs(lm, state, cost, fst);
+    }
+    if (options.end_of_sentence) {
+      const double log_prob = lm.Query(state, lm.vocabulary().eos).TotalLogProb();
+      fst->SetFinal(FstState(lm, state), cost(log_prob));
+    }
+  });
+  out.SetStart(FstState(lm, start));
+  CheckFst(out, "to_pywrapfst");
+  return FstToBytes(out);
+}
+
+}  // namespace lattice_bpd

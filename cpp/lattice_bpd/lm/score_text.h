@@ -1,0 +1,20 @@
+// Scoring running text: one call for a whole token array.
+#ifndef LATTICE_BPD_LM_SCORE_TEXT_H_
+#define LATTICE_BPD_LM_SCORE_TEXT_H_
+
+#include <vector>
+
+#include "lattice_bpd/lm/backoff_lm.h"
+
+namespace lattice_bpd {
+
+// ln P(w_i | w_1 .. w_{i-1}) for each token, and one more entry for </s> where eos is true.
+// <s> stands before the text where bos is true. Throws ValueError for ids outside the vocabulary.
+std::vector<double> ScoreText(const BackoffLm& lm, Span<TokenId> token_ids, bool bos, bool eos);
+
+// ln P(token_id | context). Throws ValueError for ids outside the vocabulary.
+double LogProb(const BackoffLm& lm, TokenId token_id, Span<TokenId> context, bool bos);
+
+}  // namespace lattice_bpd
+
+#endif  // LATTICE_BPD_LM_SCORE_TEXT_H_
