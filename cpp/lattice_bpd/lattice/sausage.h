@@ -1,0 +1,63 @@
+// The sausage lattice: for each slot a few candidate tokens with their head scores. A path takes
+// one candidate from every slot.
+//
+//   slot        0          1          2
+//             /cat 2.1\  /sat 3.0\  /on 4.0\       .
+//   0 -------<         >           >         > 3   2 x 2 x 1 = 4 paths
+//             \dog 1.9/  \ran 0.5/
+#ifndef LATTICE_BPD_LATTICE_SAUSAGE_H_
+#define LATTICE_BPD_LATTICE_SAUSAGE_H_
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "lattice_bpd/base/array_view.h"
+#include "lattice_bpd/base/label.h"
+
+namespace lattice_bpd {
+
+constexpr std::size_t kMaxSlots = 1024;
+
+// A value. The candidates of a slot are distinct token ids, by falling score, equal scores by
+// rising token id. A masked candidate (-inf) stands only in a slot that has nothing else.
+class Sausage {
+ public:
+  Sausage() = default;
+
+  // Adds a slot from candidates in any order: sorts them, and drops masked ones unless all are.
+  // Throws ValueError for no candidate, a negative or doubled token id, NaN or +inf.
+  void AddSlot(Span<TokenId> token_ids, Span<float> scores);
+
+  std::size_t num_slots() const { return begin_.size() - 1; }
+  std::size_t width(std::size_t slot) const { return begin_[slot + 1] - begin_[slot]; }
+  Span<TokenId> token_ids(std::size_t slot) const {
+    return {token_ids_.data() + begin_[slot], width(slot)};
+  }
+  Span<float> scores(std::size_t slot) const {
+    return {scores_.data() + begin_[slot], width(slot)};
+  }
+
+  // True where some slot is masked altogether: then every path scores -inf.
+  bool all_masked() const { return all_masked_; }
+
+  // The number of paths, or `limit` where there are at least so many.
+  std::size_t CountPaths(std::size_t limit) const;
+
+  // The largest token id and where it stands; slots must not be empty.
+  TokenId max_token_id() const;
+
+ private:
+  std::vector<std::size_t> begin_ = {0};
+  std::vector<TokenId> token_ids_;
+  std::vector<float> scores_;
+  bool all_masked_ = false;
+};
+
+// The lattice as bytes of an OpenFst VectorFst<StdArc>: states 0 .. num_slots in a row, an arc for
+// each candidate with cost -score. Cost: O(candidates).
+std::string SausageToFstBytes(const Sausage& sausage);
+
+}  // namespace lattice_bpd
+
+#endif  // LATTICE_BPD_LATTICE_SAUSAGE_H_
