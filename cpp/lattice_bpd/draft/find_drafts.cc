@@ -1,0 +1,59 @@
+#include "lattice_bpd/draft/find_drafts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/draft/openfst_engine.h"
+
+namespace lattice_bpd {
+namespace {
+
+void CheckOptions(const DraftOptions& options) {
+  if (options.num_drafts < 1 || options.num_drafts > kMaxDrafts) {
+    throw ValueError(
+        StrCat("num_drafts is ", options.num_drafts, "; expected 1..", kMaxDrafts));
+  }
+  if (!(std::abs(options.alpha) <= kMaxAlpha)) {
+    throw ValueError(StrCat("alpha is ", options.alpha, "; expected a number in ", -kMaxAlpha,
+                            "..", kMaxAlpha));
+  }
+}
+
+void CheckVocabulary(const Sausage& sausage, const BackoffLm& lm) {
+  const std::uint32_t vocab_size = lm.vocabulary().vocab_size;
+  if (static_cast<std::uint32_t>(sausage.max_token_id()) < vocab_size) return;
+  throw ValueError(StrCat("the lattice has token id ", sausage.max_token_id(),
+                          ", but the LM's vocabulary has ", vocab_size,
+                          " tokens; use the LM that was trained with this model's tokenizer"));
+}
+
+}  // namespace
+
+Engine ParseEngine(const std::string& name) {
+  if (name == "auto") return Engine::kAuto;
+  if (name == "openfst") return Engine::kOpenFst;
+  throw ValueError(StrCat("engine is \"", name, "\"; expected \"auto\" or \"openfst\""));
+}
+
+DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, LmState start,
+                     const DraftOptions& options) {
+  CheckOptions(options);
+  DraftList drafts;
+  drafts.num_slots = sausage.num_slots();
+  if (sausage.num_slots() == 0) {
+    drafts.scores.push_back(0.0);  // one path, the empty one
+    return drafts;
+  }
+  if (lm != nullptr) CheckVocabulary(sausage, *lm);
+  if (sausage.all_masked()) {  // all paths tie at -inf: the order is that of token ids
+    drafts = FindDraftsOpenFst(sausage, nullptr, start, options);
+    std::fill(drafts.scores.begin(), drafts.scores.end(),
+              -std::numeric_limits<double>::infinity());
+    return drafts;
+  }
+  return FindDraftsOpenFst(sausage, lm, start, options);
+}
+
+}  // namespace lattice_bpd

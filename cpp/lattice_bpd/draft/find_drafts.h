@@ -1,0 +1,51 @@
+// The p best paths through a sausage lattice under head scores and an LM.
+//
+//   score(w) = sum over slots of  z[w_j] + alpha * ln P(w_j | context, w_1 .. w_{j-1})
+//
+// The LM starts in the state of the context, pays backoff weights with failure semantics, and
+// charges no end of sentence. Parts of a score live on the score grid (base/score_grid.h), so that
+// every engine returns the same list: by falling score, equal scores by the smaller token id at
+// the first place where two paths differ.
+#ifndef LATTICE_BPD_DRAFT_FIND_DRAFTS_H_
+#define LATTICE_BPD_DRAFT_FIND_DRAFTS_H_
+
+#include <string>
+#include <vector>
+
+#include "lattice_bpd/lattice/sausage.h"
+#include "lattice_bpd/lm/backoff_lm.h"
+
+namespace lattice_bpd {
+
+constexpr int kMaxDrafts = 1 << 20;
+constexpr double kMaxAlpha = 1e6;
+
+enum class Engine { kAuto, kOpenFst };
+
+struct DraftOptions {
+  int num_drafts = 16;
+  double alpha = 1.0;
+  Engine engine = Engine::kAuto;
+};
+
+// Draft i is token_ids[i * num_slots .. (i + 1) * num_slots - 1].
+struct DraftList {
+  std::size_t num_slots = 0;
+  std::vector<TokenId> token_ids;
+  std::vector<double> scores;  // -inf where a slot is masked altogether
+
+  std::size_t size() const { return scores.size(); }
+};
+
+// "auto", "openfst". Throws ValueError that lists the engines for any other name.
+Engine ParseEngine(const std::string& name);
+
+// min(num_drafts, number of paths) drafts. `lm` may be null: head scores alone. `start` is the
+// state of the context in `lm`. Throws ValueError for options out of range or candidates outside
+// the LM's vocabulary.
+DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, LmState start,
+                     const DraftOptions& options);
+
+}  // namespace lattice_bpd
+
+#endif  // LATTICE_BPD_DRAFT_FIND_DRAFTS_H_
