@@ -1,0 +1,146 @@
+#include "lattice_bpd/train/katz.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/train/backoff_weights.h"
+#include "lattice_bpd/train/count_pruning.h"
+#include "lattice_bpd/train/parallel.h"
+#include "lattice_bpd/train/suffix_links.h"
+
+namespace lattice_bpd {
+namespace {
+
+TrieLevel EstimateUnigrams(const Vocabulary& vocabulary, CountLevel counts) {
+  double total = 0.0;
+  for (const std::uint64_t count : counts.count) total += static_cast<double>(count);
+  TrieLevel level;
+  level.log_prob.resize(counts.size());
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const double prob = static_cast<double>(counts.count[i]) / total;
+    level.log_prob[i] = counts.count[i] > 0 ? static_cast<float>(std::log(prob)) : -kUnseenCost;
+  }
+  float& bos = level.log_prob[vocabulary.bos];
+  bos = std::max(bos, kNeverLogProb);
+  level.child_begin = std::move(counts.child_begin);
+  return level;
+}
+
+// Estimates the n-grams of one order, context by context.
+class OrderEstimator {
+ public:
+  OrderEstimator(const CountLevel& contexts, const CountLevel& counts,
+                 const GoodTuringDiscounts& discounts, Symbol eos, std::uint64_t num_words,
+                 std::vector<float>* log_prob)
+      : contexts_(contexts),
+        counts_(counts),
+        discounts_(discounts),
+        eos_(eos),
+        num_words_(num_words),
+        log_prob_(*log_prob) {}
+
+  void EstimateContext(std::size_t context) const {
+    const std::uint32_t begin = contexts_.child_begin[context];
+    const std::uint32_t end = contexts_.child_begin[context + 1];
+    const double total = static_cast<double>(contexts_.context_count[context]);
+    for (std::uint32_t i = begin; i < end; ++i) {
+      const std::uint64_t count = counts_.count[i];
+      const double prob = discounts_(count) * static_cast<double>(count) / total;
+      log_prob_[i] = static_cast<float>(std::log(prob));
+    }
+    if (end - begin == num_words_) GiveRestToEos(begin, end);
+  }
+
+ private:
+  // Every word follows: no word is left to back off to.
+  void GiveRestToEos(std::uint32_t begin, std::uint32_t end) const {
+    const std::uint32_t eos = FindChild(counts_.word, begin, end, eos_);
+    if (eos == end) return;
+    double others = 0.0;
+    for (std::uint32_t i = begin; i < end; ++i) {
+      if (i != eos) others += std::exp(static_cast<double>(log_prob_[i]));
+    }
+    log_prob_[eos] = static_cast<float>(std::log1p(-others));
+  }
+
+  const CountLevel& contexts_;
+  const CountLevel& counts_;
+  const GoodTuringDiscounts& discounts_;
+  const Symbol eos_;
+  const std::uint64_t num_words_;
+  std::vector<float>& log_prob_;
+};
+
+std::vector<float> EstimateOrder(const CountTrie& counts, int level,
+                                 const GoodTuringDiscounts& discounts, std::uint64_t num_words,
+                                 int num_threads) {
+  const CountLevel& contexts = counts.levels[level - 1];
+  std::vector<float> log_prob(counts.levels[level].size());
+  const OrderEstimator estimator(contexts, counts.levels[level], discounts, counts.vocabulary.eos,
+                                 num_words, &log_prob);
+  RunOverContexts(contexts.child_begin, num_threads, [&](std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) estimator.EstimateContext(i);
+  });
+  return log_prob;
+}
+
+void Report(std::string line, TrainReport* report) {
+  if (report != nullptr && !line.empty()) report->warnings.push_back(std::move(line));
+}
+
+void ReportLowerOrder(const KatzOptions& options, int order, TrainReport* report) {
+  if (order == options.order) return;
+  Report(StrCat("Katz: no n-gram of order ", order + 1, " is left, so the LM has order ", order,
+                " instead of ", options.order, "; sequences are too short or min_counts too high"),
+         report);
+}
+
+}  // namespace
+
+std::vector<CountOfCounts> CountCountsOfLevels(const CountTrie& counts) {
+  std::vector<CountOfCounts> n(counts.levels.size());
+  std::transform(counts.levels.begin(), counts.levels.end(), n.begin(), CountCounts);
+  return n;
+}
+
+Trie EstimateKatz(CountTrie counts, const std::vector<CountOfCounts>& count_of_counts,
+                  const KatzOptions& options, TrainReport* report) {
+  CheckKatzK(options.katz_k);
+  const int threads = ResolveThreads(options.threads);
+  const std::vector<std::uint64_t>& words = counts.levels[0].count;
+  const std::uint64_t num_words = words.size() - std::count(words.begin(), words.end(), 0);
+  Trie trie{counts.vocabulary, std::vector<TrieLevel>(counts.levels.size())};
+  for (int level = 1; level < counts.order(); ++level) {
+    const CountOfCounts& n = count_of_counts[level];
+    Report(DescribeViolations(level + 1, n, CountCounts(counts.levels[level]), options.katz_k),
+           report);
+    trie.levels[level].log_prob =
+        EstimateOrder(counts, level, ComputeGoodTuring(n, options.katz_k), num_words, threads);
+    counts.levels[level - 1].context_count = {};
+  }
+  trie.levels[0] = EstimateUnigrams(counts.vocabulary, std::move(counts.levels[0]));
+  for (int level = 1; level < counts.order(); ++level) {
+    trie.levels[level].word = std::move(counts.levels[level].word);
+    trie.levels[level].child_begin = std::move(counts.levels[level].child_begin);
+    counts.levels[level].count = {};
+  }
+  AssignBackoffWeights(threads, &trie);
+  return trie;
+}
+
+Trie TrainKatz(const TokenSequences& sequences, const Vocabulary& vocabulary,
+               const KatzOptions& options, TrainReport* report) {
+  CheckKatzK(options.katz_k);
+  const int threads = ResolveThreads(options.threads);
+  CountTrie counts = CountNgrams(sequences, vocabulary, options.order, threads);
+  std::vector<CountOfCounts> n = CountCountsOfLevels(counts);
+  PruneByCount(options.min_counts, threads, &counts);
+  DropEmptyLevels(&counts);
+  if (!options.full_count_of_counts) n = CountCountsOfLevels(counts);
+  ReportLowerOrder(options, counts.order(), report);
+  return EstimateKatz(std::move(counts), n, options, report);
+}
+
+}  // namespace lattice_bpd

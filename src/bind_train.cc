@@ -1,0 +1,72 @@
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "bindings.h"
+#include "lattice_bpd/lm/backoff_lm.h"
+#include "lattice_bpd/train/count_pruning.h"
+#include "lattice_bpd/train/katz.h"
+
+namespace py = pybind11;
+
+namespace lattice_bpd {
+namespace {
+
+using OptionalId = std::optional<TokenId>;
+
+py::tuple TrainKatzLm(const Array<TokenId>& token_ids, const Array<std::int64_t>& offsets,
+                      std::uint64_t vocab_size, int order, std::vector<std::uint64_t> min_counts,
+                      int katz_k, OptionalId bos_id, OptionalId eos_id, OptionalId unk_id,
+                      bool full_count_of_counts, int threads) {
+  const TokenSequences sequences{ToSpan(token_ids), ToSpan(offsets)};
+  const KatzOptions options{order, katz_k, std::move(min_counts), full_count_of_counts, threads};
+  TrainReport report;
+  std::shared_ptr<const BackoffLm> lm;
+  {
+    const py::gil_scoped_release release;
+    const Vocabulary vocabulary = MakeVocabulary(vocab_size, {bos_id, eos_id, unk_id});
+    lm = BackoffLm::FromTrie(TrainKatz(sequences, vocabulary, options, &report));
+  }
+  return py::make_tuple(std::const_pointer_cast<BackoffLm>(lm), report.warnings);
+}
+
+// One (symbols, counts) pair of arrays for each order.
+py::list CountTables(const Array<TokenId>& token_ids, const Array<std::int64_t>& offsets,
+                     std::uint64_t vocab_size, int order,
+                     const std::vector<std::uint64_t>& min_counts, OptionalId bos_id,
+                     OptionalId eos_id, OptionalId unk_id, int threads) {
+  const TokenSequences sequences{ToSpan(token_ids), ToSpan(offsets)};
+  std::vector<NgramTable> tables;
+  {
+    const py::gil_scoped_release release;
+    const Vocabulary vocabulary = MakeVocabulary(vocab_size, {bos_id, eos_id, unk_id});
+    CountTrie trie = CountNgrams(sequences, vocabulary, order, threads);
+    PruneByCount(min_counts, threads, &trie);
+    for (int level = 0; level < trie.order(); ++level) tables.push_back(ListNgrams(trie, level));
+  }
+  py::list result;
+  for (NgramTable& table : tables) {
+    const auto rows = static_cast<py::ssize_t>(table.counts.size());
+    const auto columns = static_cast<py::ssize_t>(result.size()) + 1;
+    result.append(py::make_tuple(ToArray(std::move(table.symbols), {rows, columns}),
+                                 ToArray(std::move(table.counts), {rows})));
+  }
+  return result;
+}
+
+}  // namespace
+
+void BindTrain(py::module_& m) {
+  m.def("train_katz", &TrainKatzLm, py::arg("token_ids").noconvert(),
+        py::arg("offsets").noconvert(), py::arg("vocab_size"), py::arg("order"),
+        py::arg("min_counts"), py::arg("katz_k"), py::arg("bos_id"), py::arg("eos_id"),
+        py::arg("unk_id"), py::arg("full_count_of_counts"), py::arg("threads"),
+        "Count and estimate a Katz LM; returns the LM and the warnings about it.");
+  m.def("count_ngrams", &CountTables, py::arg("token_ids").noconvert(),
+        py::arg("offsets").noconvert(), py::arg("vocab_size"), py::arg("order"),
+        py::arg("min_counts"), py::arg("bos_id"), py::arg("eos_id"), py::arg("unk_id"),
+        py::arg("threads"),
+        "N-grams of each order as (symbols (N, order) int32, counts (N,) uint64), sorted.");
+}
+
+}  // namespace lattice_bpd
