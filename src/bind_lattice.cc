@@ -1,0 +1,70 @@
+#include "bindings.h"
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/lattice/sausage.h"
+#include "lattice_bpd/lattice/top_k.h"
+
+namespace py = pybind11;
+
+namespace lattice_bpd {
+namespace {
+
+FloatType ParseFloatType(const std::string& name, py::ssize_t itemsize) {
+  if (name == "float32" && itemsize == 4) return FloatType::kFloat32;
+  if (name == "float16" && itemsize == 2) return FloatType::kFloat16;
+  if (name == "bfloat16" && itemsize == 2) return FloatType::kBFloat16;
+  throw ValueError(StrCat("head_logits: elements of ", itemsize, " bytes as ", name,
+                          "; expected float32, float16 or bfloat16"));
+}
+
+// (rows, vocab) in any strides -> token ids and scores, both (rows, top_k).
+py::tuple TopKOf(const py::array& logits, const std::string& float_type, int top_k,
+                 bool log_softmax) {
+  if (logits.ndim() != 2) {
+    throw ValueError(StrCat("head_logits: ", logits.ndim(), " dimensions; expected 2"));
+  }
+  LogitsView view;
+  view.data = logits.data();
+  view.type = ParseFloatType(float_type, logits.itemsize());
+  view.rows = static_cast<std::size_t>(logits.shape(0));
+  view.columns = static_cast<std::size_t>(logits.shape(1));
+  view.row_stride = logits.strides(0);
+  view.column_stride = logits.strides(1);
+  TopK best;
+  {
+    const py::gil_scoped_release release;
+    best = SelectTopK(view, {top_k, log_softmax});
+  }
+  const std::vector<py::ssize_t> shape = {logits.shape(0), top_k};
+  return py::make_tuple(ToArray(std::move(best.token_ids), shape),
+                        ToArray(std::move(best.scores), shape));
+}
+
+}  // namespace
+
+void BindLattice(py::module_& m) {
+  m.def("select_top_k", &TopKOf, py::arg("logits"), py::arg("float_type"), py::arg("top_k"),
+        py::arg("log_softmax"));
+  py::class_<Sausage>(m, "Sausage", "A sausage lattice: candidate tokens and scores by slot.")
+      .def(py::init<>())
+      .def(
+          "add_slot",
+          [](Sausage& sausage, const Array<TokenId>& token_ids, const Array<float>& scores) {
+            sausage.AddSlot(ToSpan(token_ids), ToSpan(scores));
+          },
+          py::arg("token_ids").noconvert(), py::arg("scores").noconvert())
+      .def_property_readonly("num_slots", &Sausage::num_slots)
+      .def(
+          "token_ids",
+          [](const Sausage& sausage, std::size_t slot) {
+            return ToArray(sausage.token_ids(slot));
+          },
+          py::arg("slot"))
+      .def(
+          "scores",
+          [](const Sausage& sausage, std::size_t slot) { return ToArray(sausage.scores(slot)); },
+          py::arg("slot"))
+      .def("to_fst_bytes",
+           [](const Sausage& sausage) { return py::bytes(SausageToFstBytes(sausage)); });
+}
+
+}  // namespace lattice_bpd

@@ -1,0 +1,102 @@
+#include "bindings.h"
+#include "lattice_bpd/lm/arpa.h"
+#include "lattice_bpd/lm/backoff_lm.h"
+#include "lattice_bpd/lm/lm_file.h"
+#include "lattice_bpd/lm/lm_fst.h"
+#include "lattice_bpd/lm/score_text.h"
+
+namespace py = pybind11;
+
+namespace lattice_bpd {
+namespace {
+
+using GilRelease = py::call_guard<py::gil_scoped_release>;
+
+// None where the symbol is no token id.
+std::optional<TokenId> TokenOrNone(const Vocabulary& vocabulary, Symbol symbol) {
+  if (!vocabulary.is_token(symbol)) return std::nullopt;
+  return static_cast<TokenId>(symbol);
+}
+
+py::array_t<double> Score(const BackoffLm& lm, const Array<TokenId>& token_ids, bool bos,
+                          bool eos) {
+  std::vector<double> log_probs;
+  {
+    const py::gil_scoped_release release;
+    log_probs = ScoreText(lm, ToSpan(token_ids), bos, eos);
+  }
+  const auto size = static_cast<py::ssize_t>(log_probs.size());
+  return ToArray(std::move(log_probs), {size});
+}
+
+py::bytes ToFstBytes(const BackoffLm& lm, const Array<TokenId>& context, bool bos,
+                     bool expand_failures, bool end_of_sentence) {
+  std::string bytes;
+  {
+    const py::gil_scoped_release release;
+    const LmState start = lm.StateOfContext(ToSpan(context), bos);
+    bytes = LmToFstBytes(lm, start, {expand_failures, end_of_sentence});
+  }
+  return py::bytes(bytes);
+}
+
+std::vector<std::size_t> NumNgrams(const BackoffLm& lm) {
+  std::vector<std::size_t> counts;
+  for (const LevelView& level : lm.levels()) counts.push_back(level.size());
+  return counts;
+}
+
+}  // namespace
+
+void BindLm(py::module_& m) {
+  py::class_<BackoffLm, std::shared_ptr<BackoffLm>>(
+      m, "BackoffLm", "A backoff n-gram LM over token ids; immutable, safe for threads.")
+      .def_property_readonly("order", &BackoffLm::order)
+      .def_property_readonly("vocab_size",
+                             [](const BackoffLm& lm) { return lm.vocabulary().vocab_size; })
+      .def_property_readonly("num_ngrams", &NumNgrams, "Number of n-grams of each order.")
+      .def_property_readonly("bos_id",
+                             [](const BackoffLm& lm) {
+                               return TokenOrNone(lm.vocabulary(), lm.vocabulary().bos);
+                             })
+      .def_property_readonly("eos_id",
+                             [](const BackoffLm& lm) {
+                               return TokenOrNone(lm.vocabulary(), lm.vocabulary().eos);
+                             })
+      .def_property_readonly("unk_id",
+                             [](const BackoffLm& lm) {
+                               return TokenOrNone(lm.vocabulary(), lm.vocabulary().unk);
+                             })
+      .def_property_readonly("failure_label", &FailureLabel)
+      .def("score", &Score, py::arg("token_ids").noconvert(), py::arg("bos"), py::arg("eos"))
+      .def(
+          "log_prob",
+          [](const BackoffLm& lm, TokenId token_id, const Array<TokenId>& context, bool bos) {
+            return LogProb(lm, token_id, ToSpan(context), bos);
+          },
+          py::arg("token_id"), py::arg("context").noconvert(), py::arg("bos"))
+      .def("save", &SaveLm, py::arg("path"), GilRelease())
+      .def("to_arpa", &WriteArpa, py::arg("path"), py::arg("words"), GilRelease())
+      .def("to_fst_bytes", &ToFstBytes, py::arg("context").noconvert(), py::arg("bos"),
+           py::arg("expand_failures"), py::arg("end_of_sentence"));
+
+  m.def(
+      "load_lm",
+      [](const std::string& path, std::optional<bool> verify) {
+        return std::const_pointer_cast<BackoffLm>(LoadLm(path, verify));
+      },
+      py::arg("path"), py::arg("verify"), GilRelease());
+  m.def(
+      "read_arpa",
+      [](const std::string& path, std::optional<std::uint64_t> vocab_size,
+         std::vector<std::string> words, std::optional<TokenId> bos_id,
+         std::optional<TokenId> eos_id, std::optional<TokenId> unk_id) {
+        const ArpaOptions options{vocab_size, std::move(words), {bos_id, eos_id, unk_id}};
+        return std::const_pointer_cast<BackoffLm>(ReadArpa(path, options));
+      },
+      py::arg("path"), py::arg("vocab_size"), py::arg("words"), py::arg("bos_id"),
+      py::arg("eos_id"), py::arg("unk_id"), GilRelease());
+  m.def("read_arpa_words", &ReadArpaWords, py::arg("path"), GilRelease());
+}
+
+}  // namespace lattice_bpd

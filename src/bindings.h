@@ -1,0 +1,50 @@
+// The parts of the extension module, one file for each room of the core, and the array checks
+// that they share. Bindings hold no logic: check arrays, release the GIL, call the core.
+#ifndef LATTICE_BPD_SRC_BINDINGS_H_
+#define LATTICE_BPD_SRC_BINDINGS_H_
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <utility>
+#include <vector>
+
+#include "lattice_bpd/base/array_view.h"
+#include "lattice_bpd/base/label.h"
+
+namespace lattice_bpd {
+
+void BindErrors(pybind11::module_& m);
+void BindLm(pybind11::module_& m);
+void BindTrain(pybind11::module_& m);
+void BindLattice(pybind11::module_& m);
+void BindDraft(pybind11::module_& m);
+
+// A contiguous array that is taken as it is: the typed Python layer converts, the binding does not.
+template <typename T>
+using Array = pybind11::array_t<T, pybind11::array::c_style>;
+
+template <typename T>
+Span<T> ToSpan(const Array<T>& array) {
+  return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+// Hands a vector over to numpy without a copy.
+template <typename T>
+pybind11::array_t<T> ToArray(std::vector<T> values, std::vector<pybind11::ssize_t> shape) {
+  auto owner = std::make_unique<std::vector<T>>(std::move(values));
+  const T* data = owner->data();
+  const pybind11::capsule free(owner.release(),
+                               [](void* p) { delete static_cast<std::vector<T>*>(p); });
+  return pybind11::array_t<T>(std::move(shape), data, free);
+}
+
+template <typename T>
+pybind11::array_t<T> ToArray(Span<T> values) {
+  return pybind11::array_t<T>(static_cast<pybind11::ssize_t>(values.size()), values.data());
+}
+
+}  // namespace lattice_bpd
+
+#endif  // LATTICE_BPD_SRC_BINDINGS_H_

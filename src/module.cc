@@ -1,0 +1,13 @@
+// lattice_bpd._core: the list of contents.
+#include "bindings.h"
+#include "lattice_bpd/base/openfst.h"
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "C++ core of lattice-bpd; use the typed Python layer in lattice_bpd instead.";
+  lattice_bpd::UseOpenFst();
+  lattice_bpd::BindErrors(m);
+  lattice_bpd::BindLm(m);
+  lattice_bpd::BindTrain(m);
+  lattice_bpd::BindLattice(m);
+  lattice_bpd::BindDraft(m);
+}
