@@ -1,0 +1,28 @@
+"""Optional dependencies, imported at first use with an error that names the extra to install."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def require(module: str, extra: str) -> Any:
+    """Imports an optional module.
+
+    Args:
+        module: Its import name, such as ``"pywrapfst"``.
+        extra: The extra of lattice-bpd that brings it, such as ``"openfst"``.
+
+    Returns:
+        The module.
+
+    Raises:
+        ImportError: It is not installed; the message has the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"{module} is needed here and cannot be imported ({error}); "
+            f"install it with: pip install 'lattice-bpd[{extra}]'"
+        ) from error

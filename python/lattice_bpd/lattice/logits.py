@@ -1,0 +1,154 @@
+"""Head logits from numpy or torch, and the top-k selection that runs where they live.
+
+On the host the C++ core selects in one pass over the caller's memory, whatever its strides. On an
+accelerator torch selects there, and only k columns come to the host. Both are exact: by falling
+score, equal scores by rising token id.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd import _core
+
+if TYPE_CHECKING:
+    import torch
+
+Float32Array = npt.NDArray[np.float32]
+Int32Array = npt.NDArray[np.int32]
+
+_TYPES = "float32, float16 or bfloat16"
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The k best tokens of each slot.
+
+    Attributes:
+        token_ids: (B, H, k) int32.
+        scores: (B, H, k) float32, raw logits or log probabilities.
+    """
+
+    token_ids: Int32Array
+    scores: Float32Array
+
+
+def is_torch_tensor(value: Any) -> bool:
+    """Whether `value` is a torch tensor; torch is not imported to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def check_shape(head_logits: Any, where: str, dimensions: tuple[int, ...] = (2, 3)) -> None:
+    """Refuses logits that are not (H, V) or (B, H, V).
+
+    Raises:
+        TypeError: Not a numpy array or torch tensor.
+        ValueError: Wrong number of dimensions, or one of them is 0.
+    """
+    if not isinstance(head_logits, np.ndarray) and not is_torch_tensor(head_logits):
+        raise TypeError(
+            f"{where}: head_logits is a {type(head_logits).__name__}; expected a numpy array or "
+            "a torch tensor"
+        )
+    shape = tuple(head_logits.shape)
+    forms = {2: "(slots, vocab)", 3: "(batch, slots, vocab)"}
+    if len(shape) not in dimensions:
+        expected = " or ".join(forms[n] for n in dimensions)
+        advice = "add the missing axis" if len(shape) < 2 else "give it one lattice or batch"
+        raise ValueError(f"{where}: head_logits has shape {shape}; expected {expected}; {advice}")
+    if 0 in shape:
+        raise ValueError(f"{where}: head_logits has shape {shape}; every axis needs an element")
+
+
+def select_top_k(head_logits: Any, top_k: int, *, log_softmax: bool, where: str) -> Candidates:
+    """Selects the k best tokens of each slot where the logits live.
+
+    Args:
+        head_logits: (H, V) or (B, H, V) float32, float16 or bfloat16, numpy or torch.
+        top_k: k, 1..V.
+        log_softmax: Score by log probability over the vocabulary instead of raw logit.
+        where: The caller's name, for error messages.
+
+    Returns:
+        Candidates with B = 1 for a single lattice.
+
+    Raises:
+        TypeError: Another element type.
+        ValueError: Wrong shape, top_k out of range, NaN or +inf.
+    """
+    check_shape(head_logits, where)
+    shape = tuple(int(n) for n in head_logits.shape)
+    batch, slots = (1, shape[0]) if len(shape) == 2 else shape[:2]
+    if is_torch_tensor(head_logits) and head_logits.device.type != "cpu":
+        if not 1 <= top_k <= shape[-1]:
+            raise ValueError(f"{where}: top_k is {top_k}; expected 1..{shape[-1]}")
+        token_ids, scores = _top_k_on_device(head_logits, top_k, log_softmax)
+    else:
+        array, float_type = _host_array(head_logits, where)
+        rows = _as_rows(array)
+        try:
+            token_ids, scores = _core.select_top_k(rows, float_type, top_k, log_softmax)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+    return Candidates(
+        token_ids.reshape(batch, slots, top_k), scores.reshape(batch, slots, top_k)
+    )
+
+
+def _as_rows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """(.., V) as (rows, V); a copy only where the strides of batch and slots don't join."""
+    return array.reshape(-1, array.shape[-1])
+
+
+def _host_array(head_logits: Any, where: str) -> tuple[npt.NDArray[Any], str]:
+    """The caller's memory as a numpy array (bfloat16 as 16-bit integers) and its type's name."""
+    if is_torch_tensor(head_logits):
+        tensor = head_logits.detach()
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name == "bfloat16":
+            torch = sys.modules["torch"]
+            return tensor.view(torch.int16).numpy(), name
+        if name in ("float32", "float16"):
+            return tensor.numpy(), name
+    else:
+        name = head_logits.dtype.name
+        native = head_logits.dtype.isnative
+        if name in ("float32", "float16", "bfloat16") and native:  # bfloat16: from ml_dtypes
+            return head_logits, name
+    advice = "; convert it with .astype('float32') or .float()" if "64" in name else ""
+    raise TypeError(f"{where}: head_logits has elements of type {name}; expected {_TYPES}{advice}")
+
+
+def _top_k_on_device(
+    logits: torch.Tensor, top_k: int, log_softmax: bool
+) -> tuple[Int32Array, Float32Array]:
+    """Exact top-k on the tensor's device; two small copies bring k columns to the host.
+
+    torch.topk breaks ties as it likes. A 64-bit key (the logit's bits in an order-preserving
+    form, then the complement of the token id) has none.
+    """
+    import torch
+
+    rows = logits.detach().reshape(-1, logits.shape[-1]).float() + 0.0  # -0.0 equals 0.0
+    bits = rows.view(torch.int32).to(torch.int64)
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    ordered = torch.where(rows.isnan(), torch.full_like(ordered, 2**31 - 1), ordered)
+    token_ids = torch.arange(rows.shape[1], device=rows.device)
+    keys = (ordered << 32) | (0xFFFFFFFF - token_ids)
+    best = keys.topk(top_k, dim=1, sorted=True).indices
+    scores = rows.gather(1, best)
+    if not bool((scores < torch.inf).all()):
+        raise ValueError(
+            "head_logits: NaN or +inf among the logits; expected finite logits, or -inf for "
+            "masked tokens. Check the head that wrote them"
+        )
+    if log_softmax:
+        scores = scores - rows.logsumexp(dim=1, keepdim=True)
+        scores = scores.nan_to_num(nan=-torch.inf)  # a row that is masked altogether
+    return best.to(torch.int32).cpu().numpy(), scores.cpu().numpy()

@@ -1,0 +1,132 @@
+"""The sausage lattice as a value that can be looked at, exported and rescored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd import _core
+from lattice_bpd.extras import require
+from lattice_bpd.lattice.logits import Float32Array, Int32Array, check_shape, select_top_k
+from lattice_bpd.token_ids import to_token_ids
+
+_SHOWN = 4  # slots and candidates that repr prints
+
+
+class SausageLattice:
+    """Candidate tokens with head scores for each of H slots; a path takes one from every slot.
+
+    Also called a confusion network. Candidates of a slot are distinct, by falling score, equal
+    scores by rising token id. A masked token (-inf) is left out of a slot that has another one.
+
+    Args:
+        slots: H pairs of token ids (k_j,) and scores (k_j,), in any order; widths may differ.
+
+    Raises:
+        TypeError: Token ids that are not integers.
+        ValueError: A slot without candidates, a doubled or negative token id, NaN or +inf.
+
+    Source: Kim et al. 2024, section 6.3.
+    """
+
+    def __init__(self, slots: Iterable[tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
+        """Builds the lattice from candidates; see the class."""
+        self._core = _core.Sausage()
+        for number, (token_ids, scores) in enumerate(slots):
+            values = np.ascontiguousarray(scores, dtype=np.float32).reshape(-1)
+            self._core.add_slot(to_token_ids(token_ids, f"slot {number}"), values)
+
+    @classmethod
+    def from_logits(
+        cls, head_logits: Any, top_k: int = 16, *, log_softmax: bool = False
+    ) -> SausageLattice:
+        """Keeps the top k tokens of each head.
+
+        Args:
+            head_logits: (H, V) float32, float16 or bfloat16; numpy array or torch tensor on any
+                device. -inf marks a masked token.
+            top_k: k, 1..V.
+            log_softmax: Scores are log probabilities over the vocabulary, else raw logits.
+
+        Returns:
+            A lattice of H slots.
+
+        Raises:
+            TypeError: Not an array, or of another element type.
+            ValueError: Wrong shape, top_k out of range, NaN or +inf logits.
+        """
+        where = "SausageLattice.from_logits"
+        check_shape(head_logits, where, dimensions=(2,))
+        best = select_top_k(head_logits, top_k, log_softmax=log_softmax, where=where)
+        return cls(zip(best.token_ids[0], best.scores[0], strict=True))
+
+    @property
+    def num_slots(self) -> int:
+        """H, the number of slots."""
+        return self._core.num_slots
+
+    @property
+    def token_ids(self) -> list[Int32Array]:
+        """For each slot (k_j,) int32, best first."""
+        return [self._core.token_ids(slot) for slot in range(self.num_slots)]
+
+    @property
+    def scores(self) -> list[Float32Array]:
+        """For each slot (k_j,) float32, best first."""
+        return [self._core.scores(slot) for slot in range(self.num_slots)]
+
+    @property
+    def widths(self) -> list[int]:
+        """The number of candidates of each slot."""
+        return [len(ids) for ids in self.token_ids]
+
+    @property
+    def num_paths(self) -> int:
+        """The number of paths: the product of the widths."""
+        return math.prod(self.widths)
+
+    def to_pywrapfst(self) -> Any:
+        """The lattice as a ``pywrapfst.VectorFst`` over standard arcs.
+
+        States 0..H in a row, state H final; labels are token id + 1, weights are -score.
+
+        Raises:
+            ImportError: pywrapfst is missing (extra ``openfst``).
+        """
+        pywrapfst = require("pywrapfst", "openfst")
+        return pywrapfst.Fst.read_from_string(self._core.to_fst_bytes())
+
+    def to_dot(self, vocab: Sequence[str] | None = None) -> str:
+        """The lattice as Graphviz text; ``dot -Tsvg`` draws it from left to right.
+
+        Args:
+            vocab: The text of each token id; token ids are shown where it is left out.
+        """
+        lines = ["digraph lattice {", "  rankdir=LR; node [shape=circle];"]
+        for slot, (ids, scores) in enumerate(zip(self.token_ids, self.scores, strict=True)):
+            for rank, (token_id, score) in enumerate(zip(ids, scores, strict=True)):
+                text = str(token_id) if vocab is None else vocab[token_id]
+                text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+                style = ", style=bold" if rank == 0 else ""
+                lines.append(
+                    f'  {slot} -> {slot + 1} [label="{text} {float(score):.2f}"{style}];'
+                )
+        lines += [f"  {self.num_slots} [shape=doublecircle];", "}"]
+        return "\n".join(lines) + "\n"
+
+    def __repr__(self) -> str:
+        """Slots with their best candidates, one a line."""
+        lines = [f"SausageLattice({self.num_slots} slots, {self.num_paths:,} paths)"]
+        for slot, (ids, scores) in enumerate(zip(self.token_ids, self.scores, strict=True)):
+            if slot == _SHOWN and self.num_slots > _SHOWN + 1:
+                lines.append(f"  .. {self.num_slots - _SHOWN} more slots")
+                break
+            shown = zip(ids[:_SHOWN], scores[:_SHOWN], strict=True)
+            text = ", ".join(f"{token_id}: {float(score):.3f}" for token_id, score in shown)
+            more = f", .. {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+            lines.append(f"  slot {slot}: {text}{more}")
+        return "\n".join(lines)

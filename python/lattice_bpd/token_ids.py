@@ -1,0 +1,80 @@
+"""Token ids as users hand them over (lists, numpy arrays, torch tensors), made int32 arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+_INT32_MAX = np.iinfo(np.int32).max
+
+
+def to_token_ids(token_ids: Any, where: str, vocab_size: int | None = None) -> Int32Array:
+    """Makes a contiguous array of token ids.
+
+    Args:
+        token_ids: (T,) integers: a sequence, numpy array or torch tensor on any device.
+        where: What they are, for error messages, such as ``"context"``.
+        vocab_size: If given, ids must lie in 0..vocab_size-1.
+
+    Returns:
+        (T,) int32.
+
+    Raises:
+        TypeError: The elements are not integers.
+        ValueError: Not one-dimensional, or an id out of range.
+    """
+    if hasattr(token_ids, "detach"):  # a torch tensor, without importing torch
+        token_ids = token_ids.detach().cpu().numpy()
+    try:
+        array = np.asarray(token_ids)
+    except ValueError as error:  # ragged nested sequences
+        raise ValueError(
+            f"{where}: expected one sequence of token ids, found sequences inside it ({error})"
+        ) from error
+    if array.ndim != 1:
+        raise ValueError(f"{where} has shape {array.shape}; expected one dimension of token ids")
+    if array.size == 0:
+        return np.zeros(0, np.int32)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{where} has elements of type {array.dtype}; expected integers")
+    limit = _INT32_MAX if vocab_size is None else vocab_size - 1
+    smallest, largest = int(array.min()), int(array.max())
+    if smallest < 0 or largest > limit:
+        bad = smallest if smallest < 0 else largest
+        position = int(np.flatnonzero(array == bad)[0])
+        raise ValueError(
+            f"{where} has token id {bad} at position {position}; expected 0..{limit}"
+            + ("" if vocab_size is None else f" (a vocabulary of {vocab_size})")
+        )
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def concatenate(arrays: Sequence[Int32Array]) -> tuple[Int32Array, Int64Array]:
+    """Lays arrays one behind the other.
+
+    Args:
+        arrays: N arrays of token ids, each (T_i,) int32.
+
+    Returns:
+        (sum T_i,) int32 token ids, and (N + 1,) int64 offsets: array i is
+        ``token_ids[offsets[i]:offsets[i + 1]]``.
+    """
+    offsets = np.zeros(len(arrays) + 1, np.int64)
+    np.cumsum([len(array) for array in arrays], out=offsets[1:])
+    flat = np.concatenate(arrays) if arrays else np.zeros(0, np.int32)
+    return flat.astype(np.int32, copy=False), offsets
+
+
+def is_sequence_of_sequences(value: Any) -> bool:
+    """Whether `value` holds sequences rather than single numbers."""
+    if hasattr(value, "ndim"):
+        return int(value.ndim) > 1
+    return isinstance(value, Iterable) and any(
+        hasattr(item, "__len__") or getattr(item, "ndim", 0) > 0 for item in value
+    )

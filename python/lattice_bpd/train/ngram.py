@@ -1,0 +1,179 @@
+"""Training n-gram LMs on token ids in memory.
+
+The corpus goes to the C++ core as one flat array and an offsets array, is counted by sorting,
+and becomes a Katz backoff LM (paper 001, section 4: Katz backoff, orders 2 to 4).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd import _core
+from lattice_bpd.token_ids import Int32Array, Int64Array, concatenate, to_token_ids
+
+if TYPE_CHECKING:
+    from lattice_bpd import NGramLM
+
+
+class KatzWarning(UserWarning):
+    """The corpus breaks an assumption of Katz smoothing; the text names order and numbers."""
+
+
+class RaggedIds(NamedTuple):
+    """A corpus that is flat already: sequence i is token_ids[offsets[i]:offsets[i + 1]].
+
+    Attributes:
+        token_ids: (N,) int32.
+        offsets: (number of sequences + 1,) int64, from 0 to N, never falling.
+    """
+
+    token_ids: Int32Array
+    offsets: Int64Array
+
+
+def train_ngram(
+    sequences: Iterable[Any] | RaggedIds,
+    order: int = 4,
+    *,
+    vocab_size: int,
+    min_counts: Sequence[int] | None = None,
+    katz_k: int = 5,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    unk_id: int | None = None,
+    full_count_of_counts: bool = True,
+    threads: int = 0,
+) -> NGramLM:
+    """Count n-grams and estimate a Katz backoff LM with Good-Turing discounts.
+
+    Each sequence is read as ``<s> w1 .. wm </s>``: no n-gram crosses a boundary, ``<s>`` is only
+    ever a context and ``</s>`` an event. Token ids that never occur get cost 1000.
+
+    Args:
+        sequences: 1-D integer arrays (or lists), one a sentence or document; or a RaggedIds.
+        order: length of the longest n-grams, 1 to 6.
+        vocab_size: number of token ids of the model, at most 2**21.
+        min_counts: one entry for each order; rarer n-grams go unless a kept n-gram needs them.
+            None keeps all. The paper: ``[1, 1, 2, 4]`` for order 4.
+        katz_k: counts up to this one are discounted, 1 to 32.
+        bos_id: token id that is ``<s>``; a sequence that starts with it gets no second one.
+            None: a symbol outside the vocabulary. So too for the next two.
+        eos_id: token id that is ``</s>``; a sequence that ends with it gets no second one.
+        unk_id: token id that is ``<unk>``.
+        full_count_of_counts: take Good-Turing's statistics from the whole corpus (right) or from
+            what min_counts leaves of it (what toolkits do that prune counts before estimating).
+        threads: number of threads; 0 for every core. The LM does not depend on it.
+
+    Returns:
+        The LM. Its order is lower than asked where no n-gram of that order is left; a KatzWarning
+        says so.
+
+    Raises:
+        TypeError: a sequence holds something else than integers.
+        ValueError: a token id outside 0..vocab_size-1, a sequence that is not 1-D, a corpus
+            without text, or an option out of its range.
+
+    Warns:
+        KatzWarning: the counts of counts of an order break Good-Turing's assumptions (small or
+            artificial corpora); the affected counts keep 99.9 %.
+    """
+    from lattice_bpd import NGramLM
+
+    ragged = flatten_sequences(sequences, vocab_size)
+    lm, complaints = _core.train_katz(
+        ragged.token_ids,
+        ragged.offsets,
+        vocab_size,
+        order,
+        _checked_min_counts(min_counts),
+        katz_k,
+        bos_id,
+        eos_id,
+        unk_id,
+        full_count_of_counts,
+        threads,
+    )
+    for complaint in complaints:
+        warnings.warn(complaint, KatzWarning, stacklevel=3)
+    return NGramLM(lm)
+
+
+def count_ngrams(
+    sequences: Iterable[Any] | RaggedIds,
+    order: int,
+    *,
+    vocab_size: int,
+    min_counts: Sequence[int] | None = None,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    threads: int = 0,
+) -> list[tuple[Int32Array, npt.NDArray[np.uint64]]]:
+    """Count the n-grams that train_ngram would estimate from.
+
+    Args:
+        sequences: as for train_ngram, and so are the other arguments.
+        order: length of the longest n-grams, 1 to 6.
+        vocab_size: number of token ids of the model.
+        min_counts: one entry for each order; None keeps all.
+        bos_id: token id that is ``<s>``; None: symbol vocab_size.
+        eos_id: token id that is ``</s>``; None: the first symbol free from vocab_size on.
+        threads: number of threads; 0 for every core.
+
+    Returns:
+        For each order n from 1: the n-grams, (N, n) int32, sorted; and their counts, (N,) uint64.
+
+    Raises:
+        TypeError: as for train_ngram.
+        ValueError: as for train_ngram.
+    """
+    ragged = flatten_sequences(sequences, vocab_size)
+    tables: list[tuple[Int32Array, npt.NDArray[np.uint64]]] = _core.count_ngrams(
+        ragged.token_ids,
+        ragged.offsets,
+        vocab_size,
+        order,
+        _checked_min_counts(min_counts),
+        bos_id,
+        eos_id,
+        None,
+        threads,
+    )
+    return tables
+
+
+def flatten_sequences(sequences: Iterable[Any] | RaggedIds, vocab_size: int) -> RaggedIds:
+    """Put all sequences into one (N,) int32 array with (number of sequences + 1,) int64 offsets.
+
+    Raises:
+        TypeError: a sequence holds something else than integers.
+        ValueError: a sequence is not 1-D, or a token id lies outside 0..vocab_size-1 (those in
+            int32 arrays are left to the core, which checks them in one pass).
+    """
+    if isinstance(sequences, RaggedIds):
+        return RaggedIds(
+            _as_token_ids(sequences.token_ids, "token_ids", vocab_size),
+            np.ascontiguousarray(sequences.offsets, dtype=np.int64),
+        )
+    arrays = [_as_token_ids(ids, f"sequence {i}", vocab_size) for i, ids in enumerate(sequences)]
+    return RaggedIds(*concatenate(arrays))
+
+
+def _as_token_ids(values: Any, name: str, vocab_size: int) -> Int32Array:
+    if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
+        return np.ascontiguousarray(values)
+    limit = vocab_size if vocab_size > 0 else None  # the core says what is wrong with 0
+    return to_token_ids(values, f"train_ngram: {name}", limit)
+
+
+def _checked_min_counts(min_counts: Sequence[int] | None) -> list[int]:
+    counts = [int(count) for count in min_counts] if min_counts is not None else []
+    if min_counts is not None and (not counts or min(counts) < 1):
+        raise ValueError(
+            f"train_ngram: min_counts is {counts}; expected an entry of at least 1 for each order"
+        )
+    return counts
