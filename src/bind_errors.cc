@@ -13,8 +13,7 @@ void BindErrors(py::module_& m) {
     try {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const IoError& error) {  // OSError picks FileNotFoundError and the like by errno
-      const py::tuple arguments =
-          py::make_tuple(error.error_number(), error.what(), error.path());
+      const py::tuple arguments = py::make_tuple(error.error_number(), error.what(), error.path());
       PyErr_SetObject(PyExc_OSError, arguments.ptr());
     }
   });

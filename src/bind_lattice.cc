@@ -55,9 +55,7 @@ void BindLattice(py::module_& m) {
       .def_property_readonly("num_slots", &Sausage::num_slots)
       .def(
           "token_ids",
-          [](const Sausage& sausage, std::size_t slot) {
-            return ToArray(sausage.token_ids(slot));
-          },
+          [](const Sausage& sausage, std::size_t slot) { return ToArray(sausage.token_ids(slot)); },
           py::arg("slot"))
       .def(
           "scores",

@@ -42,7 +42,7 @@ py::bytes ToFstBytes(const BackoffLm& lm, const Array<TokenId>& context, bool bo
 
 std::vector<std::size_t> NumNgrams(const BackoffLm& lm) {
   std::vector<std::size_t> counts;
-  for (const LevelView& level : lm.levels()) counts.push_back(level.size());
+  for (const PackedLevel& level : lm.levels()) counts.push_back(level.size());
   return counts;
 }
 
@@ -55,18 +55,15 @@ void BindLm(py::module_& m) {
       .def_property_readonly("vocab_size",
                              [](const BackoffLm& lm) { return lm.vocabulary().vocab_size; })
       .def_property_readonly("num_ngrams", &NumNgrams, "Number of n-grams of each order.")
-      .def_property_readonly("bos_id",
-                             [](const BackoffLm& lm) {
-                               return TokenOrNone(lm.vocabulary(), lm.vocabulary().bos);
-                             })
-      .def_property_readonly("eos_id",
-                             [](const BackoffLm& lm) {
-                               return TokenOrNone(lm.vocabulary(), lm.vocabulary().eos);
-                             })
-      .def_property_readonly("unk_id",
-                             [](const BackoffLm& lm) {
-                               return TokenOrNone(lm.vocabulary(), lm.vocabulary().unk);
-                             })
+      .def_property_readonly(
+          "bos_id",
+          [](const BackoffLm& lm) { return TokenOrNone(lm.vocabulary(), lm.vocabulary().bos); })
+      .def_property_readonly(
+          "eos_id",
+          [](const BackoffLm& lm) { return TokenOrNone(lm.vocabulary(), lm.vocabulary().eos); })
+      .def_property_readonly(
+          "unk_id",
+          [](const BackoffLm& lm) { return TokenOrNone(lm.vocabulary(), lm.vocabulary().unk); })
       .def_property_readonly("failure_label", &FailureLabel)
       .def("score", &Score, py::arg("token_ids").noconvert(), py::arg("bos"), py::arg("eos"))
       .def(

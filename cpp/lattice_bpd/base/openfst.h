@@ -26,7 +26,8 @@ void UseOpenFst();
 template <typename Arc>
 void CheckFst(const fst::Fst<Arc>& fst, const char* where) {
   if (fst.Properties(fst::kError, false) != 0) {
-    throw ValueError(StrCat(where, ": OpenFst refused the operation (its message is on stderr); "
+    throw ValueError(StrCat(where,
+                            ": OpenFst refused the operation (its message is on stderr); "
                             "please report this with the arguments that led to it"));
   }
 }

@@ -26,8 +26,8 @@ struct DraftBatch {
 };
 
 // The lattices of a (batch, slots, top_k) array of candidates.
-std::vector<Sausage> BuildSausages(const TokenId* token_ids, const float* scores,
-                                   std::size_t batch, std::size_t num_slots, std::size_t top_k);
+std::vector<Sausage> BuildSausages(const TokenId* token_ids, const float* scores, std::size_t batch,
+                                   std::size_t num_slots, std::size_t top_k);
 
 // FindDrafts for each lattice, which must all have the same number of slots. Throws ValueError
 // where they don't, or where contexts and lattices differ in number.

@@ -12,12 +12,11 @@ namespace {
 
 void CheckOptions(const DraftOptions& options) {
   if (options.num_drafts < 1 || options.num_drafts > kMaxDrafts) {
-    throw ValueError(
-        StrCat("num_drafts is ", options.num_drafts, "; expected 1..", kMaxDrafts));
+    throw ValueError(StrCat("num_drafts is ", options.num_drafts, "; expected 1..", kMaxDrafts));
   }
   if (!(std::abs(options.alpha) <= kMaxAlpha)) {
-    throw ValueError(StrCat("alpha is ", options.alpha, "; expected a number in ", -kMaxAlpha,
-                            "..", kMaxAlpha));
+    throw ValueError(
+        StrCat("alpha is ", options.alpha, "; expected a number in ", -kMaxAlpha, "..", kMaxAlpha));
   }
 }
 
@@ -37,7 +36,7 @@ Engine ParseEngine(const std::string& name) {
   throw ValueError(StrCat("engine is \"", name, "\"; expected \"auto\" or \"openfst\""));
 }
 
-DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, LmState start,
+DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                      const DraftOptions& options) {
   CheckOptions(options);
   DraftList drafts;
@@ -49,8 +48,7 @@ DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, LmState start,
   if (lm != nullptr) CheckVocabulary(sausage, *lm);
   if (sausage.all_masked()) {  // all paths tie at -inf: the order is that of token ids
     drafts = FindDraftsOpenFst(sausage, nullptr, start, options);
-    std::fill(drafts.scores.begin(), drafts.scores.end(),
-              -std::numeric_limits<double>::infinity());
+    std::fill(drafts.scores.begin(), drafts.scores.end(), -std::numeric_limits<double>::infinity());
     return drafts;
   }
   return FindDraftsOpenFst(sausage, lm, start, options);

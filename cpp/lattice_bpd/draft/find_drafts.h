@@ -43,7 +43,7 @@ Engine ParseEngine(const std::string& name);
 // min(num_drafts, number of paths) drafts. `lm` may be null: head scores alone. `start` is the
 // state of the context in `lm`. Throws ValueError for options out of range or candidates outside
 // the LM's vocabulary.
-DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, LmState start,
+DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                      const DraftOptions& options);
 
 }  // namespace lattice_bpd

@@ -43,8 +43,7 @@ class StartStateTable : public StateTable {
 
   StateId FindState(const StateTuple& tuple) {
     if (tuple.StateId1() != lattice_start_) return StateTable::FindState(tuple);
-    return StateTable::FindState(
-        StateTuple(lattice_start_, lm_start_, tuple.GetFilterState()));
+    return StateTable::FindState(StateTuple(lattice_start_, lm_start_, tuple.GetFilterState()));
   }
 
  private:
@@ -53,8 +52,8 @@ class StartStateTable : public StateTable {
 };
 
 // States are (slot, LM state), met slot by slot, so that their numbers are a topological order.
-ScoreVectorFst ComposeWithLm(const ScoreVectorFst& lattice, const BackoffLm& lm, LmState start,
-                             double alpha) {
+ScoreVectorFst ComposeWithLm(const ScoreVectorFst& lattice, const BackoffLm& lm,
+                             const LmState& start, double alpha) {
   const std::shared_ptr<const ScoreFst> acceptor = lm.acceptor_cache().Get(lm, alpha);
   fst::ComposeFstImplOptions<LatticeMatcher, LmMatcher, Filter, StartStateTable> options;
   options.gc = false;
@@ -168,12 +167,11 @@ std::vector<Path> FindBestPaths(const ScoreVectorFst& fst, std::size_t count) {
 
 }  // namespace
 
-DraftList FindDraftsOpenFst(const Sausage& sausage, const BackoffLm* lm, LmState start,
+DraftList FindDraftsOpenFst(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                             const DraftOptions& options) {
   const bool masked = sausage.all_masked();
-  const ScoreVectorFst lattice = BuildSausageFst<ScoreArc>(sausage, [masked](float score) {
-    return ScoreWeight(masked ? 0.0 : -ToScoreGrid(score));
-  });
+  const ScoreVectorFst lattice = BuildSausageFst<ScoreArc>(
+      sausage, [masked](float score) { return ScoreWeight(masked ? 0.0 : -ToScoreGrid(score)); });
   const std::size_t count = sausage.CountPaths(static_cast<std::size_t>(options.num_drafts));
   const std::vector<Path> paths =
       lm == nullptr ? FindBestPaths(lattice, count)

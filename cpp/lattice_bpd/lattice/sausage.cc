@@ -12,8 +12,8 @@ namespace {
 
 void CheckCandidate(std::size_t slot, TokenId token_id, float score) {
   if (token_id < 0) {
-    throw ValueError(StrCat("lattice: token id ", token_id, " in slot ", slot,
-                            "; expected 0 or above"));
+    throw ValueError(
+        StrCat("lattice: token id ", token_id, " in slot ", slot, "; expected 0 or above"));
   }
   if (!(score < std::numeric_limits<float>::infinity())) {
     throw ValueError(StrCat("lattice: score ", score, " of token ", token_id, " in slot ", slot,

@@ -93,8 +93,7 @@ double LogSumExp(const Load& load, const char* row, const LogitsView& logits, fl
 }
 
 template <typename Load>
-void SelectRows(const Load& load, const LogitsView& logits, const TopKOptions& options,
-                TopK* out) {
+void SelectRows(const Load& load, const LogitsView& logits, const TopKOptions& options, TopK* out) {
   std::vector<Candidate> heap;
   heap.reserve(out->top_k);
   for (std::size_t r = 0; r < logits.rows; ++r) {

@@ -33,8 +33,7 @@ std::vector<std::string> ReadArpaWords(const std::string& path);
 
 // Nine significant digits, so that reading the file back gives the same floats. `words` as in
 // ArpaOptions. Written to a temporary name and renamed.
-void WriteArpa(const BackoffLm& lm, const std::string& path,
-               const std::vector<std::string>& words);
+void WriteArpa(const BackoffLm& lm, const std::string& path, const std::vector<std::string>& words);
 
 }  // namespace lattice_bpd
 

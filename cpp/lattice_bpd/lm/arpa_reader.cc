@@ -141,11 +141,10 @@ class ArpaReader {
     std::uint64_t count = 0;
     const std::size_t equals = rest.find('=');
     std::string_view fields[kMaxFields];
-    const bool good = equals != std::string_view::npos &&
-                      SplitFields(rest.substr(0, equals), fields) == 2 && fields[0] == "ngram" &&
-                      ParseNumber(fields[1], &length) &&
-                      SplitFields(rest.substr(equals + 1), fields) == 1 &&
-                      ParseNumber(fields[0], &count);
+    const bool good =
+        equals != std::string_view::npos && SplitFields(rest.substr(0, equals), fields) == 2 &&
+        fields[0] == "ngram" && ParseNumber(fields[1], &length) &&
+        SplitFields(rest.substr(equals + 1), fields) == 1 && ParseNumber(fields[0], &count);
     if (!good) {
       lines_.Fail(lines_.number(), "\"", line_, "\" in \\data\\; expected \"ngram ORDER=COUNT\"");
     }
@@ -156,7 +155,7 @@ class ArpaReader {
     if (length > kMaxOrder) {
       lines_.Fail(lines_.number(), "order ", length, "; this library reads orders 1..", kMaxOrder);
     }
-    if (count >= BackoffLm::kNoNode) lines_.Fail(lines_.number(), "too many n-grams: ", count);
+    if (count >= kNoNode) lines_.Fail(lines_.number(), "too many n-grams: ", count);
     counts_.push_back(count);
   }
 
@@ -233,17 +232,18 @@ class ArpaReader {
       }
     }
     if (options.vocab_size && vocab_size > *options.vocab_size) {
-      throw ValueError(StrCat("from_arpa: vocab_size is ", *options.vocab_size, ", but ",
-                              decimal_ ? "the file has token id " : "vocab has a word for token id ",
-                              vocab_size - 1, "; raise vocab_size or use the right file"));
+      throw ValueError(
+          StrCat("from_arpa: vocab_size is ", *options.vocab_size, ", but ",
+                 decimal_ ? "the file has token id " : "vocab has a word for token id ",
+                 vocab_size - 1, "; raise vocab_size or use the right file"));
     }
     vocabulary_ = MakeVocabulary(options.vocab_size.value_or(vocab_size), ids);
   }
 
   std::uint64_t DecimalId(std::string_view word, std::uint64_t line) const {
     std::uint64_t id = 0;
-    const bool plain = std::all_of(word.begin(), word.end(),
-                                   [](char c) { return c >= '0' && c <= '9'; });
+    const bool plain =
+        std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
     if (!plain || !ParseNumber(word, &id) || id >= kMaxVocabSize) {
       lines_.Fail(line, "the word \"", word, "\" is no decimal token id in 0..", kMaxVocabSize - 1,
                   "; pass vocab= (the words in the order of their token ids) for a file of words");
@@ -265,7 +265,8 @@ class ArpaReader {
     key_.assign(word);
     const auto found = symbols_.find(key_);
     if (found == symbols_.end()) {
-      lines_.Fail(lines_.number(), "the word \"", word, "\" is not in vocab; add it, or take the "
+      lines_.Fail(lines_.number(), "the word \"", word,
+                  "\" is not in vocab; add it, or take the "
                   "vocabulary that the LM was trained with");
     }
     return found->second;

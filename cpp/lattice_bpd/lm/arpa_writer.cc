@@ -25,39 +25,40 @@ class ArpaWriter {
     for (int m = 0; m < lm_.order(); ++m) {
       text_ += StrCat("\n\\", m + 1, "-grams:\n");
       std::vector<Symbol> ngram(m + 1);
-      WriteBelow(LmState{}, m, &ngram);
+      WriteBelow(0, 0, m, &ngram);
     }
     text_ += "\n\\end\\\n";
     file_->Write(text_);
   }
 
  private:
-  // Writes the n-grams of length m + 1 that extend `state`, whose symbols are in `ngram`.
-  void WriteBelow(LmState state, int m, std::vector<Symbol>* ngram) {
-    const auto [first, last] = lm_.Children(state);
-    const int depth = static_cast<int>(state.length);
+  // Writes the n-grams of length m + 1 that extend node `history` of level depth - 1, whose
+  // symbols are in `ngram`.
+  void WriteBelow(int depth, std::uint32_t history, int m, std::vector<Symbol>* ngram) {
+    const auto [first, last] = lm_.Children(static_cast<std::uint32_t>(depth), history);
     for (std::uint32_t node = first; node < last; ++node) {
-      (*ngram)[depth] = depth == 0 ? node : lm_.levels()[depth].word[node];
+      (*ngram)[depth] = lm_.levels()[depth].Key(node);
       if (depth == m) {
         WriteNgram(node, *ngram);
       } else {
-        WriteBelow(LmState{node, state.length + 1}, m, ngram);
+        WriteBelow(depth + 1, node, m, ngram);
       }
     }
   }
 
   void WriteNgram(std::uint32_t node, const std::vector<Symbol>& ngram) {
-    const LevelView& level = lm_.levels()[ngram.size() - 1];
-    AppendLog10(level.log_prob[node]);
+    const PackedLevel& level = lm_.levels()[ngram.size() - 1];
+    AppendLog10(level.LogProb(node));
     char separator = '\t';
     for (const Symbol symbol : ngram) {
       text_ += separator;
       AppendWord(symbol);
       separator = ' ';
     }
-    if (!level.backoff.empty() && level.backoff[node] != 0.0f) {
+    const float backoff = level.Backoff(node);
+    if (backoff != 0.0f) {
       text_ += '\t';
-      AppendLog10(level.backoff[node]);
+      AppendLog10(backoff);
     }
     text_ += '\n';
     if (text_.size() < kFlushBytes) return;
@@ -68,8 +69,8 @@ class ArpaWriter {
   void AppendLog10(float natural_log) {
     char digits[32];
     const double log10 = static_cast<double>(natural_log) / M_LN10;
-    const auto end = std::to_chars(digits, digits + sizeof digits, log10,
-                                   std::chars_format::general, 9);
+    const auto end =
+        std::to_chars(digits, digits + sizeof digits, log10, std::chars_format::general, 9);
     text_.append(digits, end.ptr);
   }
 

@@ -5,116 +5,63 @@
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/mapped_file.h"
 #include "lattice_bpd/lm/lm_fst.h"
+#include "lattice_bpd/lm/suffix_links.h"
 
 namespace lattice_bpd {
 
-struct BackoffLm::Storage {
-  Trie trie;
-  std::vector<std::vector<std::uint32_t>> suffix;  // one for each level
-};
-
-namespace {
-
-// The child of node `history` of level m - 1 (or of the root, m = 0) with this word, or kNoNode.
-std::uint32_t FindInTrie(const Trie& trie, int m, std::uint32_t history, Symbol word) {
-  if (m == 0) return word;
-  const std::vector<std::uint32_t>& begin = trie.levels[m - 1].child_begin;
-  const std::vector<Symbol>& words = trie.levels[m].word;
-  const auto last = words.begin() + begin[history + 1];
-  const auto found = std::lower_bound(words.begin() + begin[history], last, word);
-  if (found == last || *found != word) return BackoffLm::kNoNode;
-  return static_cast<std::uint32_t>(found - words.begin());
-}
-
-// Links of level m (>= 1): the suffix of a node is the child, by the same word, of its history's
-// suffix. `below` holds the links of level m - 1 (empty for m = 1: its suffixes are unigrams).
-std::vector<std::uint32_t> LinkSuffixes(const Trie& trie, int m,
-                                        const std::vector<std::uint32_t>& below) {
-  const TrieLevel& histories = trie.levels[m - 1];
-  std::vector<std::uint32_t> links(trie.levels[m].size());
-  for (std::uint32_t h = 0; h < histories.size(); ++h) {
-    for (std::uint32_t i = histories.child_begin[h]; i < histories.child_begin[h + 1]; ++i) {
-      const Symbol word = trie.levels[m].word[i];
-      links[i] = FindInTrie(trie, m - 1, m == 1 ? 0 : below[h], word);
-      if (links[i] == BackoffLm::kNoNode) {
-        throw ValueError(StrCat("trie: entry ", i, " of order ", m + 1, " (last symbol ", word,
-                                ") has no suffix in order ", m,
-                                "; insert the missing n-grams first (CloseSuffixes)"));
-      }
-    }
-  }
-  return links;
-}
-
-}  // namespace
-
-std::shared_ptr<const BackoffLm> BackoffLm::FromTrie(Trie trie) {
+std::shared_ptr<const BackoffLm> BackoffLm::FromTrie(const Trie& trie) {
   ValidateTrie(trie);
-  auto storage = std::make_unique<Storage>();
-  storage->trie = std::move(trie);
-  const Trie& own = storage->trie;
-  storage->suffix.resize(own.levels.size());
-  std::vector<LevelView> views;
-  for (int m = 0; m < own.order(); ++m) {
-    if (m > 0) storage->suffix[m] = LinkSuffixes(own, m, storage->suffix[m - 1]);
-    const TrieLevel& level = own.levels[m];
-    views.push_back({level.word, level.log_prob, level.backoff, level.child_begin, {}});
-    if (m > 0 && m + 1 < own.order()) views.back().suffix = storage->suffix[m];
+  std::vector<std::uint32_t> links;
+  for (int m = 1; m < trie.order(); ++m) {  // throws where a suffix is missing
+    links = LinkLevel(trie.levels, m, links, /*num_threads=*/1);
   }
-  if (own.order() > 1) std::vector<std::uint32_t>().swap(storage->suffix.back());
-  auto lm = std::make_shared<BackoffLm>(own.vocabulary, std::move(views), nullptr);
-  lm->storage_ = std::move(storage);
-  return lm;
+  std::vector<LevelStorage> storage;
+  for (int m = 0; m < trie.order(); ++m) storage.push_back(PackLevel(trie, m));
+  std::vector<PackedLevel> levels;
+  for (int m = 0; m < trie.order(); ++m) {
+    const std::size_t children = m + 1 < trie.order() ? trie.levels[m + 1].size() : 0;
+    levels.push_back(ViewOf(storage[m], static_cast<std::uint32_t>(children)));
+  }
+  // Moving the vector keeps the buffers that the views point to.
+  return std::make_shared<BackoffLm>(trie.vocabulary, std::move(levels), std::move(storage),
+                                     nullptr);
 }
 
-BackoffLm::BackoffLm(const Vocabulary& vocabulary, std::vector<LevelView> levels,
-                     std::shared_ptr<const MappedFile> file)
+BackoffLm::BackoffLm(const Vocabulary& vocabulary, std::vector<PackedLevel> levels,
+                     std::vector<LevelStorage> storage, std::shared_ptr<const MappedFile> file)
     : vocabulary_(vocabulary),
       levels_(std::move(levels)),
+      storage_(std::move(storage)),
       file_(std::move(file)),
       acceptor_cache_(std::make_unique<AcceptorCache>()) {}
 
 BackoffLm::~BackoffLm() = default;
 
-std::uint32_t BackoffLm::FindChild(LmState state, Symbol word) const {
-  if (state.length == 0) return word;
-  const auto [first, last] = Children(state);
-  const Symbol* words = levels_[state.length].word.data();
-  const Symbol* found = std::lower_bound(words + first, words + last, word);
-  if (found == words + last || *found != word) return kNoNode;
-  return static_cast<std::uint32_t>(found - words);
-}
-
-LmState BackoffLm::NextState(LmState state, Symbol word) const {
-  while (state.length + 1 >= levels_.size()) {
-    if (state.length == 0) return LmState{};  // order 1: no history
-    state = Suffix(state);
-  }
-  for (;;) {
-    const std::uint32_t node = FindChild(state, word);
-    if (node != kNoNode) return LmState{node, state.length + 1};
-    state = Suffix(state);
-  }
-}
-
-LmStep BackoffLm::Query(LmState state, Symbol word) const {
+LmStep BackoffLm::Query(const LmState& state, Symbol word) const {
   LmStep step;
+  std::uint32_t node = word;
+  std::uint32_t matched = 0;  // symbols of history of the longest n-gram found
+  const std::uint32_t longest = static_cast<std::uint32_t>(levels_.size()) - 1;
   for (;;) {
-    const std::uint32_t node = FindChild(state, word);
-    if (node != kNoNode) {
-      step.log_prob = levels_[state.length].log_prob[node];
-      const bool is_history = state.length + 1 < levels_.size();
-      step.next = is_history ? LmState{node, state.length + 1} : NextState(state, word);
-      return step;
-    }
-    step.backoffs[step.num_backoffs++] = Backoff(state);
-    state = Suffix(state);
+    if (matched < longest) step.next.nodes[matched] = node;
+    if (matched == state.length) break;
+    const auto [begin, end] = Children(matched + 1, state.nodes[matched]);
+    const std::uint32_t longer = levels_[matched + 1].Find(begin, end, word);
+    if (longer == kNoNode) break;
+    node = longer;
+    ++matched;
   }
+  step.log_prob = levels_[matched].LogProb(node);
+  step.next.length = std::min(matched + 1, longest);
+  for (std::uint32_t length = state.length; length > matched; --length) {
+    step.backoffs[step.num_backoffs++] = levels_[length - 1].Backoff(state.nodes[length - 1]);
+  }
+  return step;
 }
 
 LmState BackoffLm::StateOf(Span<Symbol> history) const {
   LmState state;
-  for (const Symbol symbol : history.Last(levels_.size() - 1)) state = NextState(state, symbol);
+  for (const Symbol symbol : history.Last(levels_.size() - 1)) state = Query(state, symbol).next;
   return state;
 }
 

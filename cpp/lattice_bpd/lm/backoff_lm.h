@@ -3,23 +3,28 @@
 //   ln P(w | h) = log_prob(hw)                       where the n-gram hw is in the model
 //               = backoff(h) + ln P(w | suffix(h))   else ("failure": the weight is paid only here)
 //
-// Storage is the forward trie of lm/trie.h with a suffix link for each history, in arrays that
-// live in memory or in a mapped file (lm_file.h). Every index read from a file is clamped before
-// it is followed, so that a damaged file can give wrong numbers but never a wild read.
+// Storage is a forward trie, packed (packed_level.h), in memory or mapped from a file (lm_file.h).
+// It is closed under suffixes: where hw is in the model, so is (suffix of h)w. A query therefore
+// goes from the shortest history up and stops at the first one that lacks the word.
 //
-// LmState is a plain value: the longest suffix of the history that the model knows (at most
-// order - 1 symbols). Two histories with the same state get the same probabilities for ever.
-// Immutable after construction, so any number of threads may query it. No query allocates.
+// LmState is a plain value. It holds the node of each suffix of the history that the model knows,
+// so that neither queries nor files need suffix links:
+//
+//   history "the cat sat", order 4:   nodes[0] = "sat"   nodes[1] = "cat sat"   nodes[2] = all
+//
+// Two histories with equal states get the same probabilities for ever. The model is immutable, so
+// any number of threads may query it. No query allocates.
 #ifndef LATTICE_BPD_LM_BACKOFF_LM_H_
 #define LATTICE_BPD_LM_BACKOFF_LM_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "lattice_bpd/base/array_view.h"
 #include "lattice_bpd/base/label.h"
+#include "lattice_bpd/lm/packed_level.h"
 #include "lattice_bpd/lm/trie.h"
 #include "lattice_bpd/lm/vocabulary.h"
 
@@ -29,30 +34,20 @@ class AcceptorCache;  // lm_fst.h: the LM as FSTs, built at first use
 class MappedFile;
 
 struct LmState {
-  std::uint32_t node = 0;    // index in level length - 1; 0 for the empty history
-  std::uint32_t length = 0;  // symbols of history that the model knows, 0 .. order - 1
+  std::uint32_t length = 0;                 // symbols of history that the model knows
+  std::uint32_t nodes[kMaxOrder - 1] = {};  // nodes[l] is the suffix of l + 1 symbols, in level l
 
   bool operator==(const LmState& other) const {
-    return node == other.node && length == other.length;
+    return length == other.length && (length == 0 || nodes[length - 1] == other.nodes[length - 1]);
   }
 };
 
-// One level of the trie as it is stored; see TrieLevel for the invariants.
-struct LevelView {
-  Span<Symbol> word;                // empty on level 0, where node i is symbol i
-  Span<float> log_prob;             // natural log
-  Span<float> backoff;              // natural log; empty on the highest level
-  Span<std::uint32_t> child_begin;  // empty on the highest level
-  Span<std::uint32_t> suffix;       // node of the level below; empty on level 0 and the highest
-
-  std::size_t size() const { return log_prob.size(); }
-};
-
-// What a query finds on its way: the backoffs paid, the log probability, the state after it.
+// What a query finds: the log probability of the longest n-gram, the backoffs paid for longer
+// histories (longest first), the state after the word.
 struct LmStep {
+  float log_prob = 0.0f;
   int num_backoffs = 0;
   float backoffs[kMaxOrder] = {};
-  float log_prob = 0.0f;
   LmState next;
 
   double TotalLogProb() const {
@@ -64,19 +59,19 @@ struct LmStep {
 
 class BackoffLm {
  public:
-  // Checks the trie (ValidateTrie, suffix closure) and takes it over. Throws ValueError.
-  static std::shared_ptr<const BackoffLm> FromTrie(Trie trie);
+  // Checks the trie (ValidateTrie, suffix closure) and packs it. Throws ValueError.
+  static std::shared_ptr<const BackoffLm> FromTrie(const Trie& trie);
 
-  // Takes levels that point into a mapped file; used by lm_file.cc after its own checks.
-  BackoffLm(const Vocabulary& vocabulary, std::vector<LevelView> levels,
-            std::shared_ptr<const MappedFile> file);
+  // Takes levels that point into `storage` or into `file`; used by FromTrie and lm_file.cc.
+  BackoffLm(const Vocabulary& vocabulary, std::vector<PackedLevel> levels,
+            std::vector<LevelStorage> storage, std::shared_ptr<const MappedFile> file);
   ~BackoffLm();
   BackoffLm(const BackoffLm&) = delete;
   BackoffLm& operator=(const BackoffLm&) = delete;
 
   int order() const { return static_cast<int>(levels_.size()); }
   const Vocabulary& vocabulary() const { return vocabulary_; }
-  const std::vector<LevelView>& levels() const { return levels_; }
+  const std::vector<PackedLevel>& levels() const { return levels_; }
   AcceptorCache& acceptor_cache() const { return *acceptor_cache_; }
 
   // The state of a history, its latest symbol last. Symbols must be below num_symbols().
@@ -87,46 +82,24 @@ class BackoffLm {
   // vocabulary.
   LmState StateOfContext(Span<TokenId> context, bool bos) const;
 
-  // ln P(word | state) with exact backoff. Cost: at most `order` binary searches for the
-  // probability, and as many for the next state.
-  LmStep Query(LmState state, Symbol word) const;
+  // ln P(word | state) with exact backoff. Cost: one search for each suffix of the history that
+  // knows the word, and one more.
+  LmStep Query(const LmState& state, Symbol word) const;
 
-  // The state that a longer history falls back to: one symbol shorter. state.length must be > 0.
-  LmState Suffix(LmState state) const {
-    if (state.length <= 1) return LmState{};
-    const Span<std::uint32_t>& suffix = levels_[state.length - 1].suffix;
-    const std::uint32_t last = static_cast<std::uint32_t>(levels_[state.length - 2].size()) - 1;
-    return LmState{std::min(suffix[state.node], last), state.length - 1};
+  // The nodes of level `length` that extend node `node` of level length - 1: [first, second). For
+  // the empty history (length 0) that is the whole of level 0.
+  std::pair<std::uint32_t, std::uint32_t> Children(std::uint32_t length, std::uint32_t node) const {
+    if (length == 0) return {0, static_cast<std::uint32_t>(levels_[0].size())};
+    const PackedLevel& level = levels_[length - 1];
+    const std::uint32_t begin = level.ChildBegin(node);
+    return {begin, std::max(begin, level.ChildBegin(node + 1))};
   }
-
-  float Backoff(LmState state) const {
-    return state.length == 0 ? 0.0f : levels_[state.length - 1].backoff[state.node];
-  }
-
-  // The nodes of level state.length that extend the state: [first, second). For the empty
-  // history that is the whole of level 0.
-  std::pair<std::uint32_t, std::uint32_t> Children(LmState state) const {
-    const std::uint32_t size = static_cast<std::uint32_t>(levels_[state.length].size());
-    if (state.length == 0) return {0, size};
-    const Span<std::uint32_t>& begin = levels_[state.length - 1].child_begin;
-    const std::uint32_t first = std::min(begin[state.node], size);
-    return {first, std::clamp(begin[state.node + 1], first, size)};
-  }
-
-  // The node of level state.length for (state, word), or kNoNode.
-  static constexpr std::uint32_t kNoNode = 0xffffffffu;
-  std::uint32_t FindChild(LmState state, Symbol word) const;
 
  private:
-  struct Storage;  // the arrays of a model that was not mapped
-
-  // The longest known history that ends in `word`, found from the suffixes of `state`.
-  LmState NextState(LmState state, Symbol word) const;
-
   Vocabulary vocabulary_;
-  std::vector<LevelView> levels_;
+  std::vector<PackedLevel> levels_;
+  std::vector<LevelStorage> storage_;
   std::shared_ptr<const MappedFile> file_;
-  std::unique_ptr<const Storage> storage_;
   std::unique_ptr<AcceptorCache> acceptor_cache_;
 };
 

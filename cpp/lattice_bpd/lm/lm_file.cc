@@ -33,20 +33,21 @@ template <typename T>
 void AddSection(SectionKind kind, int level, const Span<T>& values, std::vector<Section>* out) {
   if (values.empty()) return;
   const std::uint64_t size = values.size() * sizeof(T);
-  out->push_back({{kind, static_cast<std::uint32_t>(level), 0, size,
-                   Checksum(values.data(), size)},
+  out->push_back({{kind, static_cast<std::uint32_t>(level), 0, size, Checksum(values.data(), size)},
                   values.data()});
 }
 
-std::vector<Section> SectionsOf(const BackoffLm& lm) {
+std::vector<Section> SectionsOf(const BackoffLm& lm, const std::vector<LevelForm>& forms) {
   std::vector<Section> sections;
+  AddSection(SectionKind::kLevelForms, 0, Span<LevelForm>(forms), &sections);
   for (int m = 0; m < lm.order(); ++m) {
-    const LevelView& level = lm.levels()[m];
-    AddSection(SectionKind::kWord, m, level.word, &sections);
-    AddSection(SectionKind::kLogProb, m, level.log_prob, &sections);
-    AddSection(SectionKind::kBackoff, m, level.backoff, &sections);
-    AddSection(SectionKind::kChildBegin, m, level.child_begin, &sections);
-    AddSection(SectionKind::kSuffix, m, level.suffix, &sections);
+    const PackedLevel& level = lm.levels()[m];
+    AddSection(SectionKind::kKeys, m, level.keys, &sections);
+    AddSection(SectionKind::kPayload, m, level.payload, &sections);
+    AddSection(SectionKind::kLogProbValues, m, level.log_prob_values, &sections);
+    AddSection(SectionKind::kBackoffValues, m, level.backoff_values, &sections);
+    AddSection(SectionKind::kChildBases, m, level.child_bases, &sections);
+    AddSection(SectionKind::kSamples, m, level.samples, &sections);
   }
   return sections;
 }
@@ -60,9 +61,11 @@ class Reader {
     ReadHeader();
     ReadTable();
     if (verify.value_or(file_->size() <= kVerifyLimit)) VerifySections();
-    std::vector<LevelView> levels;
-    for (std::uint32_t m = 0; m < header_.order; ++m) levels.push_back(ReadLevel(m, levels));
-    return std::make_shared<BackoffLm>(vocabulary_, std::move(levels), file_);
+    forms_ = Find<LevelForm>(SectionKind::kLevelForms, 0, header_.order);
+    std::vector<PackedLevel> levels;
+    storage_.resize(header_.order);
+    for (std::uint32_t m = 0; m < header_.order; ++m) levels.push_back(ReadLevel(m));
+    return std::make_shared<BackoffLm>(vocabulary_, std::move(levels), std::move(storage_), file_);
   }
 
  private:
@@ -73,7 +76,8 @@ class Reader {
 
   void ReadHeader() {
     if (file_->size() < sizeof header_) {
-      Fail("the file has ", file_->size(), " bytes, fewer than an LM's header; it is empty or cut, "
+      Fail("the file has ", file_->size(),
+           " bytes, fewer than an LM's header; it is empty or cut, "
            "write it again");
     }
     std::memcpy(&header_, file_->data(), sizeof header_);
@@ -138,52 +142,74 @@ class Reader {
     }
   }
 
+  const SectionEntry* Entry(SectionKind kind, std::uint32_t level) const {
+    for (const SectionEntry& entry : table_) {
+      if (entry.kind == kind && entry.level == level) return &entry;
+    }
+    return nullptr;
+  }
+
+  // The section's `count` elements; a section of none may be missing.
   template <typename T>
   Span<T> Find(SectionKind kind, std::uint32_t level, std::uint64_t count) const {
-    for (const SectionEntry& entry : table_) {
-      if (entry.kind != kind || entry.level != level) continue;
-      if (entry.size != count * sizeof(T)) {
-        Fail("section ", static_cast<std::uint32_t>(kind), " of order ", level + 1, " has ",
-             entry.size, " bytes; expected ", count * sizeof(T));
-      }
-      return {reinterpret_cast<const T*>(file_->data() + entry.offset), count};
-    }
-    if (count != 0) {
+    const SectionEntry* entry = Entry(kind, level);
+    if (entry == nullptr && count == 0) return {};
+    if (entry == nullptr) {
       Fail("section ", static_cast<std::uint32_t>(kind), " of order ", level + 1, " is missing");
     }
-    return {};
-  }
-
-  // The number of n-grams of a level is what its log probabilities say.
-  std::uint64_t CountOf(std::uint32_t level) const {
-    for (const SectionEntry& entry : table_) {
-      if (entry.kind == SectionKind::kLogProb && entry.level == level) {
-        return entry.size / sizeof(float);
-      }
+    if (entry->size / sizeof(T) != count || entry->size % sizeof(T) != 0) {
+      Fail("section ", static_cast<std::uint32_t>(kind), " of order ", level + 1, " has ",
+           entry->size, " bytes; expected ", count, " elements of ", sizeof(T));
     }
-    return 0;
+    return {reinterpret_cast<const T*>(file_->data() + entry->offset), count};
   }
 
-  LevelView ReadLevel(std::uint32_t m, const std::vector<LevelView>& below) const {
+  // The values that codes of so many bytes stand for.
+  Span<float> FindValues(SectionKind kind, std::uint32_t level, int code_bytes) const {
+    if (code_bytes == 0 || code_bytes == 4) return {};
+    const SectionEntry* entry = Entry(kind, level);
+    const std::uint64_t count = entry == nullptr ? 0 : entry->size / sizeof(float);
+    if (count == 0) Fail("the table of values of order ", level + 1, " is missing");
+    return Find<float>(kind, level, count);
+  }
+
+  void CheckForm(const LevelForm& form, std::uint32_t m) const {
     const bool highest = m + 1 == header_.order;
-    const std::uint64_t count = CountOf(m);
-    if (m == 0 && count != vocabulary_.num_symbols()) {
-      Fail(count, " unigrams; expected one for each of the ", vocabulary_.num_symbols(),
+    const auto one_of = [](int value, int a, int b, int c) {
+      return value == a || value == b || value == c;
+    };
+    const bool good = (m == 0 ? form.key_bytes == 0 : one_of(form.key_bytes, 2, 4, 4)) &&
+                      one_of(form.log_prob_bytes, 1, 2, 4) &&
+                      (highest ? form.backoff_bytes == 0 : one_of(form.backoff_bytes, 1, 2, 4)) &&
+                      (highest ? form.child_bytes == 0 : one_of(form.child_bytes, 2, 4, 4));
+    if (!good) Fail("the form of order ", m + 1, " is none that this release knows");
+    if (form.size >= kNoNode) Fail("order ", m + 1, " has too many n-grams: ", form.size);
+    if (m == 0 && form.size != vocabulary_.num_symbols()) {
+      Fail(form.size, " unigrams; expected one for each of the ", vocabulary_.num_symbols(),
            " symbols");
     }
-    if (count >= BackoffLm::kNoNode) Fail("order ", m + 1, " has too many n-grams: ", count);
-    LevelView level;
-    level.log_prob = Find<float>(SectionKind::kLogProb, m, count);
-    level.word = Find<Symbol>(SectionKind::kWord, m, m == 0 ? 0 : count);
-    level.backoff = Find<float>(SectionKind::kBackoff, m, highest ? 0 : count);
-    level.child_begin =
-        Find<std::uint32_t>(SectionKind::kChildBegin, m, highest ? 0 : count + 1);
-    level.suffix =
-        Find<std::uint32_t>(SectionKind::kSuffix, m, m == 0 || highest ? 0 : count);
-    if (m > 0 && below.back().child_begin[below.back().size()] != count) {
-      Fail("order ", m + 1, " has ", count, " n-grams; order ", m, " points to ",
-           below.back().child_begin[below.back().size()]);
+  }
+
+  PackedLevel ReadLevel(std::uint32_t m) {
+    const LevelForm& form = forms_[m];
+    CheckForm(form, m);
+    PackedLevel level;
+    level.form = form;
+    level.keys = Find<std::uint8_t>(SectionKind::kKeys, m, form.size * form.key_bytes);
+    level.payload =
+        Find<std::uint8_t>(SectionKind::kPayload, m, (form.size + 1) * form.record_bytes());
+    level.log_prob_values = FindValues(SectionKind::kLogProbValues, m, form.log_prob_bytes);
+    level.backoff_values = FindValues(SectionKind::kBackoffValues, m, form.backoff_bytes);
+    level.child_bases = Find<std::uint32_t>(
+        SectionKind::kChildBases, m, form.child_bytes == 2 ? form.size / kChildBaseStride + 1 : 0);
+    if (Entry(SectionKind::kSamples, m) == nullptr) {
+      storage_[m].samples = SampleKeys(form, level.keys);
+      level.samples = storage_[m].samples;
+    } else {
+      const std::uint64_t samples = (form.size + kSampleStride - 1) / kSampleStride;
+      level.samples = Find<std::uint8_t>(SectionKind::kSamples, m, samples * form.key_bytes);
     }
+    level.num_children = m + 1 < header_.order ? static_cast<std::uint32_t>(forms_[m + 1].size) : 0;
     return level;
   }
 
@@ -191,12 +217,16 @@ class Reader {
   FileHeader header_;
   std::vector<SectionEntry> table_;
   Vocabulary vocabulary_;
+  Span<LevelForm> forms_;
+  std::vector<LevelStorage> storage_;  // samples of a file that has none
 };
 
 }  // namespace
 
 void SaveLm(const BackoffLm& lm, const std::string& path) {
-  std::vector<Section> sections = SectionsOf(lm);
+  std::vector<LevelForm> forms;
+  for (const PackedLevel& level : lm.levels()) forms.push_back(level.form);
+  std::vector<Section> sections = SectionsOf(lm, forms);
   std::uint64_t offset = sizeof(FileHeader) + sections.size() * sizeof(SectionEntry);
   std::vector<SectionEntry> table;
   for (Section& section : sections) {

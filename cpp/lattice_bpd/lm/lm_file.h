@@ -20,7 +20,7 @@
 namespace lattice_bpd {
 
 constexpr char kLmMagic[8] = {'L', 'B', 'P', 'D', '-', 'L', 'M', '\n'};
-constexpr std::uint32_t kLmFormatVersion = 1;
+constexpr std::uint32_t kLmFormatVersion = 2;
 
 // Files up to this size have all checksums compared when they are opened (about 0.1 s).
 constexpr std::uint64_t kVerifyLimit = std::uint64_t{1} << 28;
@@ -41,13 +41,16 @@ struct FileHeader {
 };
 static_assert(sizeof(FileHeader) == 64, "the header is 64 bytes on disk");
 
-// What a section holds; its level is 0 for unigrams.
+// What a section holds (packed_level.h); its level is 0 for unigrams. Level forms stand in one
+// section of level 0. Samples may be missing: they are computed on load then.
 enum class SectionKind : std::uint32_t {
-  kWord = 1,
-  kLogProb = 2,
-  kBackoff = 3,
-  kChildBegin = 4,
-  kSuffix = 5,
+  kLevelForms = 1,
+  kKeys = 2,
+  kPayload = 3,
+  kLogProbValues = 4,
+  kBackoffValues = 5,
+  kChildBases = 6,
+  kSamples = 7,
 };
 
 struct SectionEntry {

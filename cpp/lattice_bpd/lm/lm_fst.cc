@@ -1,5 +1,6 @@
 #include "lattice_bpd/lm/lm_fst.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "lattice_bpd/base/errors.h"
@@ -12,15 +13,22 @@ namespace {
 
 constexpr std::uint64_t kMaxExpandedArcs = std::uint64_t{1} << 28;
 
-// Visits every history: the root, then each node below the highest level.
+// The node of the whole history; 0 for the empty one.
+std::uint32_t Longest(const LmState& state) {
+  return state.length == 0 ? 0 : state.nodes[state.length - 1];
+}
+
+// Visits every history, the shorter before the longer that extends it.
 template <typename Visit>
-void ForEachState(const BackoffLm& lm, Visit visit) {
-  visit(LmState{});
-  for (int length = 1; length < lm.order(); ++length) {
-    const std::size_t size = lm.levels()[length - 1].size();
-    for (std::uint32_t node = 0; node < size; ++node) {
-      visit(LmState{node, static_cast<std::uint32_t>(length)});
-    }
+void ForEachState(const BackoffLm& lm, const LmState& state, const Visit& visit) {
+  visit(state);
+  if (state.length + 1 >= static_cast<std::uint32_t>(lm.order())) return;
+  const auto [first, last] = lm.Children(state.length, Longest(state));
+  for (std::uint32_t node = first; node < last; ++node) {
+    const Symbol word = lm.levels()[state.length].Key(node);
+    if (word >= lm.vocabulary().num_symbols()) continue;  // a damaged file
+    const LmState longer = lm.Query(state, word).next;
+    if (longer.length > state.length) ForEachState(lm, longer, visit);
   }
 }
 
@@ -32,26 +40,30 @@ std::uint64_t NumStates(const BackoffLm& lm) {
 
 // Adds the arcs of one history. `cost` turns a natural log into an arc's weight.
 template <typename Arc, typename Cost>
-void AddArcs(const BackoffLm& lm, LmState state, const Cost& cost, fst::VectorFst<Arc>* out) {
+void AddArcs(const BackoffLm& lm, const LmState& state, const Cost& cost,
+             fst::VectorFst<Arc>* out) {
   const std::int32_t from = FstState(lm, state);
-  const LevelView& level = lm.levels()[state.length];
-  const auto [first, last] = lm.Children(state);
+  const PackedLevel& level = lm.levels()[state.length];
+  const auto [first, last] = lm.Children(state.length, Longest(state));
   out->ReserveArcs(from, last - first + 1);
   for (std::uint32_t node = first; node < last; ++node) {
-    const Symbol word = state.length == 0 ? node : level.word[node];
+    const Symbol word = level.Key(node);
     if (!lm.vocabulary().is_token(word)) continue;
     const std::int32_t to = FstState(lm, lm.Query(state, word).next);
-    out->AddArc(from, Arc(ToLabel(word), ToLabel(word), cost(level.log_prob[node]), to));
+    out->AddArc(from, Arc(ToLabel(word), ToLabel(word), cost(level.LogProb(node)), to));
   }
   if (state.length == 0) return;
+  LmState suffix;
+  suffix.length = state.length - 1;
+  std::copy(state.nodes, state.nodes + suffix.length, suffix.nodes);
+  const float backoff = lm.levels()[state.length - 1].Backoff(Longest(state));
   const Label failure = FailureLabel(lm);
-  const std::int32_t to = FstState(lm, lm.Suffix(state));
-  out->AddArc(from, Arc(failure, failure, cost(lm.Backoff(state)), to));
+  out->AddArc(from, Arc(failure, failure, cost(backoff), FstState(lm, suffix)));
 }
 
 // Adds an arc for every token id, whatever backing off it takes.
 template <typename Arc, typename Cost>
-void AddExpandedArcs(const BackoffLm& lm, LmState state, const Cost& cost,
+void AddExpandedArcs(const BackoffLm& lm, const LmState& state, const Cost& cost,
                      fst::VectorFst<Arc>* out) {
   const std::int32_t from = FstState(lm, state);
   for (Symbol word = 0; word < lm.vocabulary().vocab_size; ++word) {
@@ -65,17 +77,17 @@ template <typename Arc, typename AddStateArcs>
 fst::VectorFst<Arc> BuildFst(const BackoffLm& lm, const AddStateArcs& add_state_arcs) {
   fst::VectorFst<Arc> out;
   out.ReserveStates(NumStates(lm));
-  ForEachState(lm, [&](LmState) { out.SetFinal(out.AddState()); });
-  ForEachState(lm, [&](LmState state) { add_state_arcs(state, &out); });
+  for (std::uint64_t i = NumStates(lm); i > 0; --i) out.SetFinal(out.AddState());
+  ForEachState(lm, LmState{}, [&](const LmState& state) { add_state_arcs(state, &out); });
   out.SetStart(0);
   return out;
 }
 
 }  // namespace
 
-std::int32_t FstState(const BackoffLm& lm, LmState state) {
+std::int32_t FstState(const BackoffLm& lm, const LmState& state) {
   if (state.length == 0) return 0;
-  std::uint64_t id = 1 + std::uint64_t{state.node};
+  std::uint64_t id = 1 + std::uint64_t{Longest(state)};
   for (std::uint32_t m = 0; m + 1 < state.length; ++m) id += lm.levels()[m].size();
   return static_cast<std::int32_t>(id);
 }
@@ -89,7 +101,8 @@ std::shared_ptr<const ScoreFst> AcceptorCache::Get(const BackoffLm& lm, double s
     return ScoreWeight(-ToScoreGrid(scale * natural_log));
   };
   const auto vector_fst = BuildFst<ScoreArc>(
-      lm, [&](LmState state, fst::VectorFst<ScoreArc>* out) { AddArcs(lm, state, cost, out); });
+      lm,
+      [&](const LmState& state, fst::VectorFst<ScoreArc>* out) { AddArcs(lm, state, cost, out); });
   CheckFst(vector_fst, "the LM as an FST");
   auto built = std::make_shared<const ScoreFst>(vector_fst);
   if (entries_.size() == kCapacity) entries_.erase(entries_.begin());
@@ -97,7 +110,8 @@ std::shared_ptr<const ScoreFst> AcceptorCache::Get(const BackoffLm& lm, double s
   return built;
 }
 
-std::string LmToFstBytes(const BackoffLm& lm, LmState start, const LmExportOptions& options) {
+std::string LmToFstBytes(const BackoffLm& lm, const LmState& start,
+                         const LmExportOptions& options) {
   const std::uint64_t vocab_size = lm.vocabulary().vocab_size;
   if (options.expand_failures && NumStates(lm) * vocab_size > kMaxExpandedArcs) {
     throw ValueError(StrCat("to_pywrapfst: ", NumStates(lm), " states with ", vocab_size,
@@ -107,7 +121,7 @@ std::string LmToFstBytes(const BackoffLm& lm, LmState start, const LmExportOptio
   const auto cost = [](double natural_log) {
     return fst::TropicalWeight(static_cast<float>(-natural_log));
   };
-  auto out = BuildFst<fst::StdArc>(lm, [&](LmState state, fst::VectorFst<fst::StdArc>* fst) {
+  auto out = BuildFst<fst::StdArc>(lm, [&](const LmState& state, fst::VectorFst<fst::StdArc>* fst) {
     if (options.expand_failures) {
       AddExpandedArcs(lm, state, cost, fst);
     } else {

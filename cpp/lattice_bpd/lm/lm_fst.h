@@ -24,7 +24,7 @@ struct ScoreFst;  // a ConstFst over ScoreArc; lm_score_fst.h, for those that in
 inline Label FailureLabel(const BackoffLm& lm) { return ToLabel(lm.vocabulary().num_symbols()); }
 
 // The FST state of a history.
-std::int32_t FstState(const BackoffLm& lm, LmState state);
+std::int32_t FstState(const BackoffLm& lm, const LmState& state);
 
 // The LMs as FSTs with grid scores, for the scales used last. Building one takes time and memory
 // in proportion to the number of n-grams, so it is done once for each scale. Thread safe.
@@ -45,7 +45,7 @@ struct LmExportOptions {
 
 // The LM as bytes of an OpenFst VectorFst<StdArc> whose start is the state of a context. Throws
 // ValueError where expanding would need more than 2^28 arcs.
-std::string LmToFstBytes(const BackoffLm& lm, LmState start, const LmExportOptions& options);
+std::string LmToFstBytes(const BackoffLm& lm, const LmState& start, const LmExportOptions& options);
 
 }  // namespace lattice_bpd
 

@@ -16,10 +16,10 @@ void CheckSizes(const Trie& trie, int m) {
   const std::size_t children = highest ? 0 : level.size() + 1;
   if (level.word.size() != words || level.backoff.size() != backoffs ||
       level.child_begin.size() != children) {
-    throw ValueError(StrCat("trie: the arrays of order ", m + 1, " disagree in size: ",
-                            level.size(), " log probabilities, ", level.word.size(), " words, ",
-                            level.backoff.size(), " backoffs, ", level.child_begin.size(),
-                            " child offsets"));
+    throw ValueError(StrCat("trie: the arrays of order ", m + 1,
+                            " disagree in size: ", level.size(), " log probabilities, ",
+                            level.word.size(), " words, ", level.backoff.size(), " backoffs, ",
+                            level.child_begin.size(), " child offsets"));
   }
   if (m == 0 && level.size() != trie.vocabulary.num_symbols()) {
     throw ValueError(StrCat("trie: ", level.size(), " unigrams; expected one for each of the ",
@@ -36,8 +36,8 @@ void CheckValues(const TrieLevel& level, int m) {
   }
   for (const float backoff : level.backoff) {
     if (!std::isfinite(backoff)) {
-      throw ValueError(StrCat("trie: backoff ", backoff, " in order ", m + 1,
-                              "; expected a finite number"));
+      throw ValueError(
+          StrCat("trie: backoff ", backoff, " in order ", m + 1, "; expected a finite number"));
     }
   }
 }
@@ -47,8 +47,8 @@ void CheckChildren(const Trie& trie, int m) {
   const TrieLevel& next = trie.levels[m + 1];
   const std::uint32_t num_symbols = trie.vocabulary.num_symbols();
   if (level.child_begin.front() != 0 || level.child_begin.back() != next.size()) {
-    throw ValueError(StrCat("trie: the child offsets of order ", m + 1, " do not cover order ",
-                            m + 2));
+    throw ValueError(
+        StrCat("trie: the child offsets of order ", m + 1, " do not cover order ", m + 2));
   }
   for (std::size_t i = 0; i < level.size(); ++i) {
     const std::uint32_t begin = level.child_begin[i];

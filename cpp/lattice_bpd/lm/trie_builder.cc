@@ -49,15 +49,15 @@ std::vector<std::uint32_t> LinkChildren(const NgramList& histories, const NgramL
   std::size_t h = 0;
   for (std::size_t i = 0; i < ngrams.size(); ++i) {
     const Symbol* ngram = ngrams.ngram(i);
-    while (h < histories.size() && !std::equal(ngram, ngram + histories.length,
-                                               histories.ngram(h))) {
+    while (h < histories.size() &&
+           !std::equal(ngram, ngram + histories.length, histories.ngram(h))) {
       begin[++h] = static_cast<std::uint32_t>(i);
     }
     if (h == histories.size()) {
-      throw NgramListError(ngrams.source[i],
-                           StrCat("the history (first ", histories.length, " words) of this ",
-                                  ngrams.length, "-gram is not among the ", histories.length,
-                                  "-grams; write the history too"));
+      throw NgramListError(
+          ngrams.source[i],
+          StrCat("the history (first ", histories.length, " words) of this ", ngrams.length,
+                 "-gram is not among the ", histories.length, "-grams; write the history too"));
     }
   }
   while (h < histories.size()) begin[++h] = static_cast<std::uint32_t>(ngrams.size());
@@ -92,15 +92,14 @@ std::uint32_t Find(const NgramList& list, const Symbol* symbols) {
   while (low < high) {
     const std::size_t middle = (low + high) / 2;
     const Symbol* ngram = list.ngram(middle);
-    if (std::lexicographical_compare(ngram, ngram + list.length, symbols,
-                                     symbols + list.length)) {
+    if (std::lexicographical_compare(ngram, ngram + list.length, symbols, symbols + list.length)) {
       low = middle + 1;
     } else {
       high = middle;
     }
   }
-  const bool found = low < list.size() &&
-                     std::equal(symbols, symbols + list.length, list.ngram(low));
+  const bool found =
+      low < list.size() && std::equal(symbols, symbols + list.length, list.ngram(low));
   return found ? static_cast<std::uint32_t>(low) : kMissing;
 }
 

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "lattice_bpd/train/parallel.h"
-#include "lattice_bpd/train/suffix_links.h"
+#include "lattice_bpd/base/parallel.h"
+#include "lattice_bpd/lm/suffix_links.h"
 
 namespace lattice_bpd {
 namespace {

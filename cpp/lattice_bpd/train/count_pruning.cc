@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/train/suffix_links.h"
+#include "lattice_bpd/lm/suffix_links.h"
 
 namespace lattice_bpd {
 namespace {

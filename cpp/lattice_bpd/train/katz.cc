@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/parallel.h"
+#include "lattice_bpd/lm/suffix_links.h"
 #include "lattice_bpd/train/backoff_weights.h"
 #include "lattice_bpd/train/count_pruning.h"
-#include "lattice_bpd/train/parallel.h"
-#include "lattice_bpd/train/suffix_links.h"
 
 namespace lattice_bpd {
 namespace {

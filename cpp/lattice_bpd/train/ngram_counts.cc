@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/lm/trie.h"
 #include "lattice_bpd/train/continuation_keys.h"
-#include "lattice_bpd/train/parallel.h"
 #include "lattice_bpd/train/radix_sort.h"
 
 namespace lattice_bpd {

@@ -1,4 +1,4 @@
-#include "lattice_bpd/train/parallel.h"
+#include "lattice_bpd/base/parallel.h"
 
 #include <algorithm>
 #include <atomic>

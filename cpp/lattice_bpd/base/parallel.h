@@ -1,6 +1,6 @@
 // Runs independent tasks on a few threads, without losing an exception.
-#ifndef LATTICE_BPD_TRAIN_PARALLEL_H_
-#define LATTICE_BPD_TRAIN_PARALLEL_H_
+#ifndef LATTICE_BPD_BASE_PARALLEL_H_
+#define LATTICE_BPD_BASE_PARALLEL_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -35,4 +35,4 @@ void RunOverContexts(Span<std::uint32_t> child_begin, int num_threads,
 
 }  // namespace lattice_bpd
 
-#endif  // LATTICE_BPD_TRAIN_PARALLEL_H_
+#endif  // LATTICE_BPD_BASE_PARALLEL_H_

@@ -1,9 +1,9 @@
-#include "lattice_bpd/train/suffix_links.h"
+#include "lattice_bpd/lm/suffix_links.h"
 
 #include <algorithm>
 
 #include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/train/parallel.h"
+#include "lattice_bpd/base/parallel.h"
 
 namespace lattice_bpd {
 namespace {

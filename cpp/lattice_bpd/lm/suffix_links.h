@@ -4,8 +4,8 @@
 //
 // Links go level by level, since the children of a context are among the children of the
 // context's suffix, and both lists are sorted.
-#ifndef LATTICE_BPD_TRAIN_SUFFIX_LINKS_H_
-#define LATTICE_BPD_TRAIN_SUFFIX_LINKS_H_
+#ifndef LATTICE_BPD_LM_SUFFIX_LINKS_H_
+#define LATTICE_BPD_LM_SUFFIX_LINKS_H_
 
 #include <cstdint>
 #include <vector>
@@ -51,4 +51,4 @@ std::vector<std::uint32_t> LinkLevel(const Levels& levels, int level,
 
 }  // namespace lattice_bpd
 
-#endif  // LATTICE_BPD_TRAIN_SUFFIX_LINKS_H_
+#endif  // LATTICE_BPD_LM_SUFFIX_LINKS_H_
