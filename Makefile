@@ -49,7 +49,7 @@ lint: build  ## every check that needs no running: ruff, mypy, clang-format, stu
 	@echo "lint: stub of _core"; python scripts/check_stubs.py $(STUB)
 
 tidy: build  ## clang-tidy over the C++ code (slow)
-	@run-clang-tidy.py -quiet -p $(BUILD) -j $(JOBS) '^$(CURDIR)/(cpp|src)/' 2>/dev/null
+	@find cpp src -name '*.cc' | xargs -P $(JOBS) -n 1 clang-tidy -p $(BUILD) --quiet
 
 sanitize: setup  ## C++ unit tests under AddressSanitizer and UBSan (slow)
 	@cmake --preset sanitize

@@ -30,3 +30,10 @@ add_library(openfst_hidden STATIC ${openfst_sources})
 target_include_directories(openfst_hidden SYSTEM PUBLIC "${openfst_dir}/src/include")
 target_compile_definitions(openfst_hidden PUBLIC FST_NO_DYNAMIC_LINKING)
 target_compile_options(openfst_hidden PRIVATE -w)
+
+# OpenFst 1.8.2 renamed its flags; our code says FLAGS_fst_error_fatal, as 1.7.x does.
+file(STRINGS "${openfst_dir}/src/include/fst/flags.h" renamed_flags REGEX "FST_FLAGS_" LIMIT_COUNT 1)
+if(renamed_flags)
+  target_compile_definitions(openfst_hidden INTERFACE
+    FLAGS_fst_error_fatal=FST_FLAGS_fst_error_fatal)
+endif()

@@ -98,8 +98,10 @@ unpack() {
   [[ -f ${tarballs[0]} ]] || return 1
   mkdir -p "$1/tree"
   tar --extract --file "${tarballs[0]}" --directory "$1/tree" --strip-components=1 \
-    --no-same-owner
-  is_tree "$1/tree"
+    --no-same-owner && is_tree "$1/tree" || {
+    say "${tarballs[0]##*/} could not be unpacked into an OpenFst source tree"
+    return 1
+  }
 }
 
 main() {
@@ -116,11 +118,12 @@ main() {
     mkdir -p "$cache"
     scratch=$(mktemp -d "$cache/openfst.XXXXXX")
     trap 'rm -rf "$scratch"' EXIT
-    if ! { (fetch_by_apt "$scratch") || (fetch_by_url "$scratch"); } || ! unpack "$scratch"; then
+    (fetch_by_apt "$scratch" && unpack "$scratch") ||
+      (rm -rf "$scratch"/*; fetch_by_url "$scratch" && unpack "$scratch") || {
       say "found no source of OpenFst. Expected a working apt-get or network;" \
         "or unpack OpenFst $version yourself and set OPENFST_SRC=DIR"
       exit 1
-    fi
+    }
     chmod 755 "$scratch/tree"
     # Another build may have won the race: then its tree is used and ours dropped.
     is_tree "$tree" || { rm -rf "$tree"; mv -T "$scratch/tree" "$tree" || is_tree "$tree"; }

@@ -79,7 +79,7 @@ make_venv() {
 pip_install() {
   .venv/bin/python -m pip install --disable-pip-version-check --constraint "$constraints" "$@" \
     >>"$log" 2>&1 </dev/null || {
-    tail -n 25 "$log" >&2
+    { grep -E '(error|ERROR): ' "$log" || true; tail -n 5 "$log"; } | tail -n 20 >&2
     fail "pip install failed (above; the whole story is in $log)"
   }
 }
@@ -115,6 +115,7 @@ main() {
   install_system_packages
   make_venv
   rm -f "$stamp"
+  : >"$log"
   export PATH="$PWD/.venv/bin:$PATH" PIP_PROGRESS_BAR=off
   constraints=constraints.txt
   say "pip install the build tools and kenlm (compiled here, about a minute)"
