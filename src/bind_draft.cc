@@ -1,6 +1,7 @@
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/draft/draft_batch.h"
+#include "lattice_bpd/draft/fused_engine.h"
 
 namespace py = pybind11;
 
@@ -62,6 +63,8 @@ void BindDraft(py::module_& m) {
   m.def("rescore_sausages", &RescoreSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
         py::arg("num_drafts"), py::arg("alpha"), py::arg("engine"));
+  m.def("fused_instruction_sets", &FusedInstructionSets);
+  m.def("set_fused_instruction_set", &SetFusedInstructionSet, py::arg("name"));
 }
 
 }  // namespace lattice_bpd

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/draft/fused_engine.h"
 #include "lattice_bpd/draft/openfst_engine.h"
 
 namespace lattice_bpd {
@@ -32,8 +33,9 @@ void CheckVocabulary(const Sausage& sausage, const BackoffLm& lm) {
 
 Engine ParseEngine(const std::string& name) {
   if (name == "auto") return Engine::kAuto;
+  if (name == "fused") return Engine::kFused;
   if (name == "openfst") return Engine::kOpenFst;
-  throw ValueError(StrCat("engine is \"", name, "\"; expected \"auto\" or \"openfst\""));
+  throw ValueError(StrCat("engine is \"", name, "\"; expected \"auto\", \"fused\" or \"openfst\""));
 }
 
 DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
@@ -46,12 +48,14 @@ DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState&
     return drafts;
   }
   if (lm != nullptr) CheckVocabulary(sausage, *lm);
-  if (sausage.all_masked()) {  // all paths tie at -inf: the order is that of token ids
-    drafts = FindDraftsOpenFst(sausage, nullptr, start, options);
+  // Where a slot is masked altogether all paths tie at -inf, and their order is that of token ids.
+  const bool masked = sausage.all_masked();
+  const auto find = options.engine == Engine::kOpenFst ? &FindDraftsOpenFst : &FindDraftsFused;
+  drafts = find(sausage, masked ? nullptr : lm, masked ? LmState{} : start, options);
+  if (masked) {
     std::fill(drafts.scores.begin(), drafts.scores.end(), -std::numeric_limits<double>::infinity());
-    return drafts;
   }
-  return FindDraftsOpenFst(sausage, lm, start, options);
+  return drafts;
 }
 
 }  // namespace lattice_bpd

@@ -20,7 +20,7 @@ namespace lattice_bpd {
 constexpr int kMaxDrafts = 1 << 20;
 constexpr double kMaxAlpha = 1e6;
 
-enum class Engine { kAuto, kOpenFst };
+enum class Engine { kAuto, kFused, kOpenFst };
 
 struct DraftOptions {
   int num_drafts = 16;
@@ -37,7 +37,7 @@ struct DraftList {
   std::size_t size() const { return scores.size(); }
 };
 
-// "auto", "openfst". Throws ValueError that lists the engines for any other name.
+// "auto", "fused", "openfst". Throws ValueError that lists the engines for any other name.
 Engine ParseEngine(const std::string& name);
 
 // min(num_drafts, number of paths) drafts. `lm` may be null: head scores alone. `start` is the
