@@ -51,7 +51,7 @@ struct Avx2 {
     return count;
   }
 
-  static double AddConstant(const double* in, double constant, const std::uint8_t* skipped_lanes,
+  static double AddConstant(const double* in, double constant, const std::uint64_t* skipped_lanes,
                             std::uint32_t size, double* out) {
     const __m256d added = _mm256_set1_pd(constant);
     const __m256i bits = _mm256_set_epi64x(8, 4, 2, 1);
@@ -60,7 +60,8 @@ struct Avx2 {
     for (std::uint32_t i = 0; i < size; i += 4) {
       const __m256d sum = _mm256_add_pd(_mm256_loadu_pd(in + i), added);
       _mm256_storeu_pd(out + i, sum);
-      const __m256i nibble = _mm256_set1_epi64x(skipped_lanes[i / 8] >> (i % 8));
+      const __m256i nibble =
+          _mm256_set1_epi64x(static_cast<long long>(skipped_lanes[i / 64] >> (i % 64)));
       const __m256i skipped = _mm256_cmpeq_epi64(_mm256_and_si256(nibble, bits), bits);
       best =
           _mm256_max_pd(best, _mm256_blendv_pd(sum, minus_infinity, _mm256_castsi256_pd(skipped)));

@@ -69,23 +69,18 @@ struct Keys32 {
   }
 };
 
-// Of the sorted samples first .. last - 1: the first one above `word`. Long runs are halved, then
-// counted through: a short loop without a branch on the data beats a search.
+// For each word: of the sorted samples first .. last - 1, the first one above it. Each block of
+// samples is loaded once and counted through: no branch depends on the data.
 template <typename Keys>
-std::uint32_t UpperBound(const typename Keys::Key* samples, std::uint32_t first, std::uint32_t last,
-                         Symbol word) {
-  while (last - first > 256) {
-    const std::uint32_t half = (last - first) / 2;
-    const bool right = samples[first + half] <= word;
-    first += right ? half + 1 : 0;
-    last -= right ? 0 : last - first - half;
-  }
-  std::uint32_t at = first;
+void UpperBounds(const typename Keys::Key* samples, std::uint32_t first, std::uint32_t last,
+                 const Symbol* words, std::uint32_t num_words, std::uint32_t* bounds) {
+  for (std::uint32_t c = 0; c < num_words; ++c) bounds[c] = first;
   for (std::uint32_t i = first; i < last; i += 32) {
     const Keys block(samples + i, LaneRange(0, last - i));
-    at += static_cast<std::uint32_t>(__builtin_popcount(block.AtMost(word)));
+    for (std::uint32_t c = 0; c < num_words; ++c) {
+      bounds[c] += static_cast<std::uint32_t>(__builtin_popcount(block.AtMost(words[c])));
+    }
   }
-  return at;
 }
 
 // A run within one or two blocks of 32 keys: load them once, compare each candidate.
@@ -119,22 +114,22 @@ std::uint32_t FindInLongRun(const PackedLevel& level, FusedRun run, const Symbol
   const std::uint32_t first_sample = run.begin / kSampleStride + 1;
   const std::uint32_t last_sample = (run.end - 1) / kSampleStride + 1;
   constexpr std::uint32_t kGroup = 32;
-  std::uint32_t blocks[kGroup];
+  Symbol words[kGroup];
+  std::uint32_t bounds[kGroup];
   std::uint32_t count = 0;
   for (std::uint32_t group = first; group < last; group += kGroup) {
-    const std::uint32_t group_end = std::min(group + kGroup, last);
-    for (std::uint32_t h = group; h < group_end; ++h) {
-      const Symbol word = symbols[hits[h].lane];
-      const std::uint32_t block = UpperBound<Keys>(samples, first_sample, last_sample, word) - 1;
-      blocks[h - group] = block;
-      __builtin_prefetch(keys + std::size_t{block} * kSampleStride);
+    const std::uint32_t size = std::min(kGroup, last - group);
+    for (std::uint32_t c = 0; c < size; ++c) words[c] = symbols[hits[group + c].lane];
+    UpperBounds<Keys>(samples, first_sample, last_sample, words, size, bounds);
+    for (std::uint32_t c = 0; c < size; ++c) {
+      __builtin_prefetch(keys + std::size_t{bounds[c] - 1} * kSampleStride);
     }
-    for (std::uint32_t h = group; h < group_end; ++h) {
-      const std::uint32_t base = blocks[h - group] * kSampleStride;
+    for (std::uint32_t c = 0; c < size; ++c) {
+      const std::uint32_t base = (bounds[c] - 1) * kSampleStride;
       const Keys block(keys + base,
                        LaneRange(run.begin > base ? run.begin - base : 0, run.end - base));
-      const std::uint32_t equal = block.Equal(symbols[hits[h].lane]);
-      out[count] = {hits[h].lane, base + _tzcnt_u32(equal), h};
+      const std::uint32_t equal = block.Equal(words[c]);
+      out[count] = {hits[group + c].lane, base + _tzcnt_u32(equal), group + c};
       count += equal != 0;
     }
   }
@@ -163,14 +158,14 @@ struct Avx512 {
                : FindInRun<Keys32>(level, run, symbols, hits, first, last, out);
   }
 
-  static double AddConstant(const double* in, double constant, const std::uint8_t* skipped_lanes,
+  static double AddConstant(const double* in, double constant, const std::uint64_t* skipped_lanes,
                             std::uint32_t size, double* out) {
     const __m512d added = _mm512_set1_pd(constant);
     __m512d best = _mm512_set1_pd(kMinusInfinity);
     for (std::uint32_t i = 0; i < size; i += 8) {
       const __m512d sum = _mm512_add_pd(_mm512_loadu_pd(in + i), added);
       _mm512_storeu_pd(out + i, sum);
-      const auto counted = static_cast<__mmask8>(~skipped_lanes[i / 8]);
+      const auto counted = static_cast<__mmask8>(~(skipped_lanes[i / 64] >> (i % 64)));
       best = _mm512_mask_max_pd(best, counted, best, sum);
     }
     return _mm512_reduce_max_pd(best);

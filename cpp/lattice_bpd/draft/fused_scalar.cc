@@ -25,12 +25,12 @@ struct Scalar {
 
   // out = in + constant for `size` lanes, a multiple of 8; in and out may be the same. Returns the
   // largest of the sums whose lane's bit in skipped_lanes is not set, -inf where there is none.
-  static double AddConstant(const double* in, double constant, const std::uint8_t* skipped_lanes,
+  static double AddConstant(const double* in, double constant, const std::uint64_t* skipped_lanes,
                             std::uint32_t size, double* out) {
     double best = kMinusInfinity;
     for (std::uint32_t i = 0; i < size; ++i) {
       out[i] = in[i] + constant;
-      if ((skipped_lanes[i / 8] >> (i % 8) & 1) == 0) best = std::max(best, out[i]);
+      if ((skipped_lanes[i / 64] >> (i % 64) & 1) == 0) best = std::max(best, out[i]);
     }
     return best;
   }

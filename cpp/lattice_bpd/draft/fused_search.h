@@ -53,6 +53,7 @@ class FusedSearch {
     stride_ = 0;
     for (std::uint32_t j = 0; j < num_slots_; ++j) stride_ = std::max(stride_, Width(j));
     stride_ = (stride_ + kFusedLanes - 1) / kFusedLanes * kFusedLanes;
+    lane_words_ = (stride_ + 63) / 64;
     w_.symbols.Resize(std::size_t{num_slots_} * stride_);
     w_.head_scores.Resize(std::size_t{num_slots_} * stride_);
     w_.order.Resize(stride_);
@@ -104,115 +105,133 @@ class FusedSearch {
 
   // --- 1. hits ------------------------------------------------------------------------------
 
-  // Boundary j lies before slot j. Its rows stand by rising length, the root (empty history) first.
+  // Boundary j lies before slot j. Rows stand by length, within a length by boundary: all rows of
+  // one length are found in one pass over all boundaries, since they depend on shorter ones only.
+  // So there is always other work to do while memory answers.
   void FindHits() {
     w_.hits.Clear();
     w_.rows.Clear();
     w_.hit_lanes.Clear();
     w_.row_begin.Clear();
-    w_.row_begin.Append(0);
-    AddRoot(0);
-    StartRows();
     w_.targets.Clear();
-    for (std::uint32_t j = 0; j + 1 < num_slots_; ++j) {
-      w_.row_begin.Append(static_cast<std::uint32_t>(w_.rows.size()));
-      AddRoot(j + 1);
-      w_.targets.Resize(w_.hits.size());
-      ExtendRows(j);
-    }
-    w_.row_begin.Append(static_cast<std::uint32_t>(w_.rows.size()));
-  }
-
-  // The root's hits are all candidates: every symbol has a unigram.
-  void AddRoot(std::uint32_t slot) {
-    const auto begin = static_cast<std::uint32_t>(w_.hits.size());
-    const std::uint32_t width = Width(slot);
-    w_.hits.Resize(begin + width);
-    for (std::uint32_t lane = 0; lane < width; ++lane) {
-      const Symbol symbol = w_.symbols[Lane(slot, lane)];
-      w_.hits[begin + lane] = {lane, symbol, 0};
-      if (lm_ != nullptr) Simd::Prefetch(lm_->levels()[0].Record(symbol));
-    }
-    PushRow(begin, static_cast<std::uint32_t>(w_.rows.size()), 0, 0.0);
-  }
-
-  // Boundary 0: the suffixes of the context.
-  void StartRows() {
     start_row_ = 0;
     start_constant_ = 0.0;
-    std::uint32_t length = 0;
-    for (; length < start_.length; ++length) {
-      const std::uint32_t node = start_.nodes[length];
-      const auto [begin, end] = lm_->Children(length + 1, node);
-      if (!AddRow(0, length + 1, node, {begin, end}, start_row_)) break;
-      start_row_ = static_cast<std::uint32_t>(w_.rows.size()) - 1;
+    for (std::uint32_t j = 0; j < num_slots_; ++j) {
+      w_.row_begin.Append(static_cast<std::uint32_t>(w_.rows.size()));
+      AddRoot(j);
     }
-    for (; length < start_.length; ++length) {  // no hits here, so none in anything longer
-      start_constant_ += Scaled(lm_->levels()[length].Backoff(start_.nodes[length]));
-    }
+    for (std::uint32_t length = 1; length <= max_length_; ++length) FindRows(length);
+    w_.row_begin.Append(static_cast<std::uint32_t>(w_.rows.size()));
+    PassOnTargets();
   }
 
-  // From the hits of boundary j to the rows of boundary j + 1, a length at a time: a history can
-  // have hits only where its suffix has, and only on the same lanes.
-  void ExtendRows(std::uint32_t j) {
-    const std::uint32_t rows_end = w_.row_begin[j + 1];
-    std::uint32_t row = w_.row_begin[j];
-    while (row < rows_end) {
-      const std::uint32_t length = w_.rows[row].length;
-      const std::uint32_t hits_begin = w_.rows[row].hits_begin;
-      while (row < rows_end && w_.rows[row].length == length) ++row;
-      const std::uint32_t hits_end = w_.rows[row - 1].hits_end;
-      if (length < max_length_) {
-        LoadRuns(length, hits_begin, hits_end);
-        for (std::uint32_t h = hits_begin; h < hits_end; ++h) {
-          w_.targets[h] = ExtendHit(j, length, w_.hits[h], w_.runs[h - hits_begin]);
-        }
-      } else {  // n-grams of the highest order are nobody's history
-        for (std::uint32_t h = hits_begin; h < hits_end; ++h) {
-          w_.targets[h] = SuffixTarget(j, length, w_.hits[h]);
-          w_.targets[h].own_row = false;
-        }
+  // The rows of `length` symbols at boundary j are RowBegin(length, j) .. RowBegin(length, j + 1).
+  std::uint32_t RowBegin(std::uint32_t length, std::uint32_t j) const {
+    return w_.row_begin[std::size_t{length} * num_slots_ + j];
+  }
+
+  // The root row (of the empty history). Its hits are all candidates: every symbol has a unigram.
+  void AddRoot(std::uint32_t j) {
+    const auto begin = static_cast<std::uint32_t>(w_.hits.size());
+    const std::uint32_t width = Width(j);
+    w_.hits.Resize(begin + width);
+    for (std::uint32_t lane = 0; lane < width; ++lane) {
+      w_.hits[begin + lane] = {lane, lm_ == nullptr ? 0 : w_.symbols[Lane(j, lane)], 0};
+    }
+    static const PackedLevel kNoLevel;
+    PushRow(lm_ == nullptr ? kNoLevel : lm_->levels()[0], begin,
+            static_cast<std::uint32_t>(w_.rows.size()), 0, 0.0);
+  }
+
+  // All rows of one length: from the context, then from the hits of rows one symbol shorter.
+  void FindRows(std::uint32_t length) {
+    const std::uint32_t first = RowBegin(length - 1, 0);
+    const auto hits_end = static_cast<std::uint32_t>(w_.hits.size());
+    const std::uint32_t hits_begin = first < w_.rows.size() ? w_.rows[first].hits_begin : hits_end;
+    w_.targets.Resize(hits_end);
+    LoadRuns(length, hits_begin, hits_end);
+    const PackedLevel shorter = lm_->levels()[length - 1];
+    w_.row_begin.Append(static_cast<std::uint32_t>(w_.rows.size()));
+    StartRow(length);
+    for (std::uint32_t j = 0; j + 1 < num_slots_; ++j) {
+      w_.row_begin.Append(static_cast<std::uint32_t>(w_.rows.size()));
+      for (std::uint32_t r = RowBegin(length - 1, j); r < RowBegin(length - 1, j + 1); ++r) {
+        ExtendRow(j, r, w_.runs.data() + (w_.rows[r].hits_begin - hits_begin), shorter);
       }
     }
   }
 
-  FusedTarget SuffixTarget(std::uint32_t j, std::uint32_t length, const FusedHit& hit) const {
-    return length == 0 ? FusedTarget{w_.row_begin[j + 1], true, 0.0} : w_.targets[hit.suffix_hit];
+  // Boundary 0: the suffix of the context of this length. Where it has no hits, no longer one has.
+  void StartRow(std::uint32_t length) {
+    if (length > start_.length) return;
+    const std::uint32_t node = start_.nodes[length - 1];
+    const double backoff = Scaled(lm_->levels()[length - 1].Backoff(node));
+    const auto [begin, end] = lm_->Children(length, node);
+    if (w_.rows[start_row_].length + 1 == length &&
+        AddRow(0, length, {begin, end}, start_row_, backoff)) {
+      start_row_ = static_cast<std::uint32_t>(w_.rows.size()) - 1;
+    } else {
+      start_constant_ += backoff;
+    }
   }
 
   // Where the children of each hit stand; asks for their keys ahead of use.
   void LoadRuns(std::uint32_t length, std::uint32_t hits_begin, std::uint32_t hits_end) {
-    const PackedLevel& next = lm_->levels()[length + 1];
+    const PackedLevel shorter = lm_->levels()[length - 1];  // a copy, so that it stays in registers
+    const std::uint8_t* keys = lm_->levels()[length].keys.data();
+    const std::uint8_t* samples = lm_->levels()[length].samples.data();
+    const std::size_t key_bytes = lm_->levels()[length].form.key_bytes;
     w_.runs.Resize(hits_end - hits_begin);
-    for (std::uint32_t h = hits_begin; h < hits_end; ++h) {
-      FusedRun& run = w_.runs[h - hits_begin];
-      run = {0, 0};
-      if (length > 0 && !w_.targets[w_.hits[h].suffix_hit].own_row) continue;
-      const auto [begin, end] = lm_->Children(length + 1, w_.hits[h].node);
-      run = {begin, end};
-      if (end - begin > 2 * kSampleStride) {
-        Simd::Prefetch(next.samples.data() +
-                       std::size_t{begin / kSampleStride} * next.form.key_bytes);
-      } else {
-        Simd::Prefetch(next.keys.data() + std::size_t{begin} * next.form.key_bytes);
+    const FusedHit* hits = w_.hits.data() + hits_begin;
+    FusedRun* runs = w_.runs.data();
+    for (std::uint32_t i = 0; i < hits_end - hits_begin; ++i) {
+      const auto [begin, end] = shorter.Children(hits[i].node);
+      runs[i] = {begin, end};
+      const bool is_long = end - begin > 2 * kSampleStride;
+      Simd::Prefetch(is_long ? samples + begin / kSampleStride * key_bytes
+                             : keys + begin * key_bytes);
+    }
+  }
+
+  // From the hits of a row at boundary j to rows at boundary j + 1, one symbol longer. A history
+  // can have hits only where its suffix has, and only on the same lanes.
+  void ExtendRow(std::uint32_t j, std::uint32_t r, const FusedRun* runs, const PackedLevel& level) {
+    const FusedRow row = w_.rows[r];
+    for (std::uint32_t h = row.hits_begin; h < row.hits_end; ++h, ++runs) {
+      const FusedHit hit = w_.hits[h];
+      FusedTarget target = SuffixTarget(j, row.length, hit);
+      const double backoff = Scaled(level.Backoff(hit.node));
+      bool added = false;
+      if (target.own_row) added = AddRow(j + 1, row.length + 1, *runs, target.row, backoff);
+      target.row = added ? static_cast<std::uint32_t>(w_.rows.size()) - 1 : target.row;
+      target.constant = added ? 0.0 : target.constant + backoff;
+      target.own_row = added;
+      w_.targets[h] = target;
+    }
+  }
+
+  // Where the suffix of a hit leads; the suffix of a unigram is the empty history, the root.
+  FusedTarget SuffixTarget(std::uint32_t j, std::uint32_t length, const FusedHit& hit) const {
+    return length == 0 ? FusedTarget{RowBegin(0, j + 1), true, 0.0} : w_.targets[hit.suffix_hit];
+  }
+
+  // N-grams of the highest order are nobody's history: they lead where their suffixes do.
+  void PassOnTargets() {
+    w_.targets.Resize(w_.hits.size());
+    for (std::uint32_t j = 0; j + 1 < num_slots_; ++j) {
+      for (std::uint32_t r = RowBegin(max_length_, j); r < RowBegin(max_length_, j + 1); ++r) {
+        for (std::uint32_t h = w_.rows[r].hits_begin; h < w_.rows[r].hits_end; ++h) {
+          w_.targets[h] = SuffixTarget(j, w_.rows[r].length, w_.hits[h]);
+        }
       }
     }
   }
 
-  FusedTarget ExtendHit(std::uint32_t j, std::uint32_t length, const FusedHit hit, FusedRun run) {
-    FusedTarget target = SuffixTarget(j, length, hit);
-    if (run.begin < run.end && AddRow(j + 1, length + 1, hit.node, run, target.row)) {
-      return {static_cast<std::uint32_t>(w_.rows.size()) - 1, true, 0.0};
-    }
-    target.own_row = false;
-    target.constant += Scaled(lm_->levels()[length].Backoff(hit.node));
-    return target;
-  }
-
   // Searches the children of a history of `length` symbols for the candidates that its suffix's
-  // row hit. Adds a row if there are any.
-  bool AddRow(std::uint32_t slot, std::uint32_t length, std::uint32_t node, FusedRun run,
-              std::uint32_t suffix_row) {
+  // row hit. Adds a row if there are any. (What is written for a row without hits stays beyond
+  // the end: whether there are any is a coin toss, and a wrong guess costs more than the writes.)
+  bool AddRow(std::uint32_t slot, std::uint32_t length, FusedRun run, std::uint32_t suffix_row,
+              double backoff) {
     const PackedLevel& level = lm_->levels()[length];
     const auto hits_begin = static_cast<std::uint32_t>(w_.hits.size());
     const std::uint32_t first = w_.rows[suffix_row].hits_begin;
@@ -221,72 +240,82 @@ class FusedSearch {
     const std::uint32_t count =
         Simd::FindHits(level, run, w_.symbols.data() + Lane(slot, 0), w_.hits.data(), first, last,
                        w_.hits.data() + hits_begin);
-    if (count == 0) return false;
     w_.hits.Resize(hits_begin + count);
-    for (std::uint32_t h = hits_begin; h < hits_begin + count; ++h) {
-      Simd::Prefetch(level.Record(w_.hits[h].node));
-    }
-    PushRow(hits_begin, suffix_row, length, Scaled(lm_->levels()[length - 1].Backoff(node)));
-    return true;
+    PushRow(level, hits_begin, suffix_row, length, backoff);
+    w_.rows.Resize(w_.rows.size() - (count == 0));
+    w_.hit_lanes.Resize(w_.rows.size() * lane_words_);
+    return count != 0;
   }
 
-  // A row of the hits from hits_begin on.
-  void PushRow(std::uint32_t hits_begin, std::uint32_t suffix, std::uint32_t length,
-               double backoff) {
+  // A row of the hits from hits_begin on; asks for their records.
+  void PushRow(const PackedLevel& level, std::uint32_t hits_begin, std::uint32_t suffix,
+               std::uint32_t length, double backoff) {
     const auto hits_end = static_cast<std::uint32_t>(w_.hits.size());
-    w_.rows.Append({hits_begin, hits_end, suffix, length, backoff, 0.0});
-    const std::size_t bytes = stride_ / kFusedLanes;
+    w_.rows.Append({hits_begin, hits_end, suffix, length, 0, backoff, 0.0});
     const std::size_t at = w_.hit_lanes.size();
-    w_.hit_lanes.Resize(at + bytes);
-    std::uint8_t* lanes = w_.hit_lanes.data() + at;
-    std::fill(lanes, lanes + bytes, std::uint8_t{0});
+    w_.hit_lanes.Resize(at + lane_words_);
+    std::uint64_t* lanes = w_.hit_lanes.data() + at;
+    if (lane_words_ > 1) std::fill(lanes, lanes + lane_words_, std::uint64_t{0});
+    std::uint64_t word = 0;  // in a register: the usual case is one word
     for (std::uint32_t h = hits_begin; h < hits_end; ++h) {
       const std::uint32_t lane = w_.hits[h].lane;
-      lanes[lane / kFusedLanes] |= static_cast<std::uint8_t>(1u << (lane % kFusedLanes));
+      word |= std::uint64_t{1} << (lane % 64);
+      if (lane_words_ > 1) lanes[lane / 64] |= std::uint64_t{1} << (lane % 64);
+      Simd::Prefetch(level.Record(w_.hits[h].node));
     }
+    if (lane_words_ == 1) *lanes = word;
   }
 
   // --- 2. best completions ------------------------------------------------------------------
 
-  // Where all values fit, they are kept for the beam; else each boundary's overwrite the last's.
+  // Where all values fit, they are kept for the beam; else those of one boundary overwrite those
+  // of another.
   void FindBestCompletions() {
     kept_ = w_.rows.size() * stride_ <= kKeptValues;
-    std::size_t most = 0;
-    for (std::uint32_t j = 0; j < num_slots_; ++j) {
-      most = std::max<std::size_t>(most, w_.row_begin[j + 1] - w_.row_begin[j]);
-    }
-    w_.values.Resize((kept_ ? w_.rows.size() : most) * stride_);
+    if (kept_) w_.values.Resize(w_.rows.size() * stride_);
     for (std::uint32_t j = num_slots_; j-- > 0;) {
-      const std::uint32_t base = kept_ ? 0 : w_.row_begin[j];
-      for (std::uint32_t r = w_.row_begin[j]; r < w_.row_begin[j + 1]; ++r) {
-        FusedRow& row = w_.rows[r];
-        row.best = FillRow(j, r, w_.values.data() + std::size_t{row.suffix - base} * stride_,
-                           w_.values.data() + std::size_t{r - base} * stride_);
+      std::uint32_t place = 0;
+      for (std::uint32_t length = 0; length <= max_length_; ++length) {
+        const std::uint32_t at = length * num_slots_ + j;
+        const PackedLevel level = lm_ == nullptr ? PackedLevel{} : lm_->levels()[length];
+        for (std::uint32_t r = w_.row_begin[at]; r < w_.row_begin[at + 1]; ++r, ++place) {
+          FusedRow& row = w_.rows[r];
+          row.place = kept_ ? r : place;
+          w_.values.Resize(std::max(w_.values.size(), (row.place + std::size_t{1}) * stride_));
+          row.best = FillRow(j, r, level, Values(w_.rows[row.suffix]), Values(row));
+        }
       }
     }
+  }
+
+  double* Values(const FusedRow& row) {
+    return w_.values.data() + std::size_t{row.place} * stride_;
   }
 
   // The score, up to the end of the lattice, of each lane from a row: the suffix's plus the
   // backoff, and a hit's own in its place. A hit replaces the backed-off score, better or worse.
   // Returns the best.
-  double FillRow(std::uint32_t j, std::uint32_t r, const double* suffix_values, double* values) {
+  double FillRow(std::uint32_t j, std::uint32_t r, const PackedLevel& level,
+                 const double* suffix_values, double* values) {
     const FusedRow& row = w_.rows[r];
     double best = kMinusInfinity;
     if (row.length > 0) {
-      const std::uint8_t* hit_lanes = w_.hit_lanes.data() + std::size_t{r} * stride_ / kFusedLanes;
+      const std::uint64_t* hit_lanes = w_.hit_lanes.data() + std::size_t{r} * lane_words_;
       best = Simd::AddConstant(suffix_values, row.backoff, hit_lanes, stride_, values);
     } else {
       std::fill(values + Width(j), values + stride_, kMinusInfinity);
     }
     const bool last = j + 1 == num_slots_;
     const double* heads = w_.head_scores.data() + Lane(j, 0);
-    const PackedLevel* level = lm_ == nullptr ? nullptr : &lm_->levels()[row.length];
-    for (std::uint32_t h = row.hits_begin; h < row.hits_end; ++h) {
-      const FusedHit& hit = w_.hits[h];
-      double score = heads[hit.lane];
-      if (level != nullptr) score += Scaled(level->LogProb(hit.node));
-      if (!last) score += w_.targets[h].constant + w_.rows[w_.targets[h].row].best;
-      values[hit.lane] = score;
+    const FusedHit* hits = w_.hits.data();
+    const FusedTarget* targets = w_.targets.data();
+    const FusedRow* rows = w_.rows.data();
+    const std::uint32_t hits_end = row.hits_end;
+    for (std::uint32_t h = row.hits_begin; h < hits_end; ++h) {
+      double score = heads[hits[h].lane];
+      if (lm_ != nullptr) score += Scaled(level.LogProb(hits[h].node));
+      if (!last) score += targets[h].constant + rows[targets[h].row].best;
+      values[hits[h].lane] = score;
       best = std::max(best, score);
     }
     return best;
@@ -335,8 +364,7 @@ class FusedSearch {
   // The row after a candidate: that of the longest history with a hit for it.
   std::uint32_t TargetOf(std::uint32_t j, std::uint32_t r, std::uint32_t lane) const {
     if (j + 1 == num_slots_) return 0;
-    const std::size_t bytes = stride_ / kFusedLanes;
-    while ((w_.hit_lanes[r * bytes + lane / kFusedLanes] >> (lane % kFusedLanes) & 1) == 0) {
+    while ((w_.hit_lanes[std::size_t{r} * lane_words_ + lane / 64] >> (lane % 64) & 1) == 0) {
       r = w_.rows[r].suffix;
     }
     std::uint32_t h = w_.rows[r].hits_begin;
@@ -345,7 +373,7 @@ class FusedSearch {
   }
 
   const double* ValuesOf(std::uint32_t j, std::uint32_t r) {
-    if (kept_) return w_.values.data() + std::size_t{r} * stride_;
+    if (kept_) return Values(w_.rows[r]);
     w_.chain.Resize(std::size_t{kMaxOrder} * stride_);
     return Recompute(j, r);
   }
@@ -354,7 +382,8 @@ class FusedSearch {
   const double* Recompute(std::uint32_t j, std::uint32_t r) {
     const FusedRow& row = w_.rows[r];
     double* values = w_.chain.data() + std::size_t{row.length} * stride_;
-    FillRow(j, r, row.length == 0 ? values : Recompute(j, row.suffix), values);
+    const PackedLevel level = lm_ == nullptr ? PackedLevel{} : lm_->levels()[row.length];
+    FillRow(j, r, level, row.length == 0 ? values : Recompute(j, row.suffix), values);
     return values;
   }
 
@@ -407,7 +436,8 @@ class FusedSearch {
   const std::uint32_t max_length_;  // order - 1
   FusedWorkspace& w_;
 
-  std::uint32_t stride_ = 0;  // lanes of a slot, padded
+  std::uint32_t stride_ = 0;      // lanes of a slot, padded
+  std::uint32_t lane_words_ = 0;  // 64-bit words that have a bit for each lane
   std::uint32_t start_row_ = 0;
   double start_constant_ = 0.0;
   std::uint32_t beam_begin_ = 0;

@@ -33,6 +33,7 @@ struct FusedRow {
   std::uint32_t hits_end;
   std::uint32_t suffix;  // the row of the history without its first symbol; its own for the root
   std::uint32_t length;  // symbols of the history
+  std::uint32_t place;   // of its values in the workspace
   double backoff;        // alpha * ln backoff of the history, on the grid
   double best;           // score of the best completion from here
 };
@@ -58,10 +59,10 @@ struct FusedWorkspace {
   Buffer<std::uint64_t> sorted;
 
   Buffer<FusedHit> hits;
-  Buffer<FusedTarget> targets;     // one for each hit
-  Buffer<std::uint8_t> hit_lanes;  // (rows, stride / 8) bits: which lanes are hits
+  Buffer<FusedTarget> targets;      // one for each hit
+  Buffer<std::uint64_t> hit_lanes;  // (rows, ceil(stride / 64)) bits: which lanes are hits
   Buffer<FusedRow> rows;
-  Buffer<std::uint32_t> row_begin;  // boundary j's rows are row_begin[j] .. [j + 1] - 1
+  Buffer<std::uint32_t> row_begin;  // (lengths, slots): the first row of a length at a boundary
   Buffer<FusedRun> runs;
   Buffer<double> values;      // (rows, stride): scores of lanes up to the lattice's end
   Buffer<double> chain;       // the same of a row and its suffixes, when recomputed

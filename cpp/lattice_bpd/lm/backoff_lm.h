@@ -90,9 +90,7 @@ class BackoffLm {
   // the empty history (length 0) that is the whole of level 0.
   std::pair<std::uint32_t, std::uint32_t> Children(std::uint32_t length, std::uint32_t node) const {
     if (length == 0) return {0, static_cast<std::uint32_t>(levels_[0].size())};
-    const PackedLevel& level = levels_[length - 1];
-    const std::uint32_t begin = level.ChildBegin(node);
-    return {begin, std::max(begin, level.ChildBegin(node + 1))};
+    return levels_[length - 1].Children(node);
   }
 
  private:

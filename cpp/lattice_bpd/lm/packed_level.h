@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "lattice_bpd/base/array_view.h"
@@ -82,6 +83,24 @@ struct PackedLevel {
     const std::uint64_t child =
         std::uint64_t{child_bases[node / kChildBaseStride]} + Load<std::uint16_t>(field);
     return static_cast<std::uint32_t>(std::min<std::uint64_t>(child, num_children));
+  }
+
+  // ChildBegin(node) and ChildBegin(node + 1) in one go, the second not below the first.
+  std::pair<std::uint32_t, std::uint32_t> Children(std::uint32_t node) const {
+    const std::uint32_t stride = form.record_bytes();
+    const std::uint8_t* field = payload.data() + static_cast<std::uint64_t>(node) * stride +
+                                form.log_prob_bytes + form.backoff_bytes;
+    std::uint64_t begin, end;
+    if (form.child_bytes == 2) {
+      begin = std::uint64_t{child_bases[node / kChildBaseStride]} + Load<std::uint16_t>(field);
+      end = std::uint64_t{child_bases[(node + 1) / kChildBaseStride]} +
+            Load<std::uint16_t>(field + stride);
+    } else {
+      begin = Load<std::uint32_t>(field);
+      end = Load<std::uint32_t>(field + stride);
+    }
+    end = std::min<std::uint64_t>(end, num_children);
+    return {static_cast<std::uint32_t>(std::min(begin, end)), static_cast<std::uint32_t>(end)};
   }
 
   // The node among begin .. end - 1 with this key, or kNoNode. O(log(end - begin)) steps, about
