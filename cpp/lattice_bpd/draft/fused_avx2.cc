@@ -36,18 +36,22 @@ std::uint32_t EqualLanes(const std::uint16_t* at, Symbol word) {
 struct Avx2 {
   static void Prefetch(const void* at) { __builtin_prefetch(at); }
 
-  static std::uint32_t FindHits(const PackedLevel& level, FusedRun run, const Symbol* symbols,
-                                const FusedHit* hits, std::uint32_t first, std::uint32_t last,
-                                FusedHit* out) {
+  static std::uint32_t FindHits(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+                                const FusedOutput& out) {
+    if (run.begin == run.end) return 0;
     const bool narrow = level.form.key_bytes == 2;
     std::uint32_t count = 0;
-    for (std::uint32_t h = first; h < last; ++h) {
-      const Symbol word = symbols[hits[h].lane];
+    for (std::uint32_t i = 0; i < query.num_hits; ++i) {
+      const std::uint32_t lane = query.lanes[i];
+      const Symbol word = query.symbols[lane];
       const std::uint32_t node =
           narrow ? Find(level, run.begin, run.end, word) : level.Find(run.begin, run.end, word);
-      out[count] = {hits[h].lane, node, h};
+      out.lane[count] = lane;
+      out.node[count] = node;
+      out.suffix_hit[count] = query.first_hit + i;
       count += node != kNoNode;
     }
+    MarkHits(level, out, count);
     return count;
   }
 

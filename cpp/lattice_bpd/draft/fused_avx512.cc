@@ -83,20 +83,53 @@ void UpperBounds(const typename Keys::Key* samples, std::uint32_t first, std::ui
   }
 }
 
-// A run within one or two blocks of 32 keys: load them once, compare each candidate.
+// A run of 8 two-byte keys or fewer and 16 lanes or fewer, the usual case: each key against all
+// lanes at once, and the lanes that match put side by side. No branch depends on the data.
+std::uint32_t FindInTinyRun(const std::uint16_t* keys, FusedRun run, const FusedQuery& query,
+                            const FusedOutput& out) {
+  // Lanes of padding hold 0xffff, which no key of this form is; missing keys hold it too, and
+  // match padding only, which lane_bits leave out.
+  const __m256i lanes16 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(query.symbols16));
+  const auto which = static_cast<__mmask8>((1u << (run.end - run.begin)) - 1);
+  const __m256i loaded =
+      _mm256_castsi128_si256(_mm_mask_loadu_epi16(_mm_set1_epi16(-1), which, keys + run.begin));
+  __mmask16 found = 0;
+  __m512i node = _mm512_set1_epi32(static_cast<int>(run.begin));
+  const __m512i first_node = node;
+  for (int i = 0; i < 8; ++i) {
+    const __m256i key = _mm256_permutexvar_epi16(_mm256_set1_epi16(static_cast<short>(i)), loaded);
+    const __mmask16 equal = _mm256_cmpeq_epi16_mask(lanes16, key);
+    node = _mm512_mask_add_epi32(node, equal, first_node, _mm512_set1_epi32(i));
+    found = static_cast<__mmask16>(found | equal);
+  }
+  const auto asked = static_cast<__mmask16>(*query.lane_bits);
+  found = static_cast<__mmask16>(found & asked);
+  const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i suffix_hit = _mm512_add_epi32(_mm512_maskz_expand_epi32(asked, iota),
+                                              _mm512_set1_epi32(static_cast<int>(query.first_hit)));
+  _mm512_storeu_si512(out.lane, _mm512_maskz_compress_epi32(found, iota));
+  _mm512_storeu_si512(out.node, _mm512_maskz_compress_epi32(found, node));
+  _mm512_storeu_si512(out.suffix_hit, _mm512_maskz_compress_epi32(found, suffix_hit));
+  *out.lane_bits = found;
+  return static_cast<std::uint32_t>(__builtin_popcount(found));
+}
+
+// A run of 64 keys or fewer: load them once, compare each candidate.
 template <typename Keys>
-std::uint32_t FindInShortRun(const typename Keys::Key* keys, FusedRun run, const Symbol* symbols,
-                             const FusedHit* hits, std::uint32_t first, std::uint32_t last,
-                             FusedHit* out) {
+std::uint32_t FindInShortRun(const typename Keys::Key* keys, FusedRun run, const FusedQuery& query,
+                             const FusedOutput& out) {
   const std::uint32_t size = run.end - run.begin;
   const Keys low(keys + run.begin, LaneRange(0, size));
   const Keys high(keys + run.begin + 32, size > 32 ? LaneRange(0, size - 32) : 0);
   std::uint32_t count = 0;
-  for (std::uint32_t h = first; h < last; ++h) {
-    const Symbol word = symbols[hits[h].lane];
+  for (std::uint32_t i = 0; i < query.num_hits; ++i) {
+    const std::uint32_t lane = query.lanes[i];
+    const Symbol word = query.symbols[lane];
     std::uint64_t equal = low.Equal(word);
     if (size > 32) equal |= static_cast<std::uint64_t>(high.Equal(word)) << 32;
-    out[count] = {hits[h].lane, run.begin + static_cast<std::uint32_t>(_tzcnt_u64(equal)), h};
+    out.lane[count] = lane;
+    out.node[count] = run.begin + static_cast<std::uint32_t>(_tzcnt_u64(equal));
+    out.suffix_hit[count] = query.first_hit + i;
     count += equal != 0;
   }
   return count;
@@ -105,9 +138,8 @@ std::uint32_t FindInShortRun(const typename Keys::Key* keys, FusedRun run, const
 // A long run: first the block of every candidate, by samples, then the blocks, which have been
 // asked for meanwhile.
 template <typename Keys>
-std::uint32_t FindInLongRun(const PackedLevel& level, FusedRun run, const Symbol* symbols,
-                            const FusedHit* hits, std::uint32_t first, std::uint32_t last,
-                            FusedHit* out) {
+std::uint32_t FindInLongRun(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+                            const FusedOutput& out) {
   using Key = typename Keys::Key;
   const Key* keys = reinterpret_cast<const Key*>(level.keys.data());
   const Key* samples = reinterpret_cast<const Key*>(level.samples.data());
@@ -117,9 +149,9 @@ std::uint32_t FindInLongRun(const PackedLevel& level, FusedRun run, const Symbol
   Symbol words[kGroup];
   std::uint32_t bounds[kGroup];
   std::uint32_t count = 0;
-  for (std::uint32_t group = first; group < last; group += kGroup) {
-    const std::uint32_t size = std::min(kGroup, last - group);
-    for (std::uint32_t c = 0; c < size; ++c) words[c] = symbols[hits[group + c].lane];
+  for (std::uint32_t group = 0; group < query.num_hits; group += kGroup) {
+    const std::uint32_t size = std::min(kGroup, query.num_hits - group);
+    for (std::uint32_t c = 0; c < size; ++c) words[c] = query.symbols[query.lanes[group + c]];
     UpperBounds<Keys>(samples, first_sample, last_sample, words, size, bounds);
     for (std::uint32_t c = 0; c < size; ++c) {
       __builtin_prefetch(keys + std::size_t{bounds[c] - 1} * kSampleStride);
@@ -129,7 +161,9 @@ std::uint32_t FindInLongRun(const PackedLevel& level, FusedRun run, const Symbol
       const Keys block(keys + base,
                        LaneRange(run.begin > base ? run.begin - base : 0, run.end - base));
       const std::uint32_t equal = block.Equal(words[c]);
-      out[count] = {hits[group + c].lane, base + _tzcnt_u32(equal), group + c};
+      out.lane[count] = query.lanes[group + c];
+      out.node[count] = base + _tzcnt_u32(equal);
+      out.suffix_hit[count] = query.first_hit + group + c;
       count += equal != 0;
     }
   }
@@ -137,25 +171,27 @@ std::uint32_t FindInLongRun(const PackedLevel& level, FusedRun run, const Symbol
 }
 
 template <typename Keys>
-std::uint32_t FindInRun(const PackedLevel& level, FusedRun run, const Symbol* symbols,
-                        const FusedHit* hits, std::uint32_t first, std::uint32_t last,
-                        FusedHit* out) {
-  if (run.end - run.begin > 64) {
-    return FindInLongRun<Keys>(level, run, symbols, hits, first, last, out);
-  }
-  return FindInShortRun<Keys>(reinterpret_cast<const typename Keys::Key*>(level.keys.data()), run,
-                              symbols, hits, first, last, out);
+std::uint32_t FindInRun(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+                        const FusedOutput& out) {
+  const auto* keys = reinterpret_cast<const typename Keys::Key*>(level.keys.data());
+  const std::uint32_t count = run.end - run.begin > 64
+                                  ? FindInLongRun<Keys>(level, run, query, out)
+                                  : FindInShortRun<Keys>(keys, run, query, out);
+  MarkHits(level, out, count);
+  return count;
 }
 
 struct Avx512 {
   static void Prefetch(const void* at) { __builtin_prefetch(at); }
 
-  static std::uint32_t FindHits(const PackedLevel& level, FusedRun run, const Symbol* symbols,
-                                const FusedHit* hits, std::uint32_t first, std::uint32_t last,
-                                FusedHit* out) {
-    return level.form.key_bytes == 2
-               ? FindInRun<Keys16>(level, run, symbols, hits, first, last, out)
-               : FindInRun<Keys32>(level, run, symbols, hits, first, last, out);
+  static std::uint32_t FindHits(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+                                const FusedOutput& out) {
+    if (level.form.key_bytes != 2) return FindInRun<Keys32>(level, run, query, out);
+    if (run.end - run.begin <= 8 && query.num_lanes <= 16) {
+      return FindInTinyRun(reinterpret_cast<const std::uint16_t*>(level.keys.data()), run, query,
+                           out);
+    }
+    return FindInRun<Keys16>(level, run, query, out);
   }
 
   static double AddConstant(const double* in, double constant, const std::uint64_t* skipped_lanes,

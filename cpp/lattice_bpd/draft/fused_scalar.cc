@@ -8,18 +8,21 @@ namespace {
 struct Scalar {
   static void Prefetch(const void* at) { __builtin_prefetch(at); }
 
-  // Looks for the candidates of hits[first .. last - 1] among the keys of a run (not empty):
-  // symbols[hit.lane] is the key wanted. Writes {lane, node found, index of the hit} for each one
-  // that is there to `out`, which has room for one more than can be found, and returns how many.
-  static std::uint32_t FindHits(const PackedLevel& level, FusedRun run, const Symbol* symbols,
-                                const FusedHit* hits, std::uint32_t first, std::uint32_t last,
-                                FusedHit* out) {
+  // Looks for a query's candidates among the keys of a run (it may be empty). Writes lane, node
+  // and suffix hit of each one that is there, by lane, sets its bit and asks for its record.
+  // Returns how many there are.
+  static std::uint32_t FindHits(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+                                const FusedOutput& out) {
     std::uint32_t count = 0;
-    for (std::uint32_t h = first; h < last; ++h) {
-      const std::uint32_t node = level.Find(run.begin, run.end, symbols[hits[h].lane]);
-      out[count] = {hits[h].lane, node, h};
+    for (std::uint32_t i = 0; i < query.num_hits; ++i) {
+      const std::uint32_t lane = query.lanes[i];
+      const std::uint32_t node = level.Find(run.begin, run.end, query.symbols[lane]);
+      out.lane[count] = lane;
+      out.node[count] = node;
+      out.suffix_hit[count] = query.first_hit + i;
       count += node != kNoNode;
     }
+    MarkHits(level, out, count);
     return count;
   }
 

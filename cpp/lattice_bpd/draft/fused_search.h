@@ -55,6 +55,7 @@ class FusedSearch {
     stride_ = (stride_ + kFusedLanes - 1) / kFusedLanes * kFusedLanes;
     lane_words_ = (stride_ + 63) / 64;
     w_.symbols.Resize(std::size_t{num_slots_} * stride_);
+    w_.symbols16.Resize(std::size_t{num_slots_} * stride_ + kFusedSpare);
     w_.head_scores.Resize(std::size_t{num_slots_} * stride_);
     w_.order.Resize(stride_);
     const bool masked = sausage_.all_masked();
@@ -70,6 +71,11 @@ class FusedSearch {
         heads[w_.order[i]] = masked ? 0.0 : ToScoreGrid(scores[i]);
       }
       std::fill(heads + width, heads + stride_, kMinusInfinity);
+      std::fill(symbols + width, symbols + stride_, kNoSymbol);
+      std::uint16_t* symbols16 = w_.symbols16.data() + Lane(j, 0);
+      for (std::uint32_t lane = 0; lane < stride_; ++lane) {
+        symbols16[lane] = static_cast<std::uint16_t>(symbols[lane]);
+      }
     }
   }
 
@@ -109,7 +115,7 @@ class FusedSearch {
   // one length are found in one pass over all boundaries, since they depend on shorter ones only.
   // So there is always other work to do while memory answers.
   void FindHits() {
-    w_.hits.Clear();
+    w_.hits.size = 0;
     w_.rows.Clear();
     w_.hit_lanes.Clear();
     w_.row_begin.Clear();
@@ -132,21 +138,25 @@ class FusedSearch {
 
   // The root row (of the empty history). Its hits are all candidates: every symbol has a unigram.
   void AddRoot(std::uint32_t j) {
-    const auto begin = static_cast<std::uint32_t>(w_.hits.size());
+    const std::uint32_t begin = w_.hits.size;
     const std::uint32_t width = Width(j);
-    w_.hits.Resize(begin + width);
+    w_.hits.Reserve(width);
+    std::uint64_t* lane_bits = NewLaneBits();
     for (std::uint32_t lane = 0; lane < width; ++lane) {
-      w_.hits[begin + lane] = {lane, lm_ == nullptr ? 0 : w_.symbols[Lane(j, lane)], 0};
+      w_.hits.lane[begin + lane] = lane;
+      w_.hits.node[begin + lane] = lm_ == nullptr ? 0 : w_.symbols[Lane(j, lane)];
+      lane_bits[lane / 64] |= std::uint64_t{1} << (lane % 64);
+      if (lm_ != nullptr) Simd::Prefetch(lm_->levels()[0].Record(w_.hits.node[begin + lane]));
     }
-    static const PackedLevel kNoLevel;
-    PushRow(lm_ == nullptr ? kNoLevel : lm_->levels()[0], begin,
-            static_cast<std::uint32_t>(w_.rows.size()), 0, 0.0);
+    w_.hits.size += width;
+    w_.rows.Append(
+        {begin, w_.hits.size, static_cast<std::uint32_t>(w_.rows.size()), 0, 0, 0.0, 0.0});
   }
 
   // All rows of one length: from the context, then from the hits of rows one symbol shorter.
   void FindRows(std::uint32_t length) {
     const std::uint32_t first = RowBegin(length - 1, 0);
-    const auto hits_end = static_cast<std::uint32_t>(w_.hits.size());
+    const auto hits_end = static_cast<std::uint32_t>(w_.hits.size);
     const std::uint32_t hits_begin = first < w_.rows.size() ? w_.rows[first].hits_begin : hits_end;
     w_.targets.Resize(hits_end);
     LoadRuns(length, hits_begin, hits_end);
@@ -178,18 +188,22 @@ class FusedSearch {
   // Where the children of each hit stand; asks for their keys ahead of use.
   void LoadRuns(std::uint32_t length, std::uint32_t hits_begin, std::uint32_t hits_end) {
     const PackedLevel shorter = lm_->levels()[length - 1];  // a copy, so that it stays in registers
-    const std::uint8_t* keys = lm_->levels()[length].keys.data();
-    const std::uint8_t* samples = lm_->levels()[length].samples.data();
-    const std::size_t key_bytes = lm_->levels()[length].form.key_bytes;
+    const PackedLevel& level = lm_->levels()[length];
+    const std::uint8_t* keys = level.keys.data();
+    const std::uint8_t* samples = level.samples.data();
+    const std::uint8_t* records = level.payload.data();
+    const std::size_t key_bytes = level.form.key_bytes;
+    const std::size_t record_bytes = level.form.record_bytes();
     w_.runs.Resize(hits_end - hits_begin);
-    const FusedHit* hits = w_.hits.data() + hits_begin;
+    const std::uint32_t* nodes = w_.hits.node.data() + hits_begin;
     FusedRun* runs = w_.runs.data();
     for (std::uint32_t i = 0; i < hits_end - hits_begin; ++i) {
-      const auto [begin, end] = shorter.Children(hits[i].node);
+      const auto [begin, end] = shorter.Children(nodes[i]);
       runs[i] = {begin, end};
       const bool is_long = end - begin > 2 * kSampleStride;
       Simd::Prefetch(is_long ? samples + begin / kSampleStride * key_bytes
                              : keys + begin * key_bytes);
+      Simd::Prefetch(records + begin * record_bytes);  // a short run's records are few
     }
   }
 
@@ -198,9 +212,8 @@ class FusedSearch {
   void ExtendRow(std::uint32_t j, std::uint32_t r, const FusedRun* runs, const PackedLevel& level) {
     const FusedRow row = w_.rows[r];
     for (std::uint32_t h = row.hits_begin; h < row.hits_end; ++h, ++runs) {
-      const FusedHit hit = w_.hits[h];
-      FusedTarget target = SuffixTarget(j, row.length, hit);
-      const double backoff = Scaled(level.Backoff(hit.node));
+      FusedTarget target = SuffixTarget(j, row.length, h);
+      const double backoff = Scaled(level.Backoff(w_.hits.node[h]));
       bool added = false;
       if (target.own_row) added = AddRow(j + 1, row.length + 1, *runs, target.row, backoff);
       target.row = added ? static_cast<std::uint32_t>(w_.rows.size()) - 1 : target.row;
@@ -211,17 +224,18 @@ class FusedSearch {
   }
 
   // Where the suffix of a hit leads; the suffix of a unigram is the empty history, the root.
-  FusedTarget SuffixTarget(std::uint32_t j, std::uint32_t length, const FusedHit& hit) const {
-    return length == 0 ? FusedTarget{RowBegin(0, j + 1), true, 0.0} : w_.targets[hit.suffix_hit];
+  FusedTarget SuffixTarget(std::uint32_t j, std::uint32_t length, std::uint32_t h) const {
+    return length == 0 ? FusedTarget{RowBegin(0, j + 1), true, 0.0}
+                       : w_.targets[w_.hits.suffix_hit[h]];
   }
 
   // N-grams of the highest order are nobody's history: they lead where their suffixes do.
   void PassOnTargets() {
-    w_.targets.Resize(w_.hits.size());
+    w_.targets.Resize(w_.hits.size);
     for (std::uint32_t j = 0; j + 1 < num_slots_; ++j) {
       for (std::uint32_t r = RowBegin(max_length_, j); r < RowBegin(max_length_, j + 1); ++r) {
         for (std::uint32_t h = w_.rows[r].hits_begin; h < w_.rows[r].hits_end; ++h) {
-          w_.targets[h] = SuffixTarget(j, w_.rows[r].length, w_.hits[h]);
+          w_.targets[h] = SuffixTarget(j, w_.rows[r].length, h);
         }
       }
     }
@@ -233,37 +247,36 @@ class FusedSearch {
   bool AddRow(std::uint32_t slot, std::uint32_t length, FusedRun run, std::uint32_t suffix_row,
               double backoff) {
     const PackedLevel& level = lm_->levels()[length];
-    const auto hits_begin = static_cast<std::uint32_t>(w_.hits.size());
+    const std::uint32_t hits_begin = w_.hits.size;
     const std::uint32_t first = w_.rows[suffix_row].hits_begin;
-    const std::uint32_t last = w_.rows[suffix_row].hits_end;
-    w_.hits.Reserve(hits_begin + (last - first) + 1);
+    const std::uint32_t num_hits = w_.rows[suffix_row].hits_end - first;
+    w_.hits.Reserve(num_hits + kFusedSpare);
+    std::uint64_t* lane_bits = NewLaneBits();
+    const FusedQuery query = {w_.symbols.data() + Lane(slot, 0),
+                              w_.symbols16.data() + Lane(slot, 0),
+                              stride_,
+                              w_.hit_lanes.data() + std::size_t{suffix_row} * lane_words_,
+                              w_.hits.lane.data() + first,
+                              num_hits,
+                              first};
     const std::uint32_t count =
-        Simd::FindHits(level, run, w_.symbols.data() + Lane(slot, 0), w_.hits.data(), first, last,
-                       w_.hits.data() + hits_begin);
-    w_.hits.Resize(hits_begin + count);
-    PushRow(level, hits_begin, suffix_row, length, backoff);
+        Simd::FindHits(level, run, query,
+                       {w_.hits.lane.data() + hits_begin, w_.hits.node.data() + hits_begin,
+                        w_.hits.suffix_hit.data() + hits_begin, lane_bits});
+    w_.hits.size = hits_begin + count;
+    w_.rows.Append({hits_begin, hits_begin + count, suffix_row, length, 0, backoff, 0.0});
     w_.rows.Resize(w_.rows.size() - (count == 0));
     w_.hit_lanes.Resize(w_.rows.size() * lane_words_);
     return count != 0;
   }
 
-  // A row of the hits from hits_begin on; asks for their records.
-  void PushRow(const PackedLevel& level, std::uint32_t hits_begin, std::uint32_t suffix,
-               std::uint32_t length, double backoff) {
-    const auto hits_end = static_cast<std::uint32_t>(w_.hits.size());
-    w_.rows.Append({hits_begin, hits_end, suffix, length, 0, backoff, 0.0});
-    const std::size_t at = w_.hit_lanes.size();
+  // The bits of the row that comes next, none set.
+  std::uint64_t* NewLaneBits() {
+    const std::size_t at = w_.rows.size() * lane_words_;
     w_.hit_lanes.Resize(at + lane_words_);
-    std::uint64_t* lanes = w_.hit_lanes.data() + at;
-    if (lane_words_ > 1) std::fill(lanes, lanes + lane_words_, std::uint64_t{0});
-    std::uint64_t word = 0;  // in a register: the usual case is one word
-    for (std::uint32_t h = hits_begin; h < hits_end; ++h) {
-      const std::uint32_t lane = w_.hits[h].lane;
-      word |= std::uint64_t{1} << (lane % 64);
-      if (lane_words_ > 1) lanes[lane / 64] |= std::uint64_t{1} << (lane % 64);
-      Simd::Prefetch(level.Record(w_.hits[h].node));
-    }
-    if (lane_words_ == 1) *lanes = word;
+    std::uint64_t* bits = w_.hit_lanes.data() + at;
+    for (std::uint32_t i = 0; i < lane_words_; ++i) bits[i] = 0;
+    return bits;
   }
 
   // --- 2. best completions ------------------------------------------------------------------
@@ -307,15 +320,16 @@ class FusedSearch {
     }
     const bool last = j + 1 == num_slots_;
     const double* heads = w_.head_scores.data() + Lane(j, 0);
-    const FusedHit* hits = w_.hits.data();
+    const std::uint32_t* lanes = w_.hits.lane.data();
+    const std::uint32_t* nodes = w_.hits.node.data();
     const FusedTarget* targets = w_.targets.data();
     const FusedRow* rows = w_.rows.data();
     const std::uint32_t hits_end = row.hits_end;
     for (std::uint32_t h = row.hits_begin; h < hits_end; ++h) {
-      double score = heads[hits[h].lane];
-      if (lm_ != nullptr) score += Scaled(level.LogProb(hits[h].node));
+      double score = heads[lanes[h]];
+      if (lm_ != nullptr) score += Scaled(level.LogProb(nodes[h]));
       if (!last) score += targets[h].constant + rows[targets[h].row].best;
-      values[hits[h].lane] = score;
+      values[lanes[h]] = score;
       best = std::max(best, score);
     }
     return best;
@@ -368,7 +382,7 @@ class FusedSearch {
       r = w_.rows[r].suffix;
     }
     std::uint32_t h = w_.rows[r].hits_begin;
-    while (w_.hits[h].lane != lane) ++h;
+    while (w_.hits.lane[h] != lane) ++h;
     return w_.targets[h].row;
   }
 

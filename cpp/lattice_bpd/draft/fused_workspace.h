@@ -7,18 +7,58 @@
 
 #include "lattice_bpd/base/buffer.h"
 #include "lattice_bpd/base/label.h"
+#include "lattice_bpd/lm/packed_level.h"
 
 namespace lattice_bpd {
 
 // Lanes are the candidates of a slot by rising token id, padded to a multiple of this.
 constexpr std::uint32_t kFusedLanes = 8;
 
-// An n-gram of the LM that ends in a candidate of the slot behind its row.
-struct FusedHit {
-  std::uint32_t lane;
-  std::uint32_t node;        // in the level of the row's length
-  std::uint32_t suffix_hit;  // the same lane's hit in the suffix's row
+// Hits: n-grams of the LM that end in a candidate of the slot behind their row, by row, within a
+// row by lane. One array for each field.
+struct FusedHits {
+  Buffer<std::uint32_t> lane;
+  Buffer<std::uint32_t> node;        // in the level of the row's length
+  Buffer<std::uint32_t> suffix_hit;  // the same lane's hit in the suffix's row
+  std::uint32_t size = 0;
+
+  // Makes room for `extra` hits behind the last; they count once `size` says so.
+  void Reserve(std::uint32_t extra) {
+    if (size + extra <= lane.size()) return;
+    const std::size_t room = 2 * (std::size_t{size} + extra);
+    lane.Resize(room);
+    node.Resize(room);
+    suffix_hit.Resize(room);
+  }
 };
+
+// What FindHits (fused_scalar.cc) looks for: the candidates that the row of a suffix hit.
+struct FusedQuery {
+  const Symbol* symbols;           // of the slot's lanes; padding is kNoSymbol
+  const std::uint16_t* symbols16;  // the same in 16 bits, for levels of 2-byte keys
+  std::uint32_t num_lanes;         // padded
+  const std::uint64_t* lane_bits;  // the suffix row's hits as bits ..
+  const std::uint32_t* lanes;      // .. and as a list
+  std::uint32_t num_hits;
+  std::uint32_t first_hit;  // index of the list's first entry
+};
+
+// Where FindHits writes; each has room for kFusedSpare entries more than the query has hits.
+struct FusedOutput {
+  std::uint32_t* lane;
+  std::uint32_t* node;
+  std::uint32_t* suffix_hit;
+  std::uint64_t* lane_bits;  // zero when FindHits gets them
+};
+constexpr std::uint32_t kFusedSpare = 16;
+
+// Sets the bits of the first `count` hits of an output and asks for their records.
+inline void MarkHits(const PackedLevel& level, const FusedOutput& out, std::uint32_t count) {
+  for (std::uint32_t i = 0; i < count; ++i) {
+    out.lane_bits[out.lane[i] / 64] |= std::uint64_t{1} << (out.lane[i] % 64);
+    __builtin_prefetch(level.Record(out.node[i]));
+  }
+}
 
 // Where a path stands after the candidate of a hit.
 struct FusedTarget {
@@ -53,12 +93,13 @@ struct FusedRun {
 };
 
 struct FusedWorkspace {
-  Buffer<std::uint32_t> symbols;  // (slots, stride)
-  Buffer<double> head_scores;     // (slots, stride), -inf in the padding
+  Buffer<std::uint32_t> symbols;    // (slots, stride), kNoSymbol in the padding
+  Buffer<std::uint16_t> symbols16;  // the same, cut to 16 bits
+  Buffer<double> head_scores;       // (slots, stride), -inf in the padding
   Buffer<std::uint32_t> order;
   Buffer<std::uint64_t> sorted;
 
-  Buffer<FusedHit> hits;
+  FusedHits hits;
   Buffer<FusedTarget> targets;      // one for each hit
   Buffer<std::uint64_t> hit_lanes;  // (rows, ceil(stride / 64)) bits: which lanes are hits
   Buffer<FusedRow> rows;

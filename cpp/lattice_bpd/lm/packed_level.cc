@@ -73,7 +73,8 @@ LevelStorage PackLevel(const Trie& trie, int m) {
   const ValueTable backoffs(level.backoff);
   LevelStorage out;
   out.form.size = level.size();
-  if (m > 0) out.form.key_bytes = trie.vocabulary.num_symbols() <= kMaxCodes ? 2 : 4;
+  // Two bytes leave 0xffff free: the search uses it for lanes without a candidate.
+  if (m > 0) out.form.key_bytes = trie.vocabulary.num_symbols() < kMaxCodes ? 2 : 4;
   out.form.log_prob_bytes = static_cast<std::uint8_t>(log_probs.code_bytes);
   out.log_prob_values = log_probs.values;
   if (!highest) {
