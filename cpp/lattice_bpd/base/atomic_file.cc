@@ -25,9 +25,9 @@ mode_t DefaultMode() {
 AtomicFile::AtomicFile(const std::string& path)
     : path_(path), temporary_path_(path + ".tmp.XXXXXX") {
   struct stat status;
-  if (::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
-    errno = EISDIR;
-    ThrowErrno("write");
+  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    errno = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;  // renaming would replace a device or pipe
+    ThrowErrno(S_ISDIR(status.st_mode) ? "write" : "replace (it is not a regular file)");
   }
   const int fd = ::mkstemp(temporary_path_.data());
   if (fd < 0) ThrowErrno("create a temporary file beside");

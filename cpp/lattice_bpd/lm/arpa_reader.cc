@@ -237,6 +237,11 @@ class ArpaReader {
                  decimal_ ? "the file has token id " : "vocab has a word for token id ",
                  vocab_size - 1, "; raise vocab_size or use the right file"));
     }
+    if (!options.vocab_size && vocab_size == 0) {
+      lines_.Fail(lines_.number(),
+                  "no token id among the unigrams; pass vocab_size for a file "
+                  "without any");
+    }
     vocabulary_ = MakeVocabulary(options.vocab_size.value_or(vocab_size), ids);
   }
 

@@ -1,5 +1,7 @@
 #include <charconv>
 #include <cmath>
+#include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "lattice_bpd/base/atomic_file.h"
@@ -102,7 +104,18 @@ void CheckWords(const BackoffLm& lm, const std::vector<std::string>& words) {
     throw ValueError(StrCat("to_arpa: vocab has ", words.size(), " words; the LM has ",
                             lm.vocabulary().vocab_size, " token ids"));
   }
+  const Vocabulary& vocabulary = lm.vocabulary();
+  std::unordered_set<std::string> seen;
   for (std::size_t i = 0; i < words.size(); ++i) {
+    const bool unk = words[i] == "<unk>" || words[i] == "<UNK>";
+    const Symbol meant = words[i] == "<s>"    ? vocabulary.bos
+                         : words[i] == "</s>" ? vocabulary.eos
+                         : unk                ? vocabulary.unk
+                                              : static_cast<Symbol>(i);
+    if (!seen.insert(words[i]).second || meant != i) {
+      throw ValueError(StrCat("to_arpa: the word \"", words[i], "\" of token id ", i,
+                              " stands for another symbol too; give every token id its own word"));
+    }
     if (!words[i].empty() && words[i].find_first_of(" \t\r\n\v\f") == std::string::npos) continue;
     throw ValueError(StrCat("to_arpa: the word of token id ", i,
                             " is empty or has white space in it, which ARPA cannot hold; leave "

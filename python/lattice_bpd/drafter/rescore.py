@@ -27,6 +27,7 @@ from lattice_bpd.token_ids import (
 )
 
 _WHERE = "rescore_lattice"
+_MAX_DRAFTS = 1 << 20  # kMaxDrafts of draft/find_drafts.h
 
 
 def rescore_lattice(
@@ -71,7 +72,7 @@ def rescore_lattice(
         ValueError: Wrong shapes or sizes, NaN or +inf, token ids outside the vocabulary, an LM
             of another vocabulary size, or options out of range.
     """
-    options = (bool(bos), _count("num_drafts", num_drafts), float(alpha), engine)
+    options = (bool(bos), _num_drafts(num_drafts), _number(alpha), _name(engine))
     core_lm = None if lm is None else _core_of(lm)
     lattices = _lattices(head_logits)
     if lattices is not None:
@@ -86,8 +87,7 @@ def rescore_lattice(
             f"{lm.vocab_size}; use an LM trained with vocab_size={shape[-1]} on this model's "
             "token ids"
         )
-    k = _count("top_k", top_k)
-    best = select_top_k(head_logits, k, log_softmax=log_softmax, where=_WHERE)
+    best = select_top_k(head_logits, top_k, log_softmax=log_softmax, where=_WHERE)
     batch = 1 if len(shape) == 2 else shape[0]
     contexts = _contexts(context, batch, len(shape) == 3, shape[-1])
     found = _core.rescore_candidates(best.token_ids, best.scores, core_lm, *contexts, *options)
@@ -98,14 +98,27 @@ def rescore_lattice(
     return Drafts(*found)
 
 
-def _count(name: str, value: int) -> int:
+def _num_drafts(value: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{_WHERE}: {name} is {value!r}; expected an integer") from None
-    if number < 1:
-        raise ValueError(f"{_WHERE}: {name} is {number}; expected 1 or more")
+        raise TypeError(f"{_WHERE}: num_drafts is {value!r}; expected an integer") from None
+    if not 1 <= number <= _MAX_DRAFTS:
+        raise ValueError(f"{_WHERE}: num_drafts is {number}; expected 1..{_MAX_DRAFTS}")
     return number
+
+
+def _number(alpha: float) -> float:
+    try:
+        return float(alpha)
+    except (TypeError, ValueError):
+        raise TypeError(f"{_WHERE}: alpha is {alpha!r}; expected a number") from None
+
+
+def _name(engine: str) -> str:
+    if not isinstance(engine, str):
+        raise TypeError(f"{_WHERE}: engine is {engine!r}; expected a name such as 'auto'")
+    return engine
 
 
 def _core_of(lm: NGramLM) -> _core.BackoffLm:
@@ -138,6 +151,11 @@ def _contexts(
             )
         one = to_token_ids(context, f"{_WHERE}: context", vocab_size)
         return one, np.array([0, len(one)], np.int64)
+    if not hasattr(context, "__len__"):
+        raise TypeError(
+            f"{_WHERE}: context is a {type(context).__name__}; expected {batch} sequences of "
+            "token ids (maybe empty), one for each lattice"
+        )
     if len(context) != batch or (batch > 0 and not is_sequence_of_sequences(context)):
         raise ValueError(
             f"{_WHERE}: context has {len(context)} entries for a batch of {batch} lattices; "

@@ -7,6 +7,7 @@ score, equal scores by rising token id.
 
 from __future__ import annotations
 
+import operator
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -85,9 +86,8 @@ def select_top_k(head_logits: Any, top_k: int, *, log_softmax: bool, where: str)
     check_shape(head_logits, where)
     shape = tuple(int(n) for n in head_logits.shape)
     batch, slots = (1, shape[0]) if len(shape) == 2 else shape[:2]
+    top_k = _checked_top_k(top_k, shape[-1], where)
     if is_torch_tensor(head_logits) and head_logits.device.type != "cpu":
-        if not 1 <= top_k <= shape[-1]:
-            raise ValueError(f"{where}: top_k is {top_k}; expected 1..{shape[-1]}")
         token_ids, scores = _top_k_on_device(head_logits, top_k, log_softmax)
     else:
         array, float_type = _host_array(head_logits, where)
@@ -96,9 +96,20 @@ def select_top_k(head_logits: Any, top_k: int, *, log_softmax: bool, where: str)
             token_ids, scores = _core.select_top_k(rows, float_type, top_k, log_softmax)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-    return Candidates(
-        token_ids.reshape(batch, slots, top_k), scores.reshape(batch, slots, top_k)
-    )
+    return Candidates(token_ids.reshape(batch, slots, top_k), scores.reshape(batch, slots, top_k))
+
+
+def _checked_top_k(top_k: int, vocab_size: int, where: str) -> int:
+    try:
+        number = operator.index(top_k)
+    except TypeError:
+        raise TypeError(f"{where}: top_k is {top_k!r}; expected an integer") from None
+    if not 1 <= number <= vocab_size:
+        raise ValueError(
+            f"{where}: top_k is {number}; expected 1..{vocab_size} (the vocabulary that "
+            "head_logits has)"
+        )
+    return number
 
 
 def _as_rows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -108,6 +119,7 @@ def _as_rows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _host_array(head_logits: Any, where: str) -> tuple[npt.NDArray[Any], str]:
     """The caller's memory as a numpy array (bfloat16 as 16-bit integers) and its type's name."""
+    native = True
     if is_torch_tensor(head_logits):
         tensor = head_logits.detach()
         name = str(tensor.dtype).removeprefix("torch.")
@@ -122,6 +134,7 @@ def _host_array(head_logits: Any, where: str) -> tuple[npt.NDArray[Any], str]:
         if name in ("float32", "float16", "bfloat16") and native:  # bfloat16: from ml_dtypes
             return head_logits, name
     advice = "; convert it with .astype('float32') or .float()" if "64" in name else ""
+    advice = advice or ("" if native else " in this machine's byte order")
     raise TypeError(f"{where}: head_logits has elements of type {name}; expected {_TYPES}{advice}")
 
 

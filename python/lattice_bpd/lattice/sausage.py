@@ -112,9 +112,7 @@ class SausageLattice:
                 text = str(token_id) if vocab is None else vocab[token_id]
                 text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
                 style = ", style=bold" if rank == 0 else ""
-                lines.append(
-                    f'  {slot} -> {slot + 1} [label="{text} {float(score):.2f}"{style}];'
-                )
+                lines.append(f'  {slot} -> {slot + 1} [label="{text} {float(score):.2f}"{style}];')
         lines += [f"  {self.num_slots} [shape=doublecircle];", "}"]
         return "\n".join(lines) + "\n"
 

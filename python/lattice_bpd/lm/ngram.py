@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +10,8 @@ import numpy.typing as npt
 
 from lattice_bpd import _core
 from lattice_bpd.extras import require
+from lattice_bpd.lm.words import StrPath, native_path, optional_id, read_words, readable_errors
 from lattice_bpd.token_ids import to_token_ids
-
-StrPath = str | os.PathLike[str]
 
 
 class NGramLM:
@@ -93,7 +90,7 @@ class NGramLM:
             OSError: The file cannot be opened.
             FormatError: Not an LM file, cut, or altered; the message has the place.
         """
-        return cls(_core.load_lm(os.fspath(path), verify))
+        return cls(_core.load_lm(native_path(path), verify))
 
     def save(self, path: StrPath) -> None:
         """Writes the LM to a temporary name beside `path`, then renames it.
@@ -101,7 +98,7 @@ class NGramLM:
         Raises:
             OSError: It cannot be written; what was at `path` is untouched.
         """
-        self._core.save(os.fspath(path))
+        self._core.save(native_path(path))
 
     @classmethod
     def from_arpa(
@@ -132,8 +129,11 @@ class NGramLM:
             FormatError: Malformed text; the message has the line.
             ValueError: vocab or ids that do not fit.
         """
-        words = _read_words(vocab) if vocab is not None else []
-        return cls(_core.read_arpa(os.fspath(path), vocab_size, words, bos_id, eos_id, unk_id))
+        words = [] if vocab is None else read_words(vocab)
+        named = {"vocab_size": vocab_size, "bos_id": bos_id, "eos_id": eos_id, "unk_id": unk_id}
+        numbers = [optional_id(name, value) for name, value in named.items()]
+        with readable_errors(path):
+            return cls(_core.read_arpa(native_path(path), numbers[0], words, *numbers[1:]))
 
     def to_arpa(self, path: StrPath, *, vocab: Sequence[str] | StrPath | None = None) -> None:
         """Writes ARPA text with nine significant digits; reading it back gives the same model.
@@ -144,9 +144,9 @@ class NGramLM:
 
         Raises:
             OSError: It cannot be written.
-            ValueError: vocab of the wrong size, or words with white space.
+            ValueError: vocab of the wrong size, words with white space, doubled words.
         """
-        self._core.to_arpa(os.fspath(path), _read_words(vocab) if vocab is not None else [])
+        self._core.to_arpa(native_path(path), [] if vocab is None else read_words(vocab))
 
     def to_pywrapfst(
         self,
@@ -189,9 +189,9 @@ class NGramLM:
         Raises:
             ValueError: Token ids outside the vocabulary.
         """
-        return self._core.log_prob(
-            token_id, to_token_ids(context, "log_prob: context", self.vocab_size), bos
-        )
+        word = to_token_ids([token_id], "log_prob: token_id", self.vocab_size)
+        history = to_token_ids(context, "log_prob: context", self.vocab_size)
+        return self._core.log_prob(int(word[0]), history, bos)
 
     def score(
         self, token_ids: Any, *, bos: bool = True, eos: bool = False
@@ -235,19 +235,3 @@ class NGramLM:
         """Order, vocabulary and n-gram counts."""
         counts = " + ".join(f"{count:,}" for count in self.num_ngrams)
         return f"NGramLM(order {self.order}, vocabulary {self.vocab_size:,}, n-grams {counts})"
-
-
-def read_arpa_words(path: StrPath) -> list[str]:
-    """The words of an ARPA file's unigrams in file order, without ``<s>``, ``</s>``, ``<unk>``.
-
-    Raises:
-        OSError: The file cannot be opened.
-        FormatError: Malformed text; the message has the line.
-    """
-    return _core.read_arpa_words(os.fspath(path))
-
-
-def _read_words(vocab: Sequence[str] | StrPath) -> list[str]:
-    if isinstance(vocab, (str, os.PathLike)):
-        return Path(vocab).read_text(encoding="utf-8").splitlines()
-    return list(vocab)
