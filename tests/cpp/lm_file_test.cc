@@ -1,0 +1,217 @@
+// The mapped LM file and ARPA text: round trips, and files that were cut or altered.
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "lattice_bpd/base/checksum.h"
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/lm/arpa.h"
+#include "lattice_bpd/lm/lm_file.h"
+#include "lattice_bpd/lm/lm_fst.h"
+#include "lm_examples.h"
+
+namespace lattice_bpd {
+namespace {
+
+using LmPointer = std::shared_ptr<const BackoffLm>;
+
+// Asks an LM for every word behind every history of up to `depth` symbols; the sum keeps the
+// compiler from dropping the questions.
+double QueryBelow(const BackoffLm& lm, const LmState& state, int depth) {
+  double sum = 0.0;
+  for (Symbol word = 0; word < lm.vocabulary().num_symbols(); ++word) {
+    const LmStep step = lm.Query(state, word);
+    sum += step.TotalLogProb();
+    if (depth > 0) sum += QueryBelow(lm, step.next, depth - 1);
+  }
+  return sum;
+}
+
+double QueryEverything(const BackoffLm& lm) { return QueryBelow(lm, LmState{}, lm.order() - 1); }
+
+void CheckSame(const BackoffLm& a, const BackoffLm& b) {
+  REQUIRE(a.order() == b.order());
+  CHECK(a.vocabulary().vocab_size == b.vocabulary().vocab_size);
+  CHECK(a.vocabulary().bos == b.vocabulary().bos);
+  for (int m = 0; m < a.order(); ++m) {
+    REQUIRE(a.levels()[m].size() == b.levels()[m].size());
+  }
+  CHECK(QueryEverything(a) == QueryEverything(b));
+}
+
+// What loading these bytes says; empty where it succeeds, and then the LM can be asked anything.
+std::string MessageOf(const std::string& path, const std::string& bytes, bool verify) {
+  WriteBytes(path, bytes);
+  try {
+    const LmPointer lm = LoadLm(path, verify);
+    QueryEverything(*lm);
+    LmToFstBytes(*lm, {}, {});
+  } catch (const FormatError& error) {
+    CHECK(std::string(error.what()).find(path) != std::string::npos);
+    return error.what();
+  }
+  return "";
+}
+
+// The header's checksum made right again, as a damage that the sizes alone must reveal.
+std::string WithHeaderChecksum(std::string bytes) {
+  FileHeader header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  header.checksum = 0;
+  const std::size_t table_size = header.num_sections * sizeof(SectionEntry);
+  const std::uint64_t parts[2] = {Checksum(&header, sizeof header),
+                                  Checksum(bytes.data() + sizeof header, table_size)};
+  header.checksum = Checksum(parts, sizeof parts);
+  std::memcpy(bytes.data(), &header, sizeof header);
+  return bytes;
+}
+
+std::string SavedExample(TemporaryFolder* folder) {
+  const std::string path = folder->File("example.lm");
+  SaveLm(*ExampleLm(), path);
+  return ReadBytes(path);
+}
+
+TEST_CASE("file: a round trip keeps every answer and every byte") {
+  TemporaryFolder folder;
+  const std::string bytes = SavedExample(&folder);
+  for (const std::optional<bool> verify : {std::optional<bool>(), std::optional<bool>(false)}) {
+    const LmPointer lm = LoadLm(folder.path() + "/example.lm", verify);
+    CheckSame(*lm, *ExampleLm());
+    const std::string again = folder.File("again.lm");
+    SaveLm(*lm, again);
+    CHECK(ReadBytes(again) == bytes);
+  }
+}
+
+TEST_CASE("file: a named symbol and order 1 survive") {
+  TemporaryFolder folder;
+  std::vector<Ngram> unigrams = ExampleNgrams();
+  unigrams.resize(6);
+  const Vocabulary vocabulary = MakeVocabulary(6, {3, 4, 5});
+  const LmPointer lm = BackoffLm::FromTrie(BuildTrie(vocabulary, ListsOf(1, unigrams)));
+  const std::string path = folder.File("unigrams.lm");
+  SaveLm(*lm, path);
+  const LmPointer loaded = LoadLm(path, std::nullopt);
+  CheckSame(*loaded, *lm);
+  CHECK(loaded->vocabulary().eos == 4);
+  CHECK(loaded->vocabulary().unk == 5);
+}
+
+TEST_CASE("file: cut at every length") {
+  TemporaryFolder folder;
+  const std::string bytes = SavedExample(&folder);
+  const std::string path = folder.File("cut.lm");
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    INFO("size ", size);
+    CHECK(MessageOf(path, bytes.substr(0, size), false) != "");
+  }
+  CHECK(MessageOf(path, bytes + '\0', false) != "");
+  CHECK(MessageOf(path, bytes, false) == "");
+}
+
+TEST_CASE("file: any altered byte is found when checksums are compared") {
+  TemporaryFolder folder;
+  const std::string bytes = SavedExample(&folder);
+  const std::string path = folder.File("altered.lm");
+  std::vector<bool> covered(bytes.size(), false);  // zeros between sections mean nothing
+  FileHeader header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  for (std::size_t at = 0; at < 64 + header.num_sections * 32; ++at) covered[at] = true;
+  for (std::uint32_t i = 0; i < header.num_sections; ++i) {
+    SectionEntry entry;
+    std::memcpy(&entry, bytes.data() + 64 + i * sizeof entry, sizeof entry);
+    for (std::uint64_t at = 0; at < entry.size; ++at) covered[entry.offset + at] = true;
+  }
+  for (std::size_t at = 0; at < bytes.size(); ++at) {
+    std::string altered = bytes;
+    altered[at] = static_cast<char>(altered[at] ^ (1 << (at % 8)));
+    INFO("byte ", at);
+    CHECK((MessageOf(path, altered, true) != "") == covered[at]);
+    MessageOf(path, altered, false);  // an error or an LM, but no wild read
+  }
+}
+
+TEST_CASE("file: random damage to the sections never leads outside the file") {
+  TemporaryFolder folder;
+  const std::string bytes = SavedExample(&folder);
+  const std::string path = folder.File("damaged.lm");
+  FileHeader header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const std::size_t sections = sizeof header + header.num_sections * sizeof(SectionEntry);
+  for (std::uint32_t seed = 0; seed < 500; ++seed) {
+    std::mt19937 random(seed);
+    std::string damaged = bytes;
+    for (std::size_t n = 1 + random() % 40; n-- > 0;) {
+      damaged[sections + random() % (bytes.size() - sections)] = static_cast<char>(random());
+    }
+    INFO("seed ", seed);
+    MessageOf(path, damaged, false);
+  }
+}
+
+TEST_CASE("file: a header or table that lies under a right checksum is refused or harmless") {
+  TemporaryFolder folder;
+  const std::string bytes = SavedExample(&folder);
+  const std::string path = folder.File("lying.lm");
+  FileHeader header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const std::size_t table_end = sizeof header + header.num_sections * sizeof(SectionEntry);
+  const std::size_t checksum_at = offsetof(FileHeader, checksum);
+  for (std::size_t at = 0; at < table_end; at += 4) {
+    if (at == offsetof(FileHeader, num_sections)) continue;  // fixed up with the file's own
+    if (at >= checksum_at && at < checksum_at + 8) continue;
+    for (const std::uint32_t value : {0u, 1u, 2u, 7u, 64u, 0x7fffffffu, 0xffffffffu}) {
+      std::string lying = bytes;
+      std::memcpy(lying.data() + at, &value, sizeof value);
+      INFO("offset ", at, " value ", value);
+      MessageOf(path, WithHeaderChecksum(lying), false);
+    }
+  }
+  CHECK(MessageOf(path, WithHeaderChecksum(bytes), true) == "");
+}
+
+TEST_CASE("file: what is wrong is said") {
+  TemporaryFolder folder;
+  const std::string bytes = SavedExample(&folder);
+  const std::string path = folder.File("wrong.lm");
+  const auto message = [&](std::size_t at, std::uint32_t value) {
+    std::string wrong = bytes;
+    std::memcpy(wrong.data() + at, &value, sizeof value);
+    return MessageOf(path, WithHeaderChecksum(wrong), false);
+  };
+  CHECK(Contains(message(0, 0), "magic"));
+  CHECK(Contains(message(offsetof(FileHeader, version), 99), "format version 99"));
+  CHECK(Contains(message(offsetof(FileHeader, byte_order), 0x04030201u), "byte order"));
+  CHECK(Contains(message(offsetof(FileHeader, order), 7), "order 7"));
+  CHECK(message(offsetof(FileHeader, order), 2) != "");
+  CHECK(Contains(message(offsetof(FileHeader, vocab_size), 0), "vocab_size"));
+  CHECK(message(offsetof(FileHeader, vocab_size), 9) != "");
+  CHECK(Contains(message(offsetof(FileHeader, bos), 6), "special symbol"));
+  CHECK(Contains(message(offsetof(FileHeader, file_size), 9), "its header says 9"));
+  std::string arpa = "\\data\\\nngram 1=1\n\n\\1-grams:\n-1\t0\n\n\\end\\\n";
+  CHECK(Contains(MessageOf(path, arpa + std::string(64, '\n'), true), "from_arpa"));
+  CHECK(Contains(MessageOf(path, "", true), "0 bytes"));
+}
+
+TEST_CASE("arpa: what was written reads back as the same model") {
+  TemporaryFolder folder;
+  const std::string path = folder.File("example.arpa");
+  WriteArpa(*ExampleLm(), path, {});
+  ArpaOptions options;
+  options.vocab_size = 3;
+  CheckSame(*ReadArpa(path, options), *ExampleLm());
+  const std::string words = folder.File("words.arpa");
+  WriteArpa(*ExampleLm(), words, {"x", "yy", "z"});
+  CHECK(ReadArpaWords(words) == std::vector<std::string>{"x", "yy", "z"});
+  options.words = {"x", "yy", "z"};
+  CheckSame(*ReadArpa(words, options), *ExampleLm());
+  CHECK(Contains(ReadBytes(words), "\tx yy z\n"));
+}
+
+}  // namespace
+}  // namespace lattice_bpd

@@ -1,0 +1,97 @@
+"""Fixtures that any test may use.
+
+Laws on random inputs are parametrized by `seed`, so that a failing test has its seed in its name;
+the `rng` fixture draws from that seed.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lattice_bpd import NGramLM
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+# Tokens 0 the, 1 cat, 2 sat, 3 ran; a trigram model whose numbers are easy to add up.
+SMALL_ARPA = r"""
+\data\
+ngram 1=6
+ngram 2=4
+ngram 3=2
+
+\1-grams:
+-99	<s>	-0.1
+-1.0	</s>
+-0.9	0	-0.4
+-0.7	1	-0.3
+-0.8	2	-0.2
+-1.2	3
+
+\2-grams:
+-0.2	<s> 0	-0.05
+-0.3	0 1	-0.15
+-0.5	1 2
+-0.6	2 0	-0.25
+
+\3-grams:
+-0.1	<s> 0 1
+-0.45	0 1 2
+
+\end\
+"""
+
+
+@pytest.fixture
+def seed() -> int:
+    """The seed of a test that is not parametrized by one."""
+    return 0
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    """Random numbers of the test's own seed."""
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of corpora and model files that lies beside the checkout."""
+    if not SHARED.is_dir():
+        pytest.skip(f"no {SHARED.parent.name}/{SHARED.name} beside the checkout")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def small_arpa(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SMALL_ARPA as a file."""
+    path = tmp_path_factory.mktemp("lm") / "small.arpa"
+    path.write_text(SMALL_ARPA)
+    return path
+
+
+@pytest.fixture(scope="session")
+def small_lm(small_arpa: Path) -> NGramLM:
+    """The trigram model of SMALL_ARPA over 4 tokens."""
+    return NGramLM.from_arpa(small_arpa, vocab_size=4)
+
+
+@pytest.fixture
+def core_of(tmp_path: Path) -> Iterator["ArpaToLm"]:
+    """Makes an NGramLM from ARPA text: core_of(text, vocab_size=9)."""
+    return ArpaToLm(tmp_path)
+
+
+class ArpaToLm:
+    """Writes ARPA text to a file of its own and reads it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+
+    def __call__(self, text: str | bytes, **options: object) -> NGramLM:
+        path = self._folder / f"{self._count}.arpa"
+        self._count += 1
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return NGramLM.from_arpa(path, **options)

@@ -1,0 +1,235 @@
+"""Bad input: the exact type of the error, and a message that says what was found and expected."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lattice_bpd import FormatError, NGramLM, SausageLattice, rescore_lattice
+
+torch = pytest.importorskip("torch")
+INF, NAN = float("inf"), float("nan")
+
+
+def logits(*shape: int) -> Any:
+    return np.zeros(shape or (3, 4), np.float32)
+
+
+def logits_with(value: float) -> Any:
+    array = logits(2, 3, 4)
+    array[1, 2, 3] = value
+    return array
+
+
+def rescore(defaults: dict[str, Any], changes: dict[str, Any]) -> Any:
+    return rescore_lattice(**{"head_logits": logits(), "context": [1], **defaults, **changes})
+
+
+# Changed arguments, the error's type, and patterns that the message must hold, in order.
+RESCORE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "one dimension": ({"head_logits": logits(8)}, ValueError,
+                      r"shape \(8,\).*\(slots, vocab\) or \(batch, slots, vocab\).*missing axis"),
+    "no dimension": ({"head_logits": logits(1)[0:1].reshape(())}, ValueError, r"shape \(\)"),
+    "four dimensions": ({"head_logits": logits(1, 1, 3, 4)}, ValueError, r"\(1, 1, 3, 4\)"),
+    "no slot": ({"head_logits": logits(0, 4)}, ValueError, r"\(0, 4\).*needs an element"),
+    "no batch": ({"head_logits": logits(0, 3, 4), "context": []}, ValueError, r"\(0, 3, 4\)"),
+    "no vocabulary": ({"head_logits": logits(3, 0)}, ValueError, r"\(3, 0\)"),
+    "float64": ({"head_logits": logits().astype(float)}, TypeError,
+                r"float64; expected float32, float16 or bfloat16; convert"),
+    "float64 tensor": ({"head_logits": torch.zeros(3, 4).double()}, TypeError, "float64"),
+    "integers": ({"head_logits": logits().astype(np.int32)}, TypeError, "int32; expected"),
+    "integer tensor": ({"head_logits": torch.zeros(3, 4).int()}, TypeError, "int32; expected"),
+    "complex": ({"head_logits": logits().astype(np.complex64)}, TypeError, "complex64"),
+    "objects": ({"head_logits": logits().astype(object)}, TypeError, "object"),
+    "foreign byte order": ({"head_logits": logits().astype(">f4")}, TypeError, "byte order"),
+    "a list": ({"head_logits": [[0.0, 1.0]]}, TypeError, "a list; expected a numpy array"),
+    "None": ({"head_logits": None}, TypeError, "NoneType; expected a numpy array"),
+    "NaN": ({"head_logits": logits_with(NAN), "context": [[], []]}, ValueError,
+            "NaN at row 5, token 3; expected finite"),
+    "infinity": ({"head_logits": logits_with(INF), "context": [[], []]}, ValueError,
+                 r"\+inf at row 5, token 3"),
+    "half-precision infinity": ({"head_logits": torch.full((3, 4), INF).half()}, ValueError,
+                                r"\+inf at row 0, token 0"),
+    "bfloat16 NaN": ({"head_logits": torch.full((3, 4), NAN).bfloat16()}, ValueError, "NaN"),
+    "k above V": ({"top_k": 5}, ValueError, r"top_k is 5; expected 1\.\.4"),
+    "k of 0": ({"top_k": 0}, ValueError, r"top_k is 0; expected 1\.\.4"),
+    "negative k": ({"top_k": -1}, ValueError, "top_k is -1"),
+    "enormous k": ({"top_k": 2**70}, ValueError, rf"top_k is {2**70}; expected 1\.\.4"),
+    "k that is no integer": ({"top_k": 2.0}, TypeError, r"top_k is 2\.0; expected an integer"),
+    "p of 0": ({"num_drafts": 0}, ValueError, r"num_drafts is 0; expected 1\.\."),
+    "negative p": ({"num_drafts": -3}, ValueError, "num_drafts is -3"),
+    "enormous p": ({"num_drafts": 2**70}, ValueError, rf"num_drafts is {2**70}"),
+    "p above the limit": ({"num_drafts": 2**20 + 1}, ValueError, r"expected 1\.\.1048576"),
+    "p that is no integer": ({"num_drafts": "4"}, TypeError, "num_drafts is '4'"),
+    "NaN alpha": ({"alpha": NAN}, ValueError, "alpha is nan; expected a number in"),
+    "infinite alpha": ({"alpha": -INF}, ValueError, "alpha is -inf"),
+    "enormous alpha": ({"alpha": 1e7}, ValueError, "alpha is 1e"),
+    "alpha that is no number": ({"alpha": "much"}, TypeError, "alpha is 'much'"),
+    "alpha of None": ({"alpha": None}, TypeError, "alpha is None"),
+    "unknown engine": ({"engine": "fast"}, ValueError, 'engine is "fast"; expected "auto"'),
+    "engine of None": ({"engine": None}, TypeError, "engine is None"),
+    "id above V": ({"context": [1, 4]}, ValueError, r"id 4 at position 1; expected 0\.\.3"),
+    "negative id": ({"context": [-1]}, ValueError, "id -1 at position 0"),
+    "enormous id": ({"context": [2**40]}, ValueError, f"id {2**40}"),
+    "gigantic id": ({"context": [2**80]}, TypeError, "object; expected integers"),
+    "unsigned id": ({"context": np.array([2**63], np.uint64)}, ValueError, f"{2**63}"),
+    "float context": ({"context": [1.0]}, TypeError, "float64; expected integers"),
+    "bool context": ({"context": [True]}, TypeError, "bool; expected integers"),
+    "text context": ({"context": "the cat"}, ValueError, "sequence of token ids"),
+    "a number for context": ({"context": 1}, ValueError, "one dimension"),
+    "no context": ({"context": None}, ValueError, "one dimension"),
+    "batch of contexts for one lattice": ({"context": [[1], [2]]}, ValueError, "single lattice"),
+    "one context for a batch": ({"head_logits": logits(1, 3, 4)}, ValueError,
+                                "1 entries for a batch of 1.*one sequence"),
+    "too few contexts": ({"head_logits": logits(2, 3, 4), "context": [[1]]}, ValueError,
+                         "1 entries for a batch of 2"),
+    "a number for a batch": ({"head_logits": logits(2, 3, 4), "context": 1}, TypeError,
+                             "a int; expected 2 sequences"),
+    "bad id in a batch": ({"head_logits": logits(2, 3, 4), "context": [[], [0, 9]]}, ValueError,
+                          "context of row 1 has token id 9 at position 1"),
+    "ragged context in a batch": ({"head_logits": logits(1, 3, 4), "context": [[[1], [1, 2]]]},
+                                  ValueError, "context of row 0"),
+    "LM of another size": ({"head_logits": logits(3, 6)}, ValueError,
+                           "6 columns.*vocabulary of 4.*vocab_size=6"),
+    "an LM's path": ({"lm": "corpus.lm"}, TypeError, r"a str; expected an NGramLM .*load"),
+    "lattice outside the LM": ({"head_logits": SausageLattice([([9], [0])])}, ValueError,
+                               "token id 9.*4 tokens"),
+    "lattices of different lengths": (
+        {"head_logits": [SausageLattice([([1], [0])] * n) for n in (1, 2)], "context": [[], []]},
+        ValueError, "lattice 1 has 2 slots, lattice 0 1"),
+    "an empty list": ({"head_logits": [], "context": []}, TypeError, "a list"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RESCORE)
+def test_rescore_lattice(kind: str, small_lm: NGramLM) -> None:
+    changes, error, message = RESCORE[kind]
+    with pytest.raises(error, match=message) as raised:
+        rescore({"lm": small_lm, "top_k": 2}, changes)
+    assert raised.type is error
+    assert "incompatible function arguments" not in str(raised.value)
+
+
+SLOTS: dict[str, tuple[Any, type[Exception], str]] = {
+    "no candidates": ([([1], [0]), ([], [])], ValueError, "slot 1 has 0 token ids"),
+    "lengths differ": ([([1, 2], [0])], ValueError, "2 token ids and 1 scores"),
+    "doubled": ([([4, 1, 4], [0, 1, 2])], ValueError, "token 4 stands twice in slot 0"),
+    "negative id": ([([1, -2], [0, 1])], ValueError, "id -2 at position 1"),
+    "NaN": ([([1, 2], [0, NAN])], ValueError, "nan of token 2 in slot 0; expected a finite"),
+    "infinity": ([([1, 2], [INF, 0])], ValueError, "inf of token 1"),
+    "float ids": ([([1.5], [0])], TypeError, "slot 0 has elements of type float64"),
+    "too many slots": ([([1], [0])] * 1025, ValueError, "more than 1024 slots"),
+}
+
+
+@pytest.mark.parametrize("kind", SLOTS)
+def test_sausage_lattice(kind: str) -> None:
+    slots, error, message = SLOTS[kind]
+    with pytest.raises(error, match=message) as raised:
+        SausageLattice(slots)
+    assert raised.type is error
+
+
+LM: dict[str, tuple[Callable[[NGramLM], Any], type[Exception], str]] = {
+    "id above V": (lambda lm: lm.log_prob(4), ValueError, r"id 4 .*expected 0\.\.3"),
+    "negative id": (lambda lm: lm.log_prob(-1), ValueError, "id -1"),
+    "enormous id": (lambda lm: lm.log_prob(2**40), ValueError, f"{2**40}"),
+    "float id": (lambda lm: lm.log_prob(1.0), TypeError, "expected integers"),
+    "context": (lambda lm: lm.log_prob(1, [0, 7]), ValueError, "id 7 at position 1"),
+    "text": (lambda lm: lm.score([0, 4]), ValueError, "id 4 at position 1"),
+    "two dimensions": (lambda lm: lm.score([[0, 1]]), ValueError, r"shape \(1, 2\)"),
+    "export context": (lambda lm: lm.to_pywrapfst([9]), ValueError, "id 9 at position 0"),
+    "short vocab": (lambda lm: lm.to_arpa("x", vocab=["a"]), ValueError, "1 words.*4 token ids"),
+    "no vocab": (lambda lm: lm.to_arpa("x", vocab=[]), ValueError, "no words"),
+    "space in a word": (lambda lm: lm.to_arpa("x", vocab=["a", "b c", "d", "e"]), ValueError,
+                        "token id 1 .*white space"),
+    "empty word": (lambda lm: lm.to_arpa("x", vocab=["a", "", "d", "e"]), ValueError, "id 1"),
+    "doubled word": (lambda lm: lm.to_arpa("x", vocab=["a", "b", "a", "c"]), ValueError,
+                     '"a" of token id 2'),
+    "special word": (lambda lm: lm.to_arpa("x", vocab=["a", "<s>", "b", "c"]), ValueError,
+                     '"<s>" of token id 1'),
+    "word that is no text": (lambda lm: lm.to_arpa("x", vocab=["a", 1, "b", "c"]), TypeError,
+                             "token id 1 is 1; expected a str"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LM)
+def test_ngram_lm(
+    kind: str, small_lm: NGramLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, error, message = LM[kind]
+    with pytest.raises(error, match=message) as raised:
+        call(small_lm)
+    assert raised.type is error
+    assert not list(tmp_path.iterdir())
+
+
+ARPA_OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "small vocab_size": ({"vocab_size": 3}, ValueError, "vocab_size is 3.*token id 3"),
+    "negative vocab_size": ({"vocab_size": -1}, ValueError, "vocab_size is -1"),
+    "large vocab_size": ({"vocab_size": 2**21 + 1}, ValueError, r"expected 1\.\.2097152"),
+    "enormous vocab_size": ({"vocab_size": 2**70}, ValueError, "vocab_size is"),
+    "text vocab_size": ({"vocab_size": "4"}, TypeError, "vocab_size is '4'"),
+    "bos outside": ({"bos_id": 4}, ValueError, r"bos_id is 4; expected a token id in 0\.\.3"),
+    "negative eos": ({"eos_id": -1}, ValueError, "eos_id is -1"),
+    "unk is bos": ({"vocab_size": 6, "bos_id": 5, "unk_id": 5}, ValueError, "unk_id is 5"),
+    "bos is a word": ({"bos_id": 0}, FormatError, "stands twice"),
+    "doubled word": ({"vocab": ["a", "b", "a"]}, ValueError, '"a" twice'),
+    "missing word": ({"vocab": ["0", "1", "2"]}, FormatError, '"3" is not in vocab'),
+}
+
+
+@pytest.mark.parametrize("kind", ARPA_OPTIONS)
+def test_from_arpa(kind: str, small_arpa: Path) -> None:
+    options, error, message = ARPA_OPTIONS[kind]
+    with pytest.raises(error, match=message) as raised:
+        NGramLM.from_arpa(small_arpa, **options)
+    assert raised.type is error
+
+
+READERS = [NGramLM.load, NGramLM.from_arpa]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_paths_that_cannot_be_read(read: Callable[..., NGramLM], tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="cannot open") as raised:
+        read(tmp_path / "missing")
+    assert raised.value.filename == str(tmp_path / "missing")
+    with pytest.raises(IsADirectoryError):
+        read(tmp_path)
+    with pytest.raises(OSError, match="not a regular file"):
+        read(os.devnull)
+    with pytest.raises(ValueError, match="NUL"):
+        read(f"{tmp_path}\0.lm")
+
+
+@pytest.mark.parametrize("write", ["save", "to_arpa"])
+def test_paths_that_cannot_be_written(write: str, small_lm: NGramLM, tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match="untouched"):
+        getattr(small_lm, write)(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        getattr(small_lm, write)(tmp_path / "missing" / "file")
+    os.mkfifo(tmp_path / "pipe")  # stands for a device: renaming over it would replace it
+    with pytest.raises(OSError, match="not a regular file"):
+        getattr(small_lm, write)(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_format_errors_are_value_errors() -> None:
+    assert issubclass(FormatError, ValueError)
+
+
+@pytest.mark.parametrize("extra", ["to_pywrapfst of an LM", "to_pywrapfst of a lattice"])
+def test_a_missing_extra_is_named(
+    extra: str, small_lm: NGramLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pywrapfst", None)
+    owner = small_lm if "LM" in extra else SausageLattice([([1], [0])])
+    with pytest.raises(ImportError, match=r"pip install 'lattice-bpd\[openfst\]'"):
+        owner.to_pywrapfst()

@@ -1,0 +1,186 @@
+"""No file and no argument ends the process: the nastiest run in processes of their own."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lattice_bpd import FormatError, NGramLM
+
+FUZZ = r"""
+import json, sys, warnings
+from pathlib import Path
+import numpy as np
+from lattice_bpd import FormatError, NGramLM, rescore_lattice
+warnings.simplefilter("ignore")
+source, target, verify, first, last = sys.argv[1:]
+good, verify = Path(source).read_bytes(), verify == "verify"
+sections = int(np.frombuffer(good, np.uint32, 1, 36)[0])
+start = 64 + 32 * sections
+logits = np.zeros((3, 30), np.float32)
+outcomes = {"loaded": 0, "refused": 0, "answered": 0}
+for seed in range(int(first), int(last)):
+    print("seed", seed, file=sys.stderr, flush=True)
+    rng = np.random.default_rng(seed)
+    data = bytearray(good)
+    if seed % 4 == 0:      # a few bits anywhere
+        for at in rng.integers(0, len(data), rng.integers(1, 4)):
+            data[at] ^= 1 << int(rng.integers(8))
+    elif seed % 4 == 1:    # random bytes among the sections
+        for at in rng.integers(start, len(data), rng.integers(1, 200)):
+            data[at] = int(rng.integers(256))
+    elif seed % 4 == 2:    # a stretch of one value: 0xff.. are NaN and the largest index
+        at, value = int(rng.integers(start, len(data))), int(rng.choice([0, 0x7f, 0x80, 0xff]))
+        size = min(int(rng.integers(1, 600)), len(data) - at)
+        data[at:at + size] = bytes([value]) * size
+    else:                  # cut, or made longer
+        data = data[:int(rng.integers(len(data)))] + bytes(int(rng.integers(3)) * 100)
+    Path(target).write_bytes(data)
+    try:
+        lm = NGramLM.load(target, verify=verify)
+    except FormatError as error:
+        assert target in str(error), error
+        outcomes["refused"] += 1
+        continue
+    outcomes["loaded"] += 1
+    works = [
+        lambda: lm.score(rng.integers(0, lm.vocab_size, 50) % 30, eos=True),
+        lambda: lm.log_prob(3, [1, 2, 3]),
+        lambda: rescore_lattice(logits, [1, 2], lm, top_k=4, num_drafts=9),
+        lambda: rescore_lattice(logits, [1, 2], lm, top_k=4, num_drafts=9, alpha=-2.0),
+        lambda: lm._core.to_fst_bytes(np.zeros(0, np.int32), True, False, True),
+    ]
+    if seed % 10 == 0:  # these wait for the disk
+        works += [lambda: lm.to_arpa(target + ".arpa"), lambda: lm.save(target + ".again")]
+    for work in works:
+        try:
+            work()
+            outcomes["answered"] += 1
+        except ValueError:
+            pass
+print(json.dumps(outcomes))
+"""
+
+NASTY = r"""
+import sys, warnings
+from pathlib import Path
+import numpy as np
+import lattice_bpd as lb
+from lattice_bpd import _core
+warnings.simplefilter("ignore")
+lm = lb.NGramLM.train([[0, 1, 2, 3, 4]] * 9, 4, vocab_size=5)
+zeros = np.zeros((3, 5), np.float32)
+folder = Path(sys.argv[1])  # nothing is written anywhere else
+biggest = np.finfo(np.float32).max
+def write(name, data):
+    (folder / name).write_bytes(data)
+    return folder / name
+def arpa(text):
+    return lb.NGramLM.from_arpa(write("a", text))
+head = b"\\data\\\nngram 1=1\n"
+ids32, floats = np.zeros((1, 1, 1), np.int32), np.zeros((1, 1, 1), np.float32)
+offsets, none = np.array([0, 0]), np.zeros(0, np.int32)
+candidates = lambda contexts, at: _core.rescore_candidates(
+    ids32, floats, lm._core, contexts, np.array(at), True, 1, 1.0, "auto")
+calls = [
+    lambda: lb.rescore_lattice(np.full((3, 5), biggest), [0], lm, top_k=5, num_drafts=9),
+    lambda: lb.rescore_lattice(-np.full((9, 5), biggest), [0], lm, top_k=5, num_drafts=99),
+    lambda: lb.rescore_lattice(zeros, [0], lm, top_k=5, num_drafts=7, alpha=1e6),
+    lambda: lb.rescore_lattice(zeros, [0], lm, top_k=5, num_drafts=7, alpha=-1e6),
+    lambda: lb.rescore_lattice(zeros, [0], lm, top_k=5, num_drafts=7, alpha=5e-324),
+    lambda: lb.rescore_lattice(np.zeros((1025, 5), np.float32), [0], lm, top_k=1),
+    lambda: lb.rescore_lattice(np.zeros((1024, 5), np.float32), [0], lm, top_k=1),
+    lambda: lb.rescore_lattice(np.zeros((40, 5), np.float32), [0], None, top_k=5),
+    lambda: lb.rescore_lattice(zeros, list(range(5)) * 100000, lm, top_k=2),
+    lambda: lb.rescore_lattice(np.broadcast_to(np.float32(0), (3, 5)), [0], lm, top_k=2),
+    lambda: lb.SausageLattice([([2**31 - 1, 0], [0, 0])] * 3).to_dot(),
+    lambda: lb.rescore_lattice(lb.SausageLattice([([2**31 - 1, 0], [0, 0])]), [], None),
+    lambda: lb.SausageLattice([([2**31 - 1, 0], [0, 0])] * 3)._core.to_fst_bytes(),
+    lambda: candidates(none, [0, 7]), lambda: candidates(none, [-5, 0]),
+    lambda: candidates(none, [0, 2**62]), lambda: candidates(none, [0]),
+    lambda: candidates(none, [2**62, 0]), lambda: candidates(np.array([9], np.int32), [0, 1]),
+    lambda: _core.select_top_k(zeros, "float16", 2, False),
+    lambda: _core.select_top_k(zeros.reshape(-1), "float32", 2, False),
+    lambda: _core.select_top_k(zeros.astype("f8"), "float32", 2, False),
+    lambda: _core.select_top_k(zeros, "float32", -2**31, False),
+    lambda: arpa(b""), lambda: arpa(b"\\data\\"), lambda: arpa(b"\x1f\x8b"),
+    lambda: arpa(b"\0" * 99),
+    lambda: arpa(head + b"\\1-grams:\n-1 " + b"9" * 100000),
+    lambda: arpa(head + b"\\1-grams:\n" + b"- " * 100000),
+    lambda: arpa(head + b"\\1-grams:\n-1 0 -1\n\\end\\"),
+    lambda: arpa(head + b"\\1-grams:\n-1 0 1e29\n\\end\\"),
+    lambda: arpa(head + b"ngram 2=4294967294\n\\1-grams:\n-1 0\n\\2-grams:\n"),
+    lambda: arpa(head.replace(b"=1", b"=99999999999999999999")),
+    lambda: arpa(b"\\data\\\n" + b"ngram 1=1\n" * 1000),
+    lambda: arpa(head + b"\\1-grams:\n-1 2097151\n\\end\\"),
+    lambda: arpa(head + b"\\1-grams:\n-1 2097152\n\\end\\"),
+    lambda: lb.NGramLM.load(write("b", b"LBPD-LM\n")), lambda: lb.NGramLM.load(folder),
+    lambda: lb.NGramLM.load(write("b", b"LBPD-LM\n" + b"\xff" * 500)),
+    lambda: lb.NGramLM.load("/proc/self/mem"), lambda: lb.NGramLM.load("/proc/version"),
+    lambda: lm.to_arpa(folder / ("x" * 300)),
+    lambda: lb.NGramLM.train([], 3, vocab_size=5),
+    lambda: lb.NGramLM.train([[]], 3, vocab_size=5),
+    lambda: lb.NGramLM.train([[0]], 3, vocab_size=2**40),
+]
+for number, call in enumerate(calls):
+    print("call", number, file=sys.stderr, flush=True)
+    try:
+        call()
+    except (ValueError, TypeError, OSError):
+        pass
+print("alive")
+"""
+
+
+@pytest.fixture(scope="module")
+def lm_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(4)
+    texts = [(30 * rng.random(40) ** 2).astype(np.int32) for _ in range(25)]
+    path = tmp_path_factory.mktemp("lm") / "good.lm"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        NGramLM.train(texts, 4, vocab_size=30).save(path)
+    return path
+
+
+def run(code: str, *arguments: object, timeout: float = 100) -> str:
+    """Runs Python code in a process of its own; its last stderr line says where it ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    tail = "\n".join(done.stderr.splitlines()[-12:])
+    assert done.returncode == 0, f"exit status {done.returncode}; the last lines:\n{tail}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("verify", ["verify", "trust"])
+def test_damaged_files(verify: str, lm_file: Path, tmp_path: Path) -> None:
+    output = run(FUZZ, lm_file, tmp_path / "damaged.lm", verify, 0, 600)
+    outcomes = json.loads(output.splitlines()[-1])
+    assert outcomes["loaded"] + outcomes["refused"] == 600
+    if verify == "verify":
+        assert outcomes["refused"] > 500  # the rest fell on zeros between sections
+    else:
+        assert outcomes["loaded"] > 250
+        assert outcomes["answered"] > 250
+
+
+def test_nasty_calls(tmp_path: Path) -> None:
+    assert run(NASTY, tmp_path).endswith("alive\n")
+
+
+def test_every_cut_is_refused(lm_file: Path, tmp_path: Path) -> None:
+    data = lm_file.read_bytes()
+    path = tmp_path / "cut.lm"
+    for size in [*range(200), *range(200, len(data), 97)]:
+        path.write_bytes(data[:size])
+        for verify in (True, False, None):
+            with pytest.raises(FormatError, match=r"cut\.lm: "):
+                NGramLM.load(path, verify=verify)

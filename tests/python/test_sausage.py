@@ -1,0 +1,102 @@
+"""The sausage lattice as a value: its rules, how it prints and draws."""
+
+import re
+
+import numpy as np
+import pytest
+
+from lattice_bpd import SausageLattice
+from oracles import top_k_slots
+
+INF = float("inf")
+
+
+def test_from_logits_keeps_the_best_of_each_slot() -> None:
+    logits = np.array([[0.5, 2.0, 1.0, 2.0], [3.0, -1.0, 0.0, 7.0]], np.float32)
+    lattice = SausageLattice.from_logits(logits, top_k=3)
+    assert [ids.tolist() for ids in lattice.token_ids] == [[1, 3, 2], [3, 0, 2]]
+    assert [scores.tolist() for scores in lattice.scores] == [[2.0, 2.0, 1.0], [7.0, 3.0, 0.0]]
+    assert (lattice.num_slots, lattice.widths, lattice.num_paths) == (2, [3, 3], 9)
+    assert all(ids.dtype == np.int32 for ids in lattice.token_ids)
+    assert all(scores.dtype == np.float32 for scores in lattice.scores)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_from_logits_as_sorting_finds_them(seed: int, rng: np.random.Generator) -> None:
+    logits = rng.integers(-2, 3, (3, 30)).astype(np.float32)
+    logits[rng.random(logits.shape) < rng.random()] = -INF
+    top_k = int(rng.integers(1, 31))
+    lattice = SausageLattice.from_logits(logits, top_k=top_k)
+    slots = top_k_slots(logits, top_k)
+    assert [ids.tolist() for ids in lattice.token_ids] == [ids for ids, _ in slots]
+    assert [scores.tolist() for scores in lattice.scores] == [scores for _, scores in slots]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_candidates_may_come_in_any_order(seed: int, rng: np.random.Generator) -> None:
+    ids = rng.choice(1000, 12, replace=False)
+    scores = rng.integers(0, 4, 12).astype(np.float64)
+    lattice = SausageLattice([(ids, scores)])
+    order = sorted(range(12), key=lambda i: (-scores[i], ids[i]))
+    assert lattice.token_ids[0].tolist() == ids[order].tolist()
+    assert lattice.scores[0].tolist() == scores[order].tolist()
+
+
+def test_masked_tokens_stand_only_in_slots_without_others() -> None:
+    lattice = SausageLattice([([5, 4], [-INF, 0.0]), ([9, 8], [-INF, -INF])])
+    assert [ids.tolist() for ids in lattice.token_ids] == [[4], [8, 9]]
+    assert lattice.num_paths == 2
+
+
+def test_widths_may_differ() -> None:
+    lattice = SausageLattice([([1], [0]), (range(7), range(7)), ((2, 3), (0, 1))])
+    assert lattice.widths == [1, 7, 2]
+    assert lattice.num_paths == 14
+
+
+def test_log_softmax() -> None:
+    logits = np.log(np.array([[1.0, 2.0, 5.0]], np.float32))
+    lattice = SausageLattice.from_logits(logits, top_k=2, log_softmax=True)
+    np.testing.assert_allclose(lattice.scores[0], np.log([5 / 8, 2 / 8]), rtol=1e-6)
+
+
+def test_returned_arrays_are_the_callers_own() -> None:
+    lattice = SausageLattice([([1, 2], [3.0, 4.0])])
+    lattice.token_ids[0][:] = 99
+    lattice.scores[0][:] = 99
+    assert lattice.token_ids[0].tolist() == [2, 1]
+    assert lattice.scores[0].tolist() == [4.0, 3.0]
+
+
+def test_repr_shows_the_best_of_each_slot() -> None:
+    assert repr(SausageLattice([([7, 3], [0.5, 1.25]), ([1], [-2])])) == (
+        "SausageLattice(2 slots, 2 paths)\n  slot 0: 3: 1.250, 7: 0.500\n  slot 1: 1: -2.000"
+    )
+    wide = repr(SausageLattice([(range(9), range(9))] * 12))
+    assert "12 slots, 282,429,536,481 paths" in wide
+    assert ".. 5 more" in wide
+    assert "more slots" in wide
+    assert len(wide.splitlines()) < 9
+
+
+def test_dot_has_every_candidate_once() -> None:
+    lattice = SausageLattice([([7, 3], [0.5, 1.25]), ([1, 0], [-2, -3])])
+    text = lattice.to_dot()
+    edges = re.findall(r'(\d+) -> (\d+) \[label="(\d+) (-?[\d.]+)"(, style=bold)?\]', text)
+    assert edges == [
+        ("0", "1", "3", "1.25", ", style=bold"),
+        ("0", "1", "7", "0.50", ""),
+        ("1", "2", "1", "-2.00", ", style=bold"),
+        ("1", "2", "0", "-3.00", ""),
+    ]
+    assert "2 [shape=doublecircle]" in text
+    assert text.startswith("digraph lattice {")
+    assert text.endswith("}\n")
+
+
+def test_dot_quotes_words() -> None:
+    words = ['say "hi"', "back\\slash", "new\nline"]
+    text = SausageLattice([([0, 1, 2], [2, 1, 0])]).to_dot(words)
+    assert r'"say \"hi\" 2.00"' in text
+    assert r'"back\\slash 1.00"' in text
+    assert r'"new\nline 0.00"' in text
