@@ -17,8 +17,9 @@ FloatType ParseFloatType(const std::string& name, py::ssize_t itemsize) {
 }
 
 // (rows, vocab) in any strides -> token ids and scores, both (rows, top_k).
-py::tuple TopKOf(const py::array& logits, const std::string& float_type, int top_k,
-                 bool log_softmax) {
+std::tuple<py::array_t<TokenId>, py::array_t<float>> TopKOf(const py::array& logits,
+                                                            const std::string& float_type,
+                                                            int top_k, bool log_softmax) {
   if (logits.ndim() != 2) {
     throw ValueError(StrCat("head_logits: ", logits.ndim(), " dimensions; expected 2"));
   }
@@ -35,8 +36,8 @@ py::tuple TopKOf(const py::array& logits, const std::string& float_type, int top
     best = SelectTopK(view, {top_k, log_softmax});
   }
   const std::vector<py::ssize_t> shape = {logits.shape(0), top_k};
-  return py::make_tuple(ToArray(std::move(best.token_ids), shape),
-                        ToArray(std::move(best.scores), shape));
+  return std::make_tuple(ToArray(std::move(best.token_ids), shape),
+                         ToArray(std::move(best.scores), shape));
 }
 
 }  // namespace

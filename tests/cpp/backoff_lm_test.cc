@@ -89,7 +89,9 @@ TEST_CASE("contexts: <s> is seen where the context is shorter than a history") {
 
 TEST_CASE("contexts: a named <s> is not doubled") {
   const Vocabulary vocabulary = MakeVocabulary(4, {3, std::nullopt, std::nullopt});
-  const auto lm = BackoffLm::FromTrie(BuildTrie(vocabulary, ListsOf(3, ExampleNgrams())));
+  std::vector<Ngram> ngrams = ExampleNgrams();
+  ngrams.push_back({{kBos, kBos}, -4.0f, -0.5f});  // would be met where <s> stood twice
+  const auto lm = BackoffLm::FromTrie(BuildTrie(vocabulary, ListsOf(3, ngrams)));
   CHECK(lm->StateOfContext(std::vector<TokenId>{3}, true).length == 1);
   CHECK(lm->StateOfContext(std::vector<TokenId>{3}, true) == lm->StateOfContext({}, true));
   CHECK(lm->StateOfContext(std::vector<TokenId>{3, 0}, true) ==

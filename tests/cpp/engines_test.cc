@@ -10,13 +10,15 @@
 #include <vector>
 
 #include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/base/openfst.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/fused_engine.h"
 #include "lattice_bpd/lm/lm_file.h"
 #include "lm_examples.h"
 
 namespace lattice_bpd {
+
+void UseOpenFst();  // base/openfst.h brings OpenFst's own CHECK, which would replace doctest's
+
 namespace {
 
 using Random = std::mt19937;

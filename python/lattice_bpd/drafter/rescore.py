@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -27,6 +27,15 @@ from lattice_bpd.token_ids import (
 )
 
 _WHERE = "rescore_lattice"
+
+
+class _Options(TypedDict):
+    bos: bool
+    num_drafts: int
+    alpha: float
+    engine: str
+
+
 _MAX_DRAFTS = 1 << 20  # kMaxDrafts of draft/find_drafts.h
 
 
@@ -58,7 +67,7 @@ def rescore_lattice(
         top_k: k, candidates for each slot, 1..V.
         num_drafts: p, 1 or more.
         alpha: Weight of the LM's natural log probabilities, any sign.
-        engine: ``"auto"`` (the fastest exact one) or ``"openfst"``.
+        engine: ``"auto"`` (the fastest exact one), ``"fused"`` or ``"openfst"``.
         bos: Whether ``<s>`` stands before the context.
         log_softmax: Head scores are log probabilities over the vocabulary, else raw logits.
 
@@ -72,13 +81,18 @@ def rescore_lattice(
         ValueError: Wrong shapes or sizes, NaN or +inf, token ids outside the vocabulary, an LM
             of another vocabulary size, or options out of range.
     """
-    options = (bool(bos), _num_drafts(num_drafts), _number(alpha), _name(engine))
     core_lm = None if lm is None else _core_of(lm)
+    options: _Options = {
+        "bos": bool(bos),
+        "num_drafts": _num_drafts(num_drafts),
+        "alpha": _number(alpha),
+        "engine": _name(engine),
+    }
     lattices = _lattices(head_logits)
     if lattices is not None:
         contexts = _contexts(context, len(lattices), isinstance(head_logits, list), None)
         cores = [lattice._core for lattice in lattices]
-        return Drafts(*_core.rescore_sausages(cores, core_lm, *contexts, *options))
+        return Drafts(*_core.rescore_sausages(cores, core_lm, *contexts, **options))
     check_shape(head_logits, _WHERE)
     shape = tuple(int(n) for n in head_logits.shape)
     if lm is not None and lm.vocab_size != shape[-1]:
@@ -90,7 +104,7 @@ def rescore_lattice(
     best = select_top_k(head_logits, top_k, log_softmax=log_softmax, where=_WHERE)
     batch = 1 if len(shape) == 2 else shape[0]
     contexts = _contexts(context, batch, len(shape) == 3, shape[-1])
-    found = _core.rescore_candidates(best.token_ids, best.scores, core_lm, *contexts, *options)
+    found = _core.rescore_candidates(best.token_ids, best.scores, core_lm, *contexts, **options)
     if is_torch_tensor(head_logits):
         import torch
 
