@@ -27,10 +27,11 @@ std::uint32_t Below(Random* random, std::uint32_t limit) {
   return static_cast<std::uint32_t>((*random)() % limit);
 }
 
-// A number from a few eighths (then sums tie) or a real one.
+// A number from a few eighths (then sums tie) or a real one, most of them off the score grid.
 float Draw(Random* random, bool exact) {
   if (exact) return -static_cast<float>(Below(random, 24)) / 8.0f;
-  return -static_cast<float>(Below(random, 1u << 20)) / 262144.0f;
+  return -4.0f * std::generate_canonical<float, 24>(*random) /
+         static_cast<float>(1 + Below(random, 9));
 }
 
 // N-grams over the first `used` tokens, so that lattices over them hit; histories come along.
@@ -102,7 +103,7 @@ void CheckRandomCase(std::uint32_t seed, std::uint32_t vocab_size) {
     for (TokenId& token : context) token = static_cast<TokenId>(Below(&random, used));
     const std::uint32_t widths[] = {4, 16, 17, 33, 70};
     const Sausage lattice = RandomLattice(&random, used, widths[Below(&random, 5)]);
-    const double alphas[] = {1.0, 0.5, 0.0, -1.25, 16.0};
+    const double alphas[] = {1.0, 0.3, 0.0, -1.25, 16.0};
     DraftOptions options;
     options.num_drafts = 1 + static_cast<int>(Below(&random, 40));
     options.alpha = alphas[Below(&random, 5)];

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/lm/trie.h"
 #include "lattice_bpd/train/count_pruning.h"
 #include "lattice_bpd/train/ngram_counts.h"
-#include "lattice_bpd/base/parallel.h"
 
 namespace lattice_bpd {
 namespace {
