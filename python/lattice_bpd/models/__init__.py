@@ -1,0 +1,21 @@
+"""Blockwise models: any causal LM of `transformers` plus heads that draft the next tokens at once.
+
+This room uses torch and transformers only. Importing it without them names the extra to install.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401  (only to fail early, with the cure)
+    import transformers as _transformers  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"lattice_bpd.models: the package {error.name!r} is not installed; models, training and "
+        "decoding need torch and transformers; run: pip install 'lattice-bpd[torch]'"
+    ) from error
+
+from lattice_bpd.models.blockwise import BlockwiseLM, BlockwiseOutput
+from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.models.small import build_small_gpt
+
+__all__ = ["BlockwiseHeads", "BlockwiseLM", "BlockwiseOutput", "build_small_gpt"]

@@ -1,0 +1,225 @@
+"""BlockwiseLM: a causal LM (the target) with heads that predict h tokens from one position.
+
+    y_1 .. y_t  ->  target  ->  hidden state x_t  -> output embedding -> y_{t+1}     (head 1, exact)
+                                      |-> head 2  -> output embedding -> y_{t+2}     (drafts)
+                                      |-> ...
+                                      `-> head h  -> output embedding -> y_{t+h}
+
+Kim et al. 2024, section 4; Stern et al. 2018, section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+
+from lattice_bpd.models.heads import BlockwiseHeads
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass
+class BlockwiseOutput:
+    """One call of the target.
+
+    Attributes:
+        logits: (B, T, V) float, head 1's logits of every input position.
+        hidden: (B, T, D) float, the states that enter the output embedding; heads start here.
+        cache: the KV cache that now covers the input as well, or None when it was not asked for.
+        head_logits: (B, N, H, V) float at the positions asked for, or None.
+    """
+
+    logits: Tensor
+    hidden: Tensor
+    cache: Cache | None
+    head_logits: Tensor | None = None
+
+
+class BlockwiseLM(nn.Module):
+    """A decoder-only LM of `transformers` with h-1 extra prediction heads.
+
+    Args:
+        base: the target; any `...ForCausalLM` with an output embedding. It is kept, not copied.
+        num_heads: h, the target's own head included.
+        inner_size: width of each head's hidden layer; the target's hidden size when None.
+        heads: trained heads to use instead of new ones; num_heads and inner_size then follow it.
+
+    Raises:
+        TypeError: base is an encoder-decoder or has no output embedding.
+        ValueError: heads of another hidden size, or num_heads below 2.
+    """
+
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        num_heads: int = 9,
+        inner_size: int | None = None,
+        *,
+        heads: BlockwiseHeads | None = None,
+    ) -> None:
+        super().__init__()
+        hidden_size = _output_width(base)
+        if heads is None:
+            heads = BlockwiseHeads(hidden_size, num_heads, inner_size)
+        if heads.hidden_size != hidden_size:
+            raise ValueError(
+                f"BlockwiseLM: the heads take hidden states of width {heads.hidden_size}, the "
+                f"target's output embedding takes {hidden_size}; use heads trained on this target"
+            )
+        self.base = base
+        self.heads = heads.to(device=base.device, dtype=base.dtype)
+
+    @property
+    def num_heads(self) -> int:
+        """h: tokens predicted from one position, the exact one included."""
+        return self.heads.num_heads
+
+    @property
+    def num_slots(self) -> int:
+        """H = h-1: slots of the lattice behind the exact next token."""
+        return self.heads.num_slots
+
+    @property
+    def vocab_size(self) -> int:
+        """V: columns of the logits."""
+        return int(self.output_embedding.weight.shape[0])
+
+    @property
+    def max_positions(self) -> int | None:
+        """Input tokens the target has positions for, or None where its config names no limit."""
+        limit = getattr(self.base.config, "max_position_embeddings", None)
+        return None if limit is None else int(limit)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the output embedding lives; inputs go there."""
+        return self.output_embedding.weight.device
+
+    @property
+    def output_embedding(self) -> nn.Linear:
+        """The target's own projection (D -> V), shared by all heads."""
+        return cast(nn.Linear, self.base.get_output_embeddings())  # type: ignore[no-untyped-call]
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        cache: Cache | None = None,
+        *,
+        use_cache: bool = False,
+        logit_positions: int | None = None,
+        head_positions: Tensor | None = None,
+    ) -> BlockwiseOutput:
+        """Run the target over new tokens.
+
+        Args:
+            input_ids: (B, T) int64, the tokens behind those that the cache covers.
+            cache: keys and values of the earlier tokens of each row; extended in place.
+            use_cache: return a cache even if none was given.
+            logit_positions: give logits of the last so many positions only; None: of all.
+            head_positions: (B, N) int64 indices into T where the extra heads are wanted; None:
+                nowhere. In decoding one position is needed, after verification: leave this None
+                and call `head_logits` with the row of `hidden` that was accepted.
+
+        Returns:
+            BlockwiseOutput; logits is (B, logit_positions or T, V).
+
+        Raises:
+            ValueError: input_ids is not (B, T) or is empty. Ids are not looked at here, since that
+                would make a GPU wait; see `check_token_ids`.
+        """
+        if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+            raise ValueError(
+                f"BlockwiseLM: input_ids has shape {tuple(input_ids.shape)}; expected (batch, "
+                "tokens) with one token or more; add the batch axis or give a prompt"
+            )
+        output = self.base.base_model(
+            input_ids=input_ids, past_key_values=cache, use_cache=use_cache or cache is not None
+        )
+        hidden: Tensor = output.last_hidden_state  # (B, T, D)
+        wanted = hidden if logit_positions is None else hidden[:, -logit_positions:]
+        head_logits = None
+        if head_positions is not None:
+            index = head_positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
+            head_logits = self.head_logits(hidden.gather(1, index))  # (B, N, H, V)
+        return BlockwiseOutput(
+            self.output_embedding(wanted), hidden, output.past_key_values, head_logits
+        )
+
+    def head_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of heads 2..h.
+
+        Args:
+            hidden: (..., D) float, rows of `BlockwiseOutput.hidden`.
+
+        Returns:
+            (..., H, V) float; slot j predicts the token j+2 places after the hidden state's.
+        """
+        return cast(Tensor, self.output_embedding(self.heads(hidden)))
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write target and heads; see `lattice_bpd.models.checkpoint` for the files."""
+        from lattice_bpd.models.checkpoint import save_blockwise
+
+        save_blockwise(self, Path(directory))
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path, **options: Any) -> Self:
+        """Read what `save_pretrained` wrote, in evaluation mode, on the CPU.
+
+        Args:
+            directory: a blockwise model.
+            options: handed to `AutoModelForCausalLM.from_pretrained`, such as dtype or
+                attn_implementation.
+
+        Raises:
+            FormatError: a file is missing, cut, altered or of another format version.
+        """
+        from lattice_bpd.models.checkpoint import load_blockwise
+
+        base, heads = load_blockwise(Path(directory), **options)
+        model = cls(base, heads=heads)
+        model.eval()
+        return model
+
+    def check_token_ids(self, token_ids: Tensor, where: str) -> None:
+        """Raise unless every id is in 0..V-1.
+
+        Args:
+            token_ids: any shape, integers.
+            where: name of the caller, for the message.
+
+        Raises:
+            ValueError: an id outside the vocabulary, or not integers.
+        """
+        if token_ids.is_floating_point() or token_ids.is_complex():
+            raise ValueError(f"{where}: token ids are {token_ids.dtype}; expected integers")
+        if token_ids.numel() == 0:
+            return
+        low, high = (int(value) for value in torch.aminmax(token_ids))
+        if low < 0 or high >= self.vocab_size:
+            raise ValueError(
+                f"{where}: found token id {low if low < 0 else high}; expected 0.."
+                f"{self.vocab_size - 1}; use the tokenizer that the target was trained with"
+            )
+
+
+def _output_width(base: PreTrainedModel) -> int:
+    """D of the target's output embedding, or TypeError where heads cannot be attached."""
+    name = type(base).__name__
+    if getattr(base.config, "is_encoder_decoder", False):
+        raise TypeError(
+            f"BlockwiseLM: {name} is an encoder-decoder; expected a decoder-only causal LM"
+        )
+    embedding = base.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if embedding is None or base.base_model is base:
+        raise TypeError(
+            f"BlockwiseLM: {name} has no output embedding on top of a decoder; load the model "
+            "with AutoModelForCausalLM"
+        )
+    return int(embedding.weight.shape[1])

@@ -1,0 +1,73 @@
+"""The extra heads of a blockwise parallel LM.
+
+Head 1 is the target LM's own softmax and lives in the target. Heads 2..h are here: each is a
+feed-forward network with one hidden layer and a residual connection on the target's last hidden
+state; its output goes through the target's own (tied) output embedding, so a head never owns a
+V-sized matrix (Stern et al. 2018, section 6; Kim et al. 2024, section 4).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class BlockwiseHeads(nn.Module):
+    """Feed-forward heads 2..h on one hidden state, evaluated together.
+
+    The heads' matrices are kept stacked as two 2-D parameters, so that h-1 heads cost two matrix
+    products rather than 2(h-1) small ones, and so that `torch.optim.Muon` can train them.
+
+    Args:
+        hidden_size: D, the width of the target's last hidden state.
+        num_heads: h, head 1 (the target's own) included; at least 2.
+        inner_size: F, the width of each head's hidden layer; D when None.
+
+    Raises:
+        ValueError: num_heads below 2 or a size below 1.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, inner_size: int | None = None) -> None:
+        super().__init__()
+        inner_size = hidden_size if inner_size is None else inner_size
+        if num_heads < 2:
+            raise ValueError(
+                f"BlockwiseHeads: num_heads is {num_heads}; expected 2 or more, since head 1 is "
+                "the target's own; decode greedily if there is nothing to draft"
+            )
+        if hidden_size < 1 or inner_size < 1:
+            raise ValueError(
+                f"BlockwiseHeads: hidden_size {hidden_size} and inner_size {inner_size}; "
+                "expected both to be 1 or more"
+            )
+        self.hidden_size, self.num_heads, self.inner_size = hidden_size, num_heads, inner_size
+        self.inner = nn.Linear(hidden_size, (num_heads - 1) * inner_size)
+        # Zero: every head starts as a copy of head 1 (the residual alone), which trains stably.
+        self.outer_weight = nn.Parameter(torch.zeros((num_heads - 1) * hidden_size, inner_size))
+        self.outer_bias = nn.Parameter(torch.zeros(num_heads - 1, hidden_size))
+
+    @property
+    def num_slots(self) -> int:
+        """H = h-1: the slots of the lattice that these heads fill."""
+        return self.num_heads - 1
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Head states of every position.
+
+        Args:
+            hidden: (..., D) float, the target's hidden states that enter its output embedding.
+
+        Returns:
+            (..., H, D) float; row j goes through the output embedding to give the logits of
+            offset j+2 (the token after next is j = 0).
+        """
+        batch_shape = hidden.shape[:-1]
+        rows = hidden.reshape(-1, self.hidden_size)  # (N, D)
+        inner = F.silu(self.inner(rows))  # (N, H*F)
+        inner = inner.view(-1, self.num_slots, self.inner_size).transpose(0, 1)  # (H, N, F)
+        weight = self.outer_weight.view(self.num_slots, self.hidden_size, self.inner_size)
+        change = torch.bmm(inner, weight.transpose(1, 2).to(inner.dtype))  # (H, N, D)
+        change = change.transpose(0, 1) + self.outer_bias.to(inner.dtype)  # (N, H, D)
+        states = rows.unsqueeze(1) + change
+        return states.reshape(*batch_shape, self.num_slots, self.hidden_size)

@@ -1,0 +1,90 @@
+"""Tiny targets for tests: random and briefly trained, of two architectures."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.train.heads import TrainOptions, train_blockwise
+
+torch.set_num_threads(1)  # matrices this small only lose by being shared out
+
+VOCAB = 48
+POSITIONS = 64
+HEADS = 5
+
+
+def _gpt2() -> GPT2LMHeadModel:
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB, n_positions=POSITIONS, n_embd=32, n_layer=2, n_head=2,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+def _llama() -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=POSITIONS,
+            bos_token_id=None, eos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+@functools.cache
+def random_model(architecture: str, seed: int = 0) -> BlockwiseLM:
+    """A target with random weights, large enough that its choices vary, and random heads."""
+    torch.manual_seed(seed)
+    base = _gpt2() if architecture == "gpt2" else _llama()
+    model = BlockwiseLM(base, num_heads=HEADS)
+    with torch.no_grad():
+        for weight in model.base.parameters():
+            if weight.ndim == 2:
+                weight.normal_(0.0, 0.3)
+        model.heads.outer_weight.normal_(0.0, 0.3)
+    return model.eval()
+
+
+def looping_text(length: int = 4000, seed: int = 0) -> np.ndarray:
+    """(length,) ids of a noisy cycle: easy to learn, with some surprise left."""
+    rng = np.random.default_rng(seed)
+    text = np.arange(length) * 5 % VOCAB
+    noise = rng.random(length) < 0.1
+    text[noise] = rng.integers(0, VOCAB, noise.sum())
+    return text.astype(np.int32)
+
+
+@functools.cache
+def trained_model() -> BlockwiseLM:
+    """A GPT-2 that learnt the noisy cycle, so that drafts are often accepted."""
+    torch.manual_seed(0)
+    base = _gpt2()
+    torch.nn.init.normal_(base.transformer.wte.weight, std=0.1)
+    model = BlockwiseLM(base, num_heads=HEADS)
+    options = TrainOptions(
+        steps=120, batch_size=16, sequence_length=32, warmup=5, precision="fp32",
+        head_fraction=0.5, other_lr=0.02, head_ramp=0.2,
+    )  # fmt: skip
+    train_blockwise(model, looping_text(), options)
+    return model
+
+
+def model_of(kind: str) -> BlockwiseLM:
+    """random gpt2, random llama, or the trained one."""
+    return trained_model() if kind == "trained" else random_model(kind)
+
+
+def plain_greedy(model: BlockwiseLM, prompt: list[int], count: int) -> list[int]:
+    """Greedy output without cache, drafts or loop of ours: the whole text is read each time."""
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(count):
+            logits = model.base(input_ids=torch.tensor([tokens])).logits[0, -1]
+            tokens.append(int(np.argmax(logits.numpy())))
+    return tokens[len(prompt) :]

@@ -1,0 +1,252 @@
+"""BlockwiseLM, its heads, its files and its training."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.nn import functional as F
+
+from blockwise_models import HEADS, POSITIONS, VOCAB, looping_text, model_of
+from lattice_bpd import FormatError
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, build_small_gpt
+from lattice_bpd.train.heads import TrainOptions, train_blockwise
+from lattice_bpd.train.losses import block_losses
+from lattice_bpd.train.optimizers import build_optimizers, set_rates
+
+SLOTS = HEADS - 1
+
+
+def ids(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_head_one_is_the_target_itself(kind):
+    model, batch = model_of(kind), ids(3, 7)
+    with torch.inference_mode():
+        output = model(batch)
+        torch.testing.assert_close(output.logits, model.base(input_ids=batch).logits)
+    assert output.logits.shape == (3, 7, VOCAB)
+    assert output.hidden.shape == (3, 7, 32)
+    assert output.head_logits is None
+    assert output.cache is None
+
+
+def test_a_head_is_residual_plus_one_hidden_layer_through_the_tied_embedding():
+    model, hidden = model_of("gpt2"), torch.randn(32, generator=torch.Generator().manual_seed(1))
+    heads = model.heads
+    with torch.inference_mode():
+        found = model.head_logits(hidden)
+        for slot in range(SLOTS):
+            rows = slice(slot * 32, (slot + 1) * 32)
+            inner = F.silu(heads.inner.weight[rows] @ hidden + heads.inner.bias[rows])
+            state = hidden + heads.outer_weight[rows] @ inner + heads.outer_bias[slot]
+            expected = model.base.transformer.wte.weight @ state
+            torch.testing.assert_close(found[slot], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_head_logits_only_where_asked():
+    model, batch = model_of("llama"), ids(2, 6)
+    places = torch.tensor([[5, 0], [2, 3]])
+    with torch.inference_mode():
+        output = model(batch, head_positions=places, logit_positions=1)
+        assert output.logits.shape == (2, 1, VOCAB)
+        assert output.head_logits.shape == (2, 2, SLOTS, VOCAB)
+        expected = model.head_logits(output.hidden[1, 3])
+    torch.testing.assert_close(output.head_logits[1, 1], expected)
+
+
+def test_cache_goes_on_where_it_ended():
+    model, batch = model_of("llama"), ids(2, 8)
+    with torch.inference_mode():
+        first = model(batch[:, :5], use_cache=True)
+        second = model(batch[:, 5:], first.cache)
+        whole = model(batch)
+    torch.testing.assert_close(second.logits, whole.logits[:, 5:], rtol=1e-4, atol=1e-4)
+
+
+def test_new_heads_start_as_copies_of_the_target():
+    model = BlockwiseLM(model_of("gpt2").base, num_heads=3)
+    with torch.inference_mode():
+        output = model(ids(1, 4), head_positions=torch.tensor([[3]]))
+    for slot in range(2):
+        torch.testing.assert_close(output.head_logits[0, 0, slot], output.logits[0, 3])
+
+
+def test_the_demos_model_has_its_size():
+    model = build_small_gpt(1024)
+    assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(1.2e6, rel=0.03)
+    assert (model.num_heads, model.num_slots, model.vocab_size) == (9, 8, 1024)
+    assert model.max_positions == 256
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_save_and_load_give_the_same_model(kind, tmp_path):
+    model = model_of(kind)
+    model.save_pretrained(tmp_path / "model")
+    loaded = BlockwiseLM.from_pretrained(tmp_path / "model")
+    places = torch.tensor([[0, 4]])
+    with torch.inference_mode():
+        before = model(ids(1, 5), head_positions=places)
+        after = loaded(ids(1, 5), head_positions=places)
+    assert torch.equal(before.logits, after.logits)
+    assert torch.equal(before.head_logits, after.head_logits)
+    assert not loaded.training
+    assert not list((tmp_path / "model").glob(".saving*"))  # temporary files are gone
+    model.save_pretrained(tmp_path / "model")  # over what is there
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("blockwise_heads.json", None, "cannot be read"),
+        ("blockwise_heads.json", "{", "cannot be read"),
+        ("blockwise_heads.json", "[]", "is not a"),
+        ("blockwise_heads.json", {"version": 9}, "format version 9, expected 1"),
+        ("blockwise_heads.json", {"num_heads": 1}, "num_heads is 1, expected an integer of 2"),
+        ("blockwise_heads.json", {"num_heads": 7}, "weights cannot be read"),
+        ("blockwise_heads.safetensors", None, "weights cannot be read"),
+        ("blockwise_heads.safetensors", "cut", "weights cannot be read"),
+        ("model.safetensors", None, "target model cannot be read"),
+        ("model.safetensors", "cut", "target model cannot be read"),
+        ("config.json", "{", "target model cannot be read"),
+    ],
+)
+def test_damaged_files_are_format_errors(tmp_path, file, damage, message):
+    model_of("gpt2").save_pretrained(tmp_path)
+    path = tmp_path / file
+    if damage is None:
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:100])
+    elif isinstance(damage, dict):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    else:
+        path.write_text(damage)
+    with pytest.raises(FormatError, match=message):
+        BlockwiseLM.from_pretrained(tmp_path)
+
+
+def test_wrong_sizes_are_refused():
+    with pytest.raises(ValueError, match="num_heads is 1; expected 2 or more"):
+        BlockwiseHeads(8, 1)
+    with pytest.raises(ValueError, match="expected both to be 1 or more"):
+        BlockwiseHeads(8, 2, 0)
+    with pytest.raises(ValueError, match="width 16, the target's output embedding takes 32"):
+        BlockwiseLM(model_of("gpt2").base, heads=BlockwiseHeads(16, 3))
+    with pytest.raises(ValueError, match=r"shape \(4,\); expected \(batch, tokens\)"):
+        model_of("gpt2")(ids(4))
+    with pytest.raises(TypeError, match="no output embedding"):
+        BlockwiseLM(model_of("gpt2").base.transformer)
+
+
+def test_losses_are_cross_entropies_of_later_and_later_tokens():
+    model, batch = model_of("gpt2"), ids(2, 9 + HEADS)
+    with torch.inference_mode():
+        found = block_losses(model, batch, 1.0, torch.Generator())
+        output = model(batch[:, :9], head_positions=torch.arange(9).expand(2, -1))
+        for head in range(HEADS):
+            logits = output.logits if head == 0 else output.head_logits[:, :, head - 1]
+            labels = batch[:, 1 + head : 10 + head]
+            expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            torch.testing.assert_close(found[head], expected, rtol=1e-4, atol=1e-4)
+
+
+def train(steps: int, **options) -> tuple[BlockwiseLM, list[list[float]]]:
+    torch.manual_seed(0)
+    model = build_small_gpt(VOCAB, hidden_size=32, num_layers=1, num_heads=HEADS)
+    seen: list[list[float]] = []
+    settings = TrainOptions(
+        steps=steps, batch_size=8, sequence_length=24, warmup=3, head_fraction=0.5, **options
+    )
+    report = train_blockwise(
+        model, looping_text(), settings, lambda report: seen.append(report.losses)
+    )
+    assert (report.step, len(seen)) == (steps, steps)
+    return model, seen
+
+
+def test_training_lowers_the_loss_of_each_head_and_repeats_by_seed():
+    model, seen = train(60, precision="fp32")
+    first, last = np.mean(seen[:3], axis=0), np.mean(seen[-3:], axis=0)
+    assert (last < 0.8 * first).all()
+    again, _ = train(60, precision="fp32")
+    for weight, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(weight, other)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "auto"])
+def test_training_in_other_precisions(precision):
+    _, seen = train(30, precision=precision)
+    assert sum(seen[-1]) < sum(seen[0])
+
+
+def test_a_frozen_target_stays_as_it_is():
+    torch.manual_seed(0)
+    model = build_small_gpt(VOCAB, hidden_size=32, num_layers=1, num_heads=HEADS)
+    before = [weight.clone() for weight in model.base.parameters()]
+    heads = [weight.clone() for weight in model.heads.parameters()]
+    options = TrainOptions(steps=3, sequence_length=24, train_base=False, precision="fp32")
+    train_blockwise(model, looping_text(), options)
+    assert all(map(torch.equal, before, model.base.parameters()))
+    assert not any(map(torch.equal, heads, model.heads.parameters()))
+    assert all(weight.requires_grad for weight in model.base.parameters())
+
+
+def test_a_slow_machine_does_fewer_steps():
+    torch.manual_seed(0)
+    model = build_small_gpt(VOCAB, hidden_size=32, num_layers=1, num_heads=HEADS)
+    options = TrainOptions(steps=10**6, sequence_length=24, precision="fp32", max_seconds=1e-6)
+    report = train_blockwise(model, looping_text(), options)
+    assert report.step == report.steps < 100
+
+
+def test_matrices_go_to_muon_and_the_rest_to_adamw():
+    model = build_small_gpt(VOCAB, hidden_size=32, num_layers=1)
+    muon, adamw = build_optimizers(model, 0.02, 0.01)
+    chosen = {id(weight) for group in muon.param_groups for weight in group["params"]}
+    assert id(model.heads.outer_weight) in chosen
+    assert id(model.output_embedding.weight) not in chosen
+    count = sum(len(group["params"]) for o in (muon, adamw) for group in o.param_groups)
+    assert count == len(list(model.parameters()))
+    set_rates([muon, adamw], 0, 100, 9)
+    assert muon.param_groups[0]["lr"] == pytest.approx(0.02 / 10)
+    set_rates([muon, adamw], 50, 100, 9)
+    assert adamw.param_groups[0]["lr"] == pytest.approx(0.01 * (0.05 + 0.95 / 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (np.arange(10), {}, r"shape \(10,\); expected one sequence of 29 or more"),
+        (np.full(100, VOCAB), {}, f"token id {VOCAB}"),
+        (looping_text(100), {"precision": "fp8"}, "precision is 'fp8'"),
+        (looping_text(100), {"steps": 0}, "steps 0"),
+        (looping_text(100), {"head_fraction": 0.0}, "head_fraction is 0.0"),
+        (
+            looping_text(100),
+            {"head_weights": [1.0]},
+            r"head_weights is \[1.0\]; expected 5 numbers",
+        ),
+        (looping_text(500), {"sequence_length": POSITIONS + 1}, f"positions for {POSITIONS}"),
+    ],
+)
+def test_bad_training_requests_are_refused(text, options, message):
+    settings = TrainOptions(**{"sequence_length": 24, "precision": "fp32", **options})
+    with pytest.raises(ValueError, match=message):
+        train_blockwise(model_of("gpt2"), text, settings)
+
+
+def test_training_that_diverges_says_so():
+    torch.manual_seed(0)
+    model = build_small_gpt(VOCAB, hidden_size=32, num_layers=1)
+    options = TrainOptions(steps=40, sequence_length=24, other_lr=math.inf, precision="fp32")
+    with pytest.raises(ValueError, match="lower matrix_lr and other_lr"):
+        train_blockwise(model, looping_text(), options)
