@@ -1,0 +1,75 @@
+"""What a decoding run counts and times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+
+@dataclass
+class DecodeStats:
+    """Counts and seconds of one or more decoded texts; `merge` adds them up.
+
+    Attributes:
+        target_calls: serial calls of the target, the call that reads the prompt among them.
+        tokens: decoded tokens; each call gives one exact token besides the drafts it accepts.
+        accept_lengths: draft tokens kept by each verifying call.
+        repeats: neighbouring positions of first drafts that hold the same token.
+        neighbours: neighbouring positions of first drafts, all.
+        seconds: wall time by stage: "prompt", "top_k" (heads and top k), "rescore", "verify", and
+            "total" (everything). On a GPU a stage's launches are timed, waits fall to "verify".
+    """
+
+    target_calls: int = 0
+    tokens: int = 0
+    accept_lengths: list[int] = field(default_factory=list)
+    repeats: int = 0
+    neighbours: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def block_efficiency(self) -> float:
+        """Decoded tokens / target calls, exact tokens counted (Kim et al. 2024, section 5)."""
+        return self.tokens / self.target_calls if self.target_calls else 0.0
+
+    @property
+    def repeat_share(self) -> float:
+        """Share of neighbouring draft positions with the same token (paper table 3)."""
+        return self.repeats / self.neighbours if self.neighbours else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoded tokens / seconds in all."""
+        total = self.seconds.get("total", 0.0)
+        return self.tokens / total if total else 0.0
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the wall time of the block to `seconds[name]`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def count_repeats(self, exact_token: int, draft: Sequence[int]) -> None:
+        """Count stutter in a step's first draft; the exact token is its position 1.
+
+        Exact token 7 and draft 7 9 9 4: 2 repeats among 4 neighbours.
+        """
+        positions = [exact_token, *draft]
+        self.repeats += sum(a == b for a, b in pairwise(positions))
+        self.neighbours += len(draft)
+
+    def merge(self, other: DecodeStats) -> None:
+        """Add another run's counts and seconds to this one's."""
+        self.target_calls += other.target_calls
+        self.tokens += other.tokens
+        self.accept_lengths += other.accept_lengths
+        self.repeats += other.repeats
+        self.neighbours += other.neighbours
+        for name, value in other.seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value

@@ -1,0 +1,149 @@
+"""The decoding loop: counts, statistics, drafters of one's own, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from blockwise_models import HEADS, POSITIONS, VOCAB, looping_text, model_of, plain_greedy
+from lattice_bpd import Drafts, NGramLM
+from lattice_bpd.decode import DecodeStats, LatticeDrafter, OracleDrafter, decode, generate
+
+pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
+
+PROMPT = [3, 8, 13]
+
+
+def as_drafts(rows: list[list[int]]) -> Drafts:
+    ids = np.array([rows], np.int32)
+    return Drafts(ids, np.zeros(ids.shape[:2], np.float32), np.array([len(rows)], np.int32))
+
+
+class FixedDrafter:
+    """Proposes what the test says; remembers what it was shown."""
+
+    def __init__(self, make) -> None:
+        self.make, self.slots, self.contexts = make, [], []
+
+    def propose(self, state):
+        self.slots.append(state.num_slots)
+        self.contexts.append(list(state.tokens))
+        return self.make(state)
+
+
+def test_merged_calls_are_m_over_k_plus_one():
+    # A perfect drafter: the prompt's call gives 1 token, each of the others H + 1 = 5.
+    wanted = plain_greedy(model_of("gpt2"), PROMPT, 40)
+
+    def perfect(state):
+        done = len(state.tokens) - len(PROMPT)
+        return as_drafts([wanted[done : done + state.num_slots]])
+
+    found = decode(model_of("gpt2"), PROMPT, FixedDrafter(perfect), max_new_tokens=36)
+    assert found.token_ids == wanted[:36]
+    assert found.stats.target_calls == 1 + 35 // HEADS
+    assert found.stats.accept_lengths == [HEADS - 1] * 7
+    assert found.stats.block_efficiency == 36 / 8
+
+
+def test_drafter_sees_the_exact_token_and_the_room_that_is_left():
+    drafter = FixedDrafter(lambda _: None)
+    found = decode(model_of("gpt2"), PROMPT, drafter, max_new_tokens=6)
+    # 1 token from the prompt's call; with r tokens left only r - 1 drafts can be of use
+    assert drafter.slots == [4, 3, 2, 1]  # 5 left: min(H, 4) .. 2 left: 1; 1 left: not asked
+    assert drafter.contexts[0] == [*PROMPT, found.token_ids[0]]
+    assert found.stats.target_calls == 6
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: as_drafts([[0] * 30]),
+        lambda _: as_drafts([[1], [2], [1]]),
+        lambda _: Drafts(np.full((1, 3, 4), -1, np.int32), None, np.zeros(1, np.int32)),
+        lambda _: as_drafts([[]]),
+    ],
+    ids=["too long", "short", "padding only", "no slots"],
+)
+def test_any_drafter_is_lossless(make):
+    found = decode(model_of("llama"), PROMPT, FixedDrafter(make), max_new_tokens=15)
+    assert found.token_ids == plain_greedy(model_of("llama"), PROMPT, 15)
+
+
+def test_repeats_count_the_exact_token_as_first_position():
+    stats = DecodeStats()
+    stats.count_repeats(7, [7, 9, 9, 4])
+    assert (stats.repeats, stats.neighbours, stats.repeat_share) == (2, 4, 0.5)
+    stats.merge(stats_of_one_call())
+    assert (stats.repeat_share, stats.target_calls, stats.tokens) == (0.5, 1, 3)
+    assert stats.seconds == {"verify": 0.5}
+
+
+def stats_of_one_call() -> DecodeStats:
+    return DecodeStats(target_calls=1, tokens=3, accept_lengths=[2], seconds={"verify": 0.5})
+
+
+def test_stage_times_are_given():
+    lm = NGramLM.train([looping_text(500)], 2, vocab_size=VOCAB)
+    stats = generate(model_of("gpt2"), PROMPT, "p_best", lm=lm, max_new_tokens=8).stats
+    assert set(stats.seconds) == {"total", "prompt", "top_k", "rescore", "verify"}
+    assert sum(stats.seconds.values()) <= 2 * stats.seconds["total"]
+    assert stats.tokens_per_second > 0
+
+
+def test_prompts_may_be_tensors_and_arrays():
+    wanted = plain_greedy(model_of("gpt2"), PROMPT, 4)
+    for prompt in (torch.tensor(PROMPT), np.array(PROMPT), tuple(PROMPT)):
+        assert generate(model_of("gpt2"), prompt, "bpd", max_new_tokens=4).token_ids == wanted
+
+
+def test_oracle_takes_the_targets_tokens_as_far_as_the_lattice_goes():
+    model = model_of("gpt2")
+    wanted = plain_greedy(model, PROMPT, 12)
+    found = decode(model, PROMPT, OracleDrafter(wanted, top_k=VOCAB), max_new_tokens=11)
+    # k = V: the lattice holds everything, so each call gives H + 1 tokens
+    assert found.stats.accept_lengths == [4, 4]
+    assert found.token_ids == wanted[:11]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([], {}, "one token or more"),
+        ([[1, 2]], {}, r"shape \(1, 2\)"),
+        ([1, VOCAB], {}, f"token id {VOCAB}; expected 0..{VOCAB - 1}"),
+        ([-1], {}, "token id -1"),
+        ([0.5], {}, "expected integers"),
+        ([1] * (POSITIONS + 1), {}, f"positions for {POSITIONS}"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ([1], {"strategy": "magic"}, "strategy is 'magic'; expected one of greedy, bpd"),
+        ([1], {"strategy": "ngram"}, "needs an n-gram LM"),
+        ([1], {"top_k": VOCAB + 1}, f"expected 1..{VOCAB}"),
+        ([1], {"top_k": 0}, "top_k is 0"),
+        ([1], {"num_drafts": 0}, "num_drafts is 0"),
+    ],
+)
+def test_bad_requests_are_refused(prompt, options, message):
+    with pytest.raises(ValueError, match=message):
+        generate(model_of("gpt2"), prompt, **{"strategy": "p_best", **options})
+
+
+def test_lm_of_another_vocabulary_is_refused():
+    lm = NGramLM.train([[1, 2, 3, 1, 2]], 2, vocab_size=VOCAB + 1)
+    with pytest.raises(ValueError, match=f"vocabulary of {VOCAB + 1}, the target one of {VOCAB}"):
+        decode(model_of("gpt2"), PROMPT, LatticeDrafter(lm))
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "bpd"])
+def test_nan_weights_are_reported(strategy):
+    import copy
+
+    model = copy.deepcopy(model_of("gpt2"))
+    with torch.no_grad():
+        model.output_embedding.weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="NaN"):
+        generate(model, PROMPT, strategy)

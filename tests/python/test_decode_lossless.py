@@ -1,0 +1,114 @@
+"""Every strategy writes what the target alone would write, token for token."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from blockwise_models import POSITIONS, VOCAB, looping_text, model_of, plain_greedy
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import STRATEGIES, generate
+
+pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
+
+DRAFTING = [name for name in STRATEGIES if name != "greedy"] + ["p_best_0gram"]
+KINDS = ["gpt2", "llama", "trained"]
+OPTIONS = {"top_k": 6, "num_drafts": 5, "alpha": 0.5}
+
+
+@functools.cache
+def small_lm() -> NGramLM:
+    return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB)
+
+
+def decode_with(strategy: str, kind: str, prompt: list[int], **options):
+    lm = None if strategy == "p_best_0gram" else small_lm()
+    name = "p_best" if strategy == "p_best_0gram" else strategy
+    return generate(model_of(kind), prompt, name, lm=lm, **{**OPTIONS, **options})
+
+
+def prompts(count: int, seed: int, longest: int = 20) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, VOCAB, rng.integers(1, longest + 1)).tolist() for _ in range(count)]
+
+
+@functools.cache
+def greedy_of(kind: str, prompt: tuple[int, ...], count: int) -> list[int]:
+    return decode_with("greedy", kind, list(prompt), max_new_tokens=count).token_ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_is_the_target_alone(kind):
+    for prompt in prompts(25, seed=1):
+        assert list(greedy_of(kind, tuple(prompt), 20)) == plain_greedy(model_of(kind), prompt, 20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy", DRAFTING)
+def test_hundreds_of_prompts(strategy, kind):
+    calls = tokens = 0
+    for prompt in prompts(70, seed=2):
+        found = decode_with(strategy, kind, prompt, max_new_tokens=24)
+        assert found.token_ids == greedy_of(kind, tuple(prompt), 24), prompt
+        assert found.stats.tokens == 24
+        calls += found.stats.target_calls
+        tokens += found.stats.tokens
+    assert calls <= tokens
+    if kind == "trained":
+        assert tokens / calls > 1.5  # drafts were really accepted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy", DRAFTING)
+def test_length_limits(strategy, kind):
+    for prompt in prompts(4, seed=3):
+        whole = greedy_of(kind, tuple(prompt), 20)
+        for limit in range(1, 21):
+            found = decode_with(strategy, kind, prompt, max_new_tokens=limit)
+            assert (found.token_ids, found.finish) == (whole[:limit], "length")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy", ["greedy", *DRAFTING])
+def test_stop_token_at_every_position(strategy, kind):
+    for prompt in prompts(3, seed=4):
+        whole = greedy_of(kind, tuple(prompt), 20)
+        for place, token in enumerate(whole):
+            first = whole.index(token)
+            found = decode_with(strategy, kind, prompt, max_new_tokens=20, stop_token_ids=[token])
+            assert (found.token_ids, found.finish) == (whole[: first + 1], "stop_token"), place
+            assert found.stats.tokens == first + 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy", ["greedy", *DRAFTING])
+def test_one_token_prompts(strategy, kind):
+    for token in range(0, VOCAB, 5):
+        found = decode_with(strategy, kind, [token], max_new_tokens=12)
+        assert found.token_ids == greedy_of(kind, (token,), 12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy", ["greedy", *DRAFTING])
+@pytest.mark.parametrize("length", [POSITIONS, POSITIONS - 1, POSITIONS - 3, POSITIONS - 9])
+def test_prompts_at_the_position_limit(strategy, kind, length):
+    prompt = np.random.default_rng(length).integers(0, VOCAB, length).tolist()
+    room = POSITIONS - length + 1  # the last token is never read
+    found = decode_with(strategy, kind, prompt, max_new_tokens=30)
+    assert (len(found.token_ids), found.finish) == (room, "positions")
+    assert found.token_ids == plain_greedy(model_of(kind), prompt, room)
+    exact = decode_with(strategy, kind, prompt, max_new_tokens=room)
+    assert (exact.token_ids, exact.finish) == (found.token_ids, "length")
+
+
+def test_oracle_is_at_least_as_good_as_any_path_of_its_lattice():
+    calls = dict.fromkeys(["bpd", "p_best_0gram", "ngram", "p_best", "oracle"], 0)
+    for prompt in prompts(60, seed=5):
+        for strategy in calls:
+            found = decode_with(strategy, "trained", prompt, max_new_tokens=24)
+            calls[strategy] += found.stats.target_calls
+    assert calls["oracle"] == min(calls.values())
