@@ -1,0 +1,57 @@
+"""The command line: `lattice-bpd demo | generate | ngram`. One file for each command.
+
+Nothing heavy is imported until a command runs, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from lattice_bpd.cli import demo, generate, ngram
+
+_USER_ERROR = 2
+_INTERRUPTED = 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with all commands."""
+    from lattice_bpd import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="lattice-bpd",
+        description="Blockwise parallel decoding with drafts rescored through a top-k lattice and "
+        "an n-gram LM: the target model's greedy output in fewer calls of it.",
+        epilog="Begin with: lattice-bpd demo --quick",
+    )
+    parser.add_argument("--version", action="version", version=f"lattice-bpd {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (demo, generate, ngram):
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: arguments without the program's name; sys.argv's when None.
+
+    Returns:
+        Exit status: 0; 2 for what the user can set right (said on stderr in one line); 130 after
+        an interrupt.
+    """
+    # Before torch loads: spinning OpenMP threads of two processes starve each other.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    args = build_parser().parse_args(argv)
+    try:
+        args.run(args)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"lattice-bpd: error: {error}", file=sys.stderr)
+        return _USER_ERROR
+    except KeyboardInterrupt:
+        print("lattice-bpd: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    return 0

@@ -1,0 +1,114 @@
+"""`lattice-bpd generate`: decode a prompt with a blockwise model and show what it cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lattice_bpd.decode import DecodeResult
+
+_EXAMPLE = """example (after `lattice-bpd demo`):
+  lattice-bpd generate demo-out/model --prompt 'def main(argv):' --strategy p_best
+
+Block efficiency is decoded tokens / calls of the target; the exact token of each call counts.
+"""
+_STRATEGIES = ("greedy", "bpd", "ngram", "p_best", "oracle")  # decode.STRATEGIES needs torch
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `generate`."""
+    parser = commands.add_parser(
+        "generate",
+        help="decode a prompt with a blockwise model",
+        description="Decode a prompt. Every strategy writes the target model's greedy output.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="directory of a blockwise model")
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", help="text to go on from")
+    prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="the same, from a file")
+    parser.add_argument("--strategy", choices=_STRATEGIES, default="p_best")
+    parser.add_argument("--tokenizer", type=Path, help="default: MODEL/tokenizer.json")
+    parser.add_argument(
+        "--lm", type=Path, help="n-gram LM (default: MODEL/ngram.lm); 'none' for none"
+    )
+    parser.add_argument("--top-k", type=int, default=16, help="candidates of a slot (default 16)")
+    parser.add_argument("--num-drafts", type=int, default=16, help="drafts of p_best (default 16)")
+    parser.add_argument("--alpha", type=float, default=0.5, help="weight of the LM (default 0.5)")
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="default 64")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Decode and print.
+
+    Raises:
+        ValueError: options or files that do not fit together.
+        OSError: a file that cannot be read.
+    """
+    from lattice_bpd import NGramLM
+    from lattice_bpd.cli.files import load_tokenizer, read_text
+    from lattice_bpd.cli.progress import quiet_transformers
+
+    tokenizer = load_tokenizer(args.tokenizer or args.model / "tokenizer.json")
+    prompt = args.prompt if args.prompt is not None else read_text(args.prompt_file)
+    ids = tokenizer.encode(prompt).ids
+    if not ids:
+        raise ValueError("--prompt is empty; expected text to go on from")
+    lm = None
+    if str(args.lm) != "none" and (args.lm or args.strategy in ("ngram", "p_best")):
+        lm = NGramLM.load(args.lm or args.model / "ngram.lm")
+    quiet_transformers()
+    from lattice_bpd.decode import generate
+    from lattice_bpd.models import BlockwiseLM
+
+    result = generate(
+        BlockwiseLM.from_pretrained(args.model, attn_implementation="eager"),
+        ids,
+        args.strategy,
+        lm=lm,
+        top_k=args.top_k,
+        num_drafts=args.num_drafts,
+        alpha=args.alpha,
+        max_new_tokens=args.max_new_tokens,
+        stop_token_ids=_stop_tokens(tokenizer.token_to_id("<|endoftext|>")),
+    )
+    text = tokenizer.decode(result.token_ids)
+    print(_as_json(text, args.strategy, result) if args.json else _as_text(prompt, text, result))
+
+
+def _stop_tokens(end_of_text: int | None) -> list[int]:
+    return [] if end_of_text is None else [end_of_text]
+
+
+def _as_text(prompt: str, text: str, result: DecodeResult) -> str:
+    stats = result.stats
+    stages = ", ".join(f"{name} {1e3 * value:.0f} ms" for name, value in stats.seconds.items())
+    return (
+        f"{prompt}{text}\n---\n"
+        f"{stats.tokens} tokens in {stats.target_calls} calls of the target: block efficiency "
+        f"{stats.block_efficiency:.2f} (exact tokens counted), "
+        f"{stats.tokens_per_second:,.0f} tokens/s; ended by {result.finish}\n{stages}"
+    )
+
+
+def _as_json(text: str, strategy: str, result: DecodeResult) -> str:
+    stats = result.stats
+    return json.dumps(
+        {
+            "strategy": strategy,
+            "text": text,
+            "token_ids": result.token_ids,
+            "finish": result.finish,
+            "block_efficiency": stats.block_efficiency,
+            "target_calls": stats.target_calls,
+            "tokens": stats.tokens,
+            "accept_lengths": stats.accept_lengths,
+            "seconds": stats.seconds,
+        }
+    )

@@ -1,0 +1,181 @@
+"""The command line: help, results, and errors that a user can act on."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from lattice_bpd import NGramLM
+from lattice_bpd.cli import main
+
+COMMANDS = [["demo"], ["generate"], ["ngram", "train"]]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    status = main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_has_an_example(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert "example" in printed
+    assert "lattice-bpd " + " ".join(command) in printed
+
+
+@pytest.mark.parametrize("arguments", [[], ["sing"], ["ngram"], ["generate"], ["demo", "--fast"]])
+def test_wrong_usage_ends_with_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_importing_the_command_line_imports_no_torch():
+    code = (
+        "import sys, lattice_bpd.cli; lattice_bpd.cli.build_parser();"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'rich')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory):
+    pytest.importorskip("tokenizers")
+    from lattice_bpd.train.tokenizer import train_byte_bpe
+
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    train_byte_bpe([TEXT], 300).save(str(path))
+    return path
+
+
+TEXT = "the cat sat on the mat\nthe cat ran\n\nthe dog sat on the cat, \u00e4h\n" * 20
+
+
+def test_a_byte_level_bpe_loses_nothing(tokenizer_file):
+    from lattice_bpd.cli.files import load_tokenizer
+    from lattice_bpd.train.tokenizer import train_byte_bpe
+
+    tokenizer = load_tokenizer(tokenizer_file)
+    for text in (TEXT, "never seen \u2603 \t\r\n"):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.token_to_id("<|endoftext|>") == 0
+    with pytest.raises(ValueError, match="vocab_size is 256; expected 257"):
+        train_byte_bpe([TEXT], 256)
+
+
+@pytest.mark.parametrize("sequence", ["line", "paragraph", "file"])
+def test_ngram_train_writes_an_lm(sequence, tokenizer_file, tmp_path, capsys):
+    from lattice_bpd.cli.files import load_tokenizer
+
+    corpus, output = tmp_path / "corpus.txt", tmp_path / "corpus.lm"
+    corpus.write_text(TEXT, encoding="utf-8")
+    status, out, _ = run(
+        capsys, "ngram", "train", corpus, "--order", 3, "--tokenizer", tokenizer_file,
+        "--sequence", sequence, "--vocab-size", 300, "-o", output,
+    )  # fmt: skip
+    assert status == 0
+    assert "order 3, vocabulary 300" in out
+    lm, tokenizer = NGramLM.load(output), load_tokenizer(tokenizer_file)
+    seen = tokenizer.encode("the cat").ids
+    for place in range(1, len(seen)):
+        assert lm.log_prob(seen[place], seen[:place]) > math.log(1 / 300)
+
+
+def test_ngram_train_errors(tokenizer_file, tmp_path, capsys):
+    corpus, empty, binary = (tmp_path / name for name in ("corpus.txt", "empty.txt", "binary.txt"))
+    corpus.write_text(TEXT, encoding="utf-8")
+    empty.write_text(" \n")
+    binary.write_bytes(b"\xff\xfe")
+    common = ["--tokenizer", tokenizer_file, "-o", tmp_path / "x.lm"]
+    cases = [
+        ([tmp_path / "no.txt", *common], "no.txt"),
+        ([empty, *common], "no text in the file"),
+        ([binary, *common], "not UTF-8"),
+        ([corpus, *common, "--order", 9], "order"),
+        ([corpus, *common, "--min-counts", "1,x"], "expected whole numbers with commas"),
+        ([corpus, "--tokenizer", corpus, "-o", tmp_path / "x.lm"], "not a tokenizer"),
+        ([corpus, "--tokenizer", tmp_path / "t.json", "-o", tmp_path / "x.lm"], "no such file"),
+        ([corpus, "--tokenizer", tokenizer_file, "-o", tmp_path / "no" / "x.lm"], "x.lm"),
+    ]
+    for arguments, message in cases:
+        status, _, err = run(capsys, "ngram", "train", *arguments)
+        assert status == 2, arguments
+        assert err.startswith("lattice-bpd: error: ")
+        assert message in err
+    assert not (tmp_path / "x.lm").exists()
+
+
+@pytest.fixture(scope="module")
+def model_directory(tokenizer_file, tmp_path_factory):
+    pytest.importorskip("torch")
+    import shutil
+
+    import torch
+
+    from lattice_bpd.cli.files import load_tokenizer
+    from lattice_bpd.models import build_small_gpt
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    directory = tmp_path_factory.mktemp("model")
+    model = build_small_gpt(300, hidden_size=32, num_layers=1, num_heads=4, max_positions=64)
+    model.save_pretrained(directory)
+    shutil.copy(tokenizer_file, directory / "tokenizer.json")
+    ids = load_tokenizer(tokenizer_file).encode(TEXT).ids
+    NGramLM.train([ids], 2, vocab_size=300).save(directory / "ngram.lm")
+    return directory
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Katz")
+
+
+def test_generate_gives_the_same_text_with_every_strategy(model_directory, capsys):
+    texts = []
+    for strategy in ("greedy", "bpd", "ngram", "p_best", "oracle"):
+        status, out, _ = run(
+            capsys, "generate", model_directory, "--prompt", "the cat", "--strategy", strategy,
+            "--max-new-tokens", 9, "--json",
+        )  # fmt: skip
+        assert status == 0
+        found = json.loads(out)
+        assert found["strategy"] == strategy
+        assert found["tokens"] == len(found["token_ids"]) <= 9
+        texts.append(found["token_ids"])
+    assert texts == [texts[0]] * 5
+    status, out, _ = run(
+        capsys, "generate", model_directory, "--prompt", "the", "--lm", "none", "--num-drafts", 2
+    )
+    assert status == 0
+    assert "block efficiency" in out
+
+
+def test_generate_errors(model_directory, tmp_path, capsys):
+    cases = [
+        ([tmp_path], "tokenizer.json: no such file"),
+        ([model_directory, "--lm", tmp_path / "no.lm"], "no.lm"),
+        ([model_directory, "--lm", model_directory / "config.json"], "config.json"),
+        ([model_directory, "--top-k", 0], "top_k is 0"),
+        ([model_directory, "--top-k", 301], "expected 1..300"),
+        ([model_directory, "--num-drafts", 0], "num_drafts is 0"),
+        ([model_directory, "--max-new-tokens", 0], "max_new_tokens is 0"),
+        ([model_directory, "--strategy", "ngram", "--lm", "none"], "needs an n-gram LM"),
+        ([tmp_path, "--tokenizer", model_directory / "tokenizer.json", "--lm", "none"],
+         "blockwise_heads.json"),
+    ]  # fmt: skip
+    for arguments, message in cases:
+        status, _, err = run(capsys, "generate", *arguments, "--prompt", "the")
+        assert status == 2, arguments
+        assert err.startswith("lattice-bpd: error: ")
+        assert message in err, err
+    assert run(capsys, "generate", model_directory, "--prompt", "")[0] == 2
+    long = "the cat " * 100
+    assert "positions for 64" in run(capsys, "generate", model_directory, "--prompt", long)[2]
