@@ -45,6 +45,8 @@ std::tuple<py::array_t<TokenId>, py::array_t<float>> TopKOf(const py::array& log
 void BindLattice(py::module_& m) {
   m.def("select_top_k", &TopKOf, py::arg("logits"), py::arg("float_type"), py::arg("top_k"),
         py::arg("log_softmax"));
+  m.def("top_k_instruction_sets", &TopKInstructionSets);
+  m.def("set_top_k_instruction_set", &SetTopKInstructionSet, py::arg("name"));
   py::class_<Sausage>(m, "Sausage", "A sausage lattice: candidate tokens and scores by slot.")
       .def(py::init<>())
       .def(

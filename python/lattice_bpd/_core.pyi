@@ -22,6 +22,8 @@ __all__: list[str] = [
     "rescore_sausages",
     "select_top_k",
     "set_fused_instruction_set",
+    "set_top_k_instruction_set",
+    "top_k_instruction_sets",
     "train_katz",
 ]
 
@@ -150,6 +152,8 @@ def select_top_k(
     log_softmax: bool,
 ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]: ...
 def set_fused_instruction_set(name: str) -> None: ...
+def set_top_k_instruction_set(name: str) -> None: ...
+def top_k_instruction_sets() -> list[str]: ...
 def train_katz(
     token_ids: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],

@@ -1,137 +1,151 @@
 #include "lattice_bpd/lattice/top_k.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
-#include <cstring>
+#include <functional>
 #include <limits>
 
 #include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/base/half.h"
+#include "lattice_bpd/lattice/top_k_kernels.h"
 
 namespace lattice_bpd {
 namespace {
 
-struct Candidate {
-  float score;
-  TokenId token_id;
-};
-
-// True where a comes before b in a slot.
-bool Better(const Candidate& a, const Candidate& b) {
-  return a.score > b.score || (a.score == b.score && a.token_id < b.token_id);
+// Those that run here, best first.
+const std::vector<TopKKernel>& Kernels() {
+  static const std::vector<TopKKernel> kernels = [] {
+    std::vector<TopKKernel> found;
+    for (const TopKKernel& kernel : {TopKAvx512(), TopKAvx2(), TopKNeon(), TopKScalar()}) {
+      if (kernel.scan != nullptr) found.push_back(kernel);
+    }
+    return found;
+  }();
+  return kernels;
 }
 
-// Loads one logit of the given storage type.
-struct LoadFloat32 {
-  float operator()(const char* at) const {
-    float value;
-    std::memcpy(&value, at, sizeof value);
-    return value;
-  }
-};
-struct LoadFloat16 {
-  float operator()(const char* at) const {
-    std::uint16_t bits;
-    std::memcpy(&bits, at, sizeof bits);
-    return Float16ToFloat(bits);
-  }
-};
-struct LoadBFloat16 {
-  float operator()(const char* at) const {
-    std::uint16_t bits;
-    std::memcpy(&bits, at, sizeof bits);
-    return BFloat16ToFloat(bits);
-  }
-};
+std::atomic<const TopKKernel*> chosen{nullptr};
 
-void CheckLogit(float logit, std::size_t row, std::size_t column) {
-  if (logit < std::numeric_limits<float>::infinity()) return;
+std::size_t SizeOf(FloatType type) { return type == FloatType::kFloat32 ? 4 : 2; }
+
+float LoadLogit(FloatType type, const char* at) {
+  switch (type) {
+    case FloatType::kFloat16:
+      return Float16Element::Load(at);
+    case FloatType::kBFloat16:
+      return BFloat16Element::Load(at);
+    default:
+      return Float32Element::Load(at);
+  }
+}
+
+// Row r where it is if its elements are adjacent, else gathered into `copy`.
+LogitsRow RowOf(const LogitsView& logits, std::size_t r, std::vector<float>* copy) {
+  const char* row =
+      static_cast<const char*>(logits.data) + static_cast<std::ptrdiff_t>(r) * logits.row_stride;
+  if (logits.column_stride == static_cast<std::ptrdiff_t>(SizeOf(logits.type)) ||
+      logits.columns == 1) {
+    return {row, logits.type, logits.columns};
+  }
+  copy->resize(logits.columns);
+  for (float& logit : *copy) {
+    logit = LoadLogit(logits.type, row);
+    row += logits.column_stride;
+  }
+  return {reinterpret_cast<const char*>(copy->data()), FloatType::kFloat32, logits.columns};
+}
+
+[[noreturn]] void ThrowBadLogit(float logit, std::size_t row, std::size_t token) {
   throw ValueError(StrCat("head_logits: ", std::isnan(logit) ? "NaN" : "+inf", " at row ", row,
-                          ", token ", column,
+                          ", token ", token,
                           "; expected finite logits, or -inf for masked tokens. Check the head "
                           "that wrote them"));
 }
 
-// Leaves the `k` best of one row in `heap`, the worst on top. Equal scores: tokens come in rising
-// order, so that a later one never displaces an earlier one.
-template <typename Load>
-void SelectRow(const Load& load, const char* row, const LogitsView& logits, std::size_t r,
-               std::size_t k, std::vector<Candidate>* heap) {
-  heap->clear();
-  const auto logit_at = [&](std::size_t column) {
-    return load(row + static_cast<std::ptrdiff_t>(column) * logits.column_stride);
-  };
-  for (std::size_t column = 0; column < k; ++column) {
-    const float logit = logit_at(column);
-    if (!(logit < std::numeric_limits<float>::infinity())) CheckLogit(logit, r, column);
-    heap->push_back({logit, static_cast<TokenId>(column)});
-  }
-  std::make_heap(heap->begin(), heap->end(), Better);
-  float threshold = heap->front().score;
-  for (std::size_t column = k; column < logits.columns; ++column) {
-    const float logit = logit_at(column);
-    if (logit <= threshold) continue;  // false for NaN, which is caught below
-    if (!(logit < std::numeric_limits<float>::infinity())) CheckLogit(logit, r, column);
-    std::pop_heap(heap->begin(), heap->end(), Better);
-    heap->back() = {logit, static_cast<TokenId>(column)};
-    std::push_heap(heap->begin(), heap->end(), Better);
-    threshold = heap->front().score;
-  }
-  std::sort_heap(heap->begin(), heap->end(), Better);
-}
-
-// ln sum exp of a row; -inf where every token is masked.
-template <typename Load>
-double LogSumExp(const Load& load, const char* row, const LogitsView& logits, float best) {
+// ln sum exp of a row whose largest logit is `best`; 0 where every token is masked.
+double LogSumExp(const TopKKernel& kernel, const LogitsRow& row, float best) {
   if (std::isinf(best)) return 0.0;
-  double sum = 0.0;
-  for (std::size_t column = 0; column < logits.columns; ++column) {
-    const float logit = load(row + static_cast<std::ptrdiff_t>(column) * logits.column_stride);
-    sum += std::exp(static_cast<double>(logit) - best);
-  }
-  return best + std::log(sum);
-}
-
-template <typename Load>
-void SelectRows(const Load& load, const LogitsView& logits, const TopKOptions& options, TopK* out) {
-  std::vector<Candidate> heap;
-  heap.reserve(out->top_k);
-  for (std::size_t r = 0; r < logits.rows; ++r) {
-    const char* row =
-        static_cast<const char*>(logits.data) + static_cast<std::ptrdiff_t>(r) * logits.row_stride;
-    SelectRow(load, row, logits, r, static_cast<std::size_t>(out->top_k), &heap);
-    const double shift =
-        options.log_softmax ? LogSumExp(load, row, logits, heap.front().score) : 0.0;
-    for (const Candidate& candidate : heap) {
-      out->token_ids.push_back(candidate.token_id);
-      out->scores.push_back(static_cast<float>(candidate.score - shift));
-    }
-  }
+  return best + std::log(kernel.sum_exp(row, best));
 }
 
 }  // namespace
+
+TopKBuffer::TopKBuffer(std::size_t top_k)
+    : top_k_(top_k), keys_(std::max<std::size_t>(2 * top_k, top_k + 192) + kSlack) {}
+
+float TopKBuffer::KeepBest() {
+  const auto begin = keys_.begin();
+  const auto kth = begin + static_cast<std::ptrdiff_t>(top_k_ - 1);
+  std::nth_element(begin, kth, begin + static_cast<std::ptrdiff_t>(size_));
+  size_ = top_k_;
+  return ScoreOf(*kth);
+}
+
+void TopKBuffer::Sort(TokenId* token_ids, float* scores) {
+  if (size_ > top_k_) KeepBest();
+  std::sort(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(top_k_));
+  for (std::size_t i = 0; i < top_k_; ++i) {
+    token_ids[i] = static_cast<TokenId>(static_cast<std::uint32_t>(keys_[i]));
+    scores[i] = ScoreOf(keys_[i]);
+  }
+}
+
+float TopKBuffer::KthLargest(std::vector<float>* maxima) const {
+  const auto kth = maxima->begin() + static_cast<std::ptrdiff_t>(top_k_ - 1);
+  std::nth_element(maxima->begin(), kth, maxima->end(), std::greater<float>());
+  return *kth;
+}
+
+float TopKBuffer::ScoreOf(std::uint64_t key) {
+  const std::uint32_t ordered = ~static_cast<std::uint32_t>(key >> 32);
+  return BitsToFloat(ordered ^ ((ordered >> 31) != 0 ? 0x80000000u : 0xffffffffu));
+}
 
 TopK SelectTopK(const LogitsView& logits, const TopKOptions& options) {
   if (options.top_k < 1 || static_cast<std::size_t>(options.top_k) > logits.columns) {
     throw ValueError(StrCat("top_k is ", options.top_k, "; expected 1..", logits.columns,
                             " (the vocabulary that head_logits has)"));
   }
-  TopK out;
-  out.top_k = options.top_k;
-  out.token_ids.reserve(logits.rows * options.top_k);
-  out.scores.reserve(logits.rows * options.top_k);
-  switch (logits.type) {
-    case FloatType::kFloat32:
-      SelectRows(LoadFloat32(), logits, options, &out);
-      break;
-    case FloatType::kFloat16:
-      SelectRows(LoadFloat16(), logits, options, &out);
-      break;
-    case FloatType::kBFloat16:
-      SelectRows(LoadBFloat16(), logits, options, &out);
-      break;
+  const TopKKernel* kernel = chosen.load(std::memory_order_relaxed);
+  if (kernel == nullptr) kernel = &Kernels().front();
+  const auto k = static_cast<std::size_t>(options.top_k);
+  TopK out{options.top_k, std::vector<TokenId>(logits.rows * k),
+           std::vector<float>(logits.rows * k)};
+  TopKBuffer buffer(k);
+  std::vector<float> copy;
+  for (std::size_t r = 0; r < logits.rows; ++r) {
+    const LogitsRow row = RowOf(logits, r, &copy);
+    buffer.Clear();
+    const std::size_t bad = kernel->scan(row, &buffer);
+    if (bad != kNoBadToken) {
+      ThrowBadLogit(LoadLogit(row.type, row.data + bad * SizeOf(row.type)), r, bad);
+    }
+    float* scores = out.scores.data() + r * k;
+    buffer.Sort(out.token_ids.data() + r * k, scores);
+    if (!options.log_softmax) continue;
+    const double shift = LogSumExp(*kernel, row, scores[0]);
+    for (std::size_t i = 0; i < k; ++i) scores[i] = static_cast<float>(scores[i] - shift);
   }
   return out;
+}
+
+std::vector<std::string> TopKInstructionSets() {
+  std::vector<std::string> names;
+  for (const TopKKernel& kernel : Kernels()) names.push_back(kernel.name);
+  return names;
+}
+
+void SetTopKInstructionSet(const std::string& name) {
+  std::string known;
+  for (const TopKKernel& kernel : Kernels()) {
+    if (name.empty() || name == kernel.name) {
+      chosen = &kernel;
+      return;
+    }
+    known += StrCat(known.empty() ? "" : ", ", kernel.name);
+  }
+  throw ValueError(
+      StrCat("instruction set \"", name, "\" does not run here; expected one of ", known));
 }
 
 }  // namespace lattice_bpd

@@ -1,7 +1,18 @@
 // The k best tokens of each head, straight from its logits.
+//
+// A threshold stands for the k-th best logit so far. Blocks of 64 logits are compared with it at
+// once; the few that pass go to a buffer, which is cut back to its k best whenever it is full, and
+// the threshold rises. It starts as the k-th largest of the maxima of a few dozen interleaved
+// groups of the row's beginning: k logits reach it, so that nothing below it can be among the k
+// best. Exact for any input; a row in rising order is the slowest.
+//
+// Cost: one pass over each row, at memory speed, and about 4 k insertions on a row in random
+// order; log_softmax is a second pass. The same source is compiled for several instruction sets;
+// the best one that the processor has runs. All of them give the same bits.
 #ifndef LATTICE_BPD_LATTICE_TOP_K_H_
 #define LATTICE_BPD_LATTICE_TOP_K_H_
 
+#include <string>
 #include <vector>
 
 #include "lattice_bpd/base/array_view.h"
@@ -22,10 +33,18 @@ struct TopK {
   std::vector<float> scores;
 };
 
-// Throws ValueError where top_k is outside 1..columns, or a logit is NaN or +inf (the message
-// names row and token). Cost: one pass over each row; a heap of k is touched only by a logit that
-// beats the k-th best so far.
+// Rows of any strides; those of adjacent elements are read where they are, others are gathered
+// first. Throws ValueError where top_k is outside 1..columns, or a logit is NaN or +inf (the
+// message names row and token).
 TopK SelectTopK(const LogitsView& logits, const TopKOptions& options);
+
+// The instruction sets that this processor and build can run, best first; "scalar" is always
+// there.
+std::vector<std::string> TopKInstructionSets();
+
+// Makes SelectTopK use one of them, for tests and benchmarks; "" means the best. Throws ValueError
+// for one that is not in TopKInstructionSets().
+void SetTopKInstructionSet(const std::string& name);
 
 }  // namespace lattice_bpd
 

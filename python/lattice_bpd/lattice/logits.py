@@ -87,15 +87,16 @@ def select_top_k(head_logits: Any, top_k: int, *, log_softmax: bool, where: str)
     shape = tuple(int(n) for n in head_logits.shape)
     batch, slots = (1, shape[0]) if len(shape) == 2 else shape[:2]
     top_k = _checked_top_k(top_k, shape[-1], where)
-    if is_torch_tensor(head_logits) and head_logits.device.type != "cpu":
-        token_ids, scores = _top_k_on_device(head_logits, top_k, log_softmax)
-    else:
-        array, float_type = _host_array(head_logits, where)
-        rows = _as_rows(array)
-        try:
+    float_type = _element_type(head_logits, where)
+    on_device = is_torch_tensor(head_logits) and head_logits.device.type != "cpu"
+    try:
+        if on_device:
+            token_ids, scores = _top_k_on_device(head_logits, top_k, log_softmax)
+        else:
+            rows = _as_rows(_host_array(head_logits, float_type))
             token_ids, scores = _core.select_top_k(rows, float_type, top_k, log_softmax)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     return Candidates(token_ids.reshape(batch, slots, top_k), scores.reshape(batch, slots, top_k))
 
 
@@ -117,51 +118,39 @@ def _as_rows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array.reshape(-1, array.shape[-1])
 
 
-def _host_array(head_logits: Any, where: str) -> tuple[npt.NDArray[Any], str]:
-    """The caller's memory as a numpy array (bfloat16 as 16-bit integers) and its type's name."""
+def _element_type(head_logits: Any, where: str) -> str:
+    """The name of the element type; bfloat16 in numpy comes from ml_dtypes.
+
+    Raises:
+        TypeError: It is none that can be selected from.
+    """
     native = True
     if is_torch_tensor(head_logits):
-        tensor = head_logits.detach()
-        name = str(tensor.dtype).removeprefix("torch.")
-        if name == "bfloat16":
-            torch = sys.modules["torch"]
-            return tensor.view(torch.int16).numpy(), name
-        if name in ("float32", "float16"):
-            return tensor.numpy(), name
+        name = str(head_logits.dtype).removeprefix("torch.")
     else:
-        name = head_logits.dtype.name
-        native = head_logits.dtype.isnative
-        if name in ("float32", "float16", "bfloat16") and native:  # bfloat16: from ml_dtypes
-            return head_logits, name
+        name, native = head_logits.dtype.name, head_logits.dtype.isnative
+    if name in ("float32", "float16", "bfloat16") and native:
+        return name
     advice = "; convert it with .astype('float32') or .float()" if "64" in name else ""
     advice = advice or ("" if native else " in this machine's byte order")
     raise TypeError(f"{where}: head_logits has elements of type {name}; expected {_TYPES}{advice}")
 
 
+def _host_array(head_logits: Any, float_type: str) -> npt.NDArray[Any]:
+    """The caller's memory as a numpy array, a tensor's bfloat16 as 16-bit integers."""
+    if not is_torch_tensor(head_logits):
+        array: npt.NDArray[Any] = head_logits
+        return array
+    tensor = head_logits.detach()
+    if float_type == "bfloat16":
+        tensor = tensor.view(sys.modules["torch"].int16)
+    array = tensor.numpy()
+    return array
+
+
 def _top_k_on_device(
     logits: torch.Tensor, top_k: int, log_softmax: bool
 ) -> tuple[Int32Array, Float32Array]:
-    """Exact top-k on the tensor's device; two small copies bring k columns to the host.
+    from lattice_bpd.lattice.device import top_k_on_device
 
-    torch.topk breaks ties as it likes. A 64-bit key (the logit's bits in an order-preserving
-    form, then the complement of the token id) has none.
-    """
-    import torch
-
-    rows = logits.detach().reshape(-1, logits.shape[-1]).float() + 0.0  # -0.0 equals 0.0
-    bits = rows.view(torch.int32).to(torch.int64)
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    ordered = torch.where(rows.isnan(), torch.full_like(ordered, 2**31 - 1), ordered)
-    token_ids = torch.arange(rows.shape[1], device=rows.device)
-    keys = (ordered << 32) | (0xFFFFFFFF - token_ids)
-    best = keys.topk(top_k, dim=1, sorted=True).indices
-    scores = rows.gather(1, best)
-    if not bool((scores < torch.inf).all()):
-        raise ValueError(
-            "head_logits: NaN or +inf among the logits; expected finite logits, or -inf for "
-            "masked tokens. Check the head that wrote them"
-        )
-    if log_softmax:
-        scores = scores - rows.logsumexp(dim=1, keepdim=True)
-        scores = scores.nan_to_num(nan=-torch.inf)  # a row that is masked altogether
-    return best.to(torch.int32).cpu().numpy(), scores.cpu().numpy()
+    return top_k_on_device(logits, top_k, log_softmax)

@@ -1,0 +1,340 @@
+"""Rescoring time of both engines, of Python's share and of top-k; answers are compared first.
+
+    python benchmarks/bench_rescore.py            everything but instruction counts
+    python benchmarks/bench_rescore.py --quick    fewer lattices, no large LM
+    python benchmarks/bench_rescore.py --callgrind
+
+A time is that of one call of the core with ten lattices, divided by ten (one for alternating
+engines), over 500 different lattices in rotation: the lines of the LM that a lattice needs are
+rarely in the cache. Each engine has passes of its own, by turns, except where they alternate.
+Results go to benchmarks/results/rescore.json; `summary` has the figures that matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from callgrind import count_instructions
+from corpus import CACHE, ROOT, VOCAB_SIZE, Corpus, load_corpus, make_long_text
+from demo_lattices import find_demo_model, record_lattices
+from lattices import (
+    HAS_THREADS,
+    Lattices,
+    check_engines_agree,
+    check_scores,
+    draw_lattices,
+    rescore,
+)
+from machine import describe_machine
+from pywrapfst_peer import measure_pywrapfst
+from report import PAPER_BY_DRAFTS, PAPER_BY_SHAPE, print_comparison, print_table, write_json
+from timing import Contender, Times, summarize, time_in_turns
+from top_k import measure_top_k
+
+from lattice_bpd import NGramLM, SausageLattice, rescore_lattice
+from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.train.ngram import KatzWarning, RaggedIds, train_ngram
+
+PART = 10  # lattices in one call
+LONG_TEXT = 42_000_000  # tokens of the large LM
+
+
+class Bench:
+    """One run; every `measure_` method adds to `results`."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.count = 100 if args.quick else 500
+        self.rounds = 3 if args.quick else 10
+        self.corpus = load_corpus()
+        self.lm = self._make_lm("corpus.lm", self.corpus)
+        self.summary: dict[str, Any] = {}
+        self.results: dict[str, Any] = {"summary": self.summary, "machine": describe_machine()}
+        self.results["corpus"] = self.corpus.name
+        self.main = self.draw(8, 16)
+        self.summary["bytes_per_ngram"] = self._bytes_per_ngram(self.lm, "corpus.lm")
+        print(f"{self.corpus.name}: {sum(self.lm.num_ngrams):,} n-grams")
+
+    def draw(self, slots: int, top_k: int) -> Lattices:
+        return draw_lattices(self.corpus, self.count, slots, top_k)
+
+    def measure_engines(self) -> None:
+        """The comparisons in passes of their own: tables 12 and 13, and the goals."""
+        by_drafts = [
+            self._compare("corpus", self.lm, self.main, p, p in (1, 16)) for p in PAPER_BY_DRAFTS
+        ]
+        print_comparison("8 x 16 by the number of paths (paper: table 12)", by_drafts)
+        by_shape = [
+            self._compare("corpus", self.lm, self.draw(*shape), 1, False)
+            for shape in PAPER_BY_SHAPE
+        ]
+        print_comparison("1-best by shape (paper: table 13)", by_shape)
+        goals = [
+            self._compare("corpus", self.lm, self.draw(*shape), 16, True)
+            for shape in ((16, 16), (8, 4), (4, 2))
+        ]
+        print_comparison("16 best paths", [*goals, by_drafts[-1]])
+        self.results["engines"] = by_drafts + by_shape + goals
+        for row in (by_drafts[-1], *goals):
+            shape_name = f"{row['slots']}x{row['top_k']}"
+            self.summary[f"ratio_{shape_name}_p16"] = row["ratio"]
+            self.summary[f"fused_us_{shape_name}_p16"] = row["fused"]["median_us"]
+        self.summary["ratio_8x16_p1"] = by_drafts[0]["ratio"]
+
+    def measure_alternating(self) -> None:
+        """Both engines lattice by lattice: each finds its caches full of the other's data."""
+        seconds: dict[str, list[float]] = {"fused": [], "openfst": []}
+        for lattice in self.main.split(1)[:200]:
+            for engine, samples in seconds.items():
+                start = time.perf_counter()
+                rescore(lattice, self.lm, 16, engine)
+                samples.append(time.perf_counter() - start)
+        row = self._row("corpus", self.main, 16, *(summarize(s) for s in seconds.values()))
+        print_comparison("engines alternating, one lattice a call", [row])
+        self.results["alternating"] = row
+        self.summary["ratio_8x16_p16_alternating"] = row["ratio"]
+
+    def measure_recorded(self) -> None:
+        """Lattices of the demo's model, with the demo's own LM."""
+        directory = find_demo_model(self.args.demo)
+        if directory is None:
+            print("\nnote: no demo model (run `lattice-bpd demo`); recorded lattices are left out")
+            return
+        try:
+            recording = record_lattices(directory, self.count, 16)
+        except ImportError as error:
+            print(f"\nnote: recorded lattices are left out: {error}")
+            return
+        row = self._compare("recorded", recording.lm, recording.lattices, 16, True)
+        grams = f"{sum(recording.lm.num_ngrams):,}"
+        print_comparison(f"head logits recorded from {directory.name} ({grams} n-grams)", [row])
+        self.results["recorded"] = row
+        self.summary["ratio_8x16_p16_recorded"] = row["ratio"]
+
+    def measure_pywrapfst(self) -> None:
+        """Composition from Python, with epsilon backoff; see pywrapfst_peer.py."""
+        try:
+            found = measure_pywrapfst(self.main.take(0, 20), self.lm, 16)
+        except ImportError as error:
+            print(f"\nnote: pywrapfst is left out: {error}")
+            return
+        print(
+            f"\npywrapfst, 8 x 16, 16 paths: {found.times.median / 1000:.2f} ms, 90 % "
+            f"{found.times.p90 / 1000:.2f}; its epsilon backoff has the right best path in "
+            f"{found.same_best:.0%} of {found.times.samples} lattices"
+        )
+        self.results["pywrapfst"] = {**found.times.to_json(), "same_best": found.same_best}
+        self.summary["pywrapfst_ratio_8x16_p16"] = round(
+            found.times.median / self.summary["fused_us_8x16_p16"], 1
+        )
+
+    def measure_batches(self) -> None:
+        """64 lattices in one call, on one thread and on two."""
+        self.summary["batch64_2threads"] = None
+        if not HAS_THREADS:
+            print("\nnote: the core takes no `threads`; batches on two threads are left out")
+            return
+        parts = self.main.split(64)
+        calls = [Contender(self._call(self.lm, 16, "fused", n), parts) for n in (1, 2)]
+        found = time_in_turns(calls, items_per_call=64, rounds=self.rounds)
+        times = dict(zip((1, 2), found, strict=True))
+        ratio = round(times[1].median / times[2].median, 2)
+        rows = [[threads, found.median, found.p90] for threads, found in times.items()]
+        print_table("batch of 64, us a lattice", ["threads", "median", "90 %"], rows)
+        self.results["batch64"] = {str(t): found.to_json() for t, found in times.items()}
+        self.summary["batch64_2threads"] = ratio
+
+    def measure_python(self) -> None:
+        """rescore_lattice on ready lattices, and on logits of 8 x 50,257."""
+        lattices = [
+            (SausageLattice(zip(ids, scores, strict=True)), context)
+            for ids, scores, context in zip(*self.main, strict=True)
+        ]
+        core = self._times([self.lm], self.main, 16)[0]
+        logits = [(self._logits(n), self.main.contexts[n]) for n in range(40)]
+        for item in logits:
+            np.testing.assert_array_equal(
+                rescore_lattice(*item, self.lm, engine="openfst").token_ids,
+                rescore_lattice(*item, self.lm).token_ids,
+            )
+        ready, whole, top_k = time_in_turns(
+            [
+                Contender(lambda item: rescore_lattice(*item, self.lm), lattices),
+                Contender(lambda item: rescore_lattice(*item, self.lm), logits),
+                Contender(self._select, [item[0] for item in logits]),
+            ],
+            rounds=self.rounds,
+        )
+        named = {"core": core, "candidates": ready, "logits": whole, "top_k_of_logits": top_k}
+        rows = [[name, found.median, found.p90] for name, found in named.items()]
+        print_table("from Python, 8 x 16, p = 16, us", ["call", "median", "90 %"], rows)
+        self.results["python"] = {name: found.to_json() for name, found in named.items()}
+        self.summary["python_overhead_us"] = round(ready.median - core.median, 2)
+        self.summary["whole_call_us"] = round(whole.median, 2)
+
+    def measure_top_k(self) -> None:
+        """Selection alone, against torch.topk."""
+        try:
+            rows = measure_top_k(3 * self.rounds)
+        except ImportError as error:
+            print(f"\nnote: torch.topk is left out: {error}")
+            return
+        print_table(
+            "top-k of 8 rows, one thread, us",
+            ["type", "vocabulary", "k", "ours", "90 %", "torch.topk", "90 %", "ratio"],
+            [
+                [r["type"], r["vocab_size"], r["top_k"], r["ours"]["median_us"],
+                 r["ours"]["p90_us"], r["torch"]["median_us"], r["torch"]["p90_us"], r["ratio"]]
+                for r in rows
+            ],
+        )  # fmt: skip
+        self.results["top_k"] = rows
+        for kind in ("float32", "bfloat16"):
+            ratios = [r["ratio"] for r in rows if r["type"] == kind and r["top_k"] == 16]
+            self.summary[f"top_k_{kind}_ratio"] = min(ratios)
+
+    def measure_scale(self) -> None:
+        """The same lattices on an LM ten times as large."""
+        self.summary["scale_10x"] = None
+        if self.args.quick or self.args.no_scale:
+            print("\nnote: the large LM is left out")
+            return
+        text = make_long_text(self.corpus, LONG_TEXT)
+        large = self._make_lm("large.lm", text)
+        check_scores(self.main.take(0, 20), large, 16)
+        if self.args.check_scale:
+            check_engines_agree(self.main.take(0, 20), large, 16)
+        times = self._times([self.lm, large], self.main, 16)
+        ratio = round(times[1].median / times[0].median, 2)
+        grams = [sum(lm.num_ngrams) / 1e6 for lm in (self.lm, large)]
+        rows = [[n, found.median, found.p90] for n, found in zip(grams, times, strict=True)]
+        head = ["million n-grams", "us", "90 %"]
+        print_table(f"size of the LM ({LONG_TEXT:,} tokens of {text.name})", head, rows)
+        self.results["scale"] = {
+            "text": text.name,
+            "num_ngrams": large.num_ngrams,
+            "bytes_per_ngram": self._bytes_per_ngram(large, "large.lm"),
+            "optimum_compared_with_openfst": bool(self.args.check_scale),
+            "small": times[0].to_json(),
+            "large": times[1].to_json(),
+        }
+        self.summary["scale_10x"] = ratio
+
+    def measure_instructions(self) -> None:
+        """Instructions of the AVX2 search, on request."""
+        if not self.args.callgrind:
+            return
+        rows = {}
+        for shape, drafts in (((8, 16), 16), ((8, 16), 1), ((16, 16), 16), ((4, 2), 16)):
+            lattices = draw_lattices(self.corpus, 250, *shape)
+            found = count_instructions(lattices, CACHE / "corpus.lm", drafts)
+            if found is None:
+                return
+            rows[f"{shape[0]}x{shape[1]}_p{drafts}"] = round(found)
+        print_table("instructions for one lattice, AVX2", ["case", "count"], list(rows.items()))
+        self.results["instructions_avx2"] = rows
+        self.summary["instructions_avx2_8x16_p16"] = rows["8x16_p16"]
+
+    def _compare(
+        self, name: str, lm: NGramLM, lattices: Lattices, num_drafts: int, full: bool
+    ) -> dict[str, Any]:
+        """Both engines; `full`: all lattices through the slow one too, else some of them."""
+        some = lattices if full else lattices.take(0, 50)
+        check_engines_agree(some, lm, num_drafts)
+        fused, openfst = time_in_turns(
+            [
+                Contender(self._call(lm, num_drafts, "fused"), lattices.split(PART)),
+                Contender(self._call(lm, num_drafts, "openfst"), some.split(PART), slow=True),
+            ],
+            items_per_call=PART,
+            rounds=self.rounds if full else 5,
+        )
+        return self._row(name, lattices, num_drafts, fused, openfst)
+
+    def _row(
+        self, name: str, lattices: Lattices, num_drafts: int, fused: Times, openfst: Times
+    ) -> dict[str, Any]:
+        slots, top_k = lattices.token_ids.shape[1:]
+        paper = PAPER_BY_SHAPE.get((slots, top_k)) if num_drafts == 1 else None
+        if (slots, top_k) == (8, 16):
+            paper = PAPER_BY_DRAFTS[num_drafts]
+        return {
+            "lattices": name,
+            "slots": slots,
+            "top_k": top_k,
+            "num_drafts": num_drafts,
+            "paper_ms": paper,
+            "fused": fused.to_json(),
+            "openfst": openfst.to_json(),
+            "ratio": round(openfst.median / fused.median, 1),
+        }
+
+    def _times(self, lms: list[NGramLM], lattices: Lattices, num_drafts: int) -> list[Times]:
+        parts = lattices.split(PART)
+        calls = [Contender(self._call(lm, num_drafts, "fused"), parts) for lm in lms]
+        return time_in_turns(calls, items_per_call=PART, rounds=self.rounds)
+
+    def _call(
+        self, lm: NGramLM, num_drafts: int, engine: str, threads: int = 1
+    ) -> Callable[[Lattices], object]:
+        return lambda part: rescore(part, lm, num_drafts, engine, threads)
+
+    def _select(self, logits: Any) -> object:
+        return select_top_k(logits, 16, log_softmax=False, where="bench")
+
+    def _logits(self, n: int) -> Any:
+        """(8, V) float32 whose best tokens are lattice n."""
+        rng = np.random.default_rng(n)
+        logits = rng.standard_normal((8, VOCAB_SIZE)).astype(np.float32) - 30
+        np.put_along_axis(logits, self.main.token_ids[n], self.main.scores[n], axis=1)
+        return logits
+
+    def _make_lm(self, name: str, corpus: Corpus) -> NGramLM:
+        """A 4-gram LM of all n-grams, through its file."""
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", KatzWarning)  # synthetic text repeats itself
+            text = RaggedIds(corpus.token_ids, corpus.offsets)
+            train_ngram(text, 4, vocab_size=VOCAB_SIZE).save(CACHE / name)
+        return NGramLM.load(CACHE / name)
+
+    def _bytes_per_ngram(self, lm: NGramLM, name: str) -> float:
+        return round((CACHE / name).stat().st_size / sum(lm.num_ngrams), 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer lattices, no large LM")
+    parser.add_argument("--no-scale", action="store_true", help="no large LM")
+    parser.add_argument(
+        "--check-scale", action="store_true", help="openfst on the large LM too (5 GiB, a minute)"
+    )
+    parser.add_argument("--callgrind", action="store_true", help="count instructions (minutes)")
+    parser.add_argument("--demo", type=Path, metavar="DIR", help="a model of `lattice-bpd demo`")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "rescore.json"
+    )
+    args = parser.parse_args()
+    bench = Bench(args)
+    bench.measure_engines()
+    bench.measure_alternating()
+    bench.measure_recorded()
+    bench.measure_pywrapfst()
+    bench.measure_batches()
+    bench.measure_python()
+    bench.measure_top_k()
+    bench.measure_scale()
+    bench.measure_instructions()
+    write_json(args.out, bench.results)
+    print_table("summary", ["figure", "value"], list(bench.summary.items()))
+    print(f"\n{args.out.name}: written")
+
+
+if __name__ == "__main__":
+    main()

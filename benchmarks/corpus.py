@@ -1,0 +1,114 @@
+"""Text for the benchmarks: WikiText-2 as GPT-2 tokens, or a stand-in, and long synthetic text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = ROOT / "build" / "bench"
+SHARED = ROOT.parent / "shared" / "data"
+VOCAB_SIZE = 50_257  # GPT-2's
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class Corpus(NamedTuple):
+    """Token ids of many lines.
+
+    Attributes:
+        name: What it is, for reports.
+        token_ids: (N,) int32, line behind line.
+        offsets: (lines + 1,) int64.
+    """
+
+    name: str
+    token_ids: Int32Array
+    offsets: npt.NDArray[np.int64]
+
+
+def load_corpus() -> Corpus:
+    """WikiText-2 where it and the tokenizer lie beside the checkout, else Zipf text."""
+    if not (SHARED / "wikitext2" / "train.txt").is_file():
+        print(f"note: no {SHARED.parent.name}/data/wikitext2; Zipf text stands in", flush=True)
+        return make_zipf_text()
+    cached = CACHE / "wikitext2.npz"
+    if not cached.is_file():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        token_ids, offsets = _tokenize(SHARED / "wikitext2" / "train.txt", SHARED / "gpt2_bpe")
+        np.savez(cached, token_ids=token_ids, offsets=offsets)
+    with np.load(cached) as arrays:
+        return Corpus("WikiText-2, GPT-2 BPE", arrays["token_ids"], arrays["offsets"])
+
+
+def _tokenize(text: Path, bpe: Path) -> tuple[Int32Array, npt.NDArray[np.int64]]:
+    """Every line that is not empty, as the tokens of GPT-2."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    merges = [
+        tuple(line.split(" "))
+        for line in (bpe / "vocab.bpe").read_text(encoding="utf-8").split("\n")[1:]
+        if line
+    ]
+    vocab = json.loads((bpe / "encoder.json").read_text(encoding="utf-8"))
+    tokenizer: Any = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    lines = [line for line in text.read_text(encoding="utf-8").split("\n") if line.strip()]
+    rows = [np.array(found.ids, np.int32) for found in tokenizer.encode_batch(lines)]
+    offsets = np.cumsum([0] + [len(row) for row in rows], dtype=np.int64)
+    return np.concatenate(rows), offsets
+
+
+def make_zipf_text(num_tokens: int = 2_400_000, seed: int = 0) -> Corpus:
+    """Text whose unigrams and whose successors of each token follow Zipf's law."""
+    rng = np.random.default_rng(seed)
+    ranks = np.minimum(rng.zipf(1.15, num_tokens) - 1, VOCAB_SIZE - 1)
+    follows = rng.random(num_tokens) < 0.7
+    rows, width = 1000, num_tokens // 1000
+    text = np.empty((rows, width), np.int64)
+    text[:, 0] = ranks[:rows]
+    for at in range(1, width):
+        drawn = ranks[at * rows : (at + 1) * rows]
+        successor = (text[:, at - 1] * 7919 + drawn * 104_729) % 4_001  # a fixed list for each
+        text[:, at] = np.where(follows[at * rows : (at + 1) * rows], successor, drawn)
+    offsets = np.arange(rows + 1, dtype=np.int64) * width
+    return Corpus("Zipf text", text.reshape(-1).astype(np.int32), offsets)
+
+
+def make_long_text(corpus: Corpus, num_tokens: int, seed: int = 0) -> Corpus:
+    """Synthetic text that looks like the corpus: stretches of it, glued where a token is shared.
+
+    At each token the text goes on as the corpus does, or (1 in 3) as it does behind another
+    occurrence of this token, or (1 in 8) anywhere.
+    """
+    rng = np.random.default_rng(seed)
+    source = corpus.token_ids
+    places = np.argsort(source[:-1], kind="stable")
+    counts = np.bincount(source[:-1], minlength=VOCAB_SIZE)
+    starts = np.cumsum(counts) - counts
+    rows, width = 50_000, -(-num_tokens // 50_000)
+    text = np.empty((rows, width), np.int32)
+    at = rng.integers(0, len(source) - 1, rows)
+    for column in range(width):
+        tokens = source[at]
+        text[:, column] = tokens
+        count = np.maximum(counts[tokens], 1)
+        other = places[np.minimum(starts[tokens] + rng.integers(0, count), len(places) - 1)]
+        draw = rng.random(rows)
+        at = np.where(draw < 1 / 3, other, at) + 1
+        anywhere = (draw > 1 - 1 / 8) | (at >= len(source) - 1)
+        at = np.where(anywhere, rng.integers(0, len(source) - 1, rows), at)
+    offsets = np.arange(rows + 1, dtype=np.int64) * width
+    return Corpus(f"stretches of {corpus.name}", text.reshape(-1), offsets)
+
+
+def lines_of(corpus: Corpus) -> Iterator[Int32Array]:
+    """The lines, one by one."""
+    for first, last in zip(corpus.offsets[:-1], corpus.offsets[1:], strict=True):
+        yield corpus.token_ids[first:last]

@@ -1,0 +1,97 @@
+"""Lattices for the benchmarks, the calls that rescore them, and the check that answers agree."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from corpus import Corpus
+
+from lattice_bpd import NGramLM, _core
+
+CONTEXT = 3  # tokens before a lattice
+HAS_THREADS = "threads" in (_core.rescore_candidates.__doc__ or "")
+
+
+class Lattices(NamedTuple):
+    """N lattices of one shape.
+
+    Attributes:
+        token_ids: (N, H, k) int32.
+        scores: (N, H, k) float32, falling.
+        contexts: (N, T) int32, the tokens before each.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    scores: npt.NDArray[np.float32]
+    contexts: npt.NDArray[np.int32]
+
+    def take(self, first: int, count: int) -> Lattices:
+        """Lattices first .. first + count - 1."""
+        return Lattices(*(np.ascontiguousarray(array[first : first + count]) for array in self))
+
+    def split(self, count: int) -> list[Lattices]:
+        """Parts of `count` lattices each; a rest is left out."""
+        last = len(self.token_ids) - count
+        return [self.take(first, count) for first in range(0, last + 1, count)]
+
+
+def draw_lattices(corpus: Corpus, count: int, slots: int, top_k: int, seed: int = 0) -> Lattices:
+    """Candidates as frequent as in the corpus, contexts of three tokens that stand in it."""
+    rng = np.random.default_rng([seed, slots, top_k])
+    ids = corpus.token_ids
+    token_ids = np.empty((count * slots, top_k), np.int32)
+    for row in range(len(token_ids)):
+        size = 4 * top_k
+        while True:
+            drawn = ids[rng.integers(0, len(ids), size)]
+            first = np.unique(drawn, return_index=True)[1]
+            if len(first) >= top_k:
+                break
+            size *= 2
+        token_ids[row] = drawn[np.sort(first)[:top_k]]
+    scores = -np.sort(-2 * rng.standard_normal((count, slots, top_k)), axis=2)
+    lengths = np.diff(corpus.offsets)
+    lines = rng.choice(np.flatnonzero(lengths >= CONTEXT), count)
+    starts = corpus.offsets[lines] + rng.integers(0, lengths[lines] - CONTEXT + 1)
+    contexts = ids[starts[:, None] + np.arange(CONTEXT)]
+    shape = (count, slots, top_k)
+    return Lattices(token_ids.reshape(shape), scores.astype(np.float32), contexts)
+
+
+def rescore(
+    lattices: Lattices, lm: NGramLM, num_drafts: int, engine: str, threads: int = 1
+) -> tuple[Any, ...]:
+    """Token ids (N, p, H), scores (N, p) and counts (N,) by one call of the core."""
+    count, length = lattices.contexts.shape
+    offsets = np.arange(count + 1, dtype=np.int64) * length
+    options: tuple[Any, ...] = (True, num_drafts, 1.0, engine)
+    if HAS_THREADS:
+        options += (threads,)
+    context = lattices.contexts.reshape(-1)
+    found: tuple[Any, ...] = _core.rescore_candidates(
+        lattices.token_ids, lattices.scores, lm._core, context, offsets, *options
+    )
+    return found
+
+
+def check_engines_agree(lattices: Lattices, lm: NGramLM, num_drafts: int) -> None:
+    """Asserts that both engines give the same drafts in the same order."""
+    ours = rescore(lattices, lm, num_drafts, "fused")
+    theirs = rescore(lattices, lm, num_drafts, "openfst")
+    np.testing.assert_array_equal(ours[2], theirs[2])
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=0, atol=1e-4)
+
+
+def check_scores(lattices: Lattices, lm: NGramLM, num_drafts: int) -> None:
+    """Asserts that the drafts' scores are what the LM and the heads say, and in order."""
+    token_ids, scores, counts = rescore(lattices, lm, num_drafts, "fused")
+    for n, context in enumerate(lattices.contexts):
+        assert (np.diff(scores[n, : counts[n]]) <= 0).all()
+        for draft in range(counts[n]):
+            path = token_ids[n, draft]
+            heads = lattices.scores[n][lattices.token_ids[n] == path[:, None]].sum()
+            total = heads + lm.score(np.concatenate([context, path]))[len(context) :].sum()
+            np.testing.assert_allclose(scores[n, draft], total, rtol=0, atol=1e-3)

@@ -1,0 +1,184 @@
+"""Top-k where the logits live, with one small copy to the host and one back.
+
+    accelerator                               host
+    logits (B*H, V)
+      -> 64-bit keys -> topk  (B*H, k)  --->  token ids, scores; NaN and +inf are found here
+                                              search
+    drafts of the call        <-------------  one block: token ids, scores, counts ..
+
+A key is a logit's bits in an order-preserving form, then the complement of the token id: ties are
+broken by token id, and one tensor carries both. Nothing else waits for the accelerator. Page-locked
+buffers are kept by thread and reused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+Float32Array = npt.NDArray[np.float32]
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+_LOW = 0xFFFFFFFF
+_NAN = 0x7FFFFFFF  # above every number
+
+
+class _PinnedBuffer(threading.local):
+    """A page-locked buffer of the calling thread that grows to the largest request."""
+
+    def __init__(self) -> None:
+        self._buffer: torch.Tensor | None = None
+        self._in_use: torch.cuda.Event | None = None
+
+    def take(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """(size,) elements, once the copy that used them last is over."""
+        if self._in_use is not None:
+            self._in_use.synchronize()
+            self._in_use = None
+        if self._buffer is None or self._buffer.numel() < size:
+            self._buffer = _allocate_pinned(size, dtype)
+        return self._buffer[:size]
+
+    def release_after(self, event: torch.cuda.Event) -> None:
+        """The buffer may be taken again when the event has come."""
+        self._in_use = event
+
+
+_from_device = _PinnedBuffer()
+_to_device = _PinnedBuffer()
+
+
+def top_k_on_device(
+    logits: torch.Tensor, top_k: int, log_softmax: bool
+) -> tuple[Int32Array, Float32Array]:
+    """Exact top-k on the tensor's device; one copy brings k columns to the host.
+
+    Args:
+        logits: (.., V) float32, float16 or bfloat16.
+        top_k: k, 1..V.
+        log_softmax: Scores are log probabilities over the vocabulary, else raw logits.
+
+    Returns:
+        token_ids (rows, k) int32 and scores (rows, k) float32, by falling score, equal scores by
+        rising token id; on the host.
+
+    Raises:
+        ValueError: NaN or +inf; the message names row and token.
+    """
+    packed = pack_top_k(logits.detach().reshape(-1, logits.shape[-1]), top_k, log_softmax)
+    return unpack_top_k(copy_to_host(packed), top_k)
+
+
+def pack_top_k(rows: torch.Tensor, top_k: int, log_softmax: bool) -> torch.Tensor:
+    """(rows, V) logits -> (rows, k) int64 keys, best first; nothing waits for the device.
+
+    With log_softmax there is one more column: the bits of the row's float32 logsumexp.
+    """
+    import torch
+
+    values = rows.float() + 0.0  # -0.0 equals 0.0
+    bits = values.view(torch.int32).to(torch.int64)
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    ordered = ordered.masked_fill(values.isnan(), _NAN)
+    token_ids = torch.arange(values.shape[1], device=values.device)
+    keys = (ordered << 32) | (_LOW - token_ids)
+    best = keys.topk(top_k, dim=1, sorted=True).values
+    if not log_softmax:
+        return best
+    total = values.logsumexp(dim=1, keepdim=True).view(torch.int32)
+    return torch.cat([best, total.to(torch.int64)], dim=1)
+
+
+def unpack_top_k(packed: Int64Array, top_k: int) -> tuple[Int32Array, Float32Array]:
+    """What pack_top_k wrote -> token_ids (rows, k) int32 and scores (rows, k) float32."""
+    keys = packed[:, :top_k]
+    token_ids = (_LOW - (keys & _LOW)).astype(np.int32)
+    ordered = (keys >> 32).astype(np.int32)
+    scores = np.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).view(np.float32)
+    bad = ~(scores[:, 0] < np.inf)
+    if bad.any():
+        row = int(bad.argmax())
+        raise ValueError(
+            f"head_logits: NaN or +inf at row {row}, token {token_ids[row, 0]}; expected finite "
+            "logits, or -inf for masked tokens. Check the head that wrote them"
+        )
+    if packed.shape[1] > top_k:
+        total = packed[:, top_k:].astype(np.int32).view(np.float32)
+        scores = scores - np.where(np.isinf(total), np.float32(0), total)  # all tokens masked
+    return token_ids, scores
+
+
+def copy_to_host(packed: torch.Tensor) -> Int64Array:
+    """The tensor on the host, by one copy that is waited for.
+
+    The result may lie in a buffer of the calling thread: it is good until the thread's next call.
+    """
+    if not packed.is_cuda:
+        return packed.cpu().numpy()
+    import torch
+
+    buffer = _from_device.take(packed.numel(), packed.dtype).view(packed.shape)
+    buffer.copy_(packed, non_blocking=True)
+    torch.cuda.current_stream(packed.device).synchronize()
+    return buffer.numpy()
+
+
+def copy_to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+    """Results of the host on the device, by one copy that nobody waits for.
+
+    Args:
+        arrays: Of any shapes and any types that torch has too.
+        device: Where the head logits live.
+
+    Returns:
+        Tensors of the same shapes and types; on an accelerator they share one block of memory.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return [torch.from_numpy(array).to(device) for array in arrays]
+    starts = [0, *itertools.accumulate(_aligned(array.nbytes) for array in arrays)]
+    buffer = _to_device.take(starts[-1], torch.uint8)
+    memory = buffer.numpy()
+    for array, start in zip(arrays, starts, strict=False):
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        memory[start : start + array.nbytes] = flat
+    block, copied = _upload(buffer, device)
+    _to_device.release_after(copied)
+    return [
+        block[start : start + array.nbytes]
+        .view(torch.from_numpy(array[:0]).dtype)
+        .view(array.shape)
+        for array, start in zip(arrays, starts, strict=False)
+    ]
+
+
+def _aligned(num_bytes: int) -> int:
+    """Rounded up, so that whatever comes next may be of any type."""
+    return -(-num_bytes // 16) * 16
+
+
+def _allocate_pinned(size: int, dtype: torch.dtype) -> torch.Tensor:
+    import torch
+
+    return torch.empty(size, dtype=dtype, pin_memory=True)
+
+
+def _upload(buffer: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event]:
+    """The buffer on the device, and the event after which it may be written again."""
+    import torch
+
+    with torch.cuda.device(device):
+        block = buffer.to(device, non_blocking=True)
+        event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+    return block, event
