@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "bindings.h"
+#include "lattice_bpd/lm/quantise.h"
 #include "lattice_bpd/lm/unpack.h"
 #include "lattice_bpd/train/prune.h"
 
@@ -48,6 +49,12 @@ void BindChange(py::module_& m) {
         return Pack(PruneByVocabulary(UnpackLm(lm), ids, threads));
       },
       py::arg("lm"), py::arg("kept").noconvert(), py::arg("threads"));
+  m.def(
+      "quantise",
+      [](const BackoffLm& lm, int bits) {
+        return std::const_pointer_cast<BackoffLm>(QuantiseLm(lm, bits));
+      },
+      py::arg("lm"), py::arg("bits"), GilRelease());
 }
 
 }  // namespace lattice_bpd

@@ -47,6 +47,7 @@ std::vector<Section> SectionsOf(const BackoffLm& lm, const std::vector<LevelForm
     AddSection(SectionKind::kLogProbValues, m, level.log_prob_values, &sections);
     AddSection(SectionKind::kBackoffValues, m, level.backoff_values, &sections);
     AddSection(SectionKind::kChildBases, m, level.child_bases, &sections);
+    AddSection(SectionKind::kWideChildren, m, level.wide_children, &sections);
     AddSection(SectionKind::kSamples, m, level.samples, &sections);
   }
   return sections;
@@ -173,6 +174,13 @@ class Reader {
     return Find<float>(kind, level, count);
   }
 
+  // Places in it are checked at each read.
+  Span<std::uint32_t> FindWide(std::uint32_t level) const {
+    const SectionEntry* entry = Entry(SectionKind::kWideChildren, level);
+    const std::uint64_t count = entry == nullptr ? 0 : entry->size / sizeof(std::uint32_t);
+    return Find<std::uint32_t>(SectionKind::kWideChildren, level, count);
+  }
+
   void CheckForm(const LevelForm& form, std::uint32_t m) const {
     const bool highest = m + 1 == header_.order;
     const auto one_of = [](int value, int a, int b, int c) {
@@ -181,7 +189,7 @@ class Reader {
     const bool good = (m == 0 ? form.key_bytes == 0 : one_of(form.key_bytes, 2, 4, 4)) &&
                       one_of(form.log_prob_bytes, 1, 2, 4) &&
                       (highest ? form.backoff_bytes == 0 : one_of(form.backoff_bytes, 1, 2, 4)) &&
-                      (highest ? form.child_bytes == 0 : one_of(form.child_bytes, 2, 4, 4));
+                      (highest ? form.child_bytes == 0 : one_of(form.child_bytes, 1, 2, 4));
     if (!good) Fail("the form of order ", m + 1, " is none that this release knows");
     if (form.size >= kNoNode) Fail("order ", m + 1, " has too many n-grams: ", form.size);
     if (m == 0 && form.size != vocabulary_.num_symbols()) {
@@ -200,8 +208,10 @@ class Reader {
         Find<std::uint8_t>(SectionKind::kPayload, m, (form.size + 1) * form.record_bytes());
     level.log_prob_values = FindValues(SectionKind::kLogProbValues, m, form.log_prob_bytes);
     level.backoff_values = FindValues(SectionKind::kBackoffValues, m, form.backoff_bytes);
-    level.child_bases = Find<std::uint32_t>(
-        SectionKind::kChildBases, m, form.child_bytes == 2 ? form.size / kChildBaseStride + 1 : 0);
+    const bool has_bases = form.child_bytes == 1 || form.child_bytes == 2;
+    level.child_bases = Find<std::uint32_t>(SectionKind::kChildBases, m,
+                                            has_bases ? form.size / kChildBaseStride + 1 : 0);
+    if (form.child_bytes == 1) level.wide_children = FindWide(m);
     if (Entry(SectionKind::kSamples, m) == nullptr) {
       storage_[m].samples = SampleKeys(form, level.keys);
       level.samples = storage_[m].samples;

@@ -20,7 +20,7 @@
 namespace lattice_bpd {
 
 constexpr char kLmMagic[8] = {'L', 'B', 'P', 'D', '-', 'L', 'M', '\n'};
-constexpr std::uint32_t kLmFormatVersion = 2;
+constexpr std::uint32_t kLmFormatVersion = 3;
 
 // Files up to this size have all checksums compared when they are opened (about 0.1 s).
 constexpr std::uint64_t kVerifyLimit = std::uint64_t{1} << 28;
@@ -51,6 +51,7 @@ enum class SectionKind : std::uint32_t {
   kBackoffValues = 5,
   kChildBases = 6,
   kSamples = 7,
+  kWideChildren = 8,
 };
 
 struct SectionEntry {

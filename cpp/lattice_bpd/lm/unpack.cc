@@ -6,6 +6,8 @@ namespace {
 TrieLevel UnpackLevel(const PackedLevel& packed) {
   TrieLevel level;
   const auto size = static_cast<std::uint32_t>(packed.size());
+  level.log_prob_error = packed.form.log_prob_error;
+  level.backoff_error = packed.form.backoff_error;
   level.log_prob.resize(size);
   for (std::uint32_t i = 0; i < size; ++i) level.log_prob[i] = packed.LogProb(i);
   if (packed.form.key_bytes != 0) {

@@ -24,6 +24,7 @@ void AssignBackoffWeights(int num_threads, Trie* trie) {
     masses.Advance();
     TrieLevel& contexts = trie->levels[level - 1];
     contexts.backoff.resize(contexts.size());
+    contexts.backoff_error = 0.0f;
     const std::vector<std::uint32_t>& begin = contexts.child_begin;
     RunOverContexts(begin, num_threads, [&](std::size_t first, std::size_t last) {
       for (std::size_t i = first; i < last; ++i) {
