@@ -4,6 +4,7 @@
 #include "bindings.h"
 #include "lattice_bpd/lm/quantise.h"
 #include "lattice_bpd/lm/unpack.h"
+#include "lattice_bpd/train/interpolate.h"
 #include "lattice_bpd/train/prune.h"
 
 namespace py = pybind11;
@@ -15,6 +16,10 @@ using GilRelease = py::call_guard<py::gil_scoped_release>;
 
 std::shared_ptr<BackoffLm> Pack(const Trie& trie) {
   return std::const_pointer_cast<BackoffLm>(BackoffLm::FromTrie(trie));
+}
+
+LmList ListOf(const std::vector<std::shared_ptr<BackoffLm>>& lms) {
+  return {lms.begin(), lms.end()};
 }
 
 }  // namespace
@@ -55,6 +60,21 @@ void BindChange(py::module_& m) {
         return std::const_pointer_cast<BackoffLm>(QuantiseLm(lm, bits));
       },
       py::arg("lm"), py::arg("bits"), GilRelease());
+  m.def(
+      "interpolate",
+      [](const std::vector<std::shared_ptr<BackoffLm>>& lms, const std::vector<double>& weights,
+         int threads) { return Pack(InterpolateLms(ListOf(lms), weights, threads)); },
+      py::arg("lms"), py::arg("weights"), py::arg("threads"), GilRelease());
+  m.def(
+      "tune_weights",
+      [](const std::vector<std::shared_ptr<BackoffLm>>& lms, const Array<TokenId>& token_ids,
+         const Array<std::int64_t>& offsets, int threads) {
+        const TokenSequences heldout{ToSpan(token_ids), ToSpan(offsets)};
+        const py::gil_scoped_release release;
+        return TuneWeights(ListOf(lms), heldout, threads);
+      },
+      py::arg("lms"), py::arg("token_ids").noconvert(), py::arg("offsets").noconvert(),
+      py::arg("threads"));
 }
 
 }  // namespace lattice_bpd
