@@ -16,7 +16,7 @@ from lattice_bpd.cli import (
     ngram_prune,
 )
 from lattice_bpd.cli.ngram_options import parse_size
-from lattice_bpd.train.interpolate import interpolate, tune_weights
+from lattice_bpd.train.mixture import interpolate, tune_weights
 from lattice_bpd.train.ngram import train_ngram
 from lattice_bpd.train.perplexity import compare_lines, evaluate_ngram
 from lattice_bpd.train.prune import count_prunable, prune_ngram

@@ -10,7 +10,7 @@ import golden
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.lm.convert import FORMATS, read_kenlm, read_lm, read_words_file, write_lm
 from lattice_bpd.lm.info import describe_lm
-from lattice_bpd.lm.quantise import quantise
+from lattice_bpd.lm.quantisation import quantise
 from lattice_bpd.train.ngram import train_ngram
 
 WORDS = ["a", "b", "c", "d", "e"]

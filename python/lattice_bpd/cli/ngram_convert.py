@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written.
     """
     from lattice_bpd.lm.convert import write_lm
-    from lattice_bpd.lm.quantise import quantise
+    from lattice_bpd.lm.quantisation import quantise
 
     lm = read_lm_of(args, args.input)
     if args.quantise:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lattice_bpd import _core
-from lattice_bpd.lm.ngram import NGramLM, read_arpa_words
+from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.lm.words import read_arpa_words, read_words
 
 FORMATS = ("lm", "arpa", "arpa.gz", "fst", "const-fst")
 
@@ -150,13 +151,9 @@ def read_words_file(vocab: Words) -> list[str]:
         OSError: the file cannot be read.
         ValueError: JSON that is no such mapping, or ids that are not 0..V-1.
     """
-    if not isinstance(vocab, (str, os.PathLike)):
-        return list(vocab)
-    text = Path(vocab).read_text(encoding="utf-8")
-    if not os.fspath(vocab).endswith(".json"):
-        lines = text.split("\n")
-        return lines[:-1] if lines[-1] == "" else lines
-    ids = json.loads(text)
+    if not isinstance(vocab, (str, os.PathLike)) or not os.fspath(vocab).endswith(".json"):
+        return read_words(vocab)
+    ids = json.loads(Path(vocab).read_text(encoding="utf-8"))
     if isinstance(ids, dict) and "model" in ids:
         added = {entry["content"]: entry["id"] for entry in ids.get("added_tokens", [])}
         ids = {**ids["model"].get("vocab", {}), **added}
