@@ -30,12 +30,12 @@ py::array_t<double> Score(const BackoffLm& lm, const Array<TokenId>& token_ids, 
 }
 
 py::bytes ToFstBytes(const BackoffLm& lm, const Array<TokenId>& context, bool bos,
-                     bool expand_failures, bool end_of_sentence) {
+                     bool expand_failures, bool end_of_sentence, bool const_fst) {
   std::string bytes;
   {
     const py::gil_scoped_release release;
     const LmState start = lm.StateOfContext(ToSpan(context), bos);
-    bytes = LmToFstBytes(lm, start, {expand_failures, end_of_sentence});
+    bytes = LmToFstBytes(lm, start, {expand_failures, end_of_sentence, const_fst});
   }
   return py::bytes(bytes);
 }
@@ -75,7 +75,7 @@ void BindLm(py::module_& m) {
       .def("save", &SaveLm, py::arg("path"), GilRelease())
       .def("to_arpa", &WriteArpa, py::arg("path"), py::arg("words"), GilRelease())
       .def("to_fst_bytes", &ToFstBytes, py::arg("context").noconvert(), py::arg("bos"),
-           py::arg("expand_failures"), py::arg("end_of_sentence"));
+           py::arg("expand_failures"), py::arg("end_of_sentence"), py::arg("const_fst") = false);
 
   m.def(
       "load_lm",

@@ -5,7 +5,7 @@
 #include "bindings.h"
 #include "lattice_bpd/lm/backoff_lm.h"
 #include "lattice_bpd/train/count_pruning.h"
-#include "lattice_bpd/train/katz.h"
+#include "lattice_bpd/train/estimate.h"
 
 namespace py = pybind11;
 
@@ -14,18 +14,25 @@ namespace {
 
 using OptionalId = std::optional<TokenId>;
 
-py::tuple TrainKatzLm(const Array<TokenId>& token_ids, const Array<std::int64_t>& offsets,
-                      std::uint64_t vocab_size, int order, std::vector<std::uint64_t> min_counts,
-                      int katz_k, OptionalId bos_id, OptionalId eos_id, OptionalId unk_id,
-                      bool full_count_of_counts, int threads) {
+py::tuple TrainNgramLm(const Array<TokenId>& token_ids, const Array<std::int64_t>& offsets,
+                       std::uint64_t vocab_size, int order, std::vector<std::uint64_t> min_counts,
+                       int katz_k, OptionalId bos_id, OptionalId eos_id, OptionalId unk_id,
+                       bool full_count_of_counts, int threads, const std::string& smoothing,
+                       const std::string& unseen) {
   const TokenSequences sequences{ToSpan(token_ids), ToSpan(offsets)};
-  const KatzOptions options{order, katz_k, std::move(min_counts), full_count_of_counts, threads};
+  const EstimateOptions options{order,
+                                katz_k,
+                                std::move(min_counts),
+                                full_count_of_counts,
+                                threads,
+                                ParseSmoothing(smoothing),
+                                ParseUnseen(unseen)};
   TrainReport report;
   std::shared_ptr<const BackoffLm> lm;
   {
     const py::gil_scoped_release release;
     const Vocabulary vocabulary = MakeVocabulary(vocab_size, {bos_id, eos_id, unk_id});
-    lm = BackoffLm::FromTrie(TrainKatz(sequences, vocabulary, options, &report));
+    lm = BackoffLm::FromTrie(TrainLm(sequences, vocabulary, options, &report));
   }
   return py::make_tuple(std::const_pointer_cast<BackoffLm>(lm), report.warnings);
 }
@@ -57,11 +64,12 @@ py::list CountTables(const Array<TokenId>& token_ids, const Array<std::int64_t>&
 }  // namespace
 
 void BindTrain(py::module_& m) {
-  m.def("train_katz", &TrainKatzLm, py::arg("token_ids").noconvert(),
+  m.def("train_ngram", &TrainNgramLm, py::arg("token_ids").noconvert(),
         py::arg("offsets").noconvert(), py::arg("vocab_size"), py::arg("order"),
         py::arg("min_counts"), py::arg("katz_k"), py::arg("bos_id"), py::arg("eos_id"),
         py::arg("unk_id"), py::arg("full_count_of_counts"), py::arg("threads"),
-        "Count and estimate a Katz LM; returns the LM and the warnings about it.");
+        py::arg("smoothing"), py::arg("unseen"),
+        "Count and estimate an LM; returns the LM and the warnings about it.");
   m.def("count_ngrams", &CountTables, py::arg("token_ids").noconvert(),
         py::arg("offsets").noconvert(), py::arg("vocab_size"), py::arg("order"),
         py::arg("min_counts"), py::arg("bos_id"), py::arg("eos_id"), py::arg("unk_id"),

@@ -18,6 +18,8 @@ namespace lattice_bpd {
 void BindErrors(pybind11::module_& m);
 void BindLm(pybind11::module_& m);
 void BindTrain(pybind11::module_& m);
+void BindChange(pybind11::module_& m);
+void BindInspect(pybind11::module_& m);
 void BindLattice(pybind11::module_& m);
 void BindDraft(pybind11::module_& m);
 

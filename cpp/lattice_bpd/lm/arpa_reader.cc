@@ -292,7 +292,9 @@ class ArpaReader {
         lines_.Fail(unigram.line, "the unigram \"", unigram.word, "\" stands twice, first in line ",
                     list.source[symbol]);
       }
-      list.log_prob[symbol] = unigram.log_prob;
+      // KenLM's lmplz gives <s>, which is no event, log10 0.
+      const bool certain_bos = symbol == vocabulary_.bos && unigram.log_prob == 0.0f;
+      list.log_prob[symbol] = certain_bos ? kNeverLogProb : unigram.log_prob;
       list.backoff[symbol] = unigram.backoff;
       list.source[symbol] = unigram.line;
     }

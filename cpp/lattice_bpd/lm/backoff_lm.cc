@@ -9,14 +9,14 @@
 
 namespace lattice_bpd {
 
-std::shared_ptr<const BackoffLm> BackoffLm::FromTrie(const Trie& trie) {
+std::shared_ptr<const BackoffLm> BackoffLm::FromTrie(const Trie& trie, Packing packing) {
   ValidateTrie(trie);
   std::vector<std::uint32_t> links;
   for (int m = 1; m < trie.order(); ++m) {  // throws where a suffix is missing
     links = LinkLevel(trie.levels, m, links, /*num_threads=*/1);
   }
   std::vector<LevelStorage> storage;
-  for (int m = 0; m < trie.order(); ++m) storage.push_back(PackLevel(trie, m));
+  for (int m = 0; m < trie.order(); ++m) storage.push_back(PackLevel(trie, m, packing));
   std::vector<PackedLevel> levels;
   for (int m = 0; m < trie.order(); ++m) {
     const std::size_t children = m + 1 < trie.order() ? trie.levels[m + 1].size() : 0;

@@ -60,7 +60,8 @@ struct LmStep {
 class BackoffLm {
  public:
   // Checks the trie (ValidateTrie, suffix closure) and packs it. Throws ValueError.
-  static std::shared_ptr<const BackoffLm> FromTrie(const Trie& trie);
+  static std::shared_ptr<const BackoffLm> FromTrie(const Trie& trie,
+                                                   Packing packing = Packing::kFast);
 
   // Takes levels that point into `storage` or into `file`; used by FromTrie and lm_file.cc.
   BackoffLm(const Vocabulary& vocabulary, std::vector<PackedLevel> levels,

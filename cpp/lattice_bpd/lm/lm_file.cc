@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "lattice_bpd/base/atomic_file.h"
 #include "lattice_bpd/base/checksum.h"
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/mapped_file.h"
@@ -12,54 +11,19 @@
 namespace lattice_bpd {
 namespace {
 
-constexpr std::uint32_t kByteOrder = 0x01020304u;
-constexpr std::uint64_t kAlignment = 64;
-
-std::uint64_t Align(std::uint64_t offset) { return (offset + kAlignment - 1) & ~(kAlignment - 1); }
-
-std::uint64_t HeaderChecksum(FileHeader header, const std::vector<SectionEntry>& table) {
-  header.checksum = 0;
-  const std::uint64_t parts[2] = {Checksum(&header, sizeof header),
-                                  Checksum(table.data(), table.size() * sizeof(SectionEntry))};
-  return Checksum(parts, sizeof parts);
-}
-
-struct Section {
-  SectionEntry entry;
-  const void* data;
-};
-
-template <typename T>
-void AddSection(SectionKind kind, int level, const Span<T>& values, std::vector<Section>* out) {
-  if (values.empty()) return;
-  const std::uint64_t size = values.size() * sizeof(T);
-  out->push_back({{kind, static_cast<std::uint32_t>(level), 0, size, Checksum(values.data(), size)},
-                  values.data()});
-}
-
-std::vector<Section> SectionsOf(const BackoffLm& lm, const std::vector<LevelForm>& forms) {
-  std::vector<Section> sections;
-  AddSection(SectionKind::kLevelForms, 0, Span<LevelForm>(forms), &sections);
-  for (int m = 0; m < lm.order(); ++m) {
-    const PackedLevel& level = lm.levels()[m];
-    AddSection(SectionKind::kKeys, m, level.keys, &sections);
-    AddSection(SectionKind::kPayload, m, level.payload, &sections);
-    AddSection(SectionKind::kLogProbValues, m, level.log_prob_values, &sections);
-    AddSection(SectionKind::kBackoffValues, m, level.backoff_values, &sections);
-    AddSection(SectionKind::kChildBases, m, level.child_bases, &sections);
-    AddSection(SectionKind::kSamples, m, level.samples, &sections);
-  }
-  return sections;
-}
-
 // Checks one mapped file and cuts it into levels.
 class Reader {
  public:
   explicit Reader(std::shared_ptr<const MappedFile> file) : file_(std::move(file)) {}
 
-  std::shared_ptr<const BackoffLm> Read(std::optional<bool> verify) {
+  std::vector<SectionEntry> ReadSections() {
     ReadHeader();
     ReadTable();
+    return table_;
+  }
+
+  std::shared_ptr<const BackoffLm> Read(std::optional<bool> verify) {
+    ReadSections();
     if (verify.value_or(file_->size() <= kVerifyLimit)) VerifySections();
     forms_ = Find<LevelForm>(SectionKind::kLevelForms, 0, header_.order);
     std::vector<PackedLevel> levels;
@@ -119,7 +83,7 @@ class Reader {
            ") was altered: its checksum differs; copy or train the file again");
     }
     for (const SectionEntry& entry : table_) {
-      if (entry.offset % kAlignment != 0 || entry.offset > file_->size() ||
+      if (entry.offset % kSectionAlignment != 0 || entry.offset > file_->size() ||
           entry.size > file_->size() - entry.offset) {
         Fail("section ", static_cast<std::uint32_t>(entry.kind), " of order ", entry.level + 1,
              " lies outside the file: offset ", entry.offset, ", ", entry.size, " bytes");
@@ -173,6 +137,13 @@ class Reader {
     return Find<float>(kind, level, count);
   }
 
+  // Places in it are checked at each read.
+  Span<std::uint32_t> FindWide(std::uint32_t level) const {
+    const SectionEntry* entry = Entry(SectionKind::kWideChildren, level);
+    const std::uint64_t count = entry == nullptr ? 0 : entry->size / sizeof(std::uint32_t);
+    return Find<std::uint32_t>(SectionKind::kWideChildren, level, count);
+  }
+
   void CheckForm(const LevelForm& form, std::uint32_t m) const {
     const bool highest = m + 1 == header_.order;
     const auto one_of = [](int value, int a, int b, int c) {
@@ -181,7 +152,7 @@ class Reader {
     const bool good = (m == 0 ? form.key_bytes == 0 : one_of(form.key_bytes, 2, 4, 4)) &&
                       one_of(form.log_prob_bytes, 1, 2, 4) &&
                       (highest ? form.backoff_bytes == 0 : one_of(form.backoff_bytes, 1, 2, 4)) &&
-                      (highest ? form.child_bytes == 0 : one_of(form.child_bytes, 2, 4, 4));
+                      (highest ? form.child_bytes == 0 : one_of(form.child_bytes, 1, 2, 4));
     if (!good) Fail("the form of order ", m + 1, " is none that this release knows");
     if (form.size >= kNoNode) Fail("order ", m + 1, " has too many n-grams: ", form.size);
     if (m == 0 && form.size != vocabulary_.num_symbols()) {
@@ -200,8 +171,10 @@ class Reader {
         Find<std::uint8_t>(SectionKind::kPayload, m, (form.size + 1) * form.record_bytes());
     level.log_prob_values = FindValues(SectionKind::kLogProbValues, m, form.log_prob_bytes);
     level.backoff_values = FindValues(SectionKind::kBackoffValues, m, form.backoff_bytes);
-    level.child_bases = Find<std::uint32_t>(
-        SectionKind::kChildBases, m, form.child_bytes == 2 ? form.size / kChildBaseStride + 1 : 0);
+    const bool has_bases = form.child_bytes == 1 || form.child_bytes == 2;
+    level.child_bases = Find<std::uint32_t>(SectionKind::kChildBases, m,
+                                            has_bases ? form.size / kChildBaseStride + 1 : 0);
+    if (form.child_bytes == 1) level.wide_children = FindWide(m);
     if (Entry(SectionKind::kSamples, m) == nullptr) {
       storage_[m].samples = SampleKeys(form, level.keys);
       level.samples = storage_[m].samples;
@@ -223,46 +196,12 @@ class Reader {
 
 }  // namespace
 
-void SaveLm(const BackoffLm& lm, const std::string& path) {
-  std::vector<LevelForm> forms;
-  for (const PackedLevel& level : lm.levels()) forms.push_back(level.form);
-  std::vector<Section> sections = SectionsOf(lm, forms);
-  std::uint64_t offset = sizeof(FileHeader) + sections.size() * sizeof(SectionEntry);
-  std::vector<SectionEntry> table;
-  for (Section& section : sections) {
-    section.entry.offset = Align(offset);
-    offset = section.entry.offset + section.entry.size;
-    table.push_back(section.entry);
-  }
-  const Vocabulary& vocabulary = lm.vocabulary();
-  FileHeader header = {};
-  std::memcpy(header.magic, kLmMagic, sizeof kLmMagic);
-  header.version = kLmFormatVersion;
-  header.byte_order = kByteOrder;
-  header.order = static_cast<std::uint32_t>(lm.order());
-  header.vocab_size = vocabulary.vocab_size;
-  header.bos = vocabulary.bos;
-  header.eos = vocabulary.eos;
-  header.unk = vocabulary.unk;
-  header.num_sections = static_cast<std::uint32_t>(table.size());
-  header.file_size = offset;
-  header.checksum = HeaderChecksum(header, table);
-
-  AtomicFile file(path);
-  file.Write(&header, sizeof header);
-  file.Write(table.data(), table.size() * sizeof(SectionEntry));
-  std::uint64_t written = sizeof header + table.size() * sizeof(SectionEntry);
-  for (const Section& section : sections) {
-    static constexpr char kZeros[kAlignment] = {};
-    file.Write(kZeros, section.entry.offset - written);
-    file.Write(section.data, section.entry.size);
-    written = section.entry.offset + section.entry.size;
-  }
-  file.Commit();
-}
-
 std::shared_ptr<const BackoffLm> LoadLm(const std::string& path, std::optional<bool> verify) {
   return Reader(std::make_shared<const MappedFile>(path)).Read(verify);
+}
+
+std::vector<SectionEntry> ListSections(const std::string& path) {
+  return Reader(std::make_shared<const MappedFile>(path)).ReadSections();
 }
 
 }  // namespace lattice_bpd

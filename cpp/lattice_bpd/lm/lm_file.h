@@ -14,13 +14,16 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lattice_bpd/lm/backoff_lm.h"
 
 namespace lattice_bpd {
 
 constexpr char kLmMagic[8] = {'L', 'B', 'P', 'D', '-', 'L', 'M', '\n'};
-constexpr std::uint32_t kLmFormatVersion = 2;
+constexpr std::uint32_t kByteOrder = 0x01020304u;
+constexpr std::uint64_t kSectionAlignment = 64;
+constexpr std::uint32_t kLmFormatVersion = 3;
 
 // Files up to this size have all checksums compared when they are opened (about 0.1 s).
 constexpr std::uint64_t kVerifyLimit = std::uint64_t{1} << 28;
@@ -51,6 +54,7 @@ enum class SectionKind : std::uint32_t {
   kBackoffValues = 5,
   kChildBases = 6,
   kSamples = 7,
+  kWideChildren = 8,
 };
 
 struct SectionEntry {
@@ -62,12 +66,18 @@ struct SectionEntry {
 };
 static_assert(sizeof(SectionEntry) == 32, "a table entry is 32 bytes on disk");
 
+// Of the header (its own checksum taken as 0) and the table.
+std::uint64_t HeaderChecksum(FileHeader header, const std::vector<SectionEntry>& table);
+
 // Writes to a temporary name beside `path` and renames. Throws IoError.
 void SaveLm(const BackoffLm& lm, const std::string& path);
 
 // verify: compare the sections' checksums; unset means "if the file has kVerifyLimit bytes or
 // fewer". Throws IoError, and FormatError for a file that is not an LM, is cut or was altered.
 std::shared_ptr<const BackoffLm> LoadLm(const std::string& path, std::optional<bool> verify);
+
+// The section table of a file, whose header alone is checked. Throws like LoadLm.
+std::vector<SectionEntry> ListSections(const std::string& path);
 
 }  // namespace lattice_bpd
 

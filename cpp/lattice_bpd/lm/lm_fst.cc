@@ -134,7 +134,7 @@ std::string LmToFstBytes(const BackoffLm& lm, const LmState& start,
   });
   out.SetStart(FstState(lm, start));
   CheckFst(out, "to_pywrapfst");
-  return FstToBytes(out);
+  return options.const_fst ? FstToBytes(fst::ConstFst<fst::StdArc>(out)) : FstToBytes(out);
 }
 
 }  // namespace lattice_bpd

@@ -41,10 +41,11 @@ class AcceptorCache {
 struct LmExportOptions {
   bool expand_failures = false;  // every arc written out: V arcs a state, for plain composition
   bool end_of_sentence = false;  // final cost -ln P(</s> | history), else 0
+  bool const_fst = false;        // ConstFst: smaller, mapped when read; else VectorFst
 };
 
-// The LM as bytes of an OpenFst VectorFst<StdArc> whose start is the state of a context. Throws
-// ValueError where expanding would need more than 2^28 arcs.
+// The LM as bytes of an OpenFst VectorFst<StdArc> (or ConstFst) whose start is the state of a
+// context. Throws ValueError where expanding would need more than 2^28 arcs.
 std::string LmToFstBytes(const BackoffLm& lm, const LmState& start, const LmExportOptions& options);
 
 }  // namespace lattice_bpd

@@ -45,16 +45,51 @@ void Put(std::uint32_t bits, int bytes, std::uint8_t** at) {
   *at += bytes;
 }
 
-// Child offsets fit 2 bytes where no group of nodes has more than 2^16 - 1 children before its
-// last node's.
-bool FitsShortChildren(const std::vector<std::uint32_t>& child_begin) {
-  for (std::size_t i = 0; i < child_begin.size(); ++i) {
-    const std::size_t base = i / kChildBaseStride * kChildBaseStride;
-    if (child_begin[i] - child_begin[base] > std::numeric_limits<std::uint16_t>::max()) {
-      return false;
+// The most children that any node of a group has before it in the group.
+std::uint32_t Spread(const std::vector<std::uint32_t>& child_begin, std::size_t group) {
+  const std::size_t first = group * kChildBaseStride;
+  const std::size_t last = std::min(first + kChildBaseStride, child_begin.size()) - 1;
+  return child_begin[last] - child_begin[first];
+}
+
+// How many bytes a first child takes.
+int ChildBytes(const std::vector<std::uint32_t>& child_begin, Packing packing) {
+  const std::size_t num_groups = (child_begin.size() + kChildBaseStride - 1) / kChildBaseStride;
+  std::size_t num_wide = 0;  // groups that do not fit 1 byte
+  bool fits_short = true;
+  for (std::size_t group = 0; group < num_groups; ++group) {
+    const std::uint32_t spread = Spread(child_begin, group);
+    num_wide += spread > std::numeric_limits<std::uint8_t>::max();
+    fits_short = fits_short && spread <= std::numeric_limits<std::uint16_t>::max();
+  }
+  const int plain = fits_short ? 2 : 4;
+  const std::size_t bases = 4 * num_groups;
+  const std::size_t plain_size = child_begin.size() * plain + (fits_short ? bases : 0);
+  const std::size_t small_size = child_begin.size() + bases + 4 * kChildBaseStride * num_wide;
+  const bool small = packing == Packing::kSmall && small_size < plain_size;
+  return small && child_begin.back() < kWideGroup ? 1 : plain;
+}
+
+// Fills the bases, and the wide groups' children; what a record then holds is Offset.
+void AddBases(const std::vector<std::uint32_t>& child_begin, LevelStorage* out) {
+  if (out->form.child_bytes == 4) return;
+  for (std::size_t first = 0; first < child_begin.size(); first += kChildBaseStride) {
+    const bool wide = out->form.child_bytes == 1 && Spread(child_begin, first / kChildBaseStride) >
+                                                        std::numeric_limits<std::uint8_t>::max();
+    const std::size_t num_wide = out->wide_children.size() / kChildBaseStride;
+    out->child_bases.push_back(wide ? kWideGroup | static_cast<std::uint32_t>(num_wide)
+                                    : child_begin[first]);
+    for (std::size_t i = first; wide && i < first + kChildBaseStride; ++i) {
+      out->wide_children.push_back(child_begin[std::min(i, child_begin.size() - 1)]);
     }
   }
-  return true;
+}
+
+std::uint32_t Offset(const LevelStorage& out, std::size_t node, std::uint32_t child) {
+  if (out.form.child_bytes == 4) return child;
+  const std::uint32_t base = out.child_bases[node / kChildBaseStride];
+  const bool wide = out.form.child_bytes == 1 && (base & kWideGroup) != 0;
+  return wide ? 0 : child - base;
 }
 
 std::vector<std::uint8_t> PackKeys(const std::vector<Symbol>& words, int bytes) {
@@ -66,21 +101,24 @@ std::vector<std::uint8_t> PackKeys(const std::vector<Symbol>& words, int bytes) 
 
 }  // namespace
 
-LevelStorage PackLevel(const Trie& trie, int m) {
+LevelStorage PackLevel(const Trie& trie, int m, Packing packing) {
   const TrieLevel& level = trie.levels[m];
   const bool highest = m + 1 == trie.order();
   const ValueTable log_probs(level.log_prob);
   const ValueTable backoffs(level.backoff);
   LevelStorage out;
   out.form.size = level.size();
+  out.form.log_prob_error = level.log_prob_error;
   // Two bytes leave 0xffff free: the search uses it for lanes without a candidate.
   if (m > 0) out.form.key_bytes = trie.vocabulary.num_symbols() < kMaxCodes ? 2 : 4;
   out.form.log_prob_bytes = static_cast<std::uint8_t>(log_probs.code_bytes);
   out.log_prob_values = log_probs.values;
   if (!highest) {
     out.form.backoff_bytes = static_cast<std::uint8_t>(backoffs.code_bytes);
+    out.form.backoff_error = level.backoff_error;
     out.backoff_values = backoffs.values;
-    out.form.child_bytes = FitsShortChildren(level.child_begin) ? 2 : 4;
+    out.form.child_bytes = static_cast<std::uint8_t>(ChildBytes(level.child_begin, packing));
+    AddBases(level.child_begin, &out);
   }
   out.keys = PackKeys(level.word, out.form.key_bytes);
   out.samples = SampleKeys(out.form, out.keys);
@@ -92,10 +130,7 @@ LevelStorage PackLevel(const Trie& trie, int m) {
     Put(real ? log_probs.Encode(level.log_prob[i]) : 0, log_probs.code_bytes, &at);
     if (highest) continue;
     Put(real ? backoffs.Encode(level.backoff[i]) : 0, backoffs.code_bytes, &at);
-    const std::uint32_t child = level.child_begin[i];
-    if (out.form.child_bytes == 2 && i % kChildBaseStride == 0) out.child_bases.push_back(child);
-    Put(out.form.child_bytes == 2 ? child - out.child_bases.back() : child, out.form.child_bytes,
-        &at);
+    Put(Offset(out, i, level.child_begin[i]), out.form.child_bytes, &at);
   }
   return out;
 }
@@ -110,8 +145,15 @@ std::vector<std::uint8_t> SampleKeys(const LevelForm& form, Span<std::uint8_t> k
 }
 
 PackedLevel ViewOf(const LevelStorage& storage, std::uint32_t num_children) {
-  return {storage.form,           storage.keys,        storage.payload, storage.log_prob_values,
-          storage.backoff_values, storage.child_bases, storage.samples, num_children};
+  return {storage.form,
+          storage.keys,
+          storage.payload,
+          storage.log_prob_values,
+          storage.backoff_values,
+          storage.child_bases,
+          storage.wide_children,
+          storage.samples,
+          num_children};
 }
 
 }  // namespace lattice_bpd

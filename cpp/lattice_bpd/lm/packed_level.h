@@ -4,8 +4,11 @@
 //             is symbol i. The children of a history are a run of sorted keys.
 //   payload   a record for each n-gram: log probability (a float, or a 1- or 2-byte code into a
 //             table of the distinct values), backoff weight (likewise; none at the highest order),
-//             first child (4 bytes, or 2 bytes counted from a base for each 32 nodes; none at the
-//             highest order). One record more than n-grams, so that record i + 1 ends i's children
+//             first child (4 bytes, or 1 or 2 bytes counted from a base for each 32 nodes; none at
+//             the highest order). One record more than n-grams, so that record i + 1 ends i's
+//             children
+//   wide      for 1-byte children: 4-byte children of the groups of 32 nodes that have more than
+//             255, which their base (top bit set) gives the place of
 //   samples   every 32nd key (each 64-byte line of 2-byte keys has one), so that a search in a
 //             long run reads a line or two of samples and one of keys. May be computed on load
 //
@@ -30,8 +33,13 @@
 namespace lattice_bpd {
 
 constexpr std::uint32_t kNoNode = 0xffffffffu;
-constexpr std::uint32_t kSampleStride = 32;     // keys between samples
-constexpr std::uint32_t kChildBaseStride = 32;  // nodes between child bases
+constexpr std::uint32_t kSampleStride = 32;        // keys between samples
+constexpr std::uint32_t kChildBaseStride = 32;     // nodes between child bases
+constexpr std::uint32_t kWideGroup = 0x80000000u;  // a base that gives a place in wide_children
+
+// kFast takes 2 or 4 bytes for first children, kSmall 1 where that is smaller: half a byte less
+// for each n-gram of the LM, for a test and now and then another cache line in ChildBegin.
+enum class Packing { kFast, kSmall };
 
 // How the fields of a level are stored; what the file says about it.
 struct LevelForm {
@@ -39,13 +47,15 @@ struct LevelForm {
   std::uint8_t key_bytes = 0;       // 0 (unigrams), 2 or 4
   std::uint8_t log_prob_bytes = 4;  // 1 or 2 (codes), 4 (float)
   std::uint8_t backoff_bytes = 0;   // 0 (highest order), 1 or 2 (codes), 4 (float)
-  std::uint8_t child_bytes = 0;     // 0 (highest order), 2 (from a base), 4
+  std::uint8_t child_bytes = 0;     // 0 (highest order), 1 or 2 (from a base), 4
   std::uint32_t reserved = 0;
+  float log_prob_error = 0.0f;  // the most that quantising changed; natural logs
+  float backoff_error = 0.0f;
 
   std::uint32_t record_bytes() const { return log_prob_bytes + backoff_bytes + child_bytes; }
   bool is_highest() const { return child_bytes == 0; }
 };
-static_assert(sizeof(LevelForm) == 16, "16 bytes on disk");
+static_assert(sizeof(LevelForm) == 24, "24 bytes on disk");
 
 // A borrowed, read-only level. Construction is the packer's and the file reader's business.
 struct PackedLevel {
@@ -54,7 +64,8 @@ struct PackedLevel {
   Span<std::uint8_t> payload;
   Span<float> log_prob_values;  // what codes stand for; empty for floats
   Span<float> backoff_values;
-  Span<std::uint32_t> child_bases;  // empty for 4-byte children
+  Span<std::uint32_t> child_bases;    // empty for 4-byte children
+  Span<std::uint32_t> wide_children;  // kChildBaseStride for each wide group
   Span<std::uint8_t> samples;
   std::uint32_t num_children = 0;  // n-grams of the next level
 
@@ -80,13 +91,21 @@ struct PackedLevel {
   std::uint32_t ChildBegin(std::uint32_t node) const {
     const std::uint8_t* field = Record(node) + form.log_prob_bytes + form.backoff_bytes;
     if (form.child_bytes == 4) return std::min(Load<std::uint32_t>(field), num_children);
-    const std::uint64_t child =
-        std::uint64_t{child_bases[node / kChildBaseStride]} + Load<std::uint16_t>(field);
+    const std::uint32_t base = child_bases[node / kChildBaseStride];
+    if (form.child_bytes == 1) {
+      const std::uint32_t child = (base & kWideGroup) == 0 ? base + *field : WideChild(base, node);
+      return std::min(child, num_children);
+    }
+    const std::uint64_t child = std::uint64_t{base} + Load<std::uint16_t>(field);
     return static_cast<std::uint32_t>(std::min<std::uint64_t>(child, num_children));
   }
 
   // ChildBegin(node) and ChildBegin(node + 1) in one go, the second not below the first.
   std::pair<std::uint32_t, std::uint32_t> Children(std::uint32_t node) const {
+    if (form.child_bytes == 1) {
+      const std::uint32_t last = ChildBegin(node + 1);
+      return {std::min(ChildBegin(node), last), last};
+    }
     const std::uint32_t stride = form.record_bytes();
     const std::uint8_t* field = payload.data() + static_cast<std::uint64_t>(node) * stride +
                                 form.log_prob_bytes + form.backoff_bytes;
@@ -123,6 +142,12 @@ struct PackedLevel {
   }
 
  private:
+  std::uint32_t WideChild(std::uint32_t base, std::uint32_t node) const {
+    const std::uint64_t place =
+        std::uint64_t{base & ~kWideGroup} * kChildBaseStride + node % kChildBaseStride;
+    return place < wide_children.size() ? wide_children[place] : num_children;
+  }
+
   static float Value(const std::uint8_t* field, std::uint8_t bytes, const Span<float>& values) {
     if (bytes == 4) return Load<float>(field);
     const std::uint32_t code = bytes == 2 ? Load<std::uint16_t>(field) : *field;
@@ -155,11 +180,12 @@ struct LevelStorage {
   std::vector<float> log_prob_values;
   std::vector<float> backoff_values;
   std::vector<std::uint32_t> child_bases;
+  std::vector<std::uint32_t> wide_children;
   std::vector<std::uint8_t> samples;
 };
 
-// Packs level `m` of a valid trie in the smallest exact form.
-LevelStorage PackLevel(const Trie& trie, int m);
+// Packs level `m` of a valid trie: the same numbers in the fewest bytes that `packing` allows.
+LevelStorage PackLevel(const Trie& trie, int m, Packing packing = Packing::kFast);
 
 // Every kSampleStride-th key of a level.
 std::vector<std::uint8_t> SampleKeys(const LevelForm& form, Span<std::uint8_t> keys);

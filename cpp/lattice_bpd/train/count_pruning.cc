@@ -9,8 +9,6 @@
 namespace lattice_bpd {
 namespace {
 
-using Marks = std::vector<std::uint8_t>;  // one for each node: 1 stays, 0 goes
-
 void CheckMinCounts(const std::vector<std::uint64_t>& min_counts, int order) {
   if (min_counts.size() != static_cast<std::size_t>(order)) {
     throw ValueError(StrCat("min_counts has ", min_counts.size(), " entries; expected ", order,
@@ -29,38 +27,6 @@ Marks MarkFrequent(const CountLevel& level, std::uint64_t min_count) {
   return stays;
 }
 
-// Marks the prefix (on the level below) of each node that stays, and its suffix.
-void MarkParts(const Marks& stays, const ChildLists& lists, const std::vector<std::uint32_t>& links,
-               Marks* below) {
-  for (std::size_t context = 0; context < lists.num_contexts(); ++context) {
-    for (std::uint32_t i = lists.child_begin[context]; i < lists.child_begin[context + 1]; ++i) {
-      if (!stays[i]) continue;
-      (*below)[context] = 1;
-      (*below)[links[i]] = 1;
-    }
-  }
-}
-
-template <typename T>
-void KeepMarked(const Marks& stays, std::vector<T>* values) {
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < values->size(); ++i) {
-    if (stays[i]) (*values)[kept++] = (*values)[i];
-  }
-  values->resize(kept);
-  values->shrink_to_fit();
-}
-
-// child_begin of `level` (whose own nodes are not compacted yet) for the children that stay.
-void RenumberChildren(const Marks& children_stay, std::vector<std::uint32_t>* child_begin) {
-  std::uint32_t kept = 0;
-  std::size_t node = 0;
-  for (std::uint32_t& begin : *child_begin) {
-    for (; node < begin; ++node) kept += children_stay[node];
-    begin = kept;
-  }
-}
-
 void Compact(const std::vector<Marks>& stays, std::vector<CountLevel>* levels) {
   for (std::size_t m = 0; m < levels->size(); ++m) {
     CountLevel& level = (*levels)[m];
@@ -73,32 +39,40 @@ void Compact(const std::vector<Marks>& stays, std::vector<CountLevel>* levels) {
     KeepMarked(stays[m], &level.count);
     if (m + 1 == levels->size()) break;
     KeepMarked(stays[m], &level.context_count);
-    Marks stays_and_end = stays[m];
-    stays_and_end.push_back(1);
-    KeepMarked(stays_and_end, &level.child_begin);
+    KeepMarkedBounds(stays[m], &level.child_begin);
   }
 }
 
 }  // namespace
 
-void PruneByCount(const std::vector<std::uint64_t>& min_counts, int num_threads, CountTrie* trie) {
-  if (min_counts.empty()) return;
-  const int order = trie->order();
+std::vector<Marks> MarkFrequentNgrams(const std::vector<std::uint64_t>& min_counts, int num_threads,
+                                      const CountTrie& trie) {
+  if (min_counts.empty()) return {};
+  const int order = trie.order();
   CheckMinCounts(min_counts, order);
-  if (*std::max_element(min_counts.begin(), min_counts.end()) == 1) return;
+  if (*std::max_element(min_counts.begin(), min_counts.end()) == 1) return {};
   std::vector<std::vector<std::uint32_t>> links(order);
   for (int m = 1; m < order; ++m) {
-    links[m] = LinkLevel(trie->levels, m, links[m - 1], num_threads);
+    links[m] = LinkLevel(trie.levels, m, links[m - 1], num_threads);
   }
   std::vector<Marks> stays(order);
-  for (int m = 0; m < order; ++m) stays[m] = MarkFrequent(trie->levels[m], min_counts[m]);
-  stays[0][trie->vocabulary.eos] = 1;
+  for (int m = 0; m < order; ++m) stays[m] = MarkFrequent(trie.levels[m], min_counts[m]);
+  stays[0][trie.vocabulary.eos] = 1;
   for (int m = order - 1; m > 0; --m) {
-    MarkParts(stays[m], ChildListsOfLevel(trie->levels, m), links[m], &stays[m - 1]);
+    MarkParts(stays[m], ChildListsOfLevel(trie.levels, m), links[m], &stays[m - 1]);
     links[m] = {};
   }
-  Compact(stays, &trie->levels);
+  return stays;
+}
+
+void KeepMarkedNgrams(const std::vector<Marks>& stays, CountTrie* trie) {
+  if (!stays.empty()) Compact(stays, &trie->levels);
   DropEmptyLevels(trie);
+}
+
+void PruneByCount(const std::vector<std::uint64_t>& min_counts, int num_threads, CountTrie* trie) {
+  const std::vector<Marks> stays = MarkFrequentNgrams(min_counts, num_threads, *trie);
+  if (!stays.empty()) KeepMarkedNgrams(stays, trie);
 }
 
 void DropEmptyLevels(CountTrie* trie) {

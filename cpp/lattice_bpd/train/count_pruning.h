@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "lattice_bpd/train/marked_nodes.h"
 #include "lattice_bpd/train/ngram_counts.h"
 
 namespace lattice_bpd {
@@ -20,6 +21,12 @@ namespace lattice_bpd {
 // O(n-grams); 5 bytes for each while it runs.
 // Throws ValueError where min_counts has not one entry of at least 1 for each order.
 void PruneByCount(const std::vector<std::uint64_t>& min_counts, int num_threads, CountTrie* trie);
+
+// The two halves of PruneByCount, for those who change counts in between: what stays, for each
+// level (nothing at all where every n-gram does), and the removal of the rest.
+std::vector<Marks> MarkFrequentNgrams(const std::vector<std::uint64_t>& min_counts, int num_threads,
+                                      const CountTrie& trie);
+void KeepMarkedNgrams(const std::vector<Marks>& stays, CountTrie* trie);
 
 // Drops empty levels at the top: a corpus of short sequences has no n-grams of the highest order.
 void DropEmptyLevels(CountTrie* trie);

@@ -4,29 +4,14 @@
 #include <cmath>
 #include <utility>
 
-#include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/lm/suffix_links.h"
 #include "lattice_bpd/train/backoff_weights.h"
-#include "lattice_bpd/train/count_pruning.h"
+#include "lattice_bpd/train/estimate.h"
+#include "lattice_bpd/train/unigrams.h"
 
 namespace lattice_bpd {
 namespace {
-
-TrieLevel EstimateUnigrams(const Vocabulary& vocabulary, CountLevel counts) {
-  double total = 0.0;
-  for (const std::uint64_t count : counts.count) total += static_cast<double>(count);
-  TrieLevel level;
-  level.log_prob.resize(counts.size());
-  for (std::size_t i = 0; i < counts.size(); ++i) {
-    const double prob = static_cast<double>(counts.count[i]) / total;
-    level.log_prob[i] = counts.count[i] > 0 ? static_cast<float>(std::log(prob)) : -kUnseenCost;
-  }
-  float& bos = level.log_prob[vocabulary.bos];
-  bos = std::max(bos, kNeverLogProb);
-  level.child_begin = std::move(counts.child_begin);
-  return level;
-}
 
 // Estimates the n-grams of one order, context by context.
 class OrderEstimator {
@@ -87,14 +72,7 @@ std::vector<float> EstimateOrder(const CountTrie& counts, int level,
 }
 
 void Report(std::string line, TrainReport* report) {
-  if (report != nullptr && !line.empty()) report->warnings.push_back(std::move(line));
-}
-
-void ReportLowerOrder(const KatzOptions& options, int order, TrainReport* report) {
-  if (order == options.order) return;
-  Report(StrCat("Katz: no n-gram of order ", order + 1, " is left, so the LM has order ", order,
-                " instead of ", options.order, "; sequences are too short or min_counts too high"),
-         report);
+  if (report != nullptr) report->Add(std::move(line));
 }
 
 }  // namespace
@@ -109,8 +87,8 @@ Trie EstimateKatz(CountTrie counts, const std::vector<CountOfCounts>& count_of_c
                   const KatzOptions& options, TrainReport* report) {
   CheckKatzK(options.katz_k);
   const int threads = ResolveThreads(options.threads);
-  const std::vector<std::uint64_t>& words = counts.levels[0].count;
-  const std::uint64_t num_words = words.size() - std::count(words.begin(), words.end(), 0);
+  const std::uint64_t num_words =
+      CountUnigramEvents(counts.vocabulary, counts.levels[0], options.unseen);
   Trie trie{counts.vocabulary, std::vector<TrieLevel>(counts.levels.size())};
   for (int level = 1; level < counts.order(); ++level) {
     const CountOfCounts& n = count_of_counts[level];
@@ -120,7 +98,8 @@ Trie EstimateKatz(CountTrie counts, const std::vector<CountOfCounts>& count_of_c
         EstimateOrder(counts, level, ComputeGoodTuring(n, options.katz_k), num_words, threads);
     counts.levels[level - 1].context_count = {};
   }
-  trie.levels[0] = EstimateUnigrams(counts.vocabulary, std::move(counts.levels[0]));
+  trie.levels[0] = EstimateUnigrams(counts.vocabulary, std::move(counts.levels[0]),
+                                    count_of_counts[0], options, report);
   for (int level = 1; level < counts.order(); ++level) {
     trie.levels[level].word = std::move(counts.levels[level].word);
     trie.levels[level].child_begin = std::move(counts.levels[level].child_begin);
@@ -132,15 +111,9 @@ Trie EstimateKatz(CountTrie counts, const std::vector<CountOfCounts>& count_of_c
 
 Trie TrainKatz(const TokenSequences& sequences, const Vocabulary& vocabulary,
                const KatzOptions& options, TrainReport* report) {
-  CheckKatzK(options.katz_k);
-  const int threads = ResolveThreads(options.threads);
-  CountTrie counts = CountNgrams(sequences, vocabulary, options.order, threads);
-  std::vector<CountOfCounts> n = CountCountsOfLevels(counts);
-  PruneByCount(options.min_counts, threads, &counts);
-  DropEmptyLevels(&counts);
-  if (!options.full_count_of_counts) n = CountCountsOfLevels(counts);
-  ReportLowerOrder(options, counts.order(), report);
-  return EstimateKatz(std::move(counts), n, options, report);
+  KatzOptions katz = options;
+  katz.smoothing = Smoothing::kKatz;
+  return TrainLm(sequences, vocabulary, katz, report);
 }
 
 }  // namespace lattice_bpd

@@ -1,6 +1,18 @@
-"""Language models that score lattices."""
+"""Language models that score lattices, and their files."""
 
+from lattice_bpd.lm.convert import read_kenlm, read_lm, write_lm
+from lattice_bpd.lm.info import LmInfo, describe_lm
 from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.lm.quantisation import quantise
 from lattice_bpd.lm.words import read_arpa_words
 
-__all__ = ["NGramLM", "read_arpa_words"]
+__all__ = [
+    "LmInfo",
+    "NGramLM",
+    "describe_lm",
+    "quantise",
+    "read_arpa_words",
+    "read_kenlm",
+    "read_lm",
+    "write_lm",
+]

@@ -36,6 +36,8 @@ class NGramLM:
         order: int = 4,
         *,
         vocab_size: int,
+        smoothing: str = "katz",
+        unseen: str = "cost",
         min_counts: Sequence[int] | None = None,
         katz_k: int = 5,
         bos_id: int | None = None,
@@ -43,7 +45,7 @@ class NGramLM:
         unk_id: int | None = None,
         threads: int = 0,
     ) -> NGramLM:
-        """Trains a Katz-backoff LM with Good-Turing discounting.
+        """Trains a backoff LM, by default Katz with Good-Turing discounting.
 
         Args:
             sequences: Sentences or documents, each (T_i,) integers; ``<s>`` and ``</s>`` are set
@@ -51,8 +53,11 @@ class NGramLM:
             order: n, 1..6.
             vocab_size: V; token ids lie in 0..V-1. Those that the text lacks become unigrams of
                 cost 1000.0, so that every path through a lattice has a probability.
+            smoothing: "katz", "kneser_ney", "modified_kneser_ney", "witten_bell" or "absolute";
+                see docs/ngram.md.
+            unseen: What token ids get that the text lacks: "cost" 1000, or "uniform", a share.
             min_counts: For each order the count that an n-gram needs to be kept; default 1 each.
-            katz_k: Counts above this are taken at face value.
+            katz_k: Katz: counts above this are taken at face value.
             bos_id: The token id that is ``<s>``, if the vocabulary has one.
             eos_id: Likewise ``</s>``.
             unk_id: Likewise ``<unk>``.
@@ -70,6 +75,8 @@ class NGramLM:
             sequences,
             order,
             vocab_size=vocab_size,
+            smoothing=smoothing,
+            unseen=unseen,
             min_counts=min_counts,
             katz_k=katz_k,
             bos_id=bos_id,

@@ -1,7 +1,8 @@
 """Training n-gram LMs on token ids in memory.
 
 The corpus goes to the C++ core as one flat array and an offsets array, is counted by sorting,
-and becomes a Katz backoff LM (paper 001, section 4: Katz backoff, orders 2 to 4).
+and becomes a backoff LM: Katz (paper 001, section 4: Katz backoff, orders 2 to 4) or one of the
+smoothing methods that docs/ngram.md compares.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
     from lattice_bpd import NGramLM
 
 
-class KatzWarning(UserWarning):
-    """The corpus breaks an assumption of Katz smoothing; the text names order and numbers."""
+class SmoothingWarning(UserWarning):
+    """The corpus breaks an assumption of the smoothing; the text names order and numbers."""
+
+
+class KatzWarning(SmoothingWarning):
+    """The same for Katz smoothing."""
 
 
 class RaggedIds(NamedTuple):
@@ -46,13 +51,15 @@ def train_ngram(
     bos_id: int | None = None,
     eos_id: int | None = None,
     unk_id: int | None = None,
+    smoothing: str = "katz",
+    unseen: str = "cost",
     full_count_of_counts: bool = True,
     threads: int = 0,
 ) -> NGramLM:
-    """Count n-grams and estimate a Katz backoff LM with Good-Turing discounts.
+    """Count n-grams and estimate a backoff LM.
 
     Each sequence is read as ``<s> w1 .. wm </s>``: no n-gram crosses a boundary, ``<s>`` is only
-    ever a context and ``</s>`` an event. Token ids that never occur get cost 1000.
+    ever a context and ``</s>`` an event.
 
     Args:
         sequences: 1-D integer arrays (or lists), one a sentence or document; or a RaggedIds.
@@ -60,17 +67,22 @@ def train_ngram(
         vocab_size: number of token ids of the model, at most 2**21.
         min_counts: one entry for each order; rarer n-grams go unless a kept n-gram needs them.
             None keeps all. The paper: ``[1, 1, 2, 4]`` for order 4.
-        katz_k: counts up to this one are discounted, 1 to 32.
+        katz_k: Katz: counts up to this one are discounted, 1 to 32.
         bos_id: token id that is ``<s>``; a sequence that starts with it gets no second one.
             None: a symbol outside the vocabulary. So too for the next two.
         eos_id: token id that is ``</s>``; a sequence that ends with it gets no second one.
         unk_id: token id that is ``<unk>``.
-        full_count_of_counts: take Good-Turing's statistics from the whole corpus (right) or from
-            what min_counts leaves of it (what toolkits do that prune counts before estimating).
+        smoothing: "katz" (Good-Turing discounts), "kneser_ney", "modified_kneser_ney" (as KenLM's
+            lmplz), "witten_bell" or "absolute"; docs/ngram.md has the formulas.
+        unseen: what token ids get that never occur: "cost" 1000, or "uniform": unigrams are
+            discounted absolutely and what is taken off is spread over all symbols but ``<s>``.
+        full_count_of_counts: take counts of counts (and continuation counts) from the whole corpus
+            (right) or from what min_counts leaves of it (what toolkits do that prune counts before
+            estimating).
         threads: number of threads; 0 for every core. The LM does not depend on it.
 
     Returns:
-        The LM. Its order is lower than asked where no n-gram of that order is left; a KatzWarning
+        The LM. Its order is lower than asked where no n-gram of that order is left; a warning
         says so.
 
     Raises:
@@ -81,11 +93,12 @@ def train_ngram(
     Warns:
         KatzWarning: the counts of counts of an order break Good-Turing's assumptions (small or
             artificial corpora); the affected counts keep 99.9 %.
+        SmoothingWarning: the same for another smoothing, which then takes fixed discounts.
     """
     from lattice_bpd import NGramLM
 
     ragged = flatten_sequences(sequences, vocab_size)
-    lm, complaints = _core.train_katz(
+    lm, complaints = _core.train_ngram(
         ragged.token_ids,
         ragged.offsets,
         vocab_size,
@@ -97,9 +110,12 @@ def train_ngram(
         unk_id,
         full_count_of_counts,
         threads,
+        smoothing,
+        unseen,
     )
+    category = KatzWarning if smoothing == "katz" else SmoothingWarning
     for complaint in complaints:
-        warnings.warn(complaint, KatzWarning, stacklevel=3)
+        warnings.warn(complaint, category, stacklevel=3)
     return NGramLM(lm)
 
 

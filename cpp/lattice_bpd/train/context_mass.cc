@@ -1,0 +1,111 @@
+#include "lattice_bpd/train/context_mass.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "lattice_bpd/base/parallel.h"
+#include "lattice_bpd/lm/suffix_links.h"
+
+namespace lattice_bpd {
+namespace {
+
+constexpr double kSmallestCost = 1e-9;
+
+// Below this much, 1 - sum is mostly the rounding of the float32 log probabilities in the sum.
+constexpr double kRoundingShows = 1e-5;
+
+// 1 - sum, never 0: the same as 1 - exp(-max(-ln(sum), kSmallestCost)).
+double MassLeft(double sum) { return std::max(1.0 - sum, kSmallestCost); }
+
+// A sum that does not lose the small terms behind the large (Kahan).
+class KahanSum {
+ public:
+  void Add(double term) {
+    const double corrected = term - lost_;
+    const double sum = sum_ + corrected;
+    lost_ = (sum - sum_) - corrected;
+    sum_ = sum;
+  }
+  double value() const { return sum_; }
+
+ private:
+  double sum_ = 0.0;
+  double lost_ = 0.0;
+};
+
+}  // namespace
+
+std::uint64_t CountWordsWithMass(const Trie& trie) {
+  const std::vector<float>& unigrams = trie.levels[0].log_prob;
+  return static_cast<std::uint64_t>(std::count_if(unigrams.begin(), unigrams.end(), HasMass));
+}
+
+ContextMasses::ContextMasses(int num_threads, const Trie& trie)
+    : num_threads_(num_threads),
+      trie_(trie),
+      num_words_(CountWordsWithMass(trie)),
+      prob_(ProbsOfLevel(0)),
+      links_(trie.levels.size()) {}
+
+void ContextMasses::Advance() {
+  ++level_;
+  links_[level_] = LinkLevel(trie_.levels, level_, links_[level_ - 1], num_threads_);
+  below_ = std::move(prob_);
+  prob_ = ProbsOfLevel(level_);
+}
+
+ContextMass ContextMasses::Of(std::uint32_t context) const {
+  const std::vector<std::uint32_t>& child_begin = trie_.levels[level_ - 1].child_begin;
+  KahanSum here;
+  KahanSum lower;
+  for (std::uint32_t i = child_begin[context]; i < child_begin[context + 1]; ++i) {
+    here.Add(prob_[i]);
+    lower.Add(below_[links_[level_][i]]);
+  }
+  const double lower_left =
+      lower.value() < 1.0 - kRoundingShows ? 1.0 - lower.value() : MassNotStored(context);
+  return {MassLeft(here.value()), lower_left};
+}
+
+std::vector<double> ContextMasses::ProbsOfLevel(int level) const {
+  const std::vector<float>& log_prob = trie_.levels[level].log_prob;
+  std::vector<double> prob(log_prob.size());
+  constexpr std::size_t kBlock = 1 << 16;
+  RunParallel((prob.size() + kBlock - 1) / kBlock, num_threads_, [&](std::size_t block) {
+    const std::size_t end = std::min(prob.size(), (block + 1) * kBlock);
+    for (std::size_t i = block * kBlock; i < end; ++i) {
+      prob[i] = std::exp(static_cast<double>(log_prob[i]));
+    }
+  });
+  return prob;
+}
+
+// Sum over the words not stored at the context of their probability after its suffix.
+double ContextMasses::MassNotStored(std::uint32_t context) const {
+  const ChildLists stored = ChildListsOfLevel(trie_.levels, level_);
+  const std::vector<float>& unigrams = trie_.levels[0].log_prob;
+  const std::uint32_t end = stored.child_begin[context + 1];
+  KahanSum sum;
+  for (Symbol word = 0; word < unigrams.size(); ++word) {
+    if (!HasMass(unigrams[word])) continue;
+    if (FindChild(stored.word, stored.child_begin[context], end, word) != end) continue;
+    const double log_prob =
+        level_ == 1 ? unigrams[word] : LogProb(level_ - 1, links_[level_ - 1][context], word);
+    sum.Add(std::exp(log_prob));
+  }
+  return sum.value() > 0.0 ? sum.value() : kSmallestCost;  // 0: h stores every word
+}
+
+// ln P(word | context), where the context's n-grams are on `level`; backs off as queries do.
+double ContextMasses::LogProb(int level, std::uint32_t context, Symbol word) const {
+  const ChildLists stored = ChildListsOfLevel(trie_.levels, level);
+  const std::uint32_t end = stored.child_begin[context + 1];
+  const std::uint32_t node = FindChild(stored.word, stored.child_begin[context], end, word);
+  if (node != end) return trie_.levels[level].log_prob[node];
+  const double weight = trie_.levels[level - 1].backoff[context];
+  if (level == 1) return weight + trie_.levels[0].log_prob[word];
+  return weight + LogProb(level - 1, links_[level - 1][context], word);
+}
+
+}  // namespace lattice_bpd

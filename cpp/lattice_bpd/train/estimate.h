@@ -1,0 +1,32 @@
+// From counts to an n-gram LM, whatever the smoothing.
+//
+//   kKatz               Good-Turing discounts, backoff (katz.h)
+//   kKneserNey          continuation counts, one discount for each order, interpolated
+//   kModifiedKneserNey  continuation counts, three discounts; equals KenLM's lmplz
+//   kWittenBell         as many parts for the lower order as there were different words
+//   kAbsolute           counts, one discount for each order, interpolated
+//
+// All but Katz: interpolated.h.
+#ifndef LATTICE_BPD_TRAIN_ESTIMATE_H_
+#define LATTICE_BPD_TRAIN_ESTIMATE_H_
+
+#include "lattice_bpd/lm/trie.h"
+#include "lattice_bpd/train/estimate_options.h"
+#include "lattice_bpd/train/ngram_counts.h"
+#include "lattice_bpd/train/token_sequences.h"
+
+namespace lattice_bpd {
+
+// The LM of all n-grams of a corpus: `counts` (used up) is not pruned yet, min_counts does that
+// here, after counts of counts and continuation counts where full_count_of_counts asks so.
+// Where no n-gram of the highest order is left the LM has a lower order and the report says so.
+// Throws ValueError for options out of range.
+Trie EstimateLm(CountTrie counts, const EstimateOptions& options, TrainReport* report);
+
+// Counts and estimates. Throws ValueError too for sequences that CountNgrams refuses.
+Trie TrainLm(const TokenSequences& sequences, const Vocabulary& vocabulary,
+             const EstimateOptions& options, TrainReport* report);
+
+}  // namespace lattice_bpd
+
+#endif  // LATTICE_BPD_TRAIN_ESTIMATE_H_

@@ -1,0 +1,137 @@
+"""What the commands on LM files share: options, sizes, texts of token ids, timed steps."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from lattice_bpd import NGramLM
+
+_UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def add_lm_options(parser: argparse.ArgumentParser) -> None:
+    """Options for reading LMs that are not in our own format, and --threads."""
+    parser.add_argument(
+        "--vocab",
+        type=Path,
+        metavar="FILE",
+        help="words of ARPA files by token id: one a line, encoder.json or "
+        "tokenizer.json (default: decimal token ids)",
+    )
+    parser.add_argument("--vocab-size", type=int, metavar="V", help="number of token ids")
+    for name in ("bos", "eos", "unk"):
+        parser.add_argument(
+            f"--{name}-id",
+            type=int,
+            metavar="ID",
+            help=f"token id that is the symbol {name}, if any",
+        )
+    parser.add_argument("--threads", type=int, default=0, help="0 (default): every core")
+
+
+def read_lm_of(args: argparse.Namespace, path: Path) -> NGramLM:
+    """The LM at `path`, in any format, read with these options."""
+    from lattice_bpd.lm.convert import read_lm
+
+    with timed_step(f"read {path}"):
+        return read_lm(
+            path,
+            vocab=args.vocab,
+            vocab_size=args.vocab_size,
+            bos_id=args.bos_id,
+            eos_id=args.eos_id,
+            unk_id=args.unk_id,
+        )
+
+
+def add_text_option(parser: argparse.ArgumentParser, name: str, text: str, required: bool) -> None:
+    """An option for a text that read_sequences takes, and its --tokenizer."""
+    parser.add_argument(
+        name,
+        type=Path,
+        metavar="TEXT",
+        required=required,
+        help=f"{text}: token ids, a sequence a line (.gz too), or .npy (one "
+        "sequence); or plain text with --tokenizer",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE",
+        help="tokenizer.json for plain text, a sequence a line",
+    )
+
+
+def read_sequences(path: Path, tokenizer: Path | None) -> list[npt.NDArray[Any]]:
+    """The sequences of a text, (T_i,) integers each.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a line that is not token ids.
+    """
+    if path.suffix == ".npy":
+        return [np.load(path)]
+    if path.suffix == ".gz":
+        text = gzip.decompress(path.read_bytes()).decode("utf-8")
+    else:
+        text = path.read_text(encoding="utf-8")
+    lines = [line for line in text.split("\n") if line.strip()]
+    if tokenizer is not None:
+        from lattice_bpd.cli.files import load_tokenizer
+
+        return [np.array(e.ids, np.int32) for e in load_tokenizer(tokenizer).encode_batch(lines)]
+    sequences: list[npt.NDArray[Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            sequences.append(np.array(line.split(), dtype=np.int64))
+        except ValueError:
+            raise ValueError(
+                f"{path}: non-empty line {number} is {line[:40]!r}; expected decimal token ids, or "
+                "give --tokenizer for plain text"
+            ) from None
+    return sequences
+
+
+def parse_size(text: str) -> int:
+    """100M, 2.5k or 1000 as a number."""
+    unit = _UNITS.get(text[-1:], 1)
+    try:
+        return round(float(text.rstrip("kMG")) * unit)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size; expected a number such as 250000, 500k or 100M"
+        ) from None
+
+
+def parse_numbers(text: str) -> list[float]:
+    """Numbers with commas between them."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; expected numbers with commas, such as 1,1,2,4"
+        ) from None
+
+
+@contextmanager
+def timed_step(name: str) -> Iterator[None]:
+    """Says on stderr what is being done, then how long it took."""
+    print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
+    start = time.perf_counter()
+    try:
+        yield
+    except BaseException:
+        print(file=sys.stderr)
+        raise
+    print(f"{time.perf_counter() - start:.1f} s", file=sys.stderr)

@@ -1,0 +1,100 @@
+"""`lattice-bpd ngram prune`: a smaller LM from an LM."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lattice_bpd.cli.ngram_options import (
+    add_lm_options,
+    parse_numbers,
+    parse_size,
+    read_lm_of,
+    timed_step,
+)
+
+_EXAMPLE = """examples:
+  lattice-bpd ngram prune corpus.lm --prune-to 100M -o small.lm
+  lattice-bpd ngram prune corpus.lm --theta 1e-8 --quantise 8 -o small.lm
+"""
+
+
+def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the action `prune`."""
+    parser = actions.add_parser(
+        "prune",
+        help="drop the n-grams that matter least",
+        description="Prune an LM; backoff weights are computed again, sums stay 1.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("lm", type=Path, metavar="LM", help="LM file, ARPA or OpenFst")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="LM")
+    parser.add_argument(
+        "--theta",
+        type=float,
+        help="drop n-grams that raise perplexity by less "
+        "than this share (Stolcke's relative entropy)",
+    )
+    parser.add_argument(
+        "--prune-to",
+        type=parse_size,
+        metavar="N",
+        help="the same, until at most N n-grams are left (100M, 500k)",
+    )
+    parser.add_argument(
+        "--min-counts",
+        type=parse_numbers,
+        metavar="C1,C2,..",
+        help="drop n-grams whose estimated count is lower, for each order",
+    )
+    parser.add_argument(
+        "--keep-ids",
+        type=Path,
+        metavar="FILE",
+        help="drop n-grams with token ids that this file does not list",
+    )
+    parser.add_argument(
+        "--quantise",
+        type=int,
+        choices=(8, 12, 16),
+        metavar="BITS",
+        help="round numbers to 8, 12 or 16 bits",
+    )
+    add_lm_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prune and write.
+
+    Raises:
+        ValueError: nothing to do, or numbers out of range.
+        OSError: a file that cannot be read or written.
+    """
+    from lattice_bpd.lm.convert import write_lm
+    from lattice_bpd.lm.quantisation import quantise
+    from lattice_bpd.train.prune import prune_ngram
+
+    kept = (
+        None if args.keep_ids is None else [int(word) for word in args.keep_ids.read_text().split()]
+    )
+    counts = None if args.min_counts is None else [int(count) for count in args.min_counts]
+    lm = read_lm_of(args, args.lm)
+    with timed_step("prune"):
+        small = prune_ngram(
+            lm,
+            theta=args.theta,
+            prune_to=args.prune_to,
+            min_counts=counts,
+            keep_ids=kept,
+            threads=args.threads,
+        )
+    if args.quantise:
+        with timed_step(f"quantise to {args.quantise} bits"):
+            small = quantise(small, args.quantise)
+    write_lm(small, args.output, vocab=args.vocab)
+    print(
+        f"{args.output}: {sum(small.num_ngrams):,} of {sum(lm.num_ngrams):,} n-grams, "
+        + " + ".join(f"{count:,}" for count in small.num_ngrams)
+    )

@@ -1,0 +1,171 @@
+// Quantised LMs: the stated error, what is kept exactly, and the small packing with its file.
+#include <doctest/doctest.h>
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/lm/lm_file.h"
+#include "lattice_bpd/lm/quantise.h"
+#include "lattice_bpd/lm/unpack.h"
+#include "lm_laws.h"
+
+namespace lattice_bpd {
+namespace {
+
+std::shared_ptr<const BackoffLm> TrainedLm(unsigned seed, Packing packing) {
+  std::mt19937 random(seed);
+  const int vocab_size = 1 + static_cast<int>(random() % 12);
+  EstimateOptions options;
+  options.order = 1 + static_cast<int>(random() % 5);
+  const Vocabulary vocabulary = MakeVocabulary(vocab_size + 2, {});
+  return BackoffLm::FromTrie(TrainOn(RandomCorpus(vocab_size, &random), vocabulary, options),
+                             packing);
+}
+
+// Token 0 is followed by every token, and every token by token 0: the first group of 32 unigrams
+// has more than 255 children, the others have 32 each.
+std::shared_ptr<const BackoffLm> FanLm(Packing packing) {
+  Sequences sequences;
+  for (TokenId id = 0; id < 3000; ++id) sequences.push_back({0, id});
+  EstimateOptions options;
+  options.order = 3;
+  return BackoffLm::FromTrie(TrainOn(sequences, MakeVocabulary(3000, {}), options), packing);
+}
+
+void CheckSameTrie(const BackoffLm& a, const BackoffLm& b) {
+  const Trie left = UnpackLm(a);
+  const Trie right = UnpackLm(b);
+  REQUIRE(left.order() == right.order());
+  for (int m = 0; m < left.order(); ++m) {
+    CHECK(left.levels[m].word == right.levels[m].word);
+    CHECK(left.levels[m].log_prob == right.levels[m].log_prob);
+    CHECK(left.levels[m].backoff == right.levels[m].backoff);
+    CHECK(left.levels[m].child_begin == right.levels[m].child_begin);
+    CHECK(left.levels[m].log_prob_error == right.levels[m].log_prob_error);
+    if (m + 1 == left.order()) continue;
+    std::size_t wrong = 0;
+    for (std::uint32_t i = 0; i < left.levels[m].size(); ++i) {
+      wrong += a.levels()[m].Children(i) != b.levels()[m].Children(i);
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+float LargestChange(const std::vector<float>& before, const std::vector<float>& after) {
+  float largest = 0.0f;
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    largest = std::max(largest, std::abs(before[i] - after[i]));
+  }
+  return largest;
+}
+
+}  // namespace
+
+TEST_CASE("k-means by hand: four values, two codes") {
+  std::vector<float> values = {-1.0f, -1.0f, -1.25f, -4.0f, -5.0f, -1000.0f, 0.0f, -1.0f};
+  // Eight codes and more: nothing to do. Of 2 codes none is left for "special" numbers.
+  std::vector<float> same = values;
+  CHECK(QuantiseValues(6, &same) == 0.0f);
+  CHECK(same == values);
+  std::vector<float> plain = {-1.0f, -1.0f, -1.5f, -4.0f, -5.0f, -1.0f};
+  // Means of {-1, -1, -1, -1.5} and {-4, -5}.
+  CHECK(QuantiseValues(2, &plain) == 0.5f);
+  CHECK(plain == std::vector<float>{-1.125f, -1.125f, -1.125f, -4.5f, -4.5f, -1.125f});
+}
+
+TEST_CASE("values that stand for never, unseen and nothing stored are kept") {
+  std::mt19937 random(7);
+  std::vector<float> values;
+  for (int i = 0; i < 5000; ++i) values.push_back(-std::generate_canonical<float, 24>(random) * 9);
+  const std::vector<float> before = values;
+  values.insert(values.end(), {-kUnseenCost, kNeverLogProb, 0.0f, -99.0f});
+  const float error = QuantiseValues(256, &values);
+  CHECK(std::vector<float>(values.end() - 4, values.end()) ==
+        std::vector<float>{-kUnseenCost, kNeverLogProb, 0.0f, -99.0f});
+  CHECK(error == LargestChange(before, {values.begin(), values.end() - 4}));
+  CHECK(error < 9.0f / 252);  // evenly spread numbers: about half of 9 / 252
+}
+
+TEST_CASE("every stored number is within the stated error, and saying so survives the file") {
+  char folder[] = "/tmp/quantise_test.XXXXXX";
+  REQUIRE(::mkdtemp(folder) != nullptr);
+  const std::string path = std::string(folder) + "/q.lm";
+  for (const int bits : {8, 12, 16}) {
+    CAPTURE(bits);
+    const auto exact = FanLm(Packing::kFast);
+    const auto quantised = QuantiseLm(*exact, bits);
+    SaveLm(*quantised, path);
+    const auto loaded = LoadLm(path, std::nullopt);
+    CheckSameTrie(*quantised, *loaded);
+    const Trie before = UnpackLm(*exact);
+    const Trie after = UnpackLm(*loaded);
+    for (int m = 0; m < before.order(); ++m) {
+      const LevelForm& form = loaded->levels()[m].form;
+      CHECK(LargestChange(before.levels[m].log_prob, after.levels[m].log_prob) ==
+            form.log_prob_error);
+      CHECK(LargestChange(before.levels[m].backoff, after.levels[m].backoff) == form.backoff_error);
+      CHECK(form.log_prob_bytes <= (bits == 8 ? 1 : 2));
+    }
+  }
+  ::unlink(path.c_str());
+  ::rmdir(folder);
+  CHECK_THROWS_WITH_AS(QuantiseLm(*FanLm(Packing::kFast), 9), doctest::Contains("bits is 9"),
+                       ValueError);
+}
+
+TEST_CASE("small packing: the same LM, with wide groups and without") {
+  const auto fan = FanLm(Packing::kSmall);
+  CHECK(fan->levels()[0].form.child_bytes == 1);
+  CHECK(fan->levels()[0].wide_children.size() == kChildBaseStride);
+  CHECK(fan->levels()[1].form.child_bytes == 1);
+  CheckSameTrie(*FanLm(Packing::kFast), *fan);
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    CAPTURE(seed);
+    CheckSameTrie(*TrainedLm(seed, Packing::kFast), *TrainedLm(seed, Packing::kSmall));
+  }
+}
+
+TEST_CASE("small packing: damage to the file never leads outside it") {
+  char folder[] = "/tmp/quantise_test.XXXXXX";
+  REQUIRE(::mkdtemp(folder) != nullptr);
+  const std::string path = std::string(folder) + "/damaged.lm";
+  SaveLm(*FanLm(Packing::kSmall), path);
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  FileHeader header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const std::size_t sections = sizeof header + header.num_sections * sizeof(SectionEntry);
+  for (unsigned seed = 0; seed < 30; ++seed) {
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    std::string damaged = bytes;
+    for (int i = 0; i < 2000; ++i) {
+      damaged[sections + random() % (bytes.size() - sections)] = static_cast<char>(random());
+    }
+    std::ofstream(path, std::ios::binary) << damaged;
+    CHECK_THROWS_AS(LoadLm(path, true), FormatError);
+    try {
+      const auto lm = LoadLm(path, false);
+      double sum = 0.0;
+      for (Symbol symbol = 0; symbol < 3000; ++symbol) {
+        const LmState state = lm->StateOf(std::vector<Symbol>{0, symbol});
+        sum += lm->Query(state, 1).TotalLogProb();
+      }
+      CHECK(sum != 1.0);
+      UnpackLm(*lm);
+    } catch (const FormatError&) {
+    }
+  }
+  ::unlink(path.c_str());
+  ::rmdir(folder);
+}
+
+}  // namespace lattice_bpd

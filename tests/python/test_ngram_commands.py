@@ -1,0 +1,142 @@
+"""Perplexity against another toolkit's, and the commands on LM files."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+
+import golden
+from lattice_bpd import NGramLM
+from lattice_bpd.cli import (
+    ngram_convert,
+    ngram_evaluate,
+    ngram_info,
+    ngram_merge,
+    ngram_prune,
+)
+from lattice_bpd.cli.ngram_options import parse_size
+from lattice_bpd.train.mixture import interpolate, tune_weights
+from lattice_bpd.train.ngram import train_ngram
+from lattice_bpd.train.perplexity import compare_lines, evaluate_ngram
+from lattice_bpd.train.prune import count_prunable, prune_ngram
+
+
+def run(*words):
+    """The command as `lattice-bpd ngram` runs it."""
+    parser = argparse.ArgumentParser()
+    actions = parser.add_subparsers(required=True)
+    for command in (ngram_convert, ngram_evaluate, ngram_info, ngram_merge, ngram_prune):
+        command.add_parser(actions)
+    args = parser.parse_args([str(word) for word in words])
+    args.run(args)
+
+
+@pytest.fixture(scope="module")
+def corpora():
+    rng = np.random.default_rng(0)
+    return [
+        [rng.zipf(a, size=12).clip(max=49).astype(np.int32) for _ in range(400)]
+        for a in (1.3, 1.8, 1.5)
+    ]
+
+
+@pytest.fixture
+def lm_files(corpora, tmp_path):
+    paths = [tmp_path / "one.lm", tmp_path / "two.lm"]
+    for corpus, path in zip(corpora, paths, strict=False):
+        train_ngram(corpus, 3, vocab_size=50, smoothing="absolute").save(path)
+    return paths
+
+
+@pytest.mark.parametrize("summary", golden.find_golden("earnest/kenlm/summary.tsv"))
+@pytest.mark.parametrize("model", ["o2.katz_k5", "o3.katz_k5", "o4.katz_k5", "o3.kneser_ney"])
+def test_perplexity_equals_kenlm(summary, model):
+    rows = [line.split("\t") for line in summary.read_text().splitlines()]
+    tokens, unknown, log10, perplexity = next(row[1:5] for row in rows if row[0] == model)
+    corpus = summary.parents[1]
+    smoothing = model[3:].removesuffix("_k5")
+    lm, _ = golden.train_on(corpus, int(model[1]), smoothing=smoothing)
+    lines = (corpus / "heldout.ids").read_text().splitlines()
+    score = evaluate_ngram(lm, [np.array(line.split(), dtype=np.int64) for line in lines])
+    assert score.tokens - score.unknown == int(tokens)
+    assert score.unknown == int(unknown)
+    assert score.log_prob / np.log(10) == pytest.approx(float(log10), abs=2e-3)
+    assert score.perplexity == pytest.approx(float(perplexity), rel=1e-5)
+    assert sum(score.hits) == int(tokens)
+
+
+def test_lms_side_by_side(corpora):
+    lms = {"one": train_ngram(corpora[0], 2, vocab_size=50, smoothing="absolute")}
+    lms["small"] = prune_ngram(lms["one"], theta=1e-3)
+    scores = {name: evaluate_ngram(lm, corpora[2]) for name, lm in lms.items()}
+    lines = list(compare_lines(scores))
+    assert lines[0].split() == ["LM", "perplexity", "events", "unknown", "2-grams", "1-grams"]
+    assert f"{scores['small'].perplexity:.3f}" in lines[2]
+
+
+def test_weights_by_em_beat_their_neighbours(corpora):
+    lms = [
+        train_ngram(c, 3, vocab_size=50, smoothing="absolute", unseen="uniform")
+        for c in corpora[:2]
+    ]
+    weights = tune_weights(lms, corpora[2])
+    assert sum(weights) == pytest.approx(1.0)
+
+    def mixture(weight):
+        parts = [np.concatenate([np.exp(lm.score(s, eos=True)) for s in corpora[2]]) for lm in lms]
+        return np.log(weight * parts[0] + (1 - weight) * parts[1]).sum()
+
+    best = mixture(weights[0])
+    assert best >= max(mixture(weights[0] + step) for step in (-0.02, 0.02))
+    mixed = interpolate(lms, heldout=corpora[2])
+    assert evaluate_ngram(mixed, corpora[2]).perplexity < min(
+        evaluate_ngram(lm, corpora[2]).perplexity for lm in lms
+    )
+    with pytest.raises(ValueError, match="either weights or heldout"):
+        interpolate(lms)
+
+
+def test_prune_command(lm_files, tmp_path, capsys):
+    out = tmp_path / "small.lm"
+    run("prune", lm_files[0], "--prune-to", "0.5k", "--quantise", "8", "-o", out)
+    assert count_prunable(NGramLM.load(out)) <= 500
+    assert "n-grams" in capsys.readouterr().out
+    ids = tmp_path / "ids"
+    ids.write_text("1 2 3")
+    run("prune", lm_files[0], "--keep-ids", ids, "-o", out)
+    assert NGramLM.load(out).log_prob(4, bos=False) == pytest.approx(-1000.0)
+    with pytest.raises(ValueError, match="nothing to do"):
+        run("prune", lm_files[0], "-o", out)
+
+
+def test_merge_evaluate_convert_and_info_commands(lm_files, corpora, tmp_path, capsys):
+    text = tmp_path / "heldout.ids"
+    text.write_text("".join(" ".join(map(str, s)) + "\n" for s in corpora[2]))
+    mixed = tmp_path / "mixed.lm"
+    run("merge", *lm_files, "--heldout", text, "-o", mixed)
+    run("convert", mixed, tmp_path / "mixed.arpa.gz")
+    capsys.readouterr()
+    run("evaluate", *lm_files, mixed, tmp_path / "mixed.arpa.gz", "--text", text, "--json")
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert rows[2]["perplexity"] == pytest.approx(rows[3]["perplexity"])
+    run("info", mixed, "--json")
+    info = json.loads(capsys.readouterr().out)
+    assert info["num_ngrams"] == sum(NGramLM.load(mixed).num_ngrams)
+    assert len(info["levels"]) == 3
+    text.write_text("1 2\nword\n")
+    with pytest.raises(ValueError, match="line 2 is 'word'; expected decimal token ids"):
+        run("evaluate", mixed, "--text", text)
+
+
+@pytest.mark.parametrize("action", ["prune", "merge", "convert", "from-kenlm", "info", "evaluate"])
+def test_help_has_an_example(action, capsys):
+    with pytest.raises(SystemExit):
+        run(action, "--help")
+    assert f"lattice-bpd ngram {action} " in capsys.readouterr().out
+
+
+def test_sizes():
+    assert [parse_size(text) for text in ("100M", "2.5k", "7")] == [100_000_000, 2500, 7]
+    with pytest.raises(argparse.ArgumentTypeError, match="'many' is no size"):
+        parse_size("many")
