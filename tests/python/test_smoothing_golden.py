@@ -1,9 +1,9 @@
 """Kneser-Ney, Witten-Bell and absolute discounting against the models of two other toolkits."""
 
-import golden
 import numpy as np
 import pytest
 
+import golden
 from lattice_bpd.train.ngram import SmoothingWarning, train_ngram
 
 # log10. Theirs and ours are rounded to float32 at different places, which shows in backoffs
