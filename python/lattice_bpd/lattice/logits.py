@@ -144,7 +144,7 @@ def _host_array(head_logits: Any, float_type: str) -> npt.NDArray[Any]:
     tensor = head_logits.detach()
     if float_type == "bfloat16":
         tensor = tensor.view(sys.modules["torch"].int16)
-    return tensor.numpy()
+    return np.asarray(tensor.numpy())
 
 
 def _top_k_on_device(
