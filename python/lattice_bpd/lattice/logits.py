@@ -138,13 +138,11 @@ def _element_type(head_logits: Any, where: str) -> str:
 
 def _host_array(head_logits: Any, float_type: str) -> npt.NDArray[Any]:
     """The caller's memory as a numpy array, a tensor's bfloat16 as 16-bit integers."""
-    if not is_torch_tensor(head_logits):
-        array: npt.NDArray[Any] = head_logits
-        return array
-    tensor = head_logits.detach()
-    if float_type == "bfloat16":
-        tensor = tensor.view(sys.modules["torch"].int16)
-    array = tensor.numpy()
+    array: npt.NDArray[Any] = head_logits
+    if is_torch_tensor(head_logits):
+        tensor = head_logits.detach()
+        bits = float_type == "bfloat16"
+        array = (tensor.view(sys.modules["torch"].int16) if bits else tensor).numpy()
     return array
 
 
