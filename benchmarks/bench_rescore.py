@@ -6,7 +6,8 @@
 
 A time is that of one call of the core with ten lattices, divided by ten (one for alternating
 engines), over 500 different lattices in rotation: the lines of the LM that a lattice needs are
-rarely in the cache. It is CPU time of the calling thread; only two threads take the wall clock. Each engine has passes of its own, by turns, except where they alternate.
+rarely in the cache. Each engine has passes of its own, by turns, except where they alternate. The
+clock is the CPU time of the calling thread; only the batches on two threads take the wall clock.
 Results go to benchmarks/results/rescore.json; `summary` has the figures that matter.
 """
 
