@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,11 +80,27 @@ def make_zipf_text(num_tokens: int = 2_400_000, seed: int = 0) -> Corpus:
     return Corpus("Zipf text", text.reshape(-1).astype(np.int32), offsets)
 
 
-def make_long_text(corpus: Corpus, num_tokens: int, seed: int = 0) -> Corpus:
-    """Synthetic text that looks like the corpus: stretches of it, glued where a token is shared.
+def make_large_text(corpus: Corpus, copies: int, seed: int = 0) -> Corpus:
+    """The corpus, and copies of it whose words are permuted, as if of other languages.
+
+    An LM of it has so many times the n-grams, while a lattice of the corpus meets the same ones:
+    what it costs more is memory that is farther away.
+    """
+    rng = np.random.default_rng(seed)
+    size = len(corpus.token_ids)
+    texts = [corpus.token_ids]
+    texts += [rng.permutation(VOCAB_SIZE).astype(np.int32)[corpus.token_ids] for _ in range(copies)]
+    offsets = [corpus.offsets, *(corpus.offsets[1:] + n * size for n in range(1, copies + 1))]
+    name = f"{corpus.name} and {copies} copies in permuted words"
+    return Corpus(name, np.concatenate(texts), np.concatenate(offsets))
+
+
+def make_dense_text(corpus: Corpus, num_tokens: int, seed: int = 0) -> Corpus:
+    """Stretches of the corpus, glued where a token is shared.
 
     At each token the text goes on as the corpus does, or (1 in 3) as it does behind another
-    occurrence of this token, or (1 in 8) anywhere.
+    occurrence of this token, or (1 in 8) anywhere. Frequent tokens stand beside each other in all
+    combinations, so that an LM of it knows several times as many n-grams of a lattice.
     """
     rng = np.random.default_rng(seed)
     source = corpus.token_ids
@@ -105,10 +120,4 @@ def make_long_text(corpus: Corpus, num_tokens: int, seed: int = 0) -> Corpus:
         anywhere = (draw > 1 - 1 / 8) | (at >= len(source) - 1)
         at = np.where(anywhere, rng.integers(0, len(source) - 1, rows), at)
     offsets = np.arange(rows + 1, dtype=np.int64) * width
-    return Corpus(f"stretches of {corpus.name}", text.reshape(-1), offsets)
-
-
-def lines_of(corpus: Corpus) -> Iterator[Int32Array]:
-    """The lines, one by one."""
-    for first, last in zip(corpus.offsets[:-1], corpus.offsets[1:], strict=True):
-        yield corpus.token_ids[first:last]
+    return Corpus(f"glued stretches of {corpus.name}", text.reshape(-1), offsets)
