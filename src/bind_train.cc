@@ -32,7 +32,8 @@ py::tuple TrainNgramLm(const Array<TokenId>& token_ids, const Array<std::int64_t
   {
     const py::gil_scoped_release release;
     const Vocabulary vocabulary = MakeVocabulary(vocab_size, {bos_id, eos_id, unk_id});
-    lm = BackoffLm::FromTrie(TrainLm(sequences, vocabulary, options, &report));
+    lm = BackoffLm::FromTrie(TrainLm(sequences, vocabulary, options, &report), Packing::kFast,
+                             SuffixClosure::kKnown);  // estimation has linked every suffix
   }
   return py::make_tuple(std::const_pointer_cast<BackoffLm>(lm), report.warnings);
 }
