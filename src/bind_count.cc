@@ -1,3 +1,5 @@
+#include <pybind11/typing.h>
+
 #include <memory>
 #include <optional>
 #include <string>
@@ -60,7 +62,8 @@ py::tuple TrainOnCounts(CorpusCounter* counter, MinCounts min_counts, int katz_k
   std::shared_ptr<const BackoffLm> lm;
   {
     const py::gil_scoped_release release;
-    lm = BackoffLm::FromTrie(TrainLm(counter, options, &report), /*suffix_closed=*/true);
+    lm = BackoffLm::FromTrie(TrainLm(counter, options, &report), Packing::kFast,
+                             SuffixClosure::kKnown);
   }
   return py::make_tuple(std::const_pointer_cast<BackoffLm>(lm), report.warnings);
 }
@@ -76,13 +79,13 @@ py::list TablesOfCounts(CorpusCounter* counter, const MinCounts& min_counts) {
   return ToTables(std::move(tables));
 }
 
-py::dict DescribeCounts(const std::string& path) {
+py::typing::Dict<py::str, py::object> DescribeCounts(const std::string& path) {
   const std::shared_ptr<const CountFile> file = OpenCounts(path);
   const Vocabulary& vocabulary = file->vocabulary();
   const auto id = [&](Symbol symbol) -> py::object {
     return vocabulary.is_token(symbol) ? py::object(py::int_(symbol)) : py::none();
   };
-  py::dict info;
+  py::typing::Dict<py::str, py::object> info;
   info["order"] = file->order();
   info["vocab_size"] = vocabulary.vocab_size;
   info["bos_id"] = id(vocabulary.bos);

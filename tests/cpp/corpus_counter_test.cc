@@ -14,6 +14,7 @@
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/lm/trie.h"
 #include "lattice_bpd/train/count_pruning.h"
+#include "lm_examples.h"
 
 namespace lattice_bpd {
 namespace {
@@ -104,11 +105,11 @@ TEST_CASE("saved counts: merged in any order, gone on from, cut to a lower order
     CorpusCounter counter(vocabulary, SmallBudget(3 + shard, vocabulary.num_symbols(), 1));
     if (shard == 1) counter.Add(Flat({}).view());
     AddInPieces(sequences, &random, &counter);
-    paths.push_back(folder.path(std::to_string(shard)));
+    paths.push_back(folder.File(std::to_string(shard)));
     counter.Save(paths.back(), "shard\n");
     if (shard == 2) {  // counting goes on after Save, from the file
       AddInPieces(all, &random, &counter);
-      counter.Save(folder.path("again"), "");
+      counter.Save(folder.File("again"), "");
     }
   }
   const Flat flat(all);
@@ -129,15 +130,15 @@ TEST_CASE("counts of 2^40 and more add up") {
   const TokenId last = (1 << 21) - 1;
   CorpusCounter counter(vocabulary, options);
   counter.Add(Flat({{last, last, last, last, last, last, last}}).view());
-  counter.Save(folder.path("0"), "");
+  counter.Save(folder.File("0"), "");
   for (int i = 0; i < 41; ++i) {  // each file holds twice the one before
     CorpusCounter doubled(vocabulary, options);
-    doubled.AddFile(OpenCounts(folder.path(std::to_string(i % 2))));
-    doubled.AddFile(OpenCounts(folder.path(std::to_string(i % 2))));
-    doubled.Save(folder.path(std::to_string((i + 1) % 2)), "");
+    doubled.AddFile(OpenCounts(folder.File(std::to_string(i % 2))));
+    doubled.AddFile(OpenCounts(folder.File(std::to_string(i % 2))));
+    doubled.Save(folder.File(std::to_string((i + 1) % 2)), "");
   }
   CorpusCounter result(vocabulary, options);
-  result.AddFile(OpenCounts(folder.path("1")));
+  result.AddFile(OpenCounts(folder.File("1")));
   const CountTrie trie = result.Finish({}).trie;
   CHECK(trie.levels[0].count[last] == std::uint64_t{7} << 41);
   CHECK(*std::max_element(trie.levels[5].count.begin(), trie.levels[5].count.end()) ==
@@ -151,7 +152,7 @@ TEST_CASE("stopping by the callback leaves neither files nor a changed output") 
   const Sequences sequences = LongSequences(&random, 40);
   for (int calls = 0; calls < 60; calls += 3) {
     CountingOptions options = SmallBudget(3, vocabulary.num_symbols(), 1);
-    options.temporary_folder = folder.path("");
+    options.temporary_folder = folder.path();
     int left = calls;
     options.check_cancelled = [&] {
       if (left-- == 0) throw std::runtime_error("stop");
@@ -160,10 +161,10 @@ TEST_CASE("stopping by the callback leaves neither files nor a changed output") 
       CorpusCounter counter(vocabulary, options);
       AddInPieces(sequences, &random, &counter);
       counter.Finish({});
-      counter.Save(folder.path("out"), "");
+      counter.Save(folder.File("out"), "");
     };
     CHECK_THROWS_WITH(run(), "stop");
-    CHECK(folder.names().empty());
+    CHECK(NamesIn(folder.path()).empty());
   }
 }
 
@@ -180,10 +181,10 @@ TEST_CASE("wrong budgets, batches and files are refused") {
   CHECK_THROWS_WITH_AS(counter.Add(Flat({{1}, {9}}).view()),
                        doctest::Contains("token id 9 at index 1 (sequence 1, place 0)"),
                        ValueError);
-  counter.Save(folder.path("counts"), "");
+  counter.Save(folder.File("counts"), "");
   const auto add = [&](const Vocabulary& other, int order) {
     CountingOptions others = SmallBudget(order, other.num_symbols(), 1);
-    CorpusCounter(other, others).AddFile(OpenCounts(folder.path("counts")));
+    CorpusCounter(other, others).AddFile(OpenCounts(folder.File("counts")));
   };
   CHECK_THROWS_WITH_AS(add(MakeVocabulary(8, {}), 3), doctest::Contains("vocabulary is of size 9"),
                        ValueError);
@@ -192,7 +193,7 @@ TEST_CASE("wrong budgets, batches and files are refused") {
   CHECK_THROWS_WITH_AS(CorpusCounter(vocabulary, options), doctest::Contains("at least 65920"),
                        ValueError);
   options.memory = 1 << 20;
-  options.temporary_folder = folder.path("missing");
+  options.temporary_folder = folder.File("missing");
   CorpusCounter nowhere(vocabulary, options);
   std::mt19937 random(1);
   CHECK_THROWS_AS(AddInPieces(Sequences(50, LongSequences(&random, 9)[0]), &random, &nowhere),

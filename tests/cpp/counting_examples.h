@@ -1,4 +1,4 @@
-// Corpora for tests of counting, and folders that are removed.
+// Corpora for tests of counting, and the counts files they become.
 #ifndef LATTICE_BPD_TESTS_COUNTING_EXAMPLES_H_
 #define LATTICE_BPD_TESTS_COUNTING_EXAMPLES_H_
 
@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "lattice_bpd/base/temporary_file.h"
 #include "lattice_bpd/train/count_file.h"
 #include "lattice_bpd/train/ngram_counts.h"
 
@@ -59,31 +58,13 @@ inline std::shared_ptr<const CountFile> OpenCounts(const std::string& path) {
   return std::make_shared<const CountFile>(FileReader::Open(path));
 }
 
-class TemporaryFolder {
- public:
-  TemporaryFolder() : path_(std::filesystem::path(DefaultTemporaryFolder()) / UniqueName()) {
-    std::filesystem::create_directory(path_);
+inline std::vector<std::string> NamesIn(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    names.push_back(entry.path().filename().string());
   }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  std::string path(const std::string& name) const { return (path_ / name).string(); }
-  std::vector<std::string> names() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
-      names.push_back(entry.path().filename().string());
-    }
-    return names;
-  }
-
- private:
-  static std::string UniqueName() {
-    return "lattice-bpd-test-" + std::to_string(std::random_device()());
-  }
-
-  std::filesystem::path path_;
-};
+  return names;
+}
 
 }  // namespace lattice_bpd
 
