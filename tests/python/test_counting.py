@@ -1,15 +1,9 @@
 """Counting out of core from Python: equal to memory, merge, resume, and what is left behind."""
 
-import os
-import resource
-import signal
-import subprocess
-import sys
-import time
-
 import numpy as np
 import pytest
 
+from counting_shards import SMALL, V, corpus_of, write_shards
 from lattice_bpd import FormatError, _core
 from lattice_bpd.train import (
     Corpus,
@@ -22,26 +16,6 @@ from lattice_bpd.train import (
     train_ngram,
 )
 from lattice_bpd.train.counts_file import parse_memory
-
-V = 300
-SMALL = (1 << 16) + 32 * (V + 3)  # the smallest budget: some 2,500 tokens at once
-
-
-def write_shards(folder, seed, count=4, size=6000):
-    """Files of token ids with sequences that end in token id 0, and all of them in memory."""
-    rng = np.random.default_rng(seed)
-    sequences = []
-    for shard in range(count):
-        ids = (rng.zipf(1.2, size) % V).astype(np.uint16)
-        ids[rng.random(size) < 0.01] = 0
-        ids[-1] = 0
-        ids.tofile(folder / f"{shard}.bin")
-        sequences += [part.astype(np.int32) for part in np.split(ids, np.flatnonzero(ids == 0) + 1)]
-    return [sequence for sequence in sequences if len(sequence)]
-
-
-def corpus_of(*paths):
-    return Corpus(paths, vocab_size=V, eos_id=0)
 
 
 def tables(path, order):
@@ -144,77 +118,6 @@ def test_a_killed_run_leaves_its_last_checkpoint(tmp_path):
     assert len(read_counts_info(output).sources) == 2
     count_corpus(corpus_of(tmp_path), output, resume=True, **options)
     assert_equal_tables(tables(output, 3), count_ngrams(sequences, 3, vocab_size=V, eos_id=0))
-
-
-COUNT_FOR_LONG = """
-import sys
-import numpy as np
-from lattice_bpd import _core
-counter = _core.CorpusCounter(1000, 4, 1 << 20, sys.argv[1], None, None, None, 1)
-ids = np.random.default_rng(0).integers(0, 1000, 100000).astype(np.int32)
-print("ready", flush=True)
-while True:
-    counter.add(ids, np.array([0, len(ids)]), False, False)
-"""
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_run_leaves_no_files(how, tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", COUNT_FOR_LONG, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.5)
-    process.send_signal(how)
-    _, errors = process.communicate(timeout=20)
-    assert process.returncode != 0
-    assert how == signal.SIGKILL or "KeyboardInterrupt" in errors
-    assert list(tmp_path.iterdir()) == []
-
-
-def run_with_small_files(limit, call):
-    """Runs a call in a child process whose files may not grow above a limit: a full disk."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        try:
-            call()
-        except OSError as error:
-            os.write(write, f"{error.errno} {error}".encode())
-        os._exit(0)
-    os.close(write)
-    os.waitpid(child, 0)
-    with os.fdopen(read) as pipe:
-        return pipe.read()
-
-
-def test_a_full_disk_says_how_much_is_needed(tmp_path):
-    write_shards(tmp_path, 5)
-    (tmp_path / "temporary").mkdir()
-    output = tmp_path / "counts"
-    output.write_bytes(b"old")
-    names = {path.name for path in tmp_path.iterdir()}
-    corpus = corpus_of(*(tmp_path / f"{i}.bin" for i in range(4)))
-
-    def count():
-        folder = tmp_path / "temporary"
-        count_corpus(corpus, output, order=4, memory=SMALL, threads=1, temp_dir=folder)
-
-    message = run_with_small_files(4096, count)
-    assert "cannot write a temporary file in" in message
-    for part in ("bytes of this file were written, about", "are needed and", "are free", "--temp"):
-        assert part in message
-    needed = int(message.split("written, about ")[1].split()[0])
-    assert 8_000 < needed < 60_000  # a run of 2,500 tokens
-    message = run_with_small_files(30_000, count)  # enough for the runs, not for the counts
-    assert f"{output}" in message
-    assert list((tmp_path / "temporary").iterdir()) == []
-    assert {path.name for path in tmp_path.iterdir()} == names
-    assert output.read_bytes() == b"old"
 
 
 @pytest.mark.parametrize("seed", range(3))

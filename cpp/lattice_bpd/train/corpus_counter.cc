@@ -7,8 +7,8 @@
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/base/temporary_file.h"
+#include "lattice_bpd/train/count_records.h"
 #include "lattice_bpd/train/disk_full.h"
-#include "lattice_bpd/train/sorted_keys.h"
 
 namespace lattice_bpd {
 namespace {
@@ -40,6 +40,7 @@ CorpusCounter::CorpusCounter(const Vocabulary& vocabulary, const CountingOptions
                             fixed + kSmallestBuffer));
   }
   buffer_limit_ = options_.memory - fixed;
+  key_bytes_ = KeyBytes(vocabulary_, options_.order);
   block_bytes_ = std::clamp<std::uint64_t>(options_.memory / 256, 1 << 10, 1 << 16);
   const std::uint64_t threads = static_cast<std::uint64_t>(options_.threads);
   max_runs_ = std::clamp<std::uint64_t>(options_.memory / (4 * block_bytes_ * threads), 4, 64);
@@ -116,7 +117,7 @@ void CorpusCounter::Save(const std::string& path, const std::string& sources) {
     if (files.empty()) {
       WriteBuffer({ids_, begin_, /*continues=*/false, /*held_back=*/0}, &writer);
     } else {
-      WriteMerged(files, &writer);
+      WriteMergedRecords(files, options_.order, &writer);
     }
     writer.Finish(totals_.num_sequences, sources);
     file.Commit();
@@ -132,21 +133,16 @@ CountingProgress CorpusCounter::progress() const {
   return progress;
 }
 
-std::size_t CorpusCounter::key_bytes() const {
-  const bool narrow = KeyLayout(options_.order, vocabulary_.num_symbols()).width() <= 64;
-  return narrow ? sizeof(Key64) : sizeof(Key128);
-}
-
 // What sorting the buffer will take: ids and begins, keys, and as much again to sort them.
 std::uint64_t CorpusCounter::buffered_bytes() const {
-  return ids_.size() * (sizeof(TokenId) + 2 * key_bytes()) +
-         begin_.size() * (sizeof(std::int64_t) + 2 * key_bytes());
+  return ids_.size() * (sizeof(TokenId) + 2 * key_bytes_) +
+         begin_.size() * (sizeof(std::int64_t) + 2 * key_bytes_);
 }
 
 std::size_t CorpusCounter::TokensThatFit() const {
   const std::uint64_t bytes = buffered_bytes();
   if (bytes >= buffer_limit_) return 0;
-  return (buffer_limit_ - bytes) / (sizeof(TokenId) + 2 * key_bytes());
+  return (buffer_limit_ - bytes) / (sizeof(TokenId) + 2 * key_bytes_);
 }
 
 void CorpusCounter::Append(Span<TokenId> ids) {
@@ -200,8 +196,9 @@ void CorpusCounter::MergeManyRuns() {
     for (const Run& run : runs_) {
       if (of_level(run)) files.push_back(run.file);
     }
-    auto merged =
-        WriteRun(TotalsOf(files), [&](CountFileWriter* writer) { WriteMerged(files, writer); });
+    auto merged = WriteRun(TotalsOf(files), [&](CountFileWriter* writer) {
+      WriteMergedRecords(files, options_.order, writer);
+    });
     runs_.erase(std::remove_if(runs_.begin(), runs_.end(), of_level), runs_.end());
     runs_.push_back({std::move(merged), level + 1});
   }
@@ -216,28 +213,7 @@ void CorpusCounter::AddTotals(const CountTotals& totals) {
 }
 
 void CorpusCounter::WriteBuffer(const TokenSequences& sequences, CountFileWriter* writer) const {
-  if (key_bytes() == sizeof(Key64)) {
-    WriteSortedKeys<Key64>(sequences, writer);
-  } else {
-    WriteSortedKeys<Key128>(sequences, writer);
-  }
-}
-
-template <typename Key>
-void CorpusCounter::WriteSortedKeys(const TokenSequences& sequences,
-                                    CountFileWriter* writer) const {
-  const std::vector<std::uint64_t> events = CountEvents(sequences, vocabulary_);
-  const SortedKeys<Key> keys(sequences, vocabulary_, options_.order, options_.threads, events);
-  for (Symbol symbol = 0; symbol < vocabulary_.num_symbols(); ++symbol) {
-    keys.ForEachRun(symbol,
-                    [&](Key key, std::uint64_t count) { writer->Add({symbol, count, key}); });
-  }
-}
-
-void CorpusCounter::WriteMerged(const CountFiles& files, CountFileWriter* writer) const {
-  CountMerger merger(files, options_.order, {0, vocabulary_.num_symbols()});
-  CountRecord record;
-  while (merger.Next(&record)) writer->Add(record);
+  WriteSortedRecords(sequences, vocabulary_, options_.order, options_.threads, writer);
 }
 
 std::shared_ptr<const CountFile> CorpusCounter::WriteRun(

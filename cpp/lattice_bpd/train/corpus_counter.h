@@ -72,7 +72,6 @@ class CorpusCounter {
     int level = 0;  // how many merges deep
   };
 
-  std::size_t key_bytes() const;
   std::uint64_t buffered_bytes() const;
   std::size_t TokensThatFit() const;
   void Append(Span<TokenId> ids);
@@ -84,9 +83,6 @@ class CorpusCounter {
 
   // Writes what the buffer holds, up to the last sequence's held_back tokens.
   void WriteBuffer(const TokenSequences& sequences, CountFileWriter* writer) const;
-  template <typename Key>
-  void WriteSortedKeys(const TokenSequences& sequences, CountFileWriter* writer) const;
-  void WriteMerged(const CountFiles& files, CountFileWriter* writer) const;
 
   // Runs write(writer) on a new temporary file, which will hold about num_keys keys.
   std::shared_ptr<const CountFile> WriteRun(
@@ -96,6 +92,7 @@ class CorpusCounter {
 
   const Vocabulary vocabulary_;
   CountingOptions options_;
+  std::size_t key_bytes_ = 0;
   std::size_t block_bytes_ = 0;
   std::size_t max_runs_ = 0;         // of one level
   std::uint64_t buffer_limit_ = 0;   // bytes
