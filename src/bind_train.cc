@@ -32,12 +32,12 @@ py::tuple TrainNgramLm(const Array<TokenId>& token_ids, const Array<std::int64_t
   {
     const py::gil_scoped_release release;
     const Vocabulary vocabulary = MakeVocabulary(vocab_size, {bos_id, eos_id, unk_id});
-    lm = BackoffLm::FromTrie(TrainLm(sequences, vocabulary, options, &report));
+    lm = BackoffLm::FromTrie(TrainLm(sequences, vocabulary, options, &report), Packing::kFast,
+                             SuffixClosure::kKnown);  // estimation has linked every suffix
   }
   return py::make_tuple(std::const_pointer_cast<BackoffLm>(lm), report.warnings);
 }
 
-// One (symbols, counts) pair of arrays for each order.
 py::list CountTables(const Array<TokenId>& token_ids, const Array<std::int64_t>& offsets,
                      std::uint64_t vocab_size, int order,
                      const std::vector<std::uint64_t>& min_counts, OptionalId bos_id,
@@ -51,6 +51,12 @@ py::list CountTables(const Array<TokenId>& token_ids, const Array<std::int64_t>&
     PruneByCount(min_counts, threads, &trie);
     for (int level = 0; level < trie.order(); ++level) tables.push_back(ListNgrams(trie, level));
   }
+  return ToTables(std::move(tables));
+}
+
+}  // namespace
+
+py::list ToTables(std::vector<NgramTable> tables) {
   py::list result;
   for (NgramTable& table : tables) {
     const auto rows = static_cast<py::ssize_t>(table.counts.size());
@@ -60,8 +66,6 @@ py::list CountTables(const Array<TokenId>& token_ids, const Array<std::int64_t>&
   }
   return result;
 }
-
-}  // namespace
 
 void BindTrain(py::module_& m) {
   m.def("train_ngram", &TrainNgramLm, py::arg("token_ids").noconvert(),

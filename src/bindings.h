@@ -12,12 +12,14 @@
 
 #include "lattice_bpd/base/array_view.h"
 #include "lattice_bpd/base/label.h"
+#include "lattice_bpd/train/ngram_counts.h"
 
 namespace lattice_bpd {
 
 void BindErrors(pybind11::module_& m);
 void BindLm(pybind11::module_& m);
 void BindTrain(pybind11::module_& m);
+void BindCount(pybind11::module_& m);
 void BindChange(pybind11::module_& m);
 void BindInspect(pybind11::module_& m);
 void BindLattice(pybind11::module_& m);
@@ -46,6 +48,9 @@ template <typename T>
 pybind11::array_t<T> ToArray(Span<T> values) {
   return pybind11::array_t<T>(static_cast<pybind11::ssize_t>(values.size()), values.data());
 }
+
+// One (symbols, counts) pair of arrays for each order.
+pybind11::list ToTables(std::vector<NgramTable> tables);
 
 }  // namespace lattice_bpd
 

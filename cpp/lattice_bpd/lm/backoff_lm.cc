@@ -9,10 +9,12 @@
 
 namespace lattice_bpd {
 
-std::shared_ptr<const BackoffLm> BackoffLm::FromTrie(const Trie& trie, Packing packing) {
+std::shared_ptr<const BackoffLm> BackoffLm::FromTrie(const Trie& trie, Packing packing,
+                                                     SuffixClosure closure) {
   ValidateTrie(trie);
   std::vector<std::uint32_t> links;
-  for (int m = 1; m < trie.order(); ++m) {  // throws where a suffix is missing
+  for (int m = 1; m < trie.order() && closure == SuffixClosure::kUnknown; ++m) {
+    // Throws where a suffix is missing.
     links = LinkLevel(trie.levels, m, links, /*num_threads=*/1);
   }
   std::vector<LevelStorage> storage;

@@ -57,11 +57,16 @@ struct LmStep {
   }
 };
 
+// Whether every n-gram's suffix is known to be in a trie, as after estimation, which links them.
+enum class SuffixClosure { kUnknown, kKnown };
+
 class BackoffLm {
  public:
-  // Checks the trie (ValidateTrie, suffix closure) and packs it. Throws ValueError.
+  // Checks the trie (ValidateTrie; suffix closure unless it is known) and packs it.
+  // Throws ValueError.
   static std::shared_ptr<const BackoffLm> FromTrie(const Trie& trie,
-                                                   Packing packing = Packing::kFast);
+                                                   Packing packing = Packing::kFast,
+                                                   SuffixClosure closure = SuffixClosure::kUnknown);
 
   // Takes levels that point into `storage` or into `file`; used by FromTrie and lm_file.cc.
   BackoffLm(const Vocabulary& vocabulary, std::vector<PackedLevel> levels,

@@ -1,6 +1,7 @@
 #include "lattice_bpd/lm/suffix_links.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/parallel.h"
@@ -8,25 +9,89 @@
 namespace lattice_bpd {
 namespace {
 
-// The children of context c of `lists` are looked for among those of context below_links[c].
-void LinkContexts(const ChildLists& lists, const ChildLists& below, Span<std::uint32_t> below_links,
-                  std::size_t first, std::size_t last, std::vector<std::uint32_t>* links) {
-  for (std::size_t context = first; context < last; ++context) {
-    const std::uint32_t suffix = below_links[context];
-    const std::uint32_t end = below.child_begin[suffix + 1];
-    std::uint32_t at = below.child_begin[suffix];
-    for (std::uint32_t i = lists.child_begin[context]; i < lists.child_begin[context + 1]; ++i) {
-      at = FindChild(below.word, at, end, lists.word[i]);
+constexpr std::size_t kWindowWords = std::size_t{1} << 16;  // 256 KiB of the level below
+
+// Links the children of contexts, each a miss of its own in the large arrays: those of contexts
+// further on are asked for early.
+class ContextLinker {
+ public:
+  ContextLinker(const ChildLists& lists, const ChildLists& below, Span<std::uint32_t> below_links,
+                std::uint32_t* links)
+      : lists_(lists), below_(below), below_links_(below_links), links_(links) {}
+
+  void Link(Span<std::uint32_t> contexts) const {
+    for (std::size_t i = 0; i < contexts.size(); ++i) {
+      if (i + 2 * kAhead < contexts.size()) PrefetchContext(contexts[i + 2 * kAhead]);
+      if (i + kAhead < contexts.size()) PrefetchChildren(contexts[i + kAhead]);
+      LinkContext(contexts[i]);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kAhead = 8;
+
+  void PrefetchContext(std::uint32_t context) const {
+    __builtin_prefetch(lists_.child_begin.data() + context);
+    __builtin_prefetch(below_links_.data() + context);
+  }
+
+  void PrefetchChildren(std::uint32_t context) const {
+    const std::uint32_t child = lists_.child_begin[context];
+    __builtin_prefetch(lists_.word.data() + child);
+    __builtin_prefetch(links_ + child, /*rw=*/1);
+    __builtin_prefetch(below_.child_begin.data() + below_links_[context]);
+  }
+
+  // The context's children are looked for among those of its suffix.
+  void LinkContext(std::uint32_t context) const {
+    const std::uint32_t suffix = below_links_[context];
+    const std::uint32_t end = below_.child_begin[suffix + 1];
+    std::uint32_t at = below_.child_begin[suffix];
+    const std::uint32_t last = lists_.child_begin[context + 1];
+    for (std::uint32_t i = lists_.child_begin[context]; i < last; ++i) {
+      at = FindChild(below_.word, at, end, lists_.word[i]);
       if (at == end) {
-        throw ValueError(StrCat("n-gram trie: an n-gram ends in symbol ", lists.word[i],
+        throw ValueError(StrCat("n-gram trie: an n-gram ends in symbol ", lists_.word[i],
                                 " but its suffix is missing; expected every suffix to be there"));
       }
-      (*links)[i] = at++;
+      links_[i] = at++;
     }
+  }
+
+  const ChildLists& lists_;
+  const ChildLists& below_;
+  const Span<std::uint32_t> below_links_;
+  std::uint32_t* const links_;
+};
+
+}  // namespace
+
+ContextsBySuffix::ContextsBySuffix(const ChildLists& lists, const ChildLists& below,
+                                   Span<std::uint32_t> below_links) {
+  int shift = 0;  // 2^shift suffixes have up to kWindowWords words on average
+  while (below.word.size() >> shift > kWindowWords && below.num_contexts() >> shift > 1) ++shift;
+  const auto window = [&](std::size_t context) { return below_links[context] >> shift; };
+  const auto has_children = [&](std::size_t context) {
+    return lists.child_begin[context] != lists.child_begin[context + 1];
+  };
+  window_begin_.assign((below.num_contexts() >> shift) + 2, 0);
+  for (std::size_t i = 0; i < lists.num_contexts(); ++i) {
+    if (has_children(i)) ++window_begin_[window(i) + 1];
+  }
+  std::partial_sum(window_begin_.begin(), window_begin_.end(), window_begin_.begin());
+  contexts_.resize(window_begin_.back());
+  std::vector<std::size_t> next = window_begin_;
+  for (std::size_t i = 0; i < lists.num_contexts(); ++i) {
+    if (has_children(i)) contexts_[next[window(i)]++] = static_cast<std::uint32_t>(i);
   }
 }
 
-}  // namespace
+void ContextsBySuffix::Run(int num_threads,
+                           const std::function<void(Span<std::uint32_t>)>& visit) const {
+  RunParallel(window_begin_.size() - 1, num_threads, [&](std::size_t window) {
+    visit(Span<std::uint32_t>(contexts_).Slice(window_begin_[window], window_begin_[window + 1]));
+  });
+}
 
 std::uint32_t FindChild(Span<Symbol> words, std::uint32_t begin, std::uint32_t end, Symbol word) {
   std::uint32_t step = 1;
@@ -45,8 +110,9 @@ std::vector<std::uint32_t> LinkSuffixes(const ChildLists& lists, const ChildList
                                         Span<std::uint32_t> below_links, int num_threads) {
   if (below_links.empty()) return {lists.word.begin(), lists.word.end()};
   std::vector<std::uint32_t> links(lists.word.size());
-  RunOverContexts(lists.child_begin, num_threads, [&](std::size_t first, std::size_t last) {
-    LinkContexts(lists, below, below_links, first, last, &links);
+  const ContextLinker linker(lists, below, below_links, links.data());
+  ContextsBySuffix(lists, below, below_links).Run(num_threads, [&](Span<std::uint32_t> contexts) {
+    linker.Link(contexts);
   });
   return links;
 }

@@ -18,6 +18,9 @@ constexpr double kRoundingShows = 1e-5;
 // 1 - sum, never 0: the same as 1 - exp(-max(-ln(sum), kSmallestCost)).
 double MassLeft(double sum) { return std::max(1.0 - sum, kSmallestCost); }
 
+// How many n-grams ahead the suffix's probability is asked for: each is a miss in a large array.
+constexpr std::size_t kAhead = 32;
+
 // A sum that does not lose the small terms behind the large (Kahan).
 class KahanSum {
  public:
@@ -57,11 +60,13 @@ void ContextMasses::Advance() {
 
 ContextMass ContextMasses::Of(std::uint32_t context) const {
   const std::vector<std::uint32_t>& child_begin = trie_.levels[level_ - 1].child_begin;
+  const std::vector<std::uint32_t>& links = links_[level_];
   KahanSum here;
   KahanSum lower;
   for (std::uint32_t i = child_begin[context]; i < child_begin[context + 1]; ++i) {
     here.Add(prob_[i]);
-    lower.Add(below_[links_[level_][i]]);
+    if (i + kAhead < links.size()) __builtin_prefetch(below_.data() + links[i + kAhead]);
+    lower.Add(below_[links[i]]);
   }
   const double lower_left =
       lower.value() < 1.0 - kRoundingShows ? 1.0 - lower.value() : MassNotStored(context);

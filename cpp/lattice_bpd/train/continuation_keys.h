@@ -46,26 +46,34 @@ struct KeyLayout {
   }
 };
 
+// The key of what follows, one position further left. Order 1 has nothing to pack.
+template <typename Key>
+Key Prepend(const KeyLayout& layout, Symbol symbol, Key key) {
+  if (layout.length == 0) return 0;
+  return static_cast<Key>(symbol + 1) << layout.shift(0) | key >> layout.bits;
+}
+
 // Writes the key of every position whose own symbol s is among the next.size() symbols from
-// first_symbol on, to keys[next[s - first_symbol]++]. A final </s> has no key.
+// first_symbol on, to keys[next[s - first_symbol]++]. A final </s> has no key, nor has what the
+// sequences hold back (layout.length tokens or more).
 template <typename Key>
 void ScatterKeys(const TokenSequences& sequences, const Vocabulary& vocabulary,
                  const KeyLayout& layout, Symbol first_symbol, std::vector<std::uint64_t> next,
                  Key* keys) {
-  const int top = layout.shift(0);
   const auto put = [&](Symbol symbol, Key key) {
     const Symbol place = symbol - first_symbol;  // wraps around below first_symbol
     if (place < next.size()) keys[next[place]++] = key;
   };
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     const Span<TokenId> words = WordsOfSequence(sequences, vocabulary, i);
-    Key key = static_cast<Key>(vocabulary.eos + 1) << top;
+    const std::size_t counted = words.size() - (sequences.ends(i) ? 0 : sequences.held_back);
+    Key key = sequences.ends(i) ? Prepend(layout, vocabulary.eos, Key{0}) : Key{0};
     for (std::size_t j = words.size(); j-- > 0;) {
       const Symbol symbol = static_cast<Symbol>(words[j]);
-      put(symbol, key);
-      key = static_cast<Key>(symbol + 1) << top | key >> layout.bits;
+      if (j < counted) put(symbol, key);
+      key = Prepend(layout, symbol, key);
     }
-    put(vocabulary.bos, key);
+    if (sequences.begins(i)) put(vocabulary.bos, key);
   }
 }
 

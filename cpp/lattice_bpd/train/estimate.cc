@@ -26,7 +26,8 @@ void ReportLowerOrder(const EstimateOptions& options, int order, TrainReport* re
 
 }  // namespace
 
-Trie EstimateLm(CountTrie counts, const EstimateOptions& options, TrainReport* report) {
+Trie EstimateLm(CountTrie counts, const EstimateOptions& options, TrainReport* report,
+                const std::vector<CountOfCounts>* full_count_of_counts) {
   if (options.smoothing == Smoothing::kKatz) CheckKatzK(options.katz_k);
   const int threads = ResolveThreads(options.threads);
   // min_counts are about occurrences, so n-grams are marked before their counts are replaced.
@@ -34,7 +35,8 @@ Trie EstimateLm(CountTrie counts, const EstimateOptions& options, TrainReport* r
   if (!options.full_count_of_counts) KeepMarkedNgrams(stays, &counts);
   DropEmptyLevels(&counts);
   if (UsesContinuations(options.smoothing)) UseContinuationCounts(threads, &counts);
-  const std::vector<CountOfCounts> n = CountCountsOfLevels(counts);
+  const bool known = full_count_of_counts != nullptr && options.full_count_of_counts;
+  const std::vector<CountOfCounts> n = known ? *full_count_of_counts : CountCountsOfLevels(counts);
   if (options.full_count_of_counts) KeepMarkedNgrams(stays, &counts);
   ReportLowerOrder(options, counts.order(), report);
   return options.smoothing == Smoothing::kKatz
@@ -46,6 +48,14 @@ Trie TrainLm(const TokenSequences& sequences, const Vocabulary& vocabulary,
              const EstimateOptions& options, TrainReport* report) {
   const int threads = ResolveThreads(options.threads);
   return EstimateLm(CountNgrams(sequences, vocabulary, options.order, threads), options, report);
+}
+
+Trie TrainLm(CorpusCounter* counter, const EstimateOptions& options, TrainReport* report) {
+  if (UsesContinuations(options.smoothing)) {
+    return EstimateLm(counter->Finish({}).trie, options, report);
+  }
+  CountedNgrams counted = counter->Finish(options.min_counts);
+  return EstimateLm(std::move(counted.trie), options, report, &counted.count_of_counts);
 }
 
 }  // namespace lattice_bpd

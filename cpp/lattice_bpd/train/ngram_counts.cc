@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <memory>
 #include <utility>
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/lm/trie.h"
 #include "lattice_bpd/train/continuation_keys.h"
-#include "lattice_bpd/train/radix_sort.h"
+#include "lattice_bpd/train/sorted_keys.h"
 
 namespace lattice_bpd {
 namespace {
@@ -18,64 +17,32 @@ namespace {
 // Nodes of each level, level 0 not used.
 using LevelSizes = std::array<std::uint64_t, kMaxOrder>;
 
-// Counts one corpus with keys of one width. Positions are bucketed by their symbol; a part is a
-// range of symbols that one task handles alone, from scattering to the finished nodes.
+// Turns the sorted keys of a corpus into a trie, part by part.
 template <typename Key>
 class KeyedCounter {
  public:
   KeyedCounter(const TokenSequences& sequences, const Vocabulary& vocabulary, int order,
-               int num_threads)
-      : sequences_(sequences),
-        vocabulary_(vocabulary),
-        layout_(order, vocabulary.num_symbols()),
-        num_threads_(num_threads) {}
+               int num_threads, const std::vector<std::uint64_t>& events)
+      : vocabulary_(vocabulary),
+        num_threads_(num_threads),
+        keys_(sequences, vocabulary, order, num_threads, events),
+        layout_(keys_.layout()) {}
 
   CountTrie Count(std::vector<std::uint64_t> events) {
-    MakeBuckets(events);
-    std::vector<LevelSizes> part_sizes(num_parts());
-    RunParallel(num_parts(), num_threads_, [&](std::size_t part) { SortPart(part); });
-    RunParallel(num_parts(), num_threads_,
+    std::vector<LevelSizes> part_sizes(keys_.num_parts());
+    RunParallel(keys_.num_parts(), num_threads_,
                 [&](std::size_t part) { part_sizes[part] = CountNodes(part); });
     CountTrie trie = MakeLevels(std::move(events), &part_sizes);
-    RunParallel(num_parts(), num_threads_,
+    RunParallel(keys_.num_parts(), num_threads_,
                 [&](std::size_t part) { FillNodes(part, part_sizes[part], &trie); });
     return trie;
   }
 
  private:
-  std::size_t num_parts() const { return part_begin_.size() - 1; }
-
-  // Every symbol's occurrences have a key, but for the final </s> of each sequence and with the
-  // first <s>.
-  void MakeBuckets(const std::vector<std::uint64_t>& events) {
-    bucket_begin_.assign(events.size() + 1, 0);
-    std::uint64_t sum = 0;
-    for (Symbol symbol = 0; symbol < events.size(); ++symbol) {
-      bucket_begin_[symbol] = sum;
-      sum += events[symbol];
-      if (symbol == vocabulary_.bos) sum += sequences_.size();
-      if (symbol == vocabulary_.eos) sum -= sequences_.size();
-    }
-    bucket_begin_.back() = sum;
-    part_begin_ = SplitByWeight(bucket_begin_, num_threads_);
-    keys_.reset(new Key[sum]);  // not initialised: scattering writes every key
-  }
-
-  void SortPart(std::size_t part) {
-    const Symbol begin = static_cast<Symbol>(part_begin_[part]);
-    const Symbol end = static_cast<Symbol>(part_begin_[part + 1]);
-    std::vector<std::uint64_t> next(bucket_begin_.begin() + begin, bucket_begin_.begin() + end);
-    ScatterKeys(sequences_, vocabulary_, layout_, begin, std::move(next), keys_.get());
-    std::vector<Key> scratch;
-    for (Symbol symbol = begin; symbol < end; ++symbol) {
-      const std::uint64_t size = bucket_begin_[symbol + 1] - bucket_begin_[symbol];
-      SortKeys(keys_.get() + bucket_begin_[symbol], size, layout_.width(), &scratch);
-    }
-  }
-
   LevelSizes CountNodes(std::size_t part) const {
     LevelSizes sizes{};
-    for (std::size_t symbol = part_begin_[part]; symbol < part_begin_[part + 1]; ++symbol) {
+    for (std::size_t symbol = keys_.part_begin(part); symbol < keys_.part_begin(part + 1);
+         ++symbol) {
       ForEachRun(symbol, [&](Key, std::uint64_t, int shared, int length) {
         for (int place = shared; place < length; ++place) ++sizes[place + 1];
       });
@@ -83,21 +50,17 @@ class KeyedCounter {
     return sizes;
   }
 
-  // Calls visit(key, count, shared, length) for each distinct key of a bucket in rising order;
+  // Calls visit(key, count, shared, length) for each distinct key of a symbol in rising order;
   // `shared` of its `length` symbols are those of the key before.
   template <typename Visit>
   void ForEachRun(std::size_t symbol, const Visit& visit) const {
-    const Key* const end = keys_.get() + bucket_begin_[symbol + 1];
     Key last = 0;  // no key is 0: the first symbol of each is there
-    for (const Key* at = keys_.get() + bucket_begin_[symbol]; at != end;) {
-      const Key key = *at;
-      const Key* const run = at;
-      while (at != end && *at == key) ++at;
+    keys_.ForEachRun(symbol, [&](Key key, std::uint64_t count) {
       int length = layout_.length;
       while (layout_.SymbolPlusOne(key, length - 1) == 0) --length;
-      visit(key, static_cast<std::uint64_t>(at - run), layout_.CommonPrefix(last, key), length);
+      visit(key, count, layout_.CommonPrefix(last, key), length);
       last = key;
-    }
+    });
   }
 
   // Allocates the levels and turns each part's sizes into where its nodes begin.
@@ -122,17 +85,17 @@ class KeyedCounter {
   static std::uint64_t TurnIntoOffsets(int level, std::vector<LevelSizes>* part_sizes) {
     std::uint64_t sum = 0;
     for (LevelSizes& sizes : *part_sizes) sum += std::exchange(sizes[level], sum);
-    if (sum <= std::numeric_limits<std::uint32_t>::max()) return sum;
-    throw ValueError(StrCat("n-gram counting: the corpus has ", sum, " n-grams of order ",
-                            level + 1, "; at most 2^32 - 1 fit a model: split the corpus"));
+    CheckLevelSize(level, sum);
+    return sum;
   }
 
   // Writes the part's nodes from next[level] on.
   void FillNodes(std::size_t part, LevelSizes next, CountTrie* trie) const {
     std::vector<CountLevel>& levels = trie->levels;
-    for (std::size_t symbol = part_begin_[part]; symbol < part_begin_[part + 1]; ++symbol) {
+    for (std::size_t symbol = keys_.part_begin(part); symbol < keys_.part_begin(part + 1);
+         ++symbol) {
       levels[0].child_begin[symbol] = static_cast<std::uint32_t>(next[1]);
-      levels[0].context_count[symbol] = bucket_begin_[symbol + 1] - bucket_begin_[symbol];
+      levels[0].context_count[symbol] = keys_.num_keys(symbol);
       ForEachRun(symbol, [&](Key key, std::uint64_t count, int shared, int length) {
         for (int place = shared; place < length; ++place) {
           CountLevel& level = levels[place + 1];
@@ -148,7 +111,7 @@ class KeyedCounter {
         }
       });
     }
-    if (part + 1 == num_parts()) Close(next, &levels);
+    if (part + 1 == keys_.num_parts()) Close(next, &levels);
   }
 
   void Close(const LevelSizes& sizes, std::vector<CountLevel>* levels) const {
@@ -157,13 +120,10 @@ class KeyedCounter {
     }
   }
 
-  const TokenSequences& sequences_;
   const Vocabulary& vocabulary_;
-  const KeyLayout layout_;
   const int num_threads_;
-  std::vector<std::uint64_t> bucket_begin_;  // by symbol, one more entry
-  std::vector<std::size_t> part_begin_;      // in symbols, one more entry
-  std::unique_ptr<Key[]> keys_;
+  const SortedKeys<Key> keys_;
+  const KeyLayout& layout_;
 };
 
 // Appends the rows of `level` below a node of `depth`; row[0 .. depth] are the node's symbols.
@@ -191,16 +151,29 @@ CountTrie CountUnigrams(const Vocabulary& vocabulary, std::vector<std::uint64_t>
 
 CountTrie CountNgrams(const TokenSequences& sequences, const Vocabulary& vocabulary, int order,
                       int num_threads) {
-  if (order < 1 || order > kMaxOrder) {
-    throw ValueError(StrCat("n-gram counting: order is ", order, "; expected 1..", kMaxOrder));
-  }
+  CheckOrder(order);
   const int threads = ResolveThreads(num_threads);
+  CheckSequences(sequences, vocabulary);
   std::vector<std::uint64_t> events = CountEvents(sequences, vocabulary);
+  CheckHasText(events, sequences.size());
   if (order == 1) return CountUnigrams(vocabulary, std::move(events));
   if (KeyLayout(order, vocabulary.num_symbols()).width() <= 64) {
-    return KeyedCounter<Key64>(sequences, vocabulary, order, threads).Count(std::move(events));
+    return KeyedCounter<Key64>(sequences, vocabulary, order, threads, events)
+        .Count(std::move(events));
   }
-  return KeyedCounter<Key128>(sequences, vocabulary, order, threads).Count(std::move(events));
+  return KeyedCounter<Key128>(sequences, vocabulary, order, threads, events)
+      .Count(std::move(events));
+}
+
+void CheckOrder(int order) {
+  if (order >= 1 && order <= kMaxOrder) return;
+  throw ValueError(StrCat("n-gram counting: order is ", order, "; expected 1..", kMaxOrder));
+}
+
+void CheckLevelSize(int level, std::uint64_t size) {
+  if (size <= std::numeric_limits<std::uint32_t>::max()) return;
+  throw ValueError(StrCat("n-gram counting: the corpus has ", size, " n-grams of order ", level + 1,
+                          "; at most 2^32 - 1 fit a model: raise min_counts or split the corpus"));
 }
 
 NgramTable ListNgrams(const CountTrie& trie, int level) {

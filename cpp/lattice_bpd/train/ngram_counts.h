@@ -1,8 +1,8 @@
 // Counts of all n-grams of order 1 to n of a corpus, as a sorted trie.
 //
-// Every step of training works on this value: counting makes it, count pruning takes n-grams out,
-// and the estimators (katz.h) turn it into a Trie. Being sorted, it is also what a spilled run of
-// an out-of-core counter would hold.
+// Every step of training works on this value: counting makes it (here, from sequences in memory;
+// corpus_counter.h, from any number of batches), count pruning takes n-grams out, and the
+// estimators (katz.h) turn it into a Trie.
 #ifndef LATTICE_BPD_TRAIN_NGRAM_COUNTS_H_
 #define LATTICE_BPD_TRAIN_NGRAM_COUNTS_H_
 
@@ -45,10 +45,16 @@ struct CountTrie {
 // occurrences (16 where the packed symbols need more than 64 bits: order 5 from a vocabulary of
 // 2^16 on).
 //
-// Throws ValueError where order is not in 1..6, the sequences are bad (CountEvents), or one order
-// has 2^32 n-grams or more; std::bad_alloc where memory ends.
+// Throws ValueError where order is not in 1..6, the sequences are bad (CheckSequences,
+// CheckHasText), or one order has 2^32 n-grams or more; std::bad_alloc where memory ends.
 CountTrie CountNgrams(const TokenSequences& sequences, const Vocabulary& vocabulary, int order,
                       int num_threads = 0);
+
+// Throws ValueError where order is not in 1..6.
+void CheckOrder(int order);
+
+// Throws ValueError where a level of so many n-grams does not fit a trie.
+void CheckLevelSize(int level, std::uint64_t size);
 
 // The n-grams of a level that occur, as rows of level + 1 symbols each, sorted; and their counts.
 struct NgramTable {

@@ -1,6 +1,7 @@
 #include "lattice_bpd/train/token_sequences.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "lattice_bpd/base/errors.h"
 
@@ -42,23 +43,28 @@ void CheckTokenIds(const TokenSequences& sequences, std::uint32_t vocab_size) {
 
 }  // namespace
 
-std::vector<std::uint64_t> CountEvents(const TokenSequences& sequences,
-                                       const Vocabulary& vocabulary) {
+void CheckSequences(const TokenSequences& sequences, const Vocabulary& vocabulary) {
   CheckOffsets(sequences);
   CheckTokenIds(sequences, vocabulary.vocab_size);
+}
+
+std::vector<std::uint64_t> CountEvents(const TokenSequences& sequences,
+                                       const Vocabulary& vocabulary) {
   std::vector<std::uint64_t> events(vocabulary.num_symbols(), 0);
-  std::uint64_t num_words = 0;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     const Span<TokenId> words = WordsOfSequence(sequences, vocabulary, i);
-    num_words += words.size();
-    for (const TokenId word : words) ++events[static_cast<Symbol>(word)];
+    const std::size_t counted = words.size() - (sequences.ends(i) ? 0 : sequences.held_back);
+    for (std::size_t j = 0; j < counted; ++j) ++events[static_cast<Symbol>(words[j])];
   }
-  if (num_words == 0) {
-    throw ValueError(StrCat("n-gram counting: the corpus has no text: ", sequences.size(),
-                            " sequences without a token; expected at least one token"));
-  }
-  events[vocabulary.eos] += sequences.size();
+  events[vocabulary.eos] += sequences.num_ended();
   return events;
+}
+
+void CheckHasText(const std::vector<std::uint64_t>& events, std::uint64_t num_sequences) {
+  const std::uint64_t num_events = std::accumulate(events.begin(), events.end(), std::uint64_t{0});
+  if (num_events > num_sequences) return;
+  throw ValueError(StrCat("n-gram counting: the corpus has no text: ", num_sequences,
+                          " sequences without a token; expected at least one token"));
 }
 
 }  // namespace lattice_bpd

@@ -103,7 +103,7 @@ def train_ngram(
         ragged.offsets,
         vocab_size,
         order,
-        _checked_min_counts(min_counts),
+        checked_min_counts(min_counts),
         katz_k,
         bos_id,
         eos_id,
@@ -153,7 +153,7 @@ def count_ngrams(
         ragged.offsets,
         vocab_size,
         order,
-        _checked_min_counts(min_counts),
+        checked_min_counts(min_counts),
         bos_id,
         eos_id,
         None,
@@ -186,7 +186,12 @@ def _as_token_ids(values: Any, name: str, vocab_size: int) -> Int32Array:
     return to_token_ids(values, f"train_ngram: {name}", limit)
 
 
-def _checked_min_counts(min_counts: Sequence[int] | None) -> list[int]:
+def checked_min_counts(min_counts: Sequence[int] | None) -> list[int]:
+    """min_counts as the core wants them: empty for None.
+
+    Raises:
+        ValueError: an entry below 1, or none.
+    """
     counts = [int(count) for count in min_counts] if min_counts is not None else []
     if min_counts is not None and (not counts or min(counts) < 1):
         raise ValueError(

@@ -1,0 +1,90 @@
+"""Options that the commands share which read a corpus and count it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lattice_bpd.train import Corpus
+
+
+def add_corpus_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what to read and how to tokenize it."""
+    group = parser.add_argument_group("corpus")
+    group.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="tokenizer.json, vocab.json with merges, SentencePiece .model, or a vocabulary .txt "
+        "for text that is cut at white space; files of token ids need none",
+    )
+    group.add_argument("--merges", metavar="FILE", help="merges of a vocab.json (default: beside)")
+    group.add_argument(
+        "--vocab-size", type=int, metavar="V", help="number of token ids (default: the tokenizer's)"
+    )
+    group.add_argument(
+        "--boundaries",
+        "--sequence",
+        choices=("line", "paragraph", "document", "file"),
+        default="paragraph",
+        help="what <s> and </s> enclose: a line, a paragraph set off by empty lines (default), or "
+        "a document: a whole file, or the text of one .jsonl object",
+    )
+    group.add_argument("--field", default="text", help=".jsonl field with the text (default text)")
+    for name in ("bos", "eos", "unk"):
+        group.add_argument(f"--{name}-id", type=int, metavar="ID", help=f"token id of <{name}>")
+    group.add_argument(
+        "--id-type", choices=("uint16", "uint32"), help="of .bin files (default: by --vocab-size)"
+    )
+
+
+def add_counting_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how to count."""
+    group = parser.add_argument_group("counting")
+    group.add_argument("--memory", default="2G", metavar="SIZE", help="for sorting (default 2G)")
+    group.add_argument("--threads", type=int, default=0, metavar="N", help="default: every core")
+    group.add_argument(
+        "--temp-dir", metavar="DIR", help="for what exceeds the memory (default: the system's)"
+    )
+
+
+def make_corpus(args: argparse.Namespace, inputs: list[Path]) -> Corpus:
+    """The corpus that the options describe.
+
+    Raises:
+        ImportError: a tokenizer's library is missing.
+        OSError: a file is missing.
+        ValueError: options that do not fit each other.
+    """
+    from lattice_bpd.train import Corpus
+
+    return Corpus(
+        inputs,
+        tokenizer=args.tokenizer,
+        merges=args.merges,
+        vocab_size=args.vocab_size,
+        boundaries="document" if args.boundaries == "file" else args.boundaries,
+        field=args.field,
+        bos_id=args.bos_id,
+        eos_id=args.eos_id,
+        unk_id=args.unk_id,
+        id_type=args.id_type,
+        threads=args.threads,
+    )
+
+
+def parse_min_counts(text: str | None) -> list[int] | None:
+    """The numbers of "1,1,2,4".
+
+    Raises:
+        ValueError: they are none.
+    """
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--min-counts is {text!r}; expected whole numbers with commas, such as 1,1,2,4"
+        ) from None

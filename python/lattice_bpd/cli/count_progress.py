@@ -1,0 +1,96 @@
+"""Progress of counting: a bar on a terminal that has `rich`, plain lines elsewhere, on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lattice_bpd.extras import require
+from lattice_bpd.train import CountingProgress
+
+_LINE_EVERY = 10.0  # seconds, where there is no terminal
+_BAR_EVERY = 0.1
+
+
+class CountingWatcher:
+    """Shows tokens, rate, time left and memory; call it with each CountingProgress."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.monotonic()
+        self._bar = _make_bar() if sys.stderr.isatty() else None
+        self._task: Any = None
+
+    def __enter__(self) -> CountingWatcher:
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("", total=None)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, progress: CountingProgress) -> None:
+        """Show it, if it is time to."""
+        now = time.monotonic()
+        if now - self._last < (_BAR_EVERY if self._bar is not None else _LINE_EVERY):
+            return
+        self._last = now
+        line = describe(progress, now - self._start)
+        if self._bar is None:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self._bar.update(
+                self._task,
+                description=line,
+                completed=progress.bytes_done,
+                total=progress.bytes_total,
+            )
+
+
+def describe(progress: CountingProgress, seconds: float) -> str:
+    """One line, such as "12,000,000 tokens, 1,500,000/s, 40 s left, 1.2 GB of memory"."""
+    parts = [
+        f"{progress.num_tokens:,} tokens",
+        f"{progress.num_tokens / max(seconds, 1e-9):,.0f}/s",
+    ]
+    total, done = progress.bytes_total, progress.bytes_done
+    if total and done:
+        parts.append(f"{seconds * max(total - done, 0) / done:,.0f} s left")
+    parts.append(f"{memory_in_use() / 1e9:.1f} GB of memory")
+    if progress.num_runs:
+        parts.append(f"{progress.num_runs} runs of {progress.spilled_bytes / 1e9:.2f} GB on disk")
+    return ", ".join(parts)
+
+
+def memory_in_use() -> int:
+    """Bytes of memory that this process has in use; 0 where the system does not say."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    sizes = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
+    return int(sizes[0]) * 1024 if sizes else 0
+
+
+def _make_bar() -> Any:
+    """A rich progress bar on stderr, or None without rich."""
+    try:
+        progress = require("rich.progress", "train")
+        console = require("rich.console", "train").Console(stderr=True)
+    except ImportError:
+        return None
+    columns = (
+        progress.SpinnerColumn(),
+        progress.BarColumn(bar_width=24),
+        progress.TextColumn("{task.description}"),
+    )
+    return progress.Progress(*columns, console=console, transient=True)

@@ -1,0 +1,122 @@
+"""`lattice-bpd ngram train`: an n-gram LM from text, token ids, or counts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lattice_bpd.cli.corpus_options import (
+    add_corpus_options,
+    add_counting_options,
+    make_corpus,
+    parse_min_counts,
+)
+
+if TYPE_CHECKING:
+    from lattice_bpd import NGramLM
+
+_EXAMPLE = """examples:
+  lattice-bpd ngram train corpus.txt --order 4 --tokenizer tokenizer.json -o corpus.lm
+  lattice-bpd ngram train all.counts --min-counts 1,1,2,4 -o all.lm
+"""
+_SMOOTHINGS = ("katz", "kneser_ney", "modified_kneser_ney", "witten_bell", "absolute")
+
+
+def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `train` to the actions of `ngram`."""
+    parser = actions.add_parser(
+        "train",
+        help="train a backoff LM on text, token ids or counts",
+        description="Train a backoff n-gram LM over the token ids of a tokenizer.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="text (plain, .gz, .zst, .jsonl), token ids (.npy, .bin), folders of them, - for "
+        "standard input; or counts files of `ngram count`",
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="LM", help="LM file")
+    parser.add_argument("--order", type=int, help="n, 1..6 (default 4, or that of the counts)")
+    parser.add_argument(
+        "--min-counts",
+        metavar="C1,C2,..",
+        help="rarest n-grams to keep, one count for each order (default: keep all)",
+    )
+    parser.add_argument("--smoothing", choices=_SMOOTHINGS, default="katz", help="default: katz")
+    parser.add_argument(
+        "--unseen",
+        choices=("cost", "uniform"),
+        default="cost",
+        help="token ids that never occur: cost 1000 (default), or a share of the probability",
+    )
+    parser.add_argument(
+        "--katz-k", type=int, default=5, metavar="K", help="Katz: largest discounted count (5)"
+    )
+    add_corpus_options(parser)
+    add_counting_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train and write the LM.
+
+    Raises:
+        ValueError: bad input or options.
+        OSError: a file that cannot be read or written, a full disk.
+        ImportError: an extra is missing.
+    """
+    start = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lm = _train(args)
+    for warning in caught:
+        print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
+    lm.save(args.output)
+    print(
+        f"{args.output}: order {lm.order}, vocabulary {lm.vocab_size:,}, "
+        f"{sum(lm.num_ngrams):,} n-grams in {time.perf_counter() - start:.1f} s"
+    )
+
+
+def _train(args: argparse.Namespace) -> NGramLM:
+    from lattice_bpd.cli.count_progress import CountingWatcher
+    from lattice_bpd.train import train_corpus, train_counts
+
+    options: dict[str, Any] = {
+        "min_counts": parse_min_counts(args.min_counts),
+        "smoothing": args.smoothing,
+        "unseen": args.unseen,
+        "katz_k": args.katz_k,
+        "memory": args.memory,
+        "threads": args.threads,
+        "temp_dir": args.temp_dir,
+    }
+    if _all_counts(args.inputs):
+        return train_counts(args.inputs, args.order, **options)
+    order = args.order if args.order is not None else 4
+    with CountingWatcher() as watcher:
+        return train_corpus(make_corpus(args, args.inputs), order, on_progress=watcher, **options)
+
+
+def _all_counts(inputs: list[str]) -> bool:
+    """Whether the inputs are counts files.
+
+    Raises:
+        ValueError: some are, some are not.
+    """
+    from lattice_bpd.train.counts_file import is_counts_file
+
+    found = [is_counts_file(name) for name in inputs]
+    if any(found) and not all(found):
+        raise ValueError(
+            f"{inputs[found.index(False)]}: no counts file, while {inputs[found.index(True)]} is "
+            "one; count the rest first (ngram count), or leave the counts out"
+        )
+    return all(found)
