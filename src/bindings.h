@@ -16,6 +16,7 @@
 namespace lattice_bpd {
 
 void BindErrors(pybind11::module_& m);
+void BindTokenIds(pybind11::module_& m);
 void BindLm(pybind11::module_& m);
 void BindTrain(pybind11::module_& m);
 void BindChange(pybind11::module_& m);
