@@ -1,7 +1,9 @@
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/draft/draft_batch.h"
+#include "lattice_bpd/draft/fst_drafts.h"
 #include "lattice_bpd/draft/fused_engine.h"
+#include "lattice_bpd/draft/tree_batch.h"
 
 namespace py = pybind11;
 
@@ -9,11 +11,30 @@ namespace lattice_bpd {
 namespace {
 
 using LmOrNone = std::optional<std::shared_ptr<BackoffLm>>;
-
-const BackoffLm* Get(const LmOrNone& lm) { return lm ? lm->get() : nullptr; }
+using Sausages = std::vector<const Sausage*>;
 
 // token_ids (batch, num_drafts, slots), scores (batch, num_drafts), counts (batch,).
 using DraftArrays = std::tuple<py::array_t<TokenId>, py::array_t<float>, py::array_t<std::int32_t>>;
+
+// token_ids, parents, depths, log_probs (batch, max_nodes), counts (batch,), attention_mask
+// (batch, max_nodes, max_nodes) of 0 and 1, leaf_paths (batch, leaves, slots).
+using TreeArrays =
+    std::tuple<py::array_t<TokenId>, py::array_t<std::int32_t>, py::array_t<std::int32_t>,
+               py::array_t<float>, py::array_t<std::int32_t>, py::array_t<std::uint8_t>,
+               py::array_t<std::int32_t>>;
+
+const BackoffLm* Get(const LmOrNone& lm) { return lm ? lm->get() : nullptr; }
+
+// Candidates (batch, slots, top_k) as SelectTopK or a GPU's top-k gives them.
+CandidatesView ToCandidates(const Array<TokenId>& token_ids, const Array<float>& scores) {
+  const bool same_shape = token_ids.ndim() == 3 && scores.ndim() == 3 &&
+                          std::equal(token_ids.shape(), token_ids.shape() + 3, scores.shape());
+  if (!same_shape) {
+    throw ValueError("candidates: token_ids and scores must both be (batch, slots, top_k)");
+  }
+  const auto size = [&](int axis) { return static_cast<std::size_t>(token_ids.shape(axis)); };
+  return {token_ids.data(), scores.data(), size(0), size(1), size(2)};
+}
 
 DraftArrays ToArrays(DraftBatch batch, int num_drafts) {
   const auto rows = static_cast<py::ssize_t>(batch.counts.size());
@@ -23,36 +44,79 @@ DraftArrays ToArrays(DraftBatch batch, int num_drafts) {
                      ToArray(std::move(batch.counts), {rows}));
 }
 
-// Candidates (batch, slots, top_k) as SelectTopK or a GPU's top-k gives them.
+TreeArrays ToArrays(TreeBatch batch, int max_nodes, std::size_t num_slots) {
+  const auto rows = static_cast<py::ssize_t>(batch.counts.size());
+  const auto leaves = static_cast<py::ssize_t>(batch.max_leaves);
+  const auto slots = static_cast<py::ssize_t>(num_slots);
+  return TreeArrays(ToArray(std::move(batch.token_ids), {rows, max_nodes}),
+                    ToArray(std::move(batch.parents), {rows, max_nodes}),
+                    ToArray(std::move(batch.depths), {rows, max_nodes}),
+                    ToArray(std::move(batch.log_probs), {rows, max_nodes}),
+                    ToArray(std::move(batch.counts), {rows}),
+                    ToArray(std::move(batch.attention_mask), {rows, max_nodes, max_nodes}),
+                    ToArray(std::move(batch.leaf_paths), {rows, leaves, slots}));
+}
+
+DraftArrays Rescore(const LatticeBatch& lattices, const LmOrNone& lm, const ContextsView& contexts,
+                    const DraftOptions& options, int threads) {
+  DraftBatch batch;
+  {
+    const py::gil_scoped_release release;
+    batch = FindDraftBatch(lattices, Get(lm), contexts, options, threads);
+  }
+  return ToArrays(std::move(batch), options.num_drafts);
+}
+
+TreeArrays FindTrees(const LatticeBatch& lattices, const LmOrNone& lm, const ContextsView& contexts,
+                     double alpha, int max_nodes, int threads) {
+  TreeBatch batch;
+  {
+    const py::gil_scoped_release release;
+    batch = FindTreeBatch(lattices, Get(lm), contexts, alpha, max_nodes, threads);
+  }
+  return ToArrays(std::move(batch), max_nodes, lattices.num_slots());
+}
+
 DraftArrays RescoreCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
                               const LmOrNone& lm, const Array<TokenId>& contexts,
                               const Array<std::int64_t>& offsets, bool bos, int num_drafts,
-                              double alpha, const std::string& engine) {
-  const bool same_shape = token_ids.ndim() == 3 && scores.ndim() == 3 &&
-                          std::equal(token_ids.shape(), token_ids.shape() + 3, scores.shape());
-  if (!same_shape) {
-    throw ValueError("candidates: token_ids and scores must both be (batch, slots, top_k)");
-  }
-  const DraftOptions options{num_drafts, alpha, ParseEngine(engine)};
-  DraftBatch batch;
-  {
-    const py::gil_scoped_release release;
-    const std::vector<Sausage> sausages = BuildSausages(
-        token_ids.data(), scores.data(), static_cast<std::size_t>(token_ids.shape(0)),
-        static_cast<std::size_t>(token_ids.shape(1)), static_cast<std::size_t>(token_ids.shape(2)));
-    batch = FindDraftBatch(sausages, Get(lm), {ToSpan(contexts), ToSpan(offsets), bos}, options);
-  }
-  return ToArrays(std::move(batch), num_drafts);
+                              double alpha, const std::string& engine, int threads) {
+  return Rescore(ToCandidates(token_ids, scores), lm, {ToSpan(contexts), ToSpan(offsets), bos},
+                 {num_drafts, alpha, ParseEngine(engine)}, threads);
 }
 
-DraftArrays RescoreSausages(const std::vector<Sausage>& sausages, const LmOrNone& lm,
+DraftArrays RescoreSausages(const Sausages& sausages, const LmOrNone& lm,
                             const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
-                            bool bos, int num_drafts, double alpha, const std::string& engine) {
+                            bool bos, int num_drafts, double alpha, const std::string& engine,
+                            int threads) {
+  return Rescore(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos},
+                 {num_drafts, alpha, ParseEngine(engine)}, threads);
+}
+
+TreeArrays TreeOfCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
+                            const LmOrNone& lm, const Array<TokenId>& contexts,
+                            const Array<std::int64_t>& offsets, bool bos, int max_nodes,
+                            double alpha, int threads) {
+  return FindTrees(ToCandidates(token_ids, scores), lm, {ToSpan(contexts), ToSpan(offsets), bos},
+                   alpha, max_nodes, threads);
+}
+
+TreeArrays TreeOfSausages(const Sausages& sausages, const LmOrNone& lm,
+                          const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
+                          bool bos, int max_nodes, double alpha, int threads) {
+  return FindTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos}, alpha, max_nodes,
+                   threads);
+}
+
+DraftArrays RescoreFst(const py::bytes& acceptor, const LmOrNone& lm, const Array<TokenId>& context,
+                       bool bos, int num_drafts, double alpha, const std::string& engine) {
   const DraftOptions options{num_drafts, alpha, ParseEngine(engine)};
+  const std::string bytes = acceptor;
   DraftBatch batch;
   {
     const py::gil_scoped_release release;
-    batch = FindDraftBatch(sausages, Get(lm), {ToSpan(contexts), ToSpan(offsets), bos}, options);
+    const LmState start = Get(lm) ? Get(lm)->StateOfContext(ToSpan(context), bos) : LmState{};
+    batch = FindFstDrafts(bytes, Get(lm), start, options);
   }
   return ToArrays(std::move(batch), num_drafts);
 }
@@ -63,10 +127,20 @@ void BindDraft(py::module_& m) {
   m.def("rescore_candidates", &RescoreCandidates, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
         py::arg("offsets").noconvert(), py::arg("bos"), py::arg("num_drafts"), py::arg("alpha"),
-        py::arg("engine"));
+        py::arg("engine"), py::arg("threads"));
   m.def("rescore_sausages", &RescoreSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
-        py::arg("num_drafts"), py::arg("alpha"), py::arg("engine"));
+        py::arg("num_drafts"), py::arg("alpha"), py::arg("engine"), py::arg("threads"));
+  m.def("tree_of_candidates", &TreeOfCandidates, py::arg("token_ids").noconvert(),
+        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
+        py::arg("offsets").noconvert(), py::arg("bos"), py::arg("max_nodes"), py::arg("alpha"),
+        py::arg("threads"));
+  m.def("tree_of_sausages", &TreeOfSausages, py::arg("sausages"), py::arg("lm"),
+        py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
+        py::arg("max_nodes"), py::arg("alpha"), py::arg("threads"));
+  m.def("rescore_fst", &RescoreFst, py::arg("acceptor"), py::arg("lm"),
+        py::arg("context").noconvert(), py::arg("bos"), py::arg("num_drafts"), py::arg("alpha"),
+        py::arg("engine"));
   m.def("fused_instruction_sets", &FusedInstructionSets);
   m.def("set_fused_instruction_set", &SetFusedInstructionSet, py::arg("name"));
 }

@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "C++ core of lattice-bpd; use the typed Python layer in lattice_bpd instead.";
   lattice_bpd::UseOpenFst();
   lattice_bpd::BindErrors(m);
+  lattice_bpd::BindTokenIds(m);
   lattice_bpd::BindLm(m);
   lattice_bpd::BindTrain(m);
   lattice_bpd::BindCount(m);

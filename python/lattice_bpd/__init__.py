@@ -12,10 +12,20 @@ Importing this package imports neither torch nor pywrapfst.
 """
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.drafter import Drafts, rescore_lattice
+from lattice_bpd.drafter import Drafts, DraftTree, rescore_fst, rescore_lattice, rescore_tree
 from lattice_bpd.lattice import SausageLattice
 from lattice_bpd.lm import NGramLM
 
 __version__ = "0.1.0"
 
-__all__ = ["Drafts", "FormatError", "NGramLM", "SausageLattice", "__version__", "rescore_lattice"]
+__all__ = [
+    "DraftTree",
+    "Drafts",
+    "FormatError",
+    "NGramLM",
+    "SausageLattice",
+    "__version__",
+    "rescore_fst",
+    "rescore_lattice",
+    "rescore_tree",
+]

@@ -14,29 +14,19 @@ __all__: list[str] = [
     "FormatError",
     "Sausage",
     "count_ngrams",
-    "count_prunable",
-    "describe_levels",
-    "evaluate_lm",
     "fused_instruction_sets",
-    "interpolate",
-    "list_sections",
     "load_lm",
-    "prune_by_entropy",
-    "prune_by_estimated_count",
-    "prune_by_vocabulary",
-    "prune_to_size",
-    "quantise",
+    "pack_token_ids",
     "read_arpa",
     "read_arpa_words",
-    "read_lm_fst",
     "rescore_candidates",
+    "rescore_fst",
     "rescore_sausages",
     "select_top_k",
     "set_fused_instruction_set",
-    "set_top_k_instruction_set",
-    "top_k_instruction_sets",
-    "train_ngram",
-    "tune_weights",
+    "train_katz",
+    "tree_of_candidates",
+    "tree_of_sausages",
 ]
 
 class BackoffLm:
@@ -60,7 +50,6 @@ class BackoffLm:
         bos: bool,
         expand_failures: bool,
         end_of_sentence: bool,
-        const_fst: bool = False,
     ) -> bytes: ...
     @property
     def bos_id(self) -> int | None: ...
@@ -118,45 +107,11 @@ def count_ngrams(
     N-grams of each order as (symbols (N, order) int32, counts (N,) uint64), sorted.
     """
 
-def count_prunable(lm: BackoffLm) -> int: ...
-def describe_levels(lm: BackoffLm) -> list[dict[typing.Any, typing.Any]]: ...
-def evaluate_lm(
-    lm: BackoffLm,
-    token_ids: numpy.typing.NDArray[numpy.int32],
-    offsets: numpy.typing.NDArray[numpy.int64],
-    bos: bool,
-    eos: bool,
-    threads: typing.SupportsInt | typing.SupportsIndex,
-) -> tuple[typing.Any, ...]: ...
 def fused_instruction_sets() -> list[str]: ...
-def interpolate(
-    lms: collections.abc.Sequence[BackoffLm],
-    weights: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
-    threads: typing.SupportsInt | typing.SupportsIndex,
-) -> BackoffLm: ...
-def list_sections(path: str) -> list[tuple[typing.Any, ...]]: ...
 def load_lm(path: str, verify: bool | None) -> BackoffLm: ...
-def prune_by_entropy(
-    lm: BackoffLm,
-    theta: typing.SupportsFloat | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex,
-) -> BackoffLm: ...
-def prune_by_estimated_count(
-    lm: BackoffLm,
-    min_counts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    threads: typing.SupportsInt | typing.SupportsIndex,
-) -> BackoffLm: ...
-def prune_by_vocabulary(
-    lm: BackoffLm,
-    kept: numpy.typing.NDArray[numpy.int32],
-    threads: typing.SupportsInt | typing.SupportsIndex,
-) -> BackoffLm: ...
-def prune_to_size(
-    lm: BackoffLm,
-    target: typing.SupportsInt | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex,
-) -> BackoffLm: ...
-def quantise(lm: BackoffLm, bits: typing.SupportsInt | typing.SupportsIndex) -> BackoffLm: ...
+def pack_token_ids(
+    rows: list[typing.Any], largest: typing.SupportsInt | typing.SupportsIndex
+) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int64]] | None: ...
 def read_arpa(
     path: str,
     vocab_size: typing.SupportsInt | typing.SupportsIndex | None,
@@ -166,20 +121,26 @@ def read_arpa(
     unk_id: typing.SupportsInt | typing.SupportsIndex | None,
 ) -> BackoffLm: ...
 def read_arpa_words(path: str) -> list[str]: ...
-def read_lm_fst(
-    path: str,
-    vocab_size: typing.SupportsInt | typing.SupportsIndex,
-    bos_id: typing.SupportsInt | typing.SupportsIndex | None,
-    eos_id: typing.SupportsInt | typing.SupportsIndex | None,
-    unk_id: typing.SupportsInt | typing.SupportsIndex | None,
-    failure_label: typing.SupportsInt | typing.SupportsIndex | None,
-) -> BackoffLm: ...
 def rescore_candidates(
     token_ids: numpy.typing.NDArray[numpy.int32],
     scores: numpy.typing.NDArray[numpy.float32],
     lm: BackoffLm | None,
     contexts: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
+    bos: bool,
+    num_drafts: typing.SupportsInt | typing.SupportsIndex,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    engine: str,
+    threads: typing.SupportsInt | typing.SupportsIndex,
+) -> tuple[
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.int32],
+]: ...
+def rescore_fst(
+    acceptor: bytes,
+    lm: BackoffLm | None,
+    context: numpy.typing.NDArray[numpy.int32],
     bos: bool,
     num_drafts: typing.SupportsInt | typing.SupportsIndex,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
@@ -198,6 +159,7 @@ def rescore_sausages(
     num_drafts: typing.SupportsInt | typing.SupportsIndex,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     engine: str,
+    threads: typing.SupportsInt | typing.SupportsIndex,
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
     numpy.typing.NDArray[numpy.float32],
@@ -210,9 +172,7 @@ def select_top_k(
     log_softmax: bool,
 ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]: ...
 def set_fused_instruction_set(name: str) -> None: ...
-def set_top_k_instruction_set(name: str) -> None: ...
-def top_k_instruction_sets() -> list[str]: ...
-def train_ngram(
+def train_katz(
     token_ids: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
     vocab_size: typing.SupportsInt | typing.SupportsIndex,
@@ -224,16 +184,45 @@ def train_ngram(
     unk_id: typing.SupportsInt | typing.SupportsIndex | None,
     full_count_of_counts: bool,
     threads: typing.SupportsInt | typing.SupportsIndex,
-    smoothing: str,
-    unseen: str,
 ) -> tuple[typing.Any, ...]:
     """
-    Count and estimate an LM; returns the LM and the warnings about it.
+    Count and estimate a Katz LM; returns the LM and the warnings about it.
     """
 
-def tune_weights(
-    lms: collections.abc.Sequence[BackoffLm],
+def tree_of_candidates(
     token_ids: numpy.typing.NDArray[numpy.int32],
+    scores: numpy.typing.NDArray[numpy.float32],
+    lm: BackoffLm | None,
+    contexts: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
+    bos: bool,
+    max_nodes: typing.SupportsInt | typing.SupportsIndex,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex,
-) -> list[float]: ...
+) -> tuple[
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.uint8],
+    numpy.typing.NDArray[numpy.int32],
+]: ...
+def tree_of_sausages(
+    sausages: collections.abc.Sequence[Sausage],
+    lm: BackoffLm | None,
+    contexts: numpy.typing.NDArray[numpy.int32],
+    offsets: numpy.typing.NDArray[numpy.int64],
+    bos: bool,
+    max_nodes: typing.SupportsInt | typing.SupportsIndex,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex,
+) -> tuple[
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.uint8],
+    numpy.typing.NDArray[numpy.int32],
+]: ...

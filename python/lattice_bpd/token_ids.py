@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lattice_bpd import _core
+
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
-_INT32_MAX = np.iinfo(np.int32).max
+_INT32_MAX = int(np.iinfo(np.int32).max)
 
 
 def to_token_ids(token_ids: Any, where: str, vocab_size: int | None = None) -> Int32Array:
@@ -53,6 +55,22 @@ def to_token_ids(token_ids: Any, where: str, vocab_size: int | None = None) -> I
             + ("" if vocab_size is None else f" (a vocabulary of {vocab_size})")
         )
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def pack(rows: list[Any], vocab_size: int | None = None) -> tuple[Int32Array, Int64Array] | None:
+    """Lays the usual kinds of token ids one behind the other, fast.
+
+    Args:
+        rows: N sequences of token ids.
+        vocab_size: If given, ids must lie in 0..vocab_size-1.
+
+    Returns:
+        As :func:`concatenate`, or None where a row is neither a list of ints nor a contiguous int32
+        or int64 array, or an id is out of range: then :func:`to_token_ids` converts it, or says
+        what is wrong.
+    """
+    largest = _INT32_MAX if vocab_size is None else vocab_size - 1
+    return _core.pack_token_ids(rows, largest)
 
 
 def concatenate(arrays: Sequence[Int32Array]) -> tuple[Int32Array, Int64Array]:

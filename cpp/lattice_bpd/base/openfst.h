@@ -17,6 +17,7 @@ namespace lattice_bpd {
 // Tropical weights in double: sums of grid scores (score_grid.h) are exact.
 using ScoreWeight = fst::TropicalWeightTpl<double>;
 using ScoreArc = fst::ArcTpl<ScoreWeight>;
+using ScoreVectorFst = fst::VectorFst<ScoreArc>;
 
 // Once before any FST is made (module initialisation does it). Keeps OpenFst from ending the
 // process on an error and registers the FST types that generic reading must know.

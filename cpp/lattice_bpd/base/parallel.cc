@@ -1,31 +1,49 @@
 #include "lattice_bpd/base/parallel.h"
 
+#ifdef __linux__
+#include <sched.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/helper_threads.h"
 
 namespace lattice_bpd {
 namespace {
 
 constexpr int kMaxThreads = 1024;
 
-// The tasks not yet begun, and the first exception of those that were.
+// The cores this thread may use; 0 where the system does not say.
+int CountCores() {
+#ifdef __linux__  // hardware_concurrency reads a file there, and counts cores we may not use
+  cpu_set_t cores;
+  if (::sched_getaffinity(0, sizeof cores, &cores) == 0) return CPU_COUNT(&cores);
+#endif
+  return static_cast<int>(std::thread::hardware_concurrency());
+}
+
+// The tasks not yet begun, and the exception of the lowest of those that failed. Tasks are begun
+// in order, so that every task below a failed one runs: which exception it is does not depend on
+// the threads.
 class TaskQueue {
  public:
   TaskQueue(std::size_t num_tasks, const std::function<void(std::size_t)>& task)
       : num_tasks_(num_tasks), task_(task) {}
 
   void Work() noexcept {
-    try {
-      for (std::size_t i = next_++; i < num_tasks_; i = next_++) task_(i);
-    } catch (...) {
-      next_ = num_tasks_;
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (!error_) error_ = std::current_exception();
+    for (std::size_t i = next_++; i < num_tasks_; i = next_++) {
+      try {
+        task_(i);
+      } catch (...) {
+        Fail(i, std::current_exception());
+        return;
+      }
     }
   }
 
@@ -34,23 +52,21 @@ class TaskQueue {
   }
 
  private:
+  void Fail(std::size_t task, std::exception_ptr error) noexcept {
+    next_ = num_tasks_;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (error_ && failed_ < task) return;
+    failed_ = task;
+    error_ = std::move(error);
+  }
+
   const std::size_t num_tasks_;
   const std::function<void(std::size_t)>& task_;
   std::atomic<std::size_t> next_{0};
   std::mutex mutex_;
+  std::size_t failed_ = 0;
   std::exception_ptr error_;
 };
-
-// False where there is no further thread to be had, or no memory for one: then those that run
-// take the remaining tasks.
-bool StartHelper(TaskQueue* queue, std::vector<std::thread>* helpers) {
-  try {
-    helpers->emplace_back([queue] { queue->Work(); });
-  } catch (const std::exception&) {
-    return false;
-  }
-  return true;
-}
 
 template <typename Weight>
 std::vector<std::size_t> Split(Span<Weight> cumulative, std::size_t num_parts) {
@@ -76,18 +92,15 @@ int ResolveThreads(int requested) {
         StrCat("threads is ", requested, "; expected 1..", kMaxThreads, ", or 0 for every core"));
   }
   if (requested > 0) return requested;
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMaxThreads);
+  return std::clamp(CountCores(), 1, kMaxThreads);
 }
 
 void RunParallel(std::size_t num_tasks, int num_threads,
                  const std::function<void(std::size_t)>& task) {
   TaskQueue queue(num_tasks, task);
   const std::size_t wanted = std::min<std::size_t>(num_threads, num_tasks);
-  std::vector<std::thread> helpers;
-  while (helpers.size() + 1 < wanted && StartHelper(&queue, &helpers)) {
-  }
-  queue.Work();
-  for (std::thread& helper : helpers) helper.join();
+  const std::function<void()> work = [&queue] { queue.Work(); };
+  HelperThreads::OfProcess().Run(wanted > 1 ? wanted - 1 : 0, work);
   queue.RethrowError();
 }
 

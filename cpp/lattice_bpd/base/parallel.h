@@ -16,8 +16,10 @@ namespace lattice_bpd {
 int ResolveThreads(int requested);
 
 // Calls task(0) .. task(num_tasks - 1), each once, on up to num_threads threads (the caller's is
-// one of them). Returns when all have ended. The first exception stops the tasks not yet begun
-// and is thrown again here. Where the system gives fewer threads, those it gives do the work.
+// one of them; the others wait for the next call afterwards, helper_threads.h). Returns when all
+// have ended. An exception stops the tasks not yet begun and is thrown again here: that of the
+// lowest task that failed, whatever the number of threads. Where the system gives fewer threads,
+// those it gives do the work.
 void RunParallel(std::size_t num_tasks, int num_threads,
                  const std::function<void(std::size_t)>& task);
 

@@ -5,16 +5,9 @@
 #include <vector>
 
 #include "lattice_bpd/draft/find_drafts.h"
+#include "lattice_bpd/draft/for_each_lattice.h"
 
 namespace lattice_bpd {
-
-// Contexts of different lengths one behind the other: context b is
-// token_ids[offsets[b] .. offsets[b + 1] - 1].
-struct ContextsView {
-  Span<TokenId> token_ids;
-  Span<std::int64_t> offsets;
-  bool bos = true;  // <s> stands before each context
-};
 
 // Row b, draft i: token_ids[(b * num_drafts + i) * num_slots ..] and scores[b * num_drafts + i].
 // Rows past counts[b] hold kPadToken and -inf.
@@ -25,14 +18,10 @@ struct DraftBatch {
   std::vector<std::int32_t> counts;
 };
 
-// The lattices of a (batch, slots, top_k) array of candidates.
-std::vector<Sausage> BuildSausages(const TokenId* token_ids, const float* scores, std::size_t batch,
-                                   std::size_t num_slots, std::size_t top_k);
-
-// FindDrafts for each lattice, which must all have the same number of slots. Throws ValueError
-// where they don't, or where contexts and lattices differ in number.
-DraftBatch FindDraftBatch(const std::vector<Sausage>& sausages, const BackoffLm* lm,
-                          const ContextsView& contexts, const DraftOptions& options);
+// FindDrafts for each lattice; `threads` and errors as in ForEachLattice.
+DraftBatch FindDraftBatch(const LatticeBatch& lattices, const BackoffLm* lm,
+                          const ContextsView& contexts, const DraftOptions& options,
+                          int threads = 1);
 
 }  // namespace lattice_bpd
 

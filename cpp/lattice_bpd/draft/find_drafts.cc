@@ -9,27 +9,27 @@
 #include "lattice_bpd/draft/openfst_engine.h"
 
 namespace lattice_bpd {
-namespace {
 
-void CheckOptions(const DraftOptions& options) {
-  if (options.num_drafts < 1 || options.num_drafts > kMaxDrafts) {
-    throw ValueError(StrCat("num_drafts is ", options.num_drafts, "; expected 1..", kMaxDrafts));
-  }
-  if (!(std::abs(options.alpha) <= kMaxAlpha)) {
-    throw ValueError(
-        StrCat("alpha is ", options.alpha, "; expected a number in ", -kMaxAlpha, "..", kMaxAlpha));
+void CheckNumDrafts(int num_drafts) {
+  if (num_drafts < 1 || num_drafts > kMaxDrafts) {
+    throw ValueError(StrCat("num_drafts is ", num_drafts, "; expected 1..", kMaxDrafts));
   }
 }
 
-void CheckVocabulary(const Sausage& sausage, const BackoffLm& lm) {
-  const std::uint32_t vocab_size = lm.vocabulary().vocab_size;
-  if (static_cast<std::uint32_t>(sausage.max_token_id()) < vocab_size) return;
-  throw ValueError(StrCat("the lattice has token id ", sausage.max_token_id(),
-                          ", but the LM's vocabulary has ", vocab_size,
+void CheckAlpha(double alpha) {
+  if (!(std::abs(alpha) <= kMaxAlpha)) {
+    throw ValueError(
+        StrCat("alpha is ", alpha, "; expected a number in ", -kMaxAlpha, "..", kMaxAlpha));
+  }
+}
+
+void CheckVocabulary(TokenId largest, const BackoffLm& lm) {
+  const std::int64_t vocab_size = lm.vocabulary().vocab_size;
+  if (largest < vocab_size) return;
+  throw ValueError(StrCat("the lattice has token id ", largest, ", but the LM's vocabulary has ",
+                          vocab_size,
                           " tokens; use the LM that was trained with this model's tokenizer"));
 }
-
-}  // namespace
 
 Engine ParseEngine(const std::string& name) {
   if (name == "auto") return Engine::kAuto;
@@ -40,14 +40,15 @@ Engine ParseEngine(const std::string& name) {
 
 DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                      const DraftOptions& options) {
-  CheckOptions(options);
+  CheckNumDrafts(options.num_drafts);
+  CheckAlpha(options.alpha);
   DraftList drafts;
   drafts.num_slots = sausage.num_slots();
   if (sausage.num_slots() == 0) {
     drafts.scores.push_back(0.0);  // one path, the empty one
     return drafts;
   }
-  if (lm != nullptr) CheckVocabulary(sausage, *lm);
+  if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
   // Where a slot is masked altogether all paths tie at -inf, and their order is that of token ids.
   const bool masked = sausage.all_masked();
   const auto find = options.engine == Engine::kOpenFst ? &FindDraftsOpenFst : &FindDraftsFused;

@@ -40,6 +40,11 @@ struct DraftList {
 // "auto", "fused", "openfst". Throws ValueError that lists the engines for any other name.
 Engine ParseEngine(const std::string& name);
 
+// Throw ValueError where num_drafts, alpha or the largest token id of a lattice is out of range.
+void CheckNumDrafts(int num_drafts);
+void CheckAlpha(double alpha);
+void CheckVocabulary(TokenId largest, const BackoffLm& lm);
+
 // min(num_drafts, number of paths) drafts. `lm` may be null: head scores alone. `start` is the
 // state of the context in `lm`. Throws ValueError for options out of range or candidates outside
 // the LM's vocabulary.

@@ -10,15 +10,59 @@
 namespace lattice_bpd {
 namespace {
 
-void CheckCandidate(std::size_t slot, TokenId token_id, float score) {
-  if (token_id < 0) {
-    throw ValueError(
-        StrCat("lattice: token id ", token_id, " in slot ", slot, "; expected 0 or above"));
+void CheckCandidates(std::size_t slot, Span<TokenId> token_ids, Span<float> scores) {
+  for (std::size_t i = 0; i < token_ids.size(); ++i) {
+    if (token_ids[i] < 0) {
+      throw ValueError(
+          StrCat("lattice: token id ", token_ids[i], " in slot ", slot, "; expected 0 or above"));
+    }
+    if (!(scores[i] < std::numeric_limits<float>::infinity())) {
+      throw ValueError(StrCat("lattice: score ", scores[i], " of token ", token_ids[i], " in slot ",
+                              slot, "; expected a finite number, or -inf for a masked token"));
+    }
   }
-  if (!(score < std::numeric_limits<float>::infinity())) {
-    throw ValueError(StrCat("lattice: score ", score, " of token ", token_id, " in slot ", slot,
-                            "; expected a finite number, or -inf for a masked token"));
+}
+
+// The indices of candidates from the best to the worst.
+class Ranking {
+ public:
+  Ranking(Span<TokenId> token_ids, Span<float> scores) : token_ids_(token_ids), scores_(scores) {
+    for (std::uint32_t i = 1; i < token_ids.size(); ++i) ranked_ = ranked_ && Before(i - 1, i);
+    if (ranked_) return;  // as SelectTopK gives them
+    order_.resize(token_ids.size());
+    std::iota(order_.begin(), order_.end(), 0u);
+    std::sort(order_.begin(), order_.end(),
+              [this](std::uint32_t a, std::uint32_t b) { return Before(a, b); });
   }
+
+  std::uint32_t operator[](std::uint32_t rank) const { return ranked_ ? rank : order_[rank]; }
+
+ private:
+  bool Before(std::uint32_t a, std::uint32_t b) const {
+    return scores_[a] > scores_[b] || (scores_[a] == scores_[b] && token_ids_[a] < token_ids_[b]);
+  }
+
+  Span<TokenId> token_ids_;
+  Span<float> scores_;
+  bool ranked_ = true;
+  std::vector<std::uint32_t> order_;
+};
+
+// A token id that stands twice, or kPadToken.
+TokenId FindDoubled(Span<TokenId> token_ids) {
+  constexpr std::size_t kFew = 64;  // comparing all pairs vectorises
+  if (token_ids.size() <= kFew) {
+    for (std::size_t i = 1; i < token_ids.size(); ++i) {
+      bool doubled = false;
+      for (std::size_t k = 0; k < i; ++k) doubled |= token_ids[k] == token_ids[i];
+      if (doubled) return token_ids[i];
+    }
+    return kPadToken;
+  }
+  std::vector<TokenId> sorted(token_ids.begin(), token_ids.end());
+  std::sort(sorted.begin(), sorted.end());
+  const auto doubled = std::adjacent_find(sorted.begin(), sorted.end());
+  return doubled == sorted.end() ? kPadToken : *doubled;
 }
 
 }  // namespace
@@ -30,28 +74,29 @@ void Sausage::AddSlot(Span<TokenId> token_ids, Span<float> scores) {
                             scores.size(), " scores; expected as many of both, at least one"));
   }
   if (slot == kMaxSlots) throw ValueError(StrCat("lattice: more than ", kMaxSlots, " slots"));
-  std::vector<std::uint32_t> order(token_ids.size());
-  std::iota(order.begin(), order.end(), 0u);
-  for (const std::uint32_t i : order) CheckCandidate(slot, token_ids[i], scores[i]);
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return scores[a] > scores[b] || (scores[a] == scores[b] && token_ids[a] < token_ids[b]);
-  });
-  const bool masked = std::isinf(scores[order.front()]);
+  CheckCandidates(slot, token_ids, scores);
+  const Ranking ranking(token_ids, scores);
+  const bool masked = std::isinf(scores[ranking[0]]);
   all_masked_ = all_masked_ || masked;
-  for (const std::uint32_t i : order) {
+  for (std::uint32_t rank = 0; rank < token_ids.size(); ++rank) {
+    const std::uint32_t i = ranking[rank];
     if (!masked && std::isinf(scores[i])) break;
     token_ids_.push_back(token_ids[i]);
     scores_.push_back(scores[i]);
   }
   begin_.push_back(token_ids_.size());
-
-  std::vector<TokenId> sorted(token_ids_.begin() + begin_[slot], token_ids_.end());
-  std::sort(sorted.begin(), sorted.end());
-  const auto doubled = std::adjacent_find(sorted.begin(), sorted.end());
-  if (doubled != sorted.end()) {
-    throw ValueError(StrCat("lattice: token ", *doubled, " stands twice in slot ", slot,
+  const TokenId doubled = FindDoubled(this->token_ids(slot));
+  if (doubled != kPadToken) {
+    throw ValueError(StrCat("lattice: token ", doubled, " stands twice in slot ", slot,
                             "; give each candidate once, with its best score"));
   }
+}
+
+void Sausage::Clear() {
+  begin_.resize(1);
+  token_ids_.clear();
+  scores_.clear();
+  all_masked_ = false;
 }
 
 std::size_t Sausage::CountPaths(std::size_t limit) const {

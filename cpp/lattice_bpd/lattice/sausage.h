@@ -26,8 +26,12 @@ class Sausage {
   Sausage() = default;
 
   // Adds a slot from candidates in any order: sorts them, and drops masked ones unless all are.
-  // Throws ValueError for no candidate, a negative or doubled token id, NaN or +inf.
+  // Throws ValueError for no candidate, a negative or doubled token id, NaN or +inf. Allocates
+  // nothing once warm where the candidates are sorted already and up to 64.
   void AddSlot(Span<TokenId> token_ids, Span<float> scores);
+
+  // Back to no slots; keeps its memory.
+  void Clear();
 
   std::size_t num_slots() const { return begin_.size() - 1; }
   std::size_t width(std::size_t slot) const { return begin_[slot + 1] - begin_[slot]; }
@@ -37,6 +41,8 @@ class Sausage {
   Span<float> scores(std::size_t slot) const {
     return {scores_.data() + begin_[slot], width(slot)};
   }
+
+  std::size_t num_candidates() const { return token_ids_.size(); }
 
   // True where some slot is masked altogether: then every path scores -inf.
   bool all_masked() const { return all_masked_; }

@@ -1,6 +1,8 @@
-"""Drafts: the p best paths through a lattice under head scores and an LM."""
+"""Drafts: the p best paths through a lattice under head scores and an LM, as a list or a tree."""
 
 from lattice_bpd.drafter.drafts import Drafts
-from lattice_bpd.drafter.rescore import rescore_lattice
+from lattice_bpd.drafter.rescore import rescore_lattice, rescore_tree
+from lattice_bpd.drafter.rescore_fst import rescore_fst
+from lattice_bpd.drafter.tree import DraftTree
 
-__all__ = ["Drafts", "rescore_lattice"]
+__all__ = ["DraftTree", "Drafts", "rescore_fst", "rescore_lattice", "rescore_tree"]

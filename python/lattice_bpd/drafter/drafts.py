@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from lattice_bpd.drafter.search import Search
+    from lattice_bpd.drafter.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,39 @@ class Drafts:
     counts: Any
 
     PAD_TOKEN = -1
+    _search: ClassVar[Search | None] = None  # of an instance: the search that it comes from
+
+    @property
+    def lengths(self) -> Any:
+        """(B, p) int32, the number of tokens of each draft: H, or fewer from `rescore_fst`."""
+        tokens = self.token_ids != self.PAD_TOKEN
+        if isinstance(tokens, np.ndarray):
+            return tokens.sum(axis=-1, dtype=np.int32)
+        return tokens.sum(dim=-1).int()
+
+    def tree(self, max_nodes: int = 64) -> DraftTree:
+        """The tree of the `max_nodes` most probable prefixes of the lattices searched.
+
+        The same as :func:`lattice_bpd.rescore_tree` with the arguments that gave these drafts. It
+        is a tree of the whole lattice, not of the p drafts: a node's probability counts every path
+        through it, listed or not.
+
+        Args:
+            max_nodes: N, 1..4096.
+
+        Raises:
+            ValueError: max_nodes out of range, or drafts that no lattice search returned.
+        """
+        if self._search is None:
+            raise ValueError(
+                "Drafts.tree: these drafts do not come from rescore_lattice, so their lattice is "
+                "not known; use rescore_tree(head_logits, context, lm, max_nodes=...)"
+            )
+        return self._search.find_tree("Drafts.tree", max_nodes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles hold the arrays; the search, with its LM, stays where it is."""
+        return {name: value for name, value in vars(self).items() if name != "_search"}
 
     def __len__(self) -> int:
         """B, the number of lattices."""

@@ -1,0 +1,178 @@
+"""Draft trees against the probabilities of all paths, and the arrays that tree attention takes."""
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lattice_bpd import (
+    Drafts,
+    DraftTree,
+    NGramLM,
+    SausageLattice,
+    rescore_lattice,
+    rescore_tree,
+)
+from oracles import list_all_drafts, random_arpa, read_arpa
+from test_engines import draw_options, draw_slots
+
+Prefix = tuple[int, ...]
+
+
+def masses_of(paths: list[tuple[Prefix, float]]) -> dict[Prefix, float]:
+    """The probability of every prefix of the paths; equal for all paths where all are masked."""
+    scores = np.array([score for _, score in paths])
+    scores = np.zeros(len(paths)) if np.isinf(scores).any() else scores
+    weights = np.exp(scores - scores.max())
+    masses: dict[Prefix, float] = {}
+    for (tokens, _), weight in zip(paths, weights / weights.sum(), strict=True):
+        for length in range(1, len(tokens) + 1):
+            masses[tokens[:length]] = masses.get(tokens[:length], 0.0) + float(weight)
+    return masses
+
+
+def prefixes_of(tree: DraftTree, row: int = 0) -> list[Prefix]:
+    """The token ids from the root to each node."""
+    prefixes: list[Prefix] = []
+    for node in range(int(tree.counts[row])):
+        parent = int(tree.parents[row, node])
+        assert parent < node
+        above = prefixes[parent] if parent >= 0 else ()
+        prefixes.append((*above, int(tree.token_ids[row, node])))
+        assert tree.depths[row, node] == len(above)
+    return prefixes
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_masses_are_those_of_all_paths(seed: int, rng: Any, core_of: Any) -> None:
+    vocab_size = int(rng.integers(1, 12))
+    text = random_arpa(
+        rng,
+        vocab_size,
+        int(rng.integers(1, 7)),
+        ngrams=int(rng.integers(1, 40)),
+        exact=bool(rng.integers(2)),
+        closed=bool(rng.random() < 0.8),
+    )
+    lm, oracle = core_of(text, vocab_size=vocab_size), read_arpa(text)
+    for _ in range(8):
+        slots, options = draw_slots(rng, vocab_size, 200), draw_options(rng, vocab_size)
+        del options["num_drafts"]
+        has_lm = rng.random() < 0.9
+        masses = masses_of(list_all_drafts(slots, oracle if has_lm else None, **options))
+        max_nodes = int(rng.choice([1, 3, 10, 50, 4000]))
+        lattice = SausageLattice(slots)
+        tree = rescore_tree(lattice, lm=lm if has_lm else None, max_nodes=max_nodes, **options)
+        prefixes = prefixes_of(tree)
+        assert len(set(prefixes)) == len(prefixes) == min(max_nodes, len(masses))
+        found = np.exp(tree.log_probs[0, : len(prefixes)], dtype=np.float64)
+        np.testing.assert_allclose(found, [masses[p] for p in prefixes], rtol=1e-4, atol=1e-30)
+        # Sorted by mass, the most there is: so no set of this size holds more.
+        best = sorted(masses.values(), reverse=True)[: len(prefixes)]
+        np.testing.assert_allclose(found, best, rtol=1e-4, atol=1e-30)
+
+
+def test_worked_example(small_lm: NGramLM) -> None:
+    # Slot 0: 1 or 3 with logits ln 3, ln 1; slot 1: 2 or 0 with ln 2, ln 1. No LM: independent.
+    logits = np.full((2, 4), -np.inf, np.float32)
+    logits[0, [1, 3]] = math.log(3), 0
+    logits[1, [2, 0]] = math.log(2), 0
+    tree = rescore_tree(logits, [], None, max_nodes=4, top_k=2)
+    #  1: 3/4     1 2: 3/4 * 2/3 = 1/2     3: 1/4 and 1 0: 3/4 * 1/3 = 1/4, a tie
+    assert prefixes_of(tree) == [(1,), (1, 2), (1, 0), (3,)]
+    np.testing.assert_allclose(np.exp(tree.log_probs[0]), [3 / 4, 1 / 2, 1 / 4, 1 / 4], rtol=1e-6)
+    assert tree.parents.tolist() == [[-1, 0, 0, -1]]
+    assert tree.depths.tolist() == [[0, 1, 1, 0]]
+    assert tree.leaf_paths.tolist() == [[[0, 1], [0, 2], [3, -1]]]
+    expected = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]], bool)
+    assert tree.attention_mask.dtype == np.bool_
+    np.testing.assert_array_equal(tree.attention_mask[0], expected)
+    assert repr(tree).splitlines()[1] == "  [1, 2], log probability -0.6931"
+    assert len(tree) == 1
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.0, -0.5])
+def test_arrays_for_tree_attention(small_lm: NGramLM, alpha: float) -> None:
+    logits = np.random.default_rng(0).standard_normal((3, 4, 4)).astype(np.float32)
+    tree = rescore_tree(logits, [[0], [], [1, 2]], small_lm, max_nodes=90, top_k=3, alpha=alpha)
+    assert tree.counts.tolist() == [90, 90, 90]
+    for row in range(3):
+        prefixes = prefixes_of(tree, row)
+        paths = {
+            tuple(int(tree.token_ids[row, node]) for node in path if node >= 0)
+            for path in tree.leaf_paths[row]
+        } - {()}
+        inner = {prefix[:-1] for prefix in prefixes}
+        assert paths == {prefix for prefix in prefixes if prefix not in inner}
+        for node, prefix in enumerate(prefixes):
+            seen = {prefixes[k] for k in np.flatnonzero(tree.attention_mask[row, node])}
+            assert seen == {prefix[: n + 1] for n in range(len(prefix))}
+
+
+def test_trees_are_nested_and_padded(small_lm: NGramLM) -> None:
+    logits = np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
+    large = rescore_tree(logits, [0], small_lm, max_nodes=30, top_k=4)
+    assert large.counts.tolist() == [20]  # 4 + 16
+    assert (large.token_ids[0, 20:] == DraftTree.PAD_TOKEN).all()
+    assert (large.parents[0, 20:] == -1).all()
+    assert (large.log_probs[0, 20:] == -np.inf).all()
+    np.testing.assert_array_equal(large.attention_mask[0, 20:, :], np.eye(30, dtype=bool)[20:])
+    for size in range(1, 20):
+        small = rescore_tree(logits, [0], small_lm, max_nodes=size, top_k=4)
+        for name in ("token_ids", "parents", "depths", "log_probs"):
+            np.testing.assert_array_equal(getattr(small, name), getattr(large, name)[:, :size])
+
+
+def test_drafts_know_their_tree(small_lm: NGramLM) -> None:
+    logits = np.random.default_rng(2).standard_normal((2, 3, 4)).astype(np.float32)
+    contexts = [[1], [0, 1]]
+    options: dict[str, Any] = {"top_k": 3, "alpha": 0.5, "bos": False}
+    drafts = rescore_lattice(logits, contexts, small_lm, num_drafts=2, **options)
+    ours = drafts.tree(max_nodes=11)
+    expected = rescore_tree(logits, contexts, small_lm, max_nodes=11, **options)
+    for name in vars(expected):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(expected, name))
+    assert drafts.lengths.tolist() == [[3, 3], [3, 3]]
+    copied = pickle.loads(pickle.dumps(drafts))  # noqa: S301
+    np.testing.assert_array_equal(copied.token_ids, drafts.token_ids)
+    with pytest.raises(ValueError, match="their lattice is not known"):
+        copied.tree()
+
+
+def test_torch_in_torch_out(small_lm: NGramLM) -> None:
+    torch = pytest.importorskip("torch")
+    logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    tree = rescore_tree(logits, [[], [0]], small_lm, max_nodes=9, top_k=2)
+    assert all(isinstance(array, torch.Tensor) for array in vars(tree).values())
+    assert tree.attention_mask.dtype == torch.bool
+    expected = rescore_tree(logits.numpy(), [[], [0]], small_lm, max_nodes=9, top_k=2)
+    for name, array in vars(tree).items():
+        np.testing.assert_array_equal(array.numpy(), getattr(expected, name))
+    drafts = rescore_lattice(logits, [[], [0]], small_lm, top_k=2)
+    assert drafts.lengths.dtype == torch.int32
+    assert isinstance(drafts.tree(4).parents, torch.Tensor)
+
+
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "no nodes": ({"max_nodes": 0}, ValueError, r"max_nodes is 0; expected 1\.\.4096"),
+    "too many nodes": ({"max_nodes": 5000}, ValueError, "max_nodes is 5000"),
+    "a fraction of a node": ({"max_nodes": 2.5}, TypeError, "expected an integer"),
+    "alpha": ({"alpha": float("nan")}, ValueError, "alpha is nan"),
+    "context": ({"context": [9]}, ValueError, "rescore_tree: context has token id 9"),
+    "lm": ({"lm": "4-gram"}, TypeError, "rescore_tree: lm is a str"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_errors(case: str, small_lm: NGramLM) -> None:
+    changes, error, message = BAD[case]
+    arguments = {"head_logits": np.zeros((2, 4), np.float32), "context": [], "lm": small_lm}
+    with pytest.raises(error, match=message):
+        rescore_tree(**{**arguments, "top_k": 2, **changes})
+
+
+def test_drafts_made_by_hand_have_no_tree() -> None:
+    with pytest.raises(ValueError, match="use rescore_tree"):
+        Drafts(np.zeros((1, 1, 2)), np.zeros((1, 1)), np.ones(1)).tree()
