@@ -11,22 +11,38 @@ import typing
 
 __all__: list[str] = [
     "BackoffLm",
+    "CorpusCounter",
     "FormatError",
     "Sausage",
     "count_ngrams",
+    "count_prunable",
+    "describe_counts",
+    "describe_levels",
+    "evaluate_lm",
     "fused_instruction_sets",
+    "interpolate",
+    "list_sections",
     "load_lm",
     "pack_token_ids",
+    "prune_by_entropy",
+    "prune_by_estimated_count",
+    "prune_by_vocabulary",
+    "prune_to_size",
+    "quantise",
     "read_arpa",
     "read_arpa_words",
+    "read_lm_fst",
     "rescore_candidates",
     "rescore_fst",
     "rescore_sausages",
     "select_top_k",
     "set_fused_instruction_set",
-    "train_katz",
+    "set_top_k_instruction_set",
+    "top_k_instruction_sets",
+    "train_ngram",
     "tree_of_candidates",
     "tree_of_sausages",
+    "tune_weights",
 ]
 
 class BackoffLm:
@@ -50,6 +66,7 @@ class BackoffLm:
         bos: bool,
         expand_failures: bool,
         end_of_sentence: bool,
+        const_fst: bool = False,
     ) -> bytes: ...
     @property
     def bos_id(self) -> int | None: ...
@@ -68,6 +85,47 @@ class BackoffLm:
     def unk_id(self) -> int | None: ...
     @property
     def vocab_size(self) -> int: ...
+
+class CorpusCounter:
+    """
+    Counts n-grams within a memory budget.
+    """
+    def __init__(
+        self,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        order: typing.SupportsInt | typing.SupportsIndex,
+        memory: typing.SupportsInt | typing.SupportsIndex,
+        folder: str,
+        bos_id: typing.SupportsInt | typing.SupportsIndex | None,
+        eos_id: typing.SupportsInt | typing.SupportsIndex | None,
+        unk_id: typing.SupportsInt | typing.SupportsIndex | None,
+        threads: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+    def add(
+        self,
+        token_ids: numpy.typing.NDArray[numpy.int32],
+        offsets: numpy.typing.NDArray[numpy.int64],
+        continues: bool,
+        goes_on: bool,
+    ) -> None: ...
+    def add_file(self, path: str) -> None: ...
+    def progress(self) -> tuple[int, int, int, int]:
+        """
+        Sequences, tokens with their <s>, runs on disk, and their bytes.
+        """
+    def save(self, path: str, sources: str) -> None: ...
+    def tables(
+        self, min_counts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> list[typing.Any]: ...
+    def train(
+        self,
+        min_counts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        katz_k: typing.SupportsInt | typing.SupportsIndex,
+        full_count_of_counts: bool,
+        threads: typing.SupportsInt | typing.SupportsIndex,
+        smoothing: str,
+        unseen: str,
+    ) -> tuple[typing.Any, ...]: ...
 
 class FormatError(ValueError):
     pass
@@ -107,11 +165,53 @@ def count_ngrams(
     N-grams of each order as (symbols (N, order) int32, counts (N,) uint64), sorted.
     """
 
+def count_prunable(lm: BackoffLm) -> int: ...
+def describe_counts(path: str) -> dict[str, typing.Any]:
+    """
+    What a counts file says of itself.
+    """
+
+def describe_levels(lm: BackoffLm) -> list[dict[typing.Any, typing.Any]]: ...
+def evaluate_lm(
+    lm: BackoffLm,
+    token_ids: numpy.typing.NDArray[numpy.int32],
+    offsets: numpy.typing.NDArray[numpy.int64],
+    bos: bool,
+    eos: bool,
+    threads: typing.SupportsInt | typing.SupportsIndex,
+) -> tuple[typing.Any, ...]: ...
 def fused_instruction_sets() -> list[str]: ...
+def interpolate(
+    lms: collections.abc.Sequence[BackoffLm],
+    weights: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+    threads: typing.SupportsInt | typing.SupportsIndex,
+) -> BackoffLm: ...
+def list_sections(path: str) -> list[tuple[typing.Any, ...]]: ...
 def load_lm(path: str, verify: bool | None) -> BackoffLm: ...
 def pack_token_ids(
     rows: list[typing.Any], largest: typing.SupportsInt | typing.SupportsIndex
 ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int64]] | None: ...
+def prune_by_entropy(
+    lm: BackoffLm,
+    theta: typing.SupportsFloat | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex,
+) -> BackoffLm: ...
+def prune_by_estimated_count(
+    lm: BackoffLm,
+    min_counts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    threads: typing.SupportsInt | typing.SupportsIndex,
+) -> BackoffLm: ...
+def prune_by_vocabulary(
+    lm: BackoffLm,
+    kept: numpy.typing.NDArray[numpy.int32],
+    threads: typing.SupportsInt | typing.SupportsIndex,
+) -> BackoffLm: ...
+def prune_to_size(
+    lm: BackoffLm,
+    target: typing.SupportsInt | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex,
+) -> BackoffLm: ...
+def quantise(lm: BackoffLm, bits: typing.SupportsInt | typing.SupportsIndex) -> BackoffLm: ...
 def read_arpa(
     path: str,
     vocab_size: typing.SupportsInt | typing.SupportsIndex | None,
@@ -121,6 +221,14 @@ def read_arpa(
     unk_id: typing.SupportsInt | typing.SupportsIndex | None,
 ) -> BackoffLm: ...
 def read_arpa_words(path: str) -> list[str]: ...
+def read_lm_fst(
+    path: str,
+    vocab_size: typing.SupportsInt | typing.SupportsIndex,
+    bos_id: typing.SupportsInt | typing.SupportsIndex | None,
+    eos_id: typing.SupportsInt | typing.SupportsIndex | None,
+    unk_id: typing.SupportsInt | typing.SupportsIndex | None,
+    failure_label: typing.SupportsInt | typing.SupportsIndex | None,
+) -> BackoffLm: ...
 def rescore_candidates(
     token_ids: numpy.typing.NDArray[numpy.int32],
     scores: numpy.typing.NDArray[numpy.float32],
@@ -172,7 +280,9 @@ def select_top_k(
     log_softmax: bool,
 ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]: ...
 def set_fused_instruction_set(name: str) -> None: ...
-def train_katz(
+def set_top_k_instruction_set(name: str) -> None: ...
+def top_k_instruction_sets() -> list[str]: ...
+def train_ngram(
     token_ids: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
     vocab_size: typing.SupportsInt | typing.SupportsIndex,
@@ -184,9 +294,11 @@ def train_katz(
     unk_id: typing.SupportsInt | typing.SupportsIndex | None,
     full_count_of_counts: bool,
     threads: typing.SupportsInt | typing.SupportsIndex,
+    smoothing: str,
+    unseen: str,
 ) -> tuple[typing.Any, ...]:
     """
-    Count and estimate a Katz LM; returns the LM and the warnings about it.
+    Count and estimate an LM; returns the LM and the warnings about it.
     """
 
 def tree_of_candidates(
@@ -226,3 +338,9 @@ def tree_of_sausages(
     numpy.typing.NDArray[numpy.uint8],
     numpy.typing.NDArray[numpy.int32],
 ]: ...
+def tune_weights(
+    lms: collections.abc.Sequence[BackoffLm],
+    token_ids: numpy.typing.NDArray[numpy.int32],
+    offsets: numpy.typing.NDArray[numpy.int64],
+    threads: typing.SupportsInt | typing.SupportsIndex,
+) -> list[float]: ...
