@@ -51,7 +51,7 @@ void TextScore::Add(const TextScore& other) {
 
 TextScore EvaluateLm(const BackoffLm& lm, const TokenSequences& sequences, bool bos, bool eos,
                      int num_threads) {
-  CountEvents(sequences, lm.vocabulary());
+  CheckAndCountEvents(sequences, lm.vocabulary());
   std::vector<TextScore> parts(sequences.size() / kSequencesOfTask + 1);
   RunOverSequences(sequences, ResolveThreads(num_threads),
                    [&](std::size_t first, std::size_t last, std::size_t i) {
@@ -76,7 +76,7 @@ TextScore EvaluateLm(const BackoffLm& lm, const TokenSequences& sequences, bool 
 
 std::vector<double> ProbsOfText(const BackoffLm& lm, const TokenSequences& sequences,
                                 int num_threads) {
-  CountEvents(sequences, lm.vocabulary());
+  CheckAndCountEvents(sequences, lm.vocabulary());
   std::vector<std::uint64_t> begin = {0};
   for (std::size_t s = 0; s < sequences.size(); ++s) {
     begin.push_back(begin.back() + WordsOfSequence(sequences, lm.vocabulary(), s).size() + 1);

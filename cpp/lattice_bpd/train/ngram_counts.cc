@@ -153,9 +153,7 @@ CountTrie CountNgrams(const TokenSequences& sequences, const Vocabulary& vocabul
                       int num_threads) {
   CheckOrder(order);
   const int threads = ResolveThreads(num_threads);
-  CheckSequences(sequences, vocabulary);
-  std::vector<std::uint64_t> events = CountEvents(sequences, vocabulary);
-  CheckHasText(events, sequences.size());
+  std::vector<std::uint64_t> events = CheckAndCountEvents(sequences, vocabulary);
   if (order == 1) return CountUnigrams(vocabulary, std::move(events));
   if (KeyLayout(order, vocabulary.num_symbols()).width() <= 64) {
     return KeyedCounter<Key64>(sequences, vocabulary, order, threads, events)

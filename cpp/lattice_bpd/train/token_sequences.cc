@@ -67,4 +67,12 @@ void CheckHasText(const std::vector<std::uint64_t>& events, std::uint64_t num_se
                           " sequences without a token; expected at least one token"));
 }
 
+std::vector<std::uint64_t> CheckAndCountEvents(const TokenSequences& sequences,
+                                               const Vocabulary& vocabulary) {
+  CheckSequences(sequences, vocabulary);
+  std::vector<std::uint64_t> events = CountEvents(sequences, vocabulary);
+  CheckHasText(events, sequences.size());
+  return events;
+}
+
 }  // namespace lattice_bpd

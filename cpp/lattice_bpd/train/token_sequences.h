@@ -60,6 +60,10 @@ std::vector<std::uint64_t> CountEvents(const TokenSequences& sequences,
 // Throws ValueError where sequences with these events have no w.
 void CheckHasText(const std::vector<std::uint64_t>& events, std::uint64_t num_sequences);
 
+// All three: CheckSequences, CountEvents, CheckHasText.
+std::vector<std::uint64_t> CheckAndCountEvents(const TokenSequences& sequences,
+                                               const Vocabulary& vocabulary);
+
 }  // namespace lattice_bpd
 
 #endif  // LATTICE_BPD_TRAIN_TOKEN_SEQUENCES_H_
