@@ -14,10 +14,10 @@ CXX_FILES = $(shell find cpp src tests/cpp -name '*.h' -o -name '*.cc')
 STUB := python/lattice_bpd/_core.pyi
 ARGS ?=
 
-.PHONY: help setup build demo test bench lint tidy sanitize format stubs wheel clean
+.PHONY: help setup build demo test bench bench-rescore lint tidy sanitize format stubs wheel clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## make .venv with everything in it (installs what is missing, or says what to type)
 	@scripts/setup.sh
@@ -41,6 +41,9 @@ test: build  ## C++ unit tests, then Python tests (ARGS are pytest's)
 
 bench: build  ## check answers against the peers, then time them
 	@for file in benchmarks/bench_*.py; do echo "bench: $$file"; python $$file $(ARGS); done
+
+bench-rescore: build  ## rescoring and top-k against their peers; benchmarks/results/rescore.json
+	@python benchmarks/bench_rescore.py $(ARGS)
 
 lint: build  ## every check that needs no running: ruff, mypy, clang-format, stub
 	@echo "lint: ruff"; ruff check . && ruff format --check .
