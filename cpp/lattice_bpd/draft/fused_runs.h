@@ -1,0 +1,127 @@
+// What a search for candidates among the children of a history is given and gives back, and the
+// parts of it that need no vectors.
+//
+// In an anonymous namespace as all fused_*.h that compute (see fused_search.h).
+#ifndef LATTICE_BPD_DRAFT_FUSED_RUNS_H_
+#define LATTICE_BPD_DRAFT_FUSED_RUNS_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "lattice_bpd/draft/fused_workspace.h"
+#include "lattice_bpd/lm/packed_level.h"
+
+namespace lattice_bpd {
+namespace {
+
+// Runs above this many keys are searched block by block.
+constexpr std::uint32_t kLargeRun = 2 * kSampleStride;
+constexpr std::uint32_t kSampleShift = 5;
+static_assert(kSampleStride == 1u << kSampleShift);
+
+// What to look for: the candidates that the row of a suffix hit.
+struct FusedQuery {
+  const Symbol* symbols;           // of the slot's lanes; padding is kNoSymbol
+  const std::uint16_t* symbols16;  // the same in 16 bits, for levels of 2-byte keys
+  std::uint32_t num_lanes;         // padded
+  const std::uint64_t* lane_bits;  // the suffix row's hits as bits ..
+  const std::uint32_t* lanes;      // .. and as a list
+  std::uint32_t num_hits;
+  std::uint32_t first_hit;  // index of the list's first entry
+};
+
+// Where hits go; each array has room for kFusedSpare entries more than the query has hits.
+struct FusedOutput {
+  std::uint32_t* lane;
+  std::uint32_t* node;
+  std::uint32_t* suffix_hit;
+  std::uint64_t* lane_bits;
+};
+
+// The hits of one row, for filling in its values.
+struct FusedRowHits {
+  const std::uint64_t* lane_bits;
+  const std::uint32_t* lanes;
+  const double* scores;
+  std::uint32_t size;
+};
+
+// The lanes first .. last - 1 of 32, as bits; first < 32, last >= first.
+inline std::uint32_t LaneRange(std::uint32_t first, std::uint32_t last) {
+  const std::uint32_t below_last = last >= 32 ? ~0u : (1u << last) - 1;
+  return below_last & (~0u << first);
+}
+
+// How many of `size` sorted keys are at most `word`, by halves. No branch depends on the data.
+template <typename Key>
+std::uint32_t CountAtMost(const Key* keys, std::uint32_t size, Symbol word) {
+  const Key* first = keys;
+  while (size > 1) {
+    const std::uint32_t half = size / 2;
+    first = first[half - 1] <= word ? first + half : first;
+    size -= half;
+  }
+  return static_cast<std::uint32_t>(first - keys) + (size == 1 && *first <= word);
+}
+
+// For each lane of a query: the block of kSampleStride keys that could have its symbol. Asks for
+// the blocks.
+template <typename Key>
+void FindBlocksByHalves(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+                        FusedBlock* blocks) {
+  const Key* samples = reinterpret_cast<const Key*>(level.samples.data());
+  const Key* keys = reinterpret_cast<const Key*>(level.keys.data());
+  const std::uint32_t first = run.begin / kSampleStride;
+  const std::uint32_t count = (run.end - 1) / kSampleStride - first;
+  for (std::uint32_t i = 0; i < query.num_hits; ++i) {
+    const std::uint32_t lane = query.lanes[i];
+    const std::uint32_t base =
+        (first + CountAtMost(samples + first + 1, count, query.symbols[lane])) * kSampleStride;
+    blocks[lane] = {base, LaneRange(run.begin > base ? run.begin - base : 0, run.end - base)};
+    __builtin_prefetch(keys + base);
+  }
+}
+
+// Searches for each lane of a query with `find(lane, symbol, &node)`, which returns whether it is
+// there.
+template <typename Find>
+std::uint32_t FindEach(const FusedQuery& query, const FusedOutput& out, const Find& find) {
+  std::uint32_t* const lanes = out.lane;
+  std::uint32_t* const nodes = out.node;
+  std::uint32_t* const suffix_hits = out.suffix_hit;
+  const Symbol* const symbols = query.symbols;
+  std::uint32_t count = 0;
+  std::uint32_t suffix_hit = query.first_hit;
+  for (std::uint32_t word = 0; 64 * word < query.num_lanes; ++word) {
+    std::uint64_t found_bits = 0;  // in a register: memory would make each lane wait for the last
+    for (std::uint64_t bits = query.lane_bits[word]; bits != 0; bits &= bits - 1) {
+      const std::uint32_t lane = 64 * word + static_cast<std::uint32_t>(__builtin_ctzll(bits));
+      const std::uint64_t found = find(lane, symbols[lane], &nodes[count]);
+      lanes[count] = lane;
+      suffix_hits[count] = suffix_hit++;
+      found_bits |= found << (lane % 64);
+      count += static_cast<std::uint32_t>(found);
+    }
+    out.lane_bits[word] = found_bits;
+  }
+  return count;
+}
+
+// The part of a run that is in a block.
+inline FusedRun RunIn(FusedBlock block) {
+  const auto first = static_cast<std::uint32_t>(__builtin_ctz(block.keys));
+  const auto last = 32 - static_cast<std::uint32_t>(__builtin_clz(block.keys));
+  return {block.base + first, block.base + last};
+}
+
+template <typename Key>
+bool FindByHalves(const Key* keys, FusedRun run, Symbol word, std::uint32_t* node) {
+  const std::uint32_t count = CountAtMost(keys + run.begin, run.end - run.begin, word);
+  *node = run.begin + count - (count != 0);
+  return keys[*node] == word;
+}
+
+}  // namespace
+}  // namespace lattice_bpd
+
+#endif  // LATTICE_BPD_DRAFT_FUSED_RUNS_H_
