@@ -71,7 +71,8 @@ __m256d LaneMask(std::uint32_t set) {
 struct Avx2 {
   static void Prefetch(const void* at) { __builtin_prefetch(at); }
 
-  static std::uint32_t TinyRun(const PackedLevel&, std::uint32_t) { return 0; }
+  static constexpr bool kUsesTables = false;
+  static std::uint32_t TinyRun(const PackedLevel&, const FusedSymbolTable&) { return 0; }
   static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
                                      const FusedQuery& query, const FusedOutput& out) {
     return FindInSmallRun(level, run, query, out);

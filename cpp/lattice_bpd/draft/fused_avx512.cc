@@ -56,39 +56,36 @@ struct Keys32 {
   }
 };
 
-// 8 keys have 8 hits at most.
-void Store8(std::uint32_t* at, __m512i values) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm512_castsi512_si256(values));
-}
-
-// A run of 8 two-byte keys or fewer and 16 lanes or fewer, the usual case: each key against all
-// lanes at once, and the lanes that match put side by side. No branch depends on the data.
+// A run of 16 two-byte keys or fewer and 16 lanes or fewer, the usual case: all keys at once
+// through the slot's table, and those that match put side by side. Keys rise and lanes rise with
+// their symbols, so hits come by lane. No branch depends on the data.
 std::uint32_t FindInTinyRun(const std::uint16_t* keys, FusedRun run, const FusedQuery& query,
                             const FusedOutput& out) {
-  // Lanes of padding hold 0xffff, which no key of this form is; missing keys hold it too, and
-  // match padding only, which lane_bits leave out.
-  const __m256i lanes16 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(query.symbols16));
-  const auto which = static_cast<__mmask8>((1u << (run.end - run.begin)) - 1);
-  const __m256i loaded =
-      _mm256_castsi128_si256(_mm_mask_loadu_epi16(_mm_set1_epi16(-1), which, keys + run.begin));
-  __mmask16 found = 0;
-  __m512i node = _mm512_set1_epi32(static_cast<int>(run.begin));
-  const __m512i first_node = node;
-  for (int i = 0; i < 8; ++i) {
-    const __m256i key = _mm256_permutexvar_epi16(_mm256_set1_epi16(static_cast<short>(i)), loaded);
-    const __mmask16 equal = _mm256_cmpeq_epi16_mask(lanes16, key);
-    node = _mm512_mask_add_epi32(node, equal, first_node, _mm512_set1_epi32(i));
-    found = static_cast<__mmask16>(found | equal);
-  }
-  const auto asked = static_cast<__mmask16>(*query.lane_bits);
-  found = static_cast<__mmask16>(found & asked);
+  const FusedSymbolTable& table = *query.slot.table;
+  const auto which = static_cast<__mmask16>(LaneRange(0, run.end - run.begin));
+  const __m256i words = _mm256_maskz_loadu_epi16(which, keys + run.begin);
+  const __m256i product =
+      _mm256_mullo_epi16(words, _mm256_set1_epi16(static_cast<short>(table.factor)));
+  const __m512i entry = _mm512_castsi256_si512(_mm256_srli_epi16(product, 10));
+  const __m256i symbols = _mm512_castsi512_si256(_mm512_permutex2var_epi16(
+      _mm512_load_si512(table.symbols), entry, _mm512_load_si512(table.symbols + 32)));
+  const __m512i lanes = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(_mm512_permutex2var_epi16(
+      _mm512_load_si512(table.lanes), entry, _mm512_load_si512(table.lanes + 32))));
+  // Only lanes that the suffix has; a sound model has no others.
+  const __m512i bits = _mm512_sllv_epi32(_mm512_set1_epi32(1), lanes);
+  const auto asked = static_cast<std::uint32_t>(*query.lane_bits);
+  const __mmask16 found =
+      _mm512_mask_test_epi32_mask(_mm256_mask_cmpeq_epi16_mask(which, words, symbols), bits,
+                                  _mm512_set1_epi32(static_cast<int>(asked)));
   const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i suffix_hit = _mm512_add_epi32(_mm512_maskz_expand_epi32(asked, iota),
+  const __m512i ranks = _mm512_maskz_expand_epi32(static_cast<__mmask16>(asked), iota);
+  const __m512i node = _mm512_add_epi32(iota, _mm512_set1_epi32(static_cast<int>(run.begin)));
+  const __m512i suffix_hit = _mm512_add_epi32(_mm512_permutexvar_epi32(lanes, ranks),
                                               _mm512_set1_epi32(static_cast<int>(query.first_hit)));
-  Store8(out.lane, _mm512_maskz_compress_epi32(found, iota));
-  Store8(out.node, _mm512_maskz_compress_epi32(found, node));
-  Store8(out.suffix_hit, _mm512_maskz_compress_epi32(found, suffix_hit));
-  *out.lane_bits = found;
+  _mm512_storeu_si512(out.lane, _mm512_maskz_compress_epi32(found, lanes));
+  _mm512_storeu_si512(out.node, _mm512_maskz_compress_epi32(found, node));
+  _mm512_storeu_si512(out.suffix_hit, _mm512_maskz_compress_epi32(found, suffix_hit));
+  *out.lane_bits = static_cast<std::uint32_t>(_mm512_mask_reduce_or_epi32(found, bits));
   return static_cast<std::uint32_t>(__builtin_popcount(found));
 }
 
@@ -164,9 +161,9 @@ void FindBlocks16(const PackedLevel& level, FusedRun run, const FusedQuery& quer
   const auto* samples = reinterpret_cast<const std::uint16_t*>(level.samples.data());
   const std::uint32_t first = run.begin / kSampleStride;
   const std::uint32_t size = (run.end - 1) / kSampleStride - first;
-  for (std::uint32_t lane = 0; lane < query.num_lanes; lane += 32) {
-    const __mmask32 lanes = LaneRange(0, query.num_lanes - lane);
-    const __m512i words = _mm512_maskz_loadu_epi16(lanes, query.symbols16 + lane);
+  for (std::uint32_t lane = 0; lane < query.slot.num_lanes; lane += 32) {
+    const __mmask32 lanes = LaneRange(0, query.slot.num_lanes - lane);
+    const __m512i words = _mm512_maskz_loadu_epi16(lanes, query.slot.symbols16 + lane);
     const __m512i counts = CountAtMost(samples + first + 1, size, words);
     StoreBlocks(run, _mm512_castsi512_si256(counts), static_cast<__mmask16>(lanes), blocks + lane);
     if (lanes >> 16 == 0) break;
@@ -174,8 +171,10 @@ void FindBlocks16(const PackedLevel& level, FusedRun run, const FusedQuery& quer
                 blocks + lane + 16);
   }
   const auto* keys = reinterpret_cast<const std::uint16_t*>(level.keys.data());
-  for (std::uint32_t i = 0; i < query.num_hits; ++i) {
-    __builtin_prefetch(keys + blocks[query.lanes[i]].base);
+  for (std::uint32_t word = 0; 64 * word < query.slot.num_lanes; ++word) {
+    for (std::uint64_t bits = query.lane_bits[word]; bits != 0; bits &= bits - 1) {
+      __builtin_prefetch(keys + blocks[64 * word + _tzcnt_u64(bits)].base);
+    }
   }
 }
 
@@ -194,8 +193,9 @@ std::uint32_t FindInEachBlock(const PackedLevel& level, const FusedQuery& query,
 struct Avx512 {
   static void Prefetch(const void* at) { __builtin_prefetch(at); }
 
-  static std::uint32_t TinyRun(const PackedLevel& level, std::uint32_t num_lanes) {
-    return level.form.key_bytes == 2 && num_lanes <= 16 ? 8 : 0;
+  static constexpr bool kUsesTables = true;
+  static std::uint32_t TinyRun(const PackedLevel& level, const FusedSymbolTable& table) {
+    return level.form.key_bytes == 2 && table.factor != 0 ? 16 : 0;
   }
   static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
                                      const FusedQuery& query, const FusedOutput& out) {

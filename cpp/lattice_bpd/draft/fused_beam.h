@@ -3,8 +3,6 @@
 #ifndef LATTICE_BPD_DRAFT_FUSED_BEAM_H_
 #define LATTICE_BPD_DRAFT_FUSED_BEAM_H_
 
-#include <functional>
-
 #include "lattice_bpd/draft/fused_completions.h"
 #include "lattice_bpd/draft/fused_hits.h"
 
@@ -17,9 +15,10 @@ class BeamSearch {
  public:
   BeamSearch(const FusedTask& task, FusedWorkspace* workspace) : task_(task), w_(*workspace) {}
 
-  void Run(const FusedStart& start, CompletionFinder<Simd>* completions) {
+  void Run(CompletionFinder<Simd>* completions) {
     w_.beam.Clear();
-    w_.beam.Append({start.row, 0, 0, start.constant + w_.best[start.row]});
+    const std::uint32_t start = w_.hits.target[0];
+    w_.beam.Append({start, 0, 0, w_.hits.constant[0] + w_.best[start]});
     begin_ = 0;
     for (std::uint32_t j = 0; j < task_.num_slots; ++j) {
       const auto end = static_cast<std::uint32_t>(w_.beam.size());
@@ -81,46 +80,52 @@ class BeamSearch {
     const double* scores = w_.found_scores.data();
     const double worst = found <= task_.num_drafts ? kMinusInfinity : WorstKept(found);
     std::uint32_t ties = std::min(found, task_.num_drafts);
-    for (std::uint32_t i = 0; i < found; ++i) ties -= scores[i] > worst;
-    w_.beam.Reserve(w_.beam.size() + task_.num_drafts + 1);
-    FusedPrefix* next = w_.beam.end();
-    for (std::uint32_t i = 0; i < found; ++i) {
-      const bool tie = scores[i] == worst && ties > 0;
-      if (scores[i] <= worst && !tie) continue;
+    if (found > 0) ties -= Simd::CountAbove(scores, found, worst);
+    const std::size_t begin = w_.beam.size();
+    w_.beam.Resize(begin + task_.num_drafts + 1);
+    FusedPrefix* next = w_.beam.data() + begin;
+    for (std::uint32_t i = 0; i < found; ++i) {  // the one behind the last kept is overwritten
+      const std::uint32_t tie = std::uint32_t{scores[i] == worst} & std::uint32_t{ties > 0};
+      *next = {0, w_.found_parents[i], w_.found_lanes[i], scores[i]};
+      next += tie | std::uint32_t{scores[i] > worst};
       ties -= tie;
-      const std::uint32_t parent = w_.found_parents[i];
-      const std::uint32_t lane = w_.found_lanes[i];
-      *next++ = {TargetOf(j, w_.beam[parent].row, lane), parent, lane, scores[i]};
     }
     w_.beam.Resize(next - w_.beam.data());
+    if (j + 1 == task_.num_slots) return;
+    for (std::size_t b = begin; b < w_.beam.size(); ++b) {
+      w_.beam[b].row = TargetOf(w_.beam[w_.beam[b].parent].row, w_.beam[b].lane);
+    }
   }
 
-  // The p-th best score.
+  // A score that fewer than p others are above, and at least p are not below: the p-th best, or
+  // less if that parts the same. By halves; the scores' order costs no branches.
   double WorstKept(std::uint32_t found) {
     const double* scores = w_.found_scores.data();
-    if (found > kCountedRanks) {
-      w_.scores.Resize(found);
-      std::copy(scores, scores + found, w_.scores.data());
-      double* nth = w_.scores.data() + task_.num_drafts - 1;
-      std::nth_element(w_.scores.begin(), nth, w_.scores.end(), std::greater<double>());
-      return *nth;
+    double low = scores[0];   // at least p scores are this or more
+    double high = scores[0];  // fewer than p are above
+    for (std::uint32_t i = 1; i < found; ++i) {
+      low = std::min(low, scores[i]);
+      high = std::max(high, scores[i]);
     }
-    double worst = std::numeric_limits<double>::infinity();
-    for (std::uint32_t i = 0; i < found; ++i) {
-      const std::uint32_t better = Simd::CountAbove(scores, found, scores[i]);
-      worst = better < task_.num_drafts ? std::min(worst, scores[i]) : worst;
+    for (;;) {
+      const double middle = low + (high - low) / 2;
+      if (!(low < middle && middle < high)) break;
+      const std::uint32_t above = Simd::CountAbove(scores, found, middle);
+      if (above == task_.num_drafts) return middle;
+      low = above > task_.num_drafts ? middle : low;
+      high = above > task_.num_drafts ? high : middle;
     }
-    return worst;
+    return Simd::CountAbove(scores, found, low) < task_.num_drafts ? low : high;
   }
 
   // The row after a candidate: that of the longest history with a hit for it.
-  std::uint32_t TargetOf(std::uint32_t j, std::uint32_t r, std::uint32_t lane) const {
-    if (j + 1 == task_.num_slots) return 0;
-    while ((w_.rows.lane_bits[std::size_t{r} * task_.lane_words + lane / 64] >> (lane % 64) & 1) ==
-           0) {
-      r = w_.rows[r].suffix;
+  std::uint32_t TargetOf(std::uint32_t r, std::uint32_t lane) const {
+    const std::uint64_t* lane_bits = w_.rows.lane_bits.data() + lane / 64;
+    for (std::uint32_t i = 0; i < task_.max_length; ++i) {
+      const bool is_hit = lane_bits[std::size_t{r} * task_.lane_words] >> (lane % 64) & 1;
+      r = is_hit ? r : w_.rows.suffix[r];
     }
-    std::uint32_t h = w_.rows[r].hits_begin;
+    std::uint32_t h = w_.rows.hits_begin[r];
     while (w_.hits.lane[h] != lane) ++h;
     return w_.hits.target[h];
   }

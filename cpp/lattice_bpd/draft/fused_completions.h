@@ -43,14 +43,13 @@ class CompletionFinder {
 
   void FillRows(std::uint32_t j, std::uint32_t begin, std::uint32_t end, std::uint32_t* place) {
     if (begin == end) return;
-    if (j + 1 < task_.num_slots)
-      AddCompletions(w_.rows[begin].hits_begin, w_.rows[end - 1].hits_end);
+    if (j + 1 < task_.num_slots) AddCompletions(w_.rows.hits_begin[begin], w_.rows.hits_begin[end]);
     for (std::uint32_t r = begin; r < end; ++r) {
       if (!kept_) {
         w_.place[r] = (*place)++;
         w_.values.Resize(std::max(w_.values.size(), std::size_t{*place} * task_.stride));
       }
-      w_.best[r] = FillRow(r, Values(w_.rows[r].suffix), Values(r));
+      w_.best[r] = FillRow(r, Values(w_.rows.suffix[r]), Values(r));
     }
   }
 
@@ -72,20 +71,22 @@ class CompletionFinder {
   // Values of a row: the suffix's plus the backoff, and a hit's own in its place. A hit replaces
   // the backed-off score, better or worse. Returns the best.
   double FillRow(std::uint32_t r, const double* suffix_values, double* values) {
-    const FusedRow& row = w_.rows[r];
-    if (row.length == 0) std::fill(values, values + task_.stride, kMinusInfinity);
-    return Simd::FillRow(suffix_values, row.backoff,
+    const bool is_root = w_.rows.suffix[r] == r;
+    if (is_root) std::fill(values, values + task_.stride, kMinusInfinity);
+    const std::uint32_t hits_begin = w_.rows.hits_begin[r];
+    return Simd::FillRow(suffix_values, w_.rows.backoff[r],
                          {w_.rows.lane_bits.data() + std::size_t{r} * task_.lane_words,
-                          w_.hits.lane.data() + row.hits_begin,
-                          w_.hits.score.data() + row.hits_begin, row.hits_end - row.hits_begin},
+                          w_.hits.lane.data() + hits_begin, w_.hits.score.data() + hits_begin,
+                          w_.rows.hits_begin[r + 1] - hits_begin},
                          task_.stride, values);
   }
 
-  // A row's values from those of its suffixes; buffer `length` holds the row of that length.
-  const double* Recompute(std::uint32_t r) {
-    const FusedRow& row = w_.rows[r];
-    double* values = w_.chain.data() + std::size_t{row.length} * task_.stride;
-    FillRow(r, row.length == 0 ? values : Recompute(row.suffix), values);
+  // A row's values from those of its suffixes, which stand before them.
+  double* Recompute(std::uint32_t r) {
+    const std::uint32_t suffix = w_.rows.suffix[r];
+    double* suffix_values = suffix == r ? w_.chain.data() : Recompute(suffix);
+    double* values = suffix_values + (suffix == r ? 0 : task_.stride);
+    FillRow(r, suffix_values, values);
     return values;
   }
 

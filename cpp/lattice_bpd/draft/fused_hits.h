@@ -8,29 +8,29 @@
 namespace lattice_bpd {
 namespace {
 
-// Where the beam begins: the row of the context, and what its longer suffixes without rows cost.
-struct FusedStart {
-  std::uint32_t row = 0;
-  double constant = 0.0;
-};
-
 // Boundary j lies before slot j. Rows stand by length, within a length by boundary: all rows of
 // one length are found in one pass over all boundaries, since they depend on shorter ones only.
 // So there is always other work to do while memory answers.
+//
+// Hit 0 stands for the context: where it leads to is where the beam begins.
 template <typename Simd>
 class HitFinder {
  public:
   HitFinder(const FusedTask& task, FusedWorkspace* workspace) : task_(task), w_(*workspace) {}
 
-  FusedStart Run() {
+  void Run() {
     w_.hits.size = 0;
+    w_.hits.Reserve(1);
+    w_.hits.size = 1;
+    w_.hits.target[0] = 0;
+    w_.hits.constant[0] = 0.0;
     w_.rows.size = 0;
     w_.row_begin.Clear();
+    w_.symbol_tables.Resize(task_.num_slots);
     for (std::uint32_t j = 0; j < task_.num_slots; ++j) AddRoot(j);
     for (std::uint32_t length = 1; length <= task_.max_length; ++length) FindRows(length);
     BeginBoundary();
     for (std::uint32_t j = 0; j < task_.num_slots; ++j) ScoreHits(task_.max_length, j);
-    return start_;
   }
 
  private:
@@ -42,26 +42,38 @@ class HitFinder {
 
   // Likewise their hits, which stand in the order of their rows.
   std::uint32_t HitsBegin(std::uint32_t length, std::uint32_t j) const {
-    const std::uint32_t r = RowBegin(length, j);
-    return r < w_.rows.size ? w_.rows[r].hits_begin : w_.hits.size;
+    return w_.rows.hits_begin[RowBegin(length, j)];
   }
 
   // The root row (of the empty history). Its hits are all candidates: every symbol has a unigram.
   void AddRoot(std::uint32_t j) {
     BeginBoundary();
+    w_.symbol_tables[j].factor = 0;
+    if (Simd::kUsesTables && task_.stride <= 16) {
+      MakeSymbolTable(w_.symbols.data() + task_.Lane(j, 0), task_.Width(j), &w_.symbol_tables[j]);
+    }
     const std::uint32_t begin = w_.hits.size;
     const std::uint32_t width = task_.Width(j);
     w_.hits.Reserve(width);
-    std::uint64_t* lane_bits = LaneBitsOfNext();
+    w_.rows.Reserve(1, task_.lane_words);
+    const std::uint32_t r = w_.rows.size++;
+    std::uint64_t* lane_bits = LaneBits(r);
+    std::fill(lane_bits, lane_bits + task_.lane_words, 0);
     for (std::uint32_t lane = 0; lane < width; ++lane) {
       w_.hits.lane[begin + lane] = lane;
       w_.hits.node[begin + lane] = w_.symbols[task_.Lane(j, lane)];
       lane_bits[lane / 64] |= std::uint64_t{1} << (lane % 64);
     }
     w_.hits.size += width;
-    w_.rows[w_.rows.size] = {begin, w_.hits.size, w_.rows.size, 0, 0, 0.0};
-    ++w_.rows.size;
+    w_.rows.hits_begin[r] = begin;
+    w_.rows.hits_begin[r + 1] = w_.hits.size;
+    w_.rows.suffix[r] = r;
+    w_.rows.backoff[r] = 0.0;
     PrefetchRecords(0, begin);
+  }
+
+  std::uint64_t* LaneBits(std::uint32_t r) {
+    return w_.rows.lane_bits.data() + std::size_t{r} * task_.lane_words;
   }
 
   // All rows of one length: from the context, then from the hits of rows one symbol shorter.
@@ -83,7 +95,7 @@ class HitFinder {
     for (std::uint32_t j = 0; j + 1 < task_.num_slots; ++j) {
       BeginBoundary();
       const std::uint32_t hits_begin = w_.hits.size;
-      SearchRuns(level, length, j);
+      SearchRuns(level, j);
       LeadToRows(RowBegin(length, j + 1));
       PrefetchRecords(length, hits_begin);
     }
@@ -135,7 +147,7 @@ class HitFinder {
     const std::uint32_t begin = HitsBegin(length - 1, j);
     const auto size = static_cast<std::uint32_t>(w_.runs.size());
     const std::uint32_t first_row = RowBegin(length - 1, 0);
-    const std::uint32_t tiny_run = Simd::TinyRun(level, task_.stride);
+    const std::uint32_t tiny_run = Simd::TinyRun(level, w_.symbol_tables[j + 1]);
     const std::uint8_t* const keys[2] = {level.keys.data(), level.samples.data()};
     const std::size_t key_bytes = level.form.key_bytes;
     const std::uint32_t* targets = w_.hits.target.data() + begin;
@@ -167,112 +179,93 @@ class HitFinder {
   void AddStartRow(std::uint32_t length) {
     if (length > task_.start.length) return;
     const std::uint32_t node = task_.start.nodes[length - 1];
-    const double backoff = task_.Scaled(task_.lm->levels()[length - 1].Backoff(node));
+    w_.hits.constant[0] += task_.Scaled(task_.lm->levels()[length - 1].Backoff(node));
     const auto [begin, end] = task_.lm->Children(length, node);
-    if (w_.rows[start_.row].length + 1 == length && begin != end) {
-      const PackedLevel& level = task_.lm->levels()[length];
-      const FusedRun run = {begin, end};
-      const std::uint32_t count =
-          AddRow(0, {0, 0, start_.row, length, 0, backoff},
-                 [&](const FusedQuery& query, const FusedOutput& out) {
-                   if (end - begin <= kLargeRun)
-                     return Simd::FindInSmallRun(level, run, query, out);
-                   w_.blocks.Resize(task_.stride);
-                   Simd::FindBlocks(level, run, query, w_.blocks.data());
-                   return Simd::FindInBlocks(level, query, w_.blocks.data(), out);
-                 });
-      if (count != 0) {
-        start_.row = w_.rows.size - 1;
-        return;
-      }
-    }
-    start_.constant += backoff;
+    if (begin == end || w_.hits.target[0] < RowBegin(length - 1, 0)) return;
+    const PackedLevel& level = task_.lm->levels()[length];
+    const FusedWork work = {{begin, end}, 0};
+    w_.blocks.Resize(task_.stride);
+    AddRows(Slot(0), {&work, 1}, [&](std::size_t, const FusedQuery& query, const FusedOutput& out) {
+      if (end - begin <= kLargeRun) return Simd::FindInSmallRun(level, work.run, query, out);
+      Simd::FindBlocks(level, work.run, query, w_.blocks.data());
+      return Simd::FindInBlocks(level, query, w_.blocks.data(), out);
+    });
+    LeadToRows(RowBegin(length, 0));
   }
 
   // The rows at the boundary behind slot j, kind by kind; while memory gets the blocks of large
   // runs, the others.
-  void SearchRuns(const PackedLevel& level, std::uint32_t length, std::uint32_t j) {
-    const std::uint32_t large_begin = w_.large.begin[j];
-    const std::uint32_t large_end = w_.large.begin[j + 1];
-    w_.blocks.Resize((std::size_t{large_end} - large_begin) * task_.stride);
-    for (std::uint32_t i = large_begin; i < large_end; ++i) {
-      const FusedWork work = w_.large.items[i];
-      Simd::FindBlocks(level, work.run, Query(j + 1, w_.hits.target[work.hit]),
-                       w_.blocks.data() + std::size_t{i - large_begin} * task_.stride);
+  void SearchRuns(const PackedLevel& level, std::uint32_t j) {
+    const FusedSlot slot = Slot(j + 1);
+    const Span<FusedWork> tiny = w_.tiny.OfBoundary(j);
+    const Span<FusedWork> small = w_.small.OfBoundary(j);
+    const Span<FusedWork> large = w_.large.OfBoundary(j);
+    w_.blocks.Resize(large.size() * task_.stride);
+    FusedBlock* blocks = w_.blocks.data();
+    for (std::size_t i = 0; i < large.size(); ++i) {
+      Simd::FindBlocks(level, large[i].run, Query(slot, w_.hits.target[large[i].hit]),
+                       blocks + i * task_.stride);
     }
-    for (std::uint32_t i = w_.tiny.begin[j]; i < w_.tiny.begin[j + 1]; ++i) {
-      const FusedWork work = w_.tiny.items[i];
-      AddRowOfHit(j + 1, length, work.hit, [&](const FusedQuery& query, const FusedOutput& out) {
-        return Simd::FindInTinyRun(level, work.run, query, out);
-      });
-    }
-    for (std::uint32_t i = w_.small.begin[j]; i < w_.small.begin[j + 1]; ++i) {
-      const FusedWork work = w_.small.items[i];
-      AddRowOfHit(j + 1, length, work.hit, [&](const FusedQuery& query, const FusedOutput& out) {
-        return Simd::FindInSmallRun(level, work.run, query, out);
-      });
-    }
-    const FusedBlock* blocks = w_.blocks.data();
-    for (std::uint32_t i = large_begin; i < large_end; ++i, blocks += task_.stride) {
-      const std::uint32_t hit = w_.large.items[i].hit;
-      AddRowOfHit(j + 1, length, hit, [&](const FusedQuery& query, const FusedOutput& out) {
-        return Simd::FindInBlocks(level, query, blocks, out);
-      });
-    }
+    AddRows(slot, tiny, [&](std::size_t i, const FusedQuery& query, const FusedOutput& out) {
+      return Simd::FindInTinyRun(level, tiny[i].run, query, out);
+    });
+    AddRows(slot, small, [&](std::size_t i, const FusedQuery& query, const FusedOutput& out) {
+      return Simd::FindInSmallRun(level, small[i].run, query, out);
+    });
+    AddRows(slot, large, [&](std::size_t i, const FusedQuery& query, const FusedOutput& out) {
+      return Simd::FindInBlocks(level, query, blocks + i * task_.stride, out);
+    });
   }
 
-  // The row of the history that is a hit. Until it has one, it leads to its suffix's, and what it
-  // pays for that is its backoff.
+  // Searches each of the runs with find(i, query, out) for the candidates that the suffix's row
+  // hit; a history that has some gets a row. (What is written for one without stays beyond the
+  // end: whether there are any is a coin toss, and a wrong guess costs more than the writes.)
   template <typename Find>
-  void AddRowOfHit(std::uint32_t slot, std::uint32_t length, std::uint32_t hit, const Find& find) {
-    AddRow(slot, {0, 0, w_.hits.target[hit], length, hit, w_.hits.constant[hit]}, find);
+  void AddRows(const FusedSlot& slot, Span<FusedWork> work, const Find& find) {
+    constexpr std::size_t kBatch = 256;
+    for (std::size_t begin = 0; begin < work.size(); begin += kBatch) {
+      const std::size_t end = std::min(work.size(), begin + kBatch);
+      w_.hits.Reserve(static_cast<std::uint32_t>(end - begin) * task_.stride);
+      w_.rows.Reserve(static_cast<std::uint32_t>(end - begin), task_.lane_words);
+      std::uint32_t r = w_.rows.size;
+      std::uint32_t hits_end = w_.hits.size;
+      const FusedOutput all = {w_.hits.lane.data(), w_.hits.node.data(), w_.hits.suffix_hit.data(),
+                               w_.rows.lane_bits.data()};
+      std::uint32_t* hits_begin = w_.rows.hits_begin.data();
+      std::uint32_t* hits = w_.rows.hit.data();
+      for (std::size_t i = begin; i < end; ++i) {
+        const FusedOutput out = {all.lane + hits_end, all.node + hits_end,
+                                 all.suffix_hit + hits_end,
+                                 all.lane_bits + std::size_t{r} * task_.lane_words};
+        const std::uint32_t count = find(i, Query(slot, w_.hits.target[work[i].hit]), out);
+        hits[r] = work[i].hit;
+        hits_end += count;
+        r += count != 0;
+        hits_begin[r] = hits_end;
+      }
+      w_.hits.size = hits_end;
+      w_.rows.size = r;
+    }
   }
 
-  // The hits from which rows come lead to those from now on.
+  // The hits that got rows from `begin` on lead to those. So far they led to their suffixes' rows
+  // and paid just their own backoff for it.
   void LeadToRows(std::uint32_t begin) {
     for (std::uint32_t r = begin; r < w_.rows.size; ++r) {
-      w_.hits.target[w_.rows[r].hit] = r;
-      w_.hits.constant[w_.rows[r].hit] = 0.0;
+      const std::uint32_t h = w_.rows.hit[r];
+      w_.rows.suffix[r] = w_.hits.target[h];
+      w_.rows.backoff[r] = w_.hits.constant[h];
+      w_.hits.target[h] = r;
+      w_.hits.constant[h] = 0.0;
     }
   }
 
-  // Searches for the candidates that the suffix's row hit, and adds a row if there are any. (What
-  // is written for a row without hits stays beyond the end: whether there are any is a coin toss,
-  // and a wrong guess costs more than the writes.) Returns how many there are.
-  template <typename Find>
-  std::uint32_t AddRow(std::uint32_t slot, FusedRow row, const Find& find) {
-    const std::uint32_t begin = w_.hits.size;
-    w_.hits.Reserve(task_.stride);
-    std::uint64_t* lane_bits = LaneBitsOfNext();
-    const FusedOutput out = {w_.hits.lane.data() + begin, w_.hits.node.data() + begin,
-                             w_.hits.suffix_hit.data() + begin, lane_bits};
-    const std::uint32_t count = find(Query(slot, row.suffix), out);
-    w_.hits.size = begin + count;
-    row.hits_begin = begin;
-    row.hits_end = begin + count;
-    w_.rows[w_.rows.size] = row;
-    w_.rows.size += count != 0;
-    return count;
+  FusedSlot Slot(std::uint32_t j) const {
+    return {w_.symbols.data() + task_.Lane(j, 0), w_.symbols16.data() + task_.Lane(j, 0),
+            w_.symbol_tables.data() + j, task_.stride};
   }
-
-  FusedQuery Query(std::uint32_t slot, std::uint32_t suffix_row) const {
-    const FusedRow& suffix = w_.rows[suffix_row];
-    return {w_.symbols.data() + task_.Lane(slot, 0),
-            w_.symbols16.data() + task_.Lane(slot, 0),
-            task_.stride,
-            w_.rows.lane_bits.data() + std::size_t{suffix_row} * task_.lane_words,
-            w_.hits.lane.data() + suffix.hits_begin,
-            suffix.hits_end - suffix.hits_begin,
-            suffix.hits_begin};
-  }
-
-  // The bits of the row that comes next, none set.
-  std::uint64_t* LaneBitsOfNext() {
-    w_.rows.Reserve(task_.lane_words);
-    std::uint64_t* bits = w_.rows.lane_bits.data() + std::size_t{w_.rows.size} * task_.lane_words;
-    bits[0] = 0;
-    for (std::uint32_t i = 1; i < task_.lane_words; ++i) bits[i] = 0;
-    return bits;
+  FusedQuery Query(const FusedSlot& slot, std::uint32_t suffix_row) {
+    return {slot, LaneBits(suffix_row), w_.rows.hits_begin[suffix_row]};
   }
 
   // Asks for the records of all hits from `begin` on.
@@ -288,7 +281,6 @@ class HitFinder {
 
   const FusedTask& task_;
   FusedWorkspace& w_;
-  FusedStart start_;
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "lattice_bpd/draft/fused_workspace.h"
 #include "lattice_bpd/lm/packed_level.h"
@@ -19,18 +20,22 @@ constexpr std::uint32_t kLargeRun = 2 * kSampleStride;
 constexpr std::uint32_t kSampleShift = 5;
 static_assert(kSampleStride == 1u << kSampleShift);
 
-// What to look for: the candidates that the row of a suffix hit.
-struct FusedQuery {
-  const Symbol* symbols;           // of the slot's lanes; padding is kNoSymbol
+// The candidates of a slot, as searches want them.
+struct FusedSlot {
+  const Symbol* symbols;           // of the lanes; padding is kNoSymbol
   const std::uint16_t* symbols16;  // the same in 16 bits, for levels of 2-byte keys
+  const FusedSymbolTable* table;   // the same, if Simd::kUsesTables
   std::uint32_t num_lanes;         // padded
-  const std::uint64_t* lane_bits;  // the suffix row's hits as bits ..
-  const std::uint32_t* lanes;      // .. and as a list
-  std::uint32_t num_hits;
-  std::uint32_t first_hit;  // index of the list's first entry
 };
 
-// Where hits go; each array has room for kFusedSpare entries more than the query has hits.
+// What to look for: the candidates that the row of a suffix hit.
+struct FusedQuery {
+  FusedSlot slot;
+  const std::uint64_t* lane_bits;  // the suffix row's hits
+  std::uint32_t first_hit;         // index of the first of them
+};
+
+// Where hits go; each array has room for kFusedSpare entries more than there are hits.
 struct FusedOutput {
   std::uint32_t* lane;
   std::uint32_t* node;
@@ -45,6 +50,29 @@ struct FusedRowHits {
   const double* scores;
   std::uint32_t size;
 };
+
+// Makes the table of at most 16 different symbols below 0xffff; leaves it without a factor where
+// none is found soon.
+inline void MakeSymbolTable(const Symbol* symbols, std::uint32_t size, FusedSymbolTable* table) {
+  constexpr int kTries = 100;  // each succeeds for 16 symbols in about one of seven cases
+  table->factor = 0;
+  std::uint32_t factor = 0x9e37;
+  for (int i = 0; i < kTries; ++i, factor += 0x3c6e) {
+    std::uint64_t entries = 0;
+    for (std::uint32_t lane = 0; lane < size; ++lane) {
+      entries |= std::uint64_t{1} << ((symbols[lane] * factor & 0xffff) >> 10);
+    }
+    if (__builtin_popcountll(entries) != static_cast<int>(size)) continue;
+    table->factor = static_cast<std::uint16_t>(factor);
+    std::memset(table->symbols, 0xff, sizeof table->symbols);
+    for (std::uint32_t lane = 0; lane < size; ++lane) {
+      const std::uint32_t entry = (symbols[lane] * factor & 0xffff) >> 10;
+      table->symbols[entry] = static_cast<std::uint16_t>(symbols[lane]);
+      table->lanes[entry] = static_cast<std::uint16_t>(lane);
+    }
+    return;
+  }
+}
 
 // The lanes first .. last - 1 of 32, as bits; first < 32, last >= first.
 inline std::uint32_t LaneRange(std::uint32_t first, std::uint32_t last) {
@@ -73,10 +101,11 @@ void FindBlocksByHalves(const PackedLevel& level, FusedRun run, const FusedQuery
   const Key* keys = reinterpret_cast<const Key*>(level.keys.data());
   const std::uint32_t first = run.begin / kSampleStride;
   const std::uint32_t count = (run.end - 1) / kSampleStride - first;
-  for (std::uint32_t i = 0; i < query.num_hits; ++i) {
-    const std::uint32_t lane = query.lanes[i];
+  for (std::uint32_t lane = 0; lane < query.slot.num_lanes; ++lane) {
+    if ((query.lane_bits[lane / 64] >> (lane % 64) & 1) == 0) continue;
+    const Symbol word = query.slot.symbols[lane];
     const std::uint32_t base =
-        (first + CountAtMost(samples + first + 1, count, query.symbols[lane])) * kSampleStride;
+        (first + CountAtMost(samples + first + 1, count, word)) * kSampleStride;
     blocks[lane] = {base, LaneRange(run.begin > base ? run.begin - base : 0, run.end - base)};
     __builtin_prefetch(keys + base);
   }
@@ -89,10 +118,10 @@ std::uint32_t FindEach(const FusedQuery& query, const FusedOutput& out, const Fi
   std::uint32_t* const lanes = out.lane;
   std::uint32_t* const nodes = out.node;
   std::uint32_t* const suffix_hits = out.suffix_hit;
-  const Symbol* const symbols = query.symbols;
+  const Symbol* const symbols = query.slot.symbols;
   std::uint32_t count = 0;
   std::uint32_t suffix_hit = query.first_hit;
-  for (std::uint32_t word = 0; 64 * word < query.num_lanes; ++word) {
+  for (std::uint32_t word = 0; 64 * word < query.slot.num_lanes; ++word) {
     std::uint64_t found_bits = 0;  // in a register: memory would make each lane wait for the last
     for (std::uint64_t bits = query.lane_bits[word]; bits != 0; bits &= bits - 1) {
       const std::uint32_t lane = 64 * word + static_cast<std::uint32_t>(__builtin_ctzll(bits));

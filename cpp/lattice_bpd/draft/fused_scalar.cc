@@ -10,7 +10,8 @@ struct Scalar {
 
   // Runs of this many keys or fewer go to FindInTinyRun; 0 where a level or a number of lanes has
   // no such search.
-  static std::uint32_t TinyRun(const PackedLevel&, std::uint32_t) { return 0; }
+  static constexpr bool kUsesTables = false;
+  static std::uint32_t TinyRun(const PackedLevel&, const FusedSymbolTable&) { return 0; }
   static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
                                      const FusedQuery& query, const FusedOutput& out) {
     return FindInSmallRun(level, run, query, out);

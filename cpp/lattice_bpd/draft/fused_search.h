@@ -20,11 +20,11 @@ void SearchFused(const Sausage& sausage, const BackoffLm* lm, const LmState& sta
                  const DraftOptions& options, FusedWorkspace* workspace, DraftList* out) {
   const FusedTask task(sausage, lm, start, options);
   LoadCandidates(task, workspace);
-  const FusedStart first = HitFinder<Simd>(task, workspace).Run();
+  HitFinder<Simd>(task, workspace).Run();
   CompletionFinder<Simd> completions(task, workspace);
   completions.Run();
   BeamSearch<Simd> beam(task, workspace);
-  beam.Run(first, &completions);
+  beam.Run(&completions);
   beam.WriteDrafts(out);
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "lattice_bpd/base/array_view.h"
 #include "lattice_bpd/base/buffer.h"
 #include "lattice_bpd/base/label.h"
 
@@ -46,6 +47,14 @@ struct FusedHits {
   }
 };
 
+// A small perfect hash of a slot's symbols, for vector code: symbol w can only stand at entry
+// (w * factor mod 2^16) / 2^10.
+struct FusedSymbolTable {
+  std::uint16_t factor = 0;               // 0 where there is no table
+  alignas(64) std::uint16_t symbols[64];  // 0xffff where nothing stands
+  alignas(64) std::uint16_t lanes[64];
+};
+
 // The children of a history: nodes begin .. end - 1 of the next level.
 struct FusedRun {
   std::uint32_t begin;
@@ -77,39 +86,37 @@ struct FusedWorkList {
     return items.end();
   }
   void EndBoundary(const FusedWork* end) { items.Resize(end - items.data()); }
+  Span<FusedWork> OfBoundary(std::uint32_t j) const {
+    return {items.data() + begin[j], begin[j + 1] - begin[j]};
+  }
   void EndList() { begin.Append(static_cast<std::uint32_t>(items.size())); }
 };
 
-// A history that has hits among the candidates of the slot behind it.
-struct FusedRow {
-  std::uint32_t hits_begin;
-  std::uint32_t hits_end;
-  std::uint32_t suffix;  // the row of the history without its first symbol; its own for the root
-  std::uint32_t length;  // symbols of the history
-  std::uint32_t hit;     // of the history itself, in a row one symbol shorter; 0 at boundary 0
-  double backoff;        // alpha * ln backoff of the history, on the grid
-};
-
-// Rows and, for each, bits that say which lanes are hits.
+// Rows: histories that have hits among the candidates of the slot behind them. One array for each
+// field.
 struct FusedRows {
-  Buffer<FusedRow> all;
-  Buffer<std::uint64_t> lane_bits;  // (rows, ceil(stride / 64))
+  Buffer<std::uint32_t> hits_begin;  // a row's hits end where those of the next row begin
+  Buffer<std::uint32_t> suffix;      // the row of the history without its first symbol; its own for
+                                     // the root
+  Buffer<std::uint32_t> hit;         // of the history itself, in a row one symbol shorter; of no
+                                     // meaning at boundary 0 and for roots
+  Buffer<double> backoff;            // alpha * ln backoff of the history
+  Buffer<std::uint64_t> lane_bits;   // (rows, ceil(stride / 64)): which lanes are hits
   std::uint32_t size = 0;
 
-  // Makes room for one row behind the last; it counts once `size` says so. Until then nothing
-  // may be assumed of what is there.
-  void Reserve(std::uint32_t lane_words) {
-    if (size >= all.size() || (size + std::size_t{1}) * lane_words > lane_bits.size()) {
-      Grow(lane_words);
-    }
+  // Makes room for `extra` rows behind the last; they count once `size` says so.
+  void Reserve(std::uint32_t extra, std::uint32_t lane_words) {
+    const std::size_t needed = std::size_t{size} + extra + 1;
+    if (needed > hit.size() || needed * lane_words > lane_bits.size()) Grow(needed, lane_words);
   }
-  FusedRow& operator[](std::size_t i) { return all[i]; }
-  const FusedRow& operator[](std::size_t i) const { return all[i]; }
 
  private:
-  [[gnu::noinline]] void Grow(std::uint32_t lane_words) {
-    all.Resize(2 * std::size_t{size} + 64);
-    lane_bits.Resize((2 * std::size_t{size} + 64) * lane_words);
+  [[gnu::noinline]] void Grow(std::size_t needed, std::uint32_t lane_words) {
+    hits_begin.Resize(2 * needed);
+    suffix.Resize(2 * needed);
+    hit.Resize(2 * needed);
+    backoff.Resize(2 * needed);
+    lane_bits.Resize(2 * needed * lane_words);
   }
 };
 
@@ -128,6 +135,8 @@ struct FusedWorkspace {
   Buffer<std::uint32_t> order;
   Buffer<std::uint64_t> sorted;
 
+  Buffer<FusedSymbolTable> symbol_tables;
+
   FusedHits hits;
   FusedRows rows;
   Buffer<std::uint32_t> row_begin;  // (lengths, slots): the first row of a length at a boundary
@@ -144,7 +153,6 @@ struct FusedWorkspace {
   Buffer<double> found_scores;  // of the next slot's prefixes, before the best are chosen
   Buffer<std::uint32_t> found_lanes;
   Buffer<std::uint32_t> found_parents;
-  Buffer<double> scores;
 };
 
 }  // namespace lattice_bpd
