@@ -13,6 +13,7 @@
 
 #include "lattice_bpd/base/score_grid.h"
 #include "lattice_bpd/draft/fused_workspace.h"
+#include "lattice_bpd/lm/packed_level.h"
 
 // As in fused_avx512.cc: headers that other builds share come before the pragma.
 #pragma GCC push_options
@@ -33,105 +34,145 @@ std::uint32_t EqualLanes(const std::uint16_t* at, Symbol word) {
   return static_cast<std::uint32_t>(_mm256_movemask_epi8(bytes));
 }
 
+// For each set of 4 lanes: the 32-bit halves that put those lanes side by side, and those that
+// put the first doubles on those lanes.
+struct LaneTables {
+  alignas(32) std::int32_t compress[16][8] = {};
+  alignas(32) std::int32_t expand[16][8] = {};
+
+  constexpr LaneTables() {
+    for (int set = 0; set < 16; ++set) {
+      int count = 0;
+      for (int lane = 0; lane < 4; ++lane) {
+        if ((set >> lane & 1) == 0) continue;
+        for (int half = 0; half < 2; ++half) {
+          compress[set][2 * count + half] = 2 * lane + half;
+          expand[set][2 * lane + half] = 2 * count + half;
+        }
+        ++count;
+      }
+    }
+  }
+};
+constexpr LaneTables kLaneTables;
+
+__m256d Permute(__m256d values, const std::int32_t* halves) {
+  const __m256i order = _mm256_load_si256(reinterpret_cast<const __m256i*>(halves));
+  return _mm256_castsi256_pd(_mm256_permutevar8x32_epi32(_mm256_castpd_si256(values), order));
+}
+
+// All ones in the lanes of a set.
+__m256d LaneMask(std::uint32_t set) {
+  const __m256i bits = _mm256_set_epi64x(8, 4, 2, 1);
+  const __m256i both = _mm256_and_si256(_mm256_set1_epi64x(static_cast<long long>(set)), bits);
+  return _mm256_castsi256_pd(_mm256_cmpeq_epi64(both, bits));
+}
+
 struct Avx2 {
   static void Prefetch(const void* at) { __builtin_prefetch(at); }
 
-  static std::uint32_t FindHits(const PackedLevel& level, FusedRun run, const FusedQuery& query,
-                                const FusedOutput& out) {
-    if (run.begin == run.end) return 0;
-    const bool narrow = level.form.key_bytes == 2;
-    std::uint32_t count = 0;
-    for (std::uint32_t i = 0; i < query.num_hits; ++i) {
-      const std::uint32_t lane = query.lanes[i];
-      const Symbol word = query.symbols[lane];
-      const std::uint32_t node =
-          narrow ? Find(level, run.begin, run.end, word) : level.Find(run.begin, run.end, word);
-      out.lane[count] = lane;
-      out.node[count] = node;
-      out.suffix_hit[count] = query.first_hit + i;
-      count += node != kNoNode;
-    }
-    MarkHits(level, out, count);
-    return count;
+  static constexpr bool kUsesTables = false;
+  static std::uint32_t TinyRun(const PackedLevel&, const FusedSymbolTable&) { return 0; }
+  static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
+                                     const FusedQuery& query, const FusedOutput& out) {
+    return FindInSmallRun(level, run, query, out);
   }
 
-  static double AddConstant(const double* in, double constant, const std::uint64_t* skipped_lanes,
-                            std::uint32_t size, double* out) {
-    const __m256d added = _mm256_set1_pd(constant);
-    const __m256i bits = _mm256_set_epi64x(8, 4, 2, 1);
-    const __m256d minus_infinity = _mm256_set1_pd(kMinusInfinity);
-    __m256d best = minus_infinity;
+  static std::uint32_t FindInSmallRun(const PackedLevel& level, FusedRun run,
+                                      const FusedQuery& query, const FusedOutput& out) {
+    return FindAmong(level, query, out, [&](std::uint32_t) { return run; });
+  }
+
+  static void FindBlocks(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+                         FusedBlock* blocks) {
+    if (level.form.key_bytes == 2) {
+      FindBlocksByHalves<std::uint16_t>(level, run, query, blocks);
+    } else {
+      FindBlocksByHalves<std::uint32_t>(level, run, query, blocks);
+    }
+  }
+  static std::uint32_t FindInBlocks(const PackedLevel& level, const FusedQuery& query,
+                                    const FusedBlock* blocks, const FusedOutput& out) {
+    return FindAmong(level, query, out, [&](std::uint32_t lane) { return RunIn(blocks[lane]); });
+  }
+
+  static double FillRow(const double* suffix_values, double added, const FusedRowHits& hits,
+                        std::uint32_t size, double* values) {
+    __m256d best = _mm256_set1_pd(kMinusInfinity);
+    const double* scores = hits.scores;
     for (std::uint32_t i = 0; i < size; i += 4) {
-      const __m256d sum = _mm256_add_pd(_mm256_loadu_pd(in + i), added);
-      _mm256_storeu_pd(out + i, sum);
-      const __m256i nibble =
-          _mm256_set1_epi64x(static_cast<long long>(skipped_lanes[i / 64] >> (i % 64)));
-      const __m256i skipped = _mm256_cmpeq_epi64(_mm256_and_si256(nibble, bits), bits);
-      best =
-          _mm256_max_pd(best, _mm256_blendv_pd(sum, minus_infinity, _mm256_castsi256_pd(skipped)));
+      const std::uint32_t set = hits.lane_bits[i / 64] >> (i % 64) & 15;
+      const __m256d sum = _mm256_add_pd(_mm256_loadu_pd(suffix_values + i), _mm256_set1_pd(added));
+      const __m256d own = Permute(_mm256_loadu_pd(scores), kLaneTables.expand[set]);
+      const __m256d value = _mm256_blendv_pd(sum, own, LaneMask(set));
+      scores += __builtin_popcount(set);
+      _mm256_storeu_pd(values + i, value);
+      best = _mm256_max_pd(best, value);
     }
     const __m128d half = _mm_max_pd(_mm256_castpd256_pd128(best), _mm256_extractf128_pd(best, 1));
     return std::max(_mm_cvtsd_f64(half), _mm_cvtsd_f64(_mm_unpackhi_pd(half, half)));
   }
 
-  template <typename Visit>
-  static void ForEachAtLeast(const double* values, std::uint32_t size, double least,
-                             const Visit& visit) {
+  static std::uint32_t AtLeast(const double* values, double added, std::uint32_t size, double least,
+                               double* sums, std::uint32_t* indices) {
     const __m256d bound = _mm256_set1_pd(least);
+    std::uint32_t count = 0;
     for (std::uint32_t i = 0; i < size; i += 4) {
-      auto lanes = static_cast<std::uint32_t>(
-          _mm256_movemask_pd(_mm256_cmp_pd(_mm256_loadu_pd(values + i), bound, _CMP_GE_OQ)));
-      if (size - i < 4) lanes &= (1u << (size - i)) - 1;
-      for (; lanes != 0; lanes &= lanes - 1) {
-        visit(i + static_cast<std::uint32_t>(__builtin_ctz(lanes)));
+      const __m256d sum = _mm256_add_pd(_mm256_loadu_pd(values + i), _mm256_set1_pd(added));
+      auto set =
+          static_cast<std::uint32_t>(_mm256_movemask_pd(_mm256_cmp_pd(sum, bound, _CMP_GE_OQ)));
+      if (size - i < 4) set &= (1u << (size - i)) - 1;
+      _mm256_storeu_pd(sums + count, Permute(sum, kLaneTables.compress[set]));
+      for (std::uint32_t k = 0; k < 4; ++k) {
+        indices[count] = i + k;
+        count += set >> k & 1;
       }
     }
+    return count;
+  }
+
+  static std::uint32_t CountAbove(const double* values, std::uint32_t size, double bound) {
+    const __m256d bounds = _mm256_set1_pd(bound);
+    std::uint32_t count = 0;
+    std::uint32_t i = 0;
+    for (; i + 4 <= size; i += 4) {
+      const __m256d above = _mm256_cmp_pd(_mm256_loadu_pd(values + i), bounds, _CMP_GT_OQ);
+      count += static_cast<std::uint32_t>(
+          __builtin_popcount(static_cast<unsigned>(_mm256_movemask_pd(above))));
+    }
+    for (; i < size; ++i) count += values[i] > bound;
+    return count;
   }
 
  private:
-  static std::uint32_t Find(const PackedLevel& level, std::uint32_t begin, std::uint32_t end,
-                            Symbol word) {
-    const auto* keys = reinterpret_cast<const std::uint16_t*>(level.keys.data());
-    std::uint32_t block = begin / kSampleStride;
-    std::uint32_t last_block = (end - 1) / kSampleStride;
-    if (last_block - block > 1) {
-      const auto* samples = reinterpret_cast<const std::uint16_t*>(level.samples.data());
-      const auto* first_above = UpperBound(samples + block + 1, samples + last_block + 1, word);
-      block = static_cast<std::uint32_t>(first_above - samples) - 1;
-      last_block = block;
+  template <typename RunOf>
+  static std::uint32_t FindAmong(const PackedLevel& level, const FusedQuery& query,
+                                 const FusedOutput& out, const RunOf& run_of) {
+    const std::uint8_t* keys = level.keys.data();
+    if (level.form.key_bytes == 4) {
+      return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
+        return FindByHalves(reinterpret_cast<const std::uint32_t*>(keys), run_of(lane), word, node);
+      });
     }
-    for (; block <= last_block; ++block) {
-      const std::uint32_t base = block * kSampleStride;
-      const std::uint32_t first = std::max(begin, base);
-      if (base + kSampleStride > level.size()) {  // the level's last, partial block
-        return level.Find(first, end, word);
-      }
-      const std::uint32_t equal = EqualLanes(keys + base, word) & (~0u << (first - base));
-      if (equal == 0) continue;
-      const std::uint32_t node = base + static_cast<std::uint32_t>(__builtin_ctz(equal));
-      return node < end ? node : kNoNode;
-    }
-    return kNoNode;
+    return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
+      return FindInPart(level, run_of(lane), word, node);
+    });
   }
 
-  // A branch-free binary search for the first sample above `word`.
-  static const std::uint16_t* UpperBound(const std::uint16_t* first, const std::uint16_t* last,
-                                         Symbol word) {
-    auto size = static_cast<std::size_t>(last - first);
-    while (size > 0) {
-      const std::size_t half = size / 2;
-      const bool right = first[half] <= word;
-      first = right ? first + half + 1 : first;
-      size = right ? size - half - 1 : half;
+  // Among at most kLargeRun keys: block by block.
+  static bool FindInPart(const PackedLevel& level, FusedRun part, Symbol word,
+                         std::uint32_t* node) {
+    const auto* keys = reinterpret_cast<const std::uint16_t*>(level.keys.data());
+    for (std::uint32_t at = part.begin; at < part.end; at += 32) {
+      if (at + 32 > level.size()) return FindByHalves(keys, {at, part.end}, word, node);
+      const std::uint32_t equal = EqualLanes(keys + at, word);
+      if (equal == 0) continue;
+      *node = at + static_cast<std::uint32_t>(__builtin_ctz(equal));
+      return *node < part.end;
     }
-    return first;
+    return false;
   }
 };
-
-void Run(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-         const DraftOptions& options, FusedWorkspace* workspace, DraftList* out) {
-  FusedSearch<Avx2>(sausage, lm, start, options, workspace).Run(out);
-}
 
 }  // namespace
 }  // namespace lattice_bpd
@@ -142,7 +183,7 @@ namespace lattice_bpd {
 
 RunFused FusedAvx2() {
   const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
-  return has ? &Run : nullptr;
+  return has ? &SearchFused<Avx2> : nullptr;
 }
 
 }  // namespace lattice_bpd

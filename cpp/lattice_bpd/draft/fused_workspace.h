@@ -5,14 +5,17 @@
 
 #include <cstdint>
 
+#include "lattice_bpd/base/array_view.h"
 #include "lattice_bpd/base/buffer.h"
 #include "lattice_bpd/base/label.h"
-#include "lattice_bpd/lm/packed_level.h"
 
 namespace lattice_bpd {
 
 // Lanes are the candidates of a slot by rising token id, padded to a multiple of this.
 constexpr std::uint32_t kFusedLanes = 8;
+
+// Vector code may write this many elements more than count.
+constexpr std::uint32_t kFusedSpare = 16;
 
 // Hits: n-grams of the LM that end in a candidate of the slot behind their row, by row, within a
 // row by lane. One array for each field.
@@ -20,62 +23,101 @@ struct FusedHits {
   Buffer<std::uint32_t> lane;
   Buffer<std::uint32_t> node;        // in the level of the row's length
   Buffer<std::uint32_t> suffix_hit;  // the same lane's hit in the suffix's row
+  Buffer<std::uint32_t> target;      // where a path stands after it: the row of the longest
+                                     // history with hits
+  Buffer<double> constant;           // the backoffs of the longer histories that have none
+  Buffer<double> score;              // head score + alpha * ln P of the n-gram
   std::uint32_t size = 0;
 
   // Makes room for `extra` hits behind the last; they count once `size` says so.
   void Reserve(std::uint32_t extra) {
-    if (size + extra <= lane.size()) return;
-    const std::size_t room = 2 * (std::size_t{size} + extra);
-    lane.Resize(room);
-    node.Resize(room);
-    suffix_hit.Resize(room);
+    if (std::size_t{size} + extra + kFusedSpare > lane.size()) Grow(extra);
+  }
+
+ private:
+  // Apart from Reserve, to keep it out of the way of what calls that.
+  [[gnu::noinline]] void Grow(std::uint32_t extra) {
+    const std::size_t needed = std::size_t{size} + extra + kFusedSpare;
+    lane.Resize(2 * needed);
+    node.Resize(2 * needed);
+    suffix_hit.Resize(2 * needed);
+    target.Resize(2 * needed);
+    constant.Resize(2 * needed);
+    score.Resize(2 * needed);
   }
 };
 
-// What FindHits (fused_scalar.cc) looks for: the candidates that the row of a suffix hit.
-struct FusedQuery {
-  const Symbol* symbols;           // of the slot's lanes; padding is kNoSymbol
-  const std::uint16_t* symbols16;  // the same in 16 bits, for levels of 2-byte keys
-  std::uint32_t num_lanes;         // padded
-  const std::uint64_t* lane_bits;  // the suffix row's hits as bits ..
-  const std::uint32_t* lanes;      // .. and as a list
-  std::uint32_t num_hits;
-  std::uint32_t first_hit;  // index of the list's first entry
+// A small perfect hash of a slot's symbols, for vector code: symbol w can only stand at entry
+// (w * factor mod 2^16) / 2^10.
+struct FusedSymbolTable {
+  std::uint16_t factor = 0;               // 0 where there is no table
+  alignas(64) std::uint16_t symbols[64];  // 0xffff where nothing stands
+  alignas(64) std::uint16_t lanes[64];
 };
 
-// Where FindHits writes; each has room for kFusedSpare entries more than the query has hits.
-struct FusedOutput {
-  std::uint32_t* lane;
-  std::uint32_t* node;
-  std::uint32_t* suffix_hit;
-  std::uint64_t* lane_bits;  // zero when FindHits gets them
+// The children of a history: nodes begin .. end - 1 of the next level.
+struct FusedRun {
+  std::uint32_t begin;
+  std::uint32_t end;
 };
-constexpr std::uint32_t kFusedSpare = 16;
 
-// Sets the bits of the first `count` hits of an output and asks for their records.
-inline void MarkHits(const PackedLevel& level, const FusedOutput& out, std::uint32_t count) {
-  for (std::uint32_t i = 0; i < count; ++i) {
-    out.lane_bits[out.lane[i] / 64] |= std::uint64_t{1} << (out.lane[i] % 64);
-    __builtin_prefetch(level.Record(out.node[i]));
+// A run to search, and the hit whose children it holds.
+struct FusedWork {
+  FusedRun run;
+  std::uint32_t hit;
+};
+
+// The part of a large run that could have a lane's symbol, as Simd::FindBlocks says.
+struct FusedBlock {
+  std::uint32_t base;  // node of the first key of a block of kSampleStride
+  std::uint32_t keys;  // bits: which of its keys belong to the run
+};
+
+// Work by kind of run: each kind is done in a loop of its own, so that processors need not guess.
+struct FusedWorkList {
+  Buffer<FusedWork> items;
+  Buffer<std::uint32_t> begin;  // where the work of each boundary starts, and where that of the
+                                // last one ends
+
+  // Where up to `most` items for the next boundary go (and one more may be written).
+  FusedWork* BeginBoundary(std::size_t most) {
+    begin.Append(static_cast<std::uint32_t>(items.size()));
+    items.Reserve(items.size() + most + 1);
+    return items.end();
   }
-}
-
-// Where a path stands after the candidate of a hit.
-struct FusedTarget {
-  std::uint32_t row;  // of the longest history with hits
-  bool own_row;       // that history is this n-gram itself
-  double constant;    // the backoffs of the longer histories that have none
+  void EndBoundary(const FusedWork* end) { items.Resize(end - items.data()); }
+  Span<FusedWork> OfBoundary(std::uint32_t j) const {
+    return {items.data() + begin[j], begin[j + 1] - begin[j]};
+  }
+  void EndList() { begin.Append(static_cast<std::uint32_t>(items.size())); }
 };
 
-// A history that has hits among the candidates of the slot behind it.
-struct FusedRow {
-  std::uint32_t hits_begin;
-  std::uint32_t hits_end;
-  std::uint32_t suffix;  // the row of the history without its first symbol; its own for the root
-  std::uint32_t length;  // symbols of the history
-  std::uint32_t place;   // of its values in the workspace
-  double backoff;        // alpha * ln backoff of the history, on the grid
-  double best;           // score of the best completion from here
+// Rows: histories that have hits among the candidates of the slot behind them. One array for each
+// field.
+struct FusedRows {
+  Buffer<std::uint32_t> hits_begin;  // a row's hits end where those of the next row begin
+  Buffer<std::uint32_t> suffix;      // the row of the history without its first symbol; its own for
+                                     // the root
+  Buffer<std::uint32_t> hit;         // of the history itself, in a row one symbol shorter; of no
+                                     // meaning at boundary 0 and for roots
+  Buffer<double> backoff;            // alpha * ln backoff of the history
+  Buffer<std::uint64_t> lane_bits;   // (rows, ceil(stride / 64)): which lanes are hits
+  std::uint32_t size = 0;
+
+  // Makes room for `extra` rows behind the last; they count once `size` says so.
+  void Reserve(std::uint32_t extra, std::uint32_t lane_words) {
+    const std::size_t needed = std::size_t{size} + extra + 1;
+    if (needed > hit.size() || needed * lane_words > lane_bits.size()) Grow(needed, lane_words);
+  }
+
+ private:
+  [[gnu::noinline]] void Grow(std::size_t needed, std::uint32_t lane_words) {
+    hits_begin.Resize(2 * needed);
+    suffix.Resize(2 * needed);
+    hit.Resize(2 * needed);
+    backoff.Resize(2 * needed);
+    lane_bits.Resize(2 * needed * lane_words);
+  }
 };
 
 // A prefix of a draft: where it is, and how good its best completion is.
@@ -86,12 +128,6 @@ struct FusedPrefix {
   double score;
 };
 
-// The children of a history: nodes begin .. end - 1 of the next level.
-struct FusedRun {
-  std::uint32_t begin;
-  std::uint32_t end;
-};
-
 struct FusedWorkspace {
   Buffer<std::uint32_t> symbols;    // (slots, stride), kNoSymbol in the padding
   Buffer<std::uint16_t> symbols16;  // the same, cut to 16 bits
@@ -99,17 +135,24 @@ struct FusedWorkspace {
   Buffer<std::uint32_t> order;
   Buffer<std::uint64_t> sorted;
 
+  Buffer<FusedSymbolTable> symbol_tables;
+
   FusedHits hits;
-  Buffer<FusedTarget> targets;      // one for each hit
-  Buffer<std::uint64_t> hit_lanes;  // (rows, ceil(stride / 64)) bits: which lanes are hits
-  Buffer<FusedRow> rows;
+  FusedRows rows;
   Buffer<std::uint32_t> row_begin;  // (lengths, slots): the first row of a length at a boundary
-  Buffer<FusedRun> runs;
-  Buffer<double> values;      // (rows, stride): scores of lanes up to the lattice's end
-  Buffer<double> chain;       // the same of a row and its suffixes, when recomputed
-  Buffer<FusedPrefix> beam;   // of all slots, one behind the other
-  Buffer<FusedPrefix> found;  // of the next slot, before the best are chosen
-  Buffer<double> scores;
+  Buffer<FusedRun> runs;            // of the hits of a boundary
+  FusedWorkList tiny, small, large;
+  Buffer<FusedBlock> blocks;  // (large runs of a boundary, stride)
+
+  Buffer<double> best;          // one for each row: score of the best completion from there
+  Buffer<double> values;        // (rows, stride): scores of lanes up to the lattice's end
+  Buffer<std::uint32_t> place;  // which row of `values` is a row's, unless all have their own
+  Buffer<double> chain;         // values of a row and its suffixes, when recomputed
+
+  Buffer<FusedPrefix> beam;     // of all slots, one behind the other
+  Buffer<double> found_scores;  // of the next slot's prefixes, before the best are chosen
+  Buffer<std::uint32_t> found_lanes;
+  Buffer<std::uint32_t> found_parents;
 };
 
 }  // namespace lattice_bpd

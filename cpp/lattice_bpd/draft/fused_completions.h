@@ -1,0 +1,101 @@
+// Step 2 of the fused search (fused_search.h): the best completion of every row, by dynamic
+// programming over rows x lanes.
+#ifndef LATTICE_BPD_DRAFT_FUSED_COMPLETIONS_H_
+#define LATTICE_BPD_DRAFT_FUSED_COMPLETIONS_H_
+
+#include "lattice_bpd/draft/fused_task.h"
+
+namespace lattice_bpd {
+namespace {
+
+template <typename Simd>
+class CompletionFinder {
+ public:
+  CompletionFinder(const FusedTask& task, FusedWorkspace* workspace)
+      : task_(task), w_(*workspace) {}
+
+  // Where all values fit, they are kept for the beam; else those of one boundary overwrite those
+  // of another.
+  void Run() {
+    const std::size_t num_rows = w_.rows.size;
+    kept_ = num_rows * task_.stride <= kKeptValues;
+    w_.best.Resize(num_rows);
+    w_.values.Resize(kept_ ? num_rows * task_.stride : 0);
+    if (!kept_) w_.place.Resize(num_rows);
+    for (std::uint32_t j = task_.num_slots; j-- > 0;) {
+      std::uint32_t place = 0;
+      for (std::uint32_t length = 0; length <= task_.max_length; ++length) {
+        const std::uint32_t at = length * task_.num_slots + j;
+        FillRows(j, w_.row_begin[at], w_.row_begin[at + 1], &place);
+      }
+    }
+  }
+
+  // The score, up to the end of the lattice, of each lane from a row.
+  const double* ValuesOf(std::uint32_t r) {
+    if (kept_) return Values(r);
+    w_.chain.Resize(std::size_t{kMaxOrder} * task_.stride);
+    return Recompute(r);
+  }
+
+ private:
+  static constexpr std::size_t kKeptValues = std::size_t{1} << 20;
+
+  void FillRows(std::uint32_t j, std::uint32_t begin, std::uint32_t end, std::uint32_t* place) {
+    if (begin == end) return;
+    if (j + 1 < task_.num_slots) AddCompletions(w_.rows.hits_begin[begin], w_.rows.hits_begin[end]);
+    for (std::uint32_t r = begin; r < end; ++r) {
+      if (!kept_) {
+        w_.place[r] = (*place)++;
+        w_.values.Resize(std::max(w_.values.size(), std::size_t{*place} * task_.stride));
+      }
+      w_.best[r] = FillRow(r, Values(w_.rows.suffix[r]), Values(r));
+    }
+  }
+
+  // Scores of hits so far end with the hit itself.
+  void AddCompletions(std::uint32_t hits_begin, std::uint32_t hits_end) {
+    const double* constants = w_.hits.constant.data();
+    const std::uint32_t* targets = w_.hits.target.data();
+    const double* best = w_.best.data();
+    double* scores = w_.hits.score.data();
+    for (std::uint32_t h = hits_begin; h < hits_end; ++h) {
+      scores[h] += constants[h] + best[targets[h]];
+    }
+  }
+
+  double* Values(std::uint32_t r) {
+    return w_.values.data() + std::size_t{kept_ ? r : w_.place[r]} * task_.stride;
+  }
+
+  // Values of a row: the suffix's plus the backoff, and a hit's own in its place. A hit replaces
+  // the backed-off score, better or worse. Returns the best.
+  double FillRow(std::uint32_t r, const double* suffix_values, double* values) {
+    const bool is_root = w_.rows.suffix[r] == r;
+    if (is_root) std::fill(values, values + task_.stride, kMinusInfinity);
+    const std::uint32_t hits_begin = w_.rows.hits_begin[r];
+    return Simd::FillRow(suffix_values, w_.rows.backoff[r],
+                         {w_.rows.lane_bits.data() + std::size_t{r} * task_.lane_words,
+                          w_.hits.lane.data() + hits_begin, w_.hits.score.data() + hits_begin,
+                          w_.rows.hits_begin[r + 1] - hits_begin},
+                         task_.stride, values);
+  }
+
+  // A row's values from those of its suffixes, which stand before them.
+  double* Recompute(std::uint32_t r) {
+    const std::uint32_t suffix = w_.rows.suffix[r];
+    double* suffix_values = suffix == r ? w_.chain.data() : Recompute(suffix);
+    double* values = suffix_values + (suffix == r ? 0 : task_.stride);
+    FillRow(r, suffix_values, values);
+    return values;
+  }
+
+  const FusedTask& task_;
+  FusedWorkspace& w_;
+  bool kept_ = false;
+};
+
+}  // namespace
+}  // namespace lattice_bpd
+
+#endif  // LATTICE_BPD_DRAFT_FUSED_COMPLETIONS_H_
