@@ -52,6 +52,7 @@ ContextMasses::ContextMasses(int num_threads, const Trie& trie)
       links_(trie.levels.size()) {}
 
 void ContextMasses::Advance() {
+  if (level_ > 0) left_below_ = MassLeftOfLevel();
   ++level_;
   links_[level_] = LinkLevel(trie_.levels, level_, links_[level_ - 1], num_threads_);
   below_ = std::move(prob_);
@@ -86,31 +87,46 @@ std::vector<double> ContextMasses::ProbsOfLevel(int level) const {
   return prob;
 }
 
-// Sum over the words not stored at the context of their probability after its suffix.
-double ContextMasses::MassNotStored(std::uint32_t context) const {
-  const ChildLists stored = ChildListsOfLevel(trie_.levels, level_);
-  const std::vector<float>& unigrams = trie_.levels[0].log_prob;
-  const std::uint32_t end = stored.child_begin[context + 1];
-  KahanSum sum;
-  for (Symbol word = 0; word < unigrams.size(); ++word) {
-    if (!HasMass(unigrams[word])) continue;
-    if (FindChild(stored.word, stored.child_begin[context], end, word) != end) continue;
-    const double log_prob =
-        level_ == 1 ? unigrams[word] : LogProb(level_ - 1, links_[level_ - 1][context], word);
-    sum.Add(std::exp(log_prob));
-  }
-  return sum.value() > 0.0 ? sum.value() : kSmallestCost;  // 0: h stores every word
+std::vector<double> ContextMasses::MassLeftOfLevel() const {
+  const std::vector<std::uint32_t>& child_begin = trie_.levels[level_ - 1].child_begin;
+  std::vector<double> left(child_begin.size() - 1, 1.0);
+  RunOverContexts(child_begin, num_threads_, [&](std::size_t first, std::size_t last) {
+    for (std::size_t context = first; context < last; ++context) {
+      const std::uint32_t num_stored = child_begin[context + 1] - child_begin[context];
+      KahanSum here;
+      for (std::uint32_t i = child_begin[context]; i < child_begin[context + 1]; ++i) {
+        here.Add(prob_[i]);
+      }
+      left[context] = num_stored == num_words_ ? 0.0 : MassLeft(here.value());
+    }
+  });
+  return left;
 }
 
-// ln P(word | context), where the context's n-grams are on `level`; backs off as queries do.
-double ContextMasses::LogProb(int level, std::uint32_t context, Symbol word) const {
-  const ChildLists stored = ChildListsOfLevel(trie_.levels, level);
-  const std::uint32_t end = stored.child_begin[context + 1];
-  const std::uint32_t node = FindChild(stored.word, stored.child_begin[context], end, word);
-  if (node != end) return trie_.levels[level].log_prob[node];
-  const double weight = trie_.levels[level - 1].backoff[context];
-  if (level == 1) return weight + trie_.levels[0].log_prob[word];
-  return weight + LogProb(level - 1, links_[level - 1][context], word);
+// Sum over the words not stored at the context of their probability after its suffix h': those
+// that h' stores, and all that h' leaves to its own backoff.
+double ContextMasses::MassNotStored(std::uint32_t context) const {
+  const std::vector<std::uint32_t>& child_begin = trie_.levels[level_ - 1].child_begin;
+  std::uint32_t stored = child_begin[context];
+  const auto is_stored = [&](std::uint32_t suffix) {
+    if (stored == child_begin[context + 1] || links_[level_][stored] != suffix) return false;
+    ++stored;
+    return true;
+  };
+  KahanSum sum;
+  if (level_ == 1) {
+    for (Symbol word = 0; word < below_.size(); ++word) {
+      if (!is_stored(word) && HasMass(trie_.levels[0].log_prob[word])) sum.Add(below_[word]);
+    }
+  } else {
+    const std::uint32_t suffix = links_[level_ - 1][context];
+    const std::vector<std::uint32_t>& lower_begin = trie_.levels[level_ - 2].child_begin;
+    for (std::uint32_t i = lower_begin[suffix]; i < lower_begin[suffix + 1]; ++i) {
+      if (!is_stored(i)) sum.Add(below_[i]);
+    }
+    sum.Add(left_below_[suffix]);
+  }
+  return sum.value() > 0.0 ? sum.value() : kSmallestCost;  // 0: h stores every word
 }
 
 }  // namespace lattice_bpd

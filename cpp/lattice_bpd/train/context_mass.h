@@ -21,11 +21,11 @@ struct ContextMass {
 };
 
 // Walks the levels upwards. At level m (1 or more) it knows the n-grams of level m, whose contexts
-// are on level m - 1. Backoff weights below level m - 1 must be there; the trie's log
-// probabilities must not change. As OpenGrm NGram computes it, each 1 - sum is 1 - exp(-x) with
-// x = -ln(sum) raised to at least 1e-9. One difference: where the lower sum comes within 1e-5 of 1
-// (there: reaches 1), what is left is summed from the words not stored at h, since rounding would
-// make up much of 1 - sum. 8 bytes for each n-gram of two levels and 4 for each of all.
+// are on level m - 1. The trie's log probabilities must not change meanwhile. As OpenGrm NGram
+// computes it, each 1 - sum is 1 - exp(-x) with x = -ln(sum) raised to at least 1e-9. One
+// difference: where the lower sum comes within 1e-5 of 1 (there: reaches 1), what is left is summed
+// from what h' gives the words not stored at h, since rounding would make up much of 1 - sum. 8
+// bytes for each n-gram of two levels and 4 for each of all.
 class ContextMasses {
  public:
   ContextMasses(int num_threads, const Trie& trie);
@@ -45,7 +45,7 @@ class ContextMasses {
  private:
   std::vector<double> ProbsOfLevel(int level) const;
   double MassNotStored(std::uint32_t context) const;
-  double LogProb(int level, std::uint32_t context, Symbol word) const;
+  std::vector<double> MassLeftOfLevel() const;
 
   const int num_threads_;
   const Trie& trie_;
@@ -53,6 +53,7 @@ class ContextMasses {
   int level_ = 0;
   std::vector<double> prob_;
   std::vector<double> below_;
+  std::vector<double> left_below_;  // of the contexts whose n-grams are on the level below
   std::vector<std::vector<std::uint32_t>> links_;  // [m]: suffixes of level m's nodes
 };
 
