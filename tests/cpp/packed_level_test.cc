@@ -67,49 +67,56 @@ void CheckRecords(const Trie& trie, int m, const PackedLevel& level) {
   CHECK(wrong == 0);
 }
 
-LevelForm CheckForms(const Shape& shape, const std::vector<std::vector<Symbol>>& children, int m) {
+LevelForm CheckForms(const Shape& shape, const std::vector<std::vector<Symbol>>& children, int m,
+                     Packing packing) {
   const Trie trie = BigramTrie(shape, children);
-  const LevelStorage unigrams = PackLevel(trie, 0);
-  const LevelStorage bigrams = PackLevel(trie, 1);
+  const LevelStorage unigrams = PackLevel(trie, 0, packing);
+  const LevelStorage bigrams = PackLevel(trie, 1, packing);
   CheckRecords(trie, 0, ViewOf(unigrams, static_cast<std::uint32_t>(trie.levels[1].size())));
   CheckRecords(trie, 1, ViewOf(bigrams, 0));
   return m == 0 ? unigrams.form : bigrams.form;
 }
 
 TEST_CASE("values: codes of 1 and 2 bytes, floats, on both sides of each limit") {
-  const auto bytes = [](std::size_t distinct, std::uint32_t num_tokens) {
-    return CheckForms({num_tokens, distinct, distinct}, {{0, 1}}, 0);
-  };
-  CHECK(bytes(1, 3000).log_prob_bytes == 1);
-  CHECK(bytes(256, 3000).log_prob_bytes == 1);
-  CHECK(bytes(256, 3000).backoff_bytes == 1);
-  CHECK(bytes(257, 3000).log_prob_bytes == 2);
-  CHECK(bytes(257, 3000).backoff_bytes == 2);
-  CHECK(bytes(65536, 200000).log_prob_bytes == 2);
-  CHECK(bytes(65537, 200000).log_prob_bytes == 4);
-  CHECK(bytes(3000, 3000).log_prob_bytes == 4);  // a table would be larger than the floats
+  for (const Packing packing : {Packing::kFast, Packing::kSmall}) {
+    const auto bytes = [packing](std::size_t distinct, std::uint32_t num_tokens) {
+      return CheckForms({num_tokens, distinct, distinct}, {{0, 1}}, 0, packing);
+    };
+    CHECK(bytes(1, 3000).log_prob_bytes == 1);
+    CHECK(bytes(256, 3000).log_prob_bytes == 1);
+    CHECK(bytes(256, 3000).backoff_bytes == 1);
+    CHECK(bytes(257, 3000).log_prob_bytes == 2);
+    CHECK(bytes(257, 3000).backoff_bytes == 2);
+    const std::size_t most = packing == Packing::kFast ? 12288 : 65536;
+    CHECK(bytes(most, 200000).log_prob_bytes == 2);
+    CHECK(bytes(most + 1, 200000).log_prob_bytes == 4);
+    CHECK(bytes(3000, 3000).log_prob_bytes == 4);  // a table would be larger than the floats
+  }
 }
 
 TEST_CASE("keys: 2 bytes up to 65,535 symbols (0xffff stays free), then 4") {
   const auto bytes = [](std::uint32_t num_tokens) {
-    return CheckForms({num_tokens, 7, 7}, {{0, num_tokens - 1, num_tokens + 2}}, 1).key_bytes;
+    return CheckForms({num_tokens, 7, 7}, {{0, num_tokens - 1, num_tokens + 2}}, 1, Packing::kFast)
+        .key_bytes;
   };
   CHECK(bytes(65532) == 2);  // and <s>, </s>, <unk>: the last key is 65,534
   CHECK(bytes(65533) == 4);
-  CHECK(CheckForms({100, 7, 7}, {{0}}, 0).key_bytes == 0);
+  CHECK(CheckForms({100, 7, 7}, {{0}}, 0, Packing::kFast).key_bytes == 0);
 }
 
-TEST_CASE("children: 2 bytes from a base for each 32 nodes, where no group has too many") {
-  const auto bytes = [](std::uint32_t first, std::uint32_t second) {
-    const std::vector<std::vector<Symbol>> children = {Every(1, first), {}, Every(1, second)};
-    return CheckForms({60000, 7, 7}, children, 0).child_bytes;
+TEST_CASE("children: 4 bytes; packed small 1 or 2 from a base for each 32 nodes, if that pays") {
+  // The first history of every group of 32 has `each` children, `more` histories have all tokens.
+  const auto bytes = [](std::uint32_t each, std::size_t more, Packing packing) {
+    std::vector<std::vector<Symbol>> children(3000);
+    for (std::size_t h = 0; h < children.size(); h += 32) children[h] = Every(1, each);
+    for (std::size_t h = 33; h < 33 + more; ++h) children[h] = Every(1, 3000);
+    return CheckForms({3000, 7, 7}, children, 0, packing).child_bytes;
   };
-  CHECK(bytes(3, 9) == 2);
-  CHECK(bytes(60000, 5535) == 2);  // 65,535 children before the third node of the group
-  CHECK(bytes(60000, 5536) == 4);
-  std::vector<std::vector<Symbol>> groups(100);  // large numbers, small ones from their bases
-  for (std::size_t h = 31; h < groups.size(); h += 32) groups[h] = Every(1, 60000);
-  CHECK(CheckForms({60000, 7, 7}, groups, 0).child_bytes == 2);
+  CHECK(bytes(3, 0, Packing::kFast) == 4);
+  CHECK(bytes(255, 0, Packing::kSmall) == 1);
+  CHECK(bytes(3, 30, Packing::kSmall) == 1);  // one group holds its children in full
+  CHECK(bytes(256, 0, Packing::kSmall) == 2);
+  CHECK(bytes(256, 22, Packing::kSmall) == 4);  // more than 65,535 in one group
 }
 
 TEST_CASE("search: runs of any length and place, words that are there and that are not") {

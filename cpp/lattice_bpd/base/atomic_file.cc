@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/huge_pages.h"
 
 namespace lattice_bpd {
 namespace {
@@ -34,6 +35,9 @@ AtomicFile::AtomicFile(const std::string& path)
   ::fchmod(fd, DefaultMode());
   file_ = ::fdopen(fd, "wb");
   if (file_ == nullptr) ThrowErrno("open a temporary file beside");
+  // Written in such pieces, the file's pages can be huge ones for whoever maps it next.
+  buffer_.reset(new char[kHugePage]);
+  std::setvbuf(file_, buffer_.get(), _IOFBF, kHugePage);
 }
 
 AtomicFile::~AtomicFile() {

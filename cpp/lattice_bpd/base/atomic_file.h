@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdio>
+#include <memory>
 #include <string>
 
 namespace lattice_bpd {
@@ -29,6 +30,7 @@ class AtomicFile {
 
   std::string path_;
   std::string temporary_path_;
+  std::unique_ptr<char[]> buffer_;
   std::FILE* file_ = nullptr;
 };
 

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/huge_pages.h"
 
 namespace lattice_bpd {
 namespace {
@@ -53,6 +54,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   void* mapping = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
   if (mapping == MAP_FAILED) ThrowErrno(path, "map");
   data_ = static_cast<const unsigned char*>(mapping);
+  PreferHugePages(data_, size_);
 }
 
 MappedFile::~MappedFile() {

@@ -140,7 +140,7 @@ class HitFinder {
   }
 
   // Which of those runs to search: a history can have hits only where its suffix has. Asks for
-  // the first keys of each. Kinds and pointers are chosen by arithmetic: compilers make branches
+  // the first and the last keys of each. Kinds and pointers are chosen by arithmetic: compilers make branches
   // of conditions, and processors cannot guess these.
   void ListWork(std::uint32_t length, std::uint32_t j) {
     const PackedLevel& level = task_.lm->levels()[length];
@@ -167,8 +167,10 @@ class HitFinder {
       tiny += above_none - above_tiny;
       small += above_tiny - above_small;
       large += above_small;
-      const std::uint32_t block = run.begin >> (above_small * kSampleShift);
-      Simd::Prefetch(keys[above_small] + block * key_bytes);
+      const std::uint8_t* from = keys[above_small];
+      const std::uint32_t shift = above_small * kSampleShift;
+      Simd::Prefetch(from + (run.begin >> shift) * key_bytes);
+      Simd::Prefetch(from + ((run.end - above_none) >> shift) * key_bytes);
     }
     w_.tiny.EndBoundary(tiny);
     w_.small.EndBoundary(small);

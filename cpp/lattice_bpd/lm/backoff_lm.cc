@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/huge_pages.h"
 #include "lattice_bpd/base/mapped_file.h"
 #include "lattice_bpd/lm/lm_fst.h"
 #include "lattice_bpd/lm/suffix_links.h"
@@ -23,6 +24,8 @@ std::shared_ptr<const BackoffLm> BackoffLm::FromTrie(const Trie& trie, Packing p
   for (int m = 0; m < trie.order(); ++m) {
     const std::size_t children = m + 1 < trie.order() ? trie.levels[m + 1].size() : 0;
     levels.push_back(ViewOf(storage[m], static_cast<std::uint32_t>(children)));
+    MoveToHugePages(storage[m].keys.data(), storage[m].keys.size());
+    MoveToHugePages(storage[m].payload.data(), storage[m].payload.size());
   }
   // Moving the vector keeps the buffers that the views point to.
   return std::make_shared<BackoffLm>(trie.vocabulary, std::move(levels), std::move(storage),

@@ -7,18 +7,20 @@ namespace lattice_bpd {
 namespace {
 
 constexpr std::size_t kMaxCodes = 1 << 16;
+constexpr std::size_t kMaxFastCodes = 12 << 10;  // a table of 48 KiB
 
 // The distinct values of a field by rising value, or none where a table does not pay.
 struct ValueTable {
   std::vector<float> values;
   int code_bytes = 4;
 
-  explicit ValueTable(const std::vector<float>& field) {
+  ValueTable(const std::vector<float>& field, Packing packing) {
+    const std::size_t most = packing == Packing::kFast ? kMaxFastCodes : kMaxCodes;
     std::vector<float> sorted;
     std::unordered_map<float, bool> seen;
     for (const float value : field) {
       if (!seen.emplace(value, true).second) continue;
-      if (seen.size() > kMaxCodes) return;
+      if (seen.size() > most) return;
       sorted.push_back(value);
     }
     const int bytes = sorted.size() <= 256 ? 1 : 2;
@@ -54,6 +56,7 @@ std::uint32_t Spread(const std::vector<std::uint32_t>& child_begin, std::size_t 
 
 // How many bytes a first child takes.
 int ChildBytes(const std::vector<std::uint32_t>& child_begin, Packing packing) {
+  if (packing == Packing::kFast) return 4;
   const std::size_t num_groups = (child_begin.size() + kChildBaseStride - 1) / kChildBaseStride;
   std::size_t num_wide = 0;  // groups that do not fit 1 byte
   bool fits_short = true;
@@ -66,8 +69,7 @@ int ChildBytes(const std::vector<std::uint32_t>& child_begin, Packing packing) {
   const std::size_t bases = 4 * num_groups;
   const std::size_t plain_size = child_begin.size() * plain + (fits_short ? bases : 0);
   const std::size_t small_size = child_begin.size() + bases + 4 * kChildBaseStride * num_wide;
-  const bool small = packing == Packing::kSmall && small_size < plain_size;
-  return small && child_begin.back() < kWideGroup ? 1 : plain;
+  return small_size < plain_size && child_begin.back() < kWideGroup ? 1 : plain;
 }
 
 // Fills the bases, and the wide groups' children; what a record then holds is Offset.
@@ -104,8 +106,8 @@ std::vector<std::uint8_t> PackKeys(const std::vector<Symbol>& words, int bytes) 
 LevelStorage PackLevel(const Trie& trie, int m, Packing packing) {
   const TrieLevel& level = trie.levels[m];
   const bool highest = m + 1 == trie.order();
-  const ValueTable log_probs(level.log_prob);
-  const ValueTable backoffs(level.backoff);
+  const ValueTable log_probs(level.log_prob, packing);
+  const ValueTable backoffs(level.backoff, packing);
   LevelStorage out;
   out.form.size = level.size();
   out.form.log_prob_error = level.log_prob_error;
