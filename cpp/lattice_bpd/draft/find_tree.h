@@ -9,7 +9,7 @@
 // every node's parent, and no other prefix-closed set of its size has more mass in total. The sum
 // of the masses is the expected number of tokens that a path drawn from P shares with the tree.
 //
-// Exact: a backward sum over the rows of lattice x LM (product_rows.h), then best-first expansion.
+// Exact: the fused search with sums in place of maxima (fused_engine.h), then best-first expansion.
 // Masses are rounded to the score grid, so that equal ones are equal: at most 3e-8 a slot.
 // Cost: rows * top_k exponentials, max_nodes * top_k heap entries. docs/search.md has the proof.
 #ifndef LATTICE_BPD_DRAFT_FIND_TREE_H_

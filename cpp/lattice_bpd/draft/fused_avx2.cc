@@ -181,9 +181,10 @@ struct Avx2 {
 
 namespace lattice_bpd {
 
-RunFused FusedAvx2() {
+FusedKernel FusedAvx2() {
   const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
-  return has ? &SearchFused<Avx2> : nullptr;
+  if (!has) return {"avx2", nullptr, nullptr};
+  return {"avx2", &SearchFused<Avx2>, &SearchFusedTree<Avx2>};
 }
 
 }  // namespace lattice_bpd
@@ -191,7 +192,7 @@ RunFused FusedAvx2() {
 #else
 
 namespace lattice_bpd {
-RunFused FusedAvx2() { return nullptr; }
+FusedKernel FusedAvx2() { return {"avx2", nullptr, nullptr}; }
 }  // namespace lattice_bpd
 
 #endif

@@ -20,6 +20,7 @@
 #pragma GCC push_options
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC bug 105593, in immintrin.h
+#pragma GCC diagnostic ignored "-Wuninitialized"        // the same, less optimised
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,bmi,bmi2,popcnt,lzcnt")
 
 #include "lattice_bpd/draft/fused_search.h"
@@ -281,11 +282,12 @@ struct Avx512 {
 
 namespace lattice_bpd {
 
-RunFused FusedAvx512() {
+FusedKernel FusedAvx512() {
   const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                    __builtin_cpu_supports("bmi2");
-  return has ? &SearchFused<Avx512> : nullptr;
+  if (!has) return {"avx512", nullptr, nullptr};
+  return {"avx512", &SearchFused<Avx512>, &SearchFusedTree<Avx512>};
 }
 
 }  // namespace lattice_bpd
@@ -293,7 +295,7 @@ RunFused FusedAvx512() {
 #else
 
 namespace lattice_bpd {
-RunFused FusedAvx512() { return nullptr; }
+FusedKernel FusedAvx512() { return {"avx512", nullptr, nullptr}; }
 }  // namespace lattice_bpd
 
 #endif

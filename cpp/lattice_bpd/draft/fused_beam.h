@@ -15,10 +15,10 @@ class BeamSearch {
  public:
   BeamSearch(const FusedTask& task, FusedWorkspace* workspace) : task_(task), w_(*workspace) {}
 
-  void Run(CompletionFinder<Simd>* completions) {
+  void Run(CompletionFinder<Simd, FusedBest>* completions) {
     w_.beam.Clear();
     const std::uint32_t start = w_.hits.target[0];
-    w_.beam.Append({start, 0, 0, w_.hits.constant[0] + w_.best[start]});
+    w_.beam.Append({start, 0, 0, w_.hits.constant[0] + w_.worth[start]});
     begin_ = 0;
     for (std::uint32_t j = 0; j < task_.num_slots; ++j) {
       const auto end = static_cast<std::uint32_t>(w_.beam.size());
@@ -47,7 +47,7 @@ class BeamSearch {
  private:
   // The next slot's prefixes go to w_.found_*; returns their number.
   std::uint32_t ExtendPrefixes(std::uint32_t j, std::uint32_t end,
-                               CompletionFinder<Simd>* completions) {
+                               CompletionFinder<Simd, FusedBest>* completions) {
     // Each prefix has a best completion, so p prefixes promise p paths at least as good as this.
     double least = kMinusInfinity;
     if (end - begin_ == task_.num_drafts) {
@@ -61,7 +61,7 @@ class BeamSearch {
       const std::uint32_t r = w_.beam[b].row;
       const double* values = completions->ValuesOf(r);
       const std::uint32_t more =
-          Simd::AtLeast(values, w_.beam[b].score - w_.best[r], width, least,
+          Simd::AtLeast(values, w_.beam[b].score - w_.worth[r], width, least,
                         w_.found_scores.data() + count, w_.found_lanes.data() + count);
       std::fill_n(w_.found_parents.data() + count, more, b);
       count += more;
@@ -93,7 +93,7 @@ class BeamSearch {
     w_.beam.Resize(next - w_.beam.data());
     if (j + 1 == task_.num_slots) return;
     for (std::size_t b = begin; b < w_.beam.size(); ++b) {
-      w_.beam[b].row = TargetOf(w_.beam[w_.beam[b].parent].row, w_.beam[b].lane);
+      w_.beam[b].row = TargetOf(task_, w_, w_.beam[w_.beam[b].parent].row, w_.beam[b].lane);
     }
   }
 
@@ -116,18 +116,6 @@ class BeamSearch {
       high = above > task_.num_drafts ? high : middle;
     }
     return Simd::CountAbove(scores, found, low) < task_.num_drafts ? low : high;
-  }
-
-  // The row after a candidate: that of the longest history with a hit for it.
-  std::uint32_t TargetOf(std::uint32_t r, std::uint32_t lane) const {
-    const std::uint64_t* lane_bits = w_.rows.lane_bits.data() + lane / 64;
-    for (std::uint32_t i = 0; i < task_.max_length; ++i) {
-      const bool is_hit = lane_bits[std::size_t{r} * task_.lane_words] >> (lane % 64) & 1;
-      r = is_hit ? r : w_.rows.suffix[r];
-    }
-    std::uint32_t h = w_.rows.hits_begin[r];
-    while (w_.hits.lane[h] != lane) ++h;
-    return w_.hits.target[h];
   }
 
   // order[i] = the beam's index of draft i: by falling score, equals as they stand.

@@ -1,14 +1,15 @@
-// Step 2 of the fused search (fused_search.h): the best completion of every row, by dynamic
-// programming over rows x lanes.
+// Step 2 of the fused search (fused_search.h): what every row is worth, by dynamic programming over
+// rows x lanes. `Worth` says which: FusedBest or FusedMass (fused_masses.h).
 #ifndef LATTICE_BPD_DRAFT_FUSED_COMPLETIONS_H_
 #define LATTICE_BPD_DRAFT_FUSED_COMPLETIONS_H_
 
+#include "lattice_bpd/draft/fused_masses.h"
 #include "lattice_bpd/draft/fused_task.h"
 
 namespace lattice_bpd {
 namespace {
 
-template <typename Simd>
+template <typename Simd, typename Worth>
 class CompletionFinder {
  public:
   CompletionFinder(const FusedTask& task, FusedWorkspace* workspace)
@@ -19,7 +20,7 @@ class CompletionFinder {
   void Run() {
     const std::size_t num_rows = w_.rows.size;
     kept_ = num_rows * task_.stride <= kKeptValues;
-    w_.best.Resize(num_rows);
+    w_.worth.Resize(num_rows);
     w_.values.Resize(kept_ ? num_rows * task_.stride : 0);
     if (!kept_) w_.place.Resize(num_rows);
     for (std::uint32_t j = task_.num_slots; j-- > 0;) {
@@ -49,7 +50,8 @@ class CompletionFinder {
         w_.place[r] = (*place)++;
         w_.values.Resize(std::max(w_.values.size(), std::size_t{*place} * task_.stride));
       }
-      w_.best[r] = FillRow(r, Values(w_.rows.suffix[r]), Values(r));
+      const double best = FillRow(r, Values(w_.rows.suffix[r]), Values(r));
+      w_.worth[r] = Worth::Of(Values(r), task_.stride, best);
     }
   }
 
@@ -57,10 +59,10 @@ class CompletionFinder {
   void AddCompletions(std::uint32_t hits_begin, std::uint32_t hits_end) {
     const double* constants = w_.hits.constant.data();
     const std::uint32_t* targets = w_.hits.target.data();
-    const double* best = w_.best.data();
+    const double* worth = w_.worth.data();
     double* scores = w_.hits.score.data();
     for (std::uint32_t h = hits_begin; h < hits_end; ++h) {
-      scores[h] += constants[h] + best[targets[h]];
+      scores[h] += constants[h] + worth[targets[h]];
     }
   }
 

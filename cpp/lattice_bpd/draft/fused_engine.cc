@@ -1,57 +1,38 @@
 #include "lattice_bpd/draft/fused_engine.h"
 
-#include <atomic>
-
-#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/instruction_sets.h"
 #include "lattice_bpd/draft/fused_kernels.h"
 
 namespace lattice_bpd {
 namespace {
 
-// Those that run here, best first.
-const std::vector<FusedKernel>& Kernels() {
-  static const std::vector<FusedKernel> kernels = [] {
-    std::vector<FusedKernel> found;
-    for (const FusedKernel& kernel :
-         {FusedKernel{"avx512", FusedAvx512()}, FusedKernel{"avx2", FusedAvx2()},
-          FusedKernel{"scalar", FusedScalar()}}) {
-      if (kernel.run != nullptr) found.push_back(kernel);
-    }
-    return found;
-  }();
-  return kernels;
+InstructionSets<FusedKernel>& Sets() {
+  static InstructionSets<FusedKernel> sets{FusedAvx512(), FusedAvx2(), FusedScalar()};
+  return sets;
 }
 
-std::atomic<const FusedKernel*> chosen{nullptr};
+FusedWorkspace* Workspace() {
+  thread_local FusedWorkspace workspace;
+  return &workspace;
+}
 
 }  // namespace
 
-std::vector<std::string> FusedInstructionSets() {
-  std::vector<std::string> names;
-  for (const FusedKernel& kernel : Kernels()) names.push_back(kernel.name);
-  return names;
-}
+std::vector<std::string> FusedInstructionSets() { return Sets().Names(); }
 
-void SetFusedInstructionSet(const std::string& name) {
-  std::string known;
-  for (const FusedKernel& kernel : Kernels()) {
-    if (name.empty() || name == kernel.name) {
-      chosen = &kernel;
-      return;
-    }
-    known += StrCat(known.empty() ? "" : ", ", kernel.name);
-  }
-  throw ValueError(
-      StrCat("instruction set \"", name, "\" does not run here; expected one of ", known));
-}
+void SetFusedInstructionSet(const std::string& name) { Sets().Choose(name); }
 
 DraftList FindDraftsFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                           const DraftOptions& options) {
-  thread_local FusedWorkspace workspace;
-  const FusedKernel* kernel = chosen.load(std::memory_order_relaxed);
-  if (kernel == nullptr) kernel = &Kernels().front();
   DraftList out;
-  kernel->run(sausage, lm, start, options, &workspace, &out);
+  Sets().chosen().find_drafts(sausage, lm, start, options, Workspace(), &out);
+  return out;
+}
+
+std::vector<TreeNode> FindTreeFused(const Sausage& sausage, const BackoffLm* lm,
+                                    const LmState& start, double alpha, int max_nodes) {
+  std::vector<TreeNode> out;
+  Sets().chosen().find_tree(sausage, lm, start, alpha, max_nodes, Workspace(), &out);
   return out;
 }
 

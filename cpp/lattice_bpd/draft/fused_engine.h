@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "lattice_bpd/draft/find_drafts.h"
+#include "lattice_bpd/draft/find_tree.h"
 
 namespace lattice_bpd {
 
@@ -24,11 +25,16 @@ namespace lattice_bpd {
 DraftList FindDraftsFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                           const DraftOptions& options);
 
+// As FindTree (find_tree.h), for one slot or more; the first two steps are those above with sums in
+// place of maxima.
+std::vector<TreeNode> FindTreeFused(const Sausage& sausage, const BackoffLm* lm,
+                                    const LmState& start, double alpha, int max_nodes);
+
 // The instruction sets that this processor and build can run, best first; "scalar" is always
 // there.
 std::vector<std::string> FusedInstructionSets();
 
-// Makes FindDraftsFused use one of them, for tests and benchmarks; "" means the best. Throws
+// Makes both searches use one of them, for tests and benchmarks; "" means the best. Throws
 // ValueError for one that is not in FusedInstructionSets().
 void SetFusedInstructionSet(const std::string& name);
 

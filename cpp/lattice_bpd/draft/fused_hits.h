@@ -140,8 +140,8 @@ class HitFinder {
   }
 
   // Which of those runs to search: a history can have hits only where its suffix has. Asks for
-  // the first and the last keys of each. Kinds and pointers are chosen by arithmetic: compilers make branches
-  // of conditions, and processors cannot guess these.
+  // the first and the last keys of each. Kinds and pointers are chosen by arithmetic: compilers
+  // make branches of conditions, and processors cannot guess these.
   void ListWork(std::uint32_t length, std::uint32_t j) {
     const PackedLevel& level = task_.lm->levels()[length];
     const std::uint32_t begin = HitsBegin(length - 1, j);
@@ -284,6 +284,19 @@ class HitFinder {
   const FusedTask& task_;
   FusedWorkspace& w_;
 };
+
+// The row after a candidate: that of the longest history with a hit for it.
+inline std::uint32_t TargetOf(const FusedTask& task, const FusedWorkspace& w, std::uint32_t r,
+                              std::uint32_t lane) {
+  const std::uint64_t* lane_bits = w.rows.lane_bits.data() + lane / 64;
+  for (std::uint32_t i = 0; i < task.max_length; ++i) {
+    const bool is_hit = lane_bits[std::size_t{r} * task.lane_words] >> (lane % 64) & 1;
+    r = is_hit ? r : w.rows.suffix[r];
+  }
+  std::uint32_t h = w.rows.hits_begin[r];
+  while (w.hits.lane[h] != lane) ++h;
+  return w.hits.target[h];
+}
 
 }  // namespace
 }  // namespace lattice_bpd

@@ -2,7 +2,10 @@
 #ifndef LATTICE_BPD_DRAFT_FUSED_KERNELS_H_
 #define LATTICE_BPD_DRAFT_FUSED_KERNELS_H_
 
+#include <vector>
+
 #include "lattice_bpd/draft/find_drafts.h"
+#include "lattice_bpd/draft/find_tree.h"
 #include "lattice_bpd/draft/fused_workspace.h"
 
 namespace lattice_bpd {
@@ -10,15 +13,22 @@ namespace lattice_bpd {
 using RunFused = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                           const DraftOptions& options, FusedWorkspace* workspace, DraftList* out);
 
+using RunFusedTree = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                              double alpha, int max_nodes, FusedWorkspace* workspace,
+                              std::vector<TreeNode>* out);
+
 struct FusedKernel {
   const char* name;
-  RunFused run;
+  RunFused find_drafts;
+  RunFusedTree find_tree;
+
+  bool runs() const { return find_drafts != nullptr; }
 };
 
-// Null where this build or this processor lacks the instructions.
-RunFused FusedAvx512();
-RunFused FusedAvx2();
-RunFused FusedScalar();
+// With null pointers where this build or this processor lacks the instructions.
+FusedKernel FusedAvx512();
+FusedKernel FusedAvx2();
+FusedKernel FusedScalar();
 
 }  // namespace lattice_bpd
 

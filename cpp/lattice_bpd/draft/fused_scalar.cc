@@ -87,6 +87,6 @@ struct Scalar {
 
 }  // namespace
 
-RunFused FusedScalar() { return &SearchFused<Scalar>; }
+FusedKernel FusedScalar() { return {"scalar", &SearchFused<Scalar>, &SearchFusedTree<Scalar>}; }
 
 }  // namespace lattice_bpd

@@ -11,6 +11,7 @@
 #include "lattice_bpd/draft/fused_completions.h"
 #include "lattice_bpd/draft/fused_hits.h"
 #include "lattice_bpd/draft/fused_task.h"
+#include "lattice_bpd/draft/fused_tree.h"
 
 namespace lattice_bpd {
 namespace {
@@ -21,11 +22,25 @@ void SearchFused(const Sausage& sausage, const BackoffLm* lm, const LmState& sta
   const FusedTask task(sausage, lm, start, options);
   LoadCandidates(task, workspace);
   HitFinder<Simd>(task, workspace).Run();
-  CompletionFinder<Simd> completions(task, workspace);
+  CompletionFinder<Simd, FusedBest> completions(task, workspace);
   completions.Run();
   BeamSearch<Simd> beam(task, workspace);
   beam.Run(&completions);
   beam.WriteDrafts(out);
+}
+
+template <typename Simd>
+void SearchFusedTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                     double alpha, int max_nodes, FusedWorkspace* workspace,
+                     std::vector<TreeNode>* out) {
+  const FusedTask task(sausage, lm, start, {/*num_drafts=*/1, alpha});
+  LoadCandidates(task, workspace);
+  HitFinder<Simd>(task, workspace).Run();
+  CompletionFinder<Simd, FusedMass> completions(task, workspace);
+  completions.Run();
+  TreeSearch<Simd> tree(task, workspace);
+  tree.Run(static_cast<std::uint32_t>(max_nodes), &completions);
+  tree.WriteNodes(out);
 }
 
 }  // namespace

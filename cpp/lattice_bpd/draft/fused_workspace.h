@@ -128,6 +128,15 @@ struct FusedPrefix {
   double score;
 };
 
+// A prefix that is, or may become, a node of a tree.
+struct FusedNode {
+  double mass;         // ln of it, not yet normalised
+  std::uint32_t row;   // behind it; known once it is a node, and none behind the last slot
+  std::uint32_t lane;  // of its last token
+  std::int32_t parent;
+  std::int32_t depth;
+};
+
 struct FusedWorkspace {
   Buffer<std::uint32_t> symbols;    // (slots, stride), kNoSymbol in the padding
   Buffer<std::uint16_t> symbols16;  // the same, cut to 16 bits
@@ -144,7 +153,8 @@ struct FusedWorkspace {
   FusedWorkList tiny, small, large;
   Buffer<FusedBlock> blocks;  // (large runs of a boundary, stride)
 
-  Buffer<double> best;          // one for each row: score of the best completion from there
+  Buffer<double> worth;         // of each row: score of the best completion from there, or ln of
+                                // the mass of all
   Buffer<double> values;        // (rows, stride): scores of lanes up to the lattice's end
   Buffer<std::uint32_t> place;  // which row of `values` is a row's, unless all have their own
   Buffer<double> chain;         // values of a row and its suffixes, when recomputed
@@ -153,6 +163,9 @@ struct FusedWorkspace {
   Buffer<double> found_scores;  // of the next slot's prefixes, before the best are chosen
   Buffer<std::uint32_t> found_lanes;
   Buffer<std::uint32_t> found_parents;
+
+  Buffer<FusedNode> nodes;
+  Buffer<FusedNode> heap;
 };
 
 }  // namespace lattice_bpd

@@ -1,30 +1,21 @@
 #include "lattice_bpd/lattice/top_k.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <functional>
 #include <limits>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/instruction_sets.h"
 #include "lattice_bpd/lattice/top_k_kernels.h"
 
 namespace lattice_bpd {
 namespace {
 
-// Those that run here, best first.
-const std::vector<TopKKernel>& Kernels() {
-  static const std::vector<TopKKernel> kernels = [] {
-    std::vector<TopKKernel> found;
-    for (const TopKKernel& kernel : {TopKAvx512(), TopKAvx2(), TopKNeon(), TopKScalar()}) {
-      if (kernel.scan != nullptr) found.push_back(kernel);
-    }
-    return found;
-  }();
-  return kernels;
+InstructionSets<TopKKernel>& Sets() {
+  static InstructionSets<TopKKernel> sets{TopKAvx512(), TopKAvx2(), TopKNeon(), TopKScalar()};
+  return sets;
 }
-
-std::atomic<const TopKKernel*> chosen{nullptr};
 
 std::size_t SizeOf(FloatType type) { return type == FloatType::kFloat32 ? 4 : 2; }
 
@@ -106,8 +97,7 @@ TopK SelectTopK(const LogitsView& logits, const TopKOptions& options) {
     throw ValueError(StrCat("top_k is ", options.top_k, "; expected 1..", logits.columns,
                             " (the vocabulary that head_logits has)"));
   }
-  const TopKKernel* kernel = chosen.load(std::memory_order_relaxed);
-  if (kernel == nullptr) kernel = &Kernels().front();
+  const TopKKernel& kernel = Sets().chosen();
   const auto k = static_cast<std::size_t>(options.top_k);
   TopK out{options.top_k, std::vector<TokenId>(logits.rows * k),
            std::vector<float>(logits.rows * k)};
@@ -116,36 +106,21 @@ TopK SelectTopK(const LogitsView& logits, const TopKOptions& options) {
   for (std::size_t r = 0; r < logits.rows; ++r) {
     const LogitsRow row = RowOf(logits, r, &copy);
     buffer.Clear();
-    const std::size_t bad = kernel->scan(row, &buffer);
+    const std::size_t bad = kernel.scan(row, &buffer);
     if (bad != kNoBadToken) {
       ThrowBadLogit(LoadLogit(row.type, row.data + bad * SizeOf(row.type)), r, bad);
     }
     float* scores = out.scores.data() + r * k;
     buffer.Sort(out.token_ids.data() + r * k, scores);
     if (!options.log_softmax) continue;
-    const double shift = LogSumExp(*kernel, row, scores[0]);
+    const double shift = LogSumExp(kernel, row, scores[0]);
     for (std::size_t i = 0; i < k; ++i) scores[i] = static_cast<float>(scores[i] - shift);
   }
   return out;
 }
 
-std::vector<std::string> TopKInstructionSets() {
-  std::vector<std::string> names;
-  for (const TopKKernel& kernel : Kernels()) names.push_back(kernel.name);
-  return names;
-}
+std::vector<std::string> TopKInstructionSets() { return Sets().Names(); }
 
-void SetTopKInstructionSet(const std::string& name) {
-  std::string known;
-  for (const TopKKernel& kernel : Kernels()) {
-    if (name.empty() || name == kernel.name) {
-      chosen = &kernel;
-      return;
-    }
-    known += StrCat(known.empty() ? "" : ", ", kernel.name);
-  }
-  throw ValueError(
-      StrCat("instruction set \"", name, "\" does not run here; expected one of ", known));
-}
+void SetTopKInstructionSet(const std::string& name) { Sets().Choose(name); }
 
 }  // namespace lattice_bpd

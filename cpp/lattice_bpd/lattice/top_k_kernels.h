@@ -101,6 +101,8 @@ struct TopKKernel {
   std::size_t (*scan)(const LogitsRow& row, TopKBuffer* buffer);
   // sum exp(logit - best) over the row, for a finite `best`, the largest logit; to about 1e-6.
   double (*sum_exp)(const LogitsRow& row, float best);
+
+  bool runs() const { return scan != nullptr; }
 };
 
 // With null pointers where this build or this processor lacks the instructions.
