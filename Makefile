@@ -54,10 +54,8 @@ lint: build  ## every check that needs no running: ruff, mypy, clang-format, stu
 tidy: build  ## clang-tidy over the C++ code (slow)
 	@find cpp src -name '*.cc' | xargs -P $(JOBS) -n 1 clang-tidy -p $(BUILD) --quiet
 
-sanitize: setup  ## C++ unit tests under AddressSanitizer and UBSan (slow)
-	@cmake --preset sanitize
-	@cmake --build --preset sanitize --parallel $(JOBS)
-	@ctest --preset sanitize --parallel $(JOBS)
+sanitize: setup  ## tests under AddressSanitizer with UBSan, and under ThreadSanitizer (slow)
+	@scripts/sanitize.sh
 
 format: setup  ## rewrite Python and C++ code in the project's format
 	@ruff check --fix --quiet . || true

@@ -4,27 +4,15 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <random>
 #include <vector>
 
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/fused_engine.h"
 #include "lattice_bpd/lattice/sausage.h"
-#include "lm_examples.h"
+#include "random_lattices.h"
 
 namespace lattice_bpd {
 namespace {
-
-using Random = std::mt19937;
-
-std::uint32_t Below(Random* random, std::uint32_t limit) {
-  return static_cast<std::uint32_t>((*random)() % limit);
-}
-
-float Draw(Random* random, bool exact) {
-  return exact ? -static_cast<float>(Below(random, 24)) / 8.0f
-               : -static_cast<float>(Below(random, 1u << 20)) / 262144.0f;
-}
 
 // `count` different numbers below `limit`.
 std::vector<Symbol> Choose(Random* random, std::uint32_t count, std::uint32_t limit) {
