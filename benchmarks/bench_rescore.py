@@ -8,6 +8,7 @@ A time is that of one call of the core with ten lattices, divided by ten (one fo
 engines), over 500 different lattices in rotation: the lines of the LM that a lattice needs are
 rarely in the cache. Each engine has passes of its own, by turns, except where they alternate. The
 clock is the CPU time of the calling thread; only the batches on two threads take the wall clock.
+Arguments of the core are made before the clock starts.
 Results go to benchmarks/results/rescore.json; `summary` has the figures that matter.
 """
 
@@ -16,7 +17,6 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from callgrind import count_instructions
 from corpus import CACHE, ROOT, VOCAB_SIZE, Corpus, load_corpus, make_dense_text, make_large_text
 from demo_lattices import find_demo_model, record_lattices
 from lattices import (
-    HAS_THREADS,
     Lattices,
     check_engines_agree,
     check_scores,
     draw_lattices,
-    rescore,
+    rescore_arguments,
+    tree_arguments,
 )
 from machine import describe_machine
 from pywrapfst_peer import measure_pywrapfst
@@ -38,7 +38,7 @@ from report import PAPER_BY_DRAFTS, PAPER_BY_SHAPE, print_comparison, print_tabl
 from timing import Contender, Times, summarize, time_in_turns
 from top_k import measure_top_k
 
-from lattice_bpd import NGramLM, SausageLattice, rescore_lattice
+from lattice_bpd import NGramLM, SausageLattice, _core, rescore_lattice
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.train.ngram import KatzWarning, RaggedIds, train_ngram
 
@@ -94,8 +94,9 @@ class Bench:
         seconds: dict[str, list[float]] = {"fused": [], "openfst": []}
         for lattice in self.main.split(1)[:200]:
             for engine, samples in seconds.items():
+                arguments = rescore_arguments(lattice, self.lm, 16, engine)
                 start = time.thread_time()
-                rescore(lattice, self.lm, 16, engine)
+                _core.rescore_candidates(*arguments)
                 samples.append(time.thread_time() - start)
         row = self._row("corpus", self.main, 16, *(summarize(s) for s in seconds.values()))
         print_comparison("engines alternating, one lattice a call", [row])
@@ -138,12 +139,8 @@ class Bench:
 
     def measure_batches(self) -> None:
         """64 lattices in one call, on one thread and on two."""
-        self.summary["batch64_2threads"] = None
-        if not HAS_THREADS:
-            print("\nnote: the core takes no `threads`; batches on two threads are left out")
-            return
         parts = self.main.split(64)
-        calls = [Contender(self._call(self.lm, 16, "fused", n), parts) for n in (1, 2)]
+        calls = [self._contender(self.lm, 16, "fused", parts, threads=n) for n in (1, 2)]
         found = time_in_turns(
             calls, items_per_call=64, rounds=5 * self.rounds, clock=time.perf_counter
         )
@@ -153,6 +150,27 @@ class Bench:
         print_table("batch of 64, us a lattice", ["threads", "median", "90 %"], rows)
         self.results["batch64"] = {str(t): found.to_json() for t, found in times.items()}
         self.summary["batch64_2threads"] = ratio
+
+    def measure_trees(self) -> None:
+        """Trees of the sizes that decoding verifies."""
+        parts = self.main.split(PART)
+        sizes = (18, 36, 144)
+        found = time_in_turns(
+            [
+                Contender(
+                    lambda arguments: _core.tree_of_candidates(*arguments),
+                    [tree_arguments(part, self.lm, size) for part in parts],
+                )
+                for size in sizes
+            ],
+            items_per_call=PART,
+            rounds=self.rounds,
+        )
+        rows = [[n, times.median, times.p90] for n, times in zip(sizes, found, strict=True)]
+        print_table("trees, 8 x 16, us", ["nodes", "median", "90 %"], rows)
+        named = zip(sizes, found, strict=True)
+        self.results["trees"] = {str(n): times.to_json() for n, times in named}
+        self.summary["tree_us_36_nodes"] = round(found[1].median, 2)
 
     def measure_python(self) -> None:
         """rescore_lattice on ready lattices, and on logits of 8 x 50,257."""
@@ -259,8 +277,8 @@ class Bench:
         check_engines_agree(some, lm, num_drafts)
         fused, openfst = time_in_turns(
             [
-                Contender(self._call(lm, num_drafts, "fused"), lattices.split(PART)),
-                Contender(self._call(lm, num_drafts, "openfst"), some.split(PART), slow=True),
+                self._contender(lm, num_drafts, "fused", lattices.split(PART)),
+                self._contender(lm, num_drafts, "openfst", some.split(PART), slow=True),
             ],
             items_per_call=PART,
             rounds=self.rounds if full else 5,
@@ -287,13 +305,22 @@ class Bench:
 
     def _times(self, lms: list[NGramLM], lattices: Lattices, num_drafts: int) -> list[Times]:
         parts = lattices.split(PART)
-        calls = [Contender(self._call(lm, num_drafts, "fused"), parts) for lm in lms]
+        calls = [self._contender(lm, num_drafts, "fused", parts) for lm in lms]
         return time_in_turns(calls, items_per_call=PART, rounds=self.rounds)
 
-    def _call(
-        self, lm: NGramLM, num_drafts: int, engine: str, threads: int = 1
-    ) -> Callable[[Lattices], object]:
-        return lambda part: rescore(part, lm, num_drafts, engine, threads)
+    def _contender(
+        self,
+        lm: NGramLM,
+        num_drafts: int,
+        engine: str,
+        parts: list[Lattices],
+        *,
+        threads: int = 1,
+        slow: bool = False,
+    ) -> Contender:
+        """The core's call alone: arguments are made before."""
+        made = [rescore_arguments(part, lm, num_drafts, engine, threads) for part in parts]
+        return Contender(lambda arguments: _core.rescore_candidates(*arguments), made, slow)
 
     def _select(self, logits: Any) -> object:
         return select_top_k(logits, 16, log_softmax=False, where="bench")
@@ -338,6 +365,7 @@ def main() -> None:
     bench.measure_recorded()
     bench.measure_pywrapfst()
     bench.measure_batches()
+    bench.measure_trees()
     bench.measure_python()
     bench.measure_top_k()
     bench.measure_scale()

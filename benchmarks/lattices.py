@@ -11,7 +11,6 @@ from corpus import Corpus
 from lattice_bpd import NGramLM, _core
 
 CONTEXT = 3  # tokens before a lattice
-HAS_THREADS = "threads" in (_core.rescore_candidates.__doc__ or "")
 
 
 class Lattices(NamedTuple):
@@ -60,20 +59,31 @@ def draw_lattices(corpus: Corpus, count: int, slots: int, top_k: int, seed: int 
     return Lattices(token_ids.reshape(shape), scores.astype(np.float32), contexts)
 
 
+def rescore_arguments(
+    lattices: Lattices, lm: NGramLM, num_drafts: int, engine: str, threads: int = 1
+) -> tuple[Any, ...]:
+    """What the core's `rescore_candidates` takes."""
+    count, length = lattices.contexts.shape
+    offsets = np.arange(count + 1, dtype=np.int64) * length
+    context = lattices.contexts.reshape(-1)
+    arrays = (lattices.token_ids, lattices.scores, lm._core, context, offsets)
+    return (*arrays, True, num_drafts, 1.0, engine, threads)
+
+
 def rescore(
     lattices: Lattices, lm: NGramLM, num_drafts: int, engine: str, threads: int = 1
 ) -> tuple[Any, ...]:
     """Token ids (N, p, H), scores (N, p) and counts (N,) by one call of the core."""
-    count, length = lattices.contexts.shape
-    offsets = np.arange(count + 1, dtype=np.int64) * length
-    options: tuple[Any, ...] = (True, num_drafts, 1.0, engine)
-    if HAS_THREADS:
-        options += (threads,)
-    context = lattices.contexts.reshape(-1)
     found: tuple[Any, ...] = _core.rescore_candidates(
-        lattices.token_ids, lattices.scores, lm._core, context, offsets, *options
+        *rescore_arguments(lattices, lm, num_drafts, engine, threads)
     )
     return found
+
+
+def tree_arguments(lattices: Lattices, lm: NGramLM, max_nodes: int) -> tuple[Any, ...]:
+    """What the core's `tree_of_candidates` takes."""
+    *arrays, bos, _, alpha, _, threads = rescore_arguments(lattices, lm, 1, "fused")
+    return (*arrays, bos, max_nodes, alpha, threads)
 
 
 def check_engines_agree(lattices: Lattices, lm: NGramLM, num_drafts: int) -> None:

@@ -81,9 +81,9 @@ class Search(NamedTuple):
     def _on_device(self, arrays: Sequence[Any]) -> Sequence[Any]:
         if self.device is None:
             return arrays
-        import torch
+        from lattice_bpd.lattice.device import copy_to_device
 
-        return [torch.from_numpy(array).to(self.device) for array in arrays]
+        return copy_to_device(arrays, self.device)
 
 
 def check_search(
