@@ -69,7 +69,6 @@ class HitFinder {
     w_.rows.hits_begin[r + 1] = w_.hits.size;
     w_.rows.suffix[r] = r;
     w_.rows.backoff[r] = 0.0;
-    PrefetchRecords(0, begin);
   }
 
   std::uint64_t* LaneBits(std::uint32_t r) {
@@ -94,10 +93,8 @@ class HitFinder {
     const PackedLevel& level = task_.lm->levels()[length];
     for (std::uint32_t j = 0; j + 1 < task_.num_slots; ++j) {
       BeginBoundary();
-      const std::uint32_t hits_begin = w_.hits.size;
       SearchRuns(level, j);
       LeadToRows(RowBegin(length, j + 1));
-      PrefetchRecords(length, hits_begin);
     }
   }
 
@@ -108,6 +105,7 @@ class HitFinder {
     const std::uint32_t end = HitsBegin(length, j + 1);
     const double* heads = w_.head_scores.data() + task_.Lane(j, 0);
     const PackedLevel level = task_.lm == nullptr ? PackedLevel{} : task_.lm->levels()[length];
+    if (task_.lm != nullptr) PrefetchRecords(level, begin, end);
     for (std::uint32_t h = begin; h < end; ++h) {
       const double log_prob =
           task_.lm == nullptr ? 0.0 : task_.Scaled(level.LogProb(w_.hits.node[h]));
@@ -270,15 +268,16 @@ class HitFinder {
     return {slot, LaneBits(suffix_row), w_.rows.hits_begin[suffix_row]};
   }
 
-  // Asks for the records of all hits from `begin` on.
-  void PrefetchRecords(std::uint32_t length, std::uint32_t begin) {
-    if (task_.lm == nullptr) return;
-    const PackedLevel& level = task_.lm->levels()[length];
-    const std::uint8_t* payload = level.payload.data();
+  // Asks for the records of hits, and for the ends of their children, which the next ones hold.
+  // Just before they are read: what is asked for as the hits are found is gone again by then.
+  void PrefetchRecords(const PackedLevel& level, std::uint32_t begin, std::uint32_t end) {
     const std::size_t stride = level.form.record_bytes();
     const std::uint32_t* nodes = w_.hits.node.data();
-    for (std::uint32_t h = begin; h < w_.hits.size; ++h)
-      Simd::Prefetch(payload + nodes[h] * stride);
+    for (std::uint32_t h = begin; h < end; ++h) {
+      const std::uint8_t* record = level.payload.data() + nodes[h] * stride;
+      Simd::Prefetch(record);
+      Simd::Prefetch(record + 2 * stride - 1);
+    }
   }
 
   const FusedTask& task_;
