@@ -223,9 +223,14 @@ void BindRows(py::module_& m) {
   m.def("backoffs_of_rows", &Backoffs, py::arg("vocabulary"), py::arg("unigrams").noconvert(),
         py::arg("symbols"), py::arg("log_probs"),
         "For contexts of 1, 2, .. symbols: symbols (N, length) and ln backoff weights (N,).");
-  m.def("describe_katz_violations", &DescribeViolations, py::arg("order"),
-        py::arg("count_of_counts"), py::arg("used"), py::arg("katz_k"),
-        "What a user should hear about the discounts of an order; empty if nothing.");
+  m.def(
+      "describe_katz_violations",
+      [](int order, const CountOfCounts& count_of_counts, const CountOfCounts& used, int katz_k) {
+        CheckKatzK(katz_k);
+        return DescribeViolations(order, count_of_counts, used, katz_k);
+      },
+      py::arg("order"), py::arg("count_of_counts"), py::arg("used"), py::arg("katz_k"),
+      "What a user should hear about the discounts of an order; empty if nothing.");
 }
 
 }  // namespace lattice_bpd

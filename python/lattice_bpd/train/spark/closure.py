@@ -39,9 +39,7 @@ def close(
     raised = functions.expr(
         f"explode(if(score >= {_literal(threshold)}, array_compact(array({parts})), array(ngram)))"
     )
-    own = [
-        functions.expr(f"if(part = ngram, {name}, null)").alias(name) for name in others
-    ]
+    own = [functions.expr(f"if(part = ngram, {name}, null)").alias(name) for name in others]
     spread = rows.withColumn("part", raised).select("part", "score", *own)
     columns = [functions.max(name).alias(name) for name in others]
     highest = functions.max("score").alias("score")

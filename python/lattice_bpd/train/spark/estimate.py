@@ -81,7 +81,7 @@ def train_counts(
     kept = _count_kept(rows, counts.order)
     unigrams = _cut_unigrams(counts.vocabulary, summary, rows, cuts, rising)
     kept[0, :34] = count_counts(unigrams)
-    order = int(max(1, *(np.flatnonzero(kept.sum(axis=1)) + 1)))
+    order = int((np.flatnonzero(kept.sum(axis=1)) + 1).max(initial=1))
     n = summary.count_of_counts.astype(np.int64) if full_count_of_counts else kept[:, :34]
     _warn(order, counts.order, n, kept, katz_k, smoothing)
     model = _Model(

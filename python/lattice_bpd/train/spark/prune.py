@@ -26,9 +26,7 @@ _WITH_PROB = "log_prob float, context_prob double"
 _SCORED = "ngram binary, log_prob float, score double"
 
 
-def prune_ngram(
-    lm: SparkLM, *, theta: float | None = None, prune_to: int | None = None
-) -> SparkLM:
+def prune_ngram(lm: SparkLM, *, theta: float | None = None, prune_to: int | None = None) -> SparkLM:
     """Makes a smaller LM: the same n-grams stay as with train.prune_ngram.
 
     Args:
@@ -51,7 +49,11 @@ def prune_ngram(
     if theta is not None and lm.order > 1:
         threshold = float(np.log1p(theta))
         rows = _raised_scores(lm, threshold).persist()
-        lm = _keep(lm, rows, rows.where(require("pyspark.sql.functions", "spark").col("score") >= threshold))
+        lm = _keep(
+            lm,
+            rows,
+            rows.where(require("pyspark.sql.functions", "spark").col("score") >= threshold),
+        )
     if prune_to is not None and lm.order > 1:
         lm = _prune_to_size(lm, prune_to)
     return lm
@@ -66,7 +68,9 @@ def _prune_to_size(lm: SparkLM, target: int) -> SparkLM:
         rows.unpersist()
         return lm
     last_removed = nth_smallest(rows.select("score"), min(longer, too_many))
-    return _keep(lm, rows, rows.where(require("pyspark.sql.functions", "spark").col("score") > last_removed))
+    return _keep(
+        lm, rows, rows.where(require("pyspark.sql.functions", "spark").col("score") > last_removed)
+    )
 
 
 def _raised_scores(lm: SparkLM, threshold: float) -> DataFrame:

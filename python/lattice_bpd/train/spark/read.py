@@ -103,9 +103,9 @@ def read_corpus(
     )
 
 
-def read_sequences(corpus: SparkCorpus, batches: Iterator[Any]) -> Iterator[
-    tuple[Int32Array, Int64Array]
-]:
+def read_sequences(
+    corpus: SparkCorpus, batches: Iterator[Any]
+) -> Iterator[tuple[Int32Array, Int64Array]]:
     """In an executor: (N,) token ids and (sequences + 1,) offsets, batch by batch.
 
     Raises:

@@ -52,7 +52,7 @@ def _use_this_python(session: SparkSession) -> None:
     if "PYSPARK_PYTHON" in os.environ:
         return
     context = session.sparkContext
-    if context.master.startswith("local"):
+    if str(context.master).startswith("local"):
         context.pythonExec = sys.executable
 
 

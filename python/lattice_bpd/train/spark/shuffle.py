@@ -6,6 +6,7 @@ length as the core sorts n-grams. Each bucket is worked on alone, as arrays by o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -90,9 +91,7 @@ def by_length(batch: Any) -> Iterator[tuple[int, Any]]:
 Assign = Callable[[SymbolArray], tuple[Column, Column]]
 
 
-def group(
-    frame: DataFrame, assign: Assign, num_buckets: int, types: str
-) -> DataFrame:
+def group(frame: DataFrame, assign: Assign, num_buckets: int, types: str) -> DataFrame:
     """Brings n-grams into their buckets, sorted by order and symbols there.
 
     Args:
@@ -138,7 +137,7 @@ class _MapBuckets:
         for batch in batches:
             buckets = batch.column("bucket").to_numpy()
             bounds = [0, *(np.flatnonzero(np.diff(buckets)) + 1).tolist(), len(buckets)]
-            for begin, end in zip(bounds, bounds[1:], strict=False):
+            for begin, end in itertools.pairwise(bounds):
                 if begin == end:
                     continue
                 if buckets[begin] != number and pending:
