@@ -145,6 +145,7 @@ def _count(session: SparkSession, args: argparse.Namespace) -> SparkCounts:
 
 
 def _train(args: argparse.Namespace, counts: SparkCounts) -> SparkLM:
+    from lattice_bpd.train.ngram import SmoothingWarning
     from lattice_bpd.train.spark import prune_ngram, train_counts
 
     with warnings.catch_warnings(record=True) as caught:
@@ -157,6 +158,8 @@ def _train(args: argparse.Namespace, counts: SparkCounts) -> SparkLM:
             katz_k=args.katz_k,
         )
     for warning in caught:
+        if not issubclass(warning.category, SmoothingWarning):
+            continue  # what Spark says of itself
         print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
     if args.theta is not None or args.prune_to is not None:
         lm = prune_ngram(lm, theta=args.theta, prune_to=args.prune_to)
