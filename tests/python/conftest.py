@@ -95,7 +95,7 @@ def spark() -> Iterator[Any]:
             spark_ui_enabled="false",
             spark_ui_showConsoleProgress="false",
             spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            spark_driver_memory="512m",
+            spark_driver_memory="1g",
             spark_sql_shuffle_partitions="2",
             spark_sql_adaptive_enabled="false",
             spark_sql_codegen_wholeStage="false",
