@@ -21,6 +21,8 @@ void BindTokenIds(pybind11::module_& m);
 void BindLm(pybind11::module_& m);
 void BindTrain(pybind11::module_& m);
 void BindCount(pybind11::module_& m);
+void BindRuns(pybind11::module_& m);
+void BindRows(pybind11::module_& m);
 void BindChange(pybind11::module_& m);
 void BindInspect(pybind11::module_& m);
 void BindLattice(pybind11::module_& m);

@@ -10,6 +10,8 @@ PYBIND11_MODULE(_core, m) {
   lattice_bpd::BindLm(m);
   lattice_bpd::BindTrain(m);
   lattice_bpd::BindCount(m);
+  lattice_bpd::BindRuns(m);
+  lattice_bpd::BindRows(m);
   lattice_bpd::BindChange(m);
   lattice_bpd::BindInspect(m);
   lattice_bpd::BindLattice(m);

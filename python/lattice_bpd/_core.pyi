@@ -14,15 +14,25 @@ __all__: list[str] = [
     "CorpusCounter",
     "FormatError",
     "Sausage",
+    "TrieAssembler",
+    "Vocabulary",
+    "backoffs_of_rows",
+    "context_probs_of_rows",
+    "count_into_runs",
     "count_ngrams",
     "count_prunable",
     "describe_counts",
+    "describe_katz_violations",
     "describe_levels",
+    "estimate_rows",
+    "estimate_symbols",
     "evaluate_lm",
     "fused_instruction_sets",
     "interpolate",
+    "list_runs",
     "list_sections",
     "load_lm",
+    "merge_runs",
     "pack_token_ids",
     "prune_by_entropy",
     "prune_by_estimated_count",
@@ -32,12 +42,14 @@ __all__: list[str] = [
     "read_arpa",
     "read_arpa_words",
     "read_lm_fst",
+    "removal_costs_of_rows",
     "rescore_candidates",
     "rescore_fst",
     "rescore_sausages",
     "select_top_k",
     "set_fused_instruction_set",
     "set_top_k_instruction_set",
+    "summarise_runs",
     "top_k_instruction_sets",
     "train_ngram",
     "tree_of_candidates",
@@ -150,6 +162,74 @@ class Sausage:
     @property
     def num_slots(self) -> int: ...
 
+class TrieAssembler:
+    """
+    An LM from n-grams that arrive in order.
+    """
+    def __init__(
+        self, vocabulary: Vocabulary, unigrams: numpy.typing.NDArray[numpy.float32]
+    ) -> None: ...
+    def add(
+        self,
+        length: typing.SupportsInt | typing.SupportsIndex,
+        symbols: numpy.typing.NDArray[numpy.uint32],
+        log_probs: numpy.typing.NDArray[numpy.float32],
+        backoffs: numpy.typing.NDArray[numpy.float32],
+    ) -> None: ...
+    def finish(self) -> BackoffLm: ...
+
+class Vocabulary:
+    """
+    Token ids and the three special symbols.
+    """
+    def __init__(
+        self,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        bos_id: typing.SupportsInt | typing.SupportsIndex | None,
+        eos_id: typing.SupportsInt | typing.SupportsIndex | None,
+        unk_id: typing.SupportsInt | typing.SupportsIndex | None,
+    ) -> None: ...
+    @property
+    def bos(self) -> int: ...
+    @property
+    def eos(self) -> int: ...
+    @property
+    def num_symbols(self) -> int: ...
+    @property
+    def unk(self) -> int: ...
+
+def backoffs_of_rows(
+    vocabulary: Vocabulary,
+    unigrams: numpy.typing.NDArray[numpy.float32],
+    symbols: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]],
+    log_probs: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.float32]],
+) -> list[typing.Any]:
+    """
+    For contexts of 1, 2, .. symbols: symbols (N, length) and ln backoff weights (N,).
+    """
+
+def context_probs_of_rows(
+    vocabulary: Vocabulary,
+    unigrams: numpy.typing.NDArray[numpy.float32],
+    symbols: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]],
+    log_probs: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.float32]],
+) -> list[typing.Any]:
+    """
+    p(h) of each row hw.
+    """
+
+def count_into_runs(
+    vocabulary: Vocabulary,
+    token_ids: numpy.typing.NDArray[numpy.int32],
+    offsets: numpy.typing.NDArray[numpy.int64],
+    order: typing.SupportsInt | typing.SupportsIndex,
+    num_parts: typing.SupportsInt | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex,
+) -> list[typing.Any]:
+    """
+    The records of sequences as a run for each part, b'' where it gets none.
+    """
+
 def count_ngrams(
     token_ids: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
@@ -171,7 +251,59 @@ def describe_counts(path: str) -> dict[str, typing.Any]:
     What a counts file says of itself.
     """
 
+def describe_katz_violations(
+    order: typing.SupportsInt | typing.SupportsIndex,
+    count_of_counts: typing.Annotated[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(34)"
+    ],
+    used: typing.Annotated[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(34)"
+    ],
+    katz_k: typing.SupportsInt | typing.SupportsIndex,
+) -> str:
+    """
+    What a user should hear about the discounts of an order; empty if nothing.
+    """
+
 def describe_levels(lm: BackoffLm) -> list[dict[typing.Any, typing.Any]]: ...
+def estimate_rows(
+    vocabulary: Vocabulary,
+    symbols: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]],
+    counts: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.uint64]],
+    context_counts: collections.abc.Sequence[
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64]
+    ],
+    unigram_counts: numpy.typing.NDArray[numpy.uint64],
+    unigram_context_counts: numpy.typing.NDArray[numpy.uint64],
+    count_of_counts: collections.abc.Sequence[
+        typing.Annotated[
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(34)"
+        ]
+    ],
+    katz_k: typing.SupportsInt | typing.SupportsIndex,
+    smoothing: str,
+    unseen: str,
+) -> list[typing.Any]:
+    """
+    ln P of each row.
+    """
+
+def estimate_symbols(
+    vocabulary: Vocabulary,
+    count: numpy.typing.NDArray[numpy.uint64],
+    count_of_counts: collections.abc.Sequence[
+        typing.Annotated[
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(34)"
+        ]
+    ],
+    katz_k: typing.SupportsInt | typing.SupportsIndex,
+    smoothing: str,
+    unseen: str,
+) -> numpy.typing.NDArray[numpy.float32]:
+    """
+    ln P of each symbol, (S,) float32.
+    """
+
 def evaluate_lm(
     lm: BackoffLm,
     token_ids: numpy.typing.NDArray[numpy.int32],
@@ -186,8 +318,21 @@ def interpolate(
     weights: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
     threads: typing.SupportsInt | typing.SupportsIndex,
 ) -> BackoffLm: ...
+def list_runs(
+    runs: collections.abc.Sequence[bytes],
+    min_counts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+) -> list[typing.Any]:
+    """
+    For order 2, 3, ..: symbols (N, order), counts (N,), context counts (N,), sorted.
+    """
+
 def list_sections(path: str) -> list[tuple[typing.Any, ...]]: ...
 def load_lm(path: str, verify: bool | None) -> BackoffLm: ...
+def merge_runs(runs: collections.abc.Sequence[bytes]) -> bytes:
+    """
+    The sum of runs as a run.
+    """
+
 def pack_token_ids(
     rows: list[typing.Any], largest: typing.SupportsInt | typing.SupportsIndex
 ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int64]] | None: ...
@@ -229,6 +374,19 @@ def read_lm_fst(
     unk_id: typing.SupportsInt | typing.SupportsIndex | None,
     failure_label: typing.SupportsInt | typing.SupportsIndex | None,
 ) -> BackoffLm: ...
+def removal_costs_of_rows(
+    vocabulary: Vocabulary,
+    unigrams: numpy.typing.NDArray[numpy.float32],
+    symbols: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]],
+    log_probs: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.float32]],
+    context_probs: collections.abc.Sequence[
+        typing.Annotated[numpy.typing.ArrayLike, numpy.float64]
+    ],
+) -> list[typing.Any]:
+    """
+    What the removal of each row costs.
+    """
+
 def rescore_candidates(
     token_ids: numpy.typing.NDArray[numpy.int32],
     scores: numpy.typing.NDArray[numpy.float32],
@@ -281,6 +439,14 @@ def select_top_k(
 ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]: ...
 def set_fused_instruction_set(name: str) -> None: ...
 def set_top_k_instruction_set(name: str) -> None: ...
+def summarise_runs(
+    runs: collections.abc.Sequence[bytes],
+    min_counts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+) -> tuple[typing.Any, ...]:
+    """
+    Counts of counts by order; of each symbol: count, context count, n-grams stored after.
+    """
+
 def top_k_instruction_sets() -> list[str]: ...
 def train_ngram(
     token_ids: numpy.typing.NDArray[numpy.int32],

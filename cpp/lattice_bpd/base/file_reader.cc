@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "lattice_bpd/base/errors.h"
 
@@ -17,6 +18,15 @@ std::shared_ptr<const FileReader> FileReader::Open(const std::string& path) {
   const int error_number = errno;
   throw IoError(error_number, path,
                 StrCat("cannot open ", path, ": ", std::strerror(error_number)));
+}
+
+std::shared_ptr<const FileReader> FileReader::FromBytes(std::string bytes,
+                                                        const std::string& name) {
+  std::shared_ptr<FileReader> reader(new FileReader());
+  reader->name_ = name;
+  reader->size_ = bytes.size();
+  reader->bytes_ = std::move(bytes);
+  return reader;
 }
 
 FileReader::FileReader(int descriptor, const std::string& name)
@@ -32,10 +42,17 @@ FileReader::FileReader(int descriptor, const std::string& name)
   size_ = static_cast<std::uint64_t>(status.st_size);
 }
 
-FileReader::~FileReader() { ::close(descriptor_); }
+FileReader::~FileReader() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
 
 void FileReader::ReadAt(std::uint64_t offset, void* data, std::size_t size) const {
   auto* out = static_cast<unsigned char*>(data);
+  if (descriptor_ < 0) {
+    if (offset > size_ || size > size_ - offset) ThrowErrno(EIO, "read");
+    std::memcpy(out, bytes_.data() + offset, size);
+    return;
+  }
   while (size > 0) {
     const ssize_t count = ::pread(descriptor_, out, size, static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;

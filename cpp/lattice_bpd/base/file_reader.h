@@ -14,6 +14,9 @@ class FileReader {
   // Throws IoError where the path cannot be opened or is not a regular file.
   static std::shared_ptr<const FileReader> Open(const std::string& path);
 
+  // What a file with these bytes would be, without one.
+  static std::shared_ptr<const FileReader> FromBytes(std::string bytes, const std::string& name);
+
   // Takes the descriptor over. name: what messages call the file.
   FileReader(int descriptor, const std::string& name);
   ~FileReader();
@@ -29,8 +32,11 @@ class FileReader {
  private:
   [[noreturn]] void ThrowErrno(int error_number, const char* action) const;
 
-  int descriptor_;
+  FileReader() = default;
+
+  int descriptor_ = -1;  // none: bytes_
   std::string name_;
+  std::string bytes_;
   std::uint64_t size_ = 0;
 };
 

@@ -51,7 +51,11 @@ NgramScores NgramProbs(const Trie& trie, int num_threads) {
 }
 
 NgramScores RelativeEntropyScores(const Trie& trie, int num_threads) {
-  NgramScores scores = NgramProbs(trie, num_threads);
+  return RelativeEntropyScores(trie, NgramProbs(trie, num_threads), num_threads);
+}
+
+NgramScores RelativeEntropyScores(const Trie& trie, NgramScores probs, int num_threads) {
+  NgramScores scores = std::move(probs);
   ContextMasses masses(num_threads, trie);
   std::vector<double> context_probs = std::move(scores[0]);
   scores[0] = {};

@@ -22,6 +22,10 @@ NgramScores NgramProbs(const Trie& trie, int num_threads);
 // The trie must have its backoff weights. O(n-grams); 28 bytes for each while it runs.
 NgramScores RelativeEntropyScores(const Trie& trie, int num_threads);
 
+// The same where p(h) is given: probs is what NgramProbs returns (the highest level's are not
+// used), of the whole LM where `trie` is only a part of it.
+NgramScores RelativeEntropyScores(const Trie& trie, NgramScores probs, int num_threads);
+
 // Raises every score to the largest of its extensions to the right (as prefix) and to the left
 // (as suffix), from the highest order down: a part is then worth as much as the whole, and taking
 // out all below a threshold leaves the trie closed.

@@ -139,26 +139,42 @@ class Corpus:
         yield TokenBatch(*nothing, False, False, file)
 
     def _encode(self, pieces: Sequence[Piece]) -> tuple[Int32Array, Int64Array]:
-        """(N,) token ids and the (number of sequences + 1,) offsets of their sequences."""
         assert self.encoder is not None  # _vocab_size has made sure
-        try:
-            found = self.encoder.encode([piece.text for piece in pieces])
-        except UnknownWordError as error:
-            place = pieces[error.text_index].place
-            raise ValueError(
-                f"{place.file}, line {place.line + error.line}: the word {error.word!r} is not in "
-                f"{self.encoder.name}; add it, or <unk> for all such words"
-            ) from error
-        token_ids = np.concatenate(found)
-        if len(token_ids) and int(token_ids.max()) >= self.size_of_vocabulary:
-            raise FormatError(
-                f"{self.encoder.name}: gives token id {int(token_ids.max())} for text of "
-                f"{pieces[0].place}; expected ids below vocab_size {self.size_of_vocabulary}"
-            )
-        ends = np.cumsum([len(ids) for ids in found])
-        keep = np.array([piece.ends for piece in pieces])
-        keep[-1] = True
-        return token_ids, np.concatenate([[0], ends[keep]]).astype(np.int64)
+        return encode_pieces(self.encoder, pieces, self.size_of_vocabulary)
+
+
+def encode_pieces(
+    encoder: Encoder, pieces: Sequence[Piece], vocab_size: int
+) -> tuple[Int32Array, Int64Array]:
+    """(N,) token ids and the (number of sequences + 1,) offsets of their sequences.
+
+    Args:
+        encoder: the tokenizer.
+        pieces: one or more; the last is taken to end a sequence, even if it does not.
+        vocab_size: V.
+
+    Raises:
+        ValueError: a word that the vocabulary lacks.
+        FormatError: a token id from vocab_size on.
+    """
+    try:
+        found = encoder.encode([piece.text for piece in pieces])
+    except UnknownWordError as error:
+        place = pieces[error.text_index].place
+        raise ValueError(
+            f"{place.file}, line {place.line + error.line}: the word {error.word!r} is not in "
+            f"{encoder.name}; add it, or <unk> for all such words"
+        ) from error
+    token_ids = np.concatenate(found)
+    if len(token_ids) and int(token_ids.max()) >= vocab_size:
+        raise FormatError(
+            f"{encoder.name}: gives token id {int(token_ids.max())} for text of "
+            f"{pieces[0].place}; expected ids below vocab_size {vocab_size}"
+        )
+    ends = np.cumsum([len(ids) for ids in found])
+    keep = np.array([piece.ends for piece in pieces])
+    keep[-1] = True
+    return token_ids, np.concatenate([[0], ends[keep]]).astype(np.int64)
 
 
 def _group(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:

@@ -146,15 +146,28 @@ def _read_jsonl(
     for piece in _split(blocks, "line"):
         parts.append(piece.text)
         if piece.ends:
-            text = _json_field("".join(parts), field, piece.place)
+            text = json_field("".join(parts), field, piece.place)
             parts = []
-            if boundaries != "document" or len(text) > _PART_CHARACTERS:
-                yield from _split(iter([(text, piece.place)]), boundaries)
-            elif text.strip():
-                yield Piece(text, True, piece.place)
+            yield from split_text(text, boundaries, piece.place)
 
 
-def _json_field(line: str, field: str, place: Place) -> str:
+def split_text(text: str, boundaries: Boundaries, place: Place) -> Iterator[Piece]:
+    """The sequences of a text that is at hand, as read_pieces cuts those of a file.
+
+    The last piece always ends its sequence.
+    """
+    if boundaries != "document" or len(text) > _PART_CHARACTERS:
+        yield from _split(iter([(text, place)]), boundaries)
+    elif text.strip():
+        yield Piece(text, True, place)
+
+
+def json_field(line: str, field: str, place: Place) -> str:
+    """The text in a field of a JSON object.
+
+    Raises:
+        FormatError: the line is no JSON object, or has no text there.
+    """
     try:
         record = json.loads(line)
     except ValueError as error:

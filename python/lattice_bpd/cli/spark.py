@@ -1,0 +1,181 @@
+"""`python -m lattice_bpd.train.spark`: an n-gram LM from a corpus on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lattice_bpd.cli.corpus_options import add_corpus_options, parse_min_counts
+from lattice_bpd.cli.ngram_options import parse_size
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lattice_bpd.train.spark import SparkCounts, SparkLM
+
+_USER_ERROR = 2
+_INTERRUPTED = 130
+_EXAMPLE = """examples:
+  python -m lattice_bpd.train.spark c4/*.parquet --order 4 --tokenizer tokenizer.json \\
+      --boundaries document --min-counts 1,1,2,4 -o c4.lm
+  spark-submit --archives env.tar.gz#env SITE/lattice_bpd/train/spark/__main__.py .. (docs/spark.md)
+  python -m lattice_bpd.train.spark --from-parts shared/c4.parts -o c4.lm
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser: the words of `lattice-bpd ngram train` and `ngram prune`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lattice_bpd.train.spark",
+        description="Train a backoff n-gram LM over the token ids of a tokenizer, on Spark.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "inputs", nargs="*", metavar="INPUT", help="Parquet, JSON lines or text; folders, wildcards"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="LM", help="LM file, on the driver")
+    parser.add_argument("--order", type=int, default=4, help="n, 1..6 (default 4)")
+    parser.add_argument(
+        "--min-counts",
+        metavar="C1,C2,..",
+        help="rarest n-grams to keep, one count for each order (default: keep all)",
+    )
+    parser.add_argument(
+        "--smoothing",
+        choices=("katz", "witten_bell", "absolute"),
+        default="katz",
+        help="default: katz",
+    )
+    parser.add_argument("--unseen", choices=("cost", "uniform"), default="cost")
+    parser.add_argument(
+        "--katz-k", type=int, default=5, metavar="K", help="Katz: largest discounted count (5)"
+    )
+    parser.add_argument("--theta", type=float, help="prune: see lattice-bpd ngram prune")
+    parser.add_argument("--prune-to", type=parse_size, metavar="N", help="prune to N n-grams")
+    add_corpus_options(parser)
+    _add_spark_options(parser)
+    return parser
+
+
+def _add_spark_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("spark")
+    group.add_argument(
+        "--format", choices=("parquet", "json", "text"), help="of the input (default: by its name)"
+    )
+    group.add_argument(
+        "--partitions", type=int, metavar="P", help="default: spark.sql.shuffle.partitions"
+    )
+    group.add_argument("--master", help="such as local[2] (default: spark-submit's, or local[*])")
+    group.add_argument(
+        "--parts", metavar="DIR", help="write sorted parts there, for --from-parts elsewhere"
+    )
+    group.add_argument(
+        "--from-parts", metavar="DIR", help="only assemble the LM file of these parts"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, prune and write as the options say.
+
+    Returns:
+        Exit status: 0; 2 for what the user can set right (said on stderr in one line); 130 after
+        an interrupt.
+    """
+    args = build_parser().parse_args(argv)
+    try:
+        _run(args)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"lattice-bpd: error: {error}", file=sys.stderr)
+        return _USER_ERROR
+    except KeyboardInterrupt:
+        print("lattice-bpd: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    if args.from_parts is not None:
+        _assemble(args)
+        return
+    if not args.inputs or (args.output is None and args.parts is None):
+        raise ValueError("expected INPUT, and -o LM or --parts DIR")
+    if args.id_type is not None:
+        raise ValueError("--id-type is for .bin files, which Spark does not read; leave it out")
+    from lattice_bpd.train.spark import start_session
+
+    start = time.perf_counter()
+    session = start_session(args.master)  # ends with the process, or with whoever began it
+    counts = _count(session, args)
+    _say(start, "counted")
+    lm = _train(args, counts)
+    _say(start, f"order {lm.order}: estimated; writing")
+    if args.parts is not None:
+        lm.save_parts(args.parts)
+        _say(start, f"{args.parts}: written")
+    if args.output is not None:
+        written = lm.save(args.output)
+        _say(start, f"{args.output}: {written}")
+    lm.release()
+    counts.release()
+
+
+def _count(session: SparkSession, args: argparse.Namespace) -> SparkCounts:
+    from lattice_bpd.train.spark import count_corpus, read_corpus
+
+    corpus = read_corpus(
+        session,
+        args.inputs,
+        format=args.format,
+        tokenizer=args.tokenizer,
+        merges=args.merges,
+        vocab_size=args.vocab_size,
+        boundaries="document" if args.boundaries == "file" else args.boundaries,
+        field=args.field,
+        bos_id=args.bos_id,
+        eos_id=args.eos_id,
+        unk_id=args.unk_id,
+    )
+    return count_corpus(corpus, args.order, partitions=args.partitions)
+
+
+def _train(args: argparse.Namespace, counts: SparkCounts) -> SparkLM:
+    from lattice_bpd.train.ngram import SmoothingWarning
+    from lattice_bpd.train.spark import prune_ngram, train_counts
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lm = train_counts(
+            counts,
+            min_counts=parse_min_counts(args.min_counts),
+            smoothing=args.smoothing,
+            unseen=args.unseen,
+            katz_k=args.katz_k,
+        )
+    for warning in caught:
+        if not issubclass(warning.category, SmoothingWarning):
+            continue  # what Spark says of itself
+        print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
+    if args.theta is not None or args.prune_to is not None:
+        lm = prune_ngram(lm, theta=args.theta, prune_to=args.prune_to)
+    return lm
+
+
+def _assemble(args: argparse.Namespace) -> None:
+    from lattice_bpd.train.spark import assemble
+
+    if args.output is None or args.inputs:
+        raise ValueError("--from-parts takes -o LM and no INPUT")
+    start = time.perf_counter()
+    lm = assemble(args.from_parts)
+    lm.save(args.output)
+    _say(start, f"{args.output}: {lm}")
+
+
+def _say(start: float, what: str) -> None:
+    print(f"lattice-bpd: {time.perf_counter() - start:.1f} s: {what}", file=sys.stderr)

@@ -1,0 +1,72 @@
+"""Errors from executors, as the driver's user should read them.
+
+Spark wraps what fails in an executor into a Python traceback inside a Java trace. Functions that
+run there mark what the user can set right; the driver finds the mark and raises the same again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lattice_bpd import FormatError
+
+_MARK = "lattice-bpd, in an executor: "
+_KINDS: tuple[type[Exception], ...] = (FormatError, ValueError, ImportError, OSError, MemoryError)
+_FOUND = re.compile(re.escape(_MARK) + r'(\["\w+", ".*?"\])')
+
+Batches = Iterator[Any]
+
+
+def guarded(function: Callable[[Batches], Batches]) -> Callable[[Batches], Batches]:
+    """For mapInArrow: marks the errors of `function`."""
+
+    @functools.wraps(function)
+    def run(batches: Batches) -> Batches:
+        try:
+            yield from function(batches)
+        except _KINDS as error:
+            kind = next(kind.__name__ for kind in _KINDS if isinstance(error, kind))
+            raise RuntimeError(_MARK + json.dumps([kind, str(error)]) + ";") from error
+
+    return run
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """For actions on the driver: raises what executors have marked, without Spark's traces.
+
+    Raises:
+        FormatError, ValueError, ImportError, OSError, MemoryError: as in the executor.
+    """
+    try:
+        yield
+    except Exception as error:
+        clear = _unwrap(str(error))
+        if clear is None:
+            raise
+        raise clear from None
+
+
+def _unwrap(text: str) -> Exception | None:
+    found = _FOUND.search(text)
+    if found is not None:
+        name, message = json.loads(found[1])
+        kind = next(kind for kind in _KINDS if kind.__name__ == name)
+        return kind(message)
+    extra = re.search(r"^ImportError: (.*\[spark\].*)$", text, re.MULTILINE)
+    if extra is not None:
+        return ImportError(f"on an executor: {extra[1]}")
+    missing = re.search(r"ModuleNotFoundError: No module named '(lattice_bpd|numpy|pyarrow)", text)
+    if missing is not None:
+        return ImportError(
+            f"{missing[1]}: the executors' Python does not have it; install "
+            "'lattice-bpd[spark]' there, or ship an environment (spark-submit --archives; "
+            "docs/spark.md)"
+        )
+    absent = re.search(r"\[PATH_NOT_FOUND\] (.*?)(?: SQLSTATE|\n|$)", text)
+    return FileNotFoundError(absent[1]) if absent is not None else None

@@ -1,0 +1,175 @@
+"""An LM that is spread over a cluster, and how it becomes one file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd import _core
+from lattice_bpd.extras import require
+from lattice_bpd.train.spark.assemble import assemble_chunks
+from lattice_bpd.train.spark.buckets import ContextBuckets
+from lattice_bpd.train.spark.errors import clear_errors, guarded
+from lattice_bpd.train.spark.shuffle import (
+    Bucket,
+    by_length,
+    map_buckets,
+    to_rows,
+    to_symbols,
+)
+from lattice_bpd.train.spark.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from lattice_bpd import NGramLM
+
+GROUPED = "ngram binary, log_prob float, bucket int"
+_FINAL = "ngram binary, log_prob float, backoff float"
+_CHUNK = "length int, ngrams binary, log_probs binary, backoffs binary"
+_UNIGRAM_LIMIT = -99.0 * 2.302585093
+
+
+@dataclass(frozen=True)
+class SparkLM:
+    """An LM whose n-grams of order 2 and above are on the cluster.
+
+    Attributes:
+        frame: ``ngram binary, log_prob float, bucket int``, partitioned and sorted by bucket;
+            bigrams may be in several buckets. Symbols are 4 bytes each, the high byte first.
+        vocabulary: the token ids.
+        unigrams: (S,) float32: ln P of each symbol.
+        order: length of the longest n-grams.
+        buckets: what the frame is partitioned by.
+        kept: what the cluster keeps for it, besides the counts.
+    """
+
+    frame: DataFrame
+    vocabulary: Vocabulary
+    unigrams: npt.NDArray[np.float32]
+    order: int
+    buckets: ContextBuckets
+    kept: tuple[DataFrame, ...] = ()
+
+    @property
+    def num_words(self) -> int:
+        """Unigrams with a probability of their own."""
+        return int((self.unigrams > np.float32(_UNIGRAM_LIMIT)).sum())
+
+    def ngrams(self) -> DataFrame:
+        """``ngram binary, log_prob float``, each n-gram once, in no order."""
+        return map_buckets(self.frame, _OnlyFirst(self.buckets), "ngram binary, log_prob float")
+
+    def with_backoffs(self) -> DataFrame:
+        """``ngram binary, log_prob float, backoff float`` of all n-grams, sorted.
+
+        Symbols that are contexts are there too, without a log_prob. backoff is null for 0.
+        """
+        functions = require("pyspark.sql.functions", "spark")
+        both = map_buckets(self.frame, _WithBackoffs(self), _FINAL)
+        maxima = [functions.max(name).alias(name) for name in ("log_prob", "backoff")]
+        joined = both.groupBy("ngram").agg(*maxima)
+        return joined.orderBy(functions.length("ngram"), "ngram")
+
+    def collect(self) -> NGramLM:
+        """Assembles the LM on the driver: the n-grams stream in, sorted; the LM is in memory.
+
+        Memory: 16 bytes for each n-gram, and the finished LM's 7 to 13.
+
+        Raises:
+            OSError, ValueError, FormatError: an executor failed; or the LM does not fit one file.
+        """
+        chunks = self.with_backoffs().mapInArrow(guarded(_to_chunks), _CHUNK)
+        with clear_errors():
+            rows = chunks.toLocalIterator(prefetchPartitions=False)
+            return assemble_chunks(self.vocabulary, self.unigrams, rows)
+
+    def release(self) -> None:
+        """Frees what the cluster keeps for it."""
+        for frame in self.kept:
+            frame.unpersist()
+
+    def save_parts(self, folder: str) -> None:
+        """Writes the sorted n-grams as Parquet, for `assemble` on another machine.
+
+        Args:
+            folder: a new folder on a file system that the whole cluster writes to.
+
+        Raises:
+            OSError: it is there already, or cannot be written.
+        """
+        spark = self.frame.sparkSession
+        chunks = self.with_backoffs().mapInArrow(guarded(_to_chunks), _CHUNK)
+        head = spark.createDataFrame(
+            [(json.dumps(self.vocabulary.__getstate__()), bytearray(self.unigrams.tobytes()))],
+            "vocabulary string, unigrams binary",
+        )
+        with clear_errors():
+            chunks.write.parquet(f"{folder}/ngrams")
+            head.coalesce(1).write.parquet(f"{folder}/head")
+
+    def save(self, path: str | Path) -> NGramLM:
+        """Assembles the LM on the driver and writes its file."""
+        lm = self.collect()
+        lm.save(path)
+        return lm
+
+
+class _OnlyFirst:
+    """A bucket's n-grams without the copies of bigrams."""
+
+    def __init__(self, buckets: ContextBuckets) -> None:
+        self._buckets = buckets
+
+    def __call__(self, bucket: Bucket) -> Iterator[Any]:
+        columns = zip(bucket.symbols, bucket.columns["log_prob"], strict=True)
+        for symbols, log_probs in columns:
+            if symbols.shape[1] == 2:
+                first = self._buckets.is_first(bucket.number, symbols[:, 0])
+                yield from to_rows(symbols[first], {"log_prob": log_probs[first]})
+            else:
+                yield from to_rows(symbols, {"log_prob": log_probs})
+
+
+class _WithBackoffs:
+    """A bucket's n-grams, and its contexts with their backoff weights, as rows of their own."""
+
+    def __init__(self, lm: SparkLM) -> None:
+        self._vocabulary, self._unigrams, self._buckets = lm.vocabulary, lm.unigrams, lm.buckets
+
+    def __call__(self, bucket: Bucket) -> Iterator[Any]:
+        pa = require("pyarrow", "spark")
+        for batch in _OnlyFirst(self._buckets)(bucket):
+            nothing = pa.nulls(len(batch), pa.float32())
+            yield pa.record_batch([*batch.columns, nothing], names=["ngram", "log_prob", "backoff"])
+        contexts = _core.backoffs_of_rows(
+            self._vocabulary.core, self._unigrams, bucket.symbols, bucket.columns["log_prob"]
+        )
+        for symbols, backoffs in contexts:
+            if symbols.shape[1] == 1:
+                first = self._buckets.is_first(bucket.number, symbols[:, 0])
+                symbols, backoffs = symbols[first], backoffs[first]
+            for batch in to_rows(symbols, {"backoff": backoffs}):
+                ngrams, values = batch.columns
+                columns = [ngrams, pa.nulls(len(batch), pa.float32()), values]
+                yield pa.record_batch(columns, names=["ngram", "log_prob", "backoff"])
+
+
+def _to_chunks(batches: Iterator[Any]) -> Iterator[Any]:
+    """Many sorted rows as one: rows are slow to hand over, bytes are not."""
+    pa = require("pyarrow", "spark")
+    for batch in batches:
+        for length, part in by_length(batch):
+            data = [to_symbols(part.column("ngram")).tobytes()]
+            for name in ("log_prob", "backoff"):
+                values = part.column(name).fill_null(0.0).to_numpy(zero_copy_only=False)
+                data.append(values.astype(np.float32).tobytes())
+            columns = [pa.array([length], pa.int32()), *(pa.array([d], pa.binary()) for d in data)]
+            names = ["length", "ngrams", "log_probs", "backoffs"]
+            yield pa.record_batch(columns, names=names)

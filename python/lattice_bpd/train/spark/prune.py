@@ -1,0 +1,136 @@
+"""Pruning by relative entropy on a cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lattice_bpd import _core
+from lattice_bpd.extras import require
+from lattice_bpd.train.spark.buckets import PairBuckets
+from lattice_bpd.train.spark.closure import close
+from lattice_bpd.train.spark.errors import clear_errors
+from lattice_bpd.train.spark.lm import GROUPED, SparkLM
+from lattice_bpd.train.spark.selection import nth_smallest
+from lattice_bpd.train.spark.shuffle import Bucket, group, map_buckets, to_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_LOG_PROB = "log_prob float"
+_WITH_PROB = "log_prob float, context_prob double"
+_SCORED = "ngram binary, log_prob float, score double"
+
+
+def prune_ngram(lm: SparkLM, *, theta: float | None = None, prune_to: int | None = None) -> SparkLM:
+    """Makes a smaller LM: the same n-grams stay as with train.prune_ngram.
+
+    Args:
+        lm: the LM.
+        theta: drop n-grams whose removal alone raises perplexity by less than this factor - 1.
+        prune_to: then drop the n-grams that cost least until at most so many are left, unigrams
+            that have a probability of their own included. Ties go together.
+
+    Raises:
+        ValueError: nothing was asked for, or a number is out of range.
+
+    Source: Stolcke 1998, "Entropy-based pruning of backoff language models"; docs/ngram.md.
+    """
+    if theta is None and prune_to is None:
+        raise ValueError("prune_ngram: nothing to do; expected theta or prune_to")
+    if theta is not None and not theta >= 0:
+        raise ValueError(f"prune: theta is {theta}; expected 0 or above")
+    if prune_to is not None and prune_to < 0:
+        raise ValueError(f"prune_ngram: prune_to is {prune_to}; expected 0 or above")
+    if theta is not None and lm.order > 1:
+        threshold = float(np.log1p(theta))
+        rows = _raised_scores(lm, threshold).persist()
+        lm = _keep(
+            lm,
+            rows,
+            rows.where(require("pyspark.sql.functions", "spark").col("score") >= threshold),
+        )
+    if prune_to is not None and lm.order > 1:
+        lm = _prune_to_size(lm, prune_to)
+    return lm
+
+
+def _prune_to_size(lm: SparkLM, target: int) -> SparkLM:
+    rows = _raised_scores(lm, -math.inf).persist()
+    with clear_errors():
+        longer = rows.count()
+    too_many = longer + lm.num_words - target
+    if too_many <= 0 or longer == 0:
+        rows.unpersist()
+        return lm
+    last_removed = nth_smallest(rows.select("score"), min(longer, too_many))
+    return _keep(
+        lm, rows, rows.where(require("pyspark.sql.functions", "spark").col("score") > last_removed)
+    )
+
+
+def _raised_scores(lm: SparkLM, threshold: float) -> DataFrame:
+    """``ngram, log_prob, score``: what removals cost, raised to those of extensions."""
+    pairs = PairBuckets(lm.buckets.num_buckets)
+    by_pair = group(lm.ngrams(), pairs.assign, pairs.num_buckets, _LOG_PROB)
+    with_probs = map_buckets(by_pair, _ContextProbs(lm), f"ngram binary, {_WITH_PROB}")
+    buckets = lm.buckets
+    by_context = group(with_probs, buckets.assign, buckets.num_buckets, _WITH_PROB)
+    scored = map_buckets(by_context, _RemovalCosts(lm), _SCORED)
+    return close(scored, lm.order, ["log_prob"], threshold=threshold)
+
+
+def _keep(lm: SparkLM, scored: DataFrame, rows: DataFrame) -> SparkLM:
+    """The LM of some of the scored rows, which the cluster keeps."""
+    kept = rows.select("ngram", "log_prob")
+    functions = require("pyspark.sql.functions", "spark")
+    with clear_errors():
+        longest = kept.agg(functions.max(functions.length("ngram"))).collect()[0][0]
+    grouped = group(kept, lm.buckets.assign, lm.buckets.num_buckets, _LOG_PROB)
+    columns = [part.split()[0] for part in GROUPED.split(", ")]
+    return replace(
+        lm,
+        frame=grouped.select(*columns),
+        order=(longest or 4) // 4,
+        kept=(*lm.kept, scored),
+    )
+
+
+class _OfBucket:
+    """What runs on a bucket of an LM."""
+
+    def __init__(self, lm: SparkLM) -> None:
+        self._vocabulary, self._unigrams, self._buckets = lm.vocabulary, lm.unigrams, lm.buckets
+
+
+class _ContextProbs(_OfBucket):
+    def __call__(self, bucket: Bucket) -> Iterator[Any]:
+        log_probs = bucket.columns["log_prob"]
+        probs = _core.context_probs_of_rows(
+            self._vocabulary.core, self._unigrams, bucket.symbols, log_probs
+        )
+        for symbols, values, prob in zip(bucket.symbols, log_probs, probs, strict=True):
+            yield from to_rows(symbols, {"log_prob": values, "context_prob": prob})
+
+
+class _RemovalCosts(_OfBucket):
+    def __call__(self, bucket: Bucket) -> Iterator[Any]:
+        log_probs = bucket.columns["log_prob"]
+        costs = _core.removal_costs_of_rows(
+            self._vocabulary.core,
+            self._unigrams,
+            bucket.symbols,
+            log_probs,
+            bucket.columns["context_prob"],
+        )
+        for symbols, values, cost in zip(bucket.symbols, log_probs, costs, strict=True):
+            if symbols.shape[1] == 2:
+                first = self._buckets.is_first(bucket.number, symbols[:, 0])
+                columns = {"log_prob": values[first], "score": cost[first]}
+                yield from to_rows(symbols[first], columns)
+            else:
+                yield from to_rows(symbols, {"log_prob": values, "score": cost})

@@ -1,0 +1,236 @@
+"""Corpora as DataFrames: Parquet, JSON lines or text, read by the cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+
+from lattice_bpd import FormatError
+from lattice_bpd.token_ids import Int32Array, Int64Array
+from lattice_bpd.train.corpus import encode_pieces
+from lattice_bpd.train.spark.errors import clear_errors
+from lattice_bpd.train.spark.tokenizer_files import TokenizerFiles, load_here, read_tokenizer
+from lattice_bpd.train.spark.vocabulary import Vocabulary
+from lattice_bpd.train.text_files import Boundaries, Piece, Place, json_field, split_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_FORMATS = ("parquet", "json", "text")
+_CHARACTERS_AT_ONCE = 1 << 20
+_LINE_ENDS = {"line": "\n", "paragraph": "\n\n"}
+
+
+@dataclass(frozen=True)
+class SparkCorpus:
+    """What to count on a cluster, as :func:`read_corpus` makes it.
+
+    Attributes:
+        frame: one column: text, JSON text, or an array of token ids for each sequence.
+        vocabulary: the token ids.
+        name: what messages call it.
+        tokenizer: for text; None for token ids.
+        boundaries: what <s> and </s> enclose.
+        field: of JSON lines; None where the column is the text itself.
+    """
+
+    frame: DataFrame
+    vocabulary: Vocabulary
+    name: str
+    tokenizer: TokenizerFiles | None
+    boundaries: Boundaries
+    field: str | None
+
+
+def read_corpus(
+    spark: SparkSession,
+    inputs: str | Sequence[str],
+    *,
+    format: str | None = None,  # noqa: A002  Spark's word
+    tokenizer: str | None = None,
+    merges: str | None = None,
+    vocab_size: int | None = None,
+    boundaries: Boundaries = "document",
+    field: str = "text",
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    unk_id: int | None = None,
+) -> SparkCorpus:
+    """Describes a corpus; executors read and tokenise it when it is counted.
+
+    Args:
+        spark: the session.
+        inputs: paths that the cluster can read (also hdfs://, s3a://), with wildcards, or folders.
+        format: "parquet", "json" (an object on each line) or "text"; default: by the names.
+        tokenizer: file of a tokenizer on the driver (load_encoder tells the kinds); it is sent to
+            the executors. Parquet columns of token ids need none.
+        merges: of a GPT-2 style vocab.json.
+        vocab_size: V; default: the tokenizer's.
+        boundaries: what <s> and </s> enclose: a line, a paragraph or a document: a Parquet row, a
+            JSON object or a text file.
+        field: Parquet column or JSON field: text, or in Parquet an array of token ids, which is
+            one sequence.
+        bos_id: token id that is ``<s>``, likewise eos_id and unk_id.
+        eos_id: see bos_id.
+        unk_id: see bos_id.
+
+    Raises:
+        OSError: nothing is there.
+        ValueError: a column that is not there or no text (the message has the columns), or options
+            that do not fit each other.
+    """
+    paths = [inputs] if isinstance(inputs, str) else [str(name) for name in inputs]
+    if boundaries not in get_args(Boundaries):
+        raise ValueError(f"boundaries is {boundaries!r}; expected line, paragraph or document")
+    kind = format if format is not None else _format_of(paths)
+    files, own_size = read_tokenizer(tokenizer, merges) if tokenizer is not None else (None, None)
+    with clear_errors():
+        frame, is_text = _open(spark, paths, kind, boundaries, field)
+    size = _vocab_size(paths[0], is_text, vocab_size, own_size)
+    vocabulary = Vocabulary(size, bos_id, eos_id, unk_id)
+    _ = vocabulary.core  # says now what is wrong with the numbers
+    return SparkCorpus(
+        frame,
+        vocabulary,
+        ", ".join(paths),
+        files if is_text else None,
+        boundaries,
+        field if kind == "json" else None,
+    )
+
+
+def read_sequences(
+    corpus: SparkCorpus, batches: Iterator[Any]
+) -> Iterator[tuple[Int32Array, Int64Array]]:
+    """In an executor: (N,) token ids and (sequences + 1,) offsets, batch by batch.
+
+    Raises:
+        ValueError, FormatError: bad input.
+    """
+    if corpus.tokenizer is None:
+        for batch in batches:
+            yield _ids_of(corpus, batch.column(0))
+        return
+    encoder = load_here(corpus.tokenizer)
+    for group in _group(_pieces(corpus, batches)):
+        yield encode_pieces(encoder, group, corpus.vocabulary.vocab_size)
+
+
+def _format_of(paths: Sequence[str]) -> str:
+    if not paths:
+        raise ValueError("no input; expected paths of Parquet, JSON or text files")
+    name = paths[0].rstrip("/*")
+    if re.search(r"\.parquet$", name):
+        return "parquet"
+    if re.search(r"\.(json|jsonl|ndjson)(\.(gz|zst|bz2))?$", name):
+        return "json"
+    if re.search(r"\.(txt|text|md)(\.(gz|zst|bz2))?$", name):
+        return "text"
+    raise ValueError(
+        f"{paths[0]}: its name does not tell what it is; say parquet, json or text (format, "
+        "--format)"
+    )
+
+
+def _open(
+    spark: SparkSession, paths: list[str], kind: str, boundaries: Boundaries, field: str
+) -> tuple[DataFrame, bool]:
+    """The one column that matters, and whether it is text."""
+    if kind not in _FORMATS:
+        raise ValueError(f"format is {kind!r}; expected {', '.join(_FORMATS)}")
+    reader = spark.read.option("recursiveFileLookup", "true")
+    if kind == "parquet":
+        return _column(reader.parquet(*paths), paths[0], field)
+    separator = "\n" if kind == "json" else _LINE_ENDS.get(boundaries)
+    if separator is None:
+        return reader.text(paths, wholetext=True), True
+    return reader.text(paths, lineSep=separator), True
+
+
+def _column(frame: DataFrame, name: str, field: str) -> tuple[DataFrame, bool]:
+    types = dict(frame.dtypes)
+    if field not in types:
+        raise ValueError(
+            f"{name}: no column {field!r}; its columns are: {', '.join(types) or 'none'}; name one "
+            "of them (field, --field)"
+        )
+    if types[field] not in ("string", "array<int>", "array<bigint>", "array<smallint>"):
+        raise ValueError(
+            f"{name}: column {field!r} is of type {types[field]}; expected string, or an array of "
+            "int for token ids"
+        )
+    return frame.select(f"`{field}`"), types[field] == "string"
+
+
+def _vocab_size(name: str, is_text: bool, stated: int | None, own: int | None) -> int:
+    if is_text and own is None:
+        raise ValueError(f"{name}: text needs a tokenizer (tokenizer, --tokenizer)")
+    if own is None and stated is None:
+        raise ValueError("token ids need the size of the vocabulary (vocab_size, --vocab-size)")
+    if own is not None and stated is not None and own > stated:
+        raise ValueError(
+            f"the tokenizer has {own} token ids, vocab_size is {stated}; expected at least as many"
+        )
+    return stated if stated is not None else own or 0
+
+
+def _pieces(corpus: SparkCorpus, batches: Iterator[Any]) -> Iterator[Piece]:
+    place = Place(f"{corpus.name} (a row)", 1)
+    for batch in batches:
+        for text in _texts(corpus, batch.column(0)):
+            if corpus.field is not None:
+                if text.strip():
+                    content = json_field(text, corpus.field, place)
+                    yield from split_text(content, corpus.boundaries, place)
+            else:
+                yield from split_text(text, corpus.boundaries, place)
+
+
+def _texts(corpus: SparkCorpus, column: Any) -> Iterator[str]:
+    if column.null_count:
+        raise FormatError(f"{corpus.name}: a row without text (null); filter such rows out first")
+    at_line_ends = corpus.field is None and corpus.boundaries != "document"
+    try:
+        for value in column:
+            text: str = value.as_py()
+            yield text[:-1] if at_line_ends and text.endswith("\r") else text
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{corpus.name}: text that is not UTF-8 ({error.reason}); convert the files, for "
+            "example with iconv -f latin1 -t utf-8"
+        ) from error
+
+
+def _group(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """Pieces of about _CHARACTERS_AT_ONCE, whole sequences only."""
+    group: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        group.append(piece)
+        size += len(piece.text) + 1
+        if size >= _CHARACTERS_AT_ONCE and piece.ends:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _ids_of(corpus: SparkCorpus, column: Any) -> tuple[Int32Array, Int64Array]:
+    flat = column.flatten()
+    if column.null_count or flat.null_count:
+        raise FormatError(f"{corpus.name}: a row without token ids (null); filter such rows out")
+    ids = flat.to_numpy(zero_copy_only=False)
+    vocab_size = corpus.vocabulary.vocab_size
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(outside):
+        raise ValueError(
+            f"{corpus.name}: token id {outside[0]} is outside the vocabulary; expected "
+            f"0..{vocab_size - 1}: raise vocab_size, or tokenize with the model's own tokenizer"
+        )
+    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return ids.astype(np.int32), offsets.astype(np.int64)

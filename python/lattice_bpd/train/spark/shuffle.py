@@ -1,0 +1,178 @@
+"""Rows that move: n-grams as keys, buckets that n-grams belong to, and what runs on a bucket.
+
+A row's key is its symbols, 4 bytes each, the high byte first, so that Spark sorts keys of one
+length as the core sorts n-grams. Each bucket is worked on alone, as arrays by order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd.extras import require
+from lattice_bpd.train.spark.errors import guarded
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_ROWS_AT_ONCE = 1 << 16
+SymbolArray = npt.NDArray[np.uint32]
+Column = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The n-grams of one bucket.
+
+    Attributes:
+        number: which bucket.
+        symbols: for order 2, 3, ..: (N, order) uint32, in rising order.
+        columns: for each other column the same: (N,).
+    """
+
+    number: int
+    symbols: list[SymbolArray]
+    columns: dict[str, list[Column]]
+
+
+def num_shuffle_partitions(frame: DataFrame) -> int:
+    """How many partitions the session's shuffles have."""
+    return int(str(frame.sparkSession.conf.get("spark.sql.shuffle.partitions")))
+
+
+def move_to(frame: DataFrame, num_partitions: int, column: str) -> DataFrame:
+    """Brings rows with the same number (0 .. num_partitions - 1) into one partition."""
+    if hasattr(frame, "repartitionById"):  # Spark 4.1: exactly one number in each partition
+        functions = require("pyspark.sql.functions", "spark")
+        return frame.repartitionById(num_partitions, functions.col(column))
+    return frame.repartition(num_partitions, column)
+
+
+def to_rows(symbols: SymbolArray, columns: dict[str, Column]) -> Iterator[Any]:
+    """Record batches of n-grams (N, order) and their columns."""
+    pa = require("pyarrow", "spark")
+    length = 4 * symbols.shape[1]
+    for begin in range(0, len(symbols), _ROWS_AT_ONCE):
+        part = symbols[begin : begin + _ROWS_AT_ONCE]
+        offsets = pa.py_buffer(np.arange(len(part) + 1, dtype=np.int32) * length)
+        keys = pa.py_buffer(part.astype(">u4").tobytes())
+        arrays = [pa.Array.from_buffers(pa.binary(), len(part), [None, offsets, keys])]
+        arrays += [pa.array(values[begin : begin + _ROWS_AT_ONCE]) for values in columns.values()]
+        yield pa.record_batch(arrays, names=["ngram", *columns])
+
+
+def to_symbols(keys: Any) -> SymbolArray:
+    """(N, order) uint32 of keys that have one length; N is 1 or more."""
+    offsets, data = keys.buffers()[1:]
+    bounds = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    symbols = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].view(">u4")
+    return symbols.reshape(len(keys), -1).astype(np.uint32)
+
+
+def by_length(batch: Any) -> Iterator[tuple[int, Any]]:
+    """The batch's rows of each order, and the order: the n-grams need not be sorted."""
+    pa_compute = require("pyarrow.compute", "spark")
+    keys = batch.column("ngram")
+    lengths = pa_compute.binary_length(keys).to_numpy(zero_copy_only=False) // 4
+    for length in np.unique(lengths):
+        rows = np.flatnonzero(lengths == length)
+        if rows[-1] - rows[0] + 1 == len(rows):
+            yield int(length), batch.slice(int(rows[0]), len(rows))
+        else:
+            yield int(length), batch.take(require("pyarrow", "spark").array(rows))
+
+
+# From n-grams (N, order) to which rows go where: (K,) row and (K,) int32 bucket each.
+Assign = Callable[[SymbolArray], tuple[Column, Column]]
+
+
+def group(frame: DataFrame, assign: Assign, num_buckets: int, types: str) -> DataFrame:
+    """Brings n-grams into their buckets, sorted by order and symbols there.
+
+    Args:
+        frame: ``ngram binary`` and others.
+        assign: the buckets, 0 .. num_buckets - 1.
+        num_buckets: see assign.
+        types: names and types of the other columns.
+    """
+    functions = require("pyspark.sql.functions", "spark")
+    tagged = frame.mapInArrow(guarded(_Assign(assign)), f"bucket int, ngram binary, {types}")
+    length = functions.length("ngram")
+    return move_to(tagged, num_buckets, "bucket").sortWithinPartitions("bucket", length, "ngram")
+
+
+class _Assign:
+    def __init__(self, assign: Assign) -> None:
+        self._assign = assign
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        pa = require("pyarrow", "spark")
+        for batch in batches:
+            for _, part in by_length(batch):
+                rows, buckets = self._assign(to_symbols(part.column("ngram")))
+                taken = part.take(pa.array(rows))
+                columns = [pa.array(buckets.astype(np.int32)), *taken.columns]
+                yield pa.record_batch(columns, names=["bucket", *taken.schema.names])
+
+
+def map_buckets(
+    frame: DataFrame, function: Callable[[Bucket], Iterator[Any]], types: str
+) -> DataFrame:
+    """Runs a function on each bucket of a grouped frame; it yields record batches."""
+    return frame.mapInArrow(guarded(_MapBuckets(function)), types)
+
+
+class _MapBuckets:
+    def __init__(self, function: Callable[[Bucket], Iterator[Any]]) -> None:
+        self._function = function
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        pending: list[Any] = []
+        number = -1
+        for batch in batches:
+            buckets = batch.column("bucket").to_numpy()
+            bounds = [0, *(np.flatnonzero(np.diff(buckets)) + 1).tolist(), len(buckets)]
+            for begin, end in itertools.pairwise(bounds):
+                if begin == end:
+                    continue
+                if buckets[begin] != number and pending:
+                    yield from self._function(_to_bucket(number, pending))
+                    pending = []
+                number = int(buckets[begin])
+                pending.append(batch.slice(begin, end - begin))
+        if pending:
+            yield from self._function(_to_bucket(number, pending))
+
+
+def _to_bucket(number: int, batches: Sequence[Any]) -> Bucket:
+    names = [name for name in batches[0].schema.names if name not in ("bucket", "ngram")]
+    symbols: dict[int, list[SymbolArray]] = {}
+    columns: dict[int, list[list[Column]]] = {}
+    for batch in batches:
+        for length, part in by_length(batch):
+            symbols.setdefault(length, []).append(to_symbols(part.column("ngram")))
+            values = [part.column(name).to_numpy(zero_copy_only=False) for name in names]
+            columns.setdefault(length, []).append(values)
+    order = max(symbols)
+    missing = [length for length in range(2, order) if length not in symbols]
+    if missing:
+        raise ValueError(
+            f"bucket {number} has n-grams of order {order} and none of {missing[0]}; expected each "
+            "n-gram's prefix and suffix"
+        )
+    return Bucket(
+        number,
+        [np.concatenate(symbols[length]) for length in range(2, order + 1)],
+        {
+            name: [
+                np.concatenate([values[i] for values in columns[length]])
+                for length in range(2, order + 1)
+            ]
+            for i, name in enumerate(names)
+        },
+    )

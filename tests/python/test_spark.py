@@ -1,0 +1,278 @@
+"""Training on Spark, in local mode: equal to the local trainer, and clear errors.
+
+Skipped where pyspark, pyarrow, pandas (extra `spark`) or Java is missing.
+"""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+from lattice_bpd import FormatError, _core
+from lattice_bpd.train import Corpus, count_corpus, count_ngrams, prune_ngram, train_corpus
+from lattice_bpd.train.ngram import KatzWarning, SmoothingWarning, train_ngram
+
+for module in ("pyspark", "pyarrow", "pandas"):
+    pytest.importorskip(module, reason=f"{module} is missing: pip install 'lattice-bpd[spark]'")
+
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+
+from lattice_bpd.train import spark as cluster  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::lattice_bpd.train.ngram.SmoothingWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark.*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:pyspark.*"),
+]
+
+V = 60
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "ran", "<unk>"]
+
+
+@pytest.fixture(scope="module")
+def sequences():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 40, 800)
+    return [(rng.zipf(1.3, int(length)) % V).astype(np.int32) for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def parquet(sequences, tmp_path_factory):
+    """Token ids in three files, whose order is not that of the sequences."""
+    folder = tmp_path_factory.mktemp("ids")
+    for i in range(3):
+        rows = [sequence.tolist() for sequence in sequences[2 - i :: 3]]
+        pq.write_table(pa.table({"ids": rows}), folder / f"{i}.parquet")
+    return str(folder)
+
+
+def read_ids(spark, paths, **options):
+    return cluster.read_corpus(spark, paths, format="parquet", field="ids", vocab_size=V, **options)
+
+
+@pytest.fixture(scope="module")
+def counts(spark, parquet):
+    return cluster.count_corpus(read_ids(spark, parquet), 4)
+
+
+def listed(counts):
+    """Every n-gram of order 2 and above with its count."""
+    runs = [row["run"] for row in counts.frame.select("run").collect()]
+    tables = _core.list_runs([_core.merge_runs([bytes(run) for run in runs])], [])
+    return [(symbols, occurrences) for symbols, occurrences, _ in tables]
+
+
+def assert_equal_lms(found, expected, tmp_path):
+    found.save(tmp_path / "found.lm")
+    expected.save(tmp_path / "expected.lm")
+    found.to_arpa(tmp_path / "found.arpa")
+    expected.to_arpa(tmp_path / "expected.arpa")
+    assert found.num_ngrams == expected.num_ngrams
+    pairs = zip(
+        (tmp_path / "found.arpa").read_text().splitlines(),
+        (tmp_path / "expected.arpa").read_text().splitlines(),
+        strict=True,
+    )
+    different = [(a, b) for a, b in pairs if a != b]
+    for a, b in different:
+        (a_prob, a_ngram, *a_backoff), (b_prob, b_ngram, *b_backoff) = a.split("\t"), b.split("\t")
+        assert a_ngram == b_ngram
+        numbers = zip([a_prob, *a_backoff], [b_prob, *b_backoff], strict=True)
+        assert all(abs(float(x) - float(y)) * np.log(10) < 1e-6 for x, y in numbers)
+
+
+def test_counts_are_those_of_one_machine(counts, sequences):
+    expected = count_ngrams(sequences, 4, vocab_size=V)
+    for (symbols, numbers), (other_symbols, other_numbers) in zip(
+        listed(counts), expected[1:], strict=True
+    ):
+        assert np.array_equal(symbols, other_symbols)
+        assert np.array_equal(numbers, other_numbers)
+    summary = counts.summarise([])
+    seen = expected[0][0][:, 0]
+    assert np.array_equal(summary.counts[seen], expected[0][1])
+    assert summary.counts.sum() == expected[0][1].sum()
+    assert summary.num_sequences == len(sequences)
+    for order, (_, numbers) in enumerate(expected, 1):
+        n_r = np.bincount(numbers[numbers < 34].astype(np.int64), minlength=34)
+        assert np.array_equal(summary.count_of_counts[order - 1], n_r)
+
+
+@pytest.mark.parametrize("partitions", [1, 5])
+def test_counts_do_not_depend_on_partitions_or_the_order_of_files(
+    partitions, spark, parquet, counts
+):
+    paths = [f"{parquet}/{i}.parquet" for i in (2, 0, 1)]
+    other = cluster.count_corpus(read_ids(spark, paths), 4, partitions=partitions)
+    for (symbols, numbers), (other_symbols, other_numbers) in zip(
+        listed(counts), listed(other), strict=True
+    ):
+        assert np.array_equal(symbols, other_symbols)
+        assert np.array_equal(numbers, other_numbers)
+    assert other.frame.rdd.getNumPartitions() == partitions
+    other.release()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"min_counts": [1, 1, 2, 4], "katz_k": 7},
+        {"min_counts": [2, 1, 3, 2]},  # not rising: what rarer n-grams need comes back
+        {"min_counts": [3, 3, 4, 4], "full_count_of_counts": False, "unseen": "uniform"},
+        {"min_counts": [1, 2, 900, 900], "smoothing": "absolute"},  # a lower order
+    ],
+)
+def test_lms_are_those_of_one_machine(options, counts, sequences, tmp_path):
+    lm = cluster.train_counts(counts, **options)
+    expected = train_ngram(sequences, 4, vocab_size=V, **options)
+    assert lm.order == expected.order
+    assert_equal_lms(lm.collect(), expected, tmp_path)
+    lm.release()
+
+
+@pytest.mark.parametrize(("order", "partitions"), [(1, 1), (2, 5), (5, 2)])
+def test_every_order_with_special_token_ids(order, partitions, spark, parquet, sequences, tmp_path):
+    ids = {"bos_id": 5, "eos_id": 1, "unk_id": 9}
+    corpus = read_ids(spark, parquet, **ids)
+    counts = cluster.count_corpus(corpus, order, partitions=partitions)
+    lm = cluster.train_counts(counts, smoothing="witten_bell" if order == 2 else "katz")
+    smoothing = "witten_bell" if order == 2 else "katz"
+    expected = train_ngram(sequences, order, vocab_size=V, smoothing=smoothing, **ids)
+    assert_equal_lms(lm.collect(), expected, tmp_path)
+    counts.release()
+
+
+def test_contexts_that_every_word_follows_give_the_rest_to_eos(spark, tmp_path):
+    rng = np.random.default_rng(1)
+    sequences = [rng.integers(0, 3, int(n)).astype(np.int32) for n in rng.integers(1, 30, 200)]
+    pq.write_table(pa.table({"ids": [s.tolist() for s in sequences]}), tmp_path / "x.parquet")
+    corpus = cluster.read_corpus(spark, str(tmp_path / "x.parquet"), field="ids", vocab_size=3)
+    counts = cluster.count_corpus(corpus, 3, partitions=3)
+    lm = cluster.train_counts(counts, partitions=6)  # more buckets than symbols
+    assert lm.buckets.count.max() > 1
+    expected = train_ngram(sequences, 3, vocab_size=3)
+    assert_equal_lms(lm.collect(), expected, tmp_path)
+    pruned = cluster.prune_ngram(lm, theta=1e-3)
+    assert_equal_lms(pruned.collect(), prune_ngram(expected, theta=1e-3), tmp_path)
+
+
+@pytest.mark.parametrize("how", [{"theta": 1e-4}, {"prune_to": 3000}, {"prune_to": 0}])
+def test_pruned_lms_are_those_of_one_machine(how, counts, sequences, tmp_path):
+    lm = cluster.train_counts(counts, min_counts=[1, 1, 2, 2])
+    expected = train_ngram(sequences, 4, vocab_size=V, min_counts=[1, 1, 2, 2])
+    pruned = cluster.prune_ngram(lm, **how)
+    local = prune_ngram(expected, **how)
+    assert sum(local.num_ngrams) < sum(expected.num_ngrams)
+    assert pruned.order == local.order
+    assert_equal_lms(pruned.collect(), local, tmp_path)
+    pruned.release()
+
+
+def test_nothing_is_pruned_to_more_than_there_is(counts):
+    lm = cluster.train_counts(counts, min_counts=[1, 1, 2, 4])
+    assert cluster.prune_ngram(lm, prune_to=10**9) is lm
+
+
+def test_parts_are_assembled_elsewhere(counts, sequences, tmp_path):
+    lm = cluster.train_counts(counts, min_counts=[1, 1, 2, 4])
+    lm.save_parts(str(tmp_path / "parts"))
+    expected = train_ngram(sequences, 4, vocab_size=V, min_counts=[1, 1, 2, 4])
+    assert_equal_lms(cluster.assemble(tmp_path / "parts"), expected, tmp_path)
+    (tmp_path / "parts" / "ngrams" / "_SUCCESS").unlink()
+    with pytest.raises(FormatError, match="has not written it to the end"):
+        cluster.assemble(tmp_path / "parts")
+
+
+def test_katz_warns_as_on_one_machine(spark, tmp_path):
+    sequences = [[0, 1, 2], [0, 1, 2]]
+    pq.write_table(pa.table({"ids": sequences}), tmp_path / "x.parquet")
+    counts = cluster.count_corpus(read_ids(spark, str(tmp_path / "x.parquet")), 5, partitions=1)
+    with warnings.catch_warnings(record=True) as expected:
+        warnings.simplefilter("always")
+        train_ngram(sequences, 5, vocab_size=V, min_counts=[1, 1, 2, 2, 3])
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        cluster.train_counts(counts, min_counts=[1, 1, 2, 2, 3])
+    found = [warning for warning in found if issubclass(warning.category, SmoothingWarning)]
+    assert [str(w.message) for w in found] == [str(w.message) for w in expected]
+    assert all(warning.category is KatzWarning for warning in found)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A vocabulary, and the same documents as text files, JSON lines and Parquet."""
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "words.txt").write_text("\n".join(WORDS))
+    rng = np.random.default_rng(2)
+    documents = []
+    for _ in range(12):
+        lines = [" ".join(rng.choice([*WORDS[:-1], "dog"], 8)) for _ in range(6)]
+        lines[2] = ""
+        lines[4] = " \r"
+        documents.append("\n".join(lines) + "\n")
+    for kind in ("text", "json", "parquet"):
+        (folder / kind).mkdir()
+    for i, document in enumerate(documents):
+        (folder / "text" / f"{i:02}.txt").write_bytes(document.encode())
+    rows = [json.dumps({"id": i, "body": text}) for i, text in enumerate(documents)]
+    (folder / "json" / "a.jsonl").write_text("\n".join(rows) + "\n\n")
+    pq.write_table(pa.table({"body": documents}), folder / "parquet" / "a.parquet")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "boundaries"),
+    [
+        ("text", "line"),
+        ("text", "paragraph"),
+        ("text", "document"),
+        ("json", "document"),
+        ("json", "paragraph"),
+        ("parquet", "line"),
+    ],
+)
+def test_texts_of_every_kind_are_read_as_on_one_machine(kind, boundaries, spark, texts, tmp_path):
+    words = str(texts / "words.txt")
+    corpus = cluster.read_corpus(
+        spark,
+        str(texts / kind),
+        format=kind,
+        tokenizer=words,
+        boundaries=boundaries,
+        field="body",
+    )
+    found = cluster.count_corpus(corpus, 3, partitions=2)
+    local = texts / ("text" if kind == "text" else "json")
+    expected = Corpus([local], tokenizer=words, boundaries=boundaries, field="body")
+    info = count_corpus(expected, tmp_path / "counts", order=3)
+    assert found.summarise([]).num_sequences == info.num_sequences
+    counter = _core.CorpusCounter(len(WORDS), 3, 1 << 20, "", None, None, None, 1)
+    counter.add_file(str(tmp_path / "counts"))
+    for (symbols, numbers), (other_symbols, other_numbers) in zip(
+        listed(found), counter.tables([])[1:], strict=True
+    ):
+        assert np.array_equal(symbols, other_symbols)
+        assert np.array_equal(numbers, other_numbers)
+    found.release()
+
+
+def test_the_command_trains_prunes_and_assembles(spark, texts, tmp_path, capsys):
+    from lattice_bpd import NGramLM
+    from lattice_bpd.cli import spark as command
+
+    words = str(texts / "words.txt")
+    options = ["--tokenizer", words, "--boundaries", "line", "--order", "3"]
+    options += ["--partitions", "2", "--prune-to", "150"]
+    output, parts = str(tmp_path / "a.lm"), str(tmp_path / "parts")
+    inputs = [str(texts / "text" / "*.txt")]
+    assert command.main([*inputs, *options, "-o", output, "--parts", parts]) == 0
+    assert command.main(["--from-parts", parts, "-o", str(tmp_path / "b.lm")]) == 0
+    assert "lattice-bpd: note: Katz: order" in capsys.readouterr().err
+    expected = train_corpus(Corpus([texts / "text"], tokenizer=words, boundaries="line"), 3)
+    expected = prune_ngram(expected, prune_to=150)
+    for name in ("a.lm", "b.lm"):
+        assert_equal_lms(NGramLM.load(tmp_path / name), expected, tmp_path)
