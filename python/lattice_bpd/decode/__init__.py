@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lattice_bpd.decode.batch import decode_batch
+from lattice_bpd.decode.custom_generate import CustomGenerate
 from lattice_bpd.decode.drafters import (
     BlockDrafter,
     Drafter,
@@ -20,6 +21,7 @@ from lattice_bpd.decode.strategies import STRATEGIES, generate, generate_batch, 
 __all__ = [
     "STRATEGIES",
     "BlockDrafter",
+    "CustomGenerate",
     "DecodeResult",
     "DecodeState",
     "DecodeStats",
