@@ -158,8 +158,8 @@ def test_a_target_without_masks_of_its_callers_falls_back_to_rows():
     def forget_mask(*args, attention_mask=None, **options):
         return inner(*args, **options)
 
+    target = CausalLMTarget(model)
     model.base.base_model.forward = forget_mask
-    target.takes_positions = True
     assert "does not keep to a four-dimensional mask" in target.refuses_tree()
 
 

@@ -42,16 +42,20 @@ class PrefixTree:
             drafts: p sequences of token ids, best first; a negative id (padding) ends one. The
                 best draft becomes nodes 1, 2, ..: accepting it needs no copy of the cache.
         """
-        tree = cls([exact_token], [-1], [0])
-        children = tree._children
+        token_ids, parents, depths = [exact_token], [-1], [0]
+        children: dict[tuple[int, int], int] = {}
         for draft in drafts:
             node = 0
-            for token in draft:
+            for depth, token in enumerate(draft, 1):
                 if token < 0:
                     break
-                child = children.get((node, token))
-                node = tree._add(node, token) if child is None else child
-        return tree
+                edge, new = (node, token), len(token_ids)
+                node = children.setdefault(edge, new)
+                if node == new:
+                    token_ids.append(token)
+                    parents.append(edge[0])
+                    depths.append(depth)
+        return cls(token_ids, parents, depths, children)
 
     @classmethod
     def from_nodes(
@@ -68,34 +72,32 @@ class PrefixTree:
         Raises:
             ValueError: a parent does not stand before its child, or the lengths differ.
         """
-        tree = cls([exact_token], [-1], [0])
-        places = [0]  # of each node of the source; -1 where it is left out. Entry 0 is the root
         if len(token_ids) != len(parents):
             raise ValueError(
                 f"PrefixTree: {len(token_ids)} token ids and {len(parents)} parents; expected as "
                 "many of each"
             )
-        for number, (token, parent) in enumerate(zip(token_ids, parents, strict=True)):
+        depths = [0]  # of node 0, and of node i of the source in place i + 1
+        for number, parent in enumerate(parents):
             if not -1 <= parent < number:
                 raise ValueError(
                     f"PrefixTree: node {number} has parent {parent}; expected -1..{number - 1}; "
                     "list parents before their children"
                 )
-            above = places[parent + 1]
-            if above < 0 or tree.depths[above] >= max_depth:
-                places.append(-1)
-                continue
-            child = tree._children.get((above, token))
-            places.append(tree._add(above, token) if child is None else child)
-        return tree
-
-    def _add(self, parent: int, token: int) -> int:
-        node = len(self.token_ids)
-        self.token_ids.append(token)
-        self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1)
-        self._children[parent, token] = node
-        return node
+            depths.append(depths[parent + 1] + 1)
+        if max(depths) <= max_depth:
+            above = [parent + 1 for parent in parents]
+            edges = zip(above, token_ids, strict=True)
+            children = {edge: node for node, edge in enumerate(edges, 1)}
+            return cls([exact_token, *token_ids], [-1, *above], depths, children)
+        kept = [node for node in range(len(token_ids)) if depths[node + 1] <= max_depth]
+        places = {-1: -1, **{node: place for place, node in enumerate(kept)}}
+        return cls.from_nodes(
+            exact_token,
+            [token_ids[node] for node in kept],
+            [places[parents[node]] for node in kept],
+            max_depth,
+        )
 
     def __len__(self) -> int:
         """Number of nodes, the exact token counted."""

@@ -85,6 +85,7 @@ class CausalLMTarget:
         self.sliding_window, self._mixed = _find_window(config)
         parameters = inspect.signature(base.base_model.forward).parameters
         self.takes_positions = "position_ids" in parameters
+        self._refusal: tuple[str | None] | None = None  # of the tree form, once it was asked for
         self._plain: bool | None = None  # logits are the embedding of the hidden state, no more
 
     def __call__(
@@ -146,11 +147,13 @@ class CausalLMTarget:
 
     def refuses_tree(self) -> str | None:
         """See TargetModel; found out by trying, once for each model."""
-        implementation = str(getattr(self.base.config, "_attn_implementation", "eager"))
-        known = _TREE_REFUSALS.setdefault(self.base, {})
-        if implementation not in known:
-            known[implementation] = _try_tree(self, implementation)
-        return known[implementation]
+        if self._refusal is None:
+            implementation = str(getattr(self.base.config, "_attn_implementation", "eager"))
+            known = _TREE_REFUSALS.setdefault(self.base, {})
+            if implementation not in known:
+                known[implementation] = _try_tree(self, implementation)
+            self._refusal = (known[implementation],)
+        return self._refusal[0]
 
     def _for_layers(self, mask: Tensor, windowed: Tensor | None) -> Mask:
         if windowed is None or mask.ndim == 2:
