@@ -8,7 +8,6 @@ those that keep notes work. What cannot be honoured is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,33 +25,18 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from lattice_bpd import NGramLM
 from lattice_bpd.decode.batch import count_most_nodes
 from lattice_bpd.decode.drafters import Drafter
+from lattice_bpd.decode.generate_checks import (
+    check_positions,
+    refuse_for_batches,
+    refuse_inputs,
+    refuse_settings,
+    strip_padding,
+)
 from lattice_bpd.decode.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
 from lattice_bpd.decode.prompts import check_prompts
 from lattice_bpd.decode.strategies import make_drafter
 from lattice_bpd.verify import greedy_tokens
-
-# Settings of a GenerationConfig that change the output or what is returned beside it.
-_REFUSED = {
-    "do_sample": "sampling",
-    "penalty_alpha": "contrastive search",
-    "dola_layers": "DoLa decoding",
-    "prompt_lookup_num_tokens": "prompt lookup (give a drafter instead)",
-    "constraints": "constrained beam search",
-    "force_words_ids": "constrained beam search",
-    "output_scores": "scores of each step",
-    "output_logits": "logits of each step",
-    "output_attentions": "attentions of each step",
-    "output_hidden_states": "hidden states of each step",
-}
-_CACHES = (None, "dynamic", "static")
-_KNOWN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
-# These look at the number of a row, or at all rows together.
-_SINGLE_ROW_ONLY = {
-    "PrefixConstrainedLogitsProcessor",
-    "SynthIDTextWatermarkLogitsProcessor",
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
-}
 
 
 class CustomGenerate:
@@ -124,13 +108,13 @@ class CustomGenerate:
         Raises:
             ValueError: a setting, input or processor that cannot be honoured, by name.
         """
-        _refuse_settings(generation_config)
-        _refuse_inputs(model_kwargs)
-        _refuse_for_batches(len(input_ids), logits_processor, stopping_criteria)
+        refuse_settings(generation_config)
+        refuse_inputs(model_kwargs)
+        refuse_for_batches(len(input_ids), logits_processor, stopping_criteria)
         drafting = DraftingModel(model, self.heads)
         drafter = self.drafter or make_drafter(self.strategy, drafting.vocab_size, **self._sizes)
-        rows = _strip_padding(input_ids, model_kwargs.get("attention_mask"))
-        _check_positions(rows, model_kwargs)
+        rows = strip_padding(input_ids, model_kwargs.get("attention_mask"))
+        check_positions(rows, model_kwargs)
         prompts = check_prompts(drafting, rows, beyond_positions=True)
         limit = _max_length(stopping_criteria, generation_config) - input_ids.shape[1]
         plain = _plain_stop_tokens(logits_processor, stopping_criteria)
@@ -188,94 +172,6 @@ class _ProcessedChoice:
         after: Any = self.ids[:, : self.length].clone()
         self.ended = bool(self.criteria(after, None).all())
         return token
-
-
-def _refuse_settings(config: GenerationConfig) -> None:
-    for name, what in _REFUSED.items():
-        returned = name.startswith("output_")
-        if getattr(config, name, None) and (not returned or config.return_dict_in_generate):
-            raise ValueError(
-                f"CustomGenerate: {name}={getattr(config, name)!r} ({what}) cannot be honoured; "
-                "leave it out, or use the model's own generate"
-            )
-    for name in ("num_beams", "num_return_sequences"):
-        if (getattr(config, name, None) or 1) > 1:
-            raise ValueError(
-                f"CustomGenerate: {name}={getattr(config, name)} cannot be honoured; expected 1"
-            )
-    if config.cache_implementation not in _CACHES:
-        raise ValueError(
-            f"CustomGenerate: cache_implementation={config.cache_implementation!r} cannot be "
-            f"rolled back; expected one of {', '.join(map(repr, _CACHES))}"
-        )
-
-
-def _refuse_inputs(model_kwargs: dict[str, Any]) -> None:
-    unknown = sorted(
-        name for name, value in model_kwargs.items()
-        if value is not None and name not in _KNOWN_INPUTS
-    )  # fmt: skip
-    if unknown:
-        raise ValueError(
-            f"CustomGenerate: cannot hand {', '.join(unknown)} to the model; expected input_ids "
-            "and attention_mask only; use the model's own generate"
-        )
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and (
-        getattr(cache, "_is_user_defined", False) or int(cache.get_seq_length()) > 0
-    ):
-        raise ValueError(
-            "CustomGenerate: past_key_values cannot be honoured; it keeps a cache of its own; "
-            "leave past_key_values out and give the whole text"
-        )
-
-
-def _refuse_for_batches(
-    batch_size: int, processors: LogitsProcessorList, criteria: StoppingCriteriaList
-) -> None:
-    """In a batch every sequence is asked for by itself, at its own speed."""
-    if batch_size == 1:
-        return
-    names = sorted({type(item).__name__ for item in processors} & _SINGLE_ROW_ONLY)
-    if not any(isinstance(item, EosTokenCriteria) for item in criteria):
-        # Without an end-of-text token, plain generate writes on until all rows are finished.
-        names += [
-            type(item).__name__ for item in criteria if not isinstance(item, MaxLengthCriteria)
-        ]
-    if names:
-        raise ValueError(
-            f"CustomGenerate: {', '.join(names)} cannot be honoured for {batch_size} sequences at "
-            "once; generate them one at a time"
-        )
-
-
-def _strip_padding(input_ids: Tensor, mask: Tensor | None) -> list[Tensor]:
-    """The tokens of each row without the padding on its left."""
-    if mask is None:
-        return list(input_ids)
-    rows = []
-    for number, (row, used) in enumerate(zip(input_ids, mask.to(input_ids.device), strict=True)):
-        length = int((used != 0).sum())
-        if length == 0 or not bool((used[len(row) - length :] != 0).all()):
-            raise ValueError(
-                f"CustomGenerate: attention_mask of row {number} hides tokens behind others, or "
-                "all; expected padding on the left only; set padding_side='left'"
-            )
-        rows.append(row[len(row) - length :])
-    return rows
-
-
-def _check_positions(rows: Sequence[Tensor], model_kwargs: dict[str, Any]) -> None:
-    positions = model_kwargs.get("position_ids")
-    if positions is None:
-        return
-    for number, row in enumerate(rows):
-        found = positions[number if len(positions) > 1 else 0][-len(row) :].tolist()
-        if found != list(range(len(row))):
-            raise ValueError(
-                "CustomGenerate: position_ids cannot be honoured; expected 0, 1, 2, .. from the "
-                "first token on; leave position_ids out"
-            )
 
 
 def _max_length(criteria: StoppingCriteriaList, config: GenerationConfig) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
+from lattice_bpd.verify.greedy import accept_lengths, greedy_tokens
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.stacked_cache import StackedCache
 from lattice_bpd.verify.target import CausalLMTarget, TargetModel, TargetOutput
@@ -12,9 +13,7 @@ from lattice_bpd.verify.verification import (
     BatchVerification,
     Chooser,
     Verification,
-    accept_lengths,
     choose_form,
-    greedy_tokens,
     verify_drafts,
     verify_trees,
 )

@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
+from lattice_bpd.verify.greedy import greedy_tokens
 from lattice_bpd.verify.layout import Call, lay_out_rows, lay_out_tree
+from lattice_bpd.verify.memory import is_lack_of_memory, memory_advice
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.target import TargetModel, TargetOutput
 
@@ -75,48 +76,6 @@ class Chooser(Protocol):
         ...
 
 
-def greedy_tokens(logits: Tensor) -> Tensor:
-    """The target's choice at each position; every strategy decides with this one function.
-
-    Args:
-        logits: (..., V) float.
-
-    Returns:
-        (...) int64; the smallest id where several logits share the maximum.
-
-    Raises:
-        ValueError: a NaN among the logits.
-    """
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        rows = logits.reshape(-1, logits.shape[-1]).numpy()  # ten times quicker than torch's max
-        best = rows.argmax(axis=-1)
-        token_ids = torch.from_numpy(best).view(logits.shape[:-1])
-        has_nan = bool(np.isnan(rows[np.arange(len(rows)), best]).any())
-    else:
-        maxima, token_ids = logits.max(dim=-1)
-        has_nan = bool(maxima.isnan().any())
-    if has_nan:  # both take the first maximum, and a NaN for the greatest number
-        raise ValueError(
-            "verify_drafts: the target's logits hold NaN; expected numbers; check its weights, "
-            "and its dtype (float16 overflows on some models: use bfloat16 or float32)"
-        )
-    return token_ids
-
-
-def accept_lengths(drafts: Tensor, predictions: Tensor) -> Tensor:
-    """How many leading tokens of each draft the target agrees with.
-
-    Args:
-        drafts: (p, H) int64.
-        predictions: (p, H+1) int64 or (p, H); column j is the target's token in place of draft j.
-
-    Returns:
-        (p,) int64, 0..H. Drafts 5 7 9 against 5 7 2 8: 2.
-    """
-    agrees = drafts == predictions[:, : drafts.shape[1]]
-    return agrees.long().cumprod(dim=1).sum(dim=1)
-
-
 @torch.inference_mode()
 def verify_trees(
     target: TargetModel,
@@ -154,9 +113,9 @@ def verify_trees(
             cache = state.repeated(call.sequences, size)
         output = _run(target, call, cache)
     except (RuntimeError, MemoryError) as error:
-        if not _is_lack_of_memory(error):
+        if not is_lack_of_memory(error):
             raise
-        raise MemoryError(_memory_advice(error, call, len(trees), form)) from error
+        raise MemoryError(memory_advice(error, call, len(trees), form)) from error
     seconds = time.perf_counter() - start
     next_token = _choices(call, output, choosers)
     found, accepted = [], []
@@ -263,20 +222,3 @@ def _choices(
         return lambda node: chooser.choose(output.logits[rows[node], columns[node]])
 
     return [choice(number) for number in range(len(call.rows))]
-
-
-def _is_lack_of_memory(error: Exception) -> bool:
-    known = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        text in str(error) for text in known
-    )
-
-
-def _memory_advice(error: Exception, call: Call, num_sequences: int, form: str) -> str:
-    rows, size = call.input_ids.shape
-    cure = "num_drafts (or use form='tree')" if form == "rows" else "max_nodes or num_drafts"
-    return (
-        f"verify: no memory for a call of {rows} rows x {size} tokens over {num_sequences} "
-        f"sequences ({str(error).strip().splitlines()[:1]}); lower {cure}, or decode fewer "
-        "sequences at once"
-    )
