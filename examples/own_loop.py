@@ -35,6 +35,5 @@ while len(tokens) < LENGTH:
         while len(accepted) < SLOTS and draft[len(accepted)] == target(tokens + accepted):
             accepted.append(draft[len(accepted)])
         kept = max(kept, accepted, key=len)
-    tokens += [*kept, target(tokens + kept)]
-    steps += 1
+    tokens, steps = [*tokens, *kept, target(tokens + kept)], steps + 1
 print(f"{len(tokens) - 1} tokens in {steps} steps: {(len(tokens) - 1) / steps:.2f} tokens a step")
