@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from lattice_bpd import NGramLM
 from lattice_bpd.decode import generate_batch
 from lattice_bpd.models import BlockwiseLM
 
-VOCAB, POSITIONS, NEW = 96, 128, 32
+VOCAB, POSITIONS = 96, 128
 STRATEGIES = ("bpd", "ngram", "p_best", "p_best_0gram", "tree", "tree_0gram")
 BATCH = 8
 
@@ -62,11 +63,13 @@ def build(name: str, dtype: torch.dtype) -> BlockwiseLM:
 
 
 @torch.inference_mode()
-def greedy_alone(model: BlockwiseLM, prompt: list[int]) -> tuple[list[int], list[float]]:
+def greedy_alone(
+    model: BlockwiseLM, prompt: list[int], count: int
+) -> tuple[list[int], list[float]]:
     """One token at a time with transformers' own cache; each token's lead over the next best."""
     tokens, margins, cache = list(prompt), [], None
     row = torch.tensor([prompt])
-    for _ in range(NEW):
+    for _ in range(count):
         output = model.base(input_ids=row, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
         best = output.logits[0, -1].float().topk(2)
@@ -76,10 +79,11 @@ def greedy_alone(model: BlockwiseLM, prompt: list[int]) -> tuple[list[int], list
     return tokens[len(prompt) :], margins
 
 
-def check(model: BlockwiseLM, lm: NGramLM, prompts: list[list[int]]) -> list[dict[str, Any]]:
+def check(
+    model: BlockwiseLM, lm: NGramLM, prompts: list[list[int]], count: int
+) -> Iterator[dict[str, Any]]:
     """One line for each strategy, form and batch size."""
-    wanted = [greedy_alone(model, prompt) for prompt in prompts]
-    lines = []
+    wanted = [greedy_alone(model, prompt, count) for prompt in prompts]
     for strategy in STRATEGIES:
         for form in ("tree", "rows"):
             for batch in (1, BATCH):
@@ -88,7 +92,7 @@ def check(model: BlockwiseLM, lm: NGramLM, prompts: list[list[int]]) -> list[dic
                     found = generate_batch(
                         model, prompts[start : start + batch], strategy.removesuffix("_0gram"),
                         lm=None if strategy.endswith("_0gram") else lm, form=form, top_k=8,
-                        num_drafts=6, max_nodes=24, max_new_tokens=NEW,
+                        num_drafts=6, max_nodes=24, max_new_tokens=count,
                     )  # fmt: skip
                     calls += sum(result.stats.target_calls for result in found)
                     for number, result in enumerate(found, start):
@@ -97,18 +101,18 @@ def check(model: BlockwiseLM, lm: NGramLM, prompts: list[list[int]]) -> list[dic
                             pairs = zip(result.token_ids, tokens, strict=True)
                             place = next(i for i, (a, b) in enumerate(pairs) if a != b)
                             differences.append(margins[place])
-                lines.append({
+                yield {
                     "strategy": strategy, "form": form, "batch": batch, "prompts": len(prompts),
-                    "block_efficiency": round(len(prompts) * NEW / calls, 3),
+                    "block_efficiency": round(len(prompts) * count / calls, 3),
                     "differing_texts": len(differences),
                     "largest_margin": round(max(differences, default=0.0), 7),
-                })  # fmt: skip
-    return lines
+                }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--prompts", type=int, default=1000, help="in all, over three models")
+    parser.add_argument("--tokens", type=int, default=32, help="decoded behind each")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args()
     warnings.simplefilter("ignore")  # Katz smoothing finds random text odd
@@ -120,7 +124,7 @@ def main() -> None:
         count = args.prompts // len(names) + (place < args.prompts % len(names))
         prompts = [rng.integers(0, VOCAB, rng.integers(1, 40)).tolist() for _ in range(count)]
         model = build(name, getattr(torch, args.dtype))
-        for line in check(model, lm, prompts):
+        for line in check(model, lm, prompts, args.tokens):
             print(json.dumps({"model": name, "dtype": args.dtype, **line}), flush=True)
 
 

@@ -26,6 +26,7 @@ from lattice_bpd.decode import (
     generate,
     generate_batch,
 )
+from lattice_bpd.verify import CausalLMTarget
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
@@ -294,3 +295,28 @@ def test_bad_models_and_batches():
     for drafter in (LatticeDrafter(lm), TreeDrafter(lm)):
         with pytest.raises(ValueError, match=f"LM has a vocabulary of {VOCAB + 1}"):
             decode(model_of("llama"), [1], drafter)
+
+
+def test_prompts_that_do_not_fit_say_so(monkeypatch):
+    model = model_of("llama")
+
+    def full(*_args, **_options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr(model.base, "forward", full)
+    with pytest.raises(MemoryError, match=r"read 2 prompts of 3 tokens .*9 GiB.*fewer at once"):
+        generate_batch(model, [[1, 2, 3], [1]], "greedy")
+
+
+def test_logits_that_a_model_caps_are_its_own():
+    # Gemma 2 caps logits behind the output embedding: hidden states alone would not tell.
+    model, prompt = model_of("gemma2"), [3, 8, 13]
+    target = CausalLMTarget(model)
+    with torch.inference_mode():
+        first, cache = target.read_prompts(torch.tensor([prompt]))
+        later = target(torch.tensor([[5]]), cache)
+        wanted = model.base(input_ids=torch.tensor([[*prompt, 5]])).logits[0]
+        bare = model.output_embedding(later.hidden)
+    torch.testing.assert_close(first.logits[0, -1], wanted[2], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(later.logits[0, -1], wanted[3], rtol=1e-4, atol=1e-4)
+    assert later.logits.abs().max() <= 1.0 < bare.abs().max()

@@ -89,8 +89,9 @@ def generate(
 ) -> DecodeResult:
     """Decode a text; every strategy returns the target's greedy output.
 
-        heads = BlockwiseHeads.from_pretrained(directory)   # or any (B, D) -> (B, H, V)
-        found = generate(model, input_ids, heads=heads, lm=NGramLM.load("corpus.lm"))
+        blockwise = BlockwiseLM.from_pretrained(directory)
+        found = generate(blockwise, input_ids, lm=NGramLM.load("corpus.lm"))
+        found = generate(model, input_ids, heads=any_callable, lm=NGramLM.load("corpus.lm"))
 
     Args:
         model: a causal LM of `transformers`, or a BlockwiseLM, which brings its heads.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-from lattice_bpd.verify.layout import Call
+import torch
 
 
 def is_lack_of_memory(error: Exception) -> bool:
@@ -15,9 +15,9 @@ def is_lack_of_memory(error: Exception) -> bool:
     )
 
 
-def memory_advice(error: Exception, call: Call, num_sequences: int, form: str) -> str:
+def memory_advice(error: Exception, shape: Sequence[int], num_sequences: int, form: str) -> str:
     """What did not fit, and what to lower."""
-    rows, size = call.input_ids.shape
+    rows, size = shape
     cure = "num_drafts (or use form='tree')" if form == "rows" else "max_nodes or num_drafts"
     return (
         f"verify: no memory for a call of {rows} rows x {size} tokens over {num_sequences} "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.verify.memory import is_lack_of_memory
 
 Mask = Tensor | dict[str, Tensor]
 
@@ -127,6 +128,9 @@ class CausalLMTarget:
         Returns:
             Output of the last position, logits (B, 1, V) and hidden (B, 1, D), and the cache, which
             keeps everything, even where the model has a sliding window.
+
+        Raises:
+            MemoryError: the prompts did not fit.
         """
         inputs: dict[str, Any] = {"input_ids": input_ids, "use_cache": True}
         inputs["past_key_values"] = cache = DynamicCache() if cache is None else cache
@@ -134,9 +138,19 @@ class CausalLMTarget:
             inputs["attention_mask"] = attention_mask
             if self.takes_positions:
                 inputs["position_ids"] = position_ids
-        if cast(Any, self.base)._supports_logits_to_keep():
+        supports = getattr(self.base, "_supports_logits_to_keep", None)
+        if supports is not None and supports():
             inputs["logits_to_keep"] = 1
-        output = self._call_whole(inputs)
+        try:
+            output = self._call_whole(inputs)
+        except (RuntimeError, MemoryError) as error:
+            if not is_lack_of_memory(error):
+                raise
+            rows, size = input_ids.shape
+            raise MemoryError(
+                f"decode: no memory to read {rows} prompts of {size} tokens "
+                f"({str(error).strip().splitlines()[:1]}); decode fewer at once, or shorter ones"
+            ) from error
         last = TargetOutput(output.logits[:, -1:], output.hidden[:, -1:])
         # Some models scale or cap their logits; those are called as a whole ever after.
         again = self.embedding(last.hidden)
@@ -174,6 +188,11 @@ class CausalLMTarget:
             logits: Tensor = self.base(**inputs).logits
         finally:
             handle.remove()
+        if not seen:
+            raise TypeError(
+                f"decode: {type(self.base).__name__} does not call its output embedding, so the "
+                "hidden state that heads start from is not known; expected a causal LM that does"
+            )
         return TargetOutput(logits, seen[-1])
 
 

@@ -115,7 +115,7 @@ def verify_trees(
     except (RuntimeError, MemoryError) as error:
         if not is_lack_of_memory(error):
             raise
-        raise MemoryError(memory_advice(error, call, len(trees), form)) from error
+        raise MemoryError(memory_advice(error, call.input_ids.shape, len(trees), form)) from error
     seconds = time.perf_counter() - start
     next_token = _choices(call, output, choosers)
     found, accepted = [], []
