@@ -1,4 +1,8 @@
-"""Tiny targets for tests: random and briefly trained, of two architectures."""
+"""Tiny targets for tests: random and briefly trained, of several architectures.
+
+gpt2     positions of its own          llama    grouped keys, rotary positions
+mistral  a sliding window throughout   gemma2   windows in every other layer, capped logits
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,17 @@ import functools
 
 import numpy as np
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
 
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.train.heads import TrainOptions, train_blockwise
@@ -16,6 +30,13 @@ torch.set_num_threads(1)  # matrices this small only lose by being shared out
 VOCAB = 48
 POSITIONS = 64
 HEADS = 5
+WINDOW = 9
+ARCHITECTURES = ("gpt2", "llama", "mistral", "gemma2")
+_SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": POSITIONS,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
 
 
 def _gpt2() -> GPT2LMHeadModel:
@@ -27,12 +48,18 @@ def _gpt2() -> GPT2LMHeadModel:
     )  # fmt: skip
 
 
-def _llama() -> LlamaForCausalLM:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=POSITIONS,
-            bos_token_id=None, eos_token_id=None,
+def build_base(architecture: str) -> PreTrainedModel:
+    """An untrained target."""
+    if architecture == "gpt2":
+        return _gpt2()
+    if architecture == "llama":
+        return LlamaForCausalLM(LlamaConfig(**_SIZES))
+    if architecture == "mistral":
+        return MistralForCausalLM(MistralConfig(sliding_window=WINDOW, head_dim=8, **_SIZES))
+    return Gemma2ForCausalLM(
+        Gemma2Config(
+            sliding_window=WINDOW, head_dim=8, query_pre_attn_scalar=8,
+            final_logit_softcapping=1.0, **_SIZES,
         )
     )  # fmt: skip
 
@@ -41,8 +68,7 @@ def _llama() -> LlamaForCausalLM:
 def random_model(architecture: str, seed: int = 0) -> BlockwiseLM:
     """A target with random weights, large enough that its choices vary, and random heads."""
     torch.manual_seed(seed)
-    base = _gpt2() if architecture == "gpt2" else _llama()
-    model = BlockwiseLM(base, num_heads=HEADS)
+    model = BlockwiseLM(build_base(architecture), num_heads=HEADS)
     with torch.no_grad():
         for weight in model.base.parameters():
             if weight.ndim == 2:
@@ -76,7 +102,7 @@ def trained_model() -> BlockwiseLM:
 
 
 def model_of(kind: str) -> BlockwiseLM:
-    """random gpt2, random llama, or the trained one."""
+    """A random target of an architecture, or the trained one."""
     return trained_model() if kind == "trained" else random_model(kind)
 
 

@@ -90,7 +90,9 @@ def stats_of_one_call() -> DecodeStats:
 def test_stage_times_are_given():
     lm = NGramLM.train([looping_text(500)], 2, vocab_size=VOCAB)
     stats = generate(model_of("gpt2"), PROMPT, "p_best", lm=lm, max_new_tokens=8).stats
-    assert set(stats.seconds) == {"total", "prompt", "top_k", "rescore", "verify"}
+    assert set(stats.seconds) == {
+        "total", "prompt", "heads", "top_k", "rescore", "verify", "target",
+    }  # fmt: skip
     assert sum(stats.seconds.values()) <= 2 * stats.seconds["total"]
     assert stats.tokens_per_second > 0
 
@@ -114,7 +116,9 @@ def test_oracle_takes_the_targets_tokens_as_far_as_the_lattice_goes():
     ("prompt", "options", "message"),
     [
         ([], {}, "one token or more"),
-        ([[1, 2]], {}, r"shape \(1, 2\)"),
+        ([[1, 2], [3, 4]], {}, "input_ids holds 2 sequences"),
+        ([[[1, 2]]], {}, r"shape \(1, 2\)"),
+        ([1], {"max_nodes": 0}, "max_nodes is 0"),
         ([1, VOCAB], {}, f"token id {VOCAB}; expected 0..{VOCAB - 1}"),
         ([-1], {}, "token id -1"),
         ([0.5], {}, "expected integers"),

@@ -1,4 +1,4 @@
-"""Verification: worked examples with a fake target, then a real one's cache."""
+"""Verification: worked examples with a fake target whose every decision can be read off."""
 
 from __future__ import annotations
 
@@ -6,22 +6,33 @@ import pytest
 
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
 
-from blockwise_models import VOCAB, model_of, plain_greedy
-from lattice_bpd.verify import accept_lengths, check_cache, greedy_tokens, verify_drafts
+from lattice_bpd.verify import (
+    BatchCache,
+    PrefixTree,
+    TargetOutput,
+    check_cache,
+    choose_form,
+    greedy_tokens,
+    verify_drafts,
+    verify_trees,
+)
 
 
 class CountingCache:
     """Remembers what a cache was asked to do."""
 
     is_croppable = True
+    layers = ()
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []
+        self.length = 7
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.calls.append(("repeat", repeats))
+    def get_seq_length(self) -> int:
+        return self.length
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         self.calls.append(("select", indices.tolist()))
@@ -33,48 +44,148 @@ class CountingCache:
 class PlusOneTarget:
     """A target that always continues token t with t+1; its hidden state is the token itself."""
 
-    device = torch.device("cpu")
+    device, dtype, sliding_window = torch.device("cpu"), torch.float32, None
 
-    def __init__(self) -> None:
+    def __init__(self, refusal: str | None = None) -> None:
+        self.refusal = refusal
         self.seen: list[list[list[int]]] = []
+        self.options: list[dict] = []
 
-    def __call__(self, input_ids: torch.Tensor, cache: CountingCache):  # noqa: ARG002
+    def __call__(self, input_ids, cache, **options):  # noqa: ARG002
         self.seen.append(input_ids.tolist())
+        self.options.append(options)
         logits = torch.nn.functional.one_hot((input_ids + 1) % 10, 10).float()
-        hidden = input_ids.unsqueeze(-1).float()
-        return type("Output", (), {"logits": logits, "hidden": hidden})()
+        return TargetOutput(logits, input_ids.unsqueeze(-1).float())
+
+    def refuses_tree(self):
+        return self.refusal
 
 
-def test_longest_accepted_prefix_wins():
+DRAFTS = torch.tensor([[4, 9, 6], [4, 5, 0], [9, 5, 6]])
+
+
+def test_rows_keep_the_longest_accepted_prefix():
     # exact token 3; the target would write 4 5 6 7
     target, cache = PlusOneTarget(), CountingCache()
-    drafts = torch.tensor([[4, 9, 6], [4, 5, 0], [9, 5, 6]])
-    found = verify_drafts(target, cache, 3, drafts)
-    assert (found.row, found.accept_length, found.token_ids) == (1, 2, [4, 5, 6])
+    found = verify_drafts(target, cache, 3, DRAFTS, form="rows")
+    assert (found.accept_length, found.token_ids) == (2, [4, 5, 6])
     assert found.hidden.tolist() == [5.0]  # the state that predicted the bonus token 6
     assert target.seen == [[[3, 4, 9, 6], [3, 4, 5, 0], [3, 9, 5, 6]]]  # one call
-    assert cache.calls == [("repeat", 3), ("select", [1]), ("crop", -1)]
+    assert cache.calls == [("select", [0, 0, 0]), ("select", [1]), ("crop", -1)]
+    assert target.options[0]["attention_mask"] is None
 
 
-def test_first_row_wins_ties_and_equal_rows_are_read_once():
+class SlotCache(CountingCache):
+    """A cache whose keys are the numbers of their slots."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        keys = torch.arange(self.length + size, dtype=torch.float32).view(1, 1, -1, 1)
+        self.layers = [type("Layer", (), {"keys": keys, "values": keys.clone()})()]
+
+
+def test_a_tree_reads_shared_prefixes_once():
+    #  3 - 4 - 9 - 6
+    #  |   `-- 5 - 0         nodes 0..8 in the order 3, 4 9 6, 5 0, 9 5 6
+    #  `-- 9 - 5 - 6
+    target, cache = PlusOneTarget(), SlotCache(9)
+    found = verify_drafts(target, cache, 3, DRAFTS)
+    assert (found.accept_length, found.token_ids, found.hidden.tolist()) == (2, [4, 5, 6], [5.0])
+    assert target.seen == [[[3, 4, 9, 6, 5, 0, 9, 5, 6]]]
+    options = target.options[0]
+    assert options["position_ids"].tolist() == [[7, 8, 9, 10, 9, 10, 8, 9, 10]]
+    mask = options["attention_mask"]
+    assert mask.shape == (1, 1, 9, 7 + 9)
+    assert (mask[..., :7] == 0).all()
+    sees = [np.flatnonzero(row == 0).tolist() for row in mask[0, 0, :, 7:]]
+    assert sees == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 4, 5],
+                    [0, 6], [0, 6, 7], [0, 6, 7, 8]]  # fmt: skip
+    # slots 7 (exact token) and 8 (token 4) stay, slot 11 (token 5) moves to 9, the rest goes
+    assert cache.calls == [("crop", -6)]
+    assert cache.layers[0].keys[0, 0, 7:10, 0].tolist() == [7.0, 8.0, 11.0]
+
+
+def test_the_best_draft_is_kept_without_a_copy():
+    target, cache = PlusOneTarget(), SlotCache(5)
+    found = verify_drafts(target, cache, 3, torch.tensor([[4, 5], [4, 1], [2, 3]]))
+    assert found.token_ids == [4, 5, 6]
+    assert cache.layers[0].keys.flatten().tolist() == list(range(12))  # as it was
+    assert cache.calls == [("crop", -3)]
+
+
+def test_equal_rows_are_read_once():
     target, cache = PlusOneTarget(), CountingCache()
     drafts = torch.tensor([[9, 9], [9, 9], [4, 9], [4, 8], [4, 9]])
-    found = verify_drafts(target, cache, 3, drafts)
-    assert (found.row, found.accept_length) == (2, 1)
+    assert verify_drafts(target, cache, 3, drafts, form="rows").accept_length == 1
     assert target.seen == [[[3, 9, 9], [3, 4, 9], [3, 4, 8]]]
 
 
-def test_whole_draft_and_empty_draft():
+def test_whole_draft_and_empty_draft_need_no_mask():
     target, cache = PlusOneTarget(), CountingCache()
     assert verify_drafts(target, cache, 3, torch.tensor([[4, 5]])).token_ids == [4, 5, 6]
     assert verify_drafts(target, cache, 3, torch.empty((1, 0), dtype=torch.int64)).token_ids == [4]
+    assert verify_drafts(target, cache, 3, torch.tensor([[4, 5, -1]])).token_ids == [4, 5, 6]
     assert cache.calls == []  # one row: nothing to copy; all accepted: nothing to forget
+    assert all(option["attention_mask"] is None for option in target.options)
 
 
-def test_accept_lengths_stop_at_the_first_difference():
-    drafts = torch.tensor([[5, 7, 9], [5, 7, 2], [1, 7, 2]])
-    predictions = torch.tensor([[5, 7, 2, 8]] * 3)
-    assert accept_lengths(drafts, predictions).tolist() == [2, 3, 0]
+def test_drafts_become_a_prefix_tree():
+    tree = PrefixTree.from_drafts(3, [[5, 7, 9], [5, 7, 2], [1, 7, -1], [5]])
+    assert tree.token_ids == [3, 5, 7, 9, 2, 1, 7]
+    assert tree.parents == [-1, 0, 1, 2, 2, 0, 5]
+    assert tree.depths == [0, 1, 2, 3, 3, 1, 2]
+    assert tree.list_paths() == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 5, 6]]
+    assert (len(tree), tree.count_leaves(), tree.max_depth) == (7, 3, 3)
+
+
+def test_nodes_are_cut_by_depth_and_checked():
+    # 8 below the root, 6 below 8, 5 below 6, 4 below 8
+    tree = PrefixTree.from_nodes(3, [8, 6, 5, 4], [-1, 0, 1, 0], max_depth=2)
+    assert (tree.token_ids, tree.parents) == ([3, 8, 6, 4], [-1, 0, 1, 1])
+    whole = PrefixTree.from_nodes(3, [8, 6, 5, 4], [-1, 0, 1, 0], max_depth=3)
+    assert whole.attention_mask(6)[4].tolist() == [True, True, False, False, True, False]
+    assert whole.attention_mask(6)[5].tolist() == [False] * 5 + [True]
+    with pytest.raises(ValueError, match=r"node 1 has parent 1; expected -1\.\.0"):
+        PrefixTree.from_nodes(3, [8, 6], [-1, 1], max_depth=3)
+    with pytest.raises(ValueError, match="2 token ids and 1 parents"):
+        PrefixTree.from_nodes(3, [8, 6], [-1], max_depth=3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_masks_are_those_of_ancestors(seed):
+    rng = np.random.default_rng(seed)
+    size = int(rng.choice([1, 7, 8, 9, 64, 65, 200]))
+    parents = [int(rng.integers(-1, node)) for node in range(size)]
+    tree = PrefixTree.from_nodes(0, list(range(1, size + 1)), parents, max_depth=size)
+    expected = np.eye(size + 3, dtype=bool)
+    for node in range(1, size + 1):
+        expected[node] |= expected[tree.parents[node]]
+    np.testing.assert_array_equal(tree.attention_mask(size + 3), expected)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "form"),
+    [
+        ([[[4, 5, 6]]], "rows"),  # one path: as many tokens either way, and rows need no mask
+        ([[[4, 5, 6], [4, 5, 7]]], "tree"),  # 5 tokens against 8
+        ([[]], "rows"),
+        ([[[4, 5, 6]], [[1, 2, 3]]], "rows"),
+        ([[[4, 5, 6], [1, 2, 3]], [[1]]], "rows"),  # 3 rows of 4 against 2 of 7
+        ([[[4, 5, 6], [4, 2, 3]], [[1], [2], [3]]], "tree"),  # 2 of 6 against 5 of 4
+    ],
+)
+def test_auto_takes_the_form_with_fewer_tokens(drafts, form):
+    trees = [PrefixTree.from_drafts(3, rows) for rows in drafts]
+    state = BatchCache(CountingCache(), [7] * len(trees))
+    assert choose_form(PlusOneTarget(), state, trees) == form
+    assert choose_form(PlusOneTarget("no masks here"), state, trees) == "rows"
+
+
+def test_a_tree_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"not possible: no masks here; or use form='rows'"):
+        verify_drafts(PlusOneTarget("no masks here"), CountingCache(), 3, DRAFTS, form="tree")
+    with pytest.raises(ValueError, match="form is 'bush'; expected one of auto, tree, rows"):
+        verify_drafts(PlusOneTarget(), CountingCache(), 3, DRAFTS, form="bush")
 
 
 def test_greedy_takes_the_smallest_id_of_a_tie():
@@ -101,19 +212,47 @@ def test_a_cache_that_forgets_is_refused():
         check_cache(cache)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "trained"])
-def test_cache_after_verification_is_the_cache_of_the_accepted_tokens(kind):
-    model, prompt = model_of(kind), [3, 1, 4, 1, 5]
-    wanted = plain_greedy(model, prompt, 6)
-    with torch.inference_mode():
-        output = model(torch.tensor([prompt]), use_cache=True)
-        wrong = [(wanted[2] + 1) % VOCAB, 0, 0]
-        drafts = torch.tensor([[0, 0, 0, 0], [wanted[1], *wrong], [1, 2, 3, 4]])
-        found = verify_drafts(model, output.cache, wanted[0], drafts)
-        fresh = model(torch.tensor([prompt + wanted[:2]]), use_cache=True)
-    assert found.token_ids == wanted[1:3]
-    assert output.cache.get_seq_length() == len(prompt) + 2
-    for kept, expected in zip(output.cache.layers, fresh.cache.layers, strict=True):
-        torch.testing.assert_close(kept.keys, expected.keys, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(kept.values, expected.values, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.hidden, fresh.hidden[0, -1], rtol=1e-4, atol=1e-4)
+class FullMachine(PlusOneTarget):
+    def __call__(self, *_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 1 EiB")
+
+
+@pytest.mark.parametrize(("form", "cure"), [("rows", "num_drafts"), ("tree", "max_nodes")])
+def test_lack_of_memory_says_what_to_lower(form, cure):
+    with pytest.raises(MemoryError, match=rf"call of \d rows x \d tokens.*1 EiB.*lower {cure}"):
+        verify_drafts(FullMachine(), CountingCache(), 3, DRAFTS, form=form)
+
+
+class BrokenTarget(PlusOneTarget):
+    def __call__(self, *_, **__):
+        raise RuntimeError("something else")
+
+
+def test_other_errors_stay_what_they_are():
+    with pytest.raises(RuntimeError, match=r"^something else$"):
+        verify_drafts(BrokenTarget(), CountingCache(), 3, DRAFTS)
+
+
+class SmallestToken:
+    """Chooses argmax, and ends the text at a token."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.ended, self.asked = last, False, 0
+
+    def choose(self, logits):
+        if self.ended:
+            return None
+        self.asked += 1
+        token = int(logits.argmax())
+        self.ended = token == self.last
+        return token
+
+
+def test_choosers_are_asked_along_the_accepted_path_only():
+    for last, tokens in ((99, [4, 5, 6]), (5, [4, 5]), (4, [4])):
+        chooser = SmallestToken(last)
+        tree = PrefixTree.from_drafts(3, DRAFTS.tolist())
+        state = BatchCache(SlotCache(9))
+        found = verify_trees(PlusOneTarget(), state, [tree], choosers=[chooser])
+        assert found.sequences[0].token_ids == tokens
+        assert chooser.asked == len(tokens)

@@ -15,7 +15,14 @@ _EXAMPLE = """example (after `lattice-bpd demo`):
 
 Block efficiency is decoded tokens / calls of the target; the exact token of each call counts.
 """
-_STRATEGIES = ("greedy", "bpd", "ngram", "p_best", "oracle")  # decode.STRATEGIES needs torch
+_STRATEGIES = (
+    "greedy",
+    "bpd",
+    "ngram",
+    "p_best",
+    "tree",
+    "oracle",
+)  # decode.STRATEGIES needs torch
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,6 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--top-k", type=int, default=16, help="candidates of a slot (default 16)")
     parser.add_argument("--num-drafts", type=int, default=16, help="drafts of p_best (default 16)")
+    parser.add_argument("--max-nodes", type=int, default=36, help="tokens of tree (default 36)")
     parser.add_argument("--alpha", type=float, default=0.5, help="weight of the LM (default 0.5)")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="default 64")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
@@ -61,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     if not ids:
         raise ValueError("--prompt is empty; expected text to go on from")
     lm = None
-    if str(args.lm) != "none" and (args.lm or args.strategy in ("ngram", "p_best")):
+    if str(args.lm) != "none" and (args.lm or args.strategy in ("ngram", "p_best", "tree")):
         lm = NGramLM.load(args.lm or args.model / "ngram.lm")
     quiet_transformers()
     from lattice_bpd.decode import generate
@@ -74,6 +82,7 @@ def run(args: argparse.Namespace) -> None:
         lm=lm,
         top_k=args.top_k,
         num_drafts=args.num_drafts,
+        max_nodes=args.max_nodes,
         alpha=args.alpha,
         max_new_tokens=args.max_new_tokens,
         stop_token_ids=_stop_tokens(tokenizer.token_to_id("<|endoftext|>")),

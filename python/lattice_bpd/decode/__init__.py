@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from lattice_bpd.decode.batch import decode_batch
+from lattice_bpd.decode.custom_generate import CustomGenerate
 from lattice_bpd.decode.drafters import (
     BlockDrafter,
     Drafter,
     LatticeDrafter,
     NoDrafter,
     OracleDrafter,
+    TreeDrafter,
 )
 from lattice_bpd.decode.loop import DecodeResult, decode
+from lattice_bpd.decode.model import DraftHeads, DraftingModel
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.decode.statistics import DecodeStats
-from lattice_bpd.decode.strategies import STRATEGIES, generate
+from lattice_bpd.decode.strategies import STRATEGIES, generate, generate_batch, make_drafter
 
 __all__ = [
     "STRATEGIES",
     "BlockDrafter",
+    "CustomGenerate",
     "DecodeResult",
     "DecodeState",
     "DecodeStats",
+    "DraftHeads",
     "Drafter",
+    "DraftingModel",
     "LatticeDrafter",
     "NoDrafter",
     "OracleDrafter",
+    "TreeDrafter",
     "decode",
+    "decode_batch",
     "generate",
+    "generate_batch",
+    "make_drafter",
 ]

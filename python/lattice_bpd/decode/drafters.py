@@ -1,9 +1,10 @@
 """Drafters: what is proposed for verification. Everything else of decoding is the same for all.
 
-NoDrafter        nothing                                         greedy decoding
-BlockDrafter     the argmax of every head                        BPD (paper algorithm 1)
-LatticeDrafter   the p best paths through the top-k lattice      n-gram and p-best BPD (7.2)
-OracleDrafter    the path that agrees longest with the target    an upper bound (6.3)
+NoDrafter        nothing                                        greedy decoding
+BlockDrafter     the argmax of every head                       BPD (paper algorithm 1)
+LatticeDrafter   the p best paths through the top-k lattice     n-gram and p-best BPD (7.2)
+TreeDrafter      the most probable prefixes of all its paths    one tree instead of p paths
+OracleDrafter    the path that agrees longest with the target   an upper bound (6.3)
 """
 
 from __future__ import annotations
@@ -14,49 +15,72 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from lattice_bpd import Drafts, NGramLM, SausageLattice, rescore_lattice
+from lattice_bpd import Drafts, DraftTree, NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.decode.state import DecodeState
+from lattice_bpd.lattice.logits import Candidates, select_top_k
+
+Proposal = Drafts | DraftTree | None
 
 
 class Drafter(Protocol):
-    """Anything that proposes drafts; write one to plug in your own."""
+    """Anything that proposes drafts; write one to plug in your own.
 
-    def propose(self, state: DecodeState) -> Drafts | None:
+    A drafter may have `propose_batch(states) -> Drafts | DraftTree | None` as well, with a row for
+    each state: then one call serves all sequences of a batch.
+    """
+
+    def propose(self, state: DecodeState) -> Proposal:
         """Drafts for the tokens behind `state.tokens`.
 
         Args:
             state: where decoding stands; `state.num_slots` is at least 1. Do not change it.
 
         Returns:
-            Drafts of batch size 1, best first, of any number of slots (what is longer than
-            `state.num_slots` is cut); None to draft nothing in this step.
+            Drafts or a tree of batch size 1, best first, of any number of slots (what is deeper
+            than `state.num_slots` is cut); None to draft nothing in this step.
         """
         ...
 
+    def observe(self, accepted: Sequence[int]) -> None:  # noqa: ARG002
+        """Told after each call what was decoded: accepted draft tokens, then the exact token.
 
-class NoDrafter:
+        The first time, the exact token behind the prompt.
+        """
+        return
+
+
+class NoDrafter(Drafter):
     """Greedy decoding: every call of the target yields one token."""
 
-    def propose(self, state: DecodeState) -> Drafts | None:  # noqa: ARG002
+    def propose(self, state: DecodeState) -> None:  # noqa: ARG002
         """Nothing."""
-        return None
+        return
+
+    def propose_batch(self, states: Sequence[DecodeState]) -> None:  # noqa: ARG002
+        """Nothing."""
+        return
 
 
-class BlockDrafter:
+class BlockDrafter(Drafter):
     """One draft: the most likely token of each head (smallest id among equals)."""
 
-    def propose(self, state: DecodeState) -> Drafts | None:
+    def propose(self, state: DecodeState) -> Drafts:
         """(1, 1, num_slots) token ids; the score is the sum of the heads' logits."""
-        with state.stats.stage("top_k"):
-            scores, token_ids = state.head_logits().max(dim=-1)
+        return self.propose_batch([state])
+
+    def propose_batch(self, states: Sequence[DecodeState]) -> Drafts:
+        """(B, 1, H) token ids."""
+        logits = batch_head_logits(states)
+        with states[0].stats.stage("top_k"):
+            scores, token_ids = logits.max(dim=-1)
             return Drafts(
-                token_ids.to(torch.int32)[None, None],
-                scores.float().sum()[None, None],
-                torch.ones(1, dtype=torch.int32),
+                token_ids.to("cpu", torch.int32).numpy()[:, None],
+                scores.float().sum(dim=-1).cpu().numpy()[:, None],
+                np.ones(len(states), np.int32),
             )
 
 
-class LatticeDrafter:
+class LatticeDrafter(Drafter):
     """The p best paths through the top-k lattice under heads + alpha * n-gram LM.
 
     Args:
@@ -71,25 +95,59 @@ class LatticeDrafter:
     ) -> None:
         self.lm, self.top_k, self.num_drafts, self.alpha = lm, top_k, num_drafts, alpha
 
-    def propose(self, state: DecodeState) -> Drafts | None:
+    def propose(self, state: DecodeState) -> Drafts:
         """(1, p, num_slots) token ids; see `rescore_lattice`.
 
         Raises:
             ValueError: the LM's vocabulary is not the target's, or top_k exceeds it.
         """
-        context = state.tokens
-        if self.lm is not None:
-            _check_vocabulary(self.lm, state)
-            context = context[-self.lm.order :]  # all that the LM can see
-        with state.stats.stage("top_k"):
-            lattice = SausageLattice.from_logits(state.head_logits(), self.top_k)
-        with state.stats.stage("rescore"):
+        return self.propose_batch([state])
+
+    def propose_batch(self, states: Sequence[DecodeState]) -> Drafts:
+        """(B, p, H) token ids."""
+        candidates, contexts = _prepare_rescoring(self.lm, states, self.top_k, "LatticeDrafter")
+        with states[0].stats.stage("rescore"):
             return rescore_lattice(
-                lattice, context, self.lm, num_drafts=self.num_drafts, alpha=self.alpha
+                candidates, contexts, self.lm, num_drafts=self.num_drafts, alpha=self.alpha
             )
 
 
-class OracleDrafter:
+class TreeDrafter(Drafter):
+    """The most probable prefixes of all paths through the lattice, as one tree of N nodes.
+
+    Better than as many tokens of the p best paths, which repeat their prefixes and each go on to
+    the last slot.
+
+    Args:
+        lm: n-gram LM over the target's token ids, or None: heads alone ("0-gram").
+        top_k: k, candidates of a slot.
+        max_nodes: N, tokens verified together besides the exact one.
+        alpha: weight of the LM's log probabilities.
+    """
+
+    def __init__(
+        self, lm: NGramLM | None, *, top_k: int = 16, max_nodes: int = 36, alpha: float = 0.5
+    ) -> None:
+        self.lm, self.top_k, self.max_nodes, self.alpha = lm, top_k, max_nodes, alpha
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        """(1, N) nodes; see `rescore_tree`.
+
+        Raises:
+            ValueError: the LM's vocabulary is not the target's, or top_k exceeds it.
+        """
+        return self.propose_batch([state])
+
+    def propose_batch(self, states: Sequence[DecodeState]) -> DraftTree:
+        """(B, N) nodes."""
+        candidates, contexts = _prepare_rescoring(self.lm, states, self.top_k, "TreeDrafter")
+        with states[0].stats.stage("rescore"):
+            return rescore_tree(
+                candidates, contexts, self.lm, max_nodes=self.max_nodes, alpha=self.alpha
+            )
+
+
+class OracleDrafter(Drafter):
     """The path through the top-k lattice with the longest accepted prefix (paper 6.3).
 
     It looks the target's output up, so it saves nothing: it tells how much better drafts could be.
@@ -102,29 +160,48 @@ class OracleDrafter:
     def __init__(self, continuation: Sequence[int], *, top_k: int = 16) -> None:
         self.continuation, self.top_k = list(continuation), top_k
 
-    def propose(self, state: DecodeState) -> Drafts | None:
+    def propose(self, state: DecodeState) -> Drafts:
         """(1, 1, num_slots): the target's own tokens as far as the lattice holds them."""
+        logits = state.head_logits()
         with state.stats.stage("top_k"):
-            lattice = SausageLattice.from_logits(state.head_logits(), self.top_k)
+            found = select_top_k(logits, self.top_k, log_softmax=False, where="OracleDrafter")
+        slots = found.token_ids[0].tolist()
         done = len(state.tokens) - state.prompt_length
         wanted = self.continuation[done : done + state.num_slots]
-        path = [int(ids[0]) for ids in lattice.token_ids]
-        for slot, (token, ids) in enumerate(zip(wanted, lattice.token_ids, strict=False)):
+        path = [ids[0] for ids in slots]
+        for slot, (token, ids) in enumerate(zip(wanted, slots, strict=False)):
             if token not in ids:
                 break
             path[slot] = token
-        return _single_draft(path)
+        token_ids: Any = np.array(path, dtype=np.int32)[None, None]
+        return Drafts(token_ids, np.zeros((1, 1), np.float32), np.ones(1, np.int32))
 
 
-def _single_draft(path: list[int]) -> Drafts:
-    token_ids: Any = np.array(path, dtype=np.int32)[None, None]
-    return Drafts(token_ids, np.zeros((1, 1), np.float32), np.ones(1, np.int32))
+def batch_head_logits(states: Sequence[DecodeState]) -> torch.Tensor:
+    """Head logits of all states in one call of the heads.
+
+    Returns:
+        (B, H, V) float, H the most slots that any of the states may use.
+    """
+    if len(states) == 1:
+        return states[0].head_logits().unsqueeze(0)
+    with states[0].stats.stage("heads"):
+        hidden = torch.stack([state.hidden for state in states])
+        return states[0].model.head_logits(hidden)[:, : max(state.num_slots for state in states)]
 
 
-def _check_vocabulary(lm: NGramLM, state: DecodeState) -> None:
-    if lm.vocab_size != state.model.vocab_size:
+def _prepare_rescoring(
+    lm: NGramLM | None, states: Sequence[DecodeState], top_k: int, where: str
+) -> tuple[Candidates, list[list[int]]]:
+    """The candidates of each slot, and the contexts as far back as the LM can see."""
+    if lm is not None and lm.vocab_size != states[0].model.vocab_size:
         raise ValueError(
-            f"LatticeDrafter: the LM has a vocabulary of {lm.vocab_size}, the target one of "
-            f"{state.model.vocab_size}; expected the same; train the LM on token ids of the "
-            f"target's tokenizer with vocab_size={state.model.vocab_size}"
+            f"{where}: the LM has a vocabulary of {lm.vocab_size}, the target one of "
+            f"{states[0].model.vocab_size}; expected the same; train the LM on token ids of the "
+            f"target's tokenizer with vocab_size={states[0].model.vocab_size}"
         )
+    logits = batch_head_logits(states)
+    with states[0].stats.stage("top_k"):
+        candidates = select_top_k(logits, top_k, log_softmax=False, where=where)
+    reach = 1 if lm is None else lm.order
+    return candidates, [state.tokens[-reach:] for state in states]

@@ -8,17 +8,19 @@ m/k + 1 calls (Stern et al. 2018, section 4). Greedy decoding is this loop with 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lattice_bpd.decode.drafters import Drafter
+from lattice_bpd.decode.model import DraftingModel
+from lattice_bpd.decode.prompts import Prompts, read_prompts
+from lattice_bpd.decode.proposals import propose_trees
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.decode.statistics import DecodeStats
-from lattice_bpd.models import BlockwiseLM
-from lattice_bpd.verify import check_cache, greedy_tokens, verify_drafts
+from lattice_bpd.verify import BatchCache, Chooser, Verification, verify_trees
 
 
 @dataclass
@@ -37,23 +39,171 @@ class DecodeResult:
     stats: DecodeStats
 
 
+@dataclass
+class Options:
+    """How to decode, whatever is drafted.
+
+    Attributes:
+        limits: most tokens to decode, for each sequence.
+        short_of_positions: for each sequence, whether its limit is the target's positions.
+        stop_token_ids: decoding ends behind the first of these, which is kept.
+        form: how drafts are verified: "auto", "tree" or "rows".
+        streamer: of `transformers`; told the tokens as they are decoded.
+        choosers: one for each sequence instead of argmax.
+        static_cache: decode in a cache of fixed size, for compiled targets.
+        most_nodes: draft tokens of a call, for which a static cache must have room.
+    """
+
+    limits: list[int]
+    short_of_positions: list[bool]
+    stop_token_ids: frozenset[int] = frozenset()
+    form: str = "auto"
+    streamer: Any = None
+    choosers: list[Chooser] | None = None
+    static_cache: bool = False
+    most_nodes: int = 256
+
+
+@dataclass
+class _Run:
+    """Sequences that go on, and what they share."""
+
+    model: DraftingModel
+    options: Options
+    drafters: list[Drafter]
+    states: list[DecodeState]
+    cache: BatchCache
+    seconds: dict[str, float]
+    active: list[int] = field(default_factory=list)
+
+    @property
+    def stats(self) -> DecodeStats:
+        """Statistics whose seconds are everybody's."""
+        return self.states[0].stats
+
+    def step(self) -> None:
+        """Draft, verify, keep; for all active sequences in one call of the target."""
+        states = [self.states[number] for number in self.active]
+        trees = propose_trees([self.drafters[number] for number in self.active], states)
+        choosers = self.options.choosers
+        with self.stats.stage("verify"):
+            found = verify_trees(
+                self.model.target,
+                self.cache,
+                trees,
+                form=self.options.form,
+                choosers=None if choosers is None else [choosers[n] for n in self.active],
+            )
+        self.stats.add_seconds("verify", -found.target_seconds)
+        self.stats.add_seconds("target", found.target_seconds)
+        for number, verified in zip(self.active, found.sequences, strict=True):
+            self.states[number].stats.target_calls += 1
+            self.keep(number, verified)
+        self.drop_finished()
+
+    def keep(self, number: int, verified: Verification, *, is_prompt: bool = False) -> None:
+        """Take over what was verified for one sequence, up to a stop token or the limit."""
+        state, options = self.states[number], self.options
+        new = _until_stop(verified.token_ids, options.stop_token_ids)
+        state.tokens += new
+        state.hidden = verified.hidden
+        state.stats.tokens += len(new)
+        if not is_prompt:
+            state.stats.accept_lengths.append(min(verified.accept_length, len(new)))
+        stopped = bool(new) and new[-1] in options.stop_token_ids
+        if options.choosers is not None:
+            stopped = options.choosers[number].ended
+        if stopped:
+            state.finish = "stop_token"
+        elif state.stats.tokens >= state.limit:
+            state.finish = "positions" if options.short_of_positions[number] else "length"
+        observe = getattr(self.drafters[number], "observe", None)
+        if observe is not None:
+            observe(new)
+        if options.streamer is not None:
+            options.streamer.put(torch.tensor(new))
+
+    def drop_finished(self) -> None:
+        """Finished sequences leave the cache."""
+        going = [place for place, n in enumerate(self.active) if self.states[n].finish is None]
+        if 0 < len(going) < len(self.active):
+            self.cache.keep_sequences(going)
+        self.active = [self.active[place] for place in going]
+
+
 @torch.inference_mode()
+def run_loop(
+    model: DraftingModel, prompts: Prompts, drafters: Sequence[Drafter], options: Options
+) -> list[DecodeResult]:
+    """Decode all prompts together.
+
+    Args:
+        model: target and heads.
+        prompts: checked prompts.
+        drafters: one for each prompt; the same one may stand for several.
+        options: see Options.
+
+    Returns:
+        A result for each prompt, in order.
+    """
+    seconds: dict[str, float] = {}
+    clock = DecodeStats(seconds=seconds)
+    with clock.stage("total"):
+        with clock.stage("prompt"):
+            first, cache = read_prompts(model, prompts, options)
+        states = [
+            DecodeState(model, list(tokens), len(tokens), found.hidden, limit,
+                        DecodeStats(target_calls=1, seconds=seconds))
+            for tokens, found, limit in zip(prompts.tokens, first, options.limits, strict=True)
+        ]  # fmt: skip
+        run = _Run(model, options, list(drafters), states, cache, seconds)
+        run.active = list(range(len(states)))
+        for number, found in enumerate(first):
+            run.keep(number, found, is_prompt=True)
+        run.drop_finished()
+        while run.active:
+            run.step()
+    shares = {name: value / len(states) for name, value in seconds.items()}
+    for state in states:
+        state.stats.seconds = dict(shares)
+    return [DecodeResult(s.new_tokens, s.finish or "length", s.stats) for s in states]
+
+
+def _until_stop(token_ids: list[int], stop: frozenset[int]) -> list[int]:
+    """The tokens up to the first stop token, which is kept."""
+    if stop:
+        for index, token in enumerate(token_ids):
+            if token in stop:
+                return token_ids[: index + 1]
+    return token_ids
+
+
 def decode(
-    model: BlockwiseLM,
+    model: Any,
     prompt: Sequence[int] | Tensor,
     drafter: Drafter,
     *,
+    heads: Any = None,
     max_new_tokens: int = 64,
     stop_token_ids: Collection[int] = (),
+    form: str = "auto",
+    streamer: Any = None,
+    static_cache: bool = False,
 ) -> DecodeResult:
     """Decode one text: the target's greedy output, whatever the drafter proposes.
 
     Args:
-        model: target and heads.
+        model: a BlockwiseLM, or a causal LM of `transformers`.
         prompt: (T,) ints, 1 or more, at most the target's positions.
         drafter: proposes drafts; its mistakes cost time, never output.
+        heads: callable (B, D) hidden states -> (B, H, V) logits, where the model brings none and
+            the drafter asks for them.
         max_new_tokens: most tokens to decode, 1 or more.
         stop_token_ids: decoding ends behind the first of these, which is kept.
+        form: how drafts are verified: "tree" (one row under a four-dimensional mask), "rows"
+            (a row for each draft) or "auto" (see `lattice_bpd.verify.verify_trees`).
+        streamer: of `transformers`, such as TextStreamer; told prompt and tokens as they come.
+        static_cache: keep keys and values in a cache of fixed size, for compiled targets.
 
     Returns:
         DecodeResult.
@@ -61,89 +211,20 @@ def decode(
     Raises:
         ValueError: an empty or too long prompt, ids outside the vocabulary, max_new_tokens
             below 1, a cache that cannot roll back, or NaN logits.
+        TypeError: model is no causal LM.
+        MemoryError: a call did not fit.
     """
-    token_ids, limit = _check_request(model, prompt, max_new_tokens)
-    stop = frozenset(stop_token_ids)
-    stats = DecodeStats()
-    with stats.stage("total"):
-        state = _read_prompt(model, token_ids, stats)
-        new = state.tokens[-1:]
-        while not stop.intersection(new) and (left := limit - stats.tokens) > 0:
-            state.num_slots = min(model.num_slots, left - 1)
-            drafts = _propose(drafter, state)  # (p, num_slots)
-            with stats.stage("verify"):
-                found = verify_drafts(model, state.cache, state.tokens[-1], drafts)
-            new = _until_stop(found.token_ids, stop)
-            state.tokens += new
-            state.hidden = found.hidden
-            stats.target_calls += 1
-            stats.tokens += len(new)
-            stats.accept_lengths.append(min(found.accept_length, len(new)))
-    finish = "length" if limit == max_new_tokens else "positions"
-    if stop.intersection(new):
-        finish = "stop_token"
-    return DecodeResult(state.tokens[len(token_ids) :], finish, stats)
+    from lattice_bpd.decode.batch import decode_batch
 
-
-def _read_prompt(model: BlockwiseLM, prompt: list[int], stats: DecodeStats) -> DecodeState:
-    """The first call: the cache over the prompt, the first exact token, the first hidden state."""
-    with stats.stage("prompt"):
-        output = model(
-            torch.tensor([prompt], device=model.device), use_cache=True, logit_positions=1
-        )
-        exact = int(greedy_tokens(output.logits[0, -1]))
-    if output.cache is None:
-        raise ValueError("decode: the target gave no KV cache; expected one; set use_cache=True")
-    check_cache(output.cache)
-    stats.target_calls, stats.tokens = 1, 1
-    hidden = output.hidden[0, -1]
-    return DecodeState(model, [*prompt, exact], len(prompt), hidden, output.cache, 0, stats)
-
-
-def _propose(drafter: Drafter, state: DecodeState) -> Tensor:
-    """(p, num_slots) int64: the drafts to verify, cut to what may be used."""
-    exact = state.tokens[-1]
-    nothing = torch.empty((1, 0), dtype=torch.int64, device=state.model.device)
-    if state.num_slots == 0:
-        return nothing
-    drafts = drafter.propose(state)
-    if drafts is None:
-        return nothing
-    rows = torch.as_tensor(drafts.token_ids)[0, : int(drafts.counts[0]), : state.num_slots]
-    if rows.shape[0] == 0:
-        return nothing
-    state.stats.count_repeats(exact, rows[0].tolist())
-    return rows.to(device=state.model.device, dtype=torch.int64)
-
-
-def _until_stop(token_ids: list[int], stop: frozenset[int]) -> list[int]:
-    """The tokens up to the first stop token, which is kept."""
-    for index, token in enumerate(token_ids):
-        if token in stop:
-            return token_ids[: index + 1]
-    return token_ids
-
-
-def _check_request(
-    model: BlockwiseLM, prompt: Sequence[int] | Tensor, max_new_tokens: int
-) -> tuple[list[int], int]:
-    """The prompt as a list, and how many tokens may be decoded behind it."""
-    ids = torch.as_tensor(np.asarray(prompt) if isinstance(prompt, Sequence) else prompt)
-    if ids.ndim != 1 or ids.numel() == 0:
+    if isinstance(prompt, (list, tuple)):
+        prompt = torch.as_tensor(prompt)
+    if getattr(prompt, "ndim", 1) != 1 or len(prompt) == 0:
         raise ValueError(
-            f"decode: prompt has shape {tuple(ids.shape)}; expected (tokens,) with one token or "
-            "more; decode one text at a time, and begin with a start token where there is none"
+            f"decode: prompt has shape {tuple(getattr(prompt, 'shape', ()))}; expected (tokens,) "
+            "with one token or more; use decode_batch for several texts, and begin with a start "
+            "token where there is none"
         )
-    model.check_token_ids(ids, "decode: prompt")
-    if max_new_tokens < 1:
-        raise ValueError(f"decode: max_new_tokens is {max_new_tokens}; expected 1 or more")
-    token_ids = [int(token) for token in ids.tolist()]
-    if model.max_positions is None:
-        return token_ids, max_new_tokens
-    if len(token_ids) > model.max_positions:
-        raise ValueError(
-            f"decode: the prompt has {len(token_ids)} tokens; the target has positions for "
-            f"{model.max_positions}; cut the prompt at its beginning"
-        )
-    # The last decoded token is never read by the target, so it needs no position.
-    return token_ids, min(max_new_tokens, model.max_positions - len(token_ids) + 1)
+    return decode_batch(
+        model, [prompt], drafter, heads=heads, max_new_tokens=max_new_tokens,
+        stop_token_ids=stop_token_ids, form=form, streamer=streamer, static_cache=static_cache,
+    )[0]  # fmt: skip

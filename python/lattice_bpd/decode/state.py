@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor
-from transformers import Cache
 
+from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.statistics import DecodeStats
-from lattice_bpd.models import BlockwiseLM
 
 
 @dataclass
 class DecodeState:
-    """What a drafter sees.
+    """What a drafter sees of one sequence.
 
     Attributes:
         model: the target with its heads.
@@ -21,20 +20,37 @@ class DecodeState:
             target chose but has not read yet. This is the context of the lattice.
         prompt_length: tokens of the prompt among them.
         hidden: (D,) float, the hidden state that predicted y_{t+1}; heads start from it.
-        cache: the target's KV cache over `tokens[:-1]`.
-        num_slots: longest draft that may still be used, 0..H: the output limit and the target's
-            positions cut it short near the end.
+        limit: most tokens to decode.
         stats: counts and stage times; time yours with `stats.stage(name)`.
+        num_slots: longest draft that may still be used: the heads, the output limit and the
+            target's positions bound it.
+        finish: why the text ended; None while it goes on.
     """
 
-    model: BlockwiseLM
+    model: DraftingModel
     tokens: list[int]
     prompt_length: int
     hidden: Tensor
-    cache: Cache
-    num_slots: int
+    limit: int
     stats: DecodeStats
+    num_slots: int = 0
+    finish: str | None = None
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """The decoded tokens."""
+        return self.tokens[self.prompt_length :]
 
     def head_logits(self) -> Tensor:
         """Logits of the draft heads for the slots that may be used: (num_slots, V) float."""
-        return self.model.head_logits(self.hidden)[: self.num_slots]
+        with self.stats.stage("heads"):
+            return self.model.head_logits(self.hidden.unsqueeze(0))[0, : self.num_slots]
+
+    def update_num_slots(self) -> None:
+        """Bound drafts by heads, output limit and positions."""
+        slots = self.limit - (len(self.tokens) - self.prompt_length) - 1
+        if self.model.num_slots is not None:
+            slots = min(slots, self.model.num_slots)
+        if self.model.max_positions is not None:
+            slots = min(slots, self.model.max_positions - len(self.tokens))
+        self.num_slots = max(slots, 0)

@@ -19,8 +19,11 @@ class DecodeStats:
         accept_lengths: draft tokens kept by each verifying call.
         repeats: neighbouring positions of first drafts that hold the same token.
         neighbours: neighbouring positions of first drafts, all.
-        seconds: wall time by stage: "prompt", "top_k" (heads and top k), "rescore", "verify", and
-            "total" (everything). On a GPU a stage's launches are timed, waits fall to "verify".
+        verified_tokens: draft tokens sent to the target, those with a shared prefix counted once.
+        seconds: wall time by stage: "prompt", "heads", "top_k", "rescore", "target" (the verifying
+            calls alone), "verify" (laying out, accepting, rolling back) and "total" (everything).
+            On a GPU a stage's launches are timed, waits fall to "verify". Sequences of a batch
+            share its seconds equally, so that merged they are the batch's.
     """
 
     target_calls: int = 0
@@ -28,6 +31,7 @@ class DecodeStats:
     accept_lengths: list[int] = field(default_factory=list)
     repeats: int = 0
     neighbours: int = 0
+    verified_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -46,6 +50,22 @@ class DecodeStats:
         total = self.seconds.get("total", 0.0)
         return self.tokens / total if total else 0.0
 
+    @property
+    def accept_histogram(self) -> list[int]:
+        """How many verifying calls kept 0, 1, 2, .. draft tokens."""
+        longest = max(self.accept_lengths, default=-1)
+        return [self.accept_lengths.count(length) for length in range(longest + 1)]
+
+    @property
+    def own_seconds(self) -> float:
+        """Wall time of everything but the models: neither target nor heads nor prompt."""
+        models = ("prompt", "heads", "target")
+        return self.seconds.get("total", 0.0) - sum(self.seconds.get(n, 0.0) for n in models)
+
+    def add_seconds(self, name: str, seconds: float) -> None:
+        """Add to a stage what was timed elsewhere."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Add the wall time of the block to `seconds[name]`."""
@@ -53,7 +73,7 @@ class DecodeStats:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.add_seconds(name, time.perf_counter() - start)
 
     def count_repeats(self, exact_token: int, draft: Sequence[int]) -> None:
         """Count stutter in a step's first draft; the exact token is its position 1.
@@ -71,5 +91,6 @@ class DecodeStats:
         self.accept_lengths += other.accept_lengths
         self.repeats += other.repeats
         self.neighbours += other.neighbours
+        self.verified_tokens += other.verified_tokens
         for name, value in other.seconds.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + value
+            self.add_seconds(name, value)

@@ -3,78 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-
-from torch import Tensor
+from typing import Any
 
 from lattice_bpd import NGramLM
+from lattice_bpd.decode.batch import decode_batch
 from lattice_bpd.decode.drafters import (
     BlockDrafter,
     Drafter,
     LatticeDrafter,
     NoDrafter,
     OracleDrafter,
+    TreeDrafter,
 )
 from lattice_bpd.decode.loop import DecodeResult, decode
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.decode.model import DraftHeads, DraftingModel
 
-STRATEGIES = ("greedy", "bpd", "ngram", "p_best", "oracle")
+STRATEGIES = ("greedy", "bpd", "ngram", "p_best", "tree", "oracle")
 
 
-def generate(
-    model: BlockwiseLM,
-    prompt: Sequence[int] | Tensor,
-    strategy: str = "p_best",
+def make_drafter(
+    strategy: str,
+    vocab_size: int,
     *,
     lm: NGramLM | None = None,
     top_k: int = 16,
     num_drafts: int = 16,
+    max_nodes: int = 36,
     alpha: float = 0.5,
-    max_new_tokens: int = 64,
-    stop_token_ids: Collection[int] = (),
-) -> DecodeResult:
-    """Decode a text; every strategy returns the target's greedy output.
+) -> Drafter:
+    """The drafter of a strategy; all but "oracle", which needs the output first.
 
     Args:
-        model: target and heads.
-        prompt: (T,) ints.
-        strategy: "greedy"; "bpd", argmax drafts of the heads; "ngram", the best path with the LM;
-            "p_best", the num_drafts best paths, with the LM or, where lm is None, without;
-            "oracle", the best path that hindsight can find (decodes greedily first; the calls
-            of that are not counted).
-        lm: n-gram LM over the target's token ids; needed by "ngram".
-        top_k: k, candidates of each slot.
-        num_drafts: p, drafts of "p_best".
+        strategy: see `generate`, as for all other arguments.
+        vocab_size: V of the target.
+        lm: n-gram LM.
+        top_k: k.
+        num_drafts: p of "p_best".
+        max_nodes: N of "tree".
         alpha: weight of the LM.
-        max_new_tokens: most tokens to decode.
-        stop_token_ids: decoding ends behind the first of these.
-
-    Returns:
-        DecodeResult.
 
     Raises:
-        ValueError: an unknown strategy, "ngram" without an LM, a top_k outside 1..V, num_drafts
-            below 1, an LM of another vocabulary, or what `decode` refuses.
+        ValueError: an unknown strategy, "ngram" without an LM, or sizes out of range.
     """
-    _check_options(model, strategy, lm, top_k, num_drafts)
-
-    def run(drafter: Drafter) -> DecodeResult:
-        return decode(
-            model, prompt, drafter, max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids
-        )
-
-    if strategy == "greedy":
-        return run(NoDrafter())
-    if strategy == "bpd":
-        return run(BlockDrafter())
-    if strategy == "oracle":
-        return run(OracleDrafter(run(NoDrafter()).token_ids, top_k=top_k))
-    drafts = 1 if strategy == "ngram" else num_drafts
-    return run(LatticeDrafter(lm, top_k=top_k, num_drafts=drafts, alpha=alpha))
-
-
-def _check_options(
-    model: BlockwiseLM, strategy: str, lm: NGramLM | None, top_k: int, num_drafts: int
-) -> None:
     if strategy not in STRATEGIES:
         raise ValueError(
             f"generate: strategy is {strategy!r}; expected one of {', '.join(STRATEGIES)}"
@@ -82,9 +52,154 @@ def _check_options(
     if strategy == "ngram" and lm is None:
         raise ValueError(
             "generate: strategy 'ngram' needs an n-gram LM; give lm=NGramLM.load(path), or use "
-            "'p_best', which also works on the heads alone"
+            "'tree' or 'p_best', which also work on the heads alone"
         )
-    if not 1 <= top_k <= model.vocab_size:
-        raise ValueError(f"generate: top_k is {top_k}; expected 1..{model.vocab_size}")
-    if num_drafts < 1:
-        raise ValueError(f"generate: num_drafts is {num_drafts}; expected 1 or more")
+    if not 1 <= top_k <= vocab_size:
+        raise ValueError(f"generate: top_k is {top_k}; expected 1..{vocab_size}")
+    for name, value in (("num_drafts", num_drafts), ("max_nodes", max_nodes)):
+        if value < 1:
+            raise ValueError(f"generate: {name} is {value}; expected 1 or more")
+    if strategy == "bpd":
+        return BlockDrafter()
+    if strategy == "tree":
+        return TreeDrafter(lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha)
+    if strategy in ("ngram", "p_best"):
+        drafts = 1 if strategy == "ngram" else num_drafts
+        return LatticeDrafter(lm, top_k=top_k, num_drafts=drafts, alpha=alpha)
+    return NoDrafter()
+
+
+def generate(
+    model: Any,
+    input_ids: Any,
+    strategy: str = "tree",
+    *,
+    heads: DraftHeads | None = None,
+    drafter: Drafter | Sequence[Drafter] | None = None,
+    lm: NGramLM | None = None,
+    top_k: int = 16,
+    num_drafts: int = 16,
+    max_nodes: int = 36,
+    alpha: float = 0.5,
+    max_new_tokens: int = 64,
+    stop_token_ids: Collection[int] = (),
+    form: str = "auto",
+    streamer: Any = None,
+    static_cache: bool = False,
+) -> DecodeResult:
+    """Decode a text; every strategy returns the target's greedy output.
+
+        blockwise = BlockwiseLM.from_pretrained(directory)
+        found = generate(blockwise, input_ids, lm=NGramLM.load("corpus.lm"))
+        found = generate(model, input_ids, heads=any_callable, lm=NGramLM.load("corpus.lm"))
+
+    Args:
+        model: a causal LM of `transformers`, or a BlockwiseLM, which brings its heads.
+        input_ids: (T,) or (1, T) ints.
+        strategy: "greedy"; "bpd", argmax drafts of the heads; "ngram", the best path with the LM;
+            "p_best", the num_drafts best paths, and "tree", the max_nodes most probable prefixes,
+            both with the LM or, where lm is None, without; "oracle", the best path that hindsight
+            can find (decodes greedily first; the calls of that are not counted).
+        heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens behind the next.
+        drafter: your own instead of a strategy's.
+        lm: n-gram LM over the target's token ids; needed by "ngram".
+        top_k: k, candidates of each slot.
+        num_drafts: p, drafts of "p_best".
+        max_nodes: N, draft tokens of "tree".
+        alpha: weight of the LM.
+        max_new_tokens: most tokens to decode.
+        stop_token_ids: decoding ends behind the first of these.
+        form: how drafts are verified: "auto", "tree" or "rows"; see docs/decoding.md.
+        streamer: of `transformers`, for one text; told prompt and tokens as they are decoded.
+        static_cache: a cache of fixed size, for one text and a compiled target.
+
+    Returns:
+        DecodeResult.
+
+    Raises:
+        ValueError: an unknown strategy, "ngram" without an LM, a top_k outside 1..V, num_drafts or
+            max_nodes below 1, an LM or heads of another vocabulary, or what `decode` refuses.
+        TypeError: no causal LM, or heads that cannot be called.
+        MemoryError: a call did not fit.
+    """
+    batch = input_ids if _has_two_axes(input_ids) else [input_ids]
+    if len(batch) != 1:
+        raise ValueError(
+            f"generate: input_ids holds {len(batch)} sequences; expected one text, of shape "
+            "(tokens,) or (1, tokens); use generate_batch for several"
+        )
+    return generate_batch(
+        model, batch, strategy, heads=heads, drafter=drafter, lm=lm, top_k=top_k,
+        num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha, max_new_tokens=max_new_tokens,
+        stop_token_ids=stop_token_ids, form=form, streamer=streamer, static_cache=static_cache,
+    )[0]  # fmt: skip
+
+
+def generate_batch(
+    model: Any,
+    prompts: Sequence[Any],
+    strategy: str = "tree",
+    *,
+    heads: DraftHeads | None = None,
+    drafter: Drafter | Sequence[Drafter] | None = None,
+    lm: NGramLM | None = None,
+    top_k: int = 16,
+    num_drafts: int = 16,
+    max_nodes: int = 36,
+    alpha: float = 0.5,
+    max_new_tokens: int = 64,
+    stop_token_ids: Collection[int] = (),
+    form: str = "auto",
+    streamer: Any = None,
+    static_cache: bool = False,
+) -> list[DecodeResult]:
+    """Decode several texts together; each comes out as if it had been decoded alone.
+
+    Args:
+        model: see `generate`, as for all arguments that are not listed here.
+        prompts: B sequences of ints, of any lengths and without padding.
+        strategy: see there.
+        heads: see there.
+        drafter: your own, one for all prompts or a list with one for each.
+        lm: see there.
+        top_k: see there.
+        num_drafts: see there.
+        max_nodes: see there.
+        alpha: see there.
+        max_new_tokens: most tokens to decode behind each prompt.
+        stop_token_ids: a text ends behind the first of these.
+        form: see there.
+        streamer: for a single prompt only.
+        static_cache: for a single prompt only.
+
+    Returns:
+        A DecodeResult for each prompt, in order.
+
+    Raises:
+        ValueError: see there.
+        TypeError: see there.
+        MemoryError: see there.
+    """
+    drafting = DraftingModel(model, heads)
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids, "form": form,
+        "streamer": streamer, "static_cache": static_cache,
+    }  # fmt: skip
+    if drafter is None:
+        drafter = make_drafter(
+            strategy, drafting.vocab_size, lm=lm, top_k=top_k, num_drafts=num_drafts,
+            max_nodes=max_nodes, alpha=alpha,
+        )  # fmt: skip
+        if strategy == "oracle":
+            outputs = decode_batch(drafting, prompts, drafter, **{**options, "streamer": None})
+            drafter = [OracleDrafter(found.token_ids, top_k=top_k) for found in outputs]
+    return decode_batch(drafting, prompts, drafter, **options)
+
+
+def _has_two_axes(input_ids: Any) -> bool:
+    if hasattr(input_ids, "ndim"):
+        return int(input_ids.ndim) == 2
+    return len(input_ids) > 0 and hasattr(input_ids[0], "__len__")
+
+
+__all__ = ["STRATEGIES", "decode", "generate", "generate_batch", "make_drafter"]

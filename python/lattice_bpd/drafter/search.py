@@ -12,7 +12,7 @@ from lattice_bpd import _core
 from lattice_bpd.drafter.drafts import Drafts
 from lattice_bpd.drafter.tree import DraftTree
 from lattice_bpd.lattice import SausageLattice
-from lattice_bpd.lattice.logits import check_shape, is_torch_tensor, select_top_k
+from lattice_bpd.lattice.logits import Candidates, check_shape, is_torch_tensor, select_top_k
 from lattice_bpd.lm import NGramLM
 from lattice_bpd.token_ids import (
     Int32Array,
@@ -100,7 +100,8 @@ def check_search(
 ) -> Search:
     """Checks what `rescore_lattice` and `rescore_tree` share, and selects the candidates.
 
-    `where` is the caller's name for error messages; all else is as in `rescore_lattice`.
+    `where` is the caller's name for error messages; all else is as in `rescore_lattice`. What
+    `select_top_k` returned is taken as it is, B contexts beside it.
     """
     core_lm = None if lm is None else core_of(where, lm)
     number = count_of(where, "threads", threads, _MAX_THREADS, least=0)
@@ -109,6 +110,11 @@ def check_search(
     if sausages is not None:
         contexts = _contexts(where, context, len(sausages), isinstance(head_logits, list), None)
         return Search((sausages,), core_lm, contexts, bool(bos), weight, number, None)
+    if isinstance(head_logits, Candidates):
+        batch = len(head_logits.token_ids)
+        contexts = _contexts(where, context, batch, True, None)
+        candidates = (head_logits.token_ids, head_logits.scores)
+        return Search(candidates, core_lm, contexts, bool(bos), weight, number, None)
     check_shape(head_logits, where)
     shape = tuple(int(n) for n in head_logits.shape)
     if lm is not None and lm.vocab_size != shape[-1]:

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from lattice_bpd.verify.batched import Verification, accept_lengths, greedy_tokens, verify_drafts
-from lattice_bpd.verify.cache import check_cache, keep_row
+from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.cache import check_cache
+from lattice_bpd.verify.greedy import accept_lengths, greedy_tokens
+from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.stacked_cache import StackedCache
+from lattice_bpd.verify.target import CausalLMTarget, TargetModel, TargetOutput
+from lattice_bpd.verify.verification import (
+    FORMS,
+    BatchVerification,
+    Chooser,
+    Verification,
+    choose_form,
+    verify_drafts,
+    verify_trees,
+)
 
 __all__ = [
+    "FORMS",
+    "BatchCache",
+    "BatchVerification",
+    "CausalLMTarget",
+    "Chooser",
+    "PrefixTree",
+    "StackedCache",
+    "TargetModel",
+    "TargetOutput",
     "Verification",
     "accept_lengths",
     "check_cache",
+    "choose_form",
     "greedy_tokens",
-    "keep_row",
     "verify_drafts",
+    "verify_trees",
 ]

@@ -1,9 +1,19 @@
-"""Rolling a KV cache of `transformers` back to the accepted tokens."""
+"""Rolling a KV cache of `transformers` back to the accepted tokens.
+
+What verification asks of any cache: keep the first so many slots, copy a few slots to another
+place, keep some sequences. `StackedCache` does it for all layers at once; here the same for the
+caches of `transformers`.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from transformers import Cache
+from torch import Tensor
+from transformers import Cache, StaticCache
+
+from lattice_bpd.verify.stacked_cache import StackedCache
 
 
 def check_cache(cache: Cache) -> None:
@@ -16,33 +26,55 @@ def check_cache(cache: Cache) -> None:
         ValueError: a layer forgets (sliding window, recurrent state), so that rejected drafts
             could not be taken back.
     """
-    if not getattr(cache, "is_croppable", True) or any(getattr(cache, "is_sliding", [])):
+    forgets = any(getattr(cache, "is_sliding", []))
+    croppable = getattr(cache, "is_croppable", True) or isinstance(cache, StaticCache)
+    if forgets or not croppable:
         raise ValueError(
             f"verify_drafts: the target's {type(cache).__name__} cannot be rolled back (a layer "
             "has a sliding window or a recurrent state); expected full attention in every layer; "
-            "use strategy='greedy' or another target"
+            "use DynamicCache() without a config, which keeps all of a sliding window's past, or "
+            "another target"
         )
 
 
-def keep_row(cache: Cache, row: int, num_rows: int, num_rejected: int) -> None:
-    """Keep one row of a cache and drop its last positions, in place.
+def get_width(cache: Any) -> int:
+    """Slots in use."""
+    return cache.width if isinstance(cache, StackedCache) else int(cache.get_seq_length())
 
-    Args:
-        cache: covers num_rows sequences.
-        row: the row to keep.
-        num_rows: rows of the cache; with one, nothing is copied.
-        num_rejected: positions to forget at the end.
-    """
-    if num_rows > 1:
-        index = torch.tensor([row], device=_cache_device(cache))
-        cache.batch_select_indices(index)
-    if num_rejected > 0:
+
+def set_width(cache: Any, width: int, now: int) -> None:
+    """Forget all slots from `width` on; `now` are in use."""
+    if isinstance(cache, StackedCache):
+        cache.set_width(width)
+    elif isinstance(cache, StaticCache):
+        layers: list[Any] = cache.layers
+        for layer in layers:
+            layer.cumulative_length.fill_(width)
+    elif width < now:
         # Negative = "remove so many": a positive length is refused since transformers 5.
-        cache.crop(-num_rejected)
+        cache.crop(width - now)
 
 
-def _cache_device(cache: Cache) -> torch.device | None:
-    """Device of the first layer's keys; layers elsewhere take an index from any device."""
+def move_slots(cache: Any, start: int, sources: Tensor) -> None:
+    """Copy slots, (B, A) int64, of each sequence to `start`, `start`+1, ... in every layer."""
+    if isinstance(cache, StackedCache):
+        cache.move_slots(start, sources)
+        return
+    end = start + sources.shape[1]
+    for layer in cache.layers:
+        for states in (layer.keys, layer.values):
+            batch, heads, _, size = states.shape
+            index = sources.to(states.device).view(batch, 1, -1, 1)
+            moved = states.gather(2, index.expand(batch, heads, -1, size))
+            states[:, :, start:end] = moved
+
+
+def select_sequences(cache: Any, sequences: list[int]) -> None:
+    """Keep the sequences of these numbers; one may come several times."""
+    if isinstance(cache, StackedCache):
+        cache.select_sequences(torch.tensor(sequences, device=cache.keys.device))
+        return
     layers = getattr(cache, "layers", None)
     keys = getattr(layers[0], "keys", None) if layers else None
-    return None if keys is None else keys.device
+    device = None if keys is None else keys.device
+    cache.batch_select_indices(torch.tensor(sequences, device=device))

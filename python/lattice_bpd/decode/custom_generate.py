@@ -1,0 +1,199 @@
+"""`model.generate(..., custom_generate=CustomGenerate(heads, lm=lm))` of transformers 5.
+
+The model's own `generate` prepares prompts, logits processors and stopping criteria; this class
+decodes in place of its greedy loop and returns the same tokens. Processors are asked once for each
+decoded token, in order, with the true prefix, just as the greedy loop asks them, so that even
+those that keep notes work. What cannot be honoured is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from lattice_bpd import NGramLM
+from lattice_bpd.decode.batch import count_most_nodes
+from lattice_bpd.decode.drafters import Drafter
+from lattice_bpd.decode.generate_checks import (
+    check_positions,
+    refuse_for_batches,
+    refuse_inputs,
+    refuse_settings,
+    strip_padding,
+)
+from lattice_bpd.decode.loop import DecodeResult, Options, run_loop
+from lattice_bpd.decode.model import DraftHeads, DraftingModel
+from lattice_bpd.decode.prompts import check_prompts
+from lattice_bpd.decode.strategies import make_drafter
+from lattice_bpd.verify import greedy_tokens
+
+
+class CustomGenerate:
+    """A decoding method for `model.generate`; see the module.
+
+    Args:
+        heads: callable, hidden states (B, D) -> logits (B, H, V); None where the drafter needs
+            none.
+        strategy: see `lattice_bpd.decode.generate`, as for all other arguments.
+        drafter: your own instead of a strategy's, for a single sequence if it observes.
+        lm: n-gram LM over the target's token ids.
+        top_k: k.
+        num_drafts: p of "p_best".
+        max_nodes: N of "tree".
+        alpha: weight of the LM.
+        form: "auto", "tree" or "rows".
+        streamer: of `transformers`. Give it here: `generate` keeps its own from callables.
+
+    Attributes:
+        results: the DecodeResult of each sequence of the last call, with statistics.
+    """
+
+    def __init__(
+        self,
+        heads: DraftHeads | None = None,
+        strategy: str = "tree",
+        *,
+        drafter: Drafter | None = None,
+        lm: NGramLM | None = None,
+        top_k: int = 16,
+        num_drafts: int = 16,
+        max_nodes: int = 36,
+        alpha: float = 0.5,
+        form: str = "auto",
+        streamer: Any = None,
+    ) -> None:
+        self.heads, self.strategy, self.drafter = heads, strategy, drafter
+        self.form, self.streamer = form, streamer
+        self._sizes: dict[str, Any] = {
+            "lm": lm, "top_k": top_k, "num_drafts": num_drafts, "max_nodes": max_nodes,
+            "alpha": alpha,
+        }  # fmt: skip
+        if strategy == "oracle":
+            raise ValueError("CustomGenerate: strategy 'oracle' decodes twice; use decode.generate")
+        self.results: list[DecodeResult] = []
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        """What `generate` calls.
+
+        Args:
+            model: the target.
+            input_ids: (B, T) int64, padded on the left.
+            logits_processor: prepared by `generate`.
+            stopping_criteria: prepared by `generate`.
+            generation_config: settings.
+            model_kwargs: attention_mask and the like.
+
+        Returns:
+            (B, T + new) int64, or a GenerateDecoderOnlyOutput with it.
+
+        Raises:
+            ValueError: a setting, input or processor that cannot be honoured, by name.
+        """
+        refuse_settings(generation_config)
+        refuse_inputs(model_kwargs)
+        refuse_for_batches(len(input_ids), logits_processor, stopping_criteria)
+        drafting = DraftingModel(model, self.heads)
+        drafter = self.drafter or make_drafter(self.strategy, drafting.vocab_size, **self._sizes)
+        rows = strip_padding(input_ids, model_kwargs.get("attention_mask"))
+        check_positions(rows, model_kwargs)
+        prompts = check_prompts(drafting, rows, beyond_positions=True)
+        limit = _max_length(stopping_criteria, generation_config) - input_ids.shape[1]
+        plain = _plain_stop_tokens(logits_processor, stopping_criteria)
+        options = Options(
+            limits=[limit] * len(rows),
+            short_of_positions=[False] * len(rows),
+            stop_token_ids=frozenset(plain or ()),
+            form=self.form,
+            streamer=self.streamer,
+            static_cache=generation_config.cache_implementation == "static" and len(rows) == 1,
+            most_nodes=count_most_nodes(drafter, drafting),
+        )
+        if plain is None:
+            options.choosers = [
+                _ProcessedChoice(row, limit, logits_processor, stopping_criteria)
+                for row in input_ids
+            ]
+        self.results = run_loop(drafting, prompts, [drafter] * len(rows), options)
+        if self.streamer is not None:
+            self.streamer.end()
+        sequences = _append(
+            input_ids, [found.token_ids for found in self.results], generation_config
+        )
+        if generation_config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
+        return sequences
+
+
+class _ProcessedChoice:
+    """Argmax behind logits processors, until the stopping criteria say so; for one sequence."""
+
+    def __init__(
+        self,
+        prompt: Tensor,
+        limit: int,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+    ) -> None:
+        self.ids = prompt.new_zeros((1, len(prompt) + limit))
+        self.ids[0, : len(prompt)] = prompt
+        self.length, self.ended = len(prompt), False
+        self.processors, self.criteria = processors, criteria
+
+    def choose(self, logits: Tensor) -> int | None:
+        """See `lattice_bpd.verify.Chooser`."""
+        if self.ended:
+            return None
+        scores = logits.to(self.ids.device, torch.float32, copy=True)
+        if bool(scores.isnan().any()):
+            greedy_tokens(scores)  # says what is wrong
+        before: Any = self.ids[:, : self.length].clone()
+        token = int(self.processors(before, scores.unsqueeze(0)).argmax(dim=-1))  # type: ignore[arg-type]
+        self.ids[0, self.length] = token
+        self.length += 1
+        after: Any = self.ids[:, : self.length].clone()
+        self.ended = bool(self.criteria(after, None).all())
+        return token
+
+
+def _max_length(criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
+    limits = [int(c.max_length) for c in criteria if isinstance(c, MaxLengthCriteria)]
+    return min(limits) if limits else int(config.max_length or 20)
+
+
+def _plain_stop_tokens(
+    processors: LogitsProcessorList, criteria: StoppingCriteriaList
+) -> list[int] | None:
+    """The tokens that end a text, where nothing else can change or end it; else None."""
+    plain = all(isinstance(c, (MaxLengthCriteria, EosTokenCriteria)) for c in criteria)
+    if len(processors) > 0 or not plain:
+        return None
+    ends = [c.eos_token_id.tolist() for c in criteria if isinstance(c, EosTokenCriteria)]
+    return [int(token) for tokens in ends for token in tokens]
+
+
+def _append(input_ids: Tensor, decoded: list[list[int]], config: GenerationConfig) -> Tensor:
+    """Prompts and decoded tokens, padded on the right."""
+    longest = max(map(len, decoded))
+    padding = getattr(config, "_pad_token_tensor", None)
+    fill = 0 if padding is None else int(padding)
+    rows = [tokens + [fill] * (longest - len(tokens)) for tokens in decoded]
+    return torch.cat([input_ids, torch.tensor(rows).to(input_ids)], dim=1)

@@ -1,0 +1,164 @@
+"""A KV cache that rolls back cheaply: all layers in two buffers with room at the end.
+
+A `DynamicCache` copies itself whenever it grows. Here new keys are written behind the old ones, a
+rejected draft is forgotten by lowering a number, and an accepted path is moved by one copy for
+all layers, of its own few positions only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+
+_ROOM = 256  # slots by which a full buffer grows at least
+
+
+class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer's view of the buffers."""
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = True
+
+    def __init__(self, stack: StackedCache, number: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stack, self.number, self.width = stack, number, stack.width
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing: the buffers are there."""
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: Any,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        """Write (B, heads, T, D) keys and values behind the old ones, and give all of them."""
+        start, self.width = self.width, self.width + key_states.shape[2]
+        self.stack.make_room(self.width)
+        keys = self.stack.keys[self.number, :, :, : self.width]
+        values = self.stack.values[self.number, :, :, : self.width]
+        keys[:, :, start:] = key_states
+        values[:, :, start:] = value_states
+        return keys, values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Slots after the next call, and offset of the first."""
+        return self.width + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Slots in use."""
+        return self.width
+
+    def get_max_length(self) -> int:
+        """-1: it grows."""
+        return -1
+
+
+class StackedCache(Cache):
+    """Keys and values of all layers.
+
+    Attributes:
+        keys: (L, B, heads, capacity, D) float.
+        values: (L, B, heads, capacity, D') float.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, width: int) -> None:
+        self.keys, self.values, self.width = keys, values, width
+        super().__init__(layers=[StackedLayer(self, number) for number in range(keys.shape[0])])
+
+    @classmethod
+    def from_cache(cls, cache: Cache, room: int) -> StackedCache | None:
+        """The same keys and values with `room` free slots; None where layers differ in shape."""
+        layers: list[Any] = cache.layers
+        if type(cache) is not DynamicCache or any(
+            type(layer) is not DynamicLayer for layer in layers
+        ):
+            return None
+        kinds = {
+            (part.shape, part.dtype, part.device)
+            for layer in layers
+            for part in (layer.keys, layer.values)
+            if part is not None
+        }
+        if len({kind[1:] for kind in kinds}) != 1 or len(kinds) > 2:
+            return None
+        if len({layer.keys.shape for layer in layers}) != 1:
+            return None
+        width = int(layers[0].keys.shape[2])
+        parts = []
+        for name in ("keys", "values"):
+            first = getattr(layers[0], name)
+            batch, heads, _, size = first.shape
+            buffer = first.new_empty((len(layers), batch, heads, width + room, size))
+            for number, layer in enumerate(layers):
+                buffer[number, :, :, :width] = getattr(layer, name)
+            parts.append(buffer)
+        return cls(parts[0], parts[1], width)
+
+    def make_room(self, width: int) -> None:
+        """Move to larger buffers unless `width` slots fit."""
+        capacity = self.keys.shape[3]
+        if width <= capacity:
+            return
+        room = max(width - capacity, _ROOM, capacity // 2)
+        self.keys = torch.cat([self.keys, _empty_like(self.keys, room)], dim=3)
+        self.values = torch.cat([self.values, _empty_like(self.values, room)], dim=3)
+
+    def set_width(self, width: int) -> None:
+        """Forget all slots from `width` on."""
+        self.width = width
+        layers: list[Any] = self.layers
+        for layer in layers:
+            layer.width = width
+
+    def move_slots(self, start: int, sources: Tensor) -> None:
+        """Copy slots to `start`, `start`+1, ... in every layer.
+
+        Args:
+            start: first slot to write.
+            sources: (B, A) int64, which slots of each sequence to copy there.
+        """
+        for buffer in (self.keys, self.values):
+            layers, batch, heads, _, size = buffer.shape
+            if batch == 1:
+                moved = buffer.index_select(3, sources[0])
+            else:
+                index = sources.view(1, batch, 1, -1, 1).expand(layers, batch, heads, -1, size)
+                moved = buffer.gather(3, index)
+            buffer[:, :, :, start : start + sources.shape[1]] = moved
+
+    def select_sequences(self, sequences: Tensor) -> None:
+        """Keep the sequences of these numbers, (B',) int64; one may come several times."""
+        self.keys = self.keys.index_select(1, sequences)
+        self.values = self.values.index_select(1, sequences)
+
+    def repeat_sequences(self, sequences: Tensor, room: int) -> StackedCache:
+        """A new cache of R rows, row r a copy of `sequences[r]`, with `room` free slots."""
+        parts = []
+        for buffer in (self.keys, self.values):
+            layers, _, heads, _, size = buffer.shape
+            shape = (layers, len(sequences), heads, self.width + room, size)
+            copied = buffer.new_empty(shape)
+            copied[:, :, :, : self.width] = buffer[:, :, :, : self.width].index_select(1, sequences)
+            parts.append(copied)
+        return StackedCache(parts[0], parts[1], self.width)
+
+    def append_rows(self, other: StackedCache, rows: Tensor, count: int) -> None:
+        """Append `count` slots of other's rows, (B,) int64, that begin where this cache ends."""
+        start, end = self.width, self.width + count
+        self.make_room(end)
+        self.keys[:, :, :, start:end] = other.keys[:, :, :, start:end].index_select(1, rows)
+        self.values[:, :, :, start:end] = other.values[:, :, :, start:end].index_select(1, rows)
+        self.set_width(end)
+
+
+def _empty_like(buffer: Tensor, room: int) -> Tensor:
+    layers, batch, heads, _, size = buffer.shape
+    return buffer.new_empty((layers, batch, heads, room, size))

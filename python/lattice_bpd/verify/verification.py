@@ -1,0 +1,224 @@
+"""Verification: one call of the target says how many tokens of each draft it would have written.
+
+    cache      y_1 .. y_t
+    input      y_{t+1}  d_1     d_2     ..  d_H            y_{t+1} is exact
+    predicts   g_1      g_2     g_3     ..  g_{H+1}        the target's argmax
+    accepted   the longest path with d_j = g_j; then g_{n+1} comes free (bonus token)
+
+Stern et al. 2018, sections 3 and 4 (verification merged with the next prediction); Kim et al. 2024,
+section 7.2 (p drafts in parallel); Miao et al. 2024 (SpecInfer: a tree in one row).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.cache import check_cache
+from lattice_bpd.verify.greedy import greedy_tokens
+from lattice_bpd.verify.layout import Call, lay_out_rows, lay_out_tree
+from lattice_bpd.verify.memory import is_lack_of_memory, memory_advice
+from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.target import TargetModel, TargetOutput
+
+FORMS = ("auto", "tree", "rows")
+
+
+@dataclass
+class Verification:
+    """What one verifying call decided for one sequence.
+
+    Attributes:
+        token_ids: the n accepted draft tokens and the bonus token, n+1 in all; each is the
+            target's own choice.
+        accept_length: n, 0..H.
+        hidden: (D,) float, the hidden state that predicted the last of them; the next heads
+            start from it.
+    """
+
+    token_ids: list[int]
+    accept_length: int
+    hidden: Tensor
+
+
+@dataclass
+class BatchVerification:
+    """What one verifying call decided for B sequences.
+
+    Attributes:
+        sequences: of each sequence.
+        form: "tree" or "rows".
+        target_seconds: wall time of the target's call alone.
+    """
+
+    sequences: list[Verification]
+    form: str
+    target_seconds: float
+
+
+class Chooser(Protocol):
+    """Chooses the tokens of one sequence where plain argmax is not what is wanted.
+
+    Attributes:
+        ended: whether the last chosen token ended the text.
+    """
+
+    ended: bool
+
+    def choose(self, logits: Tensor) -> int | None:
+        """The token behind all those chosen before, from (V,) logits; None: the text has ended."""
+        ...
+
+
+@torch.inference_mode()
+def verify_trees(
+    target: TargetModel,
+    state: BatchCache,
+    trees: list[PrefixTree],
+    *,
+    form: str = "auto",
+    choosers: Sequence[Chooser] | None = None,
+) -> BatchVerification:
+    """Verify the drafts of B sequences with one call of the target, and roll its cache back.
+
+    Args:
+        target: the target.
+        state: covers y_1..y_t of each sequence. Afterwards it covers y_{t+1} and the accepted
+            tokens as well; the bonus token is not in it yet.
+        trees: the exact token and the drafts of each sequence.
+        form: "tree", "rows", or "auto": whichever has fewer tokens to compute, rows among equals
+            (they need no mask), rows where the target takes no tree.
+        choosers: one for each sequence instead of argmax, asked along accepted paths only, once
+            for each token, in order.
+
+    Returns:
+        BatchVerification.
+
+    Raises:
+        ValueError: NaN logits, or a form that this target or cache cannot take.
+        MemoryError: the call did not fit; the message says what to lower.
+    """
+    form = choose_form(target, state, trees, form)
+    call = (lay_out_tree if form == "tree" else lay_out_rows)(target, state, trees)
+    cache, size = state.cache, call.input_ids.shape[1]
+    start = time.perf_counter()
+    try:
+        if call.sequences is not None:
+            cache = state.repeated(call.sequences, size)
+        output = _run(target, call, cache)
+    except (RuntimeError, MemoryError) as error:
+        if not is_lack_of_memory(error):
+            raise
+        raise MemoryError(memory_advice(error, call.input_ids.shape, len(trees), form)) from error
+    seconds = time.perf_counter() - start
+    next_token = _choices(call, output, choosers)
+    found, accepted = [], []
+    for number, tree in enumerate(trees):
+        nodes, tokens = tree.follow(next_token[number])
+        accepted.append(nodes)
+        row, column = call.rows[number][nodes[-1]], call.columns[number][nodes[-1]]
+        found.append(Verification(tokens, len(nodes) - 1, output.hidden[row, column]))
+    if form == "tree":
+        state.keep_nodes(accepted, size)
+    else:
+        rows = [call.rows[number][nodes[-1]] for number, nodes in enumerate(accepted)]
+        counts = [len(nodes) for nodes in accepted]
+        state.keep_rows(cache, rows, counts, size, repeats=call.sequences is not None)
+    return BatchVerification(found, form, seconds)
+
+
+def choose_form(
+    target: TargetModel, state: BatchCache, trees: list[PrefixTree], form: str = "auto"
+) -> str:
+    """Which form `verify_trees` takes; see there.
+
+    Raises:
+        ValueError: an unknown form, or one that this target or cache cannot take.
+    """
+    if form not in FORMS:
+        raise ValueError(f"verify: form is {form!r}; expected one of {', '.join(FORMS)}")
+    if state.capacity is not None and form == "rows":
+        raise ValueError(
+            "verify: a static cache cannot be copied into rows; use form='tree', or a cache that "
+            "grows"
+        )
+    if form == "rows":
+        return form
+    if form == "auto" and state.capacity is None:
+        num_rows = sum(tree.count_leaves() for tree in trees)
+        tokens_of_rows = num_rows * (1 + max(tree.max_depth for tree in trees))
+        if tokens_of_rows <= len(trees) * max(len(tree) for tree in trees):
+            return "rows"
+    refusal = target.refuses_tree()
+    if refusal is None:
+        return "tree"
+    if form == "auto" and state.capacity is None:
+        return "rows"
+    raise ValueError(f"verify: the tree form is not possible: {refusal}; or use form='rows'")
+
+
+def verify_drafts(
+    model: TargetModel,
+    cache: Any,
+    exact_token: int,
+    drafts: Tensor,
+    *,
+    form: str = "auto",
+) -> Verification:
+    """Verify p drafts of one sequence with one call and roll the cache to what was accepted.
+
+    Args:
+        model: the target; `CausalLMTarget(model)` makes one of a causal LM.
+        cache: one row that covers y_1..y_t. Afterwards it covers y_1..y_{t+1} and the n accepted
+            tokens; the bonus token is not in it yet.
+        exact_token: y_{t+1}, which the target has already chosen.
+        drafts: (p, H) ints on any device; p at least 1, H may be 0 (plain greedy decoding).
+            Negative ids (padding) end a draft; shared prefixes are computed once in the tree form.
+        form: "auto", "tree" or "rows".
+
+    Returns:
+        Verification.
+
+    Raises:
+        ValueError: drafts is not (p, H) with p >= 1, NaN logits, or a cache that cannot roll back.
+    """
+    if drafts.ndim != 2 or drafts.shape[0] == 0:
+        raise ValueError(
+            f"verify_drafts: drafts has shape {tuple(drafts.shape)}; expected (drafts, slots) "
+            "with one draft or more; give a (1, 0) tensor where there is nothing to verify"
+        )
+    check_cache(cache)
+    tree = PrefixTree.from_drafts(exact_token, drafts.tolist())
+    return verify_trees(model, BatchCache(cache), [tree], form=form).sequences[0]
+
+
+def _run(target: TargetModel, call: Call, cache: Any) -> TargetOutput:
+    return target(
+        call.input_ids,
+        cache,
+        attention_mask=call.attention_mask,
+        windowed_mask=call.windowed_mask,
+        position_ids=call.position_ids,
+    )
+
+
+def _choices(
+    call: Call, output: TargetOutput, choosers: Sequence[Chooser] | None
+) -> list[Callable[[int], int | None]]:
+    """For each sequence the function that gives the target's token behind a node."""
+    predictions = greedy_tokens(output.logits).tolist() if choosers is None else None
+
+    def choice(number: int) -> Callable[[int], int | None]:
+        rows, columns = call.rows[number], call.columns[number]
+        if predictions is not None:
+            return lambda node: cast(int, predictions[rows[node]][columns[node]])
+        chooser = cast("Sequence[Chooser]", choosers)[number]
+        return lambda node: chooser.choose(output.logits[rows[node], columns[node]])
+
+    return [choice(number) for number in range(len(call.rows))]

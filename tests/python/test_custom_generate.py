@@ -1,0 +1,229 @@
+"""`model.generate(custom_generate=...)` writes what plain `generate` writes."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from blockwise_models import POSITIONS, VOCAB, looping_text, model_of
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import CustomGenerate
+
+pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
+
+KINDS = ["trained", "llama"]
+
+
+@functools.cache
+def small_lm() -> NGramLM:
+    return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB)
+
+
+def method(kind: str, **options) -> CustomGenerate:
+    options = {"lm": small_lm(), "top_k": 6, "max_nodes": 12, "num_drafts": 4, **options}
+    return CustomGenerate(model_of(kind).head_logits, **options)
+
+
+def draw(count: int, seed: int, length: int | None = None) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(2, 12, count) if length is None else [length] * count
+    return [rng.integers(0, VOCAB, size).tolist() for size in sizes]
+
+
+def pad(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
+    longest = max(map(len, prompts))
+    return {
+        "input_ids": torch.tensor([[0] * (longest - len(p)) + p for p in prompts]),
+        "attention_mask": torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts]),
+    }
+
+
+def assert_equal_to_plain(kind: str, inputs: dict, own: CustomGenerate | None = None, **options):
+    base = model_of(kind).base
+    options = {"max_new_tokens": 24, "do_sample": False, **options}
+    plain = base.generate(**inputs, **options)
+    ours = base.generate(**inputs, custom_generate=own or method(kind), **options)
+    assert ours.tolist() == plain.tolist()
+    return ours
+
+
+class ShiftEveryThird(LogitsProcessor):
+    """Keeps notes: every third time that it is asked, it forbids the best token."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, _input_ids, scores):
+        self.asked += 1
+        if self.asked % 3 == 0:
+            scores[:, scores.argmax(dim=-1)] = -float("inf")
+        return scores
+
+
+class EndsInPair(StoppingCriteria):
+    """Two equal tokens end the text."""
+
+    def __call__(self, input_ids, _scores, **_):
+        return input_ids[:, -1] == input_ids[:, -2]
+
+
+PROCESSORS = {
+    "none": {},
+    "repetition": {"repetition_penalty": 1.7},
+    "no repeated bigram": {"no_repeat_ngram_size": 2},
+    "bad words": {"bad_words_ids": [[3], [8, 13], [5]]},
+    "suppressed": {"suppress_tokens": [1, 2, 13], "begin_suppress_tokens": [18]},
+    "least length": {"eos_token_id": [3, 8], "pad_token_id": 0, "min_new_tokens": 12},
+    "forced end": {"eos_token_id": 7, "pad_token_id": 0, "forced_eos_token_id": 7},
+    "bias": {"sequence_bias": [[[3], -4.0], [[8, 13], 5.0]]},
+    "decay": {"eos_token_id": 7, "pad_token_id": 0, "exponential_decay_length_penalty": (4, 1.5)},
+    "all": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "bad_words_ids": [[9]],
+            "eos_token_id": [3, 4], "pad_token_id": 0, "min_length": 15},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_each_processor_gives_what_plain_generate_gives(kind, case):
+    for prompt in draw(4, seed=1):
+        own = method(kind)
+        assert_equal_to_plain(kind, pad([prompt]), own, **PROCESSORS[case])
+        assert own.results[0].stats.tokens >= own.results[0].stats.target_calls
+    assert_equal_to_plain(kind, pad(draw(5, seed=2)), **{"pad_token_id": 0, **PROCESSORS[case]})
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "bpd", "p_best", "tree"])
+def test_strategies_and_forms(strategy):
+    for form in ("rows", "auto"):
+        own = method("trained", strategy=strategy, form=form)
+        for prompt in draw(4, seed=3):
+            assert_equal_to_plain("trained", pad([prompt]), own, repetition_penalty=1.2)
+
+
+@pytest.mark.parametrize("ends", [7, [3, 8, 13], list(range(0, VOCAB, 3))])
+def test_end_tokens_at_any_place_single_and_batched(ends):
+    for kind in KINDS:
+        options = {"eos_token_id": ends, "pad_token_id": 1}
+        for prompt in draw(5, seed=4):
+            assert_equal_to_plain(kind, pad([prompt]), **options)
+        assert_equal_to_plain(kind, pad(draw(8, seed=5)), **options)
+
+
+@pytest.mark.parametrize("options", [{"max_length": 20}, {"max_new_tokens": 1}, {"max_length": 6}])
+def test_lengths(options):
+    base, prompt = model_of("trained").base, pad(draw(1, seed=6, length=5))
+    plain = base.generate(**prompt, do_sample=False, **options)
+    ours = base.generate(**prompt, do_sample=False, custom_generate=method("trained"), **options)
+    assert ours.tolist() == plain.tolist()
+
+
+def test_processors_and_criteria_of_ones_own():
+    for prompt in draw(8, seed=7):
+        lists = [
+            {
+                "logits_processor": LogitsProcessorList([ShiftEveryThird()]),
+                "stopping_criteria": StoppingCriteriaList([EndsInPair(), MaxTimeCriteria(60.0)]),
+            }
+            for _ in range(2)
+        ]
+        base = model_of("trained").base
+        plain = base.generate(**pad([prompt]), max_new_tokens=24, **lists[0])
+        ours = base.generate(
+            **pad([prompt]), max_new_tokens=24, custom_generate=method("trained"), **lists[1]
+        )
+        assert ours.tolist() == plain.tolist()
+        # asked as often as by plain generate: no more than the tokens that were decoded
+        asked = [options["logits_processor"][0].asked for options in lists]
+        assert asked[0] == asked[1] == plain.shape[1] - len(prompt)
+
+
+def test_prefix_constraints_of_a_single_text():
+    allowed = lambda _, ids: [(int(ids[-1]) * 7 + step) % VOCAB for step in range(5)]  # noqa: E731
+    for prompt in draw(4, seed=8):
+        assert_equal_to_plain("trained", pad([prompt]), prefix_allowed_tokens_fn=allowed)
+
+
+def test_beyond_the_positions_that_a_rotary_model_names():
+    prompt = draw(1, seed=9, length=POSITIONS - 6)[0]
+    assert_equal_to_plain("llama", pad([prompt]), max_new_tokens=16)
+
+
+def test_a_static_cache():
+    assert_equal_to_plain("llama", pad(draw(1, seed=10)), cache_implementation="static")
+
+
+def test_the_dictionary_form():
+    base, prompt = model_of("trained").base, pad(draw(1, seed=11))
+    found = base.generate(
+        **prompt, custom_generate=method("trained"), max_new_tokens=9, return_dict_in_generate=True
+    )
+    assert isinstance(found, GenerateDecoderOnlyOutput)
+    plain = base.generate(**prompt, max_new_tokens=9)
+    assert found.sequences.tolist() == plain.tolist()
+
+
+REFUSED = {
+    "do_sample": {"do_sample": True},
+    "num_beams": {"num_beams": 3},
+    "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
+    "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 3},
+    "output_scores": {"output_scores": True, "return_dict_in_generate": True},
+    "position_ids": {"position_ids": torch.tensor([[4, 5, 6]])},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_honoured_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=name):
+        model_of("llama").base.generate(
+            torch.tensor([[1, 2, 3]]), custom_generate=method("llama"), max_new_tokens=4,
+            **REFUSED[name],
+        )  # fmt: skip
+
+
+def test_padding_among_tokens_and_a_given_cache_are_refused():
+    base = model_of("llama").base
+    ids = torch.tensor([[1, 2, 3]])
+    with pytest.raises(ValueError, match="padding on the left only"):
+        base.generate(
+            ids, attention_mask=torch.tensor([[1, 0, 1]]), custom_generate=method("llama"),
+            max_new_tokens=4,
+        )  # fmt: skip
+    cache = base(ids[:, :2], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="past_key_values cannot be honoured"):
+        base.generate(ids, past_key_values=cache, custom_generate=method("llama"), max_new_tokens=4)
+    config = GenerationConfig(cache_implementation="quantized")
+    with pytest.raises(ValueError, match="cache_implementation='quantized' cannot be rolled back"):
+        method("llama")(base, ids, LogitsProcessorList(), StoppingCriteriaList(), config)
+
+
+def test_what_couples_the_rows_of_a_batch_is_refused_by_name():
+    base, rows = model_of("llama").base, pad(draw(2, seed=12))
+    with pytest.raises(ValueError, match=r"PrefixConstrainedLogitsProcessor .* 2 sequences"):
+        base.generate(
+            **rows, custom_generate=method("llama"), pad_token_id=0, max_new_tokens=4,
+            prefix_allowed_tokens_fn=lambda number, _: [number],
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="EndsInPair"):
+        base.generate(
+            **rows, custom_generate=method("llama"), pad_token_id=0, max_new_tokens=4,
+            stopping_criteria=StoppingCriteriaList([EndsInPair()]),
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="'oracle' decodes twice"):
+        method("llama", strategy="oracle")

@@ -1,0 +1,61 @@
+"""The examples run, are short, and do what they say."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LONGEST = 40
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs an example here and gives what it printed."""
+
+    def run_example(name: str) -> str:
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_example
+
+
+@pytest.mark.parametrize(
+    "name", ["own_loop.py", "generate.py", "custom_generate.py", "own_drafter.py"]
+)
+def test_examples_are_short(name):
+    assert len((EXAMPLES / name).read_text().splitlines()) < LONGEST
+
+
+def test_own_loop_needs_no_torch():
+    code = (
+        f"import runpy, sys; runpy.run_path({str(EXAMPLES / 'own_loop.py')!r}); "
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    tokens_a_step = float(done.stdout.split(":")[1].split()[0])
+    assert tokens_a_step > 2  # five are the most: four slots and the exact token
+
+
+def test_generate(run):
+    pytest.importorskip("torch")
+    words = run("generate.py").split()
+    assert words[0] == "60"
+    assert int(words[3]) < 60  # calls
+
+
+def test_custom_generate(run):
+    pytest.importorskip("torch")
+    assert "tokens as plain generate" in run("custom_generate.py")
+
+
+def test_own_drafter(run):
+    pytest.importorskip("torch")
+    words = run("own_drafter.py").split()
+    assert words[0] == "120"
+    assert int(words[3]) < 120  # calls: some tokens were copied
