@@ -194,13 +194,13 @@ struct PackedLevel {
   }
 
   // How many of the sorted keys first .. first + size - 1 are below `bound`. Without a branch on
-  // keys, which no processor would predict.
+  // keys, which no processor would predict (a mask: compilers make a branch of `? :`).
   template <typename K>
   static std::uint32_t CountBelow(const Span<std::uint8_t>& bytes, std::uint32_t first,
                                   std::uint32_t size, std::uint32_t bound) {
     const K* const begin = reinterpret_cast<const K*>(bytes.data()) + first;
     const K* at = begin;
-    for (; size > 1; size -= size / 2) at += at[size / 2 - 1] < bound ? size / 2 : 0;
+    for (; size > 1; size -= size / 2) at += (size / 2) & -std::uint32_t{at[size / 2 - 1] < bound};
     return static_cast<std::uint32_t>(at - begin) + (size == 1 && *at < bound);
   }
 };
