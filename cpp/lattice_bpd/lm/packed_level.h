@@ -81,6 +81,11 @@ struct PackedLevel {
     return Value(Record(node), form.log_prob_bytes, log_prob_values);
   }
 
+  // Where log_prob_values holds LogProb(node). Not where it is empty.
+  std::uint32_t LogProbCode(std::uint32_t node) const {
+    return Code(Record(node), form.log_prob_bytes, log_prob_values);
+  }
+
   // Natural log; 0 at the highest order.
   float Backoff(std::uint32_t node) const {
     if (form.backoff_bytes == 0) return 0.0f;
@@ -188,9 +193,13 @@ struct PackedLevel {
   }
 
   static float Value(const std::uint8_t* field, std::uint8_t bytes, const Span<float>& values) {
-    if (bytes == 4) return Load<float>(field);
+    return bytes == 4 ? Load<float>(field) : values[Code(field, bytes, values)];
+  }
+
+  static std::uint32_t Code(const std::uint8_t* field, std::uint8_t bytes,
+                            const Span<float>& values) {
     const std::uint32_t code = bytes == 2 ? Load<std::uint16_t>(field) : *field;
-    return values[std::min(code, static_cast<std::uint32_t>(values.size()) - 1)];
+    return std::min(code, static_cast<std::uint32_t>(values.size()) - 1);
   }
 
   // How many of the sorted keys first .. first + size - 1 are below `bound`. Without a branch on
