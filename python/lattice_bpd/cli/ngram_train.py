@@ -42,7 +42,14 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="text (plain, .gz, .zst, .jsonl), token ids (.npy, .bin), folders of them, - for "
         "standard input; or counts files of `ngram count`",
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="LM", help="LM file")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="LM",
+        help="LM file; ARPA or OpenFst where it ends in .arpa, .arpa.gz or .fst",
+    )
     parser.add_argument("--order", type=int, help="n, 1..6 (default 4, or that of the counts)")
     parser.add_argument(
         "--min-counts",
@@ -72,13 +79,15 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written, a full disk.
         ImportError: an extra is missing.
     """
+    from lattice_bpd.lm.convert import write_lm
+
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         lm = _train(args)
     for warning in caught:
         print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
-    lm.save(args.output)
+    write_lm(lm, args.output)
     print(
         f"{args.output}: order {lm.order}, vocabulary {lm.vocab_size:,}, "
         f"{sum(lm.num_ngrams):,} n-grams in {time.perf_counter() - start:.1f} s"
