@@ -6,6 +6,7 @@
 
 #include "lattice_bpd/base/atomic_file.h"
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/lm/arpa.h"
 
 namespace lattice_bpd {
@@ -91,6 +92,7 @@ class ArpaWriter {
     }
     text_ += '\n';
     if (text_.size() < kFlushBytes) return;
+    CheckInterrupted();
     file_->Write(text_);
     text_.clear();
   }

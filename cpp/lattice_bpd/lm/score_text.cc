@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/lm/text_nodes.h"
 
 namespace lattice_bpd {
@@ -49,7 +50,9 @@ std::vector<double> ScoreText(const BackoffLm& lm, Span<TokenId> token_ids, bool
   std::vector<double> log_probs;
   log_probs.reserve(symbols.size());
   TextNodes nodes(lm);
+  InterruptCounter interrupts;
   for (std::size_t begin = 0; begin < symbols.size(); begin += kTextBlock) {
+    interrupts.Count(kTextBlock);
     const std::size_t count = std::min(kTextBlock, symbols.size() - begin);
     nodes.LookUp(Span<Symbol>(symbols).Slice(begin, symbols.size()), count);
     for (std::size_t i = begin == 0 ? first : 0; i < count; ++i) {

@@ -5,6 +5,7 @@
 
 #include "lattice_bpd/base/atomic_file.h"
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/base/temporary_file.h"
 #include "lattice_bpd/train/count_records.h"
@@ -88,7 +89,6 @@ void CorpusCounter::AddFile(std::shared_ptr<const CountFile> file) {
 CountedNgrams CorpusCounter::Finish(const std::vector<std::uint64_t>& min_counts) {
   EndOpenSequence();
   if (runs_.empty()) {  // everything is in memory
-    Check();
     CountedNgrams result;
     const TokenSequences sequences{ids_, begin_, /*continues=*/false, /*held_back=*/0};
     result.trie = CountNgrams(sequences, vocabulary_, options_.order, options_.threads);
@@ -102,7 +102,7 @@ CountedNgrams CorpusCounter::Finish(const std::vector<std::uint64_t>& min_counts
   CountFiles files;
   for (const Run& run : runs_) files.push_back(run.file);
   return BuildCountTrie(files,
-                        {options_.order, min_counts, options_.threads, options_.check_cancelled});
+                        {options_.order, min_counts, options_.threads});
 }
 
 void CorpusCounter::Save(const std::string& path, const std::string& sources) {
@@ -229,16 +229,11 @@ std::shared_ptr<const CountFile> CorpusCounter::WriteRun(
 }
 
 CountFileWriter CorpusCounter::MakeWriter(CountFileWriter::Sink sink) const {
-  Check();
   return {vocabulary_, options_.order, block_bytes_,
-          [this, sink = std::move(sink)](const void* data, std::size_t size) {
-            Check();
+          [sink = std::move(sink)](const void* data, std::size_t size) {
+            CheckInterrupted();
             sink(data, size);
           }};
-}
-
-void CorpusCounter::Check() const {
-  if (options_.check_cancelled) options_.check_cancelled();
 }
 
 }  // namespace lattice_bpd

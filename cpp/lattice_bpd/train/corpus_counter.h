@@ -29,7 +29,6 @@ struct CountingOptions {
   std::uint64_t memory = std::uint64_t{1} << 31;  // bytes; the finished trie comes on top
   std::string temporary_folder;                   // empty: DefaultTemporaryFolder()
   int threads = 0;                                // 0: every core
-  std::function<void()> check_cancelled;          // called often, from any thread; throws to stop
 };
 
 struct CountingProgress {
@@ -38,7 +37,8 @@ struct CountingProgress {
   std::uint64_t spilled_bytes = 0;  // on disk now
 };
 
-// After an exception only destruction is allowed; no temporary file is left in any case.
+// After an exception only destruction is allowed; no temporary file is left in any case. Every call
+// checks for interrupts (base/interrupts.h).
 class CorpusCounter {
  public:
   // Throws ValueError where order is not in 1..6, or memory is too small for the vocabulary.
@@ -88,7 +88,6 @@ class CorpusCounter {
   std::shared_ptr<const CountFile> WriteRun(
       const CountTotals& totals, const std::function<void(CountFileWriter*)>& write) const;
   CountFileWriter MakeWriter(CountFileWriter::Sink sink) const;
-  void Check() const;
 
   const Vocabulary vocabulary_;
   CountingOptions options_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/lm/trie.h"
 #include "lattice_bpd/train/count_path.h"
@@ -14,7 +15,6 @@ namespace lattice_bpd {
 namespace {
 
 constexpr std::size_t kPartsPerThread = 4;
-constexpr std::uint64_t kRecordsPerCheck = 1 << 16;
 
 // What the first merge learns about a range of symbols.
 struct PartSizes {
@@ -65,12 +65,9 @@ class CountTrieBuilder {
   void Walk(std::size_t part, Path* path) const {
     CountMerger merger(files_, options_.order, ranges_[part]);
     CountRecord record;
-    std::uint64_t until_check = 0;
+    InterruptCounter interrupts;
     while (merger.Next(&record)) {
-      if (until_check-- == 0) {
-        until_check = kRecordsPerCheck;
-        if (options_.check_cancelled) options_.check_cancelled();
-      }
+      interrupts.Count();
       path->Add(record);
     }
     path->CloseAll();

@@ -3,7 +3,6 @@
 #define LATTICE_BPD_TRAIN_COUNT_TRIE_BUILDER_H_
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "lattice_bpd/train/count_merger.h"
@@ -21,7 +20,6 @@ struct CountTrieOptions {
   std::vector<std::uint64_t> min_counts;
 
   int threads = 1;
-  std::function<void()> check_cancelled;  // called often, from any thread; throws to stop
 };
 
 struct CountedNgrams {
