@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 from lattice_bpd.cli.corpus_options import (
     add_corpus_options,
     add_counting_options,
+    add_inputs,
     make_corpus,
     parse_min_counts,
 )
+
+from lattice_bpd.cli.ngram_options import timed_step
 
 if TYPE_CHECKING:
     from lattice_bpd import NGramLM
@@ -35,13 +38,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "inputs",
-        nargs="+",
-        metavar="INPUT",
-        help="text (plain, .gz, .zst, .jsonl), token ids (.npy, .bin), folders of them, - for "
-        "standard input; or counts files of `ngram count`",
-    )
+    add_inputs(parser, also="; or counts files of `ngram count`")
     parser.add_argument(
         "-o",
         "--output",
@@ -87,7 +84,8 @@ def run(args: argparse.Namespace) -> None:
         lm = _train(args)
     for warning in caught:
         print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
-    write_lm(lm, args.output)
+    with timed_step(f"write {args.output}"):
+        write_lm(lm, args.output)
     print(
         f"{args.output}: order {lm.order}, vocabulary {lm.vocab_size:,}, "
         f"{sum(lm.num_ngrams):,} n-grams in {time.perf_counter() - start:.1f} s"
@@ -96,6 +94,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _train(args: argparse.Namespace) -> NGramLM:
     from lattice_bpd.cli.count_progress import CountingWatcher
+    from lattice_bpd.cli.heartbeat import Heartbeat
     from lattice_bpd.train import train_corpus, train_counts
 
     options: dict[str, Any] = {
@@ -108,7 +107,8 @@ def _train(args: argparse.Namespace) -> NGramLM:
         "temp_dir": args.temp_dir,
     }
     if _all_counts(args.inputs):
-        return train_counts(args.inputs, args.order, **options)
+        with Heartbeat("merge and estimate"):
+            return train_counts(args.inputs, args.order, **options)
     order = args.order if args.order is not None else 4
     with CountingWatcher() as watcher:
         return train_corpus(make_corpus(args, args.inputs), order, on_progress=watcher, **options)
