@@ -49,6 +49,7 @@ class CountTrieBuilder {
 
   CountedNgrams Build() {
     RunParallel(ranges_.size(), options_.threads, [&](std::size_t part) { Measure(part); });
+    if (options_.check_sizes) options_.check_sizes(AddSizes());
     CountedNgrams result;
     result.count_of_counts = AddCountOfCounts();
     result.trie = MakeLevels();
@@ -84,6 +85,15 @@ class CountTrieBuilder {
     const auto open = [](int, OpenNode*) {};
     CountPath path(layout_, files_[0]->vocabulary(), open, close);
     Walk(part, &path);
+  }
+
+  std::vector<std::uint64_t> AddSizes() const {
+    std::vector<std::uint64_t> sum(options_.order, 0);
+    sum[0] = files_[0]->vocabulary().num_symbols();
+    for (const PartSizes& sizes : sizes_) {
+      for (int level = 1; level < options_.order; ++level) sum[level] += sizes.nodes[level];
+    }
+    return sum;
   }
 
   std::vector<CountOfCounts> AddCountOfCounts() const {

@@ -3,6 +3,7 @@
 #define LATTICE_BPD_TRAIN_COUNT_TRIE_BUILDER_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "lattice_bpd/train/count_merger.h"
@@ -10,6 +11,9 @@
 #include "lattice_bpd/train/ngram_counts.h"
 
 namespace lattice_bpd {
+
+// Is called with the number of n-grams of each order before they take memory; throws to refuse.
+using CheckSizes = std::function<void(const std::vector<std::uint64_t>& num_ngrams)>;
 
 struct CountTrieOptions {
   int order = 0;
@@ -20,6 +24,7 @@ struct CountTrieOptions {
   std::vector<std::uint64_t> min_counts;
 
   int threads = 1;
+  CheckSizes check_sizes;
 };
 
 struct CountedNgrams {
