@@ -231,6 +231,12 @@ class ArpaReader {
     list.source.assign(size, 0);
     for (const Unigram& unigram : unigrams) {
       const Symbol symbol = SymbolOf(unigram.word);
+      if (vocabulary_.bos == vocabulary_.eos && symbol == vocabulary_.bos) {  // both in one symbol
+        if (unigram.word == "</s>") list.log_prob[symbol] = unigram.log_prob;
+        if (unigram.word == "<s>") list.backoff[symbol] = unigram.backoff;
+        list.source[symbol] = unigram.line;
+        continue;
+      }
       if (list.log_prob[symbol] != kUnset) {
         lines_.Fail(unigram.line, "the unigram \"", unigram.word, "\" stands twice, first in line ",
                     list.source[symbol]);

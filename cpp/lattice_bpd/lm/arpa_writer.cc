@@ -48,7 +48,8 @@ class ArpaWriter {
   void WriteAll() {
     text_ += "\\data\\\n";
     for (int m = 0; m < lm_.order(); ++m) {
-      text_ += StrCat("ngram ", m + 1, "=", lm_.levels()[m].size(), "\n");
+      const bool both = m == 0 && lm_.vocabulary().bos == lm_.vocabulary().eos;
+      text_ += StrCat("ngram ", m + 1, "=", lm_.levels()[m].size() + both, "\n");
     }
     for (int m = 0; m < lm_.order(); ++m) {
       text_ += StrCat("\n\\", m + 1, "-grams:\n");
@@ -78,11 +79,16 @@ class ArpaWriter {
   void WriteNgram(std::uint32_t node, const std::vector<Symbol>& ngram,
                   const LogProbTexts& log_probs) {
     const PackedLevel& level = lm_.levels()[ngram.size() - 1];
-    log_probs.AppendTo(&text_, node);
+    if (ngram.size() == 1 && node == lm_.vocabulary().bos && node == lm_.vocabulary().eos) {
+      text_ += StrCat(LogProbTexts::Print(level.LogProb(node)), "\t</s>\n");
+      text_ += LogProbTexts::Print(kNeverLogProb);  // <s>, which has the backoff
+    } else {
+      log_probs.AppendTo(&text_, node);
+    }
     char separator = '\t';
-    for (const Symbol symbol : ngram) {
+    for (std::size_t place = 0; place < ngram.size(); ++place) {
       text_ += separator;
-      AppendWord(symbol);
+      AppendWord(ngram[place], place);
       separator = ' ';
     }
     const float backoff = level.Backoff(node);
@@ -97,9 +103,10 @@ class ArpaWriter {
     text_.clear();
   }
 
-  void AppendWord(Symbol symbol) {
+  // Where one token id is <s> and </s>, it is <s> in front, where it can only be a context.
+  void AppendWord(Symbol symbol, std::size_t place) {
     const Vocabulary& vocabulary = lm_.vocabulary();
-    if (symbol == vocabulary.bos) {
+    if (symbol == vocabulary.bos && (place == 0 || symbol != vocabulary.eos)) {
       text_ += "<s>";
     } else if (symbol == vocabulary.eos) {
       text_ += "</s>";

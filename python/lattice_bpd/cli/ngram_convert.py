@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import warnings
 from pathlib import Path
 
 from lattice_bpd.cli.ngram_options import (
@@ -87,8 +89,12 @@ def run_kenlm(args: argparse.Namespace) -> None:
     """
     from lattice_bpd.lm.convert import read_kenlm
 
-    with timed_step(f"read {args.input}"):
-        lm, words = read_kenlm(args.input, args.vocab)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with timed_step(f"read {args.input}"):
+            lm, words = read_kenlm(args.input, args.vocab)
+    for warning in caught:
+        print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
     lm.save(args.output)
     if args.write_vocab is not None:
         args.write_vocab.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
