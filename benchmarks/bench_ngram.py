@@ -20,10 +20,10 @@ from typing import Any
 
 import kenlm_peer as kenlm
 import numpy as np
-from corpus import ROOT, VOCAB_SIZE, load_corpus, make_large_text
+from corpus import ROOT, load_corpus, make_large_text
 from machine import describe_machine
-from ngram_files import COMMAND, END_ID, FOLDER, count_seen, train_command, write_corpus
-from processes import Usage, run_measured, take_medians
+from ngram_files import COMMAND, END_ID, FOLDER, NUM_IDS, count_seen, train_command, write_corpus
+from processes import run_measured, take_medians
 from report import write_json
 
 from lattice_bpd import NGramLM
@@ -93,7 +93,7 @@ class Bench:
         seconds = []
         for _ in range(self.rounds):
             start = time.perf_counter()
-            train_ngram(ragged, ORDER, vocab_size=VOCAB_SIZE, eos_id=END_ID)
+            train_ngram(ragged, ORDER, vocab_size=NUM_IDS, eos_id=END_ID)
             seconds.append(time.perf_counter() - start)
         return round(float(np.median(seconds)), 3)
 
@@ -162,7 +162,7 @@ class Bench:
         command = [*COMMAND, "prune", self.lm_file, "--prune-to", str(PRUNED), "-o", output]
         usages = [run_measured(command) for _ in range(self.rounds)]
         left = sum(NGramLM.load(output).num_ngrams)
-        assert 0.99 * PRUNED <= left <= PRUNED + VOCAB_SIZE, left  # unseen unigrams come on top
+        assert 0.99 * PRUNED <= left <= PRUNED + NUM_IDS, left  # unseen unigrams come on top
         ours = take_medians(usages)
         self.add("prune", ours["wall_s"], PRUNING_LIMIT, "s for the whole command",
                  peer_name="the goal; KenLM does not prune by entropy", ngrams_left=left,

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from corpus import CACHE, VOCAB_SIZE, Corpus
 
 FOLDER = CACHE / "ngram"
-END_ID = VOCAB_SIZE - 1  # GPT-2's <|endoftext|>, which stands for </s>
+END_ID = VOCAB_SIZE  # stands for </s>; an id of its own, which no permutation of words meets
+NUM_IDS = VOCAB_SIZE + 1
 COMMAND = (sys.executable, "-m", "lattice_bpd.cli", "ngram")
 
 
@@ -33,7 +34,7 @@ def write_corpus(corpus: Corpus, name: str, order: int) -> CorpusFiles:
     """Writes the files; sequences that share their tokens' ends stay apart in `text`."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     files = CorpusFiles(*(FOLDER / f"{name}.{ending}" for ending in ("npy", "txt", "line")))
-    assert len(corpus.token_ids) > order and not (corpus.token_ids == END_ID).any()
+    assert len(corpus.token_ids) > order
     words = np.array([str(token_id) for token_id in range(VOCAB_SIZE)], dtype=object)
     np.save(files.ids, np.insert(corpus.token_ids, corpus.offsets[1:], END_ID).astype(np.uint16))
     with files.text.open("w") as text, files.line.open("w") as line:
@@ -47,7 +48,7 @@ def write_corpus(corpus: Corpus, name: str, order: int) -> CorpusFiles:
 
 def train_command(ids: Path, output: Path, order: int, memory: str) -> list[str | Path]:
     """`lattice-bpd ngram train`, Katz, from token ids."""
-    options = ("--vocab-size", str(VOCAB_SIZE), "--eos-id", str(END_ID))
+    options = ("--vocab-size", str(NUM_IDS), "--eos-id", str(END_ID))
     return [*COMMAND, "train", ids, *options, "--order", str(order), "--memory", memory,
             "-o", output]  # fmt: skip
 

@@ -25,8 +25,8 @@ std::unique_ptr<CorpusCounter> MakeCounter(std::uint64_t vocab_size, int order,
                                            OptionalId bos_id, OptionalId eos_id, OptionalId unk_id,
                                            int threads) {
   const Vocabulary vocabulary = MakeVocabulary(vocab_size, {bos_id, eos_id, unk_id});
-  return std::make_unique<CorpusCounter>(
-      vocabulary, CountingOptions{order, memory, folder, threads});
+  return std::make_unique<CorpusCounter>(vocabulary,
+                                         CountingOptions{order, memory, folder, threads});
 }
 
 void AddBatch(CorpusCounter* counter, const Array<TokenId>& token_ids,

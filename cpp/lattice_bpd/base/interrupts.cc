@@ -19,7 +19,10 @@ OfThread& Here() {
 }  // namespace
 
 InterruptScope::InterruptScope(std::function<void()> check, std::chrono::milliseconds between)
-    : check_(std::move(check)), between_(between), outer_(Here().scope), next_(std::chrono::steady_clock::now()) {
+    : check_(std::move(check)),
+      between_(between),
+      outer_(Here().scope),
+      next_(std::chrono::steady_clock::now()) {
   Here() = {this, true};
 }
 

@@ -123,7 +123,7 @@ std::vector<std::size_t> SplitByWeight(Span<std::uint32_t> cumulative_weight,
 
 void RunOverContexts(Span<std::uint32_t> child_begin, int num_threads,
                      const std::function<void(std::size_t, std::size_t)>& visit) {
-  constexpr std::size_t kPartsPerThread = 8;  // so that a slow thread holds up little
+  constexpr std::size_t kPartsPerThread = 8;               // so that a slow thread holds up little
   constexpr std::size_t kPartSize = std::size_t{1} << 22;  // so that an interrupt waits for little
   const std::vector<std::size_t> bounds =
       SplitByWeight(child_begin, std::max(kPartsPerThread * static_cast<std::size_t>(num_threads),

@@ -114,8 +114,7 @@ CountedNgrams CorpusCounter::Finish(const std::vector<std::uint64_t>& min_counts
   CountFiles files;
   for (const Run& run : runs_) files.push_back(run.file);
   if (check_sizes) Clear();
-  return BuildCountTrie(files,
-                        {options_.order, min_counts, options_.threads, check_sizes});
+  return BuildCountTrie(files, {options_.order, min_counts, options_.threads, check_sizes});
 }
 
 void CorpusCounter::Save(const std::string& path, const std::string& sources) {

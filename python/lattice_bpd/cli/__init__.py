@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit status: 0; 2 for what the user can set right (said on stderr in one line); 130 after
-        an interrupt, 143 after SIGTERM (both leave no temporary files and old outputs as they were).
+        an interrupt, 143 after SIGTERM: both leave no temporary files, and old outputs as they
+        were.
     """
     # Before torch loads: spinning OpenMP threads of two processes starve each other.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -71,7 +72,7 @@ class _TerminatedError(BaseException):
 
 @contextmanager
 def _raising_on_sigterm() -> Iterator[None]:
-    def stop(number: int, frame: object) -> None:
+    def stop(*_: object) -> None:
         raise _TerminatedError
 
     if threading.current_thread() is not threading.main_thread():  # signals are the main thread's

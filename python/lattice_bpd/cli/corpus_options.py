@@ -53,7 +53,9 @@ def add_inputs(parser: argparse.ArgumentParser, also: str = "") -> None:
 def add_counting_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how to count."""
     group = parser.add_argument_group("counting")
-    group.add_argument("--memory", default="2G", metavar="SIZE", help="for sorting (default 2G)")
+    group.add_argument(
+        "--memory", default="2G", metavar="SIZE", help="for counting and estimating (default 2G)"
+    )
     group.add_argument("--threads", type=int, default=0, metavar="N", help="default: every core")
     group.add_argument(
         "--temp-dir", metavar="DIR", help="for what exceeds the memory (default: the system's)"

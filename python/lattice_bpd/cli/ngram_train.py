@@ -16,7 +16,6 @@ from lattice_bpd.cli.corpus_options import (
     make_corpus,
     parse_min_counts,
 )
-
 from lattice_bpd.cli.ngram_options import timed_step
 
 if TYPE_CHECKING:
