@@ -84,9 +84,18 @@ def _run(*arguments: str, program: str = "cmake") -> None:
         sys.exit(f"kenlm: {Path(program).name} {' '.join(arguments)} failed:\n{words}")
 
 
-def run_lmplz(text: Path, arpa: Path, order: int, memory: str) -> Usage:
-    """Trains on text; its temporary files lie beside the ARPA file."""
-    options = ("-o", str(order), "-S", memory, "-T", arpa.parent, "--text", text, "--arpa", arpa)
+def run_lmplz(text: Path, arpa: Path, order: int, memory: str, *, fallback: bool = False) -> Usage:
+    """Trains on text; its temporary files lie beside the ARPA file.
+
+    Args:
+        text: a sequence a line.
+        arpa: the file to write.
+        order: n.
+        memory: its budget (-S).
+        fallback: take fixed discounts where counts of counts give none (--discount_fallback).
+    """
+    options: list[str | Path] = ["--discount_fallback"] if fallback else []
+    options += ("-o", str(order), "-S", memory, "-T", arpa.parent, "--text", text, "--arpa", arpa)
     return run_measured([_FOLDER / "bin" / "lmplz", *options])
 
 
