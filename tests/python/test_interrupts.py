@@ -22,8 +22,13 @@ commands = {
     "arpa": ["convert", f"{folder}/in.lm", f"{folder}/out.arpa"],
 }
 print("ready", flush=True)
-while (status := main(["ngram", *commands[command]])) == 0:
-    pass
+status = 0
+while status == 0:
+    try:
+        status = main(["ngram", *commands[command]])
+    except KeyboardInterrupt:  # between two commands
+        print("lattice-bpd: interrupted", file=sys.stderr)
+        status = 130
 sys.exit(status)
 """
 

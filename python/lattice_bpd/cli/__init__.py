@@ -50,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # Before torch loads: spinning OpenMP threads of two processes starve each other.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    args = build_parser().parse_args(argv)
     try:
         with _raising_on_sigterm():
+            args = build_parser().parse_args(argv)
             args.run(args)
     except (ValueError, OSError, ImportError) as error:
         print(f"lattice-bpd: error: {error}", file=sys.stderr)
