@@ -14,7 +14,7 @@ CXX_FILES = $(shell find cpp src tests/cpp -name '*.h' -o -name '*.cc')
 STUB := python/lattice_bpd/_core.pyi
 ARGS ?=
 
-.PHONY: help setup build demo test bench bench-rescore lint tidy sanitize format stubs wheel clean
+.PHONY: help setup build demo test bench bench-rescore bench-ngram lint tidy sanitize format stubs wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ bench: build  ## check answers against the peers, then time them
 
 bench-rescore: build  ## rescoring and top-k against their peers; benchmarks/results/rescore.json
 	@python benchmarks/bench_rescore.py $(ARGS)
+
+bench-ngram: build  ## n-gram training, size, scoring and pruning against KenLM (builds it once)
+	@python benchmarks/bench_ngram.py $(ARGS)
 
 lint: build  ## every check that needs no running: ruff, mypy, clang-format, stub
 	@echo "lint: ruff"; ruff check . && ruff format --check .

@@ -31,18 +31,23 @@ class Corpus(NamedTuple):
     offsets: npt.NDArray[np.int64]
 
 
-def load_corpus() -> Corpus:
-    """WikiText-2 where it and the tokenizer lie beside the checkout, else Zipf text."""
-    if not (SHARED / "wikitext2" / "train.txt").is_file():
+def load_corpus(part: str = "train") -> Corpus:
+    """WikiText-2 where it and the tokenizer lie beside the checkout, else Zipf text.
+
+    Args:
+        part: "train", "valid" or "test".
+    """
+    text = SHARED / "wikitext2" / f"{part}.txt"
+    if not text.is_file():
         print(f"note: no {SHARED.parent.name}/data/wikitext2; Zipf text stands in", flush=True)
-        return make_zipf_text()
-    cached = CACHE / "wikitext2.npz"
+        return make_zipf_text() if part == "train" else make_zipf_text(240_000, seed=1)
+    cached = CACHE / ("wikitext2.npz" if part == "train" else f"wikitext2-{part}.npz")
     if not cached.is_file():
         CACHE.mkdir(parents=True, exist_ok=True)
-        token_ids, offsets = _tokenize(SHARED / "wikitext2" / "train.txt", SHARED / "gpt2_bpe")
+        token_ids, offsets = _tokenize(text, SHARED / "gpt2_bpe")
         np.savez(cached, token_ids=token_ids, offsets=offsets)
     with np.load(cached) as arrays:
-        return Corpus("WikiText-2, GPT-2 BPE", arrays["token_ids"], arrays["offsets"])
+        return Corpus(f"WikiText-2 {part}, GPT-2 BPE", arrays["token_ids"], arrays["offsets"])
 
 
 def _tokenize(text: Path, bpe: Path) -> tuple[Int32Array, npt.NDArray[np.int64]]:

@@ -18,28 +18,22 @@ namespace {
 
 using OptionalId = std::optional<TokenId>;
 using MinCounts = std::vector<std::uint64_t>;
-using ReleaseGil = py::call_guard<py::gil_scoped_release>;
-
-// Lets Ctrl-C stop the core. Python raises only in its main thread; elsewhere this does nothing.
-void CheckSignals() {
-  const py::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
+using GuardLongCall = py::call_guard<LongCall>;
 
 std::unique_ptr<CorpusCounter> MakeCounter(std::uint64_t vocab_size, int order,
                                            std::uint64_t memory, const std::string& folder,
                                            OptionalId bos_id, OptionalId eos_id, OptionalId unk_id,
                                            int threads) {
   const Vocabulary vocabulary = MakeVocabulary(vocab_size, {bos_id, eos_id, unk_id});
-  return std::make_unique<CorpusCounter>(
-      vocabulary, CountingOptions{order, memory, folder, threads, CheckSignals});
+  return std::make_unique<CorpusCounter>(vocabulary,
+                                         CountingOptions{order, memory, folder, threads});
 }
 
 void AddBatch(CorpusCounter* counter, const Array<TokenId>& token_ids,
               const Array<std::int64_t>& offsets, bool continues, bool goes_on) {
   const TokenSequences batch{ToSpan(token_ids), ToSpan(offsets), continues,
                              static_cast<std::size_t>(goes_on ? 1 : 0)};
-  const py::gil_scoped_release release;
+  const LongCall guard;
   counter->Add(batch);
 }
 
@@ -61,7 +55,7 @@ py::tuple TrainOnCounts(CorpusCounter* counter, MinCounts min_counts, int katz_k
   TrainReport report;
   std::shared_ptr<const BackoffLm> lm;
   {
-    const py::gil_scoped_release release;
+    const LongCall guard;
     lm = BackoffLm::FromTrie(TrainLm(counter, options, &report), Packing::kFast,
                              SuffixClosure::kKnown);
   }
@@ -71,7 +65,7 @@ py::tuple TrainOnCounts(CorpusCounter* counter, MinCounts min_counts, int katz_k
 py::list TablesOfCounts(CorpusCounter* counter, const MinCounts& min_counts) {
   std::vector<NgramTable> tables;
   {
-    const py::gil_scoped_release release;
+    const LongCall guard;
     CountTrie trie = counter->Finish(min_counts).trie;
     PruneByCount(min_counts, /*num_threads=*/1, &trie);
     for (int level = 0; level < trie.order(); ++level) tables.push_back(ListNgrams(trie, level));
@@ -113,8 +107,8 @@ void BindCount(py::module_& m) {
           [](CorpusCounter* counter, const std::string& path) {
             counter->AddFile(OpenCounts(path));
           },
-          ReleaseGil(), py::arg("path"))
-      .def("save", &CorpusCounter::Save, ReleaseGil(), py::arg("path"), py::arg("sources"))
+          GuardLongCall(), py::arg("path"))
+      .def("save", &CorpusCounter::Save, GuardLongCall(), py::arg("path"), py::arg("sources"))
       .def("train", &TrainOnCounts, py::arg("min_counts"), py::arg("katz_k"),
            py::arg("full_count_of_counts"), py::arg("threads"), py::arg("smoothing"),
            py::arg("unseen"))

@@ -17,7 +17,7 @@ py::tuple Evaluate(const BackoffLm& lm, const Array<TokenId>& token_ids,
   const TokenSequences sequences{ToSpan(token_ids), ToSpan(offsets)};
   TextScore score;
   {
-    const py::gil_scoped_release release;
+    const LongCall guard;
     score = EvaluateLm(lm, sequences, bos, eos, threads);
   }
   return py::make_tuple(score.tokens, score.unknown, score.log_prob, score.hits);
@@ -73,7 +73,7 @@ void BindInspect(py::module_& m) {
         return std::const_pointer_cast<BackoffLm>(ReadLmFst(path, options));
       },
       py::arg("path"), py::arg("vocab_size"), py::arg("bos_id"), py::arg("eos_id"),
-      py::arg("unk_id"), py::arg("failure_label"), py::call_guard<py::gil_scoped_release>());
+      py::arg("unk_id"), py::arg("failure_label"), py::call_guard<LongCall>());
 }
 
 }  // namespace lattice_bpd

@@ -10,7 +10,7 @@ namespace py = pybind11;
 namespace lattice_bpd {
 namespace {
 
-using GilRelease = py::call_guard<py::gil_scoped_release>;
+using GuardLongCall = py::call_guard<LongCall>;
 
 // None where the symbol is no token id.
 std::optional<TokenId> TokenOrNone(const Vocabulary& vocabulary, Symbol symbol) {
@@ -22,7 +22,7 @@ py::array_t<double> Score(const BackoffLm& lm, const Array<TokenId>& token_ids, 
                           bool eos) {
   std::vector<double> log_probs;
   {
-    const py::gil_scoped_release release;
+    const LongCall guard;
     log_probs = ScoreText(lm, ToSpan(token_ids), bos, eos);
   }
   const auto size = static_cast<py::ssize_t>(log_probs.size());
@@ -33,7 +33,7 @@ py::bytes ToFstBytes(const BackoffLm& lm, const Array<TokenId>& context, bool bo
                      bool expand_failures, bool end_of_sentence, bool const_fst) {
   std::string bytes;
   {
-    const py::gil_scoped_release release;
+    const LongCall guard;
     const LmState start = lm.StateOfContext(ToSpan(context), bos);
     bytes = LmToFstBytes(lm, start, {expand_failures, end_of_sentence, const_fst});
   }
@@ -72,8 +72,8 @@ void BindLm(py::module_& m) {
             return LogProb(lm, token_id, ToSpan(context), bos);
           },
           py::arg("token_id"), py::arg("context").noconvert(), py::arg("bos"))
-      .def("save", &SaveLm, py::arg("path"), GilRelease())
-      .def("to_arpa", &WriteArpa, py::arg("path"), py::arg("words"), GilRelease())
+      .def("save", &SaveLm, py::arg("path"), GuardLongCall())
+      .def("to_arpa", &WriteArpa, py::arg("path"), py::arg("words"), GuardLongCall())
       .def("to_fst_bytes", &ToFstBytes, py::arg("context").noconvert(), py::arg("bos"),
            py::arg("expand_failures"), py::arg("end_of_sentence"), py::arg("const_fst") = false);
 
@@ -82,7 +82,7 @@ void BindLm(py::module_& m) {
       [](const std::string& path, std::optional<bool> verify) {
         return std::const_pointer_cast<BackoffLm>(LoadLm(path, verify));
       },
-      py::arg("path"), py::arg("verify"), GilRelease());
+      py::arg("path"), py::arg("verify"), GuardLongCall());
   m.def(
       "read_arpa",
       [](const std::string& path, std::optional<std::uint64_t> vocab_size,
@@ -92,8 +92,8 @@ void BindLm(py::module_& m) {
         return std::const_pointer_cast<BackoffLm>(ReadArpa(path, options));
       },
       py::arg("path"), py::arg("vocab_size"), py::arg("words"), py::arg("bos_id"),
-      py::arg("eos_id"), py::arg("unk_id"), GilRelease());
-  m.def("read_arpa_words", &ReadArpaWords, py::arg("path"), GilRelease());
+      py::arg("eos_id"), py::arg("unk_id"), GuardLongCall());
+  m.def("read_arpa_words", &ReadArpaWords, py::arg("path"), GuardLongCall());
 }
 
 }  // namespace lattice_bpd

@@ -30,7 +30,7 @@ py::tuple TrainNgramLm(const Array<TokenId>& token_ids, const Array<std::int64_t
   TrainReport report;
   std::shared_ptr<const BackoffLm> lm;
   {
-    const py::gil_scoped_release release;
+    const LongCall guard;
     const Vocabulary vocabulary = MakeVocabulary(vocab_size, {bos_id, eos_id, unk_id});
     lm = BackoffLm::FromTrie(TrainLm(sequences, vocabulary, options, &report), Packing::kFast,
                              SuffixClosure::kKnown);  // estimation has linked every suffix
@@ -45,7 +45,7 @@ py::list CountTables(const Array<TokenId>& token_ids, const Array<std::int64_t>&
   const TokenSequences sequences{ToSpan(token_ids), ToSpan(offsets)};
   std::vector<NgramTable> tables;
   {
-    const py::gil_scoped_release release;
+    const LongCall guard;
     const Vocabulary vocabulary = MakeVocabulary(vocab_size, {bos_id, eos_id, unk_id});
     CountTrie trie = CountNgrams(sequences, vocabulary, order, threads);
     PruneByCount(min_counts, threads, &trie);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lattice_bpd/base/array_view.h"
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/label.h"
 #include "lattice_bpd/train/ngram_counts.h"
 
@@ -31,6 +32,18 @@ void BindDraft(pybind11::module_& m);
 // A contiguous array that is taken as it is: the typed Python layer converts, the binding does not.
 template <typename T>
 using Array = pybind11::array_t<T, pybind11::array::c_style>;
+
+// Around a call that may take long: releases the GIL, and lets Ctrl-C (and SIGTERM, where Python
+// handles it) stop the call. Python raises in its main thread only; elsewhere nothing stops.
+struct LongCall {
+  pybind11::gil_scoped_release release;
+  InterruptScope interrupts{RaiseSignals};
+
+  static void RaiseSignals() {
+    const pybind11::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+  }
+};
 
 template <typename T>
 Span<T> ToSpan(const Array<T>& array) {

@@ -12,6 +12,7 @@
 
 #include "counting_examples.h"
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/lm/trie.h"
 #include "lattice_bpd/train/count_pruning.h"
 #include "lm_examples.h"
@@ -145,7 +146,7 @@ TEST_CASE("counts of 2^40 and more add up") {
         std::uint64_t{2} << 41);
 }
 
-TEST_CASE("stopping by the callback leaves neither files nor a changed output") {
+TEST_CASE("an interrupt leaves neither files nor a changed output") {
   TemporaryFolder folder;
   std::mt19937 random(3);
   const Vocabulary vocabulary = MakeVocabulary(40, {});
@@ -154,10 +155,12 @@ TEST_CASE("stopping by the callback leaves neither files nor a changed output") 
     CountingOptions options = SmallBudget(3, vocabulary.num_symbols(), 1);
     options.temporary_folder = folder.path();
     int left = calls;
-    options.check_cancelled = [&] {
-      if (left-- == 0) throw std::runtime_error("stop");
-    };
     const auto run = [&] {
+      const InterruptScope scope(
+          [&] {
+            if (left-- == 0) throw std::runtime_error("stop");
+          },
+          std::chrono::milliseconds(0));
       CorpusCounter counter(vocabulary, options);
       AddInPieces(sequences, &random, &counter);
       counter.Finish({});

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "lattice_bpd/base/temporary_file.h"
 #include "lattice_bpd/lm/backoff_lm.h"
 #include "lattice_bpd/lm/trie_builder.h"
 
@@ -21,9 +22,8 @@ namespace lattice_bpd {
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    std::string pattern = "/tmp/lattice_bpd_test.XXXXXX";
-    if (const char* folder = std::getenv("TMPDIR")) pattern = std::string(folder) + "/t.XXXXXX";
-    path_ = ::mkdtemp(pattern.data());
+    path_ = DefaultTemporaryFolder() + "/lattice_bpd_test.XXXXXX";  // honours TMPDIR
+    if (::mkdtemp(path_.data()) == nullptr) std::abort();
   }
   ~TemporaryFolder() {
     for (const std::string& file : files_) ::unlink(file.c_str());

@@ -1,20 +1,18 @@
 // Quantised LMs: the stated error, what is kept exactly, and the small packing with its file.
 #include <doctest/doctest.h>
 
-#include <unistd.h>
-
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/lm/lm_file.h"
 #include "lattice_bpd/lm/quantise.h"
+#include "lattice_bpd/lm/score_text.h"
 #include "lattice_bpd/lm/unpack.h"
+#include "lm_examples.h"
 #include "lm_laws.h"
 
 namespace lattice_bpd {
@@ -95,9 +93,8 @@ TEST_CASE("values that stand for never, unseen and nothing stored are kept") {
 }
 
 TEST_CASE("every stored number is within the stated error, and saying so survives the file") {
-  char folder[] = "/tmp/quantise_test.XXXXXX";
-  REQUIRE(::mkdtemp(folder) != nullptr);
-  const std::string path = std::string(folder) + "/q.lm";
+  TemporaryFolder folder;
+  const std::string path = folder.File("q.lm");
   for (const int bits : {8, 12, 16}) {
     CAPTURE(bits);
     const auto exact = FanLm(Packing::kFast);
@@ -115,8 +112,6 @@ TEST_CASE("every stored number is within the stated error, and saying so survive
       CHECK(form.log_prob_bytes <= (bits == 8 ? 1 : 2));
     }
   }
-  ::unlink(path.c_str());
-  ::rmdir(folder);
   CHECK_THROWS_WITH_AS(QuantiseLm(*FanLm(Packing::kFast), 9), doctest::Contains("bits is 9"),
                        ValueError);
 }
@@ -134,12 +129,10 @@ TEST_CASE("small packing: the same LM, with wide groups and without") {
 }
 
 TEST_CASE("small packing: damage to the file never leads outside it") {
-  char folder[] = "/tmp/quantise_test.XXXXXX";
-  REQUIRE(::mkdtemp(folder) != nullptr);
-  const std::string path = std::string(folder) + "/damaged.lm";
+  TemporaryFolder folder;
+  const std::string path = folder.File("damaged.lm");
   SaveLm(*FanLm(Packing::kSmall), path);
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const std::string bytes = ReadBytes(path);
   FileHeader header;
   std::memcpy(&header, bytes.data(), sizeof header);
   const std::size_t sections = sizeof header + header.num_sections * sizeof(SectionEntry);
@@ -150,22 +143,25 @@ TEST_CASE("small packing: damage to the file never leads outside it") {
     for (int i = 0; i < 2000; ++i) {
       damaged[sections + random() % (bytes.size() - sections)] = static_cast<char>(random());
     }
-    std::ofstream(path, std::ios::binary) << damaged;
+    WriteBytes(path, damaged);
     CHECK_THROWS_AS(LoadLm(path, true), FormatError);
     try {
       const auto lm = LoadLm(path, false);
       double sum = 0.0;
+      std::vector<TokenId> text(3000);
+      for (TokenId& token : text) token = static_cast<TokenId>(random() % 3000);
       for (Symbol symbol = 0; symbol < 3000; ++symbol) {
         const LmState state = lm->StateOf(std::vector<Symbol>{0, symbol});
         sum += lm->Query(state, 1).TotalLogProb();
+      }
+      for (const double log_prob : ScoreText(*lm, {text.data(), text.size()}, true, true)) {
+        sum += log_prob;
       }
       CHECK(sum != 1.0);
       UnpackLm(*lm);
     } catch (const FormatError&) {
     }
   }
-  ::unlink(path.c_str());
-  ::rmdir(folder);
 }
 
 }  // namespace lattice_bpd

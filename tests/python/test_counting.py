@@ -56,7 +56,7 @@ def test_an_lm_from_a_corpus_or_counts_is_that_from_memory(smoothing, tmp_path):
     corpus = corpus_of(tmp_path)
     count_corpus(corpus, tmp_path / "counts", order=5, memory=SMALL)
     for lm in (
-        train_corpus(corpus, 4, memory=SMALL, **options),
+        train_corpus(corpus, 4, memory="2M", **options),
         train_corpus(corpus, 4, memory="1G", **options),
         train_counts(tmp_path / "counts", 4, **options),
     ):

@@ -13,6 +13,7 @@
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/helper_threads.h"
+#include "lattice_bpd/base/interrupts.h"
 
 namespace lattice_bpd {
 namespace {
@@ -39,6 +40,7 @@ class TaskQueue {
   void Work() noexcept {
     for (std::size_t i = next_++; i < num_tasks_; i = next_++) {
       try {
+        CheckInterrupted();
         task_(i);
       } catch (...) {
         Fail(i, std::current_exception());
@@ -99,8 +101,13 @@ void RunParallel(std::size_t num_tasks, int num_threads,
                  const std::function<void(std::size_t)>& task) {
   TaskQueue queue(num_tasks, task);
   const std::size_t wanted = std::min<std::size_t>(num_threads, num_tasks);
-  const std::function<void()> work = [&queue] { queue.Work(); };
+  InterruptScope* const scope = InterruptScope::Current();
+  const std::function<void()> work = [&queue, scope] {
+    const InheritedInterrupts inherited(scope);
+    queue.Work();
+  };
   HelperThreads::OfProcess().Run(wanted > 1 ? wanted - 1 : 0, work);
+  if (scope != nullptr) scope->RethrowStop();
   queue.RethrowError();
 }
 
@@ -116,9 +123,11 @@ std::vector<std::size_t> SplitByWeight(Span<std::uint32_t> cumulative_weight,
 
 void RunOverContexts(Span<std::uint32_t> child_begin, int num_threads,
                      const std::function<void(std::size_t, std::size_t)>& visit) {
-  constexpr std::size_t kPartsPerThread = 8;  // so that a slow thread holds up little
+  constexpr std::size_t kPartsPerThread = 8;               // so that a slow thread holds up little
+  constexpr std::size_t kPartSize = std::size_t{1} << 22;  // so that an interrupt waits for little
   const std::vector<std::size_t> bounds =
-      SplitByWeight(child_begin, kPartsPerThread * static_cast<std::size_t>(num_threads));
+      SplitByWeight(child_begin, std::max(kPartsPerThread * static_cast<std::size_t>(num_threads),
+                                          child_begin[child_begin.size() - 1] / kPartSize));
   RunParallel(bounds.size() - 1, num_threads,
               [&](std::size_t part) { visit(bounds[part], bounds[part + 1]); });
 }

@@ -19,7 +19,7 @@ int ResolveThreads(int requested);
 // one of them; the others wait for the next call afterwards, helper_threads.h). Returns when all
 // have ended. An exception stops the tasks not yet begun and is thrown again here: that of the
 // lowest task that failed, whatever the number of threads. Where the system gives fewer threads,
-// those it gives do the work.
+// those it gives do the work. Checks for interrupts (interrupts.h) before each task.
 void RunParallel(std::size_t num_tasks, int num_threads,
                  const std::function<void(std::size_t)>& task);
 

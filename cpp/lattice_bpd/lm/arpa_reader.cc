@@ -1,7 +1,5 @@
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <limits>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -10,66 +8,11 @@
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/mapped_file.h"
 #include "lattice_bpd/lm/arpa.h"
+#include "lattice_bpd/lm/arpa_scan.h"
 #include "lattice_bpd/lm/trie_builder.h"
 
 namespace lattice_bpd {
 namespace {
-
-constexpr int kMaxFields = kMaxOrder + 2;  // log probability, words, backoff
-
-// Lines of a mapped text, with their numbers.
-class Lines {
- public:
-  explicit Lines(const MappedFile& file)
-      : text_(reinterpret_cast<const char*>(file.data()), file.size()), path_(file.path()) {}
-
-  // The next line without its end; false after the last.
-  bool Next(std::string_view* line) {
-    if (at_ >= text_.size()) return false;
-    const std::size_t end = std::min(text_.find('\n', at_), text_.size());
-    *line = text_.substr(at_, end - at_);
-    while (!line->empty() && IsSpace(line->back())) line->remove_suffix(1);
-    at_ = end + 1;
-    ++number_;
-    return true;
-  }
-
-  std::uint64_t number() const { return number_; }
-  std::uint64_t bytes_left() const { return at_ < text_.size() ? text_.size() - at_ : 0; }
-
-  template <typename... Parts>
-  [[noreturn]] void Fail(std::uint64_t number, const Parts&... parts) const {
-    throw FormatError(StrCat(path_, ":", number, ": ", parts...));
-  }
-
-  static bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\r'; }
-
- private:
-  std::string_view text_;
-  std::string path_;
-  std::size_t at_ = 0;
-  std::uint64_t number_ = 0;
-};
-
-int SplitFields(std::string_view line, std::string_view* fields) {
-  int count = 0;
-  std::size_t at = 0;
-  for (;;) {
-    while (at < line.size() && Lines::IsSpace(line[at])) ++at;
-    if (at == line.size()) return count;
-    if (count == kMaxFields) return kMaxFields + 1;
-    const std::size_t begin = at;
-    while (at < line.size() && !Lines::IsSpace(line[at])) ++at;
-    fields[count++] = line.substr(begin, at - begin);
-  }
-}
-
-template <typename T>
-bool ParseNumber(std::string_view text, T* value) {
-  if (!text.empty() && text.front() == '+') text.remove_prefix(1);
-  const auto result = std::from_chars(text.data(), text.data() + text.size(), *value);
-  return result.ec == std::errc() && result.ptr == text.data() + text.size();
-}
 
 struct Unigram {
   std::string_view word;
@@ -288,6 +231,12 @@ class ArpaReader {
     list.source.assign(size, 0);
     for (const Unigram& unigram : unigrams) {
       const Symbol symbol = SymbolOf(unigram.word);
+      if (vocabulary_.bos == vocabulary_.eos && symbol == vocabulary_.bos) {  // both in one symbol
+        if (unigram.word == "</s>") list.log_prob[symbol] = unigram.log_prob;
+        if (unigram.word == "<s>") list.backoff[symbol] = unigram.backoff;
+        list.source[symbol] = unigram.line;
+        continue;
+      }
       if (list.log_prob[symbol] != kUnset) {
         lines_.Fail(unigram.line, "the unigram \"", unigram.word, "\" stands twice, first in line ",
                     list.source[symbol]);
@@ -330,7 +279,7 @@ class ArpaReader {
   }
 
   MappedFile file_;
-  Lines lines_;
+  ArpaLines lines_;
   std::string_view line_;
   std::vector<std::uint64_t> counts_;
   Vocabulary vocabulary_;

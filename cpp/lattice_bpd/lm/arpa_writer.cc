@@ -6,12 +6,38 @@
 
 #include "lattice_bpd/base/atomic_file.h"
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/lm/arpa.h"
 
 namespace lattice_bpd {
 namespace {
 
 constexpr std::size_t kFlushBytes = 1 << 20;
+
+// A level's log probabilities as text. Printing a number takes longer than all else in its line,
+// so what codes stand for is printed once.
+class LogProbTexts {
+ public:
+  explicit LogProbTexts(const PackedLevel& level) : level_(level) {
+    for (const float value : level.log_prob_values) texts_.push_back(Print(value));
+  }
+
+  void AppendTo(std::string* text, std::uint32_t node) const {
+    *text += texts_.empty() ? Print(level_.LogProb(node)) : texts_[level_.LogProbCode(node)];
+  }
+
+  static std::string Print(float natural_log) {
+    char digits[32];
+    const double log10 = static_cast<double>(natural_log) / M_LN10;
+    const auto end =
+        std::to_chars(digits, digits + sizeof digits, log10, std::chars_format::general, 9);
+    return {digits, end.ptr};
+  }
+
+ private:
+  const PackedLevel& level_;
+  std::vector<std::string> texts_;
+};
 
 // Appends to a text that is flushed in large pieces.
 class ArpaWriter {
@@ -22,63 +48,65 @@ class ArpaWriter {
   void WriteAll() {
     text_ += "\\data\\\n";
     for (int m = 0; m < lm_.order(); ++m) {
-      text_ += StrCat("ngram ", m + 1, "=", lm_.levels()[m].size(), "\n");
+      const bool both = m == 0 && lm_.vocabulary().bos == lm_.vocabulary().eos;
+      text_ += StrCat("ngram ", m + 1, "=", lm_.levels()[m].size() + both, "\n");
     }
     for (int m = 0; m < lm_.order(); ++m) {
       text_ += StrCat("\n\\", m + 1, "-grams:\n");
       std::vector<Symbol> ngram(m + 1);
-      WriteBelow(0, 0, m, &ngram);
+      WriteBelow(0, 0, LogProbTexts(lm_.levels()[m]), &ngram);
     }
     text_ += "\n\\end\\\n";
     file_->Write(text_);
   }
 
  private:
-  // Writes the n-grams of length m + 1 that extend node `history` of level depth - 1, whose
+  // Writes the n-grams of ngram's length that extend node `history` of level depth - 1, whose
   // symbols are in `ngram`.
-  void WriteBelow(int depth, std::uint32_t history, int m, std::vector<Symbol>* ngram) {
+  void WriteBelow(std::size_t depth, std::uint32_t history, const LogProbTexts& log_probs,
+                  std::vector<Symbol>* ngram) {
     const auto [first, last] = lm_.Children(static_cast<std::uint32_t>(depth), history);
     for (std::uint32_t node = first; node < last; ++node) {
       (*ngram)[depth] = lm_.levels()[depth].Key(node);
-      if (depth == m) {
-        WriteNgram(node, *ngram);
+      if (depth + 1 == ngram->size()) {
+        WriteNgram(node, *ngram, log_probs);
       } else {
-        WriteBelow(depth + 1, node, m, ngram);
+        WriteBelow(depth + 1, node, log_probs, ngram);
       }
     }
   }
 
-  void WriteNgram(std::uint32_t node, const std::vector<Symbol>& ngram) {
+  void WriteNgram(std::uint32_t node, const std::vector<Symbol>& ngram,
+                  const LogProbTexts& log_probs) {
     const PackedLevel& level = lm_.levels()[ngram.size() - 1];
-    AppendLog10(level.LogProb(node));
+    if (ngram.size() == 1 && node == lm_.vocabulary().bos && node == lm_.vocabulary().eos) {
+      text_ += StrCat(LogProbTexts::Print(level.LogProb(node)), "\t</s>\n");
+      text_ += LogProbTexts::Print(kNeverLogProb);  // <s>, which has the backoff
+    } else {
+      log_probs.AppendTo(&text_, node);
+    }
     char separator = '\t';
-    for (const Symbol symbol : ngram) {
+    for (std::size_t place = 0; place < ngram.size(); ++place) {
       text_ += separator;
-      AppendWord(symbol);
+      AppendWord(ngram[place], place);
       separator = ' ';
     }
     const float backoff = level.Backoff(node);
     if (backoff != 0.0f) {
       text_ += '\t';
-      AppendLog10(backoff);
+      text_ += LogProbTexts::Print(backoff);
     }
     text_ += '\n';
     if (text_.size() < kFlushBytes) return;
+    CheckInterrupted();
     file_->Write(text_);
     text_.clear();
   }
 
-  void AppendLog10(float natural_log) {
-    char digits[32];
-    const double log10 = static_cast<double>(natural_log) / M_LN10;
-    const auto end =
-        std::to_chars(digits, digits + sizeof digits, log10, std::chars_format::general, 9);
-    text_.append(digits, end.ptr);
-  }
-
-  void AppendWord(Symbol symbol) {
+  // Where one token id is <s> and </s>, it is <s> in front, where it can only be a context.
+  void AppendWord(Symbol symbol, std::size_t place) {
     const Vocabulary& vocabulary = lm_.vocabulary();
-    if (symbol == vocabulary.bos) {
+    if (symbol == vocabulary.bos && (place == 0 || symbol != vocabulary.eos)) {
       text_ += "<s>";
     } else if (symbol == vocabulary.eos) {
       text_ += "</s>";

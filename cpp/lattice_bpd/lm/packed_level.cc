@@ -3,6 +3,8 @@
 #include <limits>
 #include <unordered_map>
 
+#include "lattice_bpd/base/interrupts.h"
+
 namespace lattice_bpd {
 namespace {
 
@@ -18,7 +20,9 @@ struct ValueTable {
     const std::size_t most = packing == Packing::kFast ? kMaxFastCodes : kMaxCodes;
     std::vector<float> sorted;
     std::unordered_map<float, bool> seen;
+    InterruptCounter interrupts;
     for (const float value : field) {
+      interrupts.Count();
       if (!seen.emplace(value, true).second) continue;
       if (seen.size() > most) return;
       sorted.push_back(value);
@@ -127,7 +131,9 @@ LevelStorage PackLevel(const Trie& trie, int m, Packing packing) {
 
   out.payload.resize((level.size() + 1) * out.form.record_bytes());
   std::uint8_t* at = out.payload.data();
+  InterruptCounter interrupts;
   for (std::size_t i = 0; i <= level.size(); ++i) {
+    interrupts.Count();
     const bool real = i < level.size();
     Put(real ? log_probs.Encode(level.log_prob[i]) : 0, log_probs.code_bytes, &at);
     if (highest) continue;

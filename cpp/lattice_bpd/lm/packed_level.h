@@ -81,6 +81,11 @@ struct PackedLevel {
     return Value(Record(node), form.log_prob_bytes, log_prob_values);
   }
 
+  // Where log_prob_values holds LogProb(node). Not where it is empty.
+  std::uint32_t LogProbCode(std::uint32_t node) const {
+    return Code(Record(node), form.log_prob_bytes, log_prob_values);
+  }
+
   // Natural log; 0 at the highest order.
   float Backoff(std::uint32_t node) const {
     if (form.backoff_bytes == 0) return 0.0f;
@@ -127,8 +132,46 @@ struct PackedLevel {
   // two cache misses for runs up to 1,000 keys.
   std::uint32_t Find(std::uint32_t begin, std::uint32_t end, Symbol word) const {
     if (form.key_bytes == 0) return word;
-    return form.key_bytes == 2 ? FindKey<std::uint16_t>(begin, end, word)
-                               : FindKey<std::uint32_t>(begin, end, word);
+    Narrow(word, &begin, &end);
+    return FindNarrowed(begin, end, word);
+  }
+
+  // Find in two steps, for callers with something else to do while memory answers: Narrow leaves
+  // at most 2 * kSampleStride keys and asks for their line. Not for unigrams.
+  void Narrow(Symbol word, std::uint32_t* begin, std::uint32_t* end) const {
+    if (*end - *begin <= 2 * kSampleStride) return;
+    const std::uint32_t first = *begin / kSampleStride + 1;
+    const std::uint32_t size = (*end - 1) / kSampleStride + 1 - first;
+    const std::uint32_t after =
+        first + (form.key_bytes == 2 ? CountBelow<std::uint16_t>(samples, first, size, word + 1)
+                                     : CountBelow<std::uint32_t>(samples, first, size, word + 1));
+    if (after != first) *begin = (after - 1) * kSampleStride;
+    *end = std::min(*end, after * kSampleStride);
+    __builtin_prefetch(keys.data() + std::uint64_t{*begin} * form.key_bytes);
+  }
+
+  std::uint32_t FindNarrowed(std::uint32_t begin, std::uint32_t end, Symbol word) const {
+    if (begin == end) return kNoNode;
+    const std::uint32_t found =
+        begin + (form.key_bytes == 2 ? CountBelow<std::uint16_t>(keys, begin, end - begin, word)
+                                     : CountBelow<std::uint32_t>(keys, begin, end - begin, word));
+    return found < end && Key(found) == word ? found : kNoNode;
+  }
+
+  // Asks for what Narrow or FindNarrowed of this run reads first.
+  void PrefetchSearch(std::uint32_t begin, std::uint32_t end) const {
+    const std::uint32_t middle = begin + (end - begin) / 2;
+    if (end - begin > 2 * kSampleStride) {
+      __builtin_prefetch(samples.data() + std::uint64_t{middle / kSampleStride} * form.key_bytes);
+    } else {
+      __builtin_prefetch(keys.data() + std::uint64_t{middle} * form.key_bytes);
+    }
+  }
+
+  // Asks for a node's record.
+  void Prefetch(std::uint32_t node) const {
+    __builtin_prefetch(Record(node));
+    if (!child_bases.empty()) __builtin_prefetch(&child_bases[node / kChildBaseStride]);
   }
 
   const std::uint8_t* Record(std::uint32_t node) const {
@@ -150,26 +193,24 @@ struct PackedLevel {
   }
 
   static float Value(const std::uint8_t* field, std::uint8_t bytes, const Span<float>& values) {
-    if (bytes == 4) return Load<float>(field);
-    const std::uint32_t code = bytes == 2 ? Load<std::uint16_t>(field) : *field;
-    return values[std::min(code, static_cast<std::uint32_t>(values.size()) - 1)];
+    return bytes == 4 ? Load<float>(field) : values[Code(field, bytes, values)];
   }
 
+  static std::uint32_t Code(const std::uint8_t* field, std::uint8_t bytes,
+                            const Span<float>& values) {
+    const std::uint32_t code = bytes == 2 ? Load<std::uint16_t>(field) : *field;
+    return std::min(code, static_cast<std::uint32_t>(values.size()) - 1);
+  }
+
+  // How many of the sorted keys first .. first + size - 1 are below `bound`. Without a branch on
+  // keys, which no processor would predict (a mask: compilers make a branch of `? :`).
   template <typename K>
-  std::uint32_t FindKey(std::uint32_t begin, std::uint32_t end, Symbol word) const {
-    const K* all = reinterpret_cast<const K*>(keys.data());
-    if (end - begin > 2 * kSampleStride) {  // narrow to the keys between two samples
-      const K* sample = reinterpret_cast<const K*>(samples.data());
-      const std::uint32_t first = begin / kSampleStride + 1;
-      const std::uint32_t last = (end - 1) / kSampleStride + 1;
-      const std::uint32_t after = static_cast<std::uint32_t>(
-          std::upper_bound(sample + first, sample + last, word) - sample);
-      begin = after == first ? begin : (after - 1) * kSampleStride;
-      end = std::min(end, after * kSampleStride);
-    }
-    const K* found = std::lower_bound(all + begin, all + end, word);
-    if (found == all + end || *found != word) return kNoNode;
-    return static_cast<std::uint32_t>(found - all);
+  static std::uint32_t CountBelow(const Span<std::uint8_t>& bytes, std::uint32_t first,
+                                  std::uint32_t size, std::uint32_t bound) {
+    const K* const begin = reinterpret_cast<const K*>(bytes.data()) + first;
+    const K* at = begin;
+    for (; size > 1; size -= size / 2) at += (size / 2) & -std::uint32_t{at[size / 2 - 1] < bound};
+    return static_cast<std::uint32_t>(at - begin) + (size == 1 && *at < bound);
   }
 };
 

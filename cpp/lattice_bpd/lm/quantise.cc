@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/lm/unpack.h"
 
 namespace lattice_bpd {
@@ -82,6 +83,7 @@ std::vector<float> FindCenters(const Histogram& histogram, std::size_t k) {
   if (histogram.values().size() <= k) return histogram.values();
   std::vector<float> centers = histogram.Spread(k);
   for (int round = 0; round < kRounds; ++round) {
+    CheckInterrupted();
     const std::vector<std::size_t> bounds = Bounds(histogram, centers);
     for (std::size_t j = 0; j < centers.size(); ++j) {
       if (bounds[j] < bounds[j + 1]) centers[j] = histogram.Mean(bounds[j], bounds[j + 1]);
@@ -115,7 +117,9 @@ float QuantiseValues(std::size_t num_values, std::vector<float>* values) {
   }
   const std::vector<float> centers = FindCenters(Histogram(std::move(sorted)), num_values);
   float largest = 0.0f;
+  InterruptCounter interrupts;
   for (float& value : *values) {
+    interrupts.Count();
     if (keep_special && IsSpecial(value)) continue;
     const float rounded = Nearest(centers, value);
     largest = std::max(largest, std::abs(rounded - value));

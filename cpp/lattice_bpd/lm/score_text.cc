@@ -1,6 +1,10 @@
 #include "lattice_bpd/lm/score_text.h"
 
+#include <algorithm>
+
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/interrupts.h"
+#include "lattice_bpd/lm/text_nodes.h"
 
 namespace lattice_bpd {
 namespace {
@@ -14,20 +18,47 @@ Symbol CheckedSymbol(const BackoffLm& lm, TokenId token_id, std::size_t position
   return static_cast<Symbol>(token_id);
 }
 
+// ln P of the symbol at `at` of the block, given those before it.
+double LogProbAt(const BackoffLm& lm, const TextNodes& nodes, std::size_t at) {
+  const std::uint32_t order = static_cast<std::uint32_t>(lm.order());
+  // Suffix closure: the first length without a node is the end.
+  std::uint32_t length = 1;
+  while (length < order && nodes.Ending(at, length + 1) != kNoNode) ++length;
+  double total = lm.levels()[length - 1].LogProb(nodes.Ending(at, length));
+  std::uint32_t known = length - 1;  // symbols of history
+  while (known + 1 < order && nodes.EndingBefore(at, known + 1) != kNoNode) ++known;
+  for (; known >= length; --known) {
+    total += lm.levels()[known - 1].Backoff(nodes.EndingBefore(at, known));
+  }
+  return total;
+}
+
 }  // namespace
 
 std::vector<double> ScoreText(const BackoffLm& lm, Span<TokenId> token_ids, bool bos, bool eos) {
-  std::vector<double> log_probs;
-  log_probs.reserve(token_ids.size() + 1);
   const bool has_bos =
       !token_ids.empty() && static_cast<Symbol>(token_ids[0]) == lm.vocabulary().bos;
-  LmState state = lm.StateOfContext({}, bos && !has_bos);
+  std::vector<Symbol> symbols;
+  symbols.reserve(token_ids.size() + 2);
+  if (bos && !has_bos) symbols.push_back(lm.vocabulary().bos);
+  const std::size_t first = symbols.size();
   for (std::size_t i = 0; i < token_ids.size(); ++i) {
-    const LmStep step = lm.Query(state, CheckedSymbol(lm, token_ids[i], i));
-    log_probs.push_back(step.TotalLogProb());
-    state = step.next;
+    symbols.push_back(CheckedSymbol(lm, token_ids[i], i));
   }
-  if (eos) log_probs.push_back(lm.Query(state, lm.vocabulary().eos).TotalLogProb());
+  if (eos) symbols.push_back(lm.vocabulary().eos);
+
+  std::vector<double> log_probs;
+  log_probs.reserve(symbols.size());
+  TextNodes nodes(lm);
+  InterruptCounter interrupts;
+  for (std::size_t begin = 0; begin < symbols.size(); begin += kTextBlock) {
+    interrupts.Count(kTextBlock);
+    const std::size_t count = std::min(kTextBlock, symbols.size() - begin);
+    nodes.LookUp(Span<Symbol>(symbols).Slice(begin, symbols.size()), count);
+    for (std::size_t i = begin == 0 ? first : 0; i < count; ++i) {
+      log_probs.push_back(LogProbAt(lm, nodes, i));
+    }
+  }
   return log_probs;
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/interrupts.h"
 
 namespace lattice_bpd {
 namespace {
@@ -50,7 +51,9 @@ void CheckChildren(const Trie& trie, int m) {
     throw ValueError(
         StrCat("trie: the child offsets of order ", m + 1, " do not cover order ", m + 2));
   }
+  InterruptCounter interrupts;
   for (std::size_t i = 0; i < level.size(); ++i) {
+    interrupts.Count();
     const std::uint32_t begin = level.child_begin[i];
     const std::uint32_t end = level.child_begin[i + 1];
     if (begin > end) throw ValueError(StrCat("trie: child offsets of order ", m + 1, " decrease"));

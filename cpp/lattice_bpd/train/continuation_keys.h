@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/label.h"
 #include "lattice_bpd/train/token_sequences.h"
 
@@ -64,11 +65,13 @@ void ScatterKeys(const TokenSequences& sequences, const Vocabulary& vocabulary,
     const Symbol place = symbol - first_symbol;  // wraps around below first_symbol
     if (place < next.size()) keys[next[place]++] = key;
   };
+  InterruptCounter interrupts;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     const Span<TokenId> words = WordsOfSequence(sequences, vocabulary, i);
     const std::size_t counted = words.size() - (sequences.ends(i) ? 0 : sequences.held_back);
     Key key = sequences.ends(i) ? Prepend(layout, vocabulary.eos, Key{0}) : Key{0};
     for (std::size_t j = words.size(); j-- > 0;) {
+      interrupts.Count();
       const Symbol symbol = static_cast<Symbol>(words[j]);
       if (j < counted) put(symbol, key);
       key = Prepend(layout, symbol, key);

@@ -5,10 +5,12 @@
 
 #include "lattice_bpd/base/atomic_file.h"
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/base/temporary_file.h"
 #include "lattice_bpd/train/count_records.h"
 #include "lattice_bpd/train/disk_full.h"
+#include "lattice_bpd/train/training_memory.h"
 
 namespace lattice_bpd {
 namespace {
@@ -24,6 +26,12 @@ CountTotals TotalsOf(const CountFiles& files) {
     sum.num_keys += file->totals().num_keys;
   }
   return sum;
+}
+
+std::vector<std::uint64_t> SizesOf(const CountTrie& trie) {
+  std::vector<std::uint64_t> sizes;
+  for (const CountLevel& level : trie.levels) sizes.push_back(level.size());
+  return sizes;
 }
 
 }  // namespace
@@ -85,15 +93,19 @@ void CorpusCounter::AddFile(std::shared_ptr<const CountFile> file) {
   MergeManyRuns();
 }
 
-CountedNgrams CorpusCounter::Finish(const std::vector<std::uint64_t>& min_counts) {
+CountedNgrams CorpusCounter::Finish(const std::vector<std::uint64_t>& min_counts,
+                                    const CheckSizes& check_sizes) {
   EndOpenSequence();
-  if (runs_.empty()) {  // everything is in memory
-    Check();
+  if (runs_.empty() && FitsInMemory()) {
     CountedNgrams result;
     const TokenSequences sequences{ids_, begin_, /*continues=*/false, /*held_back=*/0};
     result.trie = CountNgrams(sequences, vocabulary_, options_.order, options_.threads);
     for (const CountLevel& level : result.trie.levels) {
       result.count_of_counts.push_back(CountCounts(level));
+    }
+    if (check_sizes) {
+      Clear();
+      check_sizes(SizesOf(result.trie));
     }
     return result;
   }
@@ -101,8 +113,8 @@ CountedNgrams CorpusCounter::Finish(const std::vector<std::uint64_t>& min_counts
   ids_ = {};
   CountFiles files;
   for (const Run& run : runs_) files.push_back(run.file);
-  return BuildCountTrie(files,
-                        {options_.order, min_counts, options_.threads, options_.check_cancelled});
+  if (check_sizes) Clear();
+  return BuildCountTrie(files, {options_.order, min_counts, options_.threads, check_sizes});
 }
 
 void CorpusCounter::Save(const std::string& path, const std::string& sources) {
@@ -143,6 +155,14 @@ std::size_t CorpusCounter::TokensThatFit() const {
   const std::uint64_t bytes = buffered_bytes();
   if (bytes >= buffer_limit_) return 0;
   return (buffer_limit_ - bytes) / (sizeof(TokenId) + 2 * key_bytes_);
+}
+
+// Whether the sorted keys of the buffer and a trie of them fit, were all n-grams different.
+bool CorpusCounter::FitsInMemory() const {
+  const std::uint64_t tokens = ids_.size() + begin_.size();
+  std::vector<std::uint64_t> most(static_cast<std::size_t>(options_.order), tokens);
+  most[0] = vocabulary_.num_symbols();
+  return tokens == 0 || buffered_bytes() + CountTrieBytes(most) <= options_.memory;
 }
 
 void CorpusCounter::Append(Span<TokenId> ids) {
@@ -204,6 +224,13 @@ void CorpusCounter::MergeManyRuns() {
   }
 }
 
+void CorpusCounter::Clear() {
+  ids_ = {};
+  begin_ = {0};
+  runs_ = {};
+  totals_ = {};
+}
+
 void CorpusCounter::AddTotals(const CountTotals& totals) {
   totals_.num_sequences += totals.num_sequences;
   totals_.num_keys += totals.num_keys;
@@ -229,16 +256,11 @@ std::shared_ptr<const CountFile> CorpusCounter::WriteRun(
 }
 
 CountFileWriter CorpusCounter::MakeWriter(CountFileWriter::Sink sink) const {
-  Check();
   return {vocabulary_, options_.order, block_bytes_,
-          [this, sink = std::move(sink)](const void* data, std::size_t size) {
-            Check();
+          [sink = std::move(sink)](const void* data, std::size_t size) {
+            CheckInterrupted();
             sink(data, size);
           }};
-}
-
-void CorpusCounter::Check() const {
-  if (options_.check_cancelled) options_.check_cancelled();
 }
 
 }  // namespace lattice_bpd

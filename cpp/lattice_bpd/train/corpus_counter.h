@@ -26,10 +26,9 @@ namespace lattice_bpd {
 
 struct CountingOptions {
   int order = 4;
-  std::uint64_t memory = std::uint64_t{1} << 31;  // bytes; the finished trie comes on top
+  std::uint64_t memory = std::uint64_t{1} << 31;  // bytes, for counting and then for training
   std::string temporary_folder;                   // empty: DefaultTemporaryFolder()
   int threads = 0;                                // 0: every core
-  std::function<void()> check_cancelled;          // called often, from any thread; throws to stop
 };
 
 struct CountingProgress {
@@ -38,7 +37,8 @@ struct CountingProgress {
   std::uint64_t spilled_bytes = 0;  // on disk now
 };
 
-// After an exception only destruction is allowed; no temporary file is left in any case.
+// After an exception only destruction is allowed; no temporary file is left in any case. Every call
+// checks for interrupts (base/interrupts.h).
 class CorpusCounter {
  public:
   // Throws ValueError where order is not in 1..6, or memory is too small for the vocabulary.
@@ -55,8 +55,11 @@ class CorpusCounter {
   // is lower than the counter's.
   void AddFile(std::shared_ptr<const CountFile> file);
 
-  // The counts as a trie (CountTrieOptions says what min_counts does). An open sequence is ended.
-  CountedNgrams Finish(const std::vector<std::uint64_t>& min_counts);
+  // The counts as a trie (CountTrieOptions says what min_counts and check_sizes do), which is made
+  // in memory only where keys and trie fit the budget together. An open sequence is ended. With
+  // check_sizes the counter is empty afterwards: what comes next has the memory for itself.
+  CountedNgrams Finish(const std::vector<std::uint64_t>& min_counts,
+                       const CheckSizes& check_sizes = {});
 
   // Writes a counts file; what was at `path` stays until that is complete. Counting may go on, from
   // the written file instead of the runs before it. An open sequence is ended.
@@ -64,6 +67,7 @@ class CorpusCounter {
 
   CountingProgress progress() const;
   int order() const { return options_.order; }
+  std::uint64_t memory() const { return options_.memory; }
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
  private:
@@ -74,11 +78,13 @@ class CorpusCounter {
 
   std::uint64_t buffered_bytes() const;
   std::size_t TokensThatFit() const;
+  bool FitsInMemory() const;
   void Append(Span<TokenId> ids);
   void EndSequence();
   void EndOpenSequence();
   void SpillBuffer();
   void MergeManyRuns();
+  void Clear();
   void AddTotals(const CountTotals& totals);
 
   // Writes what the buffer holds, up to the last sequence's held_back tokens.
@@ -88,7 +94,6 @@ class CorpusCounter {
   std::shared_ptr<const CountFile> WriteRun(
       const CountTotals& totals, const std::function<void(CountFileWriter*)>& write) const;
   CountFileWriter MakeWriter(CountFileWriter::Sink sink) const;
-  void Check() const;
 
   const Vocabulary vocabulary_;
   CountingOptions options_;

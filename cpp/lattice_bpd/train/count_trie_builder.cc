@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/lm/trie.h"
 #include "lattice_bpd/train/count_path.h"
@@ -14,7 +15,6 @@ namespace lattice_bpd {
 namespace {
 
 constexpr std::size_t kPartsPerThread = 4;
-constexpr std::uint64_t kRecordsPerCheck = 1 << 16;
 
 // What the first merge learns about a range of symbols.
 struct PartSizes {
@@ -49,6 +49,7 @@ class CountTrieBuilder {
 
   CountedNgrams Build() {
     RunParallel(ranges_.size(), options_.threads, [&](std::size_t part) { Measure(part); });
+    if (options_.check_sizes) options_.check_sizes(AddSizes());
     CountedNgrams result;
     result.count_of_counts = AddCountOfCounts();
     result.trie = MakeLevels();
@@ -65,12 +66,9 @@ class CountTrieBuilder {
   void Walk(std::size_t part, Path* path) const {
     CountMerger merger(files_, options_.order, ranges_[part]);
     CountRecord record;
-    std::uint64_t until_check = 0;
+    InterruptCounter interrupts;
     while (merger.Next(&record)) {
-      if (until_check-- == 0) {
-        until_check = kRecordsPerCheck;
-        if (options_.check_cancelled) options_.check_cancelled();
-      }
+      interrupts.Count();
       path->Add(record);
     }
     path->CloseAll();
@@ -87,6 +85,15 @@ class CountTrieBuilder {
     const auto open = [](int, OpenNode*) {};
     CountPath path(layout_, files_[0]->vocabulary(), open, close);
     Walk(part, &path);
+  }
+
+  std::vector<std::uint64_t> AddSizes() const {
+    std::vector<std::uint64_t> sum(options_.order, 0);
+    sum[0] = files_[0]->vocabulary().num_symbols();
+    for (const PartSizes& sizes : sizes_) {
+      for (int level = 1; level < options_.order; ++level) sum[level] += sizes.nodes[level];
+    }
+    return sum;
   }
 
   std::vector<CountOfCounts> AddCountOfCounts() const {

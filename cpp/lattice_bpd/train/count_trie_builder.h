@@ -12,6 +12,9 @@
 
 namespace lattice_bpd {
 
+// Is called with the number of n-grams of each order before they take memory; throws to refuse.
+using CheckSizes = std::function<void(const std::vector<std::uint64_t>& num_ngrams)>;
+
 struct CountTrieOptions {
   int order = 0;
 
@@ -21,7 +24,7 @@ struct CountTrieOptions {
   std::vector<std::uint64_t> min_counts;
 
   int threads = 1;
-  std::function<void()> check_cancelled;  // called often, from any thread; throws to stop
+  CheckSizes check_sizes;
 };
 
 struct CountedNgrams {

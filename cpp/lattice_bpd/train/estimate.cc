@@ -9,6 +9,7 @@
 #include "lattice_bpd/train/count_pruning.h"
 #include "lattice_bpd/train/interpolated.h"
 #include "lattice_bpd/train/katz.h"
+#include "lattice_bpd/train/training_memory.h"
 
 namespace lattice_bpd {
 namespace {
@@ -51,10 +52,13 @@ Trie TrainLm(const TokenSequences& sequences, const Vocabulary& vocabulary,
 }
 
 Trie TrainLm(CorpusCounter* counter, const EstimateOptions& options, TrainReport* report) {
+  const auto check_sizes = [&](const std::vector<std::uint64_t>& num_ngrams) {
+    CheckTrainingMemory(num_ngrams, options, counter->memory());
+  };
   if (UsesContinuations(options.smoothing)) {
-    return EstimateLm(counter->Finish({}).trie, options, report);
+    return EstimateLm(counter->Finish({}, check_sizes).trie, options, report);
   }
-  CountedNgrams counted = counter->Finish(options.min_counts);
+  CountedNgrams counted = counter->Finish(options.min_counts, check_sizes);
   return EstimateLm(std::move(counted.trie), options, report, &counted.count_of_counts);
 }
 

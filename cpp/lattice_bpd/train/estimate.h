@@ -34,9 +34,12 @@ Trie EstimateLm(CountTrie counts, const EstimateOptions& options, TrainReport* r
 Trie TrainLm(const TokenSequences& sequences, const Vocabulary& vocabulary,
              const EstimateOptions& options, TrainReport* report);
 
-// Estimates from what a counter has counted (options.order is the counter's). min_counts are
+// Estimates from what a counter has counted (options.order is the counter's) and empties the
+// counter. min_counts are
 // applied while its runs are merged where the smoothing allows, so that what they take out needs
 // no memory. The LM is the same as TrainLm's of the same sequences.
+// Throws ValueError where the counter's memory budget does not hold the LM (CheckTrainingMemory):
+// before the counts take memory, where they were spilled.
 Trie TrainLm(CorpusCounter* counter, const EstimateOptions& options, TrainReport* report);
 
 }  // namespace lattice_bpd

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/train/backoff_weights.h"
 #include "lattice_bpd/train/evaluate_lm.h"
@@ -172,6 +173,7 @@ Trie InterpolateLms(const LmList& all_lms, std::vector<double> all_weights, int 
   RunParallel(parts.size(), threads, [&](std::size_t part) {
     UnionBuilder builder(lms, weights, order);
     for (std::size_t symbol = bounds[part]; symbol < bounds[part + 1]; ++symbol) {
+      CheckInterrupted();
       builder.AddSymbol(static_cast<Symbol>(symbol));
     }
     parts[part] = std::move(builder.levels);
@@ -196,7 +198,9 @@ std::vector<double> TuneWeights(const LmList& lms, const TokenSequences& heldout
   for (int round = 0; round < kMaxRounds && moved >= kConverged; ++round) {
     std::vector<double> shares(lms.size(), 0.0);
     double known = 0.0;
+    InterruptCounter interrupts;
     for (std::size_t t = 0; t < probs[0].size(); ++t) {
+      interrupts.Count();
       double mixture = 0.0;
       for (std::size_t i = 0; i < lms.size(); ++i) mixture += weights[i] * probs[i][t];
       if (mixture == 0.0) continue;

@@ -86,7 +86,9 @@ Trie EstimateInterpolated(CountTrie counts, const std::vector<CountOfCounts>& co
     });
     trie.levels[m].log_prob = ToLogs(prob, threads);
     lower = std::move(prob);
+    levels[m - 1].count = levels[m - 1].context_count = {};
   }
+  levels.back().count = {};
   for (int m = 0; m < counts.order(); ++m) {
     trie.levels[m].word = std::move(levels[m].word);
     trie.levels[m].child_begin = std::move(levels[m].child_begin);

@@ -54,6 +54,7 @@ class KeyedCounter {
   // `shared` of its `length` symbols are those of the key before.
   template <typename Visit>
   void ForEachRun(std::size_t symbol, const Visit& visit) const {
+    if (keys_.num_keys(symbol) > 0) CheckInterrupted();
     Key last = 0;  // no key is 0: the first symbol of each is there
     keys_.ForEachRun(symbol, [&](Key key, std::uint64_t count) {
       int length = layout_.length;

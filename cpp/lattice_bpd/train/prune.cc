@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/train/backoff_weights.h"
 #include "lattice_bpd/train/marked_nodes.h"
@@ -187,7 +188,9 @@ Trie PruneByVocabulary(Trie trie, Span<TokenId> kept, int num_threads) {
   for (int m = 1; m < trie.order(); ++m) {
     const ChildLists lists = ChildListsOfLevel(trie.levels, m);
     stays.emplace_back(lists.word.size(), 0);
+    InterruptCounter interrupts;
     for (std::size_t context = 0; context < lists.num_contexts(); ++context) {
+      interrupts.Count();
       for (std::uint32_t i = lists.child_begin[context]; i < lists.child_begin[context + 1]; ++i) {
         stays[m][i] = stays[m - 1][context] && known[lists.word[i]];
       }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/lm/suffix_links.h"
 #include "lattice_bpd/train/context_mass.h"
@@ -93,7 +94,9 @@ void RaiseToExtensions(const Trie& trie, int num_threads, NgramScores* scores) {
     const ChildLists lists = ChildListsOfLevel(trie.levels, m);
     const std::vector<double>& extensions = (*scores)[m];
     std::vector<double>& parts = (*scores)[m - 1];
+    InterruptCounter interrupts;
     for (std::size_t context = 0; context < lists.num_contexts(); ++context) {
+      interrupts.Count();
       for (std::uint32_t i = lists.child_begin[context]; i < lists.child_begin[context + 1]; ++i) {
         parts[context] = std::max(parts[context], extensions[i]);
         parts[links[m][i]] = std::max(parts[links[m][i]], extensions[i]);

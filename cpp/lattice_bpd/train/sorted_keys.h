@@ -73,7 +73,9 @@ class SortedKeys {
     std::vector<std::uint64_t> next(bucket_begin_.begin() + begin, bucket_begin_.begin() + end);
     ScatterKeys(sequences, vocabulary, layout_, begin, std::move(next), keys_.get());
     std::vector<Key> scratch;
+    InterruptCounter interrupts;
     for (Symbol symbol = begin; symbol < end; ++symbol) {
+      interrupts.Count(num_keys(symbol));
       SortKeys(keys_.get() + bucket_begin_[symbol], num_keys(symbol), layout_.width(), &scratch);
     }
   }

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from lattice_bpd.cli import demo, generate, ngram
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
+_TERMINATED = 143
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,17 +45,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit status: 0; 2 for what the user can set right (said on stderr in one line); 130 after
-        an interrupt.
+        an interrupt, 143 after SIGTERM: both leave no temporary files, and old outputs as they
+        were.
     """
     # Before torch loads: spinning OpenMP threads of two processes starve each other.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    args = build_parser().parse_args(argv)
     try:
-        args.run(args)
+        with _raising_on_sigterm():
+            args = build_parser().parse_args(argv)
+            args.run(args)
     except (ValueError, OSError, ImportError) as error:
         print(f"lattice-bpd: error: {error}", file=sys.stderr)
         return _USER_ERROR
     except KeyboardInterrupt:
         print("lattice-bpd: interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except _TerminatedError:
+        print("lattice-bpd: terminated", file=sys.stderr)
+        return _TERMINATED
     return 0
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM, which Python otherwise dies of without cleaning up."""
+
+
+@contextmanager
+def _raising_on_sigterm() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise _TerminatedError
+
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

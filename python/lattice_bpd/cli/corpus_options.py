@@ -39,10 +39,23 @@ def add_corpus_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_inputs(parser: argparse.ArgumentParser, also: str = "") -> None:
+    """Add the files to read; `also` names what else the command takes."""
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="text (plain, .gz, .zst, .jsonl), token ids (.npy, .bin), folders of them, or - for "
+        f"standard input{also}",
+    )
+
+
 def add_counting_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how to count."""
     group = parser.add_argument_group("counting")
-    group.add_argument("--memory", default="2G", metavar="SIZE", help="for sorting (default 2G)")
+    group.add_argument(
+        "--memory", default="2G", metavar="SIZE", help="for counting and estimating (default 2G)"
+    )
     group.add_argument("--threads", type=int, default=0, metavar="N", help="default: every core")
     group.add_argument(
         "--temp-dir", metavar="DIR", help="for what exceeds the memory (default: the system's)"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from lattice_bpd.cli.heartbeat import Heartbeat, describe_memory
 from lattice_bpd.extras import require
 from lattice_bpd.train import CountingProgress
 
@@ -16,9 +16,14 @@ _BAR_EVERY = 0.1
 
 
 class CountingWatcher:
-    """Shows tokens, rate, time left and memory; call it with each CountingProgress."""
+    """Shows tokens, rate, time left and memory; call it with each CountingProgress.
+
+    While the core merges or estimates there are no such calls, and a heartbeat shows time and
+    memory.
+    """
 
     def __init__(self) -> None:
+        self._heartbeat = Heartbeat("merge and estimate")
         self._start = self._last = time.monotonic()
         self._bar = _make_bar() if sys.stderr.isatty() else None
         self._task: Any = None
@@ -27,6 +32,7 @@ class CountingWatcher:
         if self._bar is not None:
             self._bar.start()
             self._task = self._bar.add_task("", total=None)
+        self._heartbeat.__enter__()
         return self
 
     def __exit__(
@@ -35,12 +41,14 @@ class CountingWatcher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._heartbeat.__exit__(kind, error, traceback)
         if self._bar is not None:
             self._bar.stop()
 
     def __call__(self, progress: CountingProgress) -> None:
         """Show it, if it is time to."""
         now = time.monotonic()
+        self._heartbeat.delay()
         if now - self._last < (_BAR_EVERY if self._bar is not None else _LINE_EVERY):
             return
         self._last = now
@@ -65,20 +73,10 @@ def describe(progress: CountingProgress, seconds: float) -> str:
     total, done = progress.bytes_total, progress.bytes_done
     if total and done:
         parts.append(f"{seconds * max(total - done, 0) / done:,.0f} s left")
-    parts.append(f"{memory_in_use() / 1e9:.1f} GB of memory")
+    parts.append(describe_memory())
     if progress.num_runs:
         parts.append(f"{progress.num_runs} runs of {progress.spilled_bytes / 1e9:.2f} GB on disk")
     return ", ".join(parts)
-
-
-def memory_in_use() -> int:
-    """Bytes of memory that this process has in use; 0 where the system does not say."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return 0
-    sizes = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
-    return int(sizes[0]) * 1024 if sizes else 0
 
 
 def _make_bar() -> Any:

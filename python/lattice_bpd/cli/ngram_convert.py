@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import warnings
 from pathlib import Path
 
-from lattice_bpd.cli.ngram_options import add_lm_options, read_lm_of, timed_step
+from lattice_bpd.cli.ngram_options import (
+    add_lm_options,
+    add_quantise_option,
+    quantise_as_asked,
+    read_lm_of,
+    timed_step,
+)
 
 _EXAMPLE = """examples:
   lattice-bpd ngram convert corpus.lm corpus.arpa.gz
@@ -31,13 +39,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("input", type=Path, metavar="IN")
     parser.add_argument("output", type=Path, metavar="OUT")
     parser.add_argument("--to", choices=_FORMATS, help="default: by the ending of OUT")
-    parser.add_argument(
-        "--quantise",
-        type=int,
-        choices=(8, 12, 16),
-        metavar="BITS",
-        help="round numbers to 8, 12 or 16 bits",
-    )
+    add_quantise_option(parser)
     add_lm_options(parser)
     parser.set_defaults(run=run)
 
@@ -70,12 +72,9 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written.
     """
     from lattice_bpd.lm.convert import write_lm
-    from lattice_bpd.lm.quantisation import quantise
 
     lm = read_lm_of(args, args.input)
-    if args.quantise:
-        with timed_step(f"quantise to {args.quantise} bits"):
-            lm = quantise(lm, args.quantise)
+    lm = quantise_as_asked(args, lm)
     with timed_step(f"write {args.output}"):
         write_lm(lm, args.output, to=args.to, vocab=args.vocab)
     print(f"{args.output}: {lm!r}, {args.output.stat().st_size:,} bytes")
@@ -90,8 +89,12 @@ def run_kenlm(args: argparse.Namespace) -> None:
     """
     from lattice_bpd.lm.convert import read_kenlm
 
-    with timed_step(f"read {args.input}"):
-        lm, words = read_kenlm(args.input, args.vocab)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with timed_step(f"read {args.input}"):
+            lm, words = read_kenlm(args.input, args.vocab)
+    for warning in caught:
+        print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
     lm.save(args.output)
     if args.write_vocab is not None:
         args.write_vocab.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")

@@ -7,7 +7,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lattice_bpd.cli.corpus_options import add_corpus_options, add_counting_options, make_corpus
+from lattice_bpd.cli.corpus_options import (
+    add_corpus_options,
+    add_counting_options,
+    add_inputs,
+    make_corpus,
+)
 
 if TYPE_CHECKING:
     from lattice_bpd.train import CountsInfo
@@ -32,7 +37,10 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         epilog=_COUNT_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_inputs(parser)
+    add_inputs(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="COUNTS", help="counts file"
+    )
     parser.add_argument("--order", type=int, default=4, help="n, 1..6 (default 4)")
     parser.add_argument(
         "--resume",
@@ -49,19 +57,6 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add_counting_options(parser)
     parser.set_defaults(run=run_count)
     _add_merge_parser(actions)
-
-
-def _add_inputs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "inputs",
-        nargs="+",
-        metavar="INPUT",
-        help="text (plain, .gz, .zst, .jsonl), token ids (.npy, .bin), folders of them, or - for "
-        "standard input",
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="COUNTS", help="counts file"
-    )
 
 
 def _add_merge_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -118,17 +113,19 @@ def run_merge(args: argparse.Namespace) -> None:
         ValueError: files of other vocabularies, or sources counted twice.
         OSError: a file that cannot be read or written.
     """
+    from lattice_bpd.cli.heartbeat import Heartbeat
     from lattice_bpd.train import merge_counts
 
     start = time.perf_counter()
-    info = merge_counts(
-        args.counts,
-        args.output,
-        order=args.order,
-        memory=args.memory,
-        temp_dir=args.temp_dir,
-        allow_repeats=args.allow_repeats,
-    )
+    with Heartbeat("merge"):
+        info = merge_counts(
+            args.counts,
+            args.output,
+            order=args.order,
+            memory=args.memory,
+            temp_dir=args.temp_dir,
+            allow_repeats=args.allow_repeats,
+        )
     _print_info(args.output, info, time.perf_counter() - start)
 
 

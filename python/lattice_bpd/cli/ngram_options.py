@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from lattice_bpd.cli.heartbeat import Heartbeat, describe_memory
+
 if TYPE_CHECKING:
     from lattice_bpd import NGramLM
 
@@ -124,14 +126,36 @@ def parse_numbers(text: str) -> list[float]:
         ) from None
 
 
+def add_quantise_option(parser: argparse.ArgumentParser) -> None:
+    """Add --quantise, for quantise_as_asked."""
+    parser.add_argument(
+        "--quantise",
+        type=int,
+        choices=(8, 12, 16),
+        metavar="BITS",
+        help="round numbers to 8, 12 or 16 bits",
+    )
+
+
+def quantise_as_asked(args: argparse.Namespace, lm: NGramLM) -> NGramLM:
+    """The LM, or what --quantise makes of it."""
+    from lattice_bpd.lm.quantisation import quantise
+
+    if not args.quantise:
+        return lm
+    with timed_step(f"quantise to {args.quantise} bits"):
+        return quantise(lm, args.quantise)
+
+
 @contextmanager
 def timed_step(name: str) -> Iterator[None]:
-    """Says on stderr what is being done, then how long it took."""
+    """Says on stderr what is being done, how long it takes, and the memory in use."""
     print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
     start = time.perf_counter()
     try:
-        yield
+        with Heartbeat(name):
+            yield
     except BaseException:
         print(file=sys.stderr)
         raise
-    print(f"{time.perf_counter() - start:.1f} s", file=sys.stderr)
+    print(f"{time.perf_counter() - start:.1f} s, {describe_memory()}", file=sys.stderr)

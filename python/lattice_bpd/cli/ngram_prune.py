@@ -7,8 +7,10 @@ from pathlib import Path
 
 from lattice_bpd.cli.ngram_options import (
     add_lm_options,
+    add_quantise_option,
     parse_numbers,
     parse_size,
+    quantise_as_asked,
     read_lm_of,
     timed_step,
 )
@@ -54,13 +56,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="FILE",
         help="drop n-grams with token ids that this file does not list",
     )
-    parser.add_argument(
-        "--quantise",
-        type=int,
-        choices=(8, 12, 16),
-        metavar="BITS",
-        help="round numbers to 8, 12 or 16 bits",
-    )
+    add_quantise_option(parser)
     add_lm_options(parser)
     parser.set_defaults(run=run)
 
@@ -73,7 +69,6 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written.
     """
     from lattice_bpd.lm.convert import write_lm
-    from lattice_bpd.lm.quantisation import quantise
     from lattice_bpd.train.prune import prune_ngram
 
     kept = (
@@ -90,10 +85,9 @@ def run(args: argparse.Namespace) -> None:
             keep_ids=kept,
             threads=args.threads,
         )
-    if args.quantise:
-        with timed_step(f"quantise to {args.quantise} bits"):
-            small = quantise(small, args.quantise)
-    write_lm(small, args.output, vocab=args.vocab)
+    small = quantise_as_asked(args, small)
+    with timed_step(f"write {args.output}"):
+        write_lm(small, args.output, vocab=args.vocab)
     print(
         f"{args.output}: {sum(small.num_ngrams):,} of {sum(lm.num_ngrams):,} n-grams, "
         + " + ".join(f"{count:,}" for count in small.num_ngrams)

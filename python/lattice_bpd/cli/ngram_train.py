@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from lattice_bpd.cli.corpus_options import (
     add_corpus_options,
     add_counting_options,
+    add_inputs,
     make_corpus,
     parse_min_counts,
 )
+from lattice_bpd.cli.ngram_options import timed_step
 
 if TYPE_CHECKING:
     from lattice_bpd import NGramLM
@@ -35,14 +37,15 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_inputs(parser, also="; or counts files of `ngram count`")
     parser.add_argument(
-        "inputs",
-        nargs="+",
-        metavar="INPUT",
-        help="text (plain, .gz, .zst, .jsonl), token ids (.npy, .bin), folders of them, - for "
-        "standard input; or counts files of `ngram count`",
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="LM",
+        help="LM file; ARPA or OpenFst where it ends in .arpa, .arpa.gz or .fst",
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="LM", help="LM file")
     parser.add_argument("--order", type=int, help="n, 1..6 (default 4, or that of the counts)")
     parser.add_argument(
         "--min-counts",
@@ -72,13 +75,16 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written, a full disk.
         ImportError: an extra is missing.
     """
+    from lattice_bpd.lm.convert import write_lm
+
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         lm = _train(args)
     for warning in caught:
         print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
-    lm.save(args.output)
+    with timed_step(f"write {args.output}"):
+        write_lm(lm, args.output)
     print(
         f"{args.output}: order {lm.order}, vocabulary {lm.vocab_size:,}, "
         f"{sum(lm.num_ngrams):,} n-grams in {time.perf_counter() - start:.1f} s"
@@ -87,6 +93,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _train(args: argparse.Namespace) -> NGramLM:
     from lattice_bpd.cli.count_progress import CountingWatcher
+    from lattice_bpd.cli.heartbeat import Heartbeat
     from lattice_bpd.train import train_corpus, train_counts
 
     options: dict[str, Any] = {
@@ -99,7 +106,8 @@ def _train(args: argparse.Namespace) -> NGramLM:
         "temp_dir": args.temp_dir,
     }
     if _all_counts(args.inputs):
-        return train_counts(args.inputs, args.order, **options)
+        with Heartbeat("merge and estimate"):
+            return train_counts(args.inputs, args.order, **options)
     order = args.order if args.order is not None else 4
     with CountingWatcher() as watcher:
         return train_corpus(make_corpus(args, args.inputs), order, on_progress=watcher, **options)

@@ -6,6 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from lattice_bpd.cli.heartbeat import describe_memory
 from lattice_bpd.extras import require
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class ConsoleWatcher:
             return
         self._bar = _make_bar(self.console)
         self._bar.start()
-        self._task = self._bar.add_task(self._title, total=total, rate="", note="")
+        self._task = self._bar.add_task(self._title, total=total, rate="", memory="", note="")
 
     def advance(self, total: int | None = None, note: str = "") -> None:
         """A step is done."""
@@ -68,12 +69,14 @@ class ConsoleWatcher:
         now = time.perf_counter()
         rate = f"{self._done / max(now - self._start, 1e-9):.1f}/s"
         if self._bar is not None:
-            self._bar.update(self._task, advance=1, total=self._total, rate=rate, note=note)
+            shown = {"rate": rate, "memory": describe_memory(), "note": note}
+            self._bar.update(self._task, advance=1, total=self._total, **shown)
         elif now - self._last >= _LINE_EVERY:
             self._last = now
             left = (self._total - self._done) * (now - self._start) / self._done
             self.console.print(
-                f"  {self._done:,} of {self._total:,}, {rate}, {left:.0f} s left  {note}".rstrip()
+                f"  {self._done:,} of {self._total:,}, {rate}, {left:.0f} s left, "
+                f"{describe_memory()}  {note}".rstrip()
             )
 
     def end(self) -> None:
@@ -95,6 +98,7 @@ def _make_bar(console: Console) -> Any:
         progress.MofNCompleteColumn(),
         progress.TextColumn("{task.fields[rate]}"),
         progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[memory]}"),
         progress.TextColumn("{task.fields[note]}"),
         console=console,
         transient=True,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -92,6 +94,10 @@ def read_kenlm(
         OSError: the file cannot be read.
         FormatError: malformed text; the message has the line.
         ValueError: a word of the file that vocab lacks.
+
+    Warns:
+        UserWarning: vocab has words that the file lacks. Each gets the probability of ``<unk>``,
+            as KenLM itself would give it, so that sums over the vocabulary are above 1.
     """
     source = Path(path)
     with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +105,26 @@ def read_kenlm(
             zipped = file.read(2) == _GZIP
         plain = _gunzip(source, Path(folder)) if zipped else source
         words = read_arpa_words(plain) if vocab is None else read_words_file(vocab)
-        return NGramLM.from_arpa(plain, vocab=words), words
+        lm = NGramLM.from_arpa(plain, vocab=words)
+        if vocab is not None:
+            _warn_of_unknown(source, lm, words, set(read_arpa_words(plain)))
+        return lm, words
+
+
+def _warn_of_unknown(source: Path, lm: NGramLM, words: list[str], known: set[str]) -> None:
+    special = {"<s>", "</s>", "<unk>", "<UNK>"}
+    unknown = [i for i, word in enumerate(words) if word not in known and word not in special]
+    if not unknown:
+        return
+    each = math.exp(lm.log_prob(unknown[0], bos=False))
+    warnings.warn(
+        f"{source}: {len(unknown)} of {len(words)} token ids are not among its words; each gets "
+        f"the probability of <unk>, {each:.3g}, so that the probabilities of all token ids sum to "
+        f"{1 + len(unknown) * each:.6g} (harmless where drafts are compared; for perplexities "
+        "train with the whole vocabulary)",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def write_lm(

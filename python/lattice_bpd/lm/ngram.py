@@ -39,6 +39,7 @@ class NGramLM:
         smoothing: str = "katz",
         unseen: str = "cost",
         min_counts: Sequence[int] | None = None,
+        full_count_of_counts: bool = True,
         katz_k: int = 5,
         bos_id: int | None = None,
         eos_id: int | None = None,
@@ -57,7 +58,10 @@ class NGramLM:
                 see docs/ngram.md.
             unseen: What token ids get that the text lacks: "cost" 1000, or "uniform", a share.
             min_counts: For each order the count that an n-gram needs to be kept; default 1 each.
-            katz_k: Katz: counts above this are taken at face value.
+            full_count_of_counts: Take discounts from the counts of the whole corpus (right), or
+                from what min_counts leaves of it (as toolkits do that prune counts first).
+            katz_k: Katz: counts up to this one are discounted by Good and Turing; those above
+                keep 99.9 %, so that every history leaves something to its backoff.
             bos_id: The token id that is ``<s>``, if the vocabulary has one.
             eos_id: Likewise ``</s>``.
             unk_id: Likewise ``<unk>``.
@@ -78,6 +82,7 @@ class NGramLM:
             smoothing=smoothing,
             unseen=unseen,
             min_counts=min_counts,
+            full_count_of_counts=full_count_of_counts,
             katz_k=katz_k,
             bos_id=bos_id,
             eos_id=eos_id,

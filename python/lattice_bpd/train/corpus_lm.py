@@ -42,8 +42,8 @@ def train_corpus(
         unseen: see train_ngram.
         katz_k: see train_ngram.
         full_count_of_counts: see train_ngram.
-        memory: bytes that counting may take ("2G"); tokenizing comes on top, and the model while
-            it is estimated: about 35 bytes for each n-gram that is kept.
+        memory: bytes that counting, and then the model while it is estimated, may take ("2G");
+            reading and tokenizing come on top.
         threads: 0 for every core. The LM does not depend on it.
         temp_dir: folder for spilled runs; default: TMPDIR, or the system's.
         on_progress: is called after each batch.
@@ -51,7 +51,8 @@ def train_corpus(
     Raises:
         OSError: a file cannot be read or written.
         FormatError: bad input; the message has the place.
-        ValueError: bad input or options.
+        ValueError: bad input or options; a model that `memory` does not hold (the message says
+            how much is needed).
 
     Warns:
         KatzWarning, SmoothingWarning: see train_ngram.

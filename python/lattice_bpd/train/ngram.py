@@ -67,7 +67,8 @@ def train_ngram(
         vocab_size: number of token ids of the model, at most 2**21.
         min_counts: one entry for each order; rarer n-grams go unless a kept n-gram needs them.
             None keeps all. The paper: ``[1, 1, 2, 4]`` for order 4.
-        katz_k: Katz: counts up to this one are discounted, 1 to 32.
+        katz_k: Katz: counts up to this one are discounted by Good and Turing, 1 to 32; those
+            above keep 99.9 %.
         bos_id: token id that is ``<s>``; a sequence that starts with it gets no second one.
             None: a symbol outside the vocabulary. So too for the next two.
         eos_id: token id that is ``</s>``; a sequence that ends with it gets no second one.
