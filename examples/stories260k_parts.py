@@ -48,7 +48,7 @@ class Recipe:
 
 FULL = Recipe()
 QUICK = Recipe(
-    prompt_lengths=(12, 24), stories=1000, steps=600, tune_prompts=24, test_prompts=40,
+    prompt_lengths=(12, 24), stories=640, steps=600, tune_prompts=24, test_prompts=40,
     alphas=(0.4, 0.8, 1.2), temperatures=(1.0, 1.5, 2.0, 2.5),
 )  # fmt: skip
 
