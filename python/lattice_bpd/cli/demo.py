@@ -115,8 +115,9 @@ def _measure(
     parts: Parts, recipe: Recipe, corpus: Corpus, watcher: Any, seconds: dict[str, float]
 ) -> tuple[dict[float, float], Comparison, list[list[int]]]:
     """Block efficiency by alpha on the tuning prompts; all strategies on the test prompts."""
-    from lattice_bpd.evaluate.compare import STANDARD_SETTINGS, compare_strategies
+    from lattice_bpd.evaluate.compare import compare_strategies
     from lattice_bpd.evaluate.corpus import draw_prompts
+    from lattice_bpd.evaluate.settings import STANDARD_SETTINGS
     from lattice_bpd.evaluate.tuning import tune_alpha
 
     def draw(texts: list[str], count: int) -> list[list[int]]:

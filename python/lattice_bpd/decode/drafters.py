@@ -10,6 +10,7 @@ OracleDrafter    the path that agrees longest with the target   an upper bound (
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -123,12 +124,24 @@ class TreeDrafter(Drafter):
         top_k: k, candidates of a slot.
         max_nodes: N, tokens verified together besides the exact one.
         alpha: weight of the LM's log probabilities.
+        temperature: divides all scores, above 0. The rank of paths stays; above 1 their
+            probabilities come closer, and the tree grows wider and less deep. Heads and LM
+            agree more often than independent witnesses would, so their sum is too sure of itself.
     """
 
     def __init__(
-        self, lm: NGramLM | None, *, top_k: int = 16, max_nodes: int = 36, alpha: float = 0.5
+        self,
+        lm: NGramLM | None,
+        *,
+        top_k: int = 16,
+        max_nodes: int = 36,
+        alpha: float = 0.5,
+        temperature: float = 1.0,
     ) -> None:
+        if not temperature > 0.0:
+            raise ValueError(f"TreeDrafter: temperature is {temperature}; expected it above 0")
         self.lm, self.top_k, self.max_nodes, self.alpha = lm, top_k, max_nodes, alpha
+        self.temperature = temperature
 
     def propose(self, state: DecodeState) -> DraftTree:
         """(1, N) nodes; see `rescore_tree`.
@@ -142,8 +155,15 @@ class TreeDrafter(Drafter):
         """(B, N) nodes."""
         candidates, contexts = _prepare_rescoring(self.lm, states, self.top_k, "TreeDrafter")
         with states[0].stats.stage("rescore"):
+            if self.temperature != 1.0:
+                scores = candidates.scores / np.float32(self.temperature)
+                candidates = replace(candidates, scores=scores)
             return rescore_tree(
-                candidates, contexts, self.lm, max_nodes=self.max_nodes, alpha=self.alpha
+                candidates,
+                contexts,
+                self.lm,
+                max_nodes=self.max_nodes,
+                alpha=self.alpha / self.temperature,
             )
 
 

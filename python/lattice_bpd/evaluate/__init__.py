@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from lattice_bpd.evaluate.compare import (
-    STANDARD_SETTINGS,
-    Comparison,
-    Setting,
-    StrategyResult,
-    compare_strategies,
-)
+from lattice_bpd.evaluate.compare import Comparison, StrategyResult, compare_strategies
 from lattice_bpd.evaluate.corpus import Corpus, draw_prompts, read_library_sources
 from lattice_bpd.evaluate.loops import loop_share
+from lattice_bpd.evaluate.replay import Recording, record
+from lattice_bpd.evaluate.settings import (
+    STANDARD_SETTINGS,
+    TREE_SETTINGS,
+    DraftOptions,
+    Setting,
+)
 from lattice_bpd.evaluate.table import render_table
 from lattice_bpd.evaluate.tuning import tune_alpha
 
 __all__ = [
     "STANDARD_SETTINGS",
+    "TREE_SETTINGS",
     "Comparison",
     "Corpus",
+    "DraftOptions",
+    "Recording",
     "Setting",
     "StrategyResult",
     "compare_strategies",
     "draw_prompts",
     "loop_share",
     "read_library_sources",
+    "record",
     "render_table",
     "tune_alpha",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -10,64 +10,10 @@ from typing import Any
 import torch
 
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import (
-    BlockDrafter,
-    DecodeStats,
-    Drafter,
-    LatticeDrafter,
-    NoDrafter,
-    OracleDrafter,
-    decode,
-)
+from lattice_bpd.decode import DecodeStats, decode
 from lattice_bpd.evaluate.loops import count_looping
+from lattice_bpd.evaluate.settings import STANDARD_SETTINGS, DraftOptions, Setting
 from lattice_bpd.models import BlockwiseLM
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One line of the table.
-
-    Attributes:
-        name: key in results.json.
-        label: what the table shows; {p} and {n} stand for num_drafts and the LM's order.
-        strategy: "greedy", "bpd", "lattice" or "oracle".
-        uses_lm: rescore with the n-gram LM.
-        many: verify num_drafts drafts rather than one.
-    """
-
-    name: str
-    label: str
-    strategy: str
-    uses_lm: bool = False
-    many: bool = False
-
-    def drafter(
-        self, lm: NGramLM, continuation: Sequence[int], top_k: int, num_drafts: int, alpha: float
-    ) -> Drafter:
-        """The drafter of this line for one prompt, whose greedy output is `continuation`."""
-        if self.strategy == "greedy":
-            return NoDrafter()
-        if self.strategy == "bpd":
-            return BlockDrafter()
-        if self.strategy == "oracle":
-            return OracleDrafter(continuation, top_k=top_k)
-        return LatticeDrafter(
-            lm if self.uses_lm else None,
-            top_k=top_k,
-            num_drafts=num_drafts if self.many else 1,
-            alpha=alpha,
-        )
-
-
-STANDARD_SETTINGS = (
-    Setting("greedy", "greedy", "greedy"),
-    Setting("bpd", "BPD", "bpd"),
-    Setting("p_best_0gram", "{p}-best 0-gram BPD", "lattice", many=True),
-    Setting("ngram_1best", "{n}-gram BPD (1-best)", "lattice", uses_lm=True),
-    Setting("p_best_ngram", "{p}-best {n}-gram BPD", "lattice", uses_lm=True, many=True),
-    Setting("oracle", "oracle (k = {k})", "oracle"),
-)
-"""The lines of table 4 of Kim et al. 2024 without neural rescoring, greedy decoding first."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +97,7 @@ class Comparison:
             "gain_over_bpd": self.gain(result),
             "target_calls": total.target_calls,
             "tokens": total.tokens,
+            "verified_tokens": total.verified_tokens,
             "tokens_per_second": total.tokens_per_second,
             "repeat_share": total.repeat_share if total.neighbours else None,
             "loop_free_gain": self.gain(result, self.loop_free),
@@ -169,6 +116,7 @@ def compare_strategies(
     top_k: int = 16,
     num_drafts: int = 16,
     alpha: float = 0.5,
+    options: Mapping[str, DraftOptions] | None = None,
     max_new_tokens: int = 64,
     stop_token_ids: Sequence[int] = (),
     on_prompt: Callable[[Setting], None] | None = None,
@@ -183,6 +131,7 @@ def compare_strategies(
         top_k: k.
         num_drafts: p.
         alpha: weight of the LM.
+        options: by the name of a setting, what to use instead of top_k, num_drafts and alpha.
         max_new_tokens: tokens to decode behind each prompt.
         stop_token_ids: decoding ends behind these.
         on_prompt: called after each prompt of each strategy.
@@ -196,10 +145,12 @@ def compare_strategies(
     if not settings or settings[0].strategy != "greedy":
         raise ValueError("compare_strategies: expected the greedy setting first")
     results = [StrategyResult(setting) for setting in settings]
+    common = DraftOptions(top_k=top_k, num_drafts=num_drafts, alpha=alpha)
     for result in results:
+        chosen = (options or {}).get(result.setting.name, common)
         for number, prompt in enumerate(prompts):
             known = results[0].outputs[number] if result is not results[0] else []
-            drafter = result.setting.drafter(lm, known, top_k, num_drafts, alpha)
+            drafter = result.setting.drafter(lm, known, chosen)
             found = decode(
                 model,
                 prompt,

@@ -16,6 +16,29 @@ except ImportError as error:
 
 from lattice_bpd.models.blockwise import BlockwiseLM, BlockwiseOutput
 from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.models.llama2c import load_llama2c
+from lattice_bpd.models.medusa import MedusaHeads
+from lattice_bpd.models.medusa_checkpoint import (
+    SharedBlocksWarning,
+    load_medusa,
+    load_medusa_heads,
+    save_medusa,
+)
 from lattice_bpd.models.small import build_small_gpt
+from lattice_bpd.models.sources import CallableHeads, HeadSource, SequentialHeads
 
-__all__ = ["BlockwiseHeads", "BlockwiseLM", "BlockwiseOutput", "build_small_gpt"]
+__all__ = [
+    "BlockwiseHeads",
+    "BlockwiseLM",
+    "BlockwiseOutput",
+    "CallableHeads",
+    "HeadSource",
+    "MedusaHeads",
+    "SequentialHeads",
+    "SharedBlocksWarning",
+    "build_small_gpt",
+    "load_llama2c",
+    "load_medusa",
+    "load_medusa_heads",
+    "save_medusa",
+]

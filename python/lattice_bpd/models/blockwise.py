@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from lattice_bpd.models.checkpoint import load_checkpoint, save_checkpoint
 from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.models.sources import HeadSource, check_heads
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,12 +50,15 @@ class BlockwiseLM(nn.Module):
         base: the target; any `...ForCausalLM` with an output embedding. It is kept, not copied.
         num_heads: h, the target's own head included.
         inner_size: width of each head's hidden layer; the target's hidden size when None.
-        heads: trained heads to use instead of new ones; num_heads and inner_size then follow it.
+        heads: heads to use instead of new ones, ours or any `HeadSource`; num_heads and inner_size
+            then follow it. A source is run once, to see that its logits fit.
 
     Raises:
-        TypeError: base is an encoder-decoder or has no output embedding.
-        ValueError: heads of another hidden size, or num_heads below 2.
+        TypeError: base is an encoder-decoder or has no output embedding, or heads is no source.
+        ValueError: heads of another hidden size or vocabulary, or num_heads below 2.
     """
+
+    heads: BlockwiseHeads | HeadSource
 
     def __init__(
         self,
@@ -61,24 +66,22 @@ class BlockwiseLM(nn.Module):
         num_heads: int = 9,
         inner_size: int | None = None,
         *,
-        heads: BlockwiseHeads | None = None,
+        heads: BlockwiseHeads | HeadSource | None = None,
     ) -> None:
         super().__init__()
-        hidden_size = _output_width(base)
+        vocab_size, hidden_size = _output_shape(base)
         if heads is None:
-            heads = BlockwiseHeads(hidden_size, num_heads, inner_size)
-        if heads.hidden_size != hidden_size:
-            raise ValueError(
-                f"BlockwiseLM: the heads take hidden states of width {heads.hidden_size}, the "
-                f"target's output embedding takes {hidden_size}; use heads trained on this target"
-            )
+            heads = BlockwiseHeads(hidden_size, num_heads, inner_size, vocab_size=vocab_size)
+        if isinstance(heads, nn.Module):
+            heads.to(device=base.device, dtype=base.dtype)
         self.base = base
-        self.heads = heads.to(device=base.device, dtype=base.dtype)
+        self.heads = heads
+        check_heads(heads, self.output_embedding.weight)
 
     @property
     def num_heads(self) -> int:
         """h: tokens predicted from one position, the exact one included."""
-        return self.heads.num_heads
+        return self.num_slots + 1
 
     @property
     def num_slots(self) -> int:
@@ -151,22 +154,29 @@ class BlockwiseLM(nn.Module):
             self.output_embedding(wanted), hidden, output.past_key_values, head_logits
         )
 
-    def head_logits(self, hidden: Tensor) -> Tensor:
+    def head_logits(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """Logits of heads 2..h.
 
         Args:
             hidden: (..., D) float, rows of `BlockwiseOutput.hidden`.
+            exact_tokens: (...) int64, the tokens chosen behind them, for heads that look at them;
+                None: the target's argmax.
 
         Returns:
             (..., H, V) float; slot j predicts the token j+2 places after the hidden state's.
         """
-        return cast(Tensor, self.output_embedding(self.heads(hidden)))
+        if isinstance(self.heads, BlockwiseHeads):
+            return cast(Tensor, self.output_embedding(self.heads(hidden)))
+        return self.heads(hidden, exact_tokens)
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write target and heads; see `lattice_bpd.models.checkpoint` for the files."""
-        from lattice_bpd.models.checkpoint import save_blockwise
+        """Write target and heads; see `lattice_bpd.models.checkpoint` for the files.
 
-        save_blockwise(self, Path(directory))
+        Raises:
+            TypeError: heads that have no files, such as CallableHeads.
+            OSError: the directory cannot be written.
+        """
+        save_checkpoint(self.base, self.heads, Path(directory))
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, **options: Any) -> Self:
@@ -180,9 +190,7 @@ class BlockwiseLM(nn.Module):
         Raises:
             FormatError: a file is missing, cut, altered or of another format version.
         """
-        from lattice_bpd.models.checkpoint import load_blockwise
-
-        base, heads = load_blockwise(Path(directory), **options)
+        base, heads = load_checkpoint(Path(directory), **options)
         model = cls(base, heads=heads)
         model.eval()
         return model
@@ -209,8 +217,8 @@ class BlockwiseLM(nn.Module):
             )
 
 
-def _output_width(base: PreTrainedModel) -> int:
-    """D of the target's output embedding, or TypeError where heads cannot be attached."""
+def _output_shape(base: PreTrainedModel) -> tuple[int, int]:
+    """(V, D) of the target's output embedding, or TypeError where heads cannot be attached."""
     name = type(base).__name__
     if getattr(base.config, "is_encoder_decoder", False):
         raise TypeError(
@@ -222,4 +230,5 @@ def _output_width(base: PreTrainedModel) -> int:
             f"BlockwiseLM: {name} has no output embedding on top of a decoder; load the model "
             "with AutoModelForCausalLM"
         )
-    return int(embedding.weight.shape[1])
+    vocab_size, hidden_size = embedding.weight.shape
+    return int(vocab_size), int(hidden_size)

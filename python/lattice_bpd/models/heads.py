@@ -8,9 +8,16 @@ V-sized matrix (Stern et al. 2018, section 6; Kim et al. 2024, section 4).
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from lattice_bpd import FormatError
+from lattice_bpd.models.head_files import HeadFiles
+
+BLOCKWISE_FILES = HeadFiles("blockwise_heads", {"num_heads": 2, "hidden_size": 1, "inner_size": 1})
 
 
 class BlockwiseHeads(nn.Module):
@@ -23,12 +30,21 @@ class BlockwiseHeads(nn.Module):
         hidden_size: D, the width of the target's last hidden state.
         num_heads: h, head 1 (the target's own) included; at least 2.
         inner_size: F, the width of each head's hidden layer; D when None.
+        vocab_size: V of the target that they are trained on, where it is known: `BlockwiseLM`
+            refuses a target of another vocabulary.
 
     Raises:
         ValueError: num_heads below 2 or a size below 1.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, inner_size: int | None = None) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        inner_size: int | None = None,
+        *,
+        vocab_size: int | None = None,
+    ) -> None:
         super().__init__()
         inner_size = hidden_size if inner_size is None else inner_size
         if num_heads < 2:
@@ -42,6 +58,7 @@ class BlockwiseHeads(nn.Module):
                 "expected both to be 1 or more"
             )
         self.hidden_size, self.num_heads, self.inner_size = hidden_size, num_heads, inner_size
+        self.vocab_size = vocab_size
         self.inner = nn.Linear(hidden_size, (num_heads - 1) * inner_size)
         # Zero: every head starts as a copy of head 1 (the residual alone), which trains stably.
         self.outer_weight = nn.Parameter(torch.zeros((num_heads - 1) * hidden_size, inner_size))
@@ -71,3 +88,38 @@ class BlockwiseHeads(nn.Module):
         change = change.transpose(0, 1) + self.outer_bias.to(inner.dtype)  # (N, H, D)
         states = rows.unsqueeze(1) + change
         return states.reshape(*batch_shape, self.num_slots, self.hidden_size)
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write blockwise_heads.safetensors and blockwise_heads.json; see `head_files`.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        sizes = {
+            "num_heads": self.num_heads,
+            "hidden_size": self.hidden_size,
+            "inner_size": self.inner_size,
+            "vocab_size": self.vocab_size,
+        }
+        BLOCKWISE_FILES.write(Path(directory), sizes, self)
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> BlockwiseHeads:
+        """Read what `save_pretrained` wrote, on the CPU.
+
+        Raises:
+            FormatError: a file is missing, cut, altered or of another format version.
+        """
+        directory = Path(directory)
+        config = BLOCKWISE_FILES.read_config(directory)
+        vocab_size = config.get("vocab_size")  # files of version 0.1.0 have none
+        if vocab_size is not None and not (isinstance(vocab_size, int) and vocab_size > 0):
+            raise FormatError(
+                f"{directory / BLOCKWISE_FILES.config_name}: vocab_size is {vocab_size!r}, "
+                "expected an integer above 0 or null"
+            )
+        heads = cls(
+            config["hidden_size"], config["num_heads"], config["inner_size"], vocab_size=vocab_size
+        )
+        BLOCKWISE_FILES.read_weights(directory, heads)
+        return heads

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd.train.losses import block_losses
 from lattice_bpd.train.optimizers import build_optimizers, set_rates
 
@@ -111,6 +111,7 @@ def train_blockwise(
         TrainReport of the last step.
 
     Raises:
+        TypeError: heads that are not BlockwiseHeads.
         ValueError: a text that is too short, ids outside the vocabulary, options out of range, or
             a loss that is not finite.
     """
@@ -200,6 +201,11 @@ def _fit_steps(report: TrainReport, options: TrainOptions) -> int:
 
 def _check(model: BlockwiseLM, text: Tensor, options: TrainOptions) -> Tensor:
     """Refuse what cannot be trained; give lambda_1 .. lambda_h as (h,) float32."""
+    if not isinstance(model.heads, BlockwiseHeads):
+        raise TypeError(
+            f"train_blockwise: the heads are {type(model.heads).__name__}; expected BlockwiseHeads;"
+            " train others by the code that they come from"
+        )
     least = options.sequence_length + model.num_heads
     if text.ndim != 1 or len(text) < least:
         raise ValueError(

@@ -34,18 +34,27 @@ def block_losses(
     output = model.base.base_model(input_ids=batch[:, :length], use_cache=False)
     hidden = output.last_hidden_state.flatten(0, 1)  # (B*T, D)
     labels = batch[:, 1:].unfold(1, num_heads, 1).flatten(0, 1)  # (B*T, h): tokens 1..h places on
-    base_loss = _chunked_cross_entropy(model, hidden, labels[:, 0]).mean()
+    base_loss = chunked_cross_entropy(model, hidden, labels[:, 0]).mean()
     count = max(1, round(head_fraction * hidden.shape[0]))
     drawn = torch.randperm(hidden.shape[0], generator=generator)[:count].to(hidden.device)
     states = model.heads(hidden[drawn])  # (N, H, D)
-    draft_losses = _chunked_cross_entropy(
+    draft_losses = chunked_cross_entropy(
         model, states.flatten(0, 1), labels[drawn, 1:].flatten()
     ).view(count, -1)
     return torch.cat([base_loss[None], draft_losses.mean(dim=0)])
 
 
-def _chunked_cross_entropy(model: BlockwiseLM, states: Tensor, labels: Tensor) -> Tensor:
-    """(N,) float32 losses of states (N, D) through the output embedding, a chunk at a time."""
+def chunked_cross_entropy(model: BlockwiseLM, states: Tensor, labels: Tensor) -> Tensor:
+    """Losses through the target's output embedding, a chunk of rows at a time.
+
+    Args:
+        model: the target.
+        states: (N, D) float.
+        labels: (N,) int64.
+
+    Returns:
+        (N,) float32, nats a token.
+    """
     pairs = zip(torch.split(states, _CHUNK), torch.split(labels, _CHUNK), strict=True)
     return torch.cat(
         [

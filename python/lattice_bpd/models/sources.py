@@ -1,0 +1,178 @@
+"""Head sources: where the logits of a lattice come from.
+
+    BlockwiseHeads    ours: states that go through the target's own output embedding
+    MedusaHeads       Medusa checkpoints: every head has its own projection
+    SequentialHeads   multi-token prediction: each head runs on the one before it
+    CallableHeads     any function hidden states -> logits
+
+`BlockwiseLM(target, heads=source)` decodes with any of them. The last three follow `HeadSource`;
+write a class of your own to plug in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lattice_bpd.models.heads import BlockwiseHeads
+
+
+@runtime_checkable
+class HeadSource(Protocol):
+    """Anything that gives logits for the slots behind the exact token.
+
+    Attributes:
+        num_slots: H.
+    """
+
+    num_slots: int
+
+    def __call__(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
+        """Logits of all slots.
+
+        Args:
+            hidden: (..., D) float, the target's hidden states that predicted the exact tokens.
+            exact_tokens: (...) int64, the token y_{t+1} that the target chose in each place; None
+                where the caller has not chosen yet.
+
+        Returns:
+            (..., H, V) float; slot 0 predicts the token right behind the exact one.
+        """
+        ...
+
+
+class CallableHeads(nn.Module):
+    """A function as a head source.
+
+    Args:
+        function: hidden states (B, D) float -> logits (B, H, V) float. A module is moved to the
+            target's device and dtype with the rest.
+        num_slots: H.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor], num_slots: int) -> None:
+        super().__init__()
+        self.function, self.num_slots = function, _count("CallableHeads", num_slots)
+
+    def forward(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """See HeadSource.
+
+        Raises:
+            ValueError: the function gave something else than (B, H, V).
+        """
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        logits = self.function(rows)
+        if logits.ndim != 3 or logits.shape[:2] != (len(rows), self.num_slots):
+            raise ValueError(
+                f"CallableHeads: the function gave shape {tuple(logits.shape)} for hidden states "
+                f"of shape {tuple(rows.shape)}; expected ({len(rows)}, {self.num_slots}, V); "
+                "change the function or num_slots"
+            )
+        return logits.reshape(*hidden.shape[:-1], *logits.shape[1:])
+
+
+class SequentialHeads(nn.Module):
+    """Heads that run in turn: multi-token prediction (DeepSeek-AI 2024, section 2.2).
+
+        state_0 = step(hidden,  embedding of the exact token,       0) -> logits of slot 0
+        state_1 = step(state_0, embedding of slot 0's likeliest,    1) -> logits of slot 1 ..
+
+    Args:
+        step: (states (N, D), embeddings (N, E), slot number) -> states (N, D). One module for
+            every depth, or one that picks its layers by the number. It should keep no memory:
+            it is called for any row, and once when it is attached.
+        num_slots: H, how often it runs.
+        target: gives the input embedding, and the output embedding that turns states into logits.
+        unembed: states (N, D) -> logits (N, V) instead of the target's output embedding, for
+            models whose heads have a norm or a projection of their own.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Tensor, Tensor, int], Tensor],
+        num_slots: int,
+        target: PreTrainedModel,
+        *,
+        unembed: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.step, self.num_slots = step, _count("SequentialHeads", num_slots)
+        self.unembed = unembed
+        self._target = (target,)  # a tuple: its weights are the target's, not these heads'
+
+    def forward(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
+        """See HeadSource; without exact_tokens the target's own argmax stands for them."""
+        target: Any = self._target[0]
+        embed, project = target.get_input_embeddings(), target.get_output_embeddings()
+        states = hidden.reshape(-1, hidden.shape[-1])
+        if exact_tokens is None:
+            tokens = project(states).argmax(dim=-1)
+        else:
+            tokens = exact_tokens.reshape(-1)
+        logits = []
+        for slot in range(self.num_slots):
+            states = self.step(states, embed(tokens), slot)
+            found = cast(Tensor, (self.unembed or project)(states))
+            tokens = found.argmax(dim=-1)
+            logits.append(found)
+        return torch.stack(logits, dim=1).reshape(*hidden.shape[:-1], self.num_slots, -1)
+
+
+def _count(where: str, num_slots: int) -> int:
+    if num_slots < 1:
+        raise ValueError(f"{where}: num_slots is {num_slots}; expected 1 or more")
+    return num_slots
+
+
+def check_heads(heads: BlockwiseHeads | HeadSource, output_weight: Tensor) -> None:
+    """Raise unless heads fit a target; what BlockwiseHeads did not know, its vocabulary, is set.
+
+    Args:
+        heads: run once, unless they are ours.
+        output_weight: (V, D) of the target's output embedding.
+
+    Raises:
+        TypeError: no heads.
+        ValueError: another width, vocabulary or number of slots.
+    """
+    ours = isinstance(heads, BlockwiseHeads)
+    if not ours and not (callable(heads) and isinstance(heads, HeadSource)):
+        raise TypeError(
+            f"BlockwiseLM: heads is a {type(heads).__name__}; expected BlockwiseHeads or a head "
+            "source with num_slots; wrap a function as CallableHeads(function, num_slots)"
+        )
+    name = type(heads).__name__
+    target_vocab, target_width = output_weight.shape
+    width = getattr(heads, "hidden_size", target_width)
+    if width != target_width:
+        raise ValueError(
+            f"{name}: the heads take hidden states of width {width}, the target's output "
+            f"embedding takes {target_width}; use heads trained on this target"
+        )
+    if isinstance(heads, BlockwiseHeads):
+        vocab_size = heads.vocab_size = heads.vocab_size or target_vocab
+    else:
+        vocab_size = _try_source(heads, output_weight)
+    if vocab_size != target_vocab:
+        raise ValueError(
+            f"{name}: the heads have a vocabulary of {vocab_size}, the target one of "
+            f"{target_vocab}; expected the same; use heads trained on this target, and resize "
+            "both where tokens were added"
+        )
+
+
+@torch.inference_mode()
+def _try_source(source: HeadSource, output_weight: Tensor) -> int:
+    """V of the logits that a source gives for one hidden state."""
+    logits = source(output_weight.new_zeros(1, output_weight.shape[1]))
+    if logits.ndim != 3 or logits.shape[:2] != (1, source.num_slots):
+        raise ValueError(
+            f"{type(source).__name__}: gave logits of shape {tuple(logits.shape)} for one hidden "
+            f"state; expected (1, {source.num_slots}, {output_weight.shape[0]}); set num_slots to "
+            "the heads there are"
+        )
+    return int(logits.shape[-1])

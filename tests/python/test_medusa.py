@@ -1,0 +1,356 @@
+"""Head sources: Medusa checkpoints, heads in turn, functions; and files that do not fit."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from blockwise_models import HEADS, VOCAB, looping_text, model_of, plain_greedy
+from lattice_bpd import FormatError, NGramLM
+from lattice_bpd.decode import generate
+from lattice_bpd.models import (
+    BlockwiseHeads,
+    BlockwiseLM,
+    CallableHeads,
+    HeadSource,
+    MedusaHeads,
+    SequentialHeads,
+    SharedBlocksWarning,
+    load_medusa,
+    load_medusa_heads,
+    save_medusa,
+)
+from lattice_bpd.train.heads import TrainOptions, train_blockwise
+
+WIDTH = 32
+SLOTS = 3
+
+
+def random_heads(num_layers: int = 2, *, vocab_size: int = VOCAB, width: int = WIDTH):
+    heads = MedusaHeads(width, vocab_size, SLOTS, num_layers)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in heads.parameters():
+            weight.normal_(0.0, 0.3, generator=generator)
+    return heads
+
+
+def write_by_hand(heads: MedusaHeads, directory, prefix: str = "") -> dict[str, torch.Tensor]:
+    """The v0.1 files as Medusa's own modules name their tensors."""
+    modules = nn.ModuleList(
+        nn.Sequential(*(Block() for _ in range(heads.num_layers)), nn.Linear(WIDTH, VOCAB, False))
+        for _ in range(SLOTS)
+    )
+    with torch.no_grad():
+        for slot, module in enumerate(modules):
+            for layer in range(heads.num_layers):
+                module[layer].linear.weight.copy_(heads.block_weight[layer, slot])
+                module[layer].linear.bias.copy_(heads.block_bias[layer, slot])
+            module[-1].weight.copy_(heads.output_weight[slot])
+    state = {prefix + name: tensor for name, tensor in modules.state_dict().items()}
+    torch.save(state, directory / "medusa_lm_head.pt")
+    config = {"medusa_num_heads": SLOTS, "medusa_num_layers": heads.num_layers}
+    (directory / "config.json").write_text(json.dumps(config))
+    return state
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+
+def same(heads: MedusaHeads, other: MedusaHeads) -> bool:
+    pairs = zip(heads.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(weight, found) for weight, found in pairs)
+
+
+def test_medusa_head_is_its_blocks_and_its_projection():
+    heads, hidden = random_heads(), torch.randn(2, 5, WIDTH)
+    with torch.inference_mode():
+        found = heads(hidden)
+        for slot in range(SLOTS):
+            states = hidden[1, 4]
+            for layer in range(2):
+                inner = heads.block_weight[layer, slot] @ states + heads.block_bias[layer, slot]
+                states = states + F.silu(inner)
+            expected = heads.output_weight[slot] @ states
+            torch.testing.assert_close(found[1, 4, slot], expected, rtol=1e-4, atol=1e-4)
+    assert found.shape == (2, 5, SLOTS, VOCAB)
+
+
+@pytest.mark.parametrize("prefix", ["", "medusa_head."])
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_medusa_v01_file_of_medusas_own_modules(tmp_path, num_layers, prefix):
+    heads = random_heads(num_layers)
+    write_by_hand(heads, tmp_path, prefix)
+    assert same(load_medusa_heads(tmp_path), heads)
+    model = load_medusa(tmp_path, model_of("llama").base)
+    assert (model.num_slots, model.num_heads, model.vocab_size) == (SLOTS, SLOTS + 1, VOCAB)
+
+
+def test_medusa_v01_written_and_read_back(tmp_path):
+    heads = random_heads()
+    target = model_of("gpt2").base
+    target.save_pretrained(tmp_path / "target")
+    folder = tmp_path / "medusa"
+    save_medusa(heads, folder, base_model_name_or_path=str(tmp_path / "target"))
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "medusa_lm_head.pt"]
+    names = set(torch.load(folder / "medusa_lm_head.pt", weights_only=True))
+    parts = ("0.linear.weight", "0.linear.bias", "1.linear.weight", "1.linear.bias", "2.weight")
+    assert names == {f"{slot}.{part}" for slot in range(SLOTS) for part in parts}
+    assert same(load_medusa(folder).heads, heads)
+    save_medusa(heads, folder)  # over what is there
+    with pytest.raises(ValueError, match=r"holds heads alone, for the target ''.*give it as base="):
+        load_medusa(folder)
+
+
+@pytest.mark.parametrize("shard_size", ["1GB", "20KB"])
+def test_medusa_v10_written_and_read_back(tmp_path, shard_size, monkeypatch):
+    heads, base = random_heads(), model_of("llama").base
+    save = type(base).save_pretrained
+    monkeypatch.setattr(
+        type(base), "save_pretrained", lambda *args: save(*args, max_shard_size=shard_size)
+    )
+    save_medusa(heads, tmp_path, base=base)
+    assert (tmp_path / "model.safetensors.index.json").is_file() == (shard_size == "20KB")
+    model = load_medusa(tmp_path)
+    assert same(model.heads, heads)
+    tokens = torch.tensor([[3, 5, 7]])
+    with torch.inference_mode():
+        assert torch.equal(model(tokens).logits, base(tokens).logits)
+    assert not list(tmp_path.glob(".saving*"))
+
+
+def test_medusa_v10_weights_in_a_pickle(tmp_path):
+    heads = random_heads()
+    state = write_by_hand(heads, tmp_path, "medusa_head.")
+    (tmp_path / "medusa_lm_head.pt").unlink()
+    torch.save({"model.norm.weight": torch.ones(WIDTH), **state}, tmp_path / "pytorch_model.bin")
+    assert same(load_medusa_heads(tmp_path), heads)
+
+
+def test_medusa_blocks_that_share_one_weight_are_warned_of(tmp_path):
+    heads = random_heads(3)
+    with torch.no_grad():
+        heads.block_weight[1:] = heads.block_weight[0]
+        heads.block_bias[1:] = heads.block_bias[0]
+    save_medusa(heads, tmp_path)
+    with pytest.warns(SharedBlocksWarning, match="in each head all 3 blocks share one weight"):
+        assert same(load_medusa_heads(tmp_path), heads)
+    with torch.no_grad():
+        heads.block_bias[2, 1, 0] += 1.0  # one number of one head differs: no warning, or an error
+    save_medusa(heads, tmp_path)
+    load_medusa_heads(tmp_path)
+
+
+def test_medusa_takes_fewer_heads_or_more_than_the_config_names(tmp_path):
+    write_by_hand(random_heads(1), tmp_path)
+    config = {"medusa_num_heads": 2, "medusa_num_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_medusa_heads(tmp_path).num_slots == 2
+    assert load_medusa_heads(tmp_path, num_slots=3).num_slots == 3
+    with pytest.raises(FormatError, match=r"has 3 heads; expected 4 .*give num_slots=3"):
+        load_medusa_heads(tmp_path, num_slots=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"medusa_num_heads": 5}, r"medusa_lm_head.pt: has 3 heads; expected 5"),
+        ({"medusa_num_heads": 0}, "medusa_num_heads is 0, expected an integer of 1 or more"),
+        ({"medusa_num_layers": None}, "medusa_num_layers is None, expected an integer of 0"),
+        ({"medusa_num_layers": 3}, r"its heads have \[2\] blocks; config.json has .* 3; expected"),
+        ({"hidden_size": 64}, "the heads have hidden_size 32, .*config.json has 64"),
+        ({"vocab_size": 32000}, "the heads have vocab_size 48, .*config.json has 32000"),
+    ],
+)
+def test_medusa_config_that_does_not_fit(tmp_path, change, message):
+    save_medusa(random_heads(), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(FormatError, match=message):
+        load_medusa_heads(tmp_path)
+
+
+def drop(name):
+    return lambda state: {key: value for key, value in state.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop("1.0.linear.bias"), "has no tensor 1.0.linear.bias; expected 2 blocks"),
+        (drop("1.2.weight"), r"has projections of heads \[0, 2\]; expected heads 0, 1, .. without"),
+        (lambda state: {**state, "lm_head.weight": torch.ones(2)}, "holds a tensor 'lm_head.wei"),
+        (lambda state: {**state, "1.2.weight": torch.ones(9, 32)}, r"shape \(9, 32\), expected"),
+        (
+            lambda state: {**state, "2.0.linear.weight": torch.ones(16, 16)},
+            r"shape \(16, 16\), expected \(32, 32\)",
+        ),
+        (lambda state: {**state, "0.2.weight": torch.ones(9)}, r"shape \(9,\), expected \(V, D\)"),
+        (lambda _: [1, 2], "holds no named tensors"),
+        (lambda state: {**state, "run": print}, "cannot be read .*expected the tensors of"),
+    ],
+)
+def test_medusa_file_with_other_tensors(tmp_path, change, message):
+    state = write_by_hand(random_heads(), tmp_path)
+    torch.save(change(state), tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(FormatError, match=message):
+        load_medusa_heads(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 0.99])
+@pytest.mark.parametrize("version", ["v0.1", "v1.0"])
+def test_medusa_file_that_was_cut(tmp_path, version, share):
+    save_medusa(
+        random_heads(), tmp_path, base=model_of("llama").base if version == "v1.0" else None
+    )
+    path = tmp_path / ("medusa_lm_head.pt" if version == "v0.1" else "model.safetensors")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(FormatError, match=f"{path.name}: cannot be read .*copy the file again"):
+        load_medusa_heads(tmp_path)
+
+
+def test_medusa_files_that_are_missing(tmp_path):
+    with pytest.raises(FormatError, match=r"config\.json: cannot be read"):
+        load_medusa_heads(tmp_path)
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 1, "medusa_num_layers": 1}')
+    with pytest.raises(FormatError, match=r"has none of medusa_lm_head\.safetensors, "):
+        load_medusa_heads(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 3}')
+    with pytest.raises(FormatError, match="is no index of shards"):
+        load_medusa_heads(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"medusa_head.0.0.linear.bias": "part-1.safetensors"}}'
+    )
+    with pytest.raises(FormatError, match=r"part-1\.safetensors: cannot be read"):
+        load_medusa_heads(tmp_path)
+
+
+def test_medusa_heads_of_another_target_are_refused(tmp_path):
+    base = model_of("llama").base
+    save_medusa(random_heads(vocab_size=50), tmp_path)
+    with pytest.raises(ValueError, match="vocabulary of 50, the target one of 48; expected the"):
+        load_medusa(tmp_path, base)
+    save_medusa(random_heads(width=16), tmp_path)
+    with pytest.raises(ValueError, match="width 16, the target's output embedding takes 32"):
+        load_medusa(tmp_path, base)
+    with pytest.raises(ValueError, match="expected 1 or more"):
+        MedusaHeads(8, 8, 0)
+    heads = BlockwiseHeads(WIDTH, 3, vocab_size=50)
+    with pytest.raises(ValueError, match="vocabulary of 50, the target one of 48"):
+        BlockwiseLM(base, heads=heads)
+    lm = NGramLM.train([[1, 2, 3]], 2, vocab_size=50, smoothing="witten_bell")
+    model = BlockwiseLM(base, heads=random_heads())
+    with pytest.raises(ValueError, match="vocabulary of 50, the target one of 48"):
+        generate(model, [1, 2], "p_best", lm=lm, top_k=4)
+
+
+def test_medusa_model_keeps_its_heads_in_safetensors(tmp_path):
+    model = BlockwiseLM(model_of("gpt2").base, heads=random_heads())
+    model_of("gpt2").save_pretrained(tmp_path)  # other heads before: they must not come back
+    model.save_pretrained(tmp_path)
+    loaded = BlockwiseLM.from_pretrained(tmp_path)
+    assert isinstance(loaded.heads, MedusaHeads)
+    assert same(loaded.heads, model.heads)
+    model_of("gpt2").save_pretrained(tmp_path)
+    assert isinstance(BlockwiseLM.from_pretrained(tmp_path).heads, BlockwiseHeads)
+    random_heads().save_pretrained(tmp_path)
+    (tmp_path / "medusa_heads.safetensors").write_bytes(b"no")
+    with pytest.raises(FormatError, match="heads' weights cannot be read"):
+        MedusaHeads.from_pretrained(tmp_path)
+
+
+def test_blockwise_heads_alone_are_saved_and_loaded(tmp_path):
+    heads = model_of("gpt2").heads
+    heads.save_pretrained(tmp_path)
+    found = BlockwiseHeads.from_pretrained(tmp_path)
+    assert (found.num_heads, found.vocab_size) == (HEADS, VOCAB)
+    assert torch.equal(found.outer_weight, heads.outer_weight)
+    path = tmp_path / "blockwise_heads.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": -1}))
+    with pytest.raises(FormatError, match="vocab_size is -1, expected an integer above 0"):
+        BlockwiseHeads.from_pretrained(tmp_path)
+
+
+class MtpStep(nn.Module):
+    """One depth of multi-token prediction: joins state and embedding, then a small network."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.join = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(depth))
+
+    def forward(self, states, embeddings, slot):
+        both = torch.cat([F.normalize(states, dim=-1), F.normalize(embeddings, dim=-1)], dim=-1)
+        return states + F.silu(self.join[slot](both))
+
+
+def test_heads_in_turn_see_state_and_token_before_them():
+    base, step = model_of("llama").base, MtpStep(3)
+    heads = SequentialHeads(step, 3, base)
+    hidden, exact = torch.randn(4, WIDTH), torch.tensor([5, 0, 47, 9])
+    embed, project = base.get_input_embeddings(), base.get_output_embeddings()
+    with torch.inference_mode():
+        found = heads(hidden, exact)
+        for row in range(4):
+            state, token = hidden[row : row + 1], exact[row : row + 1]
+            for slot in range(3):
+                state = step(state, embed(token), slot)
+                torch.testing.assert_close(found[row, slot], project(state)[0])
+                token = project(state).argmax(-1)
+        assert torch.equal(heads(hidden), heads(hidden, project(hidden).argmax(-1)))
+    assert not any("_target" in name for name, _ in heads.named_parameters())
+    assert heads(hidden[0]).shape == (3, VOCAB)
+
+
+def sources() -> dict[str, object]:
+    base = model_of("llama").base
+    weight = torch.randn(SLOTS, VOCAB, WIDTH, generator=torch.Generator().manual_seed(5))
+    return {
+        "medusa": random_heads(),
+        "sequential": SequentialHeads(MtpStep(SLOTS), SLOTS, base),
+        "callable": CallableHeads(
+            lambda hidden: torch.einsum("bd,hvd->bhv", hidden, weight), SLOTS
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["medusa", "sequential", "callable"])
+@pytest.mark.parametrize("strategy", ["bpd", "ngram", "p_best", "oracle"])
+def test_every_head_source_decodes_lossless_like_medusa(kind, strategy):
+    source = sources()[kind]
+    assert isinstance(source, HeadSource)
+    model = BlockwiseLM(model_of("llama").base, heads=source)
+    lm = NGramLM.train([looping_text(500)], 3, vocab_size=VOCAB, smoothing="witten_bell")
+    found = generate(model, [3, 1, 4], strategy, lm=lm, top_k=4, num_drafts=3, max_new_tokens=24)
+    assert found.token_ids == plain_greedy(model, [3, 1, 4], 24)
+
+
+def test_sources_that_do_not_fit_are_refused(tmp_path):
+    base = model_of("llama").base
+    with pytest.raises(TypeError, match=r"heads is a function; .*CallableHeads\(function, num_slo"):
+        BlockwiseLM(base, heads=lambda hidden: hidden)
+    with pytest.raises(ValueError, match=r"shape \(1, 2, 48\) .*expected \(1, 3, V\)"):
+        BlockwiseLM(base, heads=CallableHeads(lambda hidden: hidden.new_zeros(1, 2, VOCAB), 3))
+    with pytest.raises(ValueError, match="vocabulary of 9, the target one of 48"):
+        BlockwiseLM(base, heads=CallableHeads(lambda hidden: hidden.new_zeros(1, 3, 9), 3))
+    for kind in (CallableHeads, lambda f, n: SequentialHeads(f, n, base)):
+        with pytest.raises(ValueError, match="num_slots is 0; expected 1 or more"):
+            kind(np.array, 0)
+    model = BlockwiseLM(base, heads=sources()["callable"])
+    with pytest.raises(TypeError, match="CallableHeads, which have no file format"):
+        model.save_pretrained(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(TypeError, match="the heads are CallableHeads; expected BlockwiseHeads"):
+        train_blockwise(model, looping_text(), TrainOptions(steps=1, sequence_length=8))
