@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,15 @@ import numpy as np
 from callgrind import count_instructions
 from corpus import CACHE, ROOT, VOCAB_SIZE, Corpus, load_corpus, make_dense_text, make_large_text
 from demo_lattices import find_demo_model, record_lattices
+from engines import (
+    PART,
+    bytes_per_ngram,
+    compare_engines,
+    engine_contender,
+    make_lm,
+    make_row,
+    time_fused,
+)
 from lattices import (
     Lattices,
     check_engines_agree,
@@ -35,14 +43,12 @@ from lattices import (
 from machine import describe_machine
 from pywrapfst_peer import measure_pywrapfst
 from report import PAPER_BY_DRAFTS, PAPER_BY_SHAPE, print_comparison, print_table, write_json
-from timing import Contender, Times, summarize, time_in_turns
+from timing import Contender, summarize, time_in_turns
 from top_k import measure_top_k
 
 from lattice_bpd import NGramLM, SausageLattice, _core, rescore_lattice
 from lattice_bpd.lattice.logits import select_top_k
-from lattice_bpd.train.ngram import KatzWarning, RaggedIds, train_ngram
 
-PART = 10  # lattices in one call
 COPIES = 10  # of the corpus, for the large LM
 DENSE_TEXT = 42_000_000  # tokens
 
@@ -55,12 +61,12 @@ class Bench:
         self.count = 100 if args.quick else 500
         self.rounds = 3 if args.quick else 10
         self.corpus = load_corpus()
-        self.lm = self._make_lm("corpus.lm", self.corpus)
+        self.lm = make_lm("corpus.lm", self.corpus)
         self.summary: dict[str, Any] = {}
         self.results: dict[str, Any] = {"summary": self.summary, "machine": describe_machine()}
         self.results["corpus"] = self.corpus.name
         self.main = self.draw(8, 16)
-        self.summary["bytes_per_ngram"] = self._bytes_per_ngram(self.lm, "corpus.lm")
+        self.summary["bytes_per_ngram"] = bytes_per_ngram(self.lm, "corpus.lm")
         print(f"{self.corpus.name}: {sum(self.lm.num_ngrams):,} n-grams")
 
     def draw(self, slots: int, top_k: int) -> Lattices:
@@ -69,16 +75,15 @@ class Bench:
     def measure_engines(self) -> None:
         """The comparisons in passes of their own: tables 12 and 13, and the goals."""
         by_drafts = [
-            self._compare("corpus", self.lm, self.main, p, p in (1, 16)) for p in PAPER_BY_DRAFTS
+            self.compare("corpus", self.lm, self.main, p, p in (1, 16)) for p in PAPER_BY_DRAFTS
         ]
         print_comparison("8 x 16 by the number of paths (paper: table 12)", by_drafts)
         by_shape = [
-            self._compare("corpus", self.lm, self.draw(*shape), 1, False)
-            for shape in PAPER_BY_SHAPE
+            self.compare("corpus", self.lm, self.draw(*shape), 1, False) for shape in PAPER_BY_SHAPE
         ]
         print_comparison("1-best by shape (paper: table 13)", by_shape)
         goals = [
-            self._compare("corpus", self.lm, self.draw(*shape), 16, True)
+            self.compare("corpus", self.lm, self.draw(*shape), 16, True)
             for shape in ((16, 16), (8, 4), (4, 2))
         ]
         print_comparison("16 best paths", [*goals, by_drafts[-1]])
@@ -98,7 +103,7 @@ class Bench:
                 start = time.thread_time()
                 _core.rescore_candidates(*arguments)
                 samples.append(time.thread_time() - start)
-        row = self._row("corpus", self.main, 16, *(summarize(s) for s in seconds.values()))
+        row = make_row("corpus", self.main, 16, *(summarize(s) for s in seconds.values()))
         print_comparison("engines alternating, one lattice a call", [row])
         self.results["alternating"] = row
         self.summary["ratio_8x16_p16_alternating"] = row["ratio"]
@@ -114,7 +119,7 @@ class Bench:
         except ImportError as error:
             print(f"\nnote: recorded lattices are left out: {error}")
             return
-        row = self._compare("recorded", recording.lm, recording.lattices, 16, True)
+        row = self.compare("recorded", recording.lm, recording.lattices, 16, True)
         grams = f"{sum(recording.lm.num_ngrams):,}"
         print_comparison(f"head logits recorded from {directory.name} ({grams} n-grams)", [row])
         self.results["recorded"] = row
@@ -140,7 +145,7 @@ class Bench:
     def measure_batches(self) -> None:
         """64 lattices in one call, on one thread and on two."""
         parts = self.main.split(64)
-        calls = [self._contender(self.lm, 16, "fused", parts, threads=n) for n in (1, 2)]
+        calls = [engine_contender(self.lm, 16, "fused", parts, threads=n) for n in (1, 2)]
         found = time_in_turns(
             calls, items_per_call=64, rounds=5 * self.rounds, clock=time.perf_counter
         )
@@ -178,7 +183,7 @@ class Bench:
             (SausageLattice(zip(ids, scores, strict=True)), context)
             for ids, scores, context in zip(*self.main, strict=True)
         ]
-        core = self._times([self.lm], self.main, 16)[0]
+        core = time_fused([self.lm], self.main, 16, self.rounds)[0]
         logits = [(self._logits(n), self.main.contexts[n]) for n in range(40)]
         for item in logits:
             np.testing.assert_array_equal(
@@ -236,18 +241,18 @@ class Bench:
 
     def _compare_with_large(self, text: Corpus) -> dict[str, Any]:
         """Times of the search on the corpus' LM and on the text's."""
-        large = self._make_lm("large.lm", text)
+        large = make_lm("large.lm", text)
         check_scores(self.main.take(0, 20), large, 16)
         if self.args.check_scale:
             check_engines_agree(self.main.take(0, 20), large, 16)
-        times = self._times([self.lm, large], self.main, 16)
+        times = time_fused([self.lm, large], self.main, 16, self.rounds)
         grams = [sum(lm.num_ngrams) / 1e6 for lm in (self.lm, large)]
         rows = [[n, found.median, found.p90] for n, found in zip(grams, times, strict=True)]
         print_table(f"size of the LM ({text.name})", ["million n-grams", "us", "90 %"], rows)
         return {
             "text": text.name,
             "num_ngrams": large.num_ngrams,
-            "bytes_per_ngram": self._bytes_per_ngram(large, "large.lm"),
+            "bytes_per_ngram": bytes_per_ngram(large, "large.lm"),
             "optimum_compared_with_openfst": bool(self.args.check_scale),
             "small": times[0].to_json(),
             "large": times[1].to_json(),
@@ -269,58 +274,13 @@ class Bench:
         self.results["instructions_avx2"] = rows
         self.summary["instructions_avx2_8x16_p16"] = rows["8x16_p16"]
 
-    def _compare(
+    def compare(
         self, name: str, lm: NGramLM, lattices: Lattices, num_drafts: int, full: bool
     ) -> dict[str, Any]:
         """Both engines; `full`: all lattices through the slow one too, else some of them."""
         some = lattices if full else lattices.take(0, 50)
-        check_engines_agree(some, lm, num_drafts)
-        fused, openfst = time_in_turns(
-            [
-                self._contender(lm, num_drafts, "fused", lattices.split(PART)),
-                self._contender(lm, num_drafts, "openfst", some.split(PART), slow=True),
-            ],
-            items_per_call=PART,
-            rounds=self.rounds if full else 5,
-        )
-        return self._row(name, lattices, num_drafts, fused, openfst)
-
-    def _row(
-        self, name: str, lattices: Lattices, num_drafts: int, fused: Times, openfst: Times
-    ) -> dict[str, Any]:
-        slots, top_k = lattices.token_ids.shape[1:]
-        paper = PAPER_BY_SHAPE.get((slots, top_k)) if num_drafts == 1 else None
-        if (slots, top_k) == (8, 16):
-            paper = PAPER_BY_DRAFTS[num_drafts]
-        return {
-            "lattices": name,
-            "slots": slots,
-            "top_k": top_k,
-            "num_drafts": num_drafts,
-            "paper_ms": paper,
-            "fused": fused.to_json(),
-            "openfst": openfst.to_json(),
-            "ratio": round(openfst.median / fused.median, 1),
-        }
-
-    def _times(self, lms: list[NGramLM], lattices: Lattices, num_drafts: int) -> list[Times]:
-        parts = lattices.split(PART)
-        calls = [self._contender(lm, num_drafts, "fused", parts) for lm in lms]
-        return time_in_turns(calls, items_per_call=PART, rounds=self.rounds)
-
-    def _contender(
-        self,
-        lm: NGramLM,
-        num_drafts: int,
-        engine: str,
-        parts: list[Lattices],
-        *,
-        threads: int = 1,
-        slow: bool = False,
-    ) -> Contender:
-        """The core's call alone: arguments are made before."""
-        made = [rescore_arguments(part, lm, num_drafts, engine, threads) for part in parts]
-        return Contender(lambda arguments: _core.rescore_candidates(*arguments), made, slow)
+        rounds = self.rounds if full else 5
+        return compare_engines(name, lm, lattices, some, num_drafts, rounds)
 
     def _select(self, logits: Any) -> object:
         return select_top_k(logits, 16, log_softmax=False, where="bench")
@@ -331,18 +291,6 @@ class Bench:
         logits = rng.standard_normal((8, VOCAB_SIZE)).astype(np.float32) - 30
         np.put_along_axis(logits, self.main.token_ids[n], self.main.scores[n], axis=1)
         return logits
-
-    def _make_lm(self, name: str, corpus: Corpus) -> NGramLM:
-        """A 4-gram LM of all n-grams, through its file."""
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", KatzWarning)  # synthetic text repeats itself
-            text = RaggedIds(corpus.token_ids, corpus.offsets)
-            train_ngram(text, 4, vocab_size=VOCAB_SIZE).save(CACHE / name)
-        return NGramLM.load(CACHE / name)
-
-    def _bytes_per_ngram(self, lm: NGramLM, name: str) -> float:
-        return round((CACHE / name).stat().st_size / sum(lm.num_ngrams), 2)
 
 
 def main() -> None:

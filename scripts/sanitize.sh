@@ -26,11 +26,11 @@ cp -r python/lattice_bpd "$tree/"
 cp build/sanitize/_core*.so "$tree/lattice_bpd/"
 packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 # The C++ library comes along, or the first exception ends the process; CPython's leaks are its own;
-# a size that altered files ask for may be refused; pytest would swallow reports on stderr.
+# pytest would swallow reports on stderr.
 readonly report=build/sanitize/report
 rm -f "$report".*
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libstdc++.so.6)" \
-  ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1:log_path=$PWD/$report" \
+  ASAN_OPTIONS="detect_leaks=0:log_path=$PWD/$report" \
   UBSAN_OPTIONS="print_stacktrace=1" PYTHONPATH="$PWD/$tree:$packages" \
   .venv/bin/python -S -m pytest -q -p no:cacheprovider "${tests[@]/#/tests/python/}" || {
   code=$?

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <new>
 #include <vector>
 
 #include "lattice_bpd/base/score_grid.h"
@@ -20,8 +19,10 @@ using StateId = ScoreArc::StateId;
 
 constexpr const char* kExpected = "; expected an OpenFst VectorFst over standard arcs";
 
-void CheckHeader(const std::string& bytes) {
-  std::istringstream stream(bytes);
+constexpr const char* kAltered = "acceptor: the FST is cut or altered";
+
+// Leaves the stream behind the header.
+fst::FstHeader ReadHeader(const std::string& bytes, std::istream& stream) {
   fst::FstHeader header;
   if (!header.Read(stream, "acceptor")) {
     throw ValueError(StrCat("acceptor: ", bytes.size(), " bytes that are no FST", kExpected));
@@ -39,18 +40,34 @@ void CheckHeader(const std::string& bytes) {
     throw ValueError(StrCat("acceptor: ", num_states, " states in ", bytes.size(),
                             " bytes; the FST is cut or altered"));
   }
+  return header;
+}
+
+// OpenFst makes room for as many arcs as the bytes say, before it looks for them.
+void CheckNumArcs(const std::string& bytes) {
+  constexpr std::int64_t kArcBytes = 16;
+  std::istringstream stream(bytes);
+  const fst::FstHeader header = ReadHeader(bytes, stream);
+  for (const int symbols : {fst::FstHeader::HAS_ISYMBOLS, fst::FstHeader::HAS_OSYMBOLS}) {
+    if ((header.GetFlags() & symbols) == 0) continue;
+    const std::unique_ptr<fst::SymbolTable> skipped(fst::SymbolTable::Read(stream, "acceptor"));
+    if (skipped == nullptr) throw ValueError(kAltered);
+  }
+  float weight;
+  std::int64_t num_arcs;
+  for (std::int64_t state = 0; state != header.NumStates(); ++state) {  // -1: up to the end
+    if (!fst::ReadType(stream, &weight) || !fst::ReadType(stream, &num_arcs)) break;
+    const auto left = static_cast<std::int64_t>(bytes.size()) - stream.tellg();
+    if (num_arcs < 0 || num_arcs > left / kArcBytes) throw ValueError(kAltered);
+    stream.seekg(num_arcs * kArcBytes, std::ios::cur);
+  }
 }
 
 std::unique_ptr<StdFst> ReadFst(const std::string& bytes) {
-  CheckHeader(bytes);
+  CheckNumArcs(bytes);
   std::istringstream stream(bytes);
-  std::unique_ptr<StdFst> read;
-  try {
-    read.reset(StdFst::Read(stream, fst::FstReadOptions("acceptor")));
-  } catch (const std::bad_alloc&) {     // more arcs than any memory holds
-  } catch (const std::length_error&) {  // fewer than none
-  }
-  if (read == nullptr) throw ValueError("acceptor: the FST is cut or altered");
+  std::unique_ptr<StdFst> read(StdFst::Read(stream, fst::FstReadOptions("acceptor")));
+  if (read == nullptr) throw ValueError(kAltered);
   return read;
 }
 
