@@ -151,7 +151,13 @@ def test_generate_gives_the_same_text_with_every_strategy(model_directory, capsy
         assert found["strategy"] == strategy
         assert found["tokens"] == len(found["token_ids"]) <= 9
         texts.append(found["token_ids"])
-    assert texts == [texts[0]] * 5
+    status, out, _ = run(
+        capsys, "generate", model_directory, "--prompt", "the cat", "--strategy", "tree",
+        "--temperature", 3, "--max-new-tokens", 9, "--json",
+    )  # fmt: skip
+    assert status == 0
+    texts.append(json.loads(out)["token_ids"])
+    assert texts == [texts[0]] * 6
     status, out, _ = run(
         capsys, "generate", model_directory, "--prompt", "the", "--lm", "none", "--num-drafts", 2
     )
@@ -167,6 +173,7 @@ def test_generate_errors(model_directory, tmp_path, capsys):
         ([model_directory, "--top-k", 0], "top_k is 0"),
         ([model_directory, "--top-k", 301], "expected 1..300"),
         ([model_directory, "--num-drafts", 0], "num_drafts is 0"),
+        ([model_directory, "--temperature", 0], "temperature is 0.0"),
         ([model_directory, "--max-new-tokens", 0], "max_new_tokens is 0"),
         ([model_directory, "--strategy", "ngram", "--lm", "none"], "needs an n-gram LM"),
         ([tmp_path, "--tokenizer", model_directory / "tokenizer.json", "--lm", "none"],

@@ -129,6 +129,8 @@ def test_oracle_takes_the_targets_tokens_as_far_as_the_lattice_goes():
         ([1], {"top_k": VOCAB + 1}, f"expected 1..{VOCAB}"),
         ([1], {"top_k": 0}, "top_k is 0"),
         ([1], {"num_drafts": 0}, "num_drafts is 0"),
+        ([1], {"temperature": 0.0}, "temperature is 0.0; expected a number above 0"),
+        ([1], {"temperature": float("nan")}, "temperature is nan"),
     ],
 )
 def test_bad_requests_are_refused(prompt, options, message):

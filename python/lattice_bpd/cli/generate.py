@@ -47,6 +47,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--num-drafts", type=int, default=16, help="drafts of p_best (default 16)")
     parser.add_argument("--max-nodes", type=int, default=36, help="tokens of tree (default 36)")
     parser.add_argument("--alpha", type=float, default=0.5, help="weight of the LM (default 0.5)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="divides the scores of tree: above 1 it grows wider, output stays (default 1)",
+    )
     parser.add_argument("--max-new-tokens", type=int, default=64, help="default 64")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(run=run)
@@ -84,6 +90,7 @@ def run(args: argparse.Namespace) -> None:
         num_drafts=args.num_drafts,
         max_nodes=args.max_nodes,
         alpha=args.alpha,
+        temperature=args.temperature,
         max_new_tokens=args.max_new_tokens,
         stop_token_ids=_stop_tokens(tokenizer.token_to_id("<|endoftext|>")),
     )

@@ -52,6 +52,7 @@ class CustomGenerate:
         num_drafts: p of "p_best".
         max_nodes: N of "tree".
         alpha: weight of the LM.
+        temperature: of "tree"; it shapes drafts, never the output.
         form: "auto", "tree" or "rows".
         streamer: of `transformers`. Give it here: `generate` keeps its own from callables.
 
@@ -70,6 +71,7 @@ class CustomGenerate:
         num_drafts: int = 16,
         max_nodes: int = 36,
         alpha: float = 0.5,
+        temperature: float = 1.0,
         form: str = "auto",
         streamer: Any = None,
     ) -> None:
@@ -77,7 +79,7 @@ class CustomGenerate:
         self.form, self.streamer = form, streamer
         self._sizes: dict[str, Any] = {
             "lm": lm, "top_k": top_k, "num_drafts": num_drafts, "max_nodes": max_nodes,
-            "alpha": alpha,
+            "alpha": alpha, "temperature": temperature,
         }  # fmt: skip
         if strategy == "oracle":
             raise ValueError("CustomGenerate: strategy 'oracle' decodes twice; use decode.generate")

@@ -9,6 +9,7 @@ OracleDrafter    the path that agrees longest with the target   an upper bound (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -138,8 +139,10 @@ class TreeDrafter(Drafter):
         alpha: float = 0.5,
         temperature: float = 1.0,
     ) -> None:
-        if not temperature > 0.0:
-            raise ValueError(f"TreeDrafter: temperature is {temperature}; expected it above 0")
+        if not 0.0 < temperature < math.inf:
+            raise ValueError(
+                f"TreeDrafter: temperature is {temperature}; expected a number above 0"
+            )
         self.lm, self.top_k, self.max_nodes, self.alpha = lm, top_k, max_nodes, alpha
         self.temperature = temperature
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ def make_drafter(
     num_drafts: int = 16,
     max_nodes: int = 36,
     alpha: float = 0.5,
+    temperature: float = 1.0,
 ) -> Drafter:
     """The drafter of a strategy; all but "oracle", which needs the output first.
 
@@ -41,6 +43,7 @@ def make_drafter(
         num_drafts: p of "p_best".
         max_nodes: N of "tree".
         alpha: weight of the LM.
+        temperature: of "tree".
 
     Raises:
         ValueError: an unknown strategy, "ngram" without an LM, or sizes out of range.
@@ -59,10 +62,14 @@ def make_drafter(
     for name, value in (("num_drafts", num_drafts), ("max_nodes", max_nodes)):
         if value < 1:
             raise ValueError(f"generate: {name} is {value}; expected 1 or more")
+    if not 0.0 < temperature < math.inf:
+        raise ValueError(f"generate: temperature is {temperature}; expected a number above 0")
     if strategy == "bpd":
         return BlockDrafter()
     if strategy == "tree":
-        return TreeDrafter(lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha)
+        return TreeDrafter(
+            lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature
+        )
     if strategy in ("ngram", "p_best"):
         drafts = 1 if strategy == "ngram" else num_drafts
         return LatticeDrafter(lm, top_k=top_k, num_drafts=drafts, alpha=alpha)
@@ -81,6 +88,7 @@ def generate(
     num_drafts: int = 16,
     max_nodes: int = 36,
     alpha: float = 0.5,
+    temperature: float = 1.0,
     max_new_tokens: int = 64,
     stop_token_ids: Collection[int] = (),
     form: str = "auto",
@@ -107,6 +115,7 @@ def generate(
         num_drafts: p, drafts of "p_best".
         max_nodes: N, draft tokens of "tree".
         alpha: weight of the LM.
+        temperature: divides the scores of "tree"; above 1 it grows wider and less deep.
         max_new_tokens: most tokens to decode.
         stop_token_ids: decoding ends behind the first of these.
         form: how drafts are verified: "auto", "tree" or "rows"; see docs/decoding.md.
@@ -118,7 +127,8 @@ def generate(
 
     Raises:
         ValueError: an unknown strategy, "ngram" without an LM, a top_k outside 1..V, num_drafts or
-            max_nodes below 1, an LM or heads of another vocabulary, or what `decode` refuses.
+            max_nodes below 1, a temperature that is not above 0, an LM or heads of another
+            vocabulary, or what `decode` refuses.
         TypeError: no causal LM, or heads that cannot be called.
         MemoryError: a call did not fit.
     """
@@ -130,8 +140,9 @@ def generate(
         )
     return generate_batch(
         model, batch, strategy, heads=heads, drafter=drafter, lm=lm, top_k=top_k,
-        num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha, max_new_tokens=max_new_tokens,
-        stop_token_ids=stop_token_ids, form=form, streamer=streamer, static_cache=static_cache,
+        num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha, temperature=temperature,
+        max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, form=form,
+        streamer=streamer, static_cache=static_cache,
     )[0]  # fmt: skip
 
 
@@ -147,6 +158,7 @@ def generate_batch(
     num_drafts: int = 16,
     max_nodes: int = 36,
     alpha: float = 0.5,
+    temperature: float = 1.0,
     max_new_tokens: int = 64,
     stop_token_ids: Collection[int] = (),
     form: str = "auto",
@@ -166,6 +178,7 @@ def generate_batch(
         num_drafts: see there.
         max_nodes: see there.
         alpha: see there.
+        temperature: see there.
         max_new_tokens: most tokens to decode behind each prompt.
         stop_token_ids: a text ends behind the first of these.
         form: see there.
@@ -188,7 +201,7 @@ def generate_batch(
     if drafter is None:
         drafter = make_drafter(
             strategy, drafting.vocab_size, lm=lm, top_k=top_k, num_drafts=num_drafts,
-            max_nodes=max_nodes, alpha=alpha,
+            max_nodes=max_nodes, alpha=alpha, temperature=temperature,
         )  # fmt: skip
         if strategy == "oracle":
             outputs = decode_batch(drafting, prompts, drafter, **{**options, "streamer": None})
