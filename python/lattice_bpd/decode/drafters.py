@@ -210,7 +210,9 @@ def batch_head_logits(states: Sequence[DecodeState]) -> torch.Tensor:
         return states[0].head_logits().unsqueeze(0)
     with states[0].stats.stage("heads"):
         hidden = torch.stack([state.hidden for state in states])
-        return states[0].model.head_logits(hidden)[:, : max(state.num_slots for state in states)]
+        exact = [state.tokens[-1] for state in states]
+        slots = max(state.num_slots for state in states)
+        return states[0].model.head_logits(hidden, exact)[:, :slots]
 
 
 def _prepare_rescoring(

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, HeadSource
 from lattice_bpd.verify import CausalLMTarget
 
 
 class DraftHeads(Protocol):
-    """Any source of head logits: a module, a method, a function."""
+    """Any source of head logits: a module, a method, a function.
+
+    One with a parameter `exact_tokens` is given y_{t+1} of each row by that name, (B,) int64: the
+    token that was chosen, which behind logits processors need not be the target's argmax.
+    """
 
     def __call__(self, hidden: Tensor, /) -> Tensor:
         """Logits of the next positions.
@@ -47,6 +53,7 @@ class DraftingModel:
         self, model: PreTrainedModel | BlockwiseLM, heads: DraftHeads | None = None
     ) -> None:
         self.target = CausalLMTarget(model)
+        self._look_at_tokens = _take_exact_tokens(model if heads is None else heads)
         if heads is None and isinstance(model, BlockwiseLM):
             heads = model.head_logits
             self.num_slots: int | None = model.num_slots
@@ -74,11 +81,13 @@ class DraftingModel:
         """Tokens that the target has positions for; None where its config names no limit."""
         return self.target.max_positions
 
-    def head_logits(self, hidden: Tensor) -> Tensor:
+    def head_logits(self, hidden: Tensor, exact_tokens: Sequence[int] | None = None) -> Tensor:
         """Logits of the draft heads.
 
         Args:
             hidden: (B, D) float.
+            exact_tokens: (B,) ints, the tokens y_{t+1} that were chosen behind them, for heads that
+                look at them; None where they are not known.
 
         Returns:
             (B, H, V) float.
@@ -91,7 +100,11 @@ class DraftingModel:
                 "decode: this drafter needs head logits and the model has no heads; give heads=, a "
                 "callable that turns hidden states (B, D) into logits (B, H, V), or a BlockwiseLM"
             )
-        logits = self.heads(hidden)
+        if exact_tokens is not None and self._look_at_tokens:
+            chosen = torch.tensor(exact_tokens, device=hidden.device)
+            logits = cast("HeadSource", self.heads)(hidden, exact_tokens=chosen)
+        else:
+            logits = self.heads(hidden)
         shape = tuple(logits.shape)
         if len(shape) != 3 or shape[0] != len(hidden) or shape[1] == 0:
             raise ValueError(
@@ -116,3 +129,16 @@ class DraftingModel:
                 f"{where}: found token id {low if low < 0 else high}; expected 0.."
                 f"{self.vocab_size - 1}; use the tokenizer that the target was trained with"
             )
+
+
+def _take_exact_tokens(heads: Any) -> bool:
+    """Whether heads, or those of a BlockwiseLM, are to be told the exact token."""
+    if isinstance(heads, BlockwiseLM):
+        heads = heads.heads
+    if isinstance(heads, BlockwiseHeads):
+        return False
+    try:
+        signature = inspect.signature(heads.forward if isinstance(heads, nn.Module) else heads)
+    except (TypeError, ValueError):  # some functions of C tell none
+        return False
+    return "exact_tokens" in signature.parameters

@@ -93,7 +93,8 @@ def read_prompts(
     kept: Any = cache if static is not None else StackedCache.from_cache(cache, room) or cache
     tokens = _first_tokens(output.logits[:, -1], options)
     if model.heads is not None and model.num_slots is None:
-        model.head_logits(output.hidden[:1, -1])  # tells how many slots there are
+        # tells how many slots there are
+        model.head_logits(output.hidden[:1, -1], tokens[0][-1:] or None)
     found = [Verification(t, 0, output.hidden[row, -1]) for row, t in enumerate(tokens)]
     state = BatchCache(kept, lengths)
     return found, state

@@ -44,7 +44,8 @@ class DecodeState:
     def head_logits(self) -> Tensor:
         """Logits of the draft heads for the slots that may be used: (num_slots, V) float."""
         with self.stats.stage("heads"):
-            return self.model.head_logits(self.hidden.unsqueeze(0))[0, : self.num_slots]
+            found = self.model.head_logits(self.hidden.unsqueeze(0), self.tokens[-1:])
+            return found[0, : self.num_slots]
 
     def update_num_slots(self) -> None:
         """Bound drafts by heads, output limit and positions."""

@@ -1,0 +1,130 @@
+"""What reaches drafters and heads: the knobs of a strategy, and the exact token."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import (
+    CustomGenerate,
+    TreeDrafter,
+    decode,
+    generate,
+    generate_batch,
+    make_drafter,
+)
+from lattice_bpd.models import BlockwiseLM, SequentialHeads
+
+pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
+
+PROMPT = [3, 8, 13]
+SIZES = {"top_k": 6, "max_nodes": 10, "alpha": 0.7}
+
+
+@functools.cache
+def small_lm() -> NGramLM:
+    return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB)
+
+
+def counts(found) -> tuple[list[int], int]:
+    return found.stats.accept_lengths, found.stats.verified_tokens
+
+
+def test_temperature_shapes_the_tree_wherever_it_is_given():
+    model, options = model_of("trained"), {"lm": small_lm(), **SIZES}
+    wanted = plain_greedy(model, PROMPT, 30)
+    by_drafter = {
+        temperature: decode(
+            model, PROMPT, TreeDrafter(temperature=temperature, **options), max_new_tokens=30
+        )
+        for temperature in (0.2, 1.0, 20.0)
+    }
+    assert len({str(counts(found)) for found in by_drafter.values()}) > 1
+    for temperature, expected in by_drafter.items():
+        given = {**options, "temperature": temperature}
+        method = CustomGenerate(model.head_logits, **given)
+        ids = torch.tensor([PROMPT])
+        custom = model.base.generate(ids, custom_generate=method, max_new_tokens=30)
+        assert custom[0, 3:].tolist() == wanted
+        alone = generate(model, PROMPT, "tree", max_new_tokens=30, **given)
+        (batch,) = generate_batch(model, [PROMPT], "tree", max_new_tokens=30, **given)
+        for found in (expected, method.results[0], alone, batch):
+            assert found.token_ids == wanted
+            assert counts(found) == counts(expected)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_temperature_that_is_no_number_above_0_is_refused(temperature):
+    with pytest.raises(ValueError, match=r"generate: temperature is .*; expected a number above 0"):
+        make_drafter("greedy", VOCAB, temperature=temperature)
+    with pytest.raises(ValueError, match="TreeDrafter: temperature is"):
+        TreeDrafter(None, temperature=temperature)
+
+
+class Step(nn.Module):
+    """Adds the token's embedding to the state; remembers the embeddings of slot 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, states, embeddings, slot):
+        if slot == 0:
+            self.seen.append(embeddings)
+        return states + embeddings
+
+
+def test_heads_in_turn_start_from_the_token_that_processors_chose():
+    base, step = model_of("llama").base, Step()
+    model = BlockwiseLM(base, heads=SequentialHeads(step, 3, base))
+    step.seen.clear()
+    options = {"suppress_tokens": plain_greedy(model, PROMPT, 4), "max_new_tokens": 16}
+    method = CustomGenerate(model.heads, "bpd")
+    found = base.generate(torch.tensor([PROMPT]), custom_generate=method, **options)
+    assert found.tolist() == base.generate(torch.tensor([PROMPT]), **options).tolist()
+    stats, decoded = method.results[0].stats, method.results[0].token_ids
+    ends = [0]  # of each step: the place of its exact token
+    for length in stats.accept_lengths:
+        ends.append(ends[-1] + length + 1)
+    heard = torch.cat(step.seen)
+    asked = [decoded[place] for place in ends if place + 2 < len(decoded)]  # others have no slot
+    assert torch.equal(heard[-len(asked) :], base.get_input_embeddings()(torch.tensor(asked)))
+
+
+def test_every_row_of_a_batch_hears_its_own_exact_token():
+    model, heard, states = model_of("trained"), [], []
+
+    def heads(hidden, exact_tokens):
+        heard.append(exact_tokens.tolist())
+        return model.head_logits(hidden)
+
+    class Watching(TreeDrafter):
+        def propose_batch(self, asked):
+            states.append([state.tokens[-1] for state in asked])
+            return super().propose_batch(asked)
+
+    prompts = [PROMPT, [5], [40, 2]]
+    drafter = Watching(None, top_k=4, max_nodes=6)
+    results = generate_batch(model.base, prompts, heads=heads, drafter=drafter, max_new_tokens=12)
+    first, *rest = heard  # the first call only asks how many slots there are
+    assert first == [results[0].token_ids[0]]
+    assert rest == states
+    assert {len(row) for row in rest} >= {3}
+    for prompt, found in zip(prompts, results, strict=True):
+        assert found.token_ids == plain_greedy(model, prompt, 12)
+
+
+def test_callables_without_a_signature_are_called_with_hidden_states_alone():
+    model = model_of("llama")
+    heads = functools.partial(model.head_logits, exact_tokens=None)
+    assert generate(model.base, PROMPT, heads=heads, max_new_tokens=9).token_ids == (
+        plain_greedy(model, PROMPT, 9)
+    )
