@@ -182,6 +182,9 @@ REFUSED = {
     "num_beams": {"num_beams": 3},
     "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
     "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 3},
+    "assistant_early_exit": {"assistant_early_exit": 1},
+    "use_mtp": {"use_mtp": True},
+    "prefill_chunk_size": {"prefill_chunk_size": 2},
     "output_scores": {"output_scores": True, "return_dict_in_generate": True},
     "position_ids": {"position_ids": torch.tensor([[4, 5, 6]])},
 }
@@ -211,6 +214,28 @@ def test_padding_among_tokens_and_a_given_cache_are_refused():
     config = GenerationConfig(cache_implementation="quantized")
     with pytest.raises(ValueError, match="cache_implementation='quantized' cannot be rolled back"):
         method("llama")(base, ids, LogitsProcessorList(), StoppingCriteriaList(), config)
+
+
+def test_weights_spread_over_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    where = "lattice_bpd.decode.generate_checks"
+    monkeypatch.setattr(f"{where}.is_fsdp_managed_module", lambda _: True)
+    config = GenerationConfig(max_new_tokens=4)
+    with pytest.raises(ValueError, match="synced_gpus cannot be honoured"):
+        method("llama")(
+            model_of("llama").base, torch.tensor([[1, 2]]), LogitsProcessorList(),
+            StoppingCriteriaList(), config,
+        )  # fmt: skip
+
+
+def test_stop_strings_go_by_way_of_a_criterion():
+    # `generate` keeps the tokenizer from callables, so it refuses stop_strings before we are asked
+    with pytest.raises(ValueError, match="tokenizer"):
+        model_of("llama").base.generate(
+            torch.tensor([[1, 2]]), custom_generate=method("llama"), stop_strings=["x"],
+            tokenizer=object(), max_new_tokens=4,
+        )  # fmt: skip
 
 
 def test_what_couples_the_rows_of_a_batch_is_refused_by_name():

@@ -30,6 +30,7 @@ from lattice_bpd.decode.generate_checks import (
     refuse_for_batches,
     refuse_inputs,
     refuse_settings,
+    refuse_sharded,
     strip_padding,
 )
 from lattice_bpd.decode.loop import DecodeResult, Options, run_loop
@@ -110,10 +111,11 @@ class CustomGenerate:
         Raises:
             ValueError: a setting, input or processor that cannot be honoured, by name.
         """
+        drafting = DraftingModel(model, self.heads)  # a recurrent target is named as such
         refuse_settings(generation_config)
         refuse_inputs(model_kwargs)
+        refuse_sharded(model)
         refuse_for_batches(len(input_ids), logits_processor, stopping_criteria)
-        drafting = DraftingModel(model, self.heads)
         drafter = self.drafter or make_drafter(self.strategy, drafting.vocab_size, **self._sizes)
         rows = strip_padding(input_ids, model_kwargs.get("attention_mask"))
         check_positions(rows, model_kwargs)

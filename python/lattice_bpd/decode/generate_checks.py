@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import (
     EosTokenCriteria,
     GenerationConfig,
     LogitsProcessorList,
     MaxLengthCriteria,
+    PreTrainedModel,
     StoppingCriteriaList,
 )
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
 
 # Settings of a GenerationConfig that change the output or what is returned beside it.
 _REFUSED = {
@@ -20,6 +24,10 @@ _REFUSED = {
     "penalty_alpha": "contrastive search",
     "dola_layers": "DoLa decoding",
     "prompt_lookup_num_tokens": "prompt lookup (give a drafter instead)",
+    "assistant_early_exit": "drafts of the target's first layers (give a drafter instead)",
+    "use_mtp": "drafts of the checkpoint's own heads (give heads= instead)",
+    "token_healing": "token healing, which needs a tokenizer",
+    "prefill_chunk_size": "reading the prompt in pieces",
     "constraints": "constrained beam search",
     "force_words_ids": "constrained beam search",
     "output_scores": "scores of each step",
@@ -95,6 +103,23 @@ def refuse_for_batches(
         raise ValueError(
             f"CustomGenerate: {', '.join(names)} cannot be honoured for {batch_size} sequences at "
             "once; generate them one at a time"
+        )
+
+
+def refuse_sharded(model: PreTrainedModel) -> None:
+    """Raise ValueError where processes must call the target equally often.
+
+    `generate` keeps `synced_gpus` from callables; this looks where its default comes from.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    zero3 = bool(is_deepspeed_zero3_enabled())  # type: ignore[no-untyped-call]
+    sharded = zero3 or is_fsdp_managed_module(model)
+    if sharded and torch.distributed.get_world_size() > 1:
+        raise ValueError(
+            "CustomGenerate: synced_gpus cannot be honoured: the target's weights are spread over "
+            "processes (FSDP or DeepSpeed ZeRO 3), and each would call it as often as its own "
+            "drafts need; gather the weights first, or use the model's own generate"
         )
 
 
