@@ -19,6 +19,7 @@ from lattice_bpd.verify import (
     verify_drafts,
     verify_trees,
 )
+from lattice_bpd.verify.greedy import greedy_choice
 
 
 class CountingCache:
@@ -190,6 +191,18 @@ def test_a_tree_is_refused_by_name():
 
 def test_greedy_takes_the_smallest_id_of_a_tie():
     assert greedy_tokens(torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_choices_one_by_one_are_those_of_all_at_once(dtype):
+    generator = torch.Generator().manual_seed(7)
+    logits = torch.randint(0, 9, (3, 5, 12), generator=generator).to(dtype)  # ties everywhere
+    choice, wanted = greedy_choice(logits), greedy_tokens(logits)
+    found = [[choice(row, column) for column in range(5)] for row in range(3)]
+    assert found == wanted.tolist()
+    logits[1, 2, 4] = float("nan")
+    with pytest.raises(ValueError, match="logits hold NaN"):
+        greedy_choice(logits)(1, 2)
 
 
 def test_nan_logits_are_refused():

@@ -206,13 +206,13 @@ def batch_head_logits(states: Sequence[DecodeState]) -> torch.Tensor:
     Returns:
         (B, H, V) float, H the most slots that any of the states may use.
     """
-    if len(states) == 1:
-        return states[0].head_logits().unsqueeze(0)
-    with states[0].stats.stage("heads"):
-        hidden = torch.stack([state.hidden for state in states])
+    first, slots = states[0], max(state.num_slots for state in states)
+    with first.stats.stage("heads"):
+        one = len(states) == 1
+        hidden = first.hidden[None] if one else torch.stack([state.hidden for state in states])
         exact = [state.tokens[-1] for state in states]
-        slots = max(state.num_slots for state in states)
-        return states[0].model.head_logits(hidden, exact)[:, :slots]
+        logits = first.model.head_logits(hidden, exact)
+        return logits if logits.shape[1] <= slots else logits[:, :slots]
 
 
 def _prepare_rescoring(

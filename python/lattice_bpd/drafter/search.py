@@ -106,15 +106,15 @@ def check_search(
     core_lm = None if lm is None else core_of(where, lm)
     number = count_of(where, "threads", threads, _MAX_THREADS, least=0)
     weight = number_of(where, "alpha", alpha)
-    sausages = _sausages(head_logits)
-    if sausages is not None:
-        contexts = _contexts(where, context, len(sausages), isinstance(head_logits, list), None)
-        return Search((sausages,), core_lm, contexts, bool(bos), weight, number, None)
     if isinstance(head_logits, Candidates):
         batch = len(head_logits.token_ids)
         contexts = _contexts(where, context, batch, True, None)
         candidates = (head_logits.token_ids, head_logits.scores)
         return Search(candidates, core_lm, contexts, bool(bos), weight, number, None)
+    sausages = _sausages(head_logits)
+    if sausages is not None:
+        contexts = _contexts(where, context, len(sausages), isinstance(head_logits, list), None)
+        return Search((sausages,), core_lm, contexts, bool(bos), weight, number, None)
     check_shape(head_logits, where)
     shape = tuple(int(n) for n in head_logits.shape)
     if lm is not None and lm.vocab_size != shape[-1]:

@@ -79,15 +79,13 @@ class BatchCache:
         Nodes that stand first and in order are kept where they are; others are copied down.
         """
         longest = max(len(nodes) for nodes in accepted)
-        if any(nodes[-1] != len(nodes) - 1 for nodes in accepted):  # rising, so else 0, 1, 2, ..
+        if any(nodes[-1] >= len(nodes) for nodes in accepted):  # rising, so else 0, 1, 2, ..
             start = self.width
-            slots = [
-                [start + node for node in nodes] + [start] * (longest - len(nodes))
-                for nodes in accepted
-            ]
-            # Node 0 stays, whatever else is accepted.
-            sources = torch.tensor([row[1:] for row in slots], device=self._device())
-            move_slots(self.cache, start + 1, sources)
+            sources = np.zeros((len(accepted), longest - 1), np.int64)
+            for number, nodes in enumerate(accepted):  # node 0 stays, whatever else is accepted
+                sources[number, : len(nodes) - 1] = nodes[1:]
+            sources += start
+            move_slots(self.cache, start + 1, to_device(sources, self._device()))
         set_width(self.cache, self.width + longest, self.width + size)
         self._extend([len(nodes) for nodes in accepted], longest)
 
@@ -159,7 +157,7 @@ class BatchCache:
             sources[number, longest - length :] = used
             sources[number, : longest - length] = used[0]
             positions[number, longest - length :] = np.arange(length)
-        move_slots(self.cache, 0, torch.from_numpy(sources).to(self._device()))
+        move_slots(self.cache, 0, to_device(sources, self._device()))
         set_width(self.cache, longest, self.width)
         self.width = longest
         self.positions = positions if min(self.lengths) < longest else None
@@ -169,3 +167,9 @@ class BatchCache:
             return self.cache.keys.device
         device: torch.device = self.cache.layers[0].keys.device
         return device
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """The array as a tensor; quicker than torch.tensor of lists, and without a copy on the host."""
+    found = torch.from_numpy(array)
+    return found if device.type == "cpu" else found.to(device)

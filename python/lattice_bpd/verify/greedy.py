@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
+
+_NAN = (
+    "verify_drafts: the target's logits hold NaN; expected numbers; check its weights, and its "
+    "dtype (float16 overflows on some models: use bfloat16 or float32)"
+)
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:
@@ -28,11 +35,33 @@ def greedy_tokens(logits: Tensor) -> Tensor:
         maxima, token_ids = logits.max(dim=-1)
         has_nan = bool(maxima.isnan().any())
     if has_nan:  # both take the first maximum, and a NaN for the greatest number
-        raise ValueError(
-            "verify_drafts: the target's logits hold NaN; expected numbers; check its weights, "
-            "and its dtype (float16 overflows on some models: use bfloat16 or float32)"
-        )
+        raise ValueError(_NAN)
     return token_ids
+
+
+def greedy_choice(logits: Tensor) -> Callable[[int, int], int]:
+    """The same for places that are asked for one by one: few of a tree are on the accepted path.
+
+    Args:
+        logits: (R, T, V) float.
+
+    Returns:
+        A function (row, column) -> token id, which raises ValueError on a NaN in that place. On an
+        accelerator all places are decided, and checked, at once, so that it is waited for once.
+    """
+    if logits.device.type != "cpu" or logits.dtype != torch.float32:
+        token_ids: list[list[int]] = greedy_tokens(logits).tolist()
+        return lambda row, column: token_ids[row][column]
+    places = logits.numpy()
+
+    def choice(row: int, column: int) -> int:
+        found = places[row, column]
+        best = found.argmax()
+        if found[best] != found[best]:
+            raise ValueError(_NAN)
+        return int(best)
+
+    return choice
 
 
 def accept_lengths(drafts: Tensor, predictions: Tensor) -> Tensor:

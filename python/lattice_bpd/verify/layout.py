@@ -8,6 +8,7 @@ Both put a node's token at the position that it would have in the text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.batch_cache import BatchCache, to_device
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.target import TargetModel
 
@@ -39,27 +40,28 @@ class Call(NamedTuple):
     windowed_mask: Tensor | None
     sequences: list[int] | None
     rows: list[list[int]]
-    columns: list[list[int]]
+    columns: Sequence[Sequence[int]]
 
 
 def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]) -> Call:
     """Exact token and tree nodes of each sequence as one row."""
     size = state.call_size(max(len(tree) for tree in trees))
-    ids = [tree.token_ids + [0] * (size - len(tree)) for tree in trees]
-    places = [
-        [start + depth for depth in tree.depths] + [start] * (size - len(tree))
-        for tree, start in zip(trees, state.lengths, strict=True)
-    ]
-    position_ids = torch.tensor(places, device=target.device)
-    sees = np.stack([tree.attention_mask(size) for tree in trees])
+    new = np.zeros((2, len(trees), size), np.int64)  # tokens and positions
+    sees = np.empty((len(trees), size, size), np.bool_)
+    for number, (tree, start) in enumerate(zip(trees, state.lengths, strict=True)):
+        new[0, number, : len(tree)] = tree.token_ids
+        new[1, number, : len(tree)] = tree.depths
+        new[1, number] += start
+        sees[number] = tree.attention_mask(size)
+    input_ids, position_ids = to_device(new, target.device).unbind()
     masks = _masks(target, state, sees, position_ids, range(len(trees)))
     return Call(
-        torch.tensor(ids, device=target.device),
+        input_ids,
         position_ids,
         *masks,
         None,
         [[number] * len(tree) for number, tree in enumerate(trees)],
-        [list(range(len(tree))) for tree in trees],
+        [range(len(tree)) for tree in trees],
     )
 
 
@@ -82,10 +84,10 @@ def lay_out_rows(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
             sequences.append(number)
     repeats = len(sequences) > len(trees)
     columns = [tree.depths for tree in trees]
-    input_ids = torch.tensor(ids, device=target.device)
+    input_ids = to_device(np.array(ids, np.int64), target.device)
     if state.positions is None:  # then the target numbers and hides by itself as it should
         return Call(input_ids, None, None, None, sequences if repeats else None, rows, columns)
-    position_ids = torch.tensor(places, device=target.device)
+    position_ids = to_device(np.array(places, np.int64), target.device)
     masks: tuple[Tensor, Tensor | None]
     if target.sliding_window is None:
         used = torch.from_numpy(state.positions[sequences] >= 0).to(target.device)
@@ -145,9 +147,11 @@ def _plain_mask(
     rows, size, _ = sees.shape
     end = state.width + size
     mask = np.zeros((rows, 1, size, end + state.free_slots(size)), np.float32)
-    mask[:, 0, :, state.width : end][~sees] = lowest
-    mask[..., end:] = lowest
-    return torch.from_numpy(mask).to(dtype)
+    np.copyto(mask[:, 0, :, state.width : end], lowest, where=~sees)
+    if mask.shape[-1] > end:
+        mask[..., end:] = lowest
+    found = torch.from_numpy(mask)
+    return found if dtype == torch.float32 else found.to(dtype)
 
 
 def _too_far(

@@ -88,7 +88,7 @@ class PrefixTree:
         if max(depths) <= max_depth:
             above = [parent + 1 for parent in parents]
             edges = zip(above, token_ids, strict=True)
-            children = {edge: node for node, edge in enumerate(edges, 1)}
+            children = dict(zip(edges, range(1, len(depths)), strict=True))
             return cls([exact_token, *token_ids], [-1, *above], depths, children)
         kept = [node for node in range(len(token_ids)) if depths[node + 1] <= max_depth]
         places = {-1: -1, **{node: place for place, node in enumerate(kept)}}

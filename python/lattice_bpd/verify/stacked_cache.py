@@ -42,10 +42,10 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Write (B, heads, T, D) keys and values behind the old ones, and give all of them."""
         start, self.width = self.width, self.width + key_states.shape[2]
         self.stack.make_room(self.width)
-        keys = self.stack.keys[self.number, :, :, : self.width]
-        values = self.stack.values[self.number, :, :, : self.width]
-        keys[:, :, start:] = key_states
-        values[:, :, start:] = value_states
+        keys = self.stack.keys[self.number].narrow(2, 0, self.width)  # (B, heads, width, D)
+        values = self.stack.values[self.number].narrow(2, 0, self.width)
+        keys.narrow(2, start, self.width - start).copy_(key_states)
+        values.narrow(2, start, self.width - start).copy_(value_states)
         return keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -132,7 +132,7 @@ class StackedCache(Cache):
             else:
                 index = sources.view(1, batch, 1, -1, 1).expand(layers, batch, heads, -1, size)
                 moved = buffer.gather(3, index)
-            buffer[:, :, :, start : start + sources.shape[1]] = moved
+            buffer.narrow(3, start, sources.shape[1]).copy_(moved)
 
     def select_sequences(self, sequences: Tensor) -> None:
         """Keep the sequences of these numbers, (B',) int64; one may come several times."""

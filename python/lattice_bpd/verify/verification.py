@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
-from lattice_bpd.verify.greedy import greedy_tokens
+from lattice_bpd.verify.greedy import greedy_choice
 from lattice_bpd.verify.layout import Call, lay_out_rows, lay_out_tree
 from lattice_bpd.verify.memory import is_lack_of_memory, memory_advice
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -76,7 +76,6 @@ class Chooser(Protocol):
         ...
 
 
-@torch.inference_mode()
 def verify_trees(
     target: TargetModel,
     state: BatchCache,
@@ -104,6 +103,9 @@ def verify_trees(
         ValueError: NaN logits, or a form that this target or cache cannot take.
         MemoryError: the call did not fit; the message says what to lower.
     """
+    if not torch.is_inference_mode_enabled():  # asked first: entering it again takes microseconds
+        with torch.inference_mode():
+            return verify_trees(target, state, trees, form=form, choosers=choosers)
     form = choose_form(target, state, trees, form)
     call = (lay_out_tree if form == "tree" else lay_out_rows)(target, state, trees)
     cache, size = state.cache, call.input_ids.shape[1]
@@ -151,10 +153,12 @@ def choose_form(
     if form == "rows":
         return form
     if form == "auto" and state.capacity is None:
-        num_rows = sum(tree.count_leaves() for tree in trees)
-        tokens_of_rows = num_rows * (1 + max(tree.max_depth for tree in trees))
-        if tokens_of_rows <= len(trees) * max(len(tree) for tree in trees):
-            return "rows"
+        depth, size = max(tree.max_depth for tree in trees), max(len(tree) for tree in trees)
+        # Of one sequence, two rows or more always hold more tokens than the tree.
+        if 1 + depth == size or len(trees) > 1:
+            num_rows = sum(tree.count_leaves() for tree in trees)
+            if num_rows * (1 + depth) <= len(trees) * size:
+                return "rows"
     refusal = target.refuses_tree()
     if refusal is None:
         return "tree"
@@ -212,12 +216,12 @@ def _choices(
     call: Call, output: TargetOutput, choosers: Sequence[Chooser] | None
 ) -> list[Callable[[int], int | None]]:
     """For each sequence the function that gives the target's token behind a node."""
-    predictions = greedy_tokens(output.logits).tolist() if choosers is None else None
+    greedy = greedy_choice(output.logits) if choosers is None else None
 
     def choice(number: int) -> Callable[[int], int | None]:
         rows, columns = call.rows[number], call.columns[number]
-        if predictions is not None:
-            return lambda node: cast(int, predictions[rows[node]][columns[node]])
+        if greedy is not None:
+            return lambda node: greedy(rows[node], columns[node])
         chooser = cast("Sequence[Chooser]", choosers)[number]
         return lambda node: chooser.choose(output.logits[rows[node], columns[node]])
 
