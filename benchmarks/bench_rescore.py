@@ -143,16 +143,20 @@ class Bench:
         )
 
     def measure_batches(self) -> None:
-        """64 lattices in one call, on one thread and on two."""
+        """64 lattices in one call, on one thread and on two.
+
+        Two threads need the wall clock, and both cores at once: of calls that other programs
+        disturb, the comparison says nothing, so it is one of the 10th percentiles.
+        """
         parts = self.main.split(64)
         calls = [engine_contender(self.lm, 16, "fused", parts, threads=n) for n in (1, 2)]
         found = time_in_turns(
             calls, items_per_call=64, rounds=5 * self.rounds, clock=time.perf_counter
         )
         times = dict(zip((1, 2), found, strict=True))
-        ratio = round(times[1].median / times[2].median, 2)
-        rows = [[threads, found.median, found.p90] for threads, found in times.items()]
-        print_table("batch of 64, us a lattice", ["threads", "median", "90 %"], rows)
+        ratio = round(times[1].p10 / times[2].p10, 2)
+        rows = [[n, found.p10, found.median, found.p90] for n, found in times.items()]
+        print_table("batch of 64, us a lattice", ["threads", "10 %", "median", "90 %"], rows)
         self.results["batch64"] = {str(t): found.to_json() for t, found in times.items()}
         self.summary["batch64_2threads"] = ratio
 

@@ -19,11 +19,13 @@ class Times(NamedTuple):
     Attributes:
         median: Of all samples.
         p90: Their 90th percentile.
+        p10: Their 10th percentile: the wall clock where other programs did not interfere.
         samples: How many; a sample is one call, divided by the items it handled.
     """
 
     median: float
     p90: float
+    p10: float
     samples: int
 
     def to_json(self) -> dict[str, Any]:
@@ -31,6 +33,7 @@ class Times(NamedTuple):
         return {
             "median_us": round(self.median, 2),
             "p90_us": round(self.p90, 2),
+            "p10_us": round(self.p10, 2),
             "samples": self.samples,
         }
 
@@ -38,7 +41,8 @@ class Times(NamedTuple):
 def summarize(seconds: Sequence[float], items_per_call: int = 1) -> Times:
     """Times of calls that were measured elsewhere."""
     micros = np.array(seconds) * 1e6 / items_per_call
-    return Times(float(np.median(micros)), float(np.percentile(micros, 90)), len(micros))
+    p10, median, p90 = np.percentile(micros, (10, 50, 90))
+    return Times(float(median), float(p90), float(p10), len(micros))
 
 
 class Contender(NamedTuple):
