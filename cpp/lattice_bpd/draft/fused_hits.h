@@ -173,6 +173,19 @@ class HitFinder {
     w_.tiny.EndBoundary(tiny);
     w_.small.EndBoundary(small);
     w_.large.EndBoundary(large);
+    PrefetchSamples(level, w_.large.OfLastBoundary());
+  }
+
+  // Asks for the lines of samples between the first and the last of each large run.
+  void PrefetchSamples(const PackedLevel& level, Span<FusedWork> large) {
+    constexpr std::size_t kLine = 64;
+    const std::size_t key_bytes = level.form.key_bytes;
+    for (const FusedWork& work : large) {
+      const std::uint8_t* line =
+          level.samples.data() + (work.run.begin >> kSampleShift) * key_bytes + kLine;
+      const std::uint8_t* last = level.samples.data() + (work.run.end >> kSampleShift) * key_bytes;
+      for (; line < last; line += kLine) Simd::Prefetch(line);
+    }
   }
 
   // Boundary 0: the suffix of the context of this length. Where it has no hits, no longer one has.

@@ -86,6 +86,9 @@ struct FusedWorkList {
     return items.end();
   }
   void EndBoundary(const FusedWork* end) { items.Resize(end - items.data()); }
+  Span<FusedWork> OfLastBoundary() const {
+    return {items.data() + begin[begin.size() - 1], items.size() - begin[begin.size() - 1]};
+  }
   Span<FusedWork> OfBoundary(std::uint32_t j) const {
     return {items.data() + begin[j], begin[j + 1] - begin[j]};
   }
