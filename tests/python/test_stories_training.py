@@ -158,5 +158,5 @@ def test_more_nodes_and_other_temperatures_change_a_tree(lm):
     ]
     assert all(few <= more for few, more in itertools.pairwise(found))
     assert found[0] < found[-1]
-    with pytest.raises(ValueError, match=r"temperature is 0\.0; expected it above 0"):
+    with pytest.raises(ValueError, match=r"temperature is 0\.0; expected a number above 0"):
         tree.drafter(lm, [], DraftOptions(temperature=0.0))
