@@ -105,7 +105,10 @@ class HitFinder {
     const std::uint32_t end = HitsBegin(length, j + 1);
     const double* heads = w_.head_scores.data() + task_.Lane(j, 0);
     const PackedLevel level = task_.lm == nullptr ? PackedLevel{} : task_.lm->levels()[length];
-    if (task_.lm != nullptr) PrefetchRecords(level, begin, end);
+    if (task_.lm != nullptr) {  // a boundary ahead
+      if (j == 0) PrefetchRecords(level, begin, end);
+      if (j + 1 < task_.num_slots) PrefetchRecords(level, end, HitsBegin(length, j + 2));
+    }
     for (std::uint32_t h = begin; h < end; ++h) {
       const double log_prob =
           task_.lm == nullptr ? 0.0 : task_.Scaled(level.LogProb(w_.hits.node[h]));
