@@ -7,7 +7,6 @@ train_base=False, where the target is small, and more where it is large.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from torch import Tensor
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd.train.heads import TrainReport
 from lattice_bpd.train.losses import chunked_cross_entropy
-from lattice_bpd.train.optimizers import build_optimizers, set_rates
+from lattice_bpd.train.optimizers import build_optimizers, set_rates, take_step
 
 _ROWS = 64  # rows that the target reads at once
 
@@ -103,18 +102,8 @@ def _run(
         drawn = torch.randint(len(states), (options.batch_size,), generator=generator)
         drawn = drawn.to(states.device)
         losses = _losses(model, states[drawn], labels[drawn])  # (H,)
-        losses.sum().backward()  # type: ignore[no-untyped-call]
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        report.losses = losses.tolist()
-        report.step += 1
-        report.seconds = time.perf_counter() - start
-        if not all(map(math.isfinite, report.losses)):
-            raise ValueError(
-                f"train_frozen: losses at step {report.step} are {report.losses}; expected "
-                "numbers; lower matrix_lr and other_lr"
-            )
+        take_step(optimizers, losses.sum())
+        report.count_step(losses, start, "train_frozen")
         if on_step is not None:
             on_step(report)
     return report

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd.train.losses import block_losses
-from lattice_bpd.train.optimizers import build_optimizers, set_rates
+from lattice_bpd.train.optimizers import build_optimizers, set_rates, take_step
 
 _PACE_STEPS = 20  # how often the time of the rest is foretold
 
@@ -92,6 +92,26 @@ class TrainReport:
         """Time that the remaining steps will take at the mean rate."""
         return (self.steps - self.step) / self.steps_per_second if self.step else math.inf
 
+    def count_step(self, losses: Tensor, start: float, where: str) -> None:
+        """Take note of one more step.
+
+        Args:
+            losses: (h,) of the step.
+            start: time.perf_counter() when training began.
+            where: the trainer's name, for the error message.
+
+        Raises:
+            ValueError: a loss that is not finite.
+        """
+        self.losses = losses.tolist()
+        self.step += 1
+        self.seconds = time.perf_counter() - start
+        if not all(map(math.isfinite, self.losses)):
+            raise ValueError(
+                f"{where}: losses at step {self.step} are {self.losses}; expected numbers; lower "
+                "matrix_lr and other_lr"
+            )
+
 
 def train_blockwise(
     model: BlockwiseLM,
@@ -129,18 +149,8 @@ def train_blockwise(
         batch = _draw_batch(text, model, options, generator)
         with _autocast(model, report.precision):
             losses = block_losses(model, batch, options.head_fraction, generator)  # (h,)
-        (losses * _ramped(weights, report, options)).sum().backward()  # type: ignore[no-untyped-call]
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        report.losses = losses.tolist()
-        report.step += 1
-        report.seconds = time.perf_counter() - start
-        if not all(map(math.isfinite, report.losses)):
-            raise ValueError(
-                f"train_blockwise: losses at step {report.step} are {report.losses}; expected "
-                "numbers; lower matrix_lr and other_lr"
-            )
+        take_step(optimizers, (losses * _ramped(weights, report, options)).sum())
+        report.count_step(losses, start, "train_blockwise")
         if report.step % _PACE_STEPS == 0:
             report.steps = _fit_steps(report, options)
         if on_step is not None:

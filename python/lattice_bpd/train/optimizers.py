@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from lattice_bpd.models import BlockwiseLM
@@ -60,3 +60,11 @@ def set_rates(optimizers: Sequence[Optimizer], step: int, steps: int, warmup: in
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * rise * fall
+
+
+def take_step(optimizers: Sequence[Optimizer], loss: Tensor) -> None:
+    """One step down the gradient of a scalar loss; no gradients are left behind."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
