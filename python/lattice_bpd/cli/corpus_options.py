@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lattice_bpd.train import Corpus
@@ -62,6 +62,20 @@ def add_counting_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def corpus_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """What readers of a corpus take alike, on one machine and on a cluster."""
+    return {
+        "tokenizer": args.tokenizer,
+        "merges": args.merges,
+        "vocab_size": args.vocab_size,
+        "boundaries": "document" if args.boundaries == "file" else args.boundaries,
+        "field": args.field,
+        "bos_id": args.bos_id,
+        "eos_id": args.eos_id,
+        "unk_id": args.unk_id,
+    }
+
+
 def make_corpus(args: argparse.Namespace, inputs: list[Path]) -> Corpus:
     """The corpus that the options describe.
 
@@ -74,14 +88,7 @@ def make_corpus(args: argparse.Namespace, inputs: list[Path]) -> Corpus:
 
     return Corpus(
         inputs,
-        tokenizer=args.tokenizer,
-        merges=args.merges,
-        vocab_size=args.vocab_size,
-        boundaries="document" if args.boundaries == "file" else args.boundaries,
-        field=args.field,
-        bos_id=args.bos_id,
-        eos_id=args.eos_id,
-        unk_id=args.unk_id,
+        **corpus_arguments(args),
         id_type=args.id_type,
         threads=args.threads,
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lattice_bpd.cli.corpus_options import add_corpus_options, parse_min_counts
+from lattice_bpd.cli.corpus_options import add_corpus_options, corpus_arguments, parse_min_counts
 from lattice_bpd.cli.ngram_options import parse_size
 
 if TYPE_CHECKING:
@@ -132,14 +132,7 @@ def _count(session: SparkSession, args: argparse.Namespace) -> SparkCounts:
         session,
         args.inputs,
         format=args.format,
-        tokenizer=args.tokenizer,
-        merges=args.merges,
-        vocab_size=args.vocab_size,
-        boundaries="document" if args.boundaries == "file" else args.boundaries,
-        field=args.field,
-        bos_id=args.bos_id,
-        eos_id=args.eos_id,
-        unk_id=args.unk_id,
+        **corpus_arguments(args),
     )
     return count_corpus(corpus, args.order, partitions=args.partitions)
 
