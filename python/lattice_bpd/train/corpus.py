@@ -131,7 +131,7 @@ class Corpus:
                 continues = ids.goes_on
         else:
             pieces = read_pieces(file, self.boundaries, self.field, self.meter)
-            for group in _group(pieces):
+            for group in group_pieces(pieces):
                 goes_on = not group[-1].ends
                 yield TokenBatch(*self._encode(group), continues, goes_on, None)
                 continues = goes_on
@@ -177,13 +177,16 @@ def encode_pieces(
     return token_ids, np.concatenate([[0], ends[keep]]).astype(np.int64)
 
 
-def _group(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+def group_pieces(
+    pieces: Iterator[Piece], *, whole_sequences: bool = False
+) -> Iterator[list[Piece]]:
+    """Lists of about a million characters, which may have to end where a sequence does."""
     group: list[Piece] = []
     size = 0
     for piece in pieces:
         group.append(piece)
         size += len(piece.text) + 1
-        if size >= _CHARACTERS_AT_ONCE:
+        if size >= _CHARACTERS_AT_ONCE and (piece.ends or not whole_sequences):
             yield group
             group, size = [], 0
     if group:

@@ -11,7 +11,7 @@ import numpy as np
 
 from lattice_bpd import FormatError
 from lattice_bpd.token_ids import Int32Array, Int64Array
-from lattice_bpd.train.corpus import encode_pieces
+from lattice_bpd.train.corpus import encode_pieces, group_pieces
 from lattice_bpd.train.spark.errors import clear_errors
 from lattice_bpd.train.spark.tokenizer_files import TokenizerFiles, load_here, read_tokenizer
 from lattice_bpd.train.spark.vocabulary import Vocabulary
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _FORMATS = ("parquet", "json", "text")
-_CHARACTERS_AT_ONCE = 1 << 20
 _LINE_ENDS = {"line": "\n", "paragraph": "\n\n"}
 
 
@@ -116,7 +115,7 @@ def read_sequences(
             yield _ids_of(corpus, batch.column(0))
         return
     encoder = load_here(corpus.tokenizer)
-    for group in _group(_pieces(corpus, batches)):
+    for group in group_pieces(_pieces(corpus, batches), whole_sequences=True):
         yield encode_pieces(encoder, group, corpus.vocabulary.vocab_size)
 
 
@@ -203,20 +202,6 @@ def _texts(corpus: SparkCorpus, column: Any) -> Iterator[str]:
             f"{corpus.name}: text that is not UTF-8 ({error.reason}); convert the files, for "
             "example with iconv -f latin1 -t utf-8"
         ) from error
-
-
-def _group(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Pieces of about _CHARACTERS_AT_ONCE, whole sequences only."""
-    group: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        group.append(piece)
-        size += len(piece.text) + 1
-        if size >= _CHARACTERS_AT_ONCE and piece.ends:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
 
 
 def _ids_of(corpus: SparkCorpus, column: Any) -> tuple[Int32Array, Int64Array]:
