@@ -285,7 +285,7 @@ class HitFinder {
   }
 
   // Asks for the records of hits, and for the ends of their children, which the next ones hold.
-  // Just before they are read: what is asked for as the hits are found is gone again by then.
+  // Shortly before they are read: what is asked for as the hits are found is gone again by then.
   void PrefetchRecords(const PackedLevel& level, std::uint32_t begin, std::uint32_t end) {
     const std::size_t stride = level.form.record_bytes();
     const std::uint32_t* nodes = w_.hits.node.data();
