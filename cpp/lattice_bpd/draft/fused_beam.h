@@ -78,9 +78,12 @@ class BeamSearch {
   // Appends the p best of those found to the beam, in the order they stand in.
   void KeepBest(std::uint32_t j, std::uint32_t found) {
     const double* scores = w_.found_scores.data();
-    const double worst = found <= task_.num_drafts ? kMinusInfinity : WorstKept(found);
-    std::uint32_t ties = std::min(found, task_.num_drafts);
-    if (found > 0) ties -= Simd::CountAbove(scores, found, worst);
+    double worst = kMinusInfinity;
+    std::uint32_t ties = found;
+    if (found > task_.num_drafts) {
+      worst = WorstKept(found);
+      ties = task_.num_drafts - Simd::CountAbove(scores, found, worst);
+    }
     const std::size_t begin = w_.beam.size();
     w_.beam.Resize(begin + task_.num_drafts + 1);
     FusedPrefix* next = w_.beam.data() + begin;

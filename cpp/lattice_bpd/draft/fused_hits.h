@@ -300,17 +300,24 @@ class HitFinder {
   FusedWorkspace& w_;
 };
 
-// The row after a candidate: that of the longest history with a hit for it.
+// The row after a candidate: that of the longest history with a hit for it. The hits of a row stand
+// by lane, so those of lower lanes are counted; a search for it would be a wrong guess each time.
 inline std::uint32_t TargetOf(const FusedTask& task, const FusedWorkspace& w, std::uint32_t r,
                               std::uint32_t lane) {
-  const std::uint64_t* lane_bits = w.rows.lane_bits.data() + lane / 64;
+  const std::uint32_t words = task.lane_words;
+  const std::uint64_t* lane_bits = w.rows.lane_bits.data();
+  const std::uint32_t word = lane / 64;
+  const std::uint64_t bit = std::uint64_t{1} << (lane % 64);
   for (std::uint32_t i = 0; i < task.max_length; ++i) {
-    const bool is_hit = lane_bits[std::size_t{r} * task.lane_words] >> (lane % 64) & 1;
+    const bool is_hit = (lane_bits[std::size_t{r} * words + word] & bit) != 0;
     r = is_hit ? r : w.rows.suffix[r];
   }
-  std::uint32_t h = w.rows.hits_begin[r];
-  while (w.hits.lane[h] != lane) ++h;
-  return w.hits.target[h];
+  lane_bits += std::size_t{r} * words;
+  auto rank = static_cast<std::uint32_t>(__builtin_popcountll(lane_bits[word] & (bit - 1)));
+  for (std::uint32_t i = 0; i < word; ++i) {
+    rank += static_cast<std::uint32_t>(__builtin_popcountll(lane_bits[i]));
+  }
+  return w.hits.target[w.rows.hits_begin[r] + rank];
 }
 
 }  // namespace
