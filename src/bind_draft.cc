@@ -59,12 +59,18 @@ TreeArrays ToArrays(TreeBatch batch, int max_nodes, std::size_t num_slots) {
 
 DraftArrays Rescore(const LatticeBatch& lattices, const LmOrNone& lm, const ContextsView& contexts,
                     const DraftOptions& options, int threads) {
-  DraftBatch batch;
+  CheckNumDrafts(options.num_drafts);  // before arrays of that size
+  const auto rows = static_cast<py::ssize_t>(lattices.size());
+  const auto slots = static_cast<py::ssize_t>(lattices.num_slots());
+  py::array_t<TokenId> token_ids({rows, py::ssize_t{options.num_drafts}, slots});
+  py::array_t<float> scores({rows, py::ssize_t{options.num_drafts}});
+  py::array_t<std::int32_t> counts(rows);
+  const DraftRows out{token_ids.mutable_data(), scores.mutable_data(), counts.mutable_data()};
   {
     const py::gil_scoped_release release;
-    batch = FindDraftBatch(lattices, Get(lm), contexts, options, threads);
+    FindDraftBatch(lattices, Get(lm), contexts, options, threads, out);
   }
-  return ToArrays(std::move(batch), options.num_drafts);
+  return {std::move(token_ids), std::move(scores), std::move(counts)};
 }
 
 TreeArrays FindTrees(const LatticeBatch& lattices, const LmOrNone& lm, const ContextsView& contexts,

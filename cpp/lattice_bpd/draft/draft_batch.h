@@ -18,7 +18,16 @@ struct DraftBatch {
   std::vector<std::int32_t> counts;
 };
 
-// FindDrafts for each lattice; `threads` and errors as in ForEachLattice.
+// The same arrays where a caller has them already.
+struct DraftRows {
+  TokenId* token_ids;    // (batch, num_drafts, num_slots)
+  float* scores;         // (batch, num_drafts)
+  std::int32_t* counts;  // (batch,)
+};
+
+// FindDrafts for each lattice; `threads` and errors as in ForEachLattice. Writes every element.
+void FindDraftBatch(const LatticeBatch& lattices, const BackoffLm* lm, const ContextsView& contexts,
+                    const DraftOptions& options, int threads, const DraftRows& out);
 DraftBatch FindDraftBatch(const LatticeBatch& lattices, const BackoffLm* lm,
                           const ContextsView& contexts, const DraftOptions& options,
                           int threads = 1);

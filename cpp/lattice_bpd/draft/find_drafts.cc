@@ -40,23 +40,29 @@ Engine ParseEngine(const std::string& name) {
 
 DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                      const DraftOptions& options) {
+  DraftList drafts;
+  FindDrafts(sausage, lm, start, options, &drafts);
+  return drafts;
+}
+
+void FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                const DraftOptions& options, DraftList* out) {
   CheckNumDrafts(options.num_drafts);
   CheckAlpha(options.alpha);
-  DraftList drafts;
-  drafts.num_slots = sausage.num_slots();
+  out->num_slots = sausage.num_slots();
   if (sausage.num_slots() == 0) {
-    drafts.scores.push_back(0.0);  // one path, the empty one
-    return drafts;
+    out->token_ids.clear();
+    out->scores.assign(1, 0.0);  // one path, the empty one
+    return;
   }
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
   // Where a slot is masked altogether all paths tie at -inf, and their order is that of token ids.
   const bool masked = sausage.all_masked();
   const auto find = options.engine == Engine::kOpenFst ? &FindDraftsOpenFst : &FindDraftsFused;
-  drafts = find(sausage, masked ? nullptr : lm, masked ? LmState{} : start, options);
+  find(sausage, masked ? nullptr : lm, masked ? LmState{} : start, options, out);
   if (masked) {
-    std::fill(drafts.scores.begin(), drafts.scores.end(), -std::numeric_limits<double>::infinity());
+    std::fill(out->scores.begin(), out->scores.end(), -std::numeric_limits<double>::infinity());
   }
-  return drafts;
 }
 
 }  // namespace lattice_bpd

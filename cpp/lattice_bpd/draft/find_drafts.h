@@ -51,6 +51,10 @@ void CheckVocabulary(TokenId largest, const BackoffLm& lm);
 DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                      const DraftOptions& options);
 
+// The same, in place of what *out holds: its memory serves again.
+void FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                const DraftOptions& options, DraftList* out);
+
 }  // namespace lattice_bpd
 
 #endif  // LATTICE_BPD_DRAFT_FIND_DRAFTS_H_

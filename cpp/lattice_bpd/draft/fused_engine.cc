@@ -22,11 +22,9 @@ std::vector<std::string> FusedInstructionSets() { return Sets().Names(); }
 
 void SetFusedInstructionSet(const std::string& name) { Sets().Choose(name); }
 
-DraftList FindDraftsFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                          const DraftOptions& options) {
-  DraftList out;
-  Sets().chosen().find_drafts(sausage, lm, start, options, Workspace(), &out);
-  return out;
+void FindDraftsFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                     const DraftOptions& options, DraftList* out) {
+  Sets().chosen().find_drafts(sausage, lm, start, options, Workspace(), out);
 }
 
 std::vector<TreeNode> FindTreeFused(const Sausage& sausage, const BackoffLm* lm,

@@ -21,9 +21,9 @@
 namespace lattice_bpd {
 
 // As FindDraftsOpenFst. Memory that the search needs stays with the calling thread, so that calls
-// allocate nothing but the result once warm.
-DraftList FindDraftsFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                          const DraftOptions& options);
+// allocate nothing once warm.
+void FindDraftsFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                     const DraftOptions& options, DraftList* out);
 
 // As FindTree (find_tree.h), for one slot or more; the first two steps are those above with sums in
 // place of maxima.

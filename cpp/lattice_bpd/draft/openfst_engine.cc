@@ -6,20 +6,20 @@
 
 namespace lattice_bpd {
 
-DraftList FindDraftsOpenFst(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                            const DraftOptions& options) {
+void FindDraftsOpenFst(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                       const DraftOptions& options, DraftList* out) {
   const bool masked = sausage.all_masked();
   const ScoreVectorFst lattice = BuildSausageFst<ScoreArc>(
       sausage, [masked](float score) { return ScoreWeight(masked ? 0.0 : -ToScoreGrid(score)); });
   const std::size_t count = sausage.CountPaths(static_cast<std::size_t>(options.num_drafts));
-  DraftList drafts;
-  drafts.num_slots = sausage.num_slots();
+  out->num_slots = sausage.num_slots();
+  out->token_ids.clear();
+  out->scores.clear();
   for (const ScoredPath& path :
        FindBestPaths(ComposeWithLm(lattice, lm, start, options.alpha), count)) {
-    drafts.token_ids.insert(drafts.token_ids.end(), path.token_ids.begin(), path.token_ids.end());
-    drafts.scores.push_back(-path.cost);
+    out->token_ids.insert(out->token_ids.end(), path.token_ids.begin(), path.token_ids.end());
+    out->scores.push_back(-path.cost);
   }
-  return drafts;
 }
 
 }  // namespace lattice_bpd

@@ -11,8 +11,8 @@ namespace lattice_bpd {
 
 // As FindDrafts, for checked arguments and at least one slot. Where the sausage is masked
 // altogether its head scores count as 0.
-DraftList FindDraftsOpenFst(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                            const DraftOptions& options);
+void FindDraftsOpenFst(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                       const DraftOptions& options, DraftList* out);
 
 }  // namespace lattice_bpd
 
