@@ -2,12 +2,23 @@
 
 #include <unistd.h>
 
-#include <atomic>
+#include <chrono>
 #include <exception>
 #include <memory>
 #include <thread>
 
 namespace lattice_bpd {
+namespace {
+
+// Waits for ready(), but not for long.
+template <typename Ready>
+void LookFor(const Ready& ready) {
+  constexpr std::chrono::microseconds kMoment{50};
+  const auto end = std::chrono::steady_clock::now() + kMoment;
+  while (!ready() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+}
+
+}  // namespace
 
 HelperThreads& HelperThreads::OfProcess() {
   static std::atomic<HelperThreads*> instance{nullptr};
@@ -31,6 +42,9 @@ void HelperThreads::Run(std::size_t helpers, const std::function<void()>& work) 
     wanted_ -= job.wanted;
     jobs_.remove(&job);
   }
+  lock.unlock();
+  LookFor([&job] { return job.running == 0; });
+  lock.lock();  // until its helper has let go of the job
   job.ended.wait(lock, [&job] { return job.running == 0; });
 }
 
@@ -68,6 +82,9 @@ void HelperThreads::Serve() {
     lock.lock();
     ++waiting_;
     if (--job->running == 0) job->ended.notify_one();
+    lock.unlock();
+    LookFor([this] { return wanted_ > 0; });
+    lock.lock();
   }
 }
 

@@ -1,10 +1,13 @@
-// Threads that wait for work between calls: waking one costs a few microseconds, starting one
-// several times that, and a thread that stays keeps its warm buffers.
+// Threads that wait for work between calls: waking one costs a few microseconds (where an idle core
+// sleeps, on virtual machines, up to hundreds), starting one several times that, and a thread that
+// stays keeps its warm buffers. Whoever waits looks for a moment before it sleeps, and gives the
+// core to any other thread that wants it.
 #ifndef LATTICE_BPD_BASE_HELPER_THREADS_H_
 #define LATTICE_BPD_BASE_HELPER_THREADS_H_
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <functional>
@@ -32,7 +35,7 @@ class HelperThreads {
   struct Job {
     const std::function<void()>& work;
     std::size_t wanted;  // helpers that may still join
-    std::size_t running;
+    std::atomic<std::size_t> running;
     std::condition_variable ended;
   };
 
@@ -43,9 +46,10 @@ class HelperThreads {
   const pid_t process_;
   std::mutex mutex_;
   std::condition_variable posted_;
-  std::list<Job*> jobs_;     // those that want helpers
-  std::size_t wanted_ = 0;   // by all jobs together
-  std::size_t waiting_ = 0;  // threads without a job
+  // All change under mutex_; atomic is what is looked at without it.
+  std::list<Job*> jobs_;                // those that want helpers
+  std::atomic<std::size_t> wanted_{0};  // by all jobs together
+  std::size_t waiting_ = 0;             // threads without a job
 };
 
 }  // namespace lattice_bpd

@@ -102,11 +102,14 @@ void RunParallel(std::size_t num_tasks, int num_threads,
   TaskQueue queue(num_tasks, task);
   const std::size_t wanted = std::min<std::size_t>(num_threads, num_tasks);
   InterruptScope* const scope = InterruptScope::Current();
-  const std::function<void()> work = [&queue, scope] {
-    const InheritedInterrupts inherited(scope);
+  if (wanted > 1) {
+    HelperThreads::OfProcess().Run(wanted - 1, [&queue, scope] {
+      const InheritedInterrupts inherited(scope);
+      queue.Work();
+    });
+  } else {
     queue.Work();
-  };
-  HelperThreads::OfProcess().Run(wanted > 1 ? wanted - 1 : 0, work);
+  }
   if (scope != nullptr) scope->RethrowStop();
   queue.RethrowError();
 }

@@ -8,8 +8,8 @@
 namespace lattice_bpd {
 namespace {
 
-// About 20 microseconds of search, twice what it takes to wake a thread.
-constexpr std::size_t kCandidatesPerThread = 64;
+// About 80 microseconds of search: what it may take to wake a core that sleeps.
+constexpr std::size_t kCandidatesPerThread = 256;
 
 void CheckContexts(const ContextsView& contexts, std::size_t batch) {
   if (contexts.offsets.size() != batch + 1) {
@@ -39,8 +39,9 @@ void ForEachLattice(const LatticeBatch& lattices, const BackoffLm* lm, const Con
                     int threads,
                     const std::function<void(std::size_t, const Sausage&, const LmState&)>& visit) {
   CheckContexts(contexts, lattices.size());
-  const std::size_t useful = lattices.num_candidates() / kCandidatesPerThread + 1;
-  const int num_threads = static_cast<int>(std::min<std::size_t>(ResolveThreads(threads), useful));
+  const std::size_t useful = lattices.num_candidates() / kCandidatesPerThread;
+  const int num_threads =
+      static_cast<int>(std::clamp<std::size_t>(useful, 1, ResolveThreads(threads)));
   RunParallel(lattices.size(), num_threads, [&](std::size_t b) {
     thread_local Sausage scratch;
     visit(b, lattices.Get(b, &scratch), StateOfRow(lm, contexts, b));
