@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lattice_bpd.decode.batch import decode_batch
+from lattice_bpd.decode.controller import Controller, Experience
 from lattice_bpd.decode.custom_generate import CustomGenerate
 from lattice_bpd.decode.drafters import (
     BlockDrafter,
@@ -21,6 +22,7 @@ from lattice_bpd.decode.strategies import STRATEGIES, generate, generate_batch, 
 __all__ = [
     "STRATEGIES",
     "BlockDrafter",
+    "Controller",
     "CustomGenerate",
     "DecodeResult",
     "DecodeState",
@@ -28,6 +30,7 @@ __all__ = [
     "DraftHeads",
     "Drafter",
     "DraftingModel",
+    "Experience",
     "LatticeDrafter",
     "NoDrafter",
     "OracleDrafter",

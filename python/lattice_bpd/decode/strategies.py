@@ -8,6 +8,7 @@ from typing import Any
 
 from lattice_bpd import NGramLM
 from lattice_bpd.decode.batch import decode_batch
+from lattice_bpd.decode.controller import Controller, Experience, experience_of
 from lattice_bpd.decode.drafters import (
     BlockDrafter,
     Drafter,
@@ -19,7 +20,7 @@ from lattice_bpd.decode.drafters import (
 from lattice_bpd.decode.loop import DecodeResult, decode
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
 
-STRATEGIES = ("greedy", "bpd", "ngram", "p_best", "tree", "oracle")
+STRATEGIES = ("greedy", "bpd", "ngram", "p_best", "tree", "auto", "oracle")
 
 
 def make_drafter(
@@ -32,6 +33,7 @@ def make_drafter(
     max_nodes: int = 36,
     alpha: float = 0.5,
     temperature: float = 1.0,
+    experience: Experience | None = None,
 ) -> Drafter:
     """The drafter of a strategy; all but "oracle", which needs the output first.
 
@@ -41,9 +43,10 @@ def make_drafter(
         lm: n-gram LM.
         top_k: k.
         num_drafts: p of "p_best".
-        max_nodes: N of "tree".
+        max_nodes: N of "tree", and the most of "auto".
         alpha: weight of the LM.
-        temperature: of "tree".
+        temperature: of "tree" and "auto".
+        experience: of "auto"; None to begin anew.
 
     Raises:
         ValueError: an unknown strategy, "ngram" without an LM, or sizes out of range.
@@ -66,10 +69,11 @@ def make_drafter(
         raise ValueError(f"generate: temperature is {temperature}; expected a number above 0")
     if strategy == "bpd":
         return BlockDrafter()
-    if strategy == "tree":
-        return TreeDrafter(
+    if strategy in ("tree", "auto"):
+        tree = TreeDrafter(
             lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature
         )
+        return Controller(tree, experience) if strategy == "auto" else tree
     if strategy in ("ngram", "p_best"):
         drafts = 1 if strategy == "ngram" else num_drafts
         return LatticeDrafter(lm, top_k=top_k, num_drafts=drafts, alpha=alpha)
@@ -106,16 +110,18 @@ def generate(
         input_ids: (T,) or (1, T) ints.
         strategy: "greedy"; "bpd", argmax drafts of the heads; "ngram", the best path with the LM;
             "p_best", the num_drafts best paths, and "tree", the max_nodes most probable prefixes,
-            both with the LM or, where lm is None, without; "oracle", the best path that hindsight
+            both with the LM or, where lm is None, without; "auto", trees of the size that pays, or
+            greedy steps where none does, by times and acceptance measured on the way and remembered
+            for the model; "oracle", the best path that hindsight
             can find (decodes greedily first; the calls of that are not counted).
         heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens behind the next.
         drafter: your own instead of a strategy's.
         lm: n-gram LM over the target's token ids; needed by "ngram".
         top_k: k, candidates of each slot.
         num_drafts: p, drafts of "p_best".
-        max_nodes: N, draft tokens of "tree".
+        max_nodes: N, draft tokens of "tree", and the most of "auto".
         alpha: weight of the LM.
-        temperature: divides the scores of "tree"; above 1 it grows wider and less deep.
+        temperature: divides the scores of trees; above 1 it grows wider and less deep.
         max_new_tokens: most tokens to decode.
         stop_token_ids: decoding ends behind the first of these.
         form: how drafts are verified: "auto", "tree" or "rows"; see docs/decoding.md.
@@ -202,6 +208,7 @@ def generate_batch(
         drafter = make_drafter(
             strategy, drafting.vocab_size, lm=lm, top_k=top_k, num_drafts=num_drafts,
             max_nodes=max_nodes, alpha=alpha, temperature=temperature,
+            experience=experience_of(model) if strategy == "auto" else None,
         )  # fmt: skip
         if strategy == "oracle":
             outputs = decode_batch(drafting, prompts, drafter, **{**options, "streamer": None})

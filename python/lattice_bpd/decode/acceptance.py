@@ -1,0 +1,75 @@
+"""How often draft tokens are kept, learned while decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+_BINS = 16
+_WIDTH = 0.5  # nats of a bin
+_PRIOR = 2.0  # nodes that the tree's own probability counts for
+_FORGET = 0.99  # what counts keep from one step to the next
+
+
+class Calibration:
+    """Probability that a tree's node is kept, from the probability that the tree gives it.
+
+    Heads and LM are too sure of themselves, or not sure enough, and that changes with the text.
+    Nodes are counted in bins of half a nat; old ones are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._kept = np.zeros(_BINS)
+        self._seen = np.zeros(_BINS)
+
+    def expected(self, log_probs: npt.NDArray[np.float32]) -> FloatArray:
+        """Tokens that the first 1, 2, .. nodes are expected to keep.
+
+        Args:
+            log_probs: (N,) falling natural logs, as in DraftTree.
+
+        Returns:
+            (N,) rising.
+        """
+        bins = _bins_of(log_probs)
+        own = np.exp(np.minimum(log_probs, 0.0).astype(np.float64))
+        kept = (self._kept[bins] + _PRIOR * own) / (self._seen[bins] + _PRIOR)
+        return np.cumsum(np.minimum.accumulate(kept))
+
+    def add(self, log_probs: npt.NDArray[np.float32], kept: npt.NDArray[np.bool_]) -> None:
+        """One verified tree: (N,) log probabilities of its nodes, (N,) whether they were kept."""
+        bins = _bins_of(log_probs)
+        self._kept *= _FORGET
+        self._seen *= _FORGET
+        np.add.at(self._seen, bins, 1.0)
+        np.add.at(self._kept, bins[kept], 1.0)
+
+
+def kept_nodes(
+    token_ids: Sequence[int], parents: Sequence[int], depths: Sequence[int], written: Sequence[int]
+) -> npt.NDArray[np.bool_]:
+    """Which nodes of a tree agree with what was written behind its context.
+
+    Args:
+        token_ids: (N,) of the nodes, parents before children.
+        parents: (N,) -1 for first tokens.
+        depths: (N,) 0 for first tokens.
+        written: the tokens that came behind.
+
+    Returns:
+        (N,) bool.
+    """
+    kept = np.zeros(len(token_ids), np.bool_)
+    for node, (token, parent, depth) in enumerate(zip(token_ids, parents, depths, strict=True)):
+        agrees = depth < len(written) and written[depth] == token
+        kept[node] = agrees and (parent < 0 or bool(kept[parent]))
+    return kept
+
+
+def _bins_of(log_probs: npt.NDArray[np.float32]) -> Any:
+    return np.minimum(-np.minimum(log_probs, 0.0) / _WIDTH, _BINS - 1).astype(np.int64)

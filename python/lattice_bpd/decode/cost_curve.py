@@ -1,0 +1,66 @@
+"""What a step costs by the number of its draft tokens, learned while decoding."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, deque
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+_KEPT = 25  # latest times of a size: their median follows growing contexts and forgets hiccups
+_FAR = 1 << 20  # more draft tokens than any step has
+
+
+class CostCurve:
+    """Seconds of a verifying step against its draft tokens.
+
+    Times are added as they are measured. A size's first time, which may be that of compiling and
+    allocating too, counts only until there is a second. No size costs more than a larger one;
+    between measured sizes the curve is linear, and beyond the largest it goes on as steep as from
+    the smallest to there.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[int, deque[float]] = {}
+        self._uses: Counter[int] = Counter()
+        self._medians: dict[int, float] = {}
+        self._points: tuple[list[int], list[float]] = ([], [])
+
+    def add(self, nodes: int, seconds: float) -> None:
+        """One more step with `nodes` draft tokens."""
+        times = self._times.setdefault(nodes, deque(maxlen=_KEPT))
+        self._uses[nodes] += 1
+        if self._uses[nodes] == 2:
+            times.clear()
+        times.append(seconds)
+        self._medians[nodes] = statistics.median(times)
+        sizes = sorted(self._medians)
+        rising = list(accumulate((self._medians[size] for size in reversed(sizes)), min))[::-1]
+        if len(sizes) > 1:
+            slope = (rising[-1] - rising[0]) / (sizes[-1] - sizes[0])
+            rising.append(rising[-1] + slope * (_FAR - sizes[-1]))
+            sizes.append(_FAR)
+        self._points = (sizes, rising)
+
+    def count(self, nodes: int) -> int:
+        """How often exactly this size was measured."""
+        return self._uses[nodes]
+
+    def seconds(self, nodes: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Expected seconds of a step with so many draft tokens.
+
+        Args:
+            nodes: (n,) sizes.
+
+        Returns:
+            (n,) float64.
+
+        Raises:
+            ValueError: nothing was measured yet.
+        """
+        if not self._points[0]:
+            raise ValueError("CostCurve: no times yet; add(nodes, seconds) first")
+        return np.interp(nodes, *self._points)

@@ -1,0 +1,199 @@
+"""The controller: its books, what it chooses on a simulated clock; output stays greedy's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockwise_models import random_model
+from lattice_bpd import DraftTree
+from lattice_bpd.decode import (
+    Controller,
+    DecodeStats,
+    Experience,
+    LatticeDrafter,
+    TreeDrafter,
+    generate,
+    generate_batch,
+)
+from lattice_bpd.decode import controller as controller_module
+from lattice_bpd.decode.acceptance import Calibration, kept_nodes
+from lattice_bpd.decode.cost_curve import CostCurve
+
+
+def test_controller_cost_curve() -> None:
+    curve = CostCurve()
+    with pytest.raises(ValueError, match="no times yet"):
+        curve.seconds([3])
+    curve.add(4, 2.0)
+    assert curve.seconds([0, 4, 40]).tolist() == [2.0, 2.0, 2.0]
+    curve.add(8, 4.0)
+    assert curve.seconds([6, 16]) == pytest.approx([3.0, 8.0])
+    curve.add(12, 3.0)  # no size costs more than a larger one
+    assert curve.seconds([8, 12]).tolist() == [3.0, 3.0]
+    curve.add(12, 30.0)  # the first time does not count any more
+    assert curve.seconds([8, 12]).tolist() == [4.0, 30.0]
+    for seconds in (90.0, 4.2, 4.2, 4.2):  # a hiccup does not count
+        curve.add(8, seconds)
+    assert curve.seconds([8]) == pytest.approx([4.2])
+    assert curve.count(8) == 5
+    assert curve.count(1) == 0
+
+
+def test_controller_calibration() -> None:
+    log_probs = np.log(np.array([0.9, 0.9, 0.3, 0.3], np.float32))
+    calibration = Calibration()
+    np.testing.assert_allclose(calibration.expected(log_probs), [0.9, 1.8, 2.1, 2.4], rtol=1e-5)
+    for _ in range(200):
+        calibration.add(log_probs, np.array([True, False, False, False]))
+    expected = np.diff(calibration.expected(log_probs), prepend=0.0)
+    assert 0.45 < expected[0] < 0.6  # half of those nodes were kept
+    assert expected[2] < 0.05
+    assert (np.diff(expected) <= 0.0).all()
+
+
+def test_controller_kept_nodes() -> None:
+    #  5 -> 6 -> 7, 5 -> 8, 9
+    kept = kept_nodes([5, 9, 6, 8, 7], [-1, -1, 0, 0, 2], [0, 0, 1, 1, 2], [5, 6, 3])
+    assert kept.tolist() == [True, False, True, False, False]
+    assert not kept_nodes([6], [-1], [0], []).any()
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@dataclass
+class FakeState:
+    tokens: list[int]
+    stats: DecodeStats = field(default_factory=lambda: DecodeStats(target_calls=1))
+
+
+@dataclass
+class ChainDrafter:
+    """A chain of ones; the target writes ones with probability `truth`, else a two."""
+
+    clock: Clock
+    seconds: float
+    claim: float
+    max_nodes: int = 16
+
+    def propose_batch(self, states: Any) -> DraftTree:
+        self.clock.now += self.seconds
+        shape = (len(states), self.max_nodes)
+        depths = np.tile(np.arange(self.max_nodes, dtype=np.int32), (len(states), 1))
+        mask = np.zeros((*shape, self.max_nodes), np.bool_)
+        counts = np.full(len(states), self.max_nodes, np.int32)
+        log_probs = ((depths + 1) * np.log(self.claim)).astype(np.float32)
+        return DraftTree(
+            np.ones(shape, np.int32), depths - 1, depths, log_probs, counts, mask, depths[:, None]
+        )
+
+
+def simulate(
+    monkeypatch: pytest.MonkeyPatch, truth: float, *, slope: float, draft: float, noise: float
+) -> tuple[float, dict[int, float]]:  # fmt: skip
+    """Tokens a second of the controller and of every fixed size; a call costs 1 + slope N."""
+    clock, rng = Clock(), np.random.default_rng(0)
+    monkeypatch.setattr(controller_module, "time", clock)
+    controlled = Controller(ChainDrafter(clock, draft, 0.8))
+    state: Any = FakeState([0])
+    tokens = 0
+    for _ in range(3000):
+        tree = controlled.propose_batch([state])
+        size = 0 if tree is None else int(tree.counts[0])
+        kept = min(int(rng.geometric(1.0 - truth)) - 1 if truth < 1.0 else 99, size)
+        new = [1] * kept + [2]
+        state.tokens += new
+        state.stats.target_calls += 1
+        tokens += len(new)
+        clock.now += (1.0 + slope * size) * (1.0 + noise * rng.random())
+    fixed = {0: 1.0 / (1.0 + noise / 2)}
+    for size in range(1, 17):
+        kept_mean = sum(truth**depth for depth in range(1, size + 1))
+        fixed[size] = (1.0 + kept_mean) / (draft + (1.0 + slope * size) * (1.0 + noise / 2))
+    return tokens / clock.now, fixed
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("truth", "slope", "draft"),
+    [(0.0, 0.1, 0.5), (0.1, 0.2, 0.5), (0.3, 0.05, 0.1), (0.5, 0.1, 0.1), (0.8, 0.02, 0.2),
+     (0.95, 0.01, 0.1), (0.8, 1.0, 0.1)],
+)  # fmt: skip
+def test_controller_comes_near_the_best_size(
+    monkeypatch: pytest.MonkeyPatch, truth: float, slope: float, draft: float, noise: float
+) -> None:
+    rate, fixed = simulate(monkeypatch, truth, slope=slope, draft=draft, noise=noise)
+    assert rate >= 0.97 * fixed[0]
+    assert rate >= (0.95 - 0.02 * noise) * max(fixed.values())  # the run is a draw itself
+
+
+def test_controller_notices_when_the_text_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, rng = Clock(), np.random.default_rng(0)
+    monkeypatch.setattr(controller_module, "time", clock)
+    controlled = Controller(ChainDrafter(clock, 0.2, 0.8))
+    state: Any = FakeState([0])
+    rates = []
+    for truth in (0.0, 0.9, 0.0):
+        tokens, start = 0, clock.now
+        for _ in range(1500):
+            tree = controlled.propose_batch([state])
+            size = 0 if tree is None else int(tree.counts[0])
+            kept = min(int(rng.geometric(1.0 - truth)) - 1, size)
+            state.tokens += [1] * kept + [2]
+            state.stats.target_calls += 1
+            tokens += kept + 1
+            clock.now += 1.0 + 0.02 * size
+        rates.append(tokens / (clock.now - start))
+    assert rates[0] > 0.95
+    assert rates[1] > 4.0
+    assert rates[2] > 0.93  # some dozens of steps until it believes
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_controller_lossless(batch: int) -> None:
+    model = random_model("llama")
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, model.vocab_size, 5 + n).tolist() for n in range(batch)]
+    wanted = [generate(model, prompt, "greedy", max_new_tokens=30) for prompt in prompts]
+    experience = Experience()
+    for _ in range(3):
+        controlled = Controller(TreeDrafter(None, top_k=4, max_nodes=12), experience)
+        found = generate_batch(model, prompts, drafter=controlled, max_new_tokens=30)
+        assert [f.token_ids for f in found] == [w.token_ids for w in wanted]
+    assert experience.books[batch].steps > 10
+    assert experience.books[batch].after.count(0) >= 2
+    found = generate_batch(model, prompts, "auto", max_new_tokens=30, top_k=4)
+    assert [f.token_ids for f in found] == [w.token_ids for w in wanted]
+
+
+def test_controller_is_remembered_for_the_model() -> None:
+    model = random_model("llama")
+    generate(model, [1, 2, 3], "auto", max_new_tokens=20, top_k=4)
+    remembered = controller_module.experience_of(model)
+    steps = remembered.books[1].steps
+    generate(model, [1, 2, 3], "auto", max_new_tokens=20, top_k=4)
+    assert remembered.books[1].steps > steps
+    assert controller_module.experience_of(random_model("gpt2")) is not remembered
+
+
+def test_controller_needs_trees() -> None:
+    model = random_model("llama")
+    with pytest.raises(TypeError, match="LatticeDrafter proposed a Drafts"):
+        generate(model, [1, 2, 3], drafter=Controller(LatticeDrafter(None, top_k=4)))
+
+    class Alone:
+        max_nodes = 4
+
+        def propose(self, state: Any) -> None: ...
+
+    with pytest.raises(TypeError, match="has no propose_batch"):
+        generate_batch(model, [[1, 2], [3, 4]], drafter=Controller(Alone()))
