@@ -117,8 +117,8 @@ class HeadTrainer:
         """
         report, options = self.report, self.options
         set_rates(self.optimizers, report.step, report.steps, options.warmup)
-        draw = draw_step(self.text, options, self.model.num_heads, report.step)
-        sums = self._add_gradients(draw)
+        draw = self.draw(report.step)
+        sums = self.add_gradients(draw)
         weights = list(self.trained_weights().values())
         self.processes.add_up([_gradient(weight) for weight in weights] + [sums])
         counts = [options.pieces_per_step * options.sequence_length, len(draw.positions)]
@@ -128,8 +128,16 @@ class HeadTrainer:
         self._note(losses)
         return losses
 
-    def _add_gradients(self, draw: StepDraw) -> Tensor:
-        """(h,) sums of losses over this process's share of the step; gradients are in .grad."""
+    def draw(self, step: int) -> StepDraw:
+        """What a step (from 0) looks at, in all processes together."""
+        return draw_step(self.text, self.options, self.model.num_heads, step)
+
+    def add_gradients(self, draw: StepDraw) -> Tensor:
+        """Add the gradients of this process's share of a step to .grad.
+
+        Returns:
+            (h,) float32: each head's losses summed over the positions of the share.
+        """
         options, device = self.options, self.model.device
         share = options.batch_size // self.processes.count
         row_weights = self._row_weights(draw).to(device)
@@ -175,13 +183,13 @@ class HeadTrainer:
 
     def _time_pass(self, precision: str) -> float:
         """Seconds of the quickest of three passes."""
-        draw = draw_step(self.text, self.options, self.model.num_heads, 0)
+        draw = self.draw(0)
         heads = draw._replace(heads=tuple(range(1, self.model.num_heads + 1)))
         before, self.report.precision = self.report.precision, precision
         times = []
         for _ in range(3):
             start = time.perf_counter()
-            self._add_gradients(heads)
+            self.add_gradients(heads)
             times.append(time.perf_counter() - start)
         self.report.precision = before
         self.model.zero_grad(set_to_none=True)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
@@ -74,14 +74,25 @@ class Processes:
         self._talk(lambda: distributed.broadcast_object_list(box, 0))
         return box[0]
 
-    def wait(self) -> None:
-        """Go on when all processes are here.
+    def first_does(self, work: Callable[[], _Result]) -> _Result:
+        """Let process 0 do some work and give all its result.
 
         Raises:
+            Exception: what the work raised, in every process.
             ConnectionError: a process is gone or silent.
         """
-        if self.count > 1:
-            self.any_says(False)
+        if self.count == 1:
+            return work()
+        outcome: tuple[_Result | None, Exception | None] = (None, None)
+        if self.is_first:
+            try:
+                outcome = (work(), None)
+            except Exception as error:  # handed to all, so that none waits for nothing
+                outcome = (None, error)
+        result, failure = self.first_says(outcome)
+        if failure is not None:
+            raise failure
+        return cast(_Result, result)
 
     def any_says(self, flag: bool) -> bool:
         """Whether the flag is true in any process.
