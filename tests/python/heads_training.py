@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import socket
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from blockwise_models import VOCAB, looping_text
 from lattice_bpd.train.head_job import HeadJob
+from lattice_bpd.train.head_run import train_heads
+from lattice_bpd.train.watcher import SilentWatcher
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["heads_training"])
 
 T = 16
 HEADS = 3
@@ -83,54 +88,83 @@ def read_losses(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
-# argv: a HeadJob as a Python expression, then code that is run before training.
-CHILD = """
-import os, signal, sys, warnings
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from lattice_bpd.cli.progress import quiet_transformers
-quiet_transformers()
-from lattice_bpd.train import checkpoints, head_loop, head_trainer, watcher
-from lattice_bpd.train.head_job import HeadJob
-from lattice_bpd.train.head_run import train_heads
-from pathlib import PosixPath
+class Watching(SilentWatcher):
+    """Calls a function after each step."""
 
-class Watching(watcher.SilentWatcher):
-    steps = 0
-    def begin(self, stage, total=None):
+    def __init__(self, on_step: Callable[[int], None]) -> None:
+        self.on_step, self.stage, self.steps = on_step, "", 0
+
+    def begin(self, stage: str, total: int | None = None) -> None:  # noqa: ARG002
         self.stage = stage
-    def advance(self, total=None, note=""):
+
+    def advance(self, total: int | None = None, note: str = "") -> None:  # noqa: ARG002
         if self.stage == "training":
             self.steps += 1
-            on_step(self.steps)
-
-def on_step(steps):
-    pass
-
-exec(sys.argv[2])
-try:
-    train_heads(eval(sys.argv[1]), Watching())
-except (ValueError, OSError) as error:
-    print(type(error).__name__, error, file=sys.stderr)
-    sys.exit(2)
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
+            self.on_step(self.steps)
 
 
-def start(job: HeadJob, code: str = "", **environment: str) -> subprocess.Popen[str]:
-    """Begin a run in another process."""
-    command = [sys.executable, "-c", CHILD, repr(job), code]
-    return subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
-    )
+def run_child(
+    job: HeadJob,
+    prepare: Callable[[], Callable[[int], None] | None],
+    words: Path,
+    environment: dict[str, str],
+) -> None:
+    """The whole life of a child: what it says goes to a file."""
+    os.dup2(os.open(words, os.O_WRONLY | os.O_CREAT), 2)
+    os.environ.update(environment)
+    on_step = prepare() or (lambda _: None)
+    try:
+        train_heads(job, Watching(on_step))
+    except (ValueError, OSError) as error:
+        os.write(2, f"{type(error).__name__} {error}".encode())
+        os._exit(2)
+    except KeyboardInterrupt:
+        os._exit(130)
 
 
-def start_two(job: HeadJob, code: str = "") -> list[subprocess.Popen[str]]:
-    """Begin a run of two processes; `code` knows its number as os.environ["RANK"]."""
+class Child:
+    """A run in another process, which a fork server that has torch loaded starts at once.
+
+    Args:
+        job: the run.
+        prepare: called in the child first; may give a function that is called after each step.
+        words: file for what the child says.
+        environment: of the child.
+    """
+
+    def __init__(
+        self,
+        job: HeadJob,
+        prepare: Callable[[], Callable[[int], None] | None],
+        words: Path,
+        **environment: str,
+    ) -> None:
+        self.words = words
+        self.process = CONTEXT.Process(target=run_child, args=(job, prepare, words, environment))
+        self.process.start()
+
+    def wait(self, timeout: float = 120.0) -> tuple[int | None, str]:
+        """Exit status (negative: the signal) and words; the child is gone afterwards."""
+        self.process.join(timeout)
+        status = self.process.exitcode
+        self.process.kill()
+        self.process.join()
+        return status, self.words.read_text() if self.words.exists() else ""
+
+
+def nothing() -> None:
+    """Prepares nothing."""
+
+
+def start_two(
+    job: HeadJob, folder: Path, prepare: Callable[[], Callable[[int], None] | None] = nothing
+) -> list[Child]:
+    """A run of two processes; `prepare` knows its number as os.environ["RANK"]."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [start(job, code, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (0, 1)]
+    return [
+        Child(job, prepare, folder / f"words-{rank}", RANK=rank, LOCAL_RANK=rank, **common)
+        for rank in ("0", "1")
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 
 from lattice_bpd.train.checkpoints import find_checkpoint, load_training, save_training
 from lattice_bpd.train.head_draws import HeadText
@@ -45,10 +44,10 @@ def run_steps(
         trainer.choose_precision()
     else:
         state = load_training(path, trainer)
-    log_path = folder.log if processes.is_first else Path("/dev/null")
+    log_path = folder.log if processes.is_first else None
     watcher.begin("training", report.steps - report.step)
     with (
-        closing(LossLog(log_path, job.log_every, state if processes.is_first else None)) as log,
+        closing(LossLog(log_path, job.log_every, state)) as log,
         StopSignals(patient=processes.count > 1) as signals,
     ):
         stopped = False

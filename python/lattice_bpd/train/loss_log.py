@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from lattice_bpd import FormatError
 from lattice_bpd.train.head_validation import HeadScores
@@ -19,7 +20,7 @@ class LossLog:
     """Writes the log; `state` goes into checkpoints, so that a resumed log has no gap and no echo.
 
     Args:
-        path: the file; made anew unless a state is given.
+        path: the file, made anew unless a state is given; None: for processes that do not write.
         every: steps between lines.
         state: of a checkpoint; what the file has behind it is cut off.
 
@@ -28,10 +29,15 @@ class LossLog:
         FormatError: the file is shorter than the state says.
     """
 
-    def __init__(self, path: Path, every: int, state: Mapping[str, Any] | None = None) -> None:
-        self.path, self.every = path, every
+    def __init__(
+        self, path: Path | None, every: int, state: Mapping[str, Any] | None = None
+    ) -> None:
+        self.every = every
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
+        self._file: BinaryIO = io.BytesIO() if path is None else self._open(path, state)
+
+    def _open(self, path: Path, state: Mapping[str, Any] | None) -> BinaryIO:
         size = 0
         if state is not None:
             self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
@@ -41,9 +47,10 @@ class LossLog:
                     f"{path}: the log is shorter than at the last checkpoint ({size:,} bytes); "
                     "put it back, or begin anew with --restart"
                 )
-        self._file = path.open("r+b" if state is not None else "wb")
-        self._file.truncate(size)
-        self._file.seek(size)
+        file = path.open("r+b" if state is not None else "wb")
+        file.truncate(size)
+        file.seek(size)
+        return file
 
     @property
     def state(self) -> dict[str, Any]:
