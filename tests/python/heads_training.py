@@ -21,7 +21,11 @@ from lattice_bpd.train.head_run import train_heads
 from lattice_bpd.train.watcher import SilentWatcher
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["heads_training"])
+# What takes long to import; the fork server does not see this folder.
+CONTEXT.set_forkserver_preload(
+    ["lattice_bpd.train.head_run"]
+    + [f"transformers.models.{n}.modeling_{n}" for n in ("gpt2", "llama", "mistral", "gemma2")]
+)
 
 T = 16
 HEADS = 3
