@@ -52,11 +52,11 @@ class HeadJob:
     """
 
     recipe: str
-    output: Path
+    output: StrPath
     inputs: Sequence[StrPath]
     corpus: dict[str, Any] = field(default_factory=dict)
-    base: Path | None = None
-    config: Path | None = None
+    base: StrPath | None = None
+    config: StrPath | None = None
     heads: str | None = None
     num_heads: int | None = None
     inner_size: int | None = None

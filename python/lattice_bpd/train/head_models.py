@@ -62,8 +62,8 @@ def _heads_folder(job: HeadJob) -> Path | None:
     """Where heads come from; None for new ones."""
     if job.heads is not None:
         return None if job.heads == "new" else Path(job.heads)
-    if job.base is not None and (job.base / BLOCKWISE_FILES.config_name).is_file():
-        return job.base
+    if job.base is not None and (Path(job.base) / BLOCKWISE_FILES.config_name).is_file():
+        return Path(job.base)
     return None
 
 
@@ -97,7 +97,7 @@ def build_untrained(job: HeadJob, vocab_size: int, seed: int) -> BlockwiseLM:
         ValueError: sizes that do not fit.
         OSError: it cannot be read.
     """
-    sizes = {} if job.config is None else _read_config(job.config)
+    sizes = {} if job.config is None else _read_config(Path(job.config))
     num_heads = job.num_heads or _NUM_HEADS
     stated = sizes.pop("vocab_size", vocab_size)
     if not isinstance(stated, int) or stated < vocab_size:

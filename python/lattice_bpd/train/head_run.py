@@ -143,7 +143,7 @@ class _Run:
         """The training text; tokenizer and vocabulary are the base's where the job names none."""
         arguments = dict(self.job.corpus)
         if base is not None:
-            beside = Path(str(self.job.base)) / _TOKENIZER
+            beside = Path(self.job.base or "") / _TOKENIZER
             if arguments.get("tokenizer") is None and beside.is_file():
                 arguments["tokenizer"] = str(beside)
             embedding = base.get_output_embeddings()  # type: ignore[no-untyped-call]
