@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -18,6 +19,7 @@ from lattice_bpd import FormatError
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
+from lattice_bpd.models.llama2c import Llama2cSizes
 from lattice_bpd.train.head_draws import HeadText
 from lattice_bpd.train.head_models import build_untrained, load_base
 from lattice_bpd.train.head_options import TrainOptions
@@ -63,6 +65,29 @@ def test_a_frozen_target_is_written_as_it_was(recipe, tmp_path):
     assert all(torch.equal(before[name], after[name]) for name in before)
     torch.manual_seed(0)
     assert after["outer_weight"].any()  # which begins as zeros
+
+
+def test_a_llama2c_file_is_a_base(tmp_path):
+    sizes = Llama2cSizes(16, 32, 1, 2, 2, VOCAB, 32, tied=True)
+    rng = np.random.default_rng(0)
+    numbers = [rng.normal(0.0, 0.3, shape).astype("<f4") for shape in sizes.shapes.values()]
+    header = struct.pack("<7i", *sizes[:-1])
+    (tmp_path / "m.bin").write_bytes(header + b"".join(part.tobytes() for part in numbers))
+    train_heads(make_job(tmp_path, "distil", base=tmp_path / "m.bin"))
+    model = BlockwiseLM.from_pretrained(tmp_path / "out")
+    assert (type(model.base).__name__, model.num_heads) == ("LlamaForCausalLM", HEADS)
+
+
+def test_a_frozen_target_of_half_precision_stays_so_and_its_heads_are_whole(tmp_path):
+    make_job(tmp_path, "frozen")
+    half = load_base(tmp_path / "base", full_precision=True).to(torch.bfloat16)
+    half.save_pretrained(tmp_path / "half")
+    train_heads(make_job(tmp_path, "frozen", base=tmp_path / "half"))
+    found = read_weights(tmp_path / "out")
+    assert found["outer_weight"].dtype == torch.float32
+    assert found["transformer.wte.weight"].dtype == torch.bfloat16
+    before = read_weights(tmp_path / "half")
+    assert all(torch.equal(before[name], found[name]) for name in before)
 
 
 def test_finetuning_moves_the_target_less_than_the_heads(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +161,13 @@ def run(args: argparse.Namespace) -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     console = make_console()
-    result = train_heads(make_job(args), ConsoleWatcher(console, _TITLES))
+    with closing(ConsoleWatcher(console, _TITLES)) as watcher:
+        try:
+            result = train_heads(make_job(args), watcher)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
+                print(f"{args.output}: to go on, give the same command again", file=sys.stderr)
+            raise
     if os.environ.get("RANK", "0") == "0":
         _print_result(console, result)
 

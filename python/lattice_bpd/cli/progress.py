@@ -82,11 +82,15 @@ class ConsoleWatcher:
     def end(self) -> None:
         """The stage is over."""
         seconds = time.perf_counter() - self._start
+        self.close()
+        rate = f" ({self._done / seconds:.1f}/s)" if self._done and seconds else ""
+        self.console.print(f"{self._title}: {seconds:.1f} s{rate}")
+
+    def close(self) -> None:
+        """Give the terminal back, also in the middle of a stage."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-        rate = f" ({self._done / seconds:.1f}/s)" if self._done and seconds else ""
-        self.console.print(f"{self._title}: {seconds:.1f} s{rate}")
 
 
 def _make_bar(console: Console) -> Any:
