@@ -180,6 +180,18 @@ def test_resuming_with_other_options_names_them(options, message, finished, tmp_
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
 
 
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
+    job = make_job(tmp_path, "frozen")
+
+    class Second(SilentWatcher):
+        def advance(self, total: int | None = None, note: str = "") -> None:  # noqa: ARG002
+            for other in (job, dataclasses.replace(job, restart=True)):
+                with pytest.raises(BlockingIOError, match="another process trains here"):
+                    train_heads(other)
+
+    assert train_heads(job, Second()).steps == 12
+
+
 def test_pace_and_device_may_change(tmp_path):
     stop(make_job(tmp_path, "frozen"))
     train_heads(make_job(tmp_path, "frozen", checkpoint_every=2, resume=True))

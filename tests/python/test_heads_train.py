@@ -283,6 +283,7 @@ def test_heads_of_another_base_are_refused(tmp_path):
         ("frozen", {"train": {"head_weights": [1.0]}}, r"head_weights is \[1.0\]; expected 3"),
         ("distil", {"train": {"sequence_length": 31}}, r"sequence_length is 31; expected 4 .* 30"),
         ("frozen", {"num_heads": 1}, "num_heads is 1; expected 2 or more"),
+        ("frozen", {"train": {"max_seconds": 9.0}}, "train has 'max_seconds'; expected accumulate"),
         ("frozen", {"log_every": 0}, "log_every is 0; expected 1 or more"),
         ("frozen", {"validation_share": 1.0}, "validation_share is 1.0; expected 0 <= share < 1"),
         ("frozen", {"process_timeout": 0.0}, "process_timeout is 0.0; expected seconds above 0"),

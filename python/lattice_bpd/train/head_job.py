@@ -14,6 +14,7 @@ from lattice_bpd.train.head_options import TrainOptions
 from lattice_bpd.train.recipes import HeadRecipe, find_recipe
 
 _PACE = ("checkpoint_every", "device", "process_timeout", "restart", "resume", "output")
+_NOT_SET = ("train_base", "max_seconds")
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,12 @@ class HeadJob:
             raise ValueError(f"recipe {way.name} takes base (--base), not config (--config)")
         if self.restart and self.resume:
             raise ValueError("resume and restart exclude each other; give one of them")
+        settable = {entry.name for entry in dataclasses.fields(TrainOptions)} - set(_NOT_SET)
+        for name in sorted(set(self.train) - settable):
+            raise ValueError(
+                f"train has {name!r}; expected {', '.join(sorted(settable))}; the recipe settles "
+                "train_base, and a cap on seconds would make results depend on the machine"
+            )
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device is {self.device!r}; expected auto, cpu or cuda")
         self._check_numbers()

@@ -90,7 +90,11 @@ def train_heads(job: HeadJob, watcher: Watcher | None = None) -> HeadResult:
         raise ValueError("device is cuda and torch finds no GPU; expected one, or --device cpu")
     with join_processes(kind, job.process_timeout) as processes:
         told = watcher if watcher is not None and processes.is_first else SilentWatcher()
-        return _Run(job, processes, told, own_device(kind)).train()
+        run = _Run(job, processes, told, own_device(kind))
+        try:
+            return run.train()
+        finally:
+            run.folder.close()
 
 
 @dataclass

@@ -63,7 +63,8 @@ class LossLog:
             self._sums[str(head)] = self._sums.get(str(head), 0.0) + loss
             self._counts[str(head)] = self._counts.get(str(head), 0) + 1
         if step % self.every == 0 or last:
-            means = {head: self._sums[head] / self._counts[head] for head in sorted(self._sums)}
+            heads = sorted(self._sums, key=int)
+            means = {head: self._sums[head] / self._counts[head] for head in heads}
             self._write({"step": step, "losses": means, "seconds": round(seconds, 3)})
             self._sums, self._counts = {}, {}
 

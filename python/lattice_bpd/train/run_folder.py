@@ -8,11 +8,12 @@ config.json, blockwise_heads.json, ...               the model, when finished
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from transformers import PreTrainedModel
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 from lattice_bpd import FormatError
 
 RECORD = "training.json"
+_LOCK = ".lock"
 _FORMAT = "lattice_bpd.head_training"
 _VERSION = 1
 
@@ -39,6 +41,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path, self.work = path, path / "training"
         self.log, self.plot = path / "losses.jsonl", path / "losses.svg"
+        self._locked: TextIO | None = None
 
     def begin(
         self, options: dict[str, Any], base: str | None, *, resume: bool | None, restart: bool
@@ -57,7 +60,7 @@ class RunFolder:
         Raises:
             ValueError: the folder holds something else, or a run of other options or another base.
             FormatError: its record is damaged.
-            OSError: it cannot be written.
+            OSError: it cannot be written, or another process trains there.
         """
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"{self.path}: is a file; expected a folder for the result")
@@ -67,18 +70,34 @@ class RunFolder:
                 f"{self.path}: holds files and no {RECORD}, so it is not of this command; name an "
                 "empty or new folder"
             )
+        if record is None and resume:
+            raise ValueError(f"{self.path}: no run to resume; leave --resume out to begin one")
+        if record is not None and not restart:
+            _compare(self.path, record, options, base)
+            if record["finished"]:
+                return True
+        self._lock()
         if record is not None and restart:
             self._clear(record)
-            record = None
-        if record is None:
-            if resume:
-                raise ValueError(f"{self.path}: no run to resume; leave --resume out to begin one")
-            self.work.mkdir(parents=True, exist_ok=True)
+        if record is None or restart:
             self._write({"options": options, "base_fingerprint": base, "finished": False})
-            return False
-        _compare(self.path, record, options, base)
-        self.work.mkdir(exist_ok=True)
-        return bool(record["finished"])
+        return False
+
+    def close(self) -> None:
+        """Let others train here."""
+        if self._locked is not None:
+            self._locked.close()
+
+    def _lock(self) -> None:
+        """Keep a second run out of the folder while this process lives."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        self._locked = (self.work / _LOCK).open("w")
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(
+                f"{self.path}: another process trains here; wait for it, or name another folder"
+            ) from error
 
     def finish(
         self, options: dict[str, Any], base: str, result: dict[str, Any], files: list[str]
@@ -106,7 +125,11 @@ class RunFolder:
 
     def _clear(self, record: dict[str, Any]) -> None:
         """Remove an earlier run and what it wrote, the record last."""
-        shutil.rmtree(self.work, ignore_errors=True)
+        for path in self.work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != _LOCK:
+                path.unlink()
         for name in record.get("files", []):
             (self.path / Path(name).name).unlink(missing_ok=True)
         for path in (self.log, self.plot, self.path / RECORD):
