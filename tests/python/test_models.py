@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from blockwise_models import HEADS, POSITIONS, VOCAB, looping_text, model_of
 from lattice_bpd import FormatError
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, build_small_gpt
+from lattice_bpd.train.head_draws import HeadText
+from lattice_bpd.train.head_validation import measure_heads
 from lattice_bpd.train.heads import TrainOptions, train_blockwise
-from lattice_bpd.train.losses import block_losses
 from lattice_bpd.train.optimizers import build_optimizers, set_rates
 
 SLOTS = HEADS - 1
@@ -149,8 +150,9 @@ def test_wrong_sizes_are_refused():
 
 def test_losses_are_cross_entropies_of_later_and_later_tokens():
     model, batch = model_of("gpt2"), ids(2, 9 + HEADS)
+    rows = HeadText(batch.flatten().numpy().astype(np.int32), row_length=9 + HEADS)
+    found = torch.tensor(measure_heads(model, rows, 9).losses)
     with torch.inference_mode():
-        found = block_losses(model, batch, 1.0, torch.Generator())
         output = model(batch[:, :9], head_positions=torch.arange(9).expand(2, -1))
         for head in range(HEADS):
             logits = output.logits if head == 0 else output.head_logits[:, :, head - 1]

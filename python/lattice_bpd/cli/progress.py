@@ -36,7 +36,7 @@ def quiet_transformers() -> None:
 
 
 class ConsoleWatcher:
-    """Shows stages one after the other; see `lattice_bpd.evaluate.parts.Watcher`.
+    """Shows stages one after the other; see `lattice_bpd.train.watcher.Watcher`.
 
     Args:
         console: where to.
@@ -74,19 +74,23 @@ class ConsoleWatcher:
         elif now - self._last >= _LINE_EVERY:
             self._last = now
             left = (self._total - self._done) * (now - self._start) / self._done
-            self.console.print(
-                f"  {self._done:,} of {self._total:,}, {rate}, {left:.0f} s left, "
-                f"{describe_memory()}  {note}".rstrip()
+            known = (
+                f" of {self._total:,}, {rate}, {left:.0f} s left" if self._total else f", {rate}"
             )
+            self.console.print(f"  {self._done:,}{known}, {describe_memory()}  {note}".rstrip())
 
     def end(self) -> None:
         """The stage is over."""
         seconds = time.perf_counter() - self._start
+        self.close()
+        rate = f" ({self._done / seconds:.1f}/s)" if self._done and seconds else ""
+        self.console.print(f"{self._title}: {seconds:.1f} s{rate}")
+
+    def close(self) -> None:
+        """Give the terminal back, also in the middle of a stage."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-        rate = f" ({self._done / seconds:.1f}/s)" if self._done and seconds else ""
-        self.console.print(f"{self._title}: {seconds:.1f} s{rate}")
 
 
 def _make_bar(console: Console) -> Any:

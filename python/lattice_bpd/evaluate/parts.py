@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from lattice_bpd.extras import require
 from lattice_bpd.models import BlockwiseLM, build_small_gpt
 from lattice_bpd.train.heads import TrainOptions, TrainReport, train_blockwise
 from lattice_bpd.train.tokenizer import END_OF_TEXT, train_byte_bpe
+from lattice_bpd.train.watcher import Watcher
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,20 +35,7 @@ if TYPE_CHECKING:
 RECIPE_FILE = "recipe.json"
 TOKENIZER_FILE = "tokenizer.json"
 LM_FILE = "ngram.lm"
-_VERSION = 1  # raise it where the way of training changes but no number of the recipe does
-
-
-class Watcher(Protocol):
-    """Told what happens while parts are made."""
-
-    def begin(self, stage: str, total: int | None = None) -> None:
-        """A stage begins; total counts its steps where they are known."""
-
-    def advance(self, total: int | None = None, note: str = "") -> None:
-        """A step is done; total replaces the number of steps."""
-
-    def end(self) -> None:
-        """The stage is over."""
+_VERSION = 2  # raise it where the way of training changes but no number of the recipe does
 
 
 @dataclass

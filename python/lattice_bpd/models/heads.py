@@ -8,6 +8,7 @@ V-sized matrix (Stern et al. 2018, section 6; Kim et al. 2024, section 4).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -69,25 +70,33 @@ class BlockwiseHeads(nn.Module):
         """H = h-1: the slots of the lattice that these heads fill."""
         return self.num_heads - 1
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, slots: Sequence[int] | None = None) -> Tensor:
         """Head states of every position.
 
         Args:
             hidden: (..., D) float, the target's hidden states that enter its output embedding.
+            slots: which slots are wanted, 0..H-1 in order; None: all H.
 
         Returns:
-            (..., H, D) float; row j goes through the output embedding to give the logits of
-            offset j+2 (the token after next is j = 0).
+            (..., S, D) float for S slots; row j goes through the output embedding to give the
+            logits of offset slots[j]+2 (the token after next is slot 0).
         """
         batch_shape = hidden.shape[:-1]
         rows = hidden.reshape(-1, self.hidden_size)  # (N, D)
-        inner = F.silu(self.inner(rows))  # (N, H*F)
-        inner = inner.view(-1, self.num_slots, self.inner_size).transpose(0, 1)  # (H, N, F)
+        inner_weight = self.inner.weight.view(self.num_slots, self.inner_size, self.hidden_size)
+        inner_bias = self.inner.bias.view(self.num_slots, self.inner_size)
         weight = self.outer_weight.view(self.num_slots, self.hidden_size, self.inner_size)
-        change = torch.bmm(inner, weight.transpose(1, 2).to(inner.dtype))  # (H, N, D)
-        change = change.transpose(0, 1) + self.outer_bias.to(inner.dtype)  # (N, H, D)
+        bias: Tensor = self.outer_bias
+        if slots is not None and len(slots) < self.num_slots:
+            chosen = list(slots)
+            inner_weight, inner_bias = inner_weight[chosen], inner_bias[chosen]
+            weight, bias = weight[chosen], bias[chosen]
+        inner = F.linear(rows, inner_weight.flatten(0, 1), inner_bias.flatten())  # (N, S*F)
+        inner = F.silu(inner).view(len(rows), -1, self.inner_size).transpose(0, 1)  # (S, N, F)
+        change = torch.bmm(inner, weight.transpose(1, 2).to(inner.dtype))  # (S, N, D)
+        change = change.transpose(0, 1) + bias.to(inner.dtype)  # (N, S, D)
         states = rows.unsqueeze(1) + change
-        return states.reshape(*batch_shape, self.num_slots, self.hidden_size)
+        return states.reshape(*batch_shape, -1, self.hidden_size)
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write blockwise_heads.safetensors and blockwise_heads.json; see `head_files`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
@@ -11,7 +12,9 @@ from torch.optim import AdamW, Muon, Optimizer
 from lattice_bpd.models import BlockwiseLM
 
 
-def build_optimizers(model: BlockwiseLM, matrix_lr: float, other_lr: float) -> list[Optimizer]:
+def build_optimizers(
+    model: BlockwiseLM, matrix_lr: float, other_lr: float, base_rate: float = 1.0
+) -> list[Optimizer]:
     """Muon over the hidden matrices, AdamW over embeddings, norms and biases.
 
     Muon steps along the orthogonalised momentum, which is meant for matrices between hidden
@@ -21,6 +24,7 @@ def build_optimizers(model: BlockwiseLM, matrix_lr: float, other_lr: float) -> l
         model: parameters that need no gradient are left out.
         matrix_lr: peak learning rate of Muon.
         other_lr: peak learning rate of AdamW.
+        base_rate: factor on both for the target's own weights.
 
     Returns:
         One or two optimizers, each group with its peak rate under "peak_lr".
@@ -35,11 +39,20 @@ def build_optimizers(model: BlockwiseLM, matrix_lr: float, other_lr: float) -> l
     matrices = [weight for weight in trained if weight.ndim == 2 and id(weight) not in tables]
     chosen = {id(weight) for weight in matrices}
     others = [weight for weight in trained if id(weight) not in chosen]
+    own = {id(weight) for weight in model.base.parameters()}
+
+    def groups(weights: list[nn.Parameter], rate: float) -> list[dict[str, Any]]:
+        """The target's weights and the heads', each with its rate."""
+        base = [weight for weight in weights if id(weight) in own]
+        heads = [weight for weight in weights if id(weight) not in own]
+        pairs = ((base, rate * base_rate), (heads, rate))
+        return [{"params": params, "lr": lr} for params, lr in pairs if params]
+
     optimizers: list[Optimizer] = []
     if matrices:
-        optimizers.append(Muon(matrices, lr=matrix_lr, weight_decay=0.0))
+        optimizers.append(Muon(groups(matrices, matrix_lr), weight_decay=0.0))
     if others:
-        optimizers.append(AdamW(others, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0))
+        optimizers.append(AdamW(groups(others, other_lr), betas=(0.9, 0.95), weight_decay=0.0))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
@@ -65,6 +78,11 @@ def set_rates(optimizers: Sequence[Optimizer], step: int, steps: int, warmup: in
 def take_step(optimizers: Sequence[Optimizer], loss: Tensor) -> None:
     """One step down the gradient of a scalar loss; no gradients are left behind."""
     loss.backward()  # type: ignore[no-untyped-call]
+    step_all(optimizers)
+
+
+def step_all(optimizers: Sequence[Optimizer]) -> None:
+    """One step down the gradients that are there; none are left behind."""
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

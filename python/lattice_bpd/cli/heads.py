@@ -1,0 +1,17 @@
+"""`lattice-bpd heads ...`: the commands that make prediction heads."""
+
+from __future__ import annotations
+
+import argparse
+
+from lattice_bpd.cli import heads_train
+
+_ACTIONS = (heads_train,)
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `heads` and what is below it."""
+    group = commands.add_parser("heads", help="train prediction heads", description="Heads.")
+    actions = group.add_subparsers(title="actions", metavar="ACTION", required=True)
+    for module in _ACTIONS:
+        module.add_parser(actions)

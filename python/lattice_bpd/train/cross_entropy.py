@@ -1,0 +1,155 @@
+"""Cross entropy through a large output embedding: loss and gradients in one pass, chunk by chunk.
+
+The logits of one chunk of rows exist at a time. They are turned into exponentials in place, give
+the loss, and are multiplied with the embedding (and with the states, where the embedding trains)
+before the next chunk overwrites them. So memory does not grow with rows x V, nothing is computed
+twice, and softmax is never normalised as a matrix: its row sums divide the narrow products instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+_CHUNK_BYTES = {"cpu": 26 << 20, "cuda": 512 << 20}  # a CPU's chunk should fit its last cache
+_ROWS = (16, 512)  # fewest and most rows of a chunk
+
+
+def weighted_cross_entropy(
+    embedding: nn.Linear, states: Tensor, labels: Tensor, weights: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Weighted sum of cross entropies, with its gradients ready when it returns.
+
+    Args:
+        embedding: the output embedding, (V, D) with or without bias.
+        states: (N, D) float.
+        labels: (N,) int64, 0..V-1.
+        weights: (N,) float32; no gradient flows to them.
+        dtype: of the matrix products; losses and exponentials are float32 in any case.
+
+    Returns:
+        total: () float32, sum of weights * losses; differentiable once, by states, and by the
+            embedding where it needs a gradient.
+        losses: (N,) float32, nats; without gradient.
+
+    Raises:
+        TypeError: an embedding that computes something else than nn.Linear does.
+    """
+    if type(embedding).forward is not nn.Linear.forward:
+        raise TypeError(
+            f"heads: the target's output embedding is a {type(embedding).__name__}; expected "
+            "nn.Linear; load the target without quantisation or adapters"
+        )
+    found = _Fused.apply(  # type: ignore[no-untyped-call]
+        states, embedding.weight, embedding.bias, labels, weights, dtype
+    )
+    return cast("tuple[Tensor, Tensor]", found)
+
+
+def chunk_rows(vocab_size: int, device: torch.device) -> int:
+    """Rows of logits that are computed at once."""
+    fitting = _CHUNK_BYTES.get(device.type, _CHUNK_BYTES["cpu"]) // (4 * vocab_size)
+    return max(_ROWS[0], min(_ROWS[1] if device.type == "cpu" else 1 << 14, fitting))
+
+
+class _Fused(torch.autograd.Function):
+    """Computes gradients in the forward pass and scales them in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        weights: Tensor,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        """See weighted_cross_entropy."""
+        chunk = chunk_rows(len(weight), states.device)
+        with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
+            wanted = (states, weight, bias)
+            grads = _Gradients(
+                *(
+                    torch.zeros_like(tensor) if tensor is not None and needed else None
+                    for tensor, needed in zip(wanted, ctx.needs_input_grad, strict=False)
+                )
+            )
+            losses = torch.empty(len(states), device=states.device)
+            room = states.new_empty(min(chunk, len(states)), len(weight), dtype=torch.float32)
+            matrix = weight.to(dtype)  # (V, D)
+            for begin in range(0, len(states), chunk):
+                part = slice(begin, begin + chunk)
+                rows = states[part].to(dtype)
+                powers, sums, losses[part] = _exponentials(rows, matrix, bias, labels[part], room)
+                grads.add(part, rows, matrix, labels[part], weights[part], powers, sums)
+        ctx.gradients = grads
+        ctx.mark_non_differentiable(losses)
+        return (losses * weights).sum(), losses
+
+    @staticmethod
+    def backward(ctx: Any, total_grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        """Scale what forward computed; the buffers are handed on, so this works once."""
+        gradients, ctx.gradients = ctx.gradients, _Gradients(None, None, None)
+        scaled = [None if grad is None else grad.mul_(total_grad) for grad in gradients]
+        return (*scaled, None, None, None)
+
+
+class _Gradients(NamedTuple):
+    """Gradients of the weighted sum, None where nobody asks: states, embedding, bias."""
+
+    states: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def add(
+        self,
+        part: slice,
+        rows: Tensor,
+        matrix: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        powers: Tensor,
+        sums: Tensor,
+    ) -> None:
+        """Take in a chunk: with p = powers / sums, each row's gradient is weight (p - one-hot)."""
+        share = (weights / sums).unsqueeze(1)  # (C, 1)
+        weights = weights.unsqueeze(1)
+        low = powers.to(rows.dtype)
+        if self.states is not None:
+            change = (low @ matrix) * share
+            self.states[part] = change.sub_(matrix[labels] * weights)
+        if self.weight is not None:
+            _add_product(self.weight, low, rows * share)
+            self.weight.index_add_(0, labels, (rows * -weights).to(self.weight.dtype))
+        if self.bias is not None:
+            self.bias.add_((powers * share).sum(dim=0))
+            self.bias.index_add_(0, labels, -weights.squeeze(1).to(self.bias.dtype))
+
+
+def _exponentials(
+    rows: Tensor, matrix: Tensor, bias: Tensor | None, labels: Tensor, room: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(logits - largest) (C, V) in `room`, their sums (C,) and the losses (C,)."""
+    logits = room[: len(rows)]
+    if rows.dtype == torch.float32:
+        torch.mm(rows, matrix.t(), out=logits)
+    else:
+        logits.copy_(rows @ matrix.t())
+    if bias is not None:
+        logits += bias
+    largest = logits.amax(dim=1)
+    wanted = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+    powers = logits.sub_(largest.unsqueeze(1)).exp_()
+    sums = powers.sum(dim=1)
+    return powers, sums, sums.log() + largest - wanted
+
+
+def _add_product(total: Tensor, powers: Tensor, rows: Tensor) -> None:
+    """Add powers^T (V, C) times rows (C, D) to total (V, D)."""
+    if total.dtype == powers.dtype == torch.float32:
+        total.addmm_(powers.t(), rows)
+    else:
+        total += powers.t() @ rows.to(powers.dtype)

@@ -1,0 +1,174 @@
+"""What tests of `heads train` share: a small target and text as files, runs in other processes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from blockwise_models import VOCAB, looping_text
+from lattice_bpd.train.head_job import HeadJob
+from lattice_bpd.train.head_run import train_heads
+from lattice_bpd.train.watcher import SilentWatcher
+
+CONTEXT = multiprocessing.get_context("forkserver")
+# What takes long to import; the fork server does not see this folder.
+CONTEXT.set_forkserver_preload(
+    ["lattice_bpd.train.head_run"]
+    + [f"transformers.models.{n}.modeling_{n}" for n in ("gpt2", "llama", "mistral", "gemma2")]
+)
+
+T = 16
+HEADS = 3
+SMALL = {"hidden_size": 16, "num_layers": 1, "num_attention_heads": 2, "max_positions": 32}
+
+
+def write_base(folder: Path, *, dropout: float = 0.0, seed: int = 0) -> Path:
+    """A GPT-2 with random weights as a folder of transformers."""
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=VOCAB, n_positions=32, n_embd=16, n_layer=1, n_head=2, resid_pdrop=dropout,
+        embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    torch.nn.init.normal_(model.transformer.wte.weight, std=0.3)  # logits that can be learnt
+    model.save_pretrained(folder)
+    return folder
+
+
+def write_text(folder: Path, length: int = 1200, seed: int = 0) -> Path:
+    """The noisy cycle as .npy."""
+    path = folder / f"text-{seed}.npy"
+    np.save(path, looping_text(length, seed))
+    return path
+
+
+def make_job(folder: Path, recipe: str, **options: Any) -> HeadJob:
+    """A short run on files in `folder`, which are written where they are missing."""
+    base = folder / "base"
+    if not base.is_dir():
+        write_base(base, dropout=0.1)
+        (folder / "small.json").write_text(json.dumps(SMALL))
+    train = {"steps": 12, "batch_size": 4, "sequence_length": T, "warmup": 2, "precision": "fp32"}
+    more = {"config": folder / "small.json"} if recipe == "joint" else {"base": base}
+    fields: dict[str, Any] = {
+        "output": folder / "out",
+        "inputs": [str(write_text(folder))],
+        "corpus": {"vocab_size": VOCAB},
+        "num_heads": HEADS,
+        "own_rows": 70,
+        "prompt_length": 4,
+        "log_every": 3,
+        "checkpoint_every": 4,
+        "device": "cpu",
+        **more,
+        **options,
+    }
+    fields["train"] = {**train, **options.get("train", {})}
+    return HeadJob(recipe, **fields)
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a result."""
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found.update(load_file(path))
+    assert found
+    return found
+
+
+def read_losses(folder: Path) -> list[dict[str, Any]]:
+    """The loss log without what depends on the clock."""
+    lines = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+class Watching(SilentWatcher):
+    """Calls a function after each step."""
+
+    def __init__(self, on_step: Callable[[int], None]) -> None:
+        self.on_step, self.stage, self.steps = on_step, "", 0
+
+    def begin(self, stage: str, total: int | None = None) -> None:  # noqa: ARG002
+        self.stage = stage
+
+    def advance(self, total: int | None = None, note: str = "") -> None:  # noqa: ARG002
+        if self.stage == "training":
+            self.steps += 1
+            self.on_step(self.steps)
+
+
+def run_child(
+    job: HeadJob,
+    prepare: Callable[[], Callable[[int], None] | None],
+    words: Path,
+    environment: dict[str, str],
+) -> None:
+    """The whole life of a child: what it says goes to a file."""
+    os.dup2(os.open(words, os.O_WRONLY | os.O_CREAT), 2)
+    os.environ.update(environment)
+    on_step = prepare() or (lambda _: None)
+    try:
+        train_heads(job, Watching(on_step))
+    except (ValueError, OSError) as error:
+        os.write(2, f"{type(error).__name__} {error}".encode())
+        os._exit(2)
+    except KeyboardInterrupt:
+        os._exit(130)
+
+
+class Child:
+    """A run in another process, which a fork server that has torch loaded starts at once.
+
+    Args:
+        job: the run.
+        prepare: called in the child first; may give a function that is called after each step.
+        words: file for what the child says.
+        environment: of the child.
+    """
+
+    def __init__(
+        self,
+        job: HeadJob,
+        prepare: Callable[[], Callable[[int], None] | None],
+        words: Path,
+        **environment: str,
+    ) -> None:
+        self.words = words
+        self.process = CONTEXT.Process(target=run_child, args=(job, prepare, words, environment))
+        self.process.start()
+
+    def wait(self, timeout: float = 120.0) -> tuple[int | None, str]:
+        """Exit status (negative: the signal) and words; the child is gone afterwards."""
+        self.process.join(timeout)
+        status = self.process.exitcode
+        self.process.kill()
+        self.process.join()
+        return status, self.words.read_text() if self.words.exists() else ""
+
+
+def nothing() -> None:
+    """Prepares nothing."""
+
+
+def start_two(
+    job: HeadJob, folder: Path, prepare: Callable[[], Callable[[int], None] | None] = nothing
+) -> list[Child]:
+    """A run of two processes; `prepare` knows its number as os.environ["RANK"]."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [
+        Child(job, prepare, folder / f"words-{rank}", RANK=rank, LOCAL_RANK=rank, **common)
+        for rank in ("0", "1")
+    ]

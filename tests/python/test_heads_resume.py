@@ -1,0 +1,260 @@
+"""Interrupted head trainings: killed, stopped, resumed to the same bits; other options refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from blockwise_models import VOCAB, looping_text
+from heads_training import Child, make_job, read_losses, read_weights, write_base
+from lattice_bpd import FormatError
+from lattice_bpd.train import checkpoints, head_loop, head_run, head_texts
+from lattice_bpd.train.head_run import train_heads
+from lattice_bpd.train.watcher import SilentWatcher
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at_step_7():
+    return lambda steps: die() if steps == 7 else None
+
+
+def killed_while_saving():
+    save = checkpoints.save_file
+
+    def save_half(tensors, path):
+        save(tensors, path)
+        if len(list(path.parent.parent.glob("checkpoint-*"))) == 1:
+            die()
+
+    checkpoints.save_file = save_half
+
+
+def killed_at_the_end():
+    head_run.write_loss_plot = lambda *_: die()
+
+
+def interrupted_at_step_5():
+    return lambda steps: signal.raise_signal(signal.SIGINT) if steps == 5 else None
+
+
+def terminated_at_step_5():
+    return lambda steps: signal.raise_signal(signal.SIGTERM) if steps == 5 else None
+
+
+def assert_same_result(one: Path, other: Path) -> None:
+    first, second = read_weights(one), read_weights(other)
+    assert first.keys() == second.keys()
+    for name, weight in first.items():
+        assert torch.equal(weight, second[name]), name
+    assert read_losses(one) == read_losses(other)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "prepare", "train"),
+    [
+        # Dropout in the target, both optimizers, one head, passes: all that a state could miss.
+        ("finetune", killed_at_step_7, {"one_head": True, "accumulate": 2, "seed": 5}),
+        ("joint", killed_while_saving, {}),
+        ("distil", killed_at_the_end, {}),
+    ],
+)
+def test_a_killed_training_ends_with_the_same_bits(recipe, prepare, train, tmp_path):
+    job = make_job(tmp_path, recipe, train=train, validate_every=5)
+    status, words = Child(job, prepare, tmp_path / "words").wait()
+    assert status == -signal.SIGKILL, words
+    assert not (tmp_path / "out" / "blockwise_heads.json").exists() or prepare == killed_at_the_end
+    train_heads(job)
+    whole = dataclasses.replace(job, output=tmp_path / "whole")
+    train_heads(whole)
+    assert_same_result(tmp_path / "out", tmp_path / "whole")
+    assert not (tmp_path / "out" / "training").exists()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "expected"),
+    [(interrupted_at_step_5, 130), (terminated_at_step_5, -signal.SIGTERM)],
+)
+def test_a_signal_stops_behind_a_checkpoint_of_its_step(prepare, expected, tmp_path):
+    job = make_job(tmp_path, "frozen", checkpoint_every=0)
+    status, words = Child(job, prepare, tmp_path / "words").wait()
+    assert status == expected, words
+    assert [path.name for path in (tmp_path / "out" / "training").glob("checkpoint-*")] == [
+        "checkpoint-00000005"
+    ]
+    train_heads(job)
+    whole = dataclasses.replace(job, output=tmp_path / "whole")
+    train_heads(whole)
+    assert_same_result(tmp_path / "out", tmp_path / "whole")
+
+
+class StopAt(SilentWatcher):
+    """Raises in a stage, as an error or a crash would."""
+
+    def __init__(self, stage: str, count: int) -> None:
+        self.at, self.count, self.stage = stage, count, ""
+
+    def begin(self, stage: str, total: int | None = None) -> None:  # noqa: ARG002
+        self.stage = stage
+
+    def advance(self, total: int | None = None, note: str = "") -> None:  # noqa: ARG002
+        self.count -= self.stage == self.at
+        if self.count < 0:
+            raise RuntimeError("stopped")
+
+
+def stop(job, stage: str = "training", count: int = 6) -> None:
+    with pytest.raises(RuntimeError, match="stopped"):
+        train_heads(job, StopAt(stage, count))
+
+
+def test_own_text_that_is_written_is_not_written_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(head_texts, "_ROWS_OF_A_PART", 16)
+    job = make_job(tmp_path, "distil", train={"steps": 2})
+    stop(job, "own_text", 2)
+    parts = sorted((tmp_path / "out" / "training" / "own-text").iterdir())
+    assert [path.name for path in parts] == ["000000.npy", "000001.npy", "000002.npy"]
+    times = [path.stat().st_mtime_ns for path in parts]
+    kept = []
+    monkeypatch.setattr(
+        head_loop, "find_checkpoint",
+        lambda _: kept.extend(path.stat().st_mtime_ns for path in parts),
+    )  # fmt: skip
+    train_heads(job)
+    assert kept == times
+
+
+def test_the_text_is_read_once(tmp_path):
+    job = make_job(tmp_path, "frozen")
+    stop(job)
+    np.save(tmp_path / "text-0.npy", looping_text(1200, seed=9))  # as many bytes, not looked at
+    train_heads(job)
+    again = dataclasses.replace(job, output=tmp_path / "again", inputs=job.inputs)
+    make_job(tmp_path, "frozen")  # writes the first text again
+    train_heads(again)
+    assert_same_result(tmp_path / "out", tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": {"steps": 13}}, "holds a run with steps 12, asked for is 13; give the same"),
+        ({"train": {"seed": 1}}, "holds a run with seed 0, asked for is 1"),
+        ({"train": {"one_head": True}}, "holds a run with one_head False, asked for is True"),
+        ({"recipe": "distil"}, "holds a run with head_fraction|holds a run with recipe 'frozen'"),
+        ({"corpus": {"vocab_size": VOCAB, "eos_id": 1}}, "with eos_id None, asked for is 1"),
+        ({"text": 900}, r"with bytes_of_inputs \d+, asked for is"),
+        ({"base": 1}, "holds a run on another base"),
+    ],
+)
+@pytest.mark.parametrize("finished", [False, True])
+def test_resuming_with_other_options_names_them(options, message, finished, tmp_path):
+    job = make_job(tmp_path, "frozen")
+    if finished:
+        train_heads(job)
+    else:
+        stop(job)
+    options = dict(options)
+    if "base" in options:
+        if finished:
+            pytest.skip("what became of the base of a finished run is nobody's loss")
+        write_base(tmp_path / "base", seed=options.pop("base"), dropout=0.1)
+    length = options.pop("text", 1200)
+    job = make_job(tmp_path, options.pop("recipe", "frozen"), **options)
+    np.save(tmp_path / "text-0.npy", looping_text(length))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    with pytest.raises(ValueError, match=message):
+        train_heads(job)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
+    job = make_job(tmp_path, "frozen")
+
+    class Second(SilentWatcher):
+        def advance(self, total: int | None = None, note: str = "") -> None:  # noqa: ARG002
+            for other in (job, dataclasses.replace(job, restart=True)):
+                with pytest.raises(BlockingIOError, match="another process trains here"):
+                    train_heads(other)
+
+    assert train_heads(job, Second()).steps == 12
+
+
+def test_pace_and_device_may_change(tmp_path):
+    stop(make_job(tmp_path, "frozen"))
+    train_heads(make_job(tmp_path, "frozen", checkpoint_every=2, resume=True))
+
+
+def test_restart_throws_the_earlier_run_away(tmp_path):
+    train_heads(make_job(tmp_path, "frozen"))
+    (tmp_path / "out" / "ngram.lm").write_text("mine")
+    job = make_job(tmp_path, "frozen", train={"steps": 3}, heads_only=True, restart=True)
+    assert train_heads(job).steps == 3
+    assert (tmp_path / "out" / "ngram.lm").read_text() == "mine"
+    assert not (tmp_path / "out" / "model.safetensors").exists()  # of the run before
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    for restart in (False, True):
+        with pytest.raises(ValueError, match=r"holds files and no training\.json"):
+            train_heads(make_job(tmp_path, "frozen", restart=restart))
+    assert [path.name for path in out.iterdir()] == ["thesis.tex"]
+    with pytest.raises(NotADirectoryError, match="is a file; expected a folder"):
+        train_heads(make_job(tmp_path, "frozen", output=out / "thesis.tex"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "version", "other", "missing", "log"])
+def test_damaged_checkpoints_are_refused(damage, tmp_path):
+    job = make_job(tmp_path, "frozen")
+    stop(job)
+    (path,) = (tmp_path / "out" / "training").glob("checkpoint-*")
+    weights, state = path / "state.safetensors", path / "state.json"
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:200])
+    elif damage == "empty":
+        state.write_text("")
+    elif damage == "version":
+        state.write_text(json.dumps({**json.loads(state.read_text()), "version": 99}))
+    elif damage == "other":
+        state.write_text("[]")
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        (tmp_path / "out" / "losses.jsonl").write_text("")
+    with pytest.raises(FormatError, match="--restart"):
+        train_heads(job)
+    assert train_heads(dataclasses.replace(job, restart=True)).steps == 12
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": "x", "version": 1}'])
+def test_damaged_records_are_refused(text, tmp_path):
+    job = make_job(tmp_path, "frozen")
+    stop(job)
+    (tmp_path / "out" / "training.json").write_text(text)
+    with pytest.raises(FormatError, match=r"training\.json: damaged, or of another version"):
+        train_heads(job)
+
+
+def test_only_the_latest_checkpoint_is_kept_and_halves_are_removed(tmp_path):
+    job = make_job(tmp_path, "frozen", checkpoint_every=2)
+    stop(job)
+    work = tmp_path / "out" / "training"
+    assert [path.name for path in work.glob("checkpoint-*")] == ["checkpoint-00000006"]
+    (work / ".checkpoint-half").mkdir()
+    assert checkpoints.find_checkpoint(work) == work / "checkpoint-00000006"
+    assert not (work / ".checkpoint-half").exists()
