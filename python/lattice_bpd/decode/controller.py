@@ -26,7 +26,8 @@ from lattice_bpd.decode.state import DecodeState
 SIZES = (2, 4, 6, 8, 12, 18, 24, 36, 48, 72, 108, 144, 216, 288)
 
 _SHORTEST_REST = 8  # greedy steps after drafts that did not pay, doubled each time ..
-_LONGEST_REST = 128  # .. up to here, so that trying again costs a percent or two
+_LONGEST_REST = 256  # .. up to here, so that trying again costs a percent
+_TRIED = 8  # draft tokens of a trial, at most: enough to see whether any are kept
 _ALL_BUT = 0.8
 _ENOUGH = 2  # times of a size without which it is tried
 _SHARE = 0.02  # of the time may go into all this; where steps are short, it is done more seldom ..
@@ -244,7 +245,8 @@ class Controller(Drafter):
         seconds = draft + book.after.seconds(sizes)
         rates = tokens / seconds
         if book.trials == 0:
-            rates[0] = 0.0  # a trial has to try something
+            rates[0] = 0.0  # a trial has to try something, but nothing dear
+            rates[1 + bisect_right(sizes[1:-1], _TRIED) :] = 0.0
         best = int(np.argmax(rates))
         above = bisect_right(self._sizes, 2 * sizes[best])
         self._most = self._sizes[min(above, len(self._sizes) - 1)]
@@ -265,9 +267,9 @@ class Controller(Drafter):
         book = self.experience.book(len(last.states))
         after = now - last.end
         book.after.add(last.size, after)
-        if book.steps > _LOOK_AROUND // 2 and (
-            last.tree is None or book.trials > _LOOK_AROUND // 8
-        ):
+        if last.tree is None:
+            self._heedless = _MOST_HEEDLESS if book.resting > 0 else 0
+        elif book.steps > _LOOK_AROUND // 2 and book.trials > _LOOK_AROUND // 8:
             heed = 2.0 * last.heed  # learning takes as long again
             share = heed / (_SHARE * (last.draft + after))
             self._heedless = min(int(share), _MOST_HEEDLESS)
