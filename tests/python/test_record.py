@@ -59,11 +59,12 @@ def test_record_holds_greedy_outputs_and_what_the_heads_said(tmp_path):
         assert text.scores == pytest.approx(best, abs=1e-4)
         at = np.take_along_axis(heads.numpy(), text.token_ids.astype(np.int64), axis=-1)
         assert at == pytest.approx(text.scores, abs=1e-4)
-        log_probs = heads.log_softmax(-1)
+        own = whole.logits[0, len(prompt.token_ids) - 1 :]
+        log_probs = torch.cat([own[:, None], heads], dim=1).log_softmax(-1)
         assert text.entropies == pytest.approx(
             -(log_probs.exp() * log_probs).sum(-1).numpy(), abs=1e-4
         )
-        two = whole.logits[0, len(prompt.token_ids) - 1 :].topk(2).values
+        two = own.topk(2).values
         assert text.margins == pytest.approx((two[:, 0] - two[:, 1]).numpy(), abs=1e-4)
 
 

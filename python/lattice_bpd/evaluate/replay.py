@@ -10,7 +10,7 @@ of each; only positions where decoding stops are rescored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,19 @@ class Recording:
     def select(self, texts: Sequence[int]) -> Recording:
         """A recording of some of the texts."""
         return Recording([self.texts[number] for number in texts])
+
+    def with_slots(self, num_slots: int) -> Recording:
+        """The same as if there were only the first num_slots slots, 1..H (paper table 10)."""
+        cut = [
+            replace(
+                text,
+                token_ids=text.token_ids[:, :num_slots],
+                scores=text.scores[:, :num_slots],
+                entropies=text.entropies[:, : num_slots + 1],
+            )
+            for text in self.texts
+        ]
+        return Recording(cut)
 
     def block_efficiency(
         self, setting: Setting, lm: NGramLM | None, options: DraftOptions

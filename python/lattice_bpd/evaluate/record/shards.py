@@ -126,7 +126,7 @@ def _from_row(table: Any, row: int, num_slots: int, top_k: int) -> RecordedText:
         limit=table["limit"][row].as_py(),
         token_ids=numbers("token_ids").reshape(shape),
         scores=numbers("scores").reshape(shape),
-        entropies=numbers("entropies").reshape(shape[:2]),
+        entropies=numbers("entropies").reshape(len(output), num_slots + 1),
         margins=numbers("margins").reshape(shape[:1]),
         finish=table["finish"][row].as_py(),
         task=table["task"][row].as_py(),

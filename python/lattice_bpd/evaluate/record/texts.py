@@ -40,7 +40,8 @@ class RecordedText:
         limit: most tokens that decoding would have written; m, unless a stop token ended it.
         token_ids: (m, H, k) int32, the k best tokens of each head, best first.
         scores: (m, H, k) float32, their raw logits.
-        entropies: (m, H) float32, of each head over the whole vocabulary, in nats.
+        entropies: (m, H + 1) float32, of each head over the whole vocabulary, in nats; the target's
+            own head comes first.
         margins: (m,) float32, the target's logit of output[i] minus the best other one. Below 0
             where the two calls of the target that decode and record round a tie differently.
         finish: why the text ended: "stop_token", "length" or "positions".
@@ -137,9 +138,10 @@ def record_text(
         limit = min(limit, model.max_positions - len(prompt) + 1)
     with torch.inference_mode():
         logits, hidden = _read(model, prompt, output)
-        margins = _margins(logits, output)
+        margins, own = _margins(logits, output), _entropies(logits)[:, None]
         del logits
-        token_ids, scores, entropies = _read_heads(model, hidden, output, top_k)
+        token_ids, scores, others = _read_heads(model, hidden, output, top_k)
+    entropies = np.concatenate([own, others], axis=1)
     return RecordedText(
         np.array(prompt, np.int32), np.array(output, np.int32), limit,
         token_ids, scores, entropies, margins, **about,
@@ -192,7 +194,7 @@ def _read_heads(
 
 
 def _entropies(logits: torch.Tensor) -> Float32Array:
-    """(n, H) entropy of each head's distribution, in nats; masked tokens have probability 0."""
+    """Entropy of each distribution (.., V), in nats; masked tokens have probability 0."""
     import torch
 
     found = torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1)
