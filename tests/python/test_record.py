@@ -41,7 +41,7 @@ def test_record_holds_greedy_outputs_and_what_the_heads_said(tmp_path):
     )
     assert manifest.complete
     assert [shard.texts for shard in manifest.shards] == [4, 4, 2]
-    assert seen == [(3, 10), (4, 10), (7, 10), (8, 10), (10, 10)]
+    assert seen == [(0, 10), (3, 10), (4, 10), (7, 10), (8, 10), (10, 10)]
     assert load_manifest(tmp_path) == manifest
     found = read_record(tmp_path)
     assert (len(found.texts), found.skipped) == (10, [])

@@ -119,14 +119,15 @@ def test_replay_prompt_lookup_takes_the_latest_place_of_the_longest_suffix():
     assert index.look_up(2) == []
 
 
-def test_replay_raw_counts_are_relative_frequencies_of_the_longest_known_history():
+def test_replay_raw_counts_are_relative_frequencies_with_stupid_backoff():
     trie = CountTrie([[0, 1, 2, 0, 1, 3, 0, 1, 3], [4, 4]], 5, order=3)
     candidates = np.array([2, 3, 4], np.int32)
     found = np.exp(trie.log_frequencies([0, 1], candidates))
-    assert found == pytest.approx([1 / 3, 2 / 3, 0.0])
-    # Neither 0 nor 4 ever followed 0 1 or 1: their unigrams decide.
-    found = np.exp(trie.log_frequencies([0, 1], np.array([0, 4], np.int32)))
-    assert found == pytest.approx([3 / 11, 2 / 11])
+    assert found == pytest.approx([1 / 3, 2 / 3, 0.4 * 0.4 * 2 / 11])  # 4: as a unigram
+    found = np.exp(trie.log_frequencies([2, 1], np.array([3, 0], np.int32)))
+    assert found == pytest.approx([0.4 * 2 / 3, 0.4 * 0.4 * 3 / 11])  # 2 1 is not known
+    bigrams = CountTrie([[0, 1, 2, 0, 1, 3, 0, 1, 3]], 5, order=2)
+    assert bigrams.log_frequencies([0], np.array([4], np.int32)) == [-np.inf]
     with pytest.raises(ValueError, match=r"order is 22; expected 1\.\.21"):
         CountTrie([[0]], 5, order=22)
     with pytest.raises(ValueError, match="no tokens; expected one or more"):

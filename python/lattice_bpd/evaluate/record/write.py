@@ -95,7 +95,7 @@ def write_record(
         task: name of the task.
         model_name: the model's folder, for the manifest.
         tokenizer: the tokenizer's file, for the manifest.
-        on_text: called with the texts done and all texts, after each batch.
+        on_text: called with the texts done and all texts, at first and after each batch.
 
     Returns:
         The manifest.
@@ -119,6 +119,8 @@ def write_record(
     manifest = _begin(directory, drafting, prompts, options, task, model_name, tokenizer)
     size = options.texts_per_shard
     done = sum(shard.texts for shard in manifest.shards if shard is not None)
+    if on_text is not None:
+        on_text(done, len(prompts))
     for number, there in enumerate(manifest.shards):
         if there is not None:
             continue
