@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> None:
     if args.count_text is not None and (args.tokenizer or first.tokenizer):
         tokenizer = load_tokenizer(args.tokenizer or Path(str(first.tokenizer)))
     trie = count_text(args.count_text, tokenizer, first.vocab_size)
-    points = _points(args, tuple(lms), has_trie=trie is not None)
+    top_k = min(record.manifest.top_k for record in records.values())
+    points = _points(args, tuple(lms), has_trie=trie is not None, top_k=top_k)
     recordings = _recordings(records, args.limit)
     console = make_console()
     watcher = ConsoleWatcher(console, {"replay": "replaying"})
@@ -104,7 +105,10 @@ def run(args: argparse.Namespace) -> None:
         temporary.replace(args.csv)
 
 
-def _points(args: argparse.Namespace, lms: tuple[str, ...], *, has_trie: bool) -> list[Point]:
+def _points(
+    args: argparse.Namespace, lms: tuple[str, ...], *, has_trie: bool, top_k: int
+) -> list[Point]:
+    from lattice_bpd.evaluate.settings import DraftOptions
     from lattice_bpd.evaluate.strategies import STRATEGIES, find_strategies
     from lattice_bpd.evaluate.sweep import make_grid
 
@@ -118,7 +122,7 @@ def _points(args: argparse.Namespace, lms: tuple[str, ...], *, has_trie: bool) -
     for strategy in strategies:
         if strategy.uses_lm and not lms:
             raise ValueError(f"strategy {strategy.name} needs an n-gram LM; give --lm FILE")
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"top_k": [min(DraftOptions().top_k, top_k)]}
     for names, kind in ((_INTS, int), (_FLOATS, float)):
         for name in names:
             text = getattr(args, name)
