@@ -15,13 +15,9 @@ from lattice_bpd import NGramLM
 from lattice_bpd.decode import BlockDrafter, decode
 from lattice_bpd.evaluate import DraftOptions, record
 from lattice_bpd.evaluate.count_trie import CountTrie, grow_tree
+from lattice_bpd.evaluate.positions import Rescorers, count_nodes
 from lattice_bpd.evaluate.prompt_lookup import SuffixIndex
-from lattice_bpd.evaluate.strategies import (
-    STRATEGIES,
-    Rescorers,
-    count_nodes,
-    find_strategies,
-)
+from lattice_bpd.evaluate.strategies import STRATEGIES, find_strategies
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 

@@ -20,7 +20,7 @@ from lattice_bpd.cli.evaluate_options import (
 
 if TYPE_CHECKING:
     from lattice_bpd.cli.progress import ConsoleWatcher
-    from lattice_bpd.evaluate.lab import LabOptions
+    from lattice_bpd.evaluate.lab_options import LabOptions
     from lattice_bpd.evaluate.quick import Source
 
 _EXAMPLE = """examples:
@@ -181,7 +181,7 @@ def _user_source(args: argparse.Namespace) -> Source:
 def _lab_options(args: argparse.Namespace, source: Source) -> LabOptions:
     from dataclasses import replace
 
-    from lattice_bpd.evaluate.lab import LabOptions
+    from lattice_bpd.evaluate.lab_options import LabOptions
     from lattice_bpd.evaluate.run_folder import quick_options
     from lattice_bpd.evaluate.strategies import find_strategies
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from lattice_bpd.evaluate.record.read import Record
     from lattice_bpd.evaluate.replay import Recording, Replayed
-    from lattice_bpd.evaluate.results import ResultTable
+    from lattice_bpd.evaluate.result_tables import ResultTable
     from lattice_bpd.evaluate.sweep import Point
 
 _EXAMPLE = """examples:
@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> None:
     """
     from lattice_bpd.cli.files import load_tokenizer
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
+    from lattice_bpd.evaluate.positions import Rescorers
     from lattice_bpd.evaluate.record.read import find_records, read_record
-    from lattice_bpd.evaluate.strategies import Rescorers
     from lattice_bpd.evaluate.sweep import sweep
 
     records = {task: read_record(path) for task, path in find_records(args.record).items()}
@@ -148,7 +148,7 @@ def _recordings(records: dict[str, Record], limit: int | None) -> dict[str, Reco
 
 
 def _table(found: dict[str, list[Replayed]], points: list[Point]) -> ResultTable:
-    from lattice_bpd.evaluate.results import ResultTable
+    from lattice_bpd.evaluate.result_tables import ResultTable
     from lattice_bpd.evaluate.statistics import bootstrap_block_efficiency
 
     rows: list[tuple[Any, ...]] = []

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from lattice_bpd import NGramLM
+from lattice_bpd.evaluate.lab_options import LabOptions, curve_points, split_texts
+from lattice_bpd.evaluate.positions import Rescorers
 from lattice_bpd.evaluate.replay import Recording, Replayed
 from lattice_bpd.evaluate.settings import DraftOptions
 from lattice_bpd.evaluate.statistics import (
@@ -29,45 +31,8 @@ from lattice_bpd.evaluate.statistics import (
     measure_entropies,
     measure_repetition,
 )
-from lattice_bpd.evaluate.strategies import STRATEGIES, Rescorers, Strategy
+from lattice_bpd.evaluate.strategies import STRATEGIES, Strategy
 from lattice_bpd.evaluate.sweep import Point, sweep
-
-PAPER_ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
-"""Weights that the paper tried (appendix E)."""
-
-DEFAULT_ALPHAS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0)
-HELD_OUT = 100  # texts that alpha is tuned on
-
-
-@dataclass(frozen=True)
-class LabOptions:
-    """What to replay.
-
-    Attributes:
-        strategies: by name; "bpd" is always among them, since gains are over it.
-        options: numbers that are not tuned.
-        alphas: weights tried for strategies with an LM.
-        temperatures: tried for trees.
-        held_out: texts of each task that these are tuned on; at most half of them.
-        top_ks: k of the oracle (figure 6).
-        num_drafts: p of the curves (figure 7).
-        max_nodes: N of the curves of trees.
-        num_heads: h, the target's own head included (table 10).
-        workers: threads; 0 for all cores.
-        seed: of splits and draws.
-    """
-
-    strategies: tuple[str, ...] = tuple(name for name in STRATEGIES if name != "greedy")
-    options: DraftOptions = field(default_factory=DraftOptions)
-    alphas: tuple[float, ...] = DEFAULT_ALPHAS
-    temperatures: tuple[float, ...] = (0.5, 1.0, 2.0)
-    held_out: int = HELD_OUT
-    top_ks: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-    num_drafts: tuple[int, ...] = (1, 2, 4, 8, 16)
-    max_nodes: tuple[int, ...] = (4, 9, 18, 36, 72, 144)
-    num_heads: tuple[int, ...] = (3, 6, 9)
-    workers: int = 0
-    seed: int = 0
 
 
 @dataclass
@@ -76,7 +41,7 @@ class Lab:
 
     Args:
         lms: n-gram LMs by name; the first is the one of the main table.
-        trie_source: Rescorers with the raw counts, if there are any.
+        rescorers: with the raw counts, if there are any.
         options: what to replay.
         on_stage: told each stage and its number of replays.
         on_replay: called after each replay.
@@ -136,8 +101,8 @@ class Lab:
             "margins": _quantiles(reported),
             **self._figures(task, reported, chosen),
         }
-        if self.lms:
-            results.update(self._drafts(reported, chosen))
+        if "ngram_1best" in chosen:
+            results.update(self._drafts(reported, chosen["ngram_1best"]))
         by_name = {point.strategy.name: walk for point, walk in zip(points, found, strict=True)}
         results["calibration"] = self._calibration(reported, chosen, by_name)
         return results
@@ -202,60 +167,30 @@ class Lab:
     def _figures(
         self, task: str, reported: Recording, chosen: dict[str, DraftOptions]
     ) -> dict[str, Any]:
-        """Curves: the oracle by k and heads, lists by p, trees by N, BPD by heads, LMs by name."""
-        options = self.options
-        slots = reported.num_slots
-        heads = sorted({min(h, slots + 1) for h in options.num_heads if h >= 2})
-        wanted: dict[str, list[tuple[int, Point]]] = {
-            "by_heads": [(h, self._point(STRATEGIES["bpd"], chosen)) for h in heads],
-            "oracle_by_top_k": [
-                (h, Point(STRATEGIES["oracle"], DraftOptions(top_k=k)))
-                for h in heads
-                for k in options.top_ks
-                if k <= reported.top_k
-            ],
-            "by_num_drafts": self._curve(
-                ("p_best_0gram", "p_best_ngram"), "num_drafts", chosen, slots + 1
-            ),
-            "by_max_nodes": self._curve(("tree_0gram", "tree"), "max_nodes", chosen, slots + 1),
-            "by_lm": [
-                (slots + 1, replace(self._point(STRATEGIES[name], chosen), lm=lm))
-                for lm in self.lms
-                for name in ("ngram_1best", "p_best_ngram", "tree")
-                if name in chosen and len(self.lms) > 1
-            ],
-        }
-        total = sum(map(len, wanted.values()))
+        """Block efficiency along the curves of `curve_points`."""
+        tuned = {name: self._point(STRATEGIES[name], chosen) for name in chosen}
+        wanted = curve_points(self.options, reported, tuned, tuple(self.lms))
         if self.on_stage is not None:
-            self.on_stage(f"{task}: curves", total)
-        cut = {h: reported if h == slots + 1 else reported.with_slots(h - 1) for h in heads}
-        cut[slots + 1] = reported
-        found: dict[str, Any] = {}
+            self.on_stage(f"{task}: curves", sum(map(len, wanted.values())))
+        found: dict[str, Any] = {name: [] for name in wanted}
         for name, rows in wanted.items():
-            found[name] = []
-            for h in sorted({h for h, _ in rows}):
-                points = [point for of, point in rows if of == h]
-                for point, replayed in zip(points, self._replay(cut[h], points), strict=True):
-                    line = {**point.to_json(), "num_heads": h}
-                    line["block_efficiency"] = replayed.block_efficiency
-                    line["draft_tokens_per_call"] = replayed.nodes_per_call
-                    found[name].append(line)
+            for heads in sorted({heads for heads, _ in rows}):
+                points = [point for of, point in rows if of == heads]
+                whole = heads == reported.num_slots + 1
+                known = reported if whole else reported.with_slots(heads - 1)
+                for point, replayed in zip(points, self._replay(known, points), strict=True):
+                    found[name].append(
+                        {
+                            **point.to_json(),
+                            "num_heads": heads,
+                            "block_efficiency": replayed.block_efficiency,
+                            "draft_tokens_per_call": replayed.nodes_per_call,
+                        }
+                    )
         return found
 
-    def _curve(
-        self, names: Sequence[str], knob: str, chosen: dict[str, DraftOptions], num_heads: int
-    ) -> list[tuple[int, Point]]:
-        sizes: tuple[int, ...] = getattr(self.options, knob)
-        found = [self._point(STRATEGIES[name], chosen) for name in names if name in chosen]
-        return [
-            (num_heads, replace(point, options=replace(point.options, **{knob: size})))
-            for point in found
-            for size in sizes
-        ]
-
-    def _drafts(self, reported: Recording, chosen: dict[str, DraftOptions]) -> dict[str, Any]:
+    def _drafts(self, reported: Recording, options: DraftOptions) -> dict[str, Any]:
         """Repetition before and after rescoring, and wins and losses (tables 3 and 5)."""
-        options = chosen.get("ngram_1best", self.options.options)
         lm = replace(self.rescorers, lm=self.lms[self.main_lm])
         before = argmax_drafts(reported, options)
         after = first_drafts(reported, STRATEGIES["ngram_1best"], lm, options)
@@ -294,29 +229,6 @@ class Lab:
             [recording], points, self.lms, self.rescorers,
             workers=self.options.workers, on_point=self.on_replay,
         )[0]  # fmt: skip
-
-
-def split_texts(count: int, held_out: int, seed: int) -> tuple[list[int], list[int]]:
-    """Texts to tune on and texts to report on, drawn at random.
-
-    Args:
-        count: N texts.
-        held_out: wanted to tune on; at most half of N are taken.
-        seed: of the draw.
-
-    Returns:
-        Two sorted lists of numbers without common ones.
-
-    Raises:
-        ValueError: fewer than two texts.
-    """
-    if count < 2:
-        raise ValueError(
-            f"evaluate: {count} text; expected two or more, since some are held out for tuning"
-        )
-    order = np.random.default_rng(seed).permutation(count)
-    tune = max(1, min(held_out, count // 2))
-    return sorted(order[:tune].tolist()), sorted(order[tune:].tolist())
 
 
 def _quantiles(reported: Recording) -> dict[str, float]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import NoDrafter, decode
+from lattice_bpd.evaluate.positions import Rescorers
 from lattice_bpd.evaluate.replay import Recording
-from lattice_bpd.evaluate.strategies import Rescorers
 from lattice_bpd.evaluate.sweep import Point
 
 

@@ -17,14 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import NGramLM
+from lattice_bpd.evaluate.positions import PositionBatch, Rescorers
 from lattice_bpd.evaluate.record.texts import RecordedText, record_text
 from lattice_bpd.evaluate.settings import DraftOptions, Setting
-from lattice_bpd.evaluate.strategies import (
-    PositionBatch,
-    Rescorers,
-    Strategy,
-    strategy_of,
-)
+from lattice_bpd.evaluate.strategies import Strategy, strategy_of
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array, Int64Array

@@ -14,9 +14,11 @@ from typing import Any
 
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import DraftingModel
-from lattice_bpd.evaluate.lab import Lab, LabOptions
+from lattice_bpd.evaluate.lab import Lab
+from lattice_bpd.evaluate.lab_options import LabOptions
 from lattice_bpd.evaluate.live_check import check_live
 from lattice_bpd.evaluate.parts import Watcher
+from lattice_bpd.evaluate.positions import Rescorers
 from lattice_bpd.evaluate.quick import Source
 from lattice_bpd.evaluate.record.manifest import Manifest
 from lattice_bpd.evaluate.record.read import RECORDS_FOLDER, read_record
@@ -25,7 +27,7 @@ from lattice_bpd.evaluate.record.write import write_record
 from lattice_bpd.evaluate.replay import Recording
 from lattice_bpd.evaluate.results import finish_results
 from lattice_bpd.evaluate.settings import DraftOptions
-from lattice_bpd.evaluate.strategies import STRATEGIES, Rescorers
+from lattice_bpd.evaluate.strategies import STRATEGIES
 from lattice_bpd.evaluate.sweep import Point
 from lattice_bpd.evaluate.tasks.metrics import METRICS, measure_perplexity
 

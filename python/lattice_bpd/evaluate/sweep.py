@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lattice_bpd import NGramLM
+from lattice_bpd.evaluate.positions import Rescorers
 from lattice_bpd.evaluate.replay import Recording, Replayed
 from lattice_bpd.evaluate.settings import DraftOptions
-from lattice_bpd.evaluate.strategies import Rescorers, Strategy
+from lattice_bpd.evaluate.strategies import Strategy
 
 _WAIT = 0.2  # seconds between looks for an interrupt
 

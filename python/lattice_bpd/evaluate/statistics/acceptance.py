@@ -10,9 +10,9 @@ import numpy as np
 
 from lattice_bpd import rescore_tree
 from lattice_bpd.evaluate.loops import count_looping
+from lattice_bpd.evaluate.positions import Rescorers
 from lattice_bpd.evaluate.replay import Recording, Replayed
 from lattice_bpd.evaluate.settings import DraftOptions
-from lattice_bpd.evaluate.strategies import Rescorers
 from lattice_bpd.lattice.logits import Candidates
 
 BINS = 10
