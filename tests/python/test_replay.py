@@ -113,6 +113,10 @@ def test_replay_prompt_lookup_takes_the_latest_place_of_the_longest_suffix():
     assert index.look_up(2) == [9, 2]  # 1 2 3 is longer than 2 3, which stood later
     index.extend([5])
     assert index.look_up(2) == []
+    index.extend([5, 5])
+    assert index.look_up(4) == [5, 5, 5, 5]  # the draft goes on with itself
+    index.extend([1, 2, 3, 1, 2])
+    assert index.look_up(5) == [3, 1, 2, 3, 1]
 
 
 def test_replay_raw_counts_are_relative_frequencies_with_stupid_backoff():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,9 @@ def test_tasks_read_real_files(shared_data, task, file, count):
     assert all(example.prompt.strip() for example in found)
     if TASKS[task].metric is not None:
         assert all(example.references for example in found)
+
+
+def test_tasks_name_the_extra_that_judges(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    with pytest.raises(ImportError, match=r"pip install 'lattice-bpd\[eval\]'"):
+        rouge_l(["a"], [["a"]])

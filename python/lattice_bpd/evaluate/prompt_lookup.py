@@ -38,14 +38,17 @@ class SuffixIndex:
             self.tokens.append(token)
 
     def look_up(self, count: int) -> list[int]:
-        """Up to `count` tokens behind the latest earlier place of the longest matching suffix.
+        """`count` tokens behind the latest earlier place of the longest matching suffix, or none.
 
-        Tokens 1 2 3 1 2: the suffix 1 2 stood at the start, so 3 1 2 followed.
+        What reaches the end of the text goes on with what was drafted (Ziv and Lempel 1977), so
+        that a loop is drafted as often as there is room. Tokens 1 2 3 1 2: the suffix 1 2 stood at
+        the start, so 3 1 2 followed, and then 3 again.
         """
         for size in range(min(self.longest, len(self.tokens)), 0, -1):
             start = self._behind.get(tuple(self.tokens[-size:]))
             if start is not None:
-                return self.tokens[start : start + count]
+                period = len(self.tokens) - start
+                return [self.tokens[start + place % period] for place in range(count)]
         return []
 
 
@@ -62,7 +65,7 @@ class PromptLookupDrafter(Drafter):
         self._index = SuffixIndex(longest)
 
     def propose(self, state: DecodeState) -> Drafts | None:
-        """(1, 1, up to num_slots) token ids; None where nothing matches."""
+        """(1, 1, num_slots) token ids; None where nothing matches."""
         self._index.extend(state.tokens[len(self._index.tokens) :])
         found = self._index.look_up(state.num_slots)
         if not found:

@@ -144,10 +144,11 @@ def fingerprint_model(model: DraftingModel) -> str:
     """Changes with any weight of the target or, where they are a module, of the heads."""
     import torch
 
-    modules: list[Any] = [model.target.base]
+    base: Any = model.target.base
     owner = getattr(model.heads, "__self__", model.heads)  # a method's model, such as BlockwiseLM
+    modules = [base]
     if isinstance(owner, torch.nn.Module):
-        modules.append(owner)
+        modules = [owner] if any(module is base for module in owner.modules()) else [base, owner]
     digest = hashlib.sha256()
     for module in modules:
         for name, tensor in sorted(module.state_dict().items()):
