@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import BlockDrafter, decode
-from lattice_bpd.evaluate import DraftOptions, record
+from lattice_bpd.evaluate import DraftOptions, Setting, record
 from lattice_bpd.evaluate.count_trie import CountTrie, grow_tree
 from lattice_bpd.evaluate.positions import Rescorers, count_nodes
 from lattice_bpd.evaluate.prompt_lookup import SuffixIndex
-from lattice_bpd.evaluate.strategies import STRATEGIES, find_strategies
+from lattice_bpd.evaluate.strategies import STRATEGIES, find_strategies, strategy_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
@@ -142,3 +142,8 @@ def test_replay_raw_count_tree_grows_best_first():
     assert tree.token_ids == [1, 3, 2]  # 4 never followed 0; 3 follows 1 twice, 2 once
     assert tree.parents == [-1, 0, 0]
     assert tree.scores == pytest.approx([np.log(1 / 2), np.log(1 / 4 * 2 / 3), np.log(1 / 12)])
+
+
+def test_replay_names_settings_that_it_cannot_replay():
+    with pytest.raises(ValueError, match=r"setting mine drafts by 'neural', which cannot be repl"):
+        strategy_of(Setting("mine", "mine", "neural"))

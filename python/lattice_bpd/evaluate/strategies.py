@@ -93,8 +93,17 @@ class Strategy:
 
 
 def strategy_of(setting: Setting) -> Strategy:
-    """The strategy of a line of the table, whatever its name."""
+    """The strategy of a line of the table, whatever its name.
+
+    Raises:
+        ValueError: a kind of drafting that needs more than a recording.
+    """
     kind = setting.strategy
+    if kind not in _KINDS:
+        raise ValueError(
+            f"setting {setting.name} drafts by {kind!r}, which cannot be replayed; expected one of "
+            f"{', '.join(_KINDS)}; decode it live (compare_strategies)"
+        )
 
     def make_drafter(
         rescorers: Rescorers, continuation: Sequence[int], options: DraftOptions
@@ -169,7 +178,8 @@ def _registry() -> dict[str, Strategy]:
     """All strategies, greedy first and the oracle last."""
     lines = {setting.name: setting for setting in (*STANDARD_SETTINGS, *TREE_SETTINGS)}
     oracle = lines.pop("oracle")
-    found = [*map(strategy_of, lines.values()), *_BASELINES, strategy_of(oracle)]
+    replayable = [strategy_of(line) for line in lines.values() if line.strategy in _KINDS]
+    found = [*replayable, *_BASELINES, strategy_of(oracle)]
     return {strategy.name: strategy for strategy in found}
 
 
