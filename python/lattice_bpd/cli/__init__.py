@@ -1,4 +1,6 @@
-"""The command line: `lattice-bpd demo | generate | heads | ngram`. One file for each command.
+"""The command line: `lattice-bpd demo | evaluate | generate | heads | ngram | record | replay`.
+
+One file for each command.
 
 Nothing heavy is imported until a command runs, so that --help answers at once.
 """
@@ -13,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from lattice_bpd.cli import demo, generate, heads, ngram
+from lattice_bpd.cli import demo, evaluate, generate, heads, ngram, record, replay
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
@@ -32,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lattice-bpd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, generate, heads, ngram):
+    for command in (demo, generate, evaluate, record, replay, heads, ngram):
         command.add_parser(commands)
     return parser
 

@@ -5,27 +5,34 @@ from __future__ import annotations
 from lattice_bpd.evaluate.compare import Comparison, StrategyResult, compare_strategies
 from lattice_bpd.evaluate.corpus import Corpus, draw_prompts, read_library_sources
 from lattice_bpd.evaluate.loops import loop_share
-from lattice_bpd.evaluate.replay import Recording, record
+from lattice_bpd.evaluate.positions import Rescorers
+from lattice_bpd.evaluate.replay import Recording, Replayed, record
 from lattice_bpd.evaluate.settings import (
     STANDARD_SETTINGS,
     TREE_SETTINGS,
     DraftOptions,
     Setting,
 )
+from lattice_bpd.evaluate.strategies import STRATEGIES, Strategy, find_strategies
 from lattice_bpd.evaluate.table import render_table
 from lattice_bpd.evaluate.tuning import tune_alpha
 
 __all__ = [
     "STANDARD_SETTINGS",
+    "STRATEGIES",
     "TREE_SETTINGS",
     "Comparison",
     "Corpus",
     "DraftOptions",
     "Recording",
+    "Replayed",
+    "Rescorers",
     "Setting",
+    "Strategy",
     "StrategyResult",
     "compare_strategies",
     "draw_prompts",
+    "find_strategies",
     "loop_share",
     "read_library_sources",
     "record",

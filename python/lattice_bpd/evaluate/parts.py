@@ -125,7 +125,7 @@ def train_parts(directory: Path, recipe: Recipe, corpus: Corpus, watcher: Watche
     tokenizer = timed("tokenizer", None, lambda: train_byte_bpe(corpus.train, recipe.vocab_size))
     tokenizer.save(str(directory / TOKENIZER_FILE))
     documents = timed("encode", None, lambda: encode(tokenizer, corpus.train))
-    lm, notes = timed("ngram", None, lambda: _train_lm(documents, recipe))
+    lm, notes = timed("ngram", None, lambda: train_recipe_lm(documents, recipe))
     lm.save(directory / LM_FILE)
     end = _end_of_text(tokenizer)
     text = np.concatenate([np.append(ids, np.int32(end)) for ids in documents])
@@ -146,7 +146,7 @@ def train_parts(directory: Path, recipe: Recipe, corpus: Corpus, watcher: Watche
     return Parts(tokenizer, model, lm, False, seconds, training)
 
 
-def _train_lm(
+def train_recipe_lm(
     documents: Sequence[npt.NDArray[np.int32]], recipe: Recipe
 ) -> tuple[NGramLM, list[str]]:
     """The LM, and what Katz smoothing had to say: 1,024 tokens leave few bigrams unseen."""

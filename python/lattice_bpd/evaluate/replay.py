@@ -1,44 +1,138 @@
-"""Record once, replay often: block efficiencies of many settings without calling the target again.
+"""Record once, replay often: what decoding with a strategy does, without calling the target again.
 
 What a drafter proposes at a position depends on the text so far and on the heads there, and since
 decoding is lossless the text is always greedy's. So the heads' candidates are recorded at every
-position of greedy's output, every position is rescored in one batch, and a walk along the accepted
-lengths gives the calls that decoding would make.
+position of greedy's output, and a replay walks along: draft where decoding stands, compare with
+what greedy wrote, go on behind it. All texts walk together, so that a call rescores one position
+of each; only positions where decoding stops are rescored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
+from lattice_bpd import NGramLM
+from lattice_bpd.evaluate.positions import PositionBatch, Rescorers
+from lattice_bpd.evaluate.record.texts import RecordedText, record_text
 from lattice_bpd.evaluate.settings import DraftOptions, Setting
-from lattice_bpd.lattice.logits import Candidates, select_top_k
+from lattice_bpd.evaluate.strategies import Strategy, strategy_of
+from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.token_ids import Int32Array, Int64Array
 
 _CONTEXT = 8  # tokens kept before a lattice: more than any LM's history
+_CHUNK = 4096  # positions drafted for at once, so that memory stays small
 
 
 @dataclass(frozen=True)
-class Recording:
-    """Greedy outputs with the heads' candidates at all P positions of all texts.
+class Replayed:
+    """What decoding with one strategy does on N texts, in S verifying calls.
 
     Attributes:
-        candidates: (P, H, k); those at a position start from the state that gave its exact token.
-        contexts: P contexts, each ending in the exact token of its position.
-        wanted: (P, H) int64, what greedy wrote behind each exact token; -1 behind the end.
-        lengths: decoded tokens of each text; they sum to P.
+        tokens: (N,) int64, decoded tokens of each text.
+        calls: (N,) int64, target calls of each, with the one that reads the prompt.
+        texts: (S,) int64, the text of each verifying call, in order of texts.
+        places: (S,) int64, the recorded position of its exact token, 0..P-1.
+        slots: (S,) int64, slots that its drafts could use.
+        accepted: (S,) int64, draft tokens kept.
+        nodes: (S,) int64, draft tokens verified, shared prefixes counted once.
     """
 
-    candidates: Candidates
-    contexts: list[list[int]]
-    wanted: npt.NDArray[np.int64]
-    lengths: list[int]
+    tokens: Int64Array
+    calls: Int64Array
+    texts: Int64Array
+    places: Int64Array
+    slots: Int64Array
+    accepted: Int64Array
+    nodes: Int64Array
+
+    @property
+    def block_efficiency(self) -> float:
+        """Decoded tokens / target calls, exact tokens counted (Kim et al. 2024, section 5)."""
+        return float(self.tokens.sum() / self.calls.sum()) if len(self.calls) else 0.0
+
+    @property
+    def nodes_per_call(self) -> float:
+        """Draft tokens verified for each verifying call."""
+        return float(self.nodes.mean()) if len(self.nodes) else 0.0
+
+    def of(self, texts: Sequence[int]) -> float:
+        """Block efficiency on some of the texts; 0 where there are none."""
+        chosen = np.asarray(texts, np.int64)
+        calls = self.calls[chosen].sum()
+        return float(self.tokens[chosen].sum() / calls) if calls else 0.0
+
+
+class Recording:
+    """Greedy outputs of N texts with the heads' candidates at all P positions.
+
+    Args:
+        texts: what was recorded, all with the same number of heads; those that hold more
+            candidates than others are cut to the fewest.
+
+    Attributes:
+        texts: the same.
+        candidates: (P, H, k); those at a position start from the state that gave its exact token.
+        contexts: P contexts, each ending in the exact token of its position.
+        wanted: (P, H) int32, what greedy wrote behind each exact token; -1 behind the end.
+        slots: (P,) int64, slots that decoding can use there; the end of the output bounds them.
+        starts: (N + 1,) int64, the positions of text i are starts[i]..starts[i + 1] - 1.
+
+    Raises:
+        ValueError: no text, or texts of different heads.
+    """
+
+    def __init__(self, texts: Iterable[RecordedText]) -> None:
+        self.texts = list(texts)
+        shapes = {text.token_ids.shape[1] for text in self.texts}
+        if len(shapes) != 1:
+            raise ValueError(
+                f"Recording: texts with {sorted(shapes) or 'no'} slots; expected one text or more, "
+                "all recorded with the same heads"
+            )
+        (self.num_slots,) = shapes
+        self.top_k = min(text.token_ids.shape[2] for text in self.texts)
+        cut = [text.cut(self.top_k) for text in self.texts]
+        self.candidates = Candidates(
+            np.concatenate([text.token_ids for text in cut]),
+            np.concatenate([text.scores for text in cut]),
+        )
+        self.lengths = [len(text.output) for text in self.texts]
+        self.starts: Int64Array = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+        self.contexts = [context for text in self.texts for context in text.contexts(_CONTEXT)]
+        self.wanted = np.concatenate([text.wanted() for text in self.texts])
+        self.slots: Int64Array = np.concatenate([text.usable_slots() for text in self.texts])
+
+    def __len__(self) -> int:
+        """P, the positions recorded."""
+        return int(self.starts[-1])
+
+    @property
+    def token_ids(self) -> Int32Array:
+        """(P,) int32, the exact token of each position: all outputs, one behind the other."""
+        return np.concatenate([text.output for text in self.texts])
+
+    def select(self, texts: Sequence[int]) -> Recording:
+        """A recording of some of the texts."""
+        return Recording([self.texts[number] for number in texts])
+
+    def with_slots(self, num_slots: int) -> Recording:
+        """The same as if there were only the first num_slots slots, 1..H (paper table 10)."""
+        cut = [
+            replace(
+                text,
+                token_ids=text.token_ids[:, :num_slots],
+                scores=text.scores[:, :num_slots],
+                entropies=text.entropies[:, : num_slots + 1],
+            )
+            for text in self.texts
+        ]
+        return Recording(cut)
 
     def block_efficiency(
         self, setting: Setting, lm: NGramLM | None, options: DraftOptions
@@ -46,72 +140,106 @@ class Recording:
         """Decoded tokens / target calls that decoding with this setting has.
 
         Args:
-            setting: any but "greedy", whose block efficiency is 1.
+            setting: a line of the table.
             lm: n-gram LM.
             options: of the setting; top_k at most that of the recording.
 
         Raises:
             ValueError: options out of range, or an LM of another vocabulary.
         """
-        accepted = self._accepted(setting, lm if setting.uses_lm else None, options)
-        calls = start = 0
-        for length in self.lengths:
-            calls += 1  # reads the prompt and gives the first exact token
-            place = 0
-            while place < length - 1:
-                place += int(accepted[start + place]) + 1
-                calls += 1
-            start += length
-        return sum(self.lengths) / calls
+        return self.replay(strategy_of(setting), Rescorers(lm), options).block_efficiency
 
-    def _accepted(
-        self, setting: Setting, lm: NGramLM | None, options: DraftOptions
-    ) -> npt.NDArray[np.int64]:
-        """(P,) draft tokens that a call at each position accepts."""
-        token_ids, scores = self.candidates.token_ids, self.candidates.scores
+    def replay(self, strategy: Strategy, rescorers: Rescorers, options: DraftOptions) -> Replayed:
+        """Walk along all texts as decoding would.
+
+        Args:
+            strategy: how drafts are made.
+            rescorers: what it may use.
+            options: its numbers; top_k at most that of the recording.
+
+        Returns:
+            Replayed, equal to live decoding call for call.
+
+        Raises:
+            ValueError: options out of range, or something that the strategy needs is missing.
+        """
+        strategy.check(rescorers, options, self.top_k)
+        ends = self.starts[1:] - 1
+        place, texts = self.starts[:-1].copy(), np.arange(len(self.texts))
+        steps: list[tuple[Int64Array, ...]] = []
+        while len(texts := texts[place[texts] < ends[texts]]):
+            at = place[texts]
+            accepted, nodes = self.draft(strategy, rescorers, options, at)
+            steps.append((texts, at, self.slots[at], accepted, nodes))
+            place[texts] += accepted + 1
+        columns = [np.concatenate(column) for column in zip(*steps, strict=True)]
+        columns = columns or [np.zeros(0, np.int64)] * 5
+        order = np.lexsort((columns[1], columns[0]))
+        texts, *rest = (column[order] for column in columns)
+        calls = 1 + np.bincount(texts, minlength=len(self.texts)).astype(np.int64)
+        return Replayed(np.array(self.lengths, np.int64), calls, texts, *rest)
+
+    def draft(
+        self,
+        strategy: Strategy,
+        rescorers: Rescorers,
+        options: DraftOptions,
+        places: npt.NDArray[np.int64] | None = None,
+    ) -> tuple[Int64Array, Int64Array]:
+        """Draft at some positions, whether decoding stops there or not.
+
+        Args:
+            strategy: how drafts are made.
+            rescorers: what it may use.
+            options: its numbers.
+            places: (n,) int64, positions 0..P-1; all when None.
+
+        Returns:
+            (n,) int64 draft tokens that are accepted, and (n,) int64 draft tokens verified.
+        """
+        places = np.arange(len(self)) if places is None else places
+        accepted, nodes = np.zeros_like(places), np.zeros_like(places)
+        for chosen, batch in self.batches(places):
+            proposal = strategy.draft(batch, rescorers, options)
+            accepted[chosen] = batch.accept_lengths(proposal.paths)
+            nodes[chosen] = proposal.node_counts
+        return accepted, nodes
+
+    def batches(
+        self, places: npt.NDArray[np.int64]
+    ) -> Iterable[tuple[npt.NDArray[np.int64], PositionBatch]]:
+        """The positions that can draft, in groups of as many slots.
+
+        Yields:
+            Indices into places, and the batch of those positions.
+        """
+        usable = self.slots[places]
+        for slots in np.unique(usable[usable > 0]):
+            members = np.flatnonzero(usable == slots)
+            for start in range(0, len(members), _CHUNK):
+                chosen = members[start : start + _CHUNK]
+                yield chosen, self._batch(places[chosen], int(slots))
+
+    def _batch(self, at: npt.NDArray[np.int64], slots: int) -> PositionBatch:
         found = Candidates(
-            np.ascontiguousarray(token_ids[..., : options.top_k]),
-            np.ascontiguousarray(scores[..., : options.top_k]),
+            np.ascontiguousarray(self.candidates.token_ids[at, :slots]),
+            np.ascontiguousarray(self.candidates.scores[at, :slots]),
         )
-        if setting.strategy == "bpd":
-            return self._agreeing(token_ids[:, None, :, 0])
-        if setting.strategy == "oracle":
-            holds = (found.token_ids == self.wanted[..., None]).any(axis=-1)
-            return np.asarray(holds.cumprod(axis=-1).sum(axis=-1), np.int64)
-        if setting.strategy == "lattice":
-            drafts = rescore_lattice(
-                found,
-                self.contexts,
-                lm,
-                num_drafts=options.num_drafts if setting.many else 1,
-                alpha=options.alpha,
-            )
-            return self._agreeing(drafts.token_ids)
-        tempered = replace(found, scores=found.scores / np.float32(options.temperature))
-        tree = rescore_tree(
-            tempered,
-            self.contexts,
-            lm,
-            max_nodes=options.max_nodes,
-            alpha=options.alpha / options.temperature,
+        contexts = [self.contexts[place] for place in at.tolist()]
+        numbers = np.searchsorted(self.starts, at, side="right") - 1
+        return PositionBatch(
+            found, contexts, self.wanted[at, :slots], self.texts, numbers, at - self.starts[numbers]
         )
-        nodes = tree.leaf_paths  # (P, leaves, H)
-        tokens = np.take_along_axis(tree.token_ids[:, None], np.maximum(nodes, 0), axis=-1)
-        return self._agreeing(np.where(nodes >= 0, tokens, -2))
-
-    def _agreeing(self, drafts: Any) -> npt.NDArray[np.int64]:
-        """(P,) the longest agreement of drafts (P, p, H) with what greedy wrote."""
-        agrees = np.asarray(drafts) == self.wanted[:, None]
-        return np.asarray(agrees.cumprod(axis=-1).sum(axis=-1).max(axis=-1), np.int64)
 
 
-@torch.inference_mode()
 def record(
     model: BlockwiseLM,
     prompts: Sequence[Sequence[int]],
     outputs: Sequence[Sequence[int]],
     *,
     top_k: int = 16,
+    max_new_tokens: int | None = None,
+    heads: Any = None,
 ) -> Recording:
     """Read greedy's outputs once and keep the heads' candidates.
 
@@ -120,23 +248,20 @@ def record(
         prompts: token ids.
         outputs: greedy's output behind each prompt, one token or more.
         top_k: k, the most that a replay may use.
+        max_new_tokens: what decoding was limited to, which bounds its last drafts; None: where
+            each output ends.
+        heads: instead of the model's own; see `lattice_bpd.decode.DraftHeads`.
 
     Returns:
         Recording.
+
+    Raises:
+        ValueError: an empty output, or top_k outside 1..V.
     """
-    ids, scores, contexts, wanted = [], [], [], []
-    for prompt, output in zip(prompts, outputs, strict=True):
-        tokens = [*prompt, *output]
-        places = torch.arange(len(prompt) - 1, len(tokens) - 1)[None].to(model.device)
-        text = torch.tensor([tokens[:-1]], device=model.device)
-        logits = model(text, head_positions=places).head_logits
-        assert logits is not None
-        found = select_top_k(logits[0], top_k, log_softmax=False, where="record")
-        ids.append(found.token_ids)
-        scores.append(found.scores)
-        for place in range(len(prompt), len(tokens)):
-            contexts.append(tokens[max(0, place + 1 - _CONTEXT) : place + 1])
-            behind = tokens[place + 1 : place + 1 + model.num_slots]
-            wanted.append(behind + [-1] * (model.num_slots - len(behind)))
-    candidates = Candidates(np.concatenate(ids), np.concatenate(scores))
-    return Recording(candidates, contexts, np.array(wanted), [len(output) for output in outputs])
+    from lattice_bpd.decode import DraftingModel
+
+    drafting = DraftingModel(model, heads)
+    return Recording(
+        record_text(drafting, prompt, output, top_k=top_k, max_new_tokens=max_new_tokens)
+        for prompt, output in zip(prompts, outputs, strict=True)
+    )

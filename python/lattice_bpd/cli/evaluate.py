@@ -1,0 +1,232 @@
+"""`lattice-bpd evaluate`: strategies x tasks, with the paper's tables. This file only wires."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lattice_bpd.cli.evaluate_options import (
+    TextProgress,
+    add_recording_options,
+    count_text,
+    load_lms,
+    load_model,
+    make_record_options,
+    parse_list,
+    read_prompts,
+)
+
+if TYPE_CHECKING:
+    from lattice_bpd.cli.progress import ConsoleWatcher
+    from lattice_bpd.evaluate.lab_options import LabOptions
+    from lattice_bpd.evaluate.quick import Source
+
+_EXAMPLE = """examples:
+  lattice-bpd evaluate --quick --out run
+  lattice-bpd evaluate --model MODEL --lm c4=c4.lm --lm news=news.lm \\
+      --task squad --data dev.json --task xsum --data xsum.jsonl --out run
+
+Block efficiency is decoded tokens / calls of the target; the exact token of each call counts.
+docs/evaluate.md explains the tasks, the tables and results.json.
+"""
+_PROMPTS = 32  # of each task of --quick
+_TITLES = {
+    "tokenizer": "training a byte-level BPE", "encode": "encoding the corpus",
+    "ngram": "training the n-gram LM", "heads": "training the blockwise LM",
+    "lms": "training LMs of other orders and domains",
+}  # fmt: skip
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `evaluate`."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="strategies x tasks with the paper's tables",
+        description="Record tasks, replay every drafting strategy, check losslessness live, and "
+        "write results.json, CSV and LaTeX tables.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run folder")
+    parser.add_argument(
+        "--quick", action="store_true", help="the demo's small model and tasks from its corpus"
+    )
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a blockwise model")
+    parser.add_argument(
+        "--lm", action="append", default=[], metavar="[NAME=]FILE",
+        help="n-gram LM, the first is that of the main table; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--task", action="append", default=[], help="repeatable, with --data")
+    parser.add_argument("--data", action="append", default=[], type=Path, metavar="FILE")
+    parser.add_argument("--strategies", metavar="NAME,..", help="default: all that can run")
+    parser.add_argument("--alphas", metavar="N,..", help="weights of the LM to tune over")
+    parser.add_argument("--temperatures", metavar="N,..", help="of trees, to tune over")
+    parser.add_argument("--num-drafts", type=int, metavar="P", help="p (default 16)")
+    parser.add_argument("--max-nodes", type=int, metavar="N", help="N of trees (default 36)")
+    parser.add_argument(
+        "--held-out", type=int, metavar="N", help="texts to tune on (default 100, at most half)"
+    )
+    parser.add_argument("--count-text", type=Path, metavar="FILE", help="counts for count_trie")
+    parser.add_argument(
+        "--live", type=int, default=2, metavar="N", help="prompts decoded live (default 2)"
+    )
+    add_recording_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Evaluate, write and print.
+
+    Raises:
+        ValueError: options or files that do not fit together.
+        OSError: a file that cannot be read, or a folder that cannot be written.
+        ImportError: an extra is missing.
+    """
+    from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
+    from lattice_bpd.extras import require
+
+    require("pyarrow", "eval")
+    _check(args)
+    quiet_transformers()
+    from lattice_bpd.evaluate.results import write_results
+    from lattice_bpd.evaluate.run_folder import evaluate_source
+
+    start = time.perf_counter()
+    watcher = ConsoleWatcher(make_console(), _TITLES)
+    source = _quick_source(args, watcher) if args.quick else _user_source(args)
+    results = evaluate_source(
+        args.out, source, _lab_options(args, source), watcher, live_texts=args.live,
+        on_text=lambda _task: TextProgress(watcher),
+    )  # fmt: skip
+    results["seconds"] = {"total": time.perf_counter() - start}
+    files = write_results(args.out, results)
+    _print(watcher, results)
+    watcher.console.print(
+        f"{results['seconds']['total']:.0f} s in all; {files[0]} and {len(files) - 1} tables beside"
+    )
+    failed = [
+        f"{task}: {check['strategy']}"
+        for task, found in results["tasks"].items()
+        for check in found.get("live", ())
+        if not check["holds"]
+    ]
+    if failed:
+        raise ValueError(f"output was not greedy's with {', '.join(failed)}; see {files[0]}")
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.live < 0:
+        raise ValueError(f"--live is {args.live}; expected 0 or more")
+    for name in ("num_drafts", "max_nodes", "held_out"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}; expected 1 or more")
+    if args.quick:
+        if args.model or args.task or args.data or args.lm:
+            raise ValueError("--quick brings model, LM and tasks; leave the others out, or --quick")
+        return
+    if args.model is None or not args.task:
+        raise ValueError("expected --quick, or --model DIR with --task NAME and --data FILE")
+    if len(args.task) != len(args.data):
+        raise ValueError(
+            f"{len(args.task)} --task and {len(args.data)} --data; expected a file for each task"
+        )
+    if len(set(args.task)) != len(args.task):
+        raise ValueError("a task stands twice among --task; expected each once")
+
+
+def _quick_source(args: argparse.Namespace, watcher: ConsoleWatcher) -> Source:
+    import torch
+
+    from lattice_bpd.evaluate import corpus, recipe
+    from lattice_bpd.evaluate.quick import make_quick_source
+
+    torch.set_num_threads(min(torch.get_num_threads(), 4))
+    used = recipe.QUICK
+    text = corpus.read_library_sources(max_files=used.max_files)
+    return make_quick_source(args.out, used, text, watcher, prompts=args.limit or _PROMPTS)
+
+
+def _user_source(args: argparse.Namespace) -> Source:
+    from lattice_bpd.cli.files import load_tokenizer
+    from lattice_bpd.evaluate.quick import Source
+    from lattice_bpd.evaluate.tasks import find_task
+
+    path = args.tokenizer or args.model / "tokenizer.json"
+    tokenizer = load_tokenizer(path)
+    record = make_record_options(args, tokenizer)
+    prompts = {
+        task: read_prompts(task, data, args, tokenizer)
+        for task, data in zip(args.task, args.data, strict=True)
+    }
+    lms = load_lms(args.lm)
+    model = load_model(args.model)
+    for name, lm in lms.items():
+        if lm.vocab_size != model.vocab_size:
+            raise ValueError(
+                f"--lm {name} has a vocabulary of {lm.vocab_size}, the model one of "
+                f"{model.vocab_size}; train the LM on token ids of the model's tokenizer"
+            )
+    values = zip(lms, args.lm, strict=True)
+    files = {name: value.removeprefix(f"{name}=") for name, value in values}
+    metrics = {task: metric for task in args.task if (metric := find_task(task).metric)}
+    return Source(
+        model, str(args.model), tokenizer, str(path), prompts, lms, files, record,
+        trie=count_text(args.count_text, tokenizer, model.vocab_size), metrics=metrics,
+    )  # fmt: skip
+
+
+def _lab_options(args: argparse.Namespace, source: Source) -> LabOptions:
+    from dataclasses import replace
+
+    from lattice_bpd.evaluate.lab_options import LabOptions
+    from lattice_bpd.evaluate.run_folder import quick_options
+    from lattice_bpd.evaluate.strategies import find_strategies
+
+    options = LabOptions()
+    if args.quick:
+        options = quick_options(options, source.record.top_k)
+    if args.strategies:
+        found = find_strategies(args.strategies.split(","))
+        options = replace(options, strategies=tuple(s.name for s in found if s.name != "greedy"))
+    if args.alphas:
+        options = replace(options, alphas=parse_list(args.alphas, "--alphas", float))
+    if args.temperatures:
+        found_values = parse_list(args.temperatures, "--temperatures", float)
+        options = replace(options, temperatures=found_values)
+    if args.held_out:
+        options = replace(options, held_out=args.held_out)
+    plain: dict[str, Any] = {
+        name: getattr(args, name)
+        for name in ("num_drafts", "max_nodes")
+        if getattr(args, name) is not None
+    }
+    return replace(options, options=replace(options.options, **plain))
+
+
+def _print(watcher: ConsoleWatcher, results: dict[str, Any]) -> None:
+    """Block efficiencies, strategies x tasks."""
+    from rich.table import Table
+
+    tasks = results["tasks"]
+    table = Table(title="block efficiency (95 % interval)", title_justify="left")
+    table.add_column("strategy", no_wrap=True)
+    for task in tasks:
+        table.add_column(task, justify="right", no_wrap=True)
+    for number, line in enumerate(next(iter(tasks.values()))["strategies"]):
+        cells = []
+        for task in tasks.values():
+            found = task["strategies"][number]["interval"]
+            cells.append(f"{found['value']:.2f} ({found['low']:.2f}-{found['high']:.2f})")
+        table.add_row(line["label"], *cells)
+    watcher.console.print(table)
+    live = [check for task in tasks.values() for check in task.get("live", ())]
+    if live:
+        same = sum(check["same_calls"] for check in live)
+        watcher.console.print(
+            f"decoded live: {sum(c['texts'] for c in live)} texts, "
+            f"{sum(c['lossless'] for c in live)} as greedy writes them, {same} with the calls of "
+            "the replay"
+        )

@@ -1,0 +1,158 @@
+"""The manifest of a record: what was recorded, by which model and options, in which shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lattice_bpd import FormatError
+
+if TYPE_CHECKING:
+    from lattice_bpd.decode import DraftingModel
+
+MANIFEST_FILE = "manifest.json"
+_FORMAT, _VERSION = "lattice-bpd record", 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a record.
+
+    Attributes:
+        file: its name.
+        texts: texts in it.
+        steps: recorded positions in it.
+        num_bytes: its size.
+        sha256: its checksum.
+    """
+
+    file: str
+    texts: int
+    steps: int
+    num_bytes: int
+    sha256: str
+
+
+@dataclass
+class Manifest:
+    """What a record says of itself.
+
+    Attributes:
+        task: name of the task.
+        model: the model's folder, as it was given.
+        model_fingerprint: changes with any weight of target or heads.
+        prompts_fingerprint: changes with any token of any prompt.
+        vocab_size: V.
+        num_slots: H.
+        max_positions: of the target; None where its config names no limit.
+        top_k: k.
+        max_new_tokens: most tokens decoded behind each prompt.
+        stop_token_ids: decoding ends behind these.
+        num_texts: texts of the finished record.
+        texts_per_shard: of all shards but the last.
+        tokenizer: file of the tokenizer, as it was given; None where prompts were token ids.
+        shards: in order; None for one that is not there yet.
+    """
+
+    task: str
+    model: str
+    model_fingerprint: str
+    prompts_fingerprint: str
+    vocab_size: int
+    num_slots: int
+    max_positions: int | None
+    top_k: int
+    max_new_tokens: int
+    stop_token_ids: list[int]
+    num_texts: int
+    texts_per_shard: int
+    tokenizer: str | None = None
+    shards: list[Shard | None] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all shards were written."""
+        return all(shard is not None for shard in self.shards)
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes on the disk for each recorded position; 0 before there is one."""
+        there = [shard for shard in self.shards if shard is not None]
+        steps = sum(shard.steps for shard in there)
+        return sum(shard.num_bytes for shard in there) / steps if steps else 0.0
+
+    def differences(self, other: Manifest) -> list[str]:
+        """What another record would not share, such as "top_k: 16 there, 8 now"."""
+        mine, its = asdict(self), asdict(other)
+        names = [name for name in mine if name not in ("shards", "model", "tokenizer")]
+        return [f"{n}: {mine[n]} there, {its[n]} now" for n in names if mine[n] != its[n]]
+
+    def save(self, directory: Path) -> None:
+        """Write the manifest; the old one stays until the new one is complete."""
+        value = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+        value.update(complete=self.complete, bytes_per_step=round(self.bytes_per_step, 1))
+        temporary = directory / f".{MANIFEST_FILE}"
+        try:
+            temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+            temporary.replace(directory / MANIFEST_FILE)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def load_manifest(directory: Path) -> Manifest:
+    """The manifest of a record.
+
+    Raises:
+        FileNotFoundError: there is none.
+        FormatError: it is none, or of another version.
+    """
+    path = directory / MANIFEST_FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path}: no such file; expected the folder of a record; make one with lattice-bpd "
+            "record"
+        )
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if value.pop("format") != _FORMAT or value.pop("version") != _VERSION:
+            raise ValueError("another format or version")
+        value.pop("complete"), value.pop("bytes_per_step")
+        shards = [None if shard is None else Shard(**shard) for shard in value.pop("shards")]
+        return Manifest(**value, shards=shards)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FormatError(
+            f"{path}: not the manifest of a record ({error!r}); record again into an empty folder"
+        ) from error
+
+
+def fingerprint_prompts(prompts: Sequence[Sequence[int]]) -> str:
+    """Changes with any token of any prompt."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(f"{len(prompt)} ".encode())
+        digest.update(np.array(prompt, np.int64).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def fingerprint_model(model: DraftingModel) -> str:
+    """Changes with any weight of the target or, where they are a module, of the heads."""
+    import torch
+
+    base: Any = model.target.base
+    owner = getattr(model.heads, "__self__", model.heads)  # a method's model, such as BlockwiseLM
+    modules = [base]
+    if isinstance(owner, torch.nn.Module):
+        modules = [owner] if any(module is base for module in owner.modules()) else [base, owner]
+    digest = hashlib.sha256()
+    for module in modules:
+        for name, tensor in sorted(module.state_dict().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

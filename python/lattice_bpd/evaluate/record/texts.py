@@ -1,0 +1,201 @@
+"""One recorded text: what greedy decoding wrote, and what the heads guessed at every position.
+
+The text is read by the target as a whole, once it is known: the heads of all its positions then
+come from one call, where decoding would make one for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd.evaluate.prompt_lookup import SuffixIndex
+from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.token_ids import Int32Array, Int64Array
+
+if TYPE_CHECKING:
+    import torch
+
+    from lattice_bpd.decode import DraftingModel
+
+Float32Array = npt.NDArray[np.float32]
+_CHUNK_ELEMENTS = 1 << 24  # head logits held at once: 64 MiB of float32
+
+
+@dataclass(frozen=True)
+class RecordedText:
+    """A prompt, greedy's output of m tokens behind it, and the heads at its m positions.
+
+    Position i is that of output[i], the exact token of a call; its candidates start from the
+    hidden state that gave this token and guess output[i + 1], output[i + 2], ...
+
+    Attributes:
+        prompt: (T,) int32.
+        output: (m,) int32.
+        limit: most tokens that decoding would have written; m, unless a stop token ended it.
+        token_ids: (m, H, k) int32, the k best tokens of each head, best first.
+        scores: (m, H, k) float32, their raw logits.
+        entropies: (m, H + 1) float32, of each head over the whole vocabulary, in nats; the target's
+            own head comes first.
+        margins: (m,) float32, the target's logit of output[i] minus the best other one. Below 0
+            where the two calls of the target that decode and record round a tie differently.
+        finish: why the text ended: "stop_token", "length" or "positions".
+        task: the name of its task; empty where there is none.
+        name: what its task calls it, such as "HumanEval/3"; empty where it has no name.
+        references: texts that the output is judged by.
+    """
+
+    prompt: Int32Array
+    output: Int32Array
+    limit: int
+    token_ids: Int32Array
+    scores: Float32Array
+    entropies: Float32Array
+    margins: Float32Array
+    finish: str = "length"
+    task: str = ""
+    name: str = ""
+    references: tuple[str, ...] = field(default=())
+
+    @property
+    def num_slots(self) -> int:
+        """H."""
+        return int(self.token_ids.shape[1])
+
+    def cut(self, top_k: int) -> RecordedText:
+        """The same with the top_k best candidates of each head."""
+        if top_k == self.token_ids.shape[2]:
+            return self
+        return replace(self, token_ids=self.token_ids[..., :top_k], scores=self.scores[..., :top_k])
+
+    def contexts(self, most: int) -> Iterator[Int32Array]:
+        """The last `most` tokens up to each position, its exact token last: (<= most,) int32."""
+        tokens = np.concatenate([self.prompt[-most:], self.output]).astype(np.int32, copy=False)
+        for end in range(len(tokens) - len(self.output) + 1, len(tokens) + 1):
+            yield tokens[max(0, end - most) : end]
+
+    def wanted(self) -> Int32Array:
+        """(m, H) int32, what greedy wrote behind each position; -1 behind the end."""
+        padded = np.concatenate([self.output[1:], np.full(self.num_slots, -1)]).astype(np.int32)
+        return np.lib.stride_tricks.sliding_window_view(padded, self.num_slots)[: len(self.output)]
+
+    @cached_property
+    def lookups(self) -> Int32Array:
+        """(m, H) int32, what prompt lookup drafts at each position; -1 behind its end."""
+        index, found = SuffixIndex(), np.full((len(self.output), self.num_slots), -1, np.int32)
+        index.extend(self.prompt.tolist())
+        for position, token in enumerate(self.output.tolist()):
+            index.extend([token])
+            draft = index.look_up(self.num_slots)
+            found[position, : len(draft)] = draft
+        return found
+
+    def usable_slots(self) -> Int64Array:
+        """(m,) int64: 0..H slots whose tokens could be kept before the limit."""
+        left = self.limit - 2 - np.arange(len(self.output))
+        return np.clip(left, 0, self.num_slots).astype(np.int64)
+
+
+def record_text(
+    model: DraftingModel,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    *,
+    top_k: int,
+    max_new_tokens: int | None = None,
+    **about: Any,
+) -> RecordedText:
+    """Read one greedy output and keep what the heads guess at each position.
+
+    Args:
+        model: target and heads.
+        prompt: (T,) ints.
+        output: (m,) ints, 1 or more, which the target writes behind the prompt.
+        top_k: k, 1..V.
+        max_new_tokens: what decoding was limited to; None: m.
+        about: further fields of RecordedText.
+
+    Returns:
+        RecordedText.
+
+    Raises:
+        ValueError: an empty prompt or output, or top_k outside 1..V.
+    """
+    import torch
+
+    if len(prompt) == 0 or len(output) == 0:
+        raise ValueError(
+            f"record: a prompt of {len(prompt)} tokens with {len(output)} tokens of output; "
+            "expected one or more of each"
+        )
+    limit = len(output) if max_new_tokens is None else max_new_tokens
+    if model.max_positions is not None:
+        limit = min(limit, model.max_positions - len(prompt) + 1)
+    with torch.inference_mode():
+        logits, hidden = _read(model, prompt, output)
+        margins, own = _margins(logits, output), _entropies(logits)[:, None]
+        del logits
+        token_ids, scores, others = _read_heads(model, hidden, output, top_k)
+    entropies = np.concatenate([own, others], axis=1)
+    return RecordedText(
+        np.array(prompt, np.int32), np.array(output, np.int32), limit,
+        token_ids, scores, entropies, margins, **about,
+    )  # fmt: skip
+
+
+def _read(
+    model: DraftingModel, prompt: Sequence[int], output: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (m, V) and hidden states (m, D) that gave the tokens of the output."""
+    import torch
+
+    text = torch.tensor([list(prompt)], device=model.device)
+    first, cache = model.target.read_prompts(text)
+    logits, hidden = [first.logits[0]], [first.hidden[0]]
+    if len(output) > 1:
+        behind = torch.tensor([list(output[:-1])], device=model.device)
+        rest = model.target(behind, cache)
+        logits.append(rest.logits[0])
+        hidden.append(rest.hidden[0])
+    return torch.cat(logits), torch.cat(hidden)
+
+
+def _margins(logits: torch.Tensor, output: Sequence[int]) -> Float32Array:
+    """(m,) the logit of each token written minus the best other one's."""
+    import torch
+
+    written = torch.tensor(list(output), device=logits.device)[:, None]
+    own = logits.gather(1, written)[:, 0].float()
+    best, where = logits.topk(2, dim=1)
+    others = torch.where(where[:, 0] == written[:, 0], best[:, 1], best[:, 0]).float()
+    return np.asarray((own - others).cpu().numpy(), np.float32)
+
+
+def _read_heads(
+    model: DraftingModel, hidden: torch.Tensor, output: Sequence[int], top_k: int
+) -> tuple[Int32Array, Float32Array, Float32Array]:
+    """Candidates (m, H, k), their scores and entropies (m, H), some positions at a time."""
+    ids, scores, entropies = [], [], []
+    slots = model.num_slots or 8
+    size = max(1, _CHUNK_ELEMENTS // (slots * model.vocab_size))
+    for start in range(0, len(output), size):
+        rows = hidden[start : start + size]
+        logits = model.head_logits(rows, list(output[start : start + size]))
+        found = select_top_k(logits, top_k, log_softmax=False, where="record")
+        ids.append(found.token_ids)
+        scores.append(found.scores)
+        entropies.append(_entropies(logits))
+    return np.concatenate(ids), np.concatenate(scores), np.concatenate(entropies)
+
+
+def _entropies(logits: torch.Tensor) -> Float32Array:
+    """Entropy of each distribution (.., V), in nats; masked tokens have probability 0."""
+    import torch
+
+    found = torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1)
+    return np.asarray(found.cpu().numpy(), np.float32)

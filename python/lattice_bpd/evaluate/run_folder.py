@@ -1,0 +1,169 @@
+"""A run folder: records, results and tables of one evaluation, complete in itself.
+
+DIR/record/TASK/     the record of each task
+DIR/results.json     everything; docs/evaluate.md has the schema
+DIR/*.csv, *.tex     its tables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import DraftingModel
+from lattice_bpd.evaluate.lab import Lab
+from lattice_bpd.evaluate.lab_options import LabOptions
+from lattice_bpd.evaluate.live_check import check_live
+from lattice_bpd.evaluate.parts import Watcher
+from lattice_bpd.evaluate.positions import Rescorers
+from lattice_bpd.evaluate.quick import Source
+from lattice_bpd.evaluate.record.manifest import Manifest
+from lattice_bpd.evaluate.record.read import RECORDS_FOLDER, read_record
+from lattice_bpd.evaluate.record.texts import RecordedText
+from lattice_bpd.evaluate.record.write import write_record
+from lattice_bpd.evaluate.replay import Recording
+from lattice_bpd.evaluate.results import finish_results
+from lattice_bpd.evaluate.settings import DraftOptions
+from lattice_bpd.evaluate.strategies import STRATEGIES
+from lattice_bpd.evaluate.sweep import Point
+from lattice_bpd.evaluate.tasks.metrics import METRICS, measure_perplexity
+
+DOMAIN = "in-domain"  # name of the LM of a task's own domain
+
+
+def evaluate_source(
+    directory: Path,
+    source: Source,
+    options: LabOptions,
+    watcher: Watcher,
+    *,
+    live_texts: int = 2,
+    on_text: Callable[[str], Callable[[int, int], None]] | None = None,
+) -> dict[str, Any]:
+    """Record all tasks, replay all strategies, decode some prompts live.
+
+    Args:
+        directory: the run folder; records that are there already are used.
+        source: model, prompts, LMs.
+        options: what to replay.
+        watcher: told of the stages.
+        live_texts: prompts of each task that are decoded live.
+        on_text: given a task, what `write_record` is to call.
+
+    Returns:
+        results.json, not written yet.
+
+    Raises:
+        ValueError: what recording and replaying refuse.
+        OSError: the folder cannot be written.
+    """
+    rescorers = Rescorers(trie=source.trie)
+    tasks: dict[str, dict[str, Any]] = {}
+    for task, prompts in source.prompts.items():
+        folder = directory / RECORDS_FOLDER / task
+        watcher.begin(f"{task}: recording", len(prompts))
+        manifest = write_record(
+            folder, source.model, prompts, source.record, task=task,
+            model_name=source.model_name, tokenizer=source.tokenizer_file,
+            on_text=None if on_text is None else on_text(task),
+        )  # fmt: skip
+        watcher.end()
+        recording = Recording(read_record(folder).texts)
+        tasks[task] = _evaluate_task(
+            task, recording, source, rescorers, options, watcher, live_texts
+        )
+        tasks[task]["record"] = _about_record(folder.relative_to(directory), manifest)
+    lms = {
+        name: {"file": source.lm_files.get(name), **_about_lm(lm)}
+        for name, lm in source.lms.items()
+    }
+    return finish_results(tasks, lms, model=source.model_name)
+
+
+def _evaluate_task(
+    task: str, recording: Recording, source: Source, rescorers: Rescorers, options: LabOptions,
+    watcher: Watcher, live_texts: int,
+) -> dict[str, Any]:  # fmt: skip
+    lms = dict(source.lms)
+    if task in source.domain_lms:
+        lms[DOMAIN] = source.domain_lms[task]
+    running = False
+
+    def begin(stage: str, total: int) -> None:
+        nonlocal running
+        if running:
+            watcher.end()
+        running = True
+        watcher.begin(stage, total)
+
+    results = Lab(lms, rescorers, options, begin, watcher.advance).evaluate(task, recording)
+    if live_texts:
+        few = recording.select(range(min(live_texts, len(recording.texts))))
+        points = _tuned_points(results, next(iter(lms), ""))
+        begin(f"{task}: decoding live", len(points) * len(few.texts))
+        checks = check_live(
+            source.model, few, points, lms, rescorers,
+            max_new_tokens=source.record.max_new_tokens,
+            stop_token_ids=source.record.stop_token_ids, on_text=watcher.advance,
+        )  # fmt: skip
+        results["live"] = [check.to_json() for check in checks]
+    if running:
+        watcher.end()
+    results["performance"] = _performance(source, recording.texts, source.metrics.get(task))
+    return results
+
+
+def _tuned_points(results: dict[str, Any], lm: str) -> list[Point]:
+    tuned = {name: DraftOptions(**options) for name, options in results["tuned"].items()}
+    return [
+        Point(STRATEGIES[name], options, lm if STRATEGIES[name].uses_lm else "")
+        for name, options in tuned.items()
+    ]
+
+
+def _performance(
+    source: Source, texts: Sequence[RecordedText], metric: str | None
+) -> dict[str, Any] | None:
+    """How good greedy's texts are (table 1); None where there is nothing to judge them by."""
+    if metric is None:
+        return None
+    judge = METRICS[metric]
+    if judge is None:
+        whole = [
+            [*text.prompt.tolist(), *source.tokenizer.encode(f" {text.references[0]}").ids]
+            if text.references
+            else text.prompt.tolist()
+            for text in texts
+        ]
+        value = measure_perplexity(DraftingModel(source.model), whole)
+        return {"metric": metric, "value": value, "texts": len(texts)}
+    judged = [text for text in texts if text.references]
+    if not judged:
+        return None
+    outputs = [source.tokenizer.decode(text.output.tolist()) for text in judged]
+    value = judge(outputs, [text.references for text in judged])
+    return {"metric": metric, "value": value, "texts": len(judged)}
+
+
+def _about_record(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    return {
+        "folder": folder.as_posix(),
+        "model_fingerprint": manifest.model_fingerprint,
+        "num_slots": manifest.num_slots,
+        "top_k": manifest.top_k,
+        "max_new_tokens": manifest.max_new_tokens,
+        "bytes_per_step": round(manifest.bytes_per_step, 1),
+    }
+
+
+def _about_lm(lm: NGramLM) -> dict[str, Any]:
+    return {"order": lm.order, "num_ngrams": lm.num_ngrams}
+
+
+def quick_options(options: LabOptions, top_k: int) -> LabOptions:
+    """Fewer texts held out and a k that the record has, for a short run."""
+    plain = replace(options.options, top_k=min(options.options.top_k, top_k))
+    return replace(options, options=plain, held_out=8)

@@ -1,0 +1,43 @@
+"""Statistics of replays: the tables and figures of Kim et al. 2024, and how sure they are."""
+
+from __future__ import annotations
+
+from lattice_bpd.evaluate.statistics.acceptance import (
+    accept_histogram,
+    acceptance_by_slot,
+    gains_by_loops,
+    looping_shares,
+    measure_calibration,
+)
+from lattice_bpd.evaluate.statistics.bootstrap import (
+    Interval,
+    PairedTest,
+    bootstrap_block_efficiency,
+    compare_paired,
+)
+from lattice_bpd.evaluate.statistics.drafts import (
+    argmax_drafts,
+    compare_drafts,
+    first_drafts,
+    measure_repetition,
+)
+from lattice_bpd.evaluate.statistics.heads import correlate, h_max, measure_entropies
+
+__all__ = [
+    "Interval",
+    "PairedTest",
+    "accept_histogram",
+    "acceptance_by_slot",
+    "argmax_drafts",
+    "bootstrap_block_efficiency",
+    "compare_drafts",
+    "compare_paired",
+    "correlate",
+    "first_drafts",
+    "gains_by_loops",
+    "h_max",
+    "looping_shares",
+    "measure_calibration",
+    "measure_entropies",
+    "measure_repetition",
+]

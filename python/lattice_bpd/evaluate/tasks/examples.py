@@ -1,0 +1,122 @@
+"""From items of a file to prompts with references, by a line of the table of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lattice_bpd import FormatError
+from lattice_bpd.evaluate.tasks.files import Item, read_items
+from lattice_bpd.evaluate.tasks.table import Names, Task
+
+_NAMES = ("id", "task_id", "question_id")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt, and what a good answer would be.
+
+    Attributes:
+        prompt: text.
+        references: texts; empty where the task is not judged.
+        name: the file's id of it, else its number.
+        kind: its category, where the task has some.
+    """
+
+    prompt: str
+    references: tuple[str, ...]
+    name: str
+    kind: str = ""
+
+
+def read_task(
+    task: Task, path: str | Path, limit: int | None = None, field: str | None = None
+) -> list[Example]:
+    """The examples of a file.
+
+    Args:
+        task: which fields make the prompt, and how.
+        path: see `lattice_bpd.evaluate.tasks.files.read_items`.
+        limit: the first so many.
+        field: the field with the text, for tasks with a single one.
+
+    Raises:
+        OSError: it cannot be read.
+        FormatError: damaged, or an example without a field or with an empty one; the message has
+            file and line.
+        ValueError: nothing in it, or limit below 1.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is {limit}; expected 1 or more")
+    fields = task.fields
+    if field is not None:
+        if len(fields) != 1:
+            raise ValueError(f"task {task.name} has fields of its own; leave field (--field) out")
+        fields = dict.fromkeys(fields, (field,))
+    return list(islice(_examples(task, fields, path), limit))
+
+
+def _examples(task: Task, fields: dict[str, Names], path: str | Path) -> Iterator[Example]:
+    for number, item in enumerate(read_items(path)):
+        values = {slot: _text(item, names, slot in task.optional) for slot, names in fields.items()}
+        template = task.template
+        for slot in task.optional:
+            template = template if values[slot] else template.replace(f"{{{slot}}} ", "")
+        prompt = template.format(**values)
+        references = _references(task, item)
+        if task.name == "lambada" and not references:
+            prompt, references = _without_last_word(prompt, item)
+        name = next((str(item.fields[key]) for key in _NAMES if key in item.fields), str(number))
+        kind = str(item.fields.get(task.kind_field, "")) if task.kind_field else ""
+        yield Example(prompt, references, name, kind)
+
+
+def _text(item: Item, names: Names, optional: bool) -> str:
+    """The first of these fields that is there."""
+    for name in names:
+        if name in item.fields:
+            found = _texts(item.fields[name])
+            if found and found[0].strip():
+                return found[0]
+            if optional:
+                return ""
+            raise FormatError(
+                f"{item.place}: field {name!r} is empty or no text; expected some; repair the "
+                "example or leave it out"
+            )
+    if optional:
+        return ""
+    there = ", ".join(map(repr, item.fields)) or "none"
+    raise FormatError(
+        f"{item.place}: no field {' or '.join(map(repr, names))}; its fields are: {there}; check "
+        "that the file belongs to the task"
+    )
+
+
+def _references(task: Task, item: Item) -> tuple[str, ...]:
+    for name in task.references:
+        if name in item.fields:
+            return tuple(text for text in _texts(item.fields[name]) if text.strip())
+    return ()
+
+
+def _texts(value: Any) -> Sequence[str]:
+    """A text, a list of texts or of objects with one, or SQuAD's {"text": [..]}."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, dict):
+        return _texts(value.get("text", ()))
+    if isinstance(value, list):
+        return [text for entry in value for text in _texts(entry)]
+    return ()
+
+
+def _without_last_word(text: str, item: Item) -> tuple[str, tuple[str, ...]]:
+    """LAMBADA's passages are one text: its last word is to be guessed (Paperno et al. 2016)."""
+    context, _, word = text.rstrip().rpartition(" ")
+    if not context:
+        raise FormatError(f"{item.place}: a passage of one word; expected more")
+    return context, (word,)

@@ -1,0 +1,149 @@
+"""Replay does what live decoding does, call for call; baselines draft what they say."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from blockwise_models import VOCAB, looping_text, model_of
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import BlockDrafter, decode
+from lattice_bpd.evaluate import DraftOptions, Setting, record
+from lattice_bpd.evaluate.count_trie import CountTrie, grow_tree
+from lattice_bpd.evaluate.positions import Rescorers, count_nodes
+from lattice_bpd.evaluate.prompt_lookup import SuffixIndex
+from lattice_bpd.evaluate.strategies import STRATEGIES, find_strategies, strategy_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
+
+NEW_TOKENS = 19
+OPTIONS = DraftOptions(top_k=5, num_drafts=4, max_nodes=9, alpha=0.4, temperature=1.5)
+
+
+@functools.cache
+def rescorers() -> Rescorers:
+    lm = NGramLM.train([looping_text(2000, seed=1)], 4, vocab_size=VOCAB, smoothing="witten_bell")
+    return Rescorers(lm, CountTrie([looping_text(2000, seed=1)], VOCAB, order=3))
+
+
+def prompts(count: int, seed: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    text = looping_text(600, seed=seed)
+    starts = rng.integers(0, 500, count)
+    return [text[start : start + rng.integers(1, 50)].tolist() for start in starts]
+
+
+@functools.cache
+def recorded(kind: str, stops: tuple[int, ...] = ()):
+    model = model_of(kind)
+    asked = prompts(12, seed=4)
+    outputs = [
+        decode(model, prompt, BlockDrafter(), max_new_tokens=NEW_TOKENS, stop_token_ids=stops)
+        for prompt in asked
+    ]
+    found = [output.token_ids for output in outputs]
+    return asked, record(model, asked, found, top_k=8, max_new_tokens=NEW_TOKENS)
+
+
+@pytest.mark.parametrize("stops", [(), (3, 11, 20)])
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("kind", ["trained", "gpt2", "llama", "gemma2"])
+def test_replay_is_live_decoding_call_for_call(kind, name, stops):
+    asked, recording = recorded(kind, stops)
+    strategy = STRATEGIES[name]
+    found = recording.replay(strategy, rescorers(), OPTIONS)
+    for number, prompt in enumerate(asked):
+        output = recording.texts[number].output.tolist()
+        drafter = strategy.make_drafter(rescorers(), output, OPTIONS)
+        live = decode(
+            model_of(kind), prompt, drafter, max_new_tokens=NEW_TOKENS, stop_token_ids=stops
+        )
+        assert live.token_ids == output
+        mine = found.texts == number
+        assert found.calls[number] == live.stats.target_calls
+        assert found.accepted[mine].tolist() == live.stats.accept_lengths
+        assert found.nodes[mine].sum() == live.stats.verified_tokens
+    assert found.block_efficiency == found.tokens.sum() / found.calls.sum()
+
+
+def test_replay_of_some_texts_is_that_of_all():
+    _, recording = recorded("trained")
+    strategy = STRATEGIES["tree"]
+    whole = recording.replay(strategy, rescorers(), OPTIONS)
+    part = recording.select([2, 5]).replay(strategy, rescorers(), OPTIONS)
+    assert part.calls.tolist() == whole.calls[[2, 5]].tolist()
+    assert whole.of([2, 5]) == part.block_efficiency
+
+
+def test_replay_names_what_is_missing_or_out_of_range():
+    _, recording = recorded("trained")
+    with pytest.raises(ValueError, match=r"strategy tree needs an n-gram LM; .*--lm"):
+        recording.replay(STRATEGIES["tree"], Rescorers(), OPTIONS)
+    with pytest.raises(ValueError, match="count_trie needs raw n-gram counts"):
+        recording.replay(STRATEGIES["count_trie"], Rescorers(), OPTIONS)
+    with pytest.raises(ValueError, match=r"top_k is 9; expected 1\.\.8, .*record again"):
+        recording.replay(STRATEGIES["oracle"], Rescorers(), replace(OPTIONS, top_k=9))
+    with pytest.raises(ValueError, match="num_drafts is 0; expected 1 or more"):
+        recording.replay(STRATEGIES["p_best_ngram"], rescorers(), replace(OPTIONS, num_drafts=0))
+
+
+def test_replay_strategies_are_found_by_name_or_the_nearest_is_named():
+    assert [found.name for found in find_strategies(["bpd", "tree"])] == ["bpd", "tree"]
+    with pytest.raises(ValueError, match="unknown strategy 'p_best_2gram'; did you mean 'p_best_"):
+        find_strategies(["p_best_2gram"])
+    with pytest.raises(ValueError, match=r"unknown strategy 'zzz'; expected one of greedy, bpd"):
+        find_strategies(["zzz"])
+
+
+def test_replay_counts_prefixes_once():
+    paths = np.array([[[1, 2, 3], [1, 3, 3], [1, 2, -1], [-1, -1, -1]]], np.int32)
+    assert count_nodes(paths).tolist() == [5]  # 1, 1 2, 1 2 3, 1 3, 1 3 3
+
+
+def test_replay_prompt_lookup_takes_the_latest_place_of_the_longest_suffix():
+    index = SuffixIndex()
+    index.extend([1, 2, 3, 9, 2, 3, 7, 1, 2])
+    assert index.look_up(3) == [3, 9, 2]  # 1 2 stood at the start
+    index.extend([3])
+    assert index.look_up(2) == [9, 2]  # 1 2 3 is longer than 2 3, which stood later
+    index.extend([5])
+    assert index.look_up(2) == []
+    index.extend([5, 5])
+    assert index.look_up(4) == [5, 5, 5, 5]  # the draft goes on with itself
+    index.extend([1, 2, 3, 1, 2])
+    assert index.look_up(5) == [3, 1, 2, 3, 1]
+
+
+def test_replay_raw_counts_are_relative_frequencies_with_stupid_backoff():
+    trie = CountTrie([[0, 1, 2, 0, 1, 3, 0, 1, 3], [4, 4]], 5, order=3)
+    candidates = np.array([2, 3, 4], np.int32)
+    found = np.exp(trie.log_frequencies([0, 1], candidates))
+    assert found == pytest.approx([1 / 3, 2 / 3, 0.4 * 0.4 * 2 / 11])  # 4: as a unigram
+    found = np.exp(trie.log_frequencies([2, 1], np.array([3, 0], np.int32)))
+    assert found == pytest.approx([0.4 * 2 / 3, 0.4 * 0.4 * 3 / 11])  # 2 1 is not known
+    bigrams = CountTrie([[0, 1, 2, 0, 1, 3, 0, 1, 3]], 5, order=2)
+    assert bigrams.log_frequencies([0], np.array([4], np.int32)) == [-np.inf]
+    with pytest.raises(ValueError, match=r"order is 22; expected 1\.\.21"):
+        CountTrie([[0]], 5, order=22)
+    with pytest.raises(ValueError, match="no tokens; expected one or more"):
+        CountTrie([[]], 5)
+
+
+def test_replay_raw_count_tree_grows_best_first():
+    trie = CountTrie([[0, 1, 2, 0, 1, 3, 0, 1, 3]], 5, order=2)
+    ids = np.array([[1, 4], [2, 3]], np.int32)
+    scores = np.zeros((2, 2), np.float32)
+    tree = grow_tree(trie, ids, scores, [0], max_nodes=8, alpha=1.0)
+    assert tree.token_ids == [1, 3, 2]  # 4 never followed 0; 3 follows 1 twice, 2 once
+    assert tree.parents == [-1, 0, 0]
+    assert tree.scores == pytest.approx([np.log(1 / 2), np.log(1 / 4 * 2 / 3), np.log(1 / 12)])
+
+
+def test_replay_names_settings_that_it_cannot_replay():
+    with pytest.raises(ValueError, match=r"setting mine drafts by 'neural', which cannot be repl"):
+        strategy_of(Setting("mine", "mine", "neural"))

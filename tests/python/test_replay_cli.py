@@ -1,0 +1,245 @@
+"""`lattice-bpd record | replay | evaluate`: whole runs on a tiny model, and users' mistakes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("pyarrow")
+pytest.importorskip("rich")
+pytest.importorskip("tokenizers")
+
+import tokenizers
+
+from blockwise_models import VOCAB, looping_text, model_of
+from lattice_bpd import NGramLM
+from lattice_bpd.cli import main
+from lattice_bpd.evaluate import corpus as corpora
+from lattice_bpd.evaluate import recipe as recipes
+from lattice_bpd.evaluate.corpus import Corpus
+from lattice_bpd.evaluate.library_tasks import LIBRARY_TASKS, library_domain, library_prompts
+
+SENTENCES = 14
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A model with a tokenizer of the words t0 .. t47, two LMs, and files of three kinds."""
+    path = tmp_path_factory.mktemp("lab")
+    model_of("trained").save_pretrained(path / "model")
+    words = {f"t{number}": number for number in range(VOCAB)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(path / "model" / "tokenizer.json"))
+    for order in (2, 3):
+        text = looping_text(2000, seed=order)
+        lm = NGramLM.train([text], order, vocab_size=VOCAB, smoothing="witten_bell")
+        lm.save(path / f"{order}gram.lm")
+    ids = looping_text(900, seed=9).tolist()
+    lines = [" ".join(f"t{i}" for i in ids[40 * n : 40 * n + 8 + n % 3]) for n in range(SENTENCES)]
+    (path / "text.txt").write_text("\n\n".join(lines))
+    rows = [{"prompt": line, "id": f"n{n}"} for n, line in enumerate(lines)]
+    (path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    answers = [{"document": line, "summary": "t1 t2"} for line in lines[:6]]
+    (path / "news.jsonl").write_text("\n".join(map(json.dumps, answers)))
+    return path
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def record_arguments(folder: Path, out: Path, *more: str) -> list[str]:
+    return [
+        "record", "--model", str(folder / "model"), "--task", "jsonl", "--data",
+        str(folder / "rows.jsonl"), "--out", str(out), "--top-k", "8", "--max-new-tokens", "12",
+        *more,
+    ]  # fmt: skip
+
+
+def test_record_and_replay_by_command_line(folder, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(record_arguments(folder, out, "--texts-per-shard", "5")) == 0
+    printed = capsys.readouterr().out
+    assert f"{SENTENCES} texts, {12 * SENTENCES} steps, 4 slots x 8" in printed
+    assert main(record_arguments(folder, out, "--texts-per-shard", "5")) == 0  # nothing to do
+    table = tmp_path / "sweep.csv"
+    arguments = [
+        "replay", str(out), "--lm", f"two={folder / '2gram.lm'}", "--lm", str(folder / "3gram.lm"),
+        "--strategies", "bpd,oracle,p_best_ngram", "--top-k", "2,4", "--alpha", "0.2,0.5",
+        "--num-drafts", "3", "--csv", str(table),
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    assert "steps/s" in capsys.readouterr().out
+    rows = read_csv(table)
+    assert [row["strategy"] for row in rows] == ["bpd"] + ["oracle"] * 2 + ["p_best_ngram"] * 8
+    assert {row["lm"] for row in rows if row["strategy"] == "p_best_ngram"} == {"two", "3gram"}
+    assert all(float(r["low"]) <= float(r["block_efficiency"]) <= float(r["high"]) for r in rows)
+    counted = ["replay", str(out), "--count-text", str(folder / "text.txt"), "--limit", "3"]
+    assert main([*counted, "--strategies", "count_trie,prompt_lookup"]) == 0
+    assert "count_trie" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--strategies", "treee"], "unknown strategy 'treee'; did you mean 'tree'?"),
+        (["--strategies", "tree"], "strategy tree needs an n-gram LM; give --lm FILE"),
+        (["--top-k", "9"], "top_k is 9; expected 1..8, the candidates that were recorded"),
+        (["--top-k", "two"], "--top-k is 'two'; expected whole numbers between commas"),
+        (["--limit", "0"], "--limit is 0; expected 1 or more"),
+        (["--lm", "none.lm"], "none.lm"),
+        (["--count-text", "none.txt"], "none.txt"),
+    ],
+)
+def test_replay_says_what_is_wrong(folder, tmp_path_factory, capsys, arguments, message):
+    out = tmp_path_factory.getbasetemp() / "lab-record"
+    if not out.exists():
+        assert main(record_arguments(folder, out)) == 0
+    capsys.readouterr()
+    assert main(["replay", str(out), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_replay_refuses_an_lm_of_another_vocabulary_and_a_folder_without_record(
+    folder, tmp_path, capsys
+):
+    out = tmp_path / "run"
+    assert main(record_arguments(folder, out, "--limit", "3")) == 0
+    NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")
+    assert main(["replay", str(out), "--lm", str(tmp_path / "other.lm")]) == 2
+    assert "has a vocabulary of 5, the record one of 48" in capsys.readouterr().err
+    assert main(["replay", str(tmp_path)]) == 2
+    assert "expected the output folder of lattice-bpd record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "jsnl"], "unknown task 'jsnl'; did you mean 'jsonl'?"),
+        (["--top-k", "65"], "top_k is 65; expected 1..64"),
+        (["--field", "text"], "line 1: no field 'text'"),
+        (["--model", "nowhere"], "nowhere"),
+        (["--limit", "0"], "limit is 0; expected 1 or more"),
+    ],
+)
+def test_record_says_what_is_wrong(folder, tmp_path, capsys, arguments, message):
+    assert main(record_arguments(folder, tmp_path / "run", *arguments)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
+    out = tmp_path / "run"
+    arguments = [
+        "evaluate", "--out", str(out), "--model", str(folder / "model"),
+        "--lm", f"two={folder / '2gram.lm'}", "--lm", f"three={folder / '3gram.lm'}",
+        "--task", "jsonl", "--data", str(folder / "rows.jsonl"),
+        "--task", "cnndm", "--data", str(folder / "news.jsonl"),
+        "--max-new-tokens", "12", "--top-k", "8", "--num-drafts", "4", "--max-nodes", "9",
+        "--alphas", "0.2,0.6", "--count-text", str(folder / "text.txt"), "--live", "2",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "4-best 2-gram BPD" in printed
+    results = json.loads((out / "results.json").read_text())
+    assert (results["format"], results["version"]) == ("lattice-bpd results", 1)
+    assert list(results["tasks"]) == ["jsonl", "cnndm"]
+    assert results["lms"]["two"] == {
+        "file": str(folder / "2gram.lm"), "order": 2,
+        "num_ngrams": results["lms"]["two"]["num_ngrams"],
+    }  # fmt: skip
+    for task in results["tasks"].values():
+        assert all(check["holds"] and check["texts"] == 2 for check in task["live"])
+        assert all(check["same_calls"] == 2 for check in task["live"])
+        lines = {line["name"]: line for line in task["strategies"]}
+        assert lines["bpd"]["over_bpd"]["gain"]["value"] == 0.0
+        assert lines["oracle"]["block_efficiency"] >= lines["bpd"]["block_efficiency"]
+        for line in lines.values():
+            calls = sum(line["accept_histogram"])
+            assert calls + task["texts"] == line["target_calls"] == sum(line["calls_by_text"])
+        curve = [p for p in task["by_num_drafts"] if p["strategy"] == "p_best_ngram"]
+        assert [point["num_drafts"] for point in curve] == [1, 2, 4, 8, 16]
+        assert {point["num_heads"] for point in task["by_heads"]} == {3, 5}
+        assert {point["lm"] for point in task["by_lm"]} == {"two", "three"}
+        assert task["texts"] + task["texts_held_out"] in (SENTENCES, 6)
+    assert results["tasks"]["cnndm"]["performance"]["metric"] == "rouge_l"
+    tables = {path.name for path in out.glob("*.csv")}
+    assert {"table_1_tasks.csv", "table_4_strategies.csv", "table_11_costs.csv"} <= tables
+    assert {path.stem for path in out.glob("*.tex")} == {path.stem for path in out.glob("*.csv")}
+    main_rows = read_csv(out / "table_4_strategies.csv")
+    assert len(main_rows) == 2 * len(results["tasks"]["jsonl"]["strategies"])
+    assert main(["replay", str(out), "--strategies", "bpd"]) == 0  # the run has its records
+    assert "cnndm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected --quick, or --model DIR with --task NAME and --data FILE"),
+        (["--quick", "--task", "squad"], "--quick brings model, LM and tasks"),
+        (["--model", "m", "--task", "squad"], "1 --task and 0 --data; expected a file for each"),
+        (["--quick", "--live", "-1"], "--live is -1; expected 0 or more"),
+        (["--quick", "--num-drafts", "0"], "--num-drafts is 0; expected 1 or more"),
+    ],
+)
+def test_replay_evaluate_says_what_is_wrong(tmp_path, capsys, arguments, message):
+    assert main(["evaluate", "--out", str(tmp_path), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+PIECE = '''"""About {n}."""
+import os
+import sys
+import json
+
+
+def first_{n}(value):
+    """Doubles."""
+    return value + value + {n}
+
+
+def second_{n}(path, name):
+    """Joins what is given to {n}."""
+    return os.path.join(path, name, str({n}))
+'''
+
+
+def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
+    texts = [PIECE.format(n=n) * 2 for n in range(60)]
+    found = Corpus(texts[:40], texts[40:45], texts[45:], "made-up")
+    monkeypatch.setattr(corpora, "read_library_sources", lambda **_: found)
+    tiny = replace(
+        recipes.QUICK, name="model-tiny", vocab_size=300, num_heads=4, steps=30,
+        sequence_length=64, prompt_length=16, max_new_tokens=12, batch_size=4, order=3,
+        min_counts=(1, 1, 1),
+    )  # fmt: skip
+    monkeypatch.setattr(recipes, "QUICK", tiny)
+    arguments = ["evaluate", "--quick", "--out", str(tmp_path), "--limit", "6", "--live", "1"]
+    assert main([*arguments, "--alphas", "0.2"]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results["tasks"]) == set(LIBRARY_TASKS)
+    assert set(results["lms"]) == {"3-gram", "2-gram"}
+    for task in results["tasks"].values():
+        assert all(check["holds"] for check in task["live"])
+        assert {"count_trie", "prompt_lookup", "tree", "oracle"} <= {
+            line["name"] for line in task["strategies"]
+        }
+        assert task["performance"]["metric"] == "perplexity"
+    assert (tmp_path / "record" / "functions" / "manifest.json").is_file()
+    assert "decoded live" in capsys.readouterr().out
+
+
+def test_tasks_of_the_library_begin_where_they_say(folder):
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
+    texts = [PIECE.format(n=n) for n in range(3)]
+    for name in LIBRARY_TASKS:
+        found = library_prompts(name, texts, tokenizer, count=2, length=5, seed=0)
+        assert len(found) == 2
+        assert all(1 <= len(prompt.token_ids) <= 5 for prompt in found)
+    assert all(text.startswith('    """') for text in library_domain("functions", texts))
+    assert library_domain("docstrings", texts)[0].startswith("Doubles.")
