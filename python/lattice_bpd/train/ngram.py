@@ -211,7 +211,8 @@ def flatten_targets(targets: Iterable[Any] | None, ragged: RaggedIds) -> Int32Ar
             f"train_ngram: the targets have lengths {found[:8]}, the sequences {lengths[:8]}; "
             "expected one target for each token"
         )
-    return np.concatenate([np.zeros(0, np.int32), *arrays]).astype(np.int32)
+    flat: Int32Array = np.concatenate([np.zeros(0, np.int32), *arrays]).astype(np.int32)
+    return flat
 
 
 def _as_token_ids(values: Any, name: str, vocab_size: int) -> Int32Array:
