@@ -21,6 +21,7 @@ from lattice_bpd.evaluate.settings import DraftOptions, Setting
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.models import BlockwiseLM
 
+REPLAYED = ("bpd", "lattice", "tree", "oracle")
 _CONTEXT = 8  # tokens kept before a lattice: more than any LM's history
 
 
@@ -46,14 +47,21 @@ class Recording:
         """Decoded tokens / target calls that decoding with this setting has.
 
         Args:
-            setting: any but "greedy", whose block efficiency is 1.
-            lm: n-gram LM.
+            setting: of strategy "bpd", "lattice", "tree" or "oracle".
+            lm: n-gram LM; where the setting names a source, that one.
             options: of the setting; top_k at most that of the recording.
 
         Raises:
-            ValueError: options out of range, or an LM of another vocabulary.
+            ValueError: a strategy that is not replayed, options out of range, or an LM of another
+                vocabulary.
         """
-        accepted = self._accepted(setting, lm if setting.uses_lm else None, options)
+        if setting.strategy not in REPLAYED:
+            raise ValueError(
+                f"replay: setting {setting.name!r} has strategy {setting.strategy!r}; expected one "
+                f"of {', '.join(REPLAYED)}; decode the others with compare_strategies"
+            )
+        used = lm if setting.uses_lm or setting.source else None
+        accepted = self._accepted(setting, used, options)
         calls = start = 0
         for length in self.lengths:
             calls += 1  # reads the prompt and gives the first exact token
