@@ -45,7 +45,7 @@ from stories260k_scorers import (
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-from lattice_bpd.decode import DecodeStats, decode
+from lattice_bpd.decode import DecodeStats, decode_batch
 from lattice_bpd.evaluate import (
     TREE_SETTINGS,
     Comparison,
@@ -185,12 +185,10 @@ def tune_all(
         source = setting.source_of(None, sources.by_name)
         drafter = setting.drafter(source, [], options)
         total = DecodeStats()
-        for prompt in prompts[: scorers.tune_prompts]:
-            found = decode(
-                model, prompt, drafter, max_new_tokens=recipe.max_new_tokens,
-                stop_token_ids=[BEGIN],
-            )  # fmt: skip
-            total.merge(found.stats)
+        for result in decode_batch(
+            model, prompts, drafter, max_new_tokens=recipe.max_new_tokens, stop_token_ids=[BEGIN]
+        ):
+            total.merge(result.stats)
         return total.block_efficiency
 
     return tune_lines(replay, sources, recipe, scorers, block_efficiency, watcher)

@@ -4,7 +4,7 @@ ngram_1best      the 4-gram of the model's own stories, one draft
 ngram_corpus     a 4-gram of TinyStories itself, the text that people wrote
 ngram_distilled  a 4-gram of the model's choices over that same text
 neural           a small GPT that learnt from the model's own stories (paper algorithm 2)
-ngram_neural     that GPT and the first 4-gram together
+ngram_neural     that GPT and the distilled 4-gram together
 """
 
 from __future__ import annotations
@@ -59,17 +59,13 @@ class ScorerRecipe:
         )
     )
     alphas: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-    ngram_weights: tuple[float, ...] = (0.25, 0.5, 1.0)  # beside the neural scorer's 1
-    tune_prompts: int = 32  # the neural lines are tuned by decoding, which takes its time
+    ngram_weights: tuple[float, ...] = (0.3, 0.6, 1.0)  # beside the neural scorer's 1
 
 
 FULL_SCORERS = ScorerRecipe()
 QUICK_SCORERS = ScorerRecipe(
     corpus_tokens=200_000,
     training=TrainOptions(steps=260, batch_size=16, sequence_length=128, precision="fp32"),
-    alphas=(1.0, 2.0, 4.0),
-    ngram_weights=(0.25, 0.75),
-    tune_prompts=12,
 )
 
 
@@ -79,17 +75,16 @@ class Sources:
 
     Attributes:
         by_name: all of them; "mixture" is set when its weights are tuned.
-        ngram: the n-gram LM of the mixture.
-        neural: the neural scorer of the mixture.
+        common: the n-gram LM of lines that name no source.
     """
 
     by_name: dict[str, Any]
-    ngram: NGramLM
-    neural: NeuralScorer
+    common: NGramLM
 
     def mix(self, weight: float) -> None:
         """Let the mixture be neural + weight * n-gram."""
-        self.by_name["mixture"] = MixtureScorer([(self.neural, 1.0), (self.ngram, weight)])
+        parts = [(self.by_name["rescorer"], 1.0), (self.by_name["distilled"], weight)]
+        self.by_name["mixture"] = MixtureScorer(parts)
 
 
 def make_sources(
@@ -103,7 +98,7 @@ def make_sources(
     watcher.end()
     neural = NeuralScorer(cached_rescorer(work, rows, scorers, watcher))
     by_name = {"corpus": train_lm(texts, recipe), "distilled": distilled, "rescorer": neural}
-    sources = Sources(by_name, lm, neural)
+    sources = Sources(by_name, lm)
     sources.mix(scorers.ngram_weights[0])
     return sources
 
@@ -176,7 +171,7 @@ def tune_lines(
         return DraftOptions(top_k=recipe.top_k, alpha=alpha)
 
     for setting in REPLAYED:
-        lm = setting.source_of(sources.ngram, sources.by_name)
+        lm = setting.source_of(sources.common, sources.by_name)
         found = {a: replay.block_efficiency(setting, lm, point(a)) for a in recipe.alphas}
         tuned[setting.name] = {f"{alpha}": value for alpha, value in found.items()}
         options[setting.name] = point(max(found, key=lambda alpha: found[alpha]))

@@ -66,7 +66,7 @@ def test_stories_example_with_all_scorers(example, shared_data, tmp_path, capsys
         training=scorers.TrainOptions(
             steps=30, batch_size=8, sequence_length=48, precision="fp32", warmup=3
         ),
-        alphas=(1.0,), ngram_weights=(0.5,), tune_prompts=2,
+        alphas=(1.0,), ngram_weights=(0.5,),
     )  # fmt: skip
     options = ["--json", str(tmp_path / "results.json"), "--work", str(tmp_path / "work"), "--all"]
     options += ["--model", str(shared_data / "stories260K")]
