@@ -45,7 +45,7 @@ from stories260k_scorers import (
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-from lattice_bpd.decode import DecodeStats, decode_batch
+from lattice_bpd.decode import DecodeStats
 from lattice_bpd.evaluate import (
     TREE_SETTINGS,
     Comparison,
@@ -88,7 +88,7 @@ def main(
     settings, sources = list(TREE_SETTINGS), None
     if args.all:
         sources = make_sources(work, base, lm, rows, found, recipe, scorers, watcher)
-        more = tune_all(model, found.tune, replay, sources, recipe, scorers, watcher)
+        more = tune_lines(model, found.tune, replay, sources, recipe, scorers, watcher)
         options, tuned = {**options, **more[0]}, {**tuned, **more[1]}
         settings[-1:-1] = ALL_SETTINGS  # the oracle stays last
     comparison = measure(model, lm, found.test, settings, options, recipe, watcher, sources)
@@ -173,25 +173,6 @@ def tune(
         watcher.advance()
     watcher.end()
     return options, tuned
-
-
-def tune_all(
-    model: BlockwiseLM, prompts: list[list[int]], replay: Recording, sources: Sources,
-    recipe: Recipe, scorers: ScorerRecipe, watcher: ConsoleWatcher,
-) -> tuple[dict[str, DraftOptions], dict[str, dict[str, float]]]:  # fmt: skip
-    """The same for the lines of --all."""
-
-    def block_efficiency(setting: Setting, options: DraftOptions) -> float:
-        source = setting.source_of(None, sources.by_name)
-        drafter = setting.drafter(source, [], options)
-        total = DecodeStats()
-        for result in decode_batch(
-            model, prompts, drafter, max_new_tokens=recipe.max_new_tokens, stop_token_ids=[BEGIN]
-        ):
-            total.merge(result.stats)
-        return total.block_efficiency
-
-    return tune_lines(replay, sources, recipe, scorers, block_efficiency, watcher)
 
 
 def measure(

@@ -12,22 +12,21 @@ from __future__ import annotations
 import hashlib
 import itertools
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from stories260k_parts import Beginnings, Recipe, train_lm
+from stories260k_parts import BEGIN, Beginnings, Recipe, train_lm
 from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
-from lattice_bpd.decode import NeuralScorer
+from lattice_bpd.decode import DecodeStats, NeuralScorer, decode_batch
 from lattice_bpd.drafter import MixtureScorer
 from lattice_bpd.evaluate import DraftOptions, Recording, Setting
-from lattice_bpd.models import build_small_gpt
+from lattice_bpd.models import BlockwiseLM, build_small_gpt
 from lattice_bpd.train.distil import distil_ngram
 from lattice_bpd.train.heads import TrainOptions
 from lattice_bpd.train.rescorer import train_rescorer
@@ -121,7 +120,9 @@ def distil(base: LlamaForCausalLM, texts: list[np.ndarray], recipe: Recipe) -> N
     """An n-gram LM of the model's choices over the texts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in train_lm
-        return distil_ngram(base, texts, recipe.order, smoothing=recipe.smoothing)
+        return distil_ngram(
+            base, texts, recipe.order, smoothing=recipe.smoothing, window=recipe.row_length
+        )
 
 
 def cached_rescorer(
@@ -150,48 +151,53 @@ def cached_rescorer(
     return model
 
 
+Tuned = tuple[dict[str, DraftOptions], dict[str, dict[str, float]]]
+
+
 def tune_lines(
-    replay: Recording, sources: Sources, recipe: Recipe, scorers: ScorerRecipe,
-    block_efficiency: Callable[[Setting, DraftOptions], float], watcher: ConsoleWatcher,
-) -> tuple[dict[str, DraftOptions], dict[str, dict[str, float]]]:  # fmt: skip
-    """The best alpha of each line, and the block efficiency of all tried.
+    model: BlockwiseLM, prompts: list[list[int]], replay: Recording, sources: Sources,
+    recipe: Recipe, scorers: ScorerRecipe, watcher: ConsoleWatcher,
+) -> Tuned:  # fmt: skip
+    """The best weights of each line, and the block efficiency of all tried.
 
-    Args:
-        replay: of the tuning prompts, for the lines with an n-gram LM.
-        sources: of all lines; the mixture's weights are tuned, too.
-        recipe: the n-gram lines' alphas.
-        scorers: the others'.
-        block_efficiency: of a setting with options, by decoding the tuning prompts.
-        watcher: told of each point.
+    Lines with an n-gram LM are replayed, those with a scorer decode the tuning prompts; the weight
+    of the n-gram LM in the mixture is tuned with the mixture's alpha.
     """
-    tuned: dict[str, dict[str, float]] = {setting.name: {} for setting in ALL_SETTINGS}
     options: dict[str, DraftOptions] = {}
-
-    def point(alpha: float) -> DraftOptions:
-        return DraftOptions(top_k=recipe.top_k, alpha=alpha)
-
+    tuned: dict[str, dict[str, float]] = {}
     for setting in REPLAYED:
         lm = setting.source_of(sources.common, sources.by_name)
-        found = {a: replay.block_efficiency(setting, lm, point(a)) for a in recipe.alphas}
-        tuned[setting.name] = {f"{alpha}": value for alpha, value in found.items()}
-        options[setting.name] = point(max(found, key=lambda alpha: found[alpha]))
-    neural, mixture = DECODED
-    grid = list(itertools.product(scorers.alphas, scorers.ngram_weights))
-    watcher.begin("tuning the scorers' weights", len(scorers.alphas) + len(grid))
-    tried = {}
-    for alpha in scorers.alphas:
-        tried[alpha] = block_efficiency(neural, point(alpha))
-        tuned[neural.name][f"{alpha}"] = tried[alpha]
-        watcher.advance(note=neural.name)
-    options[neural.name] = point(max(tried, key=lambda alpha: tried[alpha]))
-    mixed = {}
-    for alpha, weight in grid:
+        points = {alpha: DraftOptions(top_k=recipe.top_k, alpha=alpha) for alpha in recipe.alphas}
+        tried = {a: replay.block_efficiency(setting, lm, point) for a, point in points.items()}
+        options[setting.name] = points[max(tried, key=lambda alpha: tried[alpha])]
+        tuned[setting.name] = {f"{alpha}": value for alpha, value in tried.items()}
+    weights = {"neural": (0.0,), "ngram_neural": scorers.ngram_weights}
+    grids = {s: list(itertools.product(scorers.alphas, weights[s.name])) for s in DECODED}
+    watcher.begin("tuning the scorers' weights", sum(map(len, grids.values())))
+    for setting, grid in grids.items():
+        values = {}
+        for alpha, weight in grid:
+            sources.mix(weight)
+            point = DraftOptions(top_k=recipe.top_k, alpha=alpha)
+            values[alpha, weight] = decode_all(model, prompts, setting, point, sources, recipe)
+            watcher.advance(note=setting.name)
+        alpha, weight = max(values, key=lambda pair: values[pair])
         sources.mix(weight)
-        mixed[alpha, weight] = block_efficiency(mixture, point(alpha))
-        tuned[mixture.name][f"{alpha}, {weight}"] = mixed[alpha, weight]
-        watcher.advance(note=mixture.name)
+        options[setting.name] = DraftOptions(top_k=recipe.top_k, alpha=alpha)
+        tuned[setting.name] = {f"{a}, {w}": value for (a, w), value in values.items()}
     watcher.end()
-    alpha, weight = max(mixed, key=lambda pair: mixed[pair])
-    sources.mix(weight)
-    options[mixture.name] = point(alpha)
     return options, tuned
+
+
+def decode_all(
+    model: BlockwiseLM, prompts: list[list[int]], setting: Setting, options: DraftOptions,
+    sources: Sources, recipe: Recipe,
+) -> float:  # fmt: skip
+    """Block efficiency on the prompts, decoded as one batch."""
+    drafter = setting.drafter(setting.source_of(None, sources.by_name), [], options)
+    total = DecodeStats()
+    for result in decode_batch(
+        model, prompts, drafter, max_new_tokens=recipe.max_new_tokens, stop_token_ids=[BEGIN]
+    ):
+        total.merge(result.stats)
+    return total.block_efficiency
