@@ -1,6 +1,7 @@
 """Faster decoding of a pretrained model: heads, n-gram LM and trees for stories260K.
 
     python examples/stories260k.py --quick
+    python examples/stories260k.py --quick --all
 
 The model is a Llama of 260 K parameters that was trained on TinyStories, not by us. It stays
 frozen: it writes greedy continuations of story beginnings, and eight draft heads and an n-gram LM
@@ -32,6 +33,15 @@ from stories260k_parts import (
     read_beginnings,
     train_lm,
 )
+from stories260k_scorers import (
+    ALL_SETTINGS,
+    FULL_SCORERS,
+    QUICK_SCORERS,
+    ScorerRecipe,
+    Sources,
+    make_sources,
+    tune_lines,
+)
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
@@ -40,6 +50,7 @@ from lattice_bpd.evaluate import (
     TREE_SETTINGS,
     Comparison,
     DraftOptions,
+    Recording,
     Setting,
     compare_strategies,
     record,
@@ -53,10 +64,14 @@ ROUND = 8  # prompts of a round of the sweep
 SETTINGS = {setting.name: setting for setting in TREE_SETTINGS}
 
 
-def main(arguments: Sequence[str] | None = None, recipe: Recipe | None = None) -> None:
+def main(
+    arguments: Sequence[str] | None = None, recipe: Recipe | None = None,
+    scorers: ScorerRecipe | None = None,
+) -> None:  # fmt: skip
     """Train or load, tune, decode, print."""
     args = read_arguments(arguments)
     recipe = recipe or (QUICK if args.quick else FULL)
+    scorers = scorers or (QUICK_SCORERS if args.quick else FULL_SCORERS)
     torch.set_num_threads(1)  # matrices this small only lose by being shared out
     start = time.perf_counter()
     console = make_console()
@@ -68,8 +83,15 @@ def main(arguments: Sequence[str] | None = None, recipe: Recipe | None = None) -
     rows = cached_text(work, base, found, recipe, watcher)
     lm = train_lm(rows, recipe)
     model = cached_model(work, base, rows, recipe, watcher)
-    options, tuned = tune(model, lm, found.tune, recipe, watcher)
-    comparison = measure(model, lm, found.test, TREE_SETTINGS, options, recipe, watcher)
+    replay = record_greedy(model, lm, found.tune, recipe)
+    options, tuned = tune(replay, lm, recipe, watcher)
+    settings, sources = list(TREE_SETTINGS), None
+    if args.all:
+        sources = make_sources(work, base, lm, rows, found, recipe, scorers, watcher)
+        more = tune_lines(model, found.tune, replay, sources, recipe, scorers, watcher)
+        options, tuned = {**options, **more[0]}, {**tuned, **more[1]}
+        settings[-1:-1] = ALL_SETTINGS  # the oracle stays last
+    comparison = measure(model, lm, found.test, settings, options, recipe, watcher, sources)
     names = {"p": recipe.num_drafts, "k": recipe.top_k, "n": lm.order, "nodes": recipe.max_nodes}
     title = (
         f"stories260K, {len(found.test)} held-out beginnings, {recipe.max_new_tokens} new tokens, "
@@ -94,6 +116,9 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="less of everything, under 120 s")
+    parser.add_argument(
+        "--all", action="store_true", help="neural rescoring and n-grams of other texts as well"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write results there, too")
     parser.add_argument("--sweep", action="store_true", help="lists and trees of many sizes")
     parser.add_argument(
@@ -118,13 +143,18 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def tune(
-    model: BlockwiseLM, lm: NGramLM, prompts: list[list[int]], recipe: Recipe,
-    watcher: ConsoleWatcher,
-) -> tuple[dict[str, DraftOptions], dict[str, dict[str, float]]]:  # fmt: skip
-    """The best alpha and temperature of each setting, and the block efficiency of all tried."""
+def record_greedy(
+    model: BlockwiseLM, lm: NGramLM, prompts: list[list[int]], recipe: Recipe
+) -> Recording:
+    """Greedy's output behind the prompts, for replays."""
     greedy = measure(model, lm, prompts, [SETTINGS["greedy"]], {}, recipe, None)
-    replay = record(model, prompts, greedy.results[0].outputs, top_k=recipe.top_k)
+    return record(model, prompts, greedy.results[0].outputs, top_k=recipe.top_k)
+
+
+def tune(
+    replay: Recording, lm: NGramLM, recipe: Recipe, watcher: ConsoleWatcher
+) -> tuple[dict[str, DraftOptions], dict[str, dict[str, float]]]:
+    """The best alpha and temperature of each setting, and the block efficiency of all tried."""
     grids: dict[str, Iterable[tuple[float, float]]] = {
         "p_best_ngram": itertools.product(recipe.alphas, [1.0]),
         "tree_0gram": itertools.product([0.0], recipe.temperatures),
@@ -148,12 +178,14 @@ def tune(
 def measure(
     model: BlockwiseLM, lm: NGramLM, prompts: list[list[int]], settings: Sequence[Setting],
     options: dict[str, DraftOptions], recipe: Recipe, watcher: ConsoleWatcher | None,
+    sources: Sources | None = None,
 ) -> Comparison:  # fmt: skip
     """Decode all prompts with all settings."""
     if watcher is not None:
         watcher.begin("decoding held-out beginnings", len(prompts) * len(settings))
     found = compare_strategies(
         model, lm, prompts, settings=settings, options=options,
+        sources=None if sources is None else sources.by_name,
         max_new_tokens=recipe.max_new_tokens, stop_token_ids=[BEGIN],
         on_prompt=None if watcher is None else lambda setting: watcher.advance(note=setting.name),
     )  # fmt: skip

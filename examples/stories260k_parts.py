@@ -55,11 +55,12 @@ QUICK = Recipe(
 
 @dataclass
 class Beginnings:
-    """Token ids of story beginnings, and the prompts that training must not see."""
+    """Token ids of story beginnings, the prompts that training must not see, and whole stories."""
 
     train: list[np.ndarray]
     tune: list[list[int]]
     test: list[list[int]]
+    whole: list[np.ndarray]  # of those in train
 
 
 def read_beginnings(args: argparse.Namespace, base: LlamaForCausalLM, recipe: Recipe) -> Beginnings:
@@ -73,16 +74,19 @@ def read_beginnings(args: argparse.Namespace, base: LlamaForCausalLM, recipe: Re
     else:
         count = 2 * (recipe.stories + 4 * (recipe.tune_prompts + recipe.test_prompts))
         stories = list(write_own_text(base, np.full((count, 1), BEGIN), longest, temperature=1.0))
-    stories = [story[:longest] for story in stories if len(story) > longest]
+    long = [story for story in stories if len(story) > longest]
+    stories = [story[:longest] for story in long]
 
     def prompts(part: int, count: int, others: list[list[int]]) -> list[list[int]]:
         found = [story[: recipe.prompt_length].tolist() for story in stories[part::8]]
         distinct = dict.fromkeys(map(tuple, found))
         return [list(prompt) for prompt in distinct if list(prompt) not in others][:count]
 
-    train = [story for number, story in enumerate(stories) if number % 8 > 1]
+    train = [number for number in range(len(stories)) if number % 8 > 1]
     test = prompts(0, recipe.test_prompts, [])
-    return Beginnings(train, prompts(1, recipe.tune_prompts, test), test)
+    tune = prompts(1, recipe.tune_prompts, test)
+    whole = [long[number] for number in train]
+    return Beginnings([stories[number] for number in train], tune, test, whole)
 
 
 def fingerprint(args: argparse.Namespace, recipe: Recipe) -> str:
@@ -132,8 +136,8 @@ def cached_text(
     return rows
 
 
-def train_lm(rows: np.ndarray, recipe: Recipe) -> NGramLM:
-    """An n-gram LM of the model's own text."""
+def train_lm(rows: np.ndarray | list[np.ndarray], recipe: Recipe) -> NGramLM:
+    """An n-gram LM of texts: the model's own, or others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 512 tokens leave too few rare n-grams for the formulas
         return NGramLM.train(rows, recipe.order, vocab_size=512, smoothing=recipe.smoothing)

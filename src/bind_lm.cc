@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/lm/arpa.h"
 #include "lattice_bpd/lm/backoff_lm.h"
 #include "lattice_bpd/lm/lm_file.h"
@@ -27,6 +28,20 @@ py::array_t<double> Score(const BackoffLm& lm, const Array<TokenId>& token_ids, 
   }
   const auto size = static_cast<py::ssize_t>(log_probs.size());
   return ToArray(std::move(log_probs), {size});
+}
+
+// ln P of k candidates behind each of B histories; history i is token_ids[offsets[i]] and on.
+py::array_t<double> ScoreCandidates(const BackoffLm& lm, const Array<TokenId>& token_ids,
+                                    const Array<std::int64_t>& offsets,
+                                    const Array<TokenId>& candidates, bool bos) {
+  if (candidates.ndim() != 2) throw ValueError("score: expected candidates of shape (B, k)");
+  const auto shape = {candidates.shape(0), candidates.shape(1)};
+  std::vector<double> log_probs;
+  {
+    const LongCall guard;
+    log_probs = LogProbs(lm, ToSpan(token_ids), ToSpan(offsets), ToSpan(candidates), bos);
+  }
+  return ToArray(std::move(log_probs), shape);
 }
 
 py::bytes ToFstBytes(const BackoffLm& lm, const Array<TokenId>& context, bool bos,
@@ -72,6 +87,8 @@ void BindLm(py::module_& m) {
             return LogProb(lm, token_id, ToSpan(context), bos);
           },
           py::arg("token_id"), py::arg("context").noconvert(), py::arg("bos"))
+      .def("score_candidates", &ScoreCandidates, py::arg("token_ids").noconvert(),
+           py::arg("offsets").noconvert(), py::arg("candidates").noconvert(), py::arg("bos"))
       .def("save", &SaveLm, py::arg("path"), GuardLongCall())
       .def("to_arpa", &WriteArpa, py::arg("path"), py::arg("words"), GuardLongCall())
       .def("to_fst_bytes", &ToFstBytes, py::arg("context").noconvert(), py::arg("bos"),

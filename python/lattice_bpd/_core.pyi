@@ -71,6 +71,13 @@ class BackoffLm:
     def score(
         self, token_ids: numpy.typing.NDArray[numpy.int32], bos: bool, eos: bool
     ) -> numpy.typing.NDArray[numpy.float64]: ...
+    def score_candidates(
+        self,
+        token_ids: numpy.typing.NDArray[numpy.int32],
+        offsets: numpy.typing.NDArray[numpy.int64],
+        candidates: numpy.typing.NDArray[numpy.int32],
+        bos: bool,
+    ) -> numpy.typing.NDArray[numpy.float64]: ...
     def to_arpa(self, path: str, words: collections.abc.Sequence[str]) -> None: ...
     def to_fst_bytes(
         self,
@@ -240,6 +247,7 @@ def count_ngrams(
     eos_id: typing.SupportsInt | typing.SupportsIndex | None,
     unk_id: typing.SupportsInt | typing.SupportsIndex | None,
     threads: typing.SupportsInt | typing.SupportsIndex,
+    targets: numpy.typing.NDArray[numpy.int32] | None = None,
 ) -> list[typing.Any]:
     """
     N-grams of each order as (symbols (N, order) int32, counts (N,) uint64), sorted.
@@ -462,6 +470,7 @@ def train_ngram(
     threads: typing.SupportsInt | typing.SupportsIndex,
     smoothing: str,
     unseen: str,
+    targets: numpy.typing.NDArray[numpy.int32] | None = None,
 ) -> tuple[typing.Any, ...]:
     """
     Count and estimate an LM; returns the LM and the warnings about it.

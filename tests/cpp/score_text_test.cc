@@ -3,9 +3,11 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdint>
 #include <random>
 #include <vector>
 
+#include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/lm/text_nodes.h"
 #include "lattice_bpd/train/katz.h"
 #include "lm_examples.h"
@@ -68,6 +70,27 @@ TEST_CASE("all texts: the same to the bit as query after query") {
       }
     }
   }
+}
+
+TEST_CASE("candidates of several contexts, by hand") {
+  const auto lm = ExampleLm();
+  const std::vector<TokenId> contexts = {0, 1, 0};  // a b; nothing; a
+  const std::vector<std::int64_t> offsets = {0, 2, 2, 3};
+  const std::vector<TokenId> candidates = {2, 0, 1, 2, 1, 0};
+  const std::vector<double> found = LogProbs(*lm, contexts, offsets, candidates, true);
+  std::vector<double> expected;
+  for (const std::vector<TokenId>& context :
+       {std::vector<TokenId>{0, 1}, std::vector<TokenId>{}, std::vector<TokenId>{0}}) {
+    for (int i = 0; i < 2; ++i) {
+      expected.push_back(LogProb(*lm, candidates[expected.size()], context, true));
+    }
+  }
+  CHECK(found == expected);
+  CHECK(found[0] == -0.125);  // a b c
+  CHECK_THROWS_AS(LogProbs(*lm, contexts, offsets, std::vector<TokenId>{1, 2}, true), ValueError);
+  CHECK_THROWS_AS(LogProbs(*lm, contexts, std::vector<std::int64_t>{0, 2}, candidates, true),
+                  ValueError);
+  CHECK_THROWS_AS(LogProbs(*lm, contexts, offsets, std::vector<TokenId>(3, 99), true), ValueError);
 }
 
 }  // namespace lattice_bpd

@@ -21,7 +21,7 @@ NAMES = ["greedy", "bpd", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree", 
 def example(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     yield importlib.import_module("stories260k")
-    for name in ("stories260k", "stories260k_parts"):
+    for name in ("stories260k", "stories260k_parts", "stories260k_scorers"):
         sys.modules.pop(name, None)
 
 
@@ -57,6 +57,31 @@ def test_stories_example_twice(example, shared_data, tmp_path, capsys):
     text.write_bytes(text.read_bytes()[:50])
     with pytest.raises(ValueError, match=r"text\.npy: was cut .*to begin again"):
         example.main(options, tiny(example))
+
+
+def test_stories_example_with_all_scorers(example, shared_data, tmp_path, capsys):
+    scorers = importlib.import_module("stories260k_scorers")
+    recipe = scorers.ScorerRecipe(
+        corpus_tokens=8000, hidden_size=32, num_layers=1,
+        training=scorers.TrainOptions(
+            steps=30, batch_size=8, sequence_length=48, precision="fp32", warmup=3
+        ),
+        alphas=(1.0,), ngram_weights=(0.5,),
+    )  # fmt: skip
+    options = ["--json", str(tmp_path / "results.json"), "--work", str(tmp_path / "work"), "--all"]
+    options += ["--model", str(shared_data / "stories260K")]
+    options += ["--text", str(shared_data / "tinystories" / "tinystories_10k.txt")]
+    example.main(options, tiny(example), recipe)
+    printed = capsys.readouterr().out
+    assert "training the rescorer" in printed
+    lines = {line["name"]: line for line in
+             json.loads((tmp_path / "results.json").read_text())["strategies"]}  # fmt: skip
+    more = ["ngram_1best", "ngram_corpus", "ngram_distilled", "neural", "ngram_neural"]
+    assert list(lines) == [*NAMES[:-1], *more, "oracle"]
+    assert all(line["lossless"] and line["scorer_failures"] == {} for line in lines.values())
+    assert lines["ngram_neural"]["block_efficiency"] > 1.0
+    example.main(options, tiny(example), recipe)
+    assert "training the rescorer" not in capsys.readouterr().out
 
 
 def test_stories_example_without_text_uses_the_models_own(example, shared_data, tmp_path):

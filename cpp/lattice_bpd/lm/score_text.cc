@@ -67,4 +67,33 @@ double LogProb(const BackoffLm& lm, TokenId token_id, Span<TokenId> context, boo
   return lm.Query(state, CheckedSymbol(lm, token_id, context.size())).TotalLogProb();
 }
 
+std::vector<double> LogProbs(const BackoffLm& lm, Span<TokenId> token_ids,
+                             Span<std::int64_t> offsets, Span<TokenId> candidates, bool bos) {
+  const std::size_t batch = offsets.empty() ? 0 : offsets.size() - 1;
+  bool fit = batch == 0 ? candidates.empty() : candidates.size() % batch == 0;
+  fit = fit && !offsets.empty() && offsets[0] == 0 &&
+        offsets[batch] == static_cast<std::int64_t>(token_ids.size());
+  for (std::size_t i = 0; fit && i < batch; ++i) fit = offsets[i] <= offsets[i + 1];
+  if (!fit) {
+    throw ValueError(StrCat("score: ", batch, " contexts do not fit ", candidates.size(),
+                            " candidates and ", token_ids.size(),
+                            " tokens; expected as many candidates for each context"));
+  }
+  std::vector<double> log_probs;
+  log_probs.reserve(candidates.size());
+  InterruptCounter interrupts;
+  const std::size_t width = batch == 0 ? 0 : candidates.size() / batch;
+  for (std::size_t i = 0; i < batch; ++i) {
+    interrupts.Count(width);
+    const auto begin = static_cast<std::size_t>(offsets[i]);
+    const auto end = static_cast<std::size_t>(offsets[i + 1]);
+    const LmState state = lm.StateOfContext(token_ids.Slice(begin, end), bos);
+    for (std::size_t j = i * width; j < (i + 1) * width; ++j) {
+      const Symbol symbol = CheckedSymbol(lm, candidates[j], end - begin);
+      log_probs.push_back(lm.Query(state, symbol).TotalLogProb());
+    }
+  }
+  return log_probs;
+}
+
 }  // namespace lattice_bpd

@@ -11,7 +11,7 @@ namespace {
 // ln backoff weight of a context on the level below that of `masses`.
 float WeightOf(const ContextMasses& masses, std::uint32_t context, std::uint32_t num_stored) {
   if (num_stored == 0) return 0.0f;
-  if (num_stored == masses.num_words()) return kNoBackoff;
+  if (masses.StoresEveryWord(context)) return kNoBackoff;
   const ContextMass mass = masses.Of(context);
   return static_cast<float>(std::log(mass.left / mass.lower_left));
 }

@@ -59,6 +59,17 @@ void ContextMasses::Advance() {
   prob_ = ProbsOfLevel(level_);
 }
 
+bool ContextMasses::StoresEveryWord(std::uint32_t context) const {
+  const std::uint32_t begin = trie_.levels[level_ - 1].child_begin[context];
+  const std::uint32_t end = trie_.levels[level_ - 1].child_begin[context + 1];
+  if (end - begin < num_words_) return false;
+  std::uint64_t with_mass = 0;  // histories of targets may have none (count_targets.h)
+  for (std::uint32_t i = begin; i < end; ++i) {
+    with_mass += HasMass(trie_.levels[0].log_prob[trie_.levels[level_].word[i]]);
+  }
+  return with_mass == num_words_;
+}
+
 ContextMass ContextMasses::Of(std::uint32_t context) const {
   const std::vector<std::uint32_t>& child_begin = trie_.levels[level_ - 1].child_begin;
   const std::vector<std::uint32_t>& links = links_[level_];
@@ -92,12 +103,12 @@ std::vector<double> ContextMasses::MassLeftOfLevel() const {
   std::vector<double> left(child_begin.size() - 1, 1.0);
   RunOverContexts(child_begin, num_threads_, [&](std::size_t first, std::size_t last) {
     for (std::size_t context = first; context < last; ++context) {
-      const std::uint32_t num_stored = child_begin[context + 1] - child_begin[context];
       KahanSum here;
       for (std::uint32_t i = child_begin[context]; i < child_begin[context + 1]; ++i) {
         here.Add(prob_[i]);
       }
-      left[context] = num_stored == num_words_ ? 0.0 : MassLeft(here.value());
+      const bool everything = StoresEveryWord(static_cast<std::uint32_t>(context));
+      left[context] = everything ? 0.0 : MassLeft(here.value());
     }
   });
   return left;

@@ -34,10 +34,12 @@ class ContextMasses {
   void Advance();
 
   int level() const { return level_; }
-  std::uint64_t num_words() const { return num_words_; }       // with mass
   const std::vector<double>& prob() const { return prob_; }    // of the level's n-grams
   const std::vector<double>& below() const { return below_; }  // of the level below
   const std::vector<std::uint32_t>& links() const { return links_[level_]; }  // suffixes
+
+  // Whether a context stores every word with mass, so that it has none left to back off to.
+  bool StoresEveryWord(std::uint32_t context) const;
 
   // For a context that stores something.
   ContextMass Of(std::uint32_t context) const;

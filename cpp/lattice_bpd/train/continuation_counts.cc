@@ -31,7 +31,9 @@ void UseContinuationCounts(int num_threads, CountTrie* trie) {
   for (int m = 0; m + 1 < trie->order(); ++m) {
     links = LinkLevel(levels, m + 1, links, num_threads);
     std::vector<std::uint64_t> continuations(levels[m].size(), 0);
-    for (const std::uint32_t suffix : links) ++continuations[suffix];
+    for (std::size_t i = 0; i < links.size(); ++i) {
+      if (levels[m + 1].count[i] > 0) ++continuations[links[i]];
+    }
     for (std::size_t i = 0; i < continuations.size(); ++i) {
       const bool from_bos = bos_begin <= i && i < bos_end;
       const std::uint64_t count = levels[m].count[i];

@@ -5,6 +5,7 @@
 
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/lm/suffix_links.h"
+#include "lattice_bpd/train/backed_off.h"
 #include "lattice_bpd/train/backoff_weights.h"
 #include "lattice_bpd/train/discounts.h"
 #include "lattice_bpd/train/unigrams.h"
@@ -26,12 +27,13 @@ struct OrderInterpolator {
     const std::uint32_t end = contexts.child_begin[context + 1];
     if (begin == end) return;
     double total = static_cast<double>(contexts.context_count[context]);
-    if (count_types) total += end - begin;
     double kept = 0.0;
     for (std::uint32_t i = begin; i < end; ++i) {
+      if (count_types && counts.count[i] > 0) total += 1.0;
       (*prob)[i] = static_cast<double>(counts.count[i]) - discounts(counts.count[i]);
       kept += (*prob)[i];
     }
+    if (total == 0.0) total = 1.0;  // nothing was ever seen behind it: all goes to lower orders
     const double left = (total - kept) / total;
     for (std::uint32_t i = begin; i < end; ++i) {
       (*prob)[i] = (*prob)[i] / total + left * lower[links[i]];
@@ -93,6 +95,7 @@ Trie EstimateInterpolated(CountTrie counts, const std::vector<CountOfCounts>& co
     trie.levels[m].word = std::move(levels[m].word);
     trie.levels[m].child_begin = std::move(levels[m].child_begin);
   }
+  AssignBackedOff(threads, &trie);
   AssignBackoffWeights(threads, &trie);
   return trie;
 }

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/lm/suffix_links.h"
+#include "lattice_bpd/train/backed_off.h"
 #include "lattice_bpd/train/backoff_weights.h"
 #include "lattice_bpd/train/estimate.h"
 #include "lattice_bpd/train/unigrams.h"
@@ -30,12 +32,18 @@ class OrderEstimator {
     const std::uint32_t begin = contexts_.child_begin[context];
     const std::uint32_t end = contexts_.child_begin[context + 1];
     const double total = static_cast<double>(contexts_.context_count[context]);
+    std::uint64_t num_seen = 0;
     for (std::uint32_t i = begin; i < end; ++i) {
       const std::uint64_t count = counts_.count[i];
+      if (count == 0) {  // AssignBackedOff
+        log_prob_[i] = -std::numeric_limits<float>::infinity();
+        continue;
+      }
+      ++num_seen;
       const double prob = discounts_(count) * static_cast<double>(count) / total;
       log_prob_[i] = static_cast<float>(std::log(prob));
     }
-    if (end - begin == num_words_) GiveRestToEos(begin, end);
+    if (num_seen == num_words_) GiveRestToEos(begin, end);
   }
 
  private:
@@ -105,6 +113,7 @@ Trie EstimateKatz(CountTrie counts, const std::vector<CountOfCounts>& count_of_c
     trie.levels[level].child_begin = std::move(counts.levels[level].child_begin);
     counts.levels[level].count = {};
   }
+  AssignBackedOff(threads, &trie);
   AssignBackoffWeights(threads, &trie);
   return trie;
 }

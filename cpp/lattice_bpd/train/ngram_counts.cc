@@ -131,6 +131,7 @@ class KeyedCounter {
 void ListBelow(const CountTrie& trie, int level, int depth, std::uint32_t node,
                std::array<Symbol, kMaxOrder>* row, NgramTable* table) {
   if (depth == level) {
+    if (trie.levels[level].count[node] == 0) return;
     table->symbols.insert(table->symbols.end(), row->begin(), row->begin() + level + 1);
     table->counts.push_back(trie.levels[level].count[node]);
     return;

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lattice_bpd.train import Corpus
 
+_SMOOTHINGS = ("katz", "kneser_ney", "modified_kneser_ney", "witten_bell", "absolute")
+
 
 def add_corpus_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say what to read and how to tokenize it."""
@@ -60,6 +62,45 @@ def add_counting_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--temp-dir", metavar="DIR", help="for what exceeds the memory (default: the system's)"
     )
+
+
+def add_estimate_options(parser: argparse.ArgumentParser, order: str) -> None:
+    """Add -o and the options that say how to estimate an LM; `order` is the help of --order."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="LM",
+        help="LM file; ARPA or OpenFst where it ends in .arpa, .arpa.gz or .fst",
+    )
+    parser.add_argument("--order", type=int, help=order)
+    parser.add_argument(
+        "--min-counts",
+        metavar="C1,C2,..",
+        help="rarest n-grams to keep, one count for each order (default: keep all)",
+    )
+    parser.add_argument("--smoothing", choices=_SMOOTHINGS, default="katz", help="default: katz")
+    parser.add_argument(
+        "--unseen",
+        choices=("cost", "uniform"),
+        default="cost",
+        help="token ids that never occur: cost 1000 (default), or a share of the probability",
+    )
+    parser.add_argument(
+        "--katz-k", type=int, default=5, metavar="K", help="Katz: largest discounted count (5)"
+    )
+
+
+def estimate_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """What add_estimate_options has read, but for output and order, as train_ngram takes it."""
+    return {
+        "min_counts": parse_min_counts(args.min_counts),
+        "smoothing": args.smoothing,
+        "unseen": args.unseen,
+        "katz_k": args.katz_k,
+        "threads": args.threads,
+    }
 
 
 def corpus_arguments(args: argparse.Namespace) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from lattice_bpd.extras import require
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from transformers import PreTrainedModel
 
 
 def read_text(path: Path) -> str:
@@ -49,3 +50,29 @@ def load_tokenizer(path: Path) -> Tokenizer:
             "library"
         ) from error
     return tokenizer
+
+
+def load_causal_lm(path: Path) -> PreTrainedModel:
+    """A causal LM: a folder of `transformers` (a blockwise model too), or a .bin of llama2.c.
+
+    Raises:
+        ImportError: torch or `transformers` is missing (extra `torch`).
+        OSError: no such file or folder.
+        FormatError: it is no such model.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder; expected a model")
+    require("torch", "torch")
+    require("transformers", "torch")
+    from lattice_bpd.cli.progress import quiet_transformers
+
+    quiet_transformers()
+    if path.is_dir():
+        from lattice_bpd.models.checkpoint import load_target
+
+        model = load_target(path)
+        model.eval()  # type: ignore[no-untyped-call]
+        return model
+    from lattice_bpd.models import load_llama2c
+
+    return load_llama2c(path)

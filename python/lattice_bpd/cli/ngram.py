@@ -7,6 +7,7 @@ import argparse
 from lattice_bpd.cli import (
     ngram_convert,
     ngram_count,
+    ngram_distil,
     ngram_evaluate,
     ngram_info,
     ngram_merge,
@@ -17,6 +18,7 @@ from lattice_bpd.cli import (
 _ACTIONS = (
     ngram_train,
     ngram_count,
+    ngram_distil,
     ngram_prune,
     ngram_merge,
     ngram_convert,

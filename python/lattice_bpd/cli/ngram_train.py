@@ -6,15 +6,17 @@ import argparse
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.cli.corpus_options import (
     add_corpus_options,
     add_counting_options,
+    add_estimate_options,
     add_inputs,
+    estimate_arguments,
     make_corpus,
-    parse_min_counts,
 )
 from lattice_bpd.cli.ngram_options import timed_step
 
@@ -25,7 +27,6 @@ _EXAMPLE = """examples:
   lattice-bpd ngram train corpus.txt --order 4 --tokenizer tokenizer.json -o corpus.lm
   lattice-bpd ngram train all.counts --min-counts 1,1,2,4 -o all.lm
 """
-_SMOOTHINGS = ("katz", "kneser_ney", "modified_kneser_ney", "witten_bell", "absolute")
 
 
 def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,30 +39,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_inputs(parser, also="; or counts files of `ngram count`")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        required=True,
-        metavar="LM",
-        help="LM file; ARPA or OpenFst where it ends in .arpa, .arpa.gz or .fst",
-    )
-    parser.add_argument("--order", type=int, help="n, 1..6 (default 4, or that of the counts)")
-    parser.add_argument(
-        "--min-counts",
-        metavar="C1,C2,..",
-        help="rarest n-grams to keep, one count for each order (default: keep all)",
-    )
-    parser.add_argument("--smoothing", choices=_SMOOTHINGS, default="katz", help="default: katz")
-    parser.add_argument(
-        "--unseen",
-        choices=("cost", "uniform"),
-        default="cost",
-        help="token ids that never occur: cost 1000 (default), or a share of the probability",
-    )
-    parser.add_argument(
-        "--katz-k", type=int, default=5, metavar="K", help="Katz: largest discounted count (5)"
-    )
+    add_estimate_options(parser, "n, 1..6 (default 4, or that of the counts)")
     add_corpus_options(parser)
     add_counting_options(parser)
     parser.set_defaults(run=run)
@@ -75,18 +53,27 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written, a full disk.
         ImportError: an extra is missing.
     """
+    train_and_write(args.output, lambda: _train(args))
+
+
+def train_and_write(output: Path, train: Callable[[], NGramLM]) -> None:
+    """Train by a call, say what it warned of, write the LM and say what it is.
+
+    Raises:
+        OSError: the LM cannot be written.
+    """
     from lattice_bpd.lm.convert import write_lm
 
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        lm = _train(args)
+        lm = train()
     for warning in caught:
         print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
-    with timed_step(f"write {args.output}"):
-        write_lm(lm, args.output)
+    with timed_step(f"write {output}"):
+        write_lm(lm, output)
     print(
-        f"{args.output}: order {lm.order}, vocabulary {lm.vocab_size:,}, "
+        f"{output}: order {lm.order}, vocabulary {lm.vocab_size:,}, "
         f"{sum(lm.num_ngrams):,} n-grams in {time.perf_counter() - start:.1f} s"
     )
 
@@ -97,12 +84,8 @@ def _train(args: argparse.Namespace) -> NGramLM:
     from lattice_bpd.train import train_corpus, train_counts
 
     options: dict[str, Any] = {
-        "min_counts": parse_min_counts(args.min_counts),
-        "smoothing": args.smoothing,
-        "unseen": args.unseen,
-        "katz_k": args.katz_k,
+        **estimate_arguments(args),
         "memory": args.memory,
-        "threads": args.threads,
         "temp_dir": args.temp_dir,
     }
     if _all_counts(args.inputs):

@@ -15,6 +15,8 @@ from lattice_bpd.decode.drafters import (
 )
 from lattice_bpd.decode.loop import DecodeResult, decode
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
+from lattice_bpd.decode.neural_scorer import NeuralScorer
+from lattice_bpd.decode.scorer_drafter import ScorerDrafter, ScorerWarning
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.decode.statistics import DecodeStats
 from lattice_bpd.decode.strategies import STRATEGIES, generate, generate_batch, make_drafter
@@ -32,8 +34,11 @@ __all__ = [
     "DraftingModel",
     "Experience",
     "LatticeDrafter",
+    "NeuralScorer",
     "NoDrafter",
     "OracleDrafter",
+    "ScorerDrafter",
+    "ScorerWarning",
     "TreeDrafter",
     "decode",
     "decode_batch",

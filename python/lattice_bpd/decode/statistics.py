@@ -19,6 +19,8 @@ class DecodeStats:
         repeats: neighbouring positions of first drafts that hold the same token.
         neighbours: neighbouring positions of first drafts, all.
         verified_tokens: draft tokens sent to the target, those with a shared prefix counted once.
+        scorer_failures: steps in which a scorer failed and heads alone drafted, by kind: "nan",
+            "shape", "slow", "error"; and "dropped", those after a call that was too slow.
         seconds: wall time by stage: "prompt", "heads", "top_k", "rescore", "target" (the verifying
             calls alone), "verify" (laying out, accepting, rolling back) and "total" (everything).
             On a GPU a stage's launches are timed, waits fall to "verify". Sequences of a batch
@@ -31,6 +33,7 @@ class DecodeStats:
     repeats: int = 0
     neighbours: int = 0
     verified_tokens: int = 0
+    scorer_failures: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -65,6 +68,10 @@ class DecodeStats:
         """Add to a stage what was timed elsewhere."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
+    def count_scorer_failure(self, kind: str, count: int = 1) -> None:
+        """Take note of steps in which a scorer failed."""
+        self.scorer_failures[kind] = self.scorer_failures.get(kind, 0) + count
+
     def stage(self, name: str) -> Stage:
         """Add the wall time of the block to `seconds[name]`."""
         return Stage(self, name)
@@ -86,6 +93,8 @@ class DecodeStats:
         self.repeats += other.repeats
         self.neighbours += other.neighbours
         self.verified_tokens += other.verified_tokens
+        for kind, count in other.scorer_failures.items():
+            self.count_scorer_failure(kind, count)
         for name, value in other.seconds.items():
             self.add_seconds(name, value)
 

@@ -19,8 +19,9 @@ from lattice_bpd.decode.drafters import (
 )
 from lattice_bpd.decode.loop import DecodeResult, decode
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
+from lattice_bpd.decode.scorer_drafter import ScorerDrafter
 
-STRATEGIES = ("greedy", "bpd", "ngram", "p_best", "tree", "auto", "oracle")
+STRATEGIES = ("greedy", "bpd", "ngram", "neural", "p_best", "tree", "auto", "oracle")
 
 
 def make_drafter(
@@ -28,6 +29,7 @@ def make_drafter(
     vocab_size: int,
     *,
     lm: NGramLM | None = None,
+    scorer: Any = None,
     top_k: int = 16,
     num_drafts: int = 16,
     max_nodes: int = 36,
@@ -41,6 +43,7 @@ def make_drafter(
         strategy: see `generate`, as for all other arguments.
         vocab_size: V of the target.
         lm: n-gram LM.
+        scorer: of "neural", or instead of the LM of "p_best".
         top_k: k.
         num_drafts: p of "p_best".
         max_nodes: N of "tree", and the most of "auto".
@@ -49,7 +52,9 @@ def make_drafter(
         experience: of "auto"; None to begin anew.
 
     Raises:
-        ValueError: an unknown strategy, "ngram" without an LM, or sizes out of range.
+        ValueError: an unknown strategy, "ngram" without an LM, "neural" without a scorer, a
+            scorer that the strategy does not use, or sizes out of range.
+        TypeError: a scorer that is none.
     """
     if strategy not in STRATEGIES:
         raise ValueError(
@@ -60,6 +65,7 @@ def make_drafter(
             "generate: strategy 'ngram' needs an n-gram LM; give lm=NGramLM.load(path), or use "
             "'tree' or 'p_best', which also work on the heads alone"
         )
+    _check_scorer(strategy, lm, scorer)
     if not 1 <= top_k <= vocab_size:
         raise ValueError(f"generate: top_k is {top_k}; expected 1..{vocab_size}")
     for name, value in (("num_drafts", num_drafts), ("max_nodes", max_nodes)):
@@ -74,10 +80,34 @@ def make_drafter(
             lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature
         )
         return Controller(tree, experience) if strategy == "auto" else tree
+    if scorer is not None:
+        drafts = 1 if strategy == "neural" else num_drafts
+        return ScorerDrafter(scorer, top_k=top_k, num_drafts=drafts, alpha=alpha)
     if strategy in ("ngram", "p_best"):
         drafts = 1 if strategy == "ngram" else num_drafts
         return LatticeDrafter(lm, top_k=top_k, num_drafts=drafts, alpha=alpha)
     return NoDrafter()
+
+
+def _check_scorer(strategy: str, lm: NGramLM | None, scorer: Any) -> None:
+    """Refuse scorers that are missing, or that would not be asked."""
+    if strategy == "neural" and scorer is None:
+        raise ValueError(
+            "generate: strategy 'neural' needs a scorer; give scorer=, a small causal LM with the "
+            "target's tokenizer, or a TransitionScorer"
+        )
+    if scorer is None:
+        return
+    if strategy not in ("neural", "p_best"):
+        raise ValueError(
+            f"generate: strategy {strategy!r} does not use a scorer; use 'neural' or 'p_best', or "
+            "leave scorer out"
+        )
+    if lm is not None:
+        raise ValueError(
+            "generate: found both lm and scorer; expected one; to use both give "
+            "scorer=MixtureScorer([(scorer, weight), (lm, weight)])"
+        )
 
 
 def generate(
@@ -88,6 +118,7 @@ def generate(
     heads: DraftHeads | None = None,
     drafter: Drafter | Sequence[Drafter] | None = None,
     lm: NGramLM | None = None,
+    scorer: Any = None,
     top_k: int = 16,
     num_drafts: int = 16,
     max_nodes: int = 36,
@@ -109,18 +140,21 @@ def generate(
         model: a causal LM of `transformers`, or a BlockwiseLM, which brings its heads.
         input_ids: (T,) or (1, T) ints.
         strategy: "greedy"; "bpd", argmax drafts of the heads; "ngram", the best path with the LM;
-            "p_best", the num_drafts best paths, and "tree", the max_nodes most probable prefixes,
-            both with the LM or, where lm is None, without; "auto", trees of the size that pays, or
-            greedy steps where none does, by times and acceptance measured on the way and remembered
-            for the model; "oracle", the best path that hindsight
-            can find (decodes greedily first; the calls of that are not counted).
+            "neural", the path that the scorer finds slot by slot; "p_best", the num_drafts best
+            paths, and "tree", the max_nodes most probable prefixes, both with the LM or, where lm
+            is None, without, and "p_best" with a scorer too, by beam search; "auto", trees of the
+            size that pays, or greedy steps where none does, by times and acceptance measured on the
+            way and remembered for the model; "oracle", the best path that hindsight can find
+            (decodes greedily first; the calls of that are not counted).
         heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens behind the next.
         drafter: your own instead of a strategy's.
         lm: n-gram LM over the target's token ids; needed by "ngram".
+        scorer: a small causal LM of `transformers` with the target's tokenizer, or any
+            TransitionScorer; needed by "neural".
         top_k: k, candidates of each slot.
         num_drafts: p, drafts of "p_best".
         max_nodes: N, draft tokens of "tree", and the most of "auto".
-        alpha: weight of the LM.
+        alpha: weight of the LM or the scorer.
         temperature: divides the scores of trees; above 1 it grows wider and less deep.
         max_new_tokens: most tokens to decode.
         stop_token_ids: decoding ends behind the first of these.
@@ -132,9 +166,10 @@ def generate(
         DecodeResult.
 
     Raises:
-        ValueError: an unknown strategy, "ngram" without an LM, a top_k outside 1..V, num_drafts or
-            max_nodes below 1, a temperature that is not above 0, an LM or heads of another
-            vocabulary, or what `decode` refuses.
+        ValueError: an unknown strategy, "ngram" without an LM, "neural" without a scorer, both lm
+            and scorer, a top_k outside 1..V, num_drafts or max_nodes below 1, a temperature that
+            is not above 0, an LM, a scorer or heads of another vocabulary, or what `decode`
+            refuses.
         TypeError: no causal LM, or heads that cannot be called.
         MemoryError: a call did not fit.
     """
@@ -145,10 +180,10 @@ def generate(
             "(tokens,) or (1, tokens); use generate_batch for several"
         )
     return generate_batch(
-        model, batch, strategy, heads=heads, drafter=drafter, lm=lm, top_k=top_k,
-        num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha, temperature=temperature,
-        max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, form=form,
-        streamer=streamer, static_cache=static_cache,
+        model, batch, strategy, heads=heads, drafter=drafter, lm=lm, scorer=scorer,
+        top_k=top_k, num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha,
+        temperature=temperature, max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids,
+        form=form, streamer=streamer, static_cache=static_cache,
     )[0]  # fmt: skip
 
 
@@ -160,6 +195,7 @@ def generate_batch(
     heads: DraftHeads | None = None,
     drafter: Drafter | Sequence[Drafter] | None = None,
     lm: NGramLM | None = None,
+    scorer: Any = None,
     top_k: int = 16,
     num_drafts: int = 16,
     max_nodes: int = 36,
@@ -180,6 +216,7 @@ def generate_batch(
         heads: see there.
         drafter: your own, one for all prompts or a list with one for each.
         lm: see there.
+        scorer: see there.
         top_k: see there.
         num_drafts: see there.
         max_nodes: see there.
@@ -206,8 +243,8 @@ def generate_batch(
     }  # fmt: skip
     if drafter is None:
         drafter = make_drafter(
-            strategy, drafting.vocab_size, lm=lm, top_k=top_k, num_drafts=num_drafts,
-            max_nodes=max_nodes, alpha=alpha, temperature=temperature,
+            strategy, drafting.vocab_size, lm=lm, scorer=scorer, top_k=top_k,
+            num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha, temperature=temperature,
             experience=experience_of(model) if strategy == "auto" else None,
         )  # fmt: skip
         if strategy == "oracle":

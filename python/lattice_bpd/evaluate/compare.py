@@ -99,6 +99,7 @@ class Comparison:
             "tokens": total.tokens,
             "verified_tokens": total.verified_tokens,
             "tokens_per_second": total.tokens_per_second,
+            "scorer_failures": total.scorer_failures,
             "repeat_share": total.repeat_share if total.neighbours else None,
             "loop_free_gain": self.gain(result, self.loop_free),
             "lossless": not result.differing,
@@ -117,6 +118,7 @@ def compare_strategies(
     num_drafts: int = 16,
     alpha: float = 0.5,
     options: Mapping[str, DraftOptions] | None = None,
+    sources: Mapping[str, Any] | None = None,
     max_new_tokens: int = 64,
     stop_token_ids: Sequence[int] = (),
     on_prompt: Callable[[Setting], None] | None = None,
@@ -132,6 +134,7 @@ def compare_strategies(
         num_drafts: p.
         alpha: weight of the LM.
         options: by the name of a setting, what to use instead of top_k, num_drafts and alpha.
+        sources: LMs and scorers by the names that settings use instead of the common LM.
         max_new_tokens: tokens to decode behind each prompt.
         stop_token_ids: decoding ends behind these.
         on_prompt: called after each prompt of each strategy.
@@ -140,7 +143,7 @@ def compare_strategies(
         Comparison.
 
     Raises:
-        ValueError: the first setting is not greedy, or what `decode` refuses.
+        ValueError: the first setting is not greedy, a source is missing, or what `decode` refuses.
     """
     if not settings or settings[0].strategy != "greedy":
         raise ValueError("compare_strategies: expected the greedy setting first")
@@ -148,9 +151,10 @@ def compare_strategies(
     common = DraftOptions(top_k=top_k, num_drafts=num_drafts, alpha=alpha)
     for result in results:
         chosen = (options or {}).get(result.setting.name, common)
+        source = result.setting.source_of(lm, sources)
         for number, prompt in enumerate(prompts):
             known = results[0].outputs[number] if result is not results[0] else []
-            drafter = result.setting.drafter(lm, known, chosen)
+            drafter = result.setting.drafter(source, known, chosen)
             found = decode(
                 model,
                 prompt,

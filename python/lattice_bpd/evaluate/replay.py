@@ -141,11 +141,12 @@ class Recording:
 
         Args:
             setting: a line of the table.
-            lm: n-gram LM.
+            lm: n-gram LM; where the setting names a source, that one.
             options: of the setting; top_k at most that of the recording.
 
         Raises:
-            ValueError: options out of range, or an LM of another vocabulary.
+            ValueError: a strategy that is not replayed, options out of range, or an LM of another
+                vocabulary.
         """
         return self.replay(strategy_of(setting), Rescorers(lm), options).block_efficiency
 

@@ -17,7 +17,6 @@ from lattice_bpd.decode import DraftingModel
 from lattice_bpd.evaluate.lab import Lab
 from lattice_bpd.evaluate.lab_options import LabOptions
 from lattice_bpd.evaluate.live_check import check_live
-from lattice_bpd.evaluate.parts import Watcher
 from lattice_bpd.evaluate.positions import Rescorers
 from lattice_bpd.evaluate.quick import Source
 from lattice_bpd.evaluate.record.manifest import Manifest
@@ -30,6 +29,7 @@ from lattice_bpd.evaluate.settings import DraftOptions
 from lattice_bpd.evaluate.strategies import STRATEGIES
 from lattice_bpd.evaluate.sweep import Point
 from lattice_bpd.evaluate.tasks.metrics import METRICS, measure_perplexity
+from lattice_bpd.train.watcher import Watcher
 
 DOMAIN = "in-domain"  # name of the LM of a task's own domain
 

@@ -1,17 +1,18 @@
-"""Settings: the lines of a table, each a strategy with or without the LM."""
+"""Settings: the lines of a table, each a strategy with an LM, a scorer, or neither."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from lattice_bpd import NGramLM
 from lattice_bpd.decode import (
     BlockDrafter,
     Drafter,
     LatticeDrafter,
     NoDrafter,
     OracleDrafter,
+    ScorerDrafter,
     TreeDrafter,
 )
 
@@ -24,8 +25,9 @@ class DraftOptions:
         top_k: k, candidates of a slot.
         num_drafts: p of a list.
         max_nodes: N of a tree.
-        alpha: weight of the LM.
+        alpha: weight of the LM or the scorer.
         temperature: of a tree; see TreeDrafter.
+        beam: of a scorer; see ScorerDrafter.
     """
 
     top_k: int = 16
@@ -33,6 +35,7 @@ class DraftOptions:
     max_nodes: int = 36
     alpha: float = 0.5
     temperature: float = 1.0
+    beam: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,11 @@ class Setting:
         name: key in results.json.
         label: what the table shows; {p}, {k}, {n} and {nodes} stand for num_drafts, top_k, the
             LM's order and max_nodes.
-        strategy: "greedy", "bpd", "lattice", "tree" or "oracle".
+        strategy: "greedy", "bpd", "lattice", "tree", "scorer", "oracle", or another key of
+            MAKERS.
         uses_lm: rescore with the n-gram LM.
         many: verify num_drafts drafts rather than one.
+        source: name of the LM or the scorer to use instead of the common LM; see `source_of`.
     """
 
     name: str
@@ -53,33 +58,88 @@ class Setting:
     strategy: str
     uses_lm: bool = False
     many: bool = False
+    source: str = ""
 
-    def drafter(
-        self, lm: NGramLM | None, continuation: Sequence[int], options: DraftOptions
-    ) -> Drafter:
-        """The drafter of this line for one prompt, whose greedy output is `continuation`."""
-        if self.strategy == "greedy":
-            return NoDrafter()
-        if self.strategy == "bpd":
-            return BlockDrafter()
-        if self.strategy == "oracle":
-            return OracleDrafter(continuation, top_k=options.top_k)
-        used = lm if self.uses_lm else None
-        if self.strategy == "tree":
-            return TreeDrafter(
-                used,
-                top_k=options.top_k,
-                max_nodes=options.max_nodes,
-                alpha=options.alpha,
-                temperature=options.temperature,
+    def source_of(self, lm: Any, sources: Mapping[str, Any] | None) -> Any:
+        """What this line rescores with: `sources[source]`, the common LM, or None.
+
+        Args:
+            lm: the common LM.
+            sources: LMs and scorers by name.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        if not self.source:
+            return lm if self.uses_lm else None
+        if self.source not in (sources or {}):
+            raise ValueError(
+                f"setting {self.name!r} uses the source {self.source!r}; expected one of "
+                f"{sorted(sources or {})}; give it in sources="
             )
-        return LatticeDrafter(
-            used,
-            top_k=options.top_k,
-            num_drafts=options.num_drafts if self.many else 1,
-            alpha=options.alpha,
-        )
+        return (sources or {})[self.source]
 
+    def drafter(self, source: Any, continuation: Sequence[int], options: DraftOptions) -> Drafter:
+        """The drafter of this line for one prompt.
+
+        Args:
+            source: the LM or the scorer, as `source_of` gives it.
+            continuation: greedy's output behind the prompt.
+            options: numbers of the strategy.
+
+        Raises:
+            ValueError: an unknown strategy, or options out of range.
+        """
+        if self.strategy not in MAKERS:
+            raise ValueError(
+                f"setting {self.name!r} has strategy {self.strategy!r}; expected one of "
+                f"{', '.join(MAKERS)}; add yours to MAKERS"
+            )
+        return MAKERS[self.strategy](self, source, continuation, options)
+
+
+Maker = Callable[[Setting, Any, Sequence[int], DraftOptions], Drafter]
+
+
+def _make_tree(setting: Setting, source: Any, _: Sequence[int], options: DraftOptions) -> Drafter:
+    del setting
+    return TreeDrafter(
+        source,
+        top_k=options.top_k,
+        max_nodes=options.max_nodes,
+        alpha=options.alpha,
+        temperature=options.temperature,
+    )
+
+
+def _make_lattice(
+    setting: Setting, source: Any, _: Sequence[int], options: DraftOptions
+) -> Drafter:
+    drafts = options.num_drafts if setting.many else 1
+    return LatticeDrafter(source, top_k=options.top_k, num_drafts=drafts, alpha=options.alpha)
+
+
+def _make_scorer(setting: Setting, source: Any, _: Sequence[int], options: DraftOptions) -> Drafter:
+    return ScorerDrafter(
+        source,
+        top_k=options.top_k,
+        num_drafts=options.num_drafts if setting.many else 1,
+        alpha=options.alpha,
+        beam=options.beam,
+    )
+
+
+MAKERS: dict[str, Maker] = {
+    "greedy": lambda *_: NoDrafter(),
+    "bpd": lambda *_: BlockDrafter(),
+    "lattice": _make_lattice,
+    "tree": _make_tree,
+    "scorer": _make_scorer,
+    "oracle": lambda _setting, _source, continuation, options: OracleDrafter(
+        continuation, top_k=options.top_k
+    ),
+}
+"""How each strategy makes its drafter; add your own to give it lines in a table."""
 
 _GREEDY = Setting("greedy", "greedy", "greedy")
 _BPD = Setting("bpd", "BPD", "bpd")

@@ -105,19 +105,21 @@ def strategy_of(setting: Setting) -> Strategy:
             f"{', '.join(_KINDS)}; decode it live (compare_strategies)"
         )
 
+    uses_lm = setting.uses_lm or bool(setting.source)
+
     def make_drafter(
         rescorers: Rescorers, continuation: Sequence[int], options: DraftOptions
     ) -> Drafter:
-        return setting.drafter(rescorers.lm, continuation, options)
+        return setting.drafter(rescorers.lm if uses_lm else None, continuation, options)
 
     draft, knobs = _KINDS[kind]
     if kind == "lattice" and not setting.many:
         draft = _with_one_draft(draft)
         knobs = tuple(knob for knob in knobs if knob != "num_drafts")
-    if not setting.uses_lm:
+    if not uses_lm:
         draft = _without_lm(draft)
         knobs = tuple(knob for knob in knobs if knob != "alpha")
-    return Strategy(setting.name, setting.label, draft, make_drafter, knobs, setting.uses_lm)
+    return Strategy(setting.name, setting.label, draft, make_drafter, knobs, uses_lm)
 
 
 def find_strategies(names: Iterable[str]) -> list[Strategy]:

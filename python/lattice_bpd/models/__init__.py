@@ -24,10 +24,11 @@ from lattice_bpd.models.medusa_checkpoint import (
     load_medusa_heads,
     save_medusa,
 )
-from lattice_bpd.models.small import build_small_gpt
+from lattice_bpd.models.small import RESCORER_SIZES, build_rescorer, build_small_gpt
 from lattice_bpd.models.sources import CallableHeads, HeadSource, SequentialHeads
 
 __all__ = [
+    "RESCORER_SIZES",
     "BlockwiseHeads",
     "BlockwiseLM",
     "BlockwiseOutput",
@@ -36,6 +37,7 @@ __all__ = [
     "MedusaHeads",
     "SequentialHeads",
     "SharedBlocksWarning",
+    "build_rescorer",
     "build_small_gpt",
     "load_llama2c",
     "load_medusa",

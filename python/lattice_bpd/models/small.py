@@ -1,13 +1,22 @@
-"""A GPT small enough to be trained from scratch on a CPU in minutes (the demo's target)."""
+"""Models to train from scratch: a GPT for a CPU (the demo's target), and the paper's rescorers."""
 
 from __future__ import annotations
 
 from typing import cast
 
 from torch import nn
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    PreTrainedModel,
+)
 
 from lattice_bpd.models.blockwise import BlockwiseLM
+
+RESCORER_SIZES = {"32M": (2, 384, 1536), "61M": (12, 384, 1536), "94M": (6, 768, 3072)}
+"""Layers, hidden size and inner size of the neural rescorers of Kim et al. 2024, table 6."""
 
 
 def build_small_gpt(
@@ -60,3 +69,55 @@ def build_small_gpt(
     # distribution swamp the embeddings: the loss then stays at the unigram entropy for long.
     nn.init.normal_(cast(nn.Embedding, base.get_input_embeddings()).weight, std=0.05)
     return BlockwiseLM(base, num_heads=num_heads).eval()
+
+
+def build_rescorer(
+    size: str,
+    vocab_size: int,
+    *,
+    max_positions: int = 1024,
+    num_layers: int | None = None,
+    hidden_size: int | None = None,
+) -> GPT2LMHeadModel:
+    """A neural rescorer of the paper, randomly initialised, for `NeuralScorer`.
+
+    A decoder-only transformer with learned absolute positions and twelve attention heads a layer.
+    The name counts the embedding table too, so that the parameters depend on the vocabulary.
+
+    Args:
+        size: "32M", "61M" or "94M"; see RESCORER_SIZES.
+        vocab_size: V, the target's.
+        max_positions: as many as the target's, or its texts' longest.
+        num_layers: instead of the size's.
+        hidden_size: instead of the size's, a multiple of 12; the inner size is four times as much.
+
+    Returns:
+        The untrained model in evaluation mode; its weights follow torch's global seed.
+
+    Raises:
+        ValueError: an unknown size, or a hidden size that twelve heads do not divide.
+
+    Source: Kim et al. 2024, appendix C.2.
+    """
+    if size not in RESCORER_SIZES:
+        raise ValueError(
+            f"build_rescorer: size is {size!r}; expected one of {', '.join(RESCORER_SIZES)}"
+        )
+    layers, hidden, _ = RESCORER_SIZES[size]
+    hidden = hidden if hidden_size is None else hidden_size
+    config = GPT2Config(
+        vocab_size=vocab_size,
+        n_positions=max_positions,
+        n_embd=hidden,
+        n_layer=layers if num_layers is None else num_layers,
+        n_head=12,
+        n_inner=4 * hidden,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model: GPT2LMHeadModel = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
+    model.eval()  # type: ignore[no-untyped-call]
+    return model

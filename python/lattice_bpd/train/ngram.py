@@ -55,6 +55,7 @@ def train_ngram(
     unseen: str = "cost",
     full_count_of_counts: bool = True,
     threads: int = 0,
+    targets: Iterable[Any] | None = None,
 ) -> NGramLM:
     """Count n-grams and estimate a backoff LM.
 
@@ -81,6 +82,9 @@ def train_ngram(
             (right) or from what min_counts leaves of it (what toolkits do that prune counts before
             estimating).
         threads: number of threads; 0 for every core. The LM does not depend on it.
+        targets: for each sequence (T_i,) integers: what to count behind each token instead of the
+            token that follows it; -1: nothing. So an n-gram's last token is a target, and all
+            before it are the sequence's. ``</s>`` is no event then. None: the sequences themselves.
 
     Returns:
         The LM. Its order is lower than asked where no n-gram of that order is left; a warning
@@ -89,7 +93,8 @@ def train_ngram(
     Raises:
         TypeError: a sequence holds something else than integers.
         ValueError: a token id outside 0..vocab_size-1, a sequence that is not 1-D, a corpus
-            without text, or an option out of its range.
+            without text, targets of other lengths or outside -1..vocab_size-1, or an option out of
+            its range.
 
     Warns:
         KatzWarning: the counts of counts of an order break Good-Turing's assumptions (small or
@@ -113,6 +118,7 @@ def train_ngram(
         threads,
         smoothing,
         unseen,
+        flatten_targets(targets, ragged),
     )
     category = KatzWarning if smoothing == "katz" else SmoothingWarning
     for complaint in complaints:
@@ -129,6 +135,7 @@ def count_ngrams(
     bos_id: int | None = None,
     eos_id: int | None = None,
     threads: int = 0,
+    targets: Iterable[Any] | None = None,
 ) -> list[tuple[Int32Array, npt.NDArray[np.uint64]]]:
     """Count the n-grams that train_ngram would estimate from.
 
@@ -140,6 +147,7 @@ def count_ngrams(
         bos_id: token id that is ``<s>``; None: symbol vocab_size.
         eos_id: token id that is ``</s>``; None: the first symbol free from vocab_size on.
         threads: number of threads; 0 for every core.
+        targets: as for train_ngram.
 
     Returns:
         For each order n from 1: the n-grams, (N, n) int32, sorted; and their counts, (N,) uint64.
@@ -159,6 +167,7 @@ def count_ngrams(
         eos_id,
         None,
         threads,
+        flatten_targets(targets, ragged),
     )
     return tables
 
@@ -178,6 +187,32 @@ def flatten_sequences(sequences: Iterable[Any] | RaggedIds, vocab_size: int) -> 
         )
     arrays = [_as_token_ids(ids, f"sequence {i}", vocab_size) for i, ids in enumerate(sequences)]
     return RaggedIds(*concatenate(arrays))
+
+
+def flatten_targets(targets: Iterable[Any] | None, ragged: RaggedIds) -> Int32Array | None:
+    """The targets of all sequences as one (N,) int32 array; None for None.
+
+    Raises:
+        TypeError: targets that are not integers.
+        ValueError: a sequence has targets of another number.
+    """
+    if targets is None:
+        return None
+    arrays = [np.asarray(values) for values in targets]
+    lengths = np.diff(ragged.offsets).tolist()
+    for number, array in enumerate(arrays):
+        if array.size and not np.issubdtype(array.dtype, np.integer):
+            raise TypeError(
+                f"train_ngram: targets of sequence {number} are {array.dtype}; expected integers"
+            )
+    found = [len(array) if array.ndim == 1 else -1 for array in arrays]
+    if found != lengths:
+        raise ValueError(
+            f"train_ngram: the targets have lengths {found[:8]}, the sequences {lengths[:8]}; "
+            "expected one target for each token"
+        )
+    flat: Int32Array = np.concatenate([np.zeros(0, np.int32), *arrays]).astype(np.int32)
+    return flat
 
 
 def _as_token_ids(values: Any, name: str, vocab_size: int) -> Int32Array:

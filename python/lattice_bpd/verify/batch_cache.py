@@ -120,8 +120,20 @@ class BatchCache:
             set_width(self.cache, self.width + longest, self.width + size)
         self._extend(counts, longest)
 
+    def roll_back(self, lengths: list[int]) -> None:
+        """Forget all but the first tokens of each sequence, one token or more."""
+        positions = self.positions
+        if positions is None:
+            positions = np.tile(np.arange(self.width, dtype=np.int32), (len(self), 1))
+        positions = np.where(positions < np.array(lengths)[:, None], positions, np.int32(-1))
+        width = int(np.flatnonzero((positions >= 0).any(axis=0))[-1]) + 1
+        set_width(self.cache, width, self.width)
+        self.width, self.lengths = width, list(lengths)
+        self.positions = None if min(lengths) == width else positions[:, :width]
+        self._clean_up()
+
     def keep_sequences(self, sequences: list[int]) -> None:
-        """Let the others go."""
+        """Let the others go; one may come several times."""
         select_sequences(self.cache, sequences)
         self.lengths = [self.lengths[number] for number in sequences]
         if self.positions is not None:

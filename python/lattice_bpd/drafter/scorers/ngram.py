@@ -1,0 +1,53 @@
+"""An n-gram LM as a scorer of transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd.drafter.scorers.protocol import Int32Array, Int64Array, TransitionScorer
+from lattice_bpd.lm import NGramLM
+from lattice_bpd.token_ids import concatenate, to_token_ids
+
+_Histories = list[Int32Array]
+
+
+class NGramScorer(TransitionScorer):
+    """ln P of an NGramLM with exact backoff; a history state is the last n-1 tokens of each row.
+
+    `rescore_lattice` searches an n-gram LM alone, exactly and far quicker: this is for mixtures.
+
+    Args:
+        lm: the n-gram LM.
+        bos: whether ``<s>`` stands before the contexts.
+    """
+
+    def __init__(self, lm: NGramLM, *, bos: bool = True) -> None:
+        self.lm, self.bos, self.vocab_size = lm, bos, lm.vocab_size
+        self._reach = max(1, lm.order - 1)  # <s> before a full history changes nothing
+
+    def start(self, contexts: Sequence[Sequence[int]]) -> _Histories:
+        """See TransitionScorer.
+
+        Raises:
+            ValueError: token ids outside the vocabulary.
+        """
+        where = "NGramScorer: context"
+        return [to_token_ids(c[-self._reach :], where, self.vocab_size) for c in contexts]
+
+    def score(self, state: _Histories, candidates: Int32Array) -> npt.NDArray[np.float64]:
+        """See TransitionScorer; (R, k) float64.
+
+        Raises:
+            ValueError: token ids outside the vocabulary, or candidates of another number of rows.
+        """
+        wanted = np.ascontiguousarray(candidates, np.int32)
+        return self.lm._core.score_candidates(*concatenate(state), wanted, self.bos)
+
+    def advance(self, state: _Histories, rows: Int64Array, token_ids: Int32Array) -> _Histories:
+        """See TransitionScorer."""
+        reach = self._reach
+        pairs = zip(rows.tolist(), token_ids, strict=True)
+        return [np.append(state[row], token)[-reach:].astype(np.int32) for row, token in pairs]

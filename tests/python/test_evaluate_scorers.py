@@ -1,0 +1,108 @@
+"""Lines of a table that use LMs and scorers of their own; rescorers that are trained."""
+
+import numpy as np
+import pytest
+import torch
+
+from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import BlockDrafter, LatticeDrafter, NeuralScorer, ScorerDrafter, generate
+from lattice_bpd.evaluate import (
+    STANDARD_SETTINGS,
+    DraftOptions,
+    Setting,
+    compare_strategies,
+    record,
+)
+from lattice_bpd.evaluate.settings import MAKERS
+from lattice_bpd.models import build_rescorer
+from lattice_bpd.train.heads import TrainOptions
+from lattice_bpd.train.rescorer import train_rescorer
+
+GREEDY = STANDARD_SETTINGS[0]
+PROMPTS = [looping_text(200, seed=2)[start : start + 8].tolist() for start in (0, 30, 90)]
+NEURAL = Setting("neural", "neural", "scorer", source="rescorer")
+OTHER = Setting("other", "another LM", "lattice", source="other")
+
+
+@pytest.fixture(scope="module")
+def lms():
+    return [
+        NGramLM.train([looping_text(size, seed=1)], 2, vocab_size=VOCAB, smoothing="absolute")
+        for size in (2000, 40)
+    ]
+
+
+def test_settings_with_sources_decode_as_their_scorers_do(lms):
+    model = model_of("trained")
+    sources = {"rescorer": NeuralScorer(model), "other": lms[1]}
+    settings = [GREEDY, Setting("common", "LM", "lattice", uses_lm=True), OTHER, NEURAL]
+    options = {s.name: DraftOptions(top_k=5, alpha=0.4) for s in settings}
+    found = compare_strategies(
+        model, lms[0], PROMPTS, settings=settings, options=options, sources=sources,
+        max_new_tokens=20,
+    )  # fmt: skip
+    assert all(not result.differing for result in found.results)
+    chosen = [r.total().accept_lengths for r in found.results[1:]]
+    plain = ({"lm": lms[0]}, {"lm": lms[1]}, {"scorer": model})
+    for accepted, how in zip(chosen, plain, strict=True):
+        strategy = "neural" if "scorer" in how else "ngram"
+        alone = [generate(model, prompt, strategy, top_k=5, alpha=0.4, max_new_tokens=20, **how)
+                 for prompt in PROMPTS]  # fmt: skip
+        assert accepted == [n for result in alone for n in result.stats.accept_lengths]
+
+
+def test_settings_name_a_missing_source_and_an_unknown_strategy(lms):
+    with pytest.raises(ValueError, match="uses the source 'rescorer'; expected one of"):
+        compare_strategies(
+            model_of("trained"), lms[0], PROMPTS, settings=[GREEDY, NEURAL], max_new_tokens=4
+        )
+    with pytest.raises(ValueError, match="'guess'; expected one of greedy, bpd"):
+        Setting("x", "x", "guess").drafter(None, [], DraftOptions())
+
+
+def test_settings_take_makers_of_ones_own(monkeypatch):
+    monkeypatch.setitem(MAKERS, "mine", lambda *_: BlockDrafter())
+    assert isinstance(Setting("x", "x", "mine").drafter(None, [], DraftOptions()), BlockDrafter)
+
+
+def test_settings_hand_options_on(lms):
+    options = DraftOptions(top_k=3, num_drafts=4, alpha=0.7, beam=6)
+    drafter = Setting("x", "x", "scorer", many=True).drafter(lms[0], [], options)
+    assert isinstance(drafter, ScorerDrafter)
+    found = (drafter.top_k, drafter.num_drafts, drafter.alpha, drafter.beam)
+    assert found == (3, 4, 0.7, 6)
+    drafter = OTHER.drafter(lms[1], [], options)
+    assert isinstance(drafter, LatticeDrafter)
+    assert (drafter.lm, drafter.num_drafts) == (lms[1], 1)
+
+
+def test_replay_takes_the_lm_of_a_source_and_refuses_scorers(lms):
+    model = model_of("trained")
+    outputs = [plain_greedy(model, prompt, 20) for prompt in PROMPTS]
+    replay = record(model, PROMPTS, outputs, top_k=5)
+    options = DraftOptions(top_k=5, alpha=0.4)
+    for lm in lms:
+        found = compare_strategies(
+            model, lms[0], PROMPTS, settings=[GREEDY, OTHER], options={"other": options},
+            sources={"other": lm}, max_new_tokens=20,
+        )  # fmt: skip
+        expected = found.results[1].total().block_efficiency
+        assert replay.block_efficiency(OTHER, lm, options) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="has strategy 'scorer'; expected one of bpd, lattice"):
+        replay.block_efficiency(NEURAL, None, options)
+
+
+def test_rescorer_learns_and_is_left_in_evaluation_mode():
+    torch.manual_seed(0)
+    model = build_rescorer("32M", VOCAB, max_positions=64, num_layers=1, hidden_size=24)
+    losses = []
+    options = TrainOptions(steps=60, batch_size=8, sequence_length=24, precision="fp32", warmup=3)
+    report = train_rescorer(
+        model, looping_text(2000), options, lambda report: losses.append(report.losses[0])
+    )
+    assert report.step == 60
+    assert losses[-1] < 0.7 * losses[0]
+    assert not model.training
+    with pytest.raises(ValueError, match="give more text"):
+        train_rescorer(model, np.zeros(10, np.int64), options)

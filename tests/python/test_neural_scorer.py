@@ -1,0 +1,313 @@
+"""Neural rescoring: against algorithm 2 without any cache, batches, and scorers that fail."""
+
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from blockwise_models import (
+    VOCAB,
+    build_base,
+    looping_text,
+    model_of,
+    plain_greedy,
+    random_model,
+    trained_model,
+)
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import (
+    DecodeStats,
+    DraftingModel,
+    NeuralScorer,
+    ScorerDrafter,
+    ScorerWarning,
+    decode,
+    decode_batch,
+    generate,
+)
+from lattice_bpd.drafter import MixtureScorer, TransitionScorer
+from lattice_bpd.drafter.scorers import search_drafts
+from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.models import RESCORER_SIZES, build_rescorer
+
+PROMPT = looping_text(20)[3:15].tolist()
+
+
+class PlainScorer(TransitionScorer):
+    """The whole text is read for every score: no cache, one row at a time."""
+
+    vocab_size = VOCAB
+
+    def __init__(self, model):
+        self.model = model
+
+    def start(self, contexts):
+        return [list(context) for context in contexts]
+
+    def score(self, state, candidates):
+        with torch.inference_mode():
+            rows = [self.model.base(input_ids=torch.tensor([text])).logits[0, -1] for text in state]
+        log_probs = torch.stack(rows).log_softmax(dim=-1).numpy()
+        return np.take_along_axis(log_probs, candidates.astype(np.int64), axis=1)
+
+    def advance(self, state, rows, token_ids):
+        return [[*state[row], int(token)] for row, token in zip(rows, token_ids, strict=True)]
+
+
+class Recording(TransitionScorer):
+    """Passes everything on, and compares each answer with that of another scorer."""
+
+    def __init__(self, scorer, reference):
+        self.parts, self.vocab_size = (scorer, reference), VOCAB
+
+    def start(self, contexts):
+        return [part.start(contexts) for part in self.parts]
+
+    def score(self, state, candidates):
+        found, expected = (
+            part.score(own, candidates) for part, own in zip(self.parts, state, strict=True)
+        )
+        np.testing.assert_allclose(found, expected, atol=2e-4)
+        return expected
+
+    def advance(self, state, rows, token_ids):
+        return [
+            part.advance(own, rows, token_ids) for part, own in zip(self.parts, state, strict=True)
+        ]
+
+
+def rescorer(kind="llama"):
+    return model_of(kind) if kind == "trained" else random_model(kind, seed=5)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("num_drafts", [1, 3])
+def test_neural_scores_are_those_of_reading_the_whole_text(kind, num_drafts):
+    """In decoding, with drafts accepted and rejected; a difference would end up as a failure."""
+    model = trained_model()
+    scorer = Recording(NeuralScorer(rescorer(kind)), PlainScorer(rescorer(kind)))
+    drafter = ScorerDrafter(scorer, top_k=4, num_drafts=num_drafts, alpha=2.0)  # misleads at times
+    found = decode(model, PROMPT, drafter, max_new_tokens=30)
+    assert found.token_ids == plain_greedy(model, PROMPT, 30)
+    assert found.stats.scorer_failures == {}
+    assert len(set(found.stats.accept_lengths)) > 2
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3])
+def test_neural_batch_scores_are_those_of_reading_each_text(num_drafts):
+    model = trained_model()
+    prompts = [looping_text(60)[start : start + size].tolist()
+               for start, size in ((3, 12), (20, 3), (40, 7), (0, 1))]  # fmt: skip
+    scorer = Recording(NeuralScorer(rescorer()), PlainScorer(rescorer()))
+    drafter = ScorerDrafter(scorer, top_k=4, num_drafts=num_drafts, alpha=2.0)
+    found = decode_batch(model, prompts, drafter, max_new_tokens=25)
+    for prompt, result in zip(prompts, found, strict=True):
+        assert result.token_ids == plain_greedy(model, prompt, 25)
+        assert result.stats.scorer_failures == {}
+
+
+def test_neural_batch_drafts_as_each_alone():
+    model = trained_model()
+    prompts = [looping_text(60)[start : start + 9].tolist() for start in (3, 17, 30)]
+    together = decode_batch(
+        model, prompts, ScorerDrafter(NeuralScorer(model), top_k=4), max_new_tokens=20
+    )
+    for prompt, result in zip(prompts, together, strict=True):
+        drafter = ScorerDrafter(NeuralScorer(model), top_k=4)
+        alone = decode(model, prompt, drafter, max_new_tokens=20)
+        assert alone.token_ids == result.token_ids
+        assert alone.stats.accept_lengths == result.stats.accept_lengths
+
+
+def test_neural_rescoring_is_algorithm_2():
+    """Slot by slot z_j[S_j] + alpha * r[S_j], with the rescorer's logits themselves."""
+    model, small = trained_model(), rescorer()
+    drafting = DraftingModel(model)
+    with torch.inference_mode():
+        hidden = model.base.base_model(input_ids=torch.tensor([PROMPT])).last_hidden_state[:, -1]
+        exact = int(model.output_embedding(hidden).argmax())
+        logits = drafting.head_logits(hidden)[0]
+    tokens, expected = [*PROMPT, exact], []
+    for row in logits:
+        scores, ids = row.topk(5)
+        with torch.inference_mode():
+            r = small.base(input_ids=torch.tensor([tokens])).logits[0, -1]
+        expected.append(int(ids[(scores + 0.4 * r[ids]).argmax()]))
+        tokens.append(expected[-1])
+    candidates = select_top_k(logits, 5, log_softmax=False, where="test")
+    found = search_drafts(candidates, [[*PROMPT, exact]], NeuralScorer(small), alpha=0.4)
+    assert found.token_ids[0, 0].tolist() == expected
+
+
+def test_neural_rescorer_reads_the_prompt_once_and_one_token_a_call():
+    model = trained_model()
+    scorer = NeuralScorer(model)  # the target itself: its drafts are accepted but for the top k
+    drafter = ScorerDrafter(scorer, top_k=8, alpha=5.0)
+    found = decode(model, PROMPT, drafter, max_new_tokens=40)
+    steps = found.stats.target_calls - 1
+    assert scorer.calls <= model.num_slots * steps
+    # Each step's draft but its last token, the exact token, and that last one where it was kept.
+    most = len(PROMPT) + steps * (model.num_slots + 1)
+    assert scorer.tokens_read <= most
+    assert found.stats.block_efficiency > 3
+
+
+def test_neural_scorer_goes_on_with_another_text():
+    scorer, plain = NeuralScorer(rescorer()), PlainScorer(rescorer())
+    wanted = np.arange(8, dtype=np.int32)[None]
+    for texts in ([PROMPT], [PROMPT[:4]], [[1, 2, 3], PROMPT], [PROMPT, PROMPT], [[5]], [[9] * 50]):
+        candidates = np.repeat(wanted, len(texts), axis=0)
+        found = scorer.score(scorer.start(texts), candidates)
+        np.testing.assert_allclose(found, plain.score(texts, candidates), atol=2e-4)
+
+
+def test_neural_mixture_and_names():
+    model = trained_model()
+    lm = NGramLM.train([looping_text(500)], 3, vocab_size=VOCAB, smoothing="absolute")
+    expected = plain_greedy(model, PROMPT, 20)
+    mixture = MixtureScorer([(NeuralScorer(model), 1.0), (lm, 0.3)])
+    for strategy, scorer in (("neural", model.base), ("neural", mixture), ("p_best", mixture)):
+        found = generate(
+            model, PROMPT, strategy, scorer=scorer, top_k=4, num_drafts=3, max_new_tokens=20
+        )
+        assert found.token_ids == expected
+        assert found.stats.scorer_failures == {}
+
+
+class Failing(TransitionScorer):
+    """A scorer with a fault every other step."""
+
+    def __init__(self, fault):
+        self.fault, self.steps = fault, 0
+
+    def start(self, _contexts):
+        self.steps += 1
+
+    def score(self, _state, candidates):
+        if self.steps % 2:
+            return np.zeros(candidates.shape)
+        if self.fault == "error":
+            raise RuntimeError("no memory")
+        return np.full(candidates.shape, np.nan) if self.fault == "nan" else np.zeros((1, 1, 1))
+
+    def advance(self, _state, _rows, _token_ids):
+        return None
+
+
+@pytest.mark.parametrize("fault", ["nan", "shape", "error"])
+def test_scorer_failures_are_counted_and_lossless(fault):
+    model = trained_model()
+    with pytest.warns(ScorerWarning, match=f"Failing failed .{fault}") as caught:
+        found = decode(model, PROMPT, ScorerDrafter(Failing(fault), top_k=4), max_new_tokens=25)
+    assert len(caught) == 1
+    assert found.token_ids == plain_greedy(model, PROMPT, 25)
+    steps = found.stats.target_calls - 1
+    assert found.stats.scorer_failures[fault] in (steps // 2, steps // 2 - 1)
+    merged = DecodeStats()
+    merged.merge(found.stats)
+    merged.merge(found.stats)
+    assert merged.scorer_failures == {fault: 2 * found.stats.scorer_failures[fault]}
+
+
+def test_scorer_that_hangs_is_dropped():
+    class Hanging(Failing):
+        def score(self, _state, _candidates):
+            time.sleep(30)
+
+    model = trained_model()
+    drafter = ScorerDrafter(Hanging("slow"), top_k=4, timeout=0.05)
+    with pytest.warns(ScorerWarning, match="not asked any more"):
+        found = decode(model, PROMPT, drafter, max_new_tokens=25)
+    assert found.token_ids == plain_greedy(model, PROMPT, 25)
+    assert found.stats.scorer_failures["slow"] == 1
+    assert found.stats.scorer_failures["dropped"] >= 1
+    assert drafter.dropped
+
+
+def test_scorer_within_its_time_drafts_as_without_a_limit():
+    model = trained_model()
+    plain = decode(model, PROMPT, ScorerDrafter(NeuralScorer(model)), max_new_tokens=25)
+    drafter = ScorerDrafter(NeuralScorer(model), timeout=60.0)
+    limited = decode(model, PROMPT, drafter, max_new_tokens=25)
+    assert limited.stats.accept_lengths == plain.stats.accept_lengths
+    assert limited.stats.scorer_failures == {}
+
+
+def test_scorer_failure_is_that_of_each_sequence_of_a_batch():
+    model = trained_model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScorerWarning)
+        found = decode_batch(
+            model, [PROMPT, PROMPT[:5]], ScorerDrafter(Failing("nan")), max_new_tokens=12
+        )
+    assert all(result.stats.scorer_failures["nan"] >= 1 for result in found)
+
+
+def test_rescorer_without_positions_left_falls_back():
+    small = build_rescorer("32M", VOCAB, max_positions=20, hidden_size=24, num_layers=1)
+    model = trained_model()
+    with pytest.warns(ScorerWarning, match="positions for 20"):
+        found = decode(model, PROMPT, ScorerDrafter(small, top_k=4), max_new_tokens=25)
+    assert found.token_ids == plain_greedy(model, PROMPT, 25)
+    assert found.stats.scorer_failures["error"] >= 1
+
+
+def test_scorers_that_do_not_fit_are_refused():
+    model, prompt = trained_model(), PROMPT
+    other = build_rescorer("32M", VOCAB + 1, hidden_size=24, num_layers=1)
+    for scorer in (other, MixtureScorer([(NeuralScorer(other), 1.0)])):
+        with pytest.raises(ValueError, match=f"vocabulary of {VOCAB + 1}, the target one of"):
+            decode(model, prompt, ScorerDrafter(scorer))
+    lm = NGramLM.train([[1, 2]], 2, vocab_size=VOCAB + 1, smoothing="absolute")
+    with pytest.raises(ValueError, match="use a rescorer with the target's tokenizer"):
+        generate(model, prompt, "neural", scorer=lm)
+    with pytest.raises(ValueError, match="needs a scorer"):
+        generate(model, prompt, "neural")
+    with pytest.raises(ValueError, match="'tree' does not use a scorer"):
+        generate(model, prompt, "tree", scorer=model)
+    with pytest.raises(ValueError, match="both lm and scorer"):
+        generate(model, prompt, "p_best", scorer=model, lm=lm)
+    with pytest.raises(TypeError, match="NGramLM or a TransitionScorer"):
+        ScorerDrafter(42)
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_drafts": 0}, {"num_drafts": 3, "beam": 2}, {"alpha": float("nan")},
+                {"timeout": 0.0}],
+)  # fmt: skip
+def test_scorer_drafter_refuses(options):
+    with pytest.raises(ValueError, match="expected"):
+        ScorerDrafter(PlainScorer(None), **options)
+
+
+@pytest.mark.parametrize("size", list(RESCORER_SIZES))
+def test_rescorers_have_the_papers_sizes(size):
+    with torch.device("meta"):
+        model = build_rescorer(size, 32000)
+    layers, hidden, inner = RESCORER_SIZES[size]
+    config = model.config
+    assert (config.n_layer, config.n_embd, config.n_inner) == (layers, hidden, inner)
+    assert config.n_head == 12
+    assert model.transformer.wpe.weight.shape == (config.n_positions, hidden)
+    blocks = sum(weight.numel() for weight in model.transformer.h.parameters())
+    assert blocks == layers * (4 * hidden**2 + 2 * hidden * inner + 9 * hidden + inner)
+
+
+def test_rescorer_of_no_size_is_refused():
+    with pytest.raises(ValueError, match="expected one of 32M, 61M, 94M"):
+        build_rescorer("7B", 100)
+
+
+def test_recurrent_rescorers_are_refused():
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="recurrent state"):
+        NeuralScorer(MambaForCausalLM(config))
+
+
+def test_scorer_takes_blockwise_models_and_plain_ones():
+    assert NeuralScorer(trained_model()).vocab_size == VOCAB
+    assert NeuralScorer(build_base("llama").eval()).vocab_size == VOCAB

@@ -1,0 +1,233 @@
+"""Scorers of transitions and beam search: against all paths, and against the exact search."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from lattice_bpd import NGramLM, rescore_lattice
+from lattice_bpd.drafter import KenlmScorer, MixtureScorer, NGramScorer, TransitionScorer
+from lattice_bpd.drafter.scorers import ScorerError, as_scorer, search_drafts
+from lattice_bpd.lattice.logits import select_top_k
+from oracles import random_arpa
+
+VOCAB = 7
+
+
+class HistoryScorer(TransitionScorer):
+    """A table of log probabilities that looks at the whole history; a state is a list of tuples."""
+
+    vocab_size = VOCAB
+
+    def start(self, contexts):
+        return [tuple(context) for context in contexts]
+
+    def score(self, state, candidates):
+        return np.array([[self.log_prob(h, w) for w in row]
+                         for h, row in zip(state, candidates, strict=True)])  # fmt: skip
+
+    def advance(self, state, rows, token_ids):
+        return [(*state[row], int(token)) for row, token in zip(rows, token_ids, strict=True)]
+
+    @staticmethod
+    def log_prob(history, word):
+        place = sum((7 * i + 3) * token for i, token in enumerate(history))
+        return -float((place * 13 + 5 * int(word)) % 17) / 4
+
+
+def random_candidates(rng, batch=1, slots=4, top_k=3, masked=False):
+    logits = rng.normal(size=(batch, slots, VOCAB)).astype(np.float32)
+    if masked:
+        logits[rng.random(logits.shape) < 0.5] = -np.inf
+        logits[:, 1] = -np.inf
+    return select_top_k(logits, top_k, log_softmax=False, where="test")
+
+
+def random_contexts(rng, batch=1):
+    return [rng.integers(0, VOCAB, rng.integers(1, 6)).tolist() for _ in range(batch)]
+
+
+def list_all(candidates, contexts, alpha, row):
+    """Every path of a lattice with its score, best first."""
+    slots = []
+    for ids, scores in zip(candidates.token_ids[row], candidates.scores[row], strict=True):
+        pairs = list(zip(ids.tolist(), scores.tolist(), strict=True))
+        slots.append([pair for pair in pairs if pair[1] > -np.inf] or pairs)
+    found = []
+    for path in itertools.product(*slots):
+        history, score = tuple(contexts[row]), 0.0
+        for token, head in path:
+            score += head + alpha * HistoryScorer.log_prob(history, token)
+            history = (*history, token)
+        found.append((tuple(token for token, _ in path), score))
+    return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_scorer_beam_that_holds_all_paths_is_exact(rng, seed):
+    candidates = random_candidates(rng, batch=3, masked=seed % 3 == 2)
+    contexts = random_contexts(rng, 3)
+    found = search_drafts(candidates, contexts, HistoryScorer(), num_drafts=100, alpha=0.7)
+    for row in range(3):
+        expected = list_all(candidates, contexts, 0.7, row)[:100]
+        assert found.counts[row] == len(expected)
+        drafts = found.token_ids[row, : len(expected)].tolist()
+        assert [tuple(draft) for draft in drafts] == [path for path, _ in expected]
+        scores = [score for _, score in expected]
+        np.testing.assert_allclose(found.scores[row, : len(expected)], scores, atol=1e-4)
+        assert (found.token_ids[row, len(expected) :] == -1).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_scorer_beam_of_one_is_greedy(rng, seed):
+    """Algorithm 2: slot by slot the argmax of z_j[S_j] + alpha * r[S_j]."""
+    candidates, contexts = random_candidates(rng, slots=6), random_contexts(rng)
+    found = search_drafts(candidates, contexts, HistoryScorer(), alpha=0.7)
+    history, expected = tuple(contexts[0]), []
+    for ids, scores in zip(candidates.token_ids[0], candidates.scores[0], strict=True):
+        rescored = [z + 0.7 * HistoryScorer.log_prob(history, w)
+                    for w, z in zip(ids, scores, strict=True)]  # fmt: skip
+        expected.append(int(ids[np.argmax(rescored)]))
+        history = (*history, expected[-1])
+    assert found.token_ids.tolist() == [[expected]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_scorer_batch_is_each_alone(rng, seed):
+    candidates, contexts = random_candidates(rng, batch=4, slots=5), random_contexts(rng, 4)
+    together = search_drafts(candidates, contexts, HistoryScorer(), num_drafts=3, beam=4)
+    for row in range(4):
+        part = type(candidates)(candidates.token_ids[row, None], candidates.scores[row, None])
+        alone = search_drafts(part, contexts[row : row + 1], HistoryScorer(), num_drafts=3, beam=4)
+        assert together.token_ids[row].tolist() == alone.token_ids[0].tolist()
+        np.testing.assert_array_equal(together.scores[row], alone.scores[0])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ngram_scorer_with_a_beam_finds_what_the_exact_search_finds(rng, seed, core_of):
+    lm = core_of(random_arpa(rng, VOCAB, 1 + seed % 4, exact=False), vocab_size=VOCAB)
+    candidates, contexts = random_candidates(rng, batch=2), random_contexts(rng, 2)
+    contexts[0] = []
+    exact = rescore_lattice(candidates, contexts, lm, num_drafts=20, alpha=0.6)
+    found = search_drafts(candidates, contexts, NGramScorer(lm), num_drafts=20, alpha=0.6, beam=81)
+    np.testing.assert_array_equal(found.counts, exact.counts)
+    np.testing.assert_array_equal(found.token_ids, exact.token_ids)
+    np.testing.assert_allclose(found.scores, exact.scores, atol=1e-5)
+
+
+def test_ngram_scorer_scores_behind_its_histories(small_lm):
+    scorer = as_scorer(small_lm)
+    state = scorer.start([[0, 1], [], [3, 0]])
+    scores = scorer.score(state, np.array([[2, 0], [0, 1], [1, 3]], np.int32))
+    for row, (context, words) in enumerate((([0, 1], [2, 0]), ([], [0, 1]), ([3, 0], [1, 3]))):
+        assert scores[row].tolist() == [small_lm.log_prob(word, context) for word in words]
+    state = scorer.advance(state, np.array([0, 0, 2]), np.array([2, 1, 1], np.int32))
+    scores = scorer.score(state, np.array([[0], [2], [2]], np.int32))
+    histories = ([0, 1, 2], [0, 1, 1], [3, 0, 1])
+    expected = [small_lm.log_prob(w, h) for w, h in zip((0, 2, 2), histories, strict=True)]
+    assert scores[:, 0].tolist() == expected
+
+
+def test_ngram_scorer_refuses(small_lm):
+    scorer = NGramScorer(small_lm)
+    with pytest.raises(ValueError, match=r"0\.\.3"):
+        scorer.start([[9]])
+    with pytest.raises(ValueError, match=r"expected 0\.\.3"):
+        scorer.score(scorer.start([[1]]), np.array([[7]], np.int32))
+    with pytest.raises(ValueError, match="candidates for each context"):
+        scorer.score(scorer.start([[1], [1]]), np.array([[1]] * 3, np.int32))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mixture_scorer_is_the_weighted_sum(rng, seed, core_of):
+    lm = core_of(random_arpa(rng, VOCAB, 3, exact=False), vocab_size=VOCAB)
+    parts = [(lm, 0.3), (HistoryScorer(), 1.2), (HistoryScorer(), 0.0)]
+    mixture = MixtureScorer(parts)
+    assert mixture.vocab_size == VOCAB
+    contexts = random_contexts(rng, 3)
+    candidates = rng.integers(0, VOCAB, (3, 4)).astype(np.int32)
+    state = mixture.start(contexts)
+    ours = [NGramScorer(lm), HistoryScorer()]
+    states = [scorer.start(contexts) for scorer in ours]
+    for _ in range(3):
+        expected = sum(
+            w * s.score(p, candidates) for w, s, p in zip((0.3, 1.2), ours, states, strict=True)
+        )
+        np.testing.assert_allclose(mixture.score(state, candidates), expected)
+        rows, tokens = np.array([2, 0, 0]), rng.integers(0, VOCAB, 3).astype(np.int32)
+        state = mixture.advance(state, rows, tokens)
+        states = [s.advance(p, rows, tokens) for s, p in zip(ours, states, strict=True)]
+
+
+def test_mixture_scorer_refuses(small_lm):
+    with pytest.raises(ValueError, match="no scorer"):
+        MixtureScorer([])
+    with pytest.raises(ValueError, match="finite"):
+        MixtureScorer([(small_lm, float("nan"))])
+    with pytest.raises(ValueError, match="vocabularies of \\[4, 7\\]"):
+        MixtureScorer([(small_lm, 1.0), (HistoryScorer(), 1.0)])
+    with pytest.raises(TypeError, match="pairs"):
+        MixtureScorer([small_lm])
+    with pytest.raises(TypeError, match="without start, score, advance"):
+        MixtureScorer([(object(), 1.0)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("words", [False, True])
+def test_kenlm_scorer_equals_the_ngram_lm_of_the_same_arpa(rng, seed, words, tmp_path):
+    pytest.importorskip("kenlm")
+    corpus = [rng.integers(0, VOCAB, 20).astype(np.int32) for _ in range(30)]
+    lm = NGramLM.train(corpus, 3, vocab_size=VOCAB, smoothing="absolute", unseen="uniform")
+    vocab = [f"w{i}" for i in range(VOCAB)] if words else None
+    path = tmp_path / "model.arpa"
+    lm.to_arpa(path, vocab=vocab)
+    scorer, ours = KenlmScorer(path, vocab), NGramScorer(lm)
+    assert scorer.vocab_size == (VOCAB if words else None)
+    contexts = [[], [1], [2, 3, 4, 5, 6, 1]]
+    candidates = np.tile(np.arange(VOCAB, dtype=np.int32), (3, 1))
+    state, own = scorer.start(contexts), ours.start(contexts)
+    for _ in range(3):
+        found, expected = scorer.score(state, candidates), ours.score(own, candidates)
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+        rows, tokens = np.array([1, 1, 2]), rng.integers(0, VOCAB, 3).astype(np.int32)
+        state, own = (s.advance(p, rows, tokens) for s, p in ((scorer, state), (ours, own)))
+
+
+def test_kenlm_scorer_refuses(tmp_path):
+    pytest.importorskip("kenlm")
+    with pytest.raises(FileNotFoundError, match="expected a KenLM"):
+        KenlmScorer(tmp_path / "none.arpa")
+    (tmp_path / "bad.arpa").write_text("no model")
+    with pytest.raises(OSError, match="expected a KenLM binary or ARPA"):
+        KenlmScorer(tmp_path / "bad.arpa")
+
+
+@pytest.mark.parametrize(
+    ("scores", "kind"),
+    [
+        (lambda _state, candidates: np.full(candidates.shape, np.nan), "nan"),
+        (lambda _state, candidates: np.full(candidates.shape, np.inf), "nan"),
+        (lambda *_: np.zeros(3), "shape"),
+    ],
+)
+def test_search_names_scores_that_are_none(rng, scores, kind):
+    scorer = HistoryScorer()
+    scorer.score = scores
+    with pytest.raises(ScorerError, match=r"HistoryScorer\.score") as caught:
+        search_drafts(random_candidates(rng), [[1]], scorer)
+    assert caught.value.kind == kind
+
+
+def test_impossible_tokens_come_last(rng):
+    scorer = HistoryScorer()
+    scorer.score = lambda _, candidates: np.where(candidates == 3, 0.0, -np.inf)
+    candidates = random_candidates(rng, slots=3, top_k=VOCAB)
+    assert search_drafts(candidates, [[1]], scorer).token_ids.tolist() == [[[3, 3, 3]]]
+
+
+@pytest.mark.parametrize(("num_drafts", "beam"), [(0, None), (3, 2), (1, 0)])
+def test_search_refuses_beams_that_do_not_fit(rng, num_drafts, beam):
+    with pytest.raises(ValueError, match="a beam of as many"):
+        search_drafts(
+            random_candidates(rng), [[1]], HistoryScorer(), num_drafts=num_drafts, beam=beam
+        )
