@@ -15,8 +15,9 @@ DraftBatch FindDraftBatch(const LatticeBatch& lattices, const BackoffLm* lm,
   out.scores.assign(lattices.size() * num_drafts, -std::numeric_limits<float>::infinity());
   out.counts.resize(lattices.size());
   ForEachLattice(lattices, lm, contexts, threads,
-                 [&](std::size_t b, const Sausage& lattice, const LmState& start) {
-                   const DraftList drafts = FindDrafts(lattice, lm, start, options);
+                 [&](std::size_t b, const Sausage& lattice, const LmState& start,
+                     const CachedContext& cached) {
+                   const DraftList drafts = FindDrafts(lattice, lm, start, options, cached);
                    const std::size_t row = b * num_drafts;
                    std::copy(drafts.token_ids.begin(), drafts.token_ids.end(),
                              out.token_ids.data() + row * out.num_slots);

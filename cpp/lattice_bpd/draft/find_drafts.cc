@@ -31,6 +31,14 @@ void CheckVocabulary(TokenId largest, const BackoffLm& lm) {
                           " tokens; use the LM that was trained with this model's tokenizer"));
 }
 
+void CheckCache(TokenId largest, const BackoffLm* lm, const ContextNgram& cache) {
+  cache.CheckLm(lm);
+  if (static_cast<std::uint32_t>(largest) < cache.vocab_size()) return;
+  throw ValueError(StrCat("the lattice has token id ", largest, ", but the cache's vocabulary has ",
+                          cache.vocab_size(),
+                          " tokens; make the ContextNGram with this model's vocab_size"));
+}
+
 Engine ParseEngine(const std::string& name) {
   if (name == "auto") return Engine::kAuto;
   if (name == "fused") return Engine::kFused;
@@ -39,9 +47,12 @@ Engine ParseEngine(const std::string& name) {
 }
 
 DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const DraftOptions& options) {
+                     const DraftOptions& options, const CachedContext& cached) {
   CheckNumDrafts(options.num_drafts);
   CheckAlpha(options.alpha);
+  if (cached.cache != nullptr && options.engine == Engine::kOpenFst) {
+    throw ValueError("engine \"openfst\" cannot search with a cache; use \"fused\" or \"auto\"");
+  }
   DraftList drafts;
   drafts.num_slots = sausage.num_slots();
   if (sausage.num_slots() == 0) {
@@ -49,10 +60,14 @@ DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState&
     return drafts;
   }
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
+  if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
   // Where a slot is masked altogether all paths tie at -inf, and their order is that of token ids.
   const bool masked = sausage.all_masked();
-  const auto find = options.engine == Engine::kOpenFst ? &FindDraftsOpenFst : &FindDraftsFused;
-  drafts = find(sausage, masked ? nullptr : lm, masked ? LmState{} : start, options);
+  const BackoffLm* used = masked ? nullptr : lm;
+  const LmState state = masked ? LmState{} : start;
+  drafts = options.engine == Engine::kOpenFst
+               ? FindDraftsOpenFst(sausage, used, state, options)
+               : FindDraftsFused(sausage, used, state, options, masked ? CachedContext{} : cached);
   if (masked) {
     std::fill(drafts.scores.begin(), drafts.scores.end(), -std::numeric_limits<double>::infinity());
   }
