@@ -32,6 +32,7 @@ def make_drafter(
     max_nodes: int = 36,
     alpha: float = 0.5,
     temperature: float = 1.0,
+    cache: bool | int = False,
 ) -> Drafter:
     """The drafter of a strategy; all but "oracle", which needs the output first.
 
@@ -44,8 +45,10 @@ def make_drafter(
         max_nodes: N of "tree".
         alpha: weight of the LM.
         temperature: of "tree".
+        cache: of "ngram", "p_best" and "tree".
 
     Raises:
+        TypeError: a cache that is neither bool nor int.
         ValueError: an unknown strategy, "ngram" without an LM, or sizes out of range.
     """
     if strategy not in STRATEGIES:
@@ -68,11 +71,11 @@ def make_drafter(
         return BlockDrafter()
     if strategy == "tree":
         return TreeDrafter(
-            lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature
+            lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature, cache=cache
         )
     if strategy in ("ngram", "p_best"):
         drafts = 1 if strategy == "ngram" else num_drafts
-        return LatticeDrafter(lm, top_k=top_k, num_drafts=drafts, alpha=alpha)
+        return LatticeDrafter(lm, top_k=top_k, num_drafts=drafts, alpha=alpha, cache=cache)
     return NoDrafter()
 
 
@@ -89,6 +92,7 @@ def generate(
     max_nodes: int = 36,
     alpha: float = 0.5,
     temperature: float = 1.0,
+    cache: bool | int = False,
     max_new_tokens: int = 64,
     stop_token_ids: Collection[int] = (),
     form: str = "auto",
@@ -116,6 +120,8 @@ def generate(
         max_nodes: N, draft tokens of "tree".
         alpha: weight of the LM.
         temperature: divides the scores of "tree"; above 1 it grows wider and less deep.
+        cache: whether "ngram", "p_best" and "tree" mix n-grams of prompt and output so far into the
+            LM; an int is the cache's order, 1..6, True is 4.
         max_new_tokens: most tokens to decode.
         stop_token_ids: decoding ends behind the first of these.
         form: how drafts are verified: "auto", "tree" or "rows"; see docs/decoding.md.
@@ -129,7 +135,8 @@ def generate(
         ValueError: an unknown strategy, "ngram" without an LM, a top_k outside 1..V, num_drafts or
             max_nodes below 1, a temperature that is not above 0, an LM or heads of another
             vocabulary, or what `decode` refuses.
-        TypeError: no causal LM, or heads that cannot be called.
+        TypeError: no causal LM, heads that cannot be called, or a cache that is neither bool nor
+            int.
         MemoryError: a call did not fit.
     """
     batch = input_ids if _has_two_axes(input_ids) else [input_ids]
@@ -141,7 +148,7 @@ def generate(
     return generate_batch(
         model, batch, strategy, heads=heads, drafter=drafter, lm=lm, top_k=top_k,
         num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha, temperature=temperature,
-        max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, form=form,
+        cache=cache, max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, form=form,
         streamer=streamer, static_cache=static_cache,
     )[0]  # fmt: skip
 
@@ -159,6 +166,7 @@ def generate_batch(
     max_nodes: int = 36,
     alpha: float = 0.5,
     temperature: float = 1.0,
+    cache: bool | int = False,
     max_new_tokens: int = 64,
     stop_token_ids: Collection[int] = (),
     form: str = "auto",
@@ -179,6 +187,7 @@ def generate_batch(
         max_nodes: see there.
         alpha: see there.
         temperature: see there.
+        cache: see there; each text has its own.
         max_new_tokens: most tokens to decode behind each prompt.
         stop_token_ids: a text ends behind the first of these.
         form: see there.
@@ -201,7 +210,7 @@ def generate_batch(
     if drafter is None:
         drafter = make_drafter(
             strategy, drafting.vocab_size, lm=lm, top_k=top_k, num_drafts=num_drafts,
-            max_nodes=max_nodes, alpha=alpha, temperature=temperature,
+            max_nodes=max_nodes, alpha=alpha, temperature=temperature, cache=cache,
         )  # fmt: skip
         if strategy == "oracle":
             outputs = decode_batch(drafting, prompts, drafter, **{**options, "streamer": None})
