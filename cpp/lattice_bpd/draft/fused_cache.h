@@ -17,6 +17,9 @@
 namespace lattice_bpd {
 namespace {
 
+// Up to so many children of a history of the cache are looked at one after the other.
+constexpr std::uint32_t kFewChildren = 4;
+
 constexpr std::uint32_t kNoHit = 0;  // hit 0 stands for the context
 
 // A history that one of the LMs knows, at the boundary before the slot.
@@ -27,11 +30,12 @@ struct FusedHistory {
   std::uint32_t node;        // in the static LM's level of its length, or kNoNode
   std::uint32_t static_row;  // which HitFinder made for it, or kNoNode
   std::uint32_t cache_node;  // where it is one of the cache, or kNoNode
+  double scaled_backoff;     // alpha * ln of the static LM's, on the grid
 };
 
 // How a history differs from its suffix.
 struct FusedStep {
-  double backoff = 0.0;      // ln of the static LM's
+  double backoff = 0.0;      // ln of the static LM's; read only where the cache has a part
   double share = 0.0;        // of the cache's counts behind this history: l
   double scaled_kept = 0.0;  // alpha * ln(1 - l), on the grid
 };
@@ -93,14 +97,17 @@ class CacheMixer {
   bool FindCacheNodes() {
     if (!cache_.is_active()) return false;
     const std::uint32_t last = w_.rows.hits_begin[task_.num_slots - 1];
-    bool found = task_.cached.state.length > 0;
+    const ContextTrie& trie = cache_.trie();
     o_.cache_node.Resize(std::max<std::size_t>(o_.cache_node.size(), last));
-    for (std::uint32_t j = 0; j + 1 < task_.num_slots; ++j) {
-      for (std::uint32_t h = w_.rows.hits_begin[j]; h < w_.rows.hits_begin[j + 1]; ++h) {
-        const Symbol symbol = w_.symbols[task_.Lane(j, w_.hits.lane[h])];
-        o_.cache_node[h] = cache_.trie().Find(ContextTrie::kRoot, symbol);
-        found = found || IsCacheHistory(1, o_.cache_node[h]);
-      }
+    const std::uint32_t* symbols = w_.hits.node.data();  // of unigrams
+    for (std::uint32_t h = 1; h < last; ++h) trie.PrefetchEntry(ContextTrie::kRoot, symbols[h]);
+    for (std::uint32_t h = 1; h < last; ++h) trie.PrefetchNode(ContextTrie::kRoot, symbols[h]);
+    bool found = task_.cached.state.length > 0;
+    for (std::uint32_t h = 1; h < last; ++h) {
+      o_.cache_node[h] = trie.Find(ContextTrie::kRoot, symbols[h]);
+      if (!IsCacheHistory(1, o_.cache_node[h])) continue;
+      found = true;
+      trie.PrefetchFirstChild(o_.cache_node[h]);
     }
     return found;
   }
@@ -177,12 +184,13 @@ class CacheMixer {
         } else {
           LeadToSuffix(h);
         }
-        FusedHistory history = {length, j + 1, h, kNoNode, kNoNode, kNoNode};
+        FusedHistory history = {length, j + 1, h, kNoNode, kNoNode, kNoNode, 0.0};
         const std::uint32_t static_hit = o_.hits.node[h];
         if (in_lm && static_hit != kNoHit) {
           history.node = w_.hits.node[static_hit];
           const std::uint32_t row = w_.hits.target[static_hit];
           if (row >= StaticRowBegin(length, 0)) history.static_row = row;
+          history.scaled_backoff = StaticBackoff(length, static_hit, history.static_row);
         }
         if (IsCacheHistory(length, o_.cache_node[h])) history.cache_node = o_.cache_node[h];
         AddHistory(history);
@@ -192,9 +200,10 @@ class CacheMixer {
 
   // The context's suffix of this length; hit 0 leads to it.
   void AddStart(std::uint32_t length) {
-    FusedHistory history = {length, 0, kNoHit, kNoNode, kNoNode, kNoNode};
+    FusedHistory history = {length, 0, kNoHit, kNoNode, kNoNode, kNoNode, 0.0};
     if (length <= task_.start.length) {
       history.node = task_.start.nodes[length - 1];
+      history.scaled_backoff = task_.Scaled(task_.lm->levels()[length - 1].Backoff(history.node));
       const std::uint32_t row = StaticRowBegin(length, 0);
       if (row < StaticRowBegin(length, 1)) history.static_row = row;
     }
@@ -202,6 +211,13 @@ class CacheMixer {
       history.cache_node = task_.cached.state.nodes[length - 1];
     }
     AddHistory(history);
+  }
+
+  // What HitFinder added to a hit's constant, which now may be its row's. (To read the record again
+  // would be to wait for it again.)
+  double StaticBackoff(std::uint32_t length, std::uint32_t hit, std::uint32_t row) const {
+    const double constant = row == kNoNode ? w_.hits.constant[hit] : w_.rows.backoff[row];
+    return length == 1 ? constant : constant - w_.hits.constant[w_.hits.suffix_hit[hit]];
   }
 
   bool IsCacheHistory(std::uint32_t length, std::uint32_t node) const {
@@ -219,16 +235,15 @@ class CacheMixer {
   // LM's backoff, or the cache's share, would not fit.
   void AddHistory(const FusedHistory& history) {
     if (history.node == kNoNode && history.cache_node == kNoNode) return;
-    const FusedStep step = StepOf(history);
-    double& constant = o_.hits.constant[history.hit];
-    constant += task_.Scaled(step.backoff) + step.scaled_kept;
     const std::uint32_t suffix = o_.hits.target[history.hit];
-    const bool differs = step.backoff != 0.0 || step.share != 0.0;
     const bool in_cache = history.cache_node != kNoNode && FindChildren(history);
-    const bool has_row =
-        history.static_row != kNoNode || in_cache || (differs && AnyOf(CachedBits(suffix)));
+    const bool reads_backoff = in_cache || AnyOf(CachedBits(suffix));
+    const FusedStep step = StepOf(history, reads_backoff);
+    o_.hits.constant[history.hit] += history.scaled_backoff + step.scaled_kept;
+    const bool differs = step.backoff != 0.0 || step.share != 0.0;
+    const bool has_row = history.static_row != kNoNode || in_cache || (differs && reads_backoff);
     if (!has_row) return;
-    const std::uint32_t r = AddRow(suffix, constant);
+    const std::uint32_t r = AddRow(suffix, o_.hits.constant[history.hit]);
     o_.kept[r] = o_.kept[suffix] * (1.0 - step.share);
     o_.scaled_kept[r] = o_.scaled_kept[suffix] + step.scaled_kept;
     MarkLanes(history, in_cache, r);
@@ -237,9 +252,9 @@ class CacheMixer {
     o_.hits.constant[history.hit] = 0.0;
   }
 
-  FusedStep StepOf(const FusedHistory& history) const {
+  FusedStep StepOf(const FusedHistory& history, bool reads_backoff) const {
     FusedStep step;
-    if (history.node != kNoNode) {
+    if (reads_backoff && history.node != kNoNode) {
       step.backoff = task_.lm->levels()[history.length - 1].Backoff(history.node);
     }
     if (history.cache_node != kNoNode) {
@@ -254,7 +269,7 @@ class CacheMixer {
   }
 
   // The cache's n-grams behind a history that end in a candidate: o_.child_bits, o_.lane_nodes.
-  // Goes through the children or through the candidates, whichever are fewer.
+  // Goes through the children where they are few: each waits for memory to say where the next is.
   bool FindChildren(const FusedHistory& history) {
     o_.child_bits.Resize(task_.lane_words);
     o_.lane_nodes.Resize(task_.stride);
@@ -262,7 +277,7 @@ class CacheMixer {
     const Symbol* symbols = w_.symbols.data() + task_.Lane(history.slot, 0);
     const std::uint32_t width = task_.Width(history.slot);
     const ContextTrie& trie = cache_.trie();
-    if (trie.node(history.cache_node).distinct <= width) {
+    if (trie.node(history.cache_node).distinct <= kFewChildren) {
       std::uint32_t child = trie.node(history.cache_node).first_child;
       for (; child != kNoNode; child = trie.node(child).next) {
         const Symbol word = trie.node(child).word;

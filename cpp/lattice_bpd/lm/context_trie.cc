@@ -1,6 +1,7 @@
 #include "lattice_bpd/lm/context_trie.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace lattice_bpd {
 namespace {
@@ -15,7 +16,7 @@ void ContextTrie::Clear() {
   text_.clear();
   nodes_.assign(1, ContextNode{});
   free_.clear();
-  table_.assign(kSmallestTable, kNoNode);
+  table_.assign(kSmallestTable, {0, kNoNode});
   mask_ = kSmallestTable - 1;
   num_ends_ = 1;
 }
@@ -89,7 +90,7 @@ std::uint32_t ContextTrie::Add(std::uint32_t parent, Symbol word) {
   nodes_[parent].first_child = added;
   ++nodes_[parent].distinct;
   if (2 * (nodes_.size() - free_.size()) > table_.size()) GrowTable();
-  Insert(added);
+  Insert({Hash(parent, word), added});
   return added;
 }
 
@@ -107,35 +108,32 @@ void ContextTrie::Remove(std::uint32_t node) {
   free_.push_back(node);
 }
 
-void ContextTrie::Insert(std::uint32_t node) {
-  std::size_t at = Hash(nodes_[node].parent, nodes_[node].word) & mask_;
-  while (table_[at] != kNoNode) at = (at + 1) & mask_;
-  table_[at] = node;
+void ContextTrie::Insert(Entry entry) {
+  std::size_t at = entry.hash & mask_;
+  while (table_[at].node != kNoNode) at = (at + 1) & mask_;
+  table_[at] = entry;
 }
 
 // What stands behind the gap and was pushed there by a collision moves up.
 void ContextTrie::Erase(std::uint32_t node) {
   std::size_t gap = Hash(nodes_[node].parent, nodes_[node].word) & mask_;
-  while (table_[gap] != node) gap = (gap + 1) & mask_;
-  for (std::size_t at = (gap + 1) & mask_; table_[at] != kNoNode; at = (at + 1) & mask_) {
-    const ContextNode& other = nodes_[table_[at]];
-    const std::size_t home = Hash(other.parent, other.word) & mask_;
+  while (table_[gap].node != node) gap = (gap + 1) & mask_;
+  for (std::size_t at = (gap + 1) & mask_; table_[at].node != kNoNode; at = (at + 1) & mask_) {
+    const std::size_t home = table_[at].hash & mask_;
     if (((at - home) & mask_) < ((at - gap) & mask_)) continue;  // its home is behind the gap
     table_[gap] = table_[at];
     gap = at;
   }
-  table_[gap] = kNoNode;
+  table_[gap].node = kNoNode;
 }
 
-// Of nodes that were freed none is in the table.
 void ContextTrie::GrowTable() {
-  std::vector<std::uint32_t> used;
-  for (const std::uint32_t node : table_) {
-    if (node != kNoNode) used.push_back(node);
-  }
-  table_.assign(2 * table_.size(), kNoNode);
+  std::vector<Entry> old(2 * table_.size(), {0, kNoNode});
+  std::swap(old, table_);
   mask_ = table_.size() - 1;
-  for (const std::uint32_t node : used) Insert(node);
+  for (const Entry& entry : old) {
+    if (entry.node != kNoNode) Insert(entry);
+  }
 }
 
 }  // namespace lattice_bpd
