@@ -12,6 +12,10 @@ namespace {
 // How far a token moves the weights: they remember about ten tokens that histories match.
 constexpr double kRate = 0.1;
 
+// Without a static LM the cache must do better than the heads, which are sure of about so much;
+// to do better than a uniform distribution is no merit.
+constexpr double kHeadsProb = 0.25;
+
 // Weights stay where one more match can still raise them, and where a miss costs little.
 constexpr double kSmallestWeight = 1e-3;
 constexpr double kLargestWeight = 0.95;
@@ -108,7 +112,7 @@ void ContextNgram::Update(Span<TokenId> tokens, const BackoffLm* lm, bool bos) {
   if (lm != nullptr) state = StateOfLm(*lm, bos);
   for (const TokenId token : tokens) {
     const auto word = static_cast<Symbol>(token);
-    double static_prob = 1.0 / vocab_size_;
+    double static_prob = kHeadsProb;
     if (lm != nullptr) {
       const LmStep step = lm->Query(state, word);
       static_prob = std::exp(step.TotalLogProb());
