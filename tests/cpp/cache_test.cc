@@ -114,7 +114,7 @@ TEST_CASE("cache: weights rise in a loop and fall on random text") {
   ContextNgram cache(1000, 4, 4096);
   cache.Update(Repeat({5, 9, 700, 3, 12}, 200), nullptr, true);
   for (const double weight : cache.weights()) CHECK(weight > 0.6);
-  CHECK(cache.is_active());
+  CHECK(cache.IsActive(false));
   Random random(1);
   Tokens noise(1000);
   for (TokenId& token : noise) token = static_cast<TokenId>(Below(&random, 1000));

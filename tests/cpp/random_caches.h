@@ -62,7 +62,8 @@ class CacheOracle {
     }
     const double largest =
         weights_.empty() ? 0.0 : *std::max_element(weights_.begin(), weights_.end());
-    active_ = largest >= ContextNgram::kLeastWeight;
+    active_ =
+        largest >= (lm == nullptr ? ContextNgram::kLeastWeightAlone : ContextNgram::kLeastWeight);
   }
 
   // Adds up ln P of a token behind a text in double, without any grid.

@@ -95,7 +95,7 @@ class CacheMixer {
   // Of the roots' hits, which come first: the tokens that occur in the cache's text. False where
   // no path comes by a history of the cache.
   bool FindCacheNodes() {
-    if (!cache_.is_active()) return false;
+    if (!cache_.IsActive(task_.lm != nullptr)) return false;
     const std::uint32_t last = w_.rows.hits_begin[task_.num_slots - 1];
     const ContextTrie& trie = cache_.trie();
     o_.cache_node.Resize(std::max<std::size_t>(o_.cache_node.size(), last));

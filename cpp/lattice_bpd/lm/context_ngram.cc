@@ -73,9 +73,10 @@ std::vector<double> ContextNgram::weights() const {
   return {weights_, weights_ + order() - 1};
 }
 
-bool ContextNgram::is_active() const {
+bool ContextNgram::IsActive(bool has_lm) const {
+  const double least = has_lm ? kLeastWeight : kLeastWeightAlone;
   const double* end = weights_ + order() - 1;
-  return std::any_of(weights_, end, [](double weight) { return weight >= kLeastWeight; });
+  return std::any_of(weights_, end, [least](double weight) { return weight >= least; });
 }
 
 void ContextNgram::CheckLm(const BackoffLm* lm) const {
@@ -159,7 +160,7 @@ double ContextNgram::LogProb(TokenId token_id, Span<TokenId> context, const Back
   double log_prob = -std::log(static_cast<double>(vocab_size_));
   if (lm != nullptr) log_prob = lm->Query(lm->StateOfContext(context, bos), word).TotalLogProb();
   const auto lock = LockForReading();
-  if (!is_active()) return log_prob;
+  if (!IsActive(lm != nullptr)) return log_prob;
   const ContextState state = trie_.StateOf(context);
   double kept = 1.0;  // of the static LM's share
   double cached = 0.0;

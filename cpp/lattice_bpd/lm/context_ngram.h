@@ -10,8 +10,9 @@
 // and Bell (1991), times a weight for each length of history that follows how well the cache does.
 // The weights are those of an online EM algorithm with exponential forgetting (Cappe and Moulines
 // 2009): each token moves the weight of a length towards the posterior probability that histories
-// of this length have something to say. While the largest weight is below kLeastWeight the cache
-// counts for nothing: P = P_static.
+// of this length have something to say. While the largest weight is below kLeastWeight (without a
+// static LM, where every count stands out, kLeastWeightAlone) the cache counts for nothing:
+// P = P_static.
 //
 // Any number of threads may search (under LockForReading) or query; Update and Clear wait until
 // they are done. Cost of an update: O(order) and a query of the static LM for each token.
@@ -31,8 +32,9 @@ constexpr std::size_t kMostContextTokens = std::size_t{1} << 26;
 
 class ContextNgram {
  public:
-  static constexpr double kFirstWeight = 0.3;
+  static constexpr double kFirstWeight = 0.1;
   static constexpr double kLeastWeight = 0.02;
+  static constexpr double kLeastWeightAlone = 0.15;  // without a static LM
 
   // Counts the n-grams of up to `order` tokens in the last max_tokens tokens. Throws ValueError
   // where one of the three is out of range.
@@ -65,8 +67,8 @@ class ContextNgram {
 
   const ContextTrie& trie() const { return trie_; }
 
-  // Whether the cache counts at all.
-  bool is_active() const;
+  // Whether the cache counts at all, beside a static LM or without.
+  bool IsActive(bool has_lm) const;
 
   // l_m of a history of m tokens that has a successor; above 0, below 1.
   double ShareOf(std::uint32_t node, std::uint32_t length) const {

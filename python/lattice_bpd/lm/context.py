@@ -25,7 +25,7 @@ class ContextNGram:
 
     The weights adapt: each token of the text moves those of the lengths that match its history,
     up where the cache foresaw it better than the static LM, down where it did not. While all are
-    below 0.02 the cache counts for nothing, and costs nothing.
+    below 0.02 (0.15 without a static LM) the cache counts for nothing, and costs nothing.
 
     Safe for threads: searches that read a cache go on side by side, and an update waits for them.
 
