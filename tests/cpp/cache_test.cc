@@ -70,15 +70,19 @@ TEST_CASE("cache: counts are those of the window, as tokens come and go") {
 }
 
 TEST_CASE("cache: a worked example") {
-  //   text a b a b a c: behind "a" stand b, b, c; behind "b a" stand b, c
+  //   text: 20 times a b, then a c. Behind "a" stand 20 b and a c, behind "b a" 19 b and a c
+  Tokens text;
+  for (int i = 0; i < 20; ++i) text.insert(text.end(), {0, 1});
+  text.insert(text.end(), {0, 2});
   ContextNgram cache(3, 3, 100);
-  cache.Update(Tokens{0, 1, 0, 1, 0, 2}, nullptr, true);
+  cache.Update(text, nullptr, true);
+  REQUIRE(cache.IsActive(false));
   const std::vector<double> weights = cache.weights();
   REQUIRE(weights.size() == 2);
-  const double one = weights[0] * 3 / (3 + 2);  // 3 successors, 2 of them different
-  const double two = weights[1] * 2 / (2 + 2);
-  const double shorter = (1 - one) / 3 + one * 2 / 3;
-  const double expected = (1 - two) * shorter + two / 2;
+  const double one = weights[0] * 21 / (21 + 2);  // 21 successors, 2 of them different
+  const double two = weights[1] * 20 / (20 + 2);
+  const double shorter = (1 - one) / 3 + one * 20 / 21;
+  const double expected = (1 - two) * shorter + two * 19 / 20;
   CHECK(cache.LogProb(1, Tokens{2, 1, 0}, nullptr, true) == doctest::Approx(std::log(expected)));
   CHECK(cache.LogProb(1, Tokens{2}, nullptr, true) == doctest::Approx(std::log(1.0 / 3)));
 }
@@ -116,9 +120,11 @@ TEST_CASE("cache: weights rise in a loop and fall on random text") {
   for (const double weight : cache.weights()) CHECK(weight > 0.6);
   CHECK(cache.IsActive(false));
   Random random(1);
-  Tokens noise(1000);
-  for (TokenId& token : noise) token = static_cast<TokenId>(Below(&random, 1000));
-  for (int i = 0; i < 3; ++i) cache.Update(noise, nullptr, true);  // so that histories match
+  Tokens noise(20000);  // of few tokens, so that histories of all lengths match
+  for (TokenId& token : noise) token = static_cast<TokenId>(Below(&random, 50));
+  cache.Update(noise, nullptr, true);
+  for (const double weight : cache.weights()) CHECK(weight < 0.05);
+  CHECK_FALSE(cache.IsActive(false));
   cache.Clear();
   CHECK(cache.num_tokens() == 0);
   CHECK(cache.weights() == std::vector<double>(3, ContextNgram::kFirstWeight));
