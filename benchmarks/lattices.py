@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from corpus import Corpus
 
-from lattice_bpd import NGramLM, _core
+from lattice_bpd import ContextNGram, NGramLM, _core
 
 CONTEXT = 3  # tokens before a lattice
 
@@ -57,6 +57,18 @@ def draw_lattices(corpus: Corpus, count: int, slots: int, top_k: int, seed: int 
     contexts = ids[starts[:, None] + np.arange(CONTEXT)]
     shape = (count, slots, top_k)
     return Lattices(token_ids.reshape(shape), scores.astype(np.float32), contexts)
+
+
+def make_caches(corpus: Corpus, lattices: Lattices, lm: NGramLM, size: int) -> list[ContextNGram]:
+    """A cache for each lattice: of running text, and the lattice's context behind it."""
+    rng = np.random.default_rng(size)
+    caches = []
+    for context in lattices.contexts:
+        start = rng.integers(0, len(corpus.token_ids) - size)
+        text = corpus.token_ids[start : start + size - len(context)]
+        caches.append(ContextNGram(lm.vocab_size))
+        caches[-1].update(np.concatenate([text, context]), lm)
+    return caches
 
 
 def rescore_arguments(

@@ -12,6 +12,7 @@ namespace {
 
 using LmOrNone = std::optional<std::shared_ptr<BackoffLm>>;
 using Sausages = std::vector<const Sausage*>;
+using Caches = std::vector<const ContextNgram*>;  // one for each lattice, None for none; or empty
 
 // token_ids (batch, num_drafts, slots), scores (batch, num_drafts), counts (batch,).
 using DraftArrays = std::tuple<py::array_t<TokenId>, py::array_t<float>, py::array_t<std::int32_t>>;
@@ -86,31 +87,34 @@ TreeArrays FindTrees(const LatticeBatch& lattices, const LmOrNone& lm, const Con
 DraftArrays RescoreCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
                               const LmOrNone& lm, const Array<TokenId>& contexts,
                               const Array<std::int64_t>& offsets, bool bos, int num_drafts,
-                              double alpha, const std::string& engine, int threads) {
-  return Rescore(ToCandidates(token_ids, scores), lm, {ToSpan(contexts), ToSpan(offsets), bos},
+                              double alpha, const std::string& engine, int threads,
+                              const Caches& caches) {
+  return Rescore(ToCandidates(token_ids, scores), lm,
+                 {ToSpan(contexts), ToSpan(offsets), bos, caches},
                  {num_drafts, alpha, ParseEngine(engine)}, threads);
 }
 
 DraftArrays RescoreSausages(const Sausages& sausages, const LmOrNone& lm,
                             const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
                             bool bos, int num_drafts, double alpha, const std::string& engine,
-                            int threads) {
-  return Rescore(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos},
+                            int threads, const Caches& caches) {
+  return Rescore(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos, caches},
                  {num_drafts, alpha, ParseEngine(engine)}, threads);
 }
 
 TreeArrays TreeOfCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
                             const LmOrNone& lm, const Array<TokenId>& contexts,
                             const Array<std::int64_t>& offsets, bool bos, int max_nodes,
-                            double alpha, int threads) {
-  return FindTrees(ToCandidates(token_ids, scores), lm, {ToSpan(contexts), ToSpan(offsets), bos},
-                   alpha, max_nodes, threads);
+                            double alpha, int threads, const Caches& caches) {
+  return FindTrees(ToCandidates(token_ids, scores), lm,
+                   {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha, max_nodes, threads);
 }
 
 TreeArrays TreeOfSausages(const Sausages& sausages, const LmOrNone& lm,
                           const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
-                          bool bos, int max_nodes, double alpha, int threads) {
-  return FindTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos}, alpha, max_nodes,
+                          bool bos, int max_nodes, double alpha, int threads,
+                          const Caches& caches) {
+  return FindTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha, max_nodes,
                    threads);
 }
 
@@ -133,17 +137,18 @@ void BindDraft(py::module_& m) {
   m.def("rescore_candidates", &RescoreCandidates, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
         py::arg("offsets").noconvert(), py::arg("bos"), py::arg("num_drafts"), py::arg("alpha"),
-        py::arg("engine"), py::arg("threads"));
+        py::arg("engine"), py::arg("threads"), py::arg("caches") = Caches());
   m.def("rescore_sausages", &RescoreSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
-        py::arg("num_drafts"), py::arg("alpha"), py::arg("engine"), py::arg("threads"));
+        py::arg("num_drafts"), py::arg("alpha"), py::arg("engine"), py::arg("threads"),
+        py::arg("caches") = Caches());
   m.def("tree_of_candidates", &TreeOfCandidates, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
         py::arg("offsets").noconvert(), py::arg("bos"), py::arg("max_nodes"), py::arg("alpha"),
-        py::arg("threads"));
+        py::arg("threads"), py::arg("caches") = Caches());
   m.def("tree_of_sausages", &TreeOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
-        py::arg("max_nodes"), py::arg("alpha"), py::arg("threads"));
+        py::arg("max_nodes"), py::arg("alpha"), py::arg("threads"), py::arg("caches") = Caches());
   m.def("rescore_fst", &RescoreFst, py::arg("acceptor"), py::arg("lm"),
         py::arg("context").noconvert(), py::arg("bos"), py::arg("num_drafts"), py::arg("alpha"),
         py::arg("engine"));

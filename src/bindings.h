@@ -20,6 +20,7 @@ namespace lattice_bpd {
 void BindErrors(pybind11::module_& m);
 void BindTokenIds(pybind11::module_& m);
 void BindLm(pybind11::module_& m);
+void BindCache(pybind11::module_& m);
 void BindTrain(pybind11::module_& m);
 void BindCount(pybind11::module_& m);
 void BindRuns(pybind11::module_& m);

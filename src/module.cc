@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, m) {
   lattice_bpd::BindErrors(m);
   lattice_bpd::BindTokenIds(m);
   lattice_bpd::BindLm(m);
+  lattice_bpd::BindCache(m);
   lattice_bpd::BindTrain(m);
   lattice_bpd::BindCount(m);
   lattice_bpd::BindRuns(m);

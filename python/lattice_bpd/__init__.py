@@ -14,11 +14,12 @@ Importing this package imports neither torch nor pywrapfst.
 from lattice_bpd._core import FormatError
 from lattice_bpd.drafter import Drafts, DraftTree, rescore_fst, rescore_lattice, rescore_tree
 from lattice_bpd.lattice import SausageLattice
-from lattice_bpd.lm import NGramLM
+from lattice_bpd.lm import ContextNGram, NGramLM
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ContextNGram",
     "DraftTree",
     "Drafts",
     "FormatError",

@@ -11,6 +11,7 @@ import typing
 
 __all__: list[str] = [
     "BackoffLm",
+    "ContextNgram",
     "CorpusCounter",
     "FormatError",
     "Sausage",
@@ -102,6 +103,36 @@ class BackoffLm:
     def order(self) -> int: ...
     @property
     def unk_id(self) -> int | None: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+class ContextNgram:
+    """
+    A cache LM of the text so far; safe for threads.
+    """
+    def __init__(
+        self,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        order: typing.SupportsInt | typing.SupportsIndex,
+        max_tokens: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+    def clear(self) -> None: ...
+    def log_prob(
+        self,
+        token_id: typing.SupportsInt | typing.SupportsIndex,
+        context: numpy.typing.NDArray[numpy.int32],
+        lm: BackoffLm | None,
+        bos: bool,
+    ) -> float: ...
+    def num_tokens(self) -> int: ...
+    def update(
+        self, token_ids: numpy.typing.NDArray[numpy.int32], lm: BackoffLm | None, bos: bool
+    ) -> None: ...
+    def weights(self) -> list[float]: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def order(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
 
@@ -406,6 +437,7 @@ def rescore_candidates(
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     engine: str,
     threads: typing.SupportsInt | typing.SupportsIndex,
+    caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
     numpy.typing.NDArray[numpy.float32],
@@ -434,6 +466,7 @@ def rescore_sausages(
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     engine: str,
     threads: typing.SupportsInt | typing.SupportsIndex,
+    caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
     numpy.typing.NDArray[numpy.float32],
@@ -486,6 +519,7 @@ def tree_of_candidates(
     max_nodes: typing.SupportsInt | typing.SupportsIndex,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex,
+    caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
     numpy.typing.NDArray[numpy.int32],
@@ -504,6 +538,7 @@ def tree_of_sausages(
     max_nodes: typing.SupportsInt | typing.SupportsIndex,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex,
+    caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
     numpy.typing.NDArray[numpy.int32],

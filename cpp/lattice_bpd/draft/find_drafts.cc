@@ -31,6 +31,14 @@ void CheckVocabulary(TokenId largest, const BackoffLm& lm) {
                           " tokens; use the LM that was trained with this model's tokenizer"));
 }
 
+void CheckCache(TokenId largest, const BackoffLm* lm, const ContextNgram& cache) {
+  cache.CheckLm(lm);
+  if (static_cast<std::uint32_t>(largest) < cache.vocab_size()) return;
+  throw ValueError(StrCat("the lattice has token id ", largest, ", but the cache's vocabulary has ",
+                          cache.vocab_size(),
+                          " tokens; make the ContextNGram with this model's vocab_size"));
+}
+
 Engine ParseEngine(const std::string& name) {
   if (name == "auto") return Engine::kAuto;
   if (name == "fused") return Engine::kFused;
@@ -39,16 +47,19 @@ Engine ParseEngine(const std::string& name) {
 }
 
 DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const DraftOptions& options) {
+                     const DraftOptions& options, const CachedContext& cached) {
   DraftList drafts;
-  FindDrafts(sausage, lm, start, options, &drafts);
+  FindDrafts(sausage, lm, start, options, cached, &drafts);
   return drafts;
 }
 
 void FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                const DraftOptions& options, DraftList* out) {
+                const DraftOptions& options, const CachedContext& cached, DraftList* out) {
   CheckNumDrafts(options.num_drafts);
   CheckAlpha(options.alpha);
+  if (cached.cache != nullptr && options.engine == Engine::kOpenFst) {
+    throw ValueError("engine \"openfst\" cannot search with a cache; use \"fused\" or \"auto\"");
+  }
   out->num_slots = sausage.num_slots();
   if (sausage.num_slots() == 0) {
     out->token_ids.clear();
@@ -56,10 +67,16 @@ void FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& star
     return;
   }
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
+  if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
   // Where a slot is masked altogether all paths tie at -inf, and their order is that of token ids.
   const bool masked = sausage.all_masked();
-  const auto find = options.engine == Engine::kOpenFst ? &FindDraftsOpenFst : &FindDraftsFused;
-  find(sausage, masked ? nullptr : lm, masked ? LmState{} : start, options, out);
+  const BackoffLm* used = masked ? nullptr : lm;
+  const LmState state = masked ? LmState{} : start;
+  if (options.engine == Engine::kOpenFst) {
+    FindDraftsOpenFst(sausage, used, state, options, out);
+  } else {
+    FindDraftsFused(sausage, used, state, options, masked ? CachedContext{} : cached, out);
+  }
   if (masked) {
     std::fill(out->scores.begin(), out->scores.end(), -std::numeric_limits<double>::infinity());
   }

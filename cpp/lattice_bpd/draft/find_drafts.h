@@ -14,6 +14,7 @@
 
 #include "lattice_bpd/lattice/sausage.h"
 #include "lattice_bpd/lm/backoff_lm.h"
+#include "lattice_bpd/lm/context_ngram.h"
 
 namespace lattice_bpd {
 
@@ -45,15 +46,20 @@ void CheckNumDrafts(int num_drafts);
 void CheckAlpha(double alpha);
 void CheckVocabulary(TokenId largest, const BackoffLm& lm);
 
+// Throws ValueError where a cache's vocabulary is not the LM's, or lacks a lattice's largest token
+// id.
+void CheckCache(TokenId largest, const BackoffLm* lm, const ContextNgram& cache);
+
 // min(num_drafts, number of paths) drafts. `lm` may be null: head scores alone. `start` is the
-// state of the context in `lm`. Throws ValueError for options out of range or candidates outside
-// the LM's vocabulary.
+// state of the context in `lm`, `cached` a cache to mix into it, which must not change meanwhile.
+// Throws ValueError for options out of range, candidates outside the LM's vocabulary, a cache of
+// another one, or a cache with the openfst engine.
 DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const DraftOptions& options);
+                     const DraftOptions& options, const CachedContext& cached = {});
 
 // The same, in place of what *out holds: its memory serves again.
 void FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                const DraftOptions& options, DraftList* out);
+                const DraftOptions& options, const CachedContext& cached, DraftList* out);
 
 }  // namespace lattice_bpd
 

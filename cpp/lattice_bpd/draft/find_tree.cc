@@ -13,14 +13,15 @@ void CheckMaxNodes(int max_nodes) {
 }
 
 std::vector<TreeNode> FindTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                               double alpha, int max_nodes) {
+                               double alpha, int max_nodes, const CachedContext& cached) {
   CheckMaxNodes(max_nodes);
   CheckAlpha(alpha);
   if (sausage.num_slots() == 0) return {};
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
+  if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
   const bool masked = sausage.all_masked();
-  return FindTreeFused(sausage, masked ? nullptr : lm, masked ? LmState{} : start, alpha,
-                       max_nodes);
+  return FindTreeFused(sausage, masked ? nullptr : lm, masked ? LmState{} : start, alpha, max_nodes,
+                       masked ? CachedContext{} : cached);
 }
 
 }  // namespace lattice_bpd

@@ -19,6 +19,7 @@
 
 #include "lattice_bpd/lattice/sausage.h"
 #include "lattice_bpd/lm/backoff_lm.h"
+#include "lattice_bpd/lm/context_ngram.h"
 
 namespace lattice_bpd {
 
@@ -39,10 +40,9 @@ void CheckMaxNodes(int max_nodes);
 // min(max_nodes, number of prefixes) nodes by falling mass, equal masses by the smaller token id
 // at the first place where two prefixes differ, a prefix before what is longer. So parents stand
 // before children, and a smaller tree is the beginning of a larger one. Where a slot is masked
-// altogether all paths are equally probable. Throws ValueError for options out of range or
-// candidates outside the LM's vocabulary.
+// altogether all paths are equally probable. `cached` and errors are as in FindDrafts.
 std::vector<TreeNode> FindTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                               double alpha, int max_nodes);
+                               double alpha, int max_nodes, const CachedContext& cached = {});
 
 }  // namespace lattice_bpd
 

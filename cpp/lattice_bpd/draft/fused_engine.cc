@@ -23,14 +23,15 @@ std::vector<std::string> FusedInstructionSets() { return Sets().Names(); }
 void SetFusedInstructionSet(const std::string& name) { Sets().Choose(name); }
 
 void FindDraftsFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const DraftOptions& options, DraftList* out) {
-  Sets().chosen().find_drafts(sausage, lm, start, options, Workspace(), out);
+                     const DraftOptions& options, const CachedContext& cached, DraftList* out) {
+  Sets().chosen().find_drafts(sausage, lm, start, cached, options, Workspace(), out);
 }
 
 std::vector<TreeNode> FindTreeFused(const Sausage& sausage, const BackoffLm* lm,
-                                    const LmState& start, double alpha, int max_nodes) {
+                                    const LmState& start, double alpha, int max_nodes,
+                                    const CachedContext& cached) {
   std::vector<TreeNode> out;
-  Sets().chosen().find_tree(sausage, lm, start, alpha, max_nodes, Workspace(), &out);
+  Sets().chosen().find_tree(sausage, lm, start, cached, alpha, max_nodes, Workspace(), &out);
   return out;
 }
 

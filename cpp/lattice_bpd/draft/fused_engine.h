@@ -20,15 +20,16 @@
 
 namespace lattice_bpd {
 
-// As FindDraftsOpenFst. Memory that the search needs stays with the calling thread, so that calls
-// allocate nothing once warm.
+// As FindDraftsOpenFst; a cache is mixed into the LM (fused_cache.h). Memory that the search needs
+// stays with the calling thread, so that calls allocate nothing once warm.
 void FindDraftsFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const DraftOptions& options, DraftList* out);
+                     const DraftOptions& options, const CachedContext& cached, DraftList* out);
 
 // As FindTree (find_tree.h), for one slot or more; the first two steps are those above with sums in
 // place of maxima.
 std::vector<TreeNode> FindTreeFused(const Sausage& sausage, const BackoffLm* lm,
-                                    const LmState& start, double alpha, int max_nodes);
+                                    const LmState& start, double alpha, int max_nodes,
+                                    const CachedContext& cached);
 
 // The instruction sets that this processor and build can run, best first; "scalar" is always
 // there.

@@ -11,11 +11,12 @@
 namespace lattice_bpd {
 
 using RunFused = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                          const DraftOptions& options, FusedWorkspace* workspace, DraftList* out);
+                          const CachedContext& cached, const DraftOptions& options,
+                          FusedWorkspace* workspace, DraftList* out);
 
 using RunFusedTree = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                              double alpha, int max_nodes, FusedWorkspace* workspace,
-                              std::vector<TreeNode>* out);
+                              const CachedContext& cached, double alpha, int max_nodes,
+                              FusedWorkspace* workspace, std::vector<TreeNode>* out);
 
 struct FusedKernel {
   const char* name;

@@ -8,6 +8,7 @@
 #define LATTICE_BPD_DRAFT_FUSED_SEARCH_H_
 
 #include "lattice_bpd/draft/fused_beam.h"
+#include "lattice_bpd/draft/fused_cache.h"
 #include "lattice_bpd/draft/fused_completions.h"
 #include "lattice_bpd/draft/fused_hits.h"
 #include "lattice_bpd/draft/fused_task.h"
@@ -16,12 +17,20 @@
 namespace lattice_bpd {
 namespace {
 
+// Step 1, and what a cache adds to it.
+template <typename Simd>
+void FindRowsAndHits(FusedTask* task, FusedWorkspace* workspace) {
+  LoadCandidates(*task, workspace);
+  HitFinder<Simd>(*task, workspace).Run();
+  if (task->cached.cache != nullptr) CacheMixer(task, workspace).Run();
+}
+
 template <typename Simd>
 void SearchFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                 const DraftOptions& options, FusedWorkspace* workspace, DraftList* out) {
-  const FusedTask task(sausage, lm, start, options);
-  LoadCandidates(task, workspace);
-  HitFinder<Simd>(task, workspace).Run();
+                 const CachedContext& cached, const DraftOptions& options,
+                 FusedWorkspace* workspace, DraftList* out) {
+  FusedTask task(sausage, lm, start, cached, options);
+  FindRowsAndHits<Simd>(&task, workspace);
   CompletionFinder<Simd, FusedBest> completions(task, workspace);
   completions.Run();
   BeamSearch<Simd> beam(task, workspace);
@@ -31,11 +40,10 @@ void SearchFused(const Sausage& sausage, const BackoffLm* lm, const LmState& sta
 
 template <typename Simd>
 void SearchFusedTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     double alpha, int max_nodes, FusedWorkspace* workspace,
-                     std::vector<TreeNode>* out) {
-  const FusedTask task(sausage, lm, start, {/*num_drafts=*/1, alpha});
-  LoadCandidates(task, workspace);
-  HitFinder<Simd>(task, workspace).Run();
+                     const CachedContext& cached, double alpha, int max_nodes,
+                     FusedWorkspace* workspace, std::vector<TreeNode>* out) {
+  FusedTask task(sausage, lm, start, cached, {/*num_drafts=*/1, alpha});
+  FindRowsAndHits<Simd>(&task, workspace);
   CompletionFinder<Simd, FusedMass> completions(task, workspace);
   completions.Run();
   TreeSearch<Simd> tree(task, workspace);

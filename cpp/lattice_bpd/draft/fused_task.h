@@ -18,10 +18,11 @@ constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 struct FusedTask {
   FusedTask(const Sausage& lattice, const BackoffLm* model, const LmState& state,
-            const DraftOptions& options)
+            const CachedContext& context, const DraftOptions& options)
       : sausage(lattice),
         lm(model),
         start(state),
+        cached(context),
         alpha(options.alpha),
         num_drafts(static_cast<std::uint32_t>(options.num_drafts)),
         num_slots(static_cast<std::uint32_t>(lattice.num_slots())),
@@ -37,19 +38,18 @@ struct FusedTask {
   std::size_t Lane(std::uint32_t slot, std::uint32_t lane) const {
     return std::size_t{slot} * stride + lane;
   }
-  double Scaled(float natural_log) const {
-    return ToScoreGrid(alpha * static_cast<double>(natural_log));
-  }
+  double Scaled(double natural_log) const { return ToScoreGrid(alpha * natural_log); }
 
   const Sausage& sausage;
   const BackoffLm* lm;
   const LmState& start;
+  const CachedContext& cached;
   const double alpha;
   const std::uint32_t num_drafts;
   const std::uint32_t num_slots;
-  const std::uint32_t max_length;  // order - 1
-  std::uint32_t stride = 0;        // lanes of a slot, padded
-  std::uint32_t lane_words = 0;    // 64-bit words that have a bit for each lane
+  std::uint32_t max_length;      // of histories: order - 1
+  std::uint32_t stride = 0;      // lanes of a slot, padded
+  std::uint32_t lane_words = 0;  // 64-bit words that have a bit for each lane
 };
 
 // For few numbers: the rank of each by counting, which does without guesses at their order.

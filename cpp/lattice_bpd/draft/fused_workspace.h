@@ -140,6 +140,21 @@ struct FusedNode {
   std::int32_t depth;
 };
 
+// Rows and hits of the LM mixed with a cache (fused_cache.h), and what only mixing asks of them.
+struct FusedOverlay {
+  FusedHits hits;  // node: the static LM's hit, 0 where it has none
+  FusedRows rows;
+  Buffer<std::uint32_t> row_begin;
+  Buffer<std::uint32_t> cache_node;   // of each hit: its n-gram in the cache, or kNoNode
+  Buffer<double> cached;              // of each hit: the cache's part of P
+  Buffer<double> static_prob;         // of each hit where that is above 0: P of the static LM
+  Buffer<double> kept;                // of each row: the static LM's share
+  Buffer<double> scaled_kept;         // of each row: alpha * ln of it
+  Buffer<std::uint64_t> cached_bits;  // (rows, ceil(stride / 64)): where the cache has a part
+  Buffer<std::uint64_t> child_bits;   // of one history: lanes that the cache has behind it
+  Buffer<std::uint32_t> lane_nodes;   // of one history: those n-grams by lane
+};
+
 struct FusedWorkspace {
   Buffer<std::uint32_t> symbols;    // (slots, stride), kNoSymbol in the padding
   Buffer<std::uint16_t> symbols16;  // the same, cut to 16 bits
@@ -155,6 +170,7 @@ struct FusedWorkspace {
   Buffer<FusedRun> runs;            // of the hits of a boundary
   FusedWorkList tiny, small, large;
   Buffer<FusedBlock> blocks;  // (large runs of a boundary, stride)
+  FusedOverlay overlay;
 
   Buffer<double> worth;         // of each row: score of the best completion from there, or ln of
                                 // the mass of all

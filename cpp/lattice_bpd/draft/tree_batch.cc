@@ -78,8 +78,10 @@ TreeBatch FindTreeBatch(const LatticeBatch& lattices, const BackoffLm* lm,
   const auto width = static_cast<std::size_t>(max_nodes);
   TreeBatch out = MakePadding(lattices.size(), width);
   ForEachLattice(lattices, lm, contexts, threads,
-                 [&](std::size_t b, const Sausage& lattice, const LmState& start) {
-                   WriteTree(FindTree(lattice, lm, start, alpha, max_nodes), b, width, &out);
+                 [&](std::size_t b, const Sausage& lattice, const LmState& start,
+                     const CachedContext& cached) {
+                   WriteTree(FindTree(lattice, lm, start, alpha, max_nodes, cached), b, width,
+                             &out);
                  });
   WriteLeafPaths(width, lattices.num_slots(), &out);
   return out;

@@ -54,6 +54,7 @@ class CustomGenerate:
         max_nodes: N of "tree".
         alpha: weight of the LM.
         temperature: of "tree"; it shapes drafts, never the output.
+        cache: mixes n-grams of prompt and output so far into the LM, of each sequence its own.
         form: "auto", "tree" or "rows".
         streamer: of `transformers`. Give it here: `generate` keeps its own from callables.
 
@@ -73,6 +74,7 @@ class CustomGenerate:
         max_nodes: int = 36,
         alpha: float = 0.5,
         temperature: float = 1.0,
+        cache: bool | int = False,
         form: str = "auto",
         streamer: Any = None,
     ) -> None:
@@ -80,7 +82,7 @@ class CustomGenerate:
         self.form, self.streamer = form, streamer
         self._sizes: dict[str, Any] = {
             "lm": lm, "top_k": top_k, "num_drafts": num_drafts, "max_nodes": max_nodes,
-            "alpha": alpha, "temperature": temperature,
+            "alpha": alpha, "temperature": temperature, "cache": cache,
         }  # fmt: skip
         if strategy == "oracle":
             raise ValueError("CustomGenerate: strategy 'oracle' decodes twice; use decode.generate")

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from lattice_bpd import Drafts, DraftTree, NGramLM, rescore_lattice, rescore_tree
+from lattice_bpd.decode.sequence_caches import SequenceCaches
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 
@@ -90,12 +91,25 @@ class LatticeDrafter(Drafter):
         top_k: k, candidates of a slot.
         num_drafts: p, drafts verified together; 1 is n-gram rescoring.
         alpha: weight of the LM's log probabilities.
+        cache: whether a cache of prompt and output, of each sequence its own, is mixed into the LM;
+            an int is the cache's order, True is 4. See `lattice_bpd.ContextNGram`.
+
+    Raises:
+        TypeError: a cache that is neither bool nor int.
+        ValueError: a cache of an order out of range.
     """
 
     def __init__(
-        self, lm: NGramLM | None, *, top_k: int = 16, num_drafts: int = 16, alpha: float = 0.5
+        self,
+        lm: NGramLM | None,
+        *,
+        top_k: int = 16,
+        num_drafts: int = 16,
+        alpha: float = 0.5,
+        cache: bool | int = False,
     ) -> None:
         self.lm, self.top_k, self.num_drafts, self.alpha = lm, top_k, num_drafts, alpha
+        self._caches = SequenceCaches.of_option(cache, lm)
 
     def propose(self, state: DecodeState) -> Drafts:
         """(1, p, num_slots) token ids; see `rescore_lattice`.
@@ -107,10 +121,18 @@ class LatticeDrafter(Drafter):
 
     def propose_batch(self, states: Sequence[DecodeState]) -> Drafts:
         """(B, p, H) token ids."""
-        candidates, contexts = _prepare_rescoring(self.lm, states, self.top_k, "LatticeDrafter")
+        caches = self._caches
+        candidates, contexts = _prepare_rescoring(
+            self.lm, states, self.top_k, caches, "LatticeDrafter"
+        )
         with states[0].stats.stage("rescore"):
             return rescore_lattice(
-                candidates, contexts, self.lm, num_drafts=self.num_drafts, alpha=self.alpha
+                candidates,
+                contexts,
+                self.lm,
+                num_drafts=self.num_drafts,
+                alpha=self.alpha,
+                cache=None if caches is None else caches.update(states),
             )
 
 
@@ -128,6 +150,11 @@ class TreeDrafter(Drafter):
         temperature: divides all scores, above 0. The rank of paths stays; above 1 their
             probabilities come closer, and the tree grows wider and less deep. Heads and LM
             agree more often than independent witnesses would, so their sum is too sure of itself.
+        cache: see `LatticeDrafter`.
+
+    Raises:
+        TypeError: a cache that is neither bool nor int.
+        ValueError: a temperature that is not above 0, or a cache of an order out of range.
     """
 
     def __init__(
@@ -138,6 +165,7 @@ class TreeDrafter(Drafter):
         max_nodes: int = 36,
         alpha: float = 0.5,
         temperature: float = 1.0,
+        cache: bool | int = False,
     ) -> None:
         if not 0.0 < temperature < math.inf:
             raise ValueError(
@@ -145,6 +173,7 @@ class TreeDrafter(Drafter):
             )
         self.lm, self.top_k, self.max_nodes, self.alpha = lm, top_k, max_nodes, alpha
         self.temperature = temperature
+        self._caches = SequenceCaches.of_option(cache, lm)
 
     def propose(self, state: DecodeState) -> DraftTree:
         """(1, N) nodes; see `rescore_tree`.
@@ -156,7 +185,10 @@ class TreeDrafter(Drafter):
 
     def propose_batch(self, states: Sequence[DecodeState]) -> DraftTree:
         """(B, N) nodes."""
-        candidates, contexts = _prepare_rescoring(self.lm, states, self.top_k, "TreeDrafter")
+        caches = self._caches
+        candidates, contexts = _prepare_rescoring(
+            self.lm, states, self.top_k, caches, "TreeDrafter"
+        )
         with states[0].stats.stage("rescore"):
             if self.temperature != 1.0:
                 scores = candidates.scores / np.float32(self.temperature)
@@ -167,6 +199,7 @@ class TreeDrafter(Drafter):
                 self.lm,
                 max_nodes=self.max_nodes,
                 alpha=self.alpha / self.temperature,
+                cache=None if caches is None else caches.update(states),
             )
 
 
@@ -216,9 +249,13 @@ def batch_head_logits(states: Sequence[DecodeState]) -> torch.Tensor:
 
 
 def _prepare_rescoring(
-    lm: NGramLM | None, states: Sequence[DecodeState], top_k: int, where: str
+    lm: NGramLM | None,
+    states: Sequence[DecodeState],
+    top_k: int,
+    caches: SequenceCaches | None,
+    where: str,
 ) -> tuple[Candidates, list[list[int]]]:
-    """The candidates of each slot, and the contexts as far back as the LM can see."""
+    """The candidates of each slot, and the contexts as far back as LM and caches can see."""
     if lm is not None and lm.vocab_size != states[0].model.vocab_size:
         raise ValueError(
             f"{where}: the LM has a vocabulary of {lm.vocab_size}, the target one of "
@@ -228,5 +265,5 @@ def _prepare_rescoring(
     logits = batch_head_logits(states)
     with states[0].stats.stage("top_k"):
         candidates = select_top_k(logits, top_k, log_softmax=False, where=where)
-    reach = 1 if lm is None else lm.order
+    reach = max(1 if lm is None else lm.order, 1 if caches is None else caches.order)
     return candidates, [state.tokens[-reach:] for state in states]

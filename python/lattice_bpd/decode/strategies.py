@@ -35,6 +35,7 @@ def make_drafter(
     max_nodes: int = 36,
     alpha: float = 0.5,
     temperature: float = 1.0,
+    cache: bool | int = False,
     experience: Experience | None = None,
 ) -> Drafter:
     """The drafter of a strategy; all but "oracle", which needs the output first.
@@ -49,12 +50,13 @@ def make_drafter(
         max_nodes: N of "tree", and the most of "auto".
         alpha: weight of the LM.
         temperature: of "tree" and "auto".
+        cache: of "ngram", "p_best", "tree" and "auto".
         experience: of "auto"; None to begin anew.
 
     Raises:
         ValueError: an unknown strategy, "ngram" without an LM, "neural" without a scorer, a
             scorer that the strategy does not use, or sizes out of range.
-        TypeError: a scorer that is none.
+        TypeError: a scorer that is none, or a cache that is neither bool nor int.
     """
     if strategy not in STRATEGIES:
         raise ValueError(
@@ -77,7 +79,7 @@ def make_drafter(
         return BlockDrafter()
     if strategy in ("tree", "auto"):
         tree = TreeDrafter(
-            lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature
+            lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature, cache=cache
         )
         return Controller(tree, experience) if strategy == "auto" else tree
     if scorer is not None:
@@ -85,7 +87,7 @@ def make_drafter(
         return ScorerDrafter(scorer, top_k=top_k, num_drafts=drafts, alpha=alpha)
     if strategy in ("ngram", "p_best"):
         drafts = 1 if strategy == "ngram" else num_drafts
-        return LatticeDrafter(lm, top_k=top_k, num_drafts=drafts, alpha=alpha)
+        return LatticeDrafter(lm, top_k=top_k, num_drafts=drafts, alpha=alpha, cache=cache)
     return NoDrafter()
 
 
@@ -124,6 +126,7 @@ def generate(
     max_nodes: int = 36,
     alpha: float = 0.5,
     temperature: float = 1.0,
+    cache: bool | int = False,
     max_new_tokens: int = 64,
     stop_token_ids: Collection[int] = (),
     form: str = "auto",
@@ -156,6 +159,8 @@ def generate(
         max_nodes: N, draft tokens of "tree", and the most of "auto".
         alpha: weight of the LM or the scorer.
         temperature: divides the scores of trees; above 1 it grows wider and less deep.
+        cache: whether "ngram", "p_best", "tree" and "auto" mix n-grams of prompt and output so far
+            into the LM; an int is the cache's order, 1..6, True is 4.
         max_new_tokens: most tokens to decode.
         stop_token_ids: decoding ends behind the first of these.
         form: how drafts are verified: "auto", "tree" or "rows"; see docs/decoding.md.
@@ -170,7 +175,8 @@ def generate(
             and scorer, a top_k outside 1..V, num_drafts or max_nodes below 1, a temperature that
             is not above 0, an LM, a scorer or heads of another vocabulary, or what `decode`
             refuses.
-        TypeError: no causal LM, or heads that cannot be called.
+        TypeError: no causal LM, heads that cannot be called, or a cache that is neither bool nor
+            int.
         MemoryError: a call did not fit.
     """
     batch = input_ids if _has_two_axes(input_ids) else [input_ids]
@@ -182,8 +188,8 @@ def generate(
     return generate_batch(
         model, batch, strategy, heads=heads, drafter=drafter, lm=lm, scorer=scorer,
         top_k=top_k, num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha,
-        temperature=temperature, max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids,
-        form=form, streamer=streamer, static_cache=static_cache,
+        temperature=temperature, cache=cache, max_new_tokens=max_new_tokens,
+        stop_token_ids=stop_token_ids, form=form, streamer=streamer, static_cache=static_cache,
     )[0]  # fmt: skip
 
 
@@ -201,6 +207,7 @@ def generate_batch(
     max_nodes: int = 36,
     alpha: float = 0.5,
     temperature: float = 1.0,
+    cache: bool | int = False,
     max_new_tokens: int = 64,
     stop_token_ids: Collection[int] = (),
     form: str = "auto",
@@ -222,6 +229,7 @@ def generate_batch(
         max_nodes: see there.
         alpha: see there.
         temperature: see there.
+        cache: see there; each text has its own.
         max_new_tokens: most tokens to decode behind each prompt.
         stop_token_ids: a text ends behind the first of these.
         form: see there.
@@ -245,7 +253,7 @@ def generate_batch(
         drafter = make_drafter(
             strategy, drafting.vocab_size, lm=lm, scorer=scorer, top_k=top_k,
             num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha, temperature=temperature,
-            experience=experience_of(model) if strategy == "auto" else None,
+            cache=cache, experience=experience_of(model) if strategy == "auto" else None,
         )  # fmt: skip
         if strategy == "oracle":
             outputs = decode_batch(drafting, prompts, drafter, **{**options, "streamer": None})

@@ -8,12 +8,13 @@ the most probable prefixes as a tree.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lattice_bpd.drafter.drafts import Drafts
 from lattice_bpd.drafter.search import MAX_DRAFTS, check_search, count_of, engine_of
 from lattice_bpd.drafter.tree import DraftTree
-from lattice_bpd.lm import NGramLM
+from lattice_bpd.lm import ContextNGram, NGramLM
 
 
 def rescore_lattice(
@@ -28,6 +29,7 @@ def rescore_lattice(
     bos: bool = True,
     log_softmax: bool = False,
     threads: int = 0,
+    cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
 ) -> Drafts:
     """Finds the best drafts through the top-k lattice of the heads.
 
@@ -50,6 +52,10 @@ def rescore_lattice(
         bos: Whether ``<s>`` stands before the context.
         log_softmax: Head scores are log probabilities over the vocabulary, else raw logits.
         threads: How many threads share a batch, 0 for all cores.
+        cache: N-grams of the text so far, to be mixed into the LM: P is then that of
+            :meth:`ContextNGram.log_prob`, with the LM uniform where it is None. One for all
+            lattices or a list with one (or None) for each; not for the ``"openfst"`` engine. The
+            context must reach back cache.order - 1 tokens for all histories to match.
 
     Returns:
         :class:`Drafts` with token_ids (B, p, H) int32, scores (B, p) float32 and counts (B,)
@@ -59,7 +65,7 @@ def rescore_lattice(
     Raises:
         TypeError: Arguments of the wrong kind or element type.
         ValueError: Wrong shapes or sizes, NaN or +inf, token ids outside the vocabulary, an LM
-            of another vocabulary size, or options out of range.
+            or cache of another vocabulary size, or options out of range.
     """
     where = "rescore_lattice"
     number = count_of(where, "num_drafts", num_drafts, MAX_DRAFTS)
@@ -74,6 +80,7 @@ def rescore_lattice(
         bos=bos,
         log_softmax=log_softmax,
         threads=threads,
+        cache=cache,
     )
     return search.find_drafts(number, name)
 
@@ -89,6 +96,7 @@ def rescore_tree(
     bos: bool = True,
     log_softmax: bool = False,
     threads: int = 0,
+    cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
 ) -> DraftTree:
     """Finds the tree of the most probable prefixes through the top-k lattice of the heads.
 
@@ -107,6 +115,7 @@ def rescore_tree(
         bos: See there.
         log_softmax: See there. It moves all scores of a slot alike, so the tree stays the same.
         threads: See there.
+        cache: See there.
 
     Returns:
         :class:`DraftTree` with (B, N) arrays; B is 1 for a single lattice. Where a slot is masked
@@ -129,5 +138,6 @@ def rescore_tree(
         bos=bos,
         log_softmax=log_softmax,
         threads=threads,
+        cache=cache,
     )
     return search.find_tree("rescore_tree", max_nodes)

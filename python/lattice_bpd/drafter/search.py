@@ -13,7 +13,7 @@ from lattice_bpd.drafter.drafts import Drafts
 from lattice_bpd.drafter.tree import DraftTree
 from lattice_bpd.lattice import SausageLattice
 from lattice_bpd.lattice.logits import Candidates, check_shape, is_torch_tensor, select_top_k
-from lattice_bpd.lm import NGramLM
+from lattice_bpd.lm import ContextNGram, NGramLM
 from lattice_bpd.token_ids import (
     Int32Array,
     Int64Array,
@@ -39,6 +39,7 @@ class Search(NamedTuple):
         alpha: Weight of the LM.
         threads: Number of threads, 0 for all cores.
         device: The torch device of the logits; None for numpy.
+        caches: The core's cache of each lattice, which may be None; or none at all.
     """
 
     lattices: tuple[Any, ...]
@@ -48,6 +49,7 @@ class Search(NamedTuple):
     alpha: float
     threads: int
     device: Any
+    caches: list[_core.ContextNgram | None]
 
     def find_drafts(self, num_drafts: int, engine: str) -> Drafts:
         """The `num_drafts` best paths of each lattice."""
@@ -63,6 +65,7 @@ class Search(NamedTuple):
             self.alpha,
             engine,
             self.threads,
+            self.caches,
         )
         drafts = Drafts(*self._on_device(found))
         object.__setattr__(drafts, "_search", self)
@@ -73,7 +76,14 @@ class Search(NamedTuple):
         number = count_of(where, "max_nodes", max_nodes, MAX_NODES)
         find: Any = _core.tree_of_candidates if len(self.lattices) == 2 else _core.tree_of_sausages
         found = find(
-            *self.lattices, self.lm, *self.contexts, self.bos, number, self.alpha, self.threads
+            *self.lattices,
+            self.lm,
+            *self.contexts,
+            self.bos,
+            number,
+            self.alpha,
+            self.threads,
+            self.caches,
         )
         *nodes, mask, leaf_paths = found
         return DraftTree(*self._on_device((*nodes, mask.view(np.bool_), leaf_paths)))
@@ -97,6 +107,7 @@ def check_search(
     bos: bool,
     log_softmax: bool,
     threads: int,
+    cache: ContextNGram | Sequence[ContextNGram | None] | None,
 ) -> Search:
     """Checks what `rescore_lattice` and `rescore_tree` share, and selects the candidates.
 
@@ -110,11 +121,13 @@ def check_search(
         batch = len(head_logits.token_ids)
         contexts = _contexts(where, context, batch, True, None)
         candidates = (head_logits.token_ids, head_logits.scores)
-        return Search(candidates, core_lm, contexts, bool(bos), weight, number, None)
+        caches = caches_of(where, cache, batch)
+        return Search(candidates, core_lm, contexts, bool(bos), weight, number, None, caches)
     sausages = _sausages(head_logits)
     if sausages is not None:
         contexts = _contexts(where, context, len(sausages), isinstance(head_logits, list), None)
-        return Search((sausages,), core_lm, contexts, bool(bos), weight, number, None)
+        caches = caches_of(where, cache, len(sausages))
+        return Search((sausages,), core_lm, contexts, bool(bos), weight, number, None, caches)
     check_shape(head_logits, where)
     shape = tuple(int(n) for n in head_logits.shape)
     if lm is not None and lm.vocab_size != shape[-1]:
@@ -128,7 +141,8 @@ def check_search(
     contexts = _contexts(where, context, batch, len(shape) == 3, shape[-1])
     device = head_logits.device if is_torch_tensor(head_logits) else None
     candidates = (best.token_ids, best.scores)
-    return Search(candidates, core_lm, contexts, bool(bos), weight, number, device)
+    caches = caches_of(where, cache, batch)
+    return Search(candidates, core_lm, contexts, bool(bos), weight, number, device, caches)
 
 
 def count_of(where: str, name: str, value: int, most: int, least: int = 1) -> int:
@@ -182,6 +196,34 @@ def core_of(where: str, lm: NGramLM) -> _core.BackoffLm:
             "or None to rank by the heads alone"
         )
     return lm._core
+
+
+def caches_of(
+    where: str, cache: ContextNGram | Sequence[ContextNGram | None] | None, batch: int
+) -> list[_core.ContextNgram | None]:
+    """The core's cache of each lattice, or an empty list for no caches.
+
+    Raises:
+        TypeError: Something else than caches.
+        ValueError: A number of caches other than that of the lattices.
+    """
+    if cache is None:
+        return []
+    if isinstance(cache, ContextNGram):
+        return [cache._core] * batch
+    listed: list[Any] = list(cache) if isinstance(cache, (list, tuple)) else [cache]
+    for item in listed:
+        if item is not None and not isinstance(item, ContextNGram):
+            raise TypeError(
+                f"{where}: cache is a {type(item).__name__}; expected a ContextNGram, a list with "
+                "one for each lattice, or None"
+            )
+    if len(listed) != batch:
+        raise ValueError(
+            f"{where}: {len(listed)} caches for {batch} lattices; expected one for each (or None "
+            "in its place), or a single one for all"
+        )
+    return [None if item is None else item._core for item in listed]
 
 
 def _sausages(head_logits: Any) -> list[_core.Sausage] | None:

@@ -15,13 +15,13 @@ from lattice_bpd.evaluate.parts import (
     LM_FILE,
     TOKENIZER_FILE,
     Parts,
-    Watcher,
     load_parts,
     train_parts,
     train_recipe_lm,
 )
 from lattice_bpd.evaluate.recipe import Recipe
 from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
+from lattice_bpd.train.watcher import Watcher
 
 LMS_FOLDER = "lms"
 

@@ -1,5 +1,6 @@
 """Language models that score lattices, and their files."""
 
+from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.convert import read_kenlm, read_lm, write_lm
 from lattice_bpd.lm.info import LmInfo, describe_lm
 from lattice_bpd.lm.ngram import NGramLM
@@ -7,6 +8,7 @@ from lattice_bpd.lm.quantisation import quantise
 from lattice_bpd.lm.words import read_arpa_words
 
 __all__ = [
+    "ContextNGram",
     "LmInfo",
     "NGramLM",
     "describe_lm",

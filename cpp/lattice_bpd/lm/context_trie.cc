@@ -1,0 +1,139 @@
+#include "lattice_bpd/lm/context_trie.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace lattice_bpd {
+namespace {
+
+constexpr std::size_t kSmallestTable = 64;
+
+}  // namespace
+
+ContextTrie::ContextTrie(int order) : order_(order) { Clear(); }
+
+void ContextTrie::Clear() {
+  text_.clear();
+  nodes_.assign(1, ContextNode{});
+  free_.clear();
+  table_.assign(kSmallestTable, {0, kNoNode});
+  mask_ = kSmallestTable - 1;
+  num_ends_ = 1;
+}
+
+void ContextTrie::Append(Symbol word) {
+  text_.push_back(word);
+  std::uint32_t ends[kMaxOrder + 1] = {kRoot};
+  for (int length = 1; length <= num_ends_; ++length) {
+    const std::uint32_t parent = ends_[length - 1];
+    std::uint32_t found = Find(parent, word);
+    if (found == kNoNode) found = Add(parent, word);
+    ++nodes_[found].count;
+    ++nodes_[parent].successors;
+    ends[length] = found;
+  }
+  num_ends_ = std::min(num_ends_ + 1, order_);
+  std::copy(ends, ends + num_ends_, ends_);
+}
+
+void ContextTrie::RemoveFirst() {
+  std::uint32_t found[kMaxOrder + 1] = {kRoot};
+  for (int length = 1; length <= order_; ++length) {
+    found[length] = Find(found[length - 1], text_[static_cast<std::size_t>(length) - 1]);
+  }
+  for (int length = order_; length >= 1; --length) {
+    --nodes_[found[length - 1]].successors;
+    if (--nodes_[found[length]].count == 0) Remove(found[length]);
+  }
+  text_.pop_front();
+}
+
+ContextState ContextTrie::StateOf(Span<TokenId> history) const {
+  ContextState state;
+  const std::size_t most = std::min<std::size_t>(order_ - 1, history.size());
+  for (std::size_t length = 1; length <= most; ++length) {
+    std::uint32_t found = kRoot;
+    for (const TokenId token : history.Last(length)) {
+      found = Find(found, static_cast<Symbol>(token));
+      if (found == kNoNode) return state;
+    }
+    if (nodes_[found].successors == 0) return state;
+    state.nodes[state.length++] = found;
+  }
+  return state;
+}
+
+ContextState ContextTrie::StateOfText() const {
+  ContextState state;
+  for (int length = 1; length < num_ends_; ++length) {
+    if (nodes_[ends_[length]].successors == 0) break;
+    state.nodes[state.length++] = ends_[length];
+  }
+  return state;
+}
+
+std::uint32_t ContextTrie::Add(std::uint32_t parent, Symbol word) {
+  std::uint32_t added;
+  if (free_.empty()) {
+    added = static_cast<std::uint32_t>(nodes_.size());
+    nodes_.emplace_back();
+  } else {
+    added = free_.back();
+    free_.pop_back();
+    nodes_[added] = {};
+  }
+  nodes_[added].word = word;
+  nodes_[added].parent = parent;
+  const std::uint32_t first = nodes_[parent].first_child;
+  nodes_[added].next = first;
+  if (first != kNoNode) nodes_[first].previous = added;
+  nodes_[parent].first_child = added;
+  ++nodes_[parent].distinct;
+  if (2 * (nodes_.size() - free_.size()) > table_.size()) GrowTable();
+  Insert({Hash(parent, word), added});
+  return added;
+}
+
+void ContextTrie::Remove(std::uint32_t node) {
+  Erase(node);
+  const ContextNode& gone = nodes_[node];
+  ContextNode& parent = nodes_[gone.parent];
+  --parent.distinct;
+  if (gone.previous == kNoNode) {
+    parent.first_child = gone.next;
+  } else {
+    nodes_[gone.previous].next = gone.next;
+  }
+  if (gone.next != kNoNode) nodes_[gone.next].previous = gone.previous;
+  free_.push_back(node);
+}
+
+void ContextTrie::Insert(Entry entry) {
+  std::size_t at = entry.hash & mask_;
+  while (table_[at].node != kNoNode) at = (at + 1) & mask_;
+  table_[at] = entry;
+}
+
+// What stands behind the gap and was pushed there by a collision moves up.
+void ContextTrie::Erase(std::uint32_t node) {
+  std::size_t gap = Hash(nodes_[node].parent, nodes_[node].word) & mask_;
+  while (table_[gap].node != node) gap = (gap + 1) & mask_;
+  for (std::size_t at = (gap + 1) & mask_; table_[at].node != kNoNode; at = (at + 1) & mask_) {
+    const std::size_t home = table_[at].hash & mask_;
+    if (((at - home) & mask_) < ((at - gap) & mask_)) continue;  // its home is behind the gap
+    table_[gap] = table_[at];
+    gap = at;
+  }
+  table_[gap].node = kNoNode;
+}
+
+void ContextTrie::GrowTable() {
+  std::vector<Entry> old(2 * table_.size(), {0, kNoNode});
+  std::swap(old, table_);
+  mask_ = table_.size() - 1;
+  for (const Entry& entry : old) {
+    if (entry.node != kNoNode) Insert(entry);
+  }
+}
+
+}  // namespace lattice_bpd

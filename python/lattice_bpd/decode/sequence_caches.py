@@ -1,0 +1,84 @@
+"""The cache of each sequence that a drafter serves, fed with its prompt and output."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lattice_bpd import ContextNGram, NGramLM
+from lattice_bpd.decode.state import DecodeState
+
+DEFAULT_ORDER = 4
+
+
+@dataclass
+class _Fed:
+    """A sequence's cache, and how many of the sequence's tokens it has seen."""
+
+    state: weakref.ref[DecodeState]
+    cache: ContextNGram
+    tokens: int = 0
+
+
+class SequenceCaches:
+    """Caches by sequence; one goes when its sequence does.
+
+    So one drafter may serve several sequences at once, each as if it were alone.
+
+    Args:
+        order: of the caches, 1..6.
+        lm: the static LM that they are mixed with, or None.
+
+    Raises:
+        ValueError: an order out of range.
+    """
+
+    def __init__(self, order: int, lm: NGramLM | None) -> None:
+        ContextNGram(1, order)  # says what is wrong with the order before anything is decoded
+        self.order, self.lm = order, lm
+        self._fed: dict[int, _Fed] = {}  # by id: states compare by value, so they have no hash
+
+    @classmethod
+    def of_option(cls, cache: bool | int, lm: NGramLM | None) -> SequenceCaches | None:
+        """What the drafters' option `cache` asks for: None, or caches of an order.
+
+        Raises:
+            TypeError: neither bool nor int.
+            ValueError: an order out of range.
+        """
+        if not isinstance(cache, int):
+            raise TypeError(
+                f"cache is {cache!r}; expected True, False or an order (a ContextNGram of your own "
+                "goes to rescore_lattice or rescore_tree)"
+            )
+        if cache is False:
+            return None
+        return cls(DEFAULT_ORDER if cache is True else cache, lm)
+
+    def update(self, states: Sequence[DecodeState]) -> list[ContextNGram]:
+        """The states' caches, which have seen all tokens of their sequences."""
+        return [self._update(state) for state in states]
+
+    def _update(self, state: DecodeState) -> ContextNGram:
+        fed = self._fed.get(id(state))
+        if fed is None or fed.state() is not state or fed.tokens > len(state.tokens):
+            fed = self._add(state)
+        fed.cache.update(state.tokens[fed.tokens :], self.lm)
+        fed.tokens = len(state.tokens)
+        return fed.cache
+
+    def _add(self, state: DecodeState) -> _Fed:
+        key, all_fed = id(state), self._fed
+
+        def forget(gone: weakref.ref[DecodeState]) -> None:
+            if key in all_fed and all_fed[key].state is gone:
+                del all_fed[key]
+
+        cache = ContextNGram(state.model.vocab_size, self.order)
+        all_fed[key] = _Fed(weakref.ref(state, forget), cache)
+        return all_fed[key]
+
+    def __len__(self) -> int:
+        """The number of sequences that are still there."""
+        return len(self._fed)

@@ -1,0 +1,151 @@
+"""A cache LM: n-grams of the prompt and the output so far, mixed into a static LM."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd import _core
+from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.token_ids import to_token_ids
+
+
+class ContextNGram:
+    """N-grams of the text so far, for `rescore_lattice(..., cache=)` and `rescore_tree`.
+
+    Texts repeat themselves: names, phrases, whole loops. With g_1, g_2, .. the suffixes of history
+    h, of 1, 2, .. order - 1 tokens, that occur in the text with a successor,
+
+        P_0(w | h) = P(w | h) of the static LM           1 / vocab_size without one
+        P_m(w | h) = (1 - l_m) P_{m-1}(w | h) + l_m c(g_m w) / c(g_m)
+        l_m        = weight_m * c(g_m) / (c(g_m) + number of different successors of g_m)
+
+    The weights adapt: each token of the text moves those of the lengths that match its history,
+    up where the cache foresaw it better than the static LM, down where it did not. While all are
+    below 0.02 (0.15 without a static LM) the cache counts for nothing, and costs nothing.
+
+    Safe for threads: searches that read a cache go on side by side, and an update waits for them.
+
+    Args:
+        vocab_size: V; token ids lie in 0..V-1.
+        order: n, 1..6: histories have up to n - 1 tokens. With 1 there are none to match.
+        max_tokens: only the last so many tokens count, 16..67108864; older ones leave.
+
+    Raises:
+        TypeError: arguments that are no integers.
+        ValueError: arguments out of range.
+
+    Source: cache LMs, Kuhn and De Mori 1990; shares of histories, Witten and Bell 1991; weights by
+    online EM, Cappe and Moulines 2009.
+    """
+
+    def __init__(self, vocab_size: int, order: int = 4, *, max_tokens: int = 65536) -> None:
+        self._core = _core.ContextNgram(
+            _integer("vocab_size", vocab_size),
+            _integer("order", order),
+            _integer("max_tokens", max_tokens),
+        )
+
+    def update(self, token_ids: Any, lm: NGramLM | None = None, *, bos: bool = True) -> None:
+        """Adds tokens to the text, and adjusts the weights to them.
+
+        Args:
+            token_ids: (T,) integers, what follows the text so far.
+            lm: The static LM that searches use beside this cache, or None.
+            bos: Whether ``<s>`` stands before the text.
+
+        Raises:
+            TypeError: Token ids that are no integers, or an lm that is no NGramLM.
+            ValueError: Token ids outside the vocabulary, or an LM of another one; the cache is
+                as it was.
+        """
+        self._core.update(self._ids(token_ids, "update"), _core_lm("update", lm), bool(bos))
+
+    def log_prob(
+        self, token_id: int, context: Any = (), lm: NGramLM | None = None, *, bos: bool = True
+    ) -> float:
+        """ln P(token_id | context) of cache and static LM together.
+
+        Args:
+            token_id: 0..V-1.
+            context: (T,) token ids before it, in general the last ones of the text.
+            lm: The static LM, or None.
+            bos: Whether ``<s>`` stands before the context.
+
+        Raises:
+            TypeError: As `update`.
+            ValueError: As `update`.
+        """
+        word = self._ids([token_id], "log_prob: token_id")
+        history = self._ids(context, "log_prob: context")
+        return self._core.log_prob(int(word[0]), history, _core_lm("log_prob", lm), bool(bos))
+
+    def clear(self) -> None:
+        """Forgets the text, and what the weights have learnt."""
+        self._core.clear()
+
+    @property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """(order - 1,) the weights of histories of 1, 2, .. tokens, each in 0..0.95."""
+        return np.array(self._core.weights(), np.float64)
+
+    @property
+    def weight(self) -> float:
+        """The largest of the weights; 0 for order 1."""
+        return max(self._core.weights(), default=0.0)
+
+    @property
+    def order(self) -> int:
+        """n: histories have up to n - 1 tokens."""
+        return self._core.order
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of token ids."""
+        return self._core.vocab_size
+
+    @property
+    def max_tokens(self) -> int:
+        """How many tokens the cache remembers."""
+        return self._core.max_tokens
+
+    def __len__(self) -> int:
+        """The number of tokens that it remembers now."""
+        return self._core.num_tokens()
+
+    def __bool__(self) -> bool:
+        """True, also while it is empty."""
+        return True
+
+    def __repr__(self) -> str:
+        """Order, vocabulary, tokens and weights."""
+        weights = ", ".join(f"{weight:.3f}" for weight in self.weights)
+        return (
+            f"ContextNGram(order {self.order}, vocabulary {self.vocab_size:,}, "
+            f"{len(self):,} tokens, weights {weights or 'none'})"
+        )
+
+    def _ids(self, token_ids: Any, where: str) -> npt.NDArray[np.int32]:
+        return to_token_ids(token_ids, f"ContextNGram.{where}", self.vocab_size)
+
+
+def _integer(name: str, value: int) -> int:
+    """An int that the core can take; whether it is in range, the core says."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"ContextNGram: {name} is {value!r}; expected an integer") from None
+    if abs(number) >= 2**31:
+        raise ValueError(f"ContextNGram: {name} is {number}; expected a number below 2**31")
+    return number
+
+
+def _core_lm(where: str, lm: NGramLM | None) -> _core.BackoffLm | None:
+    if lm is None or isinstance(lm, NGramLM):
+        return None if lm is None else lm._core
+    raise TypeError(
+        f"ContextNGram.{where}: lm is a {type(lm).__name__}; expected an NGramLM, or None"
+    )
