@@ -34,6 +34,7 @@ from stories260k_parts import (
     train_lm,
 )
 from stories260k_scorers import (
+    ADAPTIVE,
     ALL_SETTINGS,
     FULL_SCORERS,
     QUICK_SCORERS,
@@ -90,6 +91,7 @@ def main(
         sources = make_sources(work, base, lm, rows, found, recipe, scorers, watcher)
         more = tune_lines(model, found.tune, replay, sources, recipe, scorers, watcher)
         options, tuned = {**options, **more[0]}, {**tuned, **more[1]}
+        options[ADAPTIVE.name] = replace(options["tree"], cache=True)
         settings[-1:-1] = ALL_SETTINGS  # the oracle stays last
     comparison = measure(model, lm, found.test, settings, options, recipe, watcher, sources)
     names = {"p": recipe.num_drafts, "k": recipe.top_k, "n": lm.order, "nodes": recipe.max_nodes}
@@ -117,7 +119,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="less of everything, under 120 s")
     parser.add_argument(
-        "--all", action="store_true", help="neural rescoring and n-grams of other texts as well"
+        "--all", action="store_true", help="scorers, n-grams of other texts and a cache as well"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write results there, too")
     parser.add_argument("--sweep", action="store_true", help="lists and trees of many sizes")

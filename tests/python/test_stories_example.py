@@ -77,6 +77,7 @@ def test_stories_example_with_all_scorers(example, shared_data, tmp_path, capsys
     lines = {line["name"]: line for line in
              json.loads((tmp_path / "results.json").read_text())["strategies"]}  # fmt: skip
     more = ["ngram_1best", "ngram_corpus", "ngram_distilled", "neural", "ngram_neural"]
+    more.append("adaptive")
     assert list(lines) == [*NAMES[:-1], *more, "oracle"]
     assert all(line["lossless"] and line["scorer_failures"] == {} for line in lines.values())
     assert lines["ngram_neural"]["block_efficiency"] > 1.0

@@ -28,6 +28,7 @@ class DraftOptions:
         alpha: weight of the LM or the scorer.
         temperature: of a tree; see TreeDrafter.
         beam: of a scorer; see ScorerDrafter.
+        cache: of a list or a tree; see TreeDrafter.
     """
 
     top_k: int = 16
@@ -36,6 +37,7 @@ class DraftOptions:
     alpha: float = 0.5
     temperature: float = 1.0
     beam: int | None = None
+    cache: bool | int = False
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ def _make_tree(setting: Setting, source: Any, _: Sequence[int], options: DraftOp
         max_nodes=options.max_nodes,
         alpha=options.alpha,
         temperature=options.temperature,
+        cache=options.cache,
     )
 
 
@@ -116,7 +119,13 @@ def _make_lattice(
     setting: Setting, source: Any, _: Sequence[int], options: DraftOptions
 ) -> Drafter:
     drafts = options.num_drafts if setting.many else 1
-    return LatticeDrafter(source, top_k=options.top_k, num_drafts=drafts, alpha=options.alpha)
+    return LatticeDrafter(
+        source,
+        top_k=options.top_k,
+        num_drafts=drafts,
+        alpha=options.alpha,
+        cache=options.cache,
+    )
 
 
 def _make_scorer(setting: Setting, source: Any, _: Sequence[int], options: DraftOptions) -> Drafter:

@@ -84,6 +84,11 @@ class Strategy:
         for knob in ("num_drafts", "max_nodes"):
             if knob in self.knobs and getattr(options, knob) < 1:
                 raise ValueError(f"{knob} is {getattr(options, knob)}; expected 1 or more")
+        if options.cache:
+            raise ValueError(
+                f"strategy {self.name}: cache is {options.cache}, but a cache learns as decoding "
+                "goes on and is not recorded; decode live (compare_strategies)"
+            )
         if "temperature" in self.knobs and not 0.0 < options.temperature < np.inf:
             raise ValueError(f"temperature is {options.temperature}; expected a number above 0")
 
