@@ -26,9 +26,12 @@ def small_lm() -> NGramLM:
 
 
 def decode_with(strategy: str, kind: str, prompt: list[int], **options):
-    lm = None if strategy == "p_best_0gram" else small_lm()
+    if strategy == "neural":
+        rescorer = {"scorer": model_of("gpt2").base}
+    else:
+        rescorer = {"lm": None if strategy == "p_best_0gram" else small_lm()}
     name = "p_best" if strategy == "p_best_0gram" else strategy
-    return generate(model_of(kind), prompt, name, lm=lm, **{**OPTIONS, **options})
+    return generate(model_of(kind), prompt, name, **rescorer, **{**OPTIONS, **options})
 
 
 def prompts(count: int, seed: int, longest: int = 20) -> list[list[int]]:

@@ -89,7 +89,7 @@ def test_replay_takes_the_lm_of_a_source_and_refuses_scorers(lms):
         )  # fmt: skip
         expected = found.results[1].total().block_efficiency
         assert replay.block_efficiency(OTHER, lm, options) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="has strategy 'scorer'; expected one of bpd, lattice"):
+    with pytest.raises(ValueError, match="drafts by 'scorer', which cannot be replayed"):
         replay.block_efficiency(NEURAL, None, options)
 
 
