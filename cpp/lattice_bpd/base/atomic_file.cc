@@ -58,8 +58,7 @@ int CreateLocked(std::string* path) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(const std::string& path)
-    : path_(path), temporary_path_(path) {
+AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_path_(path) {
   struct stat status;
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     errno = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;  // renaming would replace a device or pipe
