@@ -10,11 +10,13 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 BUILD := build/dev
 JOBS := $(shell nproc)
-CXX_FILES = $(shell find cpp src tests/cpp -name '*.h' -o -name '*.cc')
+CXX_FILES = $(shell find cpp src tests/cpp tests/fuzz -name '*.h' -o -name '*.cc')
 STUB := python/lattice_bpd/_core.pyi
 ARGS ?=
+SECONDS ?= 60
+unexport SECONDS  # bash has one of its own
 
-.PHONY: help setup build demo test bench bench-rescore bench-ngram lint tidy sanitize format stubs wheel clean
+.PHONY: help setup build demo test bench bench-rescore bench-ngram lint tidy sanitize fuzz soak format stubs wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +61,12 @@ tidy: build  ## clang-tidy over the C++ code (slow)
 
 sanitize: setup  ## tests under AddressSanitizer with UBSan, and under ThreadSanitizer (slow)
 	@scripts/sanitize.sh
+
+fuzz: build  ## hostile input for SECONDS (default 60), coverage-guided; installs clang (ARGS=--targets=...)
+	@python scripts/fuzz.py --seconds $(SECONDS) $(ARGS)
+
+soak: build  ## threads rescore for SECONDS while LMs are replaced; same answers, flat memory
+	@python scripts/soak.py --seconds $(SECONDS) $(ARGS)
 
 format: setup  ## rewrite Python and C++ code in the project's format
 	@ruff check --fix --quiet . || true

@@ -80,6 +80,28 @@ TEST_CASE("atomic file: nothing happens to the path before Commit") {
   CHECK(::rmdir(folder.path().c_str()) == 0);  // fails where a temporary file was left behind
 }
 
+TEST_CASE("atomic file: what killed writers left is removed, what others are writing is not") {
+  TemporaryFolder folder;
+  const std::string path = folder.File("kept");
+  const std::string left = folder.File("kept.tmp.a1B2c3");
+  const std::string others[] = {folder.File("kept.tmp.a1B2c3d"), folder.File("kep.tmp.a1B2c3"),
+                                folder.File("kept.tmp"), folder.File("Kept.tmp.a1B2c3")};
+  WriteBytes(left, "half");
+  for (const std::string& other : others) WriteBytes(other, "mine");
+  AtomicFile first(path);
+  first.Write("first");
+  CHECK(::access(left.c_str(), F_OK) != 0);
+  {
+    AtomicFile second(path);
+    second.Write("second");
+    second.Commit();
+  }
+  CHECK(ReadBytes(path) == "second");
+  first.Commit();
+  CHECK(ReadBytes(path) == "first");
+  for (const std::string& other : others) CHECK(ReadBytes(other) == "mine");
+}
+
 TEST_CASE("atomic file: folders and missing folders are refused at once") {
   const TemporaryFolder folder;
   const auto error_number = [](const std::string& path) {

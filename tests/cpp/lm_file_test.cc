@@ -118,20 +118,11 @@ TEST_CASE("file: any altered byte is found when checksums are compared") {
   TemporaryFolder folder;
   const std::string bytes = SavedExample(&folder);
   const std::string path = folder.File("altered.lm");
-  std::vector<bool> covered(bytes.size(), false);  // zeros between sections mean nothing
-  FileHeader header;
-  std::memcpy(&header, bytes.data(), sizeof header);
-  for (std::size_t at = 0; at < 64 + header.num_sections * 32; ++at) covered[at] = true;
-  for (std::uint32_t i = 0; i < header.num_sections; ++i) {
-    SectionEntry entry;
-    std::memcpy(&entry, bytes.data() + 64 + i * sizeof entry, sizeof entry);
-    for (std::uint64_t at = 0; at < entry.size; ++at) covered[entry.offset + at] = true;
-  }
   for (std::size_t at = 0; at < bytes.size(); ++at) {
     std::string altered = bytes;
     altered[at] = static_cast<char>(altered[at] ^ (1 << (at % 8)));
     INFO("byte ", at);
-    CHECK((MessageOf(path, altered, true) != "") == covered[at]);
+    CHECK(MessageOf(path, altered, true) != "");
     MessageOf(path, altered, false);  // an error or an LM, but no wild read
   }
 }

@@ -1,4 +1,5 @@
-// Random models and lattices that hit them, for tests that compare two ways to an answer.
+// Random models and lattices that hit them, for tests that compare two ways to an answer. `Source`
+// is a generator of random numbers, or what reads them from a fuzzer's bytes.
 #ifndef LATTICE_BPD_TESTS_CPP_RANDOM_LATTICES_H_
 #define LATTICE_BPD_TESTS_CPP_RANDOM_LATTICES_H_
 
@@ -16,21 +17,23 @@ namespace lattice_bpd {
 
 using Random = std::mt19937;
 
-inline std::uint32_t Below(Random* random, std::uint32_t limit) {
+template <typename Source>
+std::uint32_t Below(Source* random, std::uint32_t limit) {
   return static_cast<std::uint32_t>((*random)() % limit);
 }
 
 // A number from a few eighths (then sums tie) or a real one, most of them off the score grid.
-inline float Draw(Random* random, bool exact) {
+template <typename Source>
+float Draw(Source* random, bool exact) {
   if (exact) return -static_cast<float>(Below(random, 24)) / 8.0f;
   return -4.0f * std::generate_canonical<float, 24>(*random) /
          static_cast<float>(1 + Below(random, 9));
 }
 
 // N-grams over the first `used` tokens, so that lattices over them hit; histories come along.
-inline std::shared_ptr<const BackoffLm> RandomLm(Random* random, std::uint32_t vocab_size,
-                                                 std::uint32_t used, int order, int ngrams,
-                                                 bool exact) {
+template <typename Source>
+std::shared_ptr<const BackoffLm> RandomLm(Source* random, std::uint32_t vocab_size,
+                                          std::uint32_t used, int order, int ngrams, bool exact) {
   const Vocabulary vocabulary = MakeVocabulary(vocab_size, {});
   std::set<std::vector<Symbol>> known;
   for (int i = 0; i < ngrams && order > 1; ++i) {
@@ -51,7 +54,8 @@ inline std::shared_ptr<const BackoffLm> RandomLm(Random* random, std::uint32_t v
   return BackoffLm::FromTrie(BuildTrie(vocabulary, ListsOf(order, listed)));
 }
 
-inline Sausage RandomLattice(Random* random, std::uint32_t num_tokens, std::uint32_t max_width) {
+template <typename Source>
+Sausage RandomLattice(Source* random, std::uint32_t num_tokens, std::uint32_t max_width) {
   Sausage sausage;
   const bool exact = Below(random, 2) == 0;
   const bool masks = Below(random, 4) == 0;

@@ -1,12 +1,15 @@
 #include "lattice_bpd/base/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/huge_pages.h"
@@ -14,23 +17,55 @@
 namespace lattice_bpd {
 namespace {
 
-// mkstemp makes the file private; give it the permissions an ordinary new file would have.
+// mkostemp makes the file private; give it the permissions an ordinary new file would have.
 mode_t DefaultMode() {
   const mode_t mask = ::umask(0);
   ::umask(mask);
   return 0666 & ~mask;
 }
 
+constexpr char kSuffix[] = ".tmp.XXXXXX";
+
+// Removes what killed writers of the same path have left: temporary files that nobody holds locked.
+void RemoveLeftovers(const std::string& path) {
+  const std::filesystem::path target(path);
+  const std::filesystem::path parent = target.has_parent_path() ? target.parent_path() : ".";
+  const std::string start = target.filename().string() + ".tmp.";
+  std::error_code ignored;  // whatever fails here, writing itself will say
+  for (const auto& entry : std::filesystem::directory_iterator(parent, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.size() != start.size() + 6 || name.compare(0, start.size(), start) != 0) continue;
+    const int fd = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) continue;
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) ::unlink(entry.path().c_str());
+    ::close(fd);
+  }
+}
+
+// A new file under a name that begins with *path, which becomes that name; locked while it is open.
+int CreateLocked(std::string* path) {
+  const std::string pattern = *path + kSuffix;
+  for (;;) {
+    *path = pattern;
+    const int fd = ::mkostemp(path->data(), O_CLOEXEC);
+    if (fd < 0) return fd;
+    ::flock(fd, LOCK_EX);  // file systems without locks keep leftovers
+    struct stat status;
+    if (::fstat(fd, &status) != 0 || status.st_nlink > 0) return fd;
+    ::close(fd);  // another writer took it for a leftover before it was locked
+  }
+}
+
 }  // namespace
 
-AtomicFile::AtomicFile(const std::string& path)
-    : path_(path), temporary_path_(path + ".tmp.XXXXXX") {
+AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_path_(path) {
   struct stat status;
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     errno = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;  // renaming would replace a device or pipe
     ThrowErrno(S_ISDIR(status.st_mode) ? "write" : "replace (it is not a regular file)");
   }
-  const int fd = ::mkstemp(temporary_path_.data());
+  RemoveLeftovers(path);
+  const int fd = CreateLocked(&temporary_path_);
   if (fd < 0) ThrowErrno("create a temporary file beside");
   ::fchmod(fd, DefaultMode());
   file_ = ::fdopen(fd, "wb");

@@ -3,6 +3,9 @@
 //   AtomicFile file("lm.bin");
 //   file.Write(bytes, size);
 //   file.Commit();   // flushes to the disk and renames; without it nothing is left behind
+//
+// A writer that is killed leaves lm.bin.tmp.XXXXXX, which the next writer of lm.bin removes; what
+// one that is alive writes is locked, and stays.
 #ifndef LATTICE_BPD_BASE_ATOMIC_FILE_H_
 #define LATTICE_BPD_BASE_ATOMIC_FILE_H_
 
@@ -15,7 +18,8 @@ namespace lattice_bpd {
 
 class AtomicFile {
  public:
-  // Opens a temporary file beside `path`. This and the calls below throw IoError.
+  // Opens a temporary file beside `path`, after removing those that killed writers left. This and
+  // the calls below throw IoError.
   explicit AtomicFile(const std::string& path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;

@@ -50,7 +50,7 @@ void FileReader::ReadAt(std::uint64_t offset, void* data, std::size_t size) cons
   auto* out = static_cast<unsigned char*>(data);
   if (descriptor_ < 0) {
     if (offset > size_ || size > size_ - offset) ThrowErrno(EIO, "read");
-    std::memcpy(out, bytes_.data() + offset, size);
+    if (size != 0) std::memcpy(out, bytes_.data() + offset, size);  // `data` may be null
     return;
   }
   while (size > 0) {

@@ -20,7 +20,7 @@ using ScoreArc = fst::ArcTpl<ScoreWeight>;
 using ScoreVectorFst = fst::VectorFst<ScoreArc>;
 
 // Once before any FST is made (module initialisation does it). Keeps OpenFst from ending the
-// process on an error and registers the FST types that generic reading must know.
+// process on an error.
 void UseOpenFst();
 
 // Throws ValueError where the last operation on `fst` failed.

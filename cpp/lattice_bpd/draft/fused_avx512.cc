@@ -1,7 +1,8 @@
 // The fused search with AVX-512 (F, BW, DQ, VL): 32 two-byte keys a compare, 8 doubles an add.
 #include "lattice_bpd/draft/fused_kernels.h"
 
-#if defined(__x86_64__)
+// clang, which lacks GCC's target pragma, builds this where the whole file is compiled for it.
+#if defined(__x86_64__) && (!defined(__clang__) || defined(__AVX512BW__))
 
 #include <immintrin.h>
 

@@ -202,7 +202,8 @@ class HitFinder {
     const FusedWork work = {{begin, end}, 0};
     w_.blocks.Resize(task_.stride);
     AddRows(Slot(0), {&work, 1}, [&](std::size_t, const FusedQuery& query, const FusedOutput& out) {
-      if (end - begin <= kLargeRun) return Simd::FindInSmallRun(level, work.run, query, out);
+      const std::uint32_t size = work.run.end - work.run.begin;
+      if (size <= kLargeRun) return Simd::FindInSmallRun(level, work.run, query, out);
       Simd::FindBlocks(level, work.run, query, w_.blocks.data());
       return Simd::FindInBlocks(level, query, w_.blocks.data(), out);
     });

@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
+#include <optional>
 #include <vector>
 
+#include "lattice_bpd/base/fst_bytes.h"
 #include "lattice_bpd/base/score_grid.h"
 #include "lattice_bpd/lattice/determinize.h"
 
@@ -19,56 +20,24 @@ using StateId = ScoreArc::StateId;
 
 constexpr const char* kExpected = "; expected an OpenFst VectorFst over standard arcs";
 
-constexpr const char* kAltered = "acceptor: the FST is cut or altered";
-
-// Leaves the stream behind the header.
-fst::FstHeader ReadHeader(const std::string& bytes, std::istream& stream) {
-  fst::FstHeader header;
-  if (!header.Read(stream, "acceptor")) {
+StdFst ReadFst(const std::string& bytes) {
+  const std::optional<FstKind> kind = FstKindOf(bytes);
+  if (!kind) {
     throw ValueError(StrCat("acceptor: ", bytes.size(), " bytes that are no FST", kExpected));
   }
-  if (header.ArcType() != "standard") {
-    throw ValueError(StrCat("acceptor: arcs of type \"", header.ArcType(), "\"", kExpected,
+  if (kind->arc_type != "standard") {
+    throw ValueError(StrCat("acceptor: arcs of type \"", kind->arc_type, "\"", kExpected,
                             "; pywrapfst.arcmap(fst, map_type=\"to_std\") converts them"));
   }
-  if (header.FstType() != "vector") {
-    throw ValueError(StrCat("acceptor: an FST of type \"", header.FstType(), "\"", kExpected,
+  if (kind->fst_type != "vector") {
+    throw ValueError(StrCat("acceptor: an FST of type \"", kind->fst_type, "\"", kExpected,
                             "; pywrapfst.convert(fst, \"vector\") makes it one"));
   }
-  const std::int64_t num_states = header.NumStates();
-  if (num_states < -1 || num_states > static_cast<std::int64_t>(bytes.size())) {
-    throw ValueError(StrCat("acceptor: ", num_states, " states in ", bytes.size(),
-                            " bytes; the FST is cut or altered"));
+  try {
+    return ReadStdFst(bytes);
+  } catch (const FormatError& error) {
+    throw ValueError(StrCat("acceptor: the FST ", error.what()));
   }
-  return header;
-}
-
-// OpenFst makes room for as many arcs as the bytes say, before it looks for them.
-void CheckNumArcs(const std::string& bytes) {
-  constexpr std::int64_t kArcBytes = 16;
-  std::istringstream stream(bytes);
-  const fst::FstHeader header = ReadHeader(bytes, stream);
-  for (const int symbols : {fst::FstHeader::HAS_ISYMBOLS, fst::FstHeader::HAS_OSYMBOLS}) {
-    if ((header.GetFlags() & symbols) == 0) continue;
-    const std::unique_ptr<fst::SymbolTable> skipped(fst::SymbolTable::Read(stream, "acceptor"));
-    if (skipped == nullptr) throw ValueError(kAltered);
-  }
-  float weight;
-  std::int64_t num_arcs;
-  for (std::int64_t state = 0; state != header.NumStates(); ++state) {  // -1: up to the end
-    if (!fst::ReadType(stream, &weight) || !fst::ReadType(stream, &num_arcs)) break;
-    const auto left = static_cast<std::int64_t>(bytes.size()) - stream.tellg();
-    if (num_arcs < 0 || num_arcs > left / kArcBytes) throw ValueError(kAltered);
-    stream.seekg(num_arcs * kArcBytes, std::ios::cur);
-  }
-}
-
-std::unique_ptr<StdFst> ReadFst(const std::string& bytes) {
-  CheckNumArcs(bytes);
-  std::istringstream stream(bytes);
-  std::unique_ptr<StdFst> read(StdFst::Read(stream, fst::FstReadOptions("acceptor")));
-  if (read == nullptr) throw ValueError(kAltered);
-  return read;
 }
 
 // A cost on the grid; +inf where there is no way.
@@ -88,24 +57,16 @@ void AddArcs(const StdFst& from, StateId state, ScoreVectorFst* out) {
                               "; expected equal ones, token id + 1, or 0 for none; "
                               "project a transducer first"));
     }
-    if (arc.nextstate < 0 || arc.nextstate >= from.NumStates()) {
-      throw ValueError(StrCat("acceptor: an arc from state ", state, " to state ", arc.nextstate,
-                              " of ", from.NumStates(), "; the FST is altered"));
-    }
     const ScoreWeight cost = ToCost(arc.weight.Value(), state);
     if (cost == ScoreWeight::Zero()) continue;
     out->AddArc(state, ScoreArc(arc.ilabel, arc.ilabel, cost, arc.nextstate));
   }
 }
 
-// A copy with grid costs that trusts nothing the file says about itself.
+// A copy with grid costs.
 ScoreVectorFst CopyChecked(const StdFst& from) {
   ScoreVectorFst out;
   for (StateId state = 0; state < from.NumStates(); ++state) out.AddState();
-  if (from.Start() < -1 || from.Start() >= from.NumStates()) {
-    throw ValueError(StrCat("acceptor: start state ", from.Start(), " of ", from.NumStates(),
-                            "; the FST is altered"));
-  }
   if (from.Start() >= 0) out.SetStart(from.Start());
   for (StateId state = 0; state < from.NumStates(); ++state) {
     out.SetFinal(state, ToCost(from.Final(state).Value(), state));
@@ -131,7 +92,7 @@ void CheckLength(const ScoreVectorFst& sorted) {
 }  // namespace
 
 ScoreVectorFst ReadAcceptor(const std::string& bytes) {
-  ScoreVectorFst acceptor = CopyChecked(*ReadFst(bytes));
+  ScoreVectorFst acceptor = CopyChecked(ReadFst(bytes));
   fst::Connect(&acceptor);
   if (!fst::TopSort(&acceptor)) {
     throw ValueError(

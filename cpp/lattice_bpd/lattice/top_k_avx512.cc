@@ -1,7 +1,8 @@
 // The top-k scan with AVX-512 (F, BW, DQ, VL): 16 logits a compare.
 #include "lattice_bpd/lattice/top_k_kernels.h"
 
-#if defined(__x86_64__)
+// clang, which lacks GCC's target pragma, builds this where the whole file is compiled for it.
+#if defined(__x86_64__) && (!defined(__clang__) || defined(__AVX512BW__))
 
 #include <immintrin.h>
 

@@ -1,5 +1,6 @@
 #include "lattice_bpd/lm/lm_file.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -24,7 +25,10 @@ class Reader {
 
   std::shared_ptr<const BackoffLm> Read(std::optional<bool> verify) {
     ReadSections();
-    if (verify.value_or(file_->size() <= kVerifyLimit)) VerifySections();
+    if (verify.value_or(file_->size() <= kVerifyLimit)) {
+      VerifySections();
+      VerifyGaps();
+    }
     forms_ = Find<LevelForm>(SectionKind::kLevelForms, 0, header_.order);
     std::vector<PackedLevel> levels;
     storage_.resize(header_.order);
@@ -104,6 +108,23 @@ class Reader {
            static_cast<std::uint32_t>(entry.kind), " of order ", entry.level + 1,
            ") were altered: their checksum differs; copy or train the file again");
     }
+  }
+
+  // What no checksum covers is 0.
+  void VerifyGaps() const {
+    std::uint64_t at = sizeof header_ + table_.size() * sizeof(SectionEntry);
+    const auto expect_zeros = [&](std::uint64_t end) {
+      for (; at < end; ++at) {
+        if (file_->data()[at] != 0) {
+          Fail("byte ", at, " (between sections) was altered; copy or train the file again");
+        }
+      }
+    };
+    for (const SectionEntry& entry : table_) {
+      expect_zeros(entry.offset);
+      at = std::max(at, entry.offset + entry.size);
+    }
+    expect_zeros(file_->size());
   }
 
   const SectionEntry* Entry(SectionKind kind, std::uint32_t level) const {

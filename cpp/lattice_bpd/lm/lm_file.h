@@ -6,7 +6,8 @@
 //
 // The header's checksum covers the header (with that field zero) and the table; each entry's
 // checksum covers its section. Opening checks the magic, version, sizes, every offset and the
-// header's checksum always, and the sections' checksums up to kVerifyLimit bytes or on request.
+// header's checksum always, and the sections' checksums, with the zeros between sections, up to
+// kVerifyLimit bytes or on request.
 #ifndef LATTICE_BPD_LM_LM_FILE_H_
 #define LATTICE_BPD_LM_LM_FILE_H_
 

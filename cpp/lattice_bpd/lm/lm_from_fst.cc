@@ -2,21 +2,20 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/fst_bytes.h"
 #include "lattice_bpd/base/mapped_file.h"
-#include "lattice_bpd/base/openfst.h"
 #include "lattice_bpd/lm/lm_fst.h"
 #include "lattice_bpd/lm/trie_builder.h"
 
 namespace lattice_bpd {
 namespace {
 
-using StdFst = fst::Fst<fst::StdArc>;
+using StdFst = fst::VectorFst<fst::StdArc>;
 using History = std::vector<Symbol>;
 
 constexpr double kSameCost = 1e-5;
@@ -25,14 +24,8 @@ class FstReader {
  public:
   FstReader(const std::string& path, const FstImportOptions& options)
       : path_(path), vocabulary_(MakeVocabulary(options.vocab_size, options.special_ids)) {
-    const MappedFile exists(path);  // throws IoError where it is not there
-    std::ifstream stream(path, std::ios::binary);
-    fst_.reset(StdFst::Read(stream, fst::FstReadOptions(path)));
-    if (fst_ == nullptr) {
-      Fail("is no OpenFst file of type vector or const over standard arcs");
-    }
-    CheckFst(*fst_, "reading an FST");
-    if (fst_->Start() == fst::kNoStateId) Fail("has no start state");
+    fst_ = ReadFile();
+    if (fst_.Start() == fst::kNoStateId) Fail("has no start state");
     failure_label_ = options.failure_label.value_or(FindFailureLabel());
   }
 
@@ -63,21 +56,32 @@ class FstReader {
 
   template <typename Visit>  // visit(arc)
   void ForEachArc(fst::StdArc::StateId state, const Visit& visit) const {
-    for (fst::ArcIterator<StdFst> arcs(*fst_, state); !arcs.Done(); arcs.Next()) {
+    for (fst::ArcIterator<StdFst> arcs(fst_, state); !arcs.Done(); arcs.Next()) {
       visit(arcs.Value());
+    }
+  }
+
+  StdFst ReadFile() const {
+    const MappedFile file(path_);
+    const std::string bytes(reinterpret_cast<const char*>(file.data()), file.size());
+    if (!FstKindOf(bytes)) Fail("is no OpenFst file of type vector or const over standard arcs");
+    try {
+      return ReadStdFst(bytes);
+    } catch (const FormatError& error) {
+      Fail(error.what());
     }
   }
 
   Label FindFailureLabel() const {
     bool epsilons = false;
-    for (fst::StateIterator<StdFst> states(*fst_); !states.Done(); states.Next()) {
+    for (fst::StateIterator<StdFst> states(fst_); !states.Done(); states.Next()) {
       ForEachArc(states.Value(), [&](const fst::StdArc& arc) { epsilons |= arc.ilabel == 0; });
     }
     return epsilons ? 0 : ToLabel(vocabulary_.num_symbols());
   }
 
   void FindStates() {
-    for (fst::StateIterator<StdFst> states(*fst_); !states.Done(); states.Next()) {
+    for (fst::StateIterator<StdFst> states(fst_); !states.Done(); states.Next()) {
       const auto id = static_cast<std::size_t>(states.Value());
       if (states_.size() <= id) states_.resize(id + 1);
       ForEachArc(states.Value(), [&](const fst::StdArc& arc) {
@@ -115,13 +119,13 @@ class FstReader {
       if (&ids == &of_depth[std::min<std::size_t>(1, of_depth.size() - 1)]) NameStart();
       for (const std::size_t id : ids) NameSuccessors(id);
     }
-    if (!states_[static_cast<std::size_t>(fst_->Start())].named) {
+    if (!states_[static_cast<std::size_t>(fst_.Start())].named) {
       Fail("starts behind a context; write it with an empty context");
     }
   }
 
   void NameStart() {
-    State& start = states_[static_cast<std::size_t>(fst_->Start())];
+    State& start = states_[static_cast<std::size_t>(fst_.Start())];
     if (start.named || start.depth != 1) return;
     start.named = true;
     start.history = {vocabulary_.bos};
@@ -168,7 +172,7 @@ class FstReader {
   }
 
   double FinalCost(std::size_t id) const {
-    return fst_->Final(static_cast<fst::StdArc::StateId>(id)).Value();
+    return fst_.Final(static_cast<fst::StdArc::StateId>(id)).Value();
   }
 
   bool KnowsEnd() const {
@@ -204,7 +208,7 @@ class FstReader {
     NgramList& list = lists_[0];
     std::vector<bool> listed(vocabulary_.num_symbols(), false);
     for (const Symbol symbol : list.symbols) listed[symbol] = true;
-    const State& start = states_[static_cast<std::size_t>(fst_->Start())];
+    const State& start = states_[static_cast<std::size_t>(fst_.Start())];
     for (Symbol symbol = 0; symbol < listed.size(); ++symbol) {
       if (listed[symbol]) continue;
       const bool boundary = symbol == vocabulary_.bos || symbol == vocabulary_.eos;
@@ -218,7 +222,7 @@ class FstReader {
 
   const std::string path_;
   const Vocabulary vocabulary_;
-  std::unique_ptr<StdFst> fst_;
+  StdFst fst_;
   Label failure_label_ = 0;
   std::vector<State> states_;
   int max_depth_ = 0;

@@ -65,18 +65,20 @@ bool CountCursor::DecodeRecord() {
   const auto head = DecodeVarint<Key128>();
   if (at_ == nullptr) return false;
   record_.count = static_cast<std::uint64_t>(head >> 1);
+  const BlockEntry& block = file_->blocks()[next_block_ - 1];
   if ((head & 1) != 0) {
-    record_.symbol += DecodeVarint<std::uint32_t>();
+    const auto added = DecodeVarint<std::uint32_t>();
     key_ = 0;
-    if (at_ == nullptr) return false;
+    if (at_ == nullptr || added > block.last_symbol - record_.symbol) return false;
+    record_.symbol += added;
+    if (fresh_ ? record_.symbol < block.first_symbol : added == 0) return false;
   } else if (fresh_) {
     return false;
   }
   fresh_ = false;
   key_ += DecodeVarint<Key128>();
   record_.key = key_ >> cut_bits_;
-  return at_ != nullptr && record_.count > 0 && key_ >> width_ == 0 &&
-         record_.symbol <= file_->blocks()[next_block_ - 1].last_symbol;
+  return at_ != nullptr && record_.count > 0 && key_ >> width_ == 0;
 }
 
 CountMerger::CountMerger(const CountFiles& files, int order, SymbolRange range) {

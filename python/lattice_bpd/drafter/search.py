@@ -136,7 +136,7 @@ def check_search(
             f"{lm.vocab_size}; use an LM trained with vocab_size={shape[-1]} on this model's "
             "token ids"
         )
-    best = select_top_k(head_logits, top_k, log_softmax=log_softmax, where=where)
+    best = select_top_k(head_logits, top_k, log_softmax=bool(log_softmax), where=where)
     batch = 1 if len(shape) == 2 else shape[0]
     contexts = _contexts(where, context, batch, len(shape) == 3, shape[-1])
     device = head_logits.device if is_torch_tensor(head_logits) else None
@@ -166,9 +166,12 @@ def number_of(where: str, name: str, value: float) -> float:
 
     Raises:
         TypeError: It is no number.
+        ValueError: It is an integer too large for a float.
     """
     try:
         return float(value)
+    except OverflowError:
+        raise ValueError(f"{where}: {name} is out of a float's range; expected less") from None
     except (TypeError, ValueError):
         raise TypeError(f"{where}: {name} is {value!r}; expected a number") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import json
 import math
@@ -203,11 +204,10 @@ def _gunzip(source: Path, folder: Path) -> Path:
 
 
 def _write_gzip(lm: NGramLM, path: Path, words: list[str] | None) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        plain = Path(folder) / "lm.arpa"
-        lm.to_arpa(plain, vocab=words)
-        with plain.open("rb") as file, gzip.GzipFile(path, "wb", mtime=0) as packed:
-            shutil.copyfileobj(file, packed, 1 << 20)
+    plain = path.with_name("plain.tmp")  # in the folder of _replace
+    lm.to_arpa(plain, vocab=words)
+    with plain.open("rb") as file, gzip.GzipFile(path, "wb", mtime=0) as packed:
+        shutil.copyfileobj(file, packed, 1 << 20)
 
 
 def _write_bytes(path: Path, data: bytes) -> None:
@@ -222,10 +222,30 @@ def _fst_bytes(lm: NGramLM, *, const: bool) -> bytes:
 
 
 def _replace(target: Path, write: Callable[[Path], None]) -> None:
-    """Writes beside the target, then renames."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    """Writes in a temporary folder beside the target, then renames."""
+    _remove_leftovers(target)
+    folder = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    folder.mkdir(exist_ok=True)
     try:
-        write(temporary)
-        temporary.replace(target)
+        write(folder / target.name)
+        (folder / target.name).replace(target)
     finally:
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Removes the folders of processes that were killed while they wrote the target."""
+    for folder in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        process = folder.name.removeprefix(f".{target.name}.").removesuffix(".tmp")
+        if process.isdecimal() and not _is_running(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

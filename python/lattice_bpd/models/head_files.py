@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lattice_bpd import FormatError
+
+Heads = TypeVar("Heads", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class HeadFiles:
         cure = "give a directory that save_pretrained wrote"
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise FormatError(f"{path}: cannot be read ({error}); {cure}") from error
         wanted = f"lattice_bpd.{self.stem}"
         if not isinstance(config, dict) or config.get("format") != wanted:
@@ -91,16 +94,22 @@ class HeadFiles:
                 )
         return config
 
-    def read_weights(self, directory: Path, heads: nn.Module) -> None:
-        """Fill the module, which was built by the JSON's sizes.
+    def read_heads(self, directory: Path, build: Callable[[], Heads]) -> Heads:
+        """The module that `build` makes by the JSON's sizes, with the file's tensors, on the CPU.
+
+        It is built without memory, so that sizes out of all reason meet the file's own first.
 
         Raises:
             FormatError: missing, cut, or tensors other than the module's.
         """
         path = directory / self.weights_name
         try:
-            heads.load_state_dict(load_file(path))
-        except (OSError, SafetensorError, RuntimeError) as error:
+            tensors = load_file(path)
+            with torch.device("meta"):
+                heads = build()
+            heads.load_state_dict(tensors, assign=True)
+            return heads.to(torch.get_default_dtype())
+        except (OSError, SafetensorError, RuntimeError, TypeError, OverflowError) as error:
             raise FormatError(
                 f"{path}: the heads' weights cannot be read ({error}); expected the tensors that "
                 f"{self.config_name} beside it describes; save or train the model again"

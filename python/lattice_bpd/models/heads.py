@@ -127,8 +127,5 @@ class BlockwiseHeads(nn.Module):
                 f"{directory / BLOCKWISE_FILES.config_name}: vocab_size is {vocab_size!r}, "
                 "expected an integer above 0 or null"
             )
-        heads = cls(
-            config["hidden_size"], config["num_heads"], config["inner_size"], vocab_size=vocab_size
-        )
-        BLOCKWISE_FILES.read_weights(directory, heads)
-        return heads
+        sizes = (config["hidden_size"], config["num_heads"], config["inner_size"])
+        return BLOCKWISE_FILES.read_heads(directory, lambda: cls(*sizes, vocab_size=vocab_size))

@@ -103,6 +103,5 @@ class MedusaHeads(nn.Module):
             FormatError: a file is missing, cut, altered or of another format version.
         """
         config = MEDUSA_FILES.read_config(Path(directory))
-        heads = cls(*(config[key] for key in _SIZES))
-        MEDUSA_FILES.read_weights(Path(directory), heads)
-        return heads
+        sizes = [config[key] for key in _SIZES]
+        return MEDUSA_FILES.read_heads(Path(directory), lambda: cls(*sizes))

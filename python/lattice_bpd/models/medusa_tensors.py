@@ -52,10 +52,10 @@ def from_medusa_names(
     _check_names(tensors, path, num_slots, num_layers)
     plain = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
     first = plain[f"0.{num_layers}.weight"]
-    if first.ndim != 2:
+    if first.ndim != 2 or not first.is_floating_point():
         raise FormatError(
-            f"{path}: 0.{num_layers}.weight has shape {tuple(first.shape)}, expected (V, D); "
-            "copy the checkpoint again"
+            f"{path}: 0.{num_layers}.weight has shape {tuple(first.shape)}, expected (V, D) of "
+            f"floats; found {first.dtype}; copy the checkpoint again"
         )
     vocab_size, hidden_size = first.shape
     with torch.device("meta"):
@@ -118,4 +118,9 @@ def _check_names(
         raise FormatError(
             f"{path}: its heads have {sorted(depths)} blocks; config.json has medusa_num_layers "
             f"{num_layers}; expected the same; mend config.json, or copy the checkpoint again"
+        )
+    if num_slots * num_layers > len(tensors):  # before memory is taken for so many
+        raise FormatError(
+            f"{path}: has {len(tensors)} tensors; expected {2 * num_layers + 1} for each of "
+            f"{num_slots} heads; copy the checkpoint again"
         )

@@ -1,0 +1,30 @@
+// Reading OpenFst's own binary format without trusting it: OpenFst takes memory, and follows
+// offsets, as the file says.
+#ifndef LATTICE_BPD_BASE_FST_BYTES_H_
+#define LATTICE_BPD_BASE_FST_BYTES_H_
+
+#include <optional>
+#include <string>
+
+#include "lattice_bpd/base/openfst.h"
+
+namespace lattice_bpd {
+
+// What an FST file says that it is, such as "vector" and "standard".
+struct FstKind {
+  std::string fst_type;
+  std::string arc_type;
+};
+
+// Nothing where the bytes do not begin like an FST.
+std::optional<FstKind> FstKindOf(const std::string& bytes);
+
+// An FST of type "vector" or "const" over arcs of type "standard", without symbol tables. Start
+// state and next states exist; labels and weights are as they stand. Memory: a small multiple of
+// the bytes'. Throws FormatError for FSTs of other kinds and bytes that are cut or altered; its
+// message goes on from "the FST ".
+fst::VectorFst<fst::StdArc> ReadStdFst(const std::string& bytes);
+
+}  // namespace lattice_bpd
+
+#endif  // LATTICE_BPD_BASE_FST_BYTES_H_

@@ -1,0 +1,122 @@
+"""Writes tests/data/fuzz: the small valid inputs that each fuzz target starts from.
+
+python tests/fuzz/make_seeds.py    (after a change of a file format)
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pywrapfst
+from safetensors.torch import save
+
+from lattice_bpd import NGramLM, SausageLattice
+from lattice_bpd.cli import main as run_command
+from lattice_bpd.models.heads import BlockwiseHeads
+
+OUT = Path(__file__).resolve().parents[1] / "data" / "fuzz"
+TEXT = [[0, 1, 2, 3, 4, 0, 1, 2], [1, 2, 0, 1], [4, 4, 0, 1, 2, 3]]
+ARPA = """\\data\\
+ngram 1=6
+ngram 2=3
+ngram 3=1
+
+\\1-grams:
+-99 <s> -0.1
+-1 </s>
+-0.9 0 -0.4
+-0.7 1 -0.3
+-0.8 2
+-2 <unk>
+
+\\2-grams:
+-0.2 <s> 0 -0.05
+-0.3 0 1 -0.15
+-0.5 1 2
+
+\\3-grams:
+-0.1 <s> 0 1
+
+\\end\\
+"""
+
+
+def write(target: str, name: str, data: bytes) -> None:
+    """One seed of a target."""
+    (OUT / target).mkdir(parents=True, exist_ok=True)
+    (OUT / target / name).write_bytes(data)
+
+
+def fst_bytes(text: str) -> bytes:
+    """An acceptor as pywrapfst compiles it."""
+    compiler = pywrapfst.Compiler(acceptor=True)
+    compiler.write(text)
+    return bytes(compiler.compile().write_to_string())
+
+
+def write_lm_seeds(folder: Path) -> None:
+    """LM files and LMs as FSTs and ARPA text."""
+    lm = NGramLM.train(TEXT, 3, vocab_size=5, smoothing="witten_bell")
+    lm.save(folder / "fast.lm")
+    run_command(
+        ["ngram", "convert", str(folder / "fast.lm"), str(folder / "small.lm"), "--quantise", "8"]
+    )
+    for name in ("fast.lm", "small.lm"):
+        write("lm_file", name, (folder / name).read_bytes())
+    for name, const in (("vector.fst", False), ("const.fst", True)):
+        data = lm._core.to_fst_bytes(np.zeros(0, np.int32), True, False, True, const)
+        write("lm_fst", name, bytes([4]) + bytes(data))
+    write("arpa", "decimal.arpa", b"\x11" + ARPA.encode())
+    write("arpa", "named.arpa", b"\x12" + ARPA.encode())
+
+
+def write_count_seeds(folder: Path) -> None:
+    """A counts file."""
+    np.save(folder / "ids.npy", np.array(TEXT[0], np.int32))
+    command = ["ngram", "count", str(folder / "ids.npy"), "--vocab-size", "5", "--order", "3"]
+    run_command([*command, "-o", str(folder / "counts")])
+    write("count_file", "counts", bytes([0x0A]) + (folder / "counts").read_bytes())
+
+
+def write_lattice_seeds() -> None:
+    """Acceptors: a sausage, and one that is neither deterministic nor free of epsilons."""
+    sausage = SausageLattice([([0, 1], [2.0, 1.5]), ([2], [0.0])])
+    write("acceptor", "sausage.fst", b"\x07" + bytes(sausage._core.to_fst_bytes()))
+    write(
+        "acceptor", "lattice.fst", b"\x0f" + fst_bytes("0 1 1 0.5\n0 1 1\n0 2 0 1\n1 2 3\n2 0.5\n")
+    )
+    rng = np.random.default_rng(0)
+    for order in (2, 4):
+        write("search", f"order{order}", bytes([order - 1, 0]) + rng.bytes(300))
+
+
+def write_python_seeds() -> None:
+    """Arguments, and the two files of each kind of heads."""
+    usual = bytes([0, 0, 0, 2, 40, 0, 7, 0, 80, 0, 11, 0, 0, 0, 2, 1, 2, *[0] * 14])
+    write("rescore_arguments", "usual", usual)
+    write("rescore_arguments", "tree", usual + bytes([0] * 3) + b"\x01")
+    for kind in range(6):
+        write("checkpoints", f"right{kind}", bytes([kind, 0, 0, 0, 1]))
+        write("checkpoints", f"altered{kind}", bytes([kind, 0, 1, 2, 1, 3, 1, 0, 1, 2, 1]))
+    sizes = {"num_heads": 2, "hidden_size": 2, "inner_size": 2, "vocab_size": 5}
+    config = {"format": "lattice_bpd.blockwise_heads", "version": 1, **sizes}
+    text = json.dumps(config).encode()
+    weights = save(BlockwiseHeads(2, 2, 2, vocab_size=5).state_dict())
+    raw = bytes([0, 1]) + len(text).to_bytes(2, "little") + text + weights
+    write("checkpoints", "raw", raw)
+
+
+def main() -> None:
+    """Writes every seed."""
+    with tempfile.TemporaryDirectory() as name:
+        write_lm_seeds(Path(name))
+        write_count_seeds(Path(name))
+    write_lattice_seeds()
+    write_python_seeds()
+
+
+if __name__ == "__main__":
+    main()
