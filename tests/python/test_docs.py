@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from docs_preludes import PRELUDES
+from lattice_bpd.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -82,6 +83,26 @@ def test_the_reference_has_every_public_name(name: str) -> None:
     listed = {target.rsplit(".", 1)[1] for target in re.findall(r"^::: (\S+)$", page, re.MULTILINE)}
     public = set(importlib.import_module(ROOMS[name]).__all__) - (ELSEWHERE - listed)
     assert public <= listed
+
+
+def commands_in_docs() -> list[str]:
+    """The lines of all fenced blocks that call lattice-bpd, continued lines joined."""
+    found = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = page.read_text().replace("\\\n", " ")
+        found += re.findall(r"^ *(lattice-bpd [a-z].*?)(?: +#.*)?$", text, re.MULTILINE)
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("command", commands_in_docs())
+def test_commands_have_the_options_shown(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = command.split()[1:]
+    count = 2 if words[0] in ("ngram", "heads") else 1
+    with pytest.raises(SystemExit):
+        main([*words[:count], "--help"])
+    known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", capsys.readouterr().out))
+    shown = {word for word in words[count:] if re.match(r"--?[a-z]", word)}
+    assert shown <= known
 
 
 def figure_at(place: str) -> list[str]:
