@@ -75,7 +75,7 @@ wheel: setup  ## sdist and manylinux wheels for the Pythons found, checked (PYTH
 test-wheel: setup  ## the tests against the wheel in a fresh venv (EXTRAS, ARGS)
 	@python scripts/test_wheel.py --extras "$(EXTRAS)" $(ARGS)
 
-docs: build  ## the documentation as a site that loads nothing from elsewhere: build/docs/index.html
+docs: setup  ## the documentation as a site that loads nothing from elsewhere: build/docs/index.html
 	@mkdocs --quiet build --strict
 	@echo "docs: build/docs/index.html"
 
