@@ -10,6 +10,7 @@ forks after threads were used, and works in child and parent at the same time.
 import importlib
 import math
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -178,6 +179,7 @@ def work_in_child_and_parent():
     work_in_threads()
     child = os.fork()
     if child == 0:
+        signal.alarm(100)  # a child that hangs ends, and the parent hears of it
         try:
             if is_there("torch"):
                 sys.modules["torch"].set_num_threads(1)
