@@ -76,8 +76,16 @@ format: setup  ## rewrite Python and C++ code in the project's format
 stubs: build  ## regenerate the stub of the extension module
 	@python scripts/check_stubs.py --write $(STUB)
 
-wheel: setup  ## build dist/*.whl and dist/*.tar.gz
-	@python -m build --outdir dist
+.PHONY: test-wheel docs
+wheel: setup  ## sdist and manylinux wheels for the Pythons found, checked (PYTHONS=..)
+	@python scripts/build_wheels.py $(PYTHONS)
+
+test-wheel: setup  ## the tests against the wheel in a fresh venv (EXTRAS, ARGS)
+	@python scripts/test_wheel.py --extras "$(EXTRAS)" $(ARGS)
+
+docs: setup  ## the documentation as a site that loads nothing from elsewhere: build/docs/index.html
+	@mkdocs --quiet build --strict
+	@echo "docs: build/docs/index.html"
 
 clean:  ## remove build results (.venv stays; rm -rf .venv removes that too)
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .venv/setup.stamp

@@ -20,6 +20,19 @@ target_link_options(_core PRIVATE
 set_target_properties(_core PROPERTIES LINK_DEPENDS "${version_script}")
 install(TARGETS _core LIBRARY DESTINATION lattice_bpd)
 
+# The licences of what is compiled in go with it, as they came with its sources (THIRD_PARTY.md).
+if(SKBUILD_METADATA_DIR)
+  install(FILES "${openfst_dir}/COPYING" "${openfst_dir}/AUTHORS"
+          DESTINATION "${SKBUILD_METADATA_DIR}/licenses/openfst" OPTIONAL)
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -c
+      "from importlib.metadata import files; print(next(f.locate() for f in files('pybind11') if f.name == 'LICENSE'))"
+    OUTPUT_VARIABLE pybind11_license OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(EXISTS "${pybind11_license}")
+    install(FILES "${pybind11_license}" DESTINATION "${SKBUILD_METADATA_DIR}/licenses/pybind11")
+  endif()
+endif()
+
 if(SKBUILD_STATE STREQUAL "editable")
   set(core_file_name "_core${PYTHON_MODULE_EXTENSION}")
   find_program(NINJA_EXECUTABLE "${CMAKE_MAKE_PROGRAM}" REQUIRED)

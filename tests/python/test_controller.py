@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
 from blockwise_models import random_model
 from lattice_bpd import DraftTree
 from lattice_bpd.decode import (

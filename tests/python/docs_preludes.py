@@ -1,0 +1,67 @@
+"""What stands in for a reader's own model and files when the examples of a page are run.
+
+Each function gives the names that a page takes for granted, and may write files into the current
+folder. A page without one runs as it stands.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lattice_bpd import NGramLM
+
+Names = dict[str, Any]
+
+
+def _decoding() -> Names:
+    """A tiny target, its heads, an LM that knows what it writes, and prompts."""
+    import pytest
+
+    pytest.importorskip("torch")
+    import torch
+
+    from blockwise_models import VOCAB, looping_text, trained_model
+
+    blockwise = trained_model()
+    lm = NGramLM.train([looping_text()], 3, vocab_size=VOCAB, smoothing="witten_bell")
+    prompt = [0, 5, 10, 15]
+    return {
+        "VOCAB": VOCAB,
+        "blockwise": blockwise,
+        "model": blockwise.base,
+        "heads": blockwise.head_logits,
+        "lm": lm,
+        "model_lm": lm,
+        "prompt_ids": prompt,
+        "prompt": prompt,
+        "input_ids": prompt,
+        "prompt_tensor": torch.tensor([prompt]),
+        "inputs": {"input_ids": torch.tensor([prompt]), "max_new_tokens": 20},
+        "prompts": [prompt, [1, 6], [7, 12, 17]],
+        "sequences": [looping_text()],
+    }
+
+
+def decoding() -> Names:
+    names = _decoding()
+    names["lm"].save("corpus.lm")
+    return names
+
+
+def ngram() -> Names:
+    """Token ids of GPT-2's vocabulary size."""
+    rng = np.random.default_rng(0)
+    text = [rng.zipf(1.3, 200).clip(max=500) for _ in range(60)]
+    return {"sequences": text[:50], "heldout": text[50:]}
+
+
+PRELUDES = {
+    "README": _decoding,
+    "start": _decoding,
+    "howto-model-owner": _decoding,
+    "howto-researcher": _decoding,
+    "decoding": decoding,
+    "ngram": ngram,
+}

@@ -1,0 +1,128 @@
+"""Every Python example of docs/ and the README runs; the performance page quotes measured figures.
+
+A page's blocks of Python run in their order, in one namespace and an empty folder. Names that a
+page takes for granted (a model of the reader's) come from docs_preludes. A block that cannot run
+has a line `<!-- not run: why -->` above it; those are counted here. Each block of the README stands
+for itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs_preludes import PRELUDES
+from lattice_bpd.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<why>[^>]+?) -->\n)?```python\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+NOT_RUN = {"training": 1, "spark": 1}
+ROOMS = {
+    "rescoring": "lattice_bpd", "lm": "lattice_bpd.lm", "decode": "lattice_bpd.decode",
+    "models": "lattice_bpd.models", "verify": "lattice_bpd.verify", "train": "lattice_bpd.train",
+    "evaluate": "lattice_bpd.evaluate",
+}  # fmt: skip
+ELSEWHERE = {"NGramLM", "__version__", "STRATEGIES", "FORMS", "STANDARD_SETTINGS", "TREE_SETTINGS"}
+
+
+def pages() -> dict[str, Path]:
+    """Each page that has Python in it, by its name."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return {page.stem: page for page in found if "```python\n" in page.read_text()}
+
+
+def blocks(page: Path) -> list[tuple[int, str, str | None]]:
+    """(line of the first statement, code, why it cannot run) of each block."""
+    text = page.read_text()
+    return [
+        (text.count("\n", 0, match.start("code")) + 1, match["code"], match["why"])
+        for match in BLOCK.finditer(text)
+    ]
+
+
+def test_every_fence_is_found() -> None:
+    for page in pages().values():
+        assert len(blocks(page)) == page.read_text().count("```python\n"), page.name
+
+
+def test_blocks_that_do_not_run_are_these() -> None:
+    counted = {name: sum(why is not None for _, _, why in blocks(p)) for name, p in pages().items()}
+    assert {name: count for name, count in counted.items() if count} == NOT_RUN
+
+
+@pytest.mark.filterwarnings("ignore::lattice_bpd.train.ngram.KatzWarning")
+@pytest.mark.filterwarnings("ignore::lattice_bpd.train.ngram.SmoothingWarning")
+@pytest.mark.parametrize("name", pages())
+def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = pages()[name]
+    runnable = [(line, code) for line, code, why in blocks(page) if why is None]
+    if not runnable:
+        pytest.skip(f"no block of {page.name} can run here; each says why")
+    given = {"__name__": "docs", **PRELUDES.get(name, dict)()}
+    names = dict(given)
+    for line, code in runnable:
+        names = dict(given) if name == "README" else names
+        exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)  # noqa: S102
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_the_reference_has_every_public_name(name: str) -> None:
+    if name not in ("rescoring", "lm", "train"):
+        pytest.importorskip("torch")
+    page = (ROOT / "docs" / "reference" / f"{name}.md").read_text()
+    listed = {target.rsplit(".", 1)[1] for target in re.findall(r"^::: (\S+)$", page, re.MULTILINE)}
+    public = set(importlib.import_module(ROOMS[name]).__all__) - (ELSEWHERE - listed)
+    assert public <= listed
+
+
+def commands_in_docs() -> list[str]:
+    """The lines of all fenced blocks that call lattice-bpd, continued lines joined."""
+    found = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = page.read_text().replace("\\\n", " ")
+        found += re.findall(r"^ *(lattice-bpd [a-z].*?)(?: +#.*)?$", text, re.MULTILINE)
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("command", commands_in_docs())
+def test_commands_have_the_options_shown(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = command.split()[1:]
+    count = 2 if words[0] in ("ngram", "heads") else 1
+    with pytest.raises(SystemExit):
+        main([*words[:count], "--help"])
+    known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", capsys.readouterr().out))
+    shown = {word for word in words[count:] if re.match(r"--?[a-z]", word)}
+    assert shown <= known
+
+
+def figure_at(place: str) -> list[str]:
+    """The figures that a place such as `ngram.json train` or `heads.json key` names, as text."""
+    file, *keys = place.replace(".json ", ".json.").split(".json.")
+    value: Any = json.loads((RESULTS / f"{file}.json").read_text())
+    for key in keys[0].split("."):
+        lines = value.get("lines", []) if isinstance(value, dict) else []
+        named = [line for line in lines if line["name"] == key]
+        value = named[0] if named else value[key]
+    return [str(value["ours"]), str(value["peer"])] if isinstance(value, dict) else [str(value)]
+
+
+def test_figures_are_those_of_the_results() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if re.search(r"\| \w+\.json [\w.]+ \|$", line)
+    ]
+    assert len(rows) > 20
+    stale = [(row, figure_at(row[-1])) for row in rows if row[1:-1] != figure_at(row[-1])]
+    assert not stale, f"docs/performance.md quotes other figures than benchmarks/results: {stale}"
