@@ -125,8 +125,13 @@ def _show_token(args: argparse.Namespace, record: Record, notes: list[str]) -> C
     from lattice_bpd.cli.files import load_tokenizer
 
     file = args.tokenizer or record.manifest.tokenizer
-    if file is None or (args.tokenizer is None and not Path(file).is_file()):
-        notes.append("Tokens are shown as ids: give the record's tokenizer by --tokenizer FILE.")
+    try:
+        if file is None:
+            raise ValueError("the record names no tokenizer")
+        tokenizer = load_tokenizer(Path(file))
+    except (ValueError, OSError) as error:
+        if args.tokenizer is not None:
+            raise
+        notes.append(f"Tokens are shown as ids ({error}); give a tokenizer.json by --tokenizer.")
         return str
-    tokenizer = load_tokenizer(Path(file))
     return lambda token: str(tokenizer.decode([token], skip_special_tokens=False)) or str(token)
