@@ -92,7 +92,8 @@ def _loop_free(task: dict[str, Any]) -> str:
     """The 16-best list's gain on texts whose output never loops."""
     for group in line_of(task, "p_best_ngram")["by_loop_share"]:
         if group["high"] == 0.0:
-            return f"{group['gain']:+.1%} ({group['texts']} texts)"
+            count = group["texts"]
+            return f"{group['gain']:+.1%} ({count} text{'s' if count > 1 else ''})"
     return "no such text"
 
 
