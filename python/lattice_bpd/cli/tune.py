@@ -184,8 +184,12 @@ def _describe(choice: Choice) -> str:
 
     kept = STRATEGIES[choice.name].kept(choice.options)
     numbers = ", ".join(f"{knob} {value:g}" for knob, value in kept.items())
-    lm = f", LM {choice.lm}" if choice.lm else ""
-    return f"{choice.name}{lm}{', ' if numbers else ''}{numbers}"
+    parts = [choice.name, f"LM {choice.lm}" if choice.lm else "", numbers]
+    if choice.entropy_weight != 0.0:
+        parts.append(f"entropy weight {choice.entropy_weight:g}")
+    if choice.head_scales is not None:
+        parts.append(f"factors of heads {' '.join(f'{s:g}' for s in choice.head_scales)}")
+    return ", ".join(part for part in parts if part)
 
 
 def _gain(test: PairedTest) -> str:
