@@ -16,7 +16,8 @@ ARGS ?=
 SECONDS ?= 60
 unexport SECONDS  # bash has one of its own
 
-.PHONY: help setup build demo test bench bench-rescore bench-ngram lint tidy sanitize fuzz soak format stubs wheel clean
+.PHONY: help setup build demo test bench bench-rescore bench-ngram results lint tidy sanitize fuzz \
+  soak format stubs wheel test-wheel docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +50,9 @@ bench-rescore: build  ## rescoring and top-k against their peers; benchmarks/res
 
 bench-ngram: build  ## n-gram training, size, scoring and pruning against KenLM (builds it once)
 	@python benchmarks/bench_ngram.py $(ARGS)
+
+results: build  ## measure the tables of docs/results.md on the models we can hold (minutes)
+	@python scripts/write_results.py $(ARGS)
 
 lint: build  ## every check that needs no running: ruff, mypy, clang-format, stub
 	@echo "lint: ruff"; ruff check . && ruff format --check .

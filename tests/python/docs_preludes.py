@@ -63,5 +63,6 @@ PRELUDES = {
     "howto-model-owner": _decoding,
     "howto-researcher": _decoding,
     "decoding": decoding,
+    "evaluate": _decoding,
     "ngram": ngram,
 }

@@ -1,4 +1,4 @@
-"""The command line: `lattice-bpd demo | evaluate | generate | heads | ngram | record | replay`.
+"""The command line: `lattice-bpd COMMAND`, see `build_parser` for the list.
 
 One file for each command.
 
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from lattice_bpd.cli import demo, evaluate, generate, heads, ngram, record, replay
+from lattice_bpd.cli import demo, evaluate, generate, heads, ngram, record, replay, report, tune
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lattice-bpd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, generate, evaluate, record, replay, heads, ngram):
+    for command in (demo, generate, evaluate, record, replay, report, tune, heads, ngram):
         command.add_parser(commands)
     return parser
 

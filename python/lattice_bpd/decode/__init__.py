@@ -5,6 +5,7 @@ from __future__ import annotations
 from lattice_bpd.decode.batch import decode_batch
 from lattice_bpd.decode.controller import Controller, Experience
 from lattice_bpd.decode.custom_generate import CustomGenerate
+from lattice_bpd.decode.drafter_file import DrafterFile, load_drafter
 from lattice_bpd.decode.drafters import (
     BlockDrafter,
     Drafter,
@@ -31,6 +32,7 @@ __all__ = [
     "DecodeStats",
     "DraftHeads",
     "Drafter",
+    "DrafterFile",
     "DraftingModel",
     "Experience",
     "LatticeDrafter",
@@ -44,5 +46,6 @@ __all__ = [
     "decode_batch",
     "generate",
     "generate_batch",
+    "load_drafter",
     "make_drafter",
 ]

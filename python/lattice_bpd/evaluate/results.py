@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lattice_bpd import FormatError
 from lattice_bpd.evaluate.cost_model import PAPER_TARGET, SEQUENCE_LENGTHS
 from lattice_bpd.evaluate.result_tables import line_of, make_tables
 from lattice_bpd.evaluate.statistics import correlate
@@ -35,6 +36,32 @@ def finish_results(
         "h_max_correlation": correlate([t["entropies"]["h_max"] for t in tasks.values()], bpd),
         "costs": _costs(list(tasks.values())),
     }
+
+
+def read_results(directory: str | Path) -> dict[str, Any]:
+    """The results.json of a run folder.
+
+    Raises:
+        FileNotFoundError: there is none.
+        FormatError: it is none, or of another version.
+    """
+    path = Path(directory) / RESULTS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path}: no such file; expected the output folder of lattice-bpd evaluate"
+        )
+    try:
+        results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = (results["format"], results["version"])
+        if found != (FORMAT, VERSION):
+            raise ValueError(f"format and version are {found}, not {(FORMAT, VERSION)}")
+        if not all(isinstance(results[key], dict) for key in ("tasks", "lms")):
+            raise TypeError("tasks and lms are not objects")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FormatError(
+            f"{path}: not the results of an evaluation ({error!r}); evaluate again"
+        ) from error
+    return results
 
 
 def write_results(directory: Path, results: dict[str, Any]) -> list[Path]:

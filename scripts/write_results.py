@@ -1,0 +1,212 @@
+"""Measure the tables of docs/results.md that stand between marks, and write them there.
+
+    python scripts/write_results.py              # everything: two models, 64 prompts a task
+    python scripts/write_results.py --limit 24   # fewer prompts
+
+The demo's small model goes on from files of Python's library and from HumanEval; stories260K,
+frozen and with heads of its own, from stories and from the paper's tasks. What lacks its data is
+named and left out, and its section of the document stays as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from results_tables import describe_gains, describe_losses, describe_strategies, replace_section
+
+if TYPE_CHECKING:
+    from lattice_bpd.evaluate.lab_options import LabOptions
+    from lattice_bpd.evaluate.quick import Source
+    from lattice_bpd.evaluate.record.write import Prompt
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data"
+STORY_TASKS = {
+    "samsum": "samsum/samsum_test.jsonl",
+    "xsum": "xsum/xsum_1000.jsonl",
+    "squad": "squad/squad_dev_answerable.jsonl",
+    "newsroom": "newsroom/newsroom_60.jsonl",
+    "cnndm": "cnndm/cnndm_realsumm_100.jsonl",
+}
+STORIES, SUBWORDS = "stories260K/stories260K.bin", "stories260K/tok512.model"
+MOST_TOKENS = 80  # of a prompt's end: heads have learned from rows of 144 tokens, 64 are decoded
+
+
+def main() -> None:
+    """Measure and write."""
+    args = read_arguments()
+    import torch
+
+    torch.set_num_threads(1)  # matrices this small only lose by being shared out
+    documents = {"demo": demo_source, "stories": stories_source}
+    for name in args.models.split(","):
+        if name not in documents:
+            sys.exit(f"write_results: unknown model {name!r}; expected demo or stories")
+        start = time.perf_counter()
+        source = documents[name](args)
+        if source is None:
+            continue
+        results = evaluate(name, source, args)
+        command = f"python scripts/write_results.py --limit {args.limit}"
+        write_sections(args.document, name, results, command)
+        print(f"{name}: {time.perf_counter() - start:.0f} s; {args.document}", flush=True)
+
+
+def read_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", default="demo,stories", help="default: %(default)s")
+    parser.add_argument("--limit", type=int, default=64, help="prompts of a task (default 64)")
+    parser.add_argument("--work", type=Path, default=ROOT / "demo-out" / "results", metavar="DIR")
+    parser.add_argument("--data", type=Path, default=DATA, metavar="DIR")
+    parser.add_argument(
+        "--document", type=Path, default=ROOT / "docs" / "results.md", metavar="FILE"
+    )
+    args = parser.parse_args()
+    if args.limit < 4:
+        parser.error(f"--limit is {args.limit}; expected 4 or more: a half is for tuning")
+    return args
+
+
+def evaluate(name: str, source: Source, args: argparse.Namespace) -> dict[str, Any]:
+    """Record and replay everything; the run folder is kept for `lattice-bpd report`."""
+    from lattice_bpd.cli.evaluate_options import TextProgress
+    from lattice_bpd.evaluate.results import write_results
+    from lattice_bpd.evaluate.run_folder import evaluate_source
+
+    watcher = make_watcher()
+    results = evaluate_source(
+        args.work / name, source, lab_options(), watcher, live_texts=1,
+        on_text=lambda _task: TextProgress(watcher),
+    )  # fmt: skip
+    write_results(args.work / name, results)
+    failed = [
+        (task, check["strategy"])
+        for task, found in results["tasks"].items()
+        for check in found["live"]
+        if not check["holds"]
+    ]
+    if failed:
+        sys.exit(f"write_results: output was not greedy's: {failed}")
+    return results
+
+
+def lab_options() -> LabOptions:
+    """What is replayed; half of the texts are for tuning."""
+    from lattice_bpd.evaluate.lab_options import LabOptions
+
+    return LabOptions(temperatures=(1.0, 1.5, 2.0, 3.0), max_nodes=(9, 18, 36, 72))
+
+
+def demo_source(args: argparse.Namespace) -> Source:
+    """The demo's model, trained by steps rather than seconds, with HumanEval beside the library."""
+    from lattice_bpd.evaluate import corpus, recipe
+    from lattice_bpd.evaluate.quick import make_quick_source
+
+    used = replace(recipe.QUICK, max_train_seconds=3600.0)
+    text = corpus.read_library_sources(max_files=used.max_files)
+    source = make_quick_source(args.work / "demo", used, text, make_watcher(), prompts=args.limit)
+    tokenizer = source.tokenizer
+    path = args.data / "humaneval" / "HumanEval.jsonl.gz"
+    if path.is_file():
+        rows = read_rows("humaneval", path, args.limit)
+        ids = [tokenizer.encode(text).ids for _, text in rows]
+        source.prompts["humaneval"] = prompts_of(rows, ids, used.prompt_length)
+    else:
+        print(f"write_results: no {path}; humaneval is left out", file=sys.stderr)
+    return replace(source, record=replace(source.record, top_k=16))
+
+
+def stories_source(args: argparse.Namespace) -> Source | None:
+    """stories260K with the heads and the LM of examples/stories260k.py --quick."""
+    if not (args.data / STORIES).is_file():
+        print(f"write_results: no {args.data / STORIES}; stories are left out", file=sys.stderr)
+        return None
+    sys.path.insert(0, str(ROOT / "examples"))
+    parts = importlib.import_module("stories260k_parts")
+    from lattice_bpd.evaluate.quick import Source
+    from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
+    from lattice_bpd.models import load_llama2c
+    from lattice_bpd.train.encoders import load_encoder
+
+    base = load_llama2c(args.data / STORIES)
+    stories = args.data / "tinystories" / "tinystories_10k.txt"
+    places = argparse.Namespace(model=args.data / "stories260K", text=stories)
+    used = replace(
+        parts.QUICK, tune_prompts=args.limit // 2, test_prompts=args.limit - args.limit // 2
+    )
+    work = args.work / f"stories-{parts.fingerprint(places, used)}"
+    work.mkdir(parents=True, exist_ok=True)
+    watcher = make_watcher()
+    beginnings = parts.read_beginnings(places, base, used)
+    own_text = parts.cached_text(work, base, beginnings, used, watcher)
+    lm = parts.train_lm(own_text, used)
+    lm.save(work / "4-gram.lm")
+    model = parts.cached_model(work, base, own_text, used, watcher)
+    found = {"tinystories": [Prompt(ids) for ids in beginnings.tune + beginnings.test]}
+    encoder = load_encoder(str(args.data / SUBWORDS))
+    for task, file in STORY_TASKS.items():
+        if not (args.data / file).is_file():
+            print(f"write_results: no {args.data / file}; {task} is left out", file=sys.stderr)
+            continue
+        examples = read_rows(task, args.data / file, args.limit)
+        ids = [
+            [parts.BEGIN, *row.tolist()] for row in encoder.encode([text for _, text in examples])
+        ]
+        found[task] = prompts_of(examples, ids, -MOST_TOKENS)
+    record = RecordOptions(
+        top_k=16, max_new_tokens=used.max_new_tokens, stop_token_ids=(parts.BEGIN,)
+    )
+    return Source(
+        model, "stories260K", None, str(args.data / SUBWORDS), found, {"4-gram": lm},
+        {"4-gram": str(work / "4-gram.lm")}, record,
+    )  # fmt: skip
+
+
+def read_rows(task: str, path: Path, limit: int) -> list[tuple[str, str]]:
+    """Name and prompt of each example."""
+    from lattice_bpd.evaluate.tasks import find_task, read_task
+
+    return [(example.name, example.prompt) for example in read_task(find_task(task), path, limit)]
+
+
+def prompts_of(rows: list[tuple[str, str]], ids: list[list[int]], most: int) -> list[Prompt]:
+    """Prompts, cut to their first tokens, or to their last ones where most is negative."""
+    from lattice_bpd.evaluate.record.write import Prompt
+
+    def cut(tokens: list[int]) -> list[int]:
+        return tokens[:most] if most > 0 else tokens[most:]
+
+    return [Prompt(cut(tokens), name) for (name, _), tokens in zip(rows, ids, strict=True)]
+
+
+def make_watcher() -> Any:
+    """Progress on the terminal."""
+    from lattice_bpd.cli.progress import ConsoleWatcher, make_console
+
+    return ConsoleWatcher(make_console(), {})
+
+
+def write_sections(document: Path, name: str, results: dict[str, Any], command: str) -> None:
+    """Replace what stands between the marks of this model."""
+    tasks = results["tasks"]
+    text = document.read_text(encoding="utf-8")
+    lines: Iterator[str] = iter(
+        [f"    {command}", "", *describe_strategies(tasks), "", *describe_gains(tasks), "",
+         *describe_losses(tasks)]
+    )  # fmt: skip
+    text = replace_section(text, f"results-{name}", "\n".join(lines))
+    temporary = document.with_name(f".{document.name}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(document)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""scripts/results_tables.py: what `make results` writes into docs/results.md, and where."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+tables = importlib.import_module("results_tables")
+
+
+def line(name: str, value: float, loop_free: float | None = None) -> dict:
+    """A strategy whose block efficiency is `value`, where BPD's is 2."""
+    groups = [] if loop_free is None else [{"high": 0.0, "gain": loop_free, "texts": 3}]
+    gain = {"value": value / 2 - 1, "low": value / 2 - 1.1, "high": value / 2 - 0.9}
+    return {
+        "name": name, "label": f"<{name}>", "block_efficiency": value,
+        "interval": {"value": value, "low": value - 0.1, "high": value + 0.1},
+        "over_bpd": {"gain": gain}, "by_loop_share": groups,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def tasks() -> dict:
+    lines = [
+        line("bpd", 2.0), line("ngram_1best", 1.9), line("p_best_0gram", 2.2),
+        line("p_best_ngram", 2.6, 0.25), line("tree_0gram", 2.5), line("tree", 2.8),
+        line("oracle", 3.0),
+    ]  # fmt: skip
+    task = {"strategies": lines, "texts": 10, "texts_held_out": 5, "loop_share": 0.125}
+    return {"xsum": task, "mine": task}
+
+
+def test_report_results_lines_say_what_was_measured(tasks):
+    strategies = "\n".join(tables.describe_strategies(tasks))
+    assert "| <tree> | 2.80 (2.70-2.90) | 2.80 (2.70-2.90) |" in strategies
+    assert "xsum 10, mine 10; held out for tuning: 5, 5. Output in loops: xsum 12%" in strategies
+    gains = tables.describe_gains(tasks)
+    paper = "| +2.7% | +10.0% | +4.4% | +30.0% (+20.0% to +40.0%) | +11.5% |"
+    assert gains[2] == f"| xsum | -5.0% {paper} +25.0% (3 texts) | 80% |"
+    assert gains[3].startswith("| mine | -5.0% |  | +10.0% |  |")
+
+
+def test_report_results_name_what_does_not_help(tasks):
+    found = tables.describe_losses(tasks)
+    assert found[2:] == ["- xsum: <ngram_1best> against <bpd> -5.0%",
+                         "- mine: <ngram_1best> against <bpd> -5.0%"]  # fmt: skip
+    for task in tasks.values():
+        task["strategies"][1] = line("ngram_1best", 2.5)
+    assert len(tables.describe_losses(tasks)) == 1
+
+
+def test_report_results_replace_their_section_only():
+    text = "before\n<!-- a -->\nold\n<!-- /a -->\nbehind <!-- b -->"
+    assert tables.replace_section(text, "a", "new") == text.replace("old", "new")
+    with pytest.raises(ValueError, match=r"no section <!-- b --> .. <!-- /b -->"):
+        tables.replace_section(text, "b", "new")
+
+
+def test_report_results_have_their_marks_in_the_document():
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for name in ("results-demo", "results-stories"):
+        assert tables.replace_section(text, name, "x").count(f"<!-- {name} -->\nx\n") == 1

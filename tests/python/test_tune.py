@@ -1,0 +1,278 @@
+"""`lattice-bpd tune`, drafter.json, factors of heads, cost curves: laws, parity with decoding."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+
+from blockwise_models import VOCAB, looping_text, trained_model
+from lattice_bpd import FormatError, NGramLM
+from lattice_bpd.cli import main
+from lattice_bpd.decode import (
+    BlockDrafter,
+    DrafterFile,
+    DraftingModel,
+    LatticeDrafter,
+    NoDrafter,
+    TreeDrafter,
+    generate,
+    load_drafter,
+)
+from lattice_bpd.decode.drafter_file import WeighedDrafter, read_drafter_file, weigh_heads
+from lattice_bpd.evaluate import DraftOptions, Rescorers, record
+from lattice_bpd.evaluate.call_costs import make_curve, measure_costs, read_costs
+from lattice_bpd.evaluate.drafter_search import Choice, DrafterSearch, Knobs
+from lattice_bpd.models import BlockwiseLM
+
+NEW_TOKENS = 16
+SCALES = (1.0, 0.6, 1.7, 0.8)
+FLAT = {0: 1.0, 200: 1.0}  # drafts for nothing
+STEEP = {0: 1.0, 1: 100.0}  # a draft token costs more than 99 calls
+
+
+@pytest.fixture(scope="module")
+def model() -> BlockwiseLM:
+    """The trained model with heads that are often wrong."""
+    found = copy.deepcopy(trained_model())
+    weights = found.heads.outer_weight
+    noise = torch.randn(weights.shape, generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        weights += 3.0 * weights.std() * noise
+    return found
+
+
+@pytest.fixture(scope="module")
+def lm() -> NGramLM:
+    return NGramLM.train([looping_text(2000, seed=3)], 3, vocab_size=VOCAB, smoothing="witten_bell")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    ids = looping_text(600, seed=9).tolist()
+    return [ids[40 * n : 40 * n + 8] for n in range(9)]
+
+
+@pytest.fixture(scope="module")
+def recording(model, prompts):
+    outputs = [
+        generate(model, prompt, "greedy", max_new_tokens=NEW_TOKENS).token_ids for prompt in prompts
+    ]
+    return record(model, prompts, outputs, top_k=8)
+
+
+def file_of(**numbers) -> DrafterFile:
+    about = {"file": "three.lm", "order": 3, "vocab_size": VOCAB}
+    return DrafterFile("tree", VOCAB, 4, about, **{"top_k": 8, "max_nodes": 9, **numbers})
+
+
+def test_tune_weighs_heads_as_the_formula_says():
+    scores = np.array([[[2.0, 0.0], [3.0, 3.0]]], np.float32)
+    assert weigh_heads(scores, (2.0, 0.5), 0.0).tolist() == [[[4.0, 0.0], [1.5, 1.5]]]
+    p = 1.0 / (1.0 + np.exp(-2.0))
+    entropy = -(p * np.log(p) + (1 - p) * np.log(1 - p)) / np.log(2)
+    found = weigh_heads(scores, None, 0.7)
+    assert found[0, 0, 0] == pytest.approx(2.0 * np.exp(-0.7 * entropy), rel=1e-6)
+    assert found[0, 1].tolist() == pytest.approx([3.0 * np.exp(-0.7)] * 2, rel=1e-6)
+
+
+def test_tune_weighs_heads_with_masked_candidates():
+    masked = np.array([[[1.0, -np.inf], [-np.inf, -np.inf]]], np.float32)
+    with np.errstate(all="raise"):
+        found = weigh_heads(masked, (1.0, 2.0), 0.5)
+    assert found.tolist() == [[[1.0, -np.inf], [-np.inf, -np.inf]]]  # a sure head's entropy is 0
+    rng = np.random.default_rng(5)
+    scores = -np.sort(-rng.normal(size=(6, 4, 8)).astype(np.float32) * 4 - 9)
+    for weight in (-1.0, 0.3, 2.0):
+        found = weigh_heads(scores, SCALES, weight)
+        assert (np.diff(found) <= 0).all(), "seed 5: the rank of candidates changed"
+
+
+@pytest.mark.parametrize("name", ["tree", "p_best_ngram", "tree_0gram", "p_best_0gram"])
+def test_tune_replays_weighed_heads_as_decoding_drafts(model, lm, prompts, recording, name):
+    uses_lm = "0gram" not in name
+    options = DraftOptions(top_k=8, num_drafts=4, max_nodes=9, alpha=0.4, temperature=1.3)
+    choice = Choice(name, options, "lm" if uses_lm else "", SCALES, 0.4)
+    strategy = "tree" if name.startswith("tree") else "p_best"
+    file = file_of(num_drafts=4, alpha=0.4, temperature=1.3, head_scales=SCALES, entropy_weight=0.4)
+    file = replace(file, strategy=strategy, lm=file.lm if uses_lm else None)
+    drafter = WeighedDrafter(file, lm if uses_lm else None)
+    point = choice.point
+    replayed = recording.replay(point.strategy, Rescorers(lm if uses_lm else None), options)
+    plain = recording.replay(
+        Choice(name, options).point.strategy, Rescorers(lm if uses_lm else None), options
+    )
+    assert (replayed.accepted.sum(), replayed.nodes.sum()) != (
+        plain.accepted.sum(), plain.nodes.sum(),
+    )  # fmt: skip
+    for number, prompt in enumerate(prompts):
+        live = generate(model, prompt, drafter=drafter, max_new_tokens=NEW_TOKENS)
+        assert live.token_ids == recording.texts[number].output.tolist()
+        assert live.stats.target_calls == replayed.calls[number]
+
+
+def test_tune_writes_files_that_come_back(tmp_path, lm):
+    path = tmp_path / "drafter.json"
+    file = file_of(head_scales=SCALES, entropy_weight=-0.5, predicted={"note": 1})
+    file.save(path)
+    assert read_drafter_file(path) == file
+    lm.save(tmp_path / "three.lm")
+    drafter = load_drafter(path)  # finds the LM beside it
+    assert isinstance(drafter, WeighedDrafter)
+    assert drafter.lm is not None
+    kinds = {"tree": TreeDrafter, "p_best": LatticeDrafter, "bpd": BlockDrafter,
+             "greedy": NoDrafter}  # fmt: skip
+    for strategy, kind in kinds.items():
+        DrafterFile(strategy, VOCAB, 4, top_k=8).save(path)
+        assert isinstance(load_drafter(path, lm), kind)
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_tune_drafters_are_lossless_and_say_which_model_they_are_for(tmp_path, model, lm, prompts):
+    path = tmp_path / "drafter.json"
+    file_of(head_scales=SCALES).save(path)
+    drafter = load_drafter(path, lm)
+    greedy = generate(model, prompts[0], "greedy", max_new_tokens=NEW_TOKENS)
+    found = generate(model, prompts[0], drafter=drafter, max_new_tokens=NEW_TOKENS)
+    assert found.token_ids == greedy.token_ids
+    DrafterFile("tree", VOCAB, 2, top_k=8, head_scales=(1.0, 2.0)).save(path)
+    with pytest.raises(ValueError, match=r"4 slots, drafter.json is for 48 and 2"):
+        generate(model, prompts[0], drafter=load_drafter(path), max_new_tokens=NEW_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"colour": 1}, "unknown fields colour; expected strategy, vocab_size"),
+        ({"version": 2}, "format and version are"),
+        ({"strategy": "trie"}, "strategy is 'trie'; expected one of greedy"),
+        ({"top_k": 0}, "top_k is 0; expected a whole number, 1 or more"),
+        ({"max_nodes": "many"}, "max_nodes is 'many'"),
+        ({"temperature": 0}, "temperature is 0; expected a finite number above 0"),
+        ({"alpha": None}, "alpha is None; expected a finite number"),
+        ({"head_scales": [1, 2]}, "2 head_scales; expected 4, one a slot"),
+        ({"head_scales": [1, 2, 3, -1]}, "head_scales is -1"),
+        ({"head_scales": 3}, "not a drafter.json"),
+        ({"lm": "three.lm"}, "lm is 'three.lm'; expected null or an object"),
+    ],
+)
+def test_tune_files_say_what_is_wrong(tmp_path, change, message):
+    path = tmp_path / "drafter.json"
+    file_of().save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(FormatError, match="make one with lattice-bpd tune") as caught:
+        load_drafter(path)
+    assert message in str(caught.value)
+
+
+def test_tune_files_without_a_field_json_or_lm(tmp_path):
+    path = tmp_path / "drafter.json"
+    file_of().save(path)
+    with pytest.raises(ValueError, match=r"n-gram LM and three\.lm is not there; give lm="):
+        load_drafter(path)
+    other = NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell")
+    with pytest.raises(ValueError, match=r"the LM has a vocabulary of 5, .* is for one of 48"):
+        load_drafter(path, other)
+    value = json.loads(path.read_text())
+    del value["num_slots"]
+    path.write_text(json.dumps(value))
+    with pytest.raises(FormatError, match="num_slots"):
+        load_drafter(path)
+    for text in ("", "[1]", "{"):
+        path.write_text(text)
+        with pytest.raises(FormatError, match=r"not a drafter\.json"):
+            load_drafter(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"0": 1.0}', "1 sizes; expected two or more"),
+        ('{"0": 1.0, "8": 0}', "8 draft tokens in 0.0 ms"),
+        ('{"0": 1.0, "many": 2}', "not a cost curve"),
+        ("[1, 2]", "not a cost curve"),
+        ('{"0": 1.0, "-8": 2}', "-8 draft tokens"),
+    ],
+)
+def test_tune_refuses_cost_curves(tmp_path, text, message):
+    (tmp_path / "cost.json").write_text(text)
+    with pytest.raises(FormatError, match=message):
+        read_costs(tmp_path / "cost.json")
+
+
+def test_tune_predicts_the_sum_of_calls(recording):
+    search = DrafterSearch({}, make_curve({0: 2.0, 4: 3.0, 8: 5.0}))
+    bpd = recording.replay(
+        Choice("bpd", DraftOptions()).point.strategy, Rescorers(), DraftOptions()
+    )
+    # 4 slots: 4 draft tokens a call but near the end, where the curve is linear below 4
+    expected = [2.0 + sum(2.0 + n / 4 for n in bpd.nodes[bpd.texts == t]) for t in range(9)]
+    assert search.milliseconds(bpd).tolist() == pytest.approx(expected)
+    greedy = Choice("greedy", DraftOptions()).point
+    alone = recording.replay(greedy.strategy, Rescorers(), greedy.options)
+    assert search.milliseconds(alone).tolist() == [2.0 * NEW_TOKENS] * 9
+
+
+def test_tune_drafts_much_where_it_is_free_and_nothing_where_it_is_dear(lm, recording):
+    knobs = Knobs(top_k=(4, 8), num_drafts=(1, 4), max_nodes=(4, 16), alpha=(0.2, 0.6),
+                  temperature=(1.0,))  # fmt: skip
+    free = DrafterSearch({"lm": lm}, make_curve(FLAT), knobs).run(recording)
+    assert free.choice.name in ("tree", "tree_0gram", "p_best_ngram", "p_best_0gram")
+    assert free.milliseconds == pytest.approx(1.0 / free.block_efficiency)
+    assert free.over_greedy.gain.low > 0.0
+    assert free.texts == (3, 3, 3)
+    if free.choice != free.plain:
+        assert free.adopted is not None
+        assert free.adopted.gain.low > 0.0
+    dear = DrafterSearch({"lm": lm}, make_curve(STEEP), knobs).run(recording)
+    assert dear.choice.name == "greedy"
+    assert dear.over_greedy.gain.value == 0.0
+    with pytest.raises(ValueError, match="2 texts; expected three or more"):
+        DrafterSearch({}, make_curve(FLAT), knobs).run(recording.select([0, 1]))
+
+
+def test_tune_measures_calls_of_a_model(model):
+    rounds = []
+    costs = measure_costs(
+        DraftingModel(model), (0, 3, 9), rounds=2, on_round=lambda: rounds.append(1)
+    )
+    assert list(costs) == [0, 3, 9]
+    assert 0.0 < costs[0] <= costs[3] <= costs[9]
+    assert len(rounds) == 3
+
+
+def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys):
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("rich")
+    from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
+
+    run = tmp_path / "run"
+    write_record(run, model, [Prompt(ids) for ids in prompts],
+                 RecordOptions(top_k=8, max_new_tokens=NEW_TOKENS), task="loops")  # fmt: skip
+    lm.save(tmp_path / "three.lm")
+    (tmp_path / "cost.json").write_text('{"0": 1.0, "72": 1.5}')
+    arguments = ["tune", str(run), "--cost", str(tmp_path / "cost.json")]
+    assert main([*arguments, "--lm", str(tmp_path / "three.lm")]) == 0
+    assert "on 3 other texts: " in capsys.readouterr().out
+    drafter = load_drafter(run / "drafter.json")
+    greedy = generate(model, prompts[1], "greedy", max_new_tokens=NEW_TOKENS)
+    found = generate(model, prompts[1], drafter=drafter, max_new_tokens=NEW_TOKENS)
+    assert found.token_ids == greedy.token_ids
+    assert found.stats.target_calls < greedy.stats.target_calls
+    predicted = json.loads((run / "drafter.json").read_text())["predicted"]
+    assert predicted["milliseconds_by_draft_tokens"] == {"0": 1.0, "72": 1.5}
+    NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")
+    assert main([*arguments, "--lm", str(tmp_path / "other.lm")]) == 2
+    assert "--lm other has a vocabulary of 5, the record one of 48" in capsys.readouterr().err
+    assert main([*arguments, "--limit", "0"]) == 2
+    assert "--limit is 0" in capsys.readouterr().err
+    assert main(["tune", str(tmp_path), "--cost", str(tmp_path / "cost.json")]) == 2
+    assert "expected the output folder of lattice-bpd record" in capsys.readouterr().err
