@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch")
+
 from lattice_bpd.evaluate.cost_model import (
     PAPER_RESCORER,
     PAPER_TARGET,

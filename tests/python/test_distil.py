@@ -5,6 +5,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from blockwise_models import VOCAB, looping_text, random_model, trained_model

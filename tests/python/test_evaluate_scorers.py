@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy

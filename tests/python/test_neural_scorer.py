@@ -5,6 +5,9 @@ import warnings
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from blockwise_models import (
