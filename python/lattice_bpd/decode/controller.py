@@ -21,6 +21,7 @@ from lattice_bpd import DraftTree
 from lattice_bpd.decode.acceptance import Calibration, kept_nodes
 from lattice_bpd.decode.cost_curve import CostCurve
 from lattice_bpd.decode.drafters import Drafter
+from lattice_bpd.decode.proposals import to_numpy
 from lattice_bpd.decode.state import DecodeState
 
 SIZES = (2, 4, 6, 8, 12, 18, 24, 36, 48, 72, 108, 144, 216, 288)
@@ -28,7 +29,7 @@ SIZES = (2, 4, 6, 8, 12, 18, 24, 36, 48, 72, 108, 144, 216, 288)
 _SHORTEST_REST = 8  # greedy steps after drafts that did not pay, doubled each time ..
 _LONGEST_REST = 256  # .. up to here, so that trying again costs a percent
 _TRIED = 8  # draft tokens of a trial, at most: enough to see whether any are kept
-_ALL_BUT = 0.8
+_ALL_BUT = 0.8  # see _Book.pays
 _ENOUGH = 2  # times of a size without which it is tried
 _SHARE = 0.02  # of the time may go into all this; where steps are short, it is done more seldom ..
 _MOST_HEEDLESS = 15  # .. but after so many steps at least
@@ -164,7 +165,8 @@ class Controller(Drafter):
         book = self.experience.book(len(states))
         if self._last is not None:
             with self.experience.lock:
-                self._learn(states, start)
+                self._learn(self._last, states, start)
+            self._last = None
         if self._heedless > 0:
             self._heedless -= 1
             if book.resting > 1:
@@ -187,7 +189,7 @@ class Controller(Drafter):
         )  # fmt: skip
         if tree is None or self._size == 0:
             return None
-        return replace(tree, counts=np.minimum(_to_numpy(tree.counts), self._size))
+        return replace(tree, counts=np.minimum(to_numpy(tree.counts), self._size))
 
     def _begin(self, book: _Book) -> bool:
         """Whether to draft in this step."""
@@ -230,10 +232,10 @@ class Controller(Drafter):
 
         At first and now and then a size that is less known.
         """
-        counts = _to_numpy(tree.counts)
+        counts = to_numpy(tree.counts)
         most = int(counts.max(initial=0))
         sizes = [0, *(size for size in self._sizes if size < most), most]
-        log_probs = _to_numpy(tree.log_probs)
+        log_probs = to_numpy(tree.log_probs)
         kept = np.zeros(len(sizes))
         for row, count in zip(log_probs, counts, strict=True):
             expected = np.append(0.0, self.experience.calibration.expected(row[:count]))
@@ -255,11 +257,8 @@ class Controller(Drafter):
             self._aside = -self._aside
         return sizes[best], tokens[best]
 
-    def _learn(self, states: Sequence[DecodeState], now: float) -> None:
+    def _learn(self, last: _Step, states: Sequence[DecodeState], now: float) -> None:
         """Take note of what came of the last step, if these sequences were in it."""
-        last, self._last = self._last, None
-        if last is None:
-            return
         places = {id(state): place for place, state in enumerate(last.states)}
         pairs = [(state, places[id(state)]) for state in states if id(state) in places]
         if not pairs or pairs[0][0].stats.target_calls != last.calls[pairs[0][1]] + 1:
@@ -288,11 +287,7 @@ class Controller(Drafter):
         count = min(size, int(tree.counts[row]))
         if count == 0:
             return
-        nodes = [_to_numpy(a)[row, :count].tolist() for a in
+        nodes = [to_numpy(a)[row, :count].tolist() for a in
                  (tree.token_ids, tree.parents, tree.depths)]  # fmt: skip
         kept = kept_nodes(nodes[0], nodes[1], nodes[2], written)
-        self.experience.calibration.add(_to_numpy(tree.log_probs)[row, :count], kept)
-
-
-def _to_numpy(array: Any) -> Any:
-    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
+        self.experience.calibration.add(to_numpy(tree.log_probs)[row, :count], kept)

@@ -73,8 +73,11 @@ def _to_tree(proposal: Proposal, row: int, state: DecodeState) -> PrefixTree:
 
 
 def _rows_of(proposal: Drafts, row: int, num_slots: int) -> list[list[int]]:
-    token_ids: Any = proposal.token_ids
-    if not isinstance(token_ids, np.ndarray):
-        token_ids = token_ids.cpu().numpy()
+    token_ids = to_numpy(proposal.token_ids)
     drafts: list[list[int]] = token_ids[row, : int(proposal.counts[row]), :num_slots].tolist()
     return drafts
+
+
+def to_numpy(array: Any) -> Any:
+    """An array of a proposal, which is numpy's or torch's, as numpy's."""
+    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
