@@ -11,6 +11,7 @@ import torch
 
 from lattice_bpd.verify import (
     BatchCache,
+    Offer,
     PrefixTree,
     TargetOutput,
     check_cache,
@@ -251,10 +252,12 @@ class SmallestToken:
 
     def __init__(self, last: int) -> None:
         self.last, self.ended, self.asked = last, False, 0
+        self.offers: list[Offer] = []
 
-    def choose(self, logits):
+    def choose(self, logits, offer):
         if self.ended:
             return None
+        self.offers.append(offer)
         self.asked += 1
         token = int(logits.argmax())
         self.ended = token == self.last
@@ -269,3 +272,5 @@ def test_choosers_are_asked_along_the_accepted_path_only():
         found = verify_trees(PlusOneTarget(), state, [tree], choosers=[chooser])
         assert found.sequences[0].token_ids == tokens
         assert chooser.asked == len(tokens)
+        wanted = [Offer([4, 9], 0), Offer([9, 5], 1), Offer([0], 2)]
+        assert chooser.offers == wanted[: len(tokens)]

@@ -9,6 +9,7 @@ from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
 from lattice_bpd.decode.prompts import check_prompts
+from lattice_bpd.verify import Acceptance, Exact
 
 
 def decode_batch(
@@ -22,6 +23,7 @@ def decode_batch(
     form: str = "auto",
     streamer: Any = None,
     static_cache: bool = False,
+    acceptance: Acceptance | None = None,
 ) -> list[DecodeResult]:
     """Decode several texts together; each comes out as if it had been decoded alone.
 
@@ -39,6 +41,7 @@ def decode_batch(
         form: "auto", "tree" or "rows".
         streamer: for a single prompt only.
         static_cache: for a single prompt only.
+        acceptance: see `decode`.
 
     Returns:
         A DecodeResult for each prompt, in order. Seconds of the batch are shared out equally.
@@ -61,6 +64,7 @@ def decode_batch(
         stop_token_ids=frozenset(stop_token_ids),
         form=form,
         streamer=streamer,
+        acceptance=acceptance or Exact(),
         static_cache=static_cache,
         most_nodes=count_most_nodes(drafters[0], drafting),
     )

@@ -37,7 +37,7 @@ from lattice_bpd.decode.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
 from lattice_bpd.decode.prompts import check_prompts
 from lattice_bpd.decode.strategies import make_drafter
-from lattice_bpd.verify import greedy_tokens
+from lattice_bpd.verify import Offer, greedy_tokens
 
 
 class CustomGenerate:
@@ -164,7 +164,7 @@ class _ProcessedChoice:
         self.length, self.ended = len(prompt), False
         self.processors, self.criteria = processors, criteria
 
-    def choose(self, logits: Tensor) -> int | None:
+    def choose(self, logits: Tensor, offer: Offer) -> int | None:  # noqa: ARG002
         """See `lattice_bpd.verify.Chooser`."""
         if self.ended:
             return None

@@ -8,7 +8,7 @@ m/k + 1 calls (Stern et al. 2018, section 4). Greedy decoding is this loop with 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,14 @@ from lattice_bpd.decode.prompts import Prompts, read_prompts
 from lattice_bpd.decode.proposals import propose_trees
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.decode.statistics import DecodeStats
-from lattice_bpd.verify import BatchCache, Chooser, Verification, verify_trees
+from lattice_bpd.verify import (
+    Acceptance,
+    BatchCache,
+    Chooser,
+    Exact,
+    Verification,
+    verify_trees,
+)
 
 
 @dataclass
@@ -32,11 +39,15 @@ class DecodeResult:
         finish: "stop_token", "length" (max_new_tokens reached) or "positions" (the target has
             no further positions).
         stats: counts and stage times.
+        acceptance: name of the rule that kept the draft tokens.
+        lossless: whether that rule keeps what the target alone would have written.
     """
 
     token_ids: list[int]
     finish: str
     stats: DecodeStats
+    acceptance: str = "exact"
+    lossless: bool = True
 
 
 @dataclass
@@ -49,7 +60,8 @@ class Options:
         stop_token_ids: decoding ends behind the first of these, which is kept.
         form: how drafts are verified: "auto", "tree" or "rows".
         streamer: of `transformers`; told the tokens as they are decoded.
-        choosers: one for each sequence instead of argmax.
+        acceptance: which draft tokens are kept.
+        choosers: one for each sequence instead of the acceptance rule's.
         static_cache: decode in a cache of fixed size, for compiled targets.
         most_nodes: draft tokens of a call, for which a static cache must have room.
     """
@@ -59,6 +71,7 @@ class Options:
     stop_token_ids: frozenset[int] = frozenset()
     form: str = "auto"
     streamer: Any = None
+    acceptance: Acceptance = field(default_factory=Exact)
     choosers: list[Chooser] | None = None
     static_cache: bool = False
     most_nodes: int = 256
@@ -146,6 +159,10 @@ def run_loop(
     Returns:
         A result for each prompt, in order.
     """
+    if options.choosers is None:
+        started = [options.acceptance.start(number) for number in range(len(prompts.tokens))]
+        choosers = [chooser for chooser in started if chooser is not None]
+        options = replace(options, choosers=choosers or None)
     seconds: dict[str, float] = {}
     clock = DecodeStats(seconds=seconds)
     with clock.stage("total"):
@@ -156,6 +173,8 @@ def run_loop(
                         DecodeStats(target_calls=1, seconds=seconds))
             for tokens, found, limit in zip(prompts.tokens, first, options.limits, strict=True)
         ]  # fmt: skip
+        for state, chooser in zip(states, options.choosers or (), strict=False):
+            state.chooser = chooser
         run = _Run(model, options, list(drafters), states, cache, seconds)
         run.active = list(range(len(states)))
         for number, found in enumerate(first):
@@ -166,7 +185,11 @@ def run_loop(
     shares = {name: value / len(states) for name, value in seconds.items()}
     for state in states:
         state.stats.seconds = dict(shares)
-    return [DecodeResult(s.new_tokens, s.finish or "length", s.stats) for s in states]
+    rule = options.acceptance
+    return [
+        DecodeResult(s.new_tokens, s.finish or "length", s.stats, rule.name, rule.lossless)
+        for s in states
+    ]
 
 
 def _until_stop(token_ids: list[int], stop: frozenset[int]) -> list[int]:
@@ -189,6 +212,7 @@ def decode(
     form: str = "auto",
     streamer: Any = None,
     static_cache: bool = False,
+    acceptance: Acceptance | None = None,
 ) -> DecodeResult:
     """Decode one text: the target's greedy output, whatever the drafter proposes.
 
@@ -204,6 +228,7 @@ def decode(
             (a row for each draft) or "auto" (see `lattice_bpd.verify.verify_trees`).
         streamer: of `transformers`, such as TextStreamer; told prompt and tokens as they come.
         static_cache: keep keys and values in a cache of fixed size, for compiled targets.
+        acceptance: which draft tokens are kept, see `lattice_bpd.verify.Acceptance`; None: Exact.
 
     Returns:
         DecodeResult.
@@ -227,4 +252,5 @@ def decode(
     return decode_batch(
         model, [prompt], drafter, heads=heads, max_new_tokens=max_new_tokens,
         stop_token_ids=stop_token_ids, form=form, streamer=streamer, static_cache=static_cache,
+        acceptance=acceptance,
     )[0]  # fmt: skip

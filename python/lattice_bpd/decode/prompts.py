@@ -12,7 +12,14 @@ from torch import Tensor
 from transformers import StaticCache
 
 from lattice_bpd.decode.model import DraftingModel
-from lattice_bpd.verify import BatchCache, StackedCache, Verification, check_cache, greedy_tokens
+from lattice_bpd.verify import (
+    NO_OFFER,
+    BatchCache,
+    StackedCache,
+    Verification,
+    check_cache,
+    greedy_tokens,
+)
 
 if TYPE_CHECKING:
     from lattice_bpd.decode.loop import Options
@@ -104,7 +111,9 @@ def _first_tokens(logits: Tensor, options: Options) -> list[list[int]]:
     """The exact token behind each prompt, from (B, V) logits."""
     if options.choosers is None:
         return [[token] for token in greedy_tokens(logits).tolist()]
-    chosen = [chooser.choose(row) for chooser, row in zip(options.choosers, logits, strict=True)]
+    chosen = [
+        chooser.choose(row, NO_OFFER) for chooser, row in zip(options.choosers, logits, strict=True)
+    ]
     return [[] if token is None else [token] for token in chosen]
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.statistics import DecodeStats
+from lattice_bpd.verify import Chooser
 
 
 @dataclass
@@ -25,6 +26,7 @@ class DecodeState:
         num_slots: longest draft that may still be used: the heads, the output limit and the
             target's positions bound it.
         finish: why the text ended; None while it goes on.
+        chooser: of the acceptance rule, which drafters of a kind may ask; None for argmax.
     """
 
     model: DraftingModel
@@ -35,6 +37,7 @@ class DecodeState:
     stats: DecodeStats
     num_slots: int = 0
     finish: str | None = None
+    chooser: Chooser | None = None
 
     @property
     def new_tokens(self) -> list[int]:

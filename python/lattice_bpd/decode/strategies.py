@@ -20,6 +20,7 @@ from lattice_bpd.decode.drafters import (
 from lattice_bpd.decode.loop import DecodeResult, decode
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
 from lattice_bpd.decode.scorer_drafter import ScorerDrafter
+from lattice_bpd.verify import Acceptance
 
 STRATEGIES = ("greedy", "bpd", "ngram", "neural", "p_best", "tree", "auto", "oracle")
 
@@ -132,6 +133,7 @@ def generate(
     form: str = "auto",
     streamer: Any = None,
     static_cache: bool = False,
+    acceptance: Acceptance | None = None,
 ) -> DecodeResult:
     """Decode a text; every strategy returns the target's greedy output.
 
@@ -166,6 +168,7 @@ def generate(
         form: how drafts are verified: "auto", "tree" or "rows"; see docs/decoding.md.
         streamer: of `transformers`, for one text; told prompt and tokens as they are decoded.
         static_cache: a cache of fixed size, for one text and a compiled target.
+        acceptance: which draft tokens are kept, see `lattice_bpd.verify.Acceptance`; None: Exact.
 
     Returns:
         DecodeResult.
@@ -190,6 +193,7 @@ def generate(
         top_k=top_k, num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha,
         temperature=temperature, cache=cache, max_new_tokens=max_new_tokens,
         stop_token_ids=stop_token_ids, form=form, streamer=streamer, static_cache=static_cache,
+        acceptance=acceptance,
     )[0]  # fmt: skip
 
 
@@ -213,6 +217,7 @@ def generate_batch(
     form: str = "auto",
     streamer: Any = None,
     static_cache: bool = False,
+    acceptance: Acceptance | None = None,
 ) -> list[DecodeResult]:
     """Decode several texts together; each comes out as if it had been decoded alone.
 
@@ -235,6 +240,7 @@ def generate_batch(
         form: see there.
         streamer: for a single prompt only.
         static_cache: for a single prompt only.
+        acceptance: see there.
 
     Returns:
         A DecodeResult for each prompt, in order.
@@ -247,7 +253,7 @@ def generate_batch(
     drafting = DraftingModel(model, heads)
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids, "form": form,
-        "streamer": streamer, "static_cache": static_cache,
+        "streamer": streamer, "static_cache": static_cache, "acceptance": acceptance,
     }  # fmt: skip
     if drafter is None:
         drafter = make_drafter(

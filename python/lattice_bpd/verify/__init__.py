@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lattice_bpd.verify.acceptance import Acceptance, Exact
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import accept_lengths, greedy_tokens
@@ -10,8 +11,10 @@ from lattice_bpd.verify.stacked_cache import StackedCache
 from lattice_bpd.verify.target import CausalLMTarget, TargetModel, TargetOutput
 from lattice_bpd.verify.verification import (
     FORMS,
+    NO_OFFER,
     BatchVerification,
     Chooser,
+    Offer,
     Verification,
     choose_form,
     verify_drafts,
@@ -20,10 +23,14 @@ from lattice_bpd.verify.verification import (
 
 __all__ = [
     "FORMS",
+    "NO_OFFER",
+    "Acceptance",
     "BatchCache",
     "BatchVerification",
     "CausalLMTarget",
     "Chooser",
+    "Exact",
+    "Offer",
     "PrefixTree",
     "StackedCache",
     "TargetModel",

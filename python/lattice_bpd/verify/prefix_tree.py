@@ -26,12 +26,15 @@ class PrefixTree:
         token_ids: (n+1) ints, the exact token y_{t+1} first.
         parents: (n+1) ints, the node before each; -1 for node 0.
         depths: (n+1) ints, 0 for node 0: draft token j of a draft has depth j.
+        drawn_from: for a node the distribution that its children were drawn from, see
+            `lattice_bpd.verify.Offer`; None where nothing was drawn.
     """
 
     token_ids: list[int]
     parents: list[int]
     depths: list[int]
     _children: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
+    drawn_from: Callable[[int], tuple[Any, Any] | None] | None = field(default=None, repr=False)
 
     @classmethod
     def from_drafts(cls, exact_token: int, drafts: Sequence[Sequence[int]]) -> PrefixTree:
@@ -126,11 +129,15 @@ class PrefixTree:
             paths.append(path[::-1])
         return paths
 
+    def children(self, node: int) -> list[int]:
+        """The draft tokens behind a node, in the order in which they were proposed."""
+        return [token for above, token in self._children if above == node]
+
     def follow(self, next_token: Callable[[int], int | None]) -> tuple[list[int], list[int]]:
         """Walk down as long as the target agrees.
 
         Args:
-            next_token: the target's token behind a node; None ends the walk without a token.
+            next_token: what the target takes behind a node; None ends the walk without a token.
 
         Returns:
             The accepted nodes, node 0 first, and the target's tokens behind each of them: the

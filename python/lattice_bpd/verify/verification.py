@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -62,6 +62,25 @@ class BatchVerification:
     target_seconds: float
 
 
+class Offer(NamedTuple):
+    """What drafts offer behind one accepted token.
+
+    Attributes:
+        token_ids: the drafted tokens, different from each other, in the order in which they were
+            proposed; empty behind the end of a draft.
+        depth: draft tokens that this call has accepted so far.
+        drawn_from: the distribution that the tokens were drawn from without replacement, token ids
+            (k,) int and probabilities (k,) float64 that sum to 1; None where they were not drawn.
+    """
+
+    token_ids: Sequence[int]
+    depth: int
+    drawn_from: tuple[Any, Any] | None = None
+
+
+NO_OFFER = Offer((), 0)
+
+
 class Chooser(Protocol):
     """Chooses the tokens of one sequence where plain argmax is not what is wanted.
 
@@ -71,8 +90,17 @@ class Chooser(Protocol):
 
     ended: bool
 
-    def choose(self, logits: Tensor) -> int | None:
-        """The token behind all those chosen before, from (V,) logits; None: the text has ended."""
+    def choose(self, logits: Tensor, offer: Offer) -> int | None:
+        """The token behind all those chosen before.
+
+        Args:
+            logits: (V,) float, the target's.
+            offer: the draft tokens for this place; one of them that is chosen is accepted, any
+                other token ends the draft.
+
+        Returns:
+            A token id; None: the text has ended.
+        """
         ...
 
 
@@ -119,7 +147,7 @@ def verify_trees(
             raise
         raise MemoryError(memory_advice(error, call.input_ids.shape, len(trees), form)) from error
     seconds = time.perf_counter() - start
-    next_token = _choices(call, output, choosers)
+    next_token = _choices(call, output, trees, choosers)
     found, accepted = [], []
     for number, tree in enumerate(trees):
         nodes, tokens = tree.follow(next_token[number])
@@ -213,7 +241,10 @@ def _run(target: TargetModel, call: Call, cache: Any) -> TargetOutput:
 
 
 def _choices(
-    call: Call, output: TargetOutput, choosers: Sequence[Chooser] | None
+    call: Call,
+    output: TargetOutput,
+    trees: Sequence[PrefixTree],
+    choosers: Sequence[Chooser] | None,
 ) -> list[Callable[[int], int | None]]:
     """For each sequence the function that gives the target's token behind a node."""
     greedy = greedy_choice(output.logits) if choosers is None else None
@@ -222,7 +253,13 @@ def _choices(
         rows, columns = call.rows[number], call.columns[number]
         if greedy is not None:
             return lambda node: greedy(rows[node], columns[node])
-        chooser = cast("Sequence[Chooser]", choosers)[number]
-        return lambda node: chooser.choose(output.logits[rows[node], columns[node]])
+        chooser, tree = cast("Sequence[Chooser]", choosers)[number], trees[number]
+
+        def choose(node: int) -> int | None:
+            drawn_from = None if tree.drawn_from is None else tree.drawn_from(node)
+            offer = Offer(tree.children(node), tree.depths[node], drawn_from)
+            return chooser.choose(output.logits[rows[node], columns[node]], offer)
+
+        return choose
 
     return [choice(number) for number in range(len(call.rows))]
