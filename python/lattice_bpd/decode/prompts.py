@@ -13,13 +13,13 @@ from transformers import StaticCache
 
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.verify import (
-    NO_OFFER,
     BatchCache,
     StackedCache,
     Verification,
     check_cache,
     greedy_tokens,
 )
+from lattice_bpd.verify.verification import NO_OFFER
 
 if TYPE_CHECKING:
     from lattice_bpd.decode.loop import Options

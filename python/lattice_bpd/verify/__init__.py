@@ -11,7 +11,6 @@ from lattice_bpd.verify.stacked_cache import StackedCache
 from lattice_bpd.verify.target import CausalLMTarget, TargetModel, TargetOutput
 from lattice_bpd.verify.verification import (
     FORMS,
-    NO_OFFER,
     BatchVerification,
     Chooser,
     Offer,
@@ -23,7 +22,6 @@ from lattice_bpd.verify.verification import (
 
 __all__ = [
     "FORMS",
-    "NO_OFFER",
     "Acceptance",
     "BatchCache",
     "BatchVerification",
