@@ -1,6 +1,7 @@
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/draft/draft_batch.h"
+#include "lattice_bpd/draft/draw_batch.h"
 #include "lattice_bpd/draft/fst_drafts.h"
 #include "lattice_bpd/draft/fused_engine.h"
 #include "lattice_bpd/draft/tree_batch.h"
@@ -23,6 +24,16 @@ using TreeArrays =
     std::tuple<py::array_t<TokenId>, py::array_t<std::int32_t>, py::array_t<std::int32_t>,
                py::array_t<float>, py::array_t<std::int32_t>, py::array_t<std::uint8_t>,
                py::array_t<std::int32_t>>;
+
+// token_ids, parents, depths, log_probs (batch, max_nodes), counts (batch,), slot_token_ids
+// (batch, slots, width), child_probs (batch, max_nodes + 1, width).
+using DrawArrays = std::tuple<py::array_t<TokenId>, py::array_t<std::int32_t>,
+                              py::array_t<std::int32_t>, py::array_t<float>,
+                              py::array_t<std::int32_t>, py::array_t<TokenId>, py::array_t<double>>;
+
+// Keys (batch,), positions (batch,), whether positions and tokens have the target's noise, and the
+// sharpness that it is taken in with.
+using Noise = std::tuple<Array<std::uint64_t>, Array<std::uint64_t>, bool, double>;
 
 const BackoffLm* Get(const LmOrNone& lm) { return lm ? lm->get() : nullptr; }
 
@@ -118,6 +129,50 @@ TreeArrays TreeOfSausages(const Sausages& sausages, const LmOrNone& lm,
                    threads);
 }
 
+DrawArrays DrawTrees(const LatticeBatch& lattices, const LmOrNone& lm, const ContextsView& contexts,
+                     double alpha, int max_nodes, const Noise& noise, int threads) {
+  const auto& [keys, positions, shared, sharpness] = noise;
+  DrawOptions options;
+  options.alpha = alpha;
+  options.max_nodes = max_nodes;
+  options.use = shared ? NoiseUse::kShared : NoiseUse::kDrawn;
+  options.sharpness = sharpness;
+  DrawBatch batch;
+  {
+    const Span<std::uint64_t> key_span = ToSpan(keys), position_span = ToSpan(positions);
+    const py::gil_scoped_release release;
+    batch = DrawTreeBatch(lattices, Get(lm), contexts, options, key_span, position_span, threads);
+  }
+  const auto rows = static_cast<py::ssize_t>(batch.counts.size());
+  const auto slots = static_cast<py::ssize_t>(lattices.num_slots());
+  const auto width = static_cast<py::ssize_t>(batch.width);
+  return DrawArrays(ToArray(std::move(batch.token_ids), {rows, max_nodes}),
+                    ToArray(std::move(batch.parents), {rows, max_nodes}),
+                    ToArray(std::move(batch.depths), {rows, max_nodes}),
+                    ToArray(std::move(batch.log_probs), {rows, max_nodes}),
+                    ToArray(std::move(batch.counts), {rows}),
+                    ToArray(std::move(batch.slot_token_ids), {rows, slots, width}),
+                    ToArray(std::move(batch.child_probs), {rows, max_nodes + 1, width}));
+}
+
+DrawArrays DrawTreeOfCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
+                                const LmOrNone& lm, const Array<TokenId>& contexts,
+                                const Array<std::int64_t>& offsets, bool bos, int max_nodes,
+                                double alpha, const Noise& noise, int threads,
+                                const Caches& caches) {
+  return DrawTrees(ToCandidates(token_ids, scores), lm,
+                   {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha, max_nodes, noise,
+                   threads);
+}
+
+DrawArrays DrawTreeOfSausages(const Sausages& sausages, const LmOrNone& lm,
+                              const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
+                              bool bos, int max_nodes, double alpha, const Noise& noise,
+                              int threads, const Caches& caches) {
+  return DrawTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha, max_nodes,
+                   noise, threads);
+}
+
 DraftArrays RescoreFst(const py::bytes& acceptor, const LmOrNone& lm, const Array<TokenId>& context,
                        bool bos, int num_drafts, double alpha, const std::string& engine) {
   const DraftOptions options{num_drafts, alpha, ParseEngine(engine)};
@@ -149,6 +204,14 @@ void BindDraft(py::module_& m) {
   m.def("tree_of_sausages", &TreeOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
         py::arg("max_nodes"), py::arg("alpha"), py::arg("threads"), py::arg("caches") = Caches());
+  m.def("draw_tree_of_candidates", &DrawTreeOfCandidates, py::arg("token_ids").noconvert(),
+        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
+        py::arg("offsets").noconvert(), py::arg("bos"), py::arg("max_nodes"), py::arg("alpha"),
+        py::arg("noise"), py::arg("threads"), py::arg("caches") = Caches());
+  m.def("draw_tree_of_sausages", &DrawTreeOfSausages, py::arg("sausages"), py::arg("lm"),
+        py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
+        py::arg("max_nodes"), py::arg("alpha"), py::arg("noise"), py::arg("threads"),
+        py::arg("caches") = Caches());
   m.def("rescore_fst", &RescoreFst, py::arg("acceptor"), py::arg("lm"),
         py::arg("context").noconvert(), py::arg("bos"), py::arg("num_drafts"), py::arg("alpha"),
         py::arg("engine"));

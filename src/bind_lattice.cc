@@ -1,5 +1,6 @@
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/lattice/sample_token.h"
 #include "lattice_bpd/lattice/sausage.h"
 #include "lattice_bpd/lattice/top_k.h"
 
@@ -40,11 +41,31 @@ std::tuple<py::array_t<TokenId>, py::array_t<float>> TopKOf(const py::array& log
                          ToArray(std::move(best.scores), shape));
 }
 
+// (vocab,) float32 -> the token that softmax(scale * logits) and the noise of (key, position) draw.
+TokenId SampleTokenOf(const Array<float>& logits, double scale, std::uint64_t key,
+                      std::uint64_t position) {
+  const Span<float> values = ToSpan(logits);
+  const py::gil_scoped_release release;
+  return SampleToken(values, scale, NoiseRow(key, position));
+}
+
+// Uniform numbers in (0, 1) of columns 0..count-1.
+py::array_t<double> UniformNoise(std::uint64_t key, std::uint64_t row, int count) {
+  if (count < 0) throw ValueError(StrCat("count is ", count, "; expected 0 or more"));
+  const NoiseRow noise(key, row);
+  std::vector<double> values(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = noise.Uniform(i);
+  return ToArray(std::move(values), {count});
+}
+
 }  // namespace
 
 void BindLattice(py::module_& m) {
   m.def("select_top_k", &TopKOf, py::arg("logits"), py::arg("float_type"), py::arg("top_k"),
         py::arg("log_softmax"));
+  m.def("sample_token", &SampleTokenOf, py::arg("logits").noconvert(), py::arg("scale"),
+        py::arg("key"), py::arg("position"));
+  m.def("uniform_noise", &UniformNoise, py::arg("key"), py::arg("row"), py::arg("count"));
   m.def("top_k_instruction_sets", &TopKInstructionSets);
   m.def("set_top_k_instruction_set", &SetTopKInstructionSet, py::arg("name"));
   py::class_<Sausage>(m, "Sausage", "A sausage lattice: candidate tokens and scores by slot.")

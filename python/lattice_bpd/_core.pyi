@@ -25,6 +25,8 @@ __all__: list[str] = [
     "describe_counts",
     "describe_katz_violations",
     "describe_levels",
+    "draw_tree_of_candidates",
+    "draw_tree_of_sausages",
     "estimate_rows",
     "estimate_symbols",
     "evaluate_lm",
@@ -47,6 +49,7 @@ __all__: list[str] = [
     "rescore_candidates",
     "rescore_fst",
     "rescore_sausages",
+    "sample_token",
     "select_top_k",
     "set_fused_instruction_set",
     "set_top_k_instruction_set",
@@ -56,6 +59,7 @@ __all__: list[str] = [
     "tree_of_candidates",
     "tree_of_sausages",
     "tune_weights",
+    "uniform_noise",
 ]
 
 class BackoffLm:
@@ -305,6 +309,57 @@ def describe_katz_violations(
     """
 
 def describe_levels(lm: BackoffLm) -> list[dict[typing.Any, typing.Any]]: ...
+def draw_tree_of_candidates(
+    token_ids: numpy.typing.NDArray[numpy.int32],
+    scores: numpy.typing.NDArray[numpy.float32],
+    lm: BackoffLm | None,
+    contexts: numpy.typing.NDArray[numpy.int32],
+    offsets: numpy.typing.NDArray[numpy.int64],
+    bos: bool,
+    max_nodes: typing.SupportsInt | typing.SupportsIndex,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    noise: tuple[
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+        bool,
+        typing.SupportsFloat | typing.SupportsIndex,
+    ],
+    threads: typing.SupportsInt | typing.SupportsIndex,
+    caches: collections.abc.Sequence[ContextNgram] = [],
+) -> tuple[
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float64],
+]: ...
+def draw_tree_of_sausages(
+    sausages: collections.abc.Sequence[Sausage],
+    lm: BackoffLm | None,
+    contexts: numpy.typing.NDArray[numpy.int32],
+    offsets: numpy.typing.NDArray[numpy.int64],
+    bos: bool,
+    max_nodes: typing.SupportsInt | typing.SupportsIndex,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    noise: tuple[
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+        bool,
+        typing.SupportsFloat | typing.SupportsIndex,
+    ],
+    threads: typing.SupportsInt | typing.SupportsIndex,
+    caches: collections.abc.Sequence[ContextNgram] = [],
+) -> tuple[
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float64],
+]: ...
 def estimate_rows(
     vocabulary: Vocabulary,
     symbols: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]],
@@ -472,6 +527,12 @@ def rescore_sausages(
     numpy.typing.NDArray[numpy.float32],
     numpy.typing.NDArray[numpy.int32],
 ]: ...
+def sample_token(
+    logits: numpy.typing.NDArray[numpy.float32],
+    scale: typing.SupportsFloat | typing.SupportsIndex,
+    key: typing.SupportsInt | typing.SupportsIndex,
+    position: typing.SupportsInt | typing.SupportsIndex,
+) -> int: ...
 def select_top_k(
     logits: numpy.typing.NDArray[typing.Any],
     float_type: str,
@@ -554,3 +615,8 @@ def tune_weights(
     offsets: numpy.typing.NDArray[numpy.int64],
     threads: typing.SupportsInt | typing.SupportsIndex,
 ) -> list[float]: ...
+def uniform_noise(
+    key: typing.SupportsInt | typing.SupportsIndex,
+    row: typing.SupportsInt | typing.SupportsIndex,
+    count: typing.SupportsInt | typing.SupportsIndex,
+) -> numpy.typing.NDArray[numpy.float64]: ...

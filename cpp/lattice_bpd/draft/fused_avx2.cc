@@ -184,8 +184,8 @@ namespace lattice_bpd {
 
 FusedKernel FusedAvx2() {
   const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
-  if (!has) return {"avx2", nullptr, nullptr};
-  return {"avx2", &SearchFused<Avx2>, &SearchFusedTree<Avx2>};
+  if (!has) return {"avx2", nullptr, nullptr, nullptr};
+  return {"avx2", &SearchFused<Avx2>, &SearchFusedTree<Avx2>, &SearchFusedDraw<Avx2>};
 }
 
 }  // namespace lattice_bpd
@@ -193,7 +193,7 @@ FusedKernel FusedAvx2() {
 #else
 
 namespace lattice_bpd {
-FusedKernel FusedAvx2() { return {"avx2", nullptr, nullptr}; }
+FusedKernel FusedAvx2() { return {"avx2", nullptr, nullptr, nullptr}; }
 }  // namespace lattice_bpd
 
 #endif

@@ -287,8 +287,8 @@ FusedKernel FusedAvx512() {
   const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                    __builtin_cpu_supports("bmi2");
-  if (!has) return {"avx512", nullptr, nullptr};
-  return {"avx512", &SearchFused<Avx512>, &SearchFusedTree<Avx512>};
+  if (!has) return {"avx512", nullptr, nullptr, nullptr};
+  return {"avx512", &SearchFused<Avx512>, &SearchFusedTree<Avx512>, &SearchFusedDraw<Avx512>};
 }
 
 }  // namespace lattice_bpd
@@ -296,7 +296,7 @@ FusedKernel FusedAvx512() {
 #else
 
 namespace lattice_bpd {
-FusedKernel FusedAvx512() { return {"avx512", nullptr, nullptr}; }
+FusedKernel FusedAvx512() { return {"avx512", nullptr, nullptr, nullptr}; }
 }  // namespace lattice_bpd
 
 #endif

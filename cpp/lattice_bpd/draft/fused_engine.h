@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "lattice_bpd/draft/draw_tree.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/find_tree.h"
 
@@ -31,11 +32,15 @@ std::vector<TreeNode> FindTreeFused(const Sausage& sausage, const BackoffLm* lm,
                                     const LmState& start, double alpha, int max_nodes,
                                     const CachedContext& cached);
 
+// As DrawTree (draw_tree.h), for one slot or more; `out` is empty.
+void DrawTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                   const DrawOptions& options, const CachedContext& cached, DrawnTree* out);
+
 // The instruction sets that this processor and build can run, best first; "scalar" is always
 // there.
 std::vector<std::string> FusedInstructionSets();
 
-// Makes both searches use one of them, for tests and benchmarks; "" means the best. Throws
+// Makes all searches use one of them, for tests and benchmarks; "" means the best. Throws
 // ValueError for one that is not in FusedInstructionSets().
 void SetFusedInstructionSet(const std::string& name);
 

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "lattice_bpd/draft/draw_tree.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/find_tree.h"
 #include "lattice_bpd/draft/fused_workspace.h"
@@ -18,10 +19,15 @@ using RunFusedTree = void (*)(const Sausage& sausage, const BackoffLm* lm, const
                               const CachedContext& cached, double alpha, int max_nodes,
                               FusedWorkspace* workspace, std::vector<TreeNode>* out);
 
+using RunFusedDraw = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                              const CachedContext& cached, const DrawOptions& options,
+                              FusedWorkspace* workspace, DrawnTree* out);
+
 struct FusedKernel {
   const char* name;
   RunFused find_drafts;
   RunFusedTree find_tree;
+  RunFusedDraw draw_tree;
 
   bool runs() const { return find_drafts != nullptr; }
 };

@@ -87,6 +87,8 @@ struct Scalar {
 
 }  // namespace
 
-FusedKernel FusedScalar() { return {"scalar", &SearchFused<Scalar>, &SearchFusedTree<Scalar>}; }
+FusedKernel FusedScalar() {
+  return {"scalar", &SearchFused<Scalar>, &SearchFusedTree<Scalar>, &SearchFusedDraw<Scalar>};
+}
 
 }  // namespace lattice_bpd

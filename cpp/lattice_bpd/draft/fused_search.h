@@ -46,9 +46,24 @@ void SearchFusedTree(const Sausage& sausage, const BackoffLm* lm, const LmState&
   FindRowsAndHits<Simd>(&task, workspace);
   CompletionFinder<Simd, FusedMass> completions(task, workspace);
   completions.Run();
-  TreeSearch<Simd> tree(task, workspace);
-  tree.Run(static_cast<std::uint32_t>(max_nodes), &completions);
+  using Search = TreeSearch<Simd, ByMass>;
+  Search tree(task, workspace, ByMass());
+  tree.Run(static_cast<std::uint32_t>(max_nodes), Search::TotalMass(*workspace), &completions);
   tree.WriteNodes(out);
+}
+
+template <typename Simd>
+void SearchFusedDraw(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                     const CachedContext& cached, const DrawOptions& options,
+                     FusedWorkspace* workspace, DrawnTree* out) {
+  FusedTask task(sausage, lm, start, cached, {/*num_drafts=*/1, options.alpha});
+  FindRowsAndHits<Simd>(&task, workspace);
+  CompletionFinder<Simd, FusedMass> completions(task, workspace);
+  completions.Run();
+  TreeSearch<Simd, ByNoise> tree(task, workspace, ByNoise(task, *workspace, options, out));
+  tree.Run(static_cast<std::uint32_t>(options.max_nodes), /*total=*/0.0, &completions);
+  tree.WriteNodes(&out->nodes);
+  out->child_probs.resize((out->nodes.size() + 1) * out->width, 0.0);
 }
 
 }  // namespace

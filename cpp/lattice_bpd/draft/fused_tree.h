@@ -1,47 +1,55 @@
-// The last step of the tree search (fused_search.h): nodes by falling mass, best first.
+// The last step of the tree search (fused_search.h): nodes by falling value, best first. `Ranking`
+// says what the value is (fused_rankings.h); a prefix has at least the value of what is longer.
 #ifndef LATTICE_BPD_DRAFT_FUSED_TREE_H_
 #define LATTICE_BPD_DRAFT_FUSED_TREE_H_
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "lattice_bpd/draft/find_tree.h"
 #include "lattice_bpd/draft/fused_completions.h"
 #include "lattice_bpd/draft/fused_hits.h"
+#include "lattice_bpd/draft/fused_rankings.h"
 
 namespace lattice_bpd {
 namespace {
 
-template <typename Simd>
+template <typename Simd, typename Ranking>
 class TreeSearch {
  public:
-  TreeSearch(const FusedTask& task, FusedWorkspace* workspace) : task_(task), w_(*workspace) {}
+  TreeSearch(const FusedTask& task, FusedWorkspace* workspace, Ranking ranking)
+      : task_(task), w_(*workspace), ranking_(std::move(ranking)) {}
 
-  // A prefix has at least the mass of what is longer, so those not yet on the heap are behind its
-  // best.
-  void Run(std::uint32_t max_nodes, CompletionFinder<Simd, FusedMass>* completions) {
+  // Those not yet on the heap are behind its best. `total` is ln of the root's probability.
+  void Run(std::uint32_t max_nodes, double total, CompletionFinder<Simd, FusedMass>* completions) {
     w_.nodes.Clear();
     w_.heap.Clear();
-    const std::uint32_t start = w_.hits.target[0];
-    total_ = w_.hits.constant[0] + w_.worth[start];
-    Expand(start, total_, -1, completions);
+    total_ = total;
+    Expand({total, total, w_.hits.target[0], 0, -1, -1}, -1, completions);
     while (w_.heap.size() > 0 && w_.nodes.size() < max_nodes) {
       std::pop_heap(w_.heap.begin(), w_.heap.end(), Worse());
       FusedNode node = w_.heap.end()[-1];
       w_.heap.Resize(w_.heap.size() - 1);
+      if (Ranking::kSkipsImpossible && node.value == kMinusInfinity) break;
       const bool longer = SlotOf(node) + 1 < task_.num_slots;
       if (longer) node.row = TargetOf(task_, w_, RowBefore(node), node.lane);
       w_.nodes.Append(node);
-      const auto index = static_cast<std::int32_t>(w_.nodes.size()) - 1;
-      if (longer) Expand(node.row, node.mass, index, completions);
+      if (longer) Expand(node, static_cast<std::int32_t>(w_.nodes.size()) - 1, completions);
     }
+  }
+
+  // ln of the mass of all paths.
+  static double TotalMass(const FusedWorkspace& workspace) {
+    return workspace.hits.constant[0] + workspace.worth[workspace.hits.target[0]];
   }
 
   void WriteNodes(std::vector<TreeNode>* out) const {
     out->clear();
     for (const FusedNode& node : w_.nodes) {
       const Symbol symbol = w_.symbols[task_.Lane(SlotOf(node), node.lane)];
-      out->push_back({static_cast<TokenId>(symbol), node.parent, node.depth, node.mass - total_});
+      out->push_back(
+          {static_cast<TokenId>(symbol), node.parent, node.depth, node.log_prob - total_});
     }
   }
 
@@ -55,19 +63,25 @@ class TreeSearch {
 
   auto Worse() const {
     return [this](const FusedNode& a, const FusedNode& b) {
-      return a.mass < b.mass || (a.mass == b.mass && Precedes(b, a));
+      return a.value < b.value || (a.value == b.value && Precedes(b, a));
     };
   }
 
-  // Puts the prefixes that go on from a row on the heap; `mass` is that of the prefix before them.
-  void Expand(std::uint32_t row, double mass, std::int32_t node,
+  // Puts the prefixes that go on from node `index` on the heap.
+  void Expand(const FusedNode& node, std::int32_t index,
               CompletionFinder<Simd, FusedMass>* completions) {
-    const std::int32_t depth = node < 0 ? 0 : w_.nodes[node].depth + 1;
-    const double* values = completions->ValuesOf(row);
-    const double added = mass - w_.worth[row];
-    const std::uint32_t width = task_.Width(static_cast<std::uint32_t>(depth));
+    const auto slot = static_cast<std::uint32_t>(node.depth + 1);
+    const double* values = completions->ValuesOf(node.row);
+    const std::uint32_t width = task_.Width(slot);
+    w_.children.Resize(width);
+    ranking_.Rank({node, index, slot, values, width, w_.worth[node.row]}, w_.children.data());
     for (std::uint32_t lane = 0; lane < width; ++lane) {
-      w_.heap.Append({values[lane] + added, 0, lane, node, depth});
+      FusedNode child = w_.children[lane];
+      child.row = 0;
+      child.lane = lane;
+      child.parent = index;
+      child.depth = node.depth + 1;
+      w_.heap.Append(child);
       std::push_heap(w_.heap.begin(), w_.heap.end(), Worse());
     }
   }
@@ -86,7 +100,8 @@ class TreeSearch {
 
   const FusedTask& task_;
   FusedWorkspace& w_;
-  double total_ = 0.0;  // ln of the mass of all paths
+  Ranking ranking_;
+  double total_ = 0.0;
 };
 
 }  // namespace

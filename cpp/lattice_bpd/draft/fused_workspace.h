@@ -133,7 +133,8 @@ struct FusedPrefix {
 
 // A prefix that is, or may become, a node of a tree.
 struct FusedNode {
-  double mass;         // ln of it, not yet normalised
+  double value;        // what prefixes are ranked by
+  double log_prob;     // ln of its probability, maybe not yet normalised
   std::uint32_t row;   // behind it; known once it is a node, and none behind the last slot
   std::uint32_t lane;  // of its last token
   std::int32_t parent;
@@ -185,6 +186,7 @@ struct FusedWorkspace {
 
   Buffer<FusedNode> nodes;
   Buffer<FusedNode> heap;
+  Buffer<FusedNode> children;
 };
 
 }  // namespace lattice_bpd

@@ -1,0 +1,28 @@
+#include "lattice_bpd/draft/draw_tree.h"
+
+#include <cmath>
+
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/draft/find_drafts.h"
+#include "lattice_bpd/draft/fused_engine.h"
+
+namespace lattice_bpd {
+
+void DrawTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+              const DrawOptions& options, const CachedContext& cached, DrawnTree* out) {
+  CheckMaxNodes(options.max_nodes);
+  CheckAlpha(options.alpha);
+  if (!(options.sharpness > 0.0) || !std::isfinite(options.sharpness)) {
+    throw ValueError(
+        StrCat("sharpness is ", options.sharpness, "; expected a number above 0 and finite"));
+  }
+  *out = {};
+  if (sausage.num_slots() == 0) return;
+  if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
+  if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
+  const bool masked = sausage.all_masked();
+  DrawTreeFused(sausage, masked ? nullptr : lm, masked ? LmState{} : start, options,
+                masked ? CachedContext{} : cached, out);
+}
+
+}  // namespace lattice_bpd
