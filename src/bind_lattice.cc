@@ -1,5 +1,6 @@
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/lattice/choose_draw.h"
 #include "lattice_bpd/lattice/sample_token.h"
 #include "lattice_bpd/lattice/sausage.h"
 #include "lattice_bpd/lattice/top_k.h"
@@ -49,13 +50,38 @@ TokenId SampleTokenOf(const Array<float>& logits, double scale, std::uint64_t ke
   return SampleToken(values, scale, NoiseRow(key, position));
 }
 
-// Uniform numbers in (0, 1) of columns 0..count-1.
-py::array_t<double> UniformNoise(std::uint64_t key, std::uint64_t row, int count) {
-  if (count < 0) throw ValueError(StrCat("count is ", count, "; expected 0 or more"));
-  const NoiseRow noise(key, row);
-  std::vector<double> values(static_cast<std::size_t>(count));
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = noise.Uniform(i);
-  return ToArray(std::move(values), {count});
+// (vocab,) float32, draws (n,), what they were drawn from (k,) and (k,) -> the token chosen.
+TokenId ChooseDrawOf(const Array<float>& logits, const Array<TokenId>& draws,
+                     const Array<TokenId>& token_ids, const Array<double>& probs, std::uint64_t key,
+                     std::uint64_t position) {
+  if (token_ids.size() != probs.size()) {
+    throw ValueError(StrCat("drawn_from has ", token_ids.size(), " token ids and ", probs.size(),
+                            " probabilities; expected as many of each"));
+  }
+  const Span<float> values = ToSpan(logits);
+  const Span<TokenId> drawn = ToSpan(draws);
+  const DrawnFrom from{ToSpan(token_ids), ToSpan(probs)};
+  const py::gil_scoped_release release;
+  return ChooseDraw(values, drawn, from, NoiseRow(key, position));
+}
+
+// (rows, n) token ids -> the noise of row `first_row` + r and each token, float32.
+py::array_t<float> GumbelNoise(std::uint64_t key, std::uint64_t first_row,
+                               const Array<TokenId>& token_ids) {
+  if (token_ids.ndim() != 2) {
+    throw ValueError(StrCat("token_ids: ", token_ids.ndim(), " dimensions; expected 2"));
+  }
+  const py::ssize_t rows = token_ids.shape(0), columns = token_ids.shape(1);
+  std::vector<float> values(static_cast<std::size_t>(rows * columns));
+  const TokenId* token_id = token_ids.data();
+  float* value = values.data();
+  for (py::ssize_t row = 0; row < rows; ++row) {
+    const NoiseRow noise(key, first_row + static_cast<std::uint64_t>(row));
+    for (py::ssize_t i = 0; i < columns; ++i) {
+      *value++ = static_cast<float>(noise.Gumbel(static_cast<std::uint64_t>(*token_id++)));
+    }
+  }
+  return ToArray(std::move(values), {rows, columns});
 }
 
 }  // namespace
@@ -65,7 +91,11 @@ void BindLattice(py::module_& m) {
         py::arg("log_softmax"));
   m.def("sample_token", &SampleTokenOf, py::arg("logits").noconvert(), py::arg("scale"),
         py::arg("key"), py::arg("position"));
-  m.def("uniform_noise", &UniformNoise, py::arg("key"), py::arg("row"), py::arg("count"));
+  m.def("gumbel_noise", &GumbelNoise, py::arg("key"), py::arg("first_row"),
+        py::arg("token_ids").noconvert());
+  m.def("choose_draw", &ChooseDrawOf, py::arg("logits").noconvert(), py::arg("draws").noconvert(),
+        py::arg("token_ids").noconvert(), py::arg("probs").noconvert(), py::arg("key"),
+        py::arg("position"));
   m.def("top_k_instruction_sets", &TopKInstructionSets);
   m.def("set_top_k_instruction_set", &SetTopKInstructionSet, py::arg("name"));
   py::class_<Sausage>(m, "Sausage", "A sausage lattice: candidate tokens and scores by slot.")

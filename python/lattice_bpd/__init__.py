@@ -12,7 +12,16 @@ Importing this package imports neither torch nor pywrapfst.
 """
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.drafter import Drafts, DraftTree, rescore_fst, rescore_lattice, rescore_tree
+from lattice_bpd.drafter import (
+    Drafts,
+    DraftTree,
+    DrawnTree,
+    TargetNoise,
+    draw_tree,
+    rescore_fst,
+    rescore_lattice,
+    rescore_tree,
+)
 from lattice_bpd.lattice import SausageLattice
 from lattice_bpd.lm import ContextNGram, NGramLM
 
@@ -22,10 +31,13 @@ __all__ = [
     "ContextNGram",
     "DraftTree",
     "Drafts",
+    "DrawnTree",
     "FormatError",
     "NGramLM",
     "SausageLattice",
+    "TargetNoise",
     "__version__",
+    "draw_tree",
     "rescore_fst",
     "rescore_lattice",
     "rescore_tree",

@@ -18,6 +18,7 @@ __all__: list[str] = [
     "TrieAssembler",
     "Vocabulary",
     "backoffs_of_rows",
+    "choose_draw",
     "context_probs_of_rows",
     "count_into_runs",
     "count_ngrams",
@@ -31,6 +32,7 @@ __all__: list[str] = [
     "estimate_symbols",
     "evaluate_lm",
     "fused_instruction_sets",
+    "gumbel_noise",
     "interpolate",
     "list_runs",
     "list_sections",
@@ -59,7 +61,6 @@ __all__: list[str] = [
     "tree_of_candidates",
     "tree_of_sausages",
     "tune_weights",
-    "uniform_noise",
 ]
 
 class BackoffLm:
@@ -250,6 +251,14 @@ def backoffs_of_rows(
     For contexts of 1, 2, .. symbols: symbols (N, length) and ln backoff weights (N,).
     """
 
+def choose_draw(
+    logits: numpy.typing.NDArray[numpy.float32],
+    draws: numpy.typing.NDArray[numpy.int32],
+    token_ids: numpy.typing.NDArray[numpy.int32],
+    probs: numpy.typing.NDArray[numpy.float64],
+    key: typing.SupportsInt | typing.SupportsIndex,
+    position: typing.SupportsInt | typing.SupportsIndex,
+) -> int: ...
 def context_probs_of_rows(
     vocabulary: Vocabulary,
     unigrams: numpy.typing.NDArray[numpy.float32],
@@ -407,6 +416,11 @@ def evaluate_lm(
     threads: typing.SupportsInt | typing.SupportsIndex,
 ) -> tuple[typing.Any, ...]: ...
 def fused_instruction_sets() -> list[str]: ...
+def gumbel_noise(
+    key: typing.SupportsInt | typing.SupportsIndex,
+    first_row: typing.SupportsInt | typing.SupportsIndex,
+    token_ids: numpy.typing.NDArray[numpy.int32],
+) -> numpy.typing.NDArray[numpy.float32]: ...
 def interpolate(
     lms: collections.abc.Sequence[BackoffLm],
     weights: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
@@ -615,8 +629,3 @@ def tune_weights(
     offsets: numpy.typing.NDArray[numpy.int64],
     threads: typing.SupportsInt | typing.SupportsIndex,
 ) -> list[float]: ...
-def uniform_noise(
-    key: typing.SupportsInt | typing.SupportsIndex,
-    row: typing.SupportsInt | typing.SupportsIndex,
-    count: typing.SupportsInt | typing.SupportsIndex,
-) -> numpy.typing.NDArray[numpy.float64]: ...

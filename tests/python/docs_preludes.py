@@ -74,6 +74,7 @@ PRELUDES = {
     "howto-model-owner": _decoding,
     "howto-researcher": _decoding,
     "decoding": decoding,
+    "sampling": _decoding,
     "evaluate": evaluate,
     "ngram": ngram,
 }

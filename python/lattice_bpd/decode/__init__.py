@@ -14,6 +14,7 @@ from lattice_bpd.decode.drafters import (
     OracleDrafter,
     TreeDrafter,
 )
+from lattice_bpd.decode.drawn_drafter import DrawnTreeDrafter
 from lattice_bpd.decode.loop import DecodeResult, decode
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
 from lattice_bpd.decode.neural_scorer import NeuralScorer
@@ -34,6 +35,7 @@ __all__ = [
     "Drafter",
     "DrafterFile",
     "DraftingModel",
+    "DrawnTreeDrafter",
     "Experience",
     "LatticeDrafter",
     "NeuralScorer",

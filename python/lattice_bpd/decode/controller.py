@@ -17,12 +17,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from lattice_bpd import DraftTree
+from lattice_bpd import DraftTree, DrawnTree
 from lattice_bpd.decode.acceptance import Calibration, kept_nodes
 from lattice_bpd.decode.cost_curve import CostCurve
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.proposals import to_numpy
 from lattice_bpd.decode.state import DecodeState
+
+Tree = DraftTree | DrawnTree
 
 SIZES = (2, 4, 6, 8, 12, 18, 24, 36, 48, 72, 108, 144, 216, 288)
 
@@ -121,7 +123,7 @@ class _Step:
     lengths: list[int]
     calls: list[int]
     size: int
-    tree: DraftTree | None
+    tree: Tree | None
     promised: float
     draft: float
     heed: float
@@ -155,11 +157,11 @@ class Controller(Drafter):
         self._heedless = 0  # steps that go on as the last one
         self._aside = 1  # the neighbouring size to look at next: larger or smaller
 
-    def propose(self, state: DecodeState) -> DraftTree | None:
+    def propose(self, state: DecodeState) -> Tree | None:
         """A tree of at most max_nodes nodes, or None for a greedy step."""
         return self.propose_batch([state])
 
-    def propose_batch(self, states: Sequence[DecodeState]) -> DraftTree | None:
+    def propose_batch(self, states: Sequence[DecodeState]) -> Tree | None:
         """(B, N) nodes, of which `counts` says how many are to be verified."""
         start = time.perf_counter()
         book = self.experience.book(len(states))
@@ -210,7 +212,7 @@ class Controller(Drafter):
         book.resting, book.rest = book.rest - 1, min(2 * book.rest, _LONGEST_REST)
         return False
 
-    def _draft(self, states: Sequence[DecodeState], most: int) -> DraftTree | None:
+    def _draft(self, states: Sequence[DecodeState], most: int) -> Tree | None:
         if hasattr(self.drafter, "max_nodes"):
             self.drafter.max_nodes = most
         together = getattr(self.drafter, "propose_batch", None)
@@ -220,14 +222,14 @@ class Controller(Drafter):
                 f"{len(states)} sequences that share it; give each a controller of its own"
             )
         tree = together(states) if together else self.drafter.propose(states[0])
-        if tree is not None and not isinstance(tree, DraftTree):
+        if tree is not None and not isinstance(tree, (DraftTree, DrawnTree)):
             raise TypeError(
                 f"Controller: {type(self.drafter).__name__} proposed a {type(tree).__name__}; "
                 "expected a DraftTree, whose first nodes are a smaller tree; use TreeDrafter"
             )
         return tree
 
-    def _choose(self, book: _Book, tree: DraftTree, draft: float) -> tuple[int, float]:
+    def _choose(self, book: _Book, tree: Tree, draft: float) -> tuple[int, float]:
         """The size of the greatest rate, and the tokens of each sequence that it promises.
 
         At first and now and then a size that is less known.
@@ -283,7 +285,7 @@ class Controller(Drafter):
         for place, tokens in written:
             self._learn_kept(last.tree, place, last.size, tokens)
 
-    def _learn_kept(self, tree: DraftTree, row: int, size: int, written: list[int]) -> None:
+    def _learn_kept(self, tree: Tree, row: int, size: int, written: list[int]) -> None:
         count = min(size, int(tree.counts[row]))
         if count == 0:
             return

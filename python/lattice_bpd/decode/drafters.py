@@ -17,18 +17,27 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from lattice_bpd import Drafts, DraftTree, NGramLM, rescore_lattice, rescore_tree
+from lattice_bpd import (
+    Drafts,
+    DraftTree,
+    DrawnTree,
+    NGramLM,
+    draw_tree,
+    rescore_lattice,
+    rescore_tree,
+)
+from lattice_bpd.decode.noise import WIDER, favoured, sampling_temperature, target_noise
 from lattice_bpd.decode.sequence_caches import SequenceCaches
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 
-Proposal = Drafts | DraftTree | None
+Proposal = Drafts | DraftTree | DrawnTree | None
 
 
 class Drafter(Protocol):
     """Anything that proposes drafts; write one to plug in your own.
 
-    A drafter may have `propose_batch(states) -> Drafts | DraftTree | None` as well, with a row for
+    A drafter may have `propose_batch(states) -> Proposal` as well, with a row for
     each state: then one call serves all sequences of a batch.
     """
 
@@ -39,8 +48,8 @@ class Drafter(Protocol):
             state: where decoding stands; `state.num_slots` is at least 1. Do not change it.
 
         Returns:
-            Drafts or a tree of batch size 1, best first, of any number of slots (what is deeper
-            than `state.num_slots` is cut); None to draft nothing in this step.
+            Drafts, a DraftTree or a DrawnTree of batch size 1, best first, of any number of slots
+            (what is deeper than `state.num_slots` is cut); None to draft nothing in this step.
         """
         ...
 
@@ -122,7 +131,7 @@ class LatticeDrafter(Drafter):
     def propose_batch(self, states: Sequence[DecodeState]) -> Drafts:
         """(B, p, H) token ids."""
         caches = self._caches
-        candidates, contexts = _prepare_rescoring(
+        candidates, contexts = prepare_rescoring(
             self.lm, states, self.top_k, caches, "LatticeDrafter"
         )
         with states[0].stats.stage("rescore"):
@@ -151,10 +160,14 @@ class TreeDrafter(Drafter):
             probabilities come closer, and the tree grows wider and less deep. Heads and LM
             agree more often than independent witnesses would, so their sum is too sure of itself.
         cache: see `LatticeDrafter`.
+        sharpness: where the target samples by `lattice_bpd.verify.Sampled`, how far probabilities
+            are trusted beside the noise of its draws, which the tree then takes into account; see
+            `lattice_bpd.TargetNoise`.
 
     Raises:
         TypeError: a cache that is neither bool nor int.
-        ValueError: a temperature that is not above 0, or a cache of an order out of range.
+        ValueError: a temperature or sharpness that is not above 0, or a cache of an order out of
+            range.
     """
 
     def __init__(
@@ -166,16 +179,19 @@ class TreeDrafter(Drafter):
         alpha: float = 0.5,
         temperature: float = 1.0,
         cache: bool | int = False,
+        sharpness: float = 0.5,
     ) -> None:
+        if not 0.0 < sharpness < math.inf:
+            raise ValueError(f"TreeDrafter: sharpness is {sharpness}; expected a number above 0")
         if not 0.0 < temperature < math.inf:
             raise ValueError(
                 f"TreeDrafter: temperature is {temperature}; expected a number above 0"
             )
         self.lm, self.top_k, self.max_nodes, self.alpha = lm, top_k, max_nodes, alpha
-        self.temperature = temperature
+        self.temperature, self.sharpness = temperature, sharpness
         self._caches = SequenceCaches.of_option(cache, lm)
 
-    def propose(self, state: DecodeState) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree | DrawnTree:
         """(1, N) nodes; see `rescore_tree`.
 
         Raises:
@@ -183,24 +199,25 @@ class TreeDrafter(Drafter):
         """
         return self.propose_batch([state])
 
-    def propose_batch(self, states: Sequence[DecodeState]) -> DraftTree:
+    def propose_batch(self, states: Sequence[DecodeState]) -> DraftTree | DrawnTree:
         """(B, N) nodes."""
+        noise = target_noise(states, self.sharpness)
         caches = self._caches
-        candidates, contexts = _prepare_rescoring(
-            self.lm, states, self.top_k, caches, "TreeDrafter"
-        )
+        wide = self.top_k if noise is None else min(WIDER * self.top_k, states[0].model.vocab_size)
+        candidates, contexts = prepare_rescoring(self.lm, states, wide, caches, "TreeDrafter")
         with states[0].stats.stage("rescore"):
-            if self.temperature != 1.0:
-                scores = candidates.scores / np.float32(self.temperature)
+            temperature = self.temperature * sampling_temperature(states)
+            if temperature != 1.0:
+                scores = candidates.scores / np.float32(temperature)
                 candidates = replace(candidates, scores=scores)
-            return rescore_tree(
-                candidates,
-                contexts,
-                self.lm,
-                max_nodes=self.max_nodes,
-                alpha=self.alpha / self.temperature,
-                cache=None if caches is None else caches.update(states),
-            )
+            options: dict[str, Any] = {
+                "max_nodes": self.max_nodes, "alpha": self.alpha / temperature,
+                "cache": None if caches is None else caches.update(states),
+            }  # fmt: skip
+            if noise is None:
+                return rescore_tree(candidates, contexts, self.lm, **options)
+            candidates = favoured(candidates, noise, self.top_k)
+            return draw_tree(candidates, contexts, self.lm, noise=noise, **options)
 
 
 class OracleDrafter(Drafter):
@@ -233,11 +250,11 @@ class OracleDrafter(Drafter):
         return Drafts(token_ids, np.zeros((1, 1), np.float32), np.ones(1, np.int32))
 
 
-def batch_head_logits(states: Sequence[DecodeState]) -> torch.Tensor:
+def batch_head_logits(states: Sequence[DecodeState], *, whole: bool = False) -> torch.Tensor:
     """Head logits of all states in one call of the heads.
 
     Returns:
-        (B, H, V) float, H the most slots that any of the states may use.
+        (B, H, V) float, H the most slots that any of the states may use, or, if `whole`, all.
     """
     first, slots = states[0], max(state.num_slots for state in states)
     with first.stats.stage("heads"):
@@ -245,24 +262,29 @@ def batch_head_logits(states: Sequence[DecodeState]) -> torch.Tensor:
         hidden = first.hidden[None] if one else torch.stack([state.hidden for state in states])
         exact = [state.tokens[-1] for state in states]
         logits = first.model.head_logits(hidden, exact)
-        return logits if logits.shape[1] <= slots else logits[:, :slots]
+        return logits if whole or logits.shape[1] <= slots else logits[:, :slots]
 
 
-def _prepare_rescoring(
+def prepare_rescoring(
     lm: NGramLM | None,
     states: Sequence[DecodeState],
     top_k: int,
     caches: SequenceCaches | None,
     where: str,
+    *,
+    whole: bool = False,
 ) -> tuple[Candidates, list[list[int]]]:
-    """The candidates of each slot, and the contexts as far back as LM and caches can see."""
+    """The candidates of each slot, and the contexts as far back as LM and caches can see.
+
+    `whole` takes in slots beyond those that may be used, so that nothing depends on their number.
+    """
     if lm is not None and lm.vocab_size != states[0].model.vocab_size:
         raise ValueError(
             f"{where}: the LM has a vocabulary of {lm.vocab_size}, the target one of "
             f"{states[0].model.vocab_size}; expected the same; train the LM on token ids of the "
             f"target's tokenizer with vocab_size={states[0].model.vocab_size}"
         )
-    logits = batch_head_logits(states)
+    logits = batch_head_logits(states, whole=whole)
     with states[0].stats.stage("top_k"):
         candidates = select_top_k(logits, top_k, log_softmax=False, where=where)
     reach = max(1 if lm is None else lm.order, 1 if caches is None else caches.order)

@@ -160,7 +160,8 @@ def run_loop(
         A result for each prompt, in order.
     """
     if options.choosers is None:
-        started = [options.acceptance.start(number) for number in range(len(prompts.tokens))]
+        rule = options.acceptance
+        started = [rule.start(number, tokens) for number, tokens in enumerate(prompts.tokens)]
         choosers = [chooser for chooser in started if chooser is not None]
         options = replace(options, choosers=choosers or None)
     seconds: dict[str, float] = {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from lattice_bpd import Drafts, DraftTree
+from lattice_bpd import Drafts, DraftTree, DrawnTree
 from lattice_bpd.decode.drafters import Drafter, Proposal
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.verify import PrefixTree
@@ -47,11 +47,13 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
 
 def _to_tree(proposal: Proposal, row: int, state: DecodeState) -> PrefixTree:
     exact = state.tokens[-1]
-    if isinstance(proposal, DraftTree):
+    if isinstance(proposal, (DraftTree, DrawnTree)):
         count = int(proposal.counts[row])
         token_ids = proposal.token_ids[row, :count].tolist()
         parents = proposal.parents[row, :count].tolist()
         tree = PrefixTree.from_nodes(exact, token_ids, parents, state.num_slots)
+        if isinstance(proposal, DrawnTree) and proposal.is_drawn:
+            tree.drawn_from = _drawn_from(proposal, row, state.num_slots)
     elif isinstance(proposal, Drafts):
         drafts = _rows_of(proposal, row, state.num_slots)
         tree = PrefixTree.from_drafts(exact, drafts)
@@ -60,7 +62,7 @@ def _to_tree(proposal: Proposal, row: int, state: DecodeState) -> PrefixTree:
     else:
         raise TypeError(
             f"decode: the drafter proposed a {type(proposal).__name__}; expected Drafts, a "
-            "DraftTree or None"
+            "DraftTree, a DrawnTree or None"
         )
     wrong = max(tree.token_ids)
     if wrong >= state.model.vocab_size or min(tree.token_ids) < 0:
@@ -70,6 +72,15 @@ def _to_tree(proposal: Proposal, row: int, state: DecodeState) -> PrefixTree:
         )
     state.stats.verified_tokens += len(tree) - 1
     return tree
+
+
+def _drawn_from(
+    proposal: DrawnTree, row: int, num_slots: int
+) -> Callable[[int], tuple[Any, Any] | None]:
+    """What the children of a node were drawn from, by its number once deeper ones are cut off."""
+    depths = proposal.depths[row, : int(proposal.counts[row])]
+    nodes = [-1, *np.flatnonzero(depths < num_slots).tolist()]
+    return lambda node: proposal.drawn_from(row, nodes[node])
 
 
 def _rows_of(proposal: Drafts, row: int, num_slots: int) -> list[list[int]]:

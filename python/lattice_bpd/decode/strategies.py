@@ -17,12 +17,13 @@ from lattice_bpd.decode.drafters import (
     OracleDrafter,
     TreeDrafter,
 )
+from lattice_bpd.decode.drawn_drafter import DrawnTreeDrafter
 from lattice_bpd.decode.loop import DecodeResult, decode
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
 from lattice_bpd.decode.scorer_drafter import ScorerDrafter
 from lattice_bpd.verify import Acceptance
 
-STRATEGIES = ("greedy", "bpd", "ngram", "neural", "p_best", "tree", "auto", "oracle")
+STRATEGIES = ("greedy", "bpd", "ngram", "neural", "p_best", "tree", "drawn", "auto", "oracle")
 
 
 def make_drafter(
@@ -48,10 +49,10 @@ def make_drafter(
         scorer: of "neural", or instead of the LM of "p_best".
         top_k: k.
         num_drafts: p of "p_best".
-        max_nodes: N of "tree", and the most of "auto".
+        max_nodes: N of "tree" and "drawn", and the most of "auto".
         alpha: weight of the LM.
-        temperature: of "tree" and "auto".
-        cache: of "ngram", "p_best", "tree" and "auto".
+        temperature: of "tree", "drawn" and "auto".
+        cache: of "ngram", "p_best", "tree", "drawn" and "auto".
         experience: of "auto"; None to begin anew.
 
     Raises:
@@ -83,6 +84,10 @@ def make_drafter(
             lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature, cache=cache
         )
         return Controller(tree, experience) if strategy == "auto" else tree
+    if strategy == "drawn":
+        return DrawnTreeDrafter(
+            lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature, cache=cache
+        )
     if scorer is not None:
         drafts = 1 if strategy == "neural" else num_drafts
         return ScorerDrafter(scorer, top_k=top_k, num_drafts=drafts, alpha=alpha)
@@ -147,7 +152,8 @@ def generate(
         strategy: "greedy"; "bpd", argmax drafts of the heads; "ngram", the best path with the LM;
             "neural", the path that the scorer finds slot by slot; "p_best", the num_drafts best
             paths, and "tree", the max_nodes most probable prefixes, both with the LM or, where lm
-            is None, without, and "p_best" with a scorer too, by beam search; "auto", trees of the
+            is None, without, and "p_best" with a scorer too, by beam search; "drawn", paths drawn
+            from the lattice as one tree of max_nodes, for Rejection; "auto", trees of the
             size that pays, or greedy steps where none does, by times and acceptance measured on the
             way and remembered for the model; "oracle", the best path that hindsight can find
             (decodes greedily first; the calls of that are not counted).
@@ -158,11 +164,11 @@ def generate(
             TransitionScorer; needed by "neural".
         top_k: k, candidates of each slot.
         num_drafts: p, drafts of "p_best".
-        max_nodes: N, draft tokens of "tree", and the most of "auto".
+        max_nodes: N, draft tokens of "tree" and "drawn", and the most of "auto".
         alpha: weight of the LM or the scorer.
         temperature: divides the scores of trees; above 1 it grows wider and less deep.
-        cache: whether "ngram", "p_best", "tree" and "auto" mix n-grams of prompt and output so far
-            into the LM; an int is the cache's order, 1..6, True is 4.
+        cache: whether "ngram", "p_best", "tree", "drawn" and "auto" mix n-grams of prompt and
+            output so far into the LM; an int is the cache's order, 1..6, True is 4.
         max_new_tokens: most tokens to decode.
         stop_token_ids: decoding ends behind the first of these.
         form: how drafts are verified: "auto", "tree" or "rows"; see docs/decoding.md.

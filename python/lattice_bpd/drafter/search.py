@@ -88,6 +88,26 @@ class Search(NamedTuple):
         *nodes, mask, leaf_paths = found
         return DraftTree(*self._on_device((*nodes, mask.view(np.bool_), leaf_paths)))
 
+    def draw_tree(self, where: str, max_nodes: int, noise: tuple[Any, Any, bool, float]) -> Any:
+        """Trees drawn with the noise of keys, positions, whether it is the target's, sharpness."""
+        number = count_of(where, "max_nodes", max_nodes, MAX_NODES)
+        draw: Any = (
+            _core.draw_tree_of_candidates
+            if len(self.lattices) == 2
+            else _core.draw_tree_of_sausages
+        )
+        return draw(
+            *self.lattices,
+            self.lm,
+            *self.contexts,
+            self.bos,
+            number,
+            self.alpha,
+            noise,
+            self.threads,
+            self.caches,
+        )
+
     def _on_device(self, arrays: Sequence[Any]) -> Sequence[Any]:
         if self.device is None:
             return arrays

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lattice_bpd.verify.acceptance import Acceptance, Exact
+from lattice_bpd.verify.acceptance import Acceptance, Exact, Rejection, Sampled, Warp
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import accept_lengths, greedy_tokens
@@ -30,10 +30,13 @@ __all__ = [
     "Exact",
     "Offer",
     "PrefixTree",
+    "Rejection",
+    "Sampled",
     "StackedCache",
     "TargetModel",
     "TargetOutput",
     "Verification",
+    "Warp",
     "accept_lengths",
     "check_cache",
     "choose_form",

@@ -3,5 +3,20 @@
 from __future__ import annotations
 
 from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
+from lattice_bpd.verify.acceptance.sampling import (
+    Rejection,
+    RejectionChooser,
+    Sampled,
+    SampledChooser,
+)
+from lattice_bpd.verify.acceptance.warp import Warp
 
-__all__ = ["Acceptance", "Exact"]
+__all__ = [
+    "Acceptance",
+    "Exact",
+    "Rejection",
+    "RejectionChooser",
+    "Sampled",
+    "SampledChooser",
+    "Warp",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from lattice_bpd.verify.verification import Chooser
@@ -24,11 +25,12 @@ class Acceptance(Protocol):
     lossless: ClassVar[bool]
     guarantee: ClassVar[str]
 
-    def start(self, sequence: int) -> Chooser | None:
+    def start(self, sequence: int, prompt: Sequence[int]) -> Chooser | None:
         """The chooser of one text.
 
         Args:
             sequence: number of the text in its batch.
+            prompt: its token ids.
 
         Returns:
             A new Chooser; None for argmax.
@@ -43,6 +45,6 @@ class Exact:
     lossless: ClassVar[bool] = True
     guarantee: ClassVar[str] = "the target's greedy output, token for token"
 
-    def start(self, sequence: int) -> None:  # noqa: ARG002
+    def start(self, sequence: int, prompt: Sequence[int]) -> None:  # noqa: ARG002
         """None: plain argmax, decided for all places at once."""
         return

@@ -1,0 +1,81 @@
+"""Drafts drawn from the rescored lattice, for targets that sample by rejection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from lattice_bpd import DrawnTree, NGramLM, draw_tree
+from lattice_bpd.decode.drafters import Drafter, prepare_rescoring
+from lattice_bpd.decode.noise import keys_of_draws, sampling_temperature
+from lattice_bpd.decode.sequence_caches import SequenceCaches
+from lattice_bpd.decode.state import DecodeState
+
+
+class DrawnTreeDrafter(Drafter):
+    """Paths drawn from the lattice's joint distribution without replacement, as one tree.
+
+    The joint is taken at the temperature of sampling. With
+    `acceptance=lattice_bpd.verify.Rejection(...)` the output has the distribution of plain
+    sampling; under other rules the tree is a list of guesses.
+
+    Args:
+        lm: n-gram LM over the target's token ids, or None: independent heads.
+        top_k: k, candidates of a slot.
+        max_nodes: N, tokens verified together besides the exact one.
+        alpha: weight of the LM's log probabilities.
+        temperature: divides all scores besides the temperature of sampling, above 0.
+        cache: see `LatticeDrafter`.
+
+    Raises:
+        TypeError: a cache that is neither bool nor int.
+        ValueError: a temperature that is not above 0, or a cache of an order out of range.
+    """
+
+    def __init__(
+        self,
+        lm: NGramLM | None,
+        *,
+        top_k: int = 16,
+        max_nodes: int = 36,
+        alpha: float = 0.5,
+        temperature: float = 1.0,
+        cache: bool | int = False,
+    ) -> None:
+        if not 0.0 < temperature < math.inf:
+            raise ValueError(
+                f"DrawnTreeDrafter: temperature is {temperature}; expected a number above 0"
+            )
+        self.lm, self.top_k, self.max_nodes, self.alpha = lm, top_k, max_nodes, alpha
+        self.temperature = temperature
+        self._caches = SequenceCaches.of_option(cache, lm)
+
+    def propose(self, state: DecodeState) -> DrawnTree:
+        """(1, N) nodes; see `draw_tree`.
+
+        Raises:
+            ValueError: the LM's vocabulary is not the target's, or top_k exceeds it.
+        """
+        return self.propose_batch([state])
+
+    def propose_batch(self, states: Sequence[DecodeState]) -> DrawnTree:
+        """(B, N) nodes."""
+        caches = self._caches
+        candidates, contexts = prepare_rescoring(
+            self.lm, states, self.top_k, caches, "DrawnTreeDrafter", whole=True
+        )
+        with states[0].stats.stage("rescore"):
+            temperature = self.temperature * sampling_temperature(states)
+            scores = candidates.scores / np.float32(temperature)
+            return draw_tree(
+                replace(candidates, scores=scores),
+                contexts,
+                self.lm,
+                max_nodes=self.max_nodes,
+                alpha=self.alpha / temperature,
+                seed=keys_of_draws(states),
+                cache=None if caches is None else caches.update(states),
+            )

@@ -1,0 +1,99 @@
+"""The distribution that a target samples from: temperature, top-k, top-p, min-p."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+_MOST_LIKELY = 1024  # looked at first for top-p; nearly always enough
+
+
+@dataclass(frozen=True)
+class Warp:
+    """How logits become the distribution to sample from, in the order of `transformers`.
+
+    Attributes:
+        temperature: divides the logits, above 0.
+        top_k: keep so many most likely tokens, ties with the last one too; None: all.
+        top_p: keep the fewest most likely tokens that hold this probability, (0, 1].
+        min_p: keep tokens of at least this share of the most likely one's probability, [0, 1).
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 0.0 < self.temperature < math.inf:
+            hint = (
+                "; for temperature 0 use Exact(), which is greedy" if not self.temperature else ""
+            )
+            raise ValueError(
+                f"sampling: temperature is {self.temperature}; expected a number above 0{hint}"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"sampling: top_k is {self.top_k}; expected 1 or more, or None")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"sampling: top_p is {self.top_p}; expected above 0, at most 1")
+        if not 0.0 <= self.min_p < 1.0:
+            raise ValueError(f"sampling: min_p is {self.min_p}; expected 0 or more, below 1")
+
+    def apply(self, logits: Tensor) -> npt.NDArray[np.float32]:
+        """Logits of the distribution to sample from.
+
+        Args:
+            logits: (V,) float.
+
+        Returns:
+            (V,) float32; -inf for tokens that are never drawn.
+
+        Raises:
+            ValueError: NaN among the logits.
+        """
+        found: Any = logits.float().cpu().numpy() / np.float32(self.temperature)
+        if np.isnan(found[found.argmax()]):  # argmax takes a NaN for the greatest number
+            raise ValueError(
+                "sampling: the target's logits hold NaN; expected numbers; check its weights, and "
+                "its dtype (float16 overflows on some models: use bfloat16 or float32)"
+            )
+        if self.top_k is not None and self.top_k < len(found):
+            least = np.partition(found, -self.top_k)[-self.top_k]
+            found = np.where(found < least, -np.inf, found)
+        if self.top_p < 1.0:
+            found = self._keep_top_p(found)
+        if self.min_p > 0.0:
+            found = np.where(found < found.max() + math.log(self.min_p), -np.inf, found)
+        warped: npt.NDArray[np.float32] = found.astype(np.float32, copy=False)
+        return warped
+
+    def _keep_top_p(self, scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        probabilities = _softmax(scores)
+        size = len(scores)
+        for count in (min(_MOST_LIKELY, size), size):
+            order = np.argpartition(-probabilities, count - 1)[:count] if count < size else None
+            order = np.arange(size) if order is None else order
+            order = order[np.lexsort((order, -probabilities[order]))]
+            before = np.cumsum(probabilities[order]) - probabilities[order]
+            if count == size or before[-1] >= self.top_p:
+                kept = order[: max(int((before < self.top_p).sum()), 1)]
+                out = np.full(size, -np.inf, scores.dtype)
+                out[kept] = scores[kept]
+                return out
+        raise AssertionError
+
+
+def _softmax(scores: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Probabilities of (V,) scores, of which one or more are finite; float64."""
+    exponentials = np.exp(scores.astype(np.float64) - float(scores.max()))
+    found: npt.NDArray[np.float64] = exponentials / exponentials.sum()
+    return found

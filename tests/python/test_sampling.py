@@ -1,0 +1,338 @@
+"""Sampling: the output has the target's distribution, and with a seed it is plain sampling's."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from blockwise_models import VOCAB, looping_text, model_of
+from lattice_bpd import NGramLM, TargetNoise, draw_tree, rescore_tree
+from lattice_bpd.decode import generate, generate_batch
+from lattice_bpd.verify import Offer, PrefixTree, Rejection, Sampled, Warp
+
+pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
+
+RULES = (Sampled, Rejection)
+NUM_TESTS = 12  # distributions that this file tests, for Bonferroni
+LEVEL = 1e-4 / NUM_TESTS
+
+
+def chi_square_bound(freedom: int) -> float:
+    """At least the upper quantile at LEVEL (Laurent and Massart 2000, lemma 1)."""
+    x = -math.log(LEVEL)
+    return freedom + 2 * math.sqrt(freedom * x) + 2 * x
+
+
+def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
+    expected = probabilities * counts.sum()
+    assert counts[expected == 0].sum() == 0
+    used = expected > 0
+    return float(((counts - expected)[used] ** 2 / expected[used]).sum())
+
+
+def assert_distribution(counts: np.ndarray, probabilities: np.ndarray) -> None:
+    freedom = int((probabilities > 0).sum()) - 1
+    assert chi_square(counts, probabilities) < chi_square_bound(freedom)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.3, "top_k": 5},
+        {"temperature": 0.9, "top_p": 0.8},
+        {"temperature": 1.0, "top_k": 20, "top_p": 0.6, "min_p": 0.1},
+        {"temperature": 1.0, "min_p": 0.3},
+        {"temperature": 2.0, "top_p": 0.999},
+    ],
+)
+def test_sampling_warps_logits_as_transformers_does(options):
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(options["temperature"])])
+    if "top_k" in options:
+        warpers.append(TopKLogitsWarper(options["top_k"]))
+    if "top_p" in options:
+        warpers.append(TopPLogitsWarper(options["top_p"]))
+    if "min_p" in options:
+        warpers.append(MinPLogitsWarper(options["min_p"]))
+    generator = torch.Generator().manual_seed(1)
+    for size in (8, 300, 3000):
+        logits = 3 * torch.randn(size, generator=generator)
+        wanted = warpers(None, logits.clone()[None])[0].numpy()
+        np.testing.assert_allclose(Warp(**options).apply(logits), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -0.5}, "temperature is -0.5; expected a number above 0"),
+        ({"temperature": 0.0}, "use Exact()"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"min_p": 1.0}, "min_p is 1.0"),
+    ],
+)
+@pytest.mark.parametrize("rule", RULES)
+def test_sampling_refuses_numbers_out_of_range(rule, options, message):
+    with pytest.raises(ValueError, match=r"sampling: .*expected") as caught:
+        rule(**options)
+    assert message in str(caught.value)
+
+
+def test_sampling_says_what_is_wrong_with_seeds_and_logits():
+    with pytest.raises(ValueError, match="2 seeds for 3 texts or more"):
+        Sampled(seed=[1, 2]).start(2, [5])
+    for rule in RULES:
+        with pytest.raises(ValueError, match="logits hold NaN"):
+            rule().start(0, [5]).choose(torch.tensor([0.0, math.nan, 1.0]), Offer((), 0))
+    offer = Offer([1, 1], 0, (np.array([0, 1]), np.array([0.5, 0.5])))
+    logits = torch.tensor([9.0, -9.0])
+    with pytest.raises(ValueError, match="draft token 1 has no probability left"):
+        Rejection().start(0, [5]).choose(logits, offer)
+    wrong = Offer([1], 0, (np.array([0, 7]), np.array([0.5, 0.5])))
+    with pytest.raises(ValueError, match=r"token 7 .*expected tokens in 0\.\.1"):
+        Rejection().start(0, [5]).choose(logits, wrong)
+
+
+def warped(logits: torch.Tensor, options: dict) -> np.ndarray:
+    scores = Warp(**options).apply(logits).astype(np.float64)
+    found = np.exp(scores - scores.max())
+    return found / found.sum()
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.6, "top_k": 4}, {"top_p": 0.9}])
+def test_sampled_tokens_have_the_targets_distribution(options):
+    logits = torch.tensor([0.3, 2.0, -1.0, 0.0, 1.1, -4.0, 0.9])
+    chooser = Sampled(**options, seed=3).start(0, [1])
+    offer = Offer((), 0)
+    counts = np.bincount([chooser.choose(logits, offer) for _ in range(350_000)], minlength=7)
+    assert_distribution(counts, warped(logits, options))
+
+
+def draws_of(probabilities: np.ndarray, uniforms: np.ndarray) -> list[int]:
+    """Draws without replacement, one for each uniform number."""
+    left, found = probabilities.copy(), []
+    for uniform in uniforms:
+        token = int(np.searchsorted(left.cumsum() / left.sum(), uniform, side="right"))
+        found.append(token)
+        left[token] = 0.0
+    return found
+
+
+@pytest.mark.parametrize("num_draws", [1, 2, 4])
+def test_rejection_sampling_has_the_targets_distribution(num_draws):
+    """Of tokens, and of the pairs (first draw, token): the draws must not matter jointly either."""
+    logits = torch.tensor([0.3, 2.0, -1.0, 0.0, 1.1])
+    wanted = warped(logits, {})
+    ids = np.array([0, 1, 2, 3], np.int32)  # never drafts token 4
+    probabilities = np.array([0.1, 0.2, 0.3, 0.4])
+    chooser = Rejection(seed=4).start(0, [1])
+    uniforms = np.random.default_rng(num_draws).random((340_000, num_draws)).tolist()
+    tokens, accepted = [], 0
+    for row in uniforms:
+        draws = draws_of(probabilities, row)
+        token = chooser.choose(logits, Offer(draws, 0, (ids, probabilities)))
+        tokens.append(token)
+        accepted += token in draws
+    assert_distribution(np.bincount(tokens, minlength=5), wanted)
+    if num_draws == 1:  # 1 - total variation
+        share = np.minimum(wanted[:4], probabilities).sum()
+        assert abs(accepted / len(tokens) - share) < 0.01
+
+
+SLOTS, SYMBOLS = 3, 5
+
+
+@functools.cache
+def table() -> tuple[dict[tuple[int, ...], torch.Tensor], np.ndarray]:
+    """A target as a table of logits for each prefix, and heads for its three places."""
+    generator = torch.Generator().manual_seed(8)
+    prefixes: list[tuple[int, ...]] = [()]
+    for prefix in prefixes:
+        if len(prefix) + 1 < SLOTS:
+            prefixes.extend((*prefix, token) for token in range(SYMBOLS))
+    logits = {prefix: 1.5 * torch.randn(SYMBOLS, generator=generator) for prefix in prefixes}
+    return logits, np.random.default_rng(5).normal(size=(SLOTS, SYMBOLS)).astype(np.float32)
+
+
+def enumerate_sequences() -> np.ndarray:
+    """The probability of each sequence of three tokens."""
+    logits, _ = table()
+    found = np.ones((SYMBOLS,) * SLOTS)
+    for place in np.ndindex(found.shape):
+        for length, token in enumerate(place):
+            found[place] *= float(logits[place[:length]].double().softmax(0)[token])
+    return found
+
+
+@functools.cache
+def table_lm() -> NGramLM:
+    text = np.random.default_rng(2).integers(0, SYMBOLS, 400)
+    return NGramLM.train([text], 3, vocab_size=SYMBOLS)
+
+
+def sample_sequence(chooser, propose) -> tuple[int, ...]:
+    """Three tokens by calls of the target that verify trees of drafts."""
+    logits, heads = table()
+    tokens: tuple[int, ...] = ()
+    while len(tokens) < SLOTS:
+        base = tokens
+        tree = propose(heads[len(base) :], base)
+
+        def choose(node: int, tree: PrefixTree = tree, base: tuple[int, ...] = base) -> int | None:
+            path = []
+            while node > 0:
+                path.append(tree.token_ids[node])
+                node = tree.parents[node]
+            here = (*base, *path[::-1])
+            if len(here) == SLOTS:
+                return None
+            node = 0
+            for token in path[::-1]:
+                node = tree._children[node, token]
+            drawn_from = None if tree.drawn_from is None else tree.drawn_from(node)
+            return chooser.choose(logits[here], Offer(tree.children(node), len(path), drawn_from))
+
+        tokens += tuple(tree.follow(choose)[1])
+    return tokens
+
+
+def propose_best(heads, base, chooser, step):
+    found = rescore_tree(heads, base, table_lm(), top_k=4, max_nodes=6)
+    count = int(found.counts[0])
+    return PrefixTree.from_nodes(
+        0, found.token_ids[0, :count].tolist(), found.parents[0, :count].tolist(), SLOTS
+    )
+
+
+def to_prefix_tree(found) -> PrefixTree:
+    count = int(found.counts[0])
+    tree = PrefixTree.from_nodes(
+        0, found.token_ids[0, :count].tolist(), found.parents[0, :count].tolist(), SLOTS
+    )
+    if found.is_drawn:
+        tree.drawn_from = lambda node: found.drawn_from(0, node - 1)
+    return tree
+
+
+def propose_drawn(heads, base, chooser, step):
+    return to_prefix_tree(draw_tree(heads, base, table_lm(), top_k=4, max_nodes=6, seed=step))
+
+
+def propose_with_noise(heads, base, chooser, step):
+    noise = TargetNoise([chooser.key], [chooser.position])
+    return to_prefix_tree(draw_tree(heads, base, table_lm(), top_k=4, max_nodes=6, noise=noise))
+
+
+@pytest.mark.parametrize(
+    ("rule", "propose"),
+    [
+        (Sampled, propose_best),
+        (Sampled, propose_with_noise),
+        (Rejection, propose_best),
+        (Rejection, propose_drawn),
+    ],
+)
+def test_sampling_whole_sequences_by_total_variation(rule, propose):
+    wanted = enumerate_sequences()
+    count = 20_000
+    counts: Counter[tuple[int, ...]] = Counter()
+    steps = iter(range(1, 1 << 40))
+    for number in range(count):
+        chooser = rule(seed=number).start(0, [0])
+        counts[
+            sample_sequence(
+                chooser,
+                lambda heads, base, chooser=chooser: propose(heads, base, chooser, next(steps)),
+            )
+        ] += 1
+    found = np.array([counts[place] for place in np.ndindex(wanted.shape)]).reshape(wanted.shape)
+    assert_distribution(found.ravel(), wanted.ravel())
+    distance = 0.5 * np.abs(found / count - wanted).sum()
+    expected = 0.5 * np.sqrt(2 / np.pi * wanted * (1 - wanted) / count).sum()
+    assert distance < expected + math.sqrt(-math.log(LEVEL) / (2 * count))  # McDiarmid
+
+
+@functools.cache
+def small_lm() -> NGramLM:
+    return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB)
+
+
+PROMPTS = [np.random.default_rng(number).integers(0, VOCAB, 3 + number % 9).tolist()
+           for number in range(12)]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["tree", "p_best", "bpd", "drawn", "auto"])
+@pytest.mark.parametrize(
+    "options", [{"temperature": 1.0}, {"temperature": 0.6, "top_p": 0.9}, {"top_k": 8}]
+)
+def test_sampling_with_a_seed_is_plain_sampling(strategy, options):
+    rule = Sampled(**options, seed=11)
+    calls = tokens = 0
+    for prompt in PROMPTS:
+        plain = generate(model_of("trained"), prompt, "greedy", acceptance=rule, max_new_tokens=40)
+        found = generate(
+            model_of("trained"), prompt, strategy, lm=small_lm(), acceptance=rule, top_k=8,
+            max_new_tokens=40,
+        )  # fmt: skip
+        assert found.token_ids == plain.token_ids
+        assert (found.acceptance, found.lossless) == ("sampled", True)
+        calls, tokens = calls + found.stats.target_calls, tokens + found.stats.tokens
+    if strategy != "auto":  # which may find that drafts do not pay
+        assert calls < 0.95 * tokens
+
+
+@pytest.mark.parametrize("rule", [Sampled(seed=5), Rejection(0.8, seed=5)])
+@pytest.mark.parametrize("form", ["rows", "tree"])
+def test_sampling_a_batch_is_sampling_alone(rule, form):
+    strategy = "drawn" if isinstance(rule, Rejection) else "tree"
+    options = {"lm": small_lm(), "acceptance": rule, "top_k": 8, "max_new_tokens": 30, "form": form}
+    together = generate_batch(model_of("llama"), PROMPTS[:9], strategy, **options)
+    for prompt, found in zip(PROMPTS, together, strict=False):
+        alone = generate(model_of("llama"), prompt, strategy, **options)
+        assert found.token_ids == alone.token_ids
+
+
+def test_sampling_differs_by_seed_and_by_text():
+    def sample(prompt: list[int], seed: int) -> list[int]:
+        rule = Sampled(1.5, seed=seed)
+        return generate(model_of("gpt2"), prompt, "greedy", acceptance=rule).token_ids
+
+    assert sample([1, 2], 1) == sample([1, 2], 1)
+    assert sample([1, 2], 1) != sample([1, 2], 2)
+    twice = generate_batch(
+        model_of("gpt2"), [[1, 2]] * 2, "greedy", acceptance=Sampled(1.5, seed=[1, 2])
+    )
+    assert [found.token_ids for found in twice] == [sample([1, 2], 1), sample([1, 2], 2)]
+
+
+def test_sampling_noise_makes_better_drafts(monkeypatch):
+    """Knowing the target's noise, as many draft tokens keep more."""
+    from lattice_bpd.decode import TreeDrafter, drafters
+
+    def kept() -> int:
+        found = generate_batch(
+            model_of("trained"), PROMPTS, drafter=TreeDrafter(small_lm(), top_k=8, max_nodes=12),
+            acceptance=Sampled(1.2, seed=3), max_new_tokens=40,
+        )  # fmt: skip
+        return sum(sum(result.stats.accept_lengths) for result in found)
+
+    with_noise = kept()
+    monkeypatch.setattr(drafters, "target_noise", lambda *_: None)
+    assert with_noise > 1.2 * kept()
