@@ -61,7 +61,7 @@ def test_hundreds_of_prompts(strategy, kind):
         calls += found.stats.target_calls
         tokens += found.stats.tokens
     assert calls <= tokens
-    if kind == "trained":
+    if kind == "trained" and strategy != "auto":  # which may find that drafts do not pay
         assert tokens / calls > 1.5  # drafts were really accepted
 
 
