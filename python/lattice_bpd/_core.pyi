@@ -17,6 +17,7 @@ __all__: list[str] = [
     "Sausage",
     "TrieAssembler",
     "Vocabulary",
+    "ancestor_mask",
     "backoffs_of_rows",
     "choose_draw",
     "context_probs_of_rows",
@@ -241,6 +242,9 @@ class Vocabulary:
     @property
     def unk(self) -> int: ...
 
+def ancestor_mask(
+    parents: numpy.typing.NDArray[numpy.int32], size: typing.SupportsInt | typing.SupportsIndex
+) -> numpy.typing.NDArray[numpy.uint8]: ...
 def backoffs_of_rows(
     vocabulary: Vocabulary,
     unigrams: numpy.typing.NDArray[numpy.float32],

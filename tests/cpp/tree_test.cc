@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/draft/ancestor_mask.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/tree_batch.h"
 #include "lm_examples.h"
@@ -167,6 +168,16 @@ TEST_CASE("batch: padding, attention mask, paths to leaves") {
   CHECK_THROWS_AS(FindTree(lattices[0], nullptr, {}, 1.0, kMaxTreeNodes + 1), ValueError);
   CHECK_THROWS_AS(FindTree(lattices[0], ExampleLm().get(), {}, 1.0, 1), ValueError);
   CHECK(FindTree(Sausage(), nullptr, {}, 1.0, 5).empty());
+}
+
+TEST_CASE("ancestor masks: a node sees itself and what stands above it") {
+  std::vector<std::uint8_t> mask(16);
+  WriteAncestorMask(std::vector<std::int32_t>{-1, 0, 0}, 4, mask.data());
+  CHECK(mask == std::vector<std::uint8_t>{1, 0, 0, 0, 1, 1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 1});
+  CHECK_THROWS_WITH_AS(WriteAncestorMask(std::vector<std::int32_t>{-1, 1}, 4, mask.data()),
+                       doctest::Contains("node 1 has parent 1"), ValueError);
+  CHECK_THROWS_WITH_AS(WriteAncestorMask(std::vector<std::int32_t>{-1, 0}, 1, mask.data()),
+                       doctest::Contains("found 2 nodes"), ValueError);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "lattice_bpd/draft/ancestor_mask.h"
 #include "lattice_bpd/draft/find_drafts.h"
 
 namespace lattice_bpd {
@@ -15,27 +16,22 @@ TreeBatch MakePadding(std::size_t batch, std::size_t max_nodes) {
   out.depths.assign(batch * max_nodes, 0);
   out.log_probs.assign(batch * max_nodes, -std::numeric_limits<float>::infinity());
   out.counts.assign(batch, 0);
-  out.attention_mask.assign(batch * max_nodes * max_nodes, 0);
-  for (std::size_t i = 0; i < batch * max_nodes; ++i) {
-    out.attention_mask[i * max_nodes + i % max_nodes] = 1;
-  }
+  out.attention_mask.resize(batch * max_nodes * max_nodes);
   return out;
 }
 
 void WriteTree(const std::vector<TreeNode>& nodes, std::size_t b, std::size_t max_nodes,
                TreeBatch* out) {
   out->counts[b] = static_cast<std::int32_t>(nodes.size());
-  std::uint8_t* mask = out->attention_mask.data() + b * max_nodes * max_nodes;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const TreeNode& node = nodes[i];
     out->token_ids[b * max_nodes + i] = node.token_id;
     out->parents[b * max_nodes + i] = node.parent;
     out->depths[b * max_nodes + i] = node.depth;
     out->log_probs[b * max_nodes + i] = static_cast<float>(node.log_prob);
-    if (node.parent < 0) continue;
-    const auto parent = static_cast<std::size_t>(node.parent);  // stands before i
-    std::copy(mask + parent * max_nodes, mask + parent * max_nodes + i, mask + i * max_nodes);
   }
+  WriteAncestorMask({out->parents.data() + b * max_nodes, nodes.size()}, max_nodes,
+                    out->attention_mask.data() + b * max_nodes * max_nodes);
 }
 
 // The nodes of row b that are nobody's parent.

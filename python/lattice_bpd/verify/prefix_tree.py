@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lattice_bpd import _core
+
 
 @dataclass
 class PrefixTree:
@@ -165,11 +167,5 @@ class PrefixTree:
         Returns:
             (size, size) bool.
         """
-        seen = [1]  # of each node, one bit for each node that it sees
-        for node in range(1, len(self)):
-            seen.append(seen[self.parents[node]] | 1 << node)
-        seen += [1 << node for node in range(len(self), size)]
-        width = (size + 7) // 8
-        rows = b"".join([bits.to_bytes(width, "little") for bits in seen])
-        packed: Any = np.frombuffer(rows, np.uint8).reshape(size, width)
-        return np.unpackbits(packed, axis=1, count=size, bitorder="little").view(np.bool_)
+        parents = np.array(self.parents, np.int32)
+        return _core.ancestor_mask(parents, size).view(np.bool_)
