@@ -125,7 +125,7 @@ class _Run:
             state.stats.accept_lengths.append(min(verified.accept_length, len(new)))
         stopped = bool(new) and new[-1] in options.stop_token_ids
         if options.choosers is not None:
-            stopped = options.choosers[number].ended
+            stopped = stopped or options.choosers[number].ended
         if stopped:
             state.finish = "stop_token"
         elif state.stats.tokens >= state.limit:
@@ -185,6 +185,7 @@ def run_loop(
     shares = {name: value / len(states) for name, value in seconds.items()}
     for state in states:
         state.stats.seconds = dict(shares)
+        state.stats.count_relaxed(getattr(state.chooser, "regrets", ()))
     rule = options.acceptance
     return [
         DecodeResult(s.new_tokens, s.finish or "length", s.stats, rule.name, rule.lossless)

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from lattice_bpd.verify.acceptance import Acceptance, Exact
+from lattice_bpd.verify.acceptance import (
+    Acceptance,
+    Distance,
+    Exact,
+    MinimumBlock,
+    RelaxedAcceptance,
+    RelaxedChooser,
+    SpecDecPlusPlus,
+    TopKMatch,
+    Typical,
+    parse_acceptance,
+)
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import accept_lengths, greedy_tokens
@@ -27,17 +38,25 @@ __all__ = [
     "BatchVerification",
     "CausalLMTarget",
     "Chooser",
+    "Distance",
     "Exact",
+    "MinimumBlock",
     "Offer",
     "PrefixTree",
+    "RelaxedAcceptance",
+    "RelaxedChooser",
+    "SpecDecPlusPlus",
     "StackedCache",
     "TargetModel",
     "TargetOutput",
+    "TopKMatch",
+    "Typical",
     "Verification",
     "accept_lengths",
     "check_cache",
     "choose_form",
     "greedy_tokens",
+    "parse_acceptance",
     "verify_drafts",
     "verify_trees",
 ]

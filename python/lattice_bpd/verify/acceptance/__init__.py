@@ -2,6 +2,26 @@
 
 from __future__ import annotations
 
+from lattice_bpd.verify.acceptance.parse import parse_acceptance
+from lattice_bpd.verify.acceptance.relaxed import RelaxedAcceptance, RelaxedChooser
 from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
+from lattice_bpd.verify.acceptance.rules import (
+    Distance,
+    MinimumBlock,
+    SpecDecPlusPlus,
+    TopKMatch,
+    Typical,
+)
 
-__all__ = ["Acceptance", "Exact"]
+__all__ = [
+    "Acceptance",
+    "Distance",
+    "Exact",
+    "MinimumBlock",
+    "RelaxedAcceptance",
+    "RelaxedChooser",
+    "SpecDecPlusPlus",
+    "TopKMatch",
+    "Typical",
+    "parse_acceptance",
+]

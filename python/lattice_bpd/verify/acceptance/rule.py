@@ -46,3 +46,7 @@ class Exact:
     def start(self, sequence: int) -> None:  # noqa: ARG002
         """None: plain argmax, decided for all places at once."""
         return
+
+    def __str__(self) -> str:
+        """The form that `parse_acceptance` reads."""
+        return self.name
