@@ -13,7 +13,7 @@ import torch
 
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import Drafts, NGramLM
-from lattice_bpd.decode import DecodeStats, Drafter, decode, decode_batch, generate
+from lattice_bpd.decode import CustomGenerate, DecodeStats, Drafter, decode, decode_batch, generate
 from lattice_bpd.verify import (
     Distance,
     Exact,
@@ -137,7 +137,7 @@ class RandomDrafter(Drafter):
         return Drafts(rows[None], np.zeros((1, 4), np.float32), np.array([4], np.int32))
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def written_plainly(kind: str, text: str, prompt: list[int], count: int, stop: int = -1):
     """What the rule should write: whole texts are read, tokens are compared one by one."""
     base = model_of(kind).base
@@ -230,6 +230,28 @@ def test_the_strictest_rules_are_exact(text):
     assert found.stats.relaxed_tokens == 0
     assert not found.lossless
     assert exact.lossless
+
+
+@pytest.mark.parametrize("text", ["exact", "top_k:1", "top_k:14"])
+@pytest.mark.parametrize("processed", [False, True])
+def test_acceptance_inside_generate(text, processed):
+    base, rule = model_of("gpt2").base, parse_acceptance(text)
+    method = CustomGenerate(drafter=RandomDrafter(), acceptance=rule)
+    inputs = {"input_ids": torch.tensor([PROMPT, [1, 2, 3]]), "max_new_tokens": 18}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    options = {"do_sample": False, "pad_token_id": 0}
+    if processed:
+        options["repetition_penalty"] = 1.7
+    found = base.generate(**inputs, custom_generate=method, **options).tolist()
+    stats = method.results[0].stats
+    if text == "top_k:14":
+        if not processed:
+            assert found[0][3:] == written_plainly("gpt2", text, PROMPT, 18)[0]
+        assert stats.relaxed_tokens > 0 < stats.regret
+        assert method.results[0].acceptance == "top_k"
+    else:
+        assert found == base.generate(**inputs, **options).tolist()
+        assert stats.relaxed_tokens == 0
 
 
 def test_bfloat16_and_blocks():

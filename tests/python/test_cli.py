@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -163,6 +164,23 @@ def test_generate_gives_the_same_text_with_every_strategy(model_directory, capsy
     )
     assert status == 0
     assert "block efficiency" in out
+
+
+def test_generate_names_a_lossy_acceptance(model_directory, capsys):
+    arguments = ["generate", model_directory, "--prompt", "the cat", "--max-new-tokens", 20,
+                 "--strategy", "ngram", "--alpha", 1000, "--top-k", 64]  # fmt: skip
+    status, out, _ = run(capsys, *arguments, "--accept", "minimum_block:3")
+    assert status == 0
+    assert re.search(r"^lossy \(minimum_block:3\): \d+ of 20 tokens are not", out, re.MULTILINE)
+    assert re.search(r"regret \d+\.\d{3} nats a token$", out, re.MULTILINE)
+    status, out, _ = run(capsys, *arguments, "--accept", "minimum_block:3", "--json")
+    found = json.loads(out)
+    assert (found["acceptance"], found["lossless"]) == ("minimum_block:3", False)
+    assert found["relaxed_tokens"] > 0 < found["regret"]
+    assert "lossy" not in run(capsys, *arguments)[1]
+    status, _, err = run(capsys, *arguments, "--accept", "top_k:0")
+    assert status == 2
+    assert "TopKMatch: k is 0; expected 1 or more" in err
 
 
 def test_generate_errors(model_directory, tmp_path, capsys):

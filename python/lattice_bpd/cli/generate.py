@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lattice_bpd.decode import DecodeResult
+    from lattice_bpd.decode import DecodeResult, DecodeStats
+    from lattice_bpd.verify import Acceptance
 
 _EXAMPLE = """example (after `lattice-bpd demo`):
   lattice-bpd generate demo-out/model --prompt 'def main(argv):' --strategy p_best
 
 Block efficiency is decoded tokens / calls of the target; the exact token of each call counts.
+Rules of --accept: exact, top_k:K, distance:EPSILON, minimum_block:LENGTH[,RULE],
+specdec++:BETA,TAU, typical:EPSILON,DELTA. All but exact are lossy, and the output says so.
 """
 _STRATEGIES = (
     "greedy",
@@ -30,7 +33,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "generate",
         help="decode a prompt with a blockwise model",
-        description="Decode a prompt. Every strategy writes the target model's greedy output.",
+        description="Decode a prompt. Every strategy writes the target model's greedy output, "
+        "unless --accept relaxes it.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -52,6 +56,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=float,
         default=1.0,
         help="divides the scores of tree: above 1 it grows wider, output stays (default 1)",
+    )
+    parser.add_argument(
+        "--accept", default="exact", metavar="RULE", help="which draft tokens are kept (see below)"
     )
     parser.add_argument("--max-new-tokens", type=int, default=64, help="default 64")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
@@ -80,7 +87,9 @@ def run(args: argparse.Namespace) -> None:
     quiet_transformers()
     from lattice_bpd.decode import generate
     from lattice_bpd.models import BlockwiseLM
+    from lattice_bpd.verify import parse_acceptance
 
+    rule = parse_acceptance(args.accept)
     result = generate(
         BlockwiseLM.from_pretrained(args.model, attn_implementation="eager"),
         ids,
@@ -93,9 +102,13 @@ def run(args: argparse.Namespace) -> None:
         temperature=args.temperature,
         max_new_tokens=args.max_new_tokens,
         stop_token_ids=_stop_tokens(tokenizer.token_to_id("<|endoftext|>")),
+        acceptance=rule,
     )
     text = tokenizer.decode(result.token_ids)
-    print(_as_json(text, args.strategy, result) if args.json else _as_text(prompt, text, result))
+    if args.json:
+        print(_as_json(text, args.strategy, str(rule), result))
+    else:
+        print(_as_text(prompt, text, result) + describe_rule(rule, result.stats))
 
 
 def _stop_tokens(end_of_text: int | None) -> list[int]:
@@ -113,7 +126,17 @@ def _as_text(prompt: str, text: str, result: DecodeResult) -> str:
     )
 
 
-def _as_json(text: str, strategy: str, result: DecodeResult) -> str:
+def describe_rule(rule: Acceptance, stats: DecodeStats) -> str:
+    """What a lossy rule cost, as a line of its own; nothing for a lossless one."""
+    if rule.lossless:
+        return ""
+    return (
+        f"\nlossy ({rule}): {stats.relaxed_tokens} of {stats.tokens} tokens are not the target's "
+        f"argmax ({stats.relaxed_share:.1%}); regret {stats.regret_per_token:.3f} nats a token"
+    )
+
+
+def _as_json(text: str, strategy: str, rule: str, result: DecodeResult) -> str:
     stats = result.stats
     return json.dumps(
         {
@@ -125,6 +148,10 @@ def _as_json(text: str, strategy: str, result: DecodeResult) -> str:
             "target_calls": stats.target_calls,
             "tokens": stats.tokens,
             "accept_lengths": stats.accept_lengths,
+            "acceptance": rule,
+            "lossless": result.lossless,
+            "relaxed_tokens": stats.relaxed_tokens,
+            "regret": stats.regret,
             "seconds": stats.seconds,
         }
     )

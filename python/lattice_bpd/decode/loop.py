@@ -230,6 +230,7 @@ def decode(
         streamer: of `transformers`, such as TextStreamer; told prompt and tokens as they come.
         static_cache: keep keys and values in a cache of fixed size, for compiled targets.
         acceptance: which draft tokens are kept, see `lattice_bpd.verify.Acceptance`; None: Exact.
+            The result names a lossy rule as such, and its statistics what it cost.
 
     Returns:
         DecodeResult.

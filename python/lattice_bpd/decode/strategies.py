@@ -135,7 +135,7 @@ def generate(
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
 ) -> DecodeResult:
-    """Decode a text; every strategy returns the target's greedy output.
+    """Decode a text; every strategy returns the target's greedy output, unless a rule relaxes it.
 
         blockwise = BlockwiseLM.from_pretrained(directory)
         found = generate(blockwise, input_ids, lm=NGramLM.load("corpus.lm"))
@@ -169,6 +169,7 @@ def generate(
         streamer: of `transformers`, for one text; told prompt and tokens as they are decoded.
         static_cache: a cache of fixed size, for one text and a compiled target.
         acceptance: which draft tokens are kept, see `lattice_bpd.verify.Acceptance`; None: Exact.
+            The result names a lossy rule as such, and its statistics what it cost.
 
     Returns:
         DecodeResult.
