@@ -183,6 +183,31 @@ def test_generate_names_a_lossy_acceptance(model_directory, capsys):
     assert "TopKMatch: k is 0; expected 1 or more" in err
 
 
+def test_certificate_files(model_directory, tmp_path, capsys):
+    path = tmp_path / "text.json"
+    status, out, _ = run(
+        capsys, "generate", model_directory, "--prompt", "the cat", "--certificate", path
+    )
+    assert status == 0
+    assert re.search(r"^certificate .*text.json: lossless; smallest margin .* tokens", out, re.M)
+    status, out, _ = run(capsys, "certify", path, "--model", model_directory)
+    assert (status, out.split(":")[0]) == (0, "lossless")
+    found = json.loads(path.read_text())
+    found["token_ids"][4] = (found["token_ids"][4] + 1) % 300
+    path.write_text(json.dumps(found))
+    status, _, err = run(capsys, "certify", path, "--model", model_directory)
+    assert status == 2
+    assert "write another token in place 4 of" in err
+    found["margins"][4] = 0.0
+    path.write_text(json.dumps(found))
+    status, out, _ = run(capsys, "certify", path, "--model", model_directory)
+    assert (status, out.split(":")[0]) == (0, "tie")
+    path.write_text(json.dumps({**found, "token_ids": [999]}))
+    assert "found token id 999" in run(capsys, "certify", path, "--model", model_directory)[2]
+    path.write_text(json.dumps({**found, "version": 9}))
+    assert "not a certificate" in run(capsys, "certify", path, "--model", model_directory)[2]
+
+
 def test_generate_errors(model_directory, tmp_path, capsys):
     cases = [
         ([tmp_path], "tokenizer.json: no such file"),

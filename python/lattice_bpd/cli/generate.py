@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lattice_bpd.decode import DecodeResult, DecodeStats
+    from lattice_bpd.decode import Certificate, DecodeResult, DecodeStats
     from lattice_bpd.verify import Acceptance
 
 _EXAMPLE = """example (after `lattice-bpd demo`):
@@ -60,6 +60,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--accept", default="exact", metavar="RULE", help="which draft tokens are kept (see below)"
     )
+    parser.add_argument(
+        "--certificate", type=Path, metavar="FILE",
+        help="write every token's margin, and check by plain calls where rounding could decide",
+    )  # fmt: skip
     parser.add_argument("--max-new-tokens", type=int, default=64, help="default 64")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(run=run)
@@ -103,12 +107,17 @@ def run(args: argparse.Namespace) -> None:
         max_new_tokens=args.max_new_tokens,
         stop_token_ids=_stop_tokens(tokenizer.token_to_id("<|endoftext|>")),
         acceptance=rule,
+        certificate=args.certificate is not None,
     )
     text = tokenizer.decode(result.token_ids)
+    if result.certificate is not None:
+        result.certificate.save(args.certificate)
     if args.json:
         print(_as_json(text, args.strategy, str(rule), result))
     else:
         print(_as_text(prompt, text, result) + describe_rule(rule, result.stats))
+        if result.certificate is not None:
+            print(describe_certificate(result.certificate, args.certificate))
 
 
 def _stop_tokens(end_of_text: int | None) -> list[int]:
@@ -136,6 +145,15 @@ def describe_rule(rule: Acceptance, stats: DecodeStats) -> str:
     )
 
 
+def describe_certificate(found: Certificate, path: Path) -> str:
+    """The verdict of a certificate in one line."""
+    return (
+        f"certificate {path}: {found.verdict}; smallest margin {min(found.margins):.3g}, largest "
+        f"bound {max(found.bounds):.3g}, {len(found.checked)} of {len(found.token_ids)} tokens "
+        f"decided again ({found.plain_calls} plain calls)"
+    )
+
+
 def _as_json(text: str, strategy: str, rule: str, result: DecodeResult) -> str:
     stats = result.stats
     return json.dumps(
@@ -150,6 +168,7 @@ def _as_json(text: str, strategy: str, rule: str, result: DecodeResult) -> str:
             "accept_lengths": stats.accept_lengths,
             "acceptance": rule,
             "lossless": result.lossless,
+            "certificate": None if result.certificate is None else result.certificate.verdict,
             "relaxed_tokens": stats.relaxed_tokens,
             "regret": stats.regret,
             "seconds": stats.seconds,

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from lattice_bpd import FormatError
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.plain_calls import (
     MEASURED,
@@ -114,6 +115,31 @@ class Certificate:
             {**asdict(place), "agrees": place.agrees} for place in self.checked
         ]  # fmt: skip
         return {**found, "below_bound": len(self.checked)}
+
+    @classmethod
+    def load(cls, path: str | Path) -> Certificate:
+        """Read what `save` wrote.
+
+        Raises:
+            FormatError: no certificate, or one of another version.
+            OSError: the file cannot be read.
+        """
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            if (found.pop("format"), found.pop("version")) != (FORMAT, VERSION):
+                raise ValueError("another format or version")
+            checked = [
+                CheckedPlace(**{name: value for name, value in place.items() if name != "agrees"})
+                for place in found.pop("checked")
+            ]
+            shapes = [(form, rows, tokens) for form, rows, tokens in found.pop("shapes")]
+            del found["formula"], found["below_bound"]
+            return cls(**found, shapes=shapes, checked=checked)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise FormatError(
+                f"{path}: not a certificate ({error!r}); expected a file that "
+                "lattice-bpd generate --certificate or Certificate.save wrote"
+            ) from error
 
     def save(self, path: str | Path) -> None:
         """Write a JSON file; whoever reads meanwhile sees the old one or the new one.

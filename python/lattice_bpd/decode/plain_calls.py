@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.verify import CausalLMTarget
 from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
 
@@ -48,6 +49,29 @@ class PlainCalls:
             self._kept[self._place] = row.copy()
         if greedy_token(row) != self._token_ids[self._place]:
             self.disagreeing.add(self._place)
+
+
+@torch.inference_mode()
+def disagreeing_places(
+    model: DraftingModel, prompt: Sequence[int], token_ids: Sequence[int]
+) -> list[int]:
+    """The places of a text where plain greedy calls write another token, all of them read again.
+
+    Args:
+        model: the target.
+        prompt: (T,) ints.
+        token_ids: (m,) ints, the text behind it.
+
+    Raises:
+        ValueError: no token, or ids outside the target's vocabulary.
+    """
+    for name, ids in (("prompt_token_ids", prompt), ("token_ids", token_ids)):
+        if not ids:
+            raise ValueError(f"certificate: {name} is empty; expected one token or more")
+        model.check_token_ids(torch.tensor(ids), f"certificate: {name}")
+    plain = PlainCalls(model.target, prompt, token_ids)
+    plain.row(len(token_ids) - 1)
+    return sorted(plain.disagreeing)
 
 
 def margin_of(row: FloatRow, token: int) -> float:
