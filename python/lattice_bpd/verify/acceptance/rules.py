@@ -41,7 +41,8 @@ class TopKMatch(RelaxedAcceptance):
 
     def admits(self, row: FloatRow, best: int, token_ids: Sequence[int]) -> list[bool]:  # noqa: ARG002
         """See RelaxedAcceptance."""
-        return [rank_below(row, token, self.k) for token in token_ids]
+        passing = among_best(row, token_ids, self.k)
+        return [token in passing for token in token_ids]
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,9 @@ class SpecDecPlusPlus(RelaxedAcceptance):
     def admits(self, row: FloatRow, best: int, token_ids: Sequence[int]) -> list[bool]:
         """See RelaxedAcceptance."""
         least = float(row[best]) - self.tau
-        return [
-            float(row[token]) >= least and rank_below(row, token, self.top_beta)
-            for token in token_ids
-        ]
+        liked = [token for token in token_ids if float(row[token]) >= least]
+        passing = among_best(row, liked, self.top_beta)
+        return [token in passing for token in token_ids]
 
 
 @dataclass(frozen=True)
@@ -218,10 +218,15 @@ class MinimumBlock(RelaxedAcceptance):
         return f"{self.name}:{self.length}{beneath}"
 
 
-def rank_below(row: FloatRow, token: int, count: int) -> bool:
-    """Whether fewer than count tokens come before this one by logit, then by smaller id."""
-    better = np.count_nonzero(row > row[token])
-    return bool(better + np.count_nonzero(row[:token] == row[token]) < count)
+def among_best(row: FloatRow, token_ids: Sequence[int], count: int) -> set[int]:
+    """Those of the tokens that are among the count best by logit, then by smaller id."""
+    found = set()
+    for token in sorted(token_ids, key=lambda token: (-row[token], token)):
+        ahead = np.count_nonzero(row > row[token]) + np.count_nonzero(row[:token] == row[token])
+        if ahead >= count:
+            break  # so are all behind it
+        found.add(token)
+    return found
 
 
 def _value_row(values: Any) -> npt.NDArray[np.float64]:
