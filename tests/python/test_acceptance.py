@@ -42,6 +42,7 @@ def test_top_k_match_by_hand():
     assert pick(TopKMatch(9), logits, [0]) == 0
     assert pick(TopKMatch(9), logits, [0, 1]) == 1  # the argmax wherever it is offered
     assert pick(TopKMatch(9), logits, []) == 1  # behind the end of a draft
+    assert pick(TopKMatch(9), [0.0, 0.0, 5.0, 5.0], [3, 2]) == 2  # even where others are equal
 
 
 def test_distance_by_hand():
