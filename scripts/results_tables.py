@@ -64,6 +64,38 @@ def describe_losses(tasks: Tasks) -> list[str]:
     return ["The 4-gram adds less than 2 % to the same kind of drafts without it here:", "", *found]
 
 
+def describe_rules(tasks: Tasks) -> list[str]:
+    """Acceptance rules: block efficiency and regret by task, quality over all of them."""
+    rules = [line["rule"] for line in next(iter(tasks.values()))["acceptance"]]
+    texts = ", ".join(f"{name} {task['acceptance'][0]['texts']}" for name, task in tasks.items())
+    lines = [
+        f"Block efficiency, and regret in nats a token in brackets. Texts: {texts}.", "",
+        f"| rule | {' | '.join(tasks)} |", f"|---|{'---|' * len(tasks)}",
+    ]  # fmt: skip
+    totals = [
+        "| rule | output | block efficiency | x exact | relaxed tokens | regret, nats a token "
+        "| the target's nats a token | texts as exact |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    exact = 0.0
+    for number, rule in enumerate(rules):
+        found = [task["acceptance"][number] for task in tasks.values()]
+        cells = [f"{f['block_efficiency']:.2f} ({f['regret_per_token']:.3f})" for f in found]
+        lines.append(f"| `{rule}` | {' | '.join(cells)} |")
+        tokens = sum(f["tokens"] for f in found)
+        efficiency = tokens / sum(f["target_calls"] for f in found)
+        exact = exact or efficiency
+        nats = sum(f["nats_per_token"] * f["tokens"] for f in found) / tokens
+        cells = [
+            f"`{rule}`", "lossless" if found[0]["lossless"] else "lossy", f"{efficiency:.2f}",
+            f"{efficiency / exact:.2f}", f"{sum(f['relaxed_tokens'] for f in found) / tokens:.1%}",
+            f"{sum(f['regret'] for f in found) / tokens:.3f}", f"{nats:.3f}",
+            f"{sum(f['same_texts'] for f in found)} of {sum(f['texts'] for f in found)}",
+        ]  # fmt: skip
+        totals.append(f"| {' | '.join(cells)} |")
+    return [*totals, "", *lines]
+
+
 def tree_share(task: dict[str, Any]) -> float:
     """How far the better tree comes from BPD to the oracle, 0..1."""
     bpd, oracle = (line_of(task, name)["block_efficiency"] for name in ("bpd", "oracle"))

@@ -14,12 +14,17 @@ import argparse
 import importlib
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from results_tables import describe_gains, describe_losses, describe_strategies, replace_section
+from results_tables import (
+    describe_gains,
+    describe_losses,
+    describe_rules,
+    describe_strategies,
+    replace_section,
+)
 
 if TYPE_CHECKING:
     from lattice_bpd.evaluate.lab_options import LabOptions
@@ -36,6 +41,11 @@ STORY_TASKS = {
     "cnndm": "cnndm/cnndm_realsumm_100.jsonl",
 }
 STORIES, SUBWORDS = "stories260K/stories260K.bin", "stories260K/tok512.model"
+RULES = {
+    "stories": ("top_k:2", "top_k:3", "specdec++:2,0.5", "specdec++:3,1.0", "typical:0.09,0.3",
+                "minimum_block:2", "minimum_block:3", "minimum_block:3,specdec++:3,1.0"),
+}  # fmt: skip
+"""Acceptance rules that are compared, by model; text has no distances."""
 MOST_TOKENS = 80  # of a prompt's end: heads have learned from rows of 144 tokens, 64 are decoded
 
 
@@ -83,7 +93,7 @@ def evaluate(name: str, source: Source, args: argparse.Namespace) -> dict[str, A
 
     watcher = make_watcher()
     results = evaluate_source(
-        args.work / name, source, lab_options(), watcher, live_texts=1,
+        args.work / name, source, lab_options(name), watcher, live_texts=1,
         on_text=lambda _task: TextProgress(watcher),
     )  # fmt: skip
     write_results(args.work / name, results)
@@ -98,11 +108,12 @@ def evaluate(name: str, source: Source, args: argparse.Namespace) -> dict[str, A
     return results
 
 
-def lab_options() -> LabOptions:
+def lab_options(name: str) -> LabOptions:
     """What is replayed; half of the texts are for tuning."""
     from lattice_bpd.evaluate.lab_options import LabOptions
 
-    return LabOptions(temperatures=(1.0, 1.5, 2.0, 3.0), max_nodes=(9, 18, 36, 72))
+    rules = RULES.get(name, ())
+    return LabOptions(temperatures=(1.0, 1.5, 2.0, 3.0), max_nodes=(9, 18, 36, 72), rules=rules)
 
 
 def demo_source(args: argparse.Namespace) -> Source:
@@ -195,14 +206,17 @@ def make_watcher() -> Any:
 
 
 def write_sections(document: Path, name: str, results: dict[str, Any], command: str) -> None:
-    """Replace what stands between the marks of this model."""
+    """Replace what stands between the marks of this model's sections."""
     tasks = results["tasks"]
     text = document.read_text(encoding="utf-8")
-    lines: Iterator[str] = iter(
-        [f"    {command}", "", *describe_strategies(tasks), "", *describe_gains(tasks), "",
-         *describe_losses(tasks)]
-    )  # fmt: skip
-    text = replace_section(text, f"results-{name}", "\n".join(lines))
+    sections = {
+        f"results-{name}": [*describe_strategies(tasks), "", *describe_gains(tasks), "",
+                            *describe_losses(tasks)],
+    }  # fmt: skip
+    if all("acceptance" in task for task in tasks.values()):
+        sections[f"results-{name}-rules"] = describe_rules(tasks)
+    for section, lines in sections.items():
+        text = replace_section(text, section, "\n".join([f"    {command}", "", *lines]))
     temporary = document.with_name(f".{document.name}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(document)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -163,6 +164,48 @@ def test_generate_gives_the_same_text_with_every_strategy(model_directory, capsy
     )
     assert status == 0
     assert "block efficiency" in out
+
+
+def test_generate_names_a_lossy_acceptance(model_directory, capsys):
+    arguments = ["generate", model_directory, "--prompt", "the cat", "--max-new-tokens", 20,
+                 "--strategy", "ngram", "--alpha", 1000, "--top-k", 64]  # fmt: skip
+    status, out, _ = run(capsys, *arguments, "--accept", "minimum_block:3")
+    assert status == 0
+    assert re.search(r"^lossy \(minimum_block:3\): \d+ of 20 tokens are not", out, re.MULTILINE)
+    assert re.search(r"regret \d+\.\d{3} nats a token$", out, re.MULTILINE)
+    status, out, _ = run(capsys, *arguments, "--accept", "minimum_block:3", "--json")
+    found = json.loads(out)
+    assert (found["acceptance"], found["lossless"]) == ("minimum_block:3", False)
+    assert found["relaxed_tokens"] > 0 < found["regret"]
+    assert "lossy" not in run(capsys, *arguments)[1]
+    status, _, err = run(capsys, *arguments, "--accept", "top_k:0")
+    assert status == 2
+    assert "TopKMatch: k is 0; expected 1 or more" in err
+
+
+def test_certificate_files(model_directory, tmp_path, capsys):
+    path = tmp_path / "text.json"
+    status, out, _ = run(
+        capsys, "generate", model_directory, "--prompt", "the cat", "--certificate", path
+    )
+    assert status == 0
+    assert re.search(r"^certificate .*text.json: lossless; smallest margin .* tokens", out, re.M)
+    status, out, _ = run(capsys, "certify", path, "--model", model_directory)
+    assert (status, out.split(":")[0]) == (0, "lossless")
+    found = json.loads(path.read_text())
+    found["token_ids"][4] = (found["token_ids"][4] + 1) % 300
+    path.write_text(json.dumps(found))
+    status, _, err = run(capsys, "certify", path, "--model", model_directory)
+    assert status == 2
+    assert "write another token in place 4 of" in err
+    found["margins"][4] = 0.0
+    path.write_text(json.dumps(found))
+    status, out, _ = run(capsys, "certify", path, "--model", model_directory)
+    assert (status, out.split(":")[0]) == (0, "tie")
+    path.write_text(json.dumps({**found, "token_ids": [999]}))
+    assert "found token id 999" in run(capsys, "certify", path, "--model", model_directory)[2]
+    path.write_text(json.dumps({**found, "version": 9}))
+    assert "not a certificate" in run(capsys, "certify", path, "--model", model_directory)[2]
 
 
 def test_generate_errors(model_directory, tmp_path, capsys):

@@ -142,6 +142,7 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
         "--task", "cnndm", "--data", str(folder / "news.jsonl"),
         "--max-new-tokens", "12", "--top-k", "8", "--num-drafts", "4", "--max-nodes", "9",
         "--alphas", "0.2,0.6", "--count-text", str(folder / "text.txt"), "--live", "2",
+        "--accept", "minimum_block:3", "--accept", "top_k:1", "--accept-texts", "2",
     ]  # fmt: skip
     assert main(arguments) == 0
     printed = capsys.readouterr().out
@@ -167,9 +168,17 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
         assert {point["num_heads"] for point in task["by_heads"]} == {3, 5}
         assert {point["lm"] for point in task["by_lm"]} == {"two", "three"}
         assert task["texts"] + task["texts_held_out"] in (SENTENCES, 6)
+        exact, forced, strict = task["acceptance"]
+        assert [line["rule"] for line in task["acceptance"]][1:] == ["minimum_block:3", "top_k:1"]
+        assert (exact["texts"], exact["same_texts"], strict["same_texts"]) == (2, 2, 2)
+        assert forced["relaxed_share"] >= exact["relaxed_share"] == exact["regret"] == 0.0
+        assert forced["block_efficiency"] >= exact["block_efficiency"]
     assert results["tasks"]["cnndm"]["performance"]["metric"] == "rouge_l"
+    assert results["tasks"]["jsonl"]["acceptance"][0]["quality"] is None
+    assert all(line["quality"] >= 0.0 for line in results["tasks"]["cnndm"]["acceptance"])
     tables = {path.name for path in out.glob("*.csv")}
     assert {"table_1_tasks.csv", "table_4_strategies.csv", "table_11_costs.csv"} <= tables
+    assert len(read_csv(out / "acceptance_rules.csv")) == 6
     assert {path.stem for path in out.glob("*.tex")} == {path.stem for path in out.glob("*.csv")}
     main_rows = read_csv(out / "table_4_strategies.csv")
     assert len(main_rows) == 2 * len(results["tasks"]["jsonl"]["strategies"])
@@ -184,6 +193,7 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
         (["--quick", "--task", "squad"], "--quick brings model, LM and tasks"),
         (["--model", "m", "--task", "squad"], "1 --task and 0 --data; expected a file for each"),
         (["--quick", "--live", "-1"], "--live is -1; expected 0 or more"),
+        (["--quick", "--accept", "top_k:0"], "TopKMatch: k is 0; expected 1 or more"),
         (["--quick", "--num-drafts", "0"], "--num-drafts is 0; expected 1 or more"),
     ],
 )

@@ -58,6 +58,27 @@ def test_report_results_name_what_does_not_help(tasks):
     assert len(tables.describe_losses(tasks)) == 1
 
 
+def test_report_results_of_acceptance_rules():
+    def rule(name: str, calls: int, relaxed: int, same: int) -> dict:
+        return {
+            "rule": name, "lossless": name == "exact", "texts": 5, "tokens": 100,
+            "target_calls": calls, "block_efficiency": 100 / calls, "relaxed_tokens": relaxed,
+            "regret": relaxed / 2, "regret_per_token": relaxed / 200, "nats_per_token": 0.7,
+            "same_texts": same,
+        }  # fmt: skip
+
+    lines = tables.describe_rules(
+        {"a": {"acceptance": [rule("exact", 50, 0, 5), rule("top_k:2", 25, 10, 1)]},
+         "b": {"acceptance": [rule("exact", 30, 0, 5), rule("top_k:2", 25, 20, 0)]}}
+    )  # fmt: skip
+    assert lines[2:4] == [
+        "| `exact` | lossless | 2.50 | 1.00 | 0.0% | 0.000 | 0.700 | 10 of 10 |",
+        "| `top_k:2` | lossy | 4.00 | 1.60 | 15.0% | 0.075 | 0.700 | 1 of 10 |",
+    ]
+    assert lines[5].endswith("Texts: a 5, b 5.")
+    assert lines[-1] == "| `top_k:2` | 4.00 (0.050) | 4.00 (0.100) |"
+
+
 def test_report_results_replace_their_section_only():
     text = "before\n<!-- a -->\nold\n<!-- /a -->\nbehind <!-- b -->"
     assert tables.replace_section(text, "a", "new") == text.replace("old", "new")
@@ -67,5 +88,5 @@ def test_report_results_replace_their_section_only():
 
 def test_report_results_have_their_marks_in_the_document():
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    for name in ("results-demo", "results-stories"):
+    for name in ("results-demo", "results-stories", "results-stories-rules"):
         assert tables.replace_section(text, name, "x").count(f"<!-- {name} -->\nx\n") == 1

@@ -15,7 +15,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from lattice_bpd.cli import demo, evaluate, generate, heads, ngram, record, replay, report, tune
+from lattice_bpd.cli import (
+    certify,
+    demo,
+    evaluate,
+    generate,
+    heads,
+    ngram,
+    record,
+    replay,
+    report,
+    tune,
+)
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
@@ -34,7 +45,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lattice-bpd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, generate, evaluate, record, replay, report, tune, heads, ngram):
+    commands_in_order = (
+        demo, generate, certify, evaluate, record, replay, report, tune, heads, ngram,
+    )  # fmt: skip
+    for command in commands_in_order:
         command.add_parser(commands)
     return parser
 

@@ -72,6 +72,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--live", type=int, default=2, metavar="N", help="prompts decoded live (default 2)"
     )
+    parser.add_argument(
+        "--accept", action="append", default=[], metavar="RULE",
+        help="acceptance rule to compare by live decoding, such as specdec++:3,1.0; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--accept-texts", type=int, default=16, metavar="N",
+        help="most texts of each task that rules are compared on (default 16)",
+    )  # fmt: skip
     add_recording_options(parser)
     parser.set_defaults(run=run)
 
@@ -119,10 +127,15 @@ def run(args: argparse.Namespace) -> None:
 def _check(args: argparse.Namespace) -> None:
     if args.live < 0:
         raise ValueError(f"--live is {args.live}; expected 0 or more")
-    for name in ("num_drafts", "max_nodes", "held_out"):
+    for name in ("num_drafts", "max_nodes", "held_out", "accept_texts"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} is {value}; expected 1 or more")
+    if args.accept:
+        from lattice_bpd.verify import parse_acceptance
+
+        for rule in args.accept:
+            parse_acceptance(rule)
     if args.quick:
         if args.model or args.task or args.data or args.lm:
             raise ValueError("--quick brings model, LM and tasks; leave the others out, or --quick")
@@ -185,7 +198,7 @@ def _lab_options(args: argparse.Namespace, source: Source) -> LabOptions:
     from lattice_bpd.evaluate.run_folder import quick_options
     from lattice_bpd.evaluate.strategies import find_strategies
 
-    options = LabOptions()
+    options = LabOptions(rules=tuple(args.accept), rule_texts=args.accept_texts)
     if args.quick:
         options = quick_options(options, source.record.top_k)
     if args.strategies:

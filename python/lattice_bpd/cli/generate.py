@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lattice_bpd.decode import DecodeResult
+    from lattice_bpd.decode import Certificate, DecodeResult, DecodeStats
+    from lattice_bpd.verify import Acceptance
 
 _EXAMPLE = """example (after `lattice-bpd demo`):
   lattice-bpd generate demo-out/model --prompt 'def main(argv):' --strategy p_best
 
 Block efficiency is decoded tokens / calls of the target; the exact token of each call counts.
+Rules of --accept: exact, top_k:K, distance:EPSILON, minimum_block:LENGTH[,RULE],
+specdec++:BETA,TAU, typical:EPSILON,DELTA; to sample sampled:TEMPERATURE[,top_p=P][,top_k=K]
+[,min_p=P][,seed=N], and rejection: alike with --strategy drawn. Output says which rules are lossy.
 """
 _STRATEGIES = (
     "greedy",
@@ -21,6 +25,7 @@ _STRATEGIES = (
     "ngram",
     "p_best",
     "tree",
+    "drawn",
     "oracle",
 )  # decode.STRATEGIES needs torch
 
@@ -30,7 +35,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "generate",
         help="decode a prompt with a blockwise model",
-        description="Decode a prompt. Every strategy writes the target model's greedy output.",
+        description="Decode a prompt. Every strategy writes the target model's greedy output, "
+        "unless --accept relaxes it.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,6 +59,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=1.0,
         help="divides the scores of tree: above 1 it grows wider, output stays (default 1)",
     )
+    parser.add_argument(
+        "--accept", default="exact", metavar="RULE", help="which draft tokens are kept (see below)"
+    )
+    parser.add_argument(
+        "--certificate", type=Path, metavar="FILE",
+        help="write every token's margin, and check by plain calls where rounding could decide",
+    )  # fmt: skip
     parser.add_argument("--max-new-tokens", type=int, default=64, help="default 64")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(run=run)
@@ -80,7 +93,9 @@ def run(args: argparse.Namespace) -> None:
     quiet_transformers()
     from lattice_bpd.decode import generate
     from lattice_bpd.models import BlockwiseLM
+    from lattice_bpd.verify import parse_acceptance
 
+    rule = parse_acceptance(args.accept)
     result = generate(
         BlockwiseLM.from_pretrained(args.model, attn_implementation="eager"),
         ids,
@@ -93,9 +108,18 @@ def run(args: argparse.Namespace) -> None:
         temperature=args.temperature,
         max_new_tokens=args.max_new_tokens,
         stop_token_ids=_stop_tokens(tokenizer.token_to_id("<|endoftext|>")),
+        acceptance=rule,
+        certificate=args.certificate is not None,
     )
     text = tokenizer.decode(result.token_ids)
-    print(_as_json(text, args.strategy, result) if args.json else _as_text(prompt, text, result))
+    if result.certificate is not None:
+        result.certificate.save(args.certificate)
+    if args.json:
+        print(_as_json(text, args.strategy, str(rule), result))
+    else:
+        print(_as_text(prompt, text, result) + describe_rule(rule, result.stats))
+        if result.certificate is not None:
+            print(describe_certificate(result.certificate, args.certificate))
 
 
 def _stop_tokens(end_of_text: int | None) -> list[int]:
@@ -113,7 +137,26 @@ def _as_text(prompt: str, text: str, result: DecodeResult) -> str:
     )
 
 
-def _as_json(text: str, strategy: str, result: DecodeResult) -> str:
+def describe_rule(rule: Acceptance, stats: DecodeStats) -> str:
+    """What a lossy rule cost, as a line of its own; nothing for a lossless one."""
+    if rule.lossless:
+        return ""
+    return (
+        f"\nlossy ({rule}): {stats.relaxed_tokens} of {stats.tokens} tokens are not the target's "
+        f"argmax ({stats.relaxed_share:.1%}); regret {stats.regret_per_token:.3f} nats a token"
+    )
+
+
+def describe_certificate(found: Certificate, path: Path) -> str:
+    """The verdict of a certificate in one line."""
+    return (
+        f"certificate {path}: {found.verdict}; smallest margin {min(found.margins):.3g}, largest "
+        f"bound {max(found.bounds):.3g}, {len(found.checked)} of {len(found.token_ids)} tokens "
+        f"decided again ({found.plain_calls} plain calls)"
+    )
+
+
+def _as_json(text: str, strategy: str, rule: str, result: DecodeResult) -> str:
     stats = result.stats
     return json.dumps(
         {
@@ -125,6 +168,11 @@ def _as_json(text: str, strategy: str, result: DecodeResult) -> str:
             "target_calls": stats.target_calls,
             "tokens": stats.tokens,
             "accept_lengths": stats.accept_lengths,
+            "acceptance": rule,
+            "lossless": result.lossless,
+            "certificate": None if result.certificate is None else result.certificate.verdict,
+            "relaxed_tokens": stats.relaxed_tokens,
+            "regret": stats.regret,
             "seconds": stats.seconds,
         }
     )

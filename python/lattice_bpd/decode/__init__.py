@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lattice_bpd.decode.batch import decode_batch
+from lattice_bpd.decode.certificate import Certificate, CheckedPlace
 from lattice_bpd.decode.controller import Controller, Experience
 from lattice_bpd.decode.custom_generate import CustomGenerate
 from lattice_bpd.decode.drafter_file import DrafterFile, load_drafter
@@ -26,6 +27,8 @@ from lattice_bpd.decode.strategies import STRATEGIES, generate, generate_batch, 
 __all__ = [
     "STRATEGIES",
     "BlockDrafter",
+    "Certificate",
+    "CheckedPlace",
     "Controller",
     "CustomGenerate",
     "DecodeResult",

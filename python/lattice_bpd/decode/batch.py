@@ -24,6 +24,7 @@ def decode_batch(
     streamer: Any = None,
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
+    certificate: bool = False,
 ) -> list[DecodeResult]:
     """Decode several texts together; each comes out as if it had been decoded alone.
 
@@ -42,6 +43,7 @@ def decode_batch(
         streamer: for a single prompt only.
         static_cache: for a single prompt only.
         acceptance: see `decode`.
+        certificate: see `decode`; each text has its own.
 
     Returns:
         A DecodeResult for each prompt, in order. Seconds of the batch are shared out equally.
@@ -53,6 +55,11 @@ def decode_batch(
     drafting = model if isinstance(model, DraftingModel) else DraftingModel(model, heads)
     if max_new_tokens < 1:
         raise ValueError(f"decode: max_new_tokens is {max_new_tokens}; expected 1 or more")
+    if certificate and acceptance is not None and not isinstance(acceptance, Exact):
+        raise ValueError(
+            f"decode: a certificate says whether output is greedy's, which the rule "
+            f"{acceptance.name!r} does not aim at; leave out certificate or acceptance"
+        )
     checked = check_prompts(drafting, prompts)
     drafters = _one_for_each(drafter, len(prompts))
     # The last decoded token is never read by the target, so it needs no position.
@@ -65,6 +72,7 @@ def decode_batch(
         form=form,
         streamer=streamer,
         acceptance=acceptance or Exact(),
+        certificate=certificate,
         static_cache=static_cache,
         most_nodes=count_most_nodes(drafters[0], drafting),
     )

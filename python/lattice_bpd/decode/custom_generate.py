@@ -8,7 +8,7 @@ those that keep notes work. What cannot be honoured is refused by name.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -35,9 +35,9 @@ from lattice_bpd.decode.generate_checks import (
 )
 from lattice_bpd.decode.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
-from lattice_bpd.decode.prompts import check_prompts
+from lattice_bpd.decode.prompts import Prompts, check_prompts
 from lattice_bpd.decode.strategies import make_drafter
-from lattice_bpd.verify import Offer, greedy_tokens
+from lattice_bpd.verify import Acceptance, Chooser, Exact, Offer, greedy_tokens
 
 
 class CustomGenerate:
@@ -57,6 +57,8 @@ class CustomGenerate:
         cache: mixes n-grams of prompt and output so far into the LM, of each sequence its own.
         form: "auto", "tree" or "rows".
         streamer: of `transformers`. Give it here: `generate` keeps its own from callables.
+        acceptance: which draft tokens are kept, judged by the logits behind all processors; with
+            a lossy rule the output is not that of plain `generate`, and `results` say so.
 
     Attributes:
         results: the DecodeResult of each sequence of the last call, with statistics.
@@ -77,7 +79,9 @@ class CustomGenerate:
         cache: bool | int = False,
         form: str = "auto",
         streamer: Any = None,
+        acceptance: Acceptance | None = None,
     ) -> None:
+        self.acceptance = acceptance or Exact()
         self.heads, self.strategy, self.drafter = heads, strategy, drafter
         self.form, self.streamer = form, streamer
         self._sizes: dict[str, Any] = {
@@ -130,13 +134,14 @@ class CustomGenerate:
             stop_token_ids=frozenset(plain or ()),
             form=self.form,
             streamer=self.streamer,
+            acceptance=self.acceptance,
             static_cache=generation_config.cache_implementation == "static" and len(rows) == 1,
             most_nodes=count_most_nodes(drafter, drafting),
         )
         if plain is None:
             options.choosers = [
-                _ProcessedChoice(row, limit, logits_processor, stopping_criteria)
-                for row in input_ids
+                _ProcessedChoice(row, limit, logits_processor, stopping_criteria, chooser)
+                for row, chooser in zip(input_ids, self._start_choosers(prompts), strict=True)
             ]
         self.results = run_loop(drafting, prompts, [drafter] * len(rows), options)
         if self.streamer is not None:
@@ -148,9 +153,13 @@ class CustomGenerate:
             return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
         return sequences
 
+    def _start_choosers(self, prompts: Prompts) -> list[Chooser | None]:
+        """Those of the acceptance rule, which are asked with processed logits."""
+        return [self.acceptance.start(n, tokens) for n, tokens in enumerate(prompts.tokens)]
+
 
 class _ProcessedChoice:
-    """Argmax behind logits processors, until the stopping criteria say so; for one sequence."""
+    """Choices behind logits processors, until the stopping criteria say so; for one sequence."""
 
     def __init__(
         self,
@@ -158,13 +167,20 @@ class _ProcessedChoice:
         limit: int,
         processors: LogitsProcessorList,
         criteria: StoppingCriteriaList,
+        chooser: Chooser | None,
     ) -> None:
+        self.chooser = chooser
         self.ids = prompt.new_zeros((1, len(prompt) + limit))
         self.ids[0, : len(prompt)] = prompt
         self.length, self.ended = len(prompt), False
         self.processors, self.criteria = processors, criteria
 
-    def choose(self, logits: Tensor, offer: Offer) -> int | None:  # noqa: ARG002
+    @property
+    def regrets(self) -> Any:
+        """Of the rule's chooser, where it counts any."""
+        return getattr(self.chooser, "regrets", ())
+
+    def choose(self, logits: Tensor, offer: Offer) -> int | None:
         """See `lattice_bpd.verify.Chooser`."""
         if self.ended:
             return None
@@ -172,7 +188,11 @@ class _ProcessedChoice:
         if bool(scores.isnan().any()):
             greedy_tokens(scores)  # says what is wrong
         before: Any = self.ids[:, : self.length].clone()
-        token = int(self.processors(before, scores.unsqueeze(0)).argmax(dim=-1))  # type: ignore[arg-type]
+        processed: Tensor = self.processors(before, scores.unsqueeze(0))[0]  # type: ignore[arg-type]
+        if self.chooser is None:
+            token = int(processed.argmax())
+        else:
+            token = cast("int", self.chooser.choose(processed, offer))
         self.ids[0, self.length] = token
         self.length += 1
         after: Any = self.ids[:, : self.length].clone()

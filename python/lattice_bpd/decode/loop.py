@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lattice_bpd.decode.certificate import CallShape, Certificate, MarginChooser, certify
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.prompts import Prompts, read_prompts
@@ -41,6 +42,7 @@ class DecodeResult:
         stats: counts and stage times.
         acceptance: name of the rule that kept the draft tokens.
         lossless: whether that rule keeps what the target alone would have written.
+        certificate: margins, and what was decided again, where that was asked for.
     """
 
     token_ids: list[int]
@@ -48,6 +50,7 @@ class DecodeResult:
     stats: DecodeStats
     acceptance: str = "exact"
     lossless: bool = True
+    certificate: Certificate | None = None
 
 
 @dataclass
@@ -64,6 +67,7 @@ class Options:
         choosers: one for each sequence instead of the acceptance rule's.
         static_cache: decode in a cache of fixed size, for compiled targets.
         most_nodes: draft tokens of a call, for which a static cache must have room.
+        certificate: whether margins are kept, and tokens decided again where they are small.
     """
 
     limits: list[int]
@@ -75,6 +79,7 @@ class Options:
     choosers: list[Chooser] | None = None
     static_cache: bool = False
     most_nodes: int = 256
+    certificate: bool = False
 
 
 @dataclass
@@ -88,6 +93,7 @@ class _Run:
     cache: BatchCache
     seconds: dict[str, float]
     active: list[int] = field(default_factory=list)
+    shapes: set[CallShape] = field(default_factory=set)
 
     @property
     def stats(self) -> DecodeStats:
@@ -109,6 +115,7 @@ class _Run:
             )
         self.stats.add_seconds("verify", -found.target_seconds)
         self.stats.add_seconds("target", found.target_seconds)
+        self.shapes.add((found.form, *found.shape))
         for number, verified in zip(self.active, found.sequences, strict=True):
             self.states[number].stats.target_calls += 1
             self.keep(number, verified)
@@ -125,7 +132,7 @@ class _Run:
             state.stats.accept_lengths.append(min(verified.accept_length, len(new)))
         stopped = bool(new) and new[-1] in options.stop_token_ids
         if options.choosers is not None:
-            stopped = options.choosers[number].ended
+            stopped = stopped or options.choosers[number].ended
         if stopped:
             state.finish = "stop_token"
         elif state.stats.tokens >= state.limit:
@@ -159,7 +166,9 @@ def run_loop(
     Returns:
         A result for each prompt, in order.
     """
-    if options.choosers is None:
+    if options.certificate:
+        options = replace(options, choosers=[MarginChooser() for _ in prompts.tokens])
+    elif options.choosers is None:
         rule = options.acceptance
         started = [rule.start(number, tokens) for number, tokens in enumerate(prompts.tokens)]
         choosers = [chooser for chooser in started if chooser is not None]
@@ -183,14 +192,27 @@ def run_loop(
         run.drop_finished()
         while run.active:
             run.step()
-    shares = {name: value / len(states) for name, value in seconds.items()}
-    for state in states:
+    return _results(run, prompts)
+
+
+def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
+    """What was decoded, with shared-out seconds, what a lossy rule cost, and certificates."""
+    states, rule = run.states, run.options.acceptance
+    shares = {name: value / len(states) for name, value in run.seconds.items()}
+    shapes = {("prompt", len(states), max(prompts.lengths)), *run.shapes}
+    results = []
+    for state, prompt in zip(states, prompts.tokens, strict=True):
         state.stats.seconds = dict(shares)
-    rule = options.acceptance
-    return [
-        DecodeResult(s.new_tokens, s.finish or "length", s.stats, rule.name, rule.lossless)
-        for s in states
-    ]
+        state.stats.count_relaxed(getattr(state.chooser, "regrets", ()))
+        result = DecodeResult(
+            state.new_tokens, state.finish or "length", state.stats, rule.name, rule.lossless
+        )
+        if isinstance(state.chooser, MarginChooser):
+            result.certificate = certify(
+                run.model, prompt, result.token_ids, state.chooser, shapes, len(states)
+            )
+        results.append(result)
+    return results
 
 
 def _until_stop(token_ids: list[int], stop: frozenset[int]) -> list[int]:
@@ -214,6 +236,7 @@ def decode(
     streamer: Any = None,
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
+    certificate: bool = False,
 ) -> DecodeResult:
     """Decode one text: the target's greedy output, whatever the drafter proposes.
 
@@ -230,6 +253,9 @@ def decode(
         streamer: of `transformers`, such as TextStreamer; told prompt and tokens as they come.
         static_cache: keep keys and values in a cache of fixed size, for compiled targets.
         acceptance: which draft tokens are kept, see `lattice_bpd.verify.Acceptance`; None: Exact.
+            The result names a lossy rule as such, and its statistics what it cost.
+        certificate: keep every token's margin, and decide those by plain calls again where rounding
+            could have decided; see `Certificate`. For the exact rule only.
 
     Returns:
         DecodeResult.
@@ -253,5 +279,5 @@ def decode(
     return decode_batch(
         model, [prompt], drafter, heads=heads, max_new_tokens=max_new_tokens,
         stop_token_ids=stop_token_ids, form=form, streamer=streamer, static_cache=static_cache,
-        acceptance=acceptance,
+        acceptance=acceptance, certificate=certificate,
     )[0]  # fmt: skip

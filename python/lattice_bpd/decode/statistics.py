@@ -21,6 +21,10 @@ class DecodeStats:
         verified_tokens: draft tokens sent to the target, those with a shared prefix counted once.
         scorer_failures: steps in which a scorer failed and heads alone drafted, by kind: "nan",
             "shape", "slow", "error"; and "dropped", those after a call that was too slow.
+        relaxed_tokens: decoded tokens that a lossy rule kept though they are not the target's
+            argmax.
+        regret: what that cost, in nats: how much less the target likes each of them than its
+            argmax, added up.
         seconds: wall time by stage: "prompt", "heads", "top_k", "rescore", "target" (the verifying
             calls alone), "verify" (laying out, accepting, rolling back) and "total" (everything).
             On a GPU a stage's launches are timed, waits fall to "verify". Sequences of a batch
@@ -34,6 +38,8 @@ class DecodeStats:
     neighbours: int = 0
     verified_tokens: int = 0
     scorer_failures: dict[str, int] = field(default_factory=dict)
+    relaxed_tokens: int = 0
+    regret: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -45,6 +51,16 @@ class DecodeStats:
     def repeat_share(self) -> float:
         """Share of neighbouring draft positions with the same token (paper table 3)."""
         return self.repeats / self.neighbours if self.neighbours else 0.0
+
+    @property
+    def relaxed_share(self) -> float:
+        """Share of decoded tokens that are not the target's argmax."""
+        return self.relaxed_tokens / self.tokens if self.tokens else 0.0
+
+    @property
+    def regret_per_token(self) -> float:
+        """Nats for each decoded token by which the target would have preferred its argmax."""
+        return self.regret / self.tokens if self.tokens else 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -85,6 +101,14 @@ class DecodeStats:
         self.repeats += sum(a == b for a, b in pairwise(positions))
         self.neighbours += len(draft)
 
+    def count_relaxed(self, regrets: Sequence[tuple[int, float]]) -> None:
+        """Take over what a chooser of a lossy rule counted: (number of the token, nats) of each.
+
+        Tokens behind a stop token were chosen, but are no output; `tokens` must be set before.
+        """
+        kept = [nats for number, nats in regrets if number < self.tokens]
+        self.relaxed_tokens, self.regret = len(kept), sum(kept)
+
     def merge(self, other: DecodeStats) -> None:
         """Add another run's counts and seconds to this one's."""
         self.target_calls += other.target_calls
@@ -93,6 +117,8 @@ class DecodeStats:
         self.repeats += other.repeats
         self.neighbours += other.neighbours
         self.verified_tokens += other.verified_tokens
+        self.relaxed_tokens += other.relaxed_tokens
+        self.regret += other.regret
         for kind, count in other.scorer_failures.items():
             self.count_scorer_failure(kind, count)
         for name, value in other.seconds.items():

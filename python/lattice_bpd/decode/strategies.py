@@ -139,8 +139,9 @@ def generate(
     streamer: Any = None,
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
+    certificate: bool = False,
 ) -> DecodeResult:
-    """Decode a text; every strategy returns the target's greedy output.
+    """Decode a text; every strategy returns the target's greedy output, unless a rule relaxes it.
 
         blockwise = BlockwiseLM.from_pretrained(directory)
         found = generate(blockwise, input_ids, lm=NGramLM.load("corpus.lm"))
@@ -175,6 +176,9 @@ def generate(
         streamer: of `transformers`, for one text; told prompt and tokens as they are decoded.
         static_cache: a cache of fixed size, for one text and a compiled target.
         acceptance: which draft tokens are kept, see `lattice_bpd.verify.Acceptance`; None: Exact.
+            The result names a lossy rule as such, and its statistics what it cost.
+        certificate: keep every token's margin, and decide those by plain calls again where rounding
+            could have decided; see `Certificate`. For the exact rule only.
 
     Returns:
         DecodeResult.
@@ -199,7 +203,7 @@ def generate(
         top_k=top_k, num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha,
         temperature=temperature, cache=cache, max_new_tokens=max_new_tokens,
         stop_token_ids=stop_token_ids, form=form, streamer=streamer, static_cache=static_cache,
-        acceptance=acceptance,
+        acceptance=acceptance, certificate=certificate,
     )[0]  # fmt: skip
 
 
@@ -224,6 +228,7 @@ def generate_batch(
     streamer: Any = None,
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
+    certificate: bool = False,
 ) -> list[DecodeResult]:
     """Decode several texts together; each comes out as if it had been decoded alone.
 
@@ -247,6 +252,7 @@ def generate_batch(
         streamer: for a single prompt only.
         static_cache: for a single prompt only.
         acceptance: see there.
+        certificate: see there; each text has its own.
 
     Returns:
         A DecodeResult for each prompt, in order.
@@ -260,6 +266,7 @@ def generate_batch(
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids, "form": form,
         "streamer": streamer, "static_cache": static_cache, "acceptance": acceptance,
+        "certificate": certificate,
     }  # fmt: skip
     if drafter is None:
         drafter = make_drafter(
@@ -268,7 +275,9 @@ def generate_batch(
             cache=cache, experience=experience_of(model) if strategy == "auto" else None,
         )  # fmt: skip
         if strategy == "oracle":
-            outputs = decode_batch(drafting, prompts, drafter, **{**options, "streamer": None})
+            outputs = decode_batch(
+                drafting, prompts, drafter, **{**options, "streamer": None, "certificate": False}
+            )
             drafter = [OracleDrafter(found.token_ids, top_k=top_k) for found in outputs]
     return decode_batch(drafting, prompts, drafter, **options)
 

@@ -7,6 +7,7 @@ from lattice_bpd.evaluate.corpus import Corpus, draw_prompts, read_library_sourc
 from lattice_bpd.evaluate.loops import loop_share
 from lattice_bpd.evaluate.positions import Rescorers
 from lattice_bpd.evaluate.replay import Recording, Replayed, record
+from lattice_bpd.evaluate.rule_quality import RuleResult, compare_rules
 from lattice_bpd.evaluate.settings import (
     STANDARD_SETTINGS,
     TREE_SETTINGS,
@@ -27,9 +28,11 @@ __all__ = [
     "Recording",
     "Replayed",
     "Rescorers",
+    "RuleResult",
     "Setting",
     "Strategy",
     "StrategyResult",
+    "compare_rules",
     "compare_strategies",
     "draw_prompts",
     "find_strategies",

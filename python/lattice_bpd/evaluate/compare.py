@@ -40,13 +40,24 @@ class StrategyResult:
         setting: which strategy.
         stats: of each prompt.
         outputs: decoded tokens of each prompt.
-        differing: outputs that are not greedy's.
+        differing: outputs that are not greedy's, though the setting's rule promises that.
     """
 
     setting: Setting
     stats: list[DecodeStats] = field(default_factory=list)
     outputs: list[list[int]] = field(default_factory=list)
     differing: list[Difference] = field(default_factory=list)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the setting's rule promises greedy's output."""
+        return self.setting.acceptance is None or self.setting.acceptance.name == "exact"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the rule is lossless, and greedy's output came where it promises that."""
+        rule = self.setting.acceptance
+        return (rule is None or rule.lossless) and not self.differing
 
     def total(self, prompts: Sequence[int] | None = None) -> DecodeStats:
         """Statistics added up over the chosen prompts, or over all."""
@@ -102,7 +113,10 @@ class Comparison:
             "scorer_failures": total.scorer_failures,
             "repeat_share": total.repeat_share if total.neighbours else None,
             "loop_free_gain": self.gain(result, self.loop_free),
-            "lossless": not result.differing,
+            "acceptance": str(result.setting.acceptance or "exact"),
+            "lossless": result.lossless,
+            "relaxed_share": total.relaxed_share,
+            "regret_per_token": total.regret_per_token,
             "differences": [asdict(difference) for difference in result.differing],
             "stage_seconds": total.seconds,
         }
@@ -161,10 +175,11 @@ def compare_strategies(
                 drafter,
                 max_new_tokens=max_new_tokens,
                 stop_token_ids=stop_token_ids,
+                acceptance=result.setting.acceptance,
             )
             result.stats.append(found.stats)
             result.outputs.append(found.token_ids)
-            if result is not results[0] and found.token_ids != known:
+            if result is not results[0] and result.is_exact and found.token_ids != known:
                 result.differing.append(_difference(model, number, prompt, known, found.token_ids))
             if on_prompt is not None:
                 on_prompt(result.setting)

@@ -35,6 +35,9 @@ class LabOptions:
         num_heads: h, the target's own head included (table 10).
         workers: threads; 0 for all cores.
         seed: of splits and draws.
+        rules: acceptance rules to compare by decoding live, as `parse_acceptance` reads them;
+            the exact one is always among them, unless there are none.
+        rule_texts: most texts of each task that they are compared on.
     """
 
     strategies: tuple[str, ...] = tuple(name for name in STRATEGIES if name != "greedy")
@@ -48,6 +51,8 @@ class LabOptions:
     num_heads: tuple[int, ...] = (3, 6, 9)
     workers: int = 0
     seed: int = 0
+    rules: tuple[str, ...] = ()
+    rule_texts: int = 16
 
 
 def curve_points(

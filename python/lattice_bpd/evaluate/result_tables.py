@@ -68,6 +68,7 @@ def make_tables(results: dict[str, Any]) -> list[ResultTable]:
         _curve(tasks, "by_lm", "table_7_9_lms", "by LM: orders and domains", "lm"),
         _acceptance(tasks),
         _loops(tasks),
+        _rules(tasks),
     ]
     if all("repetition" in task for task in tasks.values()):
         tables += [_repetition(tasks), _wins(tasks)]
@@ -191,6 +192,20 @@ def _loops(tasks: dict[str, Any]) -> ResultTable:
     ]
     columns = ("task", "strategy", "above", "up_to", "texts", "block_efficiency", "gain_over_bpd")
     return ResultTable("gains_by_loop_share", "gains by share of looping output", columns, rows)
+
+
+def _rules(tasks: dict[str, Any]) -> ResultTable:
+    columns = (
+        "rule", "lossless", "texts", "block_efficiency", "relaxed_share", "regret_per_token",
+        "nats_per_token", "same_texts", "quality", "tokens_per_second",
+    )  # fmt: skip
+    rows: list[tuple[Cell, ...]] = [
+        (name, *(line[column] for column in columns))
+        for name, task in tasks.items()
+        for line in task.get("acceptance", ())
+    ]
+    caption = "acceptance rules against quality"
+    return ResultTable("acceptance_rules", caption, ("task", *columns), rows)
 
 
 def _costs_table(costs: Iterable[dict[str, Any]]) -> ResultTable:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import DraftingModel
 from lattice_bpd.evaluate.lab import Lab
-from lattice_bpd.evaluate.lab_options import LabOptions
+from lattice_bpd.evaluate.lab_options import LabOptions, split_texts
 from lattice_bpd.evaluate.live_check import check_live
 from lattice_bpd.evaluate.positions import Rescorers
 from lattice_bpd.evaluate.quick import Source
@@ -25,11 +25,13 @@ from lattice_bpd.evaluate.record.texts import RecordedText
 from lattice_bpd.evaluate.record.write import write_record
 from lattice_bpd.evaluate.replay import Recording
 from lattice_bpd.evaluate.results import finish_results
+from lattice_bpd.evaluate.rule_quality import compare_rules
 from lattice_bpd.evaluate.settings import DraftOptions
 from lattice_bpd.evaluate.strategies import STRATEGIES
 from lattice_bpd.evaluate.sweep import Point
-from lattice_bpd.evaluate.tasks.metrics import METRICS, measure_perplexity
+from lattice_bpd.evaluate.tasks.metrics import METRICS, Judge, measure_perplexity
 from lattice_bpd.train.watcher import Watcher
+from lattice_bpd.verify import Exact, parse_acceptance
 
 DOMAIN = "in-domain"  # name of the LM of a task's own domain
 
@@ -110,6 +112,9 @@ def _evaluate_task(
             stop_token_ids=source.record.stop_token_ids, on_text=watcher.advance,
         )  # fmt: skip
         results["live"] = [check.to_json() for check in checks]
+    if options.rules:
+        begin(f"{task}: acceptance rules", 0)
+        results["acceptance"] = _compare_rules(task, results, recording, source, lms, options)
     if running:
         watcher.end()
     results["performance"] = _performance(source, recording.texts, source.metrics.get(task))
@@ -122,6 +127,36 @@ def _tuned_points(results: dict[str, Any], lm: str) -> list[Point]:
         Point(STRATEGIES[name], options, lm if STRATEGIES[name].uses_lm else "")
         for name, options in tuned.items()
     ]
+
+
+def _compare_rules(
+    task: str, results: dict[str, Any], recording: Recording, source: Source,
+    lms: dict[str, NGramLM], options: LabOptions,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The rules on reported texts, with the drafts of the tree at its tuned weights."""
+    texts = [
+        recording.texts[number]
+        for number in split_texts(len(recording.texts), options.held_out, options.seed)[1]
+    ][: options.rule_texts]
+    rules = [parse_acceptance(rule) for rule in options.rules]
+    rules = [Exact(), *(rule for rule in rules if rule.name != Exact.name)]
+    name = next(name for name in ("tree", "tree_0gram", "bpd") if name in results["tuned"])
+    strategy, tuned = STRATEGIES[name], DraftOptions(**results["tuned"][name])
+    used = Rescorers(next(iter(lms.values())) if strategy.uses_lm else None)
+    judge = METRICS.get(source.metrics.get(task, ""))
+
+    def judge_tokens(outputs: Sequence[Sequence[int]]) -> float:
+        words = [source.tokenizer.decode(list(output)) for output in outputs]
+        return cast("Judge", judge)(words, [text.references for text in texts])
+
+    judged = judge is not None and all(text.references for text in texts)
+    found = compare_rules(
+        source.model, [text.prompt.tolist() for text in texts], rules,
+        lambda: strategy.make_drafter(used, (), tuned),
+        max_new_tokens=source.record.max_new_tokens,
+        stop_token_ids=source.record.stop_token_ids, judge=judge_tokens if judged else None,
+    )  # fmt: skip
+    return [result.to_json() for result in found]
 
 
 def _performance(

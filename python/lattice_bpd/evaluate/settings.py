@@ -15,6 +15,7 @@ from lattice_bpd.decode import (
     ScorerDrafter,
     TreeDrafter,
 )
+from lattice_bpd.verify import Acceptance
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Setting:
         uses_lm: rescore with the n-gram LM.
         many: verify num_drafts drafts rather than one.
         source: name of the LM or the scorer to use instead of the common LM; see `source_of`.
+        acceptance: which draft tokens are kept; None: Exact. Lossy rules are decoded live only.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Setting:
     uses_lm: bool = False
     many: bool = False
     source: str = ""
+    acceptance: Acceptance | None = None
 
     def source_of(self, lm: Any, sources: Mapping[str, Any] | None) -> Any:
         """What this line rescores with: `sources[source]`, the common LM, or None.

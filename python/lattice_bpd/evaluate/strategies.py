@@ -101,7 +101,8 @@ def strategy_of(setting: Setting) -> Strategy:
     """The strategy of a line of the table, whatever its name.
 
     Raises:
-        ValueError: a kind of drafting that needs more than a recording.
+        ValueError: a kind of drafting that needs more than a recording, or a rule whose text is
+            not greedy's.
     """
     kind = setting.strategy
     if kind not in _KINDS:
@@ -110,6 +111,11 @@ def strategy_of(setting: Setting) -> Strategy:
             f"{', '.join(_KINDS)}; decode it live (compare_strategies)"
         )
 
+    if setting.acceptance is not None and setting.acceptance.name != "exact":
+        raise ValueError(
+            f"setting {setting.name} keeps drafts by {setting.acceptance}, so that its text is not "
+            "the recorded one; expected the exact rule; decode it live (compare_strategies)"
+        )
     uses_lm = setting.uses_lm or bool(setting.source)
 
     def make_drafter(

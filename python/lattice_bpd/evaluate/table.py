@@ -11,6 +11,8 @@ from lattice_bpd.extras import require
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from lattice_bpd.decode import DecodeStats
+
 COLUMNS = (
     "strategy",
     "block eff.",
@@ -28,6 +30,9 @@ FOOTNOTES = (
     "behind which greedy's output never loops.",
     "{share:.0%} of greedy's output is in loops (positions whose last 8 tokens occurred before).",
     "repeats: share of neighbouring positions of first drafts that hold the same token.",
+)
+LOSSY_NOTE = (
+    "lossy: nats a token by which the target likes the tokens kept less than its own argmax."
 )
 
 
@@ -48,7 +53,6 @@ def _row(
     comparison: Comparison, result: StrategyResult, names: Mapping[str, object]
 ) -> tuple[str, ...]:
     total = result.total()
-    differing = len(result.differing)
     return (
         result.setting.label.format(**names),
         f"{total.block_efficiency:.2f}",
@@ -57,8 +61,19 @@ def _row(
         f"{total.target_calls:,}",
         f"{total.tokens_per_second:,.0f}",
         _percent(total.repeat_share if total.neighbours else None, ".1%"),
-        "yes" if differing == 0 else f"NO ({differing} of {len(result.outputs)})",
+        _verdict(result, total),
     )
+
+
+def _verdict(result: StrategyResult, total: DecodeStats) -> str:
+    """Whether output is greedy's; of a lossy rule what it cost."""
+    rule = result.setting.acceptance
+    if rule is not None and not rule.lossless:
+        return f"lossy ({total.regret_per_token:.2f} nats)"
+    if not result.is_exact:
+        return "sampled"
+    differing = len(result.differing)
+    return "yes" if differing == 0 else f"NO ({differing} of {len(result.outputs)})"
 
 
 def render_table(
@@ -86,7 +101,10 @@ def render_table(
 def footnotes(comparison: Comparison) -> Sequence[str]:
     """What the columns mean, one line each."""
     count = f"the {len(comparison.loop_free)} of {len(comparison.looping)}"
-    return [note.format(count=count, share=comparison.loop_share) for note in FOOTNOTES]
+    notes = [note.format(count=count, share=comparison.loop_share) for note in FOOTNOTES]
+    rules = [result.setting.acceptance for result in comparison.results]
+    lossy = any(rule is not None and not rule.lossless for rule in rules)
+    return [*notes, LOSSY_NOTE] if lossy else notes
 
 
 def _percent(value: float | None, form: str) -> str:

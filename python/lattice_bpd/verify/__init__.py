@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from lattice_bpd.verify.acceptance import Acceptance, Exact, Rejection, Sampled, Warp
+from lattice_bpd.verify.acceptance import (
+    Acceptance,
+    Distance,
+    Exact,
+    MinimumBlock,
+    Rejection,
+    RelaxedAcceptance,
+    RelaxedChooser,
+    Sampled,
+    SpecDecPlusPlus,
+    TopKMatch,
+    Typical,
+    Warp,
+    parse_acceptance,
+)
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import accept_lengths, greedy_tokens
@@ -27,20 +41,28 @@ __all__ = [
     "BatchVerification",
     "CausalLMTarget",
     "Chooser",
+    "Distance",
     "Exact",
+    "MinimumBlock",
     "Offer",
     "PrefixTree",
     "Rejection",
+    "RelaxedAcceptance",
+    "RelaxedChooser",
     "Sampled",
+    "SpecDecPlusPlus",
     "StackedCache",
     "TargetModel",
     "TargetOutput",
+    "TopKMatch",
+    "Typical",
     "Verification",
     "Warp",
     "accept_lengths",
     "check_cache",
     "choose_form",
     "greedy_tokens",
+    "parse_acceptance",
     "verify_drafts",
     "verify_trees",
 ]

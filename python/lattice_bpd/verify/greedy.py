@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+FloatRow = npt.NDArray[np.float32]
 
 _NAN = (
     "verify_drafts: the target's logits hold NaN; expected numbers; check its weights, and its "
@@ -55,13 +58,32 @@ def greedy_choice(logits: Tensor) -> Callable[[int, int], int]:
     places = logits.numpy()
 
     def choice(row: int, column: int) -> int:
-        found = places[row, column]
-        best = found.argmax()
-        if found[best] != found[best]:
-            raise ValueError(_NAN)
-        return int(best)
+        return greedy_token(places[row, column])
 
     return choice
+
+
+def logits_row(logits: Tensor) -> FloatRow:
+    """Logits of one place, (V,) of any float dtype and device, as numpy's float32."""
+    return logits.float().numpy(force=True)
+
+
+def greedy_token(row: FloatRow) -> int:
+    """The target's choice at one place.
+
+    Args:
+        row: (V,) float32 logits.
+
+    Returns:
+        The smallest id where several logits share the maximum.
+
+    Raises:
+        ValueError: a NaN among the logits.
+    """
+    best = row.argmax()
+    if row[best] != row[best]:
+        raise ValueError(_NAN)
+    return int(best)
 
 
 def accept_lengths(drafts: Tensor, predictions: Tensor) -> Tensor:

@@ -55,11 +55,13 @@ class BatchVerification:
         sequences: of each sequence.
         form: "tree" or "rows".
         target_seconds: wall time of the target's call alone.
+        shape: rows and tokens of the call.
     """
 
     sequences: list[Verification]
     form: str
     target_seconds: float
+    shape: tuple[int, int] = (0, 0)
 
 
 class Offer(NamedTuple):
@@ -160,7 +162,7 @@ def verify_trees(
         rows = [call.rows[number][nodes[-1]] for number, nodes in enumerate(accepted)]
         counts = [len(nodes) for nodes in accepted]
         state.keep_rows(cache, rows, counts, size, repeats=call.sequences is not None)
-    return BatchVerification(found, form, seconds)
+    return BatchVerification(found, form, seconds, (call.input_ids.shape[0], size))
 
 
 def choose_form(

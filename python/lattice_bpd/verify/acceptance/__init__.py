@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from lattice_bpd.verify.acceptance.parse import parse_acceptance
+from lattice_bpd.verify.acceptance.relaxed import RelaxedAcceptance, RelaxedChooser
 from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
+from lattice_bpd.verify.acceptance.rules import (
+    Distance,
+    MinimumBlock,
+    SpecDecPlusPlus,
+    TopKMatch,
+    Typical,
+)
 from lattice_bpd.verify.acceptance.sampling import (
     Rejection,
     RejectionChooser,
@@ -13,10 +22,18 @@ from lattice_bpd.verify.acceptance.warp import Warp
 
 __all__ = [
     "Acceptance",
+    "Distance",
     "Exact",
+    "MinimumBlock",
     "Rejection",
     "RejectionChooser",
+    "RelaxedAcceptance",
+    "RelaxedChooser",
     "Sampled",
     "SampledChooser",
+    "SpecDecPlusPlus",
+    "TopKMatch",
+    "Typical",
     "Warp",
+    "parse_acceptance",
 ]

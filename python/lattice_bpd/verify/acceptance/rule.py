@@ -48,3 +48,7 @@ class Exact:
     def start(self, sequence: int, prompt: Sequence[int]) -> None:  # noqa: ARG002
         """None: plain argmax, decided for all places at once."""
         return
+
+    def __str__(self) -> str:
+        """The form that `parse_acceptance` reads."""
+        return self.name

@@ -37,6 +37,20 @@ class _Sampling:
     warp: Warp
     seed: Seed
 
+    name: ClassVar[str]
+
+    def __str__(self) -> str:
+        """Name and numbers in the form that `parse_acceptance` reads."""
+        plain, warp = Warp(), self.warp
+        named = [
+            f"{key}={getattr(warp, key)}"
+            for key in ("top_k", "top_p", "min_p")
+            if getattr(warp, key) != getattr(plain, key)
+        ]
+        if isinstance(self.seed, int):
+            named.append(f"seed={self.seed}")
+        return f"{self.name}:{','.join([str(warp.temperature), *named])}"
+
     def key_of(self, sequence: int, prompt: Sequence[int]) -> int:
         """The key of a text's noise: of seed and prompt, so that its place in a batch is nothing.
 

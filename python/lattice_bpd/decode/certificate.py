@@ -1,0 +1,238 @@
+"""Lossless certificates: where could floating point have decided otherwise, and did it?
+
+Calls of different shapes add up in different orders, so the logits of a verifying call and those of
+plain greedy decoding differ by rounding. Where the target's two best logits lie further apart than
+that, the token is greedy's whatever the rounding; the few others are decided again by plain calls:
+the prompt in one call, then one token at a time.
+
+    scale      largest |logit| of a place
+    rounding   largest difference of logits / scale between verifying and plain calls, measured on
+               the first 16 tokens of this very text
+    bound      8 max(rounding, eps) scale: two logits may move towards each other (2), by more than
+               16 places have shown (4); eps is that of the model's dtype
+
+A bound that is proved for every sum of n terms grows with n and exceeds all margins of a real
+model, so the bound is measured instead; tests compare it with all differences on random targets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lattice_bpd import FormatError
+from lattice_bpd.decode.model import DraftingModel
+from lattice_bpd.decode.plain_calls import (
+    MEASURED,
+    PlainCalls,
+    difference_of,
+    margin_of,
+    scale_of,
+)
+from lattice_bpd.verify import Offer
+from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
+
+FORMAT, VERSION = "lattice-bpd certificate", 1
+SAFETY = 8.0
+FORMULA = f"{SAFETY:g} max(rounding, eps) scale, scale = largest |logit| of the place"
+
+CallShape = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class CheckedPlace:
+    """A token whose margin is below the bound, decided once more by a plain call.
+
+    Attributes:
+        place: its number among the decoded tokens, from 0.
+        token_id: what was written.
+        margin: the best logit minus the second in the verifying call.
+        bound: below which rounding could decide.
+        plain_token_id: what the plain call writes there.
+        plain_margin: the logit of token_id minus the best other one in the plain call; below 0
+            where it writes another token.
+    """
+
+    place: int
+    token_id: int
+    margin: float
+    bound: float
+    plain_token_id: int
+    plain_margin: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the plain call writes the same token."""
+        return self.plain_token_id == self.token_id
+
+
+@dataclass
+class Certificate:
+    """What stands behind the claim that a text is greedy's.
+
+    Attributes:
+        prompt_token_ids: (T,) ints.
+        token_ids: (m,) ints, the decoded text.
+        margins: (m,) the target's best logit minus its second, in the call that verified.
+        bounds: (m,) below which rounding could have decided otherwise.
+        rounding: the measured part of the bounds.
+        eps: of the dtype.
+        dtype: the target's.
+        device: where it ran.
+        batch_size: texts that were decoded together.
+        shapes: form ("prompt", "tree" or "rows"), rows and tokens of the calls that verified.
+        checked: the places below their bounds, each decided again.
+        plain_calls: calls that measuring and checking took.
+        verdict: "lossless": every place below its bound came out the same again. "tie": at one at
+            least the plain call prefers another token, and the bound holds for that too: rounding
+            decides there, and plain decoding may go on differently. "different": a plain call
+            disagrees by more than the bound.
+    """
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    margins: list[float]
+    bounds: list[float]
+    rounding: float
+    eps: float
+    dtype: str
+    device: str
+    batch_size: int
+    shapes: list[CallShape]
+    checked: list[CheckedPlace] = field(default_factory=list)
+    plain_calls: int = 0
+    verdict: str = "lossless"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, with format, formula and the count of places below their bounds."""
+        found = {"format": FORMAT, "version": VERSION, "formula": FORMULA, **asdict(self)}
+        found["checked"] = [
+            {**asdict(place), "agrees": place.agrees} for place in self.checked
+        ]  # fmt: skip
+        return {**found, "below_bound": len(self.checked)}
+
+    @classmethod
+    def load(cls, path: str | Path) -> Certificate:
+        """Read what `save` wrote.
+
+        Raises:
+            FormatError: no certificate, or one of another version.
+            OSError: the file cannot be read.
+        """
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            if (found.pop("format"), found.pop("version")) != (FORMAT, VERSION):
+                raise ValueError("another format or version")
+            checked = [
+                CheckedPlace(**{name: value for name, value in place.items() if name != "agrees"})
+                for place in found.pop("checked")
+            ]
+            shapes = [(form, rows, tokens) for form, rows, tokens in found.pop("shapes")]
+            del found["formula"], found["below_bound"]
+            return cls(**found, shapes=shapes, checked=checked)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise FormatError(
+                f"{path}: not a certificate ({error!r}); expected a file that "
+                "lattice-bpd generate --certificate or Certificate.save wrote"
+            ) from error
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file; whoever reads meanwhile sees the old one or the new one.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}")
+        try:
+            temporary.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+class MarginChooser:
+    """Argmax that remembers by how much it led; a Chooser for one text.
+
+    Attributes:
+        ended: False.
+        margins: of each chosen token.
+        scales: largest |logit| of each place.
+        rows: (V,) float32 logits of the first places.
+    """
+
+    ended = False
+
+    def __init__(self) -> None:
+        self.margins: list[float] = []
+        self.scales: list[float] = []
+        self.rows: list[FloatRow] = []
+
+    def choose(self, logits: torch.Tensor, offer: Offer) -> int:  # noqa: ARG002
+        """See `lattice_bpd.verify.Chooser`."""
+        row = logits_row(logits)
+        best = greedy_token(row)
+        self.margins.append(margin_of(row, best))
+        self.scales.append(scale_of(row))
+        if len(self.rows) < MEASURED:
+            self.rows.append(row.copy())
+        return best
+
+
+@torch.inference_mode()
+def certify(
+    model: DraftingModel,
+    prompt: Sequence[int],
+    token_ids: Sequence[int],
+    chooser: MarginChooser,
+    shapes: Iterable[CallShape],
+    batch_size: int,
+) -> Certificate:
+    """Measure rounding, decide the places below the bound again, and say what was found.
+
+    Args:
+        model: the target.
+        prompt: (T,) ints.
+        token_ids: (m,) ints, what was decoded.
+        chooser: which has seen all m places.
+        shapes: of the verifying calls.
+        batch_size: texts decoded together.
+
+    Returns:
+        Certificate.
+    """
+    count = len(token_ids)
+    dtype = model.target.dtype
+    plain = PlainCalls(model.target, prompt, token_ids)
+    rows = chooser.rows[:count]
+    rounding = max(difference_of(row, plain.row(place)) for place, row in enumerate(rows))
+    eps = float(torch.finfo(dtype).eps)
+    factor = SAFETY * max(rounding, eps)
+    bounds = [factor * scale for scale in chooser.scales[:count]]
+    found = Certificate(
+        list(prompt), list(token_ids), chooser.margins[:count], bounds, rounding, eps,
+        str(dtype).removeprefix("torch."), str(model.device), batch_size, sorted(shapes),
+    )  # fmt: skip
+    places = [place for place in range(count) if found.margins[place] < bounds[place]]
+    for place in places:
+        row, token = plain.row(place), token_ids[place]
+        found.checked.append(
+            CheckedPlace(place, token, found.margins[place], bounds[place], greedy_token(row),
+                         margin_of(row, token))
+        )  # fmt: skip
+    found.plain_calls = plain.calls
+    found.verdict = _verdict(found.checked, plain.disagreeing - set(places))
+    return found
+
+
+def _verdict(checked: Sequence[CheckedPlace], others: set[int]) -> str:
+    """See Certificate; others are places above the bound where a plain call disagrees."""
+    apart = [place for place in checked if not place.agrees]
+    if others or any(place.plain_margin < -place.bound for place in apart):
+        return "different"
+    return "tie" if apart else "lossless"

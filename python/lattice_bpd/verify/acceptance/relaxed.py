@@ -1,0 +1,117 @@
+"""What the lossy rules share: which draft tokens pass, which of them is taken, what that costs.
+
+A rule says only what it admits. Behind the end of a draft, and where nothing passes, the target's
+argmax is written, as the exact rule does.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
+from lattice_bpd.verify.verification import Offer
+
+
+class RelaxedAcceptance(ABC):
+    """A rule that keeps some draft tokens which are not the target's argmax; subclass for yours.
+
+    Attributes:
+        name: see `Acceptance`.
+        lossless: False.
+        guarantee: what holds of the output, in one sentence.
+    """
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool] = False
+    guarantee: ClassVar[str]
+
+    @abstractmethod
+    def admits(self, row: FloatRow, best: int, token_ids: Sequence[int]) -> Sequence[bool]:
+        """Which draft tokens may stand in place of the target's argmax.
+
+        Args:
+            row: (V,) float32, the target's logits.
+            best: its argmax.
+            token_ids: (n,) drafted tokens, none of them the argmax; one or more.
+
+        Returns:
+            (n,) bools.
+        """
+
+    def pick(self, row: FloatRow, best: int, offer: Offer) -> int:
+        """The token that is written.
+
+        The argmax where it is offered, else the admitted token that the target likes best (among
+        equals the one that was offered first), else the argmax.
+        """
+        token_ids = offer.token_ids
+        if not token_ids or best in token_ids:
+            return best
+        passing = self.admits(row, best, token_ids)
+        found = [token for token, passes in zip(token_ids, passing, strict=True) if passes]
+        return max(found, key=row.__getitem__, default=best)
+
+    def start(self, sequence: int, prompt: Sequence[int]) -> RelaxedChooser:  # noqa: ARG002
+        """The chooser of one text."""
+        return RelaxedChooser(self)
+
+    def __str__(self) -> str:
+        """Name and numbers in the form that `parse_acceptance` reads: specdec++:3,1.0."""
+        values = [getattr(self, field.name) for field in fields(self) if field.repr]  # type: ignore[arg-type]
+        return f"{self.name}:{','.join(map(str, values))}"
+
+
+class RelaxedChooser:
+    """Chooses the tokens of one text by a relaxed rule, and keeps count of what that costs.
+
+    Args:
+        rule: what is admitted.
+
+    Attributes:
+        ended: False; stop tokens are the loop's.
+        regrets: of each chosen token that is not the target's argmax its number among the chosen
+            ones, from 0, and how many nats the target likes it less than its argmax.
+    """
+
+    ended = False
+
+    def __init__(self, rule: RelaxedAcceptance) -> None:
+        self._rule, self._chosen = rule, 0
+        self.regrets: list[tuple[int, float]] = []
+
+    def choose(self, logits: Tensor, offer: Offer) -> int:
+        """See `lattice_bpd.verify.Chooser`.
+
+        Raises:
+            ValueError: a NaN among the logits.
+        """
+        row = logits_row(logits)
+        best = greedy_token(row)
+        token = self._rule.pick(row, best, offer)
+        if token != best:
+            self.regrets.append((self._chosen, float(row[best]) - float(row[token])))
+        self._chosen += 1
+        return token
+
+
+def check_count(rule: str, name: str, value: Any) -> None:
+    """Raise TypeError or ValueError unless value is an int of 1 or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{rule}: {name} is {value!r}; expected an int")
+    if value < 1:
+        raise ValueError(f"{rule}: {name} is {value}; expected 1 or more")
+
+
+def check_number(rule: str, name: str, value: Any, least: float) -> None:
+    """Raise TypeError or ValueError unless value is a finite number, least or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise TypeError(f"{rule}: {name} is {value!r}; expected a number")
+    if not least <= value < math.inf:
+        raise ValueError(f"{rule}: {name} is {value}; expected a finite number, {least:g} or more")

@@ -1,0 +1,324 @@
+"""Acceptance rules: worked examples, a plain re-implementation on small models, bad input."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+import torch
+
+from blockwise_models import VOCAB, looping_text, model_of
+from lattice_bpd import Drafts, NGramLM
+from lattice_bpd.decode import CustomGenerate, DecodeStats, Drafter, decode, decode_batch, generate
+from lattice_bpd.verify import (
+    Distance,
+    Exact,
+    MinimumBlock,
+    Offer,
+    RelaxedAcceptance,
+    SpecDecPlusPlus,
+    TopKMatch,
+    Typical,
+    parse_acceptance,
+)
+
+PROMPT = [3, 17, 5]
+
+
+def pick(rule: RelaxedAcceptance, logits: list[float], offered: list[int], depth: int = 0) -> int:
+    return rule.start(0, []).choose(torch.tensor(logits), Offer(offered, depth))
+
+
+def test_top_k_match_by_hand():
+    logits = [0.0, 5.0, 3.0, 4.0, 3.0]  # ranks: 1, 3, 2, 4, 0
+    assert pick(TopKMatch(2), logits, [2, 3]) == 3
+    assert pick(TopKMatch(2), logits, [2, 4]) == 1  # neither is among 1 and 3
+    assert pick(TopKMatch(3), logits, [4, 2]) == 2  # equal to 4, of smaller id: third
+    assert pick(TopKMatch(4), logits, [4, 2]) == 4  # both pass and are equal: offered first
+    assert pick(TopKMatch(9), logits, [0]) == 0
+    assert pick(TopKMatch(9), logits, [0, 1]) == 1  # the argmax wherever it is offered
+    assert pick(TopKMatch(9), logits, []) == 1  # behind the end of a draft
+    assert pick(TopKMatch(9), [0.0, 0.0, 5.0, 5.0], [3, 2]) == 2  # even where others are equal
+
+
+def test_distance_by_hand():
+    logits = [0.0, 0.0, 1.0, 0.0, 9.0, 2.0, 0.0]
+    assert pick(Distance(1), logits, [2, 6]) == 4  # both are 2 away from 4
+    assert pick(Distance(2), logits, [6, 3]) == 6  # equal logits: offered first
+    assert pick(Distance(2), logits, [2, 5]) == 5
+    table = Distance(0.5, values=np.array([0, 9, 9, 1.2, 1.0, 9, 9.0]))
+    assert pick(table, logits, [5, 3]) == 3
+    assert pick(table, logits, [5, 0]) == 4
+
+
+def test_specdec_by_hand():
+    logits = [2.0, 5.0, 4.2, 4.5]
+    assert pick(SpecDecPlusPlus(3, 1.0), logits, [2]) == 2  # third, 0.8 nats below
+    assert pick(SpecDecPlusPlus(2, 1.0), logits, [2]) == 1  # only third
+    assert pick(SpecDecPlusPlus(3, 0.7), logits, [2]) == 1  # too far below
+    assert pick(SpecDecPlusPlus(3, 0.7), logits, [2, 3]) == 3
+
+
+def test_typical_by_hand():
+    sure = np.log([0.9, 0.06, 0.04]).tolist()  # entropy 0.392, exp(-entropy) 0.675
+    assert pick(Typical(0.05, 0.3), sure, [1]) == 1  # 0.06 > 0.05
+    assert pick(Typical(0.07, 0.3), sure, [1]) == 0  # 0.06 < min(0.07, 0.2)
+    assert pick(Typical(0.07, 0.08), sure, [1]) == 1  # 0.06 > 0.08 x 0.675 = 0.054
+    unsure = [0.1, 0.0, 0.0, 0.0, -math.inf]  # about a quarter each; exp(-entropy) is 0.25
+    assert pick(Typical(0.4, 0.9), unsure, [3]) == 3
+    assert pick(Typical(0.4, 0.999), unsure, [3]) == 0
+    assert pick(Typical(0.4, 0.9), unsure, [4]) == 0
+
+
+def test_minimum_block_by_hand():
+    logits = [2.0, 5.0, 4.2, 4.5]
+    assert pick(MinimumBlock(3), logits, [0, 3], depth=0) == 0  # forced: the first draft
+    assert pick(MinimumBlock(3), logits, [0, 3], depth=1) == 0
+    assert pick(MinimumBlock(3), logits, [0, 3], depth=2) == 1  # two drafts and argmax make three
+    assert pick(MinimumBlock(3), logits, [0, 1], depth=0) == 1
+    assert pick(MinimumBlock(3), logits, [], depth=0) == 1
+    over = MinimumBlock(2, TopKMatch(2))
+    assert pick(over, logits, [0, 3], depth=0) == 3  # rather than what would be forced
+    assert pick(over, logits, [0, 2], depth=0) == 0
+    assert pick(over, logits, [0, 3], depth=1) == 3
+    assert pick(MinimumBlock(2, MinimumBlock(3)), logits, [0], depth=1) == 0
+
+
+def test_regret_counts_nats_of_tokens_that_are_output():
+    chooser = SpecDecPlusPlus(4, 9.0).start(0, [])
+    for offered in ([3], [1], [2], []):
+        chooser.choose(torch.tensor([2.0, 5.0, 4.0, 4.5]), Offer(offered, 0))
+    assert chooser.regrets == [(0, 0.5), (2, 1.0)]
+    stats = DecodeStats(tokens=4, target_calls=2)
+    stats.count_relaxed(chooser.regrets)
+    assert (stats.relaxed_tokens, stats.regret) == (2, 1.5)
+    assert (stats.relaxed_share, stats.regret_per_token) == (0.5, 0.375)
+    stats.merge(stats)
+    assert (stats.relaxed_tokens, stats.regret, stats.relaxed_share) == (4, 3.0, 0.5)
+    cut = DecodeStats(tokens=2)  # the third was behind a stop token
+    cut.count_relaxed(chooser.regrets)
+    assert (cut.relaxed_tokens, cut.regret) == (1, 0.5)
+
+
+RULES = ["top_k:14", "distance:9", "specdec++:20,6.0", "typical:0.002,0.05", "minimum_block:3",
+         "minimum_block:2,top_k:9"]  # fmt: skip
+
+
+def admits(text: str, logits: torch.Tensor, best: int, token: int) -> bool:
+    """The rules once more, in full."""
+    rank, probs = int((logits > logits[token]).sum()), logits.softmax(0)
+    entropy = float(-(probs * probs.log()).sum())
+    return {
+        "top_k:14": rank < 14,
+        "distance:9": abs(token - best) <= 9,
+        "specdec++:20,6.0": rank < 20 and float(logits[best] - logits[token]) <= 6.0,
+        "typical:0.002,0.05": float(probs[token]) > min(0.002, 0.05 * math.exp(-entropy)),
+        "minimum_block:3": False,
+        "minimum_block:2,top_k:9": rank < 9,
+    }[text]
+
+
+def drafts_behind(tokens: list[int], slots: int) -> np.ndarray:
+    """Four drafts that depend on the text so far, the first two with a common beginning."""
+    rng = np.random.default_rng(sum(tokens) * 31 + len(tokens))
+    rows = rng.integers(0, VOCAB, (4, slots))
+    rows[1, :1] = rows[0, :1]
+    return rows
+
+
+class RandomDrafter(Drafter):
+    max_nodes = 16
+
+    def propose(self, state):
+        rows = drafts_behind(state.tokens, min(4, state.num_slots)).astype(np.int32)
+        return Drafts(rows[None], np.zeros((1, 4), np.float32), np.array([4], np.int32))
+
+
+@torch.no_grad()
+def written_plainly(kind: str, text: str, prompt: list[int], count: int, stop: int = -1):
+    """What the rule should write: whole texts are read, tokens are compared one by one."""
+    base = model_of(kind).base
+    least = int(text.split(":")[1].split(",")[0]) if text.startswith("minimum") else 1
+    tokens, calls, relaxed = list(prompt), 1, []
+
+    def logits_behind(so_far):
+        return base(input_ids=torch.tensor([so_far])).logits[0, -1].double()
+
+    tokens.append(int(logits_behind(tokens).argmax()))
+    while len(tokens) < len(prompt) + count and tokens[-1] != stop:
+        calls += 1
+        slots = min(4, len(prompt) + count - len(tokens) - 1)
+        rows = drafts_behind(tokens, slots).tolist() if slots else []
+        kept: list[int] = []
+        while True:
+            logits = logits_behind(tokens + kept)
+            best = token = int(logits.argmax())
+            offered = [r[len(kept)] for r in rows if r[: len(kept)] == kept and len(kept) < slots]
+            passing = [o for o in offered if admits(text, logits, best, o)]
+            if offered and best not in offered:
+                if passing:
+                    token = max(passing, key=lambda o: float(logits[o]))
+                elif len(kept) + 1 < least:
+                    token = offered[0]
+            kept.append(token)
+            if token != best:
+                relaxed.append((len(tokens) + len(kept) - 1, float(logits[best] - logits[token])))
+            if token not in offered:
+                break
+        tokens += kept
+        if stop in kept:
+            tokens = tokens[: tokens.index(stop, len(prompt)) + 1]
+    regret = sum(nats for place, nats in relaxed if place < len(tokens))
+    return tokens[len(prompt) :], calls, regret, sum(place < len(tokens) for place, _ in relaxed)
+
+
+@pytest.mark.parametrize("text", RULES)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_rules_write_what_a_plain_loop_writes(kind, text):
+    wanted = written_plainly(kind, text, PROMPT, 18)
+    ways = {
+        form: {"form": form} for form in ("tree", "rows", "auto")
+    } | {"static": {"static_cache": True}}  # fmt: skip
+    for way, options in ways.items():
+        found = decode(
+            model_of(kind), PROMPT, RandomDrafter(), max_new_tokens=18,
+            acceptance=parse_acceptance(text), **options,
+        )  # fmt: skip
+        stats = found.stats
+        assert (found.token_ids, stats.target_calls) == wanted[:2], way
+        assert stats.regret == pytest.approx(wanted[2], abs=1e-3), way
+        assert stats.relaxed_tokens == wanted[3] > 0, way
+        assert (found.acceptance, found.lossless) == (text.split(":")[0], False)
+    alone = [
+        decode(model_of(kind), prompt, RandomDrafter(), max_new_tokens=18,
+               acceptance=parse_acceptance(text)).token_ids
+        for prompt in (PROMPT, [7], [1, 2, 3, 4, 5, 6, 7])
+    ]  # fmt: skip
+    batch = decode_batch(
+        model_of(kind), [PROMPT, [7], [1, 2, 3, 4, 5, 6, 7]], RandomDrafter(), max_new_tokens=18,
+        acceptance=parse_acceptance(text),
+    )  # fmt: skip
+    assert [found.token_ids for found in batch] == alone
+
+
+@pytest.mark.parametrize("text", ["top_k:14", "minimum_block:3"])
+def test_rules_stop_at_stop_tokens(text):
+    whole = written_plainly("gpt2", text, PROMPT, 18)[0]
+    for stop in set(whole):
+        wanted = written_plainly("gpt2", text, PROMPT, 18, stop)
+        found = decode(
+            model_of("gpt2"), PROMPT, RandomDrafter(), max_new_tokens=18, stop_token_ids=[stop],
+            acceptance=parse_acceptance(text),
+        )  # fmt: skip
+        assert (found.token_ids, found.stats.target_calls) == wanted[:2]
+        assert found.finish == "stop_token"
+        assert found.stats.regret == pytest.approx(wanted[2], abs=1e-3)
+        assert found.stats.relaxed_tokens == wanted[3]
+
+
+@pytest.mark.parametrize("text", ["top_k:1", "distance:0", "specdec++:1,9", "specdec++:9,0",
+                                  "minimum_block:1"])  # fmt: skip
+def test_the_strictest_rules_are_exact(text):
+    lm = NGramLM.train([looping_text(2000)], 3, vocab_size=VOCAB, smoothing="witten_bell")
+    exact = generate(model_of("trained"), PROMPT, lm=lm)
+    found = generate(model_of("trained"), PROMPT, lm=lm, acceptance=parse_acceptance(text))
+    assert found.token_ids == exact.token_ids
+    assert (found.stats.target_calls, found.stats.regret) == (exact.stats.target_calls, 0.0)
+    assert found.stats.relaxed_tokens == 0
+    assert not found.lossless
+    assert exact.lossless
+
+
+@pytest.mark.parametrize("text", ["exact", "top_k:1", "top_k:14"])
+@pytest.mark.parametrize("processed", [False, True])
+def test_acceptance_inside_generate(text, processed):
+    base, rule = model_of("gpt2").base, parse_acceptance(text)
+    method = CustomGenerate(drafter=RandomDrafter(), acceptance=rule)
+    inputs = {"input_ids": torch.tensor([PROMPT, [1, 2, 3]]), "max_new_tokens": 18}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    options = {"do_sample": False, "pad_token_id": 0}
+    if processed:
+        options["repetition_penalty"] = 1.7
+    found = base.generate(**inputs, custom_generate=method, **options).tolist()
+    stats = method.results[0].stats
+    if text == "top_k:14":
+        if not processed:
+            assert found[0][3:] == written_plainly("gpt2", text, PROMPT, 18)[0]
+        assert stats.relaxed_tokens > 0 < stats.regret
+        assert method.results[0].acceptance == "top_k"
+    else:
+        assert found == base.generate(**inputs, **options).tolist()
+        assert stats.relaxed_tokens == 0
+
+
+def test_bfloat16_and_blocks():
+    model = copy.deepcopy(model_of("trained")).to(torch.bfloat16)
+    found = generate(model, PROMPT, "bpd", acceptance=MinimumBlock(4), max_new_tokens=60)
+    assert min(found.stats.accept_lengths[:-1]) >= 3
+    exact = generate(model, PROMPT, "bpd", max_new_tokens=60)
+    assert found.stats.target_calls <= exact.stats.target_calls
+
+
+def test_acceptance_of_nan_is_refused():
+    with pytest.raises(ValueError, match="logits hold NaN"):
+        pick(TopKMatch(2), [0.0, math.nan, 1.0], [2])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["exact", "top_k:4", "distance:2.0", "minimum_block:3", "specdec++:3,1.0", "typical:0.09,0.3",
+     "minimum_block:3,specdec++:3,1.0", "sampled:0.8,top_k=5,top_p=0.95,seed=1",
+     "rejection:1.0,min_p=0.1,seed=0"],
+)  # fmt: skip
+def test_acceptance_as_text(text):
+    rule = parse_acceptance(text)
+    assert str(rule) == text
+    assert str(parse_acceptance(str(rule))) == text
+    assert rule.lossless == text.startswith(("exact", "sampled", "rejection"))
+    assert rule.guarantee
+
+
+def test_acceptance_defaults():
+    assert parse_acceptance("specdec++") == SpecDecPlusPlus(3, 1.0)
+    assert parse_acceptance("typical:0.2") == Typical(0.2, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("topk:3", r"unknown rule 'topk'; did you mean 'top_k'\? expected one of exact, top_k"),
+        ("top_k", "has 0 numbers behind 'top_k'; expected 1, such as top_k:4"),
+        ("top_k:0", "TopKMatch: k is 0; expected 1 or more"),
+        ("top_k:x", "top_k:x.*such as top_k:4"),
+        ("typical:1,2,3", r"has 3 numbers behind 'typical'; expected 0\.\.2"),
+        ("typical:1.5", "Typical: epsilon is 1.5; expected above 0 and below 1"),
+        ("specdec++:3,-1", r"tau is -1.0; expected a finite number, 0 or more"),
+        ("distance:nan", "epsilon is nan"),
+        ("minimum_block:2,loud:1", "unknown rule 'loud'"),
+        ("sampled:0.0", r"temperature is 0\.0; expected a number above 0; .*Exact"),
+        ("sampled:1,top_q=3", "unexpected keyword argument 'top_q'"),
+    ],
+)
+def test_acceptance_in_bad_text_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_acceptance(text)
+
+
+def test_bad_acceptance_numbers_are_refused():
+    with pytest.raises(TypeError, match=r"TopKMatch: k is 2\.5; expected an int"):
+        TopKMatch(2.5)
+    with pytest.raises(TypeError, match="SpecDecPlusPlus: tau is '1'; expected a number"):
+        SpecDecPlusPlus(3, "1")
+    with pytest.raises(TypeError, match="MinimumBlock: rule is a int; expected Exact or a relaxed"):
+        MinimumBlock(2, 3)
+    with pytest.raises(ValueError, match=r"values have shape \(2, 2\); expected \(V,\)"):
+        Distance(1, values=np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="values have NaN or infinity among them"):
+        Distance(1, values=[1.0, math.inf])
+    with pytest.raises(ValueError, match="found 2 values for 3 logits"):
+        pick(Distance(1, values=[1.0, 2.0]), [0.0, 1.0, 2.0], [0])
+    assert isinstance(Exact(), Exact)

@@ -1,0 +1,254 @@
+"""Lossless certificates: bounds against all measured differences, verdicts, files."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from blockwise_models import ARCHITECTURES, VOCAB, model_of
+from lattice_bpd import Drafts
+from lattice_bpd.decode import CheckedPlace, Drafter, decode, decode_batch, generate
+from lattice_bpd.decode import certificate as certificates
+from lattice_bpd.decode import loop as loops
+from lattice_bpd.decode.certificate import MarginChooser, certify
+from lattice_bpd.decode.model import DraftingModel
+from lattice_bpd.decode.plain_calls import PlainCalls, difference_of, margin_of, scale_of
+from lattice_bpd.verify import Offer, TopKMatch
+
+FORMS = ["tree", "rows"]
+
+
+@functools.cache
+def target(kind: str, dtype: torch.dtype):
+    """A target of the tests' architectures, or a deeper one."""
+    if kind in ARCHITECTURES:
+        return copy.deepcopy(model_of(kind).base).to(dtype)
+    torch.manual_seed(5)
+    ends = dict.fromkeys(["bos_token_id", "eos_token_id", "pad_token_id"])
+    if kind == "deep gpt2":
+        base = GPT2LMHeadModel(
+            GPT2Config(vocab_size=VOCAB, n_positions=64, n_embd=64, n_layer=8, n_head=4, **ends)
+        )
+    else:
+        base = LlamaForCausalLM(
+            LlamaConfig(vocab_size=VOCAB, hidden_size=64, intermediate_size=128,
+                        num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
+                        max_position_embeddings=64, **ends)
+        )  # fmt: skip
+    with torch.no_grad():
+        for weight in base.parameters():
+            if weight.ndim == 2:
+                weight.normal_(0.0, 0.15)
+    return base.eval().to(dtype)
+
+
+class HalfRight(Drafter):
+    """Two drafts of which the second knows what will come, so that calls accept much."""
+
+    def __init__(self, coming: list[int], prompt_length: int) -> None:
+        self.coming, self.length = coming, prompt_length
+
+    def propose(self, state):
+        done = len(state.tokens) - self.length
+        right = self.coming[done : done + min(5, state.num_slots)]
+        if len(right) < 1:
+            return None
+        wrong = [(token + 1) % VOCAB for token in right]
+        rows = np.array([[wrong, right]], np.int32)
+        return Drafts(rows, np.zeros((1, 2), np.float32), np.array([2], np.int32))
+
+
+def draw(count: int, seed: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, VOCAB, rng.integers(1, 16)).tolist() for _ in range(count)]
+
+
+def plain_greedy(base, prompt: list[int], count: int) -> list[int]:
+    options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
+    ids = torch.tensor([prompt])
+    found = base.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
+    return found[0, len(prompt) :].tolist()
+
+
+def with_certificates(base, prompts, count=40, **options):
+    outputs = [plain_greedy(base, prompt, count) for prompt in prompts]
+    drafters = [HalfRight(out, len(p)) for out, p in zip(outputs, prompts, strict=True)]
+    options = {"max_new_tokens": count, "certificate": True, **options}
+    return decode_batch(base, prompts, drafters, **options), outputs
+
+
+class KeepsRows(MarginChooser):
+    """Remembers all logits, not only those that rounding is measured on."""
+
+    seen: list[KeepsRows]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_rows: list[np.ndarray] = []
+        self.seen.append(self)
+
+    def choose(self, logits, offer):
+        self.all_rows.append(logits.float().numpy().copy())
+        return super().choose(logits, offer)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [*ARCHITECTURES, "deep gpt2", "deep llama"])
+def test_no_difference_of_calls_exceeds_the_bound_of_the_certificate(
+    kind, dtype, form, monkeypatch
+):
+    monkeypatch.setattr(KeepsRows, "seen", [], raising=False)
+    monkeypatch.setattr(loops, "MarginChooser", KeepsRows)
+    base = target(kind, dtype)
+    found, _ = with_certificates(base, draw(2, seed=1), count=32, form=form)
+    largest, places = 0.0, 0
+    for result, chooser in zip(found, KeepsRows.seen, strict=True):
+        plain = PlainCalls(
+            DraftingModel(base).target, result.certificate.prompt_token_ids, result.token_ids
+        )
+        with torch.no_grad():
+            for place, bound in enumerate(result.certificate.bounds):
+                row, other = chooser.all_rows[place], plain.row(place)
+                largest = max(largest, float(np.abs(row - other).max()) * 2 / bound)
+                token = result.token_ids[place]
+                assert abs(margin_of(row, token) - margin_of(other, token)) <= bound
+                places += 1
+    assert places == 64
+    assert 0.0 < largest <= 1.0 or (dtype == torch.bfloat16 and largest == 0.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["gpt2", "mistral", "deep llama"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_lossless_certificate_means_greedy_output(kind, dtype, form):
+    base, texts = target(kind, dtype), draw(5, seed=2)
+    found, outputs = with_certificates(base, texts, count=24, form=form)
+    ties = 0
+    for result, output in zip(found, outputs, strict=True):
+        given = result.certificate
+        assert given.verdict in ("lossless", "tie")
+        if result.token_ids == output:
+            assert given.verdict == "lossless"
+            continue
+        pairs = enumerate(zip(result.token_ids, output, strict=True))
+        place = next(number for number, (ours, theirs) in pairs if ours != theirs)
+        apart = next(checked for checked in given.checked if not checked.agrees)
+        assert given.verdict == "tie"
+        assert (apart.place, apart.plain_token_id) == (place, output[place])
+        assert apart.plain_margin <= 0.0
+        ties += 1
+    assert ties == 0 or dtype == torch.bfloat16
+    calls = [result.stats.target_calls for result in found]
+    assert max(calls) < 24  # drafts were accepted
+
+
+def test_certificate_of_one_text():
+    base = target("gpt2", torch.float32)
+    (result,), _ = with_certificates(base, [[3, 17, 5]], form="tree")
+    found = result.certificate
+    assert (found.prompt_token_ids, found.token_ids) == ([3, 17, 5], result.token_ids)
+    assert len(found.margins) == len(found.bounds) == 40
+    assert (found.dtype, found.device, found.batch_size) == ("float32", "cpu", 1)
+    assert ("prompt", 1, 3) in found.shapes
+    assert {shape[0] for shape in found.shapes} == {"prompt", "tree", "rows"} - {"rows"}
+    assert found.plain_calls == 16  # none of the margins was small
+    assert min(found.margins) > max(found.bounds)
+    assert found.checked == []
+    logits = base(torch.tensor([[3, 17, 5, *result.token_ids[:9]]])).logits[0, -1].detach()
+    best = logits.topk(2).values
+    assert found.margins[9] == pytest.approx(float(best[0] - best[1]), abs=1e-4)
+    eight_times = 8 * max(found.rounding, found.eps) * float(logits.abs().max())
+    assert found.bounds[9] == pytest.approx(eight_times, rel=1e-3)
+    assert generate(base, [3, 17, 5], "greedy").certificate is None
+
+
+@pytest.mark.parametrize("options", [{"static_cache": True}, {"form": "rows"}, {}])
+def test_equal_logits_are_decided_again(options):
+    base = copy.deepcopy(target("gpt2", torch.float32))
+    with torch.no_grad():  # tokens 2 i and 2 i + 1 look alike, so that all margins are 0
+        base.lm_head.weight[1::2] = base.lm_head.weight[::2]
+    output = plain_greedy(base, [3, 17, 5], 20)
+    found = decode(
+        base, [3, 17, 5], HalfRight(output, 3), max_new_tokens=20, certificate=True, **options
+    )
+    given = found.certificate
+    assert found.token_ids == output
+    assert [token % 2 for token in output] == [0] * 20
+    assert given.margins == [0.0] * 20
+    assert [checked.place for checked in given.checked] == list(range(20))
+    assert all(checked.agrees for checked in given.checked)
+    assert (given.verdict, given.plain_calls) == ("lossless", 20)
+
+
+def test_stop_tokens_end_certificates():
+    base = target("gpt2", torch.float32)
+    output = plain_greedy(base, [3, 17, 5], 20)
+    stop = output[7]
+    found = decode(
+        base, [3, 17, 5], HalfRight(output, 3), max_new_tokens=20, stop_token_ids=[stop],
+        certificate=True,
+    )  # fmt: skip
+    assert found.finish == "stop_token"
+    assert len(found.certificate.margins) == len(found.token_ids) == output.index(stop) + 1
+
+
+def certificate_of(token_ids: list[int], margins: list[float] | None = None):
+    """A certificate of a text that is given, with margins as they are or made up."""
+    model, chooser = DraftingModel(target("gpt2", torch.float32)), MarginChooser()
+    with torch.no_grad():
+        plain = PlainCalls(model.target, [3, 17, 5], token_ids)
+        for place in range(len(token_ids)):
+            chooser.choose(torch.tensor(plain.row(place)), Offer((), 0))
+    chooser.margins = margins or chooser.margins
+    return certify(model, [3, 17, 5], token_ids, chooser, {("rows", 1, 1)}, 1)
+
+
+def test_certificate_of_a_wrong_text_says_so():
+    right = plain_greedy(target("gpt2", torch.float32), [3, 17, 5], 12)
+    assert certificate_of(right).verdict == "lossless"
+    wrong = [*right[:6], (right[6] + 1) % VOCAB, *right[7:]]
+    assert certificate_of(wrong).verdict == "different"
+    small = certificate_of(wrong, [0.0] * 12)  # as if every lead had been nothing
+    assert small.verdict == "different"
+    assert small.checked[6].plain_token_id == right[6]
+    assert small.checked[6].plain_margin < -small.checked[6].bound
+    checked = [CheckedPlace(4, 7, 0.1, 0.5, 8, -0.2)]
+    assert certificates._verdict(checked, set()) == "tie"
+    assert certificates._verdict(checked, {3}) == "different"
+
+
+def test_margins_by_hand():
+    row = np.array([1.0, -7.0, 3.0, 2.5, -np.inf], np.float32)
+    assert (margin_of(row, 2), margin_of(row, 3), scale_of(row)) == (0.5, -0.5, 7.0)
+    assert margin_of(row[:1], 0) == np.inf
+    other = np.array([1.0, -6.3, 3.0, 2.5, -np.inf], np.float32)
+    assert difference_of(row, other) == pytest.approx(0.1)
+
+
+def test_certificate_as_a_file(tmp_path):
+    (result,), _ = with_certificates(target("gpt2", torch.bfloat16), [[3, 17, 5]], count=9)
+    path = tmp_path / "text.json"
+    result.certificate.save(path)
+    found = json.loads(path.read_text())
+    assert (found["format"], found["version"]) == ("lattice-bpd certificate", 1)
+    assert found["token_ids"] == result.token_ids
+    assert found["margins"] == result.certificate.margins
+    assert found["below_bound"] == len(found["checked"])
+    assert found["verdict"] in ("lossless", "tie")
+    assert "max(rounding, eps) scale" in found["formula"]
+    assert [p.name for p in tmp_path.iterdir()] == ["text.json"]
+
+
+def test_certificates_are_for_the_exact_rule():
+    with pytest.raises(ValueError, match="which the rule 'top_k' does not aim at"):
+        generate(target("gpt2", torch.float32), [1], "greedy", acceptance=TopKMatch(2),
+                 certificate=True)  # fmt: skip
