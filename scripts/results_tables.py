@@ -96,6 +96,33 @@ def describe_rules(tasks: Tasks) -> list[str]:
     return [*totals, "", *lines]
 
 
+def describe_sampling(gains: list[dict[str, Any]]) -> list[str]:
+    """Sampling: block efficiency by temperature, accept lengths beside independent heads'."""
+    temperatures = sorted({gain["temperature"] for gain in gains})
+    lines = [
+        f"| drafts | rule | {' | '.join(f'T = {t}' for t in temperatures)} |",
+        f"|---|---|{'---|' * len(temperatures)}",
+    ]
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for gain in gains:
+        rows.setdefault((gain["name"], gain["rule"]), []).append(gain)
+    first = next(iter(rows.values()))
+    for (name, rule), found in rows.items():
+        cells = [
+            f"{gain['block_efficiency']:.2f}, {gain['accept_length']:.2f} "
+            f"({gain['accept_length'] / base['accept_length']:.2f}x)"
+            for gain, base in zip(found, first, strict=True)
+        ]
+        lines.append(f"| {name} | `{rule}` | {' | '.join(cells)} |")
+    same = [gain for gain in gains if gain["same_texts"] is not None]
+    equal = sum(gain["same_texts"] for gain in same)
+    return [
+        *lines, "",
+        f"{first[0]['texts']} texts of {first[0]['tokens'] // first[0]['texts']} tokens; of those "
+        f"under `sampled` {equal} of {sum(gain['texts'] for gain in same)} are plain sampling's.",
+    ]  # fmt: skip
+
+
 def tree_share(task: dict[str, Any]) -> float:
     """How far the better tree comes from BPD to the oracle, 0..1."""
     bpd, oracle = (line_of(task, name)["block_efficiency"] for name in ("bpd", "oracle"))

@@ -22,6 +22,7 @@ from results_tables import (
     describe_gains,
     describe_losses,
     describe_rules,
+    describe_sampling,
     describe_strategies,
     replace_section,
 )
@@ -96,6 +97,7 @@ def evaluate(name: str, source: Source, args: argparse.Namespace) -> dict[str, A
         args.work / name, source, lab_options(name), watcher, live_texts=1,
         on_text=lambda _task: TextProgress(watcher),
     )  # fmt: skip
+    results["sampling"] = sample(source, args.limit)
     write_results(args.work / name, results)
     failed = [
         (task, check["strategy"])
@@ -106,6 +108,22 @@ def evaluate(name: str, source: Source, args: argparse.Namespace) -> dict[str, A
     if failed:
         sys.exit(f"write_results: output was not greedy's: {failed}")
     return results
+
+
+def sample(source: Source, limit: int) -> list[dict[str, Any]]:
+    """Sampling on the first task, half of its texts for tuning."""
+    from lattice_bpd.evaluate import compare_sampling
+
+    watcher = make_watcher()
+    prompts = [list(prompt.token_ids) for prompt in next(iter(source.prompts.values()))][:limit]
+    half = max(len(prompts) // 2, 1)
+    watcher.begin("sampling")
+    found = compare_sampling(
+        source.model, next(iter(source.lms.values())), prompts[:half], prompts[half:],
+        on_decode=watcher.advance,
+    )  # fmt: skip
+    watcher.end()
+    return [gain.to_json() for gain in found]
 
 
 def lab_options(name: str) -> LabOptions:
@@ -215,6 +233,7 @@ def write_sections(document: Path, name: str, results: dict[str, Any], command: 
     }  # fmt: skip
     if all("acceptance" in task for task in tasks.values()):
         sections[f"results-{name}-rules"] = describe_rules(tasks)
+    sections[f"results-{name}-sampling"] = describe_sampling(results["sampling"])
     for section, lines in sections.items():
         text = replace_section(text, section, "\n".join([f"    {command}", "", *lines]))
     temporary = document.with_name(f".{document.name}")

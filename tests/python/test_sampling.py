@@ -336,3 +336,23 @@ def test_sampling_noise_makes_better_drafts(monkeypatch):
     with_noise = kept()
     monkeypatch.setattr(drafters, "target_noise", lambda *_: None)
     assert with_noise > 1.2 * kept()
+
+
+def test_sampling_gains_of_each_kind_of_drafts():
+    from lattice_bpd.evaluate import compare_sampling
+
+    found = compare_sampling(
+        model_of("trained"), small_lm(), PROMPTS[:2], PROMPTS[2:6], temperatures=(0.5, 1.0),
+        max_nodes=8, max_new_tokens=12,
+    )  # fmt: skip
+    assert [(gain.temperature, gain.name) for gain in found[:2]] == [
+        (0.5, "independent heads, drawn"),
+        (0.5, "rescored, drawn"),
+    ]
+    assert len(found) == 12
+    for gain in found:
+        assert (gain.texts, gain.tokens) == (4, 48)
+        assert gain.same_texts == (4 if gain.rule == "sampled" else None)
+        assert 1.0 <= gain.block_efficiency <= 1.0 + gain.accept_length
+    with pytest.raises(ValueError, match="found 0 prompts and 1 to tune on"):
+        compare_sampling(model_of("trained"), small_lm(), PROMPTS[:1], [])

@@ -8,6 +8,7 @@ from lattice_bpd.evaluate.loops import loop_share
 from lattice_bpd.evaluate.positions import Rescorers
 from lattice_bpd.evaluate.replay import Recording, Replayed, record
 from lattice_bpd.evaluate.rule_quality import RuleResult, compare_rules
+from lattice_bpd.evaluate.sampling_gains import SamplingGain, compare_sampling
 from lattice_bpd.evaluate.settings import (
     STANDARD_SETTINGS,
     TREE_SETTINGS,
@@ -29,10 +30,12 @@ __all__ = [
     "Replayed",
     "Rescorers",
     "RuleResult",
+    "SamplingGain",
     "Setting",
     "Strategy",
     "StrategyResult",
     "compare_rules",
+    "compare_sampling",
     "compare_strategies",
     "draw_prompts",
     "find_strategies",
