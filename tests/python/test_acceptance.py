@@ -16,7 +16,6 @@ from lattice_bpd import Drafts, NGramLM
 from lattice_bpd.decode import CustomGenerate, DecodeStats, Drafter, decode, decode_batch, generate
 from lattice_bpd.verify import (
     Distance,
-    Exact,
     MinimumBlock,
     Offer,
     RelaxedAcceptance,
@@ -321,4 +320,8 @@ def test_bad_acceptance_numbers_are_refused():
         Distance(1, values=[1.0, math.inf])
     with pytest.raises(ValueError, match="found 2 values for 3 logits"):
         pick(Distance(1, values=[1.0, 2.0]), [0.0, 1.0, 2.0], [0])
-    assert isinstance(Exact(), Exact)
+    for wrong in ("top_k:4", TopKMatch):
+        with pytest.raises(TypeError, match=r"expected a rule such as TopKMatch\(4\)"):
+            generate(model_of("gpt2"), PROMPT, "greedy", acceptance=wrong)
+        with pytest.raises(TypeError, match=r"acceptance is .*expected a rule"):
+            CustomGenerate(strategy="greedy", acceptance=wrong)

@@ -85,6 +85,26 @@ def with_certificates(base, prompts, count=40, **options):
     return decode_batch(base, prompts, drafters, **options), outputs
 
 
+def test_rounding_is_measured_where_calls_have_drafts():
+    chooser = MarginChooser()
+    for place in range(60):
+        drafts = Offer([1], 0) if place % 2 and place > 20 else Offer((), 0)
+        chooser.choose(torch.tensor([0.0, 1.0]), drafts)
+    assert sorted(chooser.rows) == [*range(16), *range(21, 53, 2)]
+    base = target("llama", torch.float32)
+    output = plain_greedy(base, [3, 17, 5], 40)
+
+    class Late(HalfRight):
+        def propose(self, state):
+            return super().propose(state) if len(state.tokens) > 23 else None
+
+    given = decode(
+        base, [3, 17, 5], Late(output, 3), max_new_tokens=40, certificate=True
+    ).certificate  # fmt: skip
+    assert given.plain_calls > 30
+    assert given.rounding > given.eps
+
+
 class KeepsRows(MarginChooser):
     """Remembers all logits, not only those that rounding is measured on."""
 
@@ -117,7 +137,7 @@ def test_no_difference_of_calls_exceeds_the_bound_of_the_certificate(
         )
         with torch.no_grad():
             for place, bound in enumerate(result.certificate.bounds):
-                row, other = chooser.all_rows[place], plain.row(place)
+                row, other = chooser.all_rows[place], plain.go_to(place)
                 largest = max(largest, float(np.abs(row - other).max()) * 2 / bound)
                 token = result.token_ids[place]
                 assert abs(margin_of(row, token) - margin_of(other, token)) <= bound
@@ -160,7 +180,7 @@ def test_certificate_of_one_text():
     assert (found.dtype, found.device, found.batch_size) == ("float32", "cpu", 1)
     assert ("prompt", 1, 3) in found.shapes
     assert {shape[0] for shape in found.shapes} == {"prompt", "tree", "rows"} - {"rows"}
-    assert found.plain_calls == 16  # none of the margins was small
+    assert found.plain_calls == 17  # the exact token and 16 behind drafts; no margin is small
     assert min(found.margins) > max(found.bounds)
     assert found.checked == []
     logits = base(torch.tensor([[3, 17, 5, *result.token_ids[:9]]])).logits[0, -1].detach()
@@ -207,7 +227,7 @@ def certificate_of(token_ids: list[int], margins: list[float] | None = None):
     with torch.no_grad():
         plain = PlainCalls(model.target, [3, 17, 5], token_ids)
         for place in range(len(token_ids)):
-            chooser.choose(torch.tensor(plain.row(place)), Offer((), 0))
+            chooser.choose(torch.tensor(plain.go_to(place)), Offer((), 0))
     chooser.margins = margins or chooser.margins
     return certify(model, [3, 17, 5], token_ids, chooser, {("rows", 1, 1)}, 1)
 

@@ -202,7 +202,10 @@ def test_certificate_files(model_directory, tmp_path, capsys):
     path.write_text(json.dumps(found))
     status, out, _ = run(capsys, "certify", path, "--model", model_directory)
     assert (status, out.split(":")[0]) == (0, "tie")
-    path.write_text(json.dumps({**found, "token_ids": [999]}))
+    path.write_text(json.dumps({**found, "bounds": []}))
+    assert "are not as many" in run(capsys, "certify", path, "--model", model_directory)[2]
+    found["token_ids"][4] = 999
+    path.write_text(json.dumps(found))
     assert "found token id 999" in run(capsys, "certify", path, "--model", model_directory)[2]
     path.write_text(json.dumps({**found, "version": 9}))
     assert "not a certificate" in run(capsys, "certify", path, "--model", model_directory)[2]

@@ -55,10 +55,11 @@ def decode_batch(
     drafting = model if isinstance(model, DraftingModel) else DraftingModel(model, heads)
     if max_new_tokens < 1:
         raise ValueError(f"decode: max_new_tokens is {max_new_tokens}; expected 1 or more")
-    if certificate and acceptance is not None and not isinstance(acceptance, Exact):
+    rule = check_rule(acceptance)
+    if certificate and not isinstance(rule, Exact):
         raise ValueError(
             f"decode: a certificate says whether output is greedy's, which the rule "
-            f"{acceptance.name!r} does not aim at; leave out certificate or acceptance"
+            f"{rule.name!r} does not aim at; leave out certificate or acceptance"
         )
     checked = check_prompts(drafting, prompts)
     drafters = _one_for_each(drafter, len(prompts))
@@ -71,7 +72,7 @@ def decode_batch(
         stop_token_ids=frozenset(stop_token_ids),
         form=form,
         streamer=streamer,
-        acceptance=acceptance or Exact(),
+        acceptance=rule,
         certificate=certificate,
         static_cache=static_cache,
         most_nodes=count_most_nodes(drafters[0], drafting),
@@ -81,6 +82,23 @@ def decode_batch(
     finally:
         if streamer is not None:
             streamer.end()
+
+
+def check_rule(acceptance: Any) -> Acceptance:
+    """The acceptance rule that was given, Exact where none was.
+
+    Raises:
+        TypeError: no rule, such as its text or its class.
+    """
+    if acceptance is None:
+        return Exact()
+    if isinstance(acceptance, type) or not callable(getattr(acceptance, "start", None)):
+        raise TypeError(
+            f"decode: acceptance is {acceptance!r}; expected a rule such as TopKMatch(4); "
+            "parse_acceptance('top_k:4') makes one of text"
+        )
+    rule: Acceptance = acceptance
+    return rule
 
 
 def count_most_nodes(drafter: Drafter, model: DraftingModel) -> int:

@@ -7,9 +7,9 @@ the prompt in one call, then one token at a time.
 
     scale      largest |logit| of a place
     rounding   largest difference of logits / scale between verifying and plain calls, measured on
-               the first 16 tokens of this very text
-    bound      8 max(rounding, eps) scale: two logits may move towards each other (2), by more than
-               16 places have shown (4); eps is that of the model's dtype
+               16 tokens of this very text that calls with drafts gave, and on its first 16
+    bound      8 max(rounding, eps) scale: two logits may move towards each other (2), and places
+               may err more than those that were measured (4); eps is that of the model's dtype
 
 A bound that is proved for every sum of n terms grows with n and exceeds all margins of a real
 model, so the bound is measured instead; tests compare it with all differences on random targets.
@@ -27,17 +27,12 @@ import torch
 
 from lattice_bpd import FormatError
 from lattice_bpd.decode.model import DraftingModel
-from lattice_bpd.decode.plain_calls import (
-    MEASURED,
-    PlainCalls,
-    difference_of,
-    margin_of,
-    scale_of,
-)
+from lattice_bpd.decode.plain_calls import PlainCalls, margin_of, scale_of
 from lattice_bpd.verify import Offer
 from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
 
 FORMAT, VERSION = "lattice-bpd certificate", 1
+MEASURED = 16  # tokens on which rounding is measured, of either kind
 SAFETY = 8.0
 FORMULA = f"{SAFETY:g} max(rounding, eps) scale, scale = largest |logit| of the place"
 
@@ -134,7 +129,10 @@ class Certificate:
             ]
             shapes = [(form, rows, tokens) for form, rows, tokens in found.pop("shapes")]
             del found["formula"], found["below_bound"]
-            return cls(**found, shapes=shapes, checked=checked)
+            loaded = cls(**found, shapes=shapes, checked=checked)
+            if not len(loaded.token_ids) == len(loaded.margins) == len(loaded.bounds):
+                raise ValueError("tokens, margins and bounds are not as many")
+            return loaded
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FormatError(
                 f"{path}: not a certificate ({error!r}); expected a file that "
@@ -163,7 +161,7 @@ class MarginChooser:
         ended: False.
         margins: of each chosen token.
         scales: largest |logit| of each place.
-        rows: (V,) float32 logits of the first places.
+        rows: (V,) float32 logits by place, of those that rounding is measured on.
     """
 
     ended = False
@@ -171,16 +169,19 @@ class MarginChooser:
     def __init__(self) -> None:
         self.margins: list[float] = []
         self.scales: list[float] = []
-        self.rows: list[FloatRow] = []
+        self.rows: dict[int, FloatRow] = {}
+        self._drafted = 0
 
-    def choose(self, logits: torch.Tensor, offer: Offer) -> int:  # noqa: ARG002
+    def choose(self, logits: torch.Tensor, offer: Offer) -> int:
         """See `lattice_bpd.verify.Chooser`."""
-        row = logits_row(logits)
+        row, place = logits_row(logits), len(self.margins)
         best = greedy_token(row)
         self.margins.append(margin_of(row, best))
         self.scales.append(scale_of(row))
-        if len(self.rows) < MEASURED:
-            self.rows.append(row.copy())
+        drafted = offer.depth > 0 or len(offer.token_ids) > 0
+        if place < MEASURED or (drafted and self._drafted < MEASURED):
+            self.rows[place] = row.copy()
+        self._drafted += drafted
         return best
 
 
@@ -208,10 +209,10 @@ def certify(
     """
     count = len(token_ids)
     dtype = model.target.dtype
-    plain = PlainCalls(model.target, prompt, token_ids)
-    rows = chooser.rows[:count]
-    rounding = max(difference_of(row, plain.row(place)) for place, row in enumerate(rows))
-    eps = float(torch.finfo(dtype).eps)
+    rows = {place: row for place, row in chooser.rows.items() if place < count}
+    plain = PlainCalls(model.target, prompt, token_ids, rows)
+    plain.go_to(max(rows))
+    rounding, eps = plain.rounding, float(torch.finfo(dtype).eps)
     factor = SAFETY * max(rounding, eps)
     bounds = [factor * scale for scale in chooser.scales[:count]]
     found = Certificate(
@@ -219,14 +220,15 @@ def certify(
         str(dtype).removeprefix("torch."), str(model.device), batch_size, sorted(shapes),
     )  # fmt: skip
     places = [place for place in range(count) if found.margins[place] < bounds[place]]
-    for place in places:
-        row, token = plain.row(place), token_ids[place]
-        found.checked.append(
-            CheckedPlace(place, token, found.margins[place], bounds[place], greedy_token(row),
-                         margin_of(row, token))
-        )  # fmt: skip
+    if places:
+        plain.go_to(places[-1])
+    found.checked = [
+        CheckedPlace(place, token_ids[place], found.margins[place], bounds[place],
+                     plain.choices[place], plain.margins[place])
+        for place in places
+    ]  # fmt: skip
     found.plain_calls = plain.calls
-    found.verdict = _verdict(found.checked, plain.disagreeing - set(places))
+    found.verdict = _verdict(found.checked, set(plain.disagreeing()) - set(places))
     return found
 
 

@@ -23,7 +23,7 @@ from transformers import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from lattice_bpd import NGramLM
-from lattice_bpd.decode.batch import count_most_nodes
+from lattice_bpd.decode.batch import check_rule, count_most_nodes
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.generate_checks import (
     check_positions,
@@ -37,7 +37,7 @@ from lattice_bpd.decode.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
 from lattice_bpd.decode.prompts import Prompts, check_prompts
 from lattice_bpd.decode.strategies import make_drafter
-from lattice_bpd.verify import Acceptance, Chooser, Exact, Offer, greedy_tokens
+from lattice_bpd.verify import Acceptance, Chooser, Offer, greedy_tokens
 
 
 class CustomGenerate:
@@ -81,7 +81,7 @@ class CustomGenerate:
         streamer: Any = None,
         acceptance: Acceptance | None = None,
     ) -> None:
-        self.acceptance = acceptance or Exact()
+        self.acceptance = check_rule(acceptance)
         self.heads, self.strategy, self.drafter = heads, strategy, drafter
         self.form, self.streamer = form, streamer
         self._sizes: dict[str, Any] = {

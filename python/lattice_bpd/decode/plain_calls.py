@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,44 +11,60 @@ from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.verify import CausalLMTarget
 from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
 
-MEASURED = 16  # tokens whose logits are kept, to measure rounding on
-
 
 class PlainCalls:
     """Plain greedy calls along a given text, as far as they are asked for.
 
+    Args:
+        target: the target.
+        prompt: (T,) ints.
+        token_ids: (m,) ints, the text behind it.
+        compared: (V,) logits of other calls by place, to measure how far these differ.
+
     Attributes:
         calls: of the target so far.
-        disagreeing: places passed so far where another token is the target's choice.
+        choices: of each place passed so far the target's token.
+        margins: and the logit of the text's token minus the best other one.
+        rounding: the largest difference from the compared logits so far, over their scale.
     """
 
     def __init__(
-        self, target: CausalLMTarget, prompt: Sequence[int], token_ids: Sequence[int]
+        self,
+        target: CausalLMTarget,
+        prompt: Sequence[int],
+        token_ids: Sequence[int],
+        compared: Mapping[int, FloatRow] | None = None,
     ) -> None:
-        self._target, self._token_ids, self._place = target, token_ids, 0
-        self._kept: dict[int, FloatRow] = {}
-        self.calls, self.disagreeing = 1, set[int]()
+        self._target, self._token_ids, self._compared = target, token_ids, compared or {}
+        self.calls, self.rounding = 1, 0.0
+        self.choices: list[int] = []
+        self.margins: list[float] = []
         output, self._cache = self._target.read_prompts(self._ids(prompt))
-        self._take(logits_row(output.logits[0, -1]))
+        self._row = self._take(output.logits[0, -1])
 
-    def row(self, place: int) -> FloatRow:
-        """(V,) logits at a place that is one of the first MEASURED, or not yet passed."""
-        while self._place < place:
-            ids = self._ids(self._token_ids[self._place : self._place + 1])
-            self._place += 1
+    def go_to(self, place: int) -> FloatRow:
+        """(V,) logits at a place that is the last one passed, or behind it."""
+        while len(self.choices) <= place:
+            ids = self._ids([self._token_ids[len(self.choices) - 1]])
             self.calls += 1
-            self._take(logits_row(self._target(ids, self._cache).logits[0, -1]))
-        return self._kept.get(place, self._last)
+            self._row = self._take(self._target(ids, self._cache).logits[0, -1])
+        return self._row
+
+    def disagreeing(self) -> list[int]:
+        """The places passed so far where the target's token is another."""
+        pairs = zip(self.choices, self._token_ids, strict=False)
+        return [place for place, (plain, token) in enumerate(pairs) if plain != token]
 
     def _ids(self, token_ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor([list(token_ids)], device=self._target.device)
 
-    def _take(self, row: FloatRow) -> None:
-        self._last = row
-        if self._place < MEASURED:
-            self._kept[self._place] = row.copy()
-        if greedy_token(row) != self._token_ids[self._place]:
-            self.disagreeing.add(self._place)
+    def _take(self, logits: torch.Tensor) -> FloatRow:
+        row, place = logits_row(logits), len(self.choices)
+        self.choices.append(greedy_token(row))
+        self.margins.append(margin_of(row, self._token_ids[place]))
+        if place in self._compared:
+            self.rounding = max(self.rounding, difference_of(self._compared[place], row))
+        return row
 
 
 @torch.inference_mode()
@@ -70,8 +86,8 @@ def disagreeing_places(
             raise ValueError(f"certificate: {name} is empty; expected one token or more")
         model.check_token_ids(torch.tensor(ids), f"certificate: {name}")
     plain = PlainCalls(model.target, prompt, token_ids)
-    plain.row(len(token_ids) - 1)
-    return sorted(plain.disagreeing)
+    plain.go_to(len(token_ids) - 1)
+    return plain.disagreeing()
 
 
 def margin_of(row: FloatRow, token: int) -> float:
