@@ -5,6 +5,7 @@ from __future__ import annotations
 from lattice_bpd.decode.batch import decode_batch
 from lattice_bpd.decode.controller import Controller, Experience
 from lattice_bpd.decode.custom_generate import CustomGenerate
+from lattice_bpd.decode.draft_failures import DraftError, DraftWarning
 from lattice_bpd.decode.drafter_file import DrafterFile, load_drafter
 from lattice_bpd.decode.drafters import (
     BlockDrafter,
@@ -14,6 +15,7 @@ from lattice_bpd.decode.drafters import (
     OracleDrafter,
     TreeDrafter,
 )
+from lattice_bpd.decode.drawn_tree import DrawnTree
 from lattice_bpd.decode.loop import DecodeResult, decode
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
 from lattice_bpd.decode.neural_scorer import NeuralScorer
@@ -30,10 +32,13 @@ __all__ = [
     "DecodeResult",
     "DecodeState",
     "DecodeStats",
+    "DraftError",
     "DraftHeads",
+    "DraftWarning",
     "Drafter",
     "DrafterFile",
     "DraftingModel",
+    "DrawnTree",
     "Experience",
     "LatticeDrafter",
     "NeuralScorer",

@@ -21,6 +21,8 @@ class DecodeStats:
         verified_tokens: draft tokens sent to the target, those with a shared prefix counted once.
         scorer_failures: steps in which a scorer failed and heads alone drafted, by kind: "nan",
             "shape", "slow", "error"; and "dropped", those after a call that was too slow.
+        draft_failures: steps whose draft failed, so that they decoded one token, by kind: "nan",
+            "shape", "memory", or what the drafter calls it.
         seconds: wall time by stage: "prompt", "heads", "top_k", "rescore", "target" (the verifying
             calls alone), "verify" (laying out, accepting, rolling back) and "total" (everything).
             On a GPU a stage's launches are timed, waits fall to "verify". Sequences of a batch
@@ -34,6 +36,7 @@ class DecodeStats:
     neighbours: int = 0
     verified_tokens: int = 0
     scorer_failures: dict[str, int] = field(default_factory=dict)
+    draft_failures: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -72,6 +75,10 @@ class DecodeStats:
         """Take note of steps in which a scorer failed."""
         self.scorer_failures[kind] = self.scorer_failures.get(kind, 0) + count
 
+    def count_draft_failure(self, kind: str) -> None:
+        """Take note of a step whose draft failed."""
+        self.draft_failures[kind] = self.draft_failures.get(kind, 0) + 1
+
     def stage(self, name: str) -> Stage:
         """Add the wall time of the block to `seconds[name]`."""
         return Stage(self, name)
@@ -95,6 +102,8 @@ class DecodeStats:
         self.verified_tokens += other.verified_tokens
         for kind, count in other.scorer_failures.items():
             self.count_scorer_failure(kind, count)
+        for kind, count in other.draft_failures.items():
+            self.draft_failures[kind] = self.draft_failures.get(kind, 0) + count
         for name, value in other.seconds.items():
             self.add_seconds(name, value)
 
