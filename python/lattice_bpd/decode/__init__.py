@@ -16,6 +16,7 @@ from lattice_bpd.decode.drafters import (
     TreeDrafter,
 )
 from lattice_bpd.decode.drawn_tree import DrawnTree
+from lattice_bpd.decode.lookup import LookupDrafter
 from lattice_bpd.decode.loop import DecodeResult, decode
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
 from lattice_bpd.decode.neural_scorer import NeuralScorer
@@ -41,6 +42,7 @@ __all__ = [
     "DrawnTree",
     "Experience",
     "LatticeDrafter",
+    "LookupDrafter",
     "NeuralScorer",
     "NoDrafter",
     "OracleDrafter",
