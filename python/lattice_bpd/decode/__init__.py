@@ -6,6 +6,7 @@ from lattice_bpd.decode.batch import decode_batch
 from lattice_bpd.decode.controller import Controller, Experience
 from lattice_bpd.decode.custom_generate import CustomGenerate
 from lattice_bpd.decode.draft_failures import DraftError, DraftWarning
+from lattice_bpd.decode.draft_model import DraftModelDrafter
 from lattice_bpd.decode.drafter_file import DrafterFile, load_drafter
 from lattice_bpd.decode.drafters import (
     BlockDrafter,
@@ -35,6 +36,7 @@ __all__ = [
     "DecodeStats",
     "DraftError",
     "DraftHeads",
+    "DraftModelDrafter",
     "DraftWarning",
     "Drafter",
     "DrafterFile",

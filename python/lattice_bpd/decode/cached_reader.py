@@ -160,14 +160,19 @@ class CachedReader:
         Returns:
             (R, N, V) logits behind each token; N is that of the largest forest.
         """
-        lengths = list(texts.cache.lengths)
+        lengths, limit = list(texts.cache.lengths), self.model.max_positions
         call = lay_out_tree(self.model, texts.cache, list(forests))
+        places = call.position_ids
+        if (
+            places is not None and limit is not None
+        ):  # padding behind a text without a next position
+            places = places.clamp(max=limit - 1)
         output = self.model(
             call.input_ids,
             texts.cache.cache,
             attention_mask=call.attention_mask,
             windowed_mask=call.windowed_mask,
-            position_ids=call.position_ids,
+            position_ids=places,
         )
         texts.cache.keep_nodes([[0]] * len(lengths), call.input_ids.shape[1])
         texts.cache.roll_back(lengths)

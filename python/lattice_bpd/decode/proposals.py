@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,12 @@ def rows_of(proposal: Drafts, row: int, most: int) -> list[list[int]]:
     drafts: list[list[int]] = token_ids[row, : int(proposal.counts[row]), :most].tolist()
     pad = Drafts.PAD_TOKEN
     return [d[: d.index(pad)] if d and d[-1] == pad else d for d in drafts]
+
+
+def row_of(proposal: Drafts | DraftTree, row: int) -> Drafts | DraftTree:
+    """A proposal of batch size 1: one row of another."""
+    parts = {one.name: getattr(proposal, one.name) for one in fields(proposal)}
+    return type(proposal)(**{name: part[row : row + 1] for name, part in parts.items()})
 
 
 def to_numpy(array: Any) -> Any:

@@ -23,8 +23,9 @@ class DecodeStats:
             "shape", "slow", "error"; and "dropped", those after a call that was too slow.
         draft_failures: steps whose draft failed, so that they decoded one token, by kind: "nan",
             "shape", "memory", or what the drafter calls it.
-        seconds: wall time by stage: "prompt", "heads", "top_k", "rescore", "target" (the verifying
-            calls alone), "verify" (laying out, accepting, rolling back) and "total" (everything).
+        seconds: wall time by stage: "prompt", "heads", "top_k", "rescore", "draft_model" (all that
+            it does), "lookup", "target" (the verifying calls alone), "verify" (laying out,
+            accepting, rolling back) and "total" (everything).
             On a GPU a stage's launches are timed, waits fall to "verify". Sequences of a batch
             share its seconds equally, so that merged they are the batch's.
     """
@@ -63,8 +64,8 @@ class DecodeStats:
 
     @property
     def own_seconds(self) -> float:
-        """Wall time of everything but the models: neither target nor heads nor prompt."""
-        models = ("prompt", "heads", "target")
+        """Wall time of everything but the models: no target, heads, draft model, or prompt."""
+        models = ("prompt", "heads", "draft_model", "target")
         return self.seconds.get("total", 0.0) - sum(self.seconds.get(n, 0.0) for n in models)
 
     def add_seconds(self, name: str, seconds: float) -> None:
