@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from lattice_bpd.decode.batch import decode_batch
+from lattice_bpd.decode.combined import CombinedDrafter
+from lattice_bpd.decode.continuation import ContinuationDrafter
 from lattice_bpd.decode.controller import Controller, Experience
 from lattice_bpd.decode.custom_generate import CustomGenerate
 from lattice_bpd.decode.draft_failures import DraftError, DraftWarning
@@ -29,6 +31,8 @@ from lattice_bpd.decode.strategies import STRATEGIES, generate, generate_batch, 
 __all__ = [
     "STRATEGIES",
     "BlockDrafter",
+    "CombinedDrafter",
+    "ContinuationDrafter",
     "Controller",
     "CustomGenerate",
     "DecodeResult",

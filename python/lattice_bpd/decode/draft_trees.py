@@ -3,11 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lattice_bpd import DraftTree
+from lattice_bpd.decode.drawn_tree import Drawn
+
+
+@dataclass
+class Growth:
+    """A tree while it grows; no node is more probable than its parent.
+
+    Attributes:
+        token_ids: of the nodes, parents before children.
+        parents: of the nodes, -1 for first tokens.
+        depths: of the nodes, 0 for first tokens.
+        log_probs: of the nodes, ln of the probability of the prefix that ends there.
+        drawn_from: of the exact token and the nodes, what their children were drawn from.
+        failed: whether logits were no numbers.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    drawn_from: list[Drawn] = field(default_factory=lambda: [None])
+    failed: bool = False
+
+    def add(self, token: int, parent: int, log_prob: float) -> None:
+        """One more node."""
+        self.token_ids.append(token)
+        self.parents.append(parent)
+        self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
+        self.log_probs.append(log_prob)
+        self.drawn_from.append(None)
+
+    def keep_best(self, most: int) -> None:
+        """Drop all but the `most` most probable nodes; the rest stands by falling probability."""
+        order = sorted(range(len(self.token_ids)), key=lambda node: -self.log_probs[node])[:most]
+        places = {-1: -1, **{node: place for place, node in enumerate(order)}}
+        self.parents = [places[self.parents[node]] for node in order]
+        for name in ("token_ids", "depths", "log_probs"):
+            values = getattr(self, name)
+            setattr(self, name, [values[node] for node in order])
+        self.drawn_from = [None] * (len(order) + 1)
 
 
 class Nodes(NamedTuple):

@@ -25,10 +25,10 @@ from lattice_bpd.decode.by_sequence import BySequence
 from lattice_bpd.decode.cached_reader import CachedReader, ReadTexts
 from lattice_bpd.decode.draft_failures import note_failure
 from lattice_bpd.decode.draft_model.candidates import draw, probabilities
-from lattice_bpd.decode.draft_model.growing import Growth, grow_best, grow_drawn
+from lattice_bpd.decode.draft_model.growing import grow_best, grow_drawn
 from lattice_bpd.decode.draft_model.options import check_options
 from lattice_bpd.decode.draft_model.rollout import Path, roll_out
-from lattice_bpd.decode.draft_trees import Nodes, build_draft_tree
+from lattice_bpd.decode.draft_trees import Growth, Nodes, build_draft_tree
 from lattice_bpd.decode.drafters import Drafter, Proposal
 from lattice_bpd.decode.drawn_tree import DrawnTree
 from lattice_bpd.decode.proposals import row_of

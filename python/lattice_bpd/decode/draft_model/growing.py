@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,53 +16,10 @@ from torch import Tensor
 
 from lattice_bpd.decode.cached_reader import CachedReader, Forest, ReadTexts
 from lattice_bpd.decode.draft_model.candidates import draw, find_best, probabilities
-from lattice_bpd.decode.drawn_tree import Drawn
+from lattice_bpd.decode.draft_trees import Growth
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
-
-
-@dataclass
-class Growth:
-    """The tree of one text while it grows.
-
-    Attributes:
-        token_ids: of the nodes, parents before children.
-        parents: of the nodes, -1 for first tokens.
-        depths: of the nodes, 0 for first tokens.
-        log_probs: of the nodes, ln of the probability of the prefix that ends there.
-        drawn_from: of the exact token and the nodes, what their children were drawn from.
-        failed: whether logits were no numbers.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    drawn_from: list[Drawn] = field(default_factory=lambda: [None])
-    failed: bool = False
-
-    def add(self, token: int, parent: int, log_prob: float) -> None:
-        """One more node."""
-        self.token_ids.append(token)
-        self.parents.append(parent)
-        self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
-        self.log_probs.append(log_prob)
-        self.drawn_from.append(None)
-
-    def keep_best(self, most: int) -> None:
-        """Drop all but the `most` most probable nodes; the rest stands by falling probability."""
-        order = sorted(range(len(self.token_ids)), key=lambda node: -self.log_probs[node])[:most]
-        places = {-1: -1, **{node: place for place, node in enumerate(order)}}
-        self.parents = [places[self.parents[node]] for node in order]
-        for name in ("token_ids", "depths", "log_probs"):
-            values = getattr(self, name)
-            setattr(self, name, [values[node] for node in order])
-        self.drawn_from = [None] * (len(order) + 1)
-
-    def forest(self) -> Forest:
-        """The nodes as what the model reads."""
-        return Forest(self.token_ids, self.parents, self.depths)
 
 
 AddChildren = Callable[[Growth, int, Int32Array, Float32Array], None]
@@ -170,7 +126,10 @@ def _grow(
         if not any(going):
             break
         nothing = Forest([0], [-1], [0])
-        forests = [t.forest() if go else nothing for t, go in zip(trees, going, strict=True)]
+        forests = [
+            Forest(t.token_ids, t.parents, t.depths) if go else nothing
+            for t, go in zip(trees, going, strict=True)
+        ]
         ahead = reader.look_ahead(texts, forests)
         for row, tree in enumerate(trees):
             if going[row]:
