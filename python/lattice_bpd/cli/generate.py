@@ -151,6 +151,7 @@ def _as_json(text: str, strategy: str, result: DecodeResult) -> str:
             "target_calls": stats.target_calls,
             "tokens": stats.tokens,
             "accept_lengths": stats.accept_lengths,
+            "draft_failures": stats.draft_failures,
             "seconds": stats.seconds,
         }
     )
