@@ -22,7 +22,7 @@ def _decoding() -> Names:
     pytest.importorskip("torch")
     import torch
 
-    from blockwise_models import VOCAB, looping_text, trained_model
+    from blockwise_models import VOCAB, looping_text, random_model, trained_model
 
     blockwise = trained_model()
     lm = NGramLM.train([looping_text()], 3, vocab_size=VOCAB, smoothing="witten_bell")
@@ -34,6 +34,7 @@ def _decoding() -> Names:
         "heads": blockwise.head_logits,
         "lm": lm,
         "model_lm": lm,
+        "small": random_model("gpt2").base,
         "prompt_ids": prompt,
         "prompt": prompt,
         "input_ids": prompt,

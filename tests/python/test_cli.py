@@ -142,10 +142,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:Katz")
 
 def test_generate_gives_the_same_text_with_every_strategy(model_directory, capsys):
     texts = []
-    for strategy in ("greedy", "bpd", "ngram", "p_best", "oracle"):
+    for strategy in (
+        "greedy",
+        "bpd",
+        "ngram",
+        "p_best",
+        "draft_model",
+        "lookup",
+        "combined",
+        "oracle",
+    ):
+        drafts = ["--draft-model", model_directory] if strategy == "draft_model" else []
         status, out, _ = run(
             capsys, "generate", model_directory, "--prompt", "the cat", "--strategy", strategy,
-            "--max-new-tokens", 9, "--json",
+            "--max-new-tokens", 9, "--json", *drafts,
         )  # fmt: skip
         assert status == 0
         found = json.loads(out)
@@ -158,7 +168,7 @@ def test_generate_gives_the_same_text_with_every_strategy(model_directory, capsy
     )  # fmt: skip
     assert status == 0
     texts.append(json.loads(out)["token_ids"])
-    assert texts == [texts[0]] * 6
+    assert texts == [texts[0]] * 9
     status, out, _ = run(
         capsys, "generate", model_directory, "--prompt", "the", "--lm", "none", "--num-drafts", 2
     )
@@ -222,6 +232,8 @@ def test_generate_errors(model_directory, tmp_path, capsys):
         ([model_directory, "--temperature", 0], "temperature is 0.0"),
         ([model_directory, "--max-new-tokens", 0], "max_new_tokens is 0"),
         ([model_directory, "--strategy", "ngram", "--lm", "none"], "needs an n-gram LM"),
+        ([model_directory, "--strategy", "draft_model"], "needs a draft model"),
+        ([model_directory, "--draft-model", tmp_path], "has no config.json"),
         ([tmp_path, "--tokenizer", model_directory / "tokenizer.json", "--lm", "none"],
          "blockwise_heads.json"),
     ]  # fmt: skip

@@ -217,7 +217,11 @@ def test_any_tree_is_lossless():
     ("proposal", "error", "message"),
     [
         (Drafts(np.array([[[VOCAB]]]), None, np.array([1])), ValueError, f"token id {VOCAB}"),
-        ([[1, 2]], TypeError, "proposed a list; expected Drafts, a DraftTree or None"),
+        (
+            [[1, 2]],
+            TypeError,
+            "proposed a list; expected Drafts, a DraftTree",
+        ),
     ],
 )
 def test_bad_proposals(proposal, error, message):

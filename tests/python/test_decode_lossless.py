@@ -16,6 +16,7 @@ from lattice_bpd.decode import STRATEGIES, generate
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
 DRAFTING = [name for name in STRATEGIES if name != "greedy"] + ["p_best_0gram"]
+BEYOND_HEADS = ["draft_model", "lookup", "combined"]  # tests of their own have more
 KINDS = ["gpt2", "llama", "trained"]
 OPTIONS = {"top_k": 6, "num_drafts": 5, "alpha": 0.5}
 
@@ -28,6 +29,8 @@ def small_lm() -> NGramLM:
 def decode_with(strategy: str, kind: str, prompt: list[int], **options):
     if strategy == "neural":
         rescorer = {"scorer": model_of("gpt2").base}
+    elif strategy == "draft_model":
+        rescorer = {"lm": small_lm(), "draft_model": model_of("trained").base, "num_slots": 4}
     else:
         rescorer = {"lm": None if strategy == "p_best_0gram" else small_lm()}
     name = "p_best" if strategy == "p_best_0gram" else strategy
@@ -54,14 +57,15 @@ def test_greedy_is_the_target_alone(kind):
 @pytest.mark.parametrize("strategy", DRAFTING)
 def test_hundreds_of_prompts(strategy, kind):
     calls = tokens = 0
-    for prompt in prompts(70, seed=2):
+    for prompt in prompts(15 if strategy in BEYOND_HEADS else 70, seed=2):
         found = decode_with(strategy, kind, prompt, max_new_tokens=24)
         assert found.token_ids == greedy_of(kind, tuple(prompt), 24), prompt
         assert found.stats.tokens == 24
         calls += found.stats.target_calls
         tokens += found.stats.tokens
     assert calls <= tokens
-    if kind == "trained" and strategy != "auto":  # which may find that drafts do not pay
+    # "auto" may find that drafts do not pay; little repeats within 24 tokens
+    if kind == "trained" and strategy not in ("auto", "lookup"):
         assert tokens / calls > 1.5  # drafts were really accepted
 
 

@@ -55,6 +55,29 @@ def test_settings_with_sources_decode_as_their_scorers_do(lms):
         assert accepted == [n for result in alone for n in result.stats.accept_lengths]
 
 
+def test_settings_beyond_heads_decode_as_their_strategies_do(lms):
+    model = model_of("trained")
+    settings = [
+        GREEDY, Setting("small", "a draft model", "draft_model", source="small"),
+        Setting("lookup", "lookup", "lookup"), Setting("all", "all", "combined", uses_lm=True),
+    ]  # fmt: skip
+    options = {"all": DraftOptions(top_k=5, max_nodes=9, alpha=0.4)}
+    found = compare_strategies(
+        model, lms[0], PROMPTS[:2], settings=settings, options=options,
+        sources={"small": model.base}, max_new_tokens=20,
+    )  # fmt: skip
+    assert all(not result.differing for result in found.results)
+    ways = [
+        {"strategy": "draft_model", "draft_model": model.base},
+        {"strategy": "lookup"},
+        {"strategy": "combined", "lm": lms[0], "top_k": 5, "max_nodes": 9, "alpha": 0.4},
+    ]
+    for result, way in zip(found.results[1:], ways, strict=True):
+        alone = [generate(model, prompt, max_new_tokens=20, **way) for prompt in PROMPTS[:2]]
+        lengths = [n for one in alone for n in one.stats.accept_lengths]
+        assert result.total().accept_lengths == lengths
+
+
 def test_settings_name_a_missing_source_and_an_unknown_strategy(lms):
     with pytest.raises(ValueError, match="uses the source 'rescorer'; expected one of"):
         compare_strategies(

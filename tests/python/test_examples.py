@@ -26,7 +26,8 @@ def run(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["own_loop.py", "generate.py", "custom_generate.py", "own_drafter.py"]
+    "name",
+    ["own_loop.py", "generate.py", "custom_generate.py", "own_drafter.py", "draft_model.py"],
 )
 def test_examples_are_short(name):
     assert len((EXAMPLES / name).read_text().splitlines()) < LONGEST

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lattice_bpd.decode import Certificate, DecodeResult, DecodeStats
@@ -26,8 +26,12 @@ _STRATEGIES = (
     "p_best",
     "tree",
     "drawn",
+    "draft_model",
+    "lookup",
+    "combined",
     "oracle",
 )  # decode.STRATEGIES needs torch
+_WITH_LM = ("ngram", "p_best", "tree", "combined")  # whose LM is loaded unasked
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,9 +53,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--lm", type=Path, help="n-gram LM (default: MODEL/ngram.lm); 'none' for none"
     )
+    parser.add_argument(
+        "--draft-model", type=Path, metavar="DIR",
+        help="a small causal LM with the same tokenizer, for draft_model and combined",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-slots", type=int,
+        help="longest draft of draft_model (default 5) and lookup (default 10)",
+    )  # fmt: skip
     parser.add_argument("--top-k", type=int, default=16, help="candidates of a slot (default 16)")
     parser.add_argument("--num-drafts", type=int, default=16, help="drafts of p_best (default 16)")
-    parser.add_argument("--max-nodes", type=int, default=36, help="tokens of tree (default 36)")
+    parser.add_argument("--max-nodes", type=int, default=36, help="tokens of trees (default 36)")
     parser.add_argument("--alpha", type=float, default=0.5, help="weight of the LM (default 0.5)")
     parser.add_argument(
         "--temperature",
@@ -88,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
     if not ids:
         raise ValueError("--prompt is empty; expected text to go on from")
     lm = None
-    if str(args.lm) != "none" and (args.lm or args.strategy in ("ngram", "p_best", "tree")):
+    if str(args.lm) != "none" and (args.lm or args.strategy in _WITH_LM):
         lm = NGramLM.load(args.lm or args.model / "ngram.lm")
     quiet_transformers()
     from lattice_bpd.decode import generate
@@ -106,6 +118,8 @@ def run(args: argparse.Namespace) -> None:
         max_nodes=args.max_nodes,
         alpha=args.alpha,
         temperature=args.temperature,
+        draft_model=None if args.draft_model is None else _load_draft_model(args.draft_model),
+        num_slots=args.num_slots,
         max_new_tokens=args.max_new_tokens,
         stop_token_ids=_stop_tokens(tokenizer.token_to_id("<|endoftext|>")),
         acceptance=rule,
@@ -120,6 +134,18 @@ def run(args: argparse.Namespace) -> None:
         print(_as_text(prompt, text, result) + describe_rule(rule, result.stats))
         if result.certificate is not None:
             print(describe_certificate(result.certificate, args.certificate))
+
+
+def _load_draft_model(directory: Path) -> Any:
+    """The causal LM of a directory; of a blockwise model its base."""
+    from transformers import AutoModelForCausalLM
+
+    if not (directory / "config.json").is_file():
+        raise ValueError(
+            f"--draft-model: {directory} has no config.json; expected the directory of a causal LM "
+            "of transformers"
+        )
+    return AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
 
 
 def _stop_tokens(end_of_text: int | None) -> list[int]:
@@ -173,6 +199,7 @@ def _as_json(text: str, strategy: str, rule: str, result: DecodeResult) -> str:
             "certificate": None if result.certificate is None else result.certificate.verdict,
             "relaxed_tokens": stats.relaxed_tokens,
             "regret": stats.regret,
+            "draft_failures": stats.draft_failures,
             "seconds": stats.seconds,
         }
     )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from lattice_bpd.decode.batch import decode_batch
 from lattice_bpd.decode.certificate import Certificate, CheckedPlace
+from lattice_bpd.decode.combined import CombinedDrafter
+from lattice_bpd.decode.continuation import ContinuationDrafter
 from lattice_bpd.decode.controller import Controller, Experience
 from lattice_bpd.decode.custom_generate import CustomGenerate
+from lattice_bpd.decode.draft_failures import DraftError, DraftWarning
+from lattice_bpd.decode.draft_model import DraftModelDrafter
 from lattice_bpd.decode.drafter_file import DrafterFile, load_drafter
 from lattice_bpd.decode.drafters import (
     BlockDrafter,
@@ -16,6 +20,8 @@ from lattice_bpd.decode.drafters import (
     TreeDrafter,
 )
 from lattice_bpd.decode.drawn_drafter import DrawnTreeDrafter
+from lattice_bpd.decode.drawn_nodes import DrawnNodes
+from lattice_bpd.decode.lookup import LookupDrafter
 from lattice_bpd.decode.loop import DecodeResult, decode
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
 from lattice_bpd.decode.neural_scorer import NeuralScorer
@@ -29,18 +35,25 @@ __all__ = [
     "BlockDrafter",
     "Certificate",
     "CheckedPlace",
+    "CombinedDrafter",
+    "ContinuationDrafter",
     "Controller",
     "CustomGenerate",
     "DecodeResult",
     "DecodeState",
     "DecodeStats",
+    "DraftError",
     "DraftHeads",
+    "DraftModelDrafter",
+    "DraftWarning",
     "Drafter",
     "DrafterFile",
     "DraftingModel",
+    "DrawnNodes",
     "DrawnTreeDrafter",
     "Experience",
     "LatticeDrafter",
+    "LookupDrafter",
     "NeuralScorer",
     "NoDrafter",
     "OracleDrafter",

@@ -36,10 +36,14 @@ class Calibration:
         Returns:
             (N,) rising.
         """
+        return np.cumsum(self.probabilities(log_probs))
+
+    def probabilities(self, log_probs: npt.NDArray[np.float32]) -> FloatArray:
+        """Probability that each node is kept: (N,) falling, from (N,) falling natural logs."""
         bins = _bins_of(log_probs)
         own = np.exp(np.minimum(log_probs, 0.0).astype(np.float64))
         kept = (self._kept[bins] + _PRIOR * own) / (self._seen[bins] + _PRIOR)
-        return np.cumsum(np.minimum.accumulate(kept))
+        return np.minimum.accumulate(kept)
 
     def add(self, log_probs: npt.NDArray[np.float32], kept: npt.NDArray[np.bool_]) -> None:
         """One verified tree: (N,) log probabilities of its nodes, (N,) whether they were kept."""

@@ -55,6 +55,8 @@ class CustomGenerate:
         alpha: weight of the LM.
         temperature: of "tree"; it shapes drafts, never the output.
         cache: mixes n-grams of prompt and output so far into the LM, of each sequence its own.
+        draft_model: of "draft_model" and "combined".
+        num_slots: longest draft of "draft_model" and "lookup".
         form: "auto", "tree" or "rows".
         streamer: of `transformers`. Give it here: `generate` keeps its own from callables.
         acceptance: which draft tokens are kept, judged by the logits behind all processors; with
@@ -77,6 +79,8 @@ class CustomGenerate:
         alpha: float = 0.5,
         temperature: float = 1.0,
         cache: bool | int = False,
+        draft_model: Any = None,
+        num_slots: int | None = None,
         form: str = "auto",
         streamer: Any = None,
         acceptance: Acceptance | None = None,
@@ -87,6 +91,7 @@ class CustomGenerate:
         self._sizes: dict[str, Any] = {
             "lm": lm, "top_k": top_k, "num_drafts": num_drafts, "max_nodes": max_nodes,
             "alpha": alpha, "temperature": temperature, "cache": cache,
+            "draft_model": draft_model, "num_slots": num_slots, "has_heads": heads is not None,
         }  # fmt: skip
         if strategy == "oracle":
             raise ValueError("CustomGenerate: strategy 'oracle' decodes twice; use decode.generate")

@@ -26,30 +26,38 @@ from lattice_bpd import (
     rescore_lattice,
     rescore_tree,
 )
+from lattice_bpd.decode.drawn_nodes import DrawnNodes
 from lattice_bpd.decode.noise import WIDER, favoured, sampling_temperature, target_noise
 from lattice_bpd.decode.sequence_caches import SequenceCaches
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 
-Proposal = Drafts | DraftTree | DrawnTree | None
+Proposal = Drafts | DraftTree | DrawnTree | DrawnNodes | None
+Proposals = Proposal | list[Proposal]
 
 
 class Drafter(Protocol):
     """Anything that proposes drafts; write one to plug in your own.
 
-    A drafter may have `propose_batch(states) -> Proposal` as well, with a row for
-    each state: then one call serves all sequences of a batch.
+    A drafter may have `propose_batch(states)` as well: then one call serves all sequences of a
+    batch. It returns Drafts or a DraftTree with a row for each state, None, or a list with a
+    proposal of batch size 1 for each state.
     """
 
     def propose(self, state: DecodeState) -> Proposal:
         """Drafts for the tokens behind `state.tokens`.
 
         Args:
-            state: where decoding stands; `state.num_slots` is at least 1. Do not change it.
+            state: where decoding stands; `state.num_slots` (for heads) and `state.room` (for
+                drafts that need none) are at least 1. Do not change it.
 
         Returns:
             Drafts, a DraftTree or a DrawnTree of batch size 1, best first, of any number of slots
-            (what is deeper than `state.num_slots` is cut); None to draft nothing in this step.
+            (what is deeper than `state.room` is cut), or DrawnNodes; None to draft nothing in this
+            step.
+
+        Raises:
+            DraftError: it cannot draft in this step, which then decodes one token.
         """
         ...
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from lattice_bpd import Drafts, DraftTree, DrawnTree
-from lattice_bpd.decode.drafters import Drafter, Proposal
+from lattice_bpd.decode.draft_failures import failure_kind, note_failure
+from lattice_bpd.decode.drafters import Drafter
+from lattice_bpd.decode.drawn_nodes import DrawnNodes
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.verify import PrefixTree
 
@@ -21,7 +24,8 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
         states: sequences that go on.
 
     Returns:
-        A tree below each exact token; node 0 alone where nothing is drafted.
+        A tree below each exact token; node 0 alone where nothing is drafted, or where drafting
+        failed (see `draft_failures`).
 
     Raises:
         TypeError: a drafter returned something else.
@@ -30,40 +34,55 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
     trees = [PrefixTree([state.tokens[-1]], [-1], [0]) for state in states]
     for state in states:
         state.update_num_slots()
-    asked = [number for number, state in enumerate(states) if state.num_slots > 0]
+    asked = [number for number, state in enumerate(states) if state.room > 0]
     if not asked:
         return trees
-    together = getattr(drafters[asked[0]], "propose_batch", None)
-    if len(asked) > 1 and together and all(drafters[n] is drafters[asked[0]] for n in asked):
-        proposal = together([states[number] for number in asked])
-        rows = [(number, proposal, row) for row, number in enumerate(asked)]
+    first = drafters[asked[0]]
+    if all(drafters[number] is first for number in asked):
+        rows = ask_drafter(first, [states[number] for number in asked])
     else:
-        rows = [(number, drafters[number].propose(states[number]), 0) for number in asked]
-    for number, proposal, row in rows:
+        rows = [ask_drafter(drafters[number], [states[number]])[0] for number in asked]
+    for number, (proposal, row) in zip(asked, rows, strict=True):
         if proposal is not None:
-            trees[number] = _to_tree(proposal, row, states[number])
+            trees[number] = _to_tree(proposal, row, states[number], drafters[number])
     return trees
 
 
-def _to_tree(proposal: Proposal, row: int, state: DecodeState) -> PrefixTree:
-    exact = state.tokens[-1]
-    if isinstance(proposal, (DraftTree, DrawnTree)):
-        count = int(proposal.counts[row])
-        token_ids = proposal.token_ids[row, :count].tolist()
-        parents = proposal.parents[row, :count].tolist()
-        tree = PrefixTree.from_nodes(exact, token_ids, parents, state.num_slots)
-        if isinstance(proposal, DrawnTree) and proposal.is_drawn:
-            tree.drawn_from = _drawn_from(proposal, row, state.num_slots)
-    elif isinstance(proposal, Drafts):
-        drafts = _rows_of(proposal, row, state.num_slots)
-        tree = PrefixTree.from_drafts(exact, drafts)
-        if drafts:
-            state.stats.count_repeats(exact, drafts[0])
-    else:
+def ask_drafter(
+    drafter: Drafter, states: Sequence[DecodeState]
+) -> list[tuple[Drafts | DraftTree | DrawnTree | DrawnNodes | None, int]]:
+    """What a drafter proposes for each state, and the row of the proposal that is the state's.
+
+    A draft that fails is counted and is no draft; see `draft_failures.failure_kind`.
+    """
+    together = getattr(drafter, "propose_batch", None)
+    if len(states) > 1 and together is None:
+        return [ask_drafter(drafter, [state])[0] for state in states]
+    found: Any
+    try:
+        found = drafter.propose(states[0]) if len(states) == 1 else together(states)  # type: ignore[misc]
+    except Exception as error:
+        kind = failure_kind(error)
+        if kind is None:
+            raise
+        note_failure(drafter, states, kind, error)
+        found = None
+    if len(states) > 1 and isinstance(found, list):
+        return [(proposal, 0) for proposal in found]
+    return [(found, row) for row in range(len(states))]
+
+
+def _to_tree(proposal: Any, row: int, state: DecodeState, drafter: Drafter) -> PrefixTree:
+    if not isinstance(proposal, (Drafts, DraftTree, DrawnTree, DrawnNodes)):
         raise TypeError(
             f"decode: the drafter proposed a {type(proposal).__name__}; expected Drafts, a "
-            "DraftTree, a DrawnTree or None"
+            "DraftTree, a DrawnTree, DrawnNodes or None"
         )
+    try:
+        tree = _tree_of(proposal, row, state)
+    except (ValueError, IndexError, TypeError) as error:
+        note_failure(drafter, [state], "shape", error)
+        return PrefixTree(state.tokens[-1:], [-1], [0])
     wrong = max(tree.token_ids)
     if wrong >= state.model.vocab_size or min(tree.token_ids) < 0:
         raise ValueError(
@@ -74,19 +93,53 @@ def _to_tree(proposal: Proposal, row: int, state: DecodeState) -> PrefixTree:
     return tree
 
 
+def _tree_of(
+    proposal: Drafts | DraftTree | DrawnTree | DrawnNodes, row: int, state: DecodeState
+) -> PrefixTree:
+    exact, room = state.tokens[-1], state.room
+    if isinstance(proposal, Drafts):
+        drafts = rows_of(proposal, row, room)
+        if drafts:
+            state.stats.count_repeats(exact, drafts[0])
+        return PrefixTree.from_drafts(exact, drafts)
+    if isinstance(proposal, (DraftTree, DrawnTree)):
+        count = int(proposal.counts[row])
+        token_ids = proposal.token_ids[row, :count].tolist()
+        parents = proposal.parents[row, :count].tolist()
+        tree = PrefixTree.from_nodes(exact, token_ids, parents, room)
+        if isinstance(proposal, DrawnTree) and proposal.is_drawn:
+            tree.drawn_from = _drawn_from(proposal, row, room)
+        return tree
+    token_ids, parents = proposal.token_ids.tolist(), proposal.parents.tolist()
+    whole = PrefixTree.from_nodes(exact, token_ids, parents, len(token_ids))
+    tree = PrefixTree.from_nodes(exact, token_ids, parents, room)
+    kept = [node for node, depth in enumerate(whole.depths) if depth <= room]
+    drawn = [proposal.drawn_from[node] if whole.depths[node] < room else None for node in kept]
+    tree.drawn_from = drawn.__getitem__
+    return tree
+
+
 def _drawn_from(
-    proposal: DrawnTree, row: int, num_slots: int
+    proposal: DrawnTree, row: int, room: int
 ) -> Callable[[int], tuple[Any, Any] | None]:
     """What the children of a node were drawn from, by its number once deeper ones are cut off."""
     depths = proposal.depths[row, : int(proposal.counts[row])]
-    nodes = [-1, *np.flatnonzero(depths < num_slots).tolist()]
+    nodes = [-1, *np.flatnonzero(depths < room).tolist()]
     return lambda node: proposal.drawn_from(row, nodes[node])
 
 
-def _rows_of(proposal: Drafts, row: int, num_slots: int) -> list[list[int]]:
+def rows_of(proposal: Drafts, row: int, most: int) -> list[list[int]]:
+    """The drafts of a row, without padding, each cut to `most` tokens."""
     token_ids = to_numpy(proposal.token_ids)
-    drafts: list[list[int]] = token_ids[row, : int(proposal.counts[row]), :num_slots].tolist()
-    return drafts
+    drafts: list[list[int]] = token_ids[row, : int(proposal.counts[row]), :most].tolist()
+    pad = Drafts.PAD_TOKEN
+    return [d[: d.index(pad)] if d and d[-1] == pad else d for d in drafts]
+
+
+def row_of(proposal: Drafts | DraftTree, row: int) -> Drafts | DraftTree:
+    """A proposal of batch size 1: one row of another."""
+    parts = {one.name: getattr(proposal, one.name) for one in fields(proposal)}
+    return type(proposal)(**{name: part[row : row + 1] for name, part in parts.items()})
 
 
 def to_numpy(array: Any) -> Any:

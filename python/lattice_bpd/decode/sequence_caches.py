@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lattice_bpd import ContextNGram, NGramLM
+from lattice_bpd.decode.by_sequence import BySequence
 from lattice_bpd.decode.state import DecodeState
 
 DEFAULT_ORDER = 4
@@ -16,7 +16,6 @@ DEFAULT_ORDER = 4
 class _Fed:
     """A sequence's cache, and how many of the sequence's tokens it has seen."""
 
-    state: weakref.ref[DecodeState]
     cache: ContextNGram
     tokens: int = 0
 
@@ -37,7 +36,7 @@ class SequenceCaches:
     def __init__(self, order: int, lm: NGramLM | None) -> None:
         ContextNGram(1, order)  # says what is wrong with the order before anything is decoded
         self.order, self.lm = order, lm
-        self._fed: dict[int, _Fed] = {}  # by id: states compare by value, so they have no hash
+        self._fed = BySequence(lambda state: _Fed(ContextNGram(state.model.vocab_size, order)))
 
     @classmethod
     def of_option(cls, cache: bool | int, lm: NGramLM | None) -> SequenceCaches | None:
@@ -61,23 +60,12 @@ class SequenceCaches:
         return [self._update(state) for state in states]
 
     def _update(self, state: DecodeState) -> ContextNGram:
-        fed = self._fed.get(id(state))
-        if fed is None or fed.state() is not state or fed.tokens > len(state.tokens):
-            fed = self._add(state)
+        fed = self._fed.of(state)
+        if fed.tokens > len(state.tokens):
+            fed = self._fed.renew(state)
         fed.cache.update(state.tokens[fed.tokens :], self.lm)
         fed.tokens = len(state.tokens)
         return fed.cache
-
-    def _add(self, state: DecodeState) -> _Fed:
-        key, all_fed = id(state), self._fed
-
-        def forget(gone: weakref.ref[DecodeState]) -> None:
-            if key in all_fed and all_fed[key].state is gone:
-                del all_fed[key]
-
-        cache = ContextNGram(state.model.vocab_size, self.order)
-        all_fed[key] = _Fed(weakref.ref(state, forget), cache)
-        return all_fed[key]
 
     def __len__(self) -> int:
         """The number of sequences that are still there."""

@@ -23,8 +23,9 @@ class DecodeState:
         hidden: (D,) float, the hidden state that predicted y_{t+1}; heads start from it.
         limit: most tokens to decode.
         stats: counts and stage times; time yours with `stats.stage(name)`.
-        num_slots: longest draft that may still be used: the heads, the output limit and the
-            target's positions bound it.
+        num_slots: longest draft of the heads that may still be used: the heads and `room` bound it.
+        room: longest draft of any kind that may still be used: the output limit and the target's
+            positions bound it.
         finish: why the text ended; None while it goes on.
         chooser: of the acceptance rule, which drafters of a kind may ask; None for argmax.
     """
@@ -36,6 +37,7 @@ class DecodeState:
     limit: int
     stats: DecodeStats
     num_slots: int = 0
+    room: int = 0
     finish: str | None = None
     chooser: Chooser | None = None
 
@@ -51,10 +53,10 @@ class DecodeState:
             return found[0, : self.num_slots]
 
     def update_num_slots(self) -> None:
-        """Bound drafts by heads, output limit and positions."""
-        slots = self.limit - (len(self.tokens) - self.prompt_length) - 1
-        if self.model.num_slots is not None:
-            slots = min(slots, self.model.num_slots)
+        """Bound drafts by output limit and positions, those of heads by the heads as well."""
+        room = self.limit - (len(self.tokens) - self.prompt_length) - 1
         if self.model.max_positions is not None:
-            slots = min(slots, self.model.max_positions - len(self.tokens))
-        self.num_slots = max(slots, 0)
+            room = min(room, self.model.max_positions - len(self.tokens))
+        self.room = max(room, 0)
+        heads = self.model.num_slots
+        self.num_slots = self.room if heads is None else min(self.room, heads)

@@ -25,8 +25,11 @@ class DecodeStats:
             argmax.
         regret: what that cost, in nats: how much less the target likes each of them than its
             argmax, added up.
-        seconds: wall time by stage: "prompt", "heads", "top_k", "rescore", "target" (the verifying
-            calls alone), "verify" (laying out, accepting, rolling back) and "total" (everything).
+        draft_failures: steps whose draft failed, so that they decoded one token, by kind: "nan",
+            "shape", "memory", or what the drafter calls it.
+        seconds: wall time by stage: "prompt", "heads", "top_k", "rescore", "draft_model" (all that
+            it does), "lookup", "target" (the verifying calls alone), "verify" (laying out,
+            accepting, rolling back) and "total" (everything).
             On a GPU a stage's launches are timed, waits fall to "verify". Sequences of a batch
             share its seconds equally, so that merged they are the batch's.
     """
@@ -40,6 +43,7 @@ class DecodeStats:
     scorer_failures: dict[str, int] = field(default_factory=dict)
     relaxed_tokens: int = 0
     regret: float = 0.0
+    draft_failures: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -76,8 +80,8 @@ class DecodeStats:
 
     @property
     def own_seconds(self) -> float:
-        """Wall time of everything but the models: neither target nor heads nor prompt."""
-        models = ("prompt", "heads", "target")
+        """Wall time of everything but the models: no target, heads, draft model, or prompt."""
+        models = ("prompt", "heads", "draft_model", "target")
         return self.seconds.get("total", 0.0) - sum(self.seconds.get(n, 0.0) for n in models)
 
     def add_seconds(self, name: str, seconds: float) -> None:
@@ -87,6 +91,10 @@ class DecodeStats:
     def count_scorer_failure(self, kind: str, count: int = 1) -> None:
         """Take note of steps in which a scorer failed."""
         self.scorer_failures[kind] = self.scorer_failures.get(kind, 0) + count
+
+    def count_draft_failure(self, kind: str) -> None:
+        """Take note of a step whose draft failed."""
+        self.draft_failures[kind] = self.draft_failures.get(kind, 0) + 1
 
     def stage(self, name: str) -> Stage:
         """Add the wall time of the block to `seconds[name]`."""
@@ -121,6 +129,8 @@ class DecodeStats:
         self.regret += other.regret
         for kind, count in other.scorer_failures.items():
             self.count_scorer_failure(kind, count)
+        for kind, count in other.draft_failures.items():
+            self.draft_failures[kind] = self.draft_failures.get(kind, 0) + count
         for name, value in other.seconds.items():
             self.add_seconds(name, value)
 

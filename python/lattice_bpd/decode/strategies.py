@@ -20,10 +20,18 @@ from lattice_bpd.decode.drafters import (
 from lattice_bpd.decode.drawn_drafter import DrawnTreeDrafter
 from lattice_bpd.decode.loop import DecodeResult, decode
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
+from lattice_bpd.decode.model_strategies import (
+    MODEL_STRATEGIES,
+    check_draft_model,
+    make_model_drafter,
+)
 from lattice_bpd.decode.scorer_drafter import ScorerDrafter
 from lattice_bpd.verify import Acceptance
 
-STRATEGIES = ("greedy", "bpd", "ngram", "neural", "p_best", "tree", "drawn", "auto", "oracle")
+STRATEGIES = (
+    "greedy", "bpd", "ngram", "neural", "p_best", "tree", "drawn", "auto", *MODEL_STRATEGIES,
+    "oracle",
+)  # fmt: skip
 
 
 def make_drafter(
@@ -38,6 +46,9 @@ def make_drafter(
     alpha: float = 0.5,
     temperature: float = 1.0,
     cache: bool | int = False,
+    draft_model: Any = None,
+    num_slots: int | None = None,
+    has_heads: bool = True,
     experience: Experience | None = None,
 ) -> Drafter:
     """The drafter of a strategy; all but "oracle", which needs the output first.
@@ -53,12 +64,15 @@ def make_drafter(
         alpha: weight of the LM.
         temperature: of "tree", "drawn" and "auto".
         cache: of "ngram", "p_best", "tree", "drawn" and "auto".
+        draft_model: of "draft_model" and "combined".
+        num_slots: longest draft of "draft_model" and "lookup".
+        has_heads: whether "combined" has heads to draft with.
         experience: of "auto"; None to begin anew.
 
     Raises:
         ValueError: an unknown strategy, "ngram" without an LM, "neural" without a scorer, a
-            scorer that the strategy does not use, or sizes out of range.
-        TypeError: a scorer that is none, or a cache that is neither bool nor int.
+            scorer or draft model that is missing or not used, or sizes out of range.
+        TypeError: a scorer or draft model that is none, or a cache that is neither bool nor int.
     """
     if strategy not in STRATEGIES:
         raise ValueError(
@@ -70,24 +84,21 @@ def make_drafter(
             "'tree' or 'p_best', which also work on the heads alone"
         )
     _check_scorer(strategy, lm, scorer)
-    if not 1 <= top_k <= vocab_size:
-        raise ValueError(f"generate: top_k is {top_k}; expected 1..{vocab_size}")
-    for name, value in (("num_drafts", num_drafts), ("max_nodes", max_nodes)):
-        if value < 1:
-            raise ValueError(f"generate: {name} is {value}; expected 1 or more")
-    if not 0.0 < temperature < math.inf:
-        raise ValueError(f"generate: temperature is {temperature}; expected a number above 0")
+    check_draft_model(strategy, draft_model, num_slots)
+    _check_sizes(vocab_size, top_k, num_drafts, max_nodes, temperature)
+    if strategy in MODEL_STRATEGIES:
+        return make_model_drafter(
+            strategy, lm=lm, draft_model=draft_model, num_slots=num_slots, has_heads=has_heads,
+            top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature, cache=cache,
+        )  # fmt: skip
     if strategy == "bpd":
         return BlockDrafter()
-    if strategy in ("tree", "auto"):
-        tree = TreeDrafter(
+    if strategy in ("tree", "drawn", "auto"):
+        make = DrawnTreeDrafter if strategy == "drawn" else TreeDrafter
+        tree = make(
             lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature, cache=cache
         )
         return Controller(tree, experience) if strategy == "auto" else tree
-    if strategy == "drawn":
-        return DrawnTreeDrafter(
-            lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature, cache=cache
-        )
     if scorer is not None:
         drafts = 1 if strategy == "neural" else num_drafts
         return ScorerDrafter(scorer, top_k=top_k, num_drafts=drafts, alpha=alpha)
@@ -95,6 +106,19 @@ def make_drafter(
         drafts = 1 if strategy == "ngram" else num_drafts
         return LatticeDrafter(lm, top_k=top_k, num_drafts=drafts, alpha=alpha, cache=cache)
     return NoDrafter()
+
+
+def _check_sizes(
+    vocab_size: int, top_k: int, num_drafts: int, max_nodes: int, temperature: float
+) -> None:
+    """Refuse numbers out of range."""
+    if not 1 <= top_k <= vocab_size:
+        raise ValueError(f"generate: top_k is {top_k}; expected 1..{vocab_size}")
+    for name, value in (("num_drafts", num_drafts), ("max_nodes", max_nodes)):
+        if value < 1:
+            raise ValueError(f"generate: {name} is {value}; expected 1 or more")
+    if not 0.0 < temperature < math.inf:
+        raise ValueError(f"generate: temperature is {temperature}; expected a number above 0")
 
 
 def _check_scorer(strategy: str, lm: NGramLM | None, scorer: Any) -> None:
@@ -133,6 +157,8 @@ def generate(
     alpha: float = 0.5,
     temperature: float = 1.0,
     cache: bool | int = False,
+    draft_model: Any = None,
+    num_slots: int | None = None,
     max_new_tokens: int = 64,
     stop_token_ids: Collection[int] = (),
     form: str = "auto",
@@ -156,7 +182,10 @@ def generate(
             is None, without, and "p_best" with a scorer too, by beam search; "drawn", paths drawn
             from the lattice as one tree of max_nodes, for Rejection; "auto", trees of the
             size that pays, or greedy steps where none does, by times and acceptance measured on the
-            way and remembered for the model; "oracle", the best path that hindsight can find
+            way and remembered for the model; "draft_model", what a small causal LM would write, as
+            a chain or, with the LM, as a tree of its rescored lattice; "lookup", what followed the
+            last tokens before; "combined", one tree of heads, their continuation by the LM, draft
+            model and lookup, of what there is; "oracle", the best path that hindsight can find
             (decodes greedily first; the calls of that are not counted).
         heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens behind the next.
         drafter: your own instead of a strategy's.
@@ -165,11 +194,15 @@ def generate(
             TransitionScorer; needed by "neural".
         top_k: k, candidates of each slot.
         num_drafts: p, drafts of "p_best".
-        max_nodes: N, draft tokens of "tree" and "drawn", and the most of "auto".
+        max_nodes: N, draft tokens of "tree", "drawn", "combined" and the tree of "draft_model", and
+            the most of "auto".
         alpha: weight of the LM or the scorer.
         temperature: divides the scores of trees; above 1 it grows wider and less deep.
         cache: whether "ngram", "p_best", "tree", "drawn" and "auto" mix n-grams of prompt and
             output so far into the LM; an int is the cache's order, 1..6, True is 4.
+        draft_model: a small causal LM of `transformers` with the target's tokenizer, of
+            "draft_model" and "combined".
+        num_slots: longest draft of "draft_model" (None: 5) and "lookup" (None: 10).
         max_new_tokens: most tokens to decode.
         stop_token_ids: decoding ends behind the first of these.
         form: how drafts are verified: "auto", "tree" or "rows"; see docs/decoding.md.
@@ -185,9 +218,9 @@ def generate(
 
     Raises:
         ValueError: an unknown strategy, "ngram" without an LM, "neural" without a scorer, both lm
-            and scorer, a top_k outside 1..V, num_drafts or max_nodes below 1, a temperature that
-            is not above 0, an LM, a scorer or heads of another vocabulary, or what `decode`
-            refuses.
+            and scorer, a draft model that is missing or not used, a top_k outside 1..V, num_drafts
+            or max_nodes below 1, a temperature that is not above 0, an LM, a scorer, a draft model
+            or heads of another vocabulary, or what `decode` refuses.
         TypeError: no causal LM, heads that cannot be called, or a cache that is neither bool nor
             int.
         MemoryError: a call did not fit.
@@ -201,9 +234,10 @@ def generate(
     return generate_batch(
         model, batch, strategy, heads=heads, drafter=drafter, lm=lm, scorer=scorer,
         top_k=top_k, num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha,
-        temperature=temperature, cache=cache, max_new_tokens=max_new_tokens,
-        stop_token_ids=stop_token_ids, form=form, streamer=streamer, static_cache=static_cache,
-        acceptance=acceptance, certificate=certificate,
+        temperature=temperature, cache=cache, draft_model=draft_model, num_slots=num_slots,
+        max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, form=form,
+        streamer=streamer, static_cache=static_cache, acceptance=acceptance,
+        certificate=certificate,
     )[0]  # fmt: skip
 
 
@@ -222,6 +256,8 @@ def generate_batch(
     alpha: float = 0.5,
     temperature: float = 1.0,
     cache: bool | int = False,
+    draft_model: Any = None,
+    num_slots: int | None = None,
     max_new_tokens: int = 64,
     stop_token_ids: Collection[int] = (),
     form: str = "auto",
@@ -246,6 +282,8 @@ def generate_batch(
         alpha: see there.
         temperature: see there.
         cache: see there; each text has its own.
+        draft_model: see there.
+        num_slots: see there.
         max_new_tokens: most tokens to decode behind each prompt.
         stop_token_ids: a text ends behind the first of these.
         form: see there.
@@ -272,7 +310,9 @@ def generate_batch(
         drafter = make_drafter(
             strategy, drafting.vocab_size, lm=lm, scorer=scorer, top_k=top_k,
             num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha, temperature=temperature,
-            cache=cache, experience=experience_of(model) if strategy == "auto" else None,
+            cache=cache, draft_model=draft_model, num_slots=num_slots,
+            has_heads=drafting.heads is not None,
+            experience=experience_of(model) if strategy == "auto" else None,
         )  # fmt: skip
         if strategy == "oracle":
             outputs = decode_batch(

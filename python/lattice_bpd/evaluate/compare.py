@@ -111,6 +111,7 @@ class Comparison:
             "verified_tokens": total.verified_tokens,
             "tokens_per_second": total.tokens_per_second,
             "scorer_failures": total.scorer_failures,
+            "draft_failures": total.draft_failures,
             "repeat_share": total.repeat_share if total.neighbours else None,
             "loop_free_gain": self.gain(result, self.loop_free),
             "acceptance": str(result.setting.acceptance or "exact"),

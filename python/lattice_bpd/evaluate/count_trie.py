@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from lattice_bpd import DraftTree
 from lattice_bpd.decode import DecodeState
+from lattice_bpd.decode.draft_trees import Nodes, build_draft_tree
 from lattice_bpd.decode.drafters import Drafter, batch_head_logits
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.token_ids import to_token_ids
@@ -224,21 +225,6 @@ class CountTrieDrafter(Drafter):
             self.trie, found.token_ids[0], found.scores[0], state.tokens[-self.trie.order :],
             max_nodes=self.max_nodes, alpha=self.alpha,
         )  # fmt: skip
-        return to_draft_tree(tree) if tree.token_ids else None
-
-
-def to_draft_tree(tree: CountTree) -> DraftTree:
-    """The same as a DraftTree of batch size 1; log_probs are the scores nodes were ranked by."""
-    count, leaves = len(tree.token_ids), tree.leaf_nodes()
-    mask = np.eye(count, dtype=bool)
-    for node, parent in enumerate(tree.parents):
-        if parent >= 0:
-            mask[node] |= mask[parent]
-    paths = np.full((1, len(leaves), max(map(len, leaves))), -1, np.int32)
-    for row, nodes in enumerate(leaves):
-        paths[0, row, : len(nodes)] = nodes
-    return DraftTree(
-        np.array([tree.token_ids], np.int32), np.array([tree.parents], np.int32),
-        np.array([tree.depths], np.int32), np.array([tree.scores], np.float32),
-        np.array([count], np.int32), mask[None], paths,
-    )  # fmt: skip
+        if not tree.token_ids:
+            return None
+        return build_draft_tree([Nodes(tree.token_ids, tree.parents, tree.scores)])

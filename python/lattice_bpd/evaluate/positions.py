@@ -187,7 +187,7 @@ def draft_counts(batch: PositionBatch, rescorers: Rescorers, options: DraftOptio
 
 
 def draft_lookup(batch: PositionBatch, _rescorers: Rescorers, _options: DraftOptions) -> Proposal:
-    """What followed the same tokens before; see `prompt_lookup`."""
+    """What followed the same tokens before; see `LookupDrafter`."""
     slots = batch.wanted.shape[1]
     rows = zip(batch.numbers.tolist(), batch.positions.tolist(), strict=True)
     found = [batch.texts[number].lookups[position, :slots] for number, position in rows]

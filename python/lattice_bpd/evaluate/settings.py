@@ -9,12 +9,15 @@ from typing import Any
 from lattice_bpd.decode import (
     BlockDrafter,
     Drafter,
+    DraftModelDrafter,
     LatticeDrafter,
+    LookupDrafter,
     NoDrafter,
     OracleDrafter,
     ScorerDrafter,
     TreeDrafter,
 )
+from lattice_bpd.decode.model_strategies import make_model_drafter
 from lattice_bpd.verify import Acceptance
 
 
@@ -49,8 +52,9 @@ class Setting:
         name: key in results.json.
         label: what the table shows; {p}, {k}, {n} and {nodes} stand for num_drafts, top_k, the
             LM's order and max_nodes.
-        strategy: "greedy", "bpd", "lattice", "tree", "scorer", "oracle", or another key of
-            MAKERS.
+        strategy: "greedy", "bpd", "lattice", "tree", "scorer", "draft_model" (its source is the
+            draft model, whose chain is drafted), "lookup", "combined" (heads, their continuation by
+            the LM and lookup), "oracle", or another key of MAKERS.
         uses_lm: rescore with the n-gram LM.
         many: verify num_drafts drafts rather than one.
         source: name of the LM or the scorer to use instead of the common LM; see `source_of`.
@@ -141,12 +145,40 @@ def _make_scorer(setting: Setting, source: Any, _: Sequence[int], options: Draft
     )
 
 
+def _make_draft_model(
+    setting: Setting, source: Any, _: Sequence[int], options: DraftOptions
+) -> Drafter:
+    del setting, options
+    return DraftModelDrafter(source)
+
+
+def _make_combined(
+    setting: Setting, source: Any, _: Sequence[int], options: DraftOptions
+) -> Drafter:
+    del setting
+    return make_model_drafter(
+        "combined",
+        lm=source,
+        draft_model=None,
+        num_slots=None,
+        has_heads=True,
+        top_k=options.top_k,
+        max_nodes=options.max_nodes,
+        alpha=options.alpha,
+        temperature=options.temperature,
+        cache=options.cache,
+    )
+
+
 MAKERS: dict[str, Maker] = {
     "greedy": lambda *_: NoDrafter(),
     "bpd": lambda *_: BlockDrafter(),
     "lattice": _make_lattice,
     "tree": _make_tree,
     "scorer": _make_scorer,
+    "draft_model": _make_draft_model,
+    "lookup": lambda *_: LookupDrafter(),
+    "combined": _make_combined,
     "oracle": lambda _setting, _source, continuation, options: OracleDrafter(
         continuation, top_k=options.top_k
     ),

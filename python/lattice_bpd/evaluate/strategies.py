@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lattice_bpd.decode import LookupDrafter
+from lattice_bpd.decode.lookup import LONGEST_MATCH
 from lattice_bpd.evaluate.count_trie import CountTrieDrafter
 from lattice_bpd.evaluate.positions import (
     Draft,
@@ -28,7 +30,6 @@ from lattice_bpd.evaluate.positions import (
     draft_oracle,
     draft_tree,
 )
-from lattice_bpd.evaluate.prompt_lookup import PromptLookupDrafter
 from lattice_bpd.evaluate.settings import (
     STANDARD_SETTINGS,
     TREE_SETTINGS,
@@ -182,7 +183,7 @@ _BASELINES = (
         "prompt_lookup",
         "prompt lookup",
         draft_lookup,
-        lambda _rescorers, _continuation, _options: PromptLookupDrafter(),
+        lambda _rescorers, _continuation, _options: LookupDrafter(LONGEST_MATCH, num_slots=None),
     ),
 )
 

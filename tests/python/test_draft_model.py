@@ -1,0 +1,360 @@
+"""Draft models: every shape against fresh reads and enumeration, greedy's output, and failures."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from blockwise_models import (
+    ARCHITECTURES,
+    VOCAB,
+    looping_text,
+    model_of,
+    plain_greedy,
+    random_model,
+    trained_model,
+)
+from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
+from lattice_bpd.decode import (
+    DecodeStats,
+    DraftModelDrafter,
+    DraftWarning,
+    NoDrafter,
+    decode,
+    decode_batch,
+)
+from lattice_bpd.decode.cached_reader import CachedReader, Forest
+from lattice_bpd.decode.draft_model.candidates import draw, probabilities
+from lattice_bpd.decode.model import DraftingModel
+from lattice_bpd.decode.state import DecodeState
+from lattice_bpd.lattice.logits import Candidates
+from lattice_bpd.models import load_llama2c
+
+PROMPTS = [looping_text(40)[3:15].tolist(), [5, 6, 5], [7]]
+SHAPES = {
+    "chain": {},
+    "lattice": {"num_drafts": 3, "top_k": 4},
+    "tree": {"max_nodes": 9, "top_k": 4},
+    "beam": {"max_nodes": 9, "top_k": 4},
+    "drawn": {"draws": [3, 2, 1]},
+    "drawn chain": {"shape": "drawn", "num_slots": 4},
+}
+
+
+def drafter_of(model, shape, **options):
+    return DraftModelDrafter(model, **{"shape": shape, "num_slots": 4, **SHAPES[shape], **options})
+
+
+def state_of(tokens, limit=50):
+    model = DraftingModel(model_of("llama").base)
+    state = DecodeState(model, list(tokens), len(tokens), torch.zeros(32), limit, DecodeStats())
+    state.update_num_slots()
+    return state
+
+
+@torch.inference_mode()
+def logits_behind(model, tokens):
+    return model.base(input_ids=torch.tensor([tokens])).logits[0, -1]
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return NGramLM.train([looping_text(2000, 1)], 3, vocab_size=VOCAB, smoothing="witten_bell")
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_is_lossless_alone_and_in_a_batch(shape, kind):
+    target, small = model_of("llama").base, random_model(kind)
+    wanted = [plain_greedy(model_of("llama"), prompt, 14) for prompt in PROMPTS]
+    alone = [decode(target, p, drafter_of(small, shape), max_new_tokens=14) for p in PROMPTS]
+    together = decode_batch(target, PROMPTS, drafter_of(small, shape), max_new_tokens=14)
+    assert [found.token_ids for found in alone] == wanted
+    assert [found.token_ids for found in together] == wanted
+    assert all(found.stats.draft_failures == {} for found in [*alone, *together])
+    if not shape.startswith("drawn"):  # each text of a batch has random numbers of its own
+        lengths = [found.stats.accept_lengths for found in alone]
+        assert [found.stats.accept_lengths for found in together] == lengths
+
+
+@pytest.mark.parametrize("shape", ["chain", "lattice", "tree", "beam"])
+def test_the_target_as_its_own_draft_model_is_always_right(shape):
+    model = trained_model()
+    drafter = drafter_of(model, shape)
+    found = decode(model.base, PROMPTS[0], drafter, max_new_tokens=26)
+    assert found.stats.accept_lengths == [0, *[4] * 5][1:]
+    assert found.stats.target_calls == 6
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree", "beam"])
+def test_stories260k_drafts_for_itself(shape, shared_data):
+    model = load_llama2c(shared_data / "stories260K" / "stories260K.bin")
+    drafter = DraftModelDrafter(model, shape=shape, num_slots=6, max_nodes=12)
+    plain = decode(model, [1], NoDrafter(), max_new_tokens=50)
+    found = decode(model, [1], drafter, max_new_tokens=50)
+    assert found.token_ids == plain.token_ids
+    # A token, then blocks of 7; trees leave the greedy path where others are as likely.
+    assert found.stats.target_calls == 8 or shape != "chain"
+    assert found.stats.block_efficiency > 4.0
+
+
+def test_a_prompt_is_read_once_and_a_slot_costs_a_token():
+    model = trained_model()
+    drafter = drafter_of(model, "chain")
+    decode(model.base, PROMPTS[0], drafter, max_new_tokens=26)
+    # The prompt with the exact token and 3 of 4 drafted tokens, then for each of 4 further steps
+    # the last drafted token, the exact one, and 3 again.
+    assert drafter.reader.tokens_read == len(PROMPTS[0]) + 1 + 3 + 4 * (2 + 3)
+    assert drafter.reader.calls == 5 * 4
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_logits_behind_a_rolled_back_cache_are_those_of_a_fresh_read(kind):
+    rng, model = np.random.default_rng(3), random_model(kind)
+    reader, kept = CachedReader(model, "test"), None
+    texts = [rng.integers(0, VOCAB, size).tolist() for size in (14, 1, 6)]
+    for step in range(6):
+        kept, logits = reader.go_on(kept, texts)
+        for _ in range(2):
+            new = [int(token) for token in rng.integers(0, VOCAB, len(texts))]
+            if step % 2:
+                new[1] = None
+            logits = reader.extend(kept, new)
+            for row, text in enumerate(kept.tokens):
+                torch.testing.assert_close(
+                    logits[row], logits_behind(model, text), atol=2e-4, rtol=0.0
+                )
+        cuts = rng.integers(0, 3, 3)
+        texts = [text[: len(text) - int(cut)] for text, cut in zip(kept.tokens, cuts, strict=True)]
+        texts = [[*text, *rng.integers(0, VOCAB, 2).tolist()] for text in texts]
+        if step == 3:
+            texts = texts[1:] + texts[:1]
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_logits_ahead_are_those_of_a_fresh_read(kind):
+    #  behind the text: 4 - 5 - 6   and   7 - 8
+    #                    `-- 9
+    model = random_model(kind)
+    forest = Forest([4, 7, 5, 9, 8, 6], [-1, -1, 0, 0, 1, 2], [0, 0, 1, 1, 1, 2])
+    ways = [[4], [7], [4, 5], [4, 9], [7, 8], [4, 5, 6]]
+    reader, kept = CachedReader(model, "test"), None
+    for texts in (PROMPTS, [[*PROMPTS[0], 1, 2], [5, 6, 5, 9], [7, 8]]):
+        kept, _ = reader.go_on(kept, texts)
+        for _ in range(2):
+            found = reader.look_ahead(kept, [forest, Forest([3], [-1], [0]), forest])
+            for row in (0, 2):
+                for node, way in enumerate(ways):
+                    fresh = logits_behind(model, texts[row] + way)
+                    torch.testing.assert_close(found[row, node], fresh, atol=2e-4, rtol=0.0)
+
+
+def fresh_path(model, tokens, depth, top_k):
+    """(depth, k) candidates and logits along the greedy path, the whole text read each time."""
+    tokens, ids, scores = list(tokens), [], []
+    for _ in range(depth):
+        found = logits_behind(model, tokens).numpy()
+        order = np.argsort(-found, kind="stable")[:top_k]
+        ids.append(order.astype(np.int32))
+        scores.append(found[order])
+        tokens.append(int(order[0]))
+    return np.array(ids)[None], np.array(scores)[None]
+
+
+@pytest.mark.parametrize("shape", ["chain", "lattice", "tree"])
+def test_lattices_stand_along_the_greedy_path(shape, lm):
+    small, prompt = random_model("gpt2"), PROMPTS[0]
+    ids, scores = fresh_path(small, prompt, 4, 5)
+    if shape == "chain":
+        found = drafter_of(small, shape).propose(state_of(prompt))
+        assert found.token_ids[0, 0].tolist() == ids[0, :, 0].tolist()
+        return
+    drafter = drafter_of(small, shape, top_k=5, lm=lm, alpha=0.7)
+    found = drafter.propose(state_of(prompt))
+    rescore = rescore_lattice if shape == "lattice" else rescore_tree
+    size = {"num_drafts": 3} if shape == "lattice" else {"max_nodes": 9}
+    wanted = rescore(Candidates(ids, scores), [prompt[-3:]], lm, alpha=0.7, **size)
+    np.testing.assert_array_equal(found.token_ids, wanted.token_ids)
+    if shape == "tree":
+        np.testing.assert_array_equal(found.parents, wanted.parents)
+        np.testing.assert_allclose(found.log_probs, wanted.log_probs, atol=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_a_beam_holds_the_most_probable_prefixes(temperature):
+    small, prompt = random_model("llama", 1), PROMPTS[1]
+
+    def log_probs(tokens):
+        return (logits_behind(small, tokens).double() / temperature).log_softmax(-1).tolist()
+
+    prefixes = {(token,): lp for token, lp in enumerate(log_probs(prompt))}
+    likely = sorted(prefixes, key=lambda path: -prefixes[path])[:12]
+    for path in likely:
+        for token, lp in enumerate(log_probs([*prompt, *path])):
+            prefixes[(*path, token)] = prefixes[path] + lp
+    wanted = sorted(prefixes.values(), reverse=True)[:12]
+    drafter = drafter_of(
+        small, "beam", num_slots=2, top_k=VOCAB, max_nodes=12, temperature=temperature
+    )
+    found = drafter.propose(state_of(prompt))
+    np.testing.assert_allclose(found.log_probs[0], wanted, atol=1e-4)
+    for node, lp in enumerate(found.log_probs[0]):
+        path, above = [], node
+        while above >= 0:
+            path.append(int(found.token_ids[0, above]))
+            above = found.parents[0, above]
+        assert prefixes[tuple(path[::-1])] == pytest.approx(lp, abs=1e-4)
+
+
+def test_draws_without_replacement_have_their_exact_probabilities():
+    shares, rng = np.array([0.5, 0.3, 0.0, 0.2]), np.random.default_rng(0)
+    counts = dict.fromkeys(itertools.permutations([0, 1, 3], 2), 0)
+    total = 20_000
+    for _ in range(total):
+        counts[tuple(draw(shares, 2, rng).tolist())] += 1
+    chi2 = 0.0
+    for (first, second), count in counts.items():
+        expected = total * shares[first] * shares[second] / (1.0 - shares[first])
+        chi2 += (count - expected) ** 2 / expected
+    assert chi2 < 25.7  # 5 degrees of freedom, significance 1e-4
+    assert sorted(draw(shares, 9, rng).tolist()) == [0, 1, 3]
+
+
+@pytest.mark.parametrize("draws", [[1, 1, 1], [3, 2]])
+def test_drawn_trees_carry_what_they_were_drawn_from(draws):
+    small, prompt = random_model("gpt2"), PROMPTS[0]
+    drafter = DraftModelDrafter(small, shape="drawn", draws=draws, top_k=6, temperature=0.8, seed=5)
+    again = DraftModelDrafter(small, shape="drawn", draws=draws, top_k=6, temperature=0.8, seed=5)
+    found = drafter.propose(state_of(prompt))
+    np.testing.assert_array_equal(found.token_ids, again.propose(state_of(prompt)).token_ids)
+    paths = [()]
+    for token, parent in zip(found.token_ids.tolist(), found.parents.tolist(), strict=True):
+        paths.append((*paths[parent + 1], token))
+    assert len(paths) == 1 + sum(np.cumprod(draws))
+    for path, drawn in zip(paths, found.drawn_from, strict=True):
+        if len(path) == len(draws):
+            assert drawn is None
+            continue
+        ids, scores = fresh_path(small, [*prompt, *path], 1, 6)
+        assert drawn[0].tolist() == ids[0, 0].tolist()
+        np.testing.assert_allclose(drawn[1], probabilities(scores[0, 0], 0.8), atol=1e-4)
+        children = [p[-1] for p in paths if p[:-1] == path and len(p) == len(path) + 1]
+        assert len(set(children)) == draws[len(path)]
+        assert set(children) <= set(drawn[0].tolist())
+
+
+def test_texts_of_a_batch_draw_independently():
+    drafter = DraftModelDrafter(random_model("gpt2"), shape="drawn", num_slots=8, temperature=5.0)
+    states = [state_of(PROMPTS[0]) for _ in range(3)]
+    first = {tuple(found.token_ids.tolist()) for found in drafter.propose_batch(states)}
+    assert len(first) == 3
+
+
+def small_gpt2(positions=64, vocab=VOCAB):
+    torch.manual_seed(1)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=vocab, n_positions=positions, n_embd=16, n_layer=1, n_head=2,
+            bos_token_id=None, eos_token_id=None,
+        )
+    ).eval()  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_where_its_positions_end_it_drafts_nothing(shape):
+    target = model_of("llama")
+    drafter = drafter_of(small_gpt2(positions=20), shape)
+    found = decode_batch(target.base, [PROMPTS[0], [5, 6]], drafter, max_new_tokens=24)
+    for prompt, result in zip([PROMPTS[0], [5, 6]], found, strict=True):
+        assert result.token_ids == plain_greedy(target, prompt, 24)
+        assert result.stats.draft_failures == {}
+    lengths = [drafter._depth(state_of([1] * size)) for size in (16, 17, 18, 19, 20, 21, 22)]
+    deepest = drafter.num_slots
+    assert lengths == [min(deepest, size) for size in (5, 4, 3, 2, 1, 0, -1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_that_are_no_numbers_cost_only_drafts(shape):
+    broken = copy.deepcopy(random_model("gpt2")).base
+    with torch.no_grad():
+        broken.transformer.wpe.weight[17] = float("nan")  # what reads position 17 or later
+    target = model_of("llama")
+    with pytest.warns(DraftWarning, match=r"nan: GPT2LMHeadModel gives logits that are no numbers"):
+        found = decode_batch(
+            target.base, [PROMPTS[0], [5]], drafter_of(broken, shape), max_new_tokens=10
+        )
+    for prompt, result in zip([PROMPTS[0], [5]], found, strict=True):
+        assert result.token_ids == plain_greedy(target, prompt, 10)
+    failures = found[0].stats.draft_failures["nan"]
+    assert 0 < failures <= found[0].stats.target_calls - 1
+    assert found[1].stats.draft_failures == {}  # its text is too short
+
+
+def test_a_call_without_memory_costs_one_draft(monkeypatch):
+    target, small = model_of("llama"), random_model("gpt2")
+    drafter = drafter_of(small, "chain")
+    calls, read = [], drafter.reader.read
+
+    def read_or_not(*args):
+        calls.append(1)
+        if len(calls) == 6:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return read(*args)
+
+    monkeypatch.setattr(drafter.reader, "read", read_or_not)
+    with pytest.warns(DraftWarning, match="memory"):
+        found = decode(target.base, PROMPTS[0], drafter, max_new_tokens=20)
+    assert found.token_ids == plain_greedy(target, PROMPTS[0], 20)
+    assert found.stats.draft_failures == {"memory": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shape": "star"}, "shape is 'star'; expected one of chain, lattice"),
+        ({"num_slots": 0}, "num_slots is 0; expected 1 or more"),
+        ({"shape": "tree", "top_k": VOCAB + 1}, rf"top_k is {VOCAB + 1}; expected 1..{VOCAB}"),
+        ({"shape": "beam", "max_nodes": 0}, r"max_nodes is 0; expected 1..4096"),
+        ({"shape": "tree", "temperature": 0.0}, "temperature is 0.0"),
+        ({"shape": "lattice", "alpha": float("nan")}, "alpha nan"),
+        ({"draws": [2, 1]}, "draws is .2, 1. with shape 'chain'"),
+        ({"shape": "drawn", "draws": [2, 0]}, "counts of 1 or more"),
+        ({"shape": "drawn", "draws": [16] * 4}, "make 65536 paths"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        DraftModelDrafter(random_model("gpt2"), **options)
+
+
+def test_unsuitable_models_are_refused(lm):
+    with pytest.raises(ValueError, match="does not use an LM"):
+        DraftModelDrafter(random_model("gpt2"), lm=lm)
+    wrong = DraftModelDrafter(small_gpt2(vocab=VOCAB + 2))
+    with pytest.raises(ValueError, match=f"draft model has a vocabulary of {VOCAB + 2}, "):
+        decode(model_of("llama").base, [1], wrong)
+    other = NGramLM.train([[1, 2, 1, 2]], 2, vocab_size=9, smoothing="witten_bell")
+    wrong = DraftModelDrafter(random_model("gpt2"), shape="tree", lm=other)
+    with pytest.raises(ValueError, match="the LM has a vocabulary of 9"):
+        decode(model_of("llama").base, [1], wrong)
+    config = T5Config(vocab_size=VOCAB, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(TypeError, match="is an encoder-decoder"):
+        DraftModelDrafter(T5ForConditionalGeneration(config))
+    config = MambaConfig(vocab_size=VOCAB, hidden_size=16, state_size=4, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="recurrent state"):
+        DraftModelDrafter(MambaForCausalLM(config))
+    with pytest.raises(TypeError, match="is a str"):
+        DraftModelDrafter("gpt2")
