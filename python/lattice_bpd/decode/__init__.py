@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from lattice_bpd.decode.batch import decode_batch
+from lattice_bpd.decode.constraint import (
+    ConstrainedChooser,
+    Constraint,
+    ConstraintState,
+    FstConstraint,
+    GuidanceConstraint,
+)
 from lattice_bpd.decode.controller import Controller, Experience
 from lattice_bpd.decode.custom_generate import CustomGenerate
 from lattice_bpd.decode.drafter_file import DrafterFile, load_drafter
@@ -25,6 +32,9 @@ from lattice_bpd.decode.strategies import STRATEGIES, generate, generate_batch, 
 __all__ = [
     "STRATEGIES",
     "BlockDrafter",
+    "ConstrainedChooser",
+    "Constraint",
+    "ConstraintState",
     "Controller",
     "CustomGenerate",
     "DecodeResult",
@@ -35,6 +45,8 @@ __all__ = [
     "DrafterFile",
     "DraftingModel",
     "Experience",
+    "FstConstraint",
+    "GuidanceConstraint",
     "LatticeDrafter",
     "NeuralScorer",
     "NoDrafter",

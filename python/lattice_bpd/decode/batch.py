@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from lattice_bpd.decode.constraint import Constraint
+from lattice_bpd.decode.constraint.protocol import check_constraint
+from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
@@ -24,6 +27,7 @@ def decode_batch(
     streamer: Any = None,
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
+    constraint: Constraint | None = None,
 ) -> list[DecodeResult]:
     """Decode several texts together; each comes out as if it had been decoded alone.
 
@@ -42,6 +46,7 @@ def decode_batch(
         streamer: for a single prompt only.
         static_cache: for a single prompt only.
         acceptance: see `decode`.
+        constraint: see `decode`; the same for all prompts.
 
     Returns:
         A DecodeResult for each prompt, in order. Seconds of the batch are shared out equally.
@@ -53,6 +58,10 @@ def decode_batch(
     drafting = model if isinstance(model, DraftingModel) else DraftingModel(model, heads)
     if max_new_tokens < 1:
         raise ValueError(f"decode: max_new_tokens is {max_new_tokens}; expected 1 or more")
+    expected = 0
+    if constraint is not None:
+        check_constraint(constraint, drafting.vocab_size)
+        stop_token_ids, expected = {*stop_token_ids, *constraint.end_token_ids}, MOST_EXPECTED
     checked = check_prompts(drafting, prompts)
     drafters = _one_for_each(drafter, len(prompts))
     # The last decoded token is never read by the target, so it needs no position.
@@ -65,8 +74,9 @@ def decode_batch(
         form=form,
         streamer=streamer,
         acceptance=acceptance or Exact(),
+        constraint=constraint,
         static_cache=static_cache,
-        most_nodes=count_most_nodes(drafters[0], drafting),
+        most_nodes=count_most_nodes(drafters[0], drafting) + expected,
     )
     try:
         return run_loop(drafting, checked, drafters, options)

@@ -18,9 +18,11 @@ import numpy as np
 import torch
 
 from lattice_bpd import Drafts, DraftTree, NGramLM, rescore_lattice, rescore_tree
+from lattice_bpd.decode.constraint.lattice import Intersection
+from lattice_bpd.decode.constraint.search import find_candidates, rescore_drafts, rescore_nodes
 from lattice_bpd.decode.sequence_caches import SequenceCaches
 from lattice_bpd.decode.state import DecodeState
-from lattice_bpd.lattice.logits import Candidates, select_top_k
+from lattice_bpd.lattice.logits import Candidates
 
 Proposal = Drafts | DraftTree | None
 
@@ -75,6 +77,10 @@ class BlockDrafter(Drafter):
         """(B, 1, H) token ids."""
         logits = batch_head_logits(states)
         with states[0].stats.stage("top_k"):
+            if states[0].constrained is not None:
+                best, _ = find_candidates(states, logits, 1, "BlockDrafter")
+                ones = np.ones(len(states), np.int32)
+                return Drafts(best.token_ids[:, None, :, 0], best.scores.sum(axis=1), ones)
             scores, token_ids = logits.max(dim=-1)
             return Drafts(
                 token_ids.to("cpu", torch.int32).numpy()[:, None],
@@ -122,10 +128,14 @@ class LatticeDrafter(Drafter):
     def propose_batch(self, states: Sequence[DecodeState]) -> Drafts:
         """(B, p, H) token ids."""
         caches = self._caches
-        candidates, contexts = _prepare_rescoring(
+        candidates, contexts, found = _prepare_rescoring(
             self.lm, states, self.top_k, caches, "LatticeDrafter"
         )
         with states[0].stats.stage("rescore"):
+            if found is not None:
+                return rescore_drafts(
+                    candidates, found, contexts, self.lm, self.num_drafts, self.alpha
+                )
             return rescore_lattice(
                 candidates,
                 contexts,
@@ -186,10 +196,15 @@ class TreeDrafter(Drafter):
     def propose_batch(self, states: Sequence[DecodeState]) -> DraftTree:
         """(B, N) nodes."""
         caches = self._caches
-        candidates, contexts = _prepare_rescoring(
+        candidates, contexts, found = _prepare_rescoring(
             self.lm, states, self.top_k, caches, "TreeDrafter"
         )
         with states[0].stats.stage("rescore"):
+            if found is not None:
+                return rescore_nodes(
+                    candidates, found, contexts, self.lm, self.max_nodes, self.alpha,
+                    self.temperature,
+                )  # fmt: skip
             if self.temperature != 1.0:
                 scores = candidates.scores / np.float32(self.temperature)
                 candidates = replace(candidates, scores=scores)
@@ -220,7 +235,7 @@ class OracleDrafter(Drafter):
         """(1, 1, num_slots): the target's own tokens as far as the lattice holds them."""
         logits = state.head_logits()
         with state.stats.stage("top_k"):
-            found = select_top_k(logits, self.top_k, log_softmax=False, where="OracleDrafter")
+            found, _ = find_candidates([state], logits[None], self.top_k, "OracleDrafter")
         slots = found.token_ids[0].tolist()
         done = len(state.tokens) - state.prompt_length
         wanted = self.continuation[done : done + state.num_slots]
@@ -254,8 +269,12 @@ def _prepare_rescoring(
     top_k: int,
     caches: SequenceCaches | None,
     where: str,
-) -> tuple[Candidates, list[list[int]]]:
-    """The candidates of each slot, and the contexts as far back as LM and caches can see."""
+) -> tuple[Candidates, list[list[int]], list[Intersection] | None]:
+    """The candidates of each slot, and the contexts as far back as LM and caches can see.
+
+    Where what a slot allows depends on the path, what constraints leave of the lattices as well;
+    with a cache, which acceptors cannot be searched with, only what is allowed on some path.
+    """
     if lm is not None and lm.vocab_size != states[0].model.vocab_size:
         raise ValueError(
             f"{where}: the LM has a vocabulary of {lm.vocab_size}, the target one of "
@@ -264,6 +283,7 @@ def _prepare_rescoring(
         )
     logits = batch_head_logits(states)
     with states[0].stats.stage("top_k"):
-        candidates = select_top_k(logits, top_k, log_softmax=False, where=where)
+        candidates, found = find_candidates(states, logits, top_k, where)
     reach = max(1 if lm is None else lm.order, 1 if caches is None else caches.order)
-    return candidates, [state.tokens[-reach:] for state in states]
+    found = found if caches is None else None
+    return candidates, [state.tokens[-reach:] for state in states], found

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from lattice_bpd import Drafts, DraftTree
-from lattice_bpd.decode.drafters import Drafter, Proposal
+from lattice_bpd.decode.constraint.trees import constrain_tree
+from lattice_bpd.decode.drafters import Drafter, NoDrafter, Proposal
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.verify import PrefixTree
 
@@ -31,9 +32,7 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
     for state in states:
         state.update_num_slots()
     asked = [number for number, state in enumerate(states) if state.num_slots > 0]
-    if not asked:
-        return trees
-    together = getattr(drafters[asked[0]], "propose_batch", None)
+    together = getattr(drafters[asked[0]], "propose_batch", None) if asked else None
     if len(asked) > 1 and together and all(drafters[n] is drafters[asked[0]] for n in asked):
         proposal = together([states[number] for number in asked])
         rows = [(number, proposal, row) for row, number in enumerate(asked)]
@@ -42,7 +41,10 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
     for number, proposal, row in rows:
         if proposal is not None:
             trees[number] = _to_tree(proposal, row, states[number])
-    return trees
+    return [
+        _under_constraint(tree, state, drafter)
+        for tree, state, drafter in zip(trees, states, drafters, strict=True)
+    ]
 
 
 def _to_tree(proposal: Proposal, row: int, state: DecodeState) -> PrefixTree:
@@ -69,6 +71,17 @@ def _to_tree(proposal: Proposal, row: int, state: DecodeState) -> PrefixTree:
             f"{state.model.vocab_size - 1}; draft with the target's own token ids"
         )
     state.stats.verified_tokens += len(tree) - 1
+    return tree
+
+
+def _under_constraint(tree: PrefixTree, state: DecodeState, drafter: Drafter) -> PrefixTree:
+    """What the state's constraint allows of a tree and foresees; NoDrafter drafts nothing still."""
+    if state.constrained is None or isinstance(drafter, NoDrafter):
+        return tree
+    drafted = len(tree)
+    with state.stats.stage("constraint"):
+        tree = constrain_tree(tree, state.constrained.place, state.room)
+    state.stats.verified_tokens += len(tree) - drafted
     return tree
 
 

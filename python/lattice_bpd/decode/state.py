@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lattice_bpd.decode.constraint import ConstrainedChooser
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.statistics import DecodeStats
 from lattice_bpd.verify import Chooser
@@ -27,6 +28,7 @@ class DecodeState:
             target's positions bound it.
         finish: why the text ended; None while it goes on.
         chooser: of the acceptance rule, which drafters of a kind may ask; None for argmax.
+        constrained: where the text stands in its constraint; None where it has none.
     """
 
     model: DraftingModel
@@ -38,11 +40,20 @@ class DecodeState:
     num_slots: int = 0
     finish: str | None = None
     chooser: Chooser | None = None
+    constrained: ConstrainedChooser | None = None
 
     @property
     def new_tokens(self) -> list[int]:
         """The decoded tokens."""
         return self.tokens[self.prompt_length :]
+
+    @property
+    def room(self) -> int:
+        """Longest draft from anywhere: the output limit and the target's positions bound it."""
+        slots = self.limit - (len(self.tokens) - self.prompt_length) - 1
+        if self.model.max_positions is not None:
+            slots = min(slots, self.model.max_positions - len(self.tokens))
+        return max(slots, 0)
 
     def head_logits(self) -> Tensor:
         """Logits of the draft heads for the slots that may be used: (num_slots, V) float."""
@@ -52,9 +63,7 @@ class DecodeState:
 
     def update_num_slots(self) -> None:
         """Bound drafts by heads, output limit and positions."""
-        slots = self.limit - (len(self.tokens) - self.prompt_length) - 1
+        slots = self.room
         if self.model.num_slots is not None:
             slots = min(slots, self.model.num_slots)
-        if self.model.max_positions is not None:
-            slots = min(slots, self.model.max_positions - len(self.tokens))
-        self.num_slots = max(slots, 0)
+        self.num_slots = slots

@@ -8,6 +8,7 @@ from typing import Any
 
 from lattice_bpd import NGramLM
 from lattice_bpd.decode.batch import decode_batch
+from lattice_bpd.decode.constraint import Constraint
 from lattice_bpd.decode.controller import Controller, Experience, experience_of
 from lattice_bpd.decode.drafters import (
     BlockDrafter,
@@ -134,6 +135,7 @@ def generate(
     streamer: Any = None,
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
+    constraint: Constraint | None = None,
 ) -> DecodeResult:
     """Decode a text; every strategy returns the target's greedy output.
 
@@ -169,6 +171,8 @@ def generate(
         streamer: of `transformers`, for one text; told prompt and tokens as they are decoded.
         static_cache: a cache of fixed size, for one text and a compiled target.
         acceptance: which draft tokens are kept, see `lattice_bpd.verify.Acceptance`; None: Exact.
+        constraint: what the new tokens must obey: a GuidanceConstraint, an FstConstraint or your
+            own. Drafts obey it, and the output is greedy among the tokens that it allows.
 
     Returns:
         DecodeResult.
@@ -176,8 +180,8 @@ def generate(
     Raises:
         ValueError: an unknown strategy, "ngram" without an LM, "neural" without a scorer, both lm
             and scorer, a top_k outside 1..V, num_drafts or max_nodes below 1, a temperature that
-            is not above 0, an LM, a scorer or heads of another vocabulary, or what `decode`
-            refuses.
+            is not above 0, an LM, a scorer, heads or a constraint of another vocabulary, or what
+            `decode` refuses.
         TypeError: no causal LM, heads that cannot be called, or a cache that is neither bool nor
             int.
         MemoryError: a call did not fit.
@@ -193,7 +197,7 @@ def generate(
         top_k=top_k, num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha,
         temperature=temperature, cache=cache, max_new_tokens=max_new_tokens,
         stop_token_ids=stop_token_ids, form=form, streamer=streamer, static_cache=static_cache,
-        acceptance=acceptance,
+        acceptance=acceptance, constraint=constraint,
     )[0]  # fmt: skip
 
 
@@ -218,6 +222,7 @@ def generate_batch(
     streamer: Any = None,
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
+    constraint: Constraint | None = None,
 ) -> list[DecodeResult]:
     """Decode several texts together; each comes out as if it had been decoded alone.
 
@@ -241,6 +246,7 @@ def generate_batch(
         streamer: for a single prompt only.
         static_cache: for a single prompt only.
         acceptance: see there.
+        constraint: see there; the same for all prompts.
 
     Returns:
         A DecodeResult for each prompt, in order.
@@ -254,6 +260,7 @@ def generate_batch(
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids, "form": form,
         "streamer": streamer, "static_cache": static_cache, "acceptance": acceptance,
+        "constraint": constraint,
     }  # fmt: skip
     if drafter is None:
         drafter = make_drafter(
