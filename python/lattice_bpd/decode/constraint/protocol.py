@@ -79,5 +79,5 @@ def check_constraint(constraint: Constraint, vocab_size: int) -> None:
         raise ValueError(
             f"decode: the constraint has a vocabulary of {constraint.vocab_size}, the target one "
             f"of {vocab_size}; expected the same; build it with the target's own tokenizer, and "
-            f"with vocab_size={vocab_size} where the target has rows that its tokenizer does not use"
+            f"with vocab_size={vocab_size} where the target has rows that the tokenizer lacks"
         )
