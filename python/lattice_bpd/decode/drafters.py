@@ -19,7 +19,12 @@ import torch
 
 from lattice_bpd import Drafts, DraftTree, NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.decode.constraint.lattice import Intersection
-from lattice_bpd.decode.constraint.search import find_candidates, rescore_drafts, rescore_nodes
+from lattice_bpd.decode.constraint.search import (
+    find_candidates,
+    places_of,
+    rescore_intersections,
+)
+from lattice_bpd.decode.constraint.trees import cut_trees, with_spare
 from lattice_bpd.decode.sequence_caches import SequenceCaches
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.lattice.logits import Candidates
@@ -132,8 +137,8 @@ class LatticeDrafter(Drafter):
             self.lm, states, self.top_k, caches, "LatticeDrafter"
         )
         with states[0].stats.stage("rescore"):
-            if found is not None:
-                return rescore_drafts(
+            if found is not None and caches is None:
+                return rescore_intersections(
                     candidates, found, contexts, self.lm, self.num_drafts, self.alpha
                 )
             return rescore_lattice(
@@ -200,22 +205,20 @@ class TreeDrafter(Drafter):
             self.lm, states, self.top_k, caches, "TreeDrafter"
         )
         with states[0].stats.stage("rescore"):
-            if found is not None:
-                return rescore_nodes(
-                    candidates, found, contexts, self.lm, self.max_nodes, self.alpha,
-                    self.temperature,
-                )  # fmt: skip
             if self.temperature != 1.0:
                 scores = candidates.scores / np.float32(self.temperature)
                 candidates = replace(candidates, scores=scores)
-            return rescore_tree(
+            tree = rescore_tree(
                 candidates,
                 contexts,
                 self.lm,
-                max_nodes=self.max_nodes,
+                max_nodes=self.max_nodes if found is None else with_spare(self.max_nodes),
                 alpha=self.alpha / self.temperature,
                 cache=None if caches is None else caches.update(states),
             )
+            if found is None:
+                return tree
+            return cut_trees(tree, places_of(states), self.max_nodes)
 
 
 class OracleDrafter(Drafter):
@@ -272,8 +275,7 @@ def _prepare_rescoring(
 ) -> tuple[Candidates, list[list[int]], list[Intersection] | None]:
     """The candidates of each slot, and the contexts as far back as LM and caches can see.
 
-    Where what a slot allows depends on the path, what constraints leave of the lattices as well;
-    with a cache, which acceptors cannot be searched with, only what is allowed on some path.
+    Third, what `find_candidates` has to tell of constraints.
     """
     if lm is not None and lm.vocab_size != states[0].model.vocab_size:
         raise ValueError(
@@ -285,5 +287,4 @@ def _prepare_rescoring(
     with states[0].stats.stage("top_k"):
         candidates, found = find_candidates(states, logits, top_k, where)
     reach = max(1 if lm is None else lm.order, 1 if caches is None else caches.order)
-    found = found if caches is None else None
     return candidates, [state.tokens[-reach:] for state in states], found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any
@@ -139,27 +138,29 @@ class GuidanceState:
         self._constraint, self._matcher = constraint, matcher
         self._accepting = bool(matcher.is_accepting())
         self._mask: Mask | None = None
-        self._key: tuple[bytes, bool] | None = None
+        self._bits: bytes | None = None
 
     @property
     def key(self) -> Hashable:
-        """The allowed tokens' digest, and whether the text may end."""
-        if self._key is None:
-            digest = hashlib.blake2b(self.allowed_tokens().tobytes(), digest_size=16).digest()
-            self._key = (digest, self._accepting)
-        return self._key
+        """The allowed tokens as bits, and whether the text may end."""
+        return self._allowed_bits(), self._accepting
 
     @property
     def accepting(self) -> bool:
         """See ConstraintState."""
         return self._accepting
 
+    def _allowed_bits(self) -> bytes:
+        if self._bits is None:
+            self._bits = self._matcher.compute_bitmask()
+        return self._bits
+
     def allowed_tokens(self) -> Mask:
         """See ConstraintState."""
         if self._mask is None:
             constraint = self._constraint
             self._mask = np.zeros(constraint.vocab_size, np.bool_)
-            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            bits = np.frombuffer(self._allowed_bits(), np.uint8)
             known = constraint._tokenizer.vocab_size
             self._mask[:known] = np.unpackbits(bits, count=known, bitorder="little")
             self._mask[list(constraint.end_token_ids)] = False
@@ -182,7 +183,7 @@ class GuidanceState:
         expected: list[int] = self._matcher.compute_ff_tokens()
         if expected:
             return expected
-        bits = int.from_bytes(self._matcher.compute_bitmask(), "little")
+        bits = int.from_bytes(self._allowed_bits(), "little")
         return [bits.bit_length() - 1] if bits.bit_count() == 1 else []
 
 

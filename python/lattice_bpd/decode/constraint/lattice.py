@@ -5,20 +5,19 @@
                      --c--> s2 --d--> s3 ..          those that it allows
 
 Where every slot has one state, what is allowed does not depend on the path: the slots are masked,
-and the lattice stays a sausage. Elsewhere it becomes an acceptor, a state for each slot and each
-state of the constraint.
+and the lattice stays a sausage. Elsewhere it is an acceptor as well, with a state for each slot and
+each state of the constraint; as a sausage it then holds all tokens that some path allows.
 
-In an acceptor a token scores the log of its share among the candidates of its state, as the target
-chooses among what is allowed at a place, and does not look ahead. So a token without a rival costs
-nothing, and a text that ends early is not ranked for its length.
+In the acceptor a token scores the log of its share among the candidates of its state, since the
+target chooses among what is allowed at a place and does not look ahead. So a token without a rival
+costs nothing.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +28,11 @@ from lattice_bpd.lattice.logits import select_top_k
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
+_MOST_ARCS = 4  # of a slot for each of its k tokens
 _Level = dict[Hashable, tuple[Place, float]]  # by key: the place, and the best path's score to it
 
 
-@dataclass
-class _Arc:
+class _Arc(NamedTuple):
     """One token behind one state of one slot.
 
     Attributes:
@@ -41,7 +40,7 @@ class _Arc:
         token_id: the token.
         logit: of the head.
         share: log of its share among the candidates of its state.
-        score: of the best path through it so far.
+        score: sum of the shares of the best path through it.
         target: key of the state behind it; None behind the last slot.
     """
 
@@ -65,8 +64,8 @@ class Intersection:
     slots: list[list[_Arc]]
     depends: bool
 
-    def acceptor(self, scale: float = 1.0) -> bytes:
-        """As an acceptor for `rescore_fst`: weights are -scale * share, labels token id + 1."""
+    def acceptor(self) -> bytes:
+        """As an acceptor for `rescore_fst`: weights are -share, labels token id + 1."""
         numbers: dict[tuple[int, Hashable], int] = {}
 
         def number(slot: int, key: Hashable) -> int:
@@ -77,14 +76,13 @@ class Intersection:
         for slot, arcs in enumerate(self.slots):
             for arc in arcs:
                 row = leaving.setdefault(number(slot, arc.source), [])
-                target = number(slot + 1, arc.target)
-                row.append((arc.token_id + 1, -scale * arc.share, target))
+                row.append((arc.token_id + 1, -arc.share, number(slot + 1, arc.target)))
         rows = [leaving.get(state, []) for state in range(len(numbers))]
         final: Any = np.array([np.inf if row else 0.0 for row in rows], np.float32)
         return write_acceptor(final, rows)
 
     def fill_candidates(self, token_ids: Int32Array, scores: Float32Array) -> None:
-        """As a sausage, which may hold paths that the constraint does not allow if it `depends`.
+        """As a sausage of the tokens that some path allows, with the heads' logits.
 
         Args:
             token_ids: (H, k) to be filled; slots that no text reaches get token 0.
@@ -93,13 +91,11 @@ class Intersection:
         token_ids[:], scores[:] = 0, -np.inf
         scores[:, 0] = 0.0
         for slot, arcs in enumerate(self.slots):
-            best: dict[int, float] = {}
-            for arc in arcs:
-                score = arc.share if self.depends else arc.logit
-                best[arc.token_id] = max(score, best.get(arc.token_id, -math.inf))
-            ranked = sorted(best.items(), key=lambda item: (-item[1], item[0]))[: len(scores[0])]
+            logits = {arc.token_id: arc.logit for arc in arcs}
+            ranked = sorted(logits.items(), key=lambda item: (-item[1], item[0]))
+            ranked = ranked[: scores.shape[1]]
             token_ids[slot, : len(ranked)] = [token for token, _ in ranked]
-            scores[slot, : len(ranked)] = [score for _, score in ranked]
+            scores[slot, : len(ranked)] = [logit for _, logit in ranked]
 
 
 def intersect(
@@ -107,10 +103,11 @@ def intersect(
 ) -> Intersection:
     """Expand the constraint over the slots of a lattice.
 
-    Each slot keeps the top_k arcs of the best paths, and the best arc of each of its states.
+    Each slot keeps the arcs of the best paths with top_k different tokens, 4 * top_k arcs at most,
+    and the best arc of each of its states.
 
     Args:
-        place: where the text stands, the exact token behind it.
+        place: where the text stands, the exact token counted in.
         merged: places met before.
         logits: (H, V) of the heads.
         top_k: k.
@@ -131,9 +128,9 @@ def intersect(
         arcs = _find_arcs(level, row, top_k, where)
         if not arcs:
             break
-        slots.append(arcs)
         if slot + 1 < len(logits):
-            level = _follow(arcs, level, merged, exact=slot == 0)
+            arcs, level = _follow(arcs, level, merged, exact=slot == 0)
+        slots.append(arcs)
     return Intersection(slots, depends)
 
 
@@ -145,36 +142,44 @@ def _find_arcs(level: _Level, row: Float32Array, top_k: int, where: str) -> list
     masks: Any = np.stack([place.mask for _, place, _ in going])
     masked = np.where(masks, row, np.float32(-np.inf))
     found = select_top_k(masked, top_k, log_softmax=False, where=where)
-    arcs: list[_Arc] = []
-    for (key, place, before), token_ids, logits in zip(
-        going, found.token_ids[0].tolist(), found.scores[0].tolist(), strict=True
-    ):
-        count = min(top_k, len(place.token_ids), sum(logit > -math.inf for logit in logits))
-        if count == 0:  # the head has masked all that may follow
-            token_ids, logits, count = [int(place.token_ids[0])], [0.0], 1
-        total = logits[0] + math.log(sum(math.exp(z - logits[0]) for z in logits[:count]))
-        for token, logit in zip(token_ids[:count], logits, strict=False):
-            share = logit - total
-            arcs.append(_Arc(key, token, logit, share, before + share))
-    if len(going) == 1:
-        return arcs
-    arcs.sort(key=lambda arc: (-arc.score, arc.token_id))
-    first = {arc.source: number for number, arc in reversed(list(enumerate(arcs)))}
-    return [arc for n, arc in enumerate(arcs) if n < top_k or first[arc.source] == n]
+    token_ids, logits = found.token_ids[0], found.scores[0].astype(np.float64)
+    for number in np.flatnonzero(np.isneginf(logits[:, 0])):  # the head masks all that may follow
+        token_ids[number, 0], logits[number, 0] = going[number][1].token_ids[0], 0.0
+    shares = logits - logits[:, :1]
+    shares -= np.log(np.exp(shares).sum(axis=1, keepdims=True))
+    scores = shares + np.array([[before] for _, _, before in going])
+    kept = _choose_arcs(token_ids, scores, top_k)
+    values = [array.ravel()[kept].tolist() for array in (token_ids, logits, shares, scores)]
+    sources = [going[place // token_ids.shape[1]][0] for place in kept]
+    return [_Arc(*arc) for arc in zip(sources, *values, strict=True)]
 
 
-def _follow(arcs: list[_Arc], level: _Level, merged: MergedPlaces, *, exact: bool) -> _Level:
-    """The states behind the arcs, each with the score of its best path; exact without merging."""
+def _choose_arcs(token_ids: Int32Array, scores: npt.NDArray[np.float64], top_k: int) -> list[int]:
+    """Places of the arcs to keep in (states, k) arrays, by falling score."""
+    width, seen = scores.shape[1], set()
+    order = np.argsort(-scores, axis=None, kind="stable")
+    kept = []
+    for rank, place in enumerate(order[: np.count_nonzero(np.isfinite(scores))].tolist()):
+        token = int(token_ids.flat[place])
+        new = token not in seen
+        if place % width == 0 or (rank < _MOST_ARCS * top_k and (not new or len(seen) < top_k)):
+            kept.append(place)
+            seen.add(token)
+    return kept
+
+
+def _follow(
+    arcs: list[_Arc], level: _Level, merged: MergedPlaces, *, exact: bool
+) -> tuple[list[_Arc], _Level]:
+    """The arcs with their targets, and the next level; `exact` takes no merged place's word."""
+    targeted: list[_Arc] = []
     behind: _Level = {}
     for arc in arcs:
         place = level[arc.source][0]
-        if exact:
-            found = place.advance(arc.token_id)
-            found = None if found is None else merged.merge(found)
-        else:
-            found = merged.advance(place, arc.token_id)
-        assert found is not None, "a token that is allowed has a state behind it"
-        arc.target = found.key
-        score = max(arc.score, behind[found.key][1]) if found.key in behind else arc.score
-        behind[found.key] = (found, score)
-    return behind
+        found = place.advance(arc.token_id) if exact else merged.advance(place, arc.token_id)
+        if found is None:
+            continue
+        found = merged.merge(found) if exact else found
+        targeted.append(arc._replace(target=found.key))
+        behind.setdefault(found.key, (found, arc.score))  # the first arc is of the best path
+    return targeted, behind

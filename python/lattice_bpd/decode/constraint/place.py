@@ -25,12 +25,13 @@ class Place:
         over: whether one of them was written.
     """
 
-    __slots__ = ("_ids", "_mask", "_next", "over", "state", "stops")
+    __slots__ = ("_ids", "_key", "_mask", "_next", "over", "state", "stops")
 
     def __init__(
         self, state: ConstraintState, stop_token_ids: Collection[int], *, over: bool = False
     ) -> None:
         self.state, self.stops, self.over = state, stop_token_ids, over
+        self._key: Hashable = OVER if over else None
         self._mask: Mask | None = None
         self._ids: npt.NDArray[np.int64] | None = None
         self._next: dict[int, Place | None] = {}
@@ -38,7 +39,9 @@ class Place:
     @property
     def key(self) -> Hashable:
         """Places of equal keys allow the same tokens."""
-        return OVER if self.over else self.state.key
+        if self._key is None:
+            self._key = self.state.key
+        return self._key
 
     @property
     def mask(self) -> Mask:

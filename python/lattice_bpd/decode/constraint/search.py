@@ -1,16 +1,16 @@
-"""The lattices of a batch under their constraints, each searched by what fits it."""
+"""Lattices of a batch under their constraints: candidates, drafts and trees."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from lattice_bpd import Drafts, DraftTree, NGramLM, rescore_fst, rescore_lattice, rescore_tree
+from lattice_bpd import Drafts, NGramLM, rescore_fst, rescore_lattice
 from lattice_bpd.decode.constraint.lattice import Intersection, intersect
-from lattice_bpd.decode.constraint.rows import stack_drafts, stack_trees, tree_of_drafts
+from lattice_bpd.decode.constraint.place import Place
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ def find_candidates(
     Raises:
         ValueError: top_k out of range, NaN or +inf.
     """
-    choosers = [state.constrained for state in states if state.constrained is not None]
-    if not choosers:
+    if states[0].constrained is None:
         return select_top_k(logits, top_k, log_softmax=False, where=where), None
+    merged = states[0].constrained.merged
     rows = logits.detach().float().cpu().numpy()
     found = [
-        intersect(chooser.place, chooser.merged, row, top_k, where)
-        for chooser, row in zip(choosers, rows, strict=True)
+        intersect(place, merged, row, top_k, where)
+        for place, row in zip(places_of(states), rows, strict=True)
     ]
     shape = (*rows.shape[:2], top_k)
     candidates = Candidates(np.empty(shape, np.int32), np.empty(shape, np.float32))
@@ -50,7 +50,12 @@ def find_candidates(
     return candidates, found if any(one.depends for one in found) else None
 
 
-def rescore_drafts(
+def places_of(states: Sequence[DecodeState]) -> list[Place]:
+    """Where texts with a constraint stand."""
+    return [state.constrained.place for state in states if state.constrained is not None]
+
+
+def rescore_intersections(
     candidates: Candidates,
     found: Sequence[Intersection],
     contexts: Sequence[Sequence[int]],
@@ -71,48 +76,20 @@ def rescore_drafts(
     rows = []
     for number, (intersection, context) in enumerate(zip(found, contexts, strict=True)):
         if intersection.depends:
-            acceptor = intersection.acceptor()
-            rows.append(rescore_fst(acceptor, lm, num_drafts, context, alpha))
+            rows.append(rescore_fst(intersection.acceptor(), lm, num_drafts, context, alpha))
         else:
-            row = _row(candidates, number)
+            here = slice(number, number + 1)
+            row = Candidates(candidates.token_ids[here], candidates.scores[here])
             rows.append(rescore_lattice(row, [context], lm, num_drafts=num_drafts, alpha=alpha))
-    return stack_drafts(rows)
+    token_ids = _stack([row.token_ids[0] for row in rows], Drafts.PAD_TOKEN)
+    scores = _stack([row.scores[0] for row in rows], -np.inf)
+    return Drafts(token_ids, scores, np.concatenate([row.counts for row in rows]))
 
 
-def rescore_nodes(
-    candidates: Candidates,
-    found: Sequence[Intersection],
-    contexts: Sequence[Sequence[int]],
-    lm: NGramLM | None,
-    max_nodes: int,
-    alpha: float,
-    temperature: float,
-) -> DraftTree:
-    """The most probable prefixes of each lattice.
-
-    Where slots depend on the path, those of its `max_nodes` best paths; see `tree_of_drafts`.
-
-    Args:
-        candidates: see `rescore_drafts`, as for all arguments that are not listed here.
-        found: see there.
-        contexts: see there.
-        lm: see there.
-        max_nodes: N.
-        alpha: see there.
-        temperature: divides all scores.
-    """
-    rows = []
-    weight, scale = alpha / temperature, 1.0 / temperature
-    for number, (intersection, context) in enumerate(zip(found, contexts, strict=True)):
-        if intersection.depends:
-            drafts = rescore_fst(intersection.acceptor(scale), lm, max_nodes, context, weight)
-            rows.append(tree_of_drafts(drafts, max_nodes))
-        else:
-            row = _row(candidates, number, scale)
-            rows.append(rescore_tree(row, [context], lm, max_nodes=max_nodes, alpha=weight))
-    return stack_trees(rows)
-
-
-def _row(candidates: Candidates, number: int, scale: float = 1.0) -> Candidates:
-    here = slice(number, number + 1)
-    return Candidates(candidates.token_ids[here], candidates.scores[here] * np.float32(scale))
+def _stack(arrays: Sequence[Any], fill: float) -> Any:
+    """Arrays of one number of axes under each other, padded behind."""
+    shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
+    found: Any = np.full((len(arrays), *shape), fill, arrays[0].dtype)
+    for number, array in enumerate(arrays):
+        found[number][tuple(map(slice, array.shape))] = array
+    return found
