@@ -126,7 +126,8 @@ def _bytes_of(acceptor: Any) -> bytes:
     import pywrapfst
 
     if acceptor.arc_type() == "standard":
-        acceptor = pywrapfst.VectorFst(acceptor)
+        vector = acceptor.fst_type() == "vector"
+        acceptor = acceptor.copy() if vector else pywrapfst.convert(acceptor, "vector")
         acceptor.set_input_symbols(None)
         acceptor.set_output_symbols(None)
     return bytes(acceptor.write_to_string())

@@ -18,8 +18,8 @@ _WHERE = "GuidanceConstraint"
 class GuidanceConstraint:
     """The texts of a grammar; make one by `from_regex`, `from_json_schema` or `from_lark`.
 
-    Any split of a text into tokens is allowed, not the tokenizer's own alone, so that the target
-    is free in how it writes.
+    Where the grammar leaves a choice, every token that it can go on from is allowed. Text that must
+    come, such as a key of a JSON schema, is written in the tokenizer's own tokens.
 
     Args:
         grammar: what `llguidance.LLMatcher.grammar_from_regex` and its like return.
@@ -172,6 +172,8 @@ class GuidanceState:
         constraint = self._constraint
         known = 0 <= token_id < constraint._tokenizer.vocab_size
         if not known or token_id in constraint.end_token_ids:
+            return None
+        if not self._allowed_bits()[token_id >> 3] >> (token_id & 7) & 1:
             return None
         matcher = self._matcher.deep_copy()
         if matcher.try_consume_tokens([token_id]) != 1:

@@ -156,7 +156,8 @@ def _find_arcs(level: _Level, row: Float32Array, top_k: int, where: str) -> list
 
 def _choose_arcs(token_ids: Int32Array, scores: npt.NDArray[np.float64], top_k: int) -> list[int]:
     """Places of the arcs to keep in (states, k) arrays, by falling score."""
-    width, seen = scores.shape[1], set()
+    width = scores.shape[1]
+    seen: set[int] = set()
     order = np.argsort(-scores, axis=None, kind="stable")
     kept = []
     for rank, place in enumerate(order[: np.count_nonzero(np.isfinite(scores))].tolist()):

@@ -91,22 +91,17 @@ class _TokenTexts:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """The longest token at each place; bytes that no token writes are left out."""
+        """The longest token at each place, up to the first byte that no token begins with."""
         data = text.encode() if isinstance(text, str) else text
         found, place = [], 0
         while place < len(data):
-            token, size = self._match(data, place)
-            if token is not None:
-                found.append(token)
+            sizes = range(min(self._longest, len(data) - place), 0, -1)
+            size = next((n for n in sizes if data[place : place + n] in self._ids), 0)
+            if size == 0:
+                break
+            found.append(self._ids[data[place : place + size]])
             place += size
         return found
-
-    def _match(self, data: bytes, place: int) -> tuple[int | None, int]:
-        for size in range(min(self._longest, len(data) - place), 0, -1):
-            token = self._ids.get(data[place : place + size])
-            if token is not None:
-                return token, size
-        return None, 1
 
 
 def show_tokens(tokenizer: Any, token_ids: Sequence[int]) -> str:
