@@ -55,6 +55,14 @@ def test_grammar_fst_walks_the_language_of_its_acceptor(number: int, seed: int) 
     assert texts
 
 
+def test_grammar_of_listed_arcs() -> None:
+    arcs = [(0, 3, 1), (1, None, 2), (2, 4, 0)]
+    constraint = FstConstraint.from_arcs(arcs, {2}, 6)
+    assert walk(constraint, 3) == {(3,), (3, 4, 3)}
+    with pytest.raises(ValueError, match="found state -1"):
+        FstConstraint.from_arcs([(0, 3, -1)], {0}, 6)
+
+
 def test_grammar_fst_leaves_out_what_leads_nowhere() -> None:
     constraint = acceptor_of([(0, 1, 1), (0, 2, 2), (2, 2, 2), (1, 3, 3)], {3})
     assert np.flatnonzero(constraint.start().allowed_tokens()).tolist() == [0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lattice_bpd.decode.constraint.acceptor_bytes import Acceptor, read_acceptor
+from lattice_bpd.decode.constraint.acceptor_bytes import Acceptor, read_acceptor, write_acceptor
 from lattice_bpd.decode.constraint.protocol import Mask
 
 _WHERE = "FstConstraint"
@@ -49,6 +49,37 @@ class FstConstraint:
             )
         self._states: dict[frozenset[int], FstState] = {}
         self._start = self._close([found.start])
+
+    @classmethod
+    def from_arcs(
+        cls,
+        arcs: Iterable[tuple[int, int | None, int]],
+        final: Collection[int],
+        vocab_size: int,
+        *,
+        end_token_ids: Collection[int] = (),
+    ) -> FstConstraint:
+        """The constraint of an acceptor that is listed arc by arc.
+
+        Args:
+            arcs: (state, token id or None for epsilon, next state); state 0 is the start.
+            final: states where a text may end.
+            vocab_size: V of the target.
+            end_token_ids: see the class.
+
+        Raises:
+            ValueError: a negative state, or as the class.
+        """
+        listed = list(arcs)
+        states = {0, *final, *(s for source, _, target in listed for s in (source, target))}
+        if min(states) < 0:
+            raise ValueError(f"{_WHERE}: found state {min(states)}; expected 0 and above")
+        rows: list[list[tuple[int, float, int]]] = [[] for _ in range(max(states) + 1)]
+        for source, token, target in listed:
+            rows[source].append((0 if token is None else token + 1, 0.0, target))
+        costs = [0.0 if state in final else np.inf for state in range(len(rows))]
+        data = write_acceptor(np.array(costs, np.float32), rows)
+        return cls(data, vocab_size, end_token_ids=end_token_ids)
 
     def start(self) -> FstState:
         """See Constraint."""
