@@ -137,7 +137,7 @@ class _Run:
         observe = getattr(self.drafters[number], "observe", None)
         if observe is not None:
             observe(new)
-        if options.streamer is not None:
+        if options.streamer is not None and new:
             options.streamer.put(torch.tensor(new))
 
     def drop_finished(self) -> None:

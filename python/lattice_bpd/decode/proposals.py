@@ -58,7 +58,7 @@ def _to_tree(proposal: Proposal, row: int, state: DecodeState) -> PrefixTree:
         drafts = _rows_of(proposal, row, state.num_slots)
         tree = PrefixTree.from_drafts(exact, drafts)
         if drafts:
-            state.stats.count_repeats(exact, drafts[0])
+            state.stats.count_repeats(exact, [token for token in drafts[0] if token >= 0])
     else:
         raise TypeError(
             f"decode: the drafter proposed a {type(proposal).__name__}; expected Drafts, a "

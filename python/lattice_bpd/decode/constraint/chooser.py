@@ -85,7 +85,8 @@ class ConstrainedChooser:
         masked = torch.where(mask, logits, float("-inf"))
         if offer.drawn_from is None:  # of tokens that were drawn, none may be left out
             place = self.place
-            offer = offer._replace(token_ids=[t for t in offer.token_ids if place.advance(t)])
+            allowed = [token for token in offer.token_ids if place.advance(token) is not None]
+            offer = offer._replace(token_ids=allowed)
         return self.inner.choose(masked, offer)
 
     def _shown(self) -> str:
