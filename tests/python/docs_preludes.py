@@ -62,6 +62,17 @@ def evaluate() -> Names:
     return {**names, "model": names["blockwise"]}
 
 
+def howto_constraint() -> Names:
+    """Tokens of one byte each, as many as the model has."""
+    import pytest
+
+    pytest.importorskip("llguidance")
+    letters = b'0123456789-{}":, abcdefghijklmnopqrstuvwxyz.[]/'
+    names = _decoding()
+    names["tokenizer"] = [b"<end>", *(bytes([letter]) for letter in letters)][: names["VOCAB"]]
+    return names
+
+
 def ngram() -> Names:
     """Token ids of GPT-2's vocabulary size."""
     rng = np.random.default_rng(0)
@@ -76,6 +87,7 @@ PRELUDES = {
     "howto-researcher": _decoding,
     "decoding": decoding,
     "sampling": _decoding,
+    "howto-constraint": howto_constraint,
     "evaluate": evaluate,
     "ngram": ngram,
 }

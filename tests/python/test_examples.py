@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import runpy
 import subprocess
 import sys
@@ -27,7 +28,14 @@ def run(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     "name",
-    ["own_loop.py", "generate.py", "custom_generate.py", "own_drafter.py", "draft_model.py"],
+    [
+        "own_loop.py",
+        "generate.py",
+        "custom_generate.py",
+        "own_drafter.py",
+        "draft_model.py",
+        "json_schema.py",
+    ],
 )
 def test_examples_are_short(name):
     assert len((EXAMPLES / name).read_text().splitlines()) < LONGEST
@@ -60,3 +68,12 @@ def test_own_drafter(run):
     words = run("own_drafter.py").split()
     assert words[0] == "120"
     assert int(words[3]) < 120  # calls: some tokens were copied
+
+
+def test_grammar_of_a_json_schema(run):
+    pytest.importorskip("torch")
+    pytest.importorskip("llguidance")
+    found, counts = run("json_schema.py").splitlines()
+    assert set(ast.literal_eval(found)) == {"name", "size", "count"}
+    tokens, calls = (int(counts.split()[place]) for place in (0, 3))
+    assert calls < tokens

@@ -5,6 +5,13 @@ from __future__ import annotations
 from lattice_bpd.decode.batch import decode_batch
 from lattice_bpd.decode.certificate import Certificate, CheckedPlace
 from lattice_bpd.decode.combined import CombinedDrafter
+from lattice_bpd.decode.constraint import (
+    ConstrainedChooser,
+    Constraint,
+    ConstraintState,
+    FstConstraint,
+    GuidanceConstraint,
+)
 from lattice_bpd.decode.continuation import ContinuationDrafter
 from lattice_bpd.decode.controller import Controller, Experience
 from lattice_bpd.decode.custom_generate import CustomGenerate
@@ -36,6 +43,9 @@ __all__ = [
     "Certificate",
     "CheckedPlace",
     "CombinedDrafter",
+    "ConstrainedChooser",
+    "Constraint",
+    "ConstraintState",
     "ContinuationDrafter",
     "Controller",
     "CustomGenerate",
@@ -52,6 +62,8 @@ __all__ = [
     "DrawnNodes",
     "DrawnTreeDrafter",
     "Experience",
+    "FstConstraint",
+    "GuidanceConstraint",
     "LatticeDrafter",
     "LookupDrafter",
     "NeuralScorer",

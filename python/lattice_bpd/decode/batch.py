@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from lattice_bpd.decode.constraint import Constraint
+from lattice_bpd.decode.constraint.protocol import check_constraint
+from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
@@ -25,6 +28,7 @@ def decode_batch(
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
     certificate: bool = False,
+    constraint: Constraint | None = None,
 ) -> list[DecodeResult]:
     """Decode several texts together; each comes out as if it had been decoded alone.
 
@@ -44,6 +48,7 @@ def decode_batch(
         static_cache: for a single prompt only.
         acceptance: see `decode`.
         certificate: see `decode`; each text has its own.
+        constraint: see `decode`; the same for all prompts.
 
     Returns:
         A DecodeResult for each prompt, in order. Seconds of the batch are shared out equally.
@@ -61,6 +66,15 @@ def decode_batch(
             f"decode: a certificate says whether output is greedy's, which the rule "
             f"{rule.name!r} does not aim at; leave out certificate or acceptance"
         )
+    if certificate and constraint is not None:
+        raise ValueError(
+            "decode: a certificate says whether output is plain greedy's, which a constraint "
+            "changes; leave out certificate or constraint"
+        )
+    expected = 0
+    if constraint is not None:
+        check_constraint(constraint, drafting.vocab_size)
+        stop_token_ids, expected = {*stop_token_ids, *constraint.end_token_ids}, MOST_EXPECTED
     checked = check_prompts(drafting, prompts)
     drafters = _one_for_each(drafter, len(prompts))
     # The last decoded token is never read by the target, so it needs no position.
@@ -74,8 +88,9 @@ def decode_batch(
         streamer=streamer,
         acceptance=rule,
         certificate=certificate,
+        constraint=constraint,
         static_cache=static_cache,
-        most_nodes=count_most_nodes(drafters[0], drafting),
+        most_nodes=count_most_nodes(drafters[0], drafting) + expected,
     )
     try:
         return run_loop(drafting, checked, drafters, options)

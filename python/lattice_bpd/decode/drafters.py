@@ -26,11 +26,18 @@ from lattice_bpd import (
     rescore_lattice,
     rescore_tree,
 )
+from lattice_bpd.decode.constraint.lattice import Intersection
+from lattice_bpd.decode.constraint.search import (
+    find_candidates,
+    places_of,
+    rescore_intersections,
+)
+from lattice_bpd.decode.constraint.trees import cut_trees, with_spare
 from lattice_bpd.decode.drawn_nodes import DrawnNodes
 from lattice_bpd.decode.noise import WIDER, favoured, sampling_temperature, target_noise
 from lattice_bpd.decode.sequence_caches import SequenceCaches
 from lattice_bpd.decode.state import DecodeState
-from lattice_bpd.lattice.logits import Candidates, select_top_k
+from lattice_bpd.lattice.logits import Candidates
 
 Proposal = Drafts | DraftTree | DrawnTree | DrawnNodes | None
 Proposals = Proposal | list[Proposal]
@@ -92,6 +99,10 @@ class BlockDrafter(Drafter):
         """(B, 1, H) token ids."""
         logits = batch_head_logits(states)
         with states[0].stats.stage("top_k"):
+            if states[0].constrained is not None:
+                best, _ = find_candidates(states, logits, 1, "BlockDrafter")
+                ones = np.ones(len(states), np.int32)
+                return Drafts(best.token_ids[:, None, :, 0], best.scores.sum(axis=1), ones)
             scores, token_ids = logits.max(dim=-1)
             return Drafts(
                 token_ids.to("cpu", torch.int32).numpy()[:, None],
@@ -139,10 +150,14 @@ class LatticeDrafter(Drafter):
     def propose_batch(self, states: Sequence[DecodeState]) -> Drafts:
         """(B, p, H) token ids."""
         caches = self._caches
-        candidates, contexts = prepare_rescoring(
+        candidates, contexts, found = prepare_rescoring(
             self.lm, states, self.top_k, caches, "LatticeDrafter"
         )
         with states[0].stats.stage("rescore"):
+            if found is not None and caches is None:
+                return rescore_intersections(
+                    candidates, found, contexts, self.lm, self.num_drafts, self.alpha
+                )
             return rescore_lattice(
                 candidates,
                 contexts,
@@ -212,20 +227,26 @@ class TreeDrafter(Drafter):
         noise = target_noise(states, self.sharpness)
         caches = self._caches
         wide = self.top_k if noise is None else min(WIDER * self.top_k, states[0].model.vocab_size)
-        candidates, contexts = prepare_rescoring(self.lm, states, wide, caches, "TreeDrafter")
+        candidates, contexts, found = prepare_rescoring(
+            self.lm, states, wide, caches, "TreeDrafter"
+        )
         with states[0].stats.stage("rescore"):
             temperature = self.temperature * sampling_temperature(states)
             if temperature != 1.0:
                 scores = candidates.scores / np.float32(temperature)
                 candidates = replace(candidates, scores=scores)
             options: dict[str, Any] = {
-                "max_nodes": self.max_nodes, "alpha": self.alpha / temperature,
+                "max_nodes": self.max_nodes if found is None else with_spare(self.max_nodes),
+                "alpha": self.alpha / temperature,
                 "cache": None if caches is None else caches.update(states),
-            }  # fmt: skip
-            if noise is None:
-                return rescore_tree(candidates, contexts, self.lm, **options)
-            candidates = favoured(candidates, noise, self.top_k)
-            return draw_tree(candidates, contexts, self.lm, noise=noise, **options)
+            }
+            if noise is not None:
+                candidates = favoured(candidates, noise, self.top_k)
+                return draw_tree(candidates, contexts, self.lm, noise=noise, **options)
+            tree = rescore_tree(candidates, contexts, self.lm, **options)
+            if found is None:
+                return tree
+            return cut_trees(tree, places_of(states), self.max_nodes)
 
 
 class OracleDrafter(Drafter):
@@ -245,7 +266,7 @@ class OracleDrafter(Drafter):
         """(1, 1, num_slots): the target's own tokens as far as the lattice holds them."""
         logits = state.head_logits()
         with state.stats.stage("top_k"):
-            found = select_top_k(logits, self.top_k, log_softmax=False, where="OracleDrafter")
+            found, _ = find_candidates([state], logits[None], self.top_k, "OracleDrafter")
         slots = found.token_ids[0].tolist()
         done = len(state.tokens) - state.prompt_length
         wanted = self.continuation[done : done + state.num_slots]
@@ -281,10 +302,11 @@ def prepare_rescoring(
     where: str,
     *,
     whole: bool = False,
-) -> tuple[Candidates, list[list[int]]]:
+) -> tuple[Candidates, list[list[int]], list[Intersection] | None]:
     """The candidates of each slot, and the contexts as far back as LM and caches can see.
 
     `whole` takes in slots beyond those that may be used, so that nothing depends on their number.
+    Third, what `find_candidates` has to tell of constraints.
     """
     if lm is not None and lm.vocab_size != states[0].model.vocab_size:
         raise ValueError(
@@ -294,6 +316,6 @@ def prepare_rescoring(
         )
     logits = batch_head_logits(states, whole=whole)
     with states[0].stats.stage("top_k"):
-        candidates = select_top_k(logits, top_k, log_softmax=False, where=where)
+        candidates, found = find_candidates(states, logits, top_k, where)
     reach = max(1 if lm is None else lm.order, 1 if caches is None else caches.order)
-    return candidates, [state.tokens[-reach:] for state in states]
+    return candidates, [state.tokens[-reach:] for state in states], found

@@ -64,7 +64,7 @@ class DrawnTreeDrafter(Drafter):
     def propose_batch(self, states: Sequence[DecodeState]) -> DrawnTree:
         """(B, N) nodes."""
         caches = self._caches
-        candidates, contexts = prepare_rescoring(
+        candidates, contexts, _ = prepare_rescoring(
             self.lm, states, self.top_k, caches, "DrawnTreeDrafter", whole=True
         )
         with states[0].stats.stage("rescore"):

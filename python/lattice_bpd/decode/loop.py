@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.decode.certificate import CallShape, Certificate, MarginChooser, certify
+from lattice_bpd.decode.constraint import Constraint
+from lattice_bpd.decode.constraint.chooser import start_constrained
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.prompts import Prompts, read_prompts
@@ -37,8 +39,8 @@ class DecodeResult:
 
     Attributes:
         token_ids: the decoded tokens without the prompt, a stop token included.
-        finish: "stop_token", "length" (max_new_tokens reached) or "positions" (the target has
-            no further positions).
+        finish: "stop_token", "length" (max_new_tokens reached), "positions" (the target has no
+            further positions) or "constraint" (nothing may follow, not even a stop token).
         stats: counts and stage times.
         acceptance: name of the rule that kept the draft tokens.
         lossless: whether that rule keeps what the target alone would have written.
@@ -65,6 +67,7 @@ class Options:
         streamer: of `transformers`; told the tokens as they are decoded.
         acceptance: which draft tokens are kept.
         choosers: one for each sequence instead of the acceptance rule's.
+        constraint: what the new tokens must obey; None: nothing.
         static_cache: decode in a cache of fixed size, for compiled targets.
         most_nodes: draft tokens of a call, for which a static cache must have room.
         certificate: whether margins are kept, and tokens decided again where they are small.
@@ -77,6 +80,7 @@ class Options:
     streamer: Any = None
     acceptance: Acceptance = field(default_factory=Exact)
     choosers: list[Chooser] | None = None
+    constraint: Constraint | None = None
     static_cache: bool = False
     most_nodes: int = 256
     certificate: bool = False
@@ -131,16 +135,16 @@ class _Run:
         if not is_prompt:
             state.stats.accept_lengths.append(min(verified.accept_length, len(new)))
         stopped = bool(new) and new[-1] in options.stop_token_ids
-        if options.choosers is not None:
-            stopped = stopped or options.choosers[number].ended
-        if stopped:
-            state.finish = "stop_token"
+        ended = options.choosers is not None and options.choosers[number].ended
+        if ended or stopped:
+            complete = state.constrained is not None and not stopped
+            state.finish = "constraint" if complete else "stop_token"
         elif state.stats.tokens >= state.limit:
             state.finish = "positions" if options.short_of_positions[number] else "length"
         observe = getattr(self.drafters[number], "observe", None)
         if observe is not None:
             observe(new)
-        if options.streamer is not None:
+        if options.streamer is not None and new:
             options.streamer.put(torch.tensor(new))
 
     def drop_finished(self) -> None:
@@ -166,13 +170,13 @@ def run_loop(
     Returns:
         A result for each prompt, in order.
     """
-    if options.certificate:
-        options = replace(options, choosers=[MarginChooser() for _ in prompts.tokens])
-    elif options.choosers is None:
-        rule = options.acceptance
-        started = [rule.start(number, tokens) for number, tokens in enumerate(prompts.tokens)]
-        choosers = [chooser for chooser in started if chooser is not None]
-        options = replace(options, choosers=choosers or None)
+    inner = _start_choosers(options, prompts)
+    constrained = None
+    if options.constraint is not None:
+        constrained = start_constrained(
+            options.constraint, options.stop_token_ids, inner or [None] * len(prompts.tokens)
+        )
+    options = replace(options, choosers=inner if constrained is None else [*constrained])
     seconds: dict[str, float] = {}
     clock = DecodeStats(seconds=seconds)
     with clock.stage("total"):
@@ -183,8 +187,9 @@ def run_loop(
                         DecodeStats(target_calls=1, seconds=seconds))
             for tokens, found, limit in zip(prompts.tokens, first, options.limits, strict=True)
         ]  # fmt: skip
-        for state, chooser in zip(states, options.choosers or (), strict=False):
-            state.chooser = chooser
+        for number, state in enumerate(states):
+            state.chooser = None if inner is None else inner[number]
+            state.constrained = None if constrained is None else constrained[number]
         run = _Run(model, options, list(drafters), states, cache, seconds)
         run.active = list(range(len(states)))
         for number, found in enumerate(first):
@@ -193,6 +198,16 @@ def run_loop(
         while run.active:
             run.step()
     return _results(run, prompts)
+
+
+def _start_choosers(options: Options, prompts: Prompts) -> list[Chooser] | None:
+    """One for each sequence; None where argmax is what is wanted."""
+    if options.certificate:
+        return [MarginChooser() for _ in prompts.tokens]
+    if options.choosers is not None:
+        return options.choosers
+    started = [options.acceptance.start(n, tokens) for n, tokens in enumerate(prompts.tokens)]
+    return [chooser for chooser in started if chooser is not None] or None
 
 
 def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
@@ -237,6 +252,7 @@ def decode(
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
     certificate: bool = False,
+    constraint: Constraint | None = None,
 ) -> DecodeResult:
     """Decode one text: the target's greedy output, whatever the drafter proposes.
 
@@ -256,14 +272,17 @@ def decode(
             The result names a lossy rule as such, and its statistics what it cost.
         certificate: keep every token's margin, and decide those by plain calls again where rounding
             could have decided; see `Certificate`. For the exact rule only.
+        constraint: what the new tokens must obey, see `lattice_bpd.decode.Constraint`; the output
+            is then the greedy one among the tokens that it allows.
 
     Returns:
         DecodeResult.
 
     Raises:
         ValueError: an empty or too long prompt, ids outside the vocabulary, max_new_tokens
-            below 1, a cache that cannot roll back, or NaN logits.
-        TypeError: model is no causal LM.
+            below 1, a cache that cannot roll back, NaN logits, or a constraint of another
+            vocabulary or without a legal continuation.
+        TypeError: model is no causal LM, or constraint no constraint.
         MemoryError: a call did not fit.
     """
     from lattice_bpd.decode.batch import decode_batch
@@ -279,5 +298,5 @@ def decode(
     return decode_batch(
         model, [prompt], drafter, heads=heads, max_new_tokens=max_new_tokens,
         stop_token_ids=stop_token_ids, form=form, streamer=streamer, static_cache=static_cache,
-        acceptance=acceptance, certificate=certificate,
+        acceptance=acceptance, certificate=certificate, constraint=constraint,
     )[0]  # fmt: skip

@@ -30,7 +30,9 @@ def sampling_temperature(states: Sequence[DecodeState]) -> float:
 
 
 def target_noise(states: Sequence[DecodeState], sharpness: float) -> TargetNoise | None:
-    """The noise of the next draws of all texts; None where one of them is not drawn by it."""
+    """The noise of the next draws of all texts; None where one is not drawn by it alone."""
+    if any(state.constrained is not None for state in states):
+        return None
     choosers = [state.chooser for state in states]
     sampled = [chooser for chooser in choosers if isinstance(chooser, SampledChooser)]
     if len(sampled) < len(choosers):

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from lattice_bpd import Drafts, DraftTree, DrawnTree
+from lattice_bpd.decode.constraint.trees import constrain_tree
 from lattice_bpd.decode.draft_failures import failure_kind, note_failure
-from lattice_bpd.decode.drafters import Drafter
+from lattice_bpd.decode.drafters import Drafter, NoDrafter
 from lattice_bpd.decode.drawn_nodes import DrawnNodes
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.verify import PrefixTree
@@ -35,17 +36,18 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
     for state in states:
         state.update_num_slots()
     asked = [number for number, state in enumerate(states) if state.room > 0]
-    if not asked:
-        return trees
-    first = drafters[asked[0]]
-    if all(drafters[number] is first for number in asked):
+    first = drafters[asked[0]] if asked else None
+    if first is not None and all(drafters[number] is first for number in asked):
         rows = ask_drafter(first, [states[number] for number in asked])
     else:
         rows = [ask_drafter(drafters[number], [states[number]])[0] for number in asked]
     for number, (proposal, row) in zip(asked, rows, strict=True):
         if proposal is not None:
             trees[number] = _to_tree(proposal, row, states[number], drafters[number])
-    return trees
+    return [
+        _under_constraint(tree, state, drafter)
+        for tree, state, drafter in zip(trees, states, drafters, strict=True)
+    ]
 
 
 def ask_drafter(
@@ -126,6 +128,17 @@ def _drawn_from(
     depths = proposal.depths[row, : int(proposal.counts[row])]
     nodes = [-1, *np.flatnonzero(depths < room).tolist()]
     return lambda node: proposal.drawn_from(row, nodes[node])
+
+
+def _under_constraint(tree: PrefixTree, state: DecodeState, drafter: Drafter) -> PrefixTree:
+    """What the state's constraint allows of a tree and foresees; NoDrafter drafts nothing still."""
+    if state.constrained is None or isinstance(drafter, NoDrafter):
+        return tree
+    drafted = len(tree)
+    with state.stats.stage("constraint"):
+        tree = constrain_tree(tree, state.constrained.place, state.room)
+    state.stats.verified_tokens += len(tree) - drafted
+    return tree
 
 
 def rows_of(proposal: Drafts, row: int, most: int) -> list[list[int]]:

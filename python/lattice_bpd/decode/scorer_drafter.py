@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lattice_bpd import Drafts, rescore_lattice
+from lattice_bpd.decode.constraint.search import find_candidates
 from lattice_bpd.decode.drafters import Drafter, batch_head_logits
 from lattice_bpd.decode.neural_scorer import NeuralScorer
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.drafter.scorers import ScorerError, TransitionScorer, as_scorer, search_drafts
 from lattice_bpd.drafter.scorers.protocol import vocab_size_of
-from lattice_bpd.lattice.logits import Candidates, select_top_k
+from lattice_bpd.lattice.logits import Candidates
 
 
 class ScorerWarning(UserWarning):
@@ -89,7 +90,7 @@ class ScorerDrafter(Drafter):
         self._check_vocabulary(states[0].model.vocab_size)
         logits = batch_head_logits(states)
         with states[0].stats.stage("top_k"):
-            found = select_top_k(logits, self.top_k, log_softmax=False, where="ScorerDrafter")
+            found, _ = find_candidates(states, logits, self.top_k, "ScorerDrafter")
         contexts = [state.tokens for state in states]
         with states[0].stats.stage("rescore"):
             if self.dropped:

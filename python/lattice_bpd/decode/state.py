@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lattice_bpd.decode.constraint import ConstrainedChooser
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.statistics import DecodeStats
 from lattice_bpd.verify import Chooser
@@ -28,6 +29,7 @@ class DecodeState:
             positions bound it.
         finish: why the text ended; None while it goes on.
         chooser: of the acceptance rule, which drafters of a kind may ask; None for argmax.
+        constrained: where the text stands in its constraint; None where it has none.
     """
 
     model: DraftingModel
@@ -40,6 +42,7 @@ class DecodeState:
     room: int = 0
     finish: str | None = None
     chooser: Chooser | None = None
+    constrained: ConstrainedChooser | None = None
 
     @property
     def new_tokens(self) -> list[int]:

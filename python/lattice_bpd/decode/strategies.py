@@ -8,6 +8,7 @@ from typing import Any
 
 from lattice_bpd import NGramLM
 from lattice_bpd.decode.batch import decode_batch
+from lattice_bpd.decode.constraint import Constraint
 from lattice_bpd.decode.controller import Controller, Experience, experience_of
 from lattice_bpd.decode.drafters import (
     BlockDrafter,
@@ -166,6 +167,7 @@ def generate(
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
     certificate: bool = False,
+    constraint: Constraint | None = None,
 ) -> DecodeResult:
     """Decode a text; every strategy returns the target's greedy output, unless a rule relaxes it.
 
@@ -212,6 +214,8 @@ def generate(
             The result names a lossy rule as such, and its statistics what it cost.
         certificate: keep every token's margin, and decide those by plain calls again where rounding
             could have decided; see `Certificate`. For the exact rule only.
+        constraint: what the new tokens must obey: a GuidanceConstraint, an FstConstraint or your
+            own. Drafts obey it, and the output is greedy among the tokens that it allows.
 
     Returns:
         DecodeResult.
@@ -219,8 +223,8 @@ def generate(
     Raises:
         ValueError: an unknown strategy, "ngram" without an LM, "neural" without a scorer, both lm
             and scorer, a draft model that is missing or not used, a top_k outside 1..V, num_drafts
-            or max_nodes below 1, a temperature that is not above 0, an LM, a scorer, a draft model
-            or heads of another vocabulary, or what `decode` refuses.
+            or max_nodes below 1, a temperature that is not above 0, an LM, a scorer, a draft model,
+            heads or a constraint of another vocabulary, or what `decode` refuses.
         TypeError: no causal LM, heads that cannot be called, or a cache that is neither bool nor
             int.
         MemoryError: a call did not fit.
@@ -237,7 +241,7 @@ def generate(
         temperature=temperature, cache=cache, draft_model=draft_model, num_slots=num_slots,
         max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, form=form,
         streamer=streamer, static_cache=static_cache, acceptance=acceptance,
-        certificate=certificate,
+        certificate=certificate, constraint=constraint,
     )[0]  # fmt: skip
 
 
@@ -265,6 +269,7 @@ def generate_batch(
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
     certificate: bool = False,
+    constraint: Constraint | None = None,
 ) -> list[DecodeResult]:
     """Decode several texts together; each comes out as if it had been decoded alone.
 
@@ -291,6 +296,7 @@ def generate_batch(
         static_cache: for a single prompt only.
         acceptance: see there.
         certificate: see there; each text has its own.
+        constraint: see there; the same for all prompts.
 
     Returns:
         A DecodeResult for each prompt, in order.
@@ -305,6 +311,7 @@ def generate_batch(
         "max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids, "form": form,
         "streamer": streamer, "static_cache": static_cache, "acceptance": acceptance,
         "certificate": certificate,
+        "constraint": constraint,
     }  # fmt: skip
     if drafter is None:
         drafter = make_drafter(

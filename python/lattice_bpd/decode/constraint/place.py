@@ -1,0 +1,127 @@
+"""Where a constrained text stands, the tokens that end it counted in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd.decode.constraint.protocol import ConstraintState, Mask
+
+_MOST_MERGED = 1024  # states whose masks are kept for drafting
+
+OVER = "over"
+
+
+class Place:
+    """A state of the constraint and the tokens that may follow it.
+
+    Stop tokens are allowed exactly where the constraint accepts, whatever it says of them itself.
+
+    Args:
+        state: of the constraint.
+        stop_token_ids: tokens that end the text.
+        over: whether one of them was written.
+    """
+
+    __slots__ = ("_ids", "_key", "_mask", "_next", "over", "state", "stops")
+
+    def __init__(
+        self, state: ConstraintState, stop_token_ids: Collection[int], *, over: bool = False
+    ) -> None:
+        self.state, self.stops, self.over = state, stop_token_ids, over
+        self._key: Hashable = OVER if over else None
+        self._mask: Mask | None = None
+        self._ids: npt.NDArray[np.int64] | None = None
+        self._next: dict[int, Place | None] = {}
+
+    @property
+    def key(self) -> Hashable:
+        """Places of equal keys allow the same tokens."""
+        if self._key is None:
+            self._key = self.state.key
+        return self._key
+
+    @property
+    def mask(self) -> Mask:
+        """(V,) bool, the tokens that may follow."""
+        if self._mask is None:
+            self._mask = self._find_mask()
+        return self._mask
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int64]:
+        """The tokens that may follow, rising."""
+        if self._ids is None:
+            self._ids = np.flatnonzero(self.mask)
+        return self._ids
+
+    @property
+    def ended(self) -> bool:
+        """Whether the text is complete and nothing can follow, not even a stop token."""
+        return self.over or (self.state.accepting and len(self.token_ids) == 0)
+
+    def advance(self, token_id: int) -> Place | None:
+        """The place behind one more token; None where it is not allowed."""
+        if token_id not in self._next:
+            self._next[token_id] = self._find_next(token_id)
+        return self._next[token_id]
+
+    def expected_tokens(self) -> Sequence[int]:
+        """Tokens that are certain or likely to come, as far as the constraint's state tells."""
+        return () if self.over else self.state.expected_tokens()
+
+    def forced_end(self) -> Sequence[int]:
+        """The stop token, where nothing else can follow."""
+        if self.over or not self.state.accepting or len(self.token_ids) != 1:
+            return ()
+        return (int(self.token_ids[0]),)
+
+    def _find_mask(self) -> Mask:
+        allowed = self.state.allowed_tokens()
+        if self.over:
+            return np.zeros_like(allowed)
+        stops = [token for token in self.stops if 0 <= token < len(allowed)]
+        if stops:
+            allowed = allowed.copy()
+            allowed[stops] = self.state.accepting
+        return allowed
+
+    def _find_next(self, token_id: int) -> Place | None:
+        if self.over:
+            return None
+        if token_id in self.stops:
+            return Place(self.state, self.stops, over=True) if self.state.accepting else None
+        state = self.state.advance(token_id)
+        return None if state is None else Place(state, self.stops)
+
+
+class MergedPlaces:
+    """Places and their successors by key, so that drafting meets each but once."""
+
+    def __init__(self) -> None:
+        self._places: dict[Hashable, Place] = {}
+        self._next: dict[tuple[Hashable, int], Place | None] = {}
+
+    def merge(self, place: Place) -> Place:
+        """The first place of this key."""
+        return self._places.setdefault(place.key, place)
+
+    def advance(self, place: Place, token_id: int) -> Place | None:
+        """The merged place behind one more token."""
+        edge = (place.key, token_id)
+        if edge not in self._next:
+            found = place.advance(token_id)
+            self._next[edge] = None if found is None else self.merge(found)
+        return self._next[edge]
+
+    def shrink(self) -> None:
+        """Forget everything once it is too much."""
+        if len(self._places) > _MOST_MERGED:
+            self._places.clear()
+            self._next.clear()
+
+    def __len__(self) -> int:
+        """Number of places."""
+        return len(self._places)

@@ -1,0 +1,319 @@
+"""Constraints by themselves: what they allow, against enumeration, and what they refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from constraints import END, REGEXES, TOKENS, acceptor_of, bytes_of, language_of, random_acceptor
+from lattice_bpd import rescore_fst
+from lattice_bpd.decode import ConstrainedChooser, FstConstraint, GuidanceConstraint
+from lattice_bpd.decode.constraint.acceptor_bytes import read_acceptor
+from lattice_bpd.decode.constraint.lattice import intersect
+from lattice_bpd.decode.constraint.place import MergedPlaces, Place
+from lattice_bpd.decode.constraint.trees import constrain_tree
+from lattice_bpd.verify import Offer, PrefixTree
+
+ABC = ([(0, 1, 1), (0, 2, 2), (1, 2, 3), (1, 3, 3), (2, 2, 4), (3, 1, 5), (4, 1, 5)], {5})
+NO_OFFER = Offer((), 0)
+
+
+def guidance(regex: str, **options: Any) -> GuidanceConstraint:
+    pytest.importorskip("llguidance")
+    return GuidanceConstraint.from_regex(regex, TOKENS, end_token_ids=[END], **options)
+
+
+def walk(constraint: Any, longest: int) -> set[tuple[int, ...]]:
+    """All accepted sequences up to a length, by masks and steps."""
+    found, level = set(), {(): constraint.start()}
+    for _ in range(longest + 1):
+        found |= {text for text, state in level.items() if state.accepting}
+        level = {
+            (*text, int(token)): state.advance(int(token))
+            for text, state in level.items()
+            for token in np.flatnonzero(state.allowed_tokens())
+        }
+        assert None not in level.values()
+    return found
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_grammar_fst_walks_the_language_of_its_acceptor(number: int, seed: int) -> None:
+    arcs, final = random_acceptor(np.random.default_rng([seed, number]))
+    texts = language_of(arcs, final, 4)
+    assert walk(acceptor_of(arcs, final), 4) == texts
+    assert texts
+
+
+def test_grammar_of_listed_arcs() -> None:
+    arcs = [(0, 3, 1), (1, None, 2), (2, 4, 0)]
+    constraint = FstConstraint.from_arcs(arcs, {2}, 6)
+    assert walk(constraint, 3) == {(3,), (3, 4, 3)}
+    with pytest.raises(ValueError, match="found state -1"):
+        FstConstraint.from_arcs([(0, 3, -1)], {0}, 6)
+
+
+def test_grammar_fst_leaves_out_what_leads_nowhere() -> None:
+    constraint = acceptor_of([(0, 1, 1), (0, 2, 2), (2, 2, 2), (1, 3, 3)], {3})
+    assert np.flatnonzero(constraint.start().allowed_tokens()).tolist() == [0]
+    assert constraint.start().advance(1) is None
+
+
+def test_grammar_fst_bytes_are_those_of_pywrapfst() -> None:
+    fst = pytest.importorskip("pywrapfst")
+    built = fst.VectorFst.read_from_string(bytes_of(*ABC))
+    assert built.num_states() == 6
+    assert sum(built.num_arcs(state) for state in built.states()) == len(ABC[0])
+    again = read_acceptor(built.write_to_string())
+    first = read_acceptor(bytes_of(*ABC))
+    assert again.start == first.start == 0
+    assert (again.final == first.final).all()
+    assert [row.tolist() for row in again.arcs] == [row.tolist() for row in first.arcs]
+    table = fst.SymbolTable()
+    built.set_input_symbols(table)
+    const = fst.convert(built, "const")
+    assert walk(FstConstraint(const, 48), 4) == language_of(*ABC, 4)
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_grammar_allows_what_the_regex_matches(regex: str, rng: np.random.Generator) -> None:
+    constraint = guidance(regex)
+    for _ in range(30):
+        state: Any = constraint.start()
+        text = b""
+        for _ in range(12):
+            assert state.accepting == bool(re.fullmatch(regex, text.decode()))
+            allowed = np.flatnonzero(state.allowed_tokens())
+            assert END not in allowed
+            if len(allowed) == 0:
+                break
+            wrong = set(range(len(TOKENS))) - set(allowed.tolist())
+            assert state.advance(int(rng.choice(sorted(wrong)))) is None
+            token = int(rng.choice(allowed))
+            text, state = text + TOKENS[token], state.advance(token)
+
+
+def test_grammar_writes_text_that_must_come_in_the_tokenizers_tokens() -> None:
+    state = guidance("abc12").start()
+    assert [TOKENS[token] for token in state.expected_tokens()] == [b"abc", b"12"]
+    assert np.flatnonzero(state.allowed_tokens()).tolist() == [TOKENS.index(b"abc")]
+    assert state.advance(TOKENS.index(b"a")) is None
+
+
+def test_grammar_guidance_states_stay_as_they_are() -> None:
+    state = guidance("a[bc]d").start()
+    behind = state.advance(TOKENS.index(b"a"))
+    assert behind is not None
+    for token in (b"b", b"c"):
+        after = behind.advance(TOKENS.index(token))
+        assert after is not None
+        assert after.expected_tokens() == [TOKENS.index(b"d")]
+    assert {TOKENS[i] for i in np.flatnonzero(state.allowed_tokens())} == {b"a", b"ab"}
+
+
+def test_grammar_of_a_json_schema_writes_json(rng: np.random.Generator) -> None:
+    pytest.importorskip("llguidance")
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"enum": ["ab", "cd"]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    for given in (schema, json.dumps(schema)):
+        constraint = GuidanceConstraint.from_json_schema(
+            given, TOKENS, end_token_ids=[END], whitespace=False
+        )
+        state: Any = constraint.start()
+        text = b""
+        while len(allowed := np.flatnonzero(state.allowed_tokens())):
+            allowed = allowed[:1] if len(text) > 40 else allowed
+            token = int(rng.choice(allowed))
+            text, state = text + TOKENS[token], state.advance(token)
+        assert state.accepting
+        assert set(json.loads(text)) == {"a", "b"}
+
+
+def test_grammar_over_a_padded_vocabulary() -> None:
+    mask = guidance("a*", vocab_size=64).start().allowed_tokens()
+    assert mask.shape == (64,)
+    assert not mask[len(TOKENS) :].any()
+    assert guidance("a*", vocab_size=64).start().advance(60) is None
+
+
+def paths_of(found: Any) -> dict[tuple[int, ...], float]:
+    """Texts and scores of an intersection's acceptor, by the search over acceptors."""
+    drafts = rescore_fst(found.acceptor(), None, 4096)
+    count = int(drafts.counts[0])
+    texts = [tuple(t for t in row if t >= 0) for row in drafts.token_ids[0][:count].tolist()]
+    return dict(zip(texts, drafts.scores[0][:count].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_grammar_and_lattice_intersect_as_enumerated(number: int, seed: int) -> None:
+    rng = np.random.default_rng([seed, number])
+    arcs, final = random_acceptor(rng)
+    constraint = acceptor_of(arcs, final, vocab_size=8, end_token_ids=[7])
+    logits = rng.normal(size=(3, 8)).astype(np.float32)
+    place = Place(constraint.start(), constraint.end_token_ids)
+    found = paths_of(intersect(place, MergedPlaces(), logits, 8, "test"))
+    level: dict[tuple[int, ...], tuple[Place, float]] = {(): (place, 0.0)}
+    wanted = {}
+    for row in logits:  # every legal text of three tokens, or shorter where it is over
+        longer = {}
+        for text, (here, score) in level.items():
+            ids = here.token_ids
+            if len(ids) == 0:
+                wanted[text] = score
+                continue
+            shares = row[ids] - np.log(np.exp(row[ids].astype(np.float64)).sum())
+            for token, share in zip(ids.tolist(), shares, strict=True):
+                after = here.advance(token)
+                assert after is not None
+                longer[(*text, token)] = (after, score + share)
+        level = longer
+    wanted |= {text: score for text, (_, score) in level.items()}
+    assert set(found) == set(wanted)
+    assert all(abs(found[text] - wanted[text]) < 1e-4 for text in wanted)
+
+
+def test_grammar_masks_slots_where_paths_do_not_matter() -> None:
+    constraint = acceptor_of([(0, 3, 1), (0, 5, 1), (1, 2, 2), (1, 4, 2)], {2}, vocab_size=6)
+    logits = np.arange(18, dtype=np.float32).reshape(3, 6)
+    found = intersect(Place(constraint.start(), ()), MergedPlaces(), logits, 3, "test")
+    assert not found.depends
+    ids, scores = np.empty((3, 3), np.int32), np.empty((3, 3), np.float32)
+    found.fill_candidates(ids, scores)
+    assert ids[:2, :2].tolist() == [[4, 2], [3, 1]]
+    assert scores.tolist()[:2] == [[4.0, 2.0, -np.inf], [9.0, 7.0, -np.inf]]
+
+
+def test_grammar_slot_that_the_head_masks_keeps_a_token() -> None:
+    constraint = acceptor_of([(0, 3, 1), (0, 5, 1)], {1}, vocab_size=6)
+    logits = np.full((1, 6), -np.inf, np.float32)
+    logits[0, 0] = 1.0
+    found = intersect(Place(constraint.start(), ()), MergedPlaces(), logits, 3, "test")
+    assert [arc.token_id for arc in found.slots[0]] == [2]
+
+
+#  9 --a0-- 1 --b1-- 2       below the exact token 9, under the acceptor ABC: a(b|c)a | bba
+#    |       `- a0-- 3
+#    `-b1-- 4
+def test_grammar_cuts_trees_and_adds_what_must_come() -> None:
+    constraint = acceptor_of(*ABC, vocab_size=10, end_token_ids=[8])
+    place = Place(constraint.start(), constraint.end_token_ids)
+    tree = PrefixTree.from_drafts(9, [[0, 1], [0, 0], [1]])
+    cut = constrain_tree(tree, place, 10, extend=False)
+    assert (cut.token_ids, cut.parents) == ([9, 0, 1, 1], [-1, 0, 1, 0])
+    grown = constrain_tree(tree, place, 10)
+    paths = [[grown.token_ids[node] for node in path[1:]] for path in grown.list_paths()]
+    assert sorted(paths) == [[0, 1, 0, 8], [1, 1, 0, 8]]
+    short = constrain_tree(tree, place, 3)
+    assert short.max_depth == 3
+    drawn = PrefixTree.from_drafts(9, [[5]])
+    drawn.drawn_from = lambda _node: None
+    assert constrain_tree(drawn, place, 10) is drawn
+
+
+def test_grammar_chooses_among_the_allowed() -> None:
+    chooser = ConstrainedChooser(acceptor_of(*ABC, vocab_size=6, end_token_ids=[5]))
+    logits = torch.tensor([0.0, 0.0, 9.0, 9.0, 9.0, 9.0])
+    assert chooser.choose(logits, NO_OFFER) == 0  # the smaller id of equals
+    assert chooser.choose(logits, NO_OFFER) == 2
+    assert chooser.choose(torch.full((6,), -torch.inf), NO_OFFER) == 0
+    assert not chooser.ended
+    assert chooser.choose(logits, NO_OFFER) == 5
+    assert chooser.ended
+    assert chooser.choose(logits, NO_OFFER) is None
+
+
+def test_grammar_without_a_legal_continuation() -> None:
+    chooser = ConstrainedChooser(guidance("ab!"))
+    logits = torch.zeros(len(TOKENS))
+    assert chooser.choose(logits, NO_OFFER) == TOKENS.index(b"ab")
+    with pytest.raises(ValueError, match=r"no legal continuation behind 'ab' .*tokenizer"):
+        chooser.choose(logits, NO_OFFER)
+    with pytest.raises(ValueError, match="some text obeys"):
+        guidance("!")
+
+
+def test_grammar_refuses_nan_logits_even_where_they_are_masked() -> None:
+    chooser = ConstrainedChooser(acceptor_of(*ABC, vocab_size=6))
+    logits = torch.zeros(6)
+    logits[4] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        chooser.choose(logits, NO_OFFER)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: guidance("a("), "no such grammar: .*unclosed group"),
+        (lambda: guidance("a", vocab_size=20), "the tokenizer has 48 tokens, vocab_size is 20"),
+        (lambda: GuidanceConstraint.from_json_schema("{", TOKENS), "no JSON schema"),
+        (
+            lambda: GuidanceConstraint.from_json_schema(
+                {"type": "strin"}, TOKENS, end_token_ids=[END]
+            ),
+            "no such grammar: Invalid type",
+        ),
+        (lambda: GuidanceConstraint.from_regex("a", TOKENS), "names no token that ends a text"),
+        (
+            lambda: GuidanceConstraint.from_regex("a", TOKENS, end_token_ids=[99]),
+            r"holds 99; expected 0\.\.47",
+        ),
+        (lambda: acceptor_of([(0, 1, 1)], set()), "accepts no text"),
+        (lambda: acceptor_of([(0, 60, 1)], {1}), r"label 60; expected .*1\.\.48"),
+        (lambda: FstConstraint(b"", 48), "no whole FST"),
+        (lambda: FstConstraint(b"nothing of the kind", 48), "expected an FST of OpenFst"),
+        (lambda: FstConstraint(bytes_of(*ABC)[:-5], 48), "no whole FST"),
+        (lambda: FstConstraint(bytes_of([(0, 1, 0)], {0})[:-4] + b"\x07\0\0\0", 48), "not there"),
+    ],
+)
+def test_grammar_of_bad_input(make: Any, message: str) -> None:
+    pytest.importorskip("llguidance")
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_grammar_of_damaged_acceptors_is_refused_or_read() -> None:
+    data = bytes_of(*ABC)
+    for place in range(len(data)):
+        for value in (0x00, 0x7F, 0xFF):
+            damaged = data[:place] + bytes([value]) + data[place + 1 :]
+            with contextlib.suppress(ValueError):
+                FstConstraint(damaged, 48)
+
+
+def test_grammar_of_a_transducer_is_refused() -> None:
+    fst = pytest.importorskip("pywrapfst")
+    built = fst.VectorFst.read_from_string(bytes_of(*ABC))
+    built.add_arc(0, fst.Arc(1, 2, fst.Weight.one("tropical"), 1))
+    with pytest.raises(ValueError, match="expected an acceptor"):
+        FstConstraint(built, 48)
+    with pytest.raises(ValueError, match="b'log' arcs"):
+        FstConstraint(fst.arcmap(fst.VectorFst.read_from_string(bytes_of(*ABC)),
+                                 map_type="to_log"), 48)  # fmt: skip
+    with pytest.raises(TypeError, match="acceptor is a str"):
+        FstConstraint("a*", 48)
+
+
+def test_grammar_without_llguidance_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ImportError, match=r"lattice-bpd\[grammar\]"):
+        GuidanceConstraint.from_regex("a", TOKENS, end_token_ids=[END])
+
+
+def test_grammar_of_an_unknown_tokenizer() -> None:
+    pytest.importorskip("llguidance")
+    with pytest.raises(TypeError, match="tokenizer is a dict"):
+        GuidanceConstraint.from_regex("a", {"a": 0})

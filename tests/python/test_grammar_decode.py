@@ -1,0 +1,292 @@
+"""Decoding under constraints writes what constrained greedy decoding writes, in fewer calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from blockwise_models import POSITIONS, VOCAB, model_of, random_model
+from constraints import (
+    END,
+    REGEXES,
+    TOKENS,
+    acceptor_of,
+    constrained_greedy,
+    random_acceptor,
+    text_of,
+)
+from lattice_bpd import Drafts, NGramLM
+from lattice_bpd.decode import (
+    ConstrainedChooser,
+    Drafter,
+    GuidanceConstraint,
+    decode,
+    generate,
+    generate_batch,
+)
+from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.verify import Offer
+
+PROMPT = [1, 2, 3]
+SIZES: dict[str, Any] = {"top_k": 5, "num_drafts": 5, "max_nodes": 14}
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {}, "bpd": {}, "ngram": {"lm": True}, "p_best": {"lm": True}, "tree": {"lm": True},
+    "tree alone": {}, "p_best alone": {}, "tree with cache": {"cache": True},
+    "p_best with cache": {"cache": True}, "auto": {}, "oracle": {}, "neural": {"scorer": True},
+    "tree at 2": {"temperature": 2.0},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lm() -> NGramLM:
+    text = np.random.default_rng(0).integers(0, VOCAB, 4000).astype(np.int32)
+    return NGramLM.train([text], 2, vocab_size=VOCAB, smoothing="witten_bell")
+
+
+def guidance(regex: str) -> GuidanceConstraint:
+    pytest.importorskip("llguidance")
+    return GuidanceConstraint.from_regex(regex, TOKENS, end_token_ids=[END])
+
+
+def options_of(way: str, lm: NGramLM) -> dict[str, Any]:
+    found = {**SIZES, **WAYS[way], "strategy": way.split()[0]}
+    if "lm" in found:
+        found["lm"] = lm
+    if "scorer" in found:
+        found["scorer"] = lm
+    return found
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+@pytest.mark.parametrize("kind", ["llama", "trained"])
+def test_grammar_of_a_regex_with_every_strategy(kind: str, regex: str, lm: NGramLM) -> None:
+    model, constraint = model_of(kind), guidance(regex)
+    wanted = constrained_greedy(model, PROMPT, constraint, 28)
+    for way in WAYS:
+        found = generate(
+            model, PROMPT, constraint=constraint, max_new_tokens=28, **options_of(way, lm)
+        )
+        assert found.token_ids == wanted, way
+    if wanted[-1] == END:
+        assert re.fullmatch(regex, text_of(wanted))
+        assert found.finish == "stop_token"
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_grammar_of_an_acceptor_with_every_strategy(number: int, seed: int, lm: NGramLM) -> None:
+    arcs, final = random_acceptor(np.random.default_rng([seed, number]))
+    constraint = acceptor_of(arcs, final, end_token_ids=[40])
+    for kind in ("llama", "trained"):
+        wanted = constrained_greedy(model_of(kind), PROMPT, constraint, 20)
+        for way in WAYS:
+            found = generate(
+                model_of(kind), PROMPT, constraint=constraint, max_new_tokens=20,
+                **options_of(way, lm),
+            )  # fmt: skip
+            assert found.token_ids == wanted, (kind, way)
+
+
+@pytest.mark.parametrize("form", ["tree", "rows"])
+def test_grammar_of_a_batch_is_as_alone(form: str, lm: NGramLM) -> None:
+    model, constraint = model_of("llama"), guidance('[a-f]{2,9}(, "[a-z]{1,3}")*')
+    prompts = [[1, 2, 3], [7], [9, 8, 7, 6, 5, 4], [30, 1]]
+    for way in ("bpd", "p_best", "tree", "tree with cache"):
+        options = {"constraint": constraint, "max_new_tokens": 24, "form": form}
+        together = generate_batch(model, prompts, **options, **options_of(way, lm))
+        for prompt, found in zip(prompts, together, strict=True):
+            assert found.token_ids == constrained_greedy(model, prompt, constraint, 24)
+
+
+def test_grammar_ends_only_where_it_accepts() -> None:
+    model = model_of("llama")
+    stop = TOKENS.index(b"z")
+    constraint = guidance("[a-y]{6}[a-z]*")
+    found = generate(
+        model, PROMPT, "bpd", constraint=constraint, stop_token_ids=[stop], max_new_tokens=40
+    )
+    assert found.token_ids == constrained_greedy(model, PROMPT, constraint, 40, (stop,))
+    assert len(found.token_ids) > 1
+    assert all(token not in (stop, END) for token in found.token_ids[:-1])
+
+
+def test_grammar_without_end_tokens_ends_when_nothing_may_follow() -> None:
+    constraint = acceptor_of([(0, 5, 1), (0, 6, 1), (1, 7, 2), (1, 8, 2)], {2})
+    for strategy in ("greedy", "tree"):
+        found = generate(model_of("llama"), PROMPT, strategy, constraint=constraint, **SIZES)
+        assert (len(found.token_ids), found.finish) == (2, "constraint")
+    empty = acceptor_of([(0, 0, 1)], {1})
+    found = generate(model_of("llama"), PROMPT, constraint=empty, **SIZES)
+    assert (found.token_ids, found.finish) == ([], "constraint")
+    circle = acceptor_of([(0, 5, 0)], {0})
+    found = generate(model_of("llama"), PROMPT, constraint=circle, max_new_tokens=9, **SIZES)
+    assert (found.token_ids, found.finish) == ([4] * 9, "length")
+
+
+def test_grammar_drafts_what_must_come_beyond_the_heads() -> None:
+    chain = [(state, state + 5, state + 1) for state in range(20)]
+    constraint = acceptor_of(chain, {20}, end_token_ids=[40])
+    model = random_model("llama")
+    found = generate(model, PROMPT, "bpd", constraint=constraint, max_new_tokens=30)
+    assert found.token_ids == [*range(4, 24), 40]
+    assert found.stats.target_calls == 2  # the prompt, and all that must come
+    assert found.stats.verified_tokens == 20
+    greedy = generate(model, PROMPT, "greedy", constraint=constraint, max_new_tokens=30)
+    assert greedy.token_ids == found.token_ids
+    assert greedy.stats.target_calls == 21
+    most = POSITIONS - len(PROMPT) + 1
+    long = acceptor_of([(0, 5, 0)], {0})
+    found = generate(model, PROMPT, "bpd", constraint=long, max_new_tokens=200)
+    assert (len(found.token_ids), found.finish) == (most, "positions")
+
+
+class Stubborn(Drafter):
+    """Proposes what is never allowed, behind what may be."""
+
+    def propose(self, state: Any) -> Drafts:
+        slots = state.num_slots
+        drafts: Any = np.array([[[47] * slots, [1, *[47] * (slots - 1)]]], np.int32)
+        return Drafts(drafts, np.zeros((1, 2), np.float32), np.array([2], np.int32))
+
+
+def test_grammar_cuts_the_drafts_of_any_drafter() -> None:
+    model, constraint = model_of("llama"), guidance("[a-c]{30}")
+    found = decode(model, PROMPT, Stubborn(), constraint=constraint, max_new_tokens=8)
+    assert found.token_ids == constrained_greedy(model, PROMPT, constraint, 8)
+    steps = found.stats.target_calls - 1
+    assert steps - 1 <= found.stats.verified_tokens <= steps  # the 1 alone, where one more fits
+
+
+def test_grammar_beside_a_static_cache() -> None:
+    constraint = guidance("[a-c]{1,8}xyz[0-9]{4}abcabcabc")
+    wanted = constrained_greedy(model_of("llama"), PROMPT, constraint, 30)
+    found = generate(
+        model_of("llama"), PROMPT, constraint=constraint, max_new_tokens=30, static_cache=True,
+        form="tree", **SIZES,
+    )  # fmt: skip
+    assert found.token_ids == wanted
+
+
+class SecondBest:
+    """An acceptance rule whose choosers take the second greatest logit of those allowed."""
+
+    name: ClassVar[str] = "second"
+    lossless: ClassVar[bool] = False
+    guarantee: ClassVar[str] = "none"
+
+    def start(self, sequence: int, prompt: Any) -> Any:  # noqa: ARG002
+        return SecondBestChooser()
+
+
+class SecondBestChooser:
+    ended = False
+
+    def choose(self, logits: torch.Tensor, offer: Offer) -> int:
+        assert all(logits[token] > -torch.inf for token in offer.token_ids)
+        best = logits.topk(2)
+        return int(best.indices[1 if best.values[1] > -torch.inf else 0])
+
+
+def test_grammar_masks_the_logits_of_another_acceptance_rule() -> None:
+    model, constraint = model_of("llama"), guidance("[a-z]{3,12}")
+    alone = generate(
+        model, PROMPT, "greedy", constraint=constraint, acceptance=SecondBest(), max_new_tokens=20
+    )
+    drafted = generate(
+        model, PROMPT, "tree", constraint=constraint, acceptance=SecondBest(), max_new_tokens=20,
+        **SIZES,
+    )  # fmt: skip
+    plain = generate(model, PROMPT, "greedy", constraint=constraint, max_new_tokens=20)
+    assert alone.token_ids == drafted.token_ids != plain.token_ids
+    assert re.match("[a-z]{3,12}$", text_of(alone.token_ids))
+    assert (drafted.acceptance, drafted.lossless) == ("second", False)
+
+
+def test_grammar_refuses_a_rule_that_leaves_it() -> None:
+    class Headstrong(SecondBestChooser):
+        def choose(self, logits: torch.Tensor, offer: Offer) -> int:  # noqa: ARG002
+            return 47
+
+    chooser = ConstrainedChooser(guidance("[a-c]*"), inner=Headstrong())
+    with pytest.raises(ValueError, match=r"Headstrong chose token 47 behind the prompt"):
+        chooser.choose(torch.zeros(VOCAB), Offer((), 0))
+
+
+def test_grammar_of_another_vocabulary_is_refused() -> None:
+    small = acceptor_of([(0, 1, 1)], {1}, vocab_size=20)
+    with pytest.raises(ValueError, match=r"a vocabulary of 20, the target one of 48"):
+        generate(model_of("llama"), PROMPT, constraint=small)
+    with pytest.raises(TypeError, match="constraint is a str; expected a Constraint"):
+        generate(model_of("llama"), PROMPT, constraint="a*")  # type: ignore[arg-type]
+
+
+def tiny_model(vocab_size: int) -> BlockwiseLM:
+    """A Llama with random weights over a tokenizer's vocabulary."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocab_size, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return BlockwiseLM(LlamaForCausalLM(config), num_heads=4).eval()
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["red", "green", "blue"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "kind", "count"],
+    "additionalProperties": False,
+}
+
+
+def check_json(tokenizer: Any, vocab_size: int, end: int, decode_text: Any) -> None:
+    pytest.importorskip("llguidance")
+    constraint = GuidanceConstraint.from_json_schema(
+        SCHEMA, tokenizer, end_token_ids=[end], whitespace=False
+    )
+    model = tiny_model(vocab_size)
+    wanted = constrained_greedy(model, [5, 6], constraint, 60)
+    assert wanted[-1] == end
+    assert set(json.loads(decode_text(wanted[:-1]))) == set(SCHEMA["properties"])  # type: ignore[call-overload]
+    for strategy in ("bpd", "p_best", "tree"):
+        found = generate(model, [5, 6], strategy, constraint=constraint, max_new_tokens=60, **SIZES)
+        assert found.token_ids == wanted
+        assert found.stats.target_calls < len(wanted)
+
+
+def test_grammar_of_a_json_schema_over_a_byte_level_tokenizer() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    texts = ['{"name": "ab", "kind": "red", "count": 12}', '"name":"kind":"count":green blue']
+    tokenizer.train_from_iterator(texts * 20, 300, 2, False, ["<|end|>"])
+    inner = tokenizer._tokenizer
+    check_json(inner, inner.get_vocab_size(), inner.token_to_id("<|end|>"), tokenizer.decode)
+
+
+def test_grammar_of_a_json_schema_over_gpt2(shared_data: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = shared_data / "gpt2_bpe"
+    tokenizer = tokenizers.ByteLevelBPETokenizer(
+        str(folder / "encoder.json"), str(folder / "vocab.bpe")
+    )
+    check_json(tokenizer._tokenizer, 50257, 50256, tokenizer.decode)
+
+
+def test_grammar_of_a_json_schema_over_sentencepiece(shared_data: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    path = shared_data / "stories260K" / "tok512.model"
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    check_json(processor, 512, processor.eos_id(), processor.decode)
