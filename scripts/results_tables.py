@@ -69,7 +69,8 @@ def describe_rules(tasks: Tasks) -> list[str]:
     rules = [line["rule"] for line in next(iter(tasks.values()))["acceptance"]]
     texts = ", ".join(f"{name} {task['acceptance'][0]['texts']}" for name, task in tasks.items())
     lines = [
-        f"Block efficiency, and regret in nats a token in brackets. Texts: {texts}.", "",
+        "Block efficiency, and in brackets regret in nats a token, with the task's metric where it "
+        f"has one. Texts: {texts}.", "",
         f"| rule | {' | '.join(tasks)} |", f"|---|{'---|' * len(tasks)}",
     ]  # fmt: skip
     totals = [
@@ -80,7 +81,7 @@ def describe_rules(tasks: Tasks) -> list[str]:
     exact = 0.0
     for number, rule in enumerate(rules):
         found = [task["acceptance"][number] for task in tasks.values()]
-        cells = [f"{f['block_efficiency']:.2f} ({f['regret_per_token']:.3f})" for f in found]
+        cells = [_rule_cell(line) for line in found]
         lines.append(f"| `{rule}` | {' | '.join(cells)} |")
         tokens = sum(f["tokens"] for f in found)
         efficiency = tokens / sum(f["target_calls"] for f in found)
@@ -94,6 +95,11 @@ def describe_rules(tasks: Tasks) -> list[str]:
         ]  # fmt: skip
         totals.append(f"| {' | '.join(cells)} |")
     return [*totals, "", *lines]
+
+
+def _rule_cell(line: dict[str, Any]) -> str:
+    quality = "" if line["quality"] is None else f"; {line['quality']:.1f}"
+    return f"{line['block_efficiency']:.2f} ({line['regret_per_token']:.3f}{quality})"
 
 
 def describe_sampling(gains: list[dict[str, Any]]) -> list[str]:

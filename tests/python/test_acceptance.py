@@ -11,9 +11,17 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from blockwise_models import VOCAB, looping_text, model_of
+from blockwise_models import HEADS, VOCAB, looping_text, model_of
 from lattice_bpd import Drafts, NGramLM
-from lattice_bpd.decode import CustomGenerate, DecodeStats, Drafter, decode, decode_batch, generate
+from lattice_bpd.decode import (
+    CustomGenerate,
+    DecodeStats,
+    Drafter,
+    decode,
+    decode_batch,
+    generate,
+    generate_batch,
+)
 from lattice_bpd.verify import (
     Distance,
     MinimumBlock,
@@ -202,6 +210,26 @@ def test_rules_write_what_a_plain_loop_writes(kind, text):
         acceptance=parse_acceptance(text),
     )  # fmt: skip
     assert [found.token_ids for found in batch] == alone
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mistral", "llama"])
+def test_acceptance_is_the_same_for_trees_and_rows_of_any_size(kind):
+    rule = parse_acceptance("minimum_block:2,specdec++:20,6.0")
+    options = {"top_k": 6, "max_new_tokens": 24, "acceptance": rule}
+    prompts = [PROMPT, [9], [4, 4, 4, 4]]
+    for strategy, sizes in (("tree", {"max_nodes": 20}), ("p_best", {"num_drafts": 6})):
+        tree, rows = (
+            generate_batch(model_of(kind), prompts, strategy, form=form, **sizes, **options)
+            for form in ("tree", "rows")
+        )
+        alone = [generate(model_of(kind), p, strategy, **sizes, **options) for p in prompts]
+        for one, other, single in zip(tree, rows, alone, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.stats.relaxed_tokens == other.stats.relaxed_tokens > 0
+            assert one.stats.accept_lengths == other.stats.accept_lengths
+            assert one.stats.regret == pytest.approx(other.stats.regret, abs=1e-3)
+            # Near the limit a batch drafts with the slots of its longest text, then cuts.
+            assert one.token_ids[:-HEADS] == single.token_ids[:-HEADS]
 
 
 @pytest.mark.parametrize("text", ["top_k:14", "minimum_block:3"])

@@ -64,7 +64,7 @@ def test_report_results_of_acceptance_rules():
             "rule": name, "lossless": name == "exact", "texts": 5, "tokens": 100,
             "target_calls": calls, "block_efficiency": 100 / calls, "relaxed_tokens": relaxed,
             "regret": relaxed / 2, "regret_per_token": relaxed / 200, "nats_per_token": 0.7,
-            "same_texts": same,
+            "same_texts": same, "quality": 12.5 if name == "exact" else None,
         }  # fmt: skip
 
     lines = tables.describe_rules(
@@ -76,6 +76,7 @@ def test_report_results_of_acceptance_rules():
         "| `top_k:2` | lossy | 4.00 | 1.60 | 15.0% | 0.075 | 0.700 | 1 of 10 |",
     ]
     assert lines[5].endswith("Texts: a 5, b 5.")
+    assert lines[-2] == "| `exact` | 2.00 (0.000; 12.5) | 3.33 (0.000; 12.5) |"
     assert lines[-1] == "| `top_k:2` | 4.00 (0.050) | 4.00 (0.100) |"
 
 
