@@ -61,7 +61,7 @@ def decode_batch(
     options = Options(
         limits=[min(max_new_tokens, room) for room in rooms],
         short_of_positions=[room < max_new_tokens for room in rooms],
-        stop_token_ids=frozenset(stop_token_ids),
+        stop_token_ids=frozenset(stop_token_ids) or drafting.target.stop_token_ids,
         form=form,
         streamer=streamer,
         acceptance=acceptance or Exact(),

@@ -25,6 +25,7 @@ from lattice_bpd.verify import (
     BatchCache,
     Chooser,
     Exact,
+    SourceCache,
     Verification,
     verify_trees,
 )
@@ -175,6 +176,9 @@ def run_loop(
         ]  # fmt: skip
         for state, chooser in zip(states, options.choosers or (), strict=False):
             state.chooser = chooser
+        if isinstance(cache.cache, SourceCache):
+            for number, state in enumerate(states):
+                state.source = cache.cache.source.row(number)
         run = _Run(model, options, list(drafters), states, cache, seconds)
         run.active = list(range(len(states)))
         for number, found in enumerate(first):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.statistics import DecodeStats
-from lattice_bpd.verify import Chooser
+from lattice_bpd.verify import Chooser, Source
 
 
 @dataclass
@@ -27,6 +28,8 @@ class DecodeState:
             target's positions bound it.
         finish: why the text ended; None while it goes on.
         chooser: of the acceptance rule, which drafters of a kind may ask; None for argmax.
+        source: of an encoder-decoder the encoded source, one row; else None.
+        memory: what heads that see states keep of this sequence.
     """
 
     model: DraftingModel
@@ -38,6 +41,8 @@ class DecodeState:
     num_slots: int = 0
     finish: str | None = None
     chooser: Chooser | None = None
+    source: Source | None = None
+    memory: Any = None
 
     @property
     def new_tokens(self) -> list[int]:
@@ -47,8 +52,7 @@ class DecodeState:
     def head_logits(self) -> Tensor:
         """Logits of the draft heads for the slots that may be used: (num_slots, V) float."""
         with self.stats.stage("heads"):
-            found = self.model.head_logits(self.hidden.unsqueeze(0), self.tokens[-1:])
-            return found[0, : self.num_slots]
+            return self.model.state_logits([self])[0, : self.num_slots]
 
     def update_num_slots(self) -> None:
         """Bound drafts by heads, output limit and positions."""
