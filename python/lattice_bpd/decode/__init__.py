@@ -15,9 +15,10 @@ from lattice_bpd.decode.drafters import (
     TreeDrafter,
 )
 from lattice_bpd.decode.loop import DecodeResult, decode
-from lattice_bpd.decode.model import DraftHeads, DraftingModel
+from lattice_bpd.decode.model import DraftHeads, DraftingModel, StateHeads
 from lattice_bpd.decode.neural_scorer import NeuralScorer
 from lattice_bpd.decode.scorer_drafter import ScorerDrafter, ScorerWarning
+from lattice_bpd.decode.spec_heads import SpecDrafterHeads
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.decode.statistics import DecodeStats
 from lattice_bpd.decode.strategies import STRATEGIES, generate, generate_batch, make_drafter
@@ -41,6 +42,8 @@ __all__ = [
     "OracleDrafter",
     "ScorerDrafter",
     "ScorerWarning",
+    "SpecDrafterHeads",
+    "StateHeads",
     "TreeDrafter",
     "decode",
     "decode_batch",

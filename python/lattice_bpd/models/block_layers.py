@@ -1,0 +1,98 @@
+"""The layers of a SpecDrafter: attention to what a mask allows, to a source, feed-forward."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+class BlockLayer(nn.Module):
+    """One pre-norm transformer layer.
+
+    Args:
+        size: D.
+        inner_size: width of the feed-forward layer.
+        heads: attention heads.
+        crossed: whether it looks at a source as well.
+    """
+
+    def __init__(self, size: int, inner_size: int, heads: int, *, crossed: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.own_norm, self.inner_norm = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.own_inputs, self.own_output = nn.Linear(size, 3 * size), nn.Linear(size, size)
+        self.inner, self.outer = nn.Linear(size, inner_size), nn.Linear(inner_size, size)
+        if crossed:
+            self.cross_norm, self.cross_query = nn.LayerNorm(size), nn.Linear(size, size)
+            self.cross_inputs = nn.Linear(size, 2 * size)
+            self.cross_output = nn.Linear(size, size)
+
+    def cross(self, source: Tensor) -> KeysValues:
+        """Keys and values of a source (B, S, D), (B, heads, S, D/heads) each."""
+        keys, values = self.cross_inputs(source).chunk(2, dim=-1)
+        return self._split(keys), self._split(values)
+
+    def forward(
+        self,
+        states: Tensor,
+        own: Tensor | None,
+        *,
+        before: KeysValues | None = None,
+        source: KeysValues | None = None,
+        source_hidden: Tensor | None = None,
+    ) -> tuple[Tensor, KeysValues]:
+        """Run the layer.
+
+        Args:
+            states: (B, T, D) float.
+            own: (B or 1, 1, T, P + T) float, added to the scores of its own attention, or None.
+            before: keys and values of P states that stand before these.
+            source: what `cross` gave.
+            source_hidden: (B, 1, 1, S) float, added to the scores of the source, or None.
+
+        Returns:
+            (B, T, D) float, and keys and values of the P + T states.
+        """
+        query, keys, values = (
+            self._split(part) for part in self.own_inputs(self.own_norm(states)).chunk(3, dim=-1)
+        )
+        if before is not None:
+            keys = torch.cat([before[0], keys], dim=2)
+            values = torch.cat([before[1], values], dim=2)
+        states = states + self.own_output(_attend(query, keys, values, own))
+        if source is not None:
+            query = self._split(self.cross_query(self.cross_norm(states)))
+            states = states + self.cross_output(_attend(query, *source, source_hidden))
+        inner = torch.relu(self.inner(self.inner_norm(states)))
+        return states + self.outer(inner), (keys, values)
+
+    def _split(self, states: Tensor) -> Tensor:
+        """(B, T, D) -> (B, heads, T, D/heads)."""
+        batch, length, _ = states.shape
+        return states.view(batch, length, self.heads, -1).transpose(1, 2)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
+    """(B, T, D). Plain, since the fused kernel's backward pass is slow on CPUs."""
+    scores = query @ keys.transpose(2, 3) * query.shape[-1] ** -0.5
+    if hidden is not None:
+        scores = scores + hidden
+    found: Tensor = (scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2)
+    return found
+
+
+def hide(sees: Tensor) -> Tensor:
+    """(B, T, S) bool -> (B, 1, T, S) float: what is added to scores so that the rest is unseen."""
+    lowest = torch.finfo(torch.float32).min
+    return torch.zeros(sees.shape, device=sees.device).masked_fill_(~sees, lowest).unsqueeze(1)
+
+
+def embed_positions(places: Tensor, size: int) -> Tensor:
+    """Sines and cosines of positions, (..., size) float (Vaswani et al. 2017, section 3.5)."""
+    steps = torch.arange(size // 2, device=places.device)
+    angles = places.unsqueeze(-1) * torch.exp(steps * (-2.0 * math.log(10000.0) / size))
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)

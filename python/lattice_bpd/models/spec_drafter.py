@@ -1,0 +1,292 @@
+"""SpecDrafter: a non-autoregressive decoder that fills a block of masked positions at once.
+
+    source            -> encoder states                (its own encoder's, or the target's)
+    prefix  y_1 .. y_t        each sees itself and what is before it
+    block   [1] [2] .. [H]    each sees the prefix and the whole block   -> logits of y_{t+1} ..
+
+The prefix never sees the block, so its keys and values are kept from one block to the next. Every
+slot has its own query embedding in place of one mask token; a projection of the target's hidden
+state, which predicted the prefix's last token, is added where the drafter was built with it.
+
+Xia et al. 2022 (SpecDec), section 3: distinct queries for each masked position, a deep encoder and
+a shallow decoder. Reading the target's encoder and hidden state is ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from lattice_bpd.models.block_layers import (
+    BlockLayer,
+    KeysValues,
+    embed_positions,
+    hide,
+)
+from lattice_bpd.models.head_files import HeadFiles
+
+SPEC_DRAFTER_FILES = HeadFiles(
+    "spec_drafter",
+    {
+        "vocab_size": 1, "num_slots": 1, "hidden_size": 2, "inner_size": 1, "attention_heads": 1,
+        "encoder_layers": 0, "decoder_layers": 1, "source_size": 0, "state_size": 0,
+    },
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SpecDrafterConfig:
+    """Sizes of a SpecDrafter.
+
+    Attributes:
+        vocab_size: V of the target, and of the sources where it has its own encoder.
+        num_slots: H, positions of a block.
+        hidden_size: D, even and a multiple of attention_heads.
+        inner_size: width of feed-forward layers.
+        attention_heads: of each layer.
+        encoder_layers: of its own encoder; 0: it reads the target's encoder states.
+        decoder_layers: 1 or more.
+        source_size: width of the target's encoder states; 0 where it has its own encoder.
+        state_size: width of the target's hidden state; 0: it is not read.
+    """
+
+    vocab_size: int
+    num_slots: int = 5
+    hidden_size: int = 128
+    inner_size: int = 512
+    attention_heads: int = 4
+    encoder_layers: int = 0
+    decoder_layers: int = 1
+    source_size: int = 0
+    state_size: int = 0
+
+    def check(self) -> None:
+        """Raise ValueError for sizes that do not fit together."""
+        if self.hidden_size % (2 * self.attention_heads):
+            raise ValueError(
+                f"SpecDrafter: hidden_size is {self.hidden_size}; expected a multiple of twice "
+                f"attention_heads, {2 * self.attention_heads}"
+            )
+        if (self.encoder_layers > 0) == (self.source_size > 0):
+            raise ValueError(
+                f"SpecDrafter: encoder_layers {self.encoder_layers} and source_size "
+                f"{self.source_size}; expected one of them: layers of its own encoder, or the "
+                "width of the target's encoder states"
+            )
+        if min(self.vocab_size, self.num_slots, self.inner_size, self.decoder_layers) < 1:
+            raise ValueError(
+                f"SpecDrafter: vocab_size {self.vocab_size}, num_slots {self.num_slots}, "
+                f"inner_size {self.inner_size}, decoder_layers {self.decoder_layers}; expected 1 "
+                "or more of each"
+            )
+
+
+@dataclass
+class DraftMemory:
+    """What a drafter keeps of one text between blocks.
+
+    Attributes:
+        source: of each layer the source's keys and values, (1, heads, S, D/heads) float.
+        prefix: of each layer the prefix's keys and values.
+        length: tokens of the prefix.
+    """
+
+    source: list[KeysValues]
+    prefix: list[KeysValues | None]
+    length: int = 0
+
+
+class SpecDrafter(nn.Module):
+    """A block of tokens in one pass, behind any prefix of any source.
+
+    Args:
+        config: sizes.
+
+    Raises:
+        ValueError: sizes that do not fit together.
+    """
+
+    def __init__(self, config: SpecDrafterConfig) -> None:
+        super().__init__()
+        config.check()
+        size = config.hidden_size
+        self.config, self.num_slots = config, config.num_slots
+        sizes = (size, config.inner_size, config.attention_heads)
+        self.embedding = nn.Embedding(config.vocab_size, size)
+        self.slots = nn.Embedding(config.num_slots, size)
+        self.encoder = nn.ModuleList(
+            BlockLayer(*sizes, crossed=False) for _ in range(config.encoder_layers)
+        )
+        self.source_projection = nn.Linear(config.source_size, size) if config.source_size else None
+        self.source_norm = nn.LayerNorm(size)
+        self.state_projection = nn.Linear(config.state_size, size) if config.state_size else None
+        self.decoder = nn.ModuleList(
+            BlockLayer(*sizes, crossed=True) for _ in range(config.decoder_layers)
+        )
+        self.norm = nn.LayerNorm(size)
+        if not self.embedding.weight.is_meta:
+            for table in (self.embedding, self.slots):
+                nn.init.normal_(table.weight, std=size**-0.5)
+
+    def read_source(self, source: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The source as the decoder's layers look at it.
+
+        Args:
+            source: (B, S) int64 token ids for its own encoder, or (B, S, source_size) float, the
+                target's encoder states.
+            mask: (B, S), 0 for padding; None where nothing is padded.
+
+        Returns:
+            (B, S, D) float.
+        """
+        if self.source_projection is not None:
+            states: Tensor = self.source_projection(source)
+        else:
+            states = self._embed(source, 0)
+            hidden = None if mask is None else hide(mask[:, None] != 0)
+            for layer in self.encoder:
+                states, _ = layer(states, hidden)
+        normed: Tensor = self.source_norm(states)
+        return normed
+
+    def forward(
+        self,
+        source: Tensor,
+        source_mask: Tensor | None,
+        tokens: Tensor,
+        starts: Tensor,
+        hidden: Tensor | None = None,
+        revealed: Tensor | None = None,
+    ) -> Tensor:
+        """Logits of N blocks behind N prefixes of each text.
+
+        Args:
+            source: (B, S, D) float, what `read_source` gave.
+            source_mask: (B, S), 0 for padding, or None.
+            tokens: (B, T) int64, texts, padded on the right.
+            starts: (B, N) int64, the prefix of a block ends with this token, 0..T-1.
+            hidden: (B, N, state_size) float, the target's hidden states that predicted those
+                tokens; None where the drafter does not read them.
+            revealed: (B, N, H) int64, tokens of the blocks that are told; -1 where masked. None:
+                all are masked.
+
+        Returns:
+            (B, N, H, V) float; slot 0 guesses the token behind the prefix.
+        """
+        batch, length = tokens.shape
+        blocks = self._embed_blocks(starts, hidden, revealed)  # (B, N, H, D)
+        states = torch.cat([self._embed(tokens, 0), blocks.flatten(1, 2)], dim=1)
+        own = hide(_sees(length, starts, self.num_slots))
+        padding = None if source_mask is None else hide(source_mask[:, None] != 0)
+        for layer in self._layers():
+            states, _ = layer(states, own, source=layer.cross(source), source_hidden=padding)
+        return self._logits(states[:, length:]).view(batch, starts.shape[1], self.num_slots, -1)
+
+    def begin(self, source: Tensor) -> DraftMemory:
+        """Memory of a text that has just begun; source is (1, S, D) of `read_source`."""
+        read = [layer.cross(source) for layer in self._layers()]
+        return DraftMemory(read, [None] * len(read))
+
+    def draft(self, memory: DraftMemory, tokens: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """Logits of the block behind one text.
+
+        Args:
+            memory: of the text; grows by the new tokens.
+            tokens: (n,) int64, the tokens that are new since the last block, 1 or more.
+            hidden: (state_size,) float, the target's hidden state that predicted the last one.
+
+        Returns:
+            (H, V) float.
+        """
+        count, size = len(tokens), len(tokens) + self.num_slots
+        last = torch.tensor([[memory.length + count - 1]], device=tokens.device)
+        given = None if hidden is None else hidden[None, None]
+        block = self._embed_blocks(last, given, None)[0]  # (1, H, D)
+        states = torch.cat([self._embed(tokens[None], memory.length), block], dim=1)
+        sees = torch.ones(size, size, dtype=torch.bool, device=tokens.device).tril()
+        sees[count:] = True
+        own = hide(torch.cat([sees.new_ones(size, memory.length), sees], dim=1)[None])
+        for number, layer in enumerate(self.decoder):
+            states, (keys, values) = layer(
+                states, own, before=memory.prefix[number], source=memory.source[number]
+            )
+            kept = memory.length + count
+            memory.prefix[number] = keys[:, :, :kept], values[:, :, :kept]
+        memory.length += count
+        return self._logits(states[0, count:])
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write spec_drafter.safetensors and spec_drafter.json; see `head_files`.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        SPEC_DRAFTER_FILES.write(Path(directory), asdict(self.config), self)
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> SpecDrafter:
+        """Read what `save_pretrained` wrote, on the CPU, in evaluation mode.
+
+        Raises:
+            FormatError: a file is missing, cut, altered or of another format version.
+            ValueError: sizes that do not fit together.
+        """
+        found = SPEC_DRAFTER_FILES.read_config(Path(directory))
+        config = SpecDrafterConfig(**{name: found[name] for name in SPEC_DRAFTER_FILES.least})
+        return SPEC_DRAFTER_FILES.read_heads(Path(directory), lambda: cls(config)).eval()
+
+    def _layers(self) -> list[BlockLayer]:
+        return cast("list[BlockLayer]", list(self.decoder))
+
+    def _embed(self, tokens: Tensor, first: int) -> Tensor:
+        """(B, T, D) of tokens (B, T) whose first one stands at position `first`."""
+        places = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+        return self._scaled(tokens) + embed_positions(places, self.config.hidden_size)
+
+    def _scaled(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.embedding(tokens) * float(self.config.hidden_size) ** 0.5
+        return embedded
+
+    def _embed_blocks(
+        self, starts: Tensor, hidden: Tensor | None, revealed: Tensor | None
+    ) -> Tensor:
+        """(B, N, H, D): slot queries, or told tokens, at their positions behind the prefixes."""
+        if (self.state_projection is None) != (hidden is None):
+            raise ValueError(
+                f"SpecDrafter: state_size is {self.config.state_size} and hidden states were "
+                f"{'not ' if hidden is None else ''}given; expected them where state_size is above "
+                "0 and only there"
+            )
+        size, slots = self.config.hidden_size, self.num_slots
+        queries = self.slots.weight * float(size) ** 0.5
+        steps = torch.arange(1, slots + 1, device=starts.device)
+        places = starts.unsqueeze(-1) + steps  # (B, N, H)
+        embedded = queries.expand(*starts.shape, slots, size)
+        if revealed is not None:
+            told = self._scaled(revealed.clamp(min=0))
+            embedded = torch.where((revealed >= 0).unsqueeze(-1), told, embedded)
+        if self.state_projection is not None:
+            embedded = embedded + self.state_projection(hidden).unsqueeze(2)
+        placed: Tensor = embedded + embed_positions(places, size)
+        return placed
+
+    def _logits(self, states: Tensor) -> Tensor:
+        logits: Tensor = nn.functional.linear(self.norm(states), self.embedding.weight)
+        return logits
+
+
+def _sees(length: int, starts: Tensor, slots: int) -> Tensor:
+    """(B, T + N * H, T + N * H) bool: what prefix tokens and blocks may look at."""
+    batch, blocks = starts.shape
+    places = torch.arange(length, device=starts.device)
+    causal = places[:, None] >= places  # (T, T)
+    prefix = (places <= starts.unsqueeze(-1)).repeat_interleave(slots, dim=1)  # (B, N * H, T)
+    own = torch.arange(blocks * slots, device=starts.device) // slots
+    same = own[:, None] == own  # (N * H, N * H)
+    top = torch.cat([causal, causal.new_zeros(length, blocks * slots)], dim=1)
+    below = torch.cat([prefix, same.expand(batch, -1, -1)], dim=2)
+    return torch.cat([top.expand(batch, -1, -1), below], dim=1)
