@@ -14,7 +14,7 @@ from transformers import StaticCache
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.verify import (
     BatchCache,
-    Source,
+    Seq2SeqTarget,
     StackedCache,
     Verification,
     check_cache,
@@ -98,7 +98,9 @@ def read_prompts(
         places = (steps - padding).clamp(min=0).to(model.device)
     _check_batch(model, len(rows), options, ragged=mask is not None)
     static = _static_cache(model, longest, options) if options.static_cache else None
-    given: Any = static if prompts.sources is None else _encode(model, prompts.sources)
+    given: Any = static
+    if isinstance(model.target, Seq2SeqTarget):
+        given = model.target.encode(prompts.sources or [])
     output, cache = model.target.read_prompts(input_ids, mask, places, given)
     check_cache(cache)
     room = min(_ROOM, max(options.limits) + options.most_nodes)
@@ -110,12 +112,6 @@ def read_prompts(
     found = [Verification(t, 0, output.hidden[row, -1]) for row, t in enumerate(tokens)]
     state = BatchCache(kept, lengths)
     return found, state
-
-
-def _encode(model: DraftingModel, sources: list[list[int]]) -> Source:
-    target: Any = model.target
-    found: Source = target.encode(sources)
-    return found
 
 
 def _first_tokens(logits: Tensor, options: Options) -> list[list[int]]:
@@ -130,6 +126,11 @@ def _first_tokens(logits: Tensor, options: Options) -> list[list[int]]:
 
 def _check_batch(model: DraftingModel, batch_size: int, options: Options, *, ragged: bool) -> None:
     target = model.target
+    if options.static_cache and isinstance(target, Seq2SeqTarget):
+        raise ValueError(
+            f"decode: {type(target.base).__name__} is an encoder-decoder, whose cache holds a "
+            "source as well and is not of fixed size; leave static_cache out"
+        )
     if batch_size == 1:
         return
     if options.streamer is not None:

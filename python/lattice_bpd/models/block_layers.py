@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ KeysValues = tuple[Tensor, Tensor]
 
 
 class BlockLayer(nn.Module):
-    """One pre-norm transformer layer.
+    """One transformer layer, normed behind each part (Vaswani et al. 2017), as Marian's and BART's.
 
     Args:
         size: D.
@@ -58,17 +59,44 @@ class BlockLayer(nn.Module):
             (B, T, D) float, and keys and values of the P + T states.
         """
         query, keys, values = (
-            self._split(part) for part in self.own_inputs(self.own_norm(states)).chunk(3, dim=-1)
+            self._split(part) for part in self.own_inputs(states).chunk(3, dim=-1)
         )
         if before is not None:
             keys = torch.cat([before[0], keys], dim=2)
             values = torch.cat([before[1], values], dim=2)
-        states = states + self.own_output(_attend(query, keys, values, own))
+        states = self.own_norm(states + self.own_output(_attend(query, keys, values, own)))
         if source is not None:
-            query = self._split(self.cross_query(self.cross_norm(states)))
-            states = states + self.cross_output(_attend(query, *source, source_hidden))
-        inner = torch.relu(self.inner(self.inner_norm(states)))
-        return states + self.outer(inner), (keys, values)
+            query = self._split(self.cross_query(states))
+            found = self.cross_output(_attend(query, *source, source_hidden))
+            states = self.cross_norm(states + found)
+        states = self.inner_norm(states + self.outer(torch.relu(self.inner(states))))
+        return states, (keys, values)
+
+    @torch.no_grad()
+    def start_from(self, layer: Any) -> None:
+        """Take over the weights of a decoder layer of Marian or BART, of the same sizes.
+
+        Raises:
+            AttributeError: a layer with parts of other names.
+            RuntimeError: other sizes.
+        """
+        own, cross = layer.self_attn, layer.encoder_attn
+        parts = (
+            (self.own_inputs, (own.q_proj, own.k_proj, own.v_proj)),
+            (self.own_output, (own.out_proj,)),
+            (self.own_norm, (layer.self_attn_layer_norm,)),
+            (self.cross_query, (cross.q_proj,)),
+            (self.cross_inputs, (cross.k_proj, cross.v_proj)),
+            (self.cross_output, (cross.out_proj,)),
+            (self.cross_norm, (layer.encoder_attn_layer_norm,)),
+            (self.inner, (layer.fc1,)),
+            (self.outer, (layer.fc2,)),
+            (self.inner_norm, (layer.final_layer_norm,)),
+        )
+        for part, others in parts:
+            for name in ("weight", "bias"):
+                given = torch.cat([getattr(other, name) for other in others])
+                part.load_state_dict({name: given}, strict=False)
 
     def _split(self, states: Tensor) -> Tensor:
         """(B, T, D) -> (B, heads, T, D/heads)."""

@@ -4,22 +4,24 @@
     prefix  y_1 .. y_t        each sees itself and what is before it
     block   [1] [2] .. [H]    each sees the prefix and the whole block   -> logits of y_{t+1} ..
 
-The prefix never sees the block, so its keys and values are kept from one block to the next. Every
-slot has its own query embedding in place of one mask token; a projection of the target's hidden
-state, which predicted the prefix's last token, is added where the drafter was built with it.
+The prefix never sees the block, so its keys and values are kept from one block to the next. A
+masked slot is the last token's embedding and the slot's own query; a projection of the target's
+hidden state, which predicted that token, is added where the drafter was built with it.
 
 Xia et al. 2022 (SpecDec), section 3: distinct queries for each masked position, a deep encoder and
-a shallow decoder. Reading the target's encoder and hidden state is ours.
+a shallow decoder. Reading the target's encoder and hidden state, and beginning as a copy of its
+decoder (`start_from`), are ours.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from lattice_bpd.models.block_layers import (
     BlockLayer,
@@ -122,15 +124,56 @@ class SpecDrafter(nn.Module):
             BlockLayer(*sizes, crossed=False) for _ in range(config.encoder_layers)
         )
         self.source_projection = nn.Linear(config.source_size, size) if config.source_size else None
-        self.source_norm = nn.LayerNorm(size)
         self.state_projection = nn.Linear(config.state_size, size) if config.state_size else None
         self.decoder = nn.ModuleList(
             BlockLayer(*sizes, crossed=True) for _ in range(config.decoder_layers)
         )
-        self.norm = nn.LayerNorm(size)
         if not self.embedding.weight.is_meta:
-            for table in (self.embedding, self.slots):
-                nn.init.normal_(table.weight, std=size**-0.5)
+            self._initialise()
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        for table in (self.embedding, self.slots):
+            nn.init.normal_(table.weight, std=self.config.hidden_size**-0.5)
+        self.slots.weight[0] = 0.0  # the slot that can do as the target does: see start_from
+        if self.state_projection is not None:
+            nn.init.zeros_(self.state_projection.weight)
+            nn.init.zeros_(self.state_projection.bias)
+
+    @torch.no_grad()
+    def start_from(self, target: PreTrainedModel) -> None:
+        """Take over the target's embedding and the first layers of its decoder.
+
+        Then slot 0, which stands where the prefix's last token stands and is made of it, begins as
+        a copy of the target (all of it, where the drafter has as many layers, Marian's sinusoids
+        and ReLU are the target's, and there is one slot), and training teaches the other slots.
+
+        Args:
+            target: of the same sizes, with decoder layers named as Marian's or BART's.
+
+        Raises:
+            ValueError: a target of other sizes or parts, or a drafter with its own encoder.
+        """
+        decoder: Any = target.get_decoder()  # type: ignore[no-untyped-call]
+        layers = getattr(decoder, "layers", [])
+        config = self.config
+        try:
+            if len(layers) < config.decoder_layers or config.source_size != config.hidden_size:
+                raise RuntimeError(
+                    f"it has {len(layers)} decoder layers, encoder states of {config.source_size}"
+                )
+            self.embedding.weight.copy_(decoder.embed_tokens.weight)
+            for own, other in zip(self._layers(), layers, strict=False):
+                own.start_from(other)
+        except (AttributeError, RuntimeError) as error:
+            raise ValueError(
+                f"SpecDrafter: cannot start from a {type(target).__name__} ({error}); expected "
+                f"decoder layers as Marian's of width {config.hidden_size} and "
+                f"{config.inner_size}, {config.decoder_layers} or more; train it from scratch"
+            ) from error
+        projection = cast(nn.Linear, self.source_projection)
+        nn.init.eye_(projection.weight)
+        nn.init.zeros_(projection.bias)
 
     def read_source(self, source: Tensor, mask: Tensor | None = None) -> Tensor:
         """The source as the decoder's layers look at it.
@@ -150,8 +193,7 @@ class SpecDrafter(nn.Module):
             hidden = None if mask is None else hide(mask[:, None] != 0)
             for layer in self.encoder:
                 states, _ = layer(states, hidden)
-        normed: Tensor = self.source_norm(states)
-        return normed
+        return states
 
     def forward(
         self,
@@ -178,7 +220,8 @@ class SpecDrafter(nn.Module):
             (B, N, H, V) float; slot 0 guesses the token behind the prefix.
         """
         batch, length = tokens.shape
-        blocks = self._embed_blocks(starts, hidden, revealed)  # (B, N, H, D)
+        last = tokens.gather(1, starts.clamp(max=length - 1))
+        blocks = self._embed_blocks(last, starts, hidden, revealed)  # (B, N, H, D)
         states = torch.cat([self._embed(tokens, 0), blocks.flatten(1, 2)], dim=1)
         own = hide(_sees(length, starts, self.num_slots))
         padding = None if source_mask is None else hide(source_mask[:, None] != 0)
@@ -205,10 +248,11 @@ class SpecDrafter(nn.Module):
         count, size = len(tokens), len(tokens) + self.num_slots
         last = torch.tensor([[memory.length + count - 1]], device=tokens.device)
         given = None if hidden is None else hidden[None, None]
-        block = self._embed_blocks(last, given, None)[0]  # (1, H, D)
+        block = self._embed_blocks(tokens[None, -1:], last, given, None)[0]  # (1, H, D)
         states = torch.cat([self._embed(tokens[None], memory.length), block], dim=1)
         sees = torch.ones(size, size, dtype=torch.bool, device=tokens.device).tril()
         sees[count:] = True
+        sees[count:, count - 1] = False  # slot 0 stands in for the last token
         own = hide(torch.cat([sees.new_ones(size, memory.length), sees], dim=1)[None])
         for number, layer in enumerate(self.decoder):
             states, (keys, values) = layer(
@@ -252,7 +296,7 @@ class SpecDrafter(nn.Module):
         return embedded
 
     def _embed_blocks(
-        self, starts: Tensor, hidden: Tensor | None, revealed: Tensor | None
+        self, last: Tensor, starts: Tensor, hidden: Tensor | None, revealed: Tensor | None
     ) -> Tensor:
         """(B, N, H, D): slot queries, or told tokens, at their positions behind the prefixes."""
         if (self.state_projection is None) != (hidden is None):
@@ -263,9 +307,9 @@ class SpecDrafter(nn.Module):
             )
         size, slots = self.config.hidden_size, self.num_slots
         queries = self.slots.weight * float(size) ** 0.5
-        steps = torch.arange(1, slots + 1, device=starts.device)
-        places = starts.unsqueeze(-1) + steps  # (B, N, H)
-        embedded = queries.expand(*starts.shape, slots, size)
+        # As in the target, what stands at a position predicts the token of the next one.
+        places = starts.unsqueeze(-1) + torch.arange(slots, device=starts.device)  # (B, N, H)
+        embedded = queries + self._scaled(last).unsqueeze(2)
         if revealed is not None:
             told = self._scaled(revealed.clamp(min=0))
             embedded = torch.where((revealed >= 0).unsqueeze(-1), told, embedded)
@@ -275,7 +319,7 @@ class SpecDrafter(nn.Module):
         return placed
 
     def _logits(self, states: Tensor) -> Tensor:
-        logits: Tensor = nn.functional.linear(self.norm(states), self.embedding.weight)
+        logits: Tensor = nn.functional.linear(states, self.embedding.weight)
         return logits
 
 
@@ -284,7 +328,8 @@ def _sees(length: int, starts: Tensor, slots: int) -> Tensor:
     batch, blocks = starts.shape
     places = torch.arange(length, device=starts.device)
     causal = places[:, None] >= places  # (T, T)
-    prefix = (places <= starts.unsqueeze(-1)).repeat_interleave(slots, dim=1)  # (B, N * H, T)
+    # Slot 0 stands in for the last token of the prefix.
+    prefix = (places < starts.unsqueeze(-1)).repeat_interleave(slots, dim=1)  # (B, N * H, T)
     own = torch.arange(blocks * slots, device=starts.device) // slots
     same = own[:, None] == own  # (N * H, N * H)
     top = torch.cat([causal, causal.new_zeros(length, blocks * slots)], dim=1)
