@@ -68,6 +68,18 @@ def ngram() -> Names:
     return {"sequences": text[:50], "heldout": text[50:]}
 
 
+def translation() -> Names:
+    """A tiny encoder-decoder, sources, and an LM of its vocabulary."""
+    import pytest
+
+    pytest.importorskip("torch")
+    from seq2seq_models import VOCAB, model_of, sources
+
+    texts = sources(12, seed=0)
+    lm = NGramLM.train(texts, 2, vocab_size=VOCAB, smoothing="witten_bell")
+    return {"model": model_of("marian"), "source": texts[0], "sources": texts, "lm": lm}
+
+
 PRELUDES = {
     "README": _decoding,
     "start": _decoding,
@@ -76,4 +88,5 @@ PRELUDES = {
     "decoding": decoding,
     "evaluate": evaluate,
     "ngram": ngram,
+    "translation": translation,
 }

@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from lattice_bpd import Drafts, NGramLM
 from lattice_bpd.decode import CustomGenerate, NeuralScorer, decode, generate, generate_batch
+from lattice_bpd.evaluate import record
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd.verify import CausalLMTarget, Seq2SeqTarget, Source
 from seq2seq_models import (
@@ -199,6 +200,7 @@ def test_a_source_by_rows():
         (BlockwiseLM, TypeError, "encoder-decoder"),
         (CausalLMTarget, TypeError, "encoder-decoder"),
         (NeuralScorer, TypeError, "encoder-decoder"),
+        (lambda m: record(m, [[5]], [[6]]), TypeError, "record: Bart.* is an encoder-decoder"),
         (
             lambda m: m.generate(
                 torch.tensor([[5]]), custom_generate=CustomGenerate(), max_new_tokens=4
