@@ -59,7 +59,7 @@ class Recipe:
 
 FULL = Recipe()
 QUICK = Recipe(
-    longest=24, target_steps=700, distilled=8000, heads_steps=150, drafter_steps=300,
+    longest=24, target_steps=600, distilled=6000, heads_steps=150, drafter_steps=300,
     alphas=(0.15, 0.4), tune_sentences=20, test_sentences=60,
 )  # fmt: skip
 

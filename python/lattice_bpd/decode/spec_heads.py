@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.models import SpecDrafter
-from lattice_bpd.models.spec_drafter import DraftMemory
+from lattice_bpd.models.spec_config import DraftMemory
 from lattice_bpd.verify import Source
 
 

@@ -124,3 +124,17 @@ def embed_positions(places: Tensor, size: int) -> Tensor:
     steps = torch.arange(size // 2, device=places.device)
     angles = places.unsqueeze(-1) * torch.exp(steps * (-2.0 * math.log(10000.0) / size))
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+def see_blocks(length: int, starts: Tensor, slots: int) -> Tensor:
+    """(B, T + N * H, T + N * H) bool: what prefix tokens and blocks may look at."""
+    batch, blocks = starts.shape
+    places = torch.arange(length, device=starts.device)
+    causal = places[:, None] >= places  # (T, T)
+    # Slot 0 stands in for the last token of the prefix.
+    prefix = (places < starts.unsqueeze(-1)).repeat_interleave(slots, dim=1)  # (B, N * H, T)
+    own = torch.arange(blocks * slots, device=starts.device) // slots
+    same = own[:, None] == own  # (N * H, N * H)
+    top = torch.cat([causal, causal.new_zeros(length, blocks * slots)], dim=1)
+    below = torch.cat([prefix, same.expand(batch, -1, -1)], dim=2)
+    return torch.cat([top.expand(batch, -1, -1), below], dim=1)

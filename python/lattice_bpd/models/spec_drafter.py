@@ -15,7 +15,7 @@ decoder (`start_from`), are ours.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,83 +23,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lattice_bpd.models.block_layers import (
-    BlockLayer,
-    KeysValues,
-    embed_positions,
-    hide,
-)
-from lattice_bpd.models.head_files import HeadFiles
-
-SPEC_DRAFTER_FILES = HeadFiles(
-    "spec_drafter",
-    {
-        "vocab_size": 1, "num_slots": 1, "hidden_size": 2, "inner_size": 1, "attention_heads": 1,
-        "encoder_layers": 0, "decoder_layers": 1, "source_size": 0, "state_size": 0,
-    },
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class SpecDrafterConfig:
-    """Sizes of a SpecDrafter.
-
-    Attributes:
-        vocab_size: V of the target, and of the sources where it has its own encoder.
-        num_slots: H, positions of a block.
-        hidden_size: D, even and a multiple of attention_heads.
-        inner_size: width of feed-forward layers.
-        attention_heads: of each layer.
-        encoder_layers: of its own encoder; 0: it reads the target's encoder states.
-        decoder_layers: 1 or more.
-        source_size: width of the target's encoder states; 0 where it has its own encoder.
-        state_size: width of the target's hidden state; 0: it is not read.
-    """
-
-    vocab_size: int
-    num_slots: int = 5
-    hidden_size: int = 128
-    inner_size: int = 512
-    attention_heads: int = 4
-    encoder_layers: int = 0
-    decoder_layers: int = 1
-    source_size: int = 0
-    state_size: int = 0
-
-    def check(self) -> None:
-        """Raise ValueError for sizes that do not fit together."""
-        if self.hidden_size % (2 * self.attention_heads):
-            raise ValueError(
-                f"SpecDrafter: hidden_size is {self.hidden_size}; expected a multiple of twice "
-                f"attention_heads, {2 * self.attention_heads}"
-            )
-        if (self.encoder_layers > 0) == (self.source_size > 0):
-            raise ValueError(
-                f"SpecDrafter: encoder_layers {self.encoder_layers} and source_size "
-                f"{self.source_size}; expected one of them: layers of its own encoder, or the "
-                "width of the target's encoder states"
-            )
-        if min(self.vocab_size, self.num_slots, self.inner_size, self.decoder_layers) < 1:
-            raise ValueError(
-                f"SpecDrafter: vocab_size {self.vocab_size}, num_slots {self.num_slots}, "
-                f"inner_size {self.inner_size}, decoder_layers {self.decoder_layers}; expected 1 "
-                "or more of each"
-            )
-
-
-@dataclass
-class DraftMemory:
-    """What a drafter keeps of one text between blocks.
-
-    Attributes:
-        source: of each layer the source's keys and values, (1, heads, S, D/heads) float.
-        prefix: of each layer the prefix's keys and values.
-        length: tokens of the prefix.
-    """
-
-    source: list[KeysValues]
-    prefix: list[KeysValues | None]
-    length: int = 0
+from lattice_bpd.models.block_layers import BlockLayer, embed_positions, hide, see_blocks
+from lattice_bpd.models.spec_config import SPEC_DRAFTER_FILES, DraftMemory, SpecDrafterConfig
 
 
 class SpecDrafter(nn.Module):
@@ -223,7 +148,7 @@ class SpecDrafter(nn.Module):
         last = tokens.gather(1, starts.clamp(max=length - 1))
         blocks = self._embed_blocks(last, starts, hidden, revealed)  # (B, N, H, D)
         states = torch.cat([self._embed(tokens, 0), blocks.flatten(1, 2)], dim=1)
-        own = hide(_sees(length, starts, self.num_slots))
+        own = hide(see_blocks(length, starts, self.num_slots))
         padding = None if source_mask is None else hide(source_mask[:, None] != 0)
         for layer in self._layers():
             states, _ = layer(states, own, source=layer.cross(source), source_hidden=padding)
@@ -321,17 +246,3 @@ class SpecDrafter(nn.Module):
     def _logits(self, states: Tensor) -> Tensor:
         logits: Tensor = nn.functional.linear(states, self.embedding.weight)
         return logits
-
-
-def _sees(length: int, starts: Tensor, slots: int) -> Tensor:
-    """(B, T + N * H, T + N * H) bool: what prefix tokens and blocks may look at."""
-    batch, blocks = starts.shape
-    places = torch.arange(length, device=starts.device)
-    causal = places[:, None] >= places  # (T, T)
-    # Slot 0 stands in for the last token of the prefix.
-    prefix = (places < starts.unsqueeze(-1)).repeat_interleave(slots, dim=1)  # (B, N * H, T)
-    own = torch.arange(blocks * slots, device=starts.device) // slots
-    same = own[:, None] == own  # (N * H, N * H)
-    top = torch.cat([causal, causal.new_zeros(length, blocks * slots)], dim=1)
-    below = torch.cat([prefix, same.expand(batch, -1, -1)], dim=2)
-    return torch.cat([top.expand(batch, -1, -1), below], dim=1)
