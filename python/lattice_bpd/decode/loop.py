@@ -25,7 +25,6 @@ from lattice_bpd.verify import (
     BatchCache,
     Chooser,
     Exact,
-    SourceCache,
     Verification,
     verify_trees,
 )
@@ -176,9 +175,8 @@ def run_loop(
         ]  # fmt: skip
         for state, chooser in zip(states, options.choosers or (), strict=False):
             state.chooser = chooser
-        if isinstance(cache.cache, SourceCache):
-            for number, state in enumerate(states):
-                state.source = cache.cache.source.row(number)
+        for number, state in enumerate(states):
+            state.source = cache.source_of(number)
         run = _Run(model, options, list(drafters), states, cache, seconds)
         run.active = list(range(len(states)))
         for number, found in enumerate(first):
@@ -221,8 +219,10 @@ def decode(
     """Decode one text: the target's greedy output, whatever the drafter proposes.
 
     Args:
-        model: a BlockwiseLM, or a causal LM of `transformers`.
-        prompt: (T,) ints, 1 or more, at most the target's positions.
+        model: a BlockwiseLM, a causal LM or an encoder-decoder of `transformers`, or a
+            Seq2SeqTarget.
+        prompt: (T,) ints, 1 or more, at most the target's positions; of an encoder-decoder the
+            source.
         drafter: proposes drafts; its mistakes cost time, never output.
         heads: callable (B, D) hidden states -> (B, H, V) logits, where the model brings none and
             the drafter asks for them.

@@ -60,6 +60,10 @@ class StateHeads(Protocol):
         ...
 
 
+AnyHeads = DraftHeads | BlockwiseHeads | StateHeads
+"""What may stand for `heads=`."""
+
+
 class DraftingModel:
     """A target and its heads, as decoding and drafters use them.
 
@@ -83,7 +87,7 @@ class DraftingModel:
     def __init__(
         self,
         model: PreTrainedModel | BlockwiseLM | Seq2SeqTarget,
-        heads: DraftHeads | BlockwiseHeads | StateHeads | None = None,
+        heads: AnyHeads | None = None,
     ) -> None:
         if isinstance(model, Seq2SeqTarget):
             self.target = model

@@ -37,6 +37,7 @@ class SpecDrafterHeads:
                 f"SpecDrafterHeads: drafter is a {type(drafter).__name__}; expected a SpecDrafter"
             )
         self.drafter, self.num_slots = drafter.eval(), drafter.num_slots
+        self._dtype = drafter.embedding.weight.dtype
 
     def read_states(self, states: Sequence[DecodeState]) -> Tensor:
         """See `lattice_bpd.decode.StateHeads`.
@@ -55,7 +56,7 @@ class SpecDrafterHeads:
         starts = torch.tensor([[len(state.tokens) - 1] for state in states], device=device)
         hidden = None
         if self.drafter.config.state_size:
-            hidden = torch.stack([state.hidden for state in states])[:, None]
+            hidden = torch.stack([state.hidden for state in states])[:, None].to(self._dtype)
         logits: Tensor = self.drafter(
             self.drafter.read_source(read, mask), mask,
             pad_sequence(tokens, batch_first=True).to(device), starts, hidden,
@@ -67,13 +68,13 @@ class SpecDrafterHeads:
             state.memory = self.drafter.begin(self.drafter.read_source(self._given(source)))
         memory = cast(DraftMemory, state.memory)
         new = torch.tensor(state.tokens[memory.length :], device=source.states.device)
-        hidden = state.hidden if self.drafter.config.state_size else None
+        hidden = state.hidden.to(self._dtype) if self.drafter.config.state_size else None
         return self.drafter.draft(memory, new, hidden)
 
     def _given(self, source: Source) -> Tensor:
         """What the drafter reads of a source: its ids, or the target's encoder states."""
         if self.drafter.config.source_size:
-            return source.states
+            return source.states.to(self._dtype)
         return torch.tensor(source.token_ids, device=source.states.device)
 
     def _source_of(self, state: DecodeState) -> Source:

@@ -18,7 +18,7 @@ from lattice_bpd.decode.drafters import (
     TreeDrafter,
 )
 from lattice_bpd.decode.loop import DecodeResult, decode
-from lattice_bpd.decode.model import DraftHeads, DraftingModel
+from lattice_bpd.decode.model import AnyHeads, DraftingModel
 from lattice_bpd.decode.scorer_drafter import ScorerDrafter
 from lattice_bpd.verify import Acceptance
 
@@ -118,7 +118,7 @@ def generate(
     input_ids: Any,
     strategy: str = "tree",
     *,
-    heads: DraftHeads | None = None,
+    heads: AnyHeads | None = None,
     drafter: Drafter | Sequence[Drafter] | None = None,
     lm: NGramLM | None = None,
     scorer: Any = None,
@@ -142,8 +142,9 @@ def generate(
         found = generate(model, input_ids, heads=any_callable, lm=NGramLM.load("corpus.lm"))
 
     Args:
-        model: a causal LM of `transformers`, or a BlockwiseLM, which brings its heads.
-        input_ids: (T,) or (1, T) ints.
+        model: a causal LM or an encoder-decoder of `transformers`, a Seq2SeqTarget, or a
+            BlockwiseLM, which brings its heads.
+        input_ids: (T,) or (1, T) ints; of an encoder-decoder the source.
         strategy: "greedy"; "bpd", argmax drafts of the heads; "ngram", the best path with the LM;
             "neural", the path that the scorer finds slot by slot; "p_best", the num_drafts best
             paths, and "tree", the max_nodes most probable prefixes, both with the LM or, where lm
@@ -151,7 +152,8 @@ def generate(
             size that pays, or greedy steps where none does, by times and acceptance measured on the
             way and remembered for the model; "oracle", the best path that hindsight can find
             (decodes greedily first; the calls of that are not counted).
-        heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens behind the next.
+        heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens behind the next;
+            BlockwiseHeads, or StateHeads such as SpecDrafterHeads.
         drafter: your own instead of a strategy's.
         lm: n-gram LM over the target's token ids; needed by "ngram".
         scorer: a small causal LM of `transformers` with the target's tokenizer, or any
@@ -164,7 +166,8 @@ def generate(
         cache: whether "ngram", "p_best", "tree" and "auto" mix n-grams of prompt and output so far
             into the LM; an int is the cache's order, 1..6, True is 4.
         max_new_tokens: most tokens to decode.
-        stop_token_ids: decoding ends behind the first of these.
+        stop_token_ids: decoding ends behind the first of these; an encoder-decoder's own where
+            there is none.
         form: how drafts are verified: "auto", "tree" or "rows"; see docs/decoding.md.
         streamer: of `transformers`, for one text; told prompt and tokens as they are decoded.
         static_cache: a cache of fixed size, for one text and a compiled target.
@@ -202,7 +205,7 @@ def generate_batch(
     prompts: Sequence[Any],
     strategy: str = "tree",
     *,
-    heads: DraftHeads | None = None,
+    heads: AnyHeads | None = None,
     drafter: Drafter | Sequence[Drafter] | None = None,
     lm: NGramLM | None = None,
     scorer: Any = None,

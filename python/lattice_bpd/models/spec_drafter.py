@@ -28,7 +28,7 @@ from lattice_bpd.models.spec_config import SPEC_DRAFTER_FILES, DraftMemory, Spec
 
 
 class SpecDrafter(nn.Module):
-    """A block of tokens in one pass, behind any prefix of any source.
+    """A block of tokens in one pass, behind any prefix of any source; in float32.
 
     Args:
         config: sizes.
