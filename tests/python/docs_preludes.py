@@ -80,6 +80,18 @@ def ngram() -> Names:
     return {"sequences": text[:50], "heldout": text[50:]}
 
 
+def translation() -> Names:
+    """A tiny encoder-decoder, sources, and an LM of its vocabulary."""
+    import pytest
+
+    pytest.importorskip("torch")
+    from seq2seq_models import VOCAB, model_of, sources
+
+    texts = sources(12, seed=0)
+    lm = NGramLM.train(texts, 2, vocab_size=VOCAB, smoothing="witten_bell")
+    return {"model": model_of("marian"), "source": texts[0], "sources": texts, "lm": lm}
+
+
 PRELUDES = {
     "README": _decoding,
     "start": _decoding,
@@ -90,4 +102,5 @@ PRELUDES = {
     "howto-constraint": howto_constraint,
     "evaluate": evaluate,
     "ngram": ngram,
+    "translation": translation,
 }

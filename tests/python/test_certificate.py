@@ -15,7 +15,14 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from blockwise_models import ARCHITECTURES, VOCAB, model_of
 from lattice_bpd import Drafts
-from lattice_bpd.decode import CheckedPlace, Drafter, decode, decode_batch, generate
+from lattice_bpd.decode import (
+    CheckedPlace,
+    Drafter,
+    decode,
+    decode_batch,
+    generate,
+    generate_batch,
+)
 from lattice_bpd.decode import certificate as certificates
 from lattice_bpd.decode import loop as loops
 from lattice_bpd.decode.certificate import MarginChooser, certify
@@ -272,3 +279,16 @@ def test_certificates_are_for_the_exact_rule():
     with pytest.raises(ValueError, match="which the rule 'top_k' does not aim at"):
         generate(target("gpt2", torch.float32), [1], "greedy", acceptance=TopKMatch(2),
                  certificate=True)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["bart", "marian"])
+def test_certificate_of_an_encoder_decoder(kind):
+    from seq2seq_models import VOCAB as SOURCE_VOCAB
+    from seq2seq_models import build
+
+    rng = np.random.default_rng(3)
+    sources = [rng.integers(3, SOURCE_VOCAB, size).tolist() for size in (4, 4)]
+    model = build(kind)
+    for found in generate_batch(model, sources, "lookup", certificate=True, max_new_tokens=9):
+        assert found.certificate.verdict == "lossless"
+        assert len(found.certificate.margins) == len(found.token_ids)

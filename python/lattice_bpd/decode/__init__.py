@@ -30,9 +30,10 @@ from lattice_bpd.decode.drawn_drafter import DrawnTreeDrafter
 from lattice_bpd.decode.drawn_nodes import DrawnNodes
 from lattice_bpd.decode.lookup import LookupDrafter
 from lattice_bpd.decode.loop import DecodeResult, decode
-from lattice_bpd.decode.model import DraftHeads, DraftingModel
+from lattice_bpd.decode.model import DraftHeads, DraftingModel, StateHeads
 from lattice_bpd.decode.neural_scorer import NeuralScorer
 from lattice_bpd.decode.scorer_drafter import ScorerDrafter, ScorerWarning
+from lattice_bpd.decode.spec_heads import SpecDrafterHeads
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.decode.statistics import DecodeStats
 from lattice_bpd.decode.strategies import STRATEGIES, generate, generate_batch, make_drafter
@@ -71,6 +72,8 @@ __all__ = [
     "OracleDrafter",
     "ScorerDrafter",
     "ScorerWarning",
+    "SpecDrafterHeads",
+    "StateHeads",
     "TreeDrafter",
     "decode",
     "decode_batch",

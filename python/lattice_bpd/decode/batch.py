@@ -10,7 +10,7 @@ from lattice_bpd.decode.constraint.protocol import check_constraint
 from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.loop import DecodeResult, Options, run_loop
-from lattice_bpd.decode.model import DraftHeads, DraftingModel
+from lattice_bpd.decode.model import AnyHeads, DraftingModel
 from lattice_bpd.decode.prompts import check_prompts
 from lattice_bpd.verify import Acceptance, Exact
 
@@ -20,7 +20,7 @@ def decode_batch(
     prompts: Sequence[Any],
     drafter: Drafter | Sequence[Drafter],
     *,
-    heads: DraftHeads | None = None,
+    heads: AnyHeads | None = None,
     max_new_tokens: int = 64,
     stop_token_ids: Collection[int] = (),
     form: str = "auto",
@@ -36,7 +36,7 @@ def decode_batch(
     its own drafts, and finished sequences leave.
 
     Args:
-        model: a BlockwiseLM, or a causal LM of `transformers`.
+        model: see `decode`.
         prompts: B sequences, arrays or tensors of (T_i,) ints, without padding.
         drafter: one for all prompts, or a sequence with one for each. A drafter that keeps notes
             in `observe` must not be shared.
@@ -83,7 +83,7 @@ def decode_batch(
     options = Options(
         limits=[min(max_new_tokens, room) for room in rooms],
         short_of_positions=[room < max_new_tokens for room in rooms],
-        stop_token_ids=frozenset(stop_token_ids),
+        stop_token_ids=frozenset(stop_token_ids) or drafting.target.stop_token_ids,
         form=form,
         streamer=streamer,
         acceptance=rule,

@@ -28,7 +28,7 @@ import torch
 from lattice_bpd import FormatError
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.plain_calls import PlainCalls, margin_of, scale_of
-from lattice_bpd.verify import Offer
+from lattice_bpd.verify import Offer, Source
 from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
 
 FORMAT, VERSION = "lattice-bpd certificate", 1
@@ -193,6 +193,7 @@ def certify(
     chooser: MarginChooser,
     shapes: Iterable[CallShape],
     batch_size: int,
+    source: Source | None = None,
 ) -> Certificate:
     """Measure rounding, decide the places below the bound again, and say what was found.
 
@@ -203,6 +204,7 @@ def certify(
         chooser: which has seen all m places.
         shapes: of the verifying calls.
         batch_size: texts decoded together.
+        source: of an encoder-decoder the encoded source, one row.
 
     Returns:
         Certificate.
@@ -210,7 +212,7 @@ def certify(
     count = len(token_ids)
     dtype = model.target.dtype
     rows = {place: row for place, row in chooser.rows.items() if place < count}
-    plain = PlainCalls(model.target, prompt, token_ids, rows)
+    plain = PlainCalls(model.target, prompt, token_ids, rows, source)
     plain.go_to(max(rows))
     rounding, eps = plain.rounding, float(torch.finfo(dtype).eps)
     factor = SAFETY * max(rounding, eps)

@@ -123,6 +123,7 @@ class CustomGenerate:
             ValueError: a setting, input or processor that cannot be honoured, by name.
         """
         drafting = DraftingModel(model, self.heads)  # a recurrent target is named as such
+        drafting.require_causal("CustomGenerate")
         refuse_settings(generation_config)
         refuse_inputs(model_kwargs)
         refuse_sharded(model)

@@ -287,10 +287,7 @@ def batch_head_logits(states: Sequence[DecodeState], *, whole: bool = False) -> 
     """
     first, slots = states[0], max(state.num_slots for state in states)
     with first.stats.stage("heads"):
-        one = len(states) == 1
-        hidden = first.hidden[None] if one else torch.stack([state.hidden for state in states])
-        exact = [state.tokens[-1] for state in states]
-        logits = first.model.head_logits(hidden, exact)
+        logits = first.model.state_logits(states)
         return logits if whole or logits.shape[1] <= slots else logits[:, :slots]
 
 

@@ -190,6 +190,7 @@ def run_loop(
         for number, state in enumerate(states):
             state.chooser = None if inner is None else inner[number]
             state.constrained = None if constrained is None else constrained[number]
+            state.source = cache.source_of(number)
         run = _Run(model, options, list(drafters), states, cache, seconds)
         run.active = list(range(len(states)))
         for number, found in enumerate(first):
@@ -224,7 +225,13 @@ def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
         )
         if isinstance(state.chooser, MarginChooser):
             result.certificate = certify(
-                run.model, prompt, result.token_ids, state.chooser, shapes, len(states)
+                run.model,
+                prompt,
+                result.token_ids,
+                state.chooser,
+                shapes,
+                len(states),
+                state.source,
             )
         results.append(result)
     return results
@@ -257,8 +264,10 @@ def decode(
     """Decode one text: the target's greedy output, whatever the drafter proposes.
 
     Args:
-        model: a BlockwiseLM, or a causal LM of `transformers`.
-        prompt: (T,) ints, 1 or more, at most the target's positions.
+        model: a BlockwiseLM, a causal LM or an encoder-decoder of `transformers`, or a
+            Seq2SeqTarget.
+        prompt: (T,) ints, 1 or more, at most the target's positions; of an encoder-decoder the
+            source.
         drafter: proposes drafts; its mistakes cost time, never output.
         heads: callable (B, D) hidden states -> (B, H, V) logits, where the model brings none and
             the drafter asks for them.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, HeadSource
-from lattice_bpd.verify import CausalLMTarget
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, CallableHeads, HeadSource
+from lattice_bpd.models.sources import check_heads
+from lattice_bpd.verify import CausalLMTarget, Seq2SeqTarget
+
+if TYPE_CHECKING:
+    from lattice_bpd.decode.state import DecodeState
 
 
 class DraftHeads(Protocol):
@@ -34,32 +38,72 @@ class DraftHeads(Protocol):
         ...
 
 
+@runtime_checkable
+class StateHeads(Protocol):
+    """A source of head logits that sees all of a sequence, not just its last hidden state.
+
+    Attributes:
+        num_slots: H.
+    """
+
+    num_slots: int
+
+    def read_states(self, states: Sequence[DecodeState]) -> Tensor:
+        """Logits of the next positions.
+
+        Args:
+            states: B sequences. `state.memory` is the heads' own, to keep what they like.
+
+        Returns:
+            (B, H, V) float; slot 0 guesses the token behind `state.tokens`.
+        """
+        ...
+
+
+AnyHeads = DraftHeads | BlockwiseHeads | StateHeads
+"""What may stand for `heads=`."""
+
+
 class DraftingModel:
     """A target and its heads, as decoding and drafters use them.
 
     Args:
-        model: a causal LM of `transformers`, or a BlockwiseLM, which brings its heads.
-        heads: source of head logits; None for the BlockwiseLM's own, or for none.
+        model: a causal LM or an encoder-decoder of `transformers`, a BlockwiseLM, which brings its
+            heads, or a Seq2SeqTarget.
+        heads: source of head logits: a callable, BlockwiseHeads, whose states go through the
+            target's output embedding, or StateHeads; None for the BlockwiseLM's own, or for none.
 
     Attributes:
         target: the model as verification sees it.
         num_slots: H; None before heads were first called, or without heads.
 
     Raises:
-        TypeError: model is no causal LM, or heads cannot be called.
+        TypeError: model is no LM, or heads cannot be called.
+        ValueError: BlockwiseHeads of another width or vocabulary.
     """
 
+    target: CausalLMTarget | Seq2SeqTarget
+
     def __init__(
-        self, model: PreTrainedModel | BlockwiseLM, heads: DraftHeads | None = None
+        self,
+        model: PreTrainedModel | BlockwiseLM | Seq2SeqTarget,
+        heads: AnyHeads | None = None,
     ) -> None:
-        self.target = CausalLMTarget(model)
+        if isinstance(model, Seq2SeqTarget):
+            self.target = model
+        elif isinstance(model, PreTrainedModel) and model.config.is_encoder_decoder:
+            self.target = Seq2SeqTarget(model)
+        else:
+            self.target = CausalLMTarget(model)
+        if isinstance(heads, BlockwiseHeads):
+            heads = _through_embedding(heads, self.target.embedding)
         self._look_at_tokens = _take_exact_tokens(model if heads is None else heads)
         if heads is None and isinstance(model, BlockwiseLM):
             heads = model.head_logits
             self.num_slots: int | None = model.num_slots
         else:
             self.num_slots = cast("int | None", getattr(heads, "num_slots", None))
-        if heads is not None and not callable(heads):
+        if heads is not None and not (callable(heads) or isinstance(heads, StateHeads)):
             raise TypeError(
                 f"decode: heads is a {type(heads).__name__}; expected a callable that turns hidden "
                 "states (B, D) into logits (B, H, V)"
@@ -81,6 +125,29 @@ class DraftingModel:
         """Tokens that the target has positions for; None where its config names no limit."""
         return self.target.max_positions
 
+    def require_causal(self, where: str) -> None:
+        """Raise TypeError where the target is an encoder-decoder."""
+        if isinstance(self.target, Seq2SeqTarget):
+            raise TypeError(
+                f"{where}: {type(self.target.base).__name__} is an encoder-decoder; expected a "
+                "decoder-only causal LM; load it with AutoModelForCausalLM"
+            )
+
+    def state_logits(self, states: Sequence[DecodeState]) -> Tensor:
+        """Logits of the draft heads for B sequences.
+
+        Returns:
+            (B, H, V) float.
+
+        Raises:
+            ValueError: as `head_logits`.
+        """
+        if isinstance(self.heads, StateHeads):
+            return self._check(self.heads.read_states(states), len(states))
+        hidden = [state.hidden for state in states]
+        rows = hidden[0][None] if len(hidden) == 1 else torch.stack(hidden)
+        return self.head_logits(rows, [state.tokens[-1] for state in states])
+
     def head_logits(self, hidden: Tensor, exact_tokens: Sequence[int] | None = None) -> Tensor:
         """Logits of the draft heads.
 
@@ -95,7 +162,7 @@ class DraftingModel:
         Raises:
             ValueError: there are no heads, or they give another shape.
         """
-        if self.heads is None:
+        if self.heads is None or isinstance(self.heads, StateHeads):
             raise ValueError(
                 "decode: this drafter needs head logits and the model has no heads; give heads=, a "
                 "callable that turns hidden states (B, D) into logits (B, H, V), or a BlockwiseLM"
@@ -105,11 +172,15 @@ class DraftingModel:
             logits = cast("HeadSource", self.heads)(hidden, exact_tokens=chosen)
         else:
             logits = self.heads(hidden)
+        return self._check(logits, len(hidden))
+
+    def _check(self, logits: Tensor, rows: int) -> Tensor:
+        """The logits, if they are of shape (rows, H, V)."""
         shape = tuple(logits.shape)
-        if len(shape) != 3 or shape[0] != len(hidden) or shape[1] == 0:
+        if len(shape) != 3 or shape[0] != rows or shape[1] == 0:
             raise ValueError(
-                f"decode: the heads give logits of shape {shape} for hidden states of shape "
-                f"{tuple(hidden.shape)}; expected (B, H, V) with one slot or more"
+                f"decode: the heads give logits of shape {shape} for {rows} hidden states; "
+                "expected (B, H, V) with one slot or more"
             )
         if shape[2] != self.vocab_size:
             raise ValueError(
@@ -119,16 +190,27 @@ class DraftingModel:
         self.num_slots = shape[1]
         return logits
 
-    def check_token_ids(self, token_ids: Tensor, where: str) -> None:
-        """Raise ValueError unless token_ids are integers in 0..V-1."""
+    def check_token_ids(self, token_ids: Tensor, where: str, vocab_size: int | None = None) -> None:
+        """Raise ValueError unless token_ids are integers in 0..V-1, V the target's by default."""
+        size = self.vocab_size if vocab_size is None else vocab_size
         if token_ids.is_floating_point() or token_ids.is_complex():
             raise ValueError(f"{where}: token ids are {token_ids.dtype}; expected integers")
         low, high = (int(value) for value in torch.aminmax(token_ids))
-        if low < 0 or high >= self.vocab_size:
+        if low < 0 or high >= size:
             raise ValueError(
                 f"{where}: found token id {low if low < 0 else high}; expected 0.."
-                f"{self.vocab_size - 1}; use the tokenizer that the target was trained with"
+                f"{size - 1}; use the tokenizer that the target was trained with"
             )
+
+
+def _through_embedding(heads: BlockwiseHeads, embedding: nn.Module) -> CallableHeads:
+    """Heads that give states, as a source of logits."""
+    check_heads(heads, cast(Tensor, embedding.weight))
+
+    def logits(hidden: Tensor) -> Tensor:
+        return cast(Tensor, embedding(heads(hidden)))
+
+    return CallableHeads(logits, heads.num_slots)
 
 
 def _take_exact_tokens(heads: Any) -> bool:

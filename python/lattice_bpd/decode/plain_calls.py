@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from lattice_bpd.decode.model import DraftingModel
-from lattice_bpd.verify import CausalLMTarget
+from lattice_bpd.verify import CausalLMTarget, Seq2SeqTarget, Source
 from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
 
 
@@ -20,6 +21,7 @@ class PlainCalls:
         prompt: (T,) ints.
         token_ids: (m,) ints, the text behind it.
         compared: (V,) logits of other calls by place, to measure how far these differ.
+        source: of an encoder-decoder the encoded source, one row.
 
     Attributes:
         calls: of the target so far.
@@ -30,16 +32,22 @@ class PlainCalls:
 
     def __init__(
         self,
-        target: CausalLMTarget,
+        target: CausalLMTarget | Seq2SeqTarget,
         prompt: Sequence[int],
         token_ids: Sequence[int],
         compared: Mapping[int, FloatRow] | None = None,
+        source: Source | None = None,
     ) -> None:
         self._target, self._token_ids, self._compared = target, token_ids, compared or {}
         self.calls, self.rounding = 1, 0.0
         self.choices: list[int] = []
         self.margins: list[float] = []
-        output, self._cache = self._target.read_prompts(self._ids(prompt))
+        ids = self._ids(prompt)
+        self._cache: Any
+        if isinstance(target, Seq2SeqTarget):
+            output, self._cache = target.read_prompts(ids, source=source)
+        else:
+            output, self._cache = target.read_prompts(ids)
         self._row = self._take(output.logits[0, -1])
 
     def go_to(self, place: int) -> FloatRow:

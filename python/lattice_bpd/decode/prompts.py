@@ -14,6 +14,7 @@ from transformers import StaticCache
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.verify import (
     BatchCache,
+    Seq2SeqTarget,
     StackedCache,
     Verification,
     check_cache,
@@ -32,10 +33,12 @@ class Prompts:
     """B checked prompts.
 
     Attributes:
-        tokens: token ids of each, one or more.
+        tokens: token ids of each, one or more; of an encoder-decoder what outputs begin with.
+        sources: of an encoder-decoder the sources; else None.
     """
 
     tokens: list[list[int]]
+    sources: list[list[int]] | None = None
 
     @property
     def lengths(self) -> list[int]:
@@ -67,14 +70,15 @@ def check_prompts(
                 f"decode: {name} has shape {tuple(ids.shape)}; expected (tokens,) with one token "
                 "or more; begin with a start token where there is none"
             )
-        model.check_token_ids(ids, f"decode: {name}")
+        model.check_token_ids(ids, f"decode: {name}", model.target.source_vocab_size)
         if not beyond_positions and len(ids) > (model.max_positions or len(ids)):
             raise ValueError(
                 f"decode: {name} has {len(ids)} tokens; the target has positions for "
                 f"{model.max_positions}; cut the prompt at its beginning"
             )
         tokens.append([int(token) for token in ids.tolist()])
-    return Prompts(tokens)
+    begin = model.target.decoder_prompt
+    return Prompts(tokens) if begin is None else Prompts([list(begin) for _ in tokens], tokens)
 
 
 def read_prompts(
@@ -94,7 +98,10 @@ def read_prompts(
         places = (steps - padding).clamp(min=0).to(model.device)
     _check_batch(model, len(rows), options, ragged=mask is not None)
     static = _static_cache(model, longest, options) if options.static_cache else None
-    output, cache = model.target.read_prompts(input_ids, mask, places, static)
+    given: Any = static
+    if isinstance(model.target, Seq2SeqTarget):
+        given = model.target.encode(prompts.sources or [])
+    output, cache = model.target.read_prompts(input_ids, mask, places, given)
     check_cache(cache)
     room = min(_ROOM, max(options.limits) + options.most_nodes)
     kept: Any = cache if static is not None else StackedCache.from_cache(cache, room) or cache
@@ -119,6 +126,11 @@ def _first_tokens(logits: Tensor, options: Options) -> list[list[int]]:
 
 def _check_batch(model: DraftingModel, batch_size: int, options: Options, *, ragged: bool) -> None:
     target = model.target
+    if options.static_cache and isinstance(target, Seq2SeqTarget):
+        raise ValueError(
+            f"decode: {type(target.base).__name__} is an encoder-decoder, whose cache holds a "
+            "source as well and is not of fixed size; leave static_cache out"
+        )
     if batch_size == 1:
         return
     if options.streamer is not None:

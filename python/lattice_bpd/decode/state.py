@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from lattice_bpd.decode.constraint import ConstrainedChooser
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.statistics import DecodeStats
-from lattice_bpd.verify import Chooser
+from lattice_bpd.verify import Chooser, Source
 
 
 @dataclass
@@ -30,6 +31,8 @@ class DecodeState:
         finish: why the text ended; None while it goes on.
         chooser: of the acceptance rule, which drafters of a kind may ask; None for argmax.
         constrained: where the text stands in its constraint; None where it has none.
+        source: of an encoder-decoder the encoded source, one row; else None.
+        memory: what heads that see states keep of this sequence.
     """
 
     model: DraftingModel
@@ -43,6 +46,8 @@ class DecodeState:
     finish: str | None = None
     chooser: Chooser | None = None
     constrained: ConstrainedChooser | None = None
+    source: Source | None = None
+    memory: Any = None
 
     @property
     def new_tokens(self) -> list[int]:
@@ -52,8 +57,7 @@ class DecodeState:
     def head_logits(self) -> Tensor:
         """Logits of the draft heads for the slots that may be used: (num_slots, V) float."""
         with self.stats.stage("heads"):
-            found = self.model.head_logits(self.hidden.unsqueeze(0), self.tokens[-1:])
-            return found[0, : self.num_slots]
+            return self.model.state_logits([self])[0, : self.num_slots]
 
     def update_num_slots(self) -> None:
         """Bound drafts by output limit and positions, those of heads by the heads as well."""

@@ -20,7 +20,7 @@ from lattice_bpd.decode.drafters import (
 )
 from lattice_bpd.decode.drawn_drafter import DrawnTreeDrafter
 from lattice_bpd.decode.loop import DecodeResult, decode
-from lattice_bpd.decode.model import DraftHeads, DraftingModel
+from lattice_bpd.decode.model import AnyHeads, DraftingModel
 from lattice_bpd.decode.model_strategies import (
     MODEL_STRATEGIES,
     check_draft_model,
@@ -148,7 +148,7 @@ def generate(
     input_ids: Any,
     strategy: str = "tree",
     *,
-    heads: DraftHeads | None = None,
+    heads: AnyHeads | None = None,
     drafter: Drafter | Sequence[Drafter] | None = None,
     lm: NGramLM | None = None,
     scorer: Any = None,
@@ -176,8 +176,9 @@ def generate(
         found = generate(model, input_ids, heads=any_callable, lm=NGramLM.load("corpus.lm"))
 
     Args:
-        model: a causal LM of `transformers`, or a BlockwiseLM, which brings its heads.
-        input_ids: (T,) or (1, T) ints.
+        model: a causal LM or an encoder-decoder of `transformers`, a Seq2SeqTarget, or a
+            BlockwiseLM, which brings its heads.
+        input_ids: (T,) or (1, T) ints; of an encoder-decoder the source.
         strategy: "greedy"; "bpd", argmax drafts of the heads; "ngram", the best path with the LM;
             "neural", the path that the scorer finds slot by slot; "p_best", the num_drafts best
             paths, and "tree", the max_nodes most probable prefixes, both with the LM or, where lm
@@ -189,7 +190,8 @@ def generate(
             last tokens before; "combined", one tree of heads, their continuation by the LM, draft
             model and lookup, of what there is; "oracle", the best path that hindsight can find
             (decodes greedily first; the calls of that are not counted).
-        heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens behind the next.
+        heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens behind the next;
+            BlockwiseHeads, or StateHeads such as SpecDrafterHeads.
         drafter: your own instead of a strategy's.
         lm: n-gram LM over the target's token ids; needed by "ngram".
         scorer: a small causal LM of `transformers` with the target's tokenizer, or any
@@ -206,7 +208,8 @@ def generate(
             "draft_model" and "combined".
         num_slots: longest draft of "draft_model" (None: 5) and "lookup" (None: 10).
         max_new_tokens: most tokens to decode.
-        stop_token_ids: decoding ends behind the first of these.
+        stop_token_ids: decoding ends behind the first of these; an encoder-decoder's own where
+            there is none.
         form: how drafts are verified: "auto", "tree" or "rows"; see docs/decoding.md.
         streamer: of `transformers`, for one text; told prompt and tokens as they are decoded.
         static_cache: a cache of fixed size, for one text and a compiled target.
@@ -250,7 +253,7 @@ def generate_batch(
     prompts: Sequence[Any],
     strategy: str = "tree",
     *,
-    heads: DraftHeads | None = None,
+    heads: AnyHeads | None = None,
     drafter: Drafter | Sequence[Drafter] | None = None,
     lm: NGramLM | None = None,
     scorer: Any = None,

@@ -262,6 +262,7 @@ def record(
     from lattice_bpd.decode import DraftingModel
 
     drafting = DraftingModel(model, heads)
+    drafting.require_causal("record")
     return Recording(
         record_text(drafting, prompt, output, top_k=top_k, max_new_tokens=max_new_tokens)
         for prompt, output in zip(prompts, outputs, strict=True)

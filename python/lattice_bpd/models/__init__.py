@@ -26,6 +26,8 @@ from lattice_bpd.models.medusa_checkpoint import (
 )
 from lattice_bpd.models.small import RESCORER_SIZES, build_rescorer, build_small_gpt
 from lattice_bpd.models.sources import CallableHeads, HeadSource, SequentialHeads
+from lattice_bpd.models.spec_config import SpecDrafterConfig
+from lattice_bpd.models.spec_drafter import SpecDrafter
 
 __all__ = [
     "RESCORER_SIZES",
@@ -37,6 +39,8 @@ __all__ = [
     "MedusaHeads",
     "SequentialHeads",
     "SharedBlocksWarning",
+    "SpecDrafter",
+    "SpecDrafterConfig",
     "build_rescorer",
     "build_small_gpt",
     "load_llama2c",

@@ -59,6 +59,36 @@ def build_optimizers(
     return optimizers
 
 
+def build_module_optimizers(
+    module: nn.Module, matrix_lr: float, other_lr: float
+) -> list[Optimizer]:
+    """Muon over a module's matrices, AdamW over embeddings, norms and biases.
+
+    Args:
+        module: parameters that need no gradient are left out; an output layer that shares its
+            weight with an embedding counts as one.
+        matrix_lr: peak learning rate of Muon.
+        other_lr: peak learning rate of AdamW.
+
+    Returns:
+        One or two optimizers, each group with its peak rate under "peak_lr".
+    """
+    tables = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+    trained = [weight for weight in module.parameters() if weight.requires_grad]
+    matrices = [weight for weight in trained if weight.ndim == 2 and id(weight) not in tables]
+    chosen = {id(weight) for weight in matrices}
+    others = [weight for weight in trained if id(weight) not in chosen]
+    optimizers: list[Optimizer] = []
+    if matrices:
+        optimizers.append(Muon(matrices, lr=matrix_lr, weight_decay=0.0))
+    if others:
+        optimizers.append(AdamW(others, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
+
+
 def set_rates(optimizers: Sequence[Optimizer], step: int, steps: int, warmup: int) -> None:
     """Set every group to its peak rate times warm-up times a cosine from 1 down to 0.05.
 

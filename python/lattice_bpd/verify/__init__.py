@@ -21,6 +21,8 @@ from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import accept_lengths, greedy_tokens
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
+from lattice_bpd.verify.source_cache import Source, SourceCache
 from lattice_bpd.verify.stacked_cache import StackedCache
 from lattice_bpd.verify.target import CausalLMTarget, TargetModel, TargetOutput
 from lattice_bpd.verify.verification import (
@@ -50,6 +52,9 @@ __all__ = [
     "RelaxedAcceptance",
     "RelaxedChooser",
     "Sampled",
+    "Seq2SeqTarget",
+    "Source",
+    "SourceCache",
     "SpecDecPlusPlus",
     "StackedCache",
     "TargetModel",

@@ -21,6 +21,7 @@ import torch
 from transformers import StaticCache
 
 from lattice_bpd.verify.cache import get_width, move_slots, select_sequences, set_width
+from lattice_bpd.verify.source_cache import Source, SourceCache
 from lattice_bpd.verify.stacked_cache import StackedCache
 
 _HOLES = 64  # fewer are never cleaned up
@@ -56,6 +57,11 @@ class BatchCache:
     def __len__(self) -> int:
         """B."""
         return len(self.lengths)
+
+    def source_of(self, number: int) -> Source | None:
+        """The encoded source of a sequence; None where the target has no encoder."""
+        cache = self.cache
+        return cache.source.row(number) if isinstance(cache, SourceCache) else None
 
     def call_size(self, wanted: int) -> int:
         """Tokens of a row that holds `wanted`: a static cache asks for few different shapes."""

@@ -76,6 +76,9 @@ class StackedCache(Cache):
     @classmethod
     def from_cache(cls, cache: Cache, room: int) -> StackedCache | None:
         """The same keys and values with `room` free slots; None where layers differ in shape."""
+        if isinstance(cache, StackedCache):
+            cache.make_room(cache.width + room)
+            return cache
         layers: list[Any] = cache.layers
         if type(cache) is not DynamicCache or any(
             type(layer) is not DynamicLayer for layer in layers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.verify.memory import is_lack_of_memory
+from lattice_bpd.verify.tree_probe import find_tree_refusal
 
 Mask = Tensor | dict[str, Tensor]
 
@@ -64,7 +64,7 @@ class TargetModel(Protocol):
 
 
 class CausalLMTarget:
-    """Any decoder-only LM of `transformers` as a target.
+    """Any decoder-only LM of `transformers` as a target; encoder-decoders: see Seq2SeqTarget.
 
     Args:
         model: the model, or a BlockwiseLM around it.
@@ -72,6 +72,9 @@ class CausalLMTarget:
     Raises:
         TypeError: no decoder-only causal LM with an output embedding.
     """
+
+    decoder_prompt: list[int] | None = None  # prompts begin as they are given
+    stop_token_ids: frozenset[int] = frozenset()  # the caller names them
 
     def __init__(self, model: PreTrainedModel | BlockwiseLM) -> None:
         base = model.base if isinstance(model, BlockwiseLM) else model
@@ -86,6 +89,7 @@ class CausalLMTarget:
         self.sliding_window, self._mixed = _find_window(config)
         parameters = inspect.signature(base.base_model.forward).parameters
         self.takes_positions = "position_ids" in parameters
+        self.source_vocab_size = self.vocab_size
         self._refusal: tuple[str | None] | None = None  # of the tree form, once it was asked for
         self._plain: bool | None = None  # logits are the embedding of the hidden state, no more
 
@@ -108,7 +112,7 @@ class CausalLMTarget:
         if self._plain:
             hidden: Tensor = self.base.base_model(**inputs).last_hidden_state
             return TargetOutput(self.embedding(hidden), hidden)
-        return self._call_whole(inputs)
+        return call_whole(self.base, self.embedding, inputs)
 
     def read_prompts(
         self,
@@ -142,7 +146,7 @@ class CausalLMTarget:
         if supports is not None and supports():
             inputs["logits_to_keep"] = 1
         try:
-            output = self._call_whole(inputs)
+            output = call_whole(self.base, self.embedding, inputs)
         except (RuntimeError, MemoryError) as error:
             if not is_lack_of_memory(error):
                 raise
@@ -162,12 +166,12 @@ class CausalLMTarget:
     def refuses_tree(self) -> str | None:
         """See TargetModel; found out by trying, once for each model."""
         if self._refusal is None:
-            implementation = str(getattr(self.base.config, "_attn_implementation", "eager"))
-            known = _TREE_REFUSALS.setdefault(self.base, {})
-            if implementation not in known:
-                known[implementation] = _try_tree(self, implementation)
-            self._refusal = (known[implementation],)
+            self._refusal = (find_tree_refusal(self),)
         return self._refusal[0]
+
+    def new_cache(self) -> Cache:
+        """A cache that covers no token."""
+        return DynamicCache()
 
     def _for_layers(self, mask: Tensor, windowed: Tensor | None) -> Mask:
         if windowed is None or mask.ndim == 2:
@@ -176,27 +180,34 @@ class CausalLMTarget:
             return {"full_attention": mask, "sliding_attention": windowed}
         return windowed
 
-    def _call_whole(self, inputs: dict[str, Any]) -> TargetOutput:
-        """The causal LM's own forward pass; the hidden state is what its output embedding gets."""
-        seen: list[Tensor] = []
 
-        def remember(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            seen.append(arguments[0])
+def call_whole(base: Any, embedding: nn.Module, inputs: dict[str, Any]) -> TargetOutput:
+    """The LM's own forward pass; the hidden state is what its output embedding gets.
 
-        handle = self.embedding.register_forward_pre_hook(remember)
-        try:
-            logits: Tensor = self.base(**inputs).logits
-        finally:
-            handle.remove()
-        if not seen:
-            raise TypeError(
-                f"decode: {type(self.base).__name__} does not call its output embedding, so the "
-                "hidden state that heads start from is not known; expected a causal LM that does"
-            )
-        return TargetOutput(logits, seen[-1])
+    Args:
+        base: LM of `transformers`.
+        embedding: its output embedding.
+        inputs: by name.
 
+    Raises:
+        TypeError: it does not call its output embedding.
+    """
+    seen: list[Tensor] = []
 
-_TREE_REFUSALS: WeakKeyDictionary[nn.Module, dict[str, str | None]] = WeakKeyDictionary()
+    def remember(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        seen.append(arguments[0])
+
+    handle = embedding.register_forward_pre_hook(remember)
+    try:
+        logits: Tensor = base(**inputs).logits
+    finally:
+        handle.remove()
+    if not seen:
+        raise TypeError(
+            f"decode: {type(base).__name__} does not call its output embedding, so the "
+            "hidden state that heads start from is not known; expected a causal LM that does"
+        )
+    return TargetOutput(logits, seen[-1])
 
 
 def _check_causal(base: Any) -> PreTrainedModel:
@@ -228,36 +239,3 @@ def _find_window(config: Any) -> tuple[int | None, bool]:
     if window is None or (kinds and "sliding_attention" not in kinds):
         return None, False
     return int(window), any(kind != "sliding_attention" for kind in kinds)
-
-
-@torch.inference_mode()
-def _try_tree(target: CausalLMTarget, implementation: str) -> str | None:
-    """Whether two siblings in one row read as if each stood alone; None if so, else why not."""
-    if implementation not in ("eager", "sdpa"):
-        return (
-            f"attention implementation {implementation!r} takes no mask of its caller's; load the "
-            "model with attn_implementation='sdpa' or 'eager'"
-        )
-    if not target.takes_positions:
-        return f"{type(target.base.base_model).__name__} takes no position ids"
-    ids = [index % target.vocab_size for index in (1, 2, 3, 5, 4)]
-    # 0 1 2 is the text; 3 and 4 both follow it
-    allowed = torch.ones(5, 5, dtype=torch.bool).tril()
-    allowed[4, 3] = False
-    mask = torch.zeros(1, 1, 5, 5, dtype=target.dtype)
-    mask.masked_fill_(~allowed, torch.finfo(target.dtype).min)
-    mask = mask.to(target.device)
-    places = torch.tensor([[0, 1, 2, 3, 3]], device=target.device)
-
-    def last_logits(tokens: list[int], **options: Any) -> Tensor:
-        row = torch.tensor([tokens], device=target.device)
-        return target(row, DynamicCache(), **options).logits[0, -1].float()
-
-    try:
-        found = last_logits(ids, attention_mask=mask, windowed_mask=mask, position_ids=places)
-    except Exception as error:
-        return f"{type(target.base).__name__} fails on a four-dimensional mask ({error})"
-    wanted, wrong = last_logits([*ids[:3], ids[4]]), last_logits(ids)
-    if float((found - wanted).norm()) <= 0.2 * float((wrong - wanted).norm()) + 1e-4:
-        return None
-    return f"{type(target.base).__name__} does not keep to a four-dimensional mask"

@@ -111,6 +111,7 @@ def write_record(
     require("pyarrow", "eval")  # before the target has done any work
     options, directory = options or RecordOptions(), Path(directory)
     drafting = DraftingModel(model, heads)
+    drafting.require_causal("record")
     if options.top_k > drafting.vocab_size:
         raise ValueError(
             f"record: top_k is {options.top_k}; expected 1..{drafting.vocab_size}, the vocabulary"

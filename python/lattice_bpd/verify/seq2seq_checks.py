@@ -1,0 +1,61 @@
+"""What an encoder-decoder says of itself: its kind, its positions, how outputs begin and end."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+
+def check_encoder_decoder(model: Any) -> Any:
+    """The model, if it is an encoder-decoder with an output embedding; else TypeError."""
+    embedding = None
+    if isinstance(model, PreTrainedModel) and getattr(model.config, "is_encoder_decoder", False):
+        embedding = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if embedding is None:
+        raise TypeError(
+            f"Seq2SeqTarget: model is a {type(model).__name__}; expected an encoder-decoder of "
+            "transformers with an output embedding; load one with AutoModelForSeq2SeqLM"
+        )
+    return model
+
+
+def find_positions(decoder: nn.Module) -> nn.Module | None:
+    """The decoder's position embedding, where it can be told the positions."""
+    places: nn.Module | None = getattr(decoder, "embed_positions", None)
+    if places is None or "position_ids" not in inspect.signature(places.forward).parameters:
+        return None
+    return places
+
+
+def read_decoder_prompt(base: Any, given: Sequence[int] | None, vocab_size: int) -> list[int]:
+    """What outputs begin with: as given, or the model's start token and forced first token."""
+    settings = base.generation_config
+    if given is None:
+        start = settings.decoder_start_token_id
+        start = base.config.decoder_start_token_id if start is None else start
+        forced = settings.forced_bos_token_id
+        given = [token for token in (start, forced) if token is not None]
+        if start is None:
+            raise ValueError(
+                f"Seq2SeqTarget: {type(base).__name__} names no decoder_start_token_id; give "
+                "decoder_prompt=[start token id]"
+            )
+    prompt = [int(token) for token in given]
+    if not prompt or min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise ValueError(
+            f"Seq2SeqTarget: decoder_prompt is {prompt}; expected one token id or more of "
+            f"0..{vocab_size - 1}, the start token first"
+        )
+    return prompt
+
+
+def read_stop_tokens(base: Any, given: Sequence[int] | None) -> frozenset[int]:
+    """What ends outputs: as given, or what the model's generation config names."""
+    if given is None:
+        ends = base.generation_config.eos_token_id
+        given = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    return frozenset(int(token) for token in given)

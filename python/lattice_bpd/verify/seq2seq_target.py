@@ -1,0 +1,233 @@
+"""An encoder-decoder as a target: the encoder runs once, verification drives the decoder alone.
+
+    source ids -> encoder -> Source          once for each text
+    start token, exact tokens, drafts -> decoder over SourceCache -> logits      every call
+
+Stern et al. 2018 and Xia et al. 2022 (SpecDec) draft and verify with such models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from lattice_bpd.verify.memory import is_lack_of_memory
+from lattice_bpd.verify.seq2seq_checks import (
+    check_encoder_decoder,
+    find_positions,
+    read_decoder_prompt,
+    read_stop_tokens,
+)
+from lattice_bpd.verify.source_cache import Source, SourceCache
+from lattice_bpd.verify.target import TargetOutput, call_whole
+from lattice_bpd.verify.tree_probe import find_tree_refusal
+
+
+class Seq2SeqTarget:
+    """Any encoder-decoder LM of `transformers` (T5, BART, Marian, ..) as a target.
+
+    A decoder whose positions come from an embedding that can be told them (BART, Marian, mBART,
+    Pegasus) takes trees and batches; relative positions (T5) allow rows of one text only.
+
+    Args:
+        model: the model.
+        decoder_prompt: ids that every output begins with, the start token first; None: the model's
+            start token, and the forced first token where its generation config names one.
+        stop_token_ids: end a text where the caller names none; None: those of the model's
+            generation config.
+
+    Attributes:
+        base: the model.
+        embedding: its output embedding, which hidden states enter.
+        vocab_size: V, of the outputs.
+        source_vocab_size: of the sources.
+        max_positions: of decoder and encoder; None where the config names no limit.
+        takes_positions: whether tokens may stand elsewhere than in their slot.
+
+    Raises:
+        TypeError: no encoder-decoder with an output embedding.
+        ValueError: no start token, or ids outside the vocabulary.
+    """
+
+    sliding_window: int | None = None
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        decoder_prompt: Sequence[int] | None = None,
+        *,
+        stop_token_ids: Sequence[int] | None = None,
+    ) -> None:
+        base: Any = check_encoder_decoder(model)
+        self.base = base
+        self.encoder, self.decoder = base.get_encoder(), base.get_decoder()
+        self.embedding: Any = base.get_output_embeddings()
+        weight: Tensor = self.embedding.weight
+        self.vocab_size, self.device = int(weight.shape[0]), weight.device
+        self.dtype: torch.dtype = self.base.dtype
+        self.source_vocab_size = int(self.encoder.get_input_embeddings().weight.shape[0])
+        limit = getattr(self.base.config, "max_position_embeddings", None)
+        self.max_positions = None if limit is None else int(limit)
+        self._places = find_positions(self.decoder)
+        self.takes_positions = self._places is not None
+        self.decoder_prompt = read_decoder_prompt(self.base, decoder_prompt, self.vocab_size)
+        self.stop_token_ids = read_stop_tokens(self.base, stop_token_ids)
+        self._refusal: tuple[str | None] | None = None  # of the tree form, once it was asked for
+        self._plain: bool | None = None  # logits are the embedding of the decoder's output, no more
+
+    @torch.inference_mode()
+    def encode(self, sources: Sequence[Sequence[int]]) -> Source:
+        """Run the encoder.
+
+        Args:
+            sources: B sequences of token ids, one or more each, checked.
+
+        Raises:
+            MemoryError: they did not fit.
+        """
+        longest = max(map(len, sources))
+        rows = [[*source, *[0] * (longest - len(source))] for source in sources]
+        ids = torch.tensor(rows, device=self.device)
+        mask = None
+        if min(map(len, sources)) < longest:
+            sizes = torch.tensor([len(source) for source in sources])
+            mask = (torch.arange(longest) < sizes[:, None]).long().to(self.device)
+        with _named_lack_of_memory("encode", ids):
+            states: Tensor = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        return Source([list(source) for source in sources], states, mask)
+
+    def read_prompts(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        source: Source | None = None,
+    ) -> tuple[TargetOutput, SourceCache]:
+        """The decoder's first call.
+
+        Args:
+            input_ids: (B, T) int64, what the outputs begin with, all of one length.
+            attention_mask: None: nothing is padded.
+            position_ids: None.
+            source: what `encode` gave, B rows.
+
+        Returns:
+            Output of the last position, logits (B, 1, V) and hidden (B, 1, D), and the cache.
+
+        Raises:
+            ValueError: no source, or padding.
+            MemoryError: the call did not fit.
+        """
+        if source is None or attention_mask is not None or position_ids is not None:
+            raise ValueError(
+                "Seq2SeqTarget: read_prompts needs the encoded source and outputs that begin with "
+                "as many tokens each; give source=target.encode(sources) and no mask"
+            )
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        seen: list[Tensor] = []
+        handle = self.decoder.register_forward_hook(
+            lambda _module, _arguments, output: seen.append(output.last_hidden_state)
+        )
+        try:
+            with _named_lack_of_memory("read", input_ids):
+                output = self._call_whole(input_ids, cache, source, None)
+        finally:
+            handle.remove()
+        last = TargetOutput(output.logits[:, -1:], output.hidden[:, -1:])
+        again = self.embedding(seen[-1][:, -1:])
+        self._plain = bool(
+            torch.allclose(again.float(), last.logits.float(), rtol=1e-3, atol=1e-5, equal_nan=True)
+        )
+        return last, SourceCache.of_first_call(cache, source)
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        cache: Any,
+        *,
+        attention_mask: Tensor | None = None,
+        windowed_mask: Tensor | None = None,  # noqa: ARG002
+        position_ids: Tensor | None = None,
+    ) -> TargetOutput:
+        """See TargetModel; the cache is a SourceCache."""
+        with self._at(position_ids):
+            if not self._plain:
+                return self._call_whole(input_ids, cache.paired, cache.source, attention_mask)
+            hidden: Tensor = self.decoder(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                encoder_hidden_states=cache.source.states,
+                encoder_attention_mask=cache.source.mask,
+                past_key_values=cache.paired,
+                use_cache=True,
+            ).last_hidden_state
+        return TargetOutput(self.embedding(hidden), hidden)
+
+    def refuses_tree(self) -> str | None:
+        """See TargetModel; found out by trying, once for each model."""
+        if self._refusal is None:
+            self._refusal = (find_tree_refusal(self),)
+        return self._refusal[0]
+
+    def new_cache(self) -> Any:
+        """A cache that covers no token, over a source of one token."""
+        source = self.encode([[0]])
+        _, cache = self.read_prompts(torch.tensor([self.decoder_prompt[:1]]).to(self.device),
+                                     source=source)  # fmt: skip
+        cache.set_width(0)
+        return cache
+
+    def _call_whole(
+        self, input_ids: Tensor, cache: Any, source: Source, mask: Tensor | None
+    ) -> TargetOutput:
+        inputs = {
+            "encoder_outputs": BaseModelOutput(last_hidden_state=source.states),  # type: ignore[arg-type]
+            "attention_mask": source.mask,
+            "decoder_input_ids": input_ids,
+            "decoder_attention_mask": mask,
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+        return call_whole(self.base, self.embedding, inputs)
+
+    @contextmanager
+    def _at(self, position_ids: Tensor | None) -> Iterator[None]:
+        """Have the decoder put its tokens at (B, T) positions instead of their slots'."""
+        if position_ids is None or self._places is None:
+            yield
+            return
+        shape = position_ids.shape
+
+        def place(_module: nn.Module, _arguments: Any, named: dict[str, Any]) -> Any:
+            return _arguments, {**named, "position_ids": position_ids.flatten()}
+
+        def fold(_module: nn.Module, _arguments: Any, embedded: Tensor) -> Tensor:
+            return embedded.reshape(*shape, -1)
+
+        before = self._places.register_forward_pre_hook(place, with_kwargs=True)
+        behind = self._places.register_forward_hook(fold)
+        try:
+            yield
+        finally:
+            before.remove()
+            behind.remove()
+
+
+@contextmanager
+def _named_lack_of_memory(what: str, ids: Tensor) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_lack_of_memory(error):
+            raise
+        rows, size = ids.shape
+        raise MemoryError(
+            f"decode: no memory to {what} {rows} sequences of {size} tokens "
+            f"({str(error).strip().splitlines()[:1]}); decode fewer at once, or shorter ones"
+        ) from error

@@ -1,0 +1,134 @@
+"""What a decoder reads besides its own tokens: the sources, encoded once, and a cache with them.
+
+    source ids -> encoder -> states -> keys and values of every cross-attention layer
+                                       (computed in the first call of the decoder, then only read)
+
+A SourceCache is a StackedCache of the decoder's own tokens that carries the sources' rows along,
+so that all that verification does with caches works on it as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import Cache, EncoderDecoderCache
+from transformers.cache_utils import DynamicLayer
+
+from lattice_bpd.verify.stacked_cache import StackedCache
+
+
+@dataclass(frozen=True)
+class Source:
+    """Encoded sources of B sequences, padded on the right.
+
+    Attributes:
+        token_ids: (S_i,) ints of each, without padding.
+        states: (B, S, D) float, the encoder's output.
+        mask: (B, S) int64, 0 for padding; None where nothing is padded.
+        keys: of each cross-attention layer (B, heads, S, D) float; empty before the first call.
+        values: the same.
+    """
+
+    token_ids: list[list[int]]
+    states: Tensor
+    mask: Tensor | None
+    keys: tuple[Tensor, ...] = ()
+    values: tuple[Tensor, ...] = ()
+
+    def __len__(self) -> int:
+        """B."""
+        return len(self.token_ids)
+
+    def select(self, rows: Tensor) -> Source:
+        """The sources of these rows, (R,) int64; one may come several times."""
+        if len(self) == 1:  # a view will do
+
+            def take(part: Tensor) -> Tensor:
+                return part.expand(len(rows), *part.shape[1:])
+        else:
+
+            def take(part: Tensor) -> Tensor:
+                return part.index_select(0, rows)
+
+        return Source(
+            [self.token_ids[row] for row in rows.tolist()],
+            take(self.states),
+            None if self.mask is None else take(self.mask),
+            tuple(take(part) for part in self.keys),
+            tuple(take(part) for part in self.values),
+        )
+
+    def row(self, number: int) -> Source:
+        """One sequence's source, without padding."""
+        length = len(self.token_ids[number])
+        return Source(
+            [self.token_ids[number]],
+            self.states[number : number + 1, :length],
+            None,
+            tuple(part[number : number + 1, :, :length] for part in self.keys),
+            tuple(part[number : number + 1, :, :length] for part in self.values),
+        )
+
+
+class SourceCache(StackedCache):
+    """The decoder's own keys and values, and the sources that its rows belong to.
+
+    Attributes:
+        source: a row for each row of the cache.
+        paired: both as the decoders of `transformers` want them.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, width: int, source: Source) -> None:
+        super().__init__(keys, values, width)
+        self.set_source(source)
+
+    def set_source(self, source: Source) -> None:
+        """Belong to other sources."""
+        self.source = source
+        self.paired = EncoderDecoderCache(self, _to_cache(source))
+
+    @classmethod
+    def of_first_call(cls, cache: Any, source: Source) -> SourceCache:
+        """From the EncoderDecoderCache that a decoder's first call has filled.
+
+        Raises:
+            ValueError: layers of different shapes.
+        """
+        own = StackedCache.from_cache(cache.self_attention_cache, 0)
+        if own is None:
+            raise ValueError(
+                "decode: the decoder's layers keep keys and values of different shapes, or forget "
+                "some; expected full attention of one shape in every layer"
+            )
+        layers: list[Any] = cache.cross_attention_cache.layers
+        read = Source(
+            source.token_ids,
+            source.states,
+            source.mask,
+            tuple(layer.keys for layer in layers),
+            tuple(layer.values for layer in layers),
+        )
+        return cls(own.keys, own.values, own.width, read)
+
+    def select_sequences(self, sequences: Tensor) -> None:
+        """See StackedCache; the sources go along."""
+        super().select_sequences(sequences)
+        self.set_source(self.source.select(sequences))
+
+    def repeat_sequences(self, sequences: Tensor, room: int) -> StackedCache:
+        """See StackedCache; the sources go along."""
+        own = super().repeat_sequences(sequences, room)
+        source = self.source.select(sequences)
+        return SourceCache(own.keys, own.values, own.width, source)
+
+
+def _to_cache(source: Source) -> Cache:
+    """The cross-attention's keys and values, without a copy."""
+    layers = []
+    for keys, values in zip(source.keys, source.values, strict=True):
+        layer: Any = DynamicLayer()  # type: ignore[no-untyped-call]
+        layer.keys, layer.values, layer.is_initialized = keys, values, True
+        layers.append(layer)
+    return Cache(layers=layers)

@@ -1,0 +1,226 @@
+"""Encoder-decoders in the loop: what comes out is what the model's own generate writes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from lattice_bpd import Drafts, NGramLM
+from lattice_bpd.decode import CustomGenerate, NeuralScorer, decode, generate, generate_batch
+from lattice_bpd.evaluate import record
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
+from lattice_bpd.verify import CausalLMTarget, Seq2SeqTarget, Source
+from seq2seq_models import (
+    KINDS,
+    POSITIONS,
+    START,
+    STOP,
+    VOCAB,
+    build,
+    model_of,
+    plain_greedy,
+    sources,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Katz")
+
+LENGTH = 16
+
+
+class Guesser:
+    """Drafts that are right until a random place: the truth, and wrong turns from it."""
+
+    def __init__(self, truth: list[int], seed: int) -> None:
+        self.truth, self.rng, self.done = truth, random.Random(seed), 0
+
+    def observe(self, accepted):
+        self.done += len(accepted)
+
+    def propose(self, state):
+        slots = min(state.num_slots, 4)
+        right = (self.truth[self.done :] + [0] * slots)[:slots]
+        rows = []
+        for _ in range(4):
+            row, turn = list(right), self.rng.randrange(slots + 1)
+            row[turn:] = [self.rng.randrange(VOCAB) for _ in row[turn:]]
+            rows.append(row)
+        ids = np.array([rows], np.int32)
+        return Drafts(ids, np.zeros((1, 4), np.float32), np.array([4], np.int32))
+
+
+@functools.cache
+def greedy_of(kind: str, source: tuple[int, ...]) -> list[int]:
+    return plain_greedy(model_of(kind), list(source), LENGTH)
+
+
+def random_heads(hidden):
+    """Four slots of logits that depend on the hidden state."""
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(hidden.shape[-1], 4 * VOCAB, generator=generator)
+    return (hidden @ weight).view(len(hidden), 4, VOCAB)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy", ["greedy", "bpd", "ngram", "p_best", "tree", "auto", "oracle"])
+def test_every_strategy_writes_what_generate_writes(kind, strategy):
+    lm = NGramLM.train([[3, 4, 5, 6, 7] * 20], 2, vocab_size=VOCAB)
+    for source in sources(4, seed=1):
+        found = generate(
+            model_of(kind), source, strategy, heads=random_heads, lm=lm, top_k=5,
+            max_new_tokens=LENGTH,
+        )  # fmt: skip
+        assert found.token_ids == greedy_of(kind, tuple(source)), source
+        assert found.lossless
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), [("t5", "rows"), ("bart", "rows"), ("bart", "tree"), ("marian", "tree")]
+)
+def test_accepted_and_rejected_drafts_leave_no_trace(kind, form):
+    tokens = calls = 0
+    for number, source in enumerate(sources(8, seed=2)):
+        truth = plain_greedy(model_of(kind), source, LENGTH)
+        found = decode(
+            model_of(kind), source, Guesser(truth, number), max_new_tokens=LENGTH, form=form
+        )
+        assert found.token_ids == truth
+        tokens, calls = tokens + found.stats.tokens, calls + found.stats.target_calls
+    assert tokens / calls > 2
+
+
+@pytest.mark.parametrize("kind", ["bart", "marian"])
+def test_batches_of_different_sources_at_different_speeds(kind):
+    texts = sources(5, seed=3)
+    truths = [plain_greedy(model_of(kind), text, LENGTH) for text in texts]
+    from lattice_bpd.decode import decode_batch
+
+    for form in ("tree", "rows"):
+        drafters = [Guesser(truth, number) for number, truth in enumerate(truths)]
+        found = decode_batch(model_of(kind), texts, drafters, max_new_tokens=LENGTH, form=form)
+        assert [one.token_ids for one in found] == truths
+
+
+def test_the_encoder_runs_once():
+    calls = []
+    model = model_of("bart")
+    Seq2SeqTarget(model).refuses_tree()  # tries the tree form out, once for each model
+    handle = model.get_encoder().register_forward_hook(lambda *_: calls.append(1))
+    generate(model, [5, 6, 7], "tree", heads=random_heads, top_k=4, max_new_tokens=12)
+    handle.remove()
+    assert len(calls) == 1
+
+
+def test_stop_tokens_are_the_models_own_or_the_callers():
+    model = model_of("marian")
+    source = sources(1, seed=4)[0]
+    free = Seq2SeqTarget(model, stop_token_ids=())
+    text = generate(free, source, "greedy", max_new_tokens=LENGTH).token_ids
+    assert len(text) == LENGTH
+    stop = text[5]
+    first = text.index(stop) + 1
+    own = generate(Seq2SeqTarget(model, stop_token_ids=[stop]), source, "greedy")
+    told = generate(model, source, "greedy", stop_token_ids=[stop])
+    assert own.token_ids == told.token_ids == text[:first]
+    assert own.finish == "stop_token"
+    assert Seq2SeqTarget(model).stop_token_ids == {STOP}
+
+
+def test_a_forced_first_token_belongs_to_the_prompt():
+    model = build("bart", seed=2)
+    model.generation_config.forced_bos_token_id = 7
+    assert Seq2SeqTarget(model).decoder_prompt == [START, 7]
+    for source in sources(3, seed=5):
+        found = generate(model, source, "bpd", heads=random_heads, max_new_tokens=LENGTH - 1)
+        assert found.token_ids == plain_greedy(model, source, LENGTH)
+
+
+def test_positions_end_where_the_decoder_has_none():
+    free = Seq2SeqTarget(model_of("bart"), stop_token_ids=())
+    found = generate(free, [5, 6], "tree", heads=random_heads, top_k=4, max_new_tokens=100)
+    assert (len(found.token_ids), found.finish) == (POSITIONS, "positions")
+
+
+def test_which_targets_take_trees(monkeypatch):
+    assert Seq2SeqTarget(model_of("bart")).refuses_tree() is None
+    assert Seq2SeqTarget(model_of("marian")).refuses_tree() is None
+    assert "position" in Seq2SeqTarget(model_of("t5")).refuses_tree()
+    monkeypatch.setattr(Seq2SeqTarget, "_at", lambda *_: contextlib.nullcontext())
+    assert "does not keep" in Seq2SeqTarget(build("bart", seed=5)).refuses_tree()
+
+
+def test_what_relative_positions_cannot():
+    with pytest.raises(ValueError, match="takes no position ids"):
+        generate(model_of("t5"), [5], "tree", heads=random_heads, form="tree", top_k=4)
+    with pytest.raises(ValueError, match="one prompt at a time"):
+        generate_batch(model_of("t5"), [[5], [6, 7]], "greedy")
+
+
+def test_blockwise_heads_on_the_decoder():
+    torch.manual_seed(0)
+    model, heads = model_of("bart"), BlockwiseHeads(32, 4)
+    torch.nn.init.normal_(heads.outer_weight)
+    truth = plain_greedy(model, [9, 8, 7], LENGTH)
+    assert generate(model, [9, 8, 7], "bpd", heads=heads, max_new_tokens=LENGTH).token_ids == truth
+    with pytest.raises(ValueError, match="width 16"):
+        generate(model, [9], "bpd", heads=BlockwiseHeads(16, 4))
+
+
+def test_a_source_by_rows():
+    states, keys = torch.arange(12.0).view(2, 3, 2), torch.arange(12.0).view(2, 1, 3, 2)
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    source = Source([[4, 5, 6], [7]], states, mask, (keys,), (keys + 1,))
+    twice = source.select(torch.tensor([1, 1, 0]))
+    assert twice.token_ids == [[7], [7], [4, 5, 6]]
+    assert torch.equal(twice.keys[0], keys[[1, 1, 0]])
+    assert twice.mask.tolist() == [[1, 0, 0], [1, 0, 0], [1, 1, 1]]
+    alone = source.row(1)
+    assert alone.states.tolist() == [[[6.0, 7.0]]]
+    assert alone.values[0].shape == (1, 1, 1, 2)
+    assert alone.mask is None
+    assert torch.equal(alone.select(torch.tensor([0, 0])).states, states[[1, 1], :1])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda m: generate(m, [5], "greedy", static_cache=True), ValueError, "static_cache"),
+        (lambda m: generate(m, [VOCAB], "greedy"), ValueError, "token id 40"),
+        (lambda m: generate(m, [], "greedy"), ValueError, "shape"),
+        (lambda m: generate(m, [5] * (POSITIONS + 1), "greedy"), ValueError, "positions for 48"),
+        (lambda m: Seq2SeqTarget(m, [VOCAB]), ValueError, "decoder_prompt"),
+        (lambda m: Seq2SeqTarget(m, []), ValueError, "decoder_prompt"),
+        (BlockwiseLM, TypeError, "encoder-decoder"),
+        (CausalLMTarget, TypeError, "encoder-decoder"),
+        (NeuralScorer, TypeError, "encoder-decoder"),
+        (lambda m: record(m, [[5]], [[6]]), TypeError, "record: Bart.* is an encoder-decoder"),
+        (
+            lambda m: m.generate(
+                torch.tensor([[5]]), custom_generate=CustomGenerate(), max_new_tokens=4
+            ),
+            TypeError,
+            "CustomGenerate: BartForConditionalGeneration is an encoder-decoder",
+        ),
+    ],
+)
+def test_refused(call, error, words):
+    with pytest.raises(error, match=words):
+        call(model_of("bart"))
+
+
+def test_a_decoder_alone_is_no_seq2seq_target():
+    with pytest.raises(TypeError, match="AutoModelForSeq2SeqLM"):
+        Seq2SeqTarget(GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=9)))
+    model = build("bart", seed=3)
+    model.generation_config.decoder_start_token_id = None
+    model.config.decoder_start_token_id = None
+    with pytest.raises(ValueError, match="decoder_start_token_id"):
+        Seq2SeqTarget(model)

@@ -1,0 +1,219 @@
+"""SpecDrafter: what sees what, memory, files, and its blocks as heads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from lattice_bpd import FormatError
+from lattice_bpd.decode import SpecDrafterHeads, StateHeads, generate, generate_batch
+from lattice_bpd.models import SpecDrafter, SpecDrafterConfig
+from lattice_bpd.train.seq2seq_text import Pair, write_outputs
+from lattice_bpd.train.specdec import SpecDrafterOptions, train_spec_drafter
+from lattice_bpd.verify import Seq2SeqTarget
+from seq2seq_models import (
+    VOCAB,
+    counting_pairs,
+    model_of,
+    plain_greedy,
+    sources,
+    trained_target,
+)
+from seq2seq_models import build as build_target
+
+SLOTS, WIDTH = 4, 16
+OWN = {"encoder_layers": 1}
+SHARED = {"source_size": 32, "state_size": 32}
+CONFIGS = pytest.mark.parametrize("options", [OWN, SHARED], ids=["own encoder", "target's states"])
+
+
+def build(options: dict[str, int], seed: int = 0) -> SpecDrafter:
+    torch.manual_seed(seed)
+    return SpecDrafter(SpecDrafterConfig(VOCAB, SLOTS, WIDTH, 32, 2, decoder_layers=2, **options))
+
+
+def inputs(options: dict[str, int], seed: int = 1):
+    """Source of 5, text of 7 tokens, blocks behind tokens 2 and 4, and hidden states."""
+    generator = torch.Generator().manual_seed(seed)
+    if options == OWN:
+        source = torch.randint(3, VOCAB, (1, 5), generator=generator)
+        hidden = None
+    else:
+        source = torch.randn(1, 5, 32, generator=generator)
+        hidden = torch.randn(1, 2, 32, generator=generator)
+    tokens = torch.randint(3, VOCAB, (1, 7), generator=generator)
+    return source, tokens, torch.tensor([[2, 4]]), hidden
+
+
+@torch.no_grad()
+def guess(drafter, source, tokens, starts, hidden, revealed=None, mask=None):
+    return drafter(drafter.read_source(source, mask), mask, tokens, starts, hidden, revealed)
+
+
+@CONFIGS
+def test_a_block_sees_its_prefix_and_nothing_behind_it(options):
+    drafter = build(options)
+    source, tokens, starts, hidden = inputs(options)
+    found = guess(drafter, source, tokens, starts, hidden)
+    assert found.shape == (1, 2, SLOTS, VOCAB)
+    changed = tokens.clone()
+    changed[0, 4] = (tokens[0, 4] + 1) % VOCAB
+    again = guess(drafter, source, changed, starts, hidden)
+    assert torch.equal(again[0, 0], found[0, 0])
+    assert not torch.allclose(again[0, 1], found[0, 1])
+
+
+@CONFIGS
+def test_slots_of_a_block_see_each_other_and_no_other_block(options):
+    drafter = build(options)
+    source, tokens, starts, hidden = inputs(options)
+    found = guess(drafter, source, tokens, starts, hidden)
+    revealed = torch.full((1, 2, SLOTS), -1)
+    assert torch.equal(guess(drafter, source, tokens, starts, hidden, revealed), found)
+    revealed[0, 1, SLOTS - 1] = 9
+    told = guess(drafter, source, tokens, starts, hidden, revealed)
+    assert torch.equal(told[0, 0], found[0, 0])
+    assert not torch.allclose(told[0, 1, 0], found[0, 1, 0])
+
+
+@CONFIGS
+def test_padding_of_sources_and_texts_changes_nothing(options):
+    drafter = build(options)
+    source, tokens, starts, hidden = inputs(options)
+    alone = guess(drafter, source, tokens, starts, hidden)
+    wide = torch.cat([source, torch.ones_like(source[:, :2])], dim=1)
+    mask = torch.tensor([[1] * 5 + [0] * 2])
+    long = torch.cat([tokens, torch.zeros_like(tokens)], dim=1)
+    padded = guess(drafter, wide, long, starts, hidden, mask=mask)
+    torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-5)
+
+
+@CONFIGS
+@torch.no_grad()
+def test_memory_from_block_to_block_is_reading_anew(options):
+    drafter = build(options)
+    source, tokens, starts, hidden = inputs(options)
+    wanted = guess(drafter, source, tokens, starts, hidden)[0]
+    memory = drafter.begin(drafter.read_source(source))
+    for number, (old, new) in enumerate([(0, 3), (3, 5)]):
+        given = None if hidden is None else hidden[0, number]
+        found = drafter.draft(memory, tokens[0, old:new], given)
+        torch.testing.assert_close(found, wanted[number], atol=1e-5, rtol=1e-5)
+    assert memory.length == 5
+
+
+@CONFIGS
+def test_files_hold_all_of_it(options, tmp_path):
+    drafter = build(options)
+    drafter.save_pretrained(tmp_path)
+    again = SpecDrafter.from_pretrained(tmp_path)
+    assert again.config == drafter.config
+    arguments = inputs(options)
+    assert torch.equal(guess(again, *arguments), guess(drafter, *arguments))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "spec_drafter.json", "spec_drafter.safetensors",
+    ]  # fmt: skip
+
+
+def test_damaged_files_are_named(tmp_path):
+    build(OWN).save_pretrained(tmp_path)
+    path = tmp_path / "spec_drafter.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "inner_size": 33}))
+    with pytest.raises(FormatError, match=r"spec_drafter\.safetensors"):
+        SpecDrafter.from_pretrained(tmp_path)
+    path.write_text(json.dumps({**config, "num_slots": 0}))
+    with pytest.raises(FormatError, match="num_slots is 0"):
+        SpecDrafter.from_pretrained(tmp_path)
+    with pytest.raises(FormatError, match="cannot be read"):
+        SpecDrafter.from_pretrained(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"hidden_size": 12, "attention_heads": 4, **OWN}, "multiple of twice"),
+        ({}, "expected one of them"),
+        ({"encoder_layers": 1, "source_size": 8}, "expected one of them"),
+        ({"num_slots": 0, **OWN}, "num_slots 0"),
+    ],
+)
+def test_sizes_that_do_not_fit(sizes, words):
+    with pytest.raises(ValueError, match=words):
+        SpecDrafter(SpecDrafterConfig(VOCAB, **sizes))
+
+
+def test_hidden_states_are_given_where_they_are_read():
+    source, tokens, starts, hidden = inputs(SHARED)
+    with pytest.raises(ValueError, match="state_size is 32"):
+        guess(build(SHARED), source, tokens, starts, None)
+    own, *_ = inputs(OWN)
+    with pytest.raises(ValueError, match="state_size is 0"):
+        guess(build(OWN), own, tokens, starts, hidden)
+
+
+@CONFIGS
+@pytest.mark.parametrize("strategy", ["bpd", "p_best", "tree", "oracle"])
+def test_drafts_of_any_quality_change_no_output(options, strategy):
+    heads = SpecDrafterHeads(build(options))
+    assert isinstance(heads, StateHeads)
+    for source in sources(3, seed=1):
+        found = generate(
+            model_of("marian"), source, strategy, heads=heads, top_k=4, max_new_tokens=14
+        )
+        assert found.token_ids == plain_greedy(model_of("marian"), source, 14)
+
+
+def test_a_trained_drafter_saves_calls_alone_and_in_batches():
+    target = trained_target()
+    texts = [pair.source for pair in counting_pairs(100, seed=0)]
+    pairs = [Pair(s, o) for s, o in zip(texts, write_outputs(target, texts, 12), strict=True)]
+    drafter = build(SHARED)
+    train_spec_drafter(
+        target, drafter, pairs, SpecDrafterOptions(steps=60, batch_size=16, warmup=5)
+    )
+    heads, test = SpecDrafterHeads(drafter), texts[:8]
+    greedy = write_outputs(target, test, 12)
+    alone = [generate(target, s, "bpd", heads=heads, max_new_tokens=12) for s in test]
+    together = generate_batch(target, test, "bpd", heads=heads, max_new_tokens=12)
+    for found in (alone, together):
+        assert [one.token_ids for one in found] == greedy
+    calls = [sum(one.stats.target_calls for one in found) for found in (alone, together)]
+    assert calls[0] == calls[1]
+    assert sum(map(len, greedy)) / calls[0] > 1.8
+
+
+@torch.no_grad()
+def test_started_from_a_target_it_begins_as_its_copy():
+    target = Seq2SeqTarget(build_target("marian", activation_function="relu", scale_embedding=True))
+    target.base.final_logits_bias.zero_()
+    drafter = SpecDrafter(SpecDrafterConfig(VOCAB, 1, 32, 64, 4, 0, 2, 32, 32))
+    drafter.start_from(target.base)
+    source, text = target.encode([[5, 6, 7, 8]]), torch.tensor([[2, 9, 11, 4]])
+    with torch.inference_mode():
+        wanted = target.read_prompts(text, source=source)[0].logits[0, -1]
+        memory = drafter.begin(drafter.read_source(source.states))
+        found = drafter.draft(memory, text[0], torch.randn(32))[0]
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    for wrong in (model_of("t5"), build_target("bart", encoder_ffn_dim=48, decoder_ffn_dim=48)):
+        with pytest.raises(ValueError, match="cannot start from"):
+            drafter.start_from(wrong)
+
+
+def test_what_is_no_source_or_no_drafter():
+    from blockwise_models import model_of as causal
+
+    heads = SpecDrafterHeads(build(SHARED))
+    with pytest.raises(ValueError, match="no encoder-decoder"):
+        generate(causal("gpt2").base, [1], "bpd", heads=heads, max_new_tokens=4)
+    narrow = SpecDrafter(SpecDrafterConfig(VOCAB, SLOTS, WIDTH, 32, 2, source_size=8))
+    free = Seq2SeqTarget(model_of("bart"), stop_token_ids=())
+    with pytest.raises(ValueError, match=r"widths \(32, 32\)"):
+        generate(free, [5], "bpd", heads=SpecDrafterHeads(narrow), max_new_tokens=4)
+    with pytest.raises(TypeError, match="expected a SpecDrafter"):
+        SpecDrafterHeads(object())

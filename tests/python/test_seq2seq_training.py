@@ -1,0 +1,175 @@
+"""Training on pairs: batches, the target's own outputs, blocks, and that losses fall."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from lattice_bpd.decode import generate
+from lattice_bpd.models import BlockwiseHeads, SpecDrafter, SpecDrafterConfig
+from lattice_bpd.train.seq2seq import Seq2SeqOptions, read_pairs, train_seq2seq, train_seq2seq_heads
+from lattice_bpd.train.seq2seq_text import IGNORED, Pair, collate, draw_batches, write_outputs
+from lattice_bpd.train.specdec import (
+    SpecDrafterOptions,
+    block_losses,
+    guess_blocks,
+    read_blocks,
+    reveal_tokens,
+    train_spec_drafter,
+)
+from lattice_bpd.verify import Seq2SeqTarget
+from seq2seq_models import START, VOCAB, build, counting_pairs, model_of, sources, trained_target
+
+
+def drafter_of(seed: int = 0, slots: int = 3) -> SpecDrafter:
+    torch.manual_seed(seed)
+    return SpecDrafter(SpecDrafterConfig(VOCAB, slots, 16, 32, 2, source_size=32, state_size=32))
+
+
+def test_a_batch_by_hand():
+    found = collate([Pair([5, 6, 7], [8, 1]), Pair([9], [3, 4, 1])], [2, 0])
+    assert found.source.tolist() == [[5, 6, 7], [9, 0, 0]]
+    assert found.source_mask.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert found.tokens.tolist() == [[2, 0, 8, 0], [2, 0, 3, 4]]
+    assert found.labels.tolist() == [[IGNORED, 8, 1, IGNORED], [IGNORED, 3, 4, 1]]
+
+
+def test_every_pair_comes_once_before_any_comes_again():
+    pairs = [Pair([number], [number] * (1 + number % 5)) for number in range(23)]
+    batches = draw_batches(pairs, [START], 4, seed=0)
+    for _ in range(2):
+        first = list(itertools.islice(batches, 6))
+        assert sorted(int(row) for batch in first for row in batch.source[:, 0]) == list(range(23))
+    again = next(draw_batches(pairs, [START], 4, seed=0))
+    assert torch.equal(again.source, next(draw_batches(pairs, [START], 4, seed=0)).source)
+
+
+@pytest.mark.parametrize("kind", ["t5", "marian"])
+def test_outputs_written_together_are_those_written_alone(kind):
+    target, texts = Seq2SeqTarget(model_of(kind)), sources(7, seed=4)
+    alone = [generate(target, text, "greedy", max_new_tokens=9).token_ids for text in texts]
+    assert write_outputs(target, texts, 9, batch_size=3) == alone
+
+
+def test_labels_and_hidden_states_of_blocks():
+    target, drafter = trained_target(), drafter_of()
+    pairs = counting_pairs(6, seed=2)
+    batch = collate(pairs, target.decoder_prompt)
+    options = SpecDrafterOptions(blocks=5, soft_weight=0.5)
+    found = read_blocks(target, drafter, batch, options, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        output, states = read_pairs(target, batch)
+    assert torch.equal(found.source, states)
+    for row, pair in enumerate(pairs):
+        text = [*target.decoder_prompt, *pair.output]
+        for place, start in enumerate(found.starts[row].tolist()):
+            assert 1 <= start < len(text) - 1
+            behind = (text[start + 1 :] + [IGNORED] * 3)[:3]
+            assert found.labels[row, place].tolist() == behind
+            assert torch.equal(found.hidden[row, place], output.hidden[row, start - 1])
+            logits = output.logits[row, start]  # of the token behind the prefix
+            torch.testing.assert_close(found.soft[row, place, 0], logits.log_softmax(dim=-1))
+
+
+@pytest.mark.parametrize("objective", ["glancing", "masked"])
+def test_what_is_told(objective):
+    target, drafter = trained_target(), drafter_of(slots=5)
+    batch = collate(counting_pairs(20, seed=3), target.decoder_prompt)
+    generator = torch.Generator().manual_seed(0)
+    found = read_blocks(target, drafter, batch, SpecDrafterOptions(), generator)
+    assert reveal_tokens(drafter, found, objective, 0.0, generator) is None
+    told = reveal_tokens(drafter, found, objective, 0.6, generator)
+    shown, known = told >= 0, found.labels != IGNORED
+    assert torch.equal(told[shown], found.labels[shown])
+    assert bool(known[shown].all())
+    if objective == "glancing":
+        wrong = (guess_blocks(drafter, found, None).argmax(dim=-1) != found.labels) & known
+        assert torch.equal(shown.sum(dim=-1), (wrong.sum(dim=-1) * 0.6).round().long())
+    else:
+        assert bool((shown.sum(dim=-1) <= (known.sum(dim=-1) * 0.6).round()).all())
+    assert 0 < int(shown.sum()) < int(known.sum())
+
+
+def test_told_tokens_are_not_learned():
+    target, drafter = trained_target(), drafter_of()
+    batch = collate(counting_pairs(4, seed=3), target.decoder_prompt)
+    options = SpecDrafterOptions()
+    found = read_blocks(target, drafter, batch, options, torch.Generator().manual_seed(0))
+    told = torch.full_like(found.labels, -1)
+    told[..., 1] = found.labels[..., 1].clamp(min=0)
+    losses = block_losses(drafter, found, told, options).detach()
+    assert float(losses[1]) == 0.0
+    logits = guess_blocks(drafter, found, told)[..., 0, :].log_softmax(dim=-1)
+    labels = found.labels[..., 0]
+    by_hand = -logits.gather(-1, labels.unsqueeze(-1)).mean()
+    torch.testing.assert_close(losses[0], by_hand.detach())
+
+
+def test_training_is_repeatable_and_leaves_the_target_alone():
+    target, pairs = trained_target(), counting_pairs(60, seed=0)
+    before = {name: weight.clone() for name, weight in target.base.state_dict().items()}
+    drafters = [drafter_of(), drafter_of()]
+    steps: list[int] = []
+    for drafter in drafters:
+        options = SpecDrafterOptions(steps=25, batch_size=16, soft_weight=0.3, warmup=3)
+        first = train_spec_drafter(target, drafter_of(), pairs, SpecDrafterOptions(steps=1))
+        report = train_spec_drafter(
+            target, drafter, pairs, options, lambda report: steps.append(report.step)
+        )
+        assert sum(report.losses) < 0.8 * sum(first.losses)
+        assert not drafter.training
+    assert steps == [*range(1, 26)] * 2
+    for one, other in zip(*(d.state_dict().values() for d in drafters), strict=True):
+        assert torch.equal(one, other)
+    for name, weight in target.base.state_dict().items():
+        assert torch.equal(weight, before[name])
+    assert all(weight.grad is None for weight in target.base.parameters())
+
+
+def test_heads_on_the_decoder_learn():
+    target, pairs = trained_target(), counting_pairs(100, seed=0)
+    heads = BlockwiseHeads(32, 4)
+    losses = []
+    train_seq2seq_heads(
+        target, heads, pairs, Seq2SeqOptions(steps=40, batch_size=32, warmup=3),
+        lambda report: losses.append(report.losses),
+    )  # fmt: skip
+    assert len(losses[0]) == 3
+    assert sum(losses[-1]) < 0.7 * sum(losses[0])
+    source = pairs[0].source
+    plain = generate(target, source, "greedy", max_new_tokens=12).token_ids
+    assert generate(target, source, "bpd", heads=heads, max_new_tokens=12).token_ids == plain
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda t: train_seq2seq(t, [], Seq2SeqOptions()), "0 pairs"),
+        (lambda t: train_seq2seq(t, [Pair([], [1])]), "0 source"),
+        (lambda t: train_seq2seq(t, [], Seq2SeqOptions(steps=0)), "steps 0"),
+        (
+            lambda t: train_spec_drafter(t, drafter_of(), [], SpecDrafterOptions(objective="x")),
+            "glancing, masked",
+        ),
+        (
+            lambda t: train_spec_drafter(t, drafter_of(), [], SpecDrafterOptions(reveal=2.0)),
+            "reveal 2.0",
+        ),
+        (
+            lambda t: train_spec_drafter(
+                t, SpecDrafter(SpecDrafterConfig(9, encoder_layers=1)), []
+            ),
+            "vocabulary of 9",
+        ),
+        (lambda t: write_outputs(t, [[]], 5), "1 empty sources"),
+    ],
+)
+def test_refused(call, words):
+    target = Seq2SeqTarget(build("marian", seed=4))
+    with pytest.raises(ValueError, match=words):
+        call(target)
