@@ -39,6 +39,7 @@ from lattice_bpd.decode import (
 from lattice_bpd.decode.cached_reader import CachedReader, Forest
 from lattice_bpd.decode.draft_model.candidates import draw, probabilities
 from lattice_bpd.decode.model import DraftingModel
+from lattice_bpd.decode.proposals import propose_trees
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.models import load_llama2c
@@ -182,15 +183,28 @@ def test_lattices_stand_along_the_greedy_path(shape, lm):
         found = drafter_of(small, shape).propose(state_of(prompt))
         assert found.token_ids[0, 0].tolist() == ids[0, :, 0].tolist()
         return
-    drafter = drafter_of(small, shape, top_k=5, lm=lm, alpha=0.7)
+    heat = 1.0 if shape == "lattice" else 2.5
+    drafter = drafter_of(small, shape, top_k=5, lm=lm, alpha=0.7, temperature=heat)
     found = drafter.propose(state_of(prompt))
     rescore = rescore_lattice if shape == "lattice" else rescore_tree
     size = {"num_drafts": 3} if shape == "lattice" else {"max_nodes": 9}
-    wanted = rescore(Candidates(ids, scores), [prompt[-3:]], lm, alpha=0.7, **size)
+    cooled = Candidates(ids, scores / np.float32(heat))
+    wanted = rescore(cooled, [prompt[-3:]], lm, alpha=0.7 / heat, **size)
     np.testing.assert_array_equal(found.token_ids, wanted.token_ids)
     if shape == "tree":
         np.testing.assert_array_equal(found.parents, wanted.parents)
         np.testing.assert_allclose(found.log_probs, wanted.log_probs, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_static_cache_has_room_for_every_shape(shape):
+    drafter = drafter_of(random_model("gpt2"), shape)
+    found = decode(
+        model_of("llama").base, PROMPTS[0], drafter, max_new_tokens=12, static_cache=True
+    )
+    assert found.token_ids == plain_greedy(model_of("llama"), PROMPTS[0], 12)
+    tree = propose_trees([drafter], [state_of(PROMPTS[0])])[0]
+    assert 0 < len(tree) - 1 <= drafter.max_nodes
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
