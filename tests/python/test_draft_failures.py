@@ -129,6 +129,8 @@ def test_a_list_of_proposals_has_one_for_each_text():
     trees = propose_trees([Listing(None)] * 3, states)
     assert [tree.token_ids for tree in trees] == [[7, 1, 2], [8], [9, 4, 5]]
     assert states[0].stats.neighbours == 2  # padding is no draft
+    with pytest.raises(ValueError, match="Listing proposed a list of 3 for 2 sequences"):
+        propose_trees([Listing(None)] * 2, states[:2])
 
 
 def test_room_is_not_bounded_by_heads():

@@ -207,21 +207,22 @@ def test_a_static_cache_has_room_for_every_shape(shape):
     assert 0 < len(tree) - 1 <= drafter.max_nodes
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_a_beam_holds_the_most_probable_prefixes(temperature):
+@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, VOCAB), (2.5, VOCAB), (1.5, 5)])
+def test_a_beam_holds_the_most_probable_prefixes(temperature, top_k):
     small, prompt = random_model("llama", 1), PROMPTS[1]
 
-    def log_probs(tokens):
-        return (logits_behind(small, tokens).double() / temperature).log_softmax(-1).tolist()
+    def children(tokens):
+        scaled = logits_behind(small, tokens).double() / temperature
+        found = dict(enumerate(scaled.log_softmax(-1).tolist()))
+        return {token: found[token] for token in sorted(found, key=lambda t: -found[t])[:top_k]}
 
-    prefixes = {(token,): lp for token, lp in enumerate(log_probs(prompt))}
-    likely = sorted(prefixes, key=lambda path: -prefixes[path])[:12]
-    for path in likely:
-        for token, lp in enumerate(log_probs([*prompt, *path])):
+    prefixes = {(token,): lp for token, lp in children(prompt).items()}
+    for path in sorted(prefixes, key=lambda path: -prefixes[path])[:12]:
+        for token, lp in children([*prompt, *path]).items():
             prefixes[(*path, token)] = prefixes[path] + lp
     wanted = sorted(prefixes.values(), reverse=True)[:12]
     drafter = drafter_of(
-        small, "beam", num_slots=2, top_k=VOCAB, max_nodes=12, temperature=temperature
+        small, "beam", num_slots=2, top_k=top_k, max_nodes=12, temperature=temperature
     )
     found = drafter.propose(state_of(prompt))
     np.testing.assert_allclose(found.log_probs[0], wanted, atol=1e-4)

@@ -24,7 +24,6 @@ from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 
 Proposal = Drafts | DraftTree | DrawnTree | None
-Proposals = Proposal | list[Proposal]
 
 
 class Drafter(Protocol):
