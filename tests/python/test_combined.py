@@ -122,6 +122,8 @@ def test_equal_prefixes_become_one_node_of_the_greater_probability():
     assert {path: round(math.exp(lp), 6) for path, lp in found.items()} == {
         (1,): 0.6, (1, 2): 0.4, (1, 2, 3): 0.125, (1, 4): 0.1,
     }  # fmt: skip
+    turned = CombinedDrafter([Fixed(as_drafts([1, 2, 3])), Fixed(tree)], max_nodes=9)
+    assert paths_of(turned.propose(state_of([9]))) == found
     drafter.max_nodes = 3
     assert list(paths_of(drafter.propose(state_of([9])))) == [(1,), (1, 2), (1, 2, 3)]
 

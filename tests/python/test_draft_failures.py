@@ -129,6 +129,8 @@ def test_a_list_of_proposals_has_one_for_each_text():
     trees = propose_trees([Listing(None)] * 3, states)
     assert [tree.token_ids for tree in trees] == [[7, 1, 2], [8], [9, 4, 5]]
     assert states[0].stats.neighbours == 2  # padding is no draft
+    with pytest.raises(ValueError, match="Listing proposed a list of 3 for 2 sequences"):
+        propose_trees([Listing(None)] * 2, states[:2])
 
 
 def test_room_is_not_bounded_by_heads():
@@ -142,21 +144,22 @@ def test_room_is_not_bounded_by_heads():
     assert propose_trees([Fixed(deep)], [state])[0].max_depth == 7
 
 
-def test_a_drawn_nodes_hands_its_distributions_on():
-    #  exact 9: drawn 1, 2;  behind 1: drawn 3;  behind 3: drawn 4
+def test_drawn_nodes_hand_their_distributions_on():
+    #  exact 9: drawn 1, 2;  behind 1: drawn 3;  behind 3: drawn 4;  behind 2: drawn 5
     ids, half = np.array([1, 2]), np.array([0.5, 0.5])
-    behind_1, behind_3 = (np.array([3]), np.ones(1)), (np.array([4]), np.ones(1))
+    behind_1, behind_3, behind_2 = ((np.array([token]), np.ones(1)) for token in (3, 4, 5))
     drawn = DrawnNodes(
-        np.array([1, 2, 3, 4]), np.array([-1, -1, 0, 2]),
-        [(ids, half), behind_1, None, behind_3, None],
+        np.array([1, 3, 4, 2, 5]), np.array([-1, 0, 1, -1, 3]),
+        [(ids, half), behind_1, behind_3, None, behind_2, None],
     )  # fmt: skip
     tree = propose_trees([Fixed(drawn)], [state_of([9])])[0]
-    assert (tree.token_ids, tree.parents) == ([9, 1, 2, 3, 4], [-1, 0, 0, 1, 3])
-    found = [tree.drawn_from(node) for node in range(5)]
-    assert found == [(ids, half), behind_1, None, behind_3, None]
-    cut = propose_trees([Fixed(drawn)], [state_of([9], limit=3)])[0]  # room for 2
-    assert cut.token_ids == [9, 1, 2, 3]
-    assert [cut.drawn_from(node) for node in range(4)] == [(ids, half), behind_1, None, None]
+    assert (tree.token_ids, tree.parents) == ([9, 1, 3, 4, 2, 5], [-1, 0, 1, 2, 0, 4])
+    assert [tree.drawn_from(node) for node in range(6)] == drawn.drawn_from
+    cut = propose_trees([Fixed(drawn)], [state_of([9], limit=3)])[0]  # room for 2: no 4
+    assert cut.token_ids == [9, 1, 3, 2, 5]
+    assert [cut.drawn_from(node) for node in range(5)] == [
+        (ids, half), behind_1, None, behind_2, None
+    ]  # fmt: skip
     with pytest.raises(ValueError, match="2 distributions; expected as many parents"):
         DrawnNodes(np.array([1, 2]), np.array([-1, -1]), [None, None])
 

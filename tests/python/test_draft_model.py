@@ -39,6 +39,7 @@ from lattice_bpd.decode import (
 from lattice_bpd.decode.cached_reader import CachedReader, Forest
 from lattice_bpd.decode.draft_model.candidates import draw, probabilities
 from lattice_bpd.decode.model import DraftingModel
+from lattice_bpd.decode.proposals import propose_trees
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.models import load_llama2c
@@ -182,32 +183,46 @@ def test_lattices_stand_along_the_greedy_path(shape, lm):
         found = drafter_of(small, shape).propose(state_of(prompt))
         assert found.token_ids[0, 0].tolist() == ids[0, :, 0].tolist()
         return
-    drafter = drafter_of(small, shape, top_k=5, lm=lm, alpha=0.7)
+    heat = 1.0 if shape == "lattice" else 2.5
+    drafter = drafter_of(small, shape, top_k=5, lm=lm, alpha=0.7, temperature=heat)
     found = drafter.propose(state_of(prompt))
     rescore = rescore_lattice if shape == "lattice" else rescore_tree
     size = {"num_drafts": 3} if shape == "lattice" else {"max_nodes": 9}
-    wanted = rescore(Candidates(ids, scores), [prompt[-3:]], lm, alpha=0.7, **size)
+    cooled = Candidates(ids, scores / np.float32(heat))
+    wanted = rescore(cooled, [prompt[-3:]], lm, alpha=0.7 / heat, **size)
     np.testing.assert_array_equal(found.token_ids, wanted.token_ids)
     if shape == "tree":
         np.testing.assert_array_equal(found.parents, wanted.parents)
         np.testing.assert_allclose(found.log_probs, wanted.log_probs, atol=1e-4)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_a_beam_holds_the_most_probable_prefixes(temperature):
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_static_cache_has_room_for_every_shape(shape):
+    drafter = drafter_of(random_model("gpt2"), shape)
+    found = decode(
+        model_of("llama").base, PROMPTS[0], drafter, max_new_tokens=12, static_cache=True
+    )
+    assert found.token_ids == plain_greedy(model_of("llama"), PROMPTS[0], 12)
+    tree = propose_trees([drafter], [state_of(PROMPTS[0])])[0]
+    assert 0 < len(tree) - 1 <= drafter.max_nodes
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, VOCAB), (2.5, VOCAB), (1.5, 5)])
+def test_a_beam_holds_the_most_probable_prefixes(temperature, top_k):
     small, prompt = random_model("llama", 1), PROMPTS[1]
 
-    def log_probs(tokens):
-        return (logits_behind(small, tokens).double() / temperature).log_softmax(-1).tolist()
+    def children(tokens):
+        scaled = logits_behind(small, tokens).double() / temperature
+        found = dict(enumerate(scaled.log_softmax(-1).tolist()))
+        return {token: found[token] for token in sorted(found, key=lambda t: -found[t])[:top_k]}
 
-    prefixes = {(token,): lp for token, lp in enumerate(log_probs(prompt))}
-    likely = sorted(prefixes, key=lambda path: -prefixes[path])[:12]
-    for path in likely:
-        for token, lp in enumerate(log_probs([*prompt, *path])):
+    prefixes = {(token,): lp for token, lp in children(prompt).items()}
+    for path in sorted(prefixes, key=lambda path: -prefixes[path])[:12]:
+        for token, lp in children([*prompt, *path]).items():
             prefixes[(*path, token)] = prefixes[path] + lp
     wanted = sorted(prefixes.values(), reverse=True)[:12]
     drafter = drafter_of(
-        small, "beam", num_slots=2, top_k=VOCAB, max_nodes=12, temperature=temperature
+        small, "beam", num_slots=2, top_k=top_k, max_nodes=12, temperature=temperature
     )
     found = drafter.propose(state_of(prompt))
     np.testing.assert_allclose(found.log_probs[0], wanted, atol=1e-4)

@@ -40,7 +40,6 @@ from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.lattice.logits import Candidates
 
 Proposal = Drafts | DraftTree | DrawnTree | DrawnNodes | None
-Proposals = Proposal | list[Proposal]
 
 
 class Drafter(Protocol):

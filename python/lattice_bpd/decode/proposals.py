@@ -70,6 +70,11 @@ def ask_drafter(
         note_failure(drafter, states, kind, error)
         found = None
     if len(states) > 1 and isinstance(found, list):
+        if len(found) != len(states):
+            raise ValueError(
+                f"decode: {type(drafter).__name__} proposed a list of {len(found)} for "
+                f"{len(states)} sequences; expected a proposal or None for each"
+            )
         return [(proposal, 0) for proposal in found]
     return [(found, row) for row in range(len(states))]
 

@@ -16,7 +16,7 @@ class Best(NamedTuple):
 
     Attributes:
         token_ids: (R, k) int32, best first, equal ones by rising id.
-        scores: (R, k) float32, their logits.
+        scores: (R, k) float32, their logits or log probabilities.
         failed: (R,) bool, whether the logits are no numbers; the tokens are of no use then.
     """
 
@@ -25,17 +25,26 @@ class Best(NamedTuple):
     failed: npt.NDArray[np.bool_]
 
 
-def find_best(logits: Tensor, top_k: int) -> Best:
-    """The top_k best of (R, V) logits; a row with NaN or +inf, or without a number, has failed."""
+def find_best(logits: Tensor, top_k: int, temperature: float | None = None) -> Best:
+    """The top_k best of (R, V) logits; a row with NaN or +inf, or without a number, has failed.
+
+    Scores are logits, or with a temperature the log probabilities of softmax(logits / temperature)
+    over the whole vocabulary.
+    """
     failed = ~logits.amax(dim=-1).isfinite()  # NaN wins amax
     rows: Any = failed.cpu().numpy()
     if rows.any():
         logits = logits.masked_fill(failed[:, None], 0.0)
-    found = select_top_k(logits, top_k, log_softmax=False, where="DraftModelDrafter")
+    share = temperature is not None
+    if temperature is not None and temperature != 1.0:
+        logits = logits.float() / temperature
+    found = select_top_k(logits, top_k, log_softmax=share, where="DraftModelDrafter")
     return Best(found.token_ids[0], found.scores[0], rows)
 
 
-def probabilities(scores: npt.NDArray[np.float32], temperature: float) -> npt.NDArray[np.float64]:
+def probabilities(
+    scores: npt.NDArray[np.float32], temperature: float = 1.0
+) -> npt.NDArray[np.float64]:
     """Softmax of (.., k) scores / temperature, in float64."""
     scaled = scores.astype(np.float64) / temperature
     weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))

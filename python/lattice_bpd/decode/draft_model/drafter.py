@@ -92,6 +92,8 @@ class DraftModelDrafter(Drafter):
         check_options(self, draws)
         if shape == "chain":
             self.max_nodes = self.num_slots
+        elif shape == "lattice":
+            self.max_nodes = self.num_slots * num_drafts
         elif shape == "drawn":
             self.max_nodes = sum(math.prod(self.draws[: n + 1]) for n in range(len(self.draws)))
         self._kept: ReadTexts | None = None

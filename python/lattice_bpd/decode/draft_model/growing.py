@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from lattice_bpd.decode.cached_reader import CachedReader, Forest, ReadTexts
-from lattice_bpd.decode.draft_model.candidates import draw, find_best, probabilities
+from lattice_bpd.decode.draft_model.candidates import Best, draw, find_best, probabilities
 from lattice_bpd.decode.draft_trees import Growth
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
-
-
 AddChildren = Callable[[Growth, int, Int32Array, Float32Array], None]
 
 
@@ -39,28 +37,29 @@ def grow_best(
 
     A prefix is at most as probable as the one without its last token. So a node that is not among
     the best so far has no child that will be, and reading the best of each level is enough: the
-    tree is exact but for `top_k`.
+    tree is exact but for children beyond the `top_k` of their parent.
 
     Args:
         reader: of the draft model.
         texts: R texts as read.
         logits: (R, V) behind them.
         depths: deepest level of each, 1 or more.
-        top_k: children of a node at most; the rest of the probability is left out.
+        top_k: children of a node at most.
         max_nodes: N.
         temperature: divides the logits.
     """
 
     def add_children(tree: Growth, parent: int, ids: Int32Array, scores: Float32Array) -> None:
         above = 0.0 if parent < 0 else tree.log_probs[parent]
-        for token, share in zip(ids.tolist(), probabilities(scores, temperature), strict=True):
-            if share > 0.0:
-                tree.add(token, parent, above + math.log(share))
+        for token, log_prob in zip(ids.tolist(), scores.tolist(), strict=True):
+            if log_prob > -math.inf:
+                tree.add(token, parent, above + min(log_prob, 0.0))
 
     def prune(tree: Growth) -> None:
         tree.keep_best(max_nodes)
 
-    return _grow(reader, texts, logits, depths, top_k, lambda _row: add_children, prune)
+    best = partial(find_best, top_k=top_k, temperature=temperature)
+    return _grow(reader, texts, logits, depths, best, lambda _row: add_children, prune)
 
 
 def grow_drawn(
@@ -91,7 +90,7 @@ def grow_drawn(
     def children_of(row: int) -> AddChildren:
         def add_children(tree: Growth, parent: int, ids: Int32Array, scores: Float32Array) -> None:
             depth = 0 if parent < 0 else tree.depths[parent] + 1
-            shares = probabilities(scores, temperature)
+            shares = probabilities(scores)
             above = 0.0 if parent < 0 else tree.log_probs[parent]
             tree.drawn_from[parent + 1] = (ids, shares)
             for place in draw(shares, draws[depth], generators[row]).tolist():
@@ -99,7 +98,8 @@ def grow_drawn(
 
         return add_children
 
-    return _grow(reader, texts, logits, depths, top_k, children_of, lambda _tree: None)
+    best = partial(find_best, top_k=top_k, temperature=temperature)
+    return _grow(reader, texts, logits, depths, best, children_of, lambda _tree: None)
 
 
 def _grow(
@@ -107,12 +107,12 @@ def _grow(
     texts: ReadTexts,
     logits: Tensor,
     depths: Sequence[int],
-    top_k: int,
+    find: Callable[[Tensor], Best],
     children_of: Callable[[int], AddChildren],
     prune: Callable[[Growth], None],
 ) -> list[Growth]:
     trees = [Growth() for _ in depths]
-    best = find_best(logits, top_k)
+    best = find(logits)
     for row, tree in enumerate(trees):
         tree.failed = bool(best.failed[row])
         if not tree.failed:
@@ -133,15 +133,17 @@ def _grow(
         ahead = reader.look_ahead(texts, forests)
         for row, tree in enumerate(trees):
             if going[row]:
-                _read_level(tree, ahead[row], level - 1, top_k, children_of(row))
+                _read_level(tree, ahead[row], level - 1, find, children_of(row))
                 prune(tree)
     return trees
 
 
-def _read_level(tree: Growth, logits: Tensor, level: int, top_k: int, add: Any) -> None:
+def _read_level(
+    tree: Growth, logits: Tensor, level: int, find: Callable[[Tensor], Best], add: AddChildren
+) -> None:
     """Children of all nodes of a level, from (N, V) logits behind the nodes."""
     nodes = [node for node, depth in enumerate(tree.depths) if depth == level]
-    best = find_best(logits[nodes], top_k)
+    best = find(logits[nodes])
     if best.failed.any():
         tree.failed = True
         return
