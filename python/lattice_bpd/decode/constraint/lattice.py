@@ -174,18 +174,17 @@ def _find_candidates(
         token_ids (S, k) int32 and logits (S, k) float64, best first; -inf behind the tokens that
         are allowed, of which there is at least one.
     """
-    allowed: Any = np.stack([place.mask[ranked] for place in places])
-    order = np.argsort(~allowed, axis=1, kind="stable")[:, :top_k]
-    token_ids = ranked[order]
-    logits = np.where(np.take_along_axis(allowed, order, axis=1), row[token_ids], -np.inf)
-    for number in np.flatnonzero(allowed.sum(axis=1) < top_k).tolist():
-        best = _best_of(places[number], row, top_k)
-        token_ids[number, : len(best)] = best
-        logits[number] = -np.inf
-        logits[number, : len(best)] = row[best]
-    for number in np.flatnonzero(np.isneginf(logits[:, 0])).tolist():  # all masked by the head
-        token_ids[number, 0], logits[number, 0] = places[number].token_ids[0], 0.0
-    return token_ids, logits.astype(np.float64)
+    token_ids = np.zeros((len(places), top_k), np.int32)
+    logits = np.full(token_ids.shape, -np.inf)
+    for number, place in enumerate(places):
+        best: Any = ranked[place.mask[ranked]][:top_k]
+        if len(best) < top_k and len(best) < len(place.token_ids):
+            best = _best_of(place, row, top_k)
+        scores: Any = row[best]
+        if len(best) == 0 or scores[0] == -np.inf:  # the head masks all that may follow
+            best, scores = place.token_ids[:1], 0.0
+        token_ids[number, : len(best)], logits[number, : len(best)] = best, scores
+    return token_ids, logits
 
 
 def _best_of(place: Place, row: Float32Array, top_k: int) -> Any:
