@@ -97,7 +97,7 @@ class ConstrainedRule:
     def __init__(self, constraint: Any) -> None:
         self.constraint = constraint
 
-    def start(self, *_: Any) -> Any:
+    def start(self, sequence: int) -> Any:  # noqa: ARG002
         """A chooser of its own for each text."""
         from lattice_bpd.decode import ConstrainedChooser
 

@@ -182,7 +182,7 @@ class SecondBest:
     lossless: ClassVar[bool] = False
     guarantee: ClassVar[str] = "none"
 
-    def start(self, *_: Any) -> Any:
+    def start(self, sequence: int) -> Any:  # noqa: ARG002
         return SecondBestChooser()
 
 

@@ -36,13 +36,16 @@ class Calibration:
         Returns:
             (N,) rising.
         """
+        return np.cumsum(self.probabilities(log_probs))
+
+    def probabilities(self, log_probs: npt.NDArray[np.float32]) -> FloatArray:
+        """Probability that each node is kept: (N,) falling, from (N,) falling natural logs."""
         bins = _bins_of(log_probs)
         kept = np.exp(log_probs, dtype=np.float64)
         kept *= _PRIOR
         kept += self._kept.take(bins)
         kept /= self._seen.take(bins)
-        found: FloatArray = np.minimum.accumulate(kept).cumsum()
-        return found
+        return np.minimum.accumulate(kept)
 
     def add(self, log_probs: npt.NDArray[np.float32], kept: Sequence[bool]) -> None:
         """One verified tree: (N,) log probabilities of its nodes, (N,) whether they were kept."""
