@@ -41,7 +41,7 @@ class Calibration:
     def probabilities(self, log_probs: npt.NDArray[np.float32]) -> FloatArray:
         """Probability that each node is kept: (N,) falling, from (N,) falling natural logs."""
         bins = _bins_of(log_probs)
-        kept = np.exp(log_probs, dtype=np.float64)
+        kept = np.exp(np.minimum(log_probs, 0.0), dtype=np.float64)
         kept *= _PRIOR
         kept += self._kept.take(bins)
         kept /= self._seen.take(bins)
@@ -78,4 +78,5 @@ def kept_nodes(
 
 
 def _bins_of(log_probs: npt.NDArray[np.float32]) -> Any:
-    return np.minimum(log_probs * np.float32(-1.0 / _WIDTH), _BINS - 1).astype(np.intp)
+    falling = np.minimum(log_probs, 0.0) * np.float32(-1.0 / _WIDTH)
+    return np.minimum(falling, _BINS - 1).astype(np.intp)
