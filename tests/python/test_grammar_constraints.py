@@ -197,6 +197,17 @@ def test_grammar_masks_slots_where_paths_do_not_matter() -> None:
     assert scores.tolist()[:2] == [[4.0, 2.0, -np.inf], [9.0, 7.0, -np.inf]]
 
 
+@pytest.mark.parametrize("share", [0.005, 0.02, 0.5, 0.98])
+def test_grammar_candidates_are_the_best_allowed(share: float, rng: np.random.Generator) -> None:
+    allowed = rng.permutation(700)[: max(1, int(700 * share))]
+    logits = rng.integers(0, 90, (1, 700)).astype(np.float32)  # with ties
+    logits[0, allowed] -= 60.0 if share == 0.5 else 0.0  # all behind those that are not allowed
+    constraint = FstConstraint.from_arcs([(0, int(token), 1) for token in allowed], {1}, 700)
+    found = intersect(Place(constraint.start(), ()), MergedPlaces(), logits, 9, "test")
+    ranked = sorted(allowed.tolist(), key=lambda token: (-logits[0, token], token))
+    assert [arc.token_id for arc in found.slots[0]] == ranked[:9]
+
+
 def test_grammar_slot_that_the_head_masks_keeps_a_token() -> None:
     constraint = acceptor_of([(0, 3, 1), (0, 5, 1)], {1}, vocab_size=6)
     logits = np.full((1, 6), -np.inf, np.float32)

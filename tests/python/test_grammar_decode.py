@@ -24,7 +24,7 @@ from constraints import (
     random_acceptor,
     text_of,
 )
-from lattice_bpd import Drafts, NGramLM
+from lattice_bpd import Drafts, NGramLM, verify
 from lattice_bpd.decode import (
     ConstrainedChooser,
     Drafter,
@@ -208,6 +208,21 @@ def test_grammar_masks_the_logits_of_another_acceptance_rule() -> None:
     assert alone.token_ids == drafted.token_ids != plain.token_ids
     assert re.match("[a-z]{3,12}$", text_of(alone.token_ids))
     assert (drafted.acceptance, drafted.lossless) == ("second", False)
+
+
+@pytest.mark.skipif(not hasattr(verify, "Sampled"), reason="needs the rule that samples")
+def test_grammar_under_sampling_by_seed() -> None:
+    model, constraint = model_of("llama"), guidance("abc[0-9]+xyz")
+    texts = set()
+    for seed in range(4):
+        options = {"acceptance": getattr(verify, "Sampled")(1.5, seed=seed), "max_new_tokens": 30}  # noqa: B009
+        plain = generate(model, PROMPT, "greedy", constraint=constraint, **options)
+        for strategy in ("bpd", "p_best", "tree", "auto"):
+            found = generate(model, PROMPT, strategy, constraint=constraint, **options, **SIZES)
+            assert found.token_ids == plain.token_ids
+        texts.add(text_of(plain.token_ids))
+        assert re.fullmatch("abc[0-9]+(xyz)?", text_of(plain.token_ids))
+    assert len(texts) > 1
 
 
 def test_grammar_refuses_a_rule_that_leaves_it() -> None:

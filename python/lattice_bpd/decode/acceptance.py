@@ -25,7 +25,7 @@ class Calibration:
 
     def __init__(self) -> None:
         self._kept = np.zeros(_BINS)
-        self._seen = np.zeros(_BINS)
+        self._seen = np.full(_BINS, _PRIOR)
 
     def expected(self, log_probs: npt.NDArray[np.float32]) -> FloatArray:
         """Tokens that the first 1, 2, .. nodes are expected to keep.
@@ -41,22 +41,24 @@ class Calibration:
     def probabilities(self, log_probs: npt.NDArray[np.float32]) -> FloatArray:
         """Probability that each node is kept: (N,) falling, from (N,) falling natural logs."""
         bins = _bins_of(log_probs)
-        own = np.exp(np.minimum(log_probs, 0.0).astype(np.float64))
-        kept = (self._kept[bins] + _PRIOR * own) / (self._seen[bins] + _PRIOR)
+        kept = np.exp(np.minimum(log_probs, 0.0), dtype=np.float64)
+        kept *= _PRIOR
+        kept += self._kept.take(bins)
+        kept /= self._seen.take(bins)
         return np.minimum.accumulate(kept)
 
-    def add(self, log_probs: npt.NDArray[np.float32], kept: npt.NDArray[np.bool_]) -> None:
+    def add(self, log_probs: npt.NDArray[np.float32], kept: Sequence[bool]) -> None:
         """One verified tree: (N,) log probabilities of its nodes, (N,) whether they were kept."""
         bins = _bins_of(log_probs)
         self._kept *= _FORGET
+        self._kept += np.bincount(bins, kept, _BINS)
         self._seen *= _FORGET
-        np.add.at(self._seen, bins, 1.0)
-        np.add.at(self._kept, bins[kept], 1.0)
+        self._seen += np.bincount(bins, None, _BINS) + (1.0 - _FORGET) * _PRIOR
 
 
 def kept_nodes(
     token_ids: Sequence[int], parents: Sequence[int], depths: Sequence[int], written: Sequence[int]
-) -> npt.NDArray[np.bool_]:
+) -> list[bool]:
     """Which nodes of a tree agree with what was written behind its context.
 
     Args:
@@ -68,12 +70,13 @@ def kept_nodes(
     Returns:
         (N,) bool.
     """
-    kept = np.zeros(len(token_ids), np.bool_)
-    for node, (token, parent, depth) in enumerate(zip(token_ids, parents, depths, strict=True)):
+    kept: list[bool] = []
+    for token, parent, depth in zip(token_ids, parents, depths, strict=True):
         agrees = depth < len(written) and written[depth] == token
-        kept[node] = agrees and (parent < 0 or bool(kept[parent]))
+        kept.append(agrees and (parent < 0 or kept[parent]))
     return kept
 
 
 def _bins_of(log_probs: npt.NDArray[np.float32]) -> Any:
-    return np.minimum(-np.minimum(log_probs, 0.0) / _WIDTH, _BINS - 1).astype(np.int64)
+    falling = np.minimum(log_probs, 0.0) * np.float32(-1.0 / _WIDTH)
+    return np.minimum(falling, _BINS - 1).astype(np.intp)

@@ -185,9 +185,10 @@ class CombinedDrafter(Drafter):
             return
         for branch in step.branches:
             if isinstance(branch, _Tree):
-                kept = kept_nodes(branch.token_ids, branch.parents, branch.depths, written)
+                agrees = kept_nodes(branch.token_ids, branch.parents, branch.depths, written)
+                kept = np.array(agrees, np.bool_)
                 known = ~_open_nodes(branch, kept, len(written))
-                self._calibrations[branch.part].add(branch.log_probs[known], kept[known])
+                self._calibrations[branch.part].add(branch.log_probs[known], kept[known].tolist())
                 continue
             pairs = list(zip(branch.token_ids, written, strict=False))
             right = next((n for n, (a, b) in enumerate(pairs) if a != b), len(pairs))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,7 +69,7 @@ class _Book:
         What a few steps gave is chance in part; what they promised rests on more, but is slow to
         tell that the text has changed.
         """
-        least = self.seconds / float(self.after.seconds([0])[0])  # what greedy steps would give
+        least = self.seconds / self.after.at(0)  # what greedy steps would give
         return self.tokens >= least or (self.tokens >= _ALL_BUT * least and self.promised >= least)
 
     def forget(self) -> None:
@@ -234,24 +234,26 @@ class Controller(Drafter):
 
         At first and now and then a size that is less known.
         """
-        counts = to_numpy(tree.counts)
-        most = int(counts.max(initial=0))
-        sizes = [0, *(size for size in self._sizes if size < most), most]
-        log_probs = to_numpy(tree.log_probs)
-        kept = np.zeros(len(sizes))
-        for row, count in zip(log_probs, counts, strict=True):
-            expected = np.append(0.0, self.experience.calibration.expected(row[:count]))
-            kept += expected[np.minimum(sizes, count)]
-        tokens = 1.0 + kept / len(counts)
+        counts: list[int] = to_numpy(tree.counts).tolist()
+        most = max(counts, default=0)
+        sizes = [0, *self._sizes[: bisect_left(self._sizes, most)], most]
+        kept = [0.0] * len(sizes)
+        for row, count in zip(to_numpy(tree.log_probs), counts, strict=True):
+            expected = [0.0, *self.experience.calibration.expected(row[:count]).tolist()]
+            for place, size in enumerate(sizes):
+                kept[place] += expected[min(size, count)]
+        tokens = [1.0 + total / len(counts) for total in kept]
         for place in (len(sizes) // 2, -1):
             if book.after.count(sizes[place]) < _ENOUGH:
                 return sizes[place], tokens[place]
-        seconds = draft + book.after.seconds(sizes)
-        rates = tokens / seconds
-        if book.trials == 0:
-            rates[0] = 0.0  # a trial has to try something, but nothing dear
-            rates[1 + bisect_right(sizes[1:-1], _TRIED) :] = 0.0
-        best = int(np.argmax(rates))
+        tried = range(len(sizes))
+        if book.trials == 0:  # a trial has to try something, but nothing dear
+            tried = range(1, 1 + bisect_right(sizes[1:-1], _TRIED))
+        rates = [
+            tokens[place] / (draft + book.after.at(sizes[place])) if place in tried else 0.0
+            for place in range(len(sizes))
+        ]
+        best = rates.index(max(rates))
         above = bisect_right(self._sizes, 2 * sizes[best])
         self._most = self._sizes[min(above, len(self._sizes) - 1)]
         if (book.steps + _LOOK_AROUND // 2) % _LOOK_AROUND == 0:
@@ -289,7 +291,9 @@ class Controller(Drafter):
         count = min(size, int(tree.counts[row]))
         if count == 0:
             return
-        nodes = [to_numpy(a)[row, :count].tolist() for a in
-                 (tree.token_ids, tree.parents, tree.depths)]  # fmt: skip
-        kept = kept_nodes(nodes[0], nodes[1], nodes[2], written)
+        token_ids, parents, depths = (
+            to_numpy(array)[row, :count].tolist()
+            for array in (tree.token_ids, tree.parents, tree.depths)
+        )
+        kept = kept_nodes(token_ids, parents, depths, written)
         self.experience.calibration.add(to_numpy(tree.log_probs)[row, :count], kept)

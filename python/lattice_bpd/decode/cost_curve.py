@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
+from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -36,7 +36,7 @@ class CostCurve:
         if self._uses[nodes] == 2:
             times.clear()
         times.append(seconds)
-        self._medians[nodes] = statistics.median(times)
+        self._medians[nodes] = _median(times)
         sizes = sorted(self._medians)
         rising = list(accumulate((self._medians[size] for size in reversed(sizes)), min))[::-1]
         if len(sizes) > 1:
@@ -61,6 +61,22 @@ class CostCurve:
         Raises:
             ValueError: nothing was measured yet.
         """
-        if not self._points[0]:
+        return np.array([self.at(size) for size in nodes])
+
+    def at(self, nodes: int) -> float:
+        """Expected seconds of a step with so many draft tokens; see `seconds`."""
+        sizes, times = self._points
+        if not sizes:
             raise ValueError("CostCurve: no times yet; add(nodes, seconds) first")
-        return np.interp(nodes, *self._points)
+        above = bisect_right(sizes, nodes)
+        if above in (0, len(sizes)):
+            return times[min(above, len(sizes) - 1)]
+        share = (nodes - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
+        return times[above - 1] + share * (times[above] - times[above - 1])
+
+
+def _median(times: Iterable[float]) -> float:
+    """Of a few numbers; the mean of both in the middle of an even count."""
+    ranked = sorted(times)
+    middle = len(ranked) // 2
+    return ranked[middle] if len(ranked) % 2 else 0.5 * (ranked[middle - 1] + ranked[middle])

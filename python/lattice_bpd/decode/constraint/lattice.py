@@ -15,7 +15,7 @@ costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,29 +27,29 @@ from lattice_bpd.decode.constraint.place import MergedPlaces, Place
 from lattice_bpd.lattice.logits import select_top_k
 
 Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
 Int32Array = npt.NDArray[np.int32]
 _MOST_ARCS = 4  # of a slot for each of its k tokens
-_Level = dict[Hashable, tuple[Place, float]]  # by key: the place, and the best path's score to it
+_RANKED = 4  # tokens of a slot, for each of the k, that are looked at before all others
+_FEW = 256  # tokens that are ranked faster by themselves than with all others masked
 
 
 class _Arc(NamedTuple):
     """One token behind one state of one slot.
 
     Attributes:
-        source: key of its state.
+        source: the place before it.
         token_id: the token.
         logit: of the head.
         share: log of its share among the candidates of its state.
-        score: sum of the shares of the best path through it.
-        target: key of the state behind it; None behind the last slot.
+        target: the place behind it; None behind the last slot.
     """
 
-    source: Hashable
+    source: Place
     token_id: int
     logit: float
     share: float
-    score: float
-    target: Hashable = None
+    target: Place | None
 
 
 @dataclass
@@ -66,11 +66,11 @@ class Intersection:
 
     def acceptor(self) -> bytes:
         """As an acceptor for `rescore_fst`: weights are -share, labels token id + 1."""
-        numbers: dict[tuple[int, Hashable], int] = {}
+        numbers: dict[tuple[int, Place | None], int] = {}
 
-        def number(slot: int, key: Hashable) -> int:
+        def number(slot: int, place: Place | None) -> int:
             behind_last = slot == len(self.slots)
-            return numbers.setdefault((slot, None if behind_last else key), len(numbers))
+            return numbers.setdefault((slot, None if behind_last else place), len(numbers))
 
         leaving: dict[int, list[tuple[int, float, int]]] = {}
         for slot, arcs in enumerate(self.slots):
@@ -117,70 +117,96 @@ def intersect(
         Intersection.
 
     Raises:
-        ValueError: NaN or +inf among the logits of tokens that are allowed.
+        ValueError: top_k out of range, NaN or +inf.
     """
     merged.shrink()
-    level: _Level = {place.key: (place, 0.0)}
+    vocab_size = logits.shape[1]
+    most = min(_RANKED * top_k, vocab_size) if top_k <= vocab_size else top_k
+    ranked = select_top_k(logits, most, log_softmax=False, where=where).token_ids[0]
+    level: dict[Place, float] = {place: 0.0}  # with the score of the best path to each
     slots: list[list[_Arc]] = []
     depends = False
     for slot, row in enumerate(logits):
+        going = {place: score for place, score in level.items() if len(place.token_ids)}
         depends = depends or len(level) > 1
-        arcs = _find_arcs(level, row, top_k, where)
-        if not arcs:
+        if not going:
             break
-        if slot + 1 < len(logits):
-            arcs, level = _follow(arcs, level, merged, exact=slot == 0)
+        last, level, arcs = slot + 1 == len(logits), {}, []
+        for source, token, logit, share, score in _find_arcs(going, row, ranked[slot], top_k):
+            target = None
+            if not last:
+                target = merged.advance(source, token, exact=slot == 0)
+                if target is None:
+                    continue
+                level.setdefault(target, score)  # the first arc is of the best path
+            arcs.append(_Arc(source, token, logit, share, target))
         slots.append(arcs)
     return Intersection(slots, depends)
 
 
-def _find_arcs(level: _Level, row: Float32Array, top_k: int, where: str) -> list[_Arc]:
-    """The arcs of one slot, best paths first."""
-    going = [(key, place, score) for key, (place, score) in level.items() if len(place.token_ids)]
-    if not going:
-        return []
-    masks: Any = np.stack([place.mask for _, place, _ in going])
-    masked = np.where(masks, row, np.float32(-np.inf))
-    found = select_top_k(masked, top_k, log_softmax=False, where=where)
-    token_ids, logits = found.token_ids[0], found.scores[0].astype(np.float64)
-    for number in np.flatnonzero(np.isneginf(logits[:, 0])):  # the head masks all that may follow
-        token_ids[number, 0], logits[number, 0] = going[number][1].token_ids[0], 0.0
+def _find_arcs(
+    level: dict[Place, float], row: Float32Array, ranked: Int32Array, top_k: int
+) -> Iterator[tuple[Place, int, float, float, float]]:
+    """Place, token, logit, share and path's score of the arcs of one slot, best paths first."""
+    places = list(level)
+    token_ids, logits = _find_candidates(places, row, ranked, top_k)
     shares = logits - logits[:, :1]
     shares -= np.log(np.exp(shares).sum(axis=1, keepdims=True))
-    scores = shares + np.array([[before] for _, _, before in going])
+    scores = shares + np.array([[before] for before in level.values()])
     kept = _choose_arcs(token_ids, scores, top_k)
-    values = [array.ravel()[kept].tolist() for array in (token_ids, logits, shares, scores)]
-    sources = [going[place // token_ids.shape[1]][0] for place in kept]
-    return [_Arc(*arc) for arc in zip(sources, *values, strict=True)]
+    sources = [places[number // token_ids.shape[1]] for number in kept]
+    columns = [array.ravel()[kept].tolist() for array in (token_ids, logits, shares, scores)]
+    return zip(sources, *columns, strict=True)
 
 
-def _choose_arcs(token_ids: Int32Array, scores: npt.NDArray[np.float64], top_k: int) -> list[int]:
-    """Places of the arcs to keep in (states, k) arrays, by falling score."""
+def _find_candidates(
+    places: Sequence[Place], row: Float32Array, ranked: Int32Array, top_k: int
+) -> tuple[Int32Array, Float64Array]:
+    """The best tokens that each place allows.
+
+    Args:
+        places: S places, all with a token that may follow.
+        row: (V,) logits of a head.
+        ranked: (M,) its best tokens, best first.
+        top_k: k.
+
+    Returns:
+        token_ids (S, k) int32 and logits (S, k) float64, best first; -inf behind the tokens that
+        are allowed, of which there is at least one.
+    """
+    token_ids = np.zeros((len(places), top_k), np.int32)
+    logits = np.full(token_ids.shape, -np.inf)
+    for number, place in enumerate(places):
+        best: Any = ranked[place.mask[ranked]][:top_k]
+        if len(best) < top_k and len(best) < len(place.token_ids):
+            best = _best_of(place, row, top_k)
+        scores: Any = row[best]
+        if len(best) == 0 or scores[0] == -np.inf:  # the head masks all that may follow
+            best, scores = place.token_ids[:1], 0.0
+        token_ids[number, : len(best)], logits[number, : len(best)] = best, scores
+    return token_ids, logits
+
+
+def _best_of(place: Place, row: Float32Array, top_k: int) -> Any:
+    """The best tokens that a place allows, best first, among all of the vocabulary."""
+    ids: Any = place.token_ids
+    if len(ids) > _FEW:
+        masked = np.where(place.mask, row, np.float32(-np.inf))[None]
+        ids = select_top_k(masked, top_k, log_softmax=False, where="intersect").token_ids[0, 0]
+        return ids[place.mask[ids]]
+    return ids[np.lexsort((ids, -row[ids]))[:top_k]]
+
+
+def _choose_arcs(token_ids: Int32Array, scores: Float64Array, top_k: int) -> list[int]:
+    """Places of the arcs to keep in (S, k) arrays, by falling score."""
     width = scores.shape[1]
+    order = np.argsort(-scores, axis=None, kind="stable")[: np.count_nonzero(scores > -np.inf)]
+    most = _MOST_ARCS * top_k
+    tokens = token_ids.ravel()[order[:most]].tolist()
     seen: set[int] = set()
-    order = np.argsort(-scores, axis=None, kind="stable")
     kept = []
-    for rank, place in enumerate(order[: np.count_nonzero(np.isfinite(scores))].tolist()):
-        token = int(token_ids.flat[place])
-        new = token not in seen
-        if place % width == 0 or (rank < _MOST_ARCS * top_k and (not new or len(seen) < top_k)):
+    for place, token in zip(order.tolist(), tokens, strict=False):
+        if token in seen or len(seen) < top_k or place % width == 0:
             kept.append(place)
             seen.add(token)
-    return kept
-
-
-def _follow(
-    arcs: list[_Arc], level: _Level, merged: MergedPlaces, *, exact: bool
-) -> tuple[list[_Arc], _Level]:
-    """The arcs with their targets, and the next level; `exact` takes no merged place's word."""
-    targeted: list[_Arc] = []
-    behind: _Level = {}
-    for arc in arcs:
-        place = level[arc.source][0]
-        found = place.advance(arc.token_id) if exact else merged.advance(place, arc.token_id)
-        if found is None:
-            continue
-        found = merged.merge(found) if exact else found
-        targeted.append(arc._replace(target=found.key))
-        behind.setdefault(found.key, (found, arc.score))  # the first arc is of the best path
-    return targeted, behind
+    return kept + [place for place in order[most:].tolist() if place % width == 0]

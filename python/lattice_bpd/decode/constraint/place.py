@@ -25,7 +25,7 @@ class Place:
         over: whether one of them was written.
     """
 
-    __slots__ = ("_ids", "_key", "_mask", "_next", "over", "state", "stops")
+    __slots__ = ("_ids", "_key", "_mask", "_next", "merged_next", "over", "state", "stops")
 
     def __init__(
         self, state: ConstraintState, stop_token_ids: Collection[int], *, over: bool = False
@@ -35,6 +35,7 @@ class Place:
         self._mask: Mask | None = None
         self._ids: npt.NDArray[np.int64] | None = None
         self._next: dict[int, Place | None] = {}
+        self.merged_next: dict[int, Place | None] = {}  # of MergedPlaces
 
     @property
     def key(self) -> Hashable:
@@ -98,29 +99,26 @@ class Place:
 
 
 class MergedPlaces:
-    """Places and their successors by key, so that drafting meets each but once."""
+    """Places by key, so that drafting meets each, and what comes behind it, but once."""
 
     def __init__(self) -> None:
         self._places: dict[Hashable, Place] = {}
-        self._next: dict[tuple[Hashable, int], Place | None] = {}
 
     def merge(self, place: Place) -> Place:
         """The first place of this key."""
         return self._places.setdefault(place.key, place)
 
-    def advance(self, place: Place, token_id: int) -> Place | None:
-        """The merged place behind one more token."""
-        edge = (place.key, token_id)
-        if edge not in self._next:
+    def advance(self, place: Place, token_id: int, *, exact: bool = False) -> Place | None:
+        """The merged place behind one more token; `exact` takes no other place's word for it."""
+        if exact or token_id not in place.merged_next:
             found = place.advance(token_id)
-            self._next[edge] = None if found is None else self.merge(found)
-        return self._next[edge]
+            place.merged_next[token_id] = None if found is None else self.merge(found)
+        return place.merged_next[token_id]
 
     def shrink(self) -> None:
         """Forget everything once it is too much."""
         if len(self._places) > _MOST_MERGED:
             self._places.clear()
-            self._next.clear()
 
     def __len__(self) -> int:
         """Number of places."""
