@@ -163,7 +163,7 @@ def tune_lines(
     """The best weights of each line, and the block efficiency of all tried.
 
     Lines with an n-gram LM are replayed, those with a scorer decode the tuning prompts; the weight
-    of the n-gram LM in the mixture is tuned with the mixture's alpha.
+    of the n-gram LM in the mixture is tuned with the mixture's alpha, see `best_place`.
     """
     options: dict[str, DraftOptions] = {}
     tuned: dict[str, dict[str, float]] = {}
@@ -183,12 +183,31 @@ def tune_lines(
             point = DraftOptions(top_k=recipe.top_k, alpha=alpha)
             values[alpha, weight] = decode_all(model, prompts, setting, point, sources, recipe)
             watcher.advance(note=setting.name)
-        alpha, weight = max(values, key=lambda pair: values[pair])
+        alpha, weight = best_place(values)
         sources.mix(weight)
         options[setting.name] = DraftOptions(top_k=recipe.top_k, alpha=alpha)
         tuned[setting.name] = {f"{a}, {w}": value for (a, w), value in values.items()}
     watcher.end()
     return options, tuned
+
+
+def best_place(values: dict[tuple[float, float], float]) -> tuple[float, float]:
+    """The place of a grid with the best mean of its own value and its neighbours'.
+
+    Few prompts make single values differ by chance; a hill is no chance.
+    """
+    axes = [sorted({place[axis] for place in values}) for axis in range(2)]
+    at = {place: tuple(map(list.index, axes, place)) for place in values}
+
+    def mean(place: tuple[float, float]) -> float:
+        near = [
+            value
+            for other, value in values.items()
+            if sum(abs(a - b) for a, b in zip(at[place], at[other], strict=True)) <= 1
+        ]
+        return sum(near) / len(near)
+
+    return max(values, key=mean)
 
 
 def decode_all(
