@@ -102,7 +102,7 @@ def test_stories_example_names_a_missing_model(example, tmp_path, capsys):
     assert "has no stories260K.bin; expected the model of llama2.c" in capsys.readouterr().err
 
 
-def test_stories_example_prefers_hills_to_chance(example):  # noqa: ARG001
+def test_stories_example_prefers_hills_to_chance(example):
     best_place = importlib.import_module("stories260k_scorers").best_place
     lonely = {(1.0, 0.3): 3.0, (1.0, 0.6): 3.9, (2.0, 0.3): 3.8, (2.0, 0.6): 3.0,
               (4.0, 0.3): 3.85, (4.0, 0.6): 3.7}  # fmt: skip
