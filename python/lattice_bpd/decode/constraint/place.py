@@ -111,8 +111,12 @@ class MergedPlaces:
         self._places: dict[Hashable, Place] = {}
 
     def merge(self, place: Place) -> Place:
-        """The first place of this key."""
-        return self._places.setdefault(place.key, place)
+        """The place that stands for this one: a copy, which keeps no text's places alive."""
+        found = self._places.get(place.key)
+        if found is None:
+            found = Place(place.state, place.stops, over=place.over)
+            self._places[place.key] = found
+        return found
 
     def advance(self, place: Place, token_id: int, *, exact: bool = False) -> Place | None:
         """The merged place behind one more token; `exact` takes no other place's word for it."""
