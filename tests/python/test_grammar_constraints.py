@@ -197,6 +197,20 @@ def test_grammar_masks_slots_where_paths_do_not_matter() -> None:
     assert scores.tolist()[:2] == [[4.0, 2.0, -np.inf], [9.0, 7.0, -np.inf]]
 
 
+def test_grammar_forgets_places_that_are_too_many() -> None:
+    arcs = [(state, token, state + 1) for state in range(30) for token in (1, 2)]
+    merged = MergedPlaces()
+    place: Place | None = Place(FstConstraint.from_arcs(arcs, {30}, 8).start(), ())
+    while place is not None and place.count:
+        merged.merge(place)
+        place = place.advance(1)
+    assert len(merged) == 30
+    merged.shrink(8)
+    assert len(merged) == 30
+    merged.shrink(1 << 21)
+    assert len(merged) == 0
+
+
 @pytest.mark.parametrize("share", [0.005, 0.02, 0.5, 0.98])
 def test_grammar_candidates_are_the_best_allowed(share: float, rng: np.random.Generator) -> None:
     allowed = rng.permutation(700)[: max(1, int(700 * share))]

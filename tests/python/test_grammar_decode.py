@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from pathlib import Path
@@ -33,6 +34,7 @@ from lattice_bpd.decode import (
     generate,
     generate_batch,
 )
+from lattice_bpd.decode.constraint.guidance import GuidanceState
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.verify import Offer
 
@@ -305,3 +307,15 @@ def test_grammar_of_a_json_schema_over_sentencepiece(shared_data: Path) -> None:
     path = shared_data / "stories260K" / "tok512.model"
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     check_json(processor, 512, processor.eos_id(), processor.decode)
+
+
+def test_grammar_keeps_no_places_of_texts_that_are_over() -> None:
+    before = count_places()
+    constraint = guidance("[a-z]*")  # one state but for its start
+    generate(model_of("llama"), PROMPT, constraint=constraint, max_new_tokens=40, **SIZES)
+    assert 0 < count_places() - before < 6
+
+
+def count_places() -> int:
+    gc.collect()
+    return sum(type(item) is GuidanceState for item in gc.get_objects())

@@ -50,7 +50,7 @@ class ConstrainedChooser:
         """
         if self.ended:
             return None
-        if len(self.place.token_ids) == 0:
+        if self.place.count == 0:
             raise ValueError(
                 f"decode: the constraint has no legal continuation behind {self._shown()}; "
                 "expected a token that may follow, or an accepting state; check that the "
@@ -96,6 +96,11 @@ class ConstrainedChooser:
 def start_constrained(
     constraint: Constraint, stop_token_ids: Collection[int], inner: Sequence[Chooser | None]
 ) -> list[ConstrainedChooser]:
-    """The choosers of a batch of texts under one constraint, around those of `inner`."""
-    merged = MergedPlaces()
+    """The choosers of a batch of texts under one constraint, around those of `inner`.
+
+    What drafting learns of a constraint stays with it, where it has a dict `learned`.
+    """
+    stops = frozenset(stop_token_ids)
+    learned: dict[frozenset[int], MergedPlaces] = getattr(constraint, "learned", {})
+    merged = learned.setdefault(stops, MergedPlaces())
     return [ConstrainedChooser(constraint, stop_token_ids, chooser, merged) for chooser in inner]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lattice_bpd.decode.constraint.acceptor_bytes import Acceptor, read_acceptor, write_acceptor
+from lattice_bpd.decode.constraint.place import MergedPlaces
 from lattice_bpd.decode.constraint.protocol import Mask
 
 _WHERE = "FstConstraint"
@@ -39,6 +40,7 @@ class FstConstraint:
     ) -> None:
         found = read_acceptor(_bytes_of(acceptor))
         self.vocab_size, self.end_token_ids = vocab_size, frozenset(end_token_ids)
+        self.learned: dict[frozenset[int], MergedPlaces] = {}
         self._arcs = [_labels_of(arcs, vocab_size) for arcs in found.arcs]
         self._final = np.isfinite(found.final).tolist()
         self._useful = _find_useful(found, self._final)

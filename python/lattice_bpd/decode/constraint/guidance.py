@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lattice_bpd.decode.constraint.place import MergedPlaces
 from lattice_bpd.decode.constraint.protocol import Mask
 from lattice_bpd.decode.constraint.token_texts import show_tokens, to_guidance_tokenizer
 from lattice_bpd.extras import require
@@ -51,6 +52,7 @@ class GuidanceConstraint:
                 "as many or more; use the tokenizer that the target was trained with"
             )
         self.vocab_size = known if vocab_size is None else vocab_size
+        self.learned: dict[frozenset[int], MergedPlaces] = {}
         self.end_token_ids = frozenset(map(int, self._tokenizer.eos_tokens))
         matcher = guidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         self._start = GuidanceState(self, matcher)

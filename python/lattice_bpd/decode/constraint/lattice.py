@@ -119,15 +119,15 @@ def intersect(
     Raises:
         ValueError: top_k out of range, NaN or +inf.
     """
-    merged.shrink()
     vocab_size = logits.shape[1]
+    merged.shrink(vocab_size)
     most = min(_RANKED * top_k, vocab_size) if top_k <= vocab_size else top_k
     ranked = select_top_k(logits, most, log_softmax=False, where=where).token_ids[0]
     level: dict[Place, float] = {place: 0.0}  # with the score of the best path to each
     slots: list[list[_Arc]] = []
     depends = False
     for slot, row in enumerate(logits):
-        going = {place: score for place, score in level.items() if len(place.token_ids)}
+        going = {place: score for place, score in level.items() if place.count}
         depends = depends or len(level) > 1
         if not going:
             break
@@ -178,7 +178,7 @@ def _find_candidates(
     logits = np.full(token_ids.shape, -np.inf)
     for number, place in enumerate(places):
         best: Any = ranked[place.mask[ranked]][:top_k]
-        if len(best) < top_k and len(best) < len(place.token_ids):
+        if len(best) < top_k and len(best) < place.count:
             best = _best_of(place, row, top_k)
         scores: Any = row[best]
         if len(best) == 0 or scores[0] == -np.inf:  # the head masks all that may follow

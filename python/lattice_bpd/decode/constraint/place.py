@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lattice_bpd.decode.constraint.protocol import ConstraintState, Mask
 
-_MOST_MERGED = 1024  # states whose masks are kept for drafting
+_MOST_BYTES = 1 << 25  # of the masks that are kept for drafting
 
 OVER = "over"
 
@@ -25,7 +25,7 @@ class Place:
         over: whether one of them was written.
     """
 
-    __slots__ = ("_ids", "_key", "_mask", "_next", "merged_next", "over", "state", "stops")
+    __slots__ = ("_count", "_key", "_mask", "_next", "merged_next", "over", "state", "stops")
 
     def __init__(
         self, state: ConstraintState, stop_token_ids: Collection[int], *, over: bool = False
@@ -33,7 +33,7 @@ class Place:
         self.state, self.stops, self.over = state, stop_token_ids, over
         self._key: Hashable = OVER if over else None
         self._mask: Mask | None = None
-        self._ids: npt.NDArray[np.int64] | None = None
+        self._count: int | None = None
         self._next: dict[int, Place | None] = {}
         self.merged_next: dict[int, Place | None] = {}  # of MergedPlaces
 
@@ -54,20 +54,34 @@ class Place:
     @property
     def token_ids(self) -> npt.NDArray[np.int64]:
         """The tokens that may follow, rising."""
-        if self._ids is None:
-            self._ids = np.flatnonzero(self.mask)
-        return self._ids
+        return np.flatnonzero(self.mask)
+
+    @property
+    def count(self) -> int:
+        """How many tokens may follow."""
+        if self._count is None:
+            self._count = int(np.count_nonzero(self.mask))
+        return self._count
 
     @property
     def ended(self) -> bool:
         """Whether the text is complete and nothing can follow, not even a stop token."""
-        return self.over or (self.state.accepting and len(self.token_ids) == 0)
+        return self.over or (self.state.accepting and self.count == 0)
 
     def advance(self, token_id: int) -> Place | None:
         """The place behind one more token; None where it is not allowed."""
         if token_id not in self._next:
-            self._next[token_id] = self._find_next(token_id)
+            self._next[token_id] = self.find_next(token_id)
         return self._next[token_id]
+
+    def find_next(self, token_id: int) -> Place | None:
+        """The same, anew."""
+        if self.over:
+            return None
+        if token_id in self.stops:
+            return Place(self.state, self.stops, over=True) if self.state.accepting else None
+        state = self.state.advance(token_id)
+        return None if state is None else Place(state, self.stops)
 
     def expected_tokens(self) -> Sequence[int]:
         """Tokens that are certain or likely to come, as far as the constraint's state tells."""
@@ -75,7 +89,7 @@ class Place:
 
     def forced_end(self) -> Sequence[int]:
         """The stop token, where nothing else can follow."""
-        if self.over or not self.state.accepting or len(self.token_ids) != 1:
+        if self.over or not self.state.accepting or self.count != 1:
             return ()
         return (int(self.token_ids[0]),)
 
@@ -89,14 +103,6 @@ class Place:
             allowed[stops] = self.state.accepting
         return allowed
 
-    def _find_next(self, token_id: int) -> Place | None:
-        if self.over:
-            return None
-        if token_id in self.stops:
-            return Place(self.state, self.stops, over=True) if self.state.accepting else None
-        state = self.state.advance(token_id)
-        return None if state is None else Place(state, self.stops)
-
 
 class MergedPlaces:
     """Places by key, so that drafting meets each, and what comes behind it, but once."""
@@ -105,19 +111,23 @@ class MergedPlaces:
         self._places: dict[Hashable, Place] = {}
 
     def merge(self, place: Place) -> Place:
-        """The first place of this key."""
-        return self._places.setdefault(place.key, place)
+        """The place that stands for this one: a copy, which keeps no text's places alive."""
+        found = self._places.get(place.key)
+        if found is None:
+            found = Place(place.state, place.stops, over=place.over)
+            self._places[place.key] = found
+        return found
 
     def advance(self, place: Place, token_id: int, *, exact: bool = False) -> Place | None:
         """The merged place behind one more token; `exact` takes no other place's word for it."""
         if exact or token_id not in place.merged_next:
-            found = place.advance(token_id)
+            found = place.advance(token_id) if exact else place.find_next(token_id)
             place.merged_next[token_id] = None if found is None else self.merge(found)
         return place.merged_next[token_id]
 
-    def shrink(self) -> None:
-        """Forget everything once it is too much."""
-        if len(self._places) > _MOST_MERGED:
+    def shrink(self, vocab_size: int) -> None:
+        """Forget everything once masks of so many tokens are too much."""
+        if len(self._places) * vocab_size > _MOST_BYTES:
             self._places.clear()
 
     def __len__(self) -> int:

@@ -49,6 +49,8 @@ class Constraint(Protocol):
     Attributes:
         vocab_size: V, must be the target's.
         end_token_ids: tokens that end a text besides the stop tokens of the decode.
+        learned: may be left out; an empty dict, where drafting keeps for the next decode what it
+            has learned of the constraint.
     """
 
     vocab_size: int
