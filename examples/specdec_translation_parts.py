@@ -38,12 +38,12 @@ class Recipe:
     decoder_layers: int = 2
     dropout: float = 0.1
     label_smoothing: float = 0.1
-    target_steps: int = 1600
+    target_steps: int = 2000
     target_batch: int = 64
     distilled: int = 22000  # sentences that the target translates for its drafters
-    num_slots: int = 5
+    num_slots: int = 7
     heads_steps: int = 600
-    drafter_steps: int = 2000
+    drafter_steps: int = 2500
     drafter_batch: int = 32
     drafter_reveal: float = 0.0
     drafter_lr: float = 0.005
@@ -59,7 +59,7 @@ class Recipe:
 
 FULL = Recipe()
 QUICK = Recipe(
-    longest=24, target_steps=600, distilled=6000, heads_steps=150, drafter_steps=300,
+    longest=24, num_slots=5, target_steps=600, distilled=6000, heads_steps=150, drafter_steps=400,
     alphas=(0.15, 0.4), tune_sentences=20, test_sentences=60,
 )  # fmt: skip
 
