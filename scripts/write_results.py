@@ -47,6 +47,7 @@ RULES = {
                 "minimum_block:2", "minimum_block:3", "minimum_block:3,specdec++:3,1.0"),
 }  # fmt: skip
 """Acceptance rules that are compared, by model; text has no distances."""
+SECTIONS = ("strategies", "sampling")
 MOST_TOKENS = 80  # of a prompt's end: heads have learned from rows of 144 tokens, 64 are decoded
 
 
@@ -64,7 +65,9 @@ def main() -> None:
         source = documents[name](args)
         if source is None:
             continue
-        results = evaluate(name, source, args)
+        results = evaluate(name, source, args) if "strategies" in args.sections else {}
+        if "sampling" in args.sections:
+            results["sampling"] = sample(source, args.limit)
         command = f"python scripts/write_results.py --limit {args.limit}"
         write_sections(args.document, name, results, command)
         print(f"{name}: {time.perf_counter() - start:.0f} s; {args.document}", flush=True)
@@ -74,6 +77,10 @@ def read_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", default="demo,stories", help="default: %(default)s")
+    parser.add_argument(
+        "--sections", default=SECTIONS, type=lambda text: text.split(","),
+        help=f"what to measure anew (default: {','.join(SECTIONS)}); others stay as they are",
+    )  # fmt: skip
     parser.add_argument("--limit", type=int, default=64, help="prompts of a task (default 64)")
     parser.add_argument("--work", type=Path, default=ROOT / "demo-out" / "results", metavar="DIR")
     parser.add_argument("--data", type=Path, default=DATA, metavar="DIR")
@@ -81,6 +88,9 @@ def read_arguments() -> argparse.Namespace:
         "--document", type=Path, default=ROOT / "docs" / "results.md", metavar="FILE"
     )
     args = parser.parse_args()
+    for section in args.sections:
+        if section not in SECTIONS:
+            parser.error(f"--sections: unknown {section!r}; expected {' or '.join(SECTIONS)}")
     if args.limit < 4:
         parser.error(f"--limit is {args.limit}; expected 4 or more: a half is for tuning")
     return args
@@ -97,7 +107,6 @@ def evaluate(name: str, source: Source, args: argparse.Namespace) -> dict[str, A
         args.work / name, source, lab_options(name), watcher, live_texts=1,
         on_text=lambda _task: TextProgress(watcher),
     )  # fmt: skip
-    results["sampling"] = sample(source, args.limit)
     write_results(args.work / name, results)
     failed = [
         (task, check["strategy"])
@@ -225,15 +234,16 @@ def make_watcher() -> Any:
 
 def write_sections(document: Path, name: str, results: dict[str, Any], command: str) -> None:
     """Replace what stands between the marks of this model's sections."""
-    tasks = results["tasks"]
     text = document.read_text(encoding="utf-8")
-    sections = {
-        f"results-{name}": [*describe_strategies(tasks), "", *describe_gains(tasks), "",
-                            *describe_losses(tasks)],
-    }  # fmt: skip
-    if all("acceptance" in task for task in tasks.values()):
-        sections[f"results-{name}-rules"] = describe_rules(tasks)
-    sections[f"results-{name}-sampling"] = describe_sampling(results["sampling"])
+    sections = {}
+    if tasks := results.get("tasks"):
+        sections[f"results-{name}"] = [
+            *describe_strategies(tasks), "", *describe_gains(tasks), "", *describe_losses(tasks)
+        ]  # fmt: skip
+        if all("acceptance" in task for task in tasks.values()):
+            sections[f"results-{name}-rules"] = describe_rules(tasks)
+    if "sampling" in results:
+        sections[f"results-{name}-sampling"] = describe_sampling(results["sampling"])
     for section, lines in sections.items():
         text = replace_section(text, section, "\n".join([f"    {command}", "", *lines]))
     temporary = document.with_name(f".{document.name}")
