@@ -40,7 +40,7 @@ test: build  ## C++ unit tests, then Python tests (ARGS are pytest's)
 	@echo "test: ctest"
 	@ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS) --no-tests=ignore
 	@echo "test: pytest"
-	@python -m pytest $(ARGS)
+	@python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 bench: build  ## check answers against the peers, then time them
 	@for file in benchmarks/bench_*.py; do echo "bench: $$file"; python $$file $(ARGS); done

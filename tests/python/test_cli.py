@@ -193,6 +193,34 @@ def test_generate_names_a_lossy_acceptance(model_directory, capsys):
     assert "TopKMatch: k is 0; expected 1 or more" in err
 
 
+def test_generate_samples_by_seed(model_directory, capsys):
+    def sample(strategy: str, seed: int) -> str:
+        status, out, _ = run(
+            capsys, "generate", model_directory, "--prompt", "the cat", "--json", "--strategy",
+            strategy, "--accept", f"sampled:1.5,seed={seed}",
+        )  # fmt: skip
+        assert status == 0
+        found = json.loads(out)
+        assert (found["acceptance"], found["lossless"]) == (f"sampled:1.5,seed={seed}", True)
+        return found["text"]
+
+    assert sample("tree", 1) == sample("greedy", 1) != sample("greedy", 2)
+
+
+def test_generate_under_a_constraint(model_directory, tmp_path, capsys):
+    pytest.importorskip("llguidance")
+    arguments = ["generate", model_directory, "--prompt", "the cat", "--strategy", "tree", "--json"]
+    status, out, _ = run(capsys, *arguments, "--regex", "[aeiou]{3}")
+    assert status == 0
+    assert re.fullmatch("[aeiou]{3}", json.loads(out)["text"].replace("<|endoftext|>", ""))
+    assert "regex parse error" in run(capsys, *arguments, "--regex", "[a-z")[2]
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "boolean"}')
+    text = json.loads(run(capsys, *arguments, "--json-schema", schema)[1])["text"]
+    assert text.replace("<|endoftext|>", "").strip() in ("true", "false")
+    assert run(capsys, *arguments, "--json-schema", tmp_path / "none.json")[0] == 2
+
+
 def test_certificate_files(model_directory, tmp_path, capsys):
     path = tmp_path / "text.json"
     status, out, _ = run(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lattice_bpd.decode import Certificate, DecodeResult, DecodeStats
+    from lattice_bpd.decode import Certificate, Constraint, DecodeResult, DecodeStats
     from lattice_bpd.verify import Acceptance
 
 _EXAMPLE = """example (after `lattice-bpd demo`):
@@ -40,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "generate",
         help="decode a prompt with a blockwise model",
         description="Decode a prompt. Every strategy writes the target model's greedy output, "
-        "unless --accept relaxes it.",
+        "unless --accept, --regex or --json-schema asks for something else.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -73,6 +73,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--accept", default="exact", metavar="RULE", help="which draft tokens are kept (see below)"
+    )
+    constraint = parser.add_mutually_exclusive_group()
+    constraint.add_argument("--regex", help="what the output must match as a whole")
+    constraint.add_argument(
+        "--json-schema", type=Path, metavar="FILE", help="what the output must be JSON of"
     )
     parser.add_argument(
         "--certificate", type=Path, metavar="FILE",
@@ -108,8 +113,10 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.verify import parse_acceptance
 
     rule = parse_acceptance(args.accept)
+    model = BlockwiseLM.from_pretrained(args.model, attn_implementation="eager")
+    ends = _stop_tokens(tokenizer.token_to_id("<|endoftext|>"))
     result = generate(
-        BlockwiseLM.from_pretrained(args.model, attn_implementation="eager"),
+        model,
         ids,
         args.strategy,
         lm=lm,
@@ -121,8 +128,9 @@ def run(args: argparse.Namespace) -> None:
         draft_model=None if args.draft_model is None else _load_draft_model(args.draft_model),
         num_slots=args.num_slots,
         max_new_tokens=args.max_new_tokens,
-        stop_token_ids=_stop_tokens(tokenizer.token_to_id("<|endoftext|>")),
+        stop_token_ids=ends,
         acceptance=rule,
+        constraint=_load_constraint(args, tokenizer, model.base.config.vocab_size, ends),
         certificate=args.certificate is not None,
     )
     text = tokenizer.decode(result.token_ids)
@@ -134,6 +142,21 @@ def run(args: argparse.Namespace) -> None:
         print(_as_text(prompt, text, result) + describe_rule(rule, result.stats))
         if result.certificate is not None:
             print(describe_certificate(result.certificate, args.certificate))
+
+
+def _load_constraint(
+    args: argparse.Namespace, tokenizer: Any, vocab_size: int, ends: list[int]
+) -> Constraint | None:
+    """What --regex or --json-schema asks for."""
+    if args.regex is None and args.json_schema is None:
+        return None
+    from lattice_bpd.cli.files import read_text
+    from lattice_bpd.decode import GuidanceConstraint
+
+    options: dict[str, Any] = {"vocab_size": vocab_size, "end_token_ids": ends or None}
+    if args.regex is not None:
+        return GuidanceConstraint.from_regex(args.regex, tokenizer, **options)
+    return GuidanceConstraint.from_json_schema(read_text(args.json_schema), tokenizer, **options)
 
 
 def _load_draft_model(directory: Path) -> Any:
