@@ -7,6 +7,7 @@ is work before, between and after the imports. Then `threads` works in four thre
 forks after threads were used, and works in child and parent at the same time.
 """
 
+import faulthandler
 import importlib
 import math
 import os
@@ -179,7 +180,8 @@ def work_in_child_and_parent():
     work_in_threads()
     child = os.fork()
     if child == 0:
-        signal.alarm(100)  # a child that hangs ends, and the parent hears of it
+        faulthandler.register(signal.SIGALRM, chain=True)
+        signal.alarm(100)  # a child that hangs says where and ends, and the parent hears of it
         try:
             if is_there("torch"):
                 sys.modules["torch"].set_num_threads(1)
