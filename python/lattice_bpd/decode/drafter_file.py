@@ -19,8 +19,8 @@ from lattice_bpd.decode.drafters import (
     LatticeDrafter,
     NoDrafter,
     TreeDrafter,
-    batch_head_logits,
 )
+from lattice_bpd.decode.head_candidates import batch_head_logits
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.lattice.logits import select_top_k
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from lattice_bpd import DrawnTree, NGramLM, draw_tree
-from lattice_bpd.decode.drafters import Drafter, prepare_rescoring
+from lattice_bpd.decode.drafters import Drafter
+from lattice_bpd.decode.head_candidates import prepare_rescoring
 from lattice_bpd.decode.noise import keys_of_draws, sampling_temperature
 from lattice_bpd.decode.sequence_caches import SequenceCaches
 from lattice_bpd.decode.state import DecodeState

@@ -16,7 +16,8 @@ from typing import Any
 
 from lattice_bpd import Drafts, rescore_lattice
 from lattice_bpd.decode.constraint.search import find_candidates
-from lattice_bpd.decode.drafters import Drafter, batch_head_logits
+from lattice_bpd.decode.drafters import Drafter
+from lattice_bpd.decode.head_candidates import batch_head_logits
 from lattice_bpd.decode.neural_scorer import NeuralScorer
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.drafter.scorers import ScorerError, TransitionScorer, as_scorer, search_drafts

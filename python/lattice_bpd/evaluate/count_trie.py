@@ -19,7 +19,8 @@ import numpy.typing as npt
 from lattice_bpd import DraftTree
 from lattice_bpd.decode import DecodeState
 from lattice_bpd.decode.draft_trees import Nodes, build_draft_tree
-from lattice_bpd.decode.drafters import Drafter, batch_head_logits
+from lattice_bpd.decode.drafters import Drafter
+from lattice_bpd.decode.head_candidates import batch_head_logits
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.token_ids import to_token_ids
 
