@@ -101,7 +101,7 @@ def make_rows(found: Translators, recipe: Recipe, alphas: dict[str, float]) -> l
     """All ways to translate, greedy first."""
     from lattice_bpd.verify import SpecDecPlusPlus
 
-    relaxed = SpecDecPlusPlus(top_beta=3, tau=1.0)
+    relaxed = SpecDecPlusPlus(recipe.top_beta, recipe.tau)
     heads, drafter = {"heads": found.heads}, {"heads": SpecDrafterHeads(found.drafter)}
     size = {"top_k": recipe.top_k}
     tree = {**size, "max_nodes": recipe.max_nodes, "temperature": recipe.temperature}
