@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-MAX_IMPORT_RATIO = 1.5
+MAX_IMPORT_RATIO = 2.0
 IMPORT_ROUNDS = 15
 NOT_AT_IMPORT = {"torch", "transformers", "pywrapfst", "kenlm"}
 
