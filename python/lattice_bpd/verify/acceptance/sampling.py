@@ -25,7 +25,7 @@ from lattice_bpd.verify.verification import Offer
 Seed = int | Sequence[int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class _Sampling:
     """What both rules share.
 
@@ -38,6 +38,18 @@ class _Sampling:
     seed: Seed
 
     name: ClassVar[str]
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        *,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: Seed = 0,
+    ) -> None:
+        object.__setattr__(self, "warp", Warp(temperature, top_k, top_p, min_p))
+        object.__setattr__(self, "seed", seed)
 
     def __str__(self) -> str:
         """Name and numbers in the form that `parse_acceptance` reads."""
@@ -69,6 +81,15 @@ class _Sampling:
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
+class _Drawing:
+    """What both choosers keep of their text."""
+
+    ended = False
+
+    def __init__(self, warp: Warp, key: int) -> None:
+        self.warp, self.key, self.position = warp, key, 0
+
+
 class Sampled(_Sampling):
     """Sample, and keep a draft token if and only if it is the target's own draw.
 
@@ -93,23 +114,12 @@ class Sampled(_Sampling):
     lossless: ClassVar[bool] = True
     guarantee: ClassVar[str] = "the tokens that plain sampling gives with the same seed"
 
-    def __init__(
-        self,
-        temperature: float = 1.0,
-        *,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: Seed = 0,
-    ) -> None:
-        super().__init__(Warp(temperature, top_k, top_p, min_p), seed)
-
     def start(self, sequence: int, prompt: Sequence[int]) -> SampledChooser:
         """See Acceptance."""
         return SampledChooser(self.warp, self.key_of(sequence, prompt))
 
 
-class SampledChooser:
+class SampledChooser(_Drawing):
     """Draws the tokens of one text; see Sampled.
 
     Attributes:
@@ -117,11 +127,6 @@ class SampledChooser:
         key: of the noise.
         position: tokens drawn so far, and so the place of the next one.
     """
-
-    ended = False
-
-    def __init__(self, warp: Warp, key: int) -> None:
-        self.warp, self.key, self.position = warp, key, 0
 
     def choose(self, logits: Tensor, offer: Offer) -> int:  # noqa: ARG002
         """See `lattice_bpd.verify.Chooser`."""
@@ -152,23 +157,12 @@ class Rejection(_Sampling):
     lossless: ClassVar[bool] = True
     guarantee: ClassVar[str] = "the distribution of plain sampling, exactly"
 
-    def __init__(
-        self,
-        temperature: float = 1.0,
-        *,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: Seed = 0,
-    ) -> None:
-        super().__init__(Warp(temperature, top_k, top_p, min_p), seed)
-
     def start(self, sequence: int, prompt: Sequence[int]) -> RejectionChooser:
         """See Acceptance."""
         return RejectionChooser(self.warp, self.key_of(sequence, prompt))
 
 
-class RejectionChooser:
+class RejectionChooser(_Drawing):
     """Accepts and draws the tokens of one text; see Rejection.
 
     Attributes:
@@ -176,11 +170,6 @@ class RejectionChooser:
         key: of the random numbers; that of drafts must differ.
         position: tokens chosen so far.
     """
-
-    ended = False
-
-    def __init__(self, warp: Warp, key: int) -> None:
-        self.warp, self.key, self.position = warp, key, 0
 
     def choose(self, logits: Tensor, offer: Offer) -> int:
         """See `lattice_bpd.verify.Chooser`."""
