@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 
 from lattice_bpd import DraftTree
 from lattice_bpd.decode.constraint.place import Place
+from lattice_bpd.decode.draft_trees import Nodes, build_draft_tree
 from lattice_bpd.drafter.search import MAX_NODES
 from lattice_bpd.verify import PrefixTree
 
@@ -104,22 +102,17 @@ def cut_trees(trees: DraftTree, places: Sequence[Place], max_nodes: int) -> Draf
         (B, N) or fewer nodes. The probabilities stay those among all paths of the lattice.
     """
     rows = [_allowed_nodes(trees, row, place, max_nodes) for row, place in enumerate(places)]
-    size = max(map(len, rows))
-    counts: Any = np.array([len(kept) for kept in rows], np.int32)
-    shape = (len(rows), size)
-    token_ids, parents = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
-    depths, log_probs = np.zeros(shape, np.int32), np.full(shape, -np.inf, np.float32)
-    masks: Any = np.zeros((*shape, size), np.bool_) | np.eye(size, dtype=np.bool_)
-    for row, kept in enumerate(rows):
-        count = len(kept)
-        numbers = {-1: -1, **{node: number for number, node in enumerate(kept)}}
-        token_ids[row, :count] = trees.token_ids[row, kept]
-        parents[row, :count] = [numbers[parent] for parent in trees.parents[row, kept].tolist()]
-        depths[row, :count] = trees.depths[row, kept]
-        log_probs[row, :count] = trees.log_probs[row, kept]
-        masks[row, :count, :count] = trees.attention_mask[row][np.ix_(kept, kept)]
-    paths = _leaf_paths(parents, depths, counts)
-    return DraftTree(token_ids, parents, depths, log_probs, counts, masks, paths)
+    return build_draft_tree([_nodes_of(trees, row, kept) for row, kept in enumerate(rows)])
+
+
+def _nodes_of(trees: DraftTree, row: int, kept: list[int]) -> Nodes:
+    """The kept nodes of a row, under their new numbers."""
+    numbers = {-1: -1, **{node: number for number, node in enumerate(kept)}}
+    return Nodes(
+        trees.token_ids[row, kept].tolist(),
+        [numbers[parent] for parent in trees.parents[row, kept].tolist()],
+        trees.log_probs[row, kept].tolist(),
+    )
 
 
 def _allowed_nodes(trees: DraftTree, row: int, place: Place, most: int) -> list[int]:
@@ -135,20 +128,3 @@ def _allowed_nodes(trees: DraftTree, row: int, place: Place, most: int) -> list[
             places[node] = found
             kept.append(node)
     return kept
-
-
-def _leaf_paths(parents: Any, depths: Any, counts: Any) -> Any:
-    """(B, L, H) nodes down to each leaf, -1 behind a path's end and behind the last leaf."""
-    rows: list[list[list[int]]] = []
-    for above, count in zip(parents.tolist(), counts.tolist(), strict=True):
-        paths: list[list[int]] = []
-        for node, parent in enumerate(above[:count]):
-            paths.append([*(paths[parent] if parent >= 0 else []), node])
-        inner = set(above[:count])
-        rows.append([path for node, path in enumerate(paths) if node not in inner])
-    shape = (len(rows), max(map(len, rows)), int(depths.max(initial=0)) + 1)
-    found: Any = np.full(shape, -1, np.int32)
-    for row, leaves in enumerate(rows):
-        for number, path in enumerate(leaves):
-            found[row, number, : len(path)] = path
-    return found
