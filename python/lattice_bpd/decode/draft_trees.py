@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lattice_bpd import DraftTree, DrawnTree
+from lattice_bpd import DraftTree, DrawnTree, _core
 from lattice_bpd.decode.drawn_nodes import Drawn
 
 
@@ -83,7 +83,7 @@ def build_draft_tree(rows: Sequence[Nodes]) -> DraftTree:
     parents = np.full((batch, size), -1, np.int32)
     depths = np.zeros((batch, size), np.int32)
     log_probs = np.full((batch, size), -np.inf, np.float32)
-    mask = np.tile(np.eye(size, dtype=np.bool_), (batch, 1, 1))
+    mask = np.zeros((batch, size, size), np.bool_)
     leaves = []
     for number, row in enumerate(rows):
         count = len(row.token_ids)
@@ -93,7 +93,7 @@ def build_draft_tree(rows: Sequence[Nodes]) -> DraftTree:
         for node, parent in enumerate(row.parents):
             paths.append([node] if parent < 0 else [*paths[parent], node])
             depths[number, node] = len(paths[-1]) - 1
-            mask[number, node, paths[-1]] = True
+        mask[number] = _core.ancestor_mask(parents[number, :count], size).view(np.bool_)
         inner = set(row.parents)
         leaves.append([path for node, path in enumerate(paths) if node not in inner])
     most = max((len(row) for row in leaves), default=0)
