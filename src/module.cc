@@ -17,4 +17,5 @@ PYBIND11_MODULE(_core, m) {
   lattice_bpd::BindInspect(m);
   lattice_bpd::BindLattice(m);
   lattice_bpd::BindDraft(m);
+  lattice_bpd::BindVerify(m);
 }

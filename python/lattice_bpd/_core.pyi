@@ -14,9 +14,11 @@ __all__: list[str] = [
     "ContextNgram",
     "CorpusCounter",
     "FormatError",
+    "PrefixTree",
     "Sausage",
     "TrieAssembler",
     "Vocabulary",
+    "additive_masks",
     "ancestor_mask",
     "backoffs_of_rows",
     "choose_draw",
@@ -39,6 +41,8 @@ __all__: list[str] = [
     "list_sections",
     "load_lm",
     "merge_runs",
+    "move_slots",
+    "node_masks",
     "pack_token_ids",
     "prune_by_entropy",
     "prune_by_estimated_count",
@@ -52,6 +56,7 @@ __all__: list[str] = [
     "rescore_candidates",
     "rescore_fst",
     "rescore_sausages",
+    "row_inputs",
     "sample_token",
     "select_top_k",
     "set_fused_instruction_set",
@@ -59,6 +64,7 @@ __all__: list[str] = [
     "summarise_runs",
     "top_k_instruction_sets",
     "train_ngram",
+    "tree_inputs",
     "tree_of_candidates",
     "tree_of_sausages",
     "tune_weights",
@@ -186,6 +192,67 @@ class CorpusCounter:
 class FormatError(ValueError):
     pass
 
+class PrefixTree:
+    """
+    Drafts of one sequence; every shared prefix once.
+    """
+    @staticmethod
+    @typing.overload
+    def of_drafts(
+        exact_token: typing.SupportsInt | typing.SupportsIndex,
+        drafts: numpy.typing.NDArray[numpy.int32],
+    ) -> PrefixTree: ...
+    @staticmethod
+    @typing.overload
+    def of_drafts(
+        exact_token: typing.SupportsInt | typing.SupportsIndex,
+        drafts: numpy.typing.NDArray[numpy.int64],
+    ) -> PrefixTree: ...
+    @staticmethod
+    @typing.overload
+    def of_nodes(
+        exact_token: typing.SupportsInt | typing.SupportsIndex,
+        token_ids: numpy.typing.NDArray[numpy.int32],
+        parents: numpy.typing.NDArray[numpy.int32],
+        max_depth: typing.SupportsInt | typing.SupportsIndex,
+    ) -> PrefixTree: ...
+    @staticmethod
+    @typing.overload
+    def of_nodes(
+        exact_token: typing.SupportsInt | typing.SupportsIndex,
+        token_ids: numpy.typing.NDArray[numpy.int64],
+        parents: numpy.typing.NDArray[numpy.int64],
+        max_depth: typing.SupportsInt | typing.SupportsIndex,
+    ) -> PrefixTree: ...
+    def __init__(
+        self,
+        token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def child(
+        self,
+        node: typing.SupportsInt | typing.SupportsIndex,
+        token_id: typing.SupportsInt | typing.SupportsIndex,
+    ) -> int: ...
+    def children(self, node: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
+    def follow_greedy(
+        self, logits: numpy.typing.NDArray[numpy.float32], places: numpy.typing.NDArray[numpy.int64]
+    ) -> tuple[list[int], list[int]]: ...
+    def paths(self) -> list[list[int]]: ...
+    @property
+    def depths(self) -> list[int]: ...
+    @property
+    def max_depth(self) -> int: ...
+    @property
+    def num_leaves(self) -> int: ...
+    @property
+    def parents(self) -> list[int]: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def token_range(self) -> tuple[int, int]: ...
+
 class Sausage:
     """
     A sausage lattice: candidate tokens and scores by slot.
@@ -242,6 +309,13 @@ class Vocabulary:
     @property
     def unk(self) -> int: ...
 
+def additive_masks(
+    trees: collections.abc.Sequence[PrefixTree],
+    size: typing.SupportsInt | typing.SupportsIndex,
+    width: typing.SupportsInt | typing.SupportsIndex,
+    slots: typing.SupportsInt | typing.SupportsIndex,
+    lowest: typing.SupportsFloat | typing.SupportsIndex,
+) -> numpy.typing.NDArray[numpy.float32]: ...
 def ancestor_mask(
     parents: numpy.typing.NDArray[numpy.int32], size: typing.SupportsInt | typing.SupportsIndex
 ) -> numpy.typing.NDArray[numpy.uint8]: ...
@@ -445,6 +519,16 @@ def merge_runs(runs: collections.abc.Sequence[bytes]) -> bytes:
     The sum of runs as a run.
     """
 
+def move_slots(
+    buffers: list[numpy.typing.NDArray[numpy.uint8]],
+    start: typing.SupportsInt | typing.SupportsIndex,
+    sources: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ],
+) -> None: ...
+def node_masks(
+    trees: collections.abc.Sequence[PrefixTree], size: typing.SupportsInt | typing.SupportsIndex
+) -> numpy.typing.NDArray[numpy.uint8]: ...
 def pack_token_ids(
     rows: list[typing.Any], largest: typing.SupportsInt | typing.SupportsIndex
 ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int64]] | None: ...
@@ -545,6 +629,10 @@ def rescore_sausages(
     numpy.typing.NDArray[numpy.float32],
     numpy.typing.NDArray[numpy.int32],
 ]: ...
+def row_inputs(
+    trees: collections.abc.Sequence[PrefixTree],
+    starts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+) -> tuple[typing.Any, ...]: ...
 def sample_token(
     logits: numpy.typing.NDArray[numpy.float32],
     scale: typing.SupportsFloat | typing.SupportsIndex,
@@ -588,6 +676,11 @@ def train_ngram(
     Count and estimate an LM; returns the LM and the warnings about it.
     """
 
+def tree_inputs(
+    trees: collections.abc.Sequence[PrefixTree],
+    starts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    size: typing.SupportsInt | typing.SupportsIndex,
+) -> numpy.typing.NDArray[numpy.int64]: ...
 def tree_of_candidates(
     token_ids: numpy.typing.NDArray[numpy.int32],
     scores: numpy.typing.NDArray[numpy.float32],

@@ -36,13 +36,14 @@ from lattice_bpd.decode import (
     decode,
     decode_batch,
 )
-from lattice_bpd.decode.cached_reader import CachedReader, Forest
+from lattice_bpd.decode.cached_reader import CachedReader
 from lattice_bpd.decode.draft_model.candidates import draw, probabilities
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.proposals import propose_trees
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.models import load_llama2c
+from lattice_bpd.verify import PrefixTree
 
 PROMPTS = [looping_text(40)[3:15].tolist(), [5, 6, 5], [7]]
 SHAPES = {
@@ -150,13 +151,13 @@ def test_logits_ahead_are_those_of_a_fresh_read(kind):
     #  behind the text: 4 - 5 - 6   and   7 - 8
     #                    `-- 9
     model = random_model(kind)
-    forest = Forest([4, 7, 5, 9, 8, 6], [-1, -1, 0, 0, 1, 2], [0, 0, 1, 1, 1, 2])
+    forest = PrefixTree([4, 7, 5, 9, 8, 6], [-1, -1, 0, 0, 1, 2])
     ways = [[4], [7], [4, 5], [4, 9], [7, 8], [4, 5, 6]]
     reader, kept = CachedReader(model, "test"), None
     for texts in (PROMPTS, [[*PROMPTS[0], 1, 2], [5, 6, 5, 9], [7, 8]]):
         kept, _ = reader.go_on(kept, texts)
         for _ in range(2):
-            found = reader.look_ahead(kept, [forest, Forest([3], [-1], [0]), forest])
+            found = reader.look_ahead(kept, [forest, PrefixTree([3], [-1]), forest])
             for row in (0, 2):
                 for node, way in enumerate(ways):
                     fresh = logits_behind(model, texts[row] + way)

@@ -196,16 +196,13 @@ def sample_sequence(chooser, propose) -> tuple[int, ...]:
         tree = propose(heads[len(base) :], base)
 
         def choose(node: int, tree: PrefixTree = tree, base: tuple[int, ...] = base) -> int | None:
-            path = []
-            while node > 0:
-                path.append(tree.token_ids[node])
-                node = tree.parents[node]
+            path, above = [], node
+            while above > 0:
+                path.append(tree.token_ids[above])
+                above = tree.parents[above]
             here = (*base, *path[::-1])
             if len(here) == SLOTS:
                 return None
-            node = 0
-            for token in path[::-1]:
-                node = tree._children[node, token]
             drawn_from = None if tree.drawn_from is None else tree.drawn_from(node)
             return chooser.choose(logits[here], Offer(tree.children(node), len(path), drawn_from))
 

@@ -20,7 +20,7 @@ from lattice_bpd.verify import (
     verify_drafts,
     verify_trees,
 )
-from lattice_bpd.verify.greedy import greedy_choice
+from lattice_bpd.verify.greedy import follow_greedy
 
 
 class CountingCache:
@@ -195,15 +195,37 @@ def test_greedy_takes_the_smallest_id_of_a_tie():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_choices_one_by_one_are_those_of_all_at_once(dtype):
-    generator = torch.Generator().manual_seed(7)
-    logits = torch.randint(0, 9, (3, 5, 12), generator=generator).to(dtype)  # ties everywhere
-    choice, wanted = greedy_choice(logits), greedy_tokens(logits)
-    found = [[choice(row, column) for column in range(5)] for row in range(3)]
-    assert found == wanted.tolist()
-    logits[1, 2, 4] = float("nan")
+@pytest.mark.parametrize("vocab_size", [3, 16, 40])
+def test_trees_are_followed_by_the_choice_at_each_node(dtype, vocab_size):
+    rng, generator = np.random.default_rng(vocab_size), torch.Generator().manual_seed(vocab_size)
+    for _ in range(20):
+        logits = torch.randint(0, 3, (2, 30, vocab_size), generator=generator).to(dtype)  # ties
+        logits[0, :, -1] = -torch.inf
+        drafts = [rng.integers(0, vocab_size, (6, 4)) for _ in range(3)]
+        drafts[0][0] = greedy_tokens(logits)[0, :4].numpy()
+        trees = [PrefixTree.from_drafts(3, rows) for rows in drafts]
+        places = [rng.permutation(60)[: len(tree)].astype(np.int64) for tree in trees]
+        places[0][:5] = range(5)  # so that the first draft is right
+        wanted = greedy_tokens(logits).flatten().tolist()
+        found = follow_greedy(trees, logits, places)
+        assert len(found[0][0]) == 5
+        for tree, at, (nodes, tokens) in zip(trees, places, found, strict=True):
+            assert tokens == [wanted[at[node]] for node in nodes]
+            paths = {tuple(path[: len(nodes)]) for path in tree.list_paths()}
+            assert tuple(nodes) in paths
+            assert [tree.token_ids[node] for node in nodes[1:]] == tokens[:-1]
+            assert tokens[-1] not in tree.children(nodes[-1])
+
+
+def test_nan_counts_where_it_is_looked_at():
+    tree = PrefixTree.from_drafts(3, [[1, 2]])
+    logits = torch.zeros(1, 3, 40)
+    logits[0, 0, 1] = 1.0
+    logits[0, 1, 39] = torch.nan
     with pytest.raises(ValueError, match="logits hold NaN"):
-        greedy_choice(logits)(1, 2)
+        follow_greedy([tree], logits, [np.arange(3)])
+    logits[0, 0, 1] = -1.0  # now the draft ends before
+    assert follow_greedy([tree], logits, [np.arange(3)]) == [([0], [0])]
 
 
 def test_nan_logits_are_refused():

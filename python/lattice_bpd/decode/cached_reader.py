@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -36,16 +34,6 @@ class ReadTexts:
 
     cache: BatchCache
     tokens: list[list[int]]
-
-
-class Forest(PrefixTree):
-    """Draft tokens behind a text that is read whole: several first tokens, with parent -1."""
-
-    def attention_mask(self, size: int) -> npt.NDArray[np.bool_]:
-        """(size, size) bool, see PrefixTree."""
-        above = [-1, *(parent + 1 for parent in self.parents)]
-        rooted = PrefixTree([0, *self.token_ids], above, [0, *self.depths])
-        return rooted.attention_mask(size + 1)[1:, 1:]
 
 
 class CachedReader:
@@ -150,12 +138,13 @@ class CachedReader:
         last = torch.tensor(counts, device=output.logits.device) - 1
         return output.logits[torch.arange(len(new), device=last.device), last]
 
-    def look_ahead(self, texts: ReadTexts, forests: Sequence[Forest]) -> Tensor:
+    def look_ahead(self, texts: ReadTexts, forests: Sequence[PrefixTree]) -> Tensor:
         """Read draft tokens behind each text, one call for all, and forget them again.
 
         Args:
             texts: as read.
-            forests: of each text; a model that `refuses_tree` cannot read them.
+            forests: of each text; first tokens have parent -1. A model that `refuses_tree` cannot
+                read them.
 
         Returns:
             (R, N, V) logits behind each token; N is that of the largest forest.

@@ -32,7 +32,7 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
         TypeError: a drafter returned something else.
         ValueError: a drafter proposed token ids outside the vocabulary.
     """
-    trees = [PrefixTree([state.tokens[-1]], [-1], [0]) for state in states]
+    trees = [PrefixTree(state.tokens[-1:], [-1]) for state in states]
     for state in states:
         state.update_num_slots()
     asked = [number for number, state in enumerate(states) if state.room > 0]
@@ -89,9 +89,9 @@ def _to_tree(proposal: Any, row: int, state: DecodeState, drafter: Drafter) -> P
         tree = _tree_of(proposal, row, state)
     except (ValueError, IndexError, TypeError) as error:
         note_failure(drafter, [state], "shape", error)
-        return PrefixTree(state.tokens[-1:], [-1], [0])
-    wrong = max(tree.token_ids)
-    if wrong >= state.model.vocab_size or min(tree.token_ids) < 0:
+        return PrefixTree(state.tokens[-1:], [-1])
+    low, wrong = tree.token_range
+    if wrong >= state.model.vocab_size or low < 0:
         raise ValueError(
             f"decode: the drafter proposed token id {wrong}; expected 0.."
             f"{state.model.vocab_size - 1}; draft with the target's own token ids"
@@ -105,23 +105,26 @@ def _tree_of(
 ) -> PrefixTree:
     exact, room = state.tokens[-1], state.room
     if isinstance(proposal, Drafts):
-        drafts = rows_of(proposal, row, room)
-        if drafts:
-            state.stats.count_repeats(exact, drafts[0])
+        drafts = to_numpy(proposal.token_ids)[row, : int(proposal.counts[row]), :room]
+        if len(drafts):
+            state.stats.count_repeats(exact, _without_padding(drafts[0].tolist()))
         return PrefixTree.from_drafts(exact, drafts)
     if isinstance(proposal, (DraftTree, DrawnTree)):
         count = int(proposal.counts[row])
-        token_ids = proposal.token_ids[row, :count].tolist()
-        parents = proposal.parents[row, :count].tolist()
+        token_ids = to_numpy(proposal.token_ids)[row, :count]
+        parents = to_numpy(proposal.parents)[row, :count]
         tree = PrefixTree.from_nodes(exact, token_ids, parents, room)
         if isinstance(proposal, DrawnTree) and proposal.is_drawn:
             tree.drawn_from = _drawn_from(proposal, row, room)
         return tree
-    token_ids, parents = proposal.token_ids.tolist(), proposal.parents.tolist()
-    whole = PrefixTree.from_nodes(exact, token_ids, parents, len(token_ids))
+    token_ids, parents = proposal.token_ids, proposal.parents
+    depths = PrefixTree.from_nodes(exact, token_ids, parents, len(token_ids)).depths
     tree = PrefixTree.from_nodes(exact, token_ids, parents, room)
-    kept = [node for node, depth in enumerate(whole.depths) if depth <= room]
-    drawn = [proposal.drawn_from[node] if whole.depths[node] < room else None for node in kept]
+    drawn = [
+        drawn_from if depth < room else None
+        for depth, drawn_from in zip(depths, proposal.drawn_from, strict=True)
+        if depth <= room
+    ]
     tree.drawn_from = drawn.__getitem__
     return tree
 
@@ -150,8 +153,12 @@ def rows_of(proposal: Drafts, row: int, most: int) -> list[list[int]]:
     """The drafts of a row, without padding, each cut to `most` tokens."""
     token_ids = to_numpy(proposal.token_ids)
     drafts: list[list[int]] = token_ids[row, : int(proposal.counts[row]), :most].tolist()
+    return [_without_padding(draft) for draft in drafts]
+
+
+def _without_padding(draft: list[int]) -> list[int]:
     pad = Drafts.PAD_TOKEN
-    return [d[: d.index(pad)] if d and d[-1] == pad else d for d in drafts]
+    return draft[: draft.index(pad)] if draft and draft[-1] == pad else draft
 
 
 def row_of(proposal: Drafts | DraftTree, row: int) -> Drafts | DraftTree:

@@ -84,16 +84,14 @@ class BatchCache:
 
         Nodes that stand first and in order are kept where they are; others are copied down.
         """
-        longest = max(len(nodes) for nodes in accepted)
+        counts = list(map(len, accepted))
+        longest, start = max(counts), self.width
         if any(nodes[-1] >= len(nodes) for nodes in accepted):  # rising, so else 0, 1, 2, ..
-            start = self.width
-            sources = np.zeros((len(accepted), longest - 1), np.int64)
-            for number, nodes in enumerate(accepted):  # node 0 stays, whatever else is accepted
-                sources[number, : len(nodes) - 1] = nodes[1:]
-            sources += start
-            move_slots(self.cache, start + 1, to_device(sources, self._device()))
-        set_width(self.cache, self.width + longest, self.width + size)
-        self._extend([len(nodes) for nodes in accepted], longest)
+            # node 0 stays, whatever else is accepted
+            moved = [[start + node for node in nodes[1:]] for nodes in accepted]
+            move_slots(self.cache, start + 1, moved)
+        set_width(self.cache, start + longest, start + size)
+        self._extend(counts, longest)
 
     def repeated(self, sequences: list[int], room: int) -> Any:
         """A cache of R rows, row r a copy of sequence `sequences[r]`, for one call."""
@@ -168,23 +166,16 @@ class BatchCache:
         if self.positions is None or self.width - longest < max(_HOLES, longest // 2):
             return
         # Right-aligned, so that the longest ends where the next call begins.
-        sources = np.zeros((len(self), longest), np.int64)
+        sources = []
         positions = np.full((len(self), longest), -1, np.int32)
         for number, length in enumerate(self.lengths):
-            used = np.flatnonzero(self.positions[number] >= 0)
-            sources[number, longest - length :] = used
-            sources[number, : longest - length] = used[0]
+            used: list[int] = np.flatnonzero(self.positions[number] >= 0).tolist()
+            sources.append([used[0]] * (longest - length) + used)
             positions[number, longest - length :] = np.arange(length)
-        move_slots(self.cache, 0, to_device(sources, self._device()))
+        move_slots(self.cache, 0, sources)
         set_width(self.cache, longest, self.width)
         self.width = longest
         self.positions = positions if min(self.lengths) < longest else None
-
-    def _device(self) -> torch.device:
-        if isinstance(self.cache, StackedCache):
-            return self.cache.keys.device
-        device: torch.device = self.cache.layers[0].keys.device
-        return device
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

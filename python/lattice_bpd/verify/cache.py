@@ -7,13 +7,13 @@ caches of `transformers`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import Cache, StaticCache
 
-from lattice_bpd.verify.stacked_cache import StackedCache
+from lattice_bpd.verify.stacked_cache import StackedCache, pad_slots
 
 
 def check_cache(cache: Cache) -> None:
@@ -55,17 +55,21 @@ def set_width(cache: Any, width: int, now: int) -> None:
         cache.crop(width - now)
 
 
-def move_slots(cache: Any, start: int, sources: Tensor) -> None:
-    """Copy slots, (B, A) int64, of each sequence to `start`, `start`+1, ... in every layer."""
+def move_slots(cache: Any, start: int, sources: Sequence[Sequence[int]]) -> None:
+    """Copy slots of each sequence to `start`, `start`+1, ... in every layer.
+
+    What stands behind those of a sequence with fewer slots than others is anybody's afterwards.
+    """
     if isinstance(cache, StackedCache):
         cache.move_slots(start, sources)
         return
-    end = start + sources.shape[1]
+    index = pad_slots(sources)
+    end = start + index.shape[1]
     for layer in cache.layers:
         for states in (layer.keys, layer.values):
             batch, heads, _, size = states.shape
-            index = sources.to(states.device).view(batch, 1, -1, 1)
-            moved = states.gather(2, index.expand(batch, heads, -1, size))
+            places = index.to(states.device).view(batch, 1, -1, 1)
+            moved = states.gather(2, places.expand(batch, heads, -1, size))
             states[:, :, start:end] = moved
 
 

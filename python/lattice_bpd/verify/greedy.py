@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from lattice_bpd.verify.prefix_tree import PrefixTree
 
 FloatRow = npt.NDArray[np.float32]
 
@@ -42,25 +44,33 @@ def greedy_tokens(logits: Tensor) -> Tensor:
     return token_ids
 
 
-def greedy_choice(logits: Tensor) -> Callable[[int, int], int]:
-    """The same for places that are asked for one by one: few of a tree are on the accepted path.
+def follow_greedy(
+    trees: Sequence[PrefixTree], logits: Tensor, places: Sequence[npt.NDArray[np.int64]]
+) -> list[tuple[list[int], list[int]]]:
+    """Walk down each tree as long as the target's choice is among the drafts.
 
     Args:
+        trees: of B sequences.
         logits: (R, T, V) float.
+        places: for each tree, (n+1,), where the logits behind its nodes stand in the first two
+            axes laid flat.
 
     Returns:
-        A function (row, column) -> token id, which raises ValueError on a NaN in that place. On an
-        accelerator all places are decided, and checked, at once, so that it is waited for once.
+        For each tree the accepted nodes and the target's tokens behind them, see
+        `PrefixTree.follow`.
+
+    Raises:
+        ValueError: a NaN among the logits on the way; on an accelerator, where all places are
+            decided at once so that it is waited for once, anywhere.
     """
-    if logits.device.type != "cpu" or logits.dtype != torch.float32:
-        token_ids: list[list[int]] = greedy_tokens(logits).tolist()
-        return lambda row, column: token_ids[row][column]
-    places = logits.numpy()
-
-    def choice(row: int, column: int) -> int:
-        return greedy_token(places[row, column])
-
-    return choice
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        rows = logits.reshape(-1, logits.shape[-1]).numpy()
+        return [tree._core.follow_greedy(rows, at) for tree, at in zip(trees, places, strict=True)]
+    token_ids: list[int] = greedy_tokens(logits).flatten().tolist()
+    return [
+        tree.follow(lambda node, at=at: token_ids[at[node]])  # type: ignore[misc]
+        for tree, at in zip(trees, places, strict=True)
+    ]
 
 
 def logits_row(logits: Tensor) -> FloatRow:

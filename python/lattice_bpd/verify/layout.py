@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lattice_bpd import _core
 from lattice_bpd.verify.batch_cache import BatchCache, to_device
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.target import TargetModel
@@ -30,8 +32,7 @@ class Call(NamedTuple):
         attention_mask: see TargetModel; None where nothing is hidden but the future.
         windowed_mask: the same for layers with a sliding window, or None.
         sequences: the sequence of each row; None for one row each, in order.
-        rows: for each sequence and node the row that answers it.
-        columns: for each sequence and node the column.
+        places: for each sequence, (n+1,) int64, where its nodes are answered: row * T + column.
     """
 
     input_ids: Tensor
@@ -39,55 +40,39 @@ class Call(NamedTuple):
     attention_mask: Tensor | None
     windowed_mask: Tensor | None
     sequences: list[int] | None
-    rows: list[list[int]]
-    columns: Sequence[Sequence[int]]
+    places: Sequence[npt.NDArray[np.int64]]
 
 
 def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]) -> Call:
     """Exact token and tree nodes of each sequence as one row."""
-    size = state.call_size(max(len(tree) for tree in trees))
-    new = np.zeros((2, len(trees), size), np.int64)  # tokens and positions
-    sees = np.empty((len(trees), size, size), np.bool_)
-    for number, (tree, start) in enumerate(zip(trees, state.lengths, strict=True)):
-        new[0, number, : len(tree)] = tree.token_ids
-        new[1, number, : len(tree)] = tree.depths
-        new[1, number] += start
-        sees[number] = tree.attention_mask(size)
+    size = state.call_size(max(map(len, trees)))
+    cores = [tree._core for tree in trees]
+    new = _core.tree_inputs(cores, state.lengths, size)
     input_ids, position_ids = to_device(new, target.device).unbind()
-    masks = _masks(target, state, sees, position_ids, range(len(trees)))
-    return Call(
-        input_ids,
-        position_ids,
-        *masks,
-        None,
-        [[number] * len(tree) for number, tree in enumerate(trees)],
-        [range(len(tree)) for tree in trees],
-    )
+    masks: tuple[Tensor, Tensor | None]
+    if target.device.type == "cpu" and state.positions is None and target.sliding_window is None:
+        slots = state.width + size + state.free_slots(size)
+        lowest = torch.finfo(target.dtype).min
+        mask = torch.from_numpy(_core.additive_masks(cores, size, state.width, slots, lowest))
+        masks = mask if target.dtype == torch.float32 else mask.to(target.dtype), None
+    else:
+        sees = _core.node_masks(cores, size).view(np.bool_)
+        masks = _masks(target, state, sees, position_ids, range(len(trees)))
+    places = [
+        np.arange(number * size, number * size + len(tree)) for number, tree in enumerate(trees)
+    ]
+    return Call(input_ids, position_ids, *masks, None, places)
 
 
 def lay_out_rows(target: TargetModel, state: BatchCache, trees: list[PrefixTree]) -> Call:
     """Every path of the trees as a row; shorter ones end in token 0, which nobody looks at."""
-    size = 1 + max(tree.max_depth for tree in trees)
-    ids: list[list[int]] = []
-    places: list[list[int]] = []
-    sequences: list[int] = []
-    rows = [[0] * len(tree) for tree in trees]
-    for number, tree in enumerate(trees):
-        start = state.lengths[number]
-        for path in tree.list_paths():
-            for node in path:
-                rows[number][node] = len(ids)
-            rest = size - len(path)
-            ids.append([tree.token_ids[node] for node in path] + [0] * rest)
-            last = start + len(path) - 1
-            places.append([*range(start, last + 1), *([last] * rest)])
-            sequences.append(number)
-    repeats = len(sequences) > len(trees)
-    columns = [tree.depths for tree in trees]
-    input_ids = to_device(np.array(ids, np.int64), target.device)
+    ids, texts, sequences, places = _core.row_inputs([t._core for t in trees], state.lengths)
+    repeats = sequences if len(sequences) > len(trees) else None
+    input_ids = to_device(ids, target.device)
     if state.positions is None:  # then the target numbers and hides by itself as it should
-        return Call(input_ids, None, None, None, sequences if repeats else None, rows, columns)
-    position_ids = to_device(np.array(places, np.int64), target.device)
+        return Call(input_ids, None, None, None, repeats, places)
+    size = input_ids.shape[1]
+    position_ids = to_device(texts, target.device)
     masks: tuple[Tensor, Tensor | None]
     if target.sliding_window is None:
         used = torch.from_numpy(state.positions[sequences] >= 0).to(target.device)
@@ -95,7 +80,7 @@ def lay_out_rows(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
     else:
         sees = np.tri(size, dtype=np.bool_)[None].repeat(len(ids), axis=0)
         masks = _masks(target, state, sees, position_ids, sequences)
-    return Call(input_ids, position_ids, *masks, sequences if repeats else None, rows, columns)
+    return Call(input_ids, position_ids, *masks, repeats, places)
 
 
 def _masks(
@@ -115,8 +100,6 @@ def _masks(
         sequences: the sequence of each row.
     """
     lowest = torch.finfo(target.dtype).min
-    if target.device.type == "cpu" and state.positions is None and target.sliding_window is None:
-        return _plain_mask(target.dtype, state, sees, lowest), None
     block = torch.zeros(sees.shape, dtype=target.dtype, device=target.device)
     block.masked_fill_(torch.from_numpy(~sees).to(target.device), lowest)
     if state.positions is None:
@@ -135,23 +118,6 @@ def _masks(
         mask = F.pad(mask, (0, free), value=lowest)
         windowed = None if windowed is None else F.pad(windowed, (0, free), value=lowest)
     return mask.unsqueeze(1), None if windowed is None else windowed.unsqueeze(1)
-
-
-def _plain_mask(
-    dtype: torch.dtype,
-    state: BatchCache,
-    sees: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
-    lowest: float,
-) -> Tensor:
-    """The mask where all old slots are seen; numpy is quicker than torch at these sizes."""
-    rows, size, _ = sees.shape
-    end = state.width + size
-    mask = np.zeros((rows, 1, size, end + state.free_slots(size)), np.float32)
-    np.copyto(mask[:, 0, :, state.width : end], lowest, where=~sees)
-    if mask.shape[-1] > end:
-        mask[..., end:] = lowest
-    found = torch.from_numpy(mask)
-    return found if dtype == torch.float32 else found.to(dtype)
 
 
 def _too_far(

@@ -11,7 +11,6 @@ A p-best list and a tree become the same thing here, so that verification knows 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,121 +18,130 @@ import numpy.typing as npt
 
 from lattice_bpd import _core
 
+IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
-@dataclass
+
 class PrefixTree:
     """Draft tokens below the exact token; parents stand before their children.
 
-    Attributes:
+    The nodes live in the core, so that laying out a call and following the target take
+    microseconds; the lists below are copies.
+
+    Args:
         token_ids: (n+1) ints, the exact token y_{t+1} first.
-        parents: (n+1) ints, the node before each; -1 for node 0.
-        depths: (n+1) ints, 0 for node 0: draft token j of a draft has depth j.
+        parents: (n+1) ints, the node before each; -1 for node 0. (More nodes of parent -1 make a
+            forest, whose first tokens have depth 0; nothing can be followed there.)
+
+    Attributes:
         drawn_from: for a node the distribution that its children were drawn from, see
             `lattice_bpd.verify.Offer`; None where nothing was drawn.
+
+    Raises:
+        ValueError: a parent does not stand before its child, or the lengths differ.
     """
 
-    token_ids: list[int]
-    parents: list[int]
-    depths: list[int]
-    _children: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
-    drawn_from: Callable[[int], tuple[Any, Any] | None] | None = field(default=None, repr=False)
+    __slots__ = ("_core", "drawn_from")
+
+    def __init__(self, token_ids: Sequence[int], parents: Sequence[int]) -> None:
+        self._core = _core.PrefixTree(token_ids, parents)
+        self.drawn_from: Callable[[int], tuple[Any, Any] | None] | None = None
 
     @classmethod
-    def from_drafts(cls, exact_token: int, drafts: Sequence[Sequence[int]]) -> PrefixTree:
+    def _of(cls, core: _core.PrefixTree) -> PrefixTree:
+        tree = cls.__new__(cls)
+        tree._core, tree.drawn_from = core, None
+        return tree
+
+    @classmethod
+    def from_drafts(
+        cls, exact_token: int, drafts: Sequence[Sequence[int]] | IntArray
+    ) -> PrefixTree:
         """The prefix tree of a list of drafts.
 
         Args:
             exact_token: y_{t+1}.
-            drafts: p sequences of token ids, best first; a negative id (padding) ends one. The
-                best draft becomes nodes 1, 2, ..: accepting it needs no copy of the cache.
+            drafts: p sequences of token ids, or (p, H) ints, best first; a negative id (padding)
+                ends one. The best draft becomes nodes 1, 2, ..: accepting it needs no copy of the
+                cache.
+
+        Raises:
+            TypeError: token ids that are no integers.
         """
-        token_ids, parents, depths = [exact_token], [-1], [0]
-        children: dict[tuple[int, int], int] = {}
-        for draft in drafts:
-            node = 0
-            for depth, token in enumerate(draft, 1):
-                if token < 0:
-                    break
-                edge, new = (node, token), len(token_ids)
-                node = children.setdefault(edge, new)
-                if node == new:
-                    token_ids.append(token)
-                    parents.append(edge[0])
-                    depths.append(depth)
-        return cls(token_ids, parents, depths, children)
+        if not isinstance(drafts, np.ndarray):
+            longest = max(map(len, drafts), default=0)
+            drafts = np.array([[*row, *[-1] * (longest - len(row))] for row in drafts])
+            drafts = drafts.reshape(len(drafts), longest)
+        return cls._of(_core.PrefixTree.of_drafts(exact_token, _integers(drafts)))
 
     @classmethod
     def from_nodes(
-        cls, exact_token: int, token_ids: Sequence[int], parents: Sequence[int], max_depth: int
+        cls,
+        exact_token: int,
+        token_ids: Sequence[int] | IntArray,
+        parents: Sequence[int] | IntArray,
+        max_depth: int,
     ) -> PrefixTree:
         """The tree of a row of `DraftTree`.
 
         Args:
             exact_token: y_{t+1}.
-            token_ids: n ints, without padding.
-            parents: n ints, -1 for the first tokens.
+            token_ids: (n,) ints, without padding.
+            parents: (n,) ints, -1 for the first tokens.
             max_depth: longest path to keep, in tokens; deeper nodes are left out.
 
         Raises:
+            TypeError: token ids or parents that are no integers.
             ValueError: a parent does not stand before its child, or the lengths differ.
         """
-        if len(token_ids) != len(parents):
-            raise ValueError(
-                f"PrefixTree: {len(token_ids)} token ids and {len(parents)} parents; expected as "
-                "many of each"
-            )
-        depths = [0]  # of node 0, and of node i of the source in place i + 1
-        for number, parent in enumerate(parents):
-            if not -1 <= parent < number:
-                raise ValueError(
-                    f"PrefixTree: node {number} has parent {parent}; expected -1..{number - 1}; "
-                    "list parents before their children"
-                )
-            depths.append(depths[parent + 1] + 1)
-        if max(depths) <= max_depth:
-            above = [parent + 1 for parent in parents]
-            edges = zip(above, token_ids, strict=True)
-            children = dict(zip(edges, range(1, len(depths)), strict=True))
-            return cls([exact_token, *token_ids], [-1, *above], depths, children)
-        kept = [node for node in range(len(token_ids)) if depths[node + 1] <= max_depth]
-        places = {-1: -1, **{node: place for place, node in enumerate(kept)}}
-        return cls.from_nodes(
-            exact_token,
-            [token_ids[node] for node in kept],
-            [places[parents[node]] for node in kept],
-            max_depth,
-        )
+        ids, above = _integers(token_ids), _integers(parents)
+        if ids.dtype != above.dtype:
+            ids, above = ids.astype(np.int64), above.astype(np.int64)
+        return cls._of(_core.PrefixTree.of_nodes(exact_token, ids, above, max_depth))
 
     def __len__(self) -> int:
         """Number of nodes, the exact token counted."""
-        return len(self.token_ids)
+        return len(self._core)
+
+    def __repr__(self) -> str:
+        """The nodes."""
+        return f"PrefixTree(token_ids={self.token_ids}, parents={self.parents})"
+
+    @property
+    def token_ids(self) -> list[int]:
+        """(n+1) ints, the exact token first."""
+        return self._core.token_ids
+
+    @property
+    def parents(self) -> list[int]:
+        """(n+1) ints, the node before each; -1 for node 0."""
+        return self._core.parents
+
+    @property
+    def depths(self) -> list[int]:
+        """(n+1) ints, 0 for node 0: draft token j of a draft has depth j."""
+        return self._core.depths
 
     @property
     def max_depth(self) -> int:
         """Tokens of the longest draft."""
-        return max(self.depths)
+        return self._core.max_depth
+
+    @property
+    def token_range(self) -> tuple[int, int]:
+        """Smallest and greatest token id."""
+        return self._core.token_range
 
     def count_leaves(self) -> int:
         """Number of paths."""
-        return len(self) - len(set(self.parents) - {-1})
+        return self._core.num_leaves
 
     def list_paths(self) -> list[list[int]]:
         """The nodes from node 0 down to each leaf, leaves in order of their nodes."""
-        inner = set(self.parents)
-        paths = []
-        for leaf in range(len(self)):
-            if leaf in inner:
-                continue
-            path, node = [], leaf
-            while node >= 0:
-                path.append(node)
-                node = self.parents[node]
-            paths.append(path[::-1])
-        return paths
+        return self._core.paths()
 
     def children(self, node: int) -> list[int]:
         """The draft tokens behind a node, in the order in which they were proposed."""
-        return [token for above, token in self._children if above == node]
+        return self._core.children(node)
 
     def follow(self, next_token: Callable[[int], int | None]) -> tuple[list[int], list[int]]:
         """Walk down as long as the target agrees.
@@ -152,10 +160,9 @@ class PrefixTree:
             if token is None:
                 return nodes, tokens
             tokens.append(token)
-            child = self._children.get((node, token))
-            if child is None:
+            node = self._core.child(node, token)
+            if node < 0:
                 return nodes, tokens
-            node = child
             nodes.append(node)
 
     def attention_mask(self, size: int) -> npt.NDArray[np.bool_]:
@@ -167,5 +174,18 @@ class PrefixTree:
         Returns:
             (size, size) bool.
         """
-        parents = np.array(self.parents, np.int32)
-        return _core.ancestor_mask(parents, size).view(np.bool_)
+        mask: npt.NDArray[np.bool_] = _core.node_masks([self._core], size).view(np.bool_)[0]
+        return mask
+
+
+def _integers(values: Sequence[int] | IntArray) -> Any:
+    """An array of int32 or int64; empty lists are ints, too."""
+    array: Any = values if isinstance(values, np.ndarray) else np.array(values)
+    if array.dtype == np.int32 or array.dtype == np.int64:
+        return array
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(
+            f"PrefixTree: found elements of type {array.dtype}; expected integers; give token ids "
+            "and numbers of nodes"
+        )
+    return array.astype(np.int64)

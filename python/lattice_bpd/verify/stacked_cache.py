@@ -7,12 +7,17 @@ all layers, of its own few positions only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+
+from lattice_bpd import _core
 
 _ROOM = 256  # slots by which a full buffer grows at least
 
@@ -71,6 +76,7 @@ class StackedCache(Cache):
 
     def __init__(self, keys: Tensor, values: Tensor, width: int) -> None:
         self.keys, self.values, self.width = keys, values, width
+        self._views: tuple[Tensor, list[npt.NDArray[np.uint8]]] | None = None
         super().__init__(layers=[StackedLayer(self, number) for number in range(keys.shape[0])])
 
     @classmethod
@@ -121,21 +127,28 @@ class StackedCache(Cache):
         for layer in layers:
             layer.width = width
 
-    def move_slots(self, start: int, sources: Tensor) -> None:
+    def move_slots(self, start: int, sources: Sequence[Sequence[int]]) -> None:
         """Copy slots to `start`, `start`+1, ... in every layer.
 
         Args:
             start: first slot to write.
-            sources: (B, A) int64, which slots of each sequence to copy there.
+            sources: of each of B sequences, which slots to copy there.
         """
+        if self.keys.device.type == "cpu":  # quicker than the few calls of torch that it takes
+            _core.move_slots(self._bytes(), start, sources)
+            return
+        index = pad_slots(sources).to(self.keys.device)
         for buffer in (self.keys, self.values):
             layers, batch, heads, _, size = buffer.shape
-            if batch == 1:
-                moved = buffer.index_select(3, sources[0])
-            else:
-                index = sources.view(1, batch, 1, -1, 1).expand(layers, batch, heads, -1, size)
-                moved = buffer.gather(3, index)
-            buffer.narrow(3, start, sources.shape[1]).copy_(moved)
+            places = index.view(1, batch, 1, -1, 1).expand(layers, batch, heads, -1, size)
+            buffer.narrow(3, start, index.shape[1]).copy_(buffer.gather(3, places))
+
+    def _bytes(self) -> list[npt.NDArray[np.uint8]]:
+        """The buffers' memory, (L, B, heads, capacity, bytes) each."""
+        if self._views is None or self._views[0] is not self.keys:
+            parts = [part.view(torch.uint8).numpy() for part in (self.keys, self.values)]
+            self._views = self.keys, parts
+        return self._views[1]
 
     def select_sequences(self, sequences: Tensor) -> None:
         """Keep the sequences of these numbers, (B',) int64; one may come several times."""
@@ -160,6 +173,12 @@ class StackedCache(Cache):
         self.keys[:, :, :, start:end] = other.keys[:, :, :, start:end].index_select(1, rows)
         self.values[:, :, :, start:end] = other.values[:, :, :, start:end].index_select(1, rows)
         self.set_width(end)
+
+
+def pad_slots(sources: Sequence[Sequence[int]]) -> Tensor:
+    """(B, A) int64, rows of fewer slots padded with their first, or with 0."""
+    longest = max(map(len, sources))
+    return torch.tensor([[*row, *[row[0] if row else 0] * (longest - len(row))] for row in sources])
 
 
 def _empty_like(buffer: Tensor, room: int) -> Tensor:

@@ -12,16 +12,18 @@ section 7.2 (p drafts in parallel); Miao et al. 2024 (SpecInfer: a tree in one r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
-from lattice_bpd.verify.greedy import greedy_choice
+from lattice_bpd.verify.greedy import follow_greedy
 from lattice_bpd.verify.layout import Call, lay_out_rows, lay_out_tree
 from lattice_bpd.verify.memory import is_lack_of_memory, memory_advice
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -149,18 +151,21 @@ def verify_trees(
             raise
         raise MemoryError(memory_advice(error, call.input_ids.shape, len(trees), form)) from error
     seconds = time.perf_counter() - start
-    next_token = _choices(call, output, trees, choosers)
-    found, accepted = [], []
-    for number, tree in enumerate(trees):
-        nodes, tokens = tree.follow(next_token[number])
-        accepted.append(nodes)
-        row, column = call.rows[number][nodes[-1]], call.columns[number][nodes[-1]]
-        found.append(Verification(tokens, len(nodes) - 1, output.hidden[row, column]))
+    if choosers is None:
+        followed = follow_greedy(trees, output.logits, call.places)
+    else:
+        followed = _ask_choosers(call, output, trees, choosers)
+    hidden = output.hidden.flatten(0, 1)
+    ends = [int(at[nodes[-1]]) for at, (nodes, _) in zip(call.places, followed, strict=True)]
+    found = [
+        Verification(tokens, len(nodes) - 1, hidden[end])
+        for (nodes, tokens), end in zip(followed, ends, strict=True)
+    ]
+    accepted = [nodes for nodes, _ in followed]
     if form == "tree":
         state.keep_nodes(accepted, size)
     else:
-        rows = [call.rows[number][nodes[-1]] for number, nodes in enumerate(accepted)]
-        counts = [len(nodes) for nodes in accepted]
+        rows, counts = [end // size for end in ends], list(map(len, accepted))
         state.keep_rows(cache, rows, counts, size, repeats=call.sequences is not None)
     return BatchVerification(found, form, seconds, (call.input_ids.shape[0], size))
 
@@ -183,7 +188,7 @@ def choose_form(
     if form == "rows":
         return form
     if form == "auto" and state.capacity is None:
-        depth, size = max(tree.max_depth for tree in trees), max(len(tree) for tree in trees)
+        depth, size = max(tree.max_depth for tree in trees), max(map(len, trees))
         # Of one sequence, two rows or more always hold more tokens than the tree.
         if 1 + depth == size or len(trees) > 1:
             num_rows = sum(tree.count_leaves() for tree in trees)
@@ -242,26 +247,22 @@ def _run(target: TargetModel, call: Call, cache: Any) -> TargetOutput:
     )
 
 
-def _choices(
-    call: Call,
-    output: TargetOutput,
-    trees: Sequence[PrefixTree],
-    choosers: Sequence[Chooser] | None,
-) -> list[Callable[[int], int | None]]:
-    """For each sequence the function that gives the target's token behind a node."""
-    greedy = greedy_choice(output.logits) if choosers is None else None
+def _ask_choosers(
+    call: Call, output: TargetOutput, trees: Sequence[PrefixTree], choosers: Sequence[Chooser]
+) -> list[tuple[list[int], list[int]]]:
+    """What choosers accept of each tree, and the tokens behind."""
+    logits = output.logits.flatten(0, 1)
 
-    def choice(number: int) -> Callable[[int], int | None]:
-        rows, columns = call.rows[number], call.columns[number]
-        if greedy is not None:
-            return lambda node: greedy(rows[node], columns[node])
-        chooser, tree = cast("Sequence[Chooser]", choosers)[number], trees[number]
+    def follow(
+        tree: PrefixTree, chooser: Chooser, places: npt.NDArray[np.int64]
+    ) -> tuple[list[int], list[int]]:
+        depths = tree.depths
 
         def choose(node: int) -> int | None:
             drawn_from = None if tree.drawn_from is None else tree.drawn_from(node)
-            offer = Offer(tree.children(node), tree.depths[node], drawn_from)
-            return chooser.choose(output.logits[rows[node], columns[node]], offer)
+            offer = Offer(tree.children(node), depths[node], drawn_from)
+            return chooser.choose(logits[places[node]], offer)
 
-        return choose
+        return tree.follow(choose)
 
-    return [choice(number) for number in range(len(call.rows))]
+    return [follow(*one) for one in zip(trees, choosers, call.places, strict=True)]

@@ -32,14 +32,14 @@ def constrain_tree(tree: PrefixTree, place: Place, room: int, *, extend: bool = 
         return tree
     found = _Growing(tree.token_ids[0], place)
     kept = {0: 0}
-    for node in range(1, len(tree)):
-        above = kept.get(tree.parents[node])
-        below = None if above is None else found.add(above, tree.token_ids[node])
+    for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
+        above = kept.get(parent)
+        below = None if above is None else found.add(above, token)
         if below is not None:
             kept[node] = below
     if extend:
         found.add_expected(room)
-    return PrefixTree(found.token_ids, found.parents, found.depths, found.children)
+    return PrefixTree(found.token_ids, found.parents)
 
 
 class _Growing:

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from lattice_bpd.decode.cached_reader import CachedReader, Forest, ReadTexts
+from lattice_bpd.decode.cached_reader import CachedReader, ReadTexts
 from lattice_bpd.decode.draft_model.candidates import Best, draw, find_best, probabilities
 from lattice_bpd.decode.draft_trees import Growth
+from lattice_bpd.verify import PrefixTree
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
@@ -125,9 +126,9 @@ def _grow(
         ]
         if not any(going):
             break
-        nothing = Forest([0], [-1], [0])
+        nothing = PrefixTree([0], [-1])
         forests = [
-            Forest(t.token_ids, t.parents, t.depths) if go else nothing
+            PrefixTree(t.token_ids, t.parents) if go else nothing
             for t, go in zip(trees, going, strict=True)
         ]
         ahead = reader.look_ahead(texts, forests)

@@ -1,0 +1,102 @@
+#include "lattice_bpd/verify/call_layout.h"
+
+#include <algorithm>
+
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/draft/ancestor_mask.h"
+
+namespace lattice_bpd {
+namespace {
+
+void CheckStarts(TreeBatchView trees, Span<std::int64_t> starts) {
+  if (trees.size() == starts.size()) return;
+  throw ValueError(StrCat("found ", starts.size(), " starts for ", trees.size(),
+                          " trees; expected one for each"));
+}
+
+void CheckFits(const PrefixTree& tree, std::size_t size) {
+  if (tree.size() <= size) return;
+  throw ValueError(
+      StrCat("found a tree of ", tree.size(), " nodes for rows of ", size, "; expected no more"));
+}
+
+}  // namespace
+
+void LayOutTrees(TreeBatchView trees, Span<std::int64_t> starts, std::size_t size,
+                 std::int64_t* token_ids, std::int64_t* positions) {
+  CheckStarts(trees, starts);
+  for (std::size_t b = 0; b < trees.size(); ++b) {
+    const PrefixTree& tree = *trees[b];
+    CheckFits(tree, size);
+    std::int64_t* const tokens = token_ids + b * size;
+    std::int64_t* const places = positions + b * size;
+    std::copy(tree.token_ids().begin(), tree.token_ids().end(), tokens);
+    std::fill(tokens + tree.size(), tokens + size, std::int64_t{0});
+    for (std::size_t i = 0; i < tree.size(); ++i) places[i] = starts[b] + tree.depths()[i];
+    std::fill(places + tree.size(), places + size, starts[b]);
+  }
+}
+
+void WriteNodeMasks(TreeBatchView trees, std::size_t size, std::uint8_t* masks) {
+  for (std::size_t b = 0; b < trees.size(); ++b) {
+    CheckFits(*trees[b], size);
+    WriteAncestorMask(trees[b]->parents(), size, masks + b * size * size);
+  }
+}
+
+void WriteAdditiveMasks(TreeBatchView trees, std::size_t size, std::size_t width, std::size_t slots,
+                        float lowest, float* masks) {
+  if (slots < width + size) {
+    throw ValueError(StrCat("found ", slots, " slots for ", width, " old and ", size,
+                            " new ones; expected as many or more"));
+  }
+  for (std::size_t b = 0; b < trees.size(); ++b) {
+    const PrefixTree& tree = *trees[b];
+    CheckFits(tree, size);
+    for (std::size_t i = 0; i < size; ++i) {
+      float* const row = masks + (b * size + i) * slots;
+      const NodeNumber parent = i < tree.size() ? tree.parents()[i] : kNoParent;
+      if (parent == kNoParent) {
+        std::fill_n(row, width, 0.0F);
+        std::fill(row + width, row + slots, lowest);
+      } else {
+        std::copy_n(masks + (b * size + static_cast<std::size_t>(parent)) * slots, slots, row);
+      }
+      row[width + i] = 0.0F;
+    }
+  }
+}
+
+RowLayout LayOutRows(TreeBatchView trees, Span<std::int64_t> starts) {
+  CheckStarts(trees, starts);
+  RowLayout out;
+  for (const PrefixTree* tree : trees) {
+    out.num_rows += tree->num_leaves();
+    out.size = std::max(out.size, static_cast<std::size_t>(tree->max_depth()) + 1);
+  }
+  out.token_ids.assign(out.num_rows * out.size, 0);
+  out.positions.resize(out.num_rows * out.size);
+  out.sequences.reserve(out.num_rows);
+  std::size_t row = 0;
+  for (std::size_t b = 0; b < trees.size(); ++b) {
+    const PrefixTree& tree = *trees[b];
+    std::vector<std::int64_t> places(tree.size());
+    for (const std::vector<NodeNumber>& path : tree.Paths()) {
+      for (std::size_t column = 0; column < out.size; ++column) {
+        const std::size_t at = row * out.size + column;
+        const std::size_t depth = std::min(column, path.size() - 1);
+        out.positions[at] = starts[b] + static_cast<std::int64_t>(depth);
+        if (column >= path.size()) continue;
+        const auto node = static_cast<std::size_t>(path[column]);
+        out.token_ids[at] = tree.token_ids()[node];
+        places[node] = static_cast<std::int64_t>(at);
+      }
+      out.sequences.push_back(static_cast<std::int64_t>(b));
+      ++row;
+    }
+    out.places.push_back(std::move(places));
+  }
+  return out;
+}
+
+}  // namespace lattice_bpd

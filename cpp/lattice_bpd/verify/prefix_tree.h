@@ -1,0 +1,85 @@
+// The drafts of one sequence as a tree: every shared prefix once.
+#ifndef LATTICE_BPD_VERIFY_PREFIX_TREE_H_
+#define LATTICE_BPD_VERIFY_PREFIX_TREE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "lattice_bpd/base/array_view.h"
+
+namespace lattice_bpd {
+
+using NodeNumber = std::int32_t;
+
+constexpr NodeNumber kNoParent = -1;
+
+// Nodes in order, parents before their children. Of drafts below an exact token, that token is
+// node 0 and the only one without a parent. Token ids are 64 bits wide, as models take them, and
+// may be anything.
+class PrefixTree {
+ public:
+  PrefixTree() = default;
+
+  // A node behind `parent`, or behind none (kNoParent). Throws ValueError unless the parent is
+  // there.
+  NodeNumber Add(NodeNumber parent, std::int64_t token_id);
+
+  // The first child of a node with this token, or kNoParent.
+  NodeNumber Child(NodeNumber node, std::int64_t token_id) const;
+
+  // Tokens of the children of a node, in order, each once.
+  std::vector<std::int64_t> ChildTokens(NodeNumber node) const;
+
+  // The nodes from a root to each leaf, leaves in order.
+  std::vector<std::vector<NodeNumber>> Paths() const;
+
+  std::size_t size() const { return token_ids_.size(); }
+  std::size_t num_leaves() const { return num_leaves_; }
+  std::int32_t max_depth() const { return max_depth_; }
+  std::int32_t depth(NodeNumber node) const { return depths_[static_cast<std::size_t>(node)]; }
+  const std::vector<std::int64_t>& token_ids() const { return token_ids_; }
+  const std::vector<NodeNumber>& parents() const { return parents_; }
+  const std::vector<std::int32_t>& depths() const { return depths_; }
+
+  // Throws ValueError unless there is such a node.
+  void CheckNode(NodeNumber node) const;
+
+ private:
+  std::vector<std::int64_t> token_ids_;
+  std::vector<NodeNumber> parents_;
+  std::vector<std::int32_t> depths_;  // 0 without a parent
+  std::vector<NodeNumber> first_child_, last_child_, next_sibling_;
+  std::size_t num_leaves_ = 0;
+  std::int32_t max_depth_ = 0;
+};
+
+// A row of drafts or of nodes, of whatever integers and strides the caller has.
+template <typename T>
+struct IntegerView {
+  const T* data = nullptr;
+  std::size_t rows = 0;
+  std::size_t columns = 0;
+  std::ptrdiff_t row_stride = 0;  // in elements
+  std::ptrdiff_t column_stride = 0;
+
+  std::int64_t at(std::size_t row, std::size_t column) const {
+    return data[static_cast<std::ptrdiff_t>(row) * row_stride +
+                static_cast<std::ptrdiff_t>(column) * column_stride];
+  }
+};
+
+// The exact token and, below it, the nodes of a draft tree whose parents are numbered without it,
+// -1 for first tokens. Nodes deeper than `max_depth` tokens are left out. Throws ValueError where
+// lengths differ or a parent does not stand before its child.
+template <typename T, typename U>
+PrefixTree TreeOfNodes(std::int64_t exact_token, const IntegerView<T>& token_ids,
+                       const IntegerView<U>& parents, std::int32_t max_depth);
+
+// The prefix tree of drafts (rows), best first; a negative id ends one. The best draft becomes nodes
+// 1, 2, ..
+template <typename T>
+PrefixTree TreeOfDrafts(std::int64_t exact_token, const IntegerView<T>& drafts);
+
+}  // namespace lattice_bpd
+
+#endif  // LATTICE_BPD_VERIFY_PREFIX_TREE_H_
