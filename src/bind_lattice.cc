@@ -18,26 +18,35 @@ FloatType ParseFloatType(const std::string& name, py::ssize_t itemsize) {
                           "; expected float32, float16 or bfloat16"));
 }
 
-// (rows, vocab) in any strides -> token ids and scores, both (rows, top_k).
-std::tuple<py::array_t<TokenId>, py::array_t<float>> TopKOf(const py::array& logits,
+// (slots, vocab) or (batch, slots, vocab) in any strides -> token ids and scores, with top_k in the
+// place of vocab. Copies only where the strides of batch and slots don't join.
+std::tuple<py::array_t<TokenId>, py::array_t<float>> TopKOf(py::array logits,
                                                             const std::string& float_type,
                                                             int top_k, bool log_softmax) {
-  if (logits.ndim() != 2) {
-    throw ValueError(StrCat("head_logits: ", logits.ndim(), " dimensions; expected 2"));
+  const py::ssize_t axes = logits.ndim();
+  if (axes != 2 && axes != 3) {
+    throw ValueError(StrCat("head_logits: ", axes, " dimensions; expected 2 or 3"));
   }
+  const py::ssize_t batch = axes == 2 ? 1 : logits.shape(0);
+  const py::ssize_t slots = logits.shape(axes - 2), vocab_size = logits.shape(axes - 1);
+  if (batch > 1 && logits.strides(0) != slots * logits.strides(1)) {
+    logits = logits.reshape({batch * slots, vocab_size});
+  }
+  const py::ssize_t last = logits.ndim() - 1;
   LogitsView view;
   view.data = logits.data();
   view.type = ParseFloatType(float_type, logits.itemsize());
-  view.rows = static_cast<std::size_t>(logits.shape(0));
-  view.columns = static_cast<std::size_t>(logits.shape(1));
-  view.row_stride = logits.strides(0);
-  view.column_stride = logits.strides(1);
+  view.rows = static_cast<std::size_t>(batch * slots);
+  view.columns = static_cast<std::size_t>(vocab_size);
+  view.row_stride = logits.strides(last - 1);
+  view.column_stride = logits.strides(last);
   TopK best;
   {
     const py::gil_scoped_release release;
     best = SelectTopK(view, {top_k, log_softmax});
   }
-  const std::vector<py::ssize_t> shape = {logits.shape(0), top_k};
+  const std::vector<py::ssize_t> shape = axes == 2 ? std::vector<py::ssize_t>{slots, top_k}
+                                                   : std::vector<py::ssize_t>{batch, slots, top_k};
   return std::make_tuple(ToArray(std::move(best.token_ids), shape),
                          ToArray(std::move(best.scores), shape));
 }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, CallableHeads, HeadSource
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, HeadSource
 from lattice_bpd.models.sources import check_heads
 from lattice_bpd.verify import CausalLMTarget, Seq2SeqTarget
 
@@ -76,6 +76,7 @@ class DraftingModel:
     Attributes:
         target: the model as verification sees it.
         num_slots: H; None before heads were first called, or without heads.
+        heads_owner: what holds the heads' weights, if they are a module's.
 
     Raises:
         TypeError: model is no LM, or heads cannot be called.
@@ -95,14 +96,13 @@ class DraftingModel:
             self.target = Seq2SeqTarget(model)
         else:
             self.target = CausalLMTarget(model)
+        self.heads_owner = model if heads is None else getattr(heads, "__self__", heads)
+        if heads is None and isinstance(model, BlockwiseLM):
+            heads = model.heads
+        self.num_slots = cast("int | None", getattr(heads, "num_slots", None))
+        self._look_at_tokens = _take_exact_tokens(heads)
         if isinstance(heads, BlockwiseHeads):
             heads = _through_embedding(heads, self.target.embedding)
-        self._look_at_tokens = _take_exact_tokens(model if heads is None else heads)
-        if heads is None and isinstance(model, BlockwiseLM):
-            heads = model.head_logits
-            self.num_slots: int | None = model.num_slots
-        else:
-            self.num_slots = cast("int | None", getattr(heads, "num_slots", None))
         if heads is not None and not (callable(heads) or isinstance(heads, StateHeads)):
             raise TypeError(
                 f"decode: heads is a {type(heads).__name__}; expected a callable that turns hidden "
@@ -203,21 +203,19 @@ class DraftingModel:
             )
 
 
-def _through_embedding(heads: BlockwiseHeads, embedding: nn.Module) -> CallableHeads:
+def _through_embedding(heads: BlockwiseHeads, embedding: nn.Module) -> DraftHeads:
     """Heads that give states, as a source of logits."""
     check_heads(heads, cast(Tensor, embedding.weight))
 
-    def logits(hidden: Tensor) -> Tensor:
+    def logits(hidden: Tensor, /) -> Tensor:
         return cast(Tensor, embedding(heads(hidden)))
 
-    return CallableHeads(logits, heads.num_slots)
+    return logits
 
 
 def _take_exact_tokens(heads: Any) -> bool:
-    """Whether heads, or those of a BlockwiseLM, are to be told the exact token."""
-    if isinstance(heads, BlockwiseLM):
-        heads = heads.heads
-    if isinstance(heads, BlockwiseHeads):
+    """Whether heads are to be told the exact token."""
+    if heads is None or isinstance(heads, BlockwiseHeads):
         return False
     try:
         signature = inspect.signature(heads.forward if isinstance(heads, nn.Module) else heads)

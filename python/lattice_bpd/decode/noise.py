@@ -20,6 +20,8 @@ _KEY_OF_DRAWS = 0x6C61747469636521  # makes the noise of drafts another than the
 
 def sampling_temperature(states: Sequence[DecodeState]) -> float:
     """The temperature that all texts are sampled at; 1 where they are not."""
+    if states[0].chooser is None:
+        return 1.0
     warps = {
         state.chooser.warp
         for state in states
@@ -31,7 +33,7 @@ def sampling_temperature(states: Sequence[DecodeState]) -> float:
 
 def target_noise(states: Sequence[DecodeState], sharpness: float) -> TargetNoise | None:
     """The noise of the next draws of all texts; None where one is not drawn by it alone."""
-    if any(state.constrained is not None for state in states):
+    if states[0].chooser is None or any(state.constrained is not None for state in states):
         return None
     choosers = [state.chooser for state in states]
     sampled = [chooser for chooser in choosers if isinstance(chooser, SampledChooser)]

@@ -32,7 +32,7 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
         TypeError: a drafter returned something else.
         ValueError: a drafter proposed token ids outside the vocabulary.
     """
-    trees = [PrefixTree(state.tokens[-1:], [-1]) for state in states]
+    trees: list[PrefixTree | None] = [None] * len(states)
     for state in states:
         state.update_num_slots()
     asked = [number for number, state in enumerate(states) if state.room > 0]
@@ -45,7 +45,7 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
         if proposal is not None:
             trees[number] = _to_tree(proposal, row, states[number], drafters[number])
     return [
-        _under_constraint(tree, state, drafter)
+        _under_constraint(tree or _no_drafts(state), state, drafter)
         for tree, state, drafter in zip(trees, states, drafters, strict=True)
     ]
 
@@ -89,7 +89,7 @@ def _to_tree(proposal: Any, row: int, state: DecodeState, drafter: Drafter) -> P
         tree = _tree_of(proposal, row, state)
     except (ValueError, IndexError, TypeError) as error:
         note_failure(drafter, [state], "shape", error)
-        return PrefixTree(state.tokens[-1:], [-1])
+        return _no_drafts(state)
     low, wrong = tree.token_range
     if wrong >= state.model.vocab_size or low < 0:
         raise ValueError(
@@ -98,6 +98,11 @@ def _to_tree(proposal: Any, row: int, state: DecodeState, drafter: Drafter) -> P
         )
     state.stats.verified_tokens += len(tree) - 1
     return tree
+
+
+def _no_drafts(state: DecodeState) -> PrefixTree:
+    """The exact token alone."""
+    return PrefixTree(state.tokens[-1:], [-1])
 
 
 def _tree_of(

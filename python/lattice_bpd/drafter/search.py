@@ -265,6 +265,10 @@ def _contexts(
     """The contexts one behind the other, and their offsets (batch + 1,)."""
     if not batched:
         return pack([context], vocab_size) or concatenate([context_of(where, context, vocab_size)])
+    if isinstance(context, list) and len(context) == batch:
+        packed = pack(context, vocab_size)
+        if packed is not None:
+            return packed
     if not hasattr(context, "__len__"):
         raise TypeError(
             f"{where}: context is a {type(context).__name__}; expected {batch} sequences of "

@@ -84,20 +84,20 @@ def select_top_k(head_logits: Any, top_k: int, *, log_softmax: bool, where: str)
         ValueError: Wrong shape, top_k out of range, NaN or +inf.
     """
     check_shape(head_logits, where)
-    shape = tuple(int(n) for n in head_logits.shape)
-    batch, slots = (1, shape[0]) if len(shape) == 2 else shape[:2]
-    top_k = _checked_top_k(top_k, shape[-1], where)
-    float_type = _element_type(head_logits, where)
-    on_device = is_torch_tensor(head_logits) and head_logits.device.type != "cpu"
+    top_k = _checked_top_k(top_k, int(head_logits.shape[-1]), where)
+    is_torch = is_torch_tensor(head_logits)
+    float_type = _element_type(head_logits, where, is_torch)
     try:
-        if on_device:
+        if is_torch and head_logits.device.type != "cpu":
             token_ids, scores = _top_k_on_device(head_logits, top_k, log_softmax)
         else:
-            rows = _as_rows(_host_array(head_logits, float_type))
-            token_ids, scores = _core.select_top_k(rows, float_type, top_k, log_softmax)
+            array = _host_array(head_logits, float_type) if is_torch else head_logits
+            token_ids, scores = _core.select_top_k(array, float_type, top_k, log_softmax)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    return Candidates(token_ids.reshape(batch, slots, top_k), scores.reshape(batch, slots, top_k))
+    if token_ids.ndim == 2:
+        token_ids, scores = token_ids[None], scores[None]
+    return Candidates(token_ids, scores)
 
 
 def _checked_top_k(top_k: int, vocab_size: int, where: str) -> int:
@@ -113,19 +113,14 @@ def _checked_top_k(top_k: int, vocab_size: int, where: str) -> int:
     return number
 
 
-def _as_rows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """(.., V) as (rows, V); a copy only where the strides of batch and slots don't join."""
-    return array.reshape(-1, array.shape[-1])
-
-
-def _element_type(head_logits: Any, where: str) -> str:
+def _element_type(head_logits: Any, where: str, is_torch: bool) -> str:
     """The name of the element type; bfloat16 in numpy comes from ml_dtypes.
 
     Raises:
         TypeError: It is none that can be selected from.
     """
     native = True
-    if is_torch_tensor(head_logits):
+    if is_torch:
         name = str(head_logits.dtype).removeprefix("torch.")
     else:
         name, native = head_logits.dtype.name, head_logits.dtype.isnative
@@ -136,15 +131,12 @@ def _element_type(head_logits: Any, where: str) -> str:
     raise TypeError(f"{where}: head_logits has elements of type {name}; expected {_TYPES}{advice}")
 
 
-def _host_array(head_logits: Any, float_type: str) -> npt.NDArray[Any]:
-    """The caller's memory as a numpy array, a tensor's bfloat16 as 16-bit integers."""
-    if not is_torch_tensor(head_logits):
-        array: npt.NDArray[Any] = head_logits
-        return array
-    tensor = head_logits.detach()
+def _host_array(tensor: torch.Tensor, float_type: str) -> npt.NDArray[Any]:
+    """A tensor's memory as a numpy array, bfloat16 as 16-bit integers."""
+    tensor = tensor.detach()
     if float_type == "bfloat16":
         tensor = tensor.view(sys.modules["torch"].int16)
-    return np.asarray(tensor.numpy())
+    return tensor.numpy()
 
 
 def _top_k_on_device(
@@ -152,4 +144,6 @@ def _top_k_on_device(
 ) -> tuple[Int32Array, Float32Array]:
     from lattice_bpd.lattice.device import top_k_on_device
 
-    return top_k_on_device(logits, top_k, log_softmax)
+    token_ids, scores = top_k_on_device(logits, top_k, log_softmax)
+    shape = (*logits.shape[:-1], top_k)
+    return token_ids.reshape(shape), scores.reshape(shape)

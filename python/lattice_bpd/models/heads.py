@@ -83,19 +83,20 @@ class BlockwiseHeads(nn.Module):
         """
         batch_shape = hidden.shape[:-1]
         rows = hidden.reshape(-1, self.hidden_size)  # (N, D)
-        inner_weight = self.inner.weight.view(self.num_slots, self.inner_size, self.hidden_size)
-        inner_bias = self.inner.bias.view(self.num_slots, self.inner_size)
-        weight = self.outer_weight.view(self.num_slots, self.hidden_size, self.inner_size)
+        inner_weight: Tensor = self.inner.weight
+        inner_bias: Tensor = self.inner.bias
         bias: Tensor = self.outer_bias
+        weight = self.outer_weight.view(-1, self.hidden_size, self.inner_size)
         if slots is not None and len(slots) < self.num_slots:
             chosen = list(slots)
-            inner_weight, inner_bias = inner_weight[chosen], inner_bias[chosen]
+            shape = self.num_slots, self.inner_size
+            inner_weight = inner_weight.view(*shape, -1)[chosen].flatten(0, 1)
+            inner_bias = inner_bias.view(shape)[chosen].flatten()
             weight, bias = weight[chosen], bias[chosen]
-        inner = F.linear(rows, inner_weight.flatten(0, 1), inner_bias.flatten())  # (N, S*F)
-        inner = F.silu(inner).view(len(rows), -1, self.inner_size).transpose(0, 1)  # (S, N, F)
+        inner = F.silu(F.linear(rows, inner_weight, inner_bias))  # (N, S*F)
+        inner = inner.view(len(rows), -1, self.inner_size).transpose(0, 1)  # (S, N, F)
         change = torch.bmm(inner, weight.transpose(1, 2).to(inner.dtype))  # (S, N, D)
-        change = change.transpose(0, 1) + bias.to(inner.dtype)  # (N, S, D)
-        states = rows.unsqueeze(1) + change
+        states = rows.unsqueeze(1) + (change.transpose(0, 1) + bias.to(inner.dtype))  # (N, S, D)
         return states.reshape(*batch_shape, -1, self.hidden_size)
 
     def save_pretrained(self, directory: str | Path) -> None:

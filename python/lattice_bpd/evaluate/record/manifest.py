@@ -145,7 +145,7 @@ def fingerprint_model(model: DraftingModel) -> str:
     import torch
 
     base: Any = model.target.base
-    owner = getattr(model.heads, "__self__", model.heads)  # a method's model, such as BlockwiseLM
+    owner = model.heads_owner
     modules = [base]
     if isinstance(owner, torch.nn.Module):
         modules = [owner] if any(module is base for module in owner.modules()) else [base, owner]
