@@ -118,8 +118,7 @@ void MoveSlotsOf(std::vector<Array<std::uint8_t>> buffers, std::size_t start,
                               " dimensions; expected layers, batch, heads, slots and bytes"));
     }
     const auto size = [&](int axis) { return static_cast<std::size_t>(buffer.shape(axis)); };
-    MoveSlots({buffer.mutable_data(), size(0), size(1), size(2), size(3), size(4)}, start,
-              sources);
+    MoveSlots({buffer.mutable_data(), size(0), size(1), size(2), size(3), size(4)}, start, sources);
   }
 }
 
@@ -144,14 +143,14 @@ void BindVerify(py::module_& m) {
       .def_property_readonly("depths", &PrefixTree::depths)
       .def_property_readonly("max_depth", &PrefixTree::max_depth)
       .def_property_readonly("num_leaves", &PrefixTree::num_leaves)
-      .def_property_readonly(
-          "token_range",
-          [](const PrefixTree& tree) {
-            const auto [low, high] =
-                std::minmax_element(tree.token_ids().begin(), tree.token_ids().end());
-            if (low == tree.token_ids().end()) throw ValueError("PrefixTree: no nodes");
-            return std::make_pair(*low, *high);
-          })
+      .def_property_readonly("token_range",
+                             [](const PrefixTree& tree) {
+                               const auto [low, high] = std::minmax_element(
+                                   tree.token_ids().begin(), tree.token_ids().end());
+                               if (low == tree.token_ids().end())
+                                 throw ValueError("PrefixTree: no nodes");
+                               return std::make_pair(*low, *high);
+                             })
       .def("paths", &PrefixTree::Paths)
       .def(
           "child",

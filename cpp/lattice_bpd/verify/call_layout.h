@@ -3,7 +3,8 @@
 //   tree   every sequence a row: exact token, all nodes of its tree
 //   rows   every path of every tree a row
 //
-// A token stands at the position that it would have in the text: its sequence's start and its depth.
+// A token stands at the position that it would have in the text: its sequence's start and its
+// depth.
 #ifndef LATTICE_BPD_VERIFY_CALL_LAYOUT_H_
 #define LATTICE_BPD_VERIFY_CALL_LAYOUT_H_
 

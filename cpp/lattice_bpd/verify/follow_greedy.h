@@ -20,16 +20,16 @@ struct LogitRows {
   std::size_t vocab_size = 0;
 };
 
-// The accepted nodes, the root first, and the target's tokens behind each of them: one more than the
-// accepted drafts.
+// The accepted nodes, the root first, and the target's tokens behind each of them: one more than
+// the accepted drafts.
 struct Followed {
   std::vector<NodeNumber> nodes;
   std::vector<std::int64_t> token_ids;
 };
 
 // Walks down from node 0 as long as the target's argmax is among a node's children. The logits
-// behind node i are in row places[i]; only those on the way are read. Throws ValueError for NaN among
-// them, `places` of another length than the tree, or a place outside the rows.
+// behind node i are in row places[i]; only those on the way are read. Throws ValueError for NaN
+// among them, `places` of another length than the tree, or a place outside the rows.
 Followed FollowGreedy(const PrefixTree& tree, const LogitRows& logits, Span<std::int64_t> places);
 
 }  // namespace lattice_bpd

@@ -17,9 +17,9 @@ struct SlotBuffer {
   std::size_t slot_bytes = 0;
 };
 
-// Copies slots to `start`, `start` + 1, .. in every layer and head: of sequence b those of sources[b],
-// as they were before. Throws ValueError, and copies nothing, for slots out of range or another
-// number of sequences.
+// Copies slots to `start`, `start` + 1, .. in every layer and head: of sequence b those of
+// sources[b], as they were before. Throws ValueError, and copies nothing, for slots out of range or
+// another number of sequences.
 void MoveSlots(const SlotBuffer& buffer, std::size_t start,
                const std::vector<std::vector<std::size_t>>& sources);
 

@@ -75,8 +75,8 @@ template <typename T, typename U>
 PrefixTree TreeOfNodes(std::int64_t exact_token, const IntegerView<T>& token_ids,
                        const IntegerView<U>& parents, std::int32_t max_depth);
 
-// The prefix tree of drafts (rows), best first; a negative id ends one. The best draft becomes nodes
-// 1, 2, ..
+// The prefix tree of drafts (rows), best first; a negative id ends one. The best draft becomes
+// nodes 1, 2, ..
 template <typename T>
 PrefixTree TreeOfDrafts(std::int64_t exact_token, const IntegerView<T>& drafts);
 

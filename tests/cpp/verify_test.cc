@@ -1,0 +1,170 @@
+// Drafts as trees: their nodes, the inputs of a call, following the target, moving slots of a
+// cache.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/verify/call_layout.h"
+#include "lattice_bpd/verify/follow_greedy.h"
+#include "lattice_bpd/verify/move_slots.h"
+#include "lattice_bpd/verify/prefix_tree.h"
+
+namespace lattice_bpd {
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+using Nodes = std::vector<NodeNumber>;
+
+IntegerView<std::int64_t> Row(const Ids& values) { return {values.data(), 1, values.size(), 0, 1}; }
+
+IntegerView<std::int64_t> Rows(const Ids& values, std::size_t columns) {
+  return {values.data(), values.size() / columns, columns, static_cast<std::ptrdiff_t>(columns), 1};
+}
+
+// Exact token 3; drafts 5 7 9, 5 7 2, 1 7.
+PrefixTree Example() {
+  const Ids drafts = {5, 7, 9, 5, 7, 2, 1, 7, -1};
+  return TreeOfDrafts(3, Rows(drafts, 3));
+}
+
+TEST_CASE("drafts share their prefixes") {
+  const PrefixTree tree = Example();
+  CHECK(tree.token_ids() == (Ids{3, 5, 7, 9, 2, 1, 7}));
+  CHECK(tree.parents() == (Nodes{-1, 0, 1, 2, 2, 0, 5}));
+  CHECK(tree.depths() == (Nodes{0, 1, 2, 3, 3, 1, 2}));
+  CHECK(tree.Paths() == (std::vector<Nodes>{{0, 1, 2, 3}, {0, 1, 2, 4}, {0, 5, 6}}));
+  CHECK(tree.num_leaves() == 3u);
+  CHECK(tree.max_depth() == 3);
+  CHECK(tree.ChildTokens(2) == (Ids{9, 2}));
+  CHECK(tree.Child(2, 2) == 4);
+  CHECK(tree.Child(2, 7) == kNoParent);
+}
+
+TEST_CASE("deep nodes are left out and the others numbered anew") {
+  const Ids token_ids = {8, 6, 5, 4}, parents = {-1, 0, 1, 0};
+  const PrefixTree tree = TreeOfNodes(3, Row(token_ids), Row(parents), 2);
+  CHECK(tree.token_ids() == (Ids{3, 8, 6, 4}));
+  CHECK(tree.parents() == (Nodes{-1, 0, 1, 1}));
+  CHECK(TreeOfNodes(3, Row(token_ids), Row(parents), 0).size() == 1u);
+}
+
+TEST_CASE("parents stand before their children") {
+  PrefixTree tree;
+  tree.Add(kNoParent, 3);
+  CHECK_THROWS_AS(tree.Add(1, 4), ValueError);
+  CHECK_THROWS_AS(tree.Add(-2, 4), ValueError);
+  CHECK_THROWS_AS(tree.CheckNode(1), ValueError);
+  const Ids token_ids = {8, 6}, later = {-1, 1}, few = {-1};
+  CHECK_THROWS_AS(TreeOfNodes(3, Row(token_ids), Row(later), 9), ValueError);
+  CHECK_THROWS_AS(TreeOfNodes(3, Row(token_ids), Row(few), 9), ValueError);
+}
+
+TEST_CASE("of equal siblings the first counts") {
+  const Ids token_ids = {8, 8, 5, 6}, parents = {-1, -1, 1, 0};
+  const PrefixTree tree = TreeOfNodes(3, Row(token_ids), Row(parents), 9);
+  CHECK(tree.ChildTokens(0) == (Ids{8}));
+  CHECK(tree.Child(0, 8) == 1);
+  CHECK(tree.num_leaves() == 2u);
+}
+
+TEST_CASE("a tree is a row") {
+  const PrefixTree tree = Example(), lone = TreeOfDrafts(4, Rows({-1}, 1));
+  const std::vector<const PrefixTree*> trees = {&tree, &lone};
+  const Ids starts = {10, 20};
+  Ids token_ids(2 * 7, -5), positions(2 * 7, -5);
+  LayOutTrees(trees, starts, 7, token_ids.data(), positions.data());
+  CHECK(token_ids == (Ids{3, 5, 7, 9, 2, 1, 7, 4, 0, 0, 0, 0, 0, 0}));
+  CHECK(positions == (Ids{10, 11, 12, 13, 13, 11, 12, 20, 20, 20, 20, 20, 20, 20}));
+  CHECK_THROWS_AS(LayOutTrees(trees, starts, 6, token_ids.data(), positions.data()), ValueError);
+  CHECK_THROWS_AS(LayOutTrees(trees, {}, 7, token_ids.data(), positions.data()), ValueError);
+}
+
+TEST_CASE("additive masks say what node masks say") {
+  const PrefixTree tree = Example(), lone = TreeOfDrafts(4, Rows({6, 6}, 2));
+  const std::vector<const PrefixTree*> trees = {&tree, &lone};
+  const std::size_t size = 8, width = 3, slots = 13;
+  std::vector<std::uint8_t> sees(2 * size * size, 7);
+  WriteNodeMasks(trees, size, sees.data());
+  std::vector<float> masks(2 * size * slots, 7.0F);
+  WriteAdditiveMasks(trees, size, width, slots, -9.0F, masks.data());
+  for (std::size_t row = 0; row < 2 * size; ++row) {
+    for (std::size_t slot = 0; slot < slots; ++slot) {
+      const bool is_new = slot >= width && slot < width + size;
+      const bool seen = slot < width || (is_new && sees[row * size + slot - width] == 1);
+      CHECK(masks[row * slots + slot] == (seen ? 0.0F : -9.0F));
+    }
+  }
+  CHECK_THROWS_AS(WriteAdditiveMasks(trees, size, width, 10, -9.0F, masks.data()), ValueError);
+}
+
+TEST_CASE("every path is a row") {
+  const PrefixTree tree = Example(), lone = TreeOfDrafts(4, Rows({-1}, 1));
+  const Ids starts = {10, 20};
+  const RowLayout rows = LayOutRows(std::vector<const PrefixTree*>{&tree, &lone}, starts);
+  CHECK(rows.num_rows == 4u);
+  CHECK(rows.size == 4u);
+  CHECK(rows.token_ids == (Ids{3, 5, 7, 9, 3, 5, 7, 2, 3, 1, 7, 0, 4, 0, 0, 0}));
+  CHECK(rows.positions == (Ids{10, 11, 12, 13, 10, 11, 12, 13, 10, 11, 12, 12, 20, 20, 20, 20}));
+  CHECK(rows.sequences == (Ids{0, 0, 0, 1}));
+  CHECK(rows.places == (std::vector<Ids>{{8, 5, 6, 3, 7, 9, 10}, {12}}));
+}
+
+TEST_CASE("argmax takes the first of equals") {
+  std::mt19937 random(3);
+  for (std::size_t size = 1; size < 70; ++size) {
+    std::vector<float> values(size);
+    for (float& value : values) value = static_cast<float>(random() % 5);
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < size; ++i) best = values[i] > values[best] ? i : best;
+    CHECK(Argmax(values) == static_cast<std::int64_t>(best));
+    values[random() % size] = std::nanf("");
+    CHECK(Argmax(values) == -1);
+  }
+  const float low = -std::numeric_limits<float>::infinity();
+  CHECK(Argmax(std::vector<float>(20, low)) == 0);
+  CHECK(Argmax(std::vector<float>{low, -low, 1.0F, -low}) == 1);
+}
+
+TEST_CASE("walks as far as the target agrees") {
+  const PrefixTree tree = Example();
+  const std::size_t vocab_size = 10;
+  std::vector<float> logits(8 * vocab_size);
+  const auto say = [&](std::size_t row, std::size_t token) { logits[row * 10 + token] = 1.0F; };
+  say(7, 5);  // behind the exact token
+  say(6, 7);
+  say(5, 2);
+  say(3, 8);                               // behind 5 7 2: no draft goes on
+  logits[4 * vocab_size] = std::nanf("");  // behind 5 7 9, where nobody looks
+  const Ids places = {7, 6, 5, 4, 3, 2, 1};
+  const Followed found = FollowGreedy(tree, {logits.data(), 8, vocab_size}, places);
+  CHECK(found.nodes == (Nodes{0, 1, 2, 4}));
+  CHECK(found.token_ids == (Ids{5, 7, 2, 8}));
+  logits[5 * vocab_size] = std::nanf("");
+  CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 8, vocab_size}, places), ValueError);
+  CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 7, vocab_size}, places), ValueError);
+  CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 8, vocab_size}, Ids{7}), ValueError);
+}
+
+TEST_CASE("copies what was there before") {
+  // Two layers, two sequences, one head, five slots of two bytes.
+  std::vector<unsigned char> bytes(2 * 2 * 5 * 2);
+  std::iota(bytes.begin(), bytes.end(), static_cast<unsigned char>(0));
+  const SlotBuffer buffer = {bytes.data(), 2, 2, 1, 5, 2};
+  MoveSlots(buffer, 1, {{2, 1, 4}, {3}});
+  const std::vector<unsigned char> wanted = {0,  1,  4,  5,  2,  3,  8,  9,  8,  9,  10, 11, 16, 17,
+                                             14, 15, 16, 17, 18, 19, 20, 21, 24, 25, 22, 23, 28, 29,
+                                             28, 29, 30, 31, 36, 37, 34, 35, 36, 37, 38, 39};
+  CHECK(bytes == wanted);
+  CHECK_THROWS_AS(MoveSlots(buffer, 3, {{0, 1, 2}, {}}), ValueError);
+  CHECK_THROWS_AS(MoveSlots(buffer, 0, {{5}, {}}), ValueError);
+  CHECK_THROWS_AS(MoveSlots(buffer, 0, {{1}}), ValueError);
+  CHECK(bytes == wanted);
+}
+
+}  // namespace
+}  // namespace lattice_bpd
