@@ -24,6 +24,8 @@ from lattice_bpd.decode import (
 from lattice_bpd.decode import controller as controller_module
 from lattice_bpd.decode.acceptance import Calibration, kept_nodes
 from lattice_bpd.decode.cost_curve import CostCurve
+from lattice_bpd.decode.experience import experience_of
+from lattice_bpd.decode.step_costs import StepCosts
 
 
 def test_controller_cost_curve() -> None:
@@ -43,6 +45,44 @@ def test_controller_cost_curve() -> None:
     assert curve.seconds([8]) == pytest.approx([4.2])
     assert curve.count(8) == 5
     assert curve.count(1) == 0
+
+
+def test_controller_step_costs() -> None:
+    costs = StepCosts()
+    with pytest.raises(ValueError, match="no times yet"):
+        costs.at(3)
+    for size, seconds in ((4, 90.0), (4, 2.0), (8, 3.0), (8, 4.0)):  # first times do not count
+        costs.add(size, seconds)
+    assert costs.seconds([0, 4, 6, 8]) == pytest.approx([2.0, 2.0, 3.0, 4.0], rel=0.03)
+    costs.add(8, 400.0)  # a hiccup
+    assert costs.at(8) < 6.5
+    assert (costs.count(8), costs.count(5)) == (3, 0)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_controller_step_costs_follow_the_pace_of_the_machine(noise: float) -> None:
+    rng = np.random.default_rng(0)
+    costs = StepCosts()
+
+    def run(steps: int, sizes: list[int], pace: float, times: int = 1) -> None:
+        for _ in range(steps):
+            size = int(rng.choice(sizes))
+            costs.add(size, pace * (1.0 + 0.1 * size) * (1.0 + noise * rng.random()), times)
+
+    run(60, [0, 4, 8], 1.0)
+    found = np.array(costs.seconds([0, 4, 8]))
+    np.testing.assert_allclose(found / found[0], [1.0, 1.4, 1.8], rtol=0.08)
+    for pace in (1.7, 0.8, 2.5, 1.0):  # only one size is used, yet all become dearer
+        run(60, [8], pace, times=2)
+        found = np.array(costs.seconds([0, 4, 8]))
+        np.testing.assert_allclose(found, pace * (1.0 + noise / 2) * np.array([1.0, 1.4, 1.8]),
+                                   rtol=0.05 + 0.5 * noise)  # fmt: skip
+        np.testing.assert_allclose(found / found[0], [1.0, 1.4, 1.8], rtol=0.12)
+    costs = StepCosts()
+    run(3, [2], 1.0, times=7)
+    assert costs.at(2) == pytest.approx(1.2 * (1.0 + noise / 2), rel=0.2)
+    assert costs.count(2) == 21
+    assert costs.seconds([2], hope=1.0)[0] < costs.at(2)
 
 
 def test_controller_calibration() -> None:
@@ -102,13 +142,20 @@ class ChainDrafter:
 def simulate(
     monkeypatch: pytest.MonkeyPatch, truth: float, *, slope: float, draft: float, noise: float
 ) -> tuple[float, dict[int, float]]:  # fmt: skip
-    """Tokens a second of the controller and of every fixed size; a call costs 1 + slope N."""
+    """Tokens a second of the controller and of every fixed size; a call costs 1 + slope N.
+
+    With noise the machine is half as fast half of the time, besides.
+    """
     clock, rng = Clock(), np.random.default_rng(0)
     monkeypatch.setattr(controller_module, "time", clock)
-    controlled = Controller(ChainDrafter(clock, draft, 0.8))
+    drafter = ChainDrafter(clock, draft, 0.8)
+    controlled = Controller(drafter)
     state: Any = FakeState([0])
-    tokens = 0
-    for _ in range(3000):
+    tokens, slow = 0, 0.0
+    for step in range(3000):
+        pace = 2.0 if noise and step // 100 % 2 else 1.0
+        drafter.seconds = pace * draft
+        begin = clock.now
         tree = controlled.propose_batch([state])
         size = 0 if tree is None else int(tree.counts[0])
         kept = min(int(rng.geometric(1.0 - truth)) - 1 if truth < 1.0 else 99, size)
@@ -116,12 +163,13 @@ def simulate(
         state.tokens += new
         state.stats.target_calls += 1
         tokens += len(new)
-        clock.now += (1.0 + slope * size) * (1.0 + noise * rng.random())
+        clock.now += pace * (1.0 + slope * size) * (1.0 + noise * rng.random())
+        slow += (clock.now - begin) * (1.0 - 1.0 / pace)
     fixed = {0: 1.0 / (1.0 + noise / 2)}
     for size in range(1, 17):
         kept_mean = sum(truth**depth for depth in range(1, size + 1))
         fixed[size] = (1.0 + kept_mean) / (draft + (1.0 + slope * size) * (1.0 + noise / 2))
-    return tokens / clock.now, fixed
+    return tokens / (clock.now - slow), fixed
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
@@ -171,7 +219,7 @@ def test_controller_lossless(batch: int) -> None:
         controlled = Controller(TreeDrafter(None, top_k=4, max_nodes=12), experience)
         found = generate_batch(model, prompts, drafter=controlled, max_new_tokens=30)
         assert [f.token_ids for f in found] == [w.token_ids for w in wanted]
-    assert experience.books[batch].steps > 10
+    assert experience.books[batch].looks > 10
     assert experience.books[batch].after.count(0) >= 2
     found = generate_batch(model, prompts, "auto", max_new_tokens=30, top_k=4)
     assert [f.token_ids for f in found] == [w.token_ids for w in wanted]
@@ -180,11 +228,11 @@ def test_controller_lossless(batch: int) -> None:
 def test_controller_is_remembered_for_the_model() -> None:
     model = random_model("llama")
     generate(model, [1, 2, 3], "auto", max_new_tokens=20, top_k=4)
-    remembered = controller_module.experience_of(model)
-    steps = remembered.books[1].steps
+    remembered = experience_of(model)
+    looks = remembered.books[1].looks
     generate(model, [1, 2, 3], "auto", max_new_tokens=20, top_k=4)
-    assert remembered.books[1].steps > steps
-    assert controller_module.experience_of(random_model("gpt2")) is not remembered
+    assert remembered.books[1].looks > looks
+    assert experience_of(random_model("gpt2")) is not remembered
 
 
 def test_controller_needs_trees() -> None:

@@ -13,7 +13,7 @@ from lattice_bpd.decode.constraint import (
     GuidanceConstraint,
 )
 from lattice_bpd.decode.continuation import ContinuationDrafter
-from lattice_bpd.decode.controller import Controller, Experience
+from lattice_bpd.decode.controller import Controller
 from lattice_bpd.decode.custom_generate import CustomGenerate
 from lattice_bpd.decode.draft_failures import DraftError, DraftWarning
 from lattice_bpd.decode.draft_model import DraftModelDrafter
@@ -28,6 +28,7 @@ from lattice_bpd.decode.drafters import (
 )
 from lattice_bpd.decode.drawn_drafter import DrawnTreeDrafter
 from lattice_bpd.decode.drawn_nodes import DrawnNodes
+from lattice_bpd.decode.experience import Experience
 from lattice_bpd.decode.lookup import LookupDrafter
 from lattice_bpd.decode.loop import DecodeResult, decode
 from lattice_bpd.decode.model import DraftHeads, DraftingModel, StateHeads

@@ -38,12 +38,7 @@ class CostCurve:
         times.append(seconds)
         self._medians[nodes] = _median(times)
         sizes = sorted(self._medians)
-        rising = list(accumulate((self._medians[size] for size in reversed(sizes)), min))[::-1]
-        if len(sizes) > 1:
-            slope = (rising[-1] - rising[0]) / (sizes[-1] - sizes[0])
-            rising.append(rising[-1] + slope * (_FAR - sizes[-1]))
-            sizes.append(_FAR)
-        self._points = (sizes, rising)
+        self._points = rising_points(sizes, [self._medians[size] for size in sizes])
 
     def count(self, nodes: int) -> int:
         """How often exactly this size was measured."""
@@ -65,14 +60,35 @@ class CostCurve:
 
     def at(self, nodes: int) -> float:
         """Expected seconds of a step with so many draft tokens; see `seconds`."""
-        sizes, times = self._points
-        if not sizes:
+        if not self._points[0]:
             raise ValueError("CostCurve: no times yet; add(nodes, seconds) first")
-        above = bisect_right(sizes, nodes)
-        if above in (0, len(sizes)):
-            return times[min(above, len(sizes) - 1)]
-        share = (nodes - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
-        return times[above - 1] + share * (times[above] - times[above - 1])
+        return interpolate(*self._points, nodes)
+
+
+def rising_points(sizes: list[int], times: list[float]) -> tuple[list[int], list[float]]:
+    """Measured times so that no size costs more than a larger one, and a point far out.
+
+    Args:
+        sizes: n, rising.
+        times: of each.
+
+    Returns:
+        Sizes and times of the points; see `interpolate`.
+    """
+    rising = list(accumulate(reversed(times), min))[::-1]
+    if len(sizes) < 2:
+        return sizes, rising
+    slope = (rising[-1] - rising[0]) / (sizes[-1] - sizes[0])
+    return [*sizes, _FAR], [*rising, rising[-1] + slope * (_FAR - sizes[-1])]
+
+
+def interpolate(sizes: list[int], times: list[float], size: int) -> float:
+    """The time of a size on the line through points, one or more, by rising size."""
+    above = bisect_right(sizes, size)
+    if above in (0, len(sizes)):
+        return times[min(above, len(sizes) - 1)]
+    share = (size - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
+    return times[above - 1] + share * (times[above] - times[above - 1])
 
 
 def _median(times: Iterable[float]) -> float:

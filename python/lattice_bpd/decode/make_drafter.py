@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from lattice_bpd import NGramLM
-from lattice_bpd.decode.controller import Controller, Experience
+from lattice_bpd.decode.controller import Controller
 from lattice_bpd.decode.drafters import (
     BlockDrafter,
     Drafter,
@@ -15,6 +15,7 @@ from lattice_bpd.decode.drafters import (
     TreeDrafter,
 )
 from lattice_bpd.decode.drawn_drafter import DrawnTreeDrafter
+from lattice_bpd.decode.experience import Experience
 from lattice_bpd.decode.model_strategies import (
     MODEL_STRATEGIES,
     check_draft_model,

@@ -8,11 +8,11 @@ from typing import Any
 from lattice_bpd import NGramLM
 from lattice_bpd.decode.batch import decode_batch
 from lattice_bpd.decode.constraint import Constraint
-from lattice_bpd.decode.controller import experience_of
 from lattice_bpd.decode.drafters import (
     Drafter,
     OracleDrafter,
 )
+from lattice_bpd.decode.experience import experience_of
 from lattice_bpd.decode.loop import DecodeResult, decode
 from lattice_bpd.decode.make_drafter import STRATEGIES, make_drafter
 from lattice_bpd.decode.model import AnyHeads, DraftingModel
