@@ -101,7 +101,8 @@ class Experience:
 
     def book(self, batch: int) -> Book:
         """What is known for batches of this many sequences."""
-        return self.books.setdefault(batch, Book())
+        book = self.books.get(batch)
+        return self.books.setdefault(batch, Book()) if book is None else book
 
 
 _OF_MODELS: WeakKeyDictionary[Any, Experience] = WeakKeyDictionary()

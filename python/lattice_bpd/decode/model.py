@@ -109,6 +109,8 @@ class DraftingModel:
                 "states (B, D) into logits (B, H, V)"
             )
         self.heads = heads
+        # asked once, since whether something has a protocol's members takes long to say
+        self._state_heads = heads if isinstance(heads, StateHeads) else None
 
     @property
     def vocab_size(self) -> int:
@@ -142,8 +144,8 @@ class DraftingModel:
         Raises:
             ValueError: as `head_logits`.
         """
-        if isinstance(self.heads, StateHeads):
-            return self._check(self.heads.read_states(states), len(states))
+        if self._state_heads is not None:
+            return self._check(self._state_heads.read_states(states), len(states))
         hidden = [state.hidden for state in states]
         rows = hidden[0][None] if len(hidden) == 1 else torch.stack(hidden)
         return self.head_logits(rows, [state.tokens[-1] for state in states])
@@ -162,7 +164,7 @@ class DraftingModel:
         Raises:
             ValueError: there are no heads, or they give another shape.
         """
-        if self.heads is None or isinstance(self.heads, StateHeads):
+        if self.heads is None or self._state_heads is not None:
             raise ValueError(
                 "decode: this drafter needs head logits and the model has no heads; give heads=, a "
                 "callable that turns hidden states (B, D) into logits (B, H, V), or a BlockwiseLM"
@@ -171,7 +173,7 @@ class DraftingModel:
             chosen = torch.tensor(exact_tokens, device=hidden.device)
             logits = cast("HeadSource", self.heads)(hidden, exact_tokens=chosen)
         else:
-            logits = self.heads(hidden)
+            logits = cast("DraftHeads", self.heads)(hidden)
         return self._check(logits, len(hidden))
 
     def _check(self, logits: Tensor, rows: int) -> Tensor:

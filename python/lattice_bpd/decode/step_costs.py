@@ -60,7 +60,8 @@ class StepCosts:
 
     def at(self, nodes: int) -> float:
         """Expected seconds of a step with so many draft tokens; see `seconds`."""
-        return self.seconds([nodes])[0]
+        cost = self._costs.get(nodes)
+        return self.seconds([nodes])[0] if cost is None else math.exp(self._pace + cost)
 
     def seconds(self, sizes: Sequence[int], *, hope: float = 0.0) -> list[float]:
         """Expected seconds of steps with so many draft tokens.
