@@ -147,4 +147,5 @@ class Stage:
         self._start = time.perf_counter()
 
     def __exit__(self, *_error: object) -> None:
-        self._stats.add_seconds(self._name, time.perf_counter() - self._start)
+        seconds, name = self._stats.seconds, self._name
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - self._start

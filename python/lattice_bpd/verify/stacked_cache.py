@@ -22,6 +22,9 @@ from lattice_bpd import _core
 _ROOM = 256  # slots by which a full buffer grows at least
 
 
+Parts = tuple[tuple[Tensor, ...], ...]  # four of them, each with an entry for each layer
+
+
 class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's view of the buffers."""
 
@@ -46,12 +49,10 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     ) -> tuple[Tensor, Tensor]:
         """Write (B, heads, T, D) keys and values behind the old ones, and give all of them."""
         start, self.width = self.width, self.width + key_states.shape[2]
-        self.stack.make_room(self.width)
-        keys = self.stack.keys[self.number].narrow(2, 0, self.width)  # (B, heads, width, D)
-        values = self.stack.values[self.number].narrow(2, 0, self.width)
-        keys.narrow(2, start, self.width - start).copy_(key_states)
-        values.narrow(2, start, self.width - start).copy_(value_states)
-        return keys, values
+        keys, values, new_keys, new_values = self.stack.parts(start, self.width)
+        new_keys[self.number].copy_(key_states)
+        new_values[self.number].copy_(value_states)
+        return keys[self.number], values[self.number]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Slots after the next call, and offset of the first."""
@@ -77,6 +78,7 @@ class StackedCache(Cache):
     def __init__(self, keys: Tensor, values: Tensor, width: int) -> None:
         self.keys, self.values, self.width = keys, values, width
         self._views: tuple[Tensor, list[npt.NDArray[np.uint8]]] | None = None
+        self._parts: tuple[tuple[int, int, Tensor], Parts] | None = None
         super().__init__(layers=[StackedLayer(self, number) for number in range(keys.shape[0])])
 
     @classmethod
@@ -110,6 +112,23 @@ class StackedCache(Cache):
                 buffer[number, :, :, :width] = getattr(layer, name)
             parts.append(buffer)
         return cls(parts[0], parts[1], width)
+
+    def parts(self, start: int, end: int) -> Parts:
+        """Keys and values up to `end` of each layer, (B, heads, end, D), and those from `start` on.
+
+        Cut for all layers at once when the first of them asks: it takes a call of torch for each
+        cut, which are dearer than the copies where models are small.
+        """
+        if self._parts is not None:
+            (known_start, known_end, buffer), parts = self._parts
+            if known_start == start and known_end == end and buffer is self.keys:
+                return parts
+        self.make_room(end)
+        seen = [buffer.narrow(3, 0, end) for buffer in (self.keys, self.values)]
+        new = [part.narrow(3, start, end - start) for part in seen]
+        found = tuple(part.unbind(0) for part in (*seen, *new))
+        self._parts = (start, end, self.keys), found
+        return found
 
     def make_room(self, width: int) -> None:
         """Move to larger buffers unless `width` slots fit."""
