@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from lattice_bpd import (
     Drafts,
@@ -97,16 +96,9 @@ class BlockDrafter(Drafter):
         """(B, 1, H) token ids."""
         logits = batch_head_logits(states)
         with states[0].stats.stage("top_k"):
-            if states[0].constrained is not None:
-                best, _ = find_candidates(states, logits, 1, "BlockDrafter")
-                ones = np.ones(len(states), np.int32)
-                return Drafts(best.token_ids[:, None, :, 0], best.scores.sum(axis=1), ones)
-            scores, token_ids = logits.max(dim=-1)
-            return Drafts(
-                token_ids.to("cpu", torch.int32).numpy()[:, None],
-                scores.float().sum(dim=-1).cpu().numpy()[:, None],
-                np.ones(len(states), np.int32),
-            )
+            best, _ = find_candidates(states, logits, 1, "BlockDrafter")
+            ones = np.ones(len(states), np.int32)
+            return Drafts(best.token_ids[:, None, :, 0], best.scores.sum(axis=1), ones)
 
 
 class LatticeDrafter(Drafter):
