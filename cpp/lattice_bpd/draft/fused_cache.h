@@ -118,17 +118,23 @@ class CacheMixer {
     }
   }
 
-  // The hits of the static LM behind rows of so many tokens.
+  // The hits of the static LM behind rows of so many tokens. Those with more to do than an addition
+  // are listed first: where they stand is a coin toss, which no processor guesses.
   void MixNgrams(std::uint32_t length, std::uint32_t j) {
+    const std::uint32_t begin = HitsBegin(length, j);
     const std::uint32_t end = HitsBegin(length, j + 1);
-    for (std::uint32_t h = HitsBegin(length, j); h < end; ++h) {
+    o_.listed.Resize(end - begin + 1);
+    std::uint32_t* listed = o_.listed.data();
+    const FusedMixture* mixtures = o_.mixtures.data();
+    for (std::uint32_t h = begin; h < end; ++h) {
       const std::uint32_t of_suffix = o_.mixture[w_.hits.suffix_hit[h]];
       o_.mixture[h] = of_suffix;
-      if (of_suffix == kNoMixture) continue;
-      const FusedMixture& mixture = o_.mixtures[of_suffix];
-      w_.hits.constant[h] += mixture.scaled_kept;
-      if (mixture.row == kNoNode && o_.cache_node[h] == kNoNode) continue;
-      MixHistory(HistoryOf(length + 1, j, h), of_suffix);
+      w_.hits.constant[h] += mixtures[of_suffix].scaled_kept;
+      *listed = h;
+      listed += (mixtures[of_suffix].row & o_.cache_node[h]) != kNoNode;  // one or both
+    }
+    for (const std::uint32_t* h = o_.listed.data(); h != listed; ++h) {
+      MixHistory(HistoryOf(length + 1, j, *h), o_.mixture[*h]);
     }
   }
 

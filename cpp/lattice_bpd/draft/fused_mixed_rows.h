@@ -91,11 +91,16 @@ class MixedRows {
     const std::uint32_t end = w_.rows.hits_begin[suffix_row + 1];
     for (std::uint32_t s = w_.rows.hits_begin[suffix_row]; s < end; ++s) {
       const std::uint32_t lane = w_.hits.lane[s];
-      const Symbol symbol = w_.symbols[task_.Lane(history.slot, lane)];
-      const std::uint32_t child =
-          history.cache_node == kNoNode ? kNoNode : cache_.trie().Find(history.cache_node, symbol);
+      const std::uint32_t child = FindChild(history, lane);
       AddHit(history, step, lane, s, child, o_.cached[s]);
     }
+  }
+
+  std::uint32_t FindChild(const FusedHistory& history, std::uint32_t lane) const {
+    if (history.cache_node == kNoNode) return kNoNode;
+    const Symbol symbol = w_.symbols[task_.Lane(history.slot, lane)];
+    if (!cache_.trie().MayHave(history.cache_node, symbol)) return kNoNode;
+    return cache_.trie().Find(history.cache_node, symbol);
   }
 
   // `child` is the n-gram in the text, or kNoNode; `cached` the cache's part of P behind the
@@ -132,7 +137,9 @@ class MixedRows {
   void KeepChild(const FusedHistory& history, std::uint32_t h, std::uint32_t child) {
     const bool is_history = text_.IsCacheHistory(history.length + 1, child);
     o_.cache_node[h] = is_history ? child : kNoNode;
-    if (is_history && w_.hits.node[h] != kNoHit) o_.cache_node[w_.hits.node[h]] = child;
+    if (!is_history) return;
+    cache_.trie().PrefetchMarks(child);
+    if (w_.hits.node[h] != kNoHit) o_.cache_node[w_.hits.node[h]] = child;
   }
 
   // P of the static LM.

@@ -166,6 +166,7 @@ struct FusedOverlay {
   Buffer<double> cached;             // of each mixed hit: the cache's part of P
   Buffer<double> static_prob;        // of each mixed hit: P of the static LM
   Buffer<std::uint32_t> length;      // of each mixed row: tokens of its history
+  Buffer<std::uint32_t> listed;      // hits of the static LM that need a mixture
   Buffer<std::uint64_t> text_bits;   // (slots, ceil(stride / 64)): candidates that the text has
   Buffer<FusedSuccessor> successors;
   Buffer<std::uint32_t> successors_begin;  // of hit 0 and the roots' hits, one behind the other

@@ -70,16 +70,17 @@ class ContextTrie {
     return (child_marks_[parent] & MarkOf(word)) != 0;
   }
 
-  // Ask for what Find reads first, and for the node that it most likely returns and what MayHave
-  // reads of it: for callers with something else to do while memory answers.
+  // Ask for what Find reads first, for the node that it most likely returns, and for what MayHave
+  // reads of a node: for callers with something else to do while memory answers.
   void PrefetchEntry(std::uint32_t parent, Symbol word) const {
     __builtin_prefetch(&table_[Hash(parent, word) & mask_]);
   }
   void PrefetchNode(std::uint32_t parent, Symbol word) const {
     const std::uint32_t found = table_[Hash(parent, word) & mask_].node;
     __builtin_prefetch(&nodes_[found == kNoNode ? kRoot : found]);
-    __builtin_prefetch(&child_marks_[found == kNoNode ? kRoot : found]);
+    PrefetchMarks(found == kNoNode ? kRoot : found);
   }
+  void PrefetchMarks(std::uint32_t node) const { __builtin_prefetch(&child_marks_[node]); }
 
   // Of a history, its latest token last.
   ContextState StateOf(Span<TokenId> history) const;
