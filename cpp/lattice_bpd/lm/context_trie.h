@@ -1,7 +1,7 @@
 // Counts of the n-grams of a growing text, or of its last tokens: tokens join at the end and leave
 // at the front. A forward trie with hashed edges; node 0 is the empty history.
 //
-// Cost: O(order) for each token that joins or leaves, 32 bytes and two table entries for each
+// Cost: O(order) for each token that joins or leaves, 40 bytes and two table entries for each
 // distinct n-gram.
 #ifndef LATTICE_BPD_LM_CONTEXT_TRIE_H_
 #define LATTICE_BPD_LM_CONTEXT_TRIE_H_
