@@ -37,8 +37,6 @@ from lattices import (
     check_engines_agree,
     check_scores,
     draw_lattices,
-    make_caches,
-    rescore_arguments,
     tree_arguments,
 )
 from machine import describe_machine
@@ -182,28 +180,6 @@ class Bench:
         self.results["trees"] = {str(n): times.to_json() for n, times in named}
         self.summary["tree_us_36_nodes"] = round(found[1].median, 2)
 
-    def measure_cache(self) -> None:
-        """With caches of 500 tokens, one for each lattice."""
-        parts = self.main.split(PART)
-        caches = [cache._core for cache in make_caches(self.corpus, self.main, self.lm, 500)]
-        plain = [rescore_arguments(part, self.lm, 16, "fused") for part in parts]
-        cached = [
-            (*arguments, caches[PART * n : PART * (n + 1)]) for n, arguments in enumerate(plain)
-        ]
-        found = time_in_turns(
-            [
-                Contender(lambda arguments: _core.rescore_candidates(*arguments), calls)
-                for calls in (plain, cached)
-            ],
-            items_per_call=PART,
-            rounds=self.rounds,
-        )
-        times = dict(zip(("without", "with a cache"), found, strict=True))
-        rows = [[name, t.median, t.p90] for name, t in times.items()]
-        print_table("caches of 500 tokens, 8 x 16, p = 16, us", ["", "median", "90 %"], rows)
-        self.results["cache"] = {name: t.to_json() for name, t in times.items()}
-        self.summary["cache_ratio_8x16_p16"] = round(found[1].median / found[0].median, 2)
-
     def measure_python(self) -> None:
         """rescore_lattice on ready lattices, and on logits of 8 x 50,257."""
         lattices = [
@@ -341,7 +317,6 @@ def main() -> None:
     bench.measure_pywrapfst()
     bench.measure_batches()
     bench.measure_trees()
-    bench.measure_cache()
     bench.measure_python()
     bench.measure_top_k()
     bench.measure_scale()

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <string>
 
 #include "lattice_bpd/base/errors.h"
@@ -192,6 +193,66 @@ TEST_CASE("cache: wide slots in every instruction set") {
     }
     SetFusedInstructionSet("");
   }
+}
+
+// The same drafts in two lattices: one of 12 tokens; one whose 2,100 candidates are too many for
+// all rows' values to be kept, and all but those 12 too bad to count.
+TEST_CASE("cache: values that are computed again, up to the longest chain of rows") {
+  for (std::uint32_t seed = 0; seed < 3; ++seed) {
+    Random random(seed);
+    ContextNgram cache(2200, kMaxOrder, 1000);
+    const Tokens text = RandomText(&random, 12, 300);
+    const auto lm = RandomLm(&random, 2200, 12, kMaxOrder, 3000, false);
+    cache.Update(text, lm.get(), true);
+    Tokens token_ids(2100);
+    std::iota(token_ids.begin(), token_ids.end(), 0);
+    Sausage narrow, wide;
+    for (int slot = 0; slot < 7; ++slot) {
+      std::vector<float> scores(token_ids.size(), -1000.0f);
+      for (std::size_t lane = 0; lane < 12; ++lane) scores[lane] = Draw(&random, false);
+      narrow.AddSlot({token_ids.data(), 12}, {scores.data(), 12});
+      wide.AddSlot(token_ids, scores);
+    }
+    const CachedContext cached = {&cache, cache.trie().StateOf(text)};
+    const LmState start = lm->StateOfContext(text, true);
+    const DraftList expected = FindDrafts(narrow, lm.get(), start, {20, 0.5}, cached);
+    for (const std::string& name : FusedInstructionSets()) {
+      INFO("seed ", seed, " instruction set ", name);
+      SetFusedInstructionSet(name);
+      const DraftList found = FindDrafts(wide, lm.get(), start, {20, 0.5}, cached);
+      CHECK(found.token_ids == expected.token_ids);
+      CHECK(found.scores == expected.scores);
+    }
+    SetFusedInstructionSet("");
+  }
+}
+
+TEST_CASE("cache: a worked example of a mixed row") {
+  //   LM: a b (ln P -0.75, ln backoff -0.5), b (-0.25) and unigrams. Text: b c five times, and so
+  //   behind "a b", too, the text has c: a mixed row {c} over the root, since "a b" has no n-gram
+  const Vocabulary vocabulary = MakeVocabulary(4, {});
+  std::vector<Ngram> ngrams = {{{0, 1}, -0.75f, -0.5f}};
+  const float ln[] = {-1.0f, -2.0f, -3.0f, -1.5f};
+  for (Symbol symbol = 0; symbol < vocabulary.num_symbols(); ++symbol) {
+    ngrams.push_back({{symbol}, symbol < 4 ? ln[symbol] : -9.0f, symbol == 1 ? -0.25f : 0.0f});
+  }
+  const auto lm = BackoffLm::FromTrie(BuildTrie(vocabulary, ListsOf(3, ngrams)));
+  ContextNgram cache(4, 2, 100);
+  cache.Update(Tokens{1, 2, 1, 2, 1, 2, 1, 2, 1, 2}, lm.get(), true);
+  const double share = cache.weights()[0] * 5 / (5 + 1);  // 5 successors of b, 1 of them different
+  Sausage lattice;
+  lattice.AddSlot(Tokens{0}, std::vector<float>{0.0f});
+  lattice.AddSlot(Tokens{1}, std::vector<float>{0.0f});
+  lattice.AddSlot(Tokens{2, 3}, std::vector<float>{0.0f, 0.0f});
+  const double a_b = -1.0 - 0.75;
+  const double c = a_b + std::log((1 - share) * std::exp(-0.5 - 0.25 - 3.0) + share);
+  const double d = a_b + std::log(1 - share) - 0.5 - 0.25 - 1.5;
+  const LmState start = lm->StateOfContext({}, true);
+  const DraftList found = FindDrafts(lattice, lm.get(), start, {}, {&cache, {}});
+  REQUIRE(found.size() == 2);
+  CHECK(found.token_ids == (c > d ? Tokens{0, 1, 2, 0, 1, 3} : Tokens{0, 1, 3, 0, 1, 2}));
+  CHECK(found.scores[0] == doctest::Approx(std::max(c, d)).epsilon(1e-6));
+  CHECK(found.scores[1] == doctest::Approx(std::min(c, d)).epsilon(1e-6));
 }
 
 TEST_CASE("cache: an empty one changes nothing, with an LM") {

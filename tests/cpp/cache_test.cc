@@ -27,6 +27,7 @@ void CheckCounts(const ContextTrie& trie, const Tokens& window, std::uint32_t nu
       Tokens longer = ngram;
       longer.push_back(static_cast<TokenId>(word));
       CHECK((trie.Find(node, word) != kNoNode) == (counts.count(longer) != 0));
+      CHECK(trie.MayHave(node, word) >= (counts.count(longer) != 0));
     }
   }
   for (const auto& [history, count] : successors) {
@@ -67,6 +68,26 @@ TEST_CASE("cache: counts are those of the window, as tokens come and go") {
     trie.Clear();
     CheckCounts(trie, {}, num_tokens);
   }
+}
+
+TEST_CASE("cache: what has left the window is ruled out again where it can be") {
+  ContextTrie trie(2);
+  for (int i = 0; i < 3; ++i) {  // a b, then a c
+    trie.Append(0);
+    trie.Append(1);
+  }
+  const std::uint32_t a = trie.Find(ContextTrie::kRoot, 0);
+  CHECK(trie.MayHave(a, 1));
+  CHECK_FALSE(trie.MayHave(a, 2));
+  for (int i = 0; i < 3; ++i) {
+    trie.Append(0);
+    trie.Append(2);
+    trie.RemoveFirst();
+    trie.RemoveFirst();
+  }
+  REQUIRE(trie.Find(ContextTrie::kRoot, 0) == a);
+  CHECK(trie.MayHave(a, 2));
+  CHECK_FALSE(trie.MayHave(a, 1));
 }
 
 TEST_CASE("cache: a worked example") {

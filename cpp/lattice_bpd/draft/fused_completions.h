@@ -35,12 +35,13 @@ class CompletionFinder {
   // The score, up to the end of the lattice, of each lane from a row.
   const double* ValuesOf(std::uint32_t r) {
     if (kept_) return Values(r);
-    w_.chain.Resize(std::size_t{kMaxOrder} * task_.stride);
+    w_.chain.Resize(kMaxChain * task_.stride);
     return Recompute(r);
   }
 
  private:
   static constexpr std::size_t kKeptValues = std::size_t{1} << 20;
+  static constexpr std::size_t kMaxChain = kMaxOrder + 1;  // a mixed row, static ones, a root
 
   void FillRows(std::uint32_t j, std::uint32_t begin, std::uint32_t end, std::uint32_t* place) {
     if (begin == end) return;

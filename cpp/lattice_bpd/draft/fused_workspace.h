@@ -141,19 +141,35 @@ struct FusedNode {
   std::int32_t depth;
 };
 
-// Rows and hits of the LM mixed with a cache (fused_cache.h), and what only mixing asks of them.
+// What a cache changes for a history: P = kept * P of the static LM + what mixed hits have.
+struct FusedMixture {
+  double kept;         // the static LM's share
+  double scaled_kept;  // alpha * ln of it, the sum of its parts on the grid
+  std::uint32_t row;   // its mixed row, or kNoNode
+};
+
+// A candidate that the text may have behind a history.
+struct FusedSuccessor {
+  std::uint32_t lane;
+  std::uint32_t symbol;
+  std::uint32_t history;     // in the text's trie
+  std::uint32_t cache_node;  // of history and candidate, kNoNode where the text has none
+};
+
+// What a cache lays over rows and hits (fused_cache.h). Mixed rows and hits stand behind the static
+// LM's own; of a mixed hit, `node` is the static LM's hit of the same n-gram, 0 where there is
+// none.
 struct FusedOverlay {
-  FusedHits hits;  // node: the static LM's hit, 0 where it has none
-  FusedRows rows;
-  Buffer<std::uint32_t> row_begin;
-  Buffer<std::uint32_t> cache_node;   // of each hit: its n-gram in the cache, or kNoNode
-  Buffer<double> cached;              // of each hit: the cache's part of P
-  Buffer<double> static_prob;         // of each hit where that is above 0: P of the static LM
-  Buffer<double> kept;                // of each row: the static LM's share
-  Buffer<double> scaled_kept;         // of each row: alpha * ln of it
-  Buffer<std::uint64_t> cached_bits;  // (rows, ceil(stride / 64)): where the cache has a part
-  Buffer<std::uint64_t> child_bits;   // of one history: lanes that the cache has behind it
-  Buffer<std::uint32_t> lane_nodes;   // of one history: those n-grams by lane
+  Buffer<FusedMixture> mixtures;     // the first is the static LM alone
+  Buffer<std::uint32_t> mixture;     // of each hit: that of the history it makes
+  Buffer<std::uint32_t> cache_node;  // of each hit: its n-gram as a cache history, or kNoNode
+  Buffer<double> cached;             // of each mixed hit: the cache's part of P
+  Buffer<double> static_prob;        // of each mixed hit: P of the static LM
+  Buffer<std::uint32_t> length;      // of each mixed row: tokens of its history
+  Buffer<std::uint32_t> listed;      // hits of the static LM that need a mixture
+  Buffer<std::uint64_t> text_bits;   // (slots, ceil(stride / 64)): candidates that the text has
+  Buffer<FusedSuccessor> successors;
+  Buffer<std::uint32_t> successors_begin;  // of hit 0 and the roots' hits, one behind the other
 };
 
 struct FusedWorkspace {

@@ -8,6 +8,9 @@ namespace {
 
 constexpr std::size_t kSmallestTable = 64;
 
+// Up to so many children are marked anew when one is gone.
+constexpr std::uint32_t kMarkedChildren = 16;
+
 }  // namespace
 
 ContextTrie::ContextTrie(int order) : order_(order) { Clear(); }
@@ -15,6 +18,7 @@ ContextTrie::ContextTrie(int order) : order_(order) { Clear(); }
 void ContextTrie::Clear() {
   text_.clear();
   nodes_.assign(1, ContextNode{});
+  child_marks_.assign(1, 0);
   free_.clear();
   table_.assign(kSmallestTable, {0, kNoNode});
   mask_ = kSmallestTable - 1;
@@ -77,11 +81,14 @@ std::uint32_t ContextTrie::Add(std::uint32_t parent, Symbol word) {
   if (free_.empty()) {
     added = static_cast<std::uint32_t>(nodes_.size());
     nodes_.emplace_back();
+    child_marks_.push_back(0);
   } else {
     added = free_.back();
     free_.pop_back();
     nodes_[added] = {};
+    child_marks_[added] = 0;
   }
+  child_marks_[parent] |= MarkOf(word);
   nodes_[added].word = word;
   nodes_[added].parent = parent;
   const std::uint32_t first = nodes_[parent].first_child;
@@ -106,6 +113,16 @@ void ContextTrie::Remove(std::uint32_t node) {
   }
   if (gone.next != kNoNode) nodes_[gone.next].previous = gone.previous;
   free_.push_back(node);
+  if (parent.distinct <= kMarkedChildren) MarkChildren(gone.parent);
+}
+
+// A mark that stays though its child is gone costs a search, no more: where there are many children
+// most marks are set anyway.
+void ContextTrie::MarkChildren(std::uint32_t node) {
+  child_marks_[node] = 0;
+  for (std::uint32_t at = nodes_[node].first_child; at != kNoNode; at = nodes_[at].next) {
+    child_marks_[node] |= MarkOf(nodes_[at].word);
+  }
 }
 
 void ContextTrie::Insert(Entry entry) {

@@ -1,7 +1,7 @@
 // Counts of the n-grams of a growing text, or of its last tokens: tokens join at the end and leave
 // at the front. A forward trie with hashed edges; node 0 is the empty history.
 //
-// Cost: O(order) for each token that joins or leaves, 32 bytes and two table entries for each
+// Cost: O(order) for each token that joins or leaves, 40 bytes and two table entries for each
 // distinct n-gram.
 #ifndef LATTICE_BPD_LM_CONTEXT_TRIE_H_
 #define LATTICE_BPD_LM_CONTEXT_TRIE_H_
@@ -65,18 +65,22 @@ class ContextTrie {
     }
   }
 
-  // Ask for what Find reads first, for the node that it most likely returns, and for the first
-  // child of a node that has some: for callers with something else to do while memory answers.
+  // False only where Find(parent, word) would find nothing. Reads one word of memory for all words.
+  bool MayHave(std::uint32_t parent, Symbol word) const {
+    return (child_marks_[parent] & MarkOf(word)) != 0;
+  }
+
+  // Ask for what Find reads first, for the node that it most likely returns, and for what MayHave
+  // reads of a node: for callers with something else to do while memory answers.
   void PrefetchEntry(std::uint32_t parent, Symbol word) const {
     __builtin_prefetch(&table_[Hash(parent, word) & mask_]);
   }
   void PrefetchNode(std::uint32_t parent, Symbol word) const {
     const std::uint32_t found = table_[Hash(parent, word) & mask_].node;
     __builtin_prefetch(&nodes_[found == kNoNode ? kRoot : found]);
+    PrefetchMarks(found == kNoNode ? kRoot : found);
   }
-  void PrefetchFirstChild(std::uint32_t node) const {
-    __builtin_prefetch(&nodes_[nodes_[node].first_child]);
-  }
+  void PrefetchMarks(std::uint32_t node) const { __builtin_prefetch(&child_marks_[node]); }
 
   // Of a history, its latest token last.
   ContextState StateOf(Span<TokenId> history) const;
@@ -96,8 +100,13 @@ class ContextTrie {
     return static_cast<std::uint32_t>((key * 0x9e3779b97f4a7c15u) >> 32);
   }
 
+  static std::uint64_t MarkOf(Symbol word) {
+    return std::uint64_t{1} << (word * 0x9e3779b9u >> 26);
+  }
+
   std::uint32_t Add(std::uint32_t parent, Symbol word);
   void Remove(std::uint32_t node);
+  void MarkChildren(std::uint32_t node);
   void Insert(Entry entry);
   void Erase(std::uint32_t node);
   void GrowTable();
@@ -105,8 +114,9 @@ class ContextTrie {
   int order_;
   std::deque<Symbol> text_;
   std::vector<ContextNode> nodes_;
-  std::vector<std::uint32_t> free_;  // nodes to use again
-  std::vector<Entry> table_;         // open addressing, linear probing
+  std::vector<std::uint64_t> child_marks_;  // of each node: the marks of its children's words
+  std::vector<std::uint32_t> free_;         // nodes to use again
+  std::vector<Entry> table_;                // open addressing, linear probing
   std::size_t mask_ = 0;
   std::uint32_t ends_[kMaxOrder] = {};  // of the text's last n tokens, n = 0 .. num_ends_ - 1
   int num_ends_ = 1;
