@@ -22,32 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import Drafts, DraftTree
-from lattice_bpd.decode.acceptance import Calibration, kept_nodes
+from lattice_bpd.decode.acceptance import Calibration, Rate, kept_nodes
 from lattice_bpd.decode.by_sequence import BySequence
 from lattice_bpd.decode.draft_trees import Growth, Nodes, build_draft_tree, is_ranked_tree
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.proposals import ask_drafter, rows_of, to_numpy
 from lattice_bpd.decode.state import DecodeState
-
-_FORGET = 0.99  # what counts of a kind keep from one of its drafts to the next
-_PRIOR = 1.0  # tokens that were right, and as many that were wrong, before any was seen
-
-
-@dataclass
-class Rate:
-    """How often tokens of one kind of chain were right, those behind a wrong one not counted."""
-
-    right: float = 0.0
-    tried: float = 0.0
-
-    @property
-    def value(self) -> float:
-        """(right + 1) / (tried + 2)."""
-        return (self.right + _PRIOR) / (self.tried + 2.0 * _PRIOR)
-
-    def add(self, right: int, tried: int) -> None:
-        """One draft."""
-        self.right, self.tried = _FORGET * self.right + right, _FORGET * self.tried + tried
 
 
 @dataclass
@@ -153,15 +133,9 @@ class CombinedDrafter(Drafter):
 
     def _merge(self, branches: Sequence[_Tree | _Chain]) -> Growth:
         tree = Growth()
-        places: dict[tuple[int, int], int] = {}
 
         def add(token: int, parent: int, probability: float) -> int:
-            log_prob, new = math.log(max(probability, 1e-30)), len(tree.token_ids)
-            node = places.setdefault((parent, token), new)
-            if node == new:
-                tree.add(token, parent, log_prob)
-            tree.log_probs[node] = max(tree.log_probs[node], log_prob)
-            return node
+            return tree.merge(token, parent, math.log(max(probability, 1e-30)))
 
         for branch in branches:
             if isinstance(branch, _Chain):
