@@ -87,12 +87,13 @@ class Repeats:
         count = int(trees.counts[row])
         floor = float(trees.log_probs[row, count - 1]) if count >= max_nodes else -math.inf
         tree = _read(trees, row)
-        most = min(state.room, max_nodes)
+        most, best = min(state.room, max_nodes), max(text.log_rates)
         _go_on(tree, -1, [], text, most, floor)
         if state.num_slots < state.room:
             for node in np.flatnonzero(trees.depths[row, :count] == state.num_slots - 1).tolist():
-                path = tree.path(node)
-                _go_on(tree, node, path, text, most - len(path), floor)
+                if tree.log_probs[node] + best > floor:
+                    path = tree.path(node)
+                    _go_on(tree, node, path, text, most - len(path), floor)
         if len(tree.token_ids) == count:
             return None
         tree.keep_best(max_nodes)
@@ -119,8 +120,6 @@ def _go_on(tree: Growth, node: int, path: list[int], text: _Text, most: int, flo
     new ones that are not above the floor are left out.
     """
     log_prob = 0.0 if node < 0 else tree.log_probs[node]
-    if log_prob + max(text.log_rates) <= floor:
-        return
     start, size = text.index.find(path)
     if size == 0 or log_prob + text.log_rates[size] <= floor:
         return
