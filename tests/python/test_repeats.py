@@ -85,6 +85,8 @@ def test_what_says_nothing_leaves_the_tree_as_it_is():
     tree = tree_of({(1,): 0.8, (1, 2): 0.7})
     assert Repeats().extend(tree, [state_of([3, 4, 5])], 2) is tree  # no match
     assert Repeats().extend(tree, [state_of([3, 4, 3])], 2) is tree  # 4 has 1/2, less than 0.7
+    late = tree_of({(1,): 0.9, (1, 2): 0.1})
+    assert Repeats().extend(late, [state_of([1, 2, 9, 0])], 9) is late  # 0.05 + 0.025
     assert Repeats().extend(tree, [state_of([1, 2, 9, 1], room=2)], 2) is tree  # known already
 
 
@@ -125,7 +127,7 @@ def find_by_hand(text, path):
 
 
 def extend_by_hand(prefixes, text, num_slots, room, max_nodes):
-    """The definition: every continuation to its end, then the best nodes."""
+    """The definition: every continuation to its end, then the best of what is worth its place."""
     seen, rates = [], np.tile([0.0, 0.0], (LONGEST_MATCH + 1, 1))
     for token in text:
         place, size = find_by_hand(seen, [])
@@ -144,8 +146,11 @@ def extend_by_hand(prefixes, text, num_slots, room, max_nodes):
             whole.append(whole[place])
             place += 1
             found[path] = max(found.get(path, 0.0), above * (right + 1) / (tried + 2))
-    best = dict(sorted(found.items(), key=lambda item: -item[1])[:max_nodes])
-    return prefixes if set(best) == set(prefixes) else best
+    floor = max(0.02, min(prefixes.values()) if len(prefixes) >= max_nodes else 0.0)
+    best = {path: p for path, p in found.items() if path in prefixes or p > floor}
+    if sum(p for path, p in best.items() if path not in prefixes) < 0.1:
+        return prefixes
+    return dict(sorted(best.items(), key=lambda item: -item[1])[:max_nodes])
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -190,7 +195,7 @@ def test_matches_are_found_behind_texts_and_paths(seed):
             for token in index.follow(found[0], 9, path):
                 assert token == whole[found[0] + len(whole) - end - len(path)]
                 whole.append(token)
-        index.extend([text[end]])
+        assert index.append(text[end]) == find_by_hand(text[:end], [])
 
 
 @pytest.fixture(scope="module")

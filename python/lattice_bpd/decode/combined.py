@@ -24,7 +24,7 @@ import numpy.typing as npt
 from lattice_bpd import Drafts, DraftTree
 from lattice_bpd.decode.acceptance import Calibration, Rate, kept_nodes
 from lattice_bpd.decode.by_sequence import BySequence
-from lattice_bpd.decode.draft_trees import Growth, Nodes, build_draft_tree, is_ranked_tree
+from lattice_bpd.decode.draft_trees import Growth, build_draft_tree, is_ranked_tree
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.proposals import ask_drafter, rows_of, to_numpy
 from lattice_bpd.decode.state import DecodeState
@@ -100,8 +100,7 @@ class CombinedDrafter(Drafter):
                 step.length = len(state.tokens)
                 for part in range(len(self.drafters)):
                     step.branches += self._read(part, *found[part][number], state.room)
-                tree = self._merge(step.branches)
-                rows.append(Nodes(tree.token_ids, tree.parents, tree.log_probs))
+                rows.append(self._merge(step.branches).best(self.max_nodes))
             return build_draft_tree(rows)
 
     def rate(self, part: int, kind: Hashable) -> float:
@@ -149,7 +148,6 @@ class CombinedDrafter(Drafter):
                 branch.token_ids, branch.parents, shares.tolist(), strict=True
             ):
                 nodes.append(add(token, -1 if parent < 0 else nodes[parent], share))
-        tree.keep_best(self.max_nodes)
         return tree
 
     def _learn(self, step: _Step, state: DecodeState) -> None:

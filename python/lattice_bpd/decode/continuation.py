@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lattice_bpd import DraftTree, NGramLM
-from lattice_bpd.decode.draft_trees import Growth, Nodes, build_draft_tree, is_ranked_tree
+from lattice_bpd.decode.draft_trees import Growth, build_draft_tree, is_ranked_tree
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.proposals import ask_drafter, to_numpy
 from lattice_bpd.decode.state import DecodeState
@@ -108,7 +108,7 @@ class ContinuationDrafter(Drafter):
             tree = self._read(proposal, row)
             with state.stats.stage("rescore"):
                 self._go_on(tree, state, self._last_slot(state))
-            rows.append(Nodes(tree.token_ids, tree.parents, tree.log_probs))
+            rows.append(tree.best(self.max_nodes))
         return build_draft_tree(rows)
 
     def _last_slot(self, state: DecodeState) -> int:
@@ -160,4 +160,3 @@ class ContinuationDrafter(Drafter):
                     heapq.heapreplace(best, total)
                 else:
                     heapq.heappush(best, total)
-        tree.keep_best(self.max_nodes)

@@ -70,15 +70,26 @@ class Growth:
             node = self.parents[node]
         return found[::-1]
 
+    def best(self, most: int) -> Nodes:
+        """The `most` most probable nodes, by falling probability."""
+        costs = [-log_prob for log_prob in self.log_probs]
+        order = sorted(range(len(costs)), key=costs.__getitem__)[:most]
+        places = {-1: -1, **{node: place for place, node in enumerate(order)}}
+        return Nodes(
+            [self.token_ids[node] for node in order],
+            [places[self.parents[node]] for node in order],
+            [self.log_probs[node] for node in order],
+        )
+
     def keep_best(self, most: int) -> None:
         """Drop all but the `most` most probable nodes; the rest stands by falling probability."""
-        order = sorted(range(len(self.token_ids)), key=lambda node: -self.log_probs[node])[:most]
-        places = {-1: -1, **{node: place for place, node in enumerate(order)}}
-        self.parents = [places[self.parents[node]] for node in order]
-        for name in ("token_ids", "depths", "log_probs"):
-            values = getattr(self, name)
-            setattr(self, name, [values[node] for node in order])
-        self.drawn_from = [None] * (len(order) + 1)
+        nodes = self.best(most)
+        self.token_ids, self.parents = list(nodes.token_ids), list(nodes.parents)
+        self.log_probs = list(nodes.log_probs)
+        self.depths = []
+        for parent in self.parents:
+            self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
+        self.drawn_from = [None] * (len(self.token_ids) + 1)
         edges = zip(self.parents, self.token_ids, strict=True)
         self.children = {edge: node for node, edge in enumerate(edges)}
 

@@ -12,14 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from lattice_bpd import DraftTree, DrawnTree
 from lattice_bpd.decode.acceptance import Rate
 from lattice_bpd.decode.by_sequence import BySequence
 from lattice_bpd.decode.draft_trees import Growth, Nodes, build_draft_tree
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.decode.suffix_index import LONGEST_MATCH, SuffixIndex
+
+_LEAST = math.log(0.02)  # of a token that is worth a place in the tree
+_LEAST_GAIN = 0.1  # tokens more that a call must be expected to keep, or the tree stays as it is
 
 
 class _Text:
@@ -38,11 +39,10 @@ class _Text:
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            start, size = self.index.find()
+            start, size = self.index.append(token)
             if size > 0:
                 self.rates[size].add(self.index.tokens[start] == token, 1)
-            self.index.extend([token])
-        self.log_rates = [math.log(rate.value) for rate in self.rates]
+                self.log_rates[size] = math.log(self.rates[size].value)
 
 
 class Repeats:
@@ -72,8 +72,9 @@ class Repeats:
         grown = [self._grow(trees, row, state, max_nodes) for row, state in enumerate(states)]
         if not any(grown):
             return trees
-        rows = (tree or _read(trees, row) for row, tree in enumerate(grown))
-        return build_draft_tree([Nodes(t.token_ids, t.parents, t.log_probs) for t in rows])
+        return build_draft_tree(
+            [nodes or _read(trees, row).best(max_nodes) for row, nodes in enumerate(grown)]
+        )
 
     def __len__(self) -> int:
         """The number of sequences that are still there."""
@@ -81,23 +82,21 @@ class Repeats:
 
     def _grow(
         self, trees: DraftTree | DrawnTree, row: int, state: DecodeState, max_nodes: int
-    ) -> Growth | None:
-        """A tree with its continuations; None where there are none among the best."""
-        text = self._update(state)
-        count = int(trees.counts[row])
-        floor = float(trees.log_probs[row, count - 1]) if count >= max_nodes else -math.inf
-        tree = _read(trees, row)
+    ) -> Nodes | None:
+        """A tree with its continuations; None where these are not worth their places."""
+        text, tree, count = self._update(state), _read(trees, row), int(trees.counts[row])
         most, best = min(state.room, max_nodes), max(text.log_rates)
+        floor = max(_LEAST, tree.log_probs[-1]) if count >= max_nodes else _LEAST
         _go_on(tree, -1, [], text, most, floor)
         if state.num_slots < state.room:
-            for node in np.flatnonzero(trees.depths[row, :count] == state.num_slots - 1).tolist():
-                if tree.log_probs[node] + best > floor:
+            for node in range(count):
+                last = tree.depths[node] == state.num_slots - 1
+                if last and tree.log_probs[node] + best > floor:
                     path = tree.path(node)
                     _go_on(tree, node, path, text, most - len(path), floor)
-        if len(tree.token_ids) == count:
+        if sum(map(math.exp, tree.log_probs[count:])) < _LEAST_GAIN:
             return None
-        tree.keep_best(max_nodes)
-        return tree
+        return tree.best(max_nodes)
 
     def _update(self, state: DecodeState) -> _Text:
         text = self._texts.of(state)

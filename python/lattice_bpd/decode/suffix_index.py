@@ -22,10 +22,21 @@ class SuffixIndex:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append (n,) ints."""
         for token in tokens:
-            end = len(self.tokens)
-            for size in range(1, min(self.longest, end) + 1):
-                self._behind[tuple(self.tokens[end - size :])] = end
-            self.tokens.append(token)
+            self.append(token)
+
+    def append(self, token: int) -> tuple[int, int]:
+        """Append a token, and say what `find` said before."""
+        end = len(self.tokens)
+        last = tuple(self.tokens[-self.longest :])
+        found, size, behind = 0, 0, self._behind
+        for first in range(len(last) - 1, -1, -1):
+            piece = last[first:]
+            start = behind.get(piece)
+            if start is not None:
+                found, size = start, len(piece)
+            behind[piece] = end
+        self.tokens.append(token)
+        return found, size
 
     def find(self, path: Sequence[int] = ()) -> tuple[int, int]:
         """Where the longest suffix that stood earlier stood last, and its tokens.
