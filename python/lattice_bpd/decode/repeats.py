@@ -48,8 +48,8 @@ class _Text:
 class Repeats:
     """What the texts of sequences went on with, for the trees drafted behind them.
 
-    One object may serve several sequences at once, each as if it were alone. A new token costs 3
-    microseconds.
+    One object may serve several sequences at once, each as if it were alone. A token costs 3
+    microseconds and 0.9 kB.
     """
 
     def __init__(self) -> None:
