@@ -25,8 +25,7 @@ from lattice_bpd.decode import (
     decode,
     decode_batch,
 )
-from lattice_bpd.decode.acceptance import Calibration
-from lattice_bpd.decode.combined import Rate
+from lattice_bpd.decode.acceptance import Calibration, Rate
 from lattice_bpd.decode.draft_trees import Nodes, build_draft_tree
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.state import DecodeState

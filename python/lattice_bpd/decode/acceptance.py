@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ _BINS = 16
 _WIDTH = 0.5  # nats of a bin
 _PRIOR = 2.0  # nodes that the tree's own probability counts for
 _FORGET = 0.99  # what counts keep from one step to the next
+_BEFORE = 1.0  # tokens of a Rate that were right, and as many that were wrong, before any was seen
 
 
 class Calibration:
@@ -54,6 +56,23 @@ class Calibration:
         self._kept += np.bincount(bins, kept, _BINS)
         self._seen *= _FORGET
         self._seen += np.bincount(bins, None, _BINS) + (1.0 - _FORGET) * _PRIOR
+
+
+@dataclass
+class Rate:
+    """How often tokens of one kind of chain were right, those behind a wrong one not counted."""
+
+    right: float = 0.0
+    tried: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """(right + 1) / (tried + 2)."""
+        return (self.right + _BEFORE) / (self.tried + 2.0 * _BEFORE)
+
+    def add(self, right: int, tried: int) -> None:
+        """So many tokens tried, and the right ones among them; old ones fade by 1 % each time."""
+        self.right, self.tried = _FORGET * self.right + right, _FORGET * self.tried + tried
 
 
 def kept_nodes(

@@ -22,32 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import Drafts, DraftTree
-from lattice_bpd.decode.acceptance import Calibration, kept_nodes
+from lattice_bpd.decode.acceptance import Calibration, Rate, kept_nodes
 from lattice_bpd.decode.by_sequence import BySequence
-from lattice_bpd.decode.draft_trees import Growth, Nodes, build_draft_tree, is_ranked_tree
+from lattice_bpd.decode.draft_trees import Growth, build_draft_tree, is_ranked_tree
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.proposals import ask_drafter, rows_of, to_numpy
 from lattice_bpd.decode.state import DecodeState
-
-_FORGET = 0.99  # what counts of a kind keep from one of its drafts to the next
-_PRIOR = 1.0  # tokens that were right, and as many that were wrong, before any was seen
-
-
-@dataclass
-class Rate:
-    """How often tokens of one kind of chain were right, those behind a wrong one not counted."""
-
-    right: float = 0.0
-    tried: float = 0.0
-
-    @property
-    def value(self) -> float:
-        """(right + 1) / (tried + 2)."""
-        return (self.right + _PRIOR) / (self.tried + 2.0 * _PRIOR)
-
-    def add(self, right: int, tried: int) -> None:
-        """One draft."""
-        self.right, self.tried = _FORGET * self.right + right, _FORGET * self.tried + tried
 
 
 @dataclass
@@ -120,8 +100,7 @@ class CombinedDrafter(Drafter):
                 step.length = len(state.tokens)
                 for part in range(len(self.drafters)):
                     step.branches += self._read(part, *found[part][number], state.room)
-                tree = self._merge(step.branches)
-                rows.append(Nodes(tree.token_ids, tree.parents, tree.log_probs))
+                rows.append(self._merge(step.branches).best(self.max_nodes))
             return build_draft_tree(rows)
 
     def rate(self, part: int, kind: Hashable) -> float:
@@ -153,15 +132,9 @@ class CombinedDrafter(Drafter):
 
     def _merge(self, branches: Sequence[_Tree | _Chain]) -> Growth:
         tree = Growth()
-        places: dict[tuple[int, int], int] = {}
 
         def add(token: int, parent: int, probability: float) -> int:
-            log_prob, new = math.log(max(probability, 1e-30)), len(tree.token_ids)
-            node = places.setdefault((parent, token), new)
-            if node == new:
-                tree.add(token, parent, log_prob)
-            tree.log_probs[node] = max(tree.log_probs[node], log_prob)
-            return node
+            return tree.merge(token, parent, math.log(max(probability, 1e-30)))
 
         for branch in branches:
             if isinstance(branch, _Chain):
@@ -175,7 +148,6 @@ class CombinedDrafter(Drafter):
                 branch.token_ids, branch.parents, shares.tolist(), strict=True
             ):
                 nodes.append(add(token, -1 if parent < 0 else nodes[parent], share))
-        tree.keep_best(self.max_nodes)
         return tree
 
     def _learn(self, step: _Step, state: DecodeState) -> None:

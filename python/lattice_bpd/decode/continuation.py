@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lattice_bpd import DraftTree, NGramLM
-from lattice_bpd.decode.draft_trees import Growth, Nodes, build_draft_tree, is_ranked_tree
+from lattice_bpd.decode.draft_trees import Growth, build_draft_tree, is_ranked_tree
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.proposals import ask_drafter, to_numpy
 from lattice_bpd.decode.state import DecodeState
@@ -108,7 +108,7 @@ class ContinuationDrafter(Drafter):
             tree = self._read(proposal, row)
             with state.stats.stage("rescore"):
                 self._go_on(tree, state, self._last_slot(state))
-            rows.append(Nodes(tree.token_ids, tree.parents, tree.log_probs))
+            rows.append(tree.best(self.max_nodes))
         return build_draft_tree(rows)
 
     def _last_slot(self, state: DecodeState) -> int:
@@ -119,9 +119,8 @@ class ContinuationDrafter(Drafter):
         return min(state.num_slots if slots is None else int(slots), state.room) - 1
 
     def _read(self, proposal: Any, row: int) -> Growth:
-        tree = Growth()
         if proposal is None:
-            return tree
+            return Growth()
         if not is_ranked_tree(proposal):
             raise TypeError(
                 f"ContinuationDrafter: {type(self.drafter).__name__} proposed a "
@@ -129,10 +128,8 @@ class ContinuationDrafter(Drafter):
                 "use TreeDrafter"
             )
         count = int(proposal.counts[row])
-        parts = (proposal.token_ids, proposal.parents, proposal.log_probs)
-        for node in zip(*(to_numpy(part)[row, :count].tolist() for part in parts), strict=True):
-            tree.add(*node)
-        return tree
+        parts = (proposal.token_ids, proposal.parents, proposal.depths, proposal.log_probs)
+        return Growth.of_nodes(*(to_numpy(part)[row, :count].tolist() for part in parts))
 
     def _go_on(self, tree: Growth, state: DecodeState, last: int) -> None:
         """Expand the most probable node again and again, as long as that can change the best N."""
@@ -151,22 +148,15 @@ class ContinuationDrafter(Drafter):
             full = len(best) >= self.max_nodes
             if depth >= deepest or (full and -cost <= best[0]):
                 continue
-            for token, log_prob in self._likely.after([*context, *_path(tree, node)]):
+            for token, log_prob in self._likely.after([*context, *tree.path(node)]):
                 total = log_prob - cost
                 if len(best) >= self.max_nodes and total <= best[0]:
                     break
+                if (node, token) in tree.children:  # a tree that goes on by itself
+                    continue
                 tree.add(token, node, total)
                 heapq.heappush(waiting, (-total, len(tree.token_ids) - 1))
                 if len(best) >= self.max_nodes:
                     heapq.heapreplace(best, total)
                 else:
                     heapq.heappush(best, total)
-        tree.keep_best(self.max_nodes)
-
-
-def _path(tree: Growth, node: int) -> list[int]:
-    path = []
-    while node >= 0:
-        path.append(tree.token_ids[node])
-        node = tree.parents[node]
-    return path[::-1]

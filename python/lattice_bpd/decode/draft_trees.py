@@ -23,6 +23,7 @@ class Growth:
         log_probs: of the nodes, ln of the probability of the prefix that ends there.
         drawn_from: of the exact token and the nodes, what their children were drawn from.
         failed: whether logits were no numbers.
+        children: the node of each parent and token.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -31,24 +32,66 @@ class Growth:
     log_probs: list[float] = field(default_factory=list)
     drawn_from: list[Drawn] = field(default_factory=lambda: [None])
     failed: bool = False
+    children: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @classmethod
+    def of_nodes(cls, *parts: list[Any]) -> Growth:
+        """A tree that grows on, of token ids, parents, depths and log probabilities of N nodes."""
+        token_ids, parents, depths, log_probs = parts
+        edges = zip(parents, token_ids, strict=True)
+        children = {edge: node for node, edge in enumerate(edges)}
+        nothing: list[Drawn] = [None] * (len(token_ids) + 1)
+        return cls(token_ids, parents, depths, log_probs, nothing, children=children)
 
     def add(self, token: int, parent: int, log_prob: float) -> None:
         """One more node."""
+        self.children[parent, token] = len(self.token_ids)
         self.token_ids.append(token)
         self.parents.append(parent)
         self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
         self.log_probs.append(log_prob)
         self.drawn_from.append(None)
 
+    def merge(self, token: int, parent: int, log_prob: float) -> int:
+        """The node of a token behind another node, new, or old and at least as probable as this."""
+        node = self.children.get((parent, token))
+        if node is None:
+            node = len(self.token_ids)
+            self.add(token, parent, log_prob)
+        elif log_prob > self.log_probs[node]:
+            self.log_probs[node] = log_prob
+        return node
+
+    def path(self, node: int) -> list[int]:
+        """The tokens that end in a node; none for -1."""
+        found = []
+        while node >= 0:
+            found.append(self.token_ids[node])
+            node = self.parents[node]
+        return found[::-1]
+
+    def best(self, most: int) -> Nodes:
+        """The `most` most probable nodes, by falling probability."""
+        costs = [-log_prob for log_prob in self.log_probs]
+        order = sorted(range(len(costs)), key=costs.__getitem__)[:most]
+        places = {-1: -1, **{node: place for place, node in enumerate(order)}}
+        return Nodes(
+            [self.token_ids[node] for node in order],
+            [places[self.parents[node]] for node in order],
+            [self.log_probs[node] for node in order],
+        )
+
     def keep_best(self, most: int) -> None:
         """Drop all but the `most` most probable nodes; the rest stands by falling probability."""
-        order = sorted(range(len(self.token_ids)), key=lambda node: -self.log_probs[node])[:most]
-        places = {-1: -1, **{node: place for place, node in enumerate(order)}}
-        self.parents = [places[self.parents[node]] for node in order]
-        for name in ("token_ids", "depths", "log_probs"):
-            values = getattr(self, name)
-            setattr(self, name, [values[node] for node in order])
-        self.drawn_from = [None] * (len(order) + 1)
+        nodes = self.best(most)
+        self.token_ids, self.parents = list(nodes.token_ids), list(nodes.parents)
+        self.log_probs = list(nodes.log_probs)
+        self.depths = []
+        for parent in self.parents:
+            self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
+        self.drawn_from = [None] * (len(self.token_ids) + 1)
+        edges = zip(self.parents, self.token_ids, strict=True)
+        self.children = {edge: node for node, edge in enumerate(edges)}
 
 
 class Nodes(NamedTuple):

@@ -34,6 +34,7 @@ from lattice_bpd.decode.constraint.trees import cut_trees, with_spare
 from lattice_bpd.decode.drawn_nodes import DrawnNodes
 from lattice_bpd.decode.head_candidates import batch_head_logits, prepare_rescoring
 from lattice_bpd.decode.noise import WIDER, favoured, sampling_temperature, target_noise
+from lattice_bpd.decode.repeats import Repeats
 from lattice_bpd.decode.sequence_caches import SequenceCaches
 from lattice_bpd.decode.state import DecodeState
 
@@ -172,7 +173,8 @@ class TreeDrafter(Drafter):
         temperature: divides all scores, above 0. The rank of paths stays; above 1 their
             probabilities come closer, and the tree grows wider and less deep. Heads and LM
             agree more often than independent witnesses would, so their sum is too sure of itself.
-        cache: see `LatticeDrafter`.
+        cache: see `LatticeDrafter`. With one the tree also goes on beyond the last slot, as far as
+            what followed in the text before is among the N most probable prefixes.
         sharpness: where the target samples by `lattice_bpd.verify.Sampled`, how far probabilities
             are trusted beside the noise of its draws, which the tree then takes into account; see
             `lattice_bpd.TargetNoise`.
@@ -203,6 +205,7 @@ class TreeDrafter(Drafter):
         self.lm, self.top_k, self.max_nodes, self.alpha = lm, top_k, max_nodes, alpha
         self.temperature, self.sharpness = temperature, sharpness
         self._caches = SequenceCaches.of_option(cache, lm)
+        self._repeats = None if self._caches is None else Repeats()
 
     def propose(self, state: DecodeState) -> DraftTree | DrawnTree:
         """(1, N) nodes; see `rescore_tree`.
@@ -230,12 +233,18 @@ class TreeDrafter(Drafter):
                 "alpha": self.alpha / temperature,
                 "cache": None if caches is None else caches.update(states),
             }
-            if noise is not None:
+            tree: DraftTree | DrawnTree
+            if noise is None:
+                tree = rescore_tree(candidates, contexts, self.lm, **options)
+            else:
                 candidates = favoured(candidates, noise, self.top_k)
-                return draw_tree(candidates, contexts, self.lm, noise=noise, **options)
-            tree = rescore_tree(candidates, contexts, self.lm, **options)
-            if found is None:
-                return tree
+                tree = draw_tree(candidates, contexts, self.lm, noise=noise, **options)
+        if self._repeats is not None:
+            with states[0].stats.stage("lookup"):
+                tree = self._repeats.extend(tree, states, options["max_nodes"])
+        if found is None or not isinstance(tree, DraftTree):
+            return tree
+        with states[0].stats.stage("rescore"):
             return cut_trees(tree, places_of(states), self.max_nodes)
 
 

@@ -15,55 +15,7 @@ from lattice_bpd import Drafts
 from lattice_bpd.decode.by_sequence import BySequence
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.state import DecodeState
-
-LONGEST_MATCH = 8  # tokens; longer matches seldom tell more
-
-
-class SuffixIndex:
-    """The text so far, and where each of its short pieces stood last.
-
-    Args:
-        longest: tokens of the longest piece.
-    """
-
-    def __init__(self, longest: int = LONGEST_MATCH) -> None:
-        self.longest = longest
-        self.tokens: list[int] = []
-        self._behind: dict[tuple[int, ...], int] = {}
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append (n,) ints."""
-        for token in tokens:
-            end = len(self.tokens)
-            for size in range(1, min(self.longest, end) + 1):
-                self._behind[tuple(self.tokens[end - size :])] = end
-            self.tokens.append(token)
-
-    def find(self) -> tuple[int, int]:
-        """Where the longest suffix that stood earlier stood last, and its tokens.
-
-        Returns:
-            The place behind it and its length; (0, 0) for none. Tokens 1 2 3 1 2: the suffix 1 2
-            stood at the start, so (2, 2).
-        """
-        for size in range(min(self.longest, len(self.tokens)), 0, -1):
-            start = self._behind.get(tuple(self.tokens[-size:]))
-            if start is not None:
-                return start, size
-        return 0, 0
-
-    def look_up(self, count: int) -> list[int]:
-        """`count` tokens behind the latest earlier place of the longest matching suffix, or none.
-
-        What reaches the end of the text goes on with what was drafted (Ziv and Lempel 1977), so
-        that a loop is drafted as often as there is room. Tokens 1 2 3 1 2: the suffix 1 2 stood at
-        the start, so 3 1 2 followed, and then 3 again.
-        """
-        start, size = self.find()
-        if size == 0:
-            return []
-        period = len(self.tokens) - start
-        return [self.tokens[start + place % period] for place in range(count)]
+from lattice_bpd.decode.suffix_index import SuffixIndex
 
 
 class LookupDrafter(Drafter):
@@ -100,11 +52,11 @@ class LookupDrafter(Drafter):
             if len(index.tokens) > len(state.tokens):
                 index = self._indexes.renew(state)
             index.extend(state.tokens[len(index.tokens) :])
-            _, size = index.find()
+            start, size = index.find()
             if size < self.min_ngram:
                 return None
             most = state.num_slots if self.num_slots is None else state.room
-            found = index.look_up(min(most, self.max_nodes))
+            found = list(index.follow(start, min(most, self.max_nodes)))
         token_ids: Any = np.array(found, np.int32)[None, None]
         return Drafts(token_ids, np.full((1, 1), size, np.float32), np.ones(1, np.int32))
 

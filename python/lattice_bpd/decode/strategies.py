@@ -79,7 +79,8 @@ def generate(
         alpha: weight of the LM or the scorer.
         temperature: divides the scores of trees; above 1 it grows wider and less deep.
         cache: whether "ngram", "p_best", "tree", "drawn" and "auto" mix n-grams of prompt and
-            output so far into the LM; an int is the cache's order, 1..6, True is 4.
+            output so far into the LM; an int is the cache's order, 1..6, True is 4. The trees of
+            "tree" and "auto" then also go on beyond the last slot as the text did; see TreeDrafter.
         draft_model: a small causal LM of `transformers` with the target's tokenizer, of
             "draft_model" and "combined".
         num_slots: longest draft of "draft_model" (None: 5) and "lookup" (None: 10).

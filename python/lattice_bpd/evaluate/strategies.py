@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lattice_bpd.decode import LookupDrafter
-from lattice_bpd.decode.lookup import LONGEST_MATCH
+from lattice_bpd.decode.suffix_index import LONGEST_MATCH
 from lattice_bpd.evaluate.count_trie import CountTrieDrafter
 from lattice_bpd.evaluate.positions import (
     Draft,

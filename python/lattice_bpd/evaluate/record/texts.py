@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.decode.lookup import SuffixIndex
+from lattice_bpd.decode.suffix_index import SuffixIndex
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.token_ids import Int32Array, Int64Array
 
