@@ -86,17 +86,22 @@ def describe_strategy(name: str, stats: list[Any], greedy: list[Any]) -> dict[st
         return 1e6 * median(s.seconds.get(stage, 0.0) / max(c, 1) for s, c in pairs)
 
     pairs = list(zip(stats, greedy, strict=True))
-    speed = median(g.seconds["total"] / s.seconds["total"] for s, g in pairs)
+    speeds = [g.seconds["total"] / s.seconds["total"] for s, g in pairs]
 
-    def cost_over_greedy(stages: tuple[str, ...]) -> float:
+    def costs_over_greedy(stages: tuple[str, ...]) -> list[float]:
         """Of the models' work in a step; greedy decoding has no heads."""
-        return median(
-            (sum(s.seconds.get(stage, 0.0) for stage in stages) / (s.target_calls - 1))
+        return [
+            (sum(s.seconds.get(stage, 0.0) for stage in stages) / max(s.target_calls - 1, 1))
             / (g.seconds["target"] / (g.target_calls - 1))
             for s, g in pairs
-        )
+        ]
 
-    cost, with_heads = cost_over_greedy(("target",)), cost_over_greedy(("target", "heads"))
+    def share_of_promise(costs: list[float]) -> float:
+        gains = [s.tokens / s.target_calls for s in stats]
+        triples = zip(speeds, costs, gains, strict=True)
+        return round(median(speed * cost / gain for speed, cost, gain in triples), 3)
+
+    costs = costs_over_greedy(("target",))
     efficiency = sum(s.tokens for s in stats) / sum(s.target_calls for s in stats)
     own = [1e6 * s.own_seconds / max(c, 1) for s, c in zip(stats, calls, strict=True)]
     stages = ("heads", "top_k", "rescore", "verify", "target")
@@ -105,10 +110,10 @@ def describe_strategy(name: str, stats: list[Any], greedy: list[Any]) -> dict[st
         "name": name,
         "block_efficiency": round(efficiency, 3),
         "verified_tokens_per_call": round(sum(s.verified_tokens for s in stats) / sum(calls), 1),
-        "speed_over_greedy": round(speed, 3),
-        "call_cost_over_greedy": round(cost, 3),
-        "share_of_promised_speed": round(speed * cost / efficiency, 3),
-        "share_with_heads_in_the_call": round(speed * with_heads / efficiency, 3),
+        "speed_over_greedy": round(median(speeds), 3),
+        "call_cost_over_greedy": round(median(costs), 3),
+        "share_of_promised_speed": share_of_promise(costs),
+        "share_with_heads_in_the_call": share_of_promise(costs_over_greedy(("target", "heads"))),
         "own_us_per_step": round(median(own), 1),
         "own_share_of_step": round(median(s.own_seconds / s.seconds["total"] for s in stats), 4),
         "stage_us_per_step": {stage: round(per_step(stage), 1) for stage in stages},
