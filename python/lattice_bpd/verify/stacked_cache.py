@@ -126,7 +126,7 @@ class StackedCache(Cache):
         self.make_room(end)
         seen = [buffer.narrow(3, 0, end) for buffer in (self.keys, self.values)]
         new = [part.narrow(3, start, end - start) for part in seen]
-        found = tuple(part.unbind(0) for part in (*seen, *new))
+        found = tuple(_by_layer(part) for part in (*seen, *new))
         self._parts = (start, end, self.keys), found
         return found
 
@@ -198,6 +198,13 @@ def pad_slots(sources: Sequence[Sequence[int]]) -> Tensor:
     """(B, A) int64, rows of fewer slots padded with their first, or with 0."""
     longest = max(map(len, sources))
     return torch.tensor([[*row, *[row[0] if row else 0] * (longest - len(row))] for row in sources])
+
+
+def _by_layer(buffer: Tensor) -> tuple[Tensor, ...]:
+    """The entries of the first axis; autograd forbids writing to those that `unbind` gives."""
+    if torch.is_grad_enabled():
+        return tuple(buffer[number] for number in range(len(buffer)))
+    return buffer.unbind(0)
 
 
 def _empty_like(buffer: Tensor, room: int) -> Tensor:
