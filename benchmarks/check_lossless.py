@@ -7,8 +7,10 @@ Random GPT-2, Llama (grouped keys) and Mistral (sliding window) targets, each wi
 every strategy, verified as a tree and as rows, alone and eight prompts at a time. Calls of
 different shapes round differently, so a text may leave greedy's where two logits all but tie. A
 text that does is decoded once more with a certificate: it is a tie if the margin there is below the
-certificate's bound and the plain call agrees with greedy's token, else a failure. One JSON object a
-line; the exit status is 1 after a failure.
+certificate's bound and the plain call agrees with greedy's token, or if the margin is at most twice
+the rounding that the certificate measured, once for each of the two logits (greedy's calls go
+through a cache of `transformers`, plain ones through ours, and in bfloat16 these round apart as
+well); else it is a failure. One JSON object a line; the exit status is 1 after a failure.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from transformers import (
 
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import Certificate, generate_batch
+from lattice_bpd.decode.certificate import SAFETY
 from lattice_bpd.models import BlockwiseLM
 
 VOCAB, POSITIONS = 96, 128
@@ -108,7 +111,10 @@ def check(
             for number in differing:
                 tokens, margins = wanted[start + number]
                 place = first_difference(found[number].token_ids, tokens)
-                tied = is_tie(again[number].certificate, place, tokens[place])
+                certificate = again[number].certificate
+                tied = margins[place] <= twice_rounding(certificate, place) or is_tie(
+                    certificate, place, tokens[place]
+                )
                 (ties if tied else failures).append(margins[place])
         yield {
             "strategy": strategy, "form": form, "batch": batch, "prompts": len(prompts),
@@ -130,6 +136,11 @@ def is_tie(certificate: Certificate, place: int, greedy: int) -> bool:
         certificate.verdict == "tie"
         and (apart[0].place, apart[0].plain_token_id) == (place, greedy)
     )  # fmt: skip
+
+
+def twice_rounding(certificate: Certificate, place: int) -> float:
+    """How far two logits may move towards each other there, by what was measured."""
+    return 2.0 * certificate.bounds[place] / SAFETY
 
 
 def main() -> None:
