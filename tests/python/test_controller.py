@@ -76,7 +76,7 @@ def test_controller_step_costs_follow_the_pace_of_the_machine(noise: float) -> N
         run(60, [8], pace, times=2)
         found = np.array(costs.seconds([0, 4, 8]))
         np.testing.assert_allclose(found, pace * (1.0 + noise / 2) * np.array([1.0, 1.4, 1.8]),
-                                   rtol=0.05 + 0.5 * noise)  # fmt: skip
+                                   rtol=0.12 + 0.5 * noise)  # fmt: skip
         np.testing.assert_allclose(found / found[0], [1.0, 1.4, 1.8], rtol=0.12)
     costs = StepCosts()
     run(3, [2], 1.0, times=7)

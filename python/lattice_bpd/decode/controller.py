@@ -33,9 +33,12 @@ _TRIED = 8  # draft tokens of a trial, at most: enough to see whether any are ke
 _ENOUGH = 2  # times of a size without which it is tried
 _SHARE = 0.01  # of the time may go into looking; where steps are short, it is done more seldom ..
 _LONGEST_GAP = 15  # .. but after so many steps at least
-_LOOK_AROUND = 48  # looks after which a neighbouring size or plain greedy is measured anew
+_LOOK_AROUND = 12  # looks after which a neighbouring size is measured anew
+_GREEDY_AGAIN = 96  # looks after which the time of greedy steps is measured anew, ..
 _HOPE = 1.0  # see StepCosts.seconds
-_CLOSE = 16  # the same for greedy where it is nearly as quick as drafts
+_CLOSE = 16  # .. or so many where they are nearly as quick as drafts
+_GREEDY_GAP = 4  # steps that it is measured by
+_SETTLED = 24  # looks before which every step is looked at
 
 
 @dataclass
@@ -134,11 +137,9 @@ class Controller(Drafter):
 
     def _go_on(self, book: Book, states: Sequence[DecodeState], now: float) -> Tree | None:
         """A step that is not looked at."""
-        if book.resting > 0:
-            book.resting = max(book.resting - 1, 1)
-            return None
+        book.resting = max(book.resting - 1, min(book.resting, 1))
         if self._since is None:
-            self._since = _Steps.of(states, now, min(book.size, self.max_nodes))
+            self._since = _Steps.of(states, now, min(book.gap_size, self.max_nodes))
         if self._since.size == 0:
             return None
         start = time.perf_counter()
@@ -156,10 +157,10 @@ class Controller(Drafter):
             return False
         if book.after.count(0) < _ENOUGH:
             return book.looks % 2 == 1  # at first by turns
-        if book.looks % (_CLOSE if book.is_close() else 2 * _LOOK_AROUND) == 0:
+        if book.looks % (_CLOSE if book.is_close() else _GREEDY_AGAIN) == 0:
             return False  # the text has grown, and with it the time of a greedy step
         if book.trials == 0 or book.pays():
-            if book.trials > _LOOK_AROUND:
+            if book.trials > _SETTLED // 2:
                 book.rest_less()
             return True
         book.begin_rest()
@@ -209,11 +210,12 @@ class Controller(Drafter):
         rates = [(1.0 + usual[place]) / costs[place] for place in tried]
         rate = max(rates)
         book.size = sizes[tried[rates.index(rate)]]
+        book.gap_size = book.size
         gains = [kept[place] - rate * costs[place] for place in tried]
         best = tried[gains.index(max(gains))]
-        if (book.looks + _LOOK_AROUND // 2) % _LOOK_AROUND == 0:
-            best = min(max(best + self._aside, 1), len(sizes) - 1)
-            self._aside = -self._aside
+        if book.looks % _LOOK_AROUND == 0 and book.size > 0:
+            best = min(max(sizes.index(book.size) + self._aside, 1), len(sizes) - 1)
+            self._aside, book.gap_size = -self._aside, sizes[best]
         return sizes[best], 1.0 + kept[best]
 
     def _expect(self, tree: Tree, counts: list[int], sizes: list[int]) -> list[float]:
@@ -234,13 +236,15 @@ class Controller(Drafter):
             return
         mine = self.experience.book(len(last.states))
         after = now - last.start
-        mine.after.add(last.size, after)
-        if last.tree is None:
-            book.gap = _LONGEST_GAP if book.resting > 0 else 0
-            return
-        if book.looks > _LOOK_AROUND // 2 and book.trials > _LOOK_AROUND // 8:
+        if book.looks > _SETTLED:
             looking = 2.0 * last.heed  # learning takes as long again
             book.gap = min(int(looking / (_SHARE * (last.draft + after))), _LONGEST_GAP)
+        if book.gap == 0 or mine.after.count(last.size) < _ENOUGH:
+            mine.after.add(last.size, after)  # else looking itself has made this step a slow one
+        if last.tree is None:
+            book.gap_size = 0
+            book.gap = _LONGEST_GAP if book.resting > 0 else min(book.gap, _GREEDY_GAP)
+            return
         written = [(place, state.tokens[last.lengths[place] :]) for state, place in pairs]
         gained = sum(len(tokens) for _, tokens in written) / len(pairs)
         mine.trials += 1

@@ -26,11 +26,13 @@ class Book:
     Attributes:
         after: seconds from a proposal to the next one, by draft tokens of each sequence.
         kept: draft tokens that trees of a size were expected to give, a mean over those of late.
+        largest: nodes of the last of those trees.
         tokens: of each sequence decoded by steps with drafts,
         promised: that they were expected to decode, and
         least: that greedy steps would have given in their time; all three forget.
-        size: draft tokens of the steps that nobody looks at, and
-        gap: how many of those are still to go.
+        size: draft tokens that paid best over the trees of late.
+        gap: steps until the next look, and
+        gap_size: their draft tokens.
         trials: looks at steps with drafts since the last rest.
         resting: greedy steps still to go.
         rest: how long the next rest will be.
@@ -39,11 +41,13 @@ class Book:
 
     after: StepCosts = field(default_factory=StepCosts)
     kept: dict[int, float] = field(default_factory=dict)
+    largest: int = 0
     tokens: float = 0.0
     promised: float = 0.0
     least: float = 0.0
     size: int = 0
     gap: int = 0
+    gap_size: int = 0
     trials: int = 0
     resting: int = 0
     rest: int = _SHORTEST_REST
@@ -71,10 +75,17 @@ class Book:
         self.least = fade * self.least + weight * seconds / self.after.at(0)
 
     def usual(self, sizes: Sequence[int], kept: Sequence[float]) -> list[float]:
-        """Draft tokens that trees of these sizes give, once this tree's are counted in."""
+        """Draft tokens that trees of these sizes give, once this tree's are counted in.
+
+        What the tree before had no nodes for, and may be of another text, begins anew.
+        """
+        usual, more = 0.0, 0.0  # of the size before; tokens that this tree has beyond that
         for size, tokens in zip(sizes, kept, strict=True):
-            before = self.kept.get(size, tokens)
-            self.kept[size] = _USUAL * before + (1.0 - _USUAL) * tokens
+            known = size in self.kept and size <= self.largest
+            before = self.kept[size] if known else usual + tokens - more
+            usual, more = _USUAL * before + (1.0 - _USUAL) * tokens, tokens
+            self.kept[size] = usual
+        self.largest = sizes[-1]
         return [self.kept[size] for size in sizes]
 
     def begin_rest(self) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from lattice_bpd.decode.cost_curve import interpolate, rising_points
 
 _NOISE = 0.02  # variance of the log of one measured time
-_DRIFT = 0.02  # by which the pace becomes less certain with each step
-_CHANGE = 1e-5  # by which the cost of a size does
+_DRIFT = 0.02  # by which the pace becomes less certain from one measured time to the next
+_CHANGE = 1e-4  # by which the cost of a size does
 _UNKNOWN = 4.0
 _HICCUP = 0.5  # larger surprises count as one of this size
 
@@ -52,7 +52,7 @@ class StepCosts:
         self._doubts[nodes] = doubt * (1.0 - doubt / whole) + _CHANGE
         self._pace += surprise * self._doubt_of_pace / whole
         self._doubt_of_pace *= 1.0 - self._doubt_of_pace / whole
-        self._doubt_of_pace += _DRIFT * steps
+        self._doubt_of_pace += _DRIFT
 
     def count(self, nodes: int) -> int:
         """How many steps of exactly this size were measured."""
