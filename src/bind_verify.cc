@@ -48,16 +48,9 @@ PrefixTree OfDrafts(std::int64_t exact_token, const Integers<T>& drafts) {
   return TreeOfDrafts(exact_token, ToView(drafts, 2));
 }
 
-// A node behind each parent, -1 for none.
 PrefixTree OfParents(const std::vector<std::int64_t>& token_ids,
                      const std::vector<NodeNumber>& parents) {
-  if (token_ids.size() != parents.size()) {
-    throw ValueError(StrCat("PrefixTree: ", token_ids.size(), " token ids and ", parents.size(),
-                            " parents; expected as many of each"));
-  }
-  PrefixTree tree;
-  for (std::size_t i = 0; i < parents.size(); ++i) tree.Add(parents[i], token_ids[i]);
-  return tree;
+  return TreeOfParents(token_ids, parents);
 }
 
 // -> (2, batch, size): token ids and positions.

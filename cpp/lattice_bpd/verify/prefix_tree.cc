@@ -5,13 +5,25 @@
 #include "lattice_bpd/base/errors.h"
 
 namespace lattice_bpd {
+namespace {
+
+void CheckParent(std::int64_t node, std::int64_t parent) {
+  if (parent >= kNoParent && parent < node) return;
+  throw ValueError(StrCat("PrefixTree: node ", node, " has parent ", parent, "; expected -1..",
+                          node - 1, "; list parents before their children"));
+}
+
+void CheckLengths(std::size_t token_ids, std::size_t parents) {
+  if (token_ids == parents) return;
+  throw ValueError(StrCat("PrefixTree: ", token_ids, " token ids and ", parents,
+                          " parents; expected as many of each"));
+}
+
+}  // namespace
 
 NodeNumber PrefixTree::Add(NodeNumber parent, std::int64_t token_id) {
   const auto node = static_cast<NodeNumber>(size());
-  if (parent < kNoParent || parent >= node) {
-    throw ValueError(StrCat("PrefixTree: node ", node, " has parent ", parent, "; expected -1..",
-                            node - 1, "; list parents before their children"));
-  }
+  CheckParent(node, parent);
   std::int32_t depth = 0;
   bool is_new_leaf = true;
   if (parent != kNoParent) {
@@ -73,23 +85,23 @@ void PrefixTree::CheckNode(NodeNumber node) const {
   }
 }
 
+PrefixTree TreeOfParents(Span<std::int64_t> token_ids, Span<NodeNumber> parents) {
+  CheckLengths(token_ids.size(), parents.size());
+  PrefixTree tree;
+  for (std::size_t i = 0; i < parents.size(); ++i) tree.Add(parents[i], token_ids[i]);
+  return tree;
+}
+
 template <typename T, typename U>
 PrefixTree TreeOfNodes(std::int64_t exact_token, const IntegerView<T>& token_ids,
                        const IntegerView<U>& parents, std::int32_t max_depth) {
-  if (token_ids.columns != parents.columns) {
-    throw ValueError(StrCat("PrefixTree: ", token_ids.columns, " token ids and ", parents.columns,
-                            " parents; expected as many of each"));
-  }
+  CheckLengths(token_ids.columns, parents.columns);
   PrefixTree tree;
   tree.Add(kNoParent, exact_token);
   std::vector<NodeNumber> numbers(token_ids.columns, kNoParent);  // kNoParent: left out
   for (std::size_t i = 0; i < token_ids.columns; ++i) {
     const std::int64_t parent = parents.at(0, i);
-    if (parent < -1 || parent >= static_cast<std::int64_t>(i)) {
-      throw ValueError(StrCat("PrefixTree: node ", i, " has parent ", parent, "; expected -1..",
-                              static_cast<std::int64_t>(i) - 1,
-                              "; list parents before their children"));
-    }
+    CheckParent(static_cast<std::int64_t>(i), parent);
     const NodeNumber above = parent < 0 ? 0 : numbers[static_cast<std::size_t>(parent)];
     if (above == kNoParent || tree.depth(above) >= max_depth) continue;
     numbers[i] = tree.Add(above, token_ids.at(0, i));

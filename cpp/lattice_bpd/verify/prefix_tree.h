@@ -53,6 +53,9 @@ class PrefixTree {
   std::int32_t max_depth_ = 0;
 };
 
+// The nodes of these tokens and parents. Throws ValueError as Add, and where lengths differ.
+PrefixTree TreeOfParents(Span<std::int64_t> token_ids, Span<NodeNumber> parents);
+
 // A row of drafts or of nodes, of whatever integers and strides the caller has.
 template <typename T>
 struct IntegerView {
