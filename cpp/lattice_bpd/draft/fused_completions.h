@@ -46,14 +46,17 @@ class CompletionFinder {
   void FillRows(std::uint32_t j, std::uint32_t begin, std::uint32_t end, std::uint32_t* place) {
     if (begin == end) return;
     if (j + 1 < task_.num_slots) AddCompletions(w_.rows.hits_begin[begin], w_.rows.hits_begin[end]);
+    w_.sums.Resize((end - begin + kFusedLanes - 1) / kFusedLanes * kFusedLanes);
+    std::fill(w_.sums.end() - kFusedLanes, w_.sums.end(), 1.0);
     for (std::uint32_t r = begin; r < end; ++r) {
       if (!kept_) {
         w_.place[r] = (*place)++;
         w_.values.Resize(std::max(w_.values.size(), std::size_t{*place} * task_.stride));
       }
-      const double best = FillRow(r, Values(w_.rows.suffix[r]), Values(r));
-      w_.worth[r] = Worth::Of(Values(r), task_.stride, best);
+      w_.worth[r] = FillRow(r, Values(w_.rows.suffix[r]), Values(r));
+      w_.sums[r - begin] = Worth::Sum(Values(r), task_.stride, w_.worth[r]);
     }
+    Worth::AddLogs(w_.sums.data(), end - begin, w_.worth.data() + begin);
   }
 
   // Scores of hits so far end with the hit itself.

@@ -15,55 +15,91 @@
 namespace lattice_bpd {
 namespace {
 
+// Eight numbers side by side. All that is done with them is written out, so that every instruction
+// set adds and multiplies in the same order, and so gets the same bits (the core is compiled
+// without contraction to fused multiply-add).
+typedef double Doubles __attribute__((vector_size(64)));
+typedef std::uint64_t Integers __attribute__((vector_size(64)));
+static_assert(kFusedLanes == 8);
+
+// By pointer, since how vectors are returned depends on the instruction set.
+template <typename From, typename To>
+void CopyBits(const From* from, To* to) {
+  std::memcpy(to, from, sizeof *to);
+}
+
 // The sum of exp(values[i] - best), to about 1e-11; `size` is a multiple of 8, `best` the largest
-// value and finite. Written so that every instruction set adds and multiplies in the same order,
-// and so gets the same bits (the core is compiled without contraction to fused multiply-add).
+// value and finite. At least 1.
 inline double SumExp(const double* values, std::uint32_t size, double best) {
-  static_assert(kFusedLanes == 8);
-  typedef double Doubles __attribute__((vector_size(64)));
-  typedef std::int64_t Integers __attribute__((vector_size(64)));
-  constexpr double kSmallest = -64.0;  // exp of it is below what 256 lanes add to a double
-  constexpr double kRound = 0x1.8p52;  // adding it leaves an integer in the lowest bits
   constexpr double kLog2E = 0x1.71547652b82fep0;
-  constexpr double kLn2High = 0x1.62e42fefa3800p-1;
-  constexpr double kLn2Low = 0x1.ef35793c76730p-45;
-  // 1/9!, 1/8!, ..: on |r| <= ln(2) / 2 what is left out is below 7e-12.
-  constexpr double kFactorials[] = {1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120,
-                                    1.0 / 24,     1.0 / 6,     1.0 / 2,    1.0,       1.0};
+  constexpr double kSmallest = -92.0;  // 2 to it is below what 256 lanes add to a double
+  constexpr double kRound = 0x1.8p52;  // adding it leaves an integer in the lowest bits
+  // (2^f - 1) / f on |f| <= 1/2, fitted so that 2^f is off by 8e-13 of itself at most.
+  constexpr double kPowers[] = {0x1.61c4f06724400p-20, 0x1.00d853a787a00p-16, 0x1.430aa884438a0p-13,
+                                0x1.5d874d06478a0p-10, 0x1.3b2ab5ed6ddccp-7,  0x1.c6b08dced4154p-5,
+                                0x1.ebfbdff8edeaep-3,  0x1.62e42fef89d16p-1,  1.0};
   Doubles total = {};
   for (std::uint32_t i = 0; i < size; i += 8) {
     Doubles x;
-    std::memcpy(&x, values + i, sizeof x);
-    x -= best;
+    CopyBits(values + i, &x);
+    x = (x - best) * kLog2E;  // 2^x = 2^n 2^f
     const Doubles smallest = kSmallest - Doubles{};
     x = x > smallest ? x : smallest;
-    const Doubles rounded = x * kLog2E + kRound;  // exp(x) = 2^n exp(r)
-    const Doubles n = rounded - kRound;
-    const Doubles r = (x - n * kLn2High) - n * kLn2Low;
-    Doubles power = kFactorials[0] - Doubles{};
-    for (int k = 1; k < 10; ++k) power = power * r + kFactorials[k];
-    Integers bits;
-    std::memcpy(&bits, &rounded, sizeof bits);
-    bits = (bits << 52) + (std::int64_t{1023} << 52);
-    Doubles scale;
-    std::memcpy(&scale, &bits, sizeof scale);
-    total += power * scale;
+    const Doubles rounded = x + kRound;
+    const Doubles f = x - (rounded - kRound);
+    Doubles power = kPowers[0] - Doubles{};
+    for (int k = 1; k < 9; ++k) power = power * f + kPowers[k];
+    Integers bits, n;
+    CopyBits(&power, &bits);
+    CopyBits(&rounded, &n);
+    bits += n << 52;  // into the exponent
+    CopyBits(&bits, &power);
+    total += power;
   }
   return ((total[0] + total[4]) + (total[2] + total[6])) +
          ((total[1] + total[5]) + (total[3] + total[7]));
 }
 
+// ln of eight numbers of at least 1, to about 1e-12.
+inline void TakeLogs(double* values) {
+  constexpr double kLn2 = 0x1.62e42fefa39efp-1;
+  constexpr std::uint64_t kRootOfHalf = 0x3fe6a09e667f3bcd;  // bits of it
+  constexpr std::uint64_t kTwo52 = 0x4330000000000000;       // bits of 2^52
+  Integers bits;
+  CopyBits(values, &bits);
+  Integers exponent = (bits - kRootOfHalf) >> 52;  // value = 2^exponent m, 0.7 < m < 1.5
+  bits -= exponent << 52;
+  exponent |= kTwo52;
+  Doubles m, n;
+  CopyBits(&bits, &m);
+  CopyBits(&exponent, &n);
+  const Doubles f = (m - 1.0) / (m + 1.0);  // ln m = 2 artanh f
+  const Doubles square = f * f;
+  Doubles series = 2.0 / 13 - Doubles{};
+  for (int k = 11; k > 0; k -= 2) series = series * square + 2.0 / k;
+  const Doubles logs = (n - 0x1p52) * kLn2 + f * series;
+  std::memcpy(values, &logs, sizeof logs);
+}
+
 // Of all completions the best one.
 struct FusedBest {
-  static double Of(const double*, std::uint32_t, double best) { return best; }
+  static double Sum(const double*, std::uint32_t, double) { return 1.0; }
+  static void AddLogs(double*, std::uint32_t, double*) {}
 };
 
 // Of all completions ln of the total mass, on the grid; never below the largest value, which is on
 // the grid too.
 struct FusedMass {
-  static double Of(const double* values, std::uint32_t size, double best) {
-    if (!std::isfinite(best)) return best;
-    return ToScoreGrid(best + std::log(SumExp(values, size, best)));
+  // Of a row of values of which `best` is the largest.
+  static double Sum(const double* values, std::uint32_t size, double best) {
+    return std::isfinite(best) ? SumExp(values, size, best) : 1.0;
+  }
+
+  // worth[i] += ln sums[i], for many rows at once. `sums` is overwritten, up to the next multiple
+  // of 8.
+  static void AddLogs(double* sums, std::uint32_t count, double* worth) {
+    for (std::uint32_t i = 0; i < count; i += 8) TakeLogs(sums + i);
+    for (std::uint32_t i = 0; i < count; ++i) worth[i] = ToScoreGrid(worth[i] + sums[i]);
   }
 };
 

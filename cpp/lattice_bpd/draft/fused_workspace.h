@@ -191,6 +191,7 @@ struct FusedWorkspace {
 
   Buffer<double> worth;         // of each row: score of the best completion from there, or ln of
                                 // the mass of all
+  Buffer<double> sums;          // of rows of one boundary and length: mass / that of the best
   Buffer<double> values;        // (rows, stride): scores of lanes up to the lattice's end
   Buffer<std::uint32_t> place;  // which row of `values` is a row's, unless all have their own
   Buffer<double> chain;         // values of a row and its suffixes, when recomputed
