@@ -38,17 +38,6 @@ using Noise = std::tuple<Array<std::uint64_t>, Array<std::uint64_t>, bool, doubl
 
 const BackoffLm* Get(const LmOrNone& lm) { return lm ? lm->get() : nullptr; }
 
-// Candidates (batch, slots, top_k) as SelectTopK or a GPU's top-k gives them.
-CandidatesView ToCandidates(const Array<TokenId>& token_ids, const Array<float>& scores) {
-  const bool same_shape = token_ids.ndim() == 3 && scores.ndim() == 3 &&
-                          std::equal(token_ids.shape(), token_ids.shape() + 3, scores.shape());
-  if (!same_shape) {
-    throw ValueError("candidates: token_ids and scores must both be (batch, slots, top_k)");
-  }
-  const auto size = [&](int axis) { return static_cast<std::size_t>(token_ids.shape(axis)); };
-  return {token_ids.data(), scores.data(), size(0), size(1), size(2)};
-}
-
 DraftArrays ToArrays(DraftBatch batch, int num_drafts) {
   const auto rows = static_cast<py::ssize_t>(batch.counts.size());
   const auto slots = static_cast<py::ssize_t>(batch.num_slots);

@@ -95,6 +95,16 @@ py::array_t<float> GumbelNoise(std::uint64_t key, std::uint64_t first_row,
 
 }  // namespace
 
+CandidatesView ToCandidates(const Array<TokenId>& token_ids, const Array<float>& scores) {
+  const bool same_shape = token_ids.ndim() == 3 && scores.ndim() == 3 &&
+                          std::equal(token_ids.shape(), token_ids.shape() + 3, scores.shape());
+  if (!same_shape) {
+    throw ValueError("candidates: token_ids and scores must both be (batch, slots, top_k)");
+  }
+  const auto size = [&](int axis) { return static_cast<std::size_t>(token_ids.shape(axis)); };
+  return {token_ids.data(), scores.data(), size(0), size(1), size(2)};
+}
+
 void BindLattice(py::module_& m) {
   m.def("select_top_k", &TopKOf, py::arg("logits"), py::arg("float_type"), py::arg("top_k"),
         py::arg("log_softmax"));

@@ -1,10 +1,14 @@
 #include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
 
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/verify/call_layout.h"
 #include "lattice_bpd/verify/follow_greedy.h"
 #include "lattice_bpd/verify/move_slots.h"
+#include "lattice_bpd/verify/search_prefix_trees.h"
 
 namespace py = pybind11;
 
@@ -13,6 +17,10 @@ namespace {
 
 using Trees = std::vector<const PrefixTree*>;
 using Starts = std::vector<std::int64_t>;
+using Contexts = std::vector<std::vector<TokenId>>;
+using Rooms = std::vector<std::int32_t>;
+using LmOrNone = std::optional<std::shared_ptr<BackoffLm>>;
+using Caches = std::vector<const ContextNgram*>;  // one for each lattice, None for none; or empty
 
 // Integers in any strides; taken as they are, so that floats are refused.
 template <typename T>
@@ -39,8 +47,10 @@ IntegerView<T> ToView(const Integers<T>& array, int dimensions) {
 
 template <typename T>
 PrefixTree OfNodes(std::int64_t exact_token, const Integers<T>& token_ids,
-                   const Integers<T>& parents, std::int32_t max_depth) {
-  return TreeOfNodes(exact_token, ToView(token_ids, 1), ToView(parents, 1), max_depth);
+                   const Integers<T>& parents, std::int32_t max_depth,
+                   const std::optional<Array<float>>& log_probs) {
+  return TreeOfNodes(exact_token, ToView(token_ids, 1), ToView(parents, 1), max_depth,
+                     log_probs ? ToSpan(*log_probs) : Span<float>());
 }
 
 template <typename T>
@@ -53,11 +63,13 @@ PrefixTree OfParents(const std::vector<std::int64_t>& token_ids,
   return TreeOfParents(token_ids, parents);
 }
 
-// -> (2, batch, size): token ids and positions.
-py::array_t<std::int64_t> TreeInputs(const Trees& trees, const Starts& starts, std::size_t size) {
-  py::array_t<std::int64_t> inputs({std::size_t{2}, trees.size(), size});
-  std::int64_t* data = inputs.mutable_data();
-  LayOutTrees(trees, starts, size, data, data + trees.size() * size);
+using Inputs = std::pair<py::array_t<std::int64_t>, py::array_t<std::int64_t>>;
+
+// -> token ids and positions, (batch, size) both.
+Inputs TreeInputs(const Trees& trees, const Starts& starts, std::size_t size) {
+  Inputs inputs = {py::array_t<std::int64_t>({trees.size(), size}),
+                   py::array_t<std::int64_t>({trees.size(), size})};
+  LayOutTrees(trees, starts, size, inputs.first.mutable_data(), inputs.second.mutable_data());
   return inputs;
 }
 
@@ -90,16 +102,90 @@ py::tuple RowInputs(const Trees& trees, const Starts& starts) {
                         std::move(layout.sequences), std::move(places));
 }
 
-// Logits (rows, vocab) float32 -> accepted nodes, and the target's tokens behind them.
-std::pair<std::vector<NodeNumber>, std::vector<std::int64_t>> FollowGreedyOf(
-    const PrefixTree& tree, const Array<float>& logits, const Array<std::int64_t>& places) {
-  if (logits.ndim() != 2) {
-    throw ValueError(StrCat("logits: ", logits.ndim(), " dimensions; expected 2"));
+// Logits (rows, size, vocab) float32; the places of each tree's nodes in their first two axes laid
+// flat, or None where tree b has those from b * size on -> for each tree the accepted nodes, the
+// target's tokens behind them, and the place of the last node.
+py::list FollowGreedyOf(const Trees& trees, const Array<float>& logits,
+                        const std::optional<std::vector<Array<std::int64_t>>>& places) {
+  if (logits.ndim() != 3) {
+    throw ValueError(StrCat("logits: ", logits.ndim(), " dimensions; expected 3"));
   }
-  const LogitRows rows = {logits.data(), static_cast<std::size_t>(logits.shape(0)),
-                          static_cast<std::size_t>(logits.shape(1))};
-  Followed found = FollowGreedy(tree, rows, ToSpan(places));
-  return {std::move(found.nodes), std::move(found.token_ids)};
+  if (places && places->size() != trees.size()) {
+    throw ValueError(StrCat("found places of ", places->size(), " trees; expected ", trees.size()));
+  }
+  const auto size = static_cast<std::size_t>(logits.shape(1));
+  const LogitRows rows = {logits.data(), static_cast<std::size_t>(logits.shape(0)) * size,
+                          static_cast<std::size_t>(logits.shape(2))};
+  py::list all;
+  for (std::size_t b = 0; b < trees.size(); ++b) {
+    NodePlaces of_tree;
+    of_tree.first = static_cast<std::int64_t>(b * size);
+    if (places) of_tree.listed = ToSpan((*places)[b]);
+    Followed found = FollowGreedy(*trees[b], rows, of_tree);
+    all.append(py::make_tuple(std::move(found.nodes), std::move(found.token_ids), found.end));
+  }
+  return all;
+}
+
+// -> nodes of the largest tree, greatest depth, leaves of all.
+std::tuple<std::size_t, std::int32_t, std::size_t> TreeExtents(const Trees& trees) {
+  std::size_t size = 0, leaves = 0;
+  std::int32_t depth = 0;
+  for (const PrefixTree* tree : trees) {
+    size = std::max(size, tree->size());
+    depth = std::max(depth, tree->max_depth());
+    leaves += tree->num_leaves();
+  }
+  return {size, depth, leaves};
+}
+
+// Of the nodes behind the exact token; None where they are not known.
+std::optional<py::array_t<float>> LogProbs(const PrefixTree& tree) {
+  std::vector<float> values;
+  for (std::size_t i = 1; i < tree.size(); ++i) values.push_back(tree.nodes()[i].log_prob);
+  if (std::any_of(values.begin(), values.end(), [](float x) { return std::isnan(x); })) {
+    return std::nullopt;
+  }
+  const auto size = static_cast<py::ssize_t>(values.size());
+  return ToArray(std::move(values), {size});
+}
+
+// The contexts one behind the other.
+struct FlatContexts {
+  explicit FlatContexts(const Contexts& contexts, const Caches& caches) : caches(caches) {
+    for (const std::vector<TokenId>& context : contexts) {
+      token_ids.insert(token_ids.end(), context.begin(), context.end());
+      offsets.push_back(static_cast<std::int64_t>(token_ids.size()));
+    }
+  }
+  ContextsView view() const { return {token_ids, offsets, true, caches}; }
+
+  std::vector<TokenId> token_ids;
+  std::vector<std::int64_t> offsets = {0};
+  const Caches& caches;
+};
+
+// Candidates (batch, slots, top_k); contexts that end in the exact token.
+std::vector<PrefixTree> SearchTreesOf(const Array<TokenId>& token_ids, const Array<float>& scores,
+                                      const LmOrNone& lm, const Contexts& contexts,
+                                      const Rooms& rooms, int max_nodes, double alpha, int threads,
+                                      const Caches& caches) {
+  const CandidatesView candidates = ToCandidates(token_ids, scores);
+  const FlatContexts flat(contexts, caches);
+  const py::gil_scoped_release release;
+  return SearchTrees(candidates, lm ? lm->get() : nullptr, flat.view(), rooms, alpha, max_nodes,
+                     threads);
+}
+
+std::vector<PrefixTree> SearchDraftsOf(const Array<TokenId>& token_ids, const Array<float>& scores,
+                                       const LmOrNone& lm, const Contexts& contexts,
+                                       const Rooms& rooms, int num_drafts, double alpha,
+                                       int threads, const Caches& caches) {
+  const CandidatesView candidates = ToCandidates(token_ids, scores);
+  const FlatContexts flat(contexts, caches);
+  const py::gil_scoped_release release;
+  return SearchDrafts(candidates, lm ? lm->get() : nullptr, flat.view(), rooms,
+                      {num_drafts, alpha, Engine::kAuto}, threads);
 }
 
 // Buffers (layers, batch, heads, slots, bytes) uint8, changed in place.
@@ -122,10 +208,10 @@ void BindVerify(py::module_& m) {
       .def(py::init(&OfParents), py::arg("token_ids"), py::arg("parents"))
       .def_static("of_nodes", &OfNodes<std::int32_t>, py::arg("exact_token"),
                   py::arg("token_ids").noconvert(), py::arg("parents").noconvert(),
-                  py::arg("max_depth"))
+                  py::arg("max_depth"), py::arg("log_probs") = py::none())
       .def_static("of_nodes", &OfNodes<std::int64_t>, py::arg("exact_token"),
                   py::arg("token_ids").noconvert(), py::arg("parents").noconvert(),
-                  py::arg("max_depth"))
+                  py::arg("max_depth"), py::arg("log_probs") = py::none())
       .def_static("of_drafts", &OfDrafts<std::int32_t>, py::arg("exact_token"),
                   py::arg("drafts").noconvert())
       .def_static("of_drafts", &OfDrafts<std::int64_t>, py::arg("exact_token"),
@@ -136,14 +222,20 @@ void BindVerify(py::module_& m) {
       .def_property_readonly("depths", &PrefixTree::depths)
       .def_property_readonly("max_depth", &PrefixTree::max_depth)
       .def_property_readonly("num_leaves", &PrefixTree::num_leaves)
+      .def_property_readonly("log_probs", &LogProbs)
       .def_property_readonly("token_range",
                              [](const PrefixTree& tree) {
-                               const auto [low, high] = std::minmax_element(
-                                   tree.token_ids().begin(), tree.token_ids().end());
-                               if (low == tree.token_ids().end())
-                                 throw ValueError("PrefixTree: no nodes");
-                               return std::make_pair(*low, *high);
+                               if (tree.size() == 0) throw ValueError("PrefixTree: no nodes");
+                               auto range = std::make_pair(tree.nodes()[0].token_id,
+                                                           tree.nodes()[0].token_id);
+                               for (const DraftNode& node : tree.nodes()) {
+                                 range.first = std::min(range.first, node.token_id);
+                                 range.second = std::max(range.second, node.token_id);
+                               }
+                               return range;
                              })
+      .def("cut", &PrefixTree::Cut, py::arg("count"), py::arg("max_depth"))
+      .def("count_repeats", &PrefixTree::CountRepeats)
       .def("paths", &PrefixTree::Paths)
       .def(
           "child",
@@ -158,9 +250,18 @@ void BindVerify(py::module_& m) {
             tree.CheckNode(node);
             return tree.ChildTokens(node);
           },
-          py::arg("node"))
-      .def("follow_greedy", &FollowGreedyOf, py::arg("logits").noconvert(),
-           py::arg("places").noconvert());
+          py::arg("node"));
+  m.def("search_trees", &SearchTreesOf, py::arg("token_ids").noconvert(),
+        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("rooms"),
+        py::arg("max_nodes"), py::arg("alpha"), py::arg("threads") = 0,
+        py::arg("caches") = Caches());
+  m.def("search_drafts", &SearchDraftsOf, py::arg("token_ids").noconvert(),
+        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("rooms"),
+        py::arg("num_drafts"), py::arg("alpha"), py::arg("threads") = 0,
+        py::arg("caches") = Caches());
+  m.def("tree_extents", &TreeExtents, py::arg("trees"));
+  m.def("follow_greedy", &FollowGreedyOf, py::arg("trees"), py::arg("logits").noconvert(),
+        py::arg("places").noconvert());
   m.def("tree_inputs", &TreeInputs, py::arg("trees"), py::arg("starts"), py::arg("size"));
   m.def("node_masks", &NodeMasks, py::arg("trees"), py::arg("size"));
   m.def("additive_masks", &AdditiveMasks, py::arg("trees"), py::arg("size"), py::arg("width"),

@@ -13,6 +13,7 @@
 #include "lattice_bpd/base/array_view.h"
 #include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/label.h"
+#include "lattice_bpd/lattice/lattice_batch.h"
 #include "lattice_bpd/train/ngram_counts.h"
 
 namespace lattice_bpd {
@@ -66,6 +67,9 @@ template <typename T>
 pybind11::array_t<T> ToArray(Span<T> values) {
   return pybind11::array_t<T>(static_cast<pybind11::ssize_t>(values.size()), values.data());
 }
+
+// Candidates (batch, slots, top_k) as SelectTopK or a GPU's top-k gives them.
+CandidatesView ToCandidates(const Array<TokenId>& token_ids, const Array<float>& scores);
 
 // One (symbols, counts) pair of arrays for each order.
 pybind11::list ToTables(std::vector<NgramTable> tables);

@@ -34,6 +34,7 @@ __all__: list[str] = [
     "estimate_rows",
     "estimate_symbols",
     "evaluate_lm",
+    "follow_greedy",
     "fused_instruction_sets",
     "gumbel_noise",
     "interpolate",
@@ -58,12 +59,15 @@ __all__: list[str] = [
     "rescore_sausages",
     "row_inputs",
     "sample_token",
+    "search_drafts",
+    "search_trees",
     "select_top_k",
     "set_fused_instruction_set",
     "set_top_k_instruction_set",
     "summarise_runs",
     "top_k_instruction_sets",
     "train_ngram",
+    "tree_extents",
     "tree_inputs",
     "tree_of_candidates",
     "tree_of_sausages",
@@ -215,6 +219,7 @@ class PrefixTree:
         token_ids: numpy.typing.NDArray[numpy.int32],
         parents: numpy.typing.NDArray[numpy.int32],
         max_depth: typing.SupportsInt | typing.SupportsIndex,
+        log_probs: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
     ) -> PrefixTree: ...
     @staticmethod
     @typing.overload
@@ -223,6 +228,7 @@ class PrefixTree:
         token_ids: numpy.typing.NDArray[numpy.int64],
         parents: numpy.typing.NDArray[numpy.int64],
         max_depth: typing.SupportsInt | typing.SupportsIndex,
+        log_probs: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
     ) -> PrefixTree: ...
     def __init__(
         self,
@@ -236,12 +242,17 @@ class PrefixTree:
         token_id: typing.SupportsInt | typing.SupportsIndex,
     ) -> int: ...
     def children(self, node: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
-    def follow_greedy(
-        self, logits: numpy.typing.NDArray[numpy.float32], places: numpy.typing.NDArray[numpy.int64]
-    ) -> tuple[list[int], list[int]]: ...
+    def count_repeats(self) -> tuple[int, int]: ...
+    def cut(
+        self,
+        count: typing.SupportsInt | typing.SupportsIndex,
+        max_depth: typing.SupportsInt | typing.SupportsIndex,
+    ) -> PrefixTree: ...
     def paths(self) -> list[list[int]]: ...
     @property
     def depths(self) -> list[int]: ...
+    @property
+    def log_probs(self) -> numpy.typing.NDArray[numpy.float32] | None: ...
     @property
     def max_depth(self) -> int: ...
     @property
@@ -493,6 +504,11 @@ def evaluate_lm(
     eos: bool,
     threads: typing.SupportsInt | typing.SupportsIndex,
 ) -> tuple[typing.Any, ...]: ...
+def follow_greedy(
+    trees: collections.abc.Sequence[PrefixTree],
+    logits: numpy.typing.NDArray[numpy.float32],
+    places: list[numpy.typing.NDArray[numpy.int64]] | None,
+) -> list[typing.Any]: ...
 def fused_instruction_sets() -> list[str]: ...
 def gumbel_noise(
     key: typing.SupportsInt | typing.SupportsIndex,
@@ -639,6 +655,32 @@ def sample_token(
     key: typing.SupportsInt | typing.SupportsIndex,
     position: typing.SupportsInt | typing.SupportsIndex,
 ) -> int: ...
+def search_drafts(
+    token_ids: numpy.typing.NDArray[numpy.int32],
+    scores: numpy.typing.NDArray[numpy.float32],
+    lm: BackoffLm | None,
+    contexts: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ],
+    rooms: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    num_drafts: typing.SupportsInt | typing.SupportsIndex,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex = 0,
+    caches: collections.abc.Sequence[ContextNgram] = [],
+) -> list[PrefixTree]: ...
+def search_trees(
+    token_ids: numpy.typing.NDArray[numpy.int32],
+    scores: numpy.typing.NDArray[numpy.float32],
+    lm: BackoffLm | None,
+    contexts: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ],
+    rooms: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    max_nodes: typing.SupportsInt | typing.SupportsIndex,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex = 0,
+    caches: collections.abc.Sequence[ContextNgram] = [],
+) -> list[PrefixTree]: ...
 def select_top_k(
     logits: numpy.typing.NDArray[typing.Any],
     float_type: str,
@@ -676,11 +718,12 @@ def train_ngram(
     Count and estimate an LM; returns the LM and the warnings about it.
     """
 
+def tree_extents(trees: collections.abc.Sequence[PrefixTree]) -> tuple[int, int, int]: ...
 def tree_inputs(
     trees: collections.abc.Sequence[PrefixTree],
     starts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     size: typing.SupportsInt | typing.SupportsIndex,
-) -> numpy.typing.NDArray[numpy.int64]: ...
+) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]: ...
 def tree_of_candidates(
     token_ids: numpy.typing.NDArray[numpy.int32],
     scores: numpy.typing.NDArray[numpy.float32],

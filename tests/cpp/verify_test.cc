@@ -1,5 +1,5 @@
-// Drafts as trees: their nodes, the inputs of a call, following the target, moving slots of a
-// cache.
+// Drafts as trees: their nodes, searches that end in them, the inputs of a call, following the
+// target, moving slots of a cache.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -13,6 +13,7 @@
 #include "lattice_bpd/verify/follow_greedy.h"
 #include "lattice_bpd/verify/move_slots.h"
 #include "lattice_bpd/verify/prefix_tree.h"
+#include "lattice_bpd/verify/search_prefix_trees.h"
 
 namespace lattice_bpd {
 namespace {
@@ -70,6 +71,52 @@ TEST_CASE("of equal siblings the first counts") {
   CHECK(tree.ChildTokens(0) == (Ids{8}));
   CHECK(tree.Child(0, 8) == 1);
   CHECK(tree.num_leaves() == 2u);
+}
+
+TEST_CASE("a cut tree keeps its first nodes, but for the deep ones") {
+  const PrefixTree tree = Example();
+  CHECK(tree.Cut(5, 9).token_ids() == (Ids{3, 5, 7, 9, 2}));
+  const PrefixTree flat = tree.Cut(7, 1);
+  CHECK(flat.token_ids() == (Ids{3, 5, 1}));
+  CHECK(flat.parents() == (Nodes{-1, 0, 0}));
+  CHECK(flat.num_leaves() == 2u);
+  CHECK(tree.Cut(99, 99).parents() == tree.parents());
+  CHECK(tree.Cut(0, 9).size() == 0u);
+}
+
+TEST_CASE("stutter is counted in the first draft") {
+  using Counts = std::pair<std::size_t, std::size_t>;
+  CHECK(TreeOfDrafts(7, Rows({7, 9, 9, 4, 9, 9, 9, 9}, 4)).CountRepeats() == (Counts{2, 4}));
+  CHECK(TreeOfDrafts(7, Rows({-1}, 1)).CountRepeats() == (Counts{0, 0}));
+}
+
+TEST_CASE("searches end below the exact token") {
+  const std::vector<TokenId> token_ids = {2, 1, 3, 0}, context = {0, 3};
+  const std::vector<float> scores = {4.0F, 3.5F, 5.0F, 1.0F};
+  const CandidatesView lattice = {token_ids.data(), scores.data(), 1, 2, 2};
+  const std::vector<std::int64_t> offsets = {0, 2}, none = {0, 0};
+  const ContextsView contexts = {context, offsets};
+  const std::vector<std::int32_t> rooms = {9}, one = {1}, no_rooms;
+  const auto search = [&](const std::vector<std::int32_t>& of, int max_nodes) {
+    return SearchTrees(lattice, nullptr, contexts, of, 1.0, max_nodes, 1).at(0);
+  };
+  const PrefixTree tree = search(rooms, 6);
+  CHECK(tree.token_ids() == (Ids{3, 2, 3, 1, 3, 0, 0}));
+  CHECK(tree.parents() == (Nodes{-1, 0, 1, 0, 3, 1, 3}));
+  const double first = 1.0 / (1.0 + std::exp(-0.5)), second = 1.0 / (1.0 + std::exp(-4.0));
+  CHECK(tree.node(1).log_prob == doctest::Approx(std::log(first)).epsilon(1e-6));
+  CHECK(tree.node(2).log_prob == doctest::Approx(std::log(first * second)).epsilon(1e-6));
+  CHECK(search(rooms, 3).parents() == tree.Cut(4, 9).parents());
+  CHECK(search(one, 6).token_ids() == (Ids{3, 2, 1}));
+
+  const DraftOptions best_two = {2, 1.0, Engine::kAuto};
+  const auto drafts = SearchDrafts(lattice, nullptr, contexts, rooms, best_two, 1);
+  CHECK(drafts.at(0).Paths() == (std::vector<Nodes>{{0, 1, 2}, {0, 3, 4}}));
+  CHECK(drafts[0].token_ids() == (Ids{3, 2, 3, 1, 3}));
+  CHECK(SearchDrafts(lattice, nullptr, contexts, one, best_two, 1).at(0).size() == 3u);
+  CHECK_THROWS_AS(SearchTrees(lattice, nullptr, {context, none}, rooms, 1.0, 6, 1), ValueError);
+  CHECK_THROWS_AS(search(no_rooms, 6), ValueError);
+  CHECK_THROWS_AS(search(rooms, 0), ValueError);
 }
 
 TEST_CASE("a tree is a row") {
@@ -141,13 +188,28 @@ TEST_CASE("walks as far as the target agrees") {
   say(3, 8);                               // behind 5 7 2: no draft goes on
   logits[4 * vocab_size] = std::nanf("");  // behind 5 7 9, where nobody looks
   const Ids places = {7, 6, 5, 4, 3, 2, 1};
-  const Followed found = FollowGreedy(tree, {logits.data(), 8, vocab_size}, places);
+  const Followed found = FollowGreedy(tree, {logits.data(), 8, vocab_size}, {places});
   CHECK(found.nodes == (Nodes{0, 1, 2, 4}));
   CHECK(found.token_ids == (Ids{5, 7, 2, 8}));
+  CHECK(found.end == 3);
+  const Ids few = {7};
   logits[5 * vocab_size] = std::nanf("");
-  CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 8, vocab_size}, places), ValueError);
-  CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 7, vocab_size}, places), ValueError);
-  CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 8, vocab_size}, Ids{7}), ValueError);
+  CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 8, vocab_size}, {places}), ValueError);
+  CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 7, vocab_size}, {places}), ValueError);
+  CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 8, vocab_size}, {few}), ValueError);
+}
+
+TEST_CASE("nodes of a row are answered one behind the other") {
+  const PrefixTree tree = Example();
+  std::vector<float> logits(9 * 10);
+  logits[2 * 10 + 1] = logits[(2 + 5) * 10 + 3] = 1.0F;
+  NodePlaces places;
+  places.first = 2;
+  const Followed found = FollowGreedy(tree, {logits.data(), 9, 10}, places);
+  CHECK(found.nodes == (Nodes{0, 5}));
+  CHECK(found.token_ids == (Ids{1, 3}));
+  CHECK(found.end == 7);
+  CHECK_THROWS_AS(FollowGreedy(PrefixTree(), {logits.data(), 9, 10}, places), ValueError);
 }
 
 TEST_CASE("copies what was there before") {

@@ -20,6 +20,7 @@ from lattice_bpd.decode import (
     decode,
     generate,
 )
+from lattice_bpd.verify import PrefixTree
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
@@ -84,7 +85,7 @@ def test_any_drafter_is_lossless(make):
 
 def test_repeats_count_the_exact_token_as_first_position():
     stats = DecodeStats()
-    stats.count_repeats(7, [7, 9, 9, 4])
+    stats.add_repeats(*PrefixTree.from_drafts(7, [[7, 9, 9, 4], [9, 9, 9, 9]]).count_repeats())
     assert (stats.repeats, stats.neighbours, stats.repeat_share) == (2, 4, 0.5)
     stats.merge(stats_of_one_call())
     assert (stats.repeat_share, stats.target_calls, stats.tokens) == (0.5, 1, 3)

@@ -209,7 +209,8 @@ def test_trees_are_followed_by_the_choice_at_each_node(dtype, vocab_size):
         wanted = greedy_tokens(logits).flatten().tolist()
         found = follow_greedy(trees, logits, places)
         assert len(found[0][0]) == 5
-        for tree, at, (nodes, tokens) in zip(trees, places, found, strict=True):
+        for tree, at, (nodes, tokens, end) in zip(trees, places, found, strict=True):
+            assert end == at[nodes[-1]]
             assert tokens == [wanted[at[node]] for node in nodes]
             paths = {tuple(path[: len(nodes)]) for path in tree.list_paths()}
             assert tuple(nodes) in paths
@@ -225,7 +226,8 @@ def test_nan_counts_where_it_is_looked_at():
     with pytest.raises(ValueError, match="logits hold NaN"):
         follow_greedy([tree], logits, [np.arange(3)])
     logits[0, 0, 1] = -1.0  # now the draft ends before
-    assert follow_greedy([tree], logits, [np.arange(3)]) == [([0], [0])]
+    assert follow_greedy([tree], logits, [np.arange(3)]) == [([0], [0], 0)]
+    assert follow_greedy([tree], logits, None) == [([0], [0], 0)]
 
 
 def test_nan_logits_are_refused():

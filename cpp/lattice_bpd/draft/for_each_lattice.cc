@@ -12,30 +12,6 @@ namespace {
 // About 80 microseconds of search: what it may take to wake a core that sleeps.
 constexpr std::size_t kCandidatesPerThread = 256;
 
-void CheckContexts(const ContextsView& contexts, std::size_t batch) {
-  if (contexts.offsets.size() != batch + 1) {
-    throw ValueError(StrCat("contexts: ", contexts.offsets.size(), " offsets for ", batch,
-                            " lattices; expected one more than lattices"));
-  }
-  if (!contexts.caches.empty() && contexts.caches.size() != batch) {
-    throw ValueError(StrCat("caches: ", contexts.caches.size(), " for ", batch,
-                            " lattices; expected one for each, or none"));
-  }
-  for (std::size_t b = 0; b < batch; ++b) {
-    const std::int64_t begin = contexts.offsets[b];
-    const std::int64_t end = contexts.offsets[b + 1];
-    if (begin < 0 || end < begin || static_cast<std::size_t>(end) > contexts.token_ids.size()) {
-      throw ValueError(StrCat("contexts: offsets ", begin, "..", end, " of row ", b,
-                              " do not fit the ", contexts.token_ids.size(), " token ids"));
-    }
-  }
-}
-
-Span<TokenId> ContextOfRow(const ContextsView& contexts, std::size_t b) {
-  return contexts.token_ids.Slice(static_cast<std::size_t>(contexts.offsets[b]),
-                                  static_cast<std::size_t>(contexts.offsets[b + 1]));
-}
-
 LmState StateOfRow(const BackoffLm* lm, const ContextsView& contexts, std::size_t b) {
   return lm == nullptr ? LmState{} : lm->StateOfContext(ContextOfRow(contexts, b), contexts.bos);
 }
@@ -59,6 +35,30 @@ std::vector<std::shared_lock<std::shared_mutex>> LockCaches(Span<const ContextNg
 }
 
 }  // namespace
+
+void CheckContexts(const ContextsView& contexts, std::size_t batch) {
+  if (contexts.offsets.size() != batch + 1) {
+    throw ValueError(StrCat("contexts: ", contexts.offsets.size(), " offsets for ", batch,
+                            " lattices; expected one more than lattices"));
+  }
+  if (!contexts.caches.empty() && contexts.caches.size() != batch) {
+    throw ValueError(StrCat("caches: ", contexts.caches.size(), " for ", batch,
+                            " lattices; expected one for each, or none"));
+  }
+  for (std::size_t b = 0; b < batch; ++b) {
+    const std::int64_t begin = contexts.offsets[b];
+    const std::int64_t end = contexts.offsets[b + 1];
+    if (begin < 0 || end < begin || static_cast<std::size_t>(end) > contexts.token_ids.size()) {
+      throw ValueError(StrCat("contexts: offsets ", begin, "..", end, " of row ", b,
+                              " do not fit the ", contexts.token_ids.size(), " token ids"));
+    }
+  }
+}
+
+Span<TokenId> ContextOfRow(const ContextsView& contexts, std::size_t b) {
+  return contexts.token_ids.Slice(static_cast<std::size_t>(contexts.offsets[b]),
+                                  static_cast<std::size_t>(contexts.offsets[b + 1]));
+}
 
 void ForEachLattice(const LatticeBatch& lattices, const BackoffLm* lm, const ContextsView& contexts,
                     int threads, const VisitLattice& visit) {

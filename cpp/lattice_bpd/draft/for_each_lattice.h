@@ -19,6 +19,12 @@ struct ContextsView {
   Span<const ContextNgram*> caches = {};  // one for each context, which may be null; or none at all
 };
 
+// Throws ValueError where offsets or caches do not fit so many lattices or the token ids.
+void CheckContexts(const ContextsView& contexts, std::size_t batch);
+
+// Context b of contexts that were checked.
+Span<TokenId> ContextOfRow(const ContextsView& contexts, std::size_t b);
+
 using VisitLattice = std::function<void(std::size_t b, const Sausage& lattice, const LmState& start,
                                         const CachedContext& cached)>;
 

@@ -30,9 +30,11 @@ void LayOutTrees(TreeBatchView trees, Span<std::int64_t> starts, std::size_t siz
     CheckFits(tree, size);
     std::int64_t* const tokens = token_ids + b * size;
     std::int64_t* const places = positions + b * size;
-    std::copy(tree.token_ids().begin(), tree.token_ids().end(), tokens);
+    for (std::size_t i = 0; i < tree.size(); ++i) {
+      tokens[i] = tree.nodes()[i].token_id;
+      places[i] = starts[b] + tree.nodes()[i].depth;
+    }
     std::fill(tokens + tree.size(), tokens + size, std::int64_t{0});
-    for (std::size_t i = 0; i < tree.size(); ++i) places[i] = starts[b] + tree.depths()[i];
     std::fill(places + tree.size(), places + size, starts[b]);
   }
 }
@@ -55,7 +57,7 @@ void WriteAdditiveMasks(TreeBatchView trees, std::size_t size, std::size_t width
     CheckFits(tree, size);
     for (std::size_t i = 0; i < size; ++i) {
       float* const row = masks + (b * size + i) * slots;
-      const NodeNumber parent = i < tree.size() ? tree.parents()[i] : kNoParent;
+      const NodeNumber parent = i < tree.size() ? tree.nodes()[i].parent : kNoParent;
       if (parent == kNoParent) {
         std::fill_n(row, width, 0.0F);
         std::fill(row + width, row + slots, lowest);
@@ -88,7 +90,7 @@ RowLayout LayOutRows(TreeBatchView trees, Span<std::int64_t> starts) {
         out.positions[at] = starts[b] + static_cast<std::int64_t>(depth);
         if (column >= path.size()) continue;
         const auto node = static_cast<std::size_t>(path[column]);
-        out.token_ids[at] = tree.token_ids()[node];
+        out.token_ids[at] = tree.nodes()[node].token_id;
         places[node] = static_cast<std::int64_t>(at);
       }
       out.sequences.push_back(static_cast<std::int64_t>(b));

@@ -44,20 +44,21 @@ std::int64_t Argmax(Span<float> values) {
   return found == values.end() ? -1 : found - values.begin();
 }
 
-Followed FollowGreedy(const PrefixTree& tree, const LogitRows& logits, Span<std::int64_t> places) {
-  if (places.size() != tree.size() || tree.size() == 0) {
-    throw ValueError(StrCat("found ", places.size(), " places for a tree of ", tree.size(),
+Followed FollowGreedy(const PrefixTree& tree, const LogitRows& logits, const NodePlaces& places) {
+  const Span<std::int64_t> listed = places.listed;
+  if ((!listed.empty() && listed.size() != tree.size()) || tree.size() == 0) {
+    throw ValueError(StrCat("found ", listed.size(), " places for a tree of ", tree.size(),
                             " nodes; expected one for each, and one node or more"));
   }
   Followed found;
   NodeNumber node = 0;
   while (node != kNoParent) {
-    const std::int64_t place = places[static_cast<std::size_t>(node)];
-    if (place < 0 || static_cast<std::size_t>(place) >= logits.rows) {
+    found.end = listed.empty() ? places.first + node : listed[static_cast<std::size_t>(node)];
+    if (found.end < 0 || static_cast<std::size_t>(found.end) >= logits.rows) {
       throw ValueError(
-          StrCat("node ", node, " has place ", place, "; expected 0..", logits.rows, " - 1"));
+          StrCat("node ", node, " has place ", found.end, "; expected 0..", logits.rows, " - 1"));
     }
-    const std::size_t begin = static_cast<std::size_t>(place) * logits.vocab_size;
+    const std::size_t begin = static_cast<std::size_t>(found.end) * logits.vocab_size;
     const std::int64_t token = Argmax({logits.data + begin, logits.vocab_size});
     if (token < 0) {
       throw ValueError(

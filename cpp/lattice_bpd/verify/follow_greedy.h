@@ -20,17 +20,25 @@ struct LogitRows {
   std::size_t vocab_size = 0;
 };
 
+// Which rows of logits stand behind the nodes of a tree: listed node by node, or, where none are
+// listed, `first` and those that follow.
+struct NodePlaces {
+  Span<std::int64_t> listed;
+  std::int64_t first = 0;
+};
+
 // The accepted nodes, the root first, and the target's tokens behind each of them: one more than
-// the accepted drafts.
+// the accepted drafts. `end` is the place of the last node.
 struct Followed {
   std::vector<NodeNumber> nodes;
   std::vector<std::int64_t> token_ids;
+  std::int64_t end = 0;
 };
 
-// Walks down from node 0 as long as the target's argmax is among a node's children. The logits
-// behind node i are in row places[i]; only those on the way are read. Throws ValueError for NaN
-// among them, `places` of another length than the tree, or a place outside the rows.
-Followed FollowGreedy(const PrefixTree& tree, const LogitRows& logits, Span<std::int64_t> places);
+// Walks down from node 0 as long as the target's argmax is among a node's children; only logits on
+// the way are read. Throws ValueError for NaN among them, an empty tree, listed places of another
+// length than the tree, or a place outside the rows.
+Followed FollowGreedy(const PrefixTree& tree, const LogitRows& logits, const NodePlaces& places);
 
 }  // namespace lattice_bpd
 

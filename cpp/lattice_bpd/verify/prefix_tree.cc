@@ -19,45 +19,53 @@ void CheckLengths(std::size_t token_ids, std::size_t parents) {
                           " parents; expected as many of each"));
 }
 
+template <typename T>
+std::vector<T> Collect(const std::vector<DraftNode>& nodes, T DraftNode::* member) {
+  std::vector<T> values;
+  values.reserve(nodes.size());
+  for (const DraftNode& node : nodes) values.push_back(node.*member);
+  return values;
+}
+
 }  // namespace
 
-NodeNumber PrefixTree::Add(NodeNumber parent, std::int64_t token_id) {
+PrefixTree::PrefixTree(std::int64_t exact_token, std::size_t capacity) {
+  nodes_.reserve(capacity);
+  Add(kNoParent, exact_token, 0.0F);
+}
+
+NodeNumber PrefixTree::Add(NodeNumber parent, std::int64_t token_id, float log_prob) {
   const auto node = static_cast<NodeNumber>(size());
   CheckParent(node, parent);
   std::int32_t depth = 0;
   bool is_new_leaf = true;
   if (parent != kNoParent) {
-    const auto above = static_cast<std::size_t>(parent);
-    depth = depths_[above] + 1;
-    is_new_leaf = first_child_[above] != kNoParent;  // else the parent was one
-    (is_new_leaf ? next_sibling_[static_cast<std::size_t>(last_child_[above])]
-                 : first_child_[above]) = node;
-    last_child_[above] = node;
+    DraftNode& above = nodes_[static_cast<std::size_t>(parent)];
+    depth = above.depth + 1;
+    is_new_leaf = above.first_child != kNoParent;  // else the parent was one
+    (is_new_leaf ? nodes_[static_cast<std::size_t>(above.last_child)].next_sibling
+                 : above.first_child) = node;
+    above.last_child = node;
   }
-  token_ids_.push_back(token_id);
-  parents_.push_back(parent);
-  depths_.push_back(depth);
-  first_child_.push_back(kNoParent);
-  last_child_.push_back(kNoParent);
-  next_sibling_.push_back(kNoParent);
+  nodes_.push_back({token_id, parent, depth, log_prob});
   num_leaves_ += is_new_leaf ? 1 : 0;
   max_depth_ = std::max(max_depth_, depth);
   return node;
 }
 
 NodeNumber PrefixTree::Child(NodeNumber node, std::int64_t token_id) const {
-  NodeNumber child = first_child_[static_cast<std::size_t>(node)];
-  while (child != kNoParent && token_ids_[static_cast<std::size_t>(child)] != token_id) {
-    child = next_sibling_[static_cast<std::size_t>(child)];
+  NodeNumber child = this->node(node).first_child;
+  while (child != kNoParent && this->node(child).token_id != token_id) {
+    child = this->node(child).next_sibling;
   }
   return child;
 }
 
 std::vector<std::int64_t> PrefixTree::ChildTokens(NodeNumber node) const {
   std::vector<std::int64_t> tokens;
-  NodeNumber child = first_child_[static_cast<std::size_t>(node)];
-  for (; child != kNoParent; child = next_sibling_[static_cast<std::size_t>(child)]) {
-    const std::int64_t token = token_ids_[static_cast<std::size_t>(child)];
+  NodeNumber child = this->node(node).first_child;
+  for (; child != kNoParent; child = this->node(child).next_sibling) {
+    const std::int64_t token = this->node(child).token_id;
     if (std::find(tokens.begin(), tokens.end(), token) == tokens.end()) tokens.push_back(token);
   }
   return tokens;
@@ -66,17 +74,47 @@ std::vector<std::int64_t> PrefixTree::ChildTokens(NodeNumber node) const {
 std::vector<std::vector<NodeNumber>> PrefixTree::Paths() const {
   std::vector<std::vector<NodeNumber>> paths;
   for (std::size_t leaf = 0; leaf < size(); ++leaf) {
-    if (first_child_[leaf] != kNoParent) continue;
-    std::vector<NodeNumber> path(static_cast<std::size_t>(depths_[leaf]) + 1);
+    if (nodes_[leaf].first_child != kNoParent) continue;
+    std::vector<NodeNumber> path(static_cast<std::size_t>(nodes_[leaf].depth) + 1);
     auto node = static_cast<NodeNumber>(leaf);
     for (auto place = path.rbegin(); place != path.rend(); ++place) {
       *place = node;
-      node = parents_[static_cast<std::size_t>(node)];
+      node = this->node(node).parent;
     }
     paths.push_back(std::move(path));
   }
   return paths;
 }
+
+PrefixTree PrefixTree::Cut(std::size_t count, std::int32_t max_depth) const {
+  PrefixTree tree;
+  std::vector<NodeNumber> numbers(std::min(count, size()), kNoParent);  // kNoParent: left out
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const DraftNode& node = nodes_[i];
+    if (node.depth > max_depth) continue;
+    const bool is_root = node.parent == kNoParent;
+    const NodeNumber above = is_root ? kNoParent : numbers[static_cast<std::size_t>(node.parent)];
+    numbers[i] = tree.Add(above, node.token_id, node.log_prob);
+  }
+  return tree;
+}
+
+std::pair<std::size_t, std::size_t> PrefixTree::CountRepeats() const {
+  std::size_t repeats = 0, last = 0;
+  while (last + 1 < size() && nodes_[last + 1].parent == static_cast<NodeNumber>(last)) {
+    ++last;
+    repeats += nodes_[last].token_id == nodes_[last - 1].token_id ? 1 : 0;
+  }
+  return {repeats, last};
+}
+
+std::vector<std::int64_t> PrefixTree::token_ids() const {
+  return Collect(nodes_, &DraftNode::token_id);
+}
+
+std::vector<NodeNumber> PrefixTree::parents() const { return Collect(nodes_, &DraftNode::parent); }
+
+std::vector<std::int32_t> PrefixTree::depths() const { return Collect(nodes_, &DraftNode::depth); }
 
 void PrefixTree::CheckNode(NodeNumber node) const {
   if (node < 0 || static_cast<std::size_t>(node) >= size()) {
@@ -94,25 +132,29 @@ PrefixTree TreeOfParents(Span<std::int64_t> token_ids, Span<NodeNumber> parents)
 
 template <typename T, typename U>
 PrefixTree TreeOfNodes(std::int64_t exact_token, const IntegerView<T>& token_ids,
-                       const IntegerView<U>& parents, std::int32_t max_depth) {
+                       const IntegerView<U>& parents, std::int32_t max_depth,
+                       Span<float> log_probs) {
   CheckLengths(token_ids.columns, parents.columns);
-  PrefixTree tree;
-  tree.Add(kNoParent, exact_token);
+  if (!log_probs.empty() && log_probs.size() != token_ids.columns) {
+    throw ValueError(StrCat("PrefixTree: ", log_probs.size(), " log probabilities of ",
+                            token_ids.columns, " nodes; expected one for each, or none"));
+  }
+  PrefixTree tree(exact_token, token_ids.columns + 1);
   std::vector<NodeNumber> numbers(token_ids.columns, kNoParent);  // kNoParent: left out
   for (std::size_t i = 0; i < token_ids.columns; ++i) {
     const std::int64_t parent = parents.at(0, i);
     CheckParent(static_cast<std::int64_t>(i), parent);
     const NodeNumber above = parent < 0 ? 0 : numbers[static_cast<std::size_t>(parent)];
-    if (above == kNoParent || tree.depth(above) >= max_depth) continue;
-    numbers[i] = tree.Add(above, token_ids.at(0, i));
+    if (above == kNoParent || tree.node(above).depth >= max_depth) continue;
+    const float log_prob = log_probs.empty() ? kUnknownLogProb : log_probs[i];
+    numbers[i] = tree.Add(above, token_ids.at(0, i), log_prob);
   }
   return tree;
 }
 
 template <typename T>
 PrefixTree TreeOfDrafts(std::int64_t exact_token, const IntegerView<T>& drafts) {
-  PrefixTree tree;
-  tree.Add(kNoParent, exact_token);
+  PrefixTree tree(exact_token, drafts.columns + 1);
   for (std::size_t row = 0; row < drafts.rows; ++row) {
     NodeNumber node = 0;
     for (std::size_t column = 0; column < drafts.columns; ++column) {
@@ -126,9 +168,9 @@ PrefixTree TreeOfDrafts(std::int64_t exact_token, const IntegerView<T>& drafts) 
 }
 
 template PrefixTree TreeOfNodes(std::int64_t, const IntegerView<std::int32_t>&,
-                                const IntegerView<std::int32_t>&, std::int32_t);
+                                const IntegerView<std::int32_t>&, std::int32_t, Span<float>);
 template PrefixTree TreeOfNodes(std::int64_t, const IntegerView<std::int64_t>&,
-                                const IntegerView<std::int64_t>&, std::int32_t);
+                                const IntegerView<std::int64_t>&, std::int32_t, Span<float>);
 template PrefixTree TreeOfDrafts(std::int64_t, const IntegerView<std::int32_t>&);
 template PrefixTree TreeOfDrafts(std::int64_t, const IntegerView<std::int64_t>&);
 

@@ -3,6 +3,8 @@
 #define LATTICE_BPD_VERIFY_PREFIX_TREE_H_
 
 #include <cstdint>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "lattice_bpd/base/array_view.h"
@@ -13,6 +15,18 @@ using NodeNumber = std::int32_t;
 
 constexpr NodeNumber kNoParent = -1;
 
+constexpr float kUnknownLogProb = std::numeric_limits<float>::quiet_NaN();
+
+struct DraftNode {
+  std::int64_t token_id;
+  NodeNumber parent;
+  std::int32_t depth;  // 0 without a parent
+  float log_prob;      // ln of the probability of the prefix that ends here, or kUnknownLogProb
+  NodeNumber first_child = kNoParent;
+  NodeNumber last_child = kNoParent;
+  NodeNumber next_sibling = kNoParent;
+};
+
 // Nodes in order, parents before their children. Of drafts below an exact token, that token is
 // node 0 and the only one without a parent. Token ids are 64 bits wide, as models take them, and
 // may be anything.
@@ -20,9 +34,12 @@ class PrefixTree {
  public:
   PrefixTree() = default;
 
+  // An exact token with room for so many nodes in all.
+  PrefixTree(std::int64_t exact_token, std::size_t capacity);
+
   // A node behind `parent`, or behind none (kNoParent). Throws ValueError unless the parent is
   // there.
-  NodeNumber Add(NodeNumber parent, std::int64_t token_id);
+  NodeNumber Add(NodeNumber parent, std::int64_t token_id, float log_prob = kUnknownLogProb);
 
   // The first child of a node with this token, or kNoParent.
   NodeNumber Child(NodeNumber node, std::int64_t token_id) const;
@@ -33,22 +50,28 @@ class PrefixTree {
   // The nodes from a root to each leaf, leaves in order.
   std::vector<std::vector<NodeNumber>> Paths() const;
 
-  std::size_t size() const { return token_ids_.size(); }
+  // The nodes before node `count`, and those of them that are at most `max_depth` deep.
+  PrefixTree Cut(std::size_t count, std::int32_t max_depth) const;
+
+  // The neighbours in the draft of nodes 0, 1, 2, .. that are the same token, and all of them.
+  std::pair<std::size_t, std::size_t> CountRepeats() const;
+
+  std::size_t size() const { return nodes_.size(); }
   std::size_t num_leaves() const { return num_leaves_; }
   std::int32_t max_depth() const { return max_depth_; }
-  std::int32_t depth(NodeNumber node) const { return depths_[static_cast<std::size_t>(node)]; }
-  const std::vector<std::int64_t>& token_ids() const { return token_ids_; }
-  const std::vector<NodeNumber>& parents() const { return parents_; }
-  const std::vector<std::int32_t>& depths() const { return depths_; }
+  const std::vector<DraftNode>& nodes() const { return nodes_; }
+  const DraftNode& node(NodeNumber node) const { return nodes_[static_cast<std::size_t>(node)]; }
+
+  // Copies, for who wants one of these of all nodes.
+  std::vector<std::int64_t> token_ids() const;
+  std::vector<NodeNumber> parents() const;
+  std::vector<std::int32_t> depths() const;
 
   // Throws ValueError unless there is such a node.
   void CheckNode(NodeNumber node) const;
 
  private:
-  std::vector<std::int64_t> token_ids_;
-  std::vector<NodeNumber> parents_;
-  std::vector<std::int32_t> depths_;  // 0 without a parent
-  std::vector<NodeNumber> first_child_, last_child_, next_sibling_;
+  std::vector<DraftNode> nodes_;
   std::size_t num_leaves_ = 0;
   std::int32_t max_depth_ = 0;
 };
@@ -72,11 +95,13 @@ struct IntegerView {
 };
 
 // The exact token and, below it, the nodes of a draft tree whose parents are numbered without it,
-// -1 for first tokens. Nodes deeper than `max_depth` tokens are left out. Throws ValueError where
-// lengths differ or a parent does not stand before its child.
+// -1 for first tokens. Nodes deeper than `max_depth` tokens are left out. `log_probs` is of the
+// nodes, or empty where they are not known. Throws ValueError where lengths differ or a parent does
+// not stand before its child.
 template <typename T, typename U>
 PrefixTree TreeOfNodes(std::int64_t exact_token, const IntegerView<T>& token_ids,
-                       const IntegerView<U>& parents, std::int32_t max_depth);
+                       const IntegerView<U>& parents, std::int32_t max_depth,
+                       Span<float> log_probs = {});
 
 // The prefix tree of drafts (rows), best first; a negative id ends one. The best draft becomes
 // nodes 1, 2, ..

@@ -10,6 +10,7 @@ OracleDrafter    the path that agrees longest with the target   an upper bound (
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -37,8 +38,10 @@ from lattice_bpd.decode.noise import WIDER, favoured, sampling_temperature, targ
 from lattice_bpd.decode.repeats import Repeats
 from lattice_bpd.decode.sequence_caches import SequenceCaches
 from lattice_bpd.decode.state import DecodeState
+from lattice_bpd.lattice.logits import Candidates
+from lattice_bpd.verify import PrefixTree, search_drafts, search_trees
 
-Proposal = Drafts | DraftTree | DrawnTree | DrawnNodes | None
+Proposal = Drafts | DraftTree | DrawnTree | DrawnNodes | PrefixTree | None
 
 
 class Drafter(Protocol):
@@ -47,6 +50,10 @@ class Drafter(Protocol):
     A drafter may have `propose_batch(states)` as well: then one call serves all sequences of a
     batch. It returns Drafts or a DraftTree with a row for each state, None, or a list with a
     proposal of batch size 1 for each state.
+
+    And it may have `propose_prefix_trees(states)`, which is asked before all others, whatever the
+    batch: a PrefixTree for each state whose exact token, vocabulary and room are not checked any
+    more, or None where the others are to be asked.
     """
 
     def propose(self, state: DecodeState) -> Proposal:
@@ -58,8 +65,8 @@ class Drafter(Protocol):
 
         Returns:
             Drafts, a DraftTree or a DrawnTree of batch size 1, best first, of any number of slots
-            (what is deeper than `state.room` is cut), or DrawnNodes; None to draft nothing in this
-            step.
+            (what is deeper than `state.room` is cut), DrawnNodes, or a PrefixTree below the exact
+            token; None to draft nothing in this step.
 
         Raises:
             DraftError: it cannot draft in this step, which then decodes one token.
@@ -100,6 +107,11 @@ class BlockDrafter(Drafter):
             best, _ = find_candidates(states, logits, 1, "BlockDrafter")
             ones = np.ones(len(states), np.int32)
             return Drafts(best.token_ids[:, None, :, 0], best.scores.sum(axis=1), ones)
+
+    def propose_prefix_trees(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
+        """A chain for each state."""
+        candidates, contexts, _ = prepare_rescoring(None, states, 1, None, "BlockDrafter")
+        return _list_drafts(states, candidates, contexts, None, "top_k", num_drafts=1, alpha=0.0)
 
 
 class LatticeDrafter(Drafter):
@@ -157,6 +169,18 @@ class LatticeDrafter(Drafter):
                 alpha=self.alpha,
                 cache=None if caches is None else caches.update(states),
             )
+
+    def propose_prefix_trees(self, states: Sequence[DecodeState]) -> list[PrefixTree] | None:
+        """A tree of p drafts for each state; None with caches or constraints."""
+        if self._caches is not None or states[0].constrained is not None:
+            return None
+        candidates, contexts, _ = prepare_rescoring(
+            self.lm, states, self.top_k, None, "LatticeDrafter"
+        )
+        return _list_drafts(
+            states, candidates, contexts, self.lm, "rescore",
+            num_drafts=self.num_drafts, alpha=self.alpha,
+        )  # fmt: skip
 
 
 class TreeDrafter(Drafter):
@@ -246,6 +270,47 @@ class TreeDrafter(Drafter):
             return tree
         with states[0].stats.stage("rescore"):
             return cut_trees(tree, places_of(states), self.max_nodes)
+
+    def propose_prefix_trees(self, states: Sequence[DecodeState]) -> list[PrefixTree] | None:
+        """A tree of N draft tokens for each state; None with caches, constraints or a chooser."""
+        first = states[0]
+        if self._caches is not None or not (first.chooser is None is first.constrained):
+            return None
+        candidates, contexts, _ = prepare_rescoring(
+            self.lm, states, self.top_k, None, "TreeDrafter"
+        )
+        start = time.perf_counter()
+        if self.temperature != 1.0:
+            candidates = replace(
+                candidates, scores=candidates.scores / np.float32(self.temperature)
+            )
+        trees = search_trees(
+            candidates,
+            contexts,
+            self.lm,
+            [state.room for state in states],
+            max_nodes=self.max_nodes,
+            alpha=self.alpha / self.temperature,
+        )
+        first.stats.lap("rescore", start)
+        return trees
+
+
+def _list_drafts(
+    states: Sequence[DecodeState],
+    candidates: Candidates,
+    contexts: Sequence[Sequence[int]],
+    lm: NGramLM | None,
+    stage: str,
+    **options: Any,
+) -> list[PrefixTree]:
+    """The best drafts of each state as a tree; counts their stutter."""
+    start = time.perf_counter()
+    trees = search_drafts(candidates, contexts, lm, [state.room for state in states], **options)
+    for state, tree in zip(states, trees, strict=True):
+        state.stats.add_repeats(*tree.count_repeats())
+    states[0].stats.lap(stage, start)
+    return trees
 
 
 class OracleDrafter(Drafter):

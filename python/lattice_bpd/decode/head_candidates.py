@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -20,10 +21,14 @@ def batch_head_logits(states: Sequence[DecodeState], *, whole: bool = False) -> 
     Returns:
         (B, H, V) float, H the most slots that any of the states may use, or, if `whole`, all.
     """
-    first, slots = states[0], max(state.num_slots for state in states)
-    with first.stats.stage("heads"):
-        logits = first.model.state_logits(states)
-        return logits if whole or logits.shape[1] <= slots else logits[:, :slots]
+    first, start = states[0], time.perf_counter()
+    slots = first.num_slots
+    for state in states:
+        if state.num_slots > slots:
+            slots = state.num_slots
+    logits = first.model.state_logits(states)
+    first.stats.lap("heads", start)
+    return logits if whole or logits.shape[1] <= slots else logits[:, :slots]
 
 
 def prepare_rescoring(
@@ -40,14 +45,19 @@ def prepare_rescoring(
     `whole` takes in slots beyond those that may be used, so that nothing depends on their number.
     Third, what `find_candidates` has to tell of constraints.
     """
-    if lm is not None and lm.vocab_size != states[0].model.vocab_size:
-        raise ValueError(
-            f"{where}: the LM has a vocabulary of {lm.vocab_size}, the target one of "
-            f"{states[0].model.vocab_size}; expected the same; train the LM on token ids of the "
-            f"target's tokenizer with vocab_size={states[0].model.vocab_size}"
-        )
     logits = batch_head_logits(states, whole=whole)
-    with states[0].stats.stage("top_k"):
-        candidates, found = find_candidates(states, logits, top_k, where)
-    reach = max(1 if lm is None else lm.order, 1 if caches is None else caches.order)
-    return candidates, [state.tokens[-reach:] for state in states], found
+    start = time.perf_counter()
+    vocab_size, reach = int(logits.shape[2]), 1 if caches is None else caches.order
+    if lm is not None:
+        if lm.vocab_size != vocab_size:
+            raise ValueError(
+                f"{where}: the LM has a vocabulary of {lm.vocab_size}, the target one of "
+                f"{vocab_size}; expected the same; train the LM on token ids of the target's "
+                f"tokenizer with vocab_size={vocab_size}"
+            )
+        order = lm.order
+        reach = order if order > reach else reach
+    candidates, found = find_candidates(states, logits, top_k, where)
+    contexts = [state.tokens[-reach:] for state in states]
+    states[0].stats.lap("top_k", start)
+    return candidates, contexts, found

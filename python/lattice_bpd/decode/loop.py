@@ -7,6 +7,7 @@ m/k + 1 calls (Stern et al. 2018, section 4). Greedy decoding is this loop with 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -99,26 +100,29 @@ class _Run:
     active: list[int] = field(default_factory=list)
     shapes: set[CallShape] = field(default_factory=set)
 
-    @property
-    def stats(self) -> DecodeStats:
-        """Statistics whose seconds are everybody's."""
-        return self.states[0].stats
+    def __post_init__(self) -> None:
+        """Statistics whose seconds are everybody's, and who is told what was decoded."""
+        self.stats: DecodeStats = self.states[0].stats
+        observers = [getattr(drafter, "observe", None) for drafter in self.drafters]
+        nobody = Drafter.observe
+        self.observers = [
+            None if getattr(tell, "__func__", None) is nobody else tell for tell in observers
+        ]
 
     def step(self) -> None:
         """Draft, verify, keep; for all active sequences in one call of the target."""
         states = [self.states[number] for number in self.active]
         trees = propose_trees([self.drafters[number] for number in self.active], states)
-        choosers = self.options.choosers
-        with self.stats.stage("verify"):
-            found = verify_trees(
-                self.model.target,
-                self.cache,
-                trees,
-                form=self.options.form,
-                choosers=None if choosers is None else [choosers[n] for n in self.active],
-            )
-        self.stats.add_seconds("verify", -found.target_seconds)
-        self.stats.add_seconds("target", found.target_seconds)
+        choosers, start = self.options.choosers, time.perf_counter()
+        found = verify_trees(
+            self.model.target,
+            self.cache,
+            trees,
+            form=self.options.form,
+            choosers=None if choosers is None else [choosers[n] for n in self.active],
+        )
+        self.stats.lap("verify", start + found.target_seconds)
+        self.seconds["target"] = self.seconds.get("target", 0.0) + found.target_seconds
         self.shapes.add((found.form, *found.shape))
         for number, verified in zip(self.active, found.sequences, strict=True):
             self.states[number].stats.target_calls += 1
@@ -127,21 +131,23 @@ class _Run:
 
     def keep(self, number: int, verified: Verification, *, is_prompt: bool = False) -> None:
         """Take over what was verified for one sequence, up to a stop token or the limit."""
-        state, options = self.states[number], self.options
-        new = _until_stop(verified.token_ids, options.stop_token_ids)
+        state, options, stats = self.states[number], self.options, self.states[number].stats
+        new = verified.token_ids
+        if options.stop_token_ids:
+            new = _until_stop(new, options.stop_token_ids)
         state.tokens += new
         state.hidden = verified.hidden
-        state.stats.tokens += len(new)
+        stats.tokens += len(new)
         if not is_prompt:
-            state.stats.accept_lengths.append(min(verified.accept_length, len(new)))
+            stats.accept_lengths.append(min(verified.accept_length, len(new)))
         stopped = bool(new) and new[-1] in options.stop_token_ids
         ended = options.choosers is not None and options.choosers[number].ended
         if ended or stopped:
             complete = state.constrained is not None and not stopped
             state.finish = "constraint" if complete else "stop_token"
-        elif state.stats.tokens >= state.limit:
+        elif stats.tokens >= state.limit:
             state.finish = "positions" if options.short_of_positions[number] else "length"
-        observe = getattr(self.drafters[number], "observe", None)
+        observe = self.observers[number]
         if observe is not None:
             observe(new)
         if options.streamer is not None and new:

@@ -75,6 +75,10 @@ class DraftingModel:
 
     Attributes:
         target: the model as verification sees it.
+        vocab_size: V, columns of the logits.
+        device: where inputs go.
+        max_positions: tokens that the target has positions for; None where its config names no
+            limit.
         num_slots: H; None before heads were first called, or without heads.
         heads_owner: what holds the heads' weights, if they are a module's.
 
@@ -96,6 +100,8 @@ class DraftingModel:
             self.target = Seq2SeqTarget(model)
         else:
             self.target = CausalLMTarget(model)
+        self.vocab_size, self.device = self.target.vocab_size, self.target.device
+        self.max_positions: int | None = self.target.max_positions
         self.heads_owner = model if heads is None else getattr(heads, "__self__", heads)
         if heads is None and isinstance(model, BlockwiseLM):
             heads = model.heads
@@ -111,21 +117,6 @@ class DraftingModel:
         self.heads = heads
         # asked once, since whether something has a protocol's members takes long to say
         self._state_heads = heads if isinstance(heads, StateHeads) else None
-
-    @property
-    def vocab_size(self) -> int:
-        """V: columns of the logits."""
-        return self.target.vocab_size
-
-    @property
-    def device(self) -> torch.device:
-        """Where inputs go."""
-        return self.target.device
-
-    @property
-    def max_positions(self) -> int | None:
-        """Tokens that the target has positions for; None where its config names no limit."""
-        return self.target.max_positions
 
     def require_causal(self, where: str) -> None:
         """Raise TypeError where the target is an encoder-decoder."""
@@ -146,9 +137,10 @@ class DraftingModel:
         """
         if self._state_heads is not None:
             return self._check(self._state_heads.read_states(states), len(states))
-        hidden = [state.hidden for state in states]
-        rows = hidden[0][None] if len(hidden) == 1 else torch.stack(hidden)
-        return self.head_logits(rows, [state.tokens[-1] for state in states])
+        if len(states) == 1:
+            return self.head_logits(states[0].hidden[None], states[0].tokens[-1:])
+        hidden = torch.stack([state.hidden for state in states])
+        return self.head_logits(hidden, [state.tokens[-1] for state in states])
 
     def head_logits(self, hidden: Tensor, exact_tokens: Sequence[int] | None = None) -> Tensor:
         """Logits of the draft heads.
@@ -178,10 +170,10 @@ class DraftingModel:
 
     def _check(self, logits: Tensor, rows: int) -> Tensor:
         """The logits, if they are of shape (rows, H, V)."""
-        shape = tuple(logits.shape)
+        shape = logits.shape
         if len(shape) != 3 or shape[0] != rows or shape[1] == 0:
             raise ValueError(
-                f"decode: the heads give logits of shape {shape} for {rows} hidden states; "
+                f"decode: the heads give logits of shape {tuple(shape)} for {rows} hidden states; "
                 "expected (B, H, V) with one slot or more"
             )
         if shape[2] != self.vocab_size:

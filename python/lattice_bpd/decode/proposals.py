@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -32,22 +33,61 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
         TypeError: a drafter returned something else.
         ValueError: a drafter proposed token ids outside the vocabulary.
     """
-    trees: list[PrefixTree | None] = [None] * len(states)
     for state in states:
         state.update_num_slots()
     asked = [number for number, state in enumerate(states) if state.room > 0]
+    trees: list[PrefixTree | None] = [None] * len(states)
     first = drafters[asked[0]] if asked else None
-    if first is not None and all(drafters[number] is first for number in asked):
-        rows = ask_drafter(first, [states[number] for number in asked])
-    else:
-        rows = [ask_drafter(drafters[number], [states[number]])[0] for number in asked]
-    for number, (proposal, row) in zip(asked, rows, strict=True):
-        if proposal is not None:
-            trees[number] = _to_tree(proposal, row, states[number], drafters[number])
+    together = len(asked) > 1 and all(drafters[number] is first for number in asked)
+    for group in [asked] if together else [[number] for number in asked]:
+        found = draft_trees(drafters[group[0]], [states[number] for number in group])
+        for number, tree in zip(group, found, strict=True):
+            trees[number] = tree
+    proposed = []
+    for tree, state, drafter in zip(trees, states, drafters, strict=True):
+        if tree is None:
+            tree = _no_drafts(state)
+        if state.constrained is not None:
+            tree = _under_constraint(tree, state, drafter)
+        state.stats.verified_tokens += len(tree) - 1
+        proposed.append(tree)
+    return proposed
+
+
+def draft_trees(drafter: Drafter, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
+    """What a drafter proposes below the exact token of each state; None: nothing.
+
+    A draft that fails is counted and is no draft; see `draft_failures.failure_kind`.
+
+    Raises:
+        TypeError: it returned something else.
+        ValueError: it proposed token ids outside the vocabulary.
+    """
+    nothing: list[PrefixTree | None] = [None] * len(states)
+    if has_prefix_trees(type(drafter)):
+        quick = drafter.propose_prefix_trees  # type: ignore[attr-defined]
+        found: list[PrefixTree | None] | None = _or_note_failure(drafter, states, quick, nothing)
+        if found is not None:
+            return found
+    rows = ask_drafter(drafter, states)
     return [
-        _under_constraint(tree or _no_drafts(state), state, drafter)
-        for tree, state, drafter in zip(trees, states, drafters, strict=True)
+        None if proposal is None else _to_tree(proposal, row, state, drafter)
+        for (proposal, row), state in zip(rows, states, strict=True)
     ]
+
+
+@cache
+def has_prefix_trees(kind: type) -> bool:
+    """Whether a class of drafters proposes PrefixTrees.
+
+    A subclass that proposes in another way, and knows nothing of them, does not.
+    """
+    for base in kind.__mro__:
+        if "propose_prefix_trees" in vars(base):
+            return True
+        if "propose" in vars(base) or "propose_batch" in vars(base):
+            return False
+    return False
 
 
 def ask_drafter(
@@ -60,15 +100,10 @@ def ask_drafter(
     together = getattr(drafter, "propose_batch", None)
     if len(states) > 1 and together is None:
         return [ask_drafter(drafter, [state])[0] for state in states]
-    found: Any
-    try:
-        found = drafter.propose(states[0]) if len(states) == 1 else together(states)  # type: ignore[misc]
-    except Exception as error:
-        kind = failure_kind(error)
-        if kind is None:
-            raise
-        note_failure(drafter, states, kind, error)
-        found = None
+    if len(states) == 1:
+        found = _or_note_failure(drafter, states, lambda states: drafter.propose(states[0]), None)
+    else:
+        found = _or_note_failure(drafter, states, together, None)  # type: ignore[arg-type]
     if len(states) > 1 and isinstance(found, list):
         if len(found) != len(states):
             raise ValueError(
@@ -79,11 +114,28 @@ def ask_drafter(
     return [(found, row) for row in range(len(states))]
 
 
+def _or_note_failure(
+    drafter: Drafter,
+    states: Sequence[DecodeState],
+    propose: Callable[[Any], Any],
+    nothing: Any,
+) -> Any:
+    """What is proposed; `nothing`, and a note, where that fails in a way that decoding survives."""
+    try:
+        return propose(states)
+    except Exception as error:
+        kind = failure_kind(error)
+        if kind is None:
+            raise
+        note_failure(drafter, states, kind, error)
+        return nothing
+
+
 def _to_tree(proposal: Any, row: int, state: DecodeState, drafter: Drafter) -> PrefixTree:
-    if not isinstance(proposal, (Drafts, DraftTree, DrawnTree, DrawnNodes)):
+    if not isinstance(proposal, (Drafts, DraftTree, DrawnTree, DrawnNodes, PrefixTree)):
         raise TypeError(
             f"decode: the drafter proposed a {type(proposal).__name__}; expected Drafts, a "
-            "DraftTree, a DrawnTree, DrawnNodes or None"
+            "DraftTree, a DrawnTree, DrawnNodes, a PrefixTree or None"
         )
     try:
         tree = _tree_of(proposal, row, state)
@@ -96,7 +148,6 @@ def _to_tree(proposal: Any, row: int, state: DecodeState, drafter: Drafter) -> P
             f"decode: the drafter proposed token id {wrong}; expected 0.."
             f"{state.model.vocab_size - 1}; draft with the target's own token ids"
         )
-    state.stats.verified_tokens += len(tree) - 1
     return tree
 
 
@@ -106,19 +157,30 @@ def _no_drafts(state: DecodeState) -> PrefixTree:
 
 
 def _tree_of(
-    proposal: Drafts | DraftTree | DrawnTree | DrawnNodes, row: int, state: DecodeState
+    proposal: Drafts | DraftTree | DrawnTree | DrawnNodes | PrefixTree,
+    row: int,
+    state: DecodeState,
 ) -> PrefixTree:
     exact, room = state.tokens[-1], state.room
+    if isinstance(proposal, PrefixTree):
+        if len(proposal) == 0 or proposal.token_ids[0] != exact:
+            raise ValueError(
+                f"node 0 of a PrefixTree holds {proposal.token_ids[:1]}; expected the exact token "
+                f"{exact}, the last of state.tokens"
+            )
+        return proposal if proposal.max_depth <= room else proposal.cut(len(proposal), room)
     if isinstance(proposal, Drafts):
         drafts = to_numpy(proposal.token_ids)[row, : int(proposal.counts[row]), :room]
-        if len(drafts):
-            state.stats.count_repeats(exact, _without_padding(drafts[0].tolist()))
-        return PrefixTree.from_drafts(exact, drafts)
+        tree = PrefixTree.from_drafts(exact, drafts)
+        state.stats.add_repeats(*tree.count_repeats())
+        return tree
     if isinstance(proposal, (DraftTree, DrawnTree)):
         count = int(proposal.counts[row])
         token_ids = to_numpy(proposal.token_ids)[row, :count]
         parents = to_numpy(proposal.parents)[row, :count]
-        tree = PrefixTree.from_nodes(exact, token_ids, parents, room)
+        known = proposal.log_probs is not None  # else of somebody who has none to give
+        log_probs = to_numpy(proposal.log_probs)[row, :count] if known else None
+        tree = PrefixTree.from_nodes(exact, token_ids, parents, room, log_probs)
         if isinstance(proposal, DrawnTree) and proposal.is_drawn:
             tree.drawn_from = _drawn_from(proposal, row, room)
         return tree
@@ -147,11 +209,8 @@ def _under_constraint(tree: PrefixTree, state: DecodeState, drafter: Drafter) ->
     """What the state's constraint allows of a tree and foresees; NoDrafter drafts nothing still."""
     if state.constrained is None or isinstance(drafter, NoDrafter):
         return tree
-    drafted = len(tree)
     with state.stats.stage("constraint"):
-        tree = constrain_tree(tree, state.constrained.place, state.room)
-    state.stats.verified_tokens += len(tree) - drafted
-    return tree
+        return constrain_tree(tree, state.constrained.place, state.room)
 
 
 def rows_of(proposal: Drafts, row: int, most: int) -> list[list[int]]:

@@ -61,9 +61,10 @@ class DecodeState:
 
     def update_num_slots(self) -> None:
         """Bound drafts by output limit and positions, those of heads by the heads as well."""
-        room = self.limit - (len(self.tokens) - self.prompt_length) - 1
-        if self.model.max_positions is not None:
-            room = min(room, self.model.max_positions - len(self.tokens))
-        self.room = max(room, 0)
-        heads = self.model.num_slots
-        self.num_slots = self.room if heads is None else min(self.room, heads)
+        model, length = self.model, len(self.tokens)
+        room = self.limit - (length - self.prompt_length) - 1
+        if model.max_positions is not None and model.max_positions - length < room:
+            room = model.max_positions - length
+        self.room = room if room > 0 else 0
+        heads = model.num_slots
+        self.num_slots = heads if heads is not None and heads < self.room else self.room

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 
 @dataclass
@@ -88,6 +87,15 @@ class DecodeStats:
         """Add to a stage what was timed elsewhere."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
+    def lap(self, name: str, start: float) -> float:
+        """Add the time since `start` of `time.perf_counter` to a stage; returns the time now.
+
+        What `stage` does, for the steps of a loop that count in microseconds.
+        """
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - start
+        return now
+
     def count_scorer_failure(self, kind: str, count: int = 1) -> None:
         """Take note of steps in which a scorer failed."""
         self.scorer_failures[kind] = self.scorer_failures.get(kind, 0) + count
@@ -100,14 +108,10 @@ class DecodeStats:
         """Add the wall time of the block to `seconds[name]`."""
         return Stage(self, name)
 
-    def count_repeats(self, exact_token: int, draft: Sequence[int]) -> None:
-        """Count stutter in a step's first draft; the exact token is its position 1.
-
-        Exact token 7 and draft 7 9 9 4: 2 repeats among 4 neighbours.
-        """
-        positions = [exact_token, *draft]
-        self.repeats += sum(a == b for a, b in pairwise(positions))
-        self.neighbours += len(draft)
+    def add_repeats(self, repeats: int, neighbours: int) -> None:
+        """Count stutter in a step's first draft; see `PrefixTree.count_repeats`."""
+        self.repeats += repeats
+        self.neighbours += neighbours
 
     def count_relaxed(self, regrets: Sequence[tuple[int, float]]) -> None:
         """Take over what a chooser of a lossy rule counted: (number of the token, nats) of each.

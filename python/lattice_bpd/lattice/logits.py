@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ Int32Array = npt.NDArray[np.int32]
 _TYPES = "float32, float16 or bfloat16"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Candidates:
     """The k best tokens of each slot.
 
@@ -45,14 +46,15 @@ def is_torch_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def check_shape(head_logits: Any, where: str, dimensions: tuple[int, ...] = (2, 3)) -> None:
-    """Refuses logits that are not (H, V) or (B, H, V).
+def check_shape(head_logits: Any, where: str, dimensions: tuple[int, ...] = (2, 3)) -> bool:
+    """Refuses logits that are not (H, V) or (B, H, V); returns whether they are a torch tensor.
 
     Raises:
         TypeError: Not a numpy array or torch tensor.
         ValueError: Wrong number of dimensions, or one of them is 0.
     """
-    if not isinstance(head_logits, np.ndarray) and not is_torch_tensor(head_logits):
+    is_torch = is_torch_tensor(head_logits)
+    if not is_torch and not isinstance(head_logits, np.ndarray):
         raise TypeError(
             f"{where}: head_logits is a {type(head_logits).__name__}; expected a numpy array or "
             "a torch tensor"
@@ -65,6 +67,7 @@ def check_shape(head_logits: Any, where: str, dimensions: tuple[int, ...] = (2, 
         raise ValueError(f"{where}: head_logits has shape {shape}; expected {expected}; {advice}")
     if 0 in shape:
         raise ValueError(f"{where}: head_logits has shape {shape}; every axis needs an element")
+    return is_torch
 
 
 def select_top_k(head_logits: Any, top_k: int, *, log_softmax: bool, where: str) -> Candidates:
@@ -83,9 +86,9 @@ def select_top_k(head_logits: Any, top_k: int, *, log_softmax: bool, where: str)
         TypeError: Another element type.
         ValueError: Wrong shape, top_k out of range, NaN or +inf.
     """
-    check_shape(head_logits, where)
-    top_k = _checked_top_k(top_k, int(head_logits.shape[-1]), where)
-    is_torch = is_torch_tensor(head_logits)
+    is_torch = check_shape(head_logits, where)
+    if type(top_k) is not int or not 1 <= top_k <= head_logits.shape[-1]:
+        top_k = _checked_top_k(top_k, int(head_logits.shape[-1]), where)
     float_type = _element_type(head_logits, where, is_torch)
     try:
         if is_torch and head_logits.device.type != "cpu":
@@ -121,7 +124,7 @@ def _element_type(head_logits: Any, where: str, is_torch: bool) -> str:
     """
     native = True
     if is_torch:
-        name = str(head_logits.dtype).removeprefix("torch.")
+        name = _name_of(head_logits.dtype)
     else:
         name, native = head_logits.dtype.name, head_logits.dtype.isnative
     if name in ("float32", "float16", "bfloat16") and native:
@@ -131,9 +134,15 @@ def _element_type(head_logits: Any, where: str, is_torch: bool) -> str:
     raise TypeError(f"{where}: head_logits has elements of type {name}; expected {_TYPES}{advice}")
 
 
+@cache
+def _name_of(torch_type: Any) -> str:
+    return str(torch_type).removeprefix("torch.")
+
+
 def _host_array(tensor: torch.Tensor, float_type: str) -> npt.NDArray[Any]:
     """A tensor's memory as a numpy array, bfloat16 as 16-bit integers."""
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if float_type == "bfloat16":
         tensor = tensor.view(sys.modules["torch"].int16)
     return tensor.numpy()

@@ -21,6 +21,7 @@ from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import accept_lengths, greedy_tokens
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.search import search_drafts, search_trees
 from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.verify.source_cache import Source, SourceCache
 from lattice_bpd.verify.stacked_cache import StackedCache
@@ -68,6 +69,8 @@ __all__ = [
     "choose_form",
     "greedy_tokens",
     "parse_acceptance",
+    "search_drafts",
+    "search_trees",
     "verify_drafts",
     "verify_trees",
 ]

@@ -84,12 +84,14 @@ class BatchCache:
 
         Nodes that stand first and in order are kept where they are; others are copied down.
         """
-        counts = list(map(len, accepted))
+        counts = [len(nodes) for nodes in accepted]
         longest, start = max(counts), self.width
-        if any(nodes[-1] >= len(nodes) for nodes in accepted):  # rising, so else 0, 1, 2, ..
-            # node 0 stays, whatever else is accepted
-            moved = [[start + node for node in nodes[1:]] for nodes in accepted]
-            move_slots(self.cache, start + 1, moved)
+        for nodes in accepted:
+            if nodes[-1] >= len(nodes):  # they rise, so others are 0, 1, 2, ..
+                # node 0 stays, whatever else is accepted
+                moved = [[start + node for node in nodes[1:]] for nodes in accepted]
+                move_slots(self.cache, start + 1, moved)
+                break
         set_width(self.cache, start + longest, start + size)
         self._extend(counts, longest)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lattice_bpd import _core
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
 FloatRow = npt.NDArray[np.float32]
@@ -45,32 +46,45 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 
 
 def follow_greedy(
-    trees: Sequence[PrefixTree], logits: Tensor, places: Sequence[npt.NDArray[np.int64]]
-) -> list[tuple[list[int], list[int]]]:
+    trees: Sequence[PrefixTree],
+    logits: Tensor,
+    places: list[npt.NDArray[np.int64]] | None,
+) -> list[tuple[list[int], list[int], int]]:
     """Walk down each tree as long as the target's choice is among the drafts.
 
     Args:
         trees: of B sequences.
         logits: (R, T, V) float.
         places: for each tree, (n+1,), where the logits behind its nodes stand in the first two
-            axes laid flat.
+            axes laid flat; None where row b has those of tree b in order.
 
     Returns:
         For each tree the accepted nodes and the target's tokens behind them, see
-        `PrefixTree.follow`.
+        `PrefixTree.follow`, and the place of the last node.
 
     Raises:
         ValueError: a NaN among the logits on the way; on an accelerator, where all places are
             decided at once so that it is waited for once, anywhere.
     """
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        rows = logits.reshape(-1, logits.shape[-1]).numpy()
-        return [tree._core.follow_greedy(rows, at) for tree, at in zip(trees, places, strict=True)]
+        cores = [tree._core for tree in trees]
+        return _core.follow_greedy(cores, logits.contiguous().numpy(), places)
     token_ids: list[int] = greedy_tokens(logits).flatten().tolist()
-    return [
-        tree.follow(lambda node, at=at: token_ids[at[node]])  # type: ignore[misc]
-        for tree, at in zip(trees, places, strict=True)
-    ]
+    followed = []
+    for number, tree in enumerate(trees):
+        at = place_finder(places, number, logits.shape[1])
+        nodes, tokens = tree.follow(lambda node, at=at: token_ids[at(node)])  # type: ignore[misc]
+        followed.append((nodes, tokens, at(nodes[-1])))
+    return followed
+
+
+def place_finder(
+    places: list[npt.NDArray[np.int64]] | None, number: int, size: int
+) -> Callable[[int], int]:
+    """Where the logits behind a node of tree `number` stand; see `follow_greedy`."""
+    if places is None:
+        return (number * size).__add__
+    return places[number].item
 
 
 def logits_row(logits: Tensor) -> FloatRow:

@@ -8,7 +8,7 @@ Both put a node's token at the position that it would have in the text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,8 @@ class Call(NamedTuple):
         attention_mask: see TargetModel; None where nothing is hidden but the future.
         windowed_mask: the same for layers with a sliding window, or None.
         sequences: the sequence of each row; None for one row each, in order.
-        places: for each sequence, (n+1,) int64, where its nodes are answered: row * T + column.
+        places: for each sequence, (n+1,) int64, where its nodes are answered: row * T + column;
+            None where row b answers those of sequence b in order.
     """
 
     input_ids: Tensor
@@ -40,28 +41,26 @@ class Call(NamedTuple):
     attention_mask: Tensor | None
     windowed_mask: Tensor | None
     sequences: list[int] | None
-    places: Sequence[npt.NDArray[np.int64]]
+    places: list[npt.NDArray[np.int64]] | None
 
 
 def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]) -> Call:
     """Exact token and tree nodes of each sequence as one row."""
-    size = state.call_size(max(map(len, trees)))
     cores = [tree._core for tree in trees]
-    new = _core.tree_inputs(cores, state.lengths, size)
-    input_ids, position_ids = to_device(new, target.device).unbind()
+    size = state.call_size(_core.tree_extents(cores)[0])
+    new_ids, new_positions = _core.tree_inputs(cores, state.lengths, size)
+    input_ids = to_device(new_ids, target.device)
+    position_ids = to_device(new_positions, target.device)
     masks: tuple[Tensor, Tensor | None]
     if target.device.type == "cpu" and state.positions is None and target.sliding_window is None:
         slots = state.width + size + state.free_slots(size)
-        lowest = torch.finfo(target.dtype).min
+        lowest = _lowest(target.dtype)
         mask = torch.from_numpy(_core.additive_masks(cores, size, state.width, slots, lowest))
         masks = mask if target.dtype == torch.float32 else mask.to(target.dtype), None
     else:
         sees = _core.node_masks(cores, size).view(np.bool_)
         masks = _masks(target, state, sees, position_ids, range(len(trees)))
-    places = [
-        np.arange(number * size, number * size + len(tree)) for number, tree in enumerate(trees)
-    ]
-    return Call(input_ids, position_ids, *masks, None, places)
+    return Call(input_ids, position_ids, *masks, None, None)
 
 
 def lay_out_rows(target: TargetModel, state: BatchCache, trees: list[PrefixTree]) -> Call:
@@ -83,6 +82,12 @@ def lay_out_rows(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
     return Call(input_ids, position_ids, *masks, repeats, places)
 
 
+@cache
+def _lowest(dtype: torch.dtype) -> float:
+    """The least number of a float type."""
+    return torch.finfo(dtype).min
+
+
 def _masks(
     target: TargetModel,
     state: BatchCache,
@@ -99,7 +104,7 @@ def _masks(
         position_ids: (R, T) int64 of the new tokens.
         sequences: the sequence of each row.
     """
-    lowest = torch.finfo(target.dtype).min
+    lowest = _lowest(target.dtype)
     block = torch.zeros(sees.shape, dtype=target.dtype, device=target.device)
     block.masked_fill_(torch.from_numpy(~sees).to(target.device), lowest)
     if state.positions is None:

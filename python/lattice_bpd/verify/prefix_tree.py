@@ -80,6 +80,7 @@ class PrefixTree:
         token_ids: Sequence[int] | IntArray,
         parents: Sequence[int] | IntArray,
         max_depth: int,
+        log_probs: npt.NDArray[np.float32] | None = None,
     ) -> PrefixTree:
         """The tree of a row of `DraftTree`.
 
@@ -88,6 +89,7 @@ class PrefixTree:
             token_ids: (n,) ints, without padding.
             parents: (n,) ints, -1 for the first tokens.
             max_depth: longest path to keep, in tokens; deeper nodes are left out.
+            log_probs: (n,) natural logs of the nodes' probabilities, if they are known.
 
         Raises:
             TypeError: token ids or parents that are no integers.
@@ -96,7 +98,9 @@ class PrefixTree:
         ids, above = _integers(token_ids), _integers(parents)
         if ids.dtype != above.dtype:
             ids, above = ids.astype(np.int64), above.astype(np.int64)
-        return cls._of(_core.PrefixTree.of_nodes(exact_token, ids, above, max_depth))
+        if log_probs is not None:
+            log_probs = np.ascontiguousarray(log_probs, np.float32)
+        return cls._of(_core.PrefixTree.of_nodes(exact_token, ids, above, max_depth, log_probs))
 
     def __len__(self) -> int:
         """Number of nodes, the exact token counted."""
@@ -122,6 +126,15 @@ class PrefixTree:
         return self._core.depths
 
     @property
+    def log_probs(self) -> npt.NDArray[np.float32] | None:
+        """(n,) float32, natural logs of the draft tokens' probabilities; None: not known.
+
+        Those of a search stand by falling probability, so that the first of them are the tree of
+        so many nodes.
+        """
+        return self._core.log_probs
+
+    @property
     def max_depth(self) -> int:
         """Tokens of the longest draft."""
         return self._core.max_depth
@@ -130,6 +143,24 @@ class PrefixTree:
     def token_range(self) -> tuple[int, int]:
         """Smallest and greatest token id."""
         return self._core.token_range
+
+    def cut(self, num_drafted: int, max_depth: int) -> PrefixTree:
+        """The tree of its first draft tokens.
+
+        Args:
+            num_drafted: draft tokens to keep, at most.
+            max_depth: longest path to keep, in tokens; deeper nodes are left out.
+        """
+        tree = PrefixTree._of(self._core.cut(num_drafted + 1, max_depth))
+        tree.drawn_from = self.drawn_from
+        return tree
+
+    def count_repeats(self) -> tuple[int, int]:
+        """Stutter of the draft in nodes 0, 1, 2, ..: equal neighbours, and all neighbours.
+
+        Exact token 7 and draft 7 9 9 4: 2 repeats among 4 neighbours.
+        """
+        return self._core.count_repeats()
 
     def count_leaves(self) -> int:
         """Number of paths."""

@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lattice_bpd import _core
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
-from lattice_bpd.verify.greedy import follow_greedy
+from lattice_bpd.verify.greedy import follow_greedy, place_finder
 from lattice_bpd.verify.layout import Call, lay_out_rows, lay_out_tree
 from lattice_bpd.verify.memory import is_lack_of_memory, memory_advice
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -156,16 +155,12 @@ def verify_trees(
     else:
         followed = _ask_choosers(call, output, trees, choosers)
     hidden = output.hidden.flatten(0, 1)
-    ends = [int(at[nodes[-1]]) for at, (nodes, _) in zip(call.places, followed, strict=True)]
-    found = [
-        Verification(tokens, len(nodes) - 1, hidden[end])
-        for (nodes, tokens), end in zip(followed, ends, strict=True)
-    ]
-    accepted = [nodes for nodes, _ in followed]
+    found = [Verification(tokens, len(nodes) - 1, hidden[end]) for nodes, tokens, end in followed]
     if form == "tree":
-        state.keep_nodes(accepted, size)
+        state.keep_nodes([nodes for nodes, _, _ in followed], size)
     else:
-        rows, counts = [end // size for end in ends], list(map(len, accepted))
+        rows = [end // size for _, _, end in followed]
+        counts = [len(nodes) for nodes, _, _ in followed]
         state.keep_rows(cache, rows, counts, size, repeats=call.sequences is not None)
     return BatchVerification(found, form, seconds, (call.input_ids.shape[0], size))
 
@@ -188,12 +183,9 @@ def choose_form(
     if form == "rows":
         return form
     if form == "auto" and state.capacity is None:
-        depth, size = max(tree.max_depth for tree in trees), max(map(len, trees))
-        # Of one sequence, two rows or more always hold more tokens than the tree.
-        if 1 + depth == size or len(trees) > 1:
-            num_rows = sum(tree.count_leaves() for tree in trees)
-            if num_rows * (1 + depth) <= len(trees) * size:
-                return "rows"
+        size, depth, num_rows = _core.tree_extents([tree._core for tree in trees])
+        if num_rows * (1 + depth) <= len(trees) * size:
+            return "rows"
     refusal = target.refuses_tree()
     if refusal is None:
         return "tree"
@@ -249,20 +241,20 @@ def _run(target: TargetModel, call: Call, cache: Any) -> TargetOutput:
 
 def _ask_choosers(
     call: Call, output: TargetOutput, trees: Sequence[PrefixTree], choosers: Sequence[Chooser]
-) -> list[tuple[list[int], list[int]]]:
-    """What choosers accept of each tree, and the tokens behind."""
-    logits = output.logits.flatten(0, 1)
+) -> list[tuple[list[int], list[int], int]]:
+    """What choosers accept of each tree, the tokens behind, and the place of the last node."""
+    logits, size = output.logits.flatten(0, 1), output.logits.shape[1]
 
-    def follow(
-        tree: PrefixTree, chooser: Chooser, places: npt.NDArray[np.int64]
-    ) -> tuple[list[int], list[int]]:
-        depths = tree.depths
+    def follow(number: int, tree: PrefixTree, chooser: Chooser) -> tuple[list[int], list[int], int]:
+        depths, place_of = tree.depths, place_finder(call.places, number, size)
 
         def choose(node: int) -> int | None:
             drawn_from = None if tree.drawn_from is None else tree.drawn_from(node)
             offer = Offer(tree.children(node), depths[node], drawn_from)
-            return chooser.choose(logits[places[node]], offer)
+            return chooser.choose(logits[place_of(node)], offer)
 
-        return tree.follow(choose)
+        nodes, tokens = tree.follow(choose)
+        return nodes, tokens, place_of(nodes[-1])
 
-    return [follow(*one) for one in zip(trees, choosers, call.places, strict=True)]
+    pairs = zip(trees, choosers, strict=True)
+    return [follow(number, tree, chooser) for number, (tree, chooser) in enumerate(pairs)]

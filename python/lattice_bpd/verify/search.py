@@ -1,0 +1,73 @@
+"""Searches whose drafts are ready for verification, without arrays in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lattice_bpd import NGramLM, _core
+from lattice_bpd.lattice.logits import Candidates
+from lattice_bpd.verify.prefix_tree import PrefixTree
+
+
+def search_trees(
+    candidates: Candidates,
+    contexts: Sequence[Sequence[int]],
+    lm: NGramLM | None,
+    rooms: Sequence[int],
+    *,
+    max_nodes: int,
+    alpha: float,
+) -> list[PrefixTree]:
+    """The most probable prefixes of each lattice below its exact token; see `rescore_tree`.
+
+    Args:
+        candidates: (B, H, k).
+        contexts: B sequences of ints as far back as the LM sees, each ending in the exact token.
+        lm: n-gram LM over the same vocabulary, or None.
+        rooms: (B,) tokens of the longest draft; deeper nodes are left out.
+        max_nodes: N, 1..4096.
+        alpha: weight of the LM.
+
+    Returns:
+        B trees of at most N draft tokens, with their log probabilities.
+
+    Raises:
+        ValueError: candidates outside the LM's vocabulary, or options out of range.
+    """
+    core = None if lm is None else lm._core
+    found = _core.search_trees(
+        candidates.token_ids, candidates.scores, core, contexts, rooms, max_nodes, alpha
+    )
+    return [PrefixTree._of(tree) for tree in found]
+
+
+def search_drafts(
+    candidates: Candidates,
+    contexts: Sequence[Sequence[int]],
+    lm: NGramLM | None,
+    rooms: Sequence[int],
+    *,
+    num_drafts: int,
+    alpha: float,
+) -> list[PrefixTree]:
+    """The best drafts of each lattice as a prefix tree; see `rescore_lattice`.
+
+    Args:
+        candidates: see `search_trees`, as for all arguments that are not listed here.
+        contexts: see there.
+        lm: see there.
+        rooms: see there; longer drafts are cut.
+        num_drafts: p.
+        alpha: see there.
+
+    Returns:
+        B trees, the best draft of each in nodes 1, 2, ..
+
+    Raises:
+        ValueError: see there.
+    """
+    core = None if lm is None else lm._core
+    found = _core.search_drafts(
+        candidates.token_ids, candidates.scores, core, contexts, rooms, num_drafts, alpha
+    )
+    return [PrefixTree._of(tree) for tree in found]
