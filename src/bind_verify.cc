@@ -235,6 +235,14 @@ void BindVerify(py::module_& m) {
                                return range;
                              })
       .def("cut", &PrefixTree::Cut, py::arg("count"), py::arg("max_depth"))
+      .def(
+          "kept",
+          [](const PrefixTree& tree, const std::vector<std::int64_t>& written) {
+            std::vector<std::uint8_t> kept = tree.Kept(written);
+            const auto size = static_cast<py::ssize_t>(kept.size());
+            return ToArray(std::move(kept), {size});
+          },
+          py::arg("written"))
       .def("count_repeats", &PrefixTree::CountRepeats)
       .def("paths", &PrefixTree::Paths)
       .def(

@@ -84,6 +84,16 @@ TEST_CASE("a cut tree keeps its first nodes, but for the deep ones") {
   CHECK(tree.Cut(0, 9).size() == 0u);
 }
 
+TEST_CASE("a tree tells what was kept of it") {
+  using Kept = std::vector<std::uint8_t>;
+  const PrefixTree tree = Example();  // 5 7 9, 5 7 2, 1 7 below 3
+  CHECK(tree.Kept(Ids{5, 7, 2, 9}) == (Kept{1, 1, 0, 1, 0, 0}));
+  CHECK(tree.Kept(Ids{1}) == (Kept{0, 0, 0, 0, 1, 0}));
+  CHECK(tree.Kept(Ids{7, 9}) == Kept(6));
+  CHECK(tree.Kept({}) == Kept(6));
+  CHECK_THROWS_AS(PrefixTree().Kept({}), ValueError);
+}
+
 TEST_CASE("stutter is counted in the first draft") {
   using Counts = std::pair<std::size_t, std::size_t>;
   CHECK(TreeOfDrafts(7, Rows({7, 9, 9, 4, 9, 9, 9, 9}, 4)).CountRepeats() == (Counts{2, 4}));

@@ -49,7 +49,9 @@ class Calibration:
         kept /= self._seen.take(bins)
         return np.minimum.accumulate(kept)
 
-    def add(self, log_probs: npt.NDArray[np.float32], kept: Sequence[bool]) -> None:
+    def add(
+        self, log_probs: npt.NDArray[np.float32], kept: Sequence[bool] | npt.NDArray[np.bool_]
+    ) -> None:
         """One verified tree: (N,) log probabilities of its nodes, (N,) whether they were kept."""
         bins = _bins_of(log_probs)
         self._kept *= _FORGET

@@ -13,19 +13,15 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 
-from lattice_bpd import DraftTree, DrawnTree
-from lattice_bpd.decode.acceptance import kept_nodes
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.experience import Book, Experience
-from lattice_bpd.decode.proposals import to_numpy
+from lattice_bpd.decode.proposals import draft_trees
 from lattice_bpd.decode.state import DecodeState
-
-Tree = DraftTree | DrawnTree
+from lattice_bpd.verify import PrefixTree
 
 SIZES = (2, 4, 6, 8, 12, 18, 24, 36, 48, 72, 108, 144, 216, 288)
 
@@ -33,11 +29,11 @@ _TRIED = 8  # draft tokens of a trial, at most: enough to see whether any are ke
 _ENOUGH = 2  # times of a size without which it is tried
 _SHARE = 0.01  # of the time may go into looking; where steps are short, it is done more seldom ..
 _LONGEST_GAP = 15  # .. but after so many steps at least
-_LOOK_AROUND = 12  # looks after which a neighbouring size is measured anew
 _GREEDY_AGAIN = 96  # looks after which the time of greedy steps is measured anew, ..
-_HOPE = 1.0  # see StepCosts.seconds
 _CLOSE = 16  # .. or so many where they are nearly as quick as drafts
 _GREEDY_GAP = 4  # steps that it is measured by
+_RESTING_GAP = 63  # steps between looks where greedy decoding is quicker
+_TRIALS = 2  # looks at drafts in a row after a rest
 _SETTLED = 24  # looks before which every step is looked at
 
 
@@ -52,7 +48,7 @@ class _Steps:
         start: when the first began; of a step that is looked at, when its drafting had ended.
         size: most draft tokens of a sequence.
         draft: seconds that drafting took.
-        tree: of a step that is looked at; None for a greedy one.
+        trees: of a step that is looked at, as they are verified; None for a greedy one.
         promised: tokens expected of each sequence.
         heed: seconds that looking took.
     """
@@ -63,7 +59,7 @@ class _Steps:
     start: float
     size: int
     draft: float = 0.0
-    tree: Tree | None = None
+    trees: list[PrefixTree] | None = None
     promised: float = 1.0
     heed: float = 0.0
 
@@ -81,8 +77,8 @@ class Controller(Drafter):
     `generate_batch` at a time; what it learns may be shared between threads.
 
     Args:
-        drafter: proposes a DraftTree, such as TreeDrafter, for this controller alone. Its max_nodes
-            is the largest size, and is set before each proposal.
+        drafter: proposes trees with probabilities, such as TreeDrafter, for this controller alone.
+            Its max_nodes is the largest size, and is set before each proposal.
         experience: what was learned from texts before; None to begin anew, which takes about ten
             steps.
 
@@ -98,14 +94,17 @@ class Controller(Drafter):
         self._sets_size = hasattr(drafter, "max_nodes")
         self._last: _Steps | None = None  # the step that was looked at
         self._since: _Steps | None = None  # those behind it
-        self._aside = 1  # the neighbouring size to look at next: larger or smaller
 
-    def propose(self, state: DecodeState) -> Tree | None:
-        """A tree of at most max_nodes nodes, or None for a greedy step."""
-        return self.propose_batch([state])
+    def propose(self, state: DecodeState) -> PrefixTree | None:
+        """A tree of at most max_nodes draft tokens, or None for a greedy step."""
+        return self.propose_prefix_trees([state])[0]
 
-    def propose_batch(self, states: Sequence[DecodeState]) -> Tree | None:
-        """(B, N) nodes, of which `counts` says how many are to be verified."""
+    def propose_batch(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
+        """The same for each state."""
+        return self.propose_prefix_trees(states)
+
+    def propose_prefix_trees(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
+        """The same for each state."""
         start = time.perf_counter()
         book = self.experience.book(len(states))
         if self._last is not None:
@@ -121,31 +120,37 @@ class Controller(Drafter):
             drafts = self._begin(book)
         self._since = None
         begun = time.perf_counter()
-        tree = self._draft(states, self._most(book)) if drafts else None
+        found = self._draft(states, self._most(book)) if drafts else _nothing(states)
         drafted = time.perf_counter()
+        trees = self._check(found, states)
         last = _Steps.of(states, drafted, 0)
-        last.tree, last.draft = tree, drafted - begun
-        if tree is not None:
+        last.draft = drafted - begun
+        if trees is not None:
             with self.experience.lock:
-                last.size, last.promised = self._choose(book, tree, last.draft)
+                last.size, last.promised = self._choose(book, trees, last.draft)
+            trees = [
+                tree.cut(last.size, state.room) for tree, state in zip(trees, states, strict=True)
+            ]
+        last.trees = trees
         last.start = time.perf_counter()
         last.heed = last.start - start - last.draft
         self._last = last
-        if tree is None or last.size == 0:
-            return None
-        return replace(tree, counts=np.minimum(to_numpy(tree.counts), last.size))
+        return _nothing(states) if trees is None or last.size == 0 else [*trees]
 
-    def _go_on(self, book: Book, states: Sequence[DecodeState], now: float) -> Tree | None:
+    def _go_on(
+        self, book: Book, states: Sequence[DecodeState], now: float
+    ) -> list[PrefixTree | None]:
         """A step that is not looked at."""
-        book.resting = max(book.resting - 1, min(book.resting, 1))
-        if self._since is None:
-            self._since = _Steps.of(states, now, min(book.gap_size, self.max_nodes))
-        if self._since.size == 0:
-            return None
-        start = time.perf_counter()
-        tree = self._draft(states, self._since.size)
-        self._since.draft += time.perf_counter() - start
-        return tree
+        if book.resting > 1:
+            book.resting -= 1
+        since = self._since
+        if since is None:
+            since = self._since = _Steps.of(states, now, min(book.gap_size, self.max_nodes))
+        if since.size == 0:
+            return _nothing(states)
+        trees = self._draft(states, since.size)
+        since.draft += time.perf_counter() - now
+        return trees
 
     def _begin(self, book: Book) -> bool:
         """Whether to draft in the step that is looked at."""
@@ -173,32 +178,36 @@ class Controller(Drafter):
         above = bisect_right(self._sizes, 2 * book.size)
         return self._sizes[min(above, len(self._sizes) - 1)]
 
-    def _draft(self, states: Sequence[DecodeState], most: int) -> Tree | None:
+    def _draft(self, states: Sequence[DecodeState], most: int) -> list[PrefixTree | None]:
         if self._sets_size:
             self.drafter.max_nodes = most
-        together = getattr(self.drafter, "propose_batch", None)
-        if together is None and len(states) > 1:
+        return draft_trees(self.drafter, states)
+
+    def _check(
+        self, drafted: list[PrefixTree | None], states: Sequence[DecodeState]
+    ) -> list[PrefixTree] | None:
+        """A tree for each state; None where nothing is drafted for any of them."""
+        if all(tree is None for tree in drafted):
+            return None
+        trees = [
+            tree or PrefixTree(state.tokens[-1:], [-1])
+            for tree, state in zip(drafted, states, strict=True)
+        ]
+        if any(tree.log_probs is None for tree in trees):
             raise TypeError(
-                f"Controller: {type(self.drafter).__name__} has no propose_batch for the "
-                f"{len(states)} sequences that share it; give each a controller of its own"
-            )
-        tree = together(states) if together else self.drafter.propose(states[0])
-        if tree is not None and not isinstance(tree, (DraftTree, DrawnTree)):
-            raise TypeError(
-                f"Controller: {type(self.drafter).__name__} proposed a {type(tree).__name__}; "
+                f"Controller: {type(self.drafter).__name__} proposed drafts without probabilities; "
                 "expected a DraftTree, whose first nodes are a smaller tree; use TreeDrafter"
             )
-        return tree
+        return trees
 
-    def _choose(self, book: Book, tree: Tree, draft: float) -> tuple[int, float]:
-        """The best size for this tree, and the tokens of each sequence that it promises.
+    def _choose(self, book: Book, trees: Sequence[PrefixTree], draft: float) -> tuple[int, float]:
+        """The best size for these trees, and the tokens of each sequence that it promises.
 
         At first and now and then a size that is less known. Sets the book's size.
         """
-        counts: list[int] = to_numpy(tree.counts).tolist()
-        most = max(counts, default=0)
+        most = max(map(len, trees)) - 1
         sizes = [0, *self._sizes[: bisect_left(self._sizes, most)], most]
-        kept = self._expect(tree, counts, sizes)
+        kept = self._expect(trees, sizes)
         usual = book.usual(sizes, kept)
         for place in (len(sizes) // 2, -1):
             if book.after.count(sizes[place]) < _ENOUGH:
@@ -206,26 +215,24 @@ class Controller(Drafter):
         tried = range(len(sizes))
         if book.trials == 0:  # a trial has to try something, but nothing dear
             tried = range(1, max(2, bisect_right(sizes, _TRIED, hi=len(sizes) - 1)))
-        costs = [draft + after for after in book.after.seconds(sizes, hope=_HOPE)]
+        costs = [draft + after for after in book.after.seconds(sizes, self.experience.random)]
         rates = [(1.0 + usual[place]) / costs[place] for place in tried]
         rate = max(rates)
         book.size = sizes[tried[rates.index(rate)]]
         book.gap_size = book.size
         gains = [kept[place] - rate * costs[place] for place in tried]
         best = tried[gains.index(max(gains))]
-        if book.looks % _LOOK_AROUND == 0 and book.size > 0:
-            best = min(max(sizes.index(book.size) + self._aside, 1), len(sizes) - 1)
-            self._aside, book.gap_size = -self._aside, sizes[best]
         return sizes[best], 1.0 + kept[best]
 
-    def _expect(self, tree: Tree, counts: list[int], sizes: list[int]) -> list[float]:
+    def _expect(self, trees: Sequence[PrefixTree], sizes: list[int]) -> list[float]:
         """Draft tokens that the first nodes of a tree are expected to give, by their number."""
         kept = [0.0] * len(sizes)
-        for row, count in zip(to_numpy(tree.log_probs), counts, strict=True):
-            expected = [0.0, *self.experience.calibration.expected(row[:count]).tolist()]
+        for tree in trees:
+            expected = [0.0, *self.experience.calibration.expected(_log_probs(tree)).tolist()]
+            most = len(expected) - 1
             for place, size in enumerate(sizes):
-                kept[place] += expected[min(size, count)]
-        return [total / len(counts) for total in kept]
+                kept[place] += expected[size if size < most else most]
+        return [total / len(trees) for total in kept]
 
     def _learn(self, book: Book, last: _Steps, states: Sequence[DecodeState], now: float) -> None:
         """Take note of what came of the step that was looked at, if these sequences were in it."""
@@ -241,27 +248,22 @@ class Controller(Drafter):
             book.gap = min(int(looking / (_SHARE * (last.draft + after))), _LONGEST_GAP)
         if book.gap == 0 or mine.after.count(last.size) < _ENOUGH:
             mine.after.add(last.size, after)  # else looking itself has made this step a slow one
-        if last.tree is None:
+        if last.trees is None:
             book.gap_size = 0
-            book.gap = _LONGEST_GAP if book.resting > 0 else min(book.gap, _GREEDY_GAP)
+            book.gap = (
+                min(book.resting, _RESTING_GAP) if book.resting else min(book.gap, _GREEDY_GAP)
+            )
             return
         written = [(place, state.tokens[last.lengths[place] :]) for state, place in pairs]
         gained = sum(len(tokens) for _, tokens in written) / len(pairs)
         mine.trials += 1
+        if mine.trials <= _TRIALS:
+            book.gap = 0
         mine.note(1, gained, last.promised, last.draft + after)
         for place, tokens in written:
-            self._learn_kept(last.tree, place, last.size, tokens)
-
-    def _learn_kept(self, tree: Tree, row: int, size: int, written: list[int]) -> None:
-        count = min(size, int(tree.counts[row]))
-        if count == 0:
-            return
-        token_ids, parents, depths = (
-            to_numpy(array)[row, :count].tolist()
-            for array in (tree.token_ids, tree.parents, tree.depths)
-        )
-        kept = kept_nodes(token_ids, parents, depths, written)
-        self.experience.calibration.add(to_numpy(tree.log_probs)[row, :count], kept)
+            tree = last.trees[place]
+            if len(tree) > 1:
+                self.experience.calibration.add(_log_probs(tree), tree.kept(tokens))
 
     def _learn_gap(
         self, book: Book, since: _Steps, states: Sequence[DecodeState], now: float
@@ -277,3 +279,12 @@ class Controller(Drafter):
         written = sum(len(s.tokens) - n for s, n in zip(states, since.lengths, strict=True))
         gained = written / len(states) / steps
         book.note(steps, gained, 1.0 + book.kept.get(since.size, 0.0), seconds)
+
+
+def _log_probs(tree: PrefixTree) -> Any:
+    """Of the nodes of a tree that was asked whether they are known."""
+    return tree.log_probs
+
+
+def _nothing(states: Sequence[DecodeState]) -> list[PrefixTree | None]:
+    return [None] * len(states)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from lattice_bpd.decode.acceptance import Calibration
 from lattice_bpd.decode.step_costs import StepCosts
 
 _SHORTEST_REST = 8  # greedy steps after drafts that did not pay, doubled each time ..
 _LONGEST_REST = 256  # .. up to here, so that trying again costs a percent
-_ALL_BUT = 0.75  # see Book.pays
+_BENEFIT = 1.5  # standard errors, see Book.pays
 _NEAR = 1.4  # see Book.is_close
 _REMEMBER = 0.95  # what a step with drafts still counts one such step later
 _USUAL = 0.9  # what the mean of the trees before counts beside a tree
@@ -27,9 +30,10 @@ class Book:
         after: seconds from a proposal to the next one, by draft tokens of each sequence.
         kept: draft tokens that trees of a size were expected to give, a mean over those of late.
         largest: nodes of the last of those trees.
-        tokens: of each sequence decoded by steps with drafts,
+        steps: with drafts,
+        tokens: of each sequence that they decoded,
         promised: that they were expected to decode, and
-        least: that greedy steps would have given in their time; all three forget.
+        least: that greedy steps would have given in their time; all four forget.
         size: draft tokens that paid best over the trees of late.
         gap: steps until the next look, and
         gap_size: their draft tokens.
@@ -42,6 +46,7 @@ class Book:
     after: StepCosts = field(default_factory=StepCosts)
     kept: dict[int, float] = field(default_factory=dict)
     largest: int = 0
+    steps: float = 0.0
     tokens: float = 0.0
     promised: float = 0.0
     least: float = 0.0
@@ -54,13 +59,17 @@ class Book:
     looks: int = 0
 
     def pays(self) -> bool:
-        """Whether drafts do: by what they gave of late, or all but that and by what they promise.
+        """Whether drafts do: by what they gave of late, or by what they promise and may have given.
 
         What a few steps gave is chance in part; what they promised rests on more, but is slow to
-        tell that the text has changed.
+        tell that the text has changed. So a promise counts where what was given, plus so many
+        standard errors of as many geometric draws, is enough.
         """
-        gave_most = self.tokens >= _ALL_BUT * self.least
-        return self.tokens >= self.least or (gave_most and self.promised >= self.least)
+        if self.tokens >= self.least:
+            return True
+        kept = (self.tokens - self.steps + 0.5) / (self.steps + 1.0)
+        chance = math.sqrt(max(self.steps * kept * (1.0 + kept), 0.0))
+        return min(self.promised, self.tokens + _BENEFIT * chance) >= self.least
 
     def is_close(self) -> bool:
         """Whether greedy decoding is nearly as quick, so that its time has to be known well."""
@@ -70,6 +79,7 @@ class Book:
         """Steps with drafts, one after the other, and what each gave and took in the mean."""
         fade = _REMEMBER**steps
         weight = (1.0 - fade) / (1.0 - _REMEMBER)
+        self.steps = fade * self.steps + weight
         self.tokens = fade * self.tokens + weight * tokens
         self.promised = fade * self.promised + weight * promised
         self.least = fade * self.least + weight * seconds / self.after.at(0)
@@ -94,7 +104,7 @@ class Book:
 
     def forget(self) -> None:
         """Drafts are to be tried anew."""
-        self.tokens = self.promised = self.least = 0.0
+        self.steps = self.tokens = self.promised = self.least = 0.0
         self.trials = 0
 
     def rest_less(self) -> None:
@@ -108,6 +118,7 @@ class Experience:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.calibration = Calibration()
+        self.random = np.random.default_rng(0)
         self.books: dict[int, Book] = {}
 
     def book(self, batch: int) -> Book:

@@ -155,6 +155,17 @@ class PrefixTree:
         tree.drawn_from = self.drawn_from
         return tree
 
+    def kept(self, written: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Which draft tokens are right, as all before them are.
+
+        Args:
+            written: the tokens that came behind the exact token.
+
+        Returns:
+            (n,) bool.
+        """
+        return self._core.kept(written).view(np.bool_)
+
     def count_repeats(self) -> tuple[int, int]:
         """Stutter of the draft in nodes 0, 1, 2, ..: equal neighbours, and all neighbours.
 
