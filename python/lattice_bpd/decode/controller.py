@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.experience import Book, Experience
 from lattice_bpd.decode.proposals import draft_trees
