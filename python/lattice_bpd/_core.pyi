@@ -11,11 +11,13 @@ import typing
 
 __all__: list[str] = [
     "BackoffLm",
+    "Calibration",
     "ContextNgram",
     "CorpusCounter",
     "FormatError",
     "PrefixTree",
     "Sausage",
+    "StepCosts",
     "TrieAssembler",
     "Vocabulary",
     "additive_masks",
@@ -121,6 +123,21 @@ class BackoffLm:
     def unk_id(self) -> int | None: ...
     @property
     def vocab_size(self) -> int: ...
+
+class Calibration:
+    """
+    How often nodes of a tree are kept.
+    """
+    def __init__(self) -> None: ...
+    def add(
+        self, log_probs: numpy.typing.NDArray[numpy.float32], kept: numpy.typing.NDArray[numpy.bool]
+    ) -> None: ...
+    def expected(
+        self, log_probs: numpy.typing.NDArray[numpy.float32]
+    ) -> numpy.typing.NDArray[numpy.float64]: ...
+    def probabilities(
+        self, log_probs: numpy.typing.NDArray[numpy.float32]
+    ) -> numpy.typing.NDArray[numpy.float64]: ...
 
 class ContextNgram:
     """
@@ -286,6 +303,25 @@ class Sausage:
     ) -> numpy.typing.NDArray[numpy.int32]: ...
     @property
     def num_slots(self) -> int: ...
+
+class StepCosts:
+    """
+    Seconds of a step against its draft tokens.
+    """
+    def __init__(self) -> None: ...
+    def add(
+        self,
+        size: typing.SupportsInt | typing.SupportsIndex,
+        seconds: typing.SupportsFloat | typing.SupportsIndex,
+        steps: typing.SupportsInt | typing.SupportsIndex = 1,
+        looked_at: bool = False,
+    ) -> None: ...
+    def count(self, size: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+    def seconds(
+        self,
+        sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        drawn: bool = False,
+    ) -> list[float]: ...
 
 class TrieAssembler:
     """

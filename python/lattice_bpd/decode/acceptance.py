@@ -4,60 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from lattice_bpd import _core
 
-FloatArray = npt.NDArray[np.float64]
-
-_BINS = 16
-_WIDTH = 0.5  # nats of a bin
-_PRIOR = 2.0  # nodes that the tree's own probability counts for
 _FORGET = 0.99  # what counts keep from one step to the next
 _BEFORE = 1.0  # tokens of a Rate that were right, and as many that were wrong, before any was seen
 
 
-class Calibration:
-    """Probability that a tree's node is kept, from the probability that the tree gives it.
+class Calibration(_core.Calibration):
+    """Learns how often nodes of a tree are kept, by the probability that the tree gives them.
 
-    Heads and LM are too sure of themselves, or not sure enough, and that changes with the text.
-    Nodes are counted in bins of half a nat; old ones are forgotten.
+    Heads and LM are too sure of themselves, or not sure enough, and each model in its own way. Old
+    trees fade.
+
+        calibration.probabilities(log_probs)   (N,) falling, from (N,) float32 falling natural logs:
+                                               the probability that each node is kept
+        calibration.expected(log_probs)        (N,) rising: tokens that the first 1, 2, .. nodes are
+                                               expected to keep
+        calibration.add(log_probs, kept)       one verified tree; (N,) bool, what was kept
     """
-
-    def __init__(self) -> None:
-        self._kept = np.zeros(_BINS)
-        self._seen = np.full(_BINS, _PRIOR)
-
-    def expected(self, log_probs: npt.NDArray[np.float32]) -> FloatArray:
-        """Tokens that the first 1, 2, .. nodes are expected to keep.
-
-        Args:
-            log_probs: (N,) falling natural logs, as in DraftTree.
-
-        Returns:
-            (N,) rising.
-        """
-        return np.cumsum(self.probabilities(log_probs))
-
-    def probabilities(self, log_probs: npt.NDArray[np.float32]) -> FloatArray:
-        """Probability that each node is kept: (N,) falling, from (N,) falling natural logs."""
-        bins = _bins_of(log_probs)
-        kept = np.exp(np.minimum(log_probs, 0.0), dtype=np.float64)
-        kept *= _PRIOR
-        kept += self._kept.take(bins)
-        kept /= self._seen.take(bins)
-        return np.minimum.accumulate(kept)
-
-    def add(
-        self, log_probs: npt.NDArray[np.float32], kept: Sequence[bool] | npt.NDArray[np.bool_]
-    ) -> None:
-        """One verified tree: (N,) log probabilities of its nodes, (N,) whether they were kept."""
-        bins = _bins_of(log_probs)
-        self._kept *= _FORGET
-        self._kept += np.bincount(bins, kept, _BINS)
-        self._seen *= _FORGET
-        self._seen += np.bincount(bins, None, _BINS) + (1.0 - _FORGET) * _PRIOR
 
 
 @dataclass
@@ -96,8 +61,3 @@ def kept_nodes(
         agrees = depth < len(written) and written[depth] == token
         kept.append(agrees and (parent < 0 or kept[parent]))
     return kept
-
-
-def _bins_of(log_probs: npt.NDArray[np.float32]) -> Any:
-    falling = np.minimum(log_probs, 0.0) * np.float32(-1.0 / _WIDTH)
-    return np.minimum(falling, _BINS - 1).astype(np.intp)

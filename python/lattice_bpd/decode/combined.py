@@ -160,7 +160,7 @@ class CombinedDrafter(Drafter):
                 agrees = kept_nodes(branch.token_ids, branch.parents, branch.depths, written)
                 kept = np.array(agrees, np.bool_)
                 known = ~_open_nodes(branch, kept, len(written))
-                self._calibrations[branch.part].add(branch.log_probs[known], kept[known].tolist())
+                self._calibrations[branch.part].add(branch.log_probs[known], kept[known])
                 continue
             pairs = list(zip(branch.token_ids, written, strict=False))
             right = next((n for n, (a, b) in enumerate(pairs) if a != b), len(pairs))

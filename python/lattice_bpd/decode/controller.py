@@ -1,7 +1,7 @@
 """Drafts that pay: the size of each step's tree, or none, from times and acceptance so far.
 
-A step with N draft tokens takes draft + after(N) seconds (heads, top-k and rescoring; the target's
-call and what follows it) and is expected to give 1 + kept(N) tokens. The controller looks at a step
+A step with N draft tokens takes cost(N) seconds, drafting and all that follows, and is expected to
+give 1 + kept(N) tokens. The controller looks at a step
 now and then, at each where steps are long: it learns what the steps before gave and took, and finds
 the size of the greatest rate over the trees of late. That size have the steps until the next look;
 this one has the size that is best for its own tree beside that rate. Where greedy's rate is greater
@@ -18,7 +18,7 @@ from typing import Any
 
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.experience import Book, Experience
-from lattice_bpd.decode.proposals import draft_trees
+from lattice_bpd.decode.proposals import draft_trees, has_prefix_trees
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.verify import PrefixTree
 
@@ -46,7 +46,7 @@ class _Steps:
         calls: target calls before them.
         start: when the first began; of a step that is looked at, when its drafting had ended.
         size: most draft tokens of a sequence.
-        draft: seconds that drafting took.
+        draft: of a step that is looked at, seconds that drafting took.
         trees: of a step that is looked at, as they are verified; None for a greedy one.
         promised: tokens expected of each sequence.
         heed: seconds that looking took.
@@ -91,6 +91,8 @@ class Controller(Drafter):
         self.experience = Experience() if experience is None else experience
         self._sizes = [size for size in SIZES if size < self.max_nodes] + [self.max_nodes]
         self._sets_size = hasattr(drafter, "max_nodes")
+        kind: type = type(drafter)
+        self._has_prefix_trees = has_prefix_trees(kind)
         self._last: _Steps | None = None  # the step that was looked at
         self._since: _Steps | None = None  # those behind it
 
@@ -126,7 +128,7 @@ class Controller(Drafter):
         last.draft = drafted - begun
         if trees is not None:
             with self.experience.lock:
-                last.size, last.promised = self._choose(book, trees, last.draft)
+                last.size, last.promised = self._choose(book, trees)
             trees = [
                 tree.cut(last.size, state.room) for tree, state in zip(trees, states, strict=True)
             ]
@@ -147,9 +149,7 @@ class Controller(Drafter):
             since = self._since = _Steps.of(states, now, min(book.gap_size, self.max_nodes))
         if since.size == 0:
             return _nothing(states)
-        trees = self._draft(states, since.size)
-        since.draft += time.perf_counter() - now
-        return trees
+        return self._draft(states, since.size)
 
     def _begin(self, book: Book) -> bool:
         """Whether to draft in the step that is looked at."""
@@ -159,7 +159,7 @@ class Controller(Drafter):
             if book.resting == 0:
                 book.forget()
             return False
-        if book.after.count(0) < _ENOUGH:
+        if book.costs.count(0) < _ENOUGH:
             return book.looks % 2 == 1  # at first by turns
         if book.looks % (_CLOSE if book.is_close() else _GREEDY_AGAIN) == 0:
             return False  # the text has grown, and with it the time of a greedy step
@@ -180,6 +180,10 @@ class Controller(Drafter):
     def _draft(self, states: Sequence[DecodeState], most: int) -> list[PrefixTree | None]:
         if self._sets_size:
             self.drafter.max_nodes = most
+        if self._has_prefix_trees:
+            found: list[PrefixTree | None] | None = self.drafter.propose_prefix_trees(states)
+            if found is not None:
+                return found
         return draft_trees(self.drafter, states)
 
     def _check(
@@ -199,7 +203,7 @@ class Controller(Drafter):
             )
         return trees
 
-    def _choose(self, book: Book, trees: Sequence[PrefixTree], draft: float) -> tuple[int, float]:
+    def _choose(self, book: Book, trees: Sequence[PrefixTree]) -> tuple[int, float]:
         """The best size for these trees, and the tokens of each sequence that it promises.
 
         At first and now and then a size that is less known. Sets the book's size.
@@ -209,12 +213,12 @@ class Controller(Drafter):
         kept = self._expect(trees, sizes)
         usual = book.usual(sizes, kept)
         for place in (len(sizes) // 2, -1):
-            if book.after.count(sizes[place]) < _ENOUGH:
+            if book.costs.count(sizes[place]) < _ENOUGH:
                 return sizes[place], 1.0 + kept[place]
         tried = range(len(sizes))
         if book.trials == 0:  # a trial has to try something, but nothing dear
             tried = range(1, max(2, bisect_right(sizes, _TRIED, hi=len(sizes) - 1)))
-        costs = [draft + after for after in book.after.seconds(sizes, self.experience.random)]
+        costs = book.costs.seconds(sizes, drawn=True)
         rates = [(1.0 + usual[place]) / costs[place] for place in tried]
         rate = max(rates)
         book.size = sizes[tried[rates.index(rate)]]
@@ -242,11 +246,11 @@ class Controller(Drafter):
             return
         mine = self.experience.book(len(last.states))
         after = now - last.start
+        seconds = last.draft + after
         if book.looks > _SETTLED:
             looking = 2.0 * last.heed  # learning takes as long again
-            book.gap = min(int(looking / (_SHARE * (last.draft + after))), _LONGEST_GAP)
-        if book.gap == 0 or mine.after.count(last.size) < _ENOUGH:
-            mine.after.add(last.size, after)  # else looking itself has made this step a slow one
+            book.gap = min(int(looking / (_SHARE * seconds)), _LONGEST_GAP)
+        mine.costs.add(last.size, seconds if last.size > 0 else after, looked_at=True)
         if last.trees is None:
             book.gap_size = 0
             book.gap = (
@@ -258,7 +262,7 @@ class Controller(Drafter):
         mine.trials += 1
         if mine.trials <= _TRIALS:
             book.gap = 0
-        mine.note(1, gained, last.promised, last.draft + after)
+        mine.note(1, gained, last.promised, seconds)
         for place, tokens in written:
             tree = last.trees[place]
             if len(tree) > 1:
@@ -272,7 +276,7 @@ class Controller(Drafter):
         if steps < 1 or list(map(id, states)) != list(map(id, since.states)):
             return
         seconds = (now - since.start) / steps
-        book.after.add(since.size, seconds - since.draft / steps, steps)
+        book.costs.add(since.size, seconds, steps)
         if since.size == 0:
             return
         written = sum(len(s.tokens) - n for s, n in zip(states, since.lengths, strict=True))

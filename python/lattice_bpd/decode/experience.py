@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from lattice_bpd.decode.acceptance import Calibration
 from lattice_bpd.decode.step_costs import StepCosts
 
 _SHORTEST_REST = 8  # greedy steps after drafts that did not pay, doubled each time ..
 _LONGEST_REST = 256  # .. up to here, so that trying again costs a percent
-_BENEFIT = 1.5  # standard errors, see Book.pays
+_TRUST = 4.0  # steps that a promise counts for, see Book.pays
 _NEAR = 1.4  # see Book.is_close
-_REMEMBER = 0.95  # what a step with drafts still counts one such step later
+_REMEMBER = 0.975  # what a step with drafts still counts one such step later
 _USUAL = 0.9  # what the mean of the trees before counts beside a tree
 
 
@@ -27,7 +24,7 @@ class Book:
     """What was measured at one batch size.
 
     Attributes:
-        after: seconds from a proposal to the next one, by draft tokens of each sequence.
+        costs: seconds of a step, by draft tokens of each sequence.
         kept: draft tokens that trees of a size were expected to give, a mean over those of late.
         largest: nodes of the last of those trees.
         steps: with drafts,
@@ -43,7 +40,7 @@ class Book:
         looks: looks at steps of any kind.
     """
 
-    after: StepCosts = field(default_factory=StepCosts)
+    costs: StepCosts = field(default_factory=StepCosts)
     kept: dict[int, float] = field(default_factory=dict)
     largest: int = 0
     steps: float = 0.0
@@ -59,17 +56,13 @@ class Book:
     looks: int = 0
 
     def pays(self) -> bool:
-        """Whether drafts do: by what they gave of late, or by what they promise and may have given.
+        """Whether drafts do: by what they gave of late, and a bit by what they promised.
 
         What a few steps gave is chance in part; what they promised rests on more, but is slow to
-        tell that the text has changed. So a promise counts where what was given, plus so many
-        standard errors of as many geometric draws, is enough.
+        tell that the text has changed. So the promise counts as if a few more steps had kept it.
         """
-        if self.tokens >= self.least:
-            return True
-        kept = (self.tokens - self.steps + 0.5) / (self.steps + 1.0)
-        chance = math.sqrt(max(self.steps * kept * (1.0 + kept), 0.0))
-        return min(self.promised, self.tokens + _BENEFIT * chance) >= self.least
+        more = _TRUST / max(self.steps, 1e-9)
+        return self.tokens + more * self.promised >= (1.0 + more) * self.least
 
     def is_close(self) -> bool:
         """Whether greedy decoding is nearly as quick, so that its time has to be known well."""
@@ -82,7 +75,7 @@ class Book:
         self.steps = fade * self.steps + weight
         self.tokens = fade * self.tokens + weight * tokens
         self.promised = fade * self.promised + weight * promised
-        self.least = fade * self.least + weight * seconds / self.after.at(0)
+        self.least = fade * self.least + weight * seconds / self.costs.at(0)
 
     def usual(self, sizes: Sequence[int], kept: Sequence[float]) -> list[float]:
         """Draft tokens that trees of these sizes give, once this tree's are counted in.
@@ -118,7 +111,6 @@ class Experience:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.calibration = Calibration()
-        self.random = np.random.default_rng(0)
         self.books: dict[int, Book] = {}
 
     def book(self, batch: int) -> Book:
