@@ -9,10 +9,12 @@
 namespace lattice_bpd {
 namespace {
 
-constexpr double kNoise = 0.02;    // variance of the ln of one measured time
+constexpr double kNoise = 0.02;    // variance of the ln of one measured time, ..
+constexpr double kCommon = 0.003;  // .. and of a mean of many beside that, which were alike
 constexpr double kDrift = 0.02;    // by which the pace becomes less certain between two of them
 constexpr double kUnknown = 25.0;  // variance of the pace before anything was measured
 constexpr double kLooking = 0.02;  // variance of what looking costs
+constexpr double kJump = 2.0;      // standard errors beyond which the pace must have jumped
 constexpr double kHiccup = 0.5;    // larger surprises count as one of this size
 constexpr double kSettled = 1.0;   // .. once the variance of what was expected is below this
 constexpr double kCurve = 1.5;     // variance of the smooth function of the size, ..
@@ -105,7 +107,7 @@ void StepCosts::Add(std::int64_t size, double seconds, std::int64_t steps, bool 
   }
   std::vector<std::size_t> parts = {kPace, place};
   if (looked_at) parts.push_back(kLook);
-  Update(parts, std::log(std::max(seconds, 1e-9)), kNoise / static_cast<double>(steps));
+  Update(parts, std::log(std::max(seconds, 1e-9)), kCommon + kNoise / static_cast<double>(steps));
 }
 
 std::int64_t StepCosts::Count(std::int64_t size) const {
@@ -190,6 +192,12 @@ void StepCosts::Update(const std::vector<std::size_t>& parts, double measured, d
   for (const std::size_t part : parts) whole += shared[part];
   if (whole < kSettled) surprise = std::clamp(surprise, -kHiccup, kHiccup);
   whole += noise;
+  if (surprise * surprise > kJump * kJump * whole) {  // no news of the size
+    const double jump = surprise * surprise;
+    Doubt(kPace, kPace) += jump;
+    shared[kPace] += jump;
+    whole += jump;
+  }
   for (std::size_t i = 0; i < n; ++i) {
     mean_[i] += shared[i] * surprise / whole;
     for (std::size_t k = 0; k < n; ++k) Doubt(i, k) -= shared[i] * shared[k] / whole;
