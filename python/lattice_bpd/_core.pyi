@@ -16,8 +16,10 @@ __all__: list[str] = [
     "CorpusCounter",
     "FormatError",
     "PrefixTree",
+    "RepeatingText",
     "Sausage",
     "StepCosts",
+    "SuffixIndex",
     "TrieAssembler",
     "Vocabulary",
     "additive_masks",
@@ -284,6 +286,25 @@ class PrefixTree:
     @property
     def token_range(self) -> tuple[int, int]: ...
 
+class RepeatingText:
+    """
+    A text, and what it went on with before.
+    """
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def append(
+        self, tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> None: ...
+    def extend_tree(
+        self,
+        tree: PrefixTree,
+        num_slots: typing.SupportsInt | typing.SupportsIndex,
+        room: typing.SupportsInt | typing.SupportsIndex,
+        max_nodes: typing.SupportsInt | typing.SupportsIndex,
+    ) -> PrefixTree | None: ...
+    @property
+    def rates(self) -> list[tuple[float, float]]: ...
+
 class Sausage:
     """
     A sausage lattice: candidate tokens and scores by slot.
@@ -322,6 +343,30 @@ class StepCosts:
         sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         drawn: bool = False,
     ) -> list[float]: ...
+
+class SuffixIndex:
+    """
+    Where the last tokens of a text stood earlier.
+    """
+    def __init__(self, longest: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def __len__(self) -> int: ...
+    def append(self, token: typing.SupportsInt | typing.SupportsIndex) -> tuple[int, int]: ...
+    def extend(
+        self, tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> None: ...
+    def find(
+        self, path: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []
+    ) -> tuple[int, int]: ...
+    def follow(
+        self,
+        place: typing.SupportsInt | typing.SupportsIndex,
+        count: typing.SupportsInt | typing.SupportsIndex,
+        path: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+    ) -> list[int]: ...
+    @property
+    def longest(self) -> int: ...
+    @property
+    def tokens(self) -> list[int]: ...
 
 class TrieAssembler:
     """

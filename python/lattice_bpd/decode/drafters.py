@@ -171,15 +171,16 @@ class LatticeDrafter(Drafter):
             )
 
     def propose_prefix_trees(self, states: Sequence[DecodeState]) -> list[PrefixTree] | None:
-        """A tree of p drafts for each state; None with caches or constraints."""
-        if self._caches is not None or states[0].constrained is not None:
+        """A tree of p drafts for each state; None under constraints."""
+        if states[0].constrained is not None:
             return None
         candidates, contexts, _ = prepare_rescoring(
-            self.lm, states, self.top_k, None, "LatticeDrafter"
+            self.lm, states, self.top_k, self._caches, "LatticeDrafter"
         )
+        caches = None if self._caches is None else self._caches.update(states)
         return _list_drafts(
             states, candidates, contexts, self.lm, "rescore",
-            num_drafts=self.num_drafts, alpha=self.alpha,
+            num_drafts=self.num_drafts, alpha=self.alpha, caches=caches,
         )  # fmt: skip
 
 
@@ -272,12 +273,12 @@ class TreeDrafter(Drafter):
             return cut_trees(tree, places_of(states), self.max_nodes)
 
     def propose_prefix_trees(self, states: Sequence[DecodeState]) -> list[PrefixTree] | None:
-        """A tree of N draft tokens for each state; None with caches, constraints or a chooser."""
+        """A tree of N draft tokens for each state; None under constraints or with a chooser."""
         first = states[0]
-        if self._caches is not None or not (first.chooser is None is first.constrained):
+        if not (first.chooser is None is first.constrained):
             return None
         candidates, contexts, _ = prepare_rescoring(
-            self.lm, states, self.top_k, None, "TreeDrafter"
+            self.lm, states, self.top_k, self._caches, "TreeDrafter"
         )
         start = time.perf_counter()
         if self.temperature != 1.0:
@@ -291,8 +292,13 @@ class TreeDrafter(Drafter):
             [state.room for state in states],
             max_nodes=self.max_nodes,
             alpha=self.alpha / self.temperature,
+            caches=None if self._caches is None else self._caches.update(states),
         )
-        first.stats.lap("rescore", start)
+        start = first.stats.lap("rescore", start)
+        if self._repeats is not None:
+            pairs = zip(trees, states, strict=True)
+            trees = [self._repeats.extend_tree(*pair, self.max_nodes) for pair in pairs]
+            first.stats.lap("lookup", start)
         return trees
 
 

@@ -49,14 +49,14 @@ class LookupDrafter(Drafter):
         """(1, 1, num_slots) token ids; the score is the length of the match. None without one."""
         with state.stats.stage("lookup"):
             index = self._indexes.of(state)
-            if len(index.tokens) > len(state.tokens):
+            if len(index) > len(state.tokens):
                 index = self._indexes.renew(state)
-            index.extend(state.tokens[len(index.tokens) :])
+            index.extend(state.tokens[len(index) :])
             start, size = index.find()
             if size < self.min_ngram:
                 return None
             most = state.num_slots if self.num_slots is None else state.room
-            found = list(index.follow(start, min(most, self.max_nodes)))
+            found = index.follow(start, min(most, self.max_nodes))
         token_ids: Any = np.array(found, np.int32)[None, None]
         return Drafts(token_ids, np.full((1, 1), size, np.float32), np.ones(1, np.int32))
 

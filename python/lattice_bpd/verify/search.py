@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lattice_bpd import NGramLM, _core
+from lattice_bpd import ContextNGram, NGramLM, _core
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
@@ -17,6 +17,7 @@ def search_trees(
     *,
     max_nodes: int,
     alpha: float,
+    caches: Sequence[ContextNGram] | None = None,
 ) -> list[PrefixTree]:
     """The most probable prefixes of each lattice below its exact token; see `rescore_tree`.
 
@@ -27,6 +28,7 @@ def search_trees(
         rooms: (B,) tokens of the longest draft; deeper nodes are left out.
         max_nodes: N, 1..4096.
         alpha: weight of the LM.
+        caches: n-grams of each text so far, to be mixed into the LM, or None.
 
     Returns:
         B trees of at most N draft tokens, with their log probabilities.
@@ -34,10 +36,10 @@ def search_trees(
     Raises:
         ValueError: candidates outside the LM's vocabulary, or options out of range.
     """
-    core = None if lm is None else lm._core
     found = _core.search_trees(
-        candidates.token_ids, candidates.scores, core, contexts, rooms, max_nodes, alpha
-    )
+        candidates.token_ids, candidates.scores, None if lm is None else lm._core, contexts, rooms,
+        max_nodes, alpha, caches=_cores(caches),
+    )  # fmt: skip
     return [PrefixTree._of(tree) for tree in found]
 
 
@@ -49,6 +51,7 @@ def search_drafts(
     *,
     num_drafts: int,
     alpha: float,
+    caches: Sequence[ContextNGram] | None = None,
 ) -> list[PrefixTree]:
     """The best drafts of each lattice as a prefix tree; see `rescore_lattice`.
 
@@ -59,6 +62,7 @@ def search_drafts(
         rooms: see there; longer drafts are cut.
         num_drafts: p.
         alpha: see there.
+        caches: see there.
 
     Returns:
         B trees, the best draft of each in nodes 1, 2, ..
@@ -66,8 +70,12 @@ def search_drafts(
     Raises:
         ValueError: see there.
     """
-    core = None if lm is None else lm._core
     found = _core.search_drafts(
-        candidates.token_ids, candidates.scores, core, contexts, rooms, num_drafts, alpha
-    )
+        candidates.token_ids, candidates.scores, None if lm is None else lm._core, contexts, rooms,
+        num_drafts, alpha, caches=_cores(caches),
+    )  # fmt: skip
     return [PrefixTree._of(tree) for tree in found]
+
+
+def _cores(caches: Sequence[ContextNGram] | None) -> list[_core.ContextNgram]:
+    return [] if caches is None else [cache._core for cache in caches]

@@ -1,0 +1,80 @@
+#include "lattice_bpd/decode/suffix_index.h"
+
+#include <algorithm>
+
+#include "lattice_bpd/base/errors.h"
+
+namespace lattice_bpd {
+namespace {
+
+// The hash of a piece with one more token before it (the finalizer of SplitMix64).
+std::uint64_t Hash(std::uint64_t piece, std::int64_t token) {
+  std::uint64_t x = piece + 0x9e3779b97f4a7c15 + static_cast<std::uint64_t>(token);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+SuffixIndex::SuffixIndex(std::size_t longest) : longest_(longest) {
+  if (longest < 1) throw ValueError("SuffixIndex: longest is 0; expected 1 token or more");
+}
+
+// The token so far before the end of text and path; 0 is the last one.
+std::int64_t SuffixIndex::FromEnd(std::size_t distance, Span<std::int64_t> path) const {
+  if (distance < path.size()) return path[path.size() - 1 - distance];
+  return tokens_[tokens_.size() - 1 - (distance - path.size())];
+}
+
+// Whether the last `size` tokens are those before `place`: a hash may be another piece's, too.
+bool SuffixIndex::StoodBefore(std::size_t place, std::size_t size, Span<std::int64_t> path) const {
+  for (std::size_t i = 0; i < size; ++i) {
+    if (place < size || tokens_[place - 1 - i] != FromEnd(i, path)) return false;
+  }
+  return true;
+}
+
+Match SuffixIndex::Append(std::int64_t token) {
+  const auto end = static_cast<std::uint32_t>(tokens_.size());
+  Match found;
+  std::uint64_t hash = 0;
+  for (std::size_t size = 1; size <= std::min(longest_, tokens_.size()); ++size) {
+    hash = Hash(hash, FromEnd(size - 1, {}));
+    const auto [entry, is_new] = behind_.try_emplace(hash, end);
+    if (is_new) continue;
+    if (StoodBefore(entry->second, size, {})) found = {entry->second, size};
+    entry->second = end;
+  }
+  tokens_.push_back(token);
+  return found;
+}
+
+Match SuffixIndex::Find(Span<std::int64_t> path) const {
+  Match found;
+  std::uint64_t hash = 0;
+  const std::size_t longest = std::min(longest_, tokens_.size() + path.size());
+  while (found.size < longest) {  // where a piece stood, its own suffixes stood, too
+    hash = Hash(hash, FromEnd(found.size, path));
+    const auto entry = behind_.find(hash);
+    if (entry == behind_.end() || !StoodBefore(entry->second, found.size + 1, path)) break;
+    found = {entry->second, found.size + 1};
+  }
+  return found;
+}
+
+std::vector<std::int64_t> SuffixIndex::Follow(std::size_t place, std::size_t count,
+                                              Span<std::int64_t> path) const {
+  const std::size_t known = tokens_.size(), whole = known + path.size();
+  if (place >= whole) {
+    throw ValueError(StrCat("SuffixIndex: place ", place, " of ", whole, " tokens; expected less"));
+  }
+  std::vector<std::int64_t> tokens;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t at = place + i % (whole - place);
+    tokens.push_back(at < known ? tokens_[at] : path[at - known]);
+  }
+  return tokens;
+}
+
+}  // namespace lattice_bpd
