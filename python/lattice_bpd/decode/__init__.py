@@ -24,7 +24,6 @@ from lattice_bpd.decode.drafters import (
     LatticeDrafter,
     NoDrafter,
     OracleDrafter,
-    TreeDrafter,
 )
 from lattice_bpd.decode.drawn_drafter import DrawnTreeDrafter
 from lattice_bpd.decode.drawn_nodes import DrawnNodes
@@ -38,6 +37,7 @@ from lattice_bpd.decode.spec_heads import SpecDrafterHeads
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.decode.statistics import DecodeStats
 from lattice_bpd.decode.strategies import STRATEGIES, generate, generate_batch, make_drafter
+from lattice_bpd.decode.tree_drafter import TreeDrafter
 
 __all__ = [
     "STRATEGIES",

@@ -18,10 +18,10 @@ from lattice_bpd.decode.drafters import (
     Drafter,
     LatticeDrafter,
     NoDrafter,
-    TreeDrafter,
 )
 from lattice_bpd.decode.head_candidates import batch_head_logits
 from lattice_bpd.decode.state import DecodeState
+from lattice_bpd.decode.tree_drafter import TreeDrafter
 from lattice_bpd.lattice.logits import select_top_k
 
 _FORMAT, _VERSION = "lattice-bpd drafter", 1

@@ -3,16 +3,14 @@
 NoDrafter        nothing                                        greedy decoding
 BlockDrafter     the argmax of every head                       BPD (paper algorithm 1)
 LatticeDrafter   the p best paths through the top-k lattice     n-gram and p-best BPD (7.2)
-TreeDrafter      the most probable prefixes of all its paths    one tree instead of p paths
+TreeDrafter      the most probable prefixes of all its paths    tree_drafter.py
 OracleDrafter    the path that agrees longest with the target   an upper bound (6.3)
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,24 +20,18 @@ from lattice_bpd import (
     DraftTree,
     DrawnTree,
     NGramLM,
-    draw_tree,
     rescore_lattice,
-    rescore_tree,
 )
 from lattice_bpd.decode.constraint.search import (
     find_candidates,
-    places_of,
     rescore_intersections,
 )
-from lattice_bpd.decode.constraint.trees import cut_trees, with_spare
 from lattice_bpd.decode.drawn_nodes import DrawnNodes
 from lattice_bpd.decode.head_candidates import batch_head_logits, prepare_rescoring
-from lattice_bpd.decode.noise import WIDER, favoured, sampling_temperature, target_noise
-from lattice_bpd.decode.repeats import Repeats
 from lattice_bpd.decode.sequence_caches import SequenceCaches
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.lattice.logits import Candidates
-from lattice_bpd.verify import PrefixTree, search_drafts, search_trees
+from lattice_bpd.verify import PrefixTree, search_drafts
 
 Proposal = Drafts | DraftTree | DrawnTree | DrawnNodes | PrefixTree | None
 
@@ -182,124 +174,6 @@ class LatticeDrafter(Drafter):
             states, candidates, contexts, self.lm, "rescore",
             num_drafts=self.num_drafts, alpha=self.alpha, caches=caches,
         )  # fmt: skip
-
-
-class TreeDrafter(Drafter):
-    """The most probable prefixes of all paths through the lattice, as one tree of N nodes.
-
-    Better than as many tokens of the p best paths, which repeat their prefixes and each go on to
-    the last slot.
-
-    Args:
-        lm: n-gram LM over the target's token ids, or None: heads alone ("0-gram").
-        top_k: k, candidates of a slot.
-        max_nodes: N, tokens verified together besides the exact one.
-        alpha: weight of the LM's log probabilities.
-        temperature: divides all scores, above 0. The rank of paths stays; above 1 their
-            probabilities come closer, and the tree grows wider and less deep. Heads and LM
-            agree more often than independent witnesses would, so their sum is too sure of itself.
-        cache: see `LatticeDrafter`. With one the tree also goes on beyond the last slot, as far as
-            what followed in the text before is among the N most probable prefixes.
-        sharpness: where the target samples by `lattice_bpd.verify.Sampled`, how far probabilities
-            are trusted beside the noise of its draws, which the tree then takes into account; see
-            `lattice_bpd.TargetNoise`.
-
-    Raises:
-        TypeError: a cache that is neither bool nor int.
-        ValueError: a temperature or sharpness that is not above 0, or a cache of an order out of
-            range.
-    """
-
-    def __init__(
-        self,
-        lm: NGramLM | None,
-        *,
-        top_k: int = 16,
-        max_nodes: int = 36,
-        alpha: float = 0.5,
-        temperature: float = 1.0,
-        cache: bool | int = False,
-        sharpness: float = 0.5,
-    ) -> None:
-        if not 0.0 < sharpness < math.inf:
-            raise ValueError(f"TreeDrafter: sharpness is {sharpness}; expected a number above 0")
-        if not 0.0 < temperature < math.inf:
-            raise ValueError(
-                f"TreeDrafter: temperature is {temperature}; expected a number above 0"
-            )
-        self.lm, self.top_k, self.max_nodes, self.alpha = lm, top_k, max_nodes, alpha
-        self.temperature, self.sharpness = temperature, sharpness
-        self._caches = SequenceCaches.of_option(cache, lm)
-        self._repeats = None if self._caches is None else Repeats()
-
-    def propose(self, state: DecodeState) -> DraftTree | DrawnTree:
-        """(1, N) nodes; see `rescore_tree`.
-
-        Raises:
-            ValueError: the LM's vocabulary is not the target's, or top_k exceeds it.
-        """
-        return self.propose_batch([state])
-
-    def propose_batch(self, states: Sequence[DecodeState]) -> DraftTree | DrawnTree:
-        """(B, N) nodes."""
-        noise = target_noise(states, self.sharpness)
-        caches = self._caches
-        wide = self.top_k if noise is None else min(WIDER * self.top_k, states[0].model.vocab_size)
-        candidates, contexts, found = prepare_rescoring(
-            self.lm, states, wide, caches, "TreeDrafter"
-        )
-        with states[0].stats.stage("rescore"):
-            temperature = self.temperature * sampling_temperature(states)
-            if temperature != 1.0:
-                scores = candidates.scores / np.float32(temperature)
-                candidates = replace(candidates, scores=scores)
-            options: dict[str, Any] = {
-                "max_nodes": self.max_nodes if found is None else with_spare(self.max_nodes),
-                "alpha": self.alpha / temperature,
-                "cache": None if caches is None else caches.update(states),
-            }
-            tree: DraftTree | DrawnTree
-            if noise is None:
-                tree = rescore_tree(candidates, contexts, self.lm, **options)
-            else:
-                candidates = favoured(candidates, noise, self.top_k)
-                tree = draw_tree(candidates, contexts, self.lm, noise=noise, **options)
-        if self._repeats is not None:
-            with states[0].stats.stage("lookup"):
-                tree = self._repeats.extend(tree, states, options["max_nodes"])
-        if found is None or not isinstance(tree, DraftTree):
-            return tree
-        with states[0].stats.stage("rescore"):
-            return cut_trees(tree, places_of(states), self.max_nodes)
-
-    def propose_prefix_trees(self, states: Sequence[DecodeState]) -> list[PrefixTree] | None:
-        """A tree of N draft tokens for each state; None under constraints or with a chooser."""
-        first = states[0]
-        if not (first.chooser is None is first.constrained):
-            return None
-        candidates, contexts, _ = prepare_rescoring(
-            self.lm, states, self.top_k, self._caches, "TreeDrafter"
-        )
-        start = time.perf_counter()
-        if self.temperature != 1.0:
-            candidates = replace(
-                candidates, scores=candidates.scores / np.float32(self.temperature)
-            )
-        trees = search_trees(
-            candidates,
-            contexts,
-            self.lm,
-            [state.room for state in states],
-            max_nodes=self.max_nodes,
-            alpha=self.alpha / self.temperature,
-            caches=None if self._caches is None else self._caches.update(states),
-        )
-        start = first.stats.lap("rescore", start)
-        if self._repeats is not None:
-            pairs = zip(trees, states, strict=True)
-            trees = [self._repeats.extend_tree(*pair, self.max_nodes) for pair in pairs]
-            first.stats.lap("lookup", start)
-        return trees
 
 
 def _list_drafts(

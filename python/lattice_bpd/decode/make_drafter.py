@@ -12,7 +12,6 @@ from lattice_bpd.decode.drafters import (
     Drafter,
     LatticeDrafter,
     NoDrafter,
-    TreeDrafter,
 )
 from lattice_bpd.decode.drawn_drafter import DrawnTreeDrafter
 from lattice_bpd.decode.experience import Experience
@@ -22,6 +21,7 @@ from lattice_bpd.decode.model_strategies import (
     make_model_drafter,
 )
 from lattice_bpd.decode.scorer_drafter import ScorerDrafter
+from lattice_bpd.decode.tree_drafter import TreeDrafter
 
 STRATEGIES = (
     "greedy", "bpd", "ngram", "neural", "p_best", "tree", "drawn", "auto", *MODEL_STRATEGIES,

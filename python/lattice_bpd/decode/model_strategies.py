@@ -8,8 +8,9 @@ from lattice_bpd import NGramLM
 from lattice_bpd.decode.combined import CombinedDrafter
 from lattice_bpd.decode.continuation import ContinuationDrafter
 from lattice_bpd.decode.draft_model import DraftModelDrafter
-from lattice_bpd.decode.drafters import Drafter, TreeDrafter
+from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.lookup import LookupDrafter
+from lattice_bpd.decode.tree_drafter import TreeDrafter
 
 MODEL_STRATEGIES = ("draft_model", "lookup", "combined")
 
