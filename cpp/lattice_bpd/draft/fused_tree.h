@@ -25,17 +25,24 @@ class TreeSearch {
   void Run(std::uint32_t max_nodes, double total, CompletionFinder<Simd, FusedMass>* completions) {
     w_.nodes.Clear();
     w_.heap.Clear();
+    w_.children.Clear();
+    w_.fork_begin.Clear();
     total_ = total;
     Expand({total, total, w_.hits.target[0], 0, -1, -1}, -1, completions);
     while (w_.heap.size() > 0 && w_.nodes.size() < max_nodes) {
       std::pop_heap(w_.heap.begin(), w_.heap.end(), Worse());
       FusedNode node = w_.heap.end()[-1];
       w_.heap.Resize(w_.heap.size() - 1);
+      PushBest(node.parent);
       if (Ranking::kSkipsImpossible && node.value == kMinusInfinity) break;
       const bool longer = SlotOf(node) + 1 < task_.num_slots;
       if (longer) node.row = TargetOf(task_, w_, RowBefore(node), node.lane);
       w_.nodes.Append(node);
-      if (longer) Expand(node, static_cast<std::int32_t>(w_.nodes.size()) - 1, completions);
+      if (longer) {
+        Expand(node, static_cast<std::int32_t>(w_.nodes.size()) - 1, completions);
+      } else {
+        w_.fork_begin.Append(static_cast<std::uint32_t>(w_.children.size()));
+      }
     }
   }
 
@@ -54,6 +61,8 @@ class TreeSearch {
   }
 
  private:
+  static constexpr std::uint32_t kWaits = 1;  // in `row` of a child that is not on the heap yet
+
   static std::uint32_t SlotOf(const FusedNode& node) {
     return static_cast<std::uint32_t>(node.depth);
   }
@@ -67,23 +76,39 @@ class TreeSearch {
     };
   }
 
-  // Puts the prefixes that go on from node `index` on the heap.
+  // The prefixes that go on from node `index`. Only the best of those behind a node that are not
+  // nodes yet is on the heap: most of the others will never be asked for.
   void Expand(const FusedNode& node, std::int32_t index,
               CompletionFinder<Simd, FusedMass>* completions) {
     const auto slot = static_cast<std::uint32_t>(node.depth + 1);
     const double* values = completions->ValuesOf(node.row);
     const std::uint32_t width = task_.Width(slot);
-    w_.children.Resize(width);
-    ranking_.Rank({node, index, slot, values, width, w_.worth[node.row]}, w_.children.data());
+    const std::size_t begin = w_.children.size();
+    w_.fork_begin.Append(static_cast<std::uint32_t>(begin));
+    w_.children.Resize(begin + width);
+    FusedNode* children = w_.children.data() + begin;
+    ranking_.Rank({node, index, slot, values, width, w_.worth[node.row]}, children);
     for (std::uint32_t lane = 0; lane < width; ++lane) {
-      FusedNode child = w_.children[lane];
-      child.row = 0;
-      child.lane = lane;
-      child.parent = index;
-      child.depth = node.depth + 1;
-      w_.heap.Append(child);
-      std::push_heap(w_.heap.begin(), w_.heap.end(), Worse());
+      children[lane].row = kWaits;
+      children[lane].lane = lane;
+      children[lane].parent = index;
+      children[lane].depth = node.depth + 1;
     }
+    PushBest(index);
+  }
+
+  // The best child of a node that still waits, equal ones by lane, onto the heap.
+  void PushBest(std::int32_t parent) {
+    const std::uint32_t slot = parent < 0 ? 0 : SlotOf(w_.nodes[parent]) + 1;
+    FusedNode* children = w_.children.data() + w_.fork_begin[parent + 1];
+    FusedNode* best = nullptr;
+    for (FusedNode* child = children; child != children + task_.Width(slot); ++child) {
+      if (child->row == kWaits && (best == nullptr || child->value > best->value)) best = child;
+    }
+    if (best == nullptr) return;
+    best->row = 0;
+    w_.heap.Append(*best);
+    std::push_heap(w_.heap.begin(), w_.heap.end(), Worse());
   }
 
   // Whether a's tokens come before b's in tie order. Neither is a beginning of the other: of two

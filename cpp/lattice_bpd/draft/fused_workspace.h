@@ -203,7 +203,8 @@ struct FusedWorkspace {
 
   Buffer<FusedNode> nodes;
   Buffer<FusedNode> heap;
-  Buffer<FusedNode> children;
+  Buffer<FusedNode> children;        // of the root and all nodes, one behind the other
+  Buffer<std::uint32_t> fork_begin;  // where those of the root, node 0, node 1, .. begin
 };
 
 }  // namespace lattice_bpd

@@ -206,7 +206,7 @@ class Controller(Drafter):
     def _choose(self, book: Book, trees: Sequence[PrefixTree]) -> tuple[int, float]:
         """The best size for these trees, and the tokens of each sequence that it promises.
 
-        At first and now and then a size that is less known. Sets the book's size.
+        At first one that is less known. Sets the size of the book and of the steps that follow.
         """
         most = max(map(len, trees)) - 1
         sizes = [0, *self._sizes[: bisect_left(self._sizes, most)], most]
