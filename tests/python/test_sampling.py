@@ -321,7 +321,7 @@ def test_sampling_differs_by_seed_and_by_text():
 
 def test_sampling_noise_makes_better_drafts(monkeypatch):
     """Knowing the target's noise, as many draft tokens keep more."""
-    from lattice_bpd.decode import TreeDrafter, drafters
+    from lattice_bpd.decode import TreeDrafter, tree_drafter
 
     def kept() -> int:
         found = generate_batch(
@@ -331,7 +331,7 @@ def test_sampling_noise_makes_better_drafts(monkeypatch):
         return sum(sum(result.stats.accept_lengths) for result in found)
 
     with_noise = kept()
-    monkeypatch.setattr(drafters, "target_noise", lambda *_: None)
+    monkeypatch.setattr(tree_drafter, "target_noise", lambda *_: None)
     assert with_noise > 1.2 * kept()
 
 
