@@ -48,9 +48,11 @@ def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
     """Exact token and tree nodes of each sequence as one row."""
     cores = [tree._core for tree in trees]
     size = state.call_size(_core.tree_extents(cores)[0])
-    new_ids, new_positions = _core.tree_inputs(cores, state.lengths, size)
-    input_ids = to_device(new_ids, target.device)
-    position_ids = to_device(new_positions, target.device)
+    inputs = _core.tree_inputs(cores, state.lengths, size)
+    if target.device.type == "cpu":
+        input_ids, position_ids = map(torch.from_numpy, inputs)
+    else:  # in one copy
+        input_ids, position_ids = to_device(np.stack(inputs), target.device).unbind()
     masks: tuple[Tensor, Tensor | None]
     if target.device.type == "cpu" and state.positions is None and target.sliding_window is None:
         slots = state.width + size + state.free_slots(size)
