@@ -114,6 +114,16 @@ def test_a_cut_tree_is_the_smaller_tree():
     assert large.cut(0, 99).token_ids == large.token_ids[:1]
 
 
+def test_a_cut_tree_knows_what_its_nodes_were_drawn_from():
+    tree = PrefixTree([9, 1, 2, 3, 4], [-1, 0, 1, 2, 0])
+    assert tree.cut(2, 99).drawn_from is None
+    tree.drawn_from = lambda node: ([node], [1.0])
+    assert tree.cut(3, 99).drawn_from(3) == ([3], [1.0])
+    flat = tree.cut(4, 1)
+    assert flat.token_ids == [9, 1, 4]
+    assert flat.drawn_from(2) == ([4], [1.0])
+
+
 def test_a_subclass_that_proposes_otherwise_is_heard():
     class Nothing(TreeDrafter):
         def propose(self, state):  # noqa: ARG002

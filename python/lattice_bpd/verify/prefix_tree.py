@@ -152,7 +152,12 @@ class PrefixTree:
             max_depth: longest path to keep, in tokens; deeper nodes are left out.
         """
         tree = PrefixTree._of(self._core.cut(num_drafted + 1, max_depth))
-        tree.drawn_from = self.drawn_from
+        drawn_from = self.drawn_from
+        if drawn_from is not None and self.max_depth > max_depth:  # then nodes have other numbers
+            kept = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
+            tree.drawn_from = lambda node: drawn_from(kept[node])
+        else:
+            tree.drawn_from = drawn_from
         return tree
 
     def kept(self, written: Sequence[int]) -> npt.NDArray[np.bool_]:
