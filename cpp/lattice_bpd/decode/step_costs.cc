@@ -22,7 +22,7 @@ constexpr double kSmooth = 2.2;    // .. in which sizes matter to each other tha
                                    // doublings, ..
 constexpr double kOwn = 4e-4;      // .. and of what each size has of its own beside it
 constexpr double kChange = 1e-3;   // share of those that comes back between two measured times
-constexpr double kDare = 0.3;      // standard errors for one of the normal distribution in draws
+constexpr double kDare = 0.45;     // standard errors for one of the normal distribution in draws
 constexpr double kFar = 1 << 20;   // more draft tokens than any step has
 constexpr std::size_t kMostSizes = 64;  // others learn nothing, and are taken from their neighbours
 
