@@ -17,8 +17,8 @@ struct Match {
   std::size_t size = 0;
 };
 
-// The text so far, and where each of its pieces of up to `longest` tokens stood last. With 8 a token
-// takes about 3 microseconds and 0.3 kB.
+// The text so far, and where each of its pieces of up to `longest` tokens stood last. With 8 a
+// token takes about 3 microseconds and 0.3 kB.
 class SuffixIndex {
  public:
   // Throws ValueError unless longest is at least 1.
