@@ -8,10 +8,7 @@ namespace py = pybind11;
 namespace lattice_bpd {
 namespace {
 
-using LmOrNone = std::optional<std::shared_ptr<BackoffLm>>;
 using Release = py::call_guard<py::gil_scoped_release>;
-
-const BackoffLm* Get(const LmOrNone& lm) { return lm ? lm->get() : nullptr; }
 
 void Update(ContextNgram& cache, const Array<TokenId>& token_ids, const LmOrNone& lm, bool bos) {
   const Span<TokenId> tokens = ToSpan(token_ids);

@@ -12,9 +12,7 @@ namespace py = pybind11;
 namespace lattice_bpd {
 namespace {
 
-using LmOrNone = std::optional<std::shared_ptr<BackoffLm>>;
 using Sausages = std::vector<const Sausage*>;
-using Caches = std::vector<const ContextNgram*>;  // one for each lattice, None for none; or empty
 
 // token_ids (batch, num_drafts, slots), scores (batch, num_drafts), counts (batch,).
 using DraftArrays = std::tuple<py::array_t<TokenId>, py::array_t<float>, py::array_t<std::int32_t>>;
@@ -35,8 +33,6 @@ using DrawArrays = std::tuple<py::array_t<TokenId>, py::array_t<std::int32_t>,
 // Keys (batch,), positions (batch,), whether positions and tokens have the target's noise, and the
 // sharpness that it is taken in with.
 using Noise = std::tuple<Array<std::uint64_t>, Array<std::uint64_t>, bool, double>;
-
-const BackoffLm* Get(const LmOrNone& lm) { return lm ? lm->get() : nullptr; }
 
 DraftArrays ToArrays(DraftBatch batch, int num_drafts) {
   const auto rows = static_cast<py::ssize_t>(batch.counts.size());

@@ -19,8 +19,6 @@ using Trees = std::vector<const PrefixTree*>;
 using Starts = std::vector<std::int64_t>;
 using Contexts = std::vector<std::vector<TokenId>>;
 using Rooms = std::vector<std::int32_t>;
-using LmOrNone = std::optional<std::shared_ptr<BackoffLm>>;
-using Caches = std::vector<const ContextNgram*>;  // one for each lattice, None for none; or empty
 
 // Integers in any strides; taken as they are, so that floats are refused.
 template <typename T>
@@ -173,8 +171,7 @@ std::vector<PrefixTree> SearchTreesOf(const Array<TokenId>& token_ids, const Arr
   const CandidatesView candidates = ToCandidates(token_ids, scores);
   const FlatContexts flat(contexts, caches);
   const py::gil_scoped_release release;
-  return SearchTrees(candidates, lm ? lm->get() : nullptr, flat.view(), rooms, alpha, max_nodes,
-                     threads);
+  return SearchTrees(candidates, Get(lm), flat.view(), rooms, alpha, max_nodes, threads);
 }
 
 std::vector<PrefixTree> SearchDraftsOf(const Array<TokenId>& token_ids, const Array<float>& scores,
@@ -184,8 +181,8 @@ std::vector<PrefixTree> SearchDraftsOf(const Array<TokenId>& token_ids, const Ar
   const CandidatesView candidates = ToCandidates(token_ids, scores);
   const FlatContexts flat(contexts, caches);
   const py::gil_scoped_release release;
-  return SearchDrafts(candidates, lm ? lm->get() : nullptr, flat.view(), rooms,
-                      {num_drafts, alpha, Engine::kAuto}, threads);
+  return SearchDrafts(candidates, Get(lm), flat.view(), rooms, {num_drafts, alpha, Engine::kAuto},
+                      threads);
 }
 
 // Buffers (layers, batch, heads, slots, bytes) uint8, changed in place.

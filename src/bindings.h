@@ -7,6 +7,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,8 @@
 #include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/label.h"
 #include "lattice_bpd/lattice/lattice_batch.h"
+#include "lattice_bpd/lm/backoff_lm.h"
+#include "lattice_bpd/lm/context_ngram.h"
 #include "lattice_bpd/train/ngram_counts.h"
 
 namespace lattice_bpd {
@@ -68,6 +72,12 @@ template <typename T>
 pybind11::array_t<T> ToArray(Span<T> values) {
   return pybind11::array_t<T>(static_cast<pybind11::ssize_t>(values.size()), values.data());
 }
+
+using LmOrNone = std::optional<std::shared_ptr<BackoffLm>>;
+
+inline const BackoffLm* Get(const LmOrNone& lm) { return lm ? lm->get() : nullptr; }
+
+using Caches = std::vector<const ContextNgram*>;  // one for each lattice, None for none; or empty
 
 // Candidates (batch, slots, top_k) as SelectTopK or a GPU's top-k gives them.
 CandidatesView ToCandidates(const Array<TokenId>& token_ids, const Array<float>& scores);

@@ -1,11 +1,11 @@
 """Drafts that pay: the size of each step's tree, or none, from times and acceptance so far.
 
 A step with N draft tokens takes cost(N) seconds, drafting and all that follows, and is expected to
-give 1 + kept(N) tokens. The controller looks at a step
-now and then, at each where steps are long: it learns what the steps before gave and took, and finds
-the size of the greatest rate over the trees of late. That size have the steps until the next look;
-this one has the size that is best for its own tree beside that rate. Where greedy's rate is greater
-still, it decodes greedily for a while.
+give 1 + kept(N) tokens. The controller looks at a step now and then, at each where steps are long:
+it learns what the steps before gave and took, and finds the size of the greatest rate over the
+trees of late. That size have the steps until the next look; this one has the size that is best for
+its own tree beside that rate. Where greedy's rate is greater still, it decodes greedily for a
+while.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class CostCurve:
         times.append(seconds)
         self._medians[nodes] = _median(times)
         sizes = sorted(self._medians)
-        self._points = rising_points(sizes, [self._medians[size] for size in sizes])
+        self._points = _rising_points(sizes, [self._medians[size] for size in sizes])
 
     def count(self, nodes: int) -> int:
         """How often exactly this size was measured."""
@@ -62,10 +62,10 @@ class CostCurve:
         """Expected seconds of a step with so many draft tokens; see `seconds`."""
         if not self._points[0]:
             raise ValueError("CostCurve: no times yet; add(nodes, seconds) first")
-        return interpolate(*self._points, nodes)
+        return _interpolate(*self._points, nodes)
 
 
-def rising_points(sizes: list[int], times: list[float]) -> tuple[list[int], list[float]]:
+def _rising_points(sizes: list[int], times: list[float]) -> tuple[list[int], list[float]]:
     """Measured times so that no size costs more than a larger one, and a point far out.
 
     Args:
@@ -73,7 +73,7 @@ def rising_points(sizes: list[int], times: list[float]) -> tuple[list[int], list
         times: of each.
 
     Returns:
-        Sizes and times of the points; see `interpolate`.
+        Sizes and times of the points; see `_interpolate`.
     """
     rising = list(accumulate(reversed(times), min))[::-1]
     if len(sizes) < 2:
@@ -82,7 +82,7 @@ def rising_points(sizes: list[int], times: list[float]) -> tuple[list[int], list
     return [*sizes, _FAR], [*rising, rising[-1] + slope * (_FAR - sizes[-1])]
 
 
-def interpolate(sizes: list[int], times: list[float], size: int) -> float:
+def _interpolate(sizes: list[int], times: list[float], size: int) -> float:
     """The time of a size on the line through points, one or more, by rising size."""
     above = bisect_right(sizes, size)
     if above in (0, len(sizes)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from lattice_bpd.decode.drafters import (
 from lattice_bpd.decode.head_candidates import batch_head_logits
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.decode.tree_drafter import TreeDrafter
-from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.lattice.logits import Candidates, select_top_k
 
 _FORMAT, _VERSION = "lattice-bpd drafter", 1
 _STRATEGIES = ("greedy", "bpd", "p_best", "tree")
@@ -235,12 +235,12 @@ class WeighedDrafter(Drafter):
         contexts = [state.tokens[-reach:] for state in states]
         with states[0].stats.stage("rescore"):
             scores = weigh_heads(found.scores, file.head_scales, file.entropy_weight)
+            found = Candidates(found.token_ids, scores)
             if file.strategy == "p_best":
-                found = replace(found, scores=scores)
                 return rescore_lattice(
                     found, contexts, self.lm, num_drafts=file.num_drafts, alpha=file.alpha
                 )
-            found = replace(found, scores=scores / np.float32(file.temperature))
+            found = found.at_temperature(file.temperature)
             return rescore_tree(
                 found, contexts, self.lm, max_nodes=file.max_nodes,
                 alpha=file.alpha / file.temperature,

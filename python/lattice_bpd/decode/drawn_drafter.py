@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from lattice_bpd import DrawnTree, NGramLM, draw_tree
 from lattice_bpd.decode.drafters import Drafter
@@ -70,9 +67,8 @@ class DrawnTreeDrafter(Drafter):
         )
         with states[0].stats.stage("rescore"):
             temperature = self.temperature * sampling_temperature(states)
-            scores = candidates.scores / np.float32(temperature)
             return draw_tree(
-                replace(candidates, scores=scores),
+                candidates.at_temperature(temperature),
                 contexts,
                 self.lm,
                 max_nodes=self.max_nodes,

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from lattice_bpd import DraftTree, DrawnTree, NGramLM, draw_tree, rescore_tree
 from lattice_bpd.decode.constraint.search import places_of
@@ -88,9 +85,7 @@ class TreeDrafter(Drafter):
         )
         with states[0].stats.stage("rescore"):
             temperature = self.temperature * sampling_temperature(states)
-            if temperature != 1.0:
-                scores = candidates.scores / np.float32(temperature)
-                candidates = replace(candidates, scores=scores)
+            candidates = candidates.at_temperature(temperature)
             options: dict[str, Any] = {
                 "max_nodes": self.max_nodes if found is None else with_spare(self.max_nodes),
                 "alpha": self.alpha / temperature,
@@ -119,12 +114,8 @@ class TreeDrafter(Drafter):
             self.lm, states, self.top_k, self._caches, "TreeDrafter"
         )
         start = time.perf_counter()
-        if self.temperature != 1.0:
-            candidates = replace(
-                candidates, scores=candidates.scores / np.float32(self.temperature)
-            )
         trees = search_trees(
-            candidates,
+            candidates.at_temperature(self.temperature),
             contexts,
             self.lm,
             [state.room for state in states],

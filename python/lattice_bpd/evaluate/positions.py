@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -148,9 +148,7 @@ def draft_lattice(batch: PositionBatch, rescorers: Rescorers, options: DraftOpti
 
 def draft_tree(batch: PositionBatch, rescorers: Rescorers, options: DraftOptions) -> Proposal:
     """The tree of the most probable prefixes; see `rescore_tree`."""
-    found = batch.top(options.top_k)
-    if options.temperature != 1.0:
-        found = replace(found, scores=found.scores / np.float32(options.temperature))
+    found = batch.top(options.top_k).at_temperature(options.temperature)
     tree = rescore_tree(
         found,
         batch.contexts,

@@ -39,6 +39,12 @@ class Candidates:
     token_ids: Int32Array
     scores: Float32Array
 
+    def at_temperature(self, temperature: float) -> Candidates:
+        """The same tokens, their scores divided by a temperature above 0."""
+        if temperature == 1.0:
+            return self
+        return Candidates(self.token_ids, self.scores / np.float32(temperature))
+
 
 def is_torch_tensor(value: Any) -> bool:
     """Whether `value` is a torch tensor; torch is not imported to find out."""

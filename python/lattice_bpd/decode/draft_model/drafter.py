@@ -185,7 +185,7 @@ class DraftModelDrafter(Drafter):
                     alpha=self.alpha,
                 )  # fmt: skip
             else:
-                cooled = Candidates(token_ids, scores / np.float32(self.temperature))
+                cooled = Candidates(token_ids, scores).at_temperature(self.temperature)
                 proposal = rescore_tree(
                     cooled, contexts, self.lm, max_nodes=self.max_nodes,
                     alpha=self.alpha / self.temperature,

@@ -13,7 +13,6 @@ from lattice_bpd.evaluate.loops import count_looping
 from lattice_bpd.evaluate.positions import Rescorers
 from lattice_bpd.evaluate.replay import Recording, Replayed
 from lattice_bpd.evaluate.settings import DraftOptions
-from lattice_bpd.lattice.logits import Candidates
 
 BINS = 10
 LOOP_EDGES = (0.0, 0.25, 0.5, 1.0)
@@ -114,9 +113,8 @@ def measure_calibration(
     predicted, accepted = [], []
     for _, batch in recording.batches(replayed.places):
         found, contexts = batch.top(options.top_k), batch.contexts
-        scores = found.scores / np.float32(options.temperature)
         tree = rescore_tree(
-            Candidates(found.token_ids, scores), contexts, rescorers.lm,
+            found.at_temperature(options.temperature), contexts, rescorers.lm,
             max_nodes=options.max_nodes, alpha=options.alpha / options.temperature,
             threads=rescorers.threads,
         )  # fmt: skip
