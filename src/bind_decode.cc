@@ -25,8 +25,22 @@ py::array_t<double> ToRow(std::vector<double> values) {
 void BindDecode(py::module_& m) {
   py::class_<StepCosts>(m, "StepCosts", "Seconds of a step against its draft tokens.")
       .def(py::init<>())
-      .def("add", &StepCosts::Add, py::arg("size"), py::arg("seconds"), py::arg("steps") = 1,
-           py::arg("looked_at") = false)
+      .def(
+          "add",
+          [](StepCosts& costs, std::int64_t size, double seconds, std::int64_t steps,
+             bool looked_at) { costs.Add({{size, seconds, steps}}, looked_at); },
+          py::arg("size"), py::arg("seconds"), py::arg("steps") = 1, py::arg("looked_at") = false)
+      .def(
+          "add_mixed",
+          [](StepCosts& costs,
+             const std::vector<std::tuple<std::int64_t, double, std::int64_t>>& timings) {
+            std::vector<StepCosts::Timing> all;
+            for (const auto& [size, seconds, steps] : timings) {
+              all.push_back({size, seconds, steps});
+            }
+            costs.Add(all, false);
+          },
+          py::arg("timings"))
       .def("count", &StepCosts::Count, py::arg("size"))
       .def("seconds", &StepCosts::Seconds, py::arg("sizes"), py::arg("drawn") = false);
   py::class_<Calibration>(m, "Calibration", "How often nodes of a tree are kept.")

@@ -337,6 +337,16 @@ class StepCosts:
         steps: typing.SupportsInt | typing.SupportsIndex = 1,
         looked_at: bool = False,
     ) -> None: ...
+    def add_mixed(
+        self,
+        timings: collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex,
+                typing.SupportsFloat | typing.SupportsIndex,
+                typing.SupportsInt | typing.SupportsIndex,
+            ]
+        ],
+    ) -> None: ...
     def count(self, size: typing.SupportsInt | typing.SupportsIndex) -> int: ...
     def seconds(
         self,

@@ -22,17 +22,17 @@ double At(StepCosts* costs, std::int64_t size) { return costs->Seconds({size}, f
 TEST_CASE("costs without times are refused") {
   StepCosts costs;
   CHECK_THROWS_AS(costs.Seconds({1}, false), ValueError);
-  CHECK_THROWS_AS(costs.Add(-1, 1.0, 1, false), ValueError);
-  CHECK_THROWS_AS(costs.Add(1, 1.0, 0, false), ValueError);
-  CHECK_THROWS_AS(costs.Add(1, std::nan(""), 1, false), ValueError);
+  CHECK_THROWS_AS(costs.Add({{-1, 1.0, 1}}, false), ValueError);
+  CHECK_THROWS_AS(costs.Add({{1, 1.0, 0}}, false), ValueError);
+  CHECK_THROWS_AS(costs.Add({{1, std::nan(""), 1}}, false), ValueError);
 }
 
 TEST_CASE("costs rise, and are linear between sizes") {
   StepCosts costs;
   for (int i = 0; i < 200; ++i) {
-    costs.Add(4, 2.0, 1, false);
-    costs.Add(8, 4.0, 1, false);
-    costs.Add(12, 3.0, 1, false);  // no size costs more than a larger one
+    costs.Add({{4, 2.0, 1}}, false);
+    costs.Add({{8, 4.0, 1}}, false);
+    costs.Add({{12, 3.0, 1}}, false);  // no size costs more than a larger one
   }
   const auto seconds = costs.Seconds({0, 4, 6, 8, 12}, false);
   CHECK(seconds[0] == seconds[1]);
@@ -48,21 +48,39 @@ TEST_CASE("costs rise, and are linear between sizes") {
 TEST_CASE("what looking costs is told apart") {
   StepCosts costs;
   for (int i = 0; i < 300; ++i) {
-    costs.Add(8, 1.2, 1, true);  // a fifth longer for being looked at
-    costs.Add(8, 1.0, 15, false);
-    costs.Add(18, 1.8, 1, true);  // this size never goes unobserved
+    costs.Add({{8, 1.2, 1}}, true);  // a fifth longer for being looked at
+    costs.Add({{8, 1.0, 15}}, false);
+    costs.Add({{18, 1.8, 1}}, true);  // this size never goes unobserved
   }
   CHECK(At(&costs, 8) == doctest::Approx(1.0).epsilon(0.03));
   CHECK(At(&costs, 18) == doctest::Approx(1.5).epsilon(0.05));
 }
 
+TEST_CASE("sizes that took turns are compared, whatever the pace of the machine") {
+  StepCosts by_turns, apart;
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> pace(0.8, 1.25);
+  for (int i = 0; i < 60; ++i) {
+    const double now = pace(random), later = pace(random);
+    by_turns.Add({{8, now, 8}, {12, 1.03 * now, 8}}, false);
+    apart.Add({{8, now, 8}}, false);
+    apart.Add({{12, 1.03 * later, 8}}, false);
+  }
+  const double wanted = 1.03;
+  CHECK(At(&by_turns, 12) / At(&by_turns, 8) == doctest::Approx(wanted).epsilon(0.005));
+  CHECK(std::abs(At(&apart, 12) / At(&apart, 8) - wanted) > 0.005);
+  CHECK(by_turns.Count(12) == 480);
+  CHECK_THROWS_AS(by_turns.Add({{8, 1.0, 8}, {12, 1.0, 0}}, false), ValueError);
+  CHECK(by_turns.Count(8) == 480);  // all or none
+}
+
 TEST_CASE("many sizes are bounded, and nothing overflows") {
   StepCosts costs;
   for (std::int64_t size = 0; size < 300; ++size) {
-    for (int i = 0; i < 3; ++i) costs.Add(size, 1e-3 * (1.0 + size), 1, size % 3 == 0);
+    for (int i = 0; i < 3; ++i) costs.Add({{size, 1e-3 * (1.0 + size), 1}}, size % 3 == 0);
   }
-  costs.Add(1 << 19, 0.0, 1, false);
-  costs.Add(1 << 19, 1e9, 1, false);
+  costs.Add({{1 << 19, 0.0, 1}}, false);
+  costs.Add({{1 << 19, 1e9, 1}}, false);
   for (const bool drawn : {false, true}) {
     double before = 0.0;
     for (const double seconds : costs.Seconds({0, 1, 7, 63, 299, 4096}, drawn)) {

@@ -26,6 +26,7 @@ from lattice_bpd.decode import controller as controller_module
 from lattice_bpd.decode.acceptance import Calibration, kept_nodes
 from lattice_bpd.decode.cost_curve import CostCurve
 from lattice_bpd.decode.experience import experience_of
+from lattice_bpd.decode.observed_steps import Before, Gap
 from lattice_bpd.decode.step_costs import StepCosts
 
 
@@ -120,6 +121,30 @@ def test_controller_step_costs_follow_the_pace_of_the_machine(noise: float) -> N
     run(3, [2], 1.0, times=7)
     assert costs.at(2) == pytest.approx(1.2 * (1.0 + noise / 2), rel=0.2)
     assert costs.count(2) == 21
+
+
+def test_controller_step_costs_compare_sizes_that_took_turns() -> None:
+    rng = np.random.default_rng(0)
+    costs = StepCosts()
+    for pace in rng.uniform(0.6, 1.6, 60):
+        costs.add_mixed([(8, pace, 8), (12, 1.03 * pace, 8)])
+    assert costs.at(12) / costs.at(8) == pytest.approx(1.03, abs=0.005)
+    costs.add_mixed([])
+    with pytest.raises(ValueError, match="0 steps of 12 draft tokens"):
+        costs.add_mixed([(8, 1.0, 8), (12, 1.0, 0)])
+    assert (costs.count(8), costs.count(12)) == (480, 480)
+
+
+def test_controller_gap_times_each_size() -> None:
+    state: Any = FakeState([0])
+    for sizes, begun, timed in [
+        ((4,), [4, 4, 4, 4, 4], [(4, 1.4, 5)]),
+        ((4, 8), [4, 8, 4, 8, 4], [(4, 5 / 3, 3), (8, 1.0, 2)]),
+        ((1, 2, 3, 4, 5, 6), [1, 2, 3, 4, 5], [(n, 1.0 + 2.0 * (n == 3), 1) for n in range(1, 6)]),
+    ]:
+        gap = Gap(Before([state]), sizes)
+        assert [gap.begin(now) for now in (0.0, 1.0, 2.0, 5.0, 6.0)] == begun
+        assert gap.timings(7.0) == timed
 
 
 def test_controller_calibration() -> None:

@@ -9,9 +9,8 @@
 namespace lattice_bpd {
 namespace {
 
-constexpr double kNoise = 0.02;    // variance of the ln of one measured time, ..
-constexpr double kCommon = 0.003;  // .. and of a mean of many beside that, which were alike
-constexpr double kDrift = 0.02;    // by which the pace becomes less certain between two of them
+constexpr double kNoise = 0.02;    // variance of the ln of one measured time
+constexpr double kDrift = 0.023;   // by which the pace becomes less certain from one to the next
 constexpr double kUnknown = 25.0;  // variance of the pace before anything was measured
 constexpr double kLooking = 0.02;  // variance of what looking costs
 constexpr double kJump = 2.0;      // standard errors beyond which the pace must have jumped
@@ -21,7 +20,7 @@ constexpr double kCurve = 1.5;     // variance of the smooth function of the siz
 constexpr double kSmooth = 2.2;    // .. in which sizes matter to each other that differ by so many
                                    // doublings, ..
 constexpr double kOwn = 4e-4;      // .. and of what each size has of its own beside it
-constexpr double kChange = 1e-3;   // share of those that comes back between two measured times
+constexpr double kChange = 3e-4;   // share of those that comes back between two measured times
 constexpr double kDare = 0.45;     // standard errors for one of the normal distribution in draws
 constexpr double kFar = 1 << 20;   // more draft tokens than any step has
 constexpr std::size_t kMostSizes = 64;  // others learn nothing, and are taken from their neighbours
@@ -88,11 +87,19 @@ double Interpolate(const std::vector<Point>& points, double size) {
 
 StepCosts::StepCosts() = default;
 
-void StepCosts::Add(std::int64_t size, double seconds, std::int64_t steps, bool looked_at) {
-  if (size < 0 || steps < 1 || !std::isfinite(seconds)) {
-    throw ValueError(StrCat("StepCosts: ", steps, " steps of ", size, " draft tokens took ",
-                            seconds, " seconds; expected 1 or more, 0 or more, and a number"));
+void StepCosts::Add(const std::vector<Timing>& timings, bool looked_at) {
+  for (const auto& [size, seconds, steps] : timings) {
+    if (size < 0 || steps < 1 || !std::isfinite(seconds)) {
+      throw ValueError(StrCat("StepCosts: ", steps, " steps of ", size, " draft tokens took ",
+                              seconds, " seconds; expected 1 or more, 0 or more, and a number"));
+    }
   }
+  if (!timings.empty()) Forget();
+  for (const Timing& timing : timings) AddOne(timing, looked_at);
+}
+
+void StepCosts::AddOne(const Timing& timing, bool looked_at) {
+  const auto& [size, seconds, steps] = timing;
   const std::int64_t before = uses_[size];
   uses_[size] += steps;
   if (uses_.size() == 1 && before < 2) {
@@ -107,7 +114,7 @@ void StepCosts::Add(std::int64_t size, double seconds, std::int64_t steps, bool 
   }
   std::vector<std::size_t> parts = {kPace, place};
   if (looked_at) parts.push_back(kLook);
-  Update(parts, std::log(std::max(seconds, 1e-9)), kCommon + kNoise / static_cast<double>(steps));
+  Update(parts, std::log(std::max(seconds, 1e-9)), kNoise / static_cast<double>(steps));
 }
 
 std::int64_t StepCosts::Count(std::int64_t size) const {
@@ -173,9 +180,9 @@ std::size_t StepCosts::Append(std::int64_t size) {
   return old;
 }
 
-// The sum of some unknowns was measured.
-void StepCosts::Update(const std::vector<std::size_t>& parts, double measured, double noise) {
-  const std::size_t n = mean_.size();
+// Things change from one time to the next.
+void StepCosts::Forget() {
+  if (sizes_.empty()) return;
   Doubt(kPace, kPace) += kDrift;
   Doubt(kLook, kLook) += kChange * kLooking;
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
@@ -183,6 +190,11 @@ void StepCosts::Update(const std::vector<std::size_t>& parts, double measured, d
       Doubt(kFirst + i, kFirst + k) += kChange * prior_[i * sizes_.size() + k];
     }
   }
+}
+
+// The sum of some unknowns was measured.
+void StepCosts::Update(const std::vector<std::size_t>& parts, double measured, double noise) {
+  const std::size_t n = mean_.size();
   std::vector<double> shared(n, 0.0);  // covariance of each with that sum
   double surprise = measured, whole = 0.0;
   for (const std::size_t part : parts) {

@@ -24,11 +24,18 @@ class StepCosts {
  public:
   StepCosts();
 
-  // The mean time of `steps` steps with `size` draft tokens. A step that is looked at leaves caches
-  // cold, and takes longer for that. A size's first time, which may be that of compiling and
-  // allocating too, does not count once there is a second one. Throws ValueError unless size is
-  // at least 0, steps at least 1 and seconds a number.
-  void Add(std::int64_t size, double seconds, std::int64_t steps, bool looked_at);
+  // The mean time of `steps` steps with `size` draft tokens.
+  struct Timing {
+    std::int64_t size = 0;
+    double seconds = 0.0;
+    std::int64_t steps = 1;
+  };
+
+  // Times of steps that took turns, so that they have the machine's pace in common. A step that is
+  // looked at leaves caches cold, and takes longer for that. A size's first time, which may be
+  // that of compiling and allocating too, does not count once there is a second one. Throws
+  // ValueError unless sizes are at least 0, steps at least 1 and seconds numbers.
+  void Add(const std::vector<Timing>& timings, bool looked_at);
 
   // How many steps of exactly this size were measured.
   std::int64_t Count(std::int64_t size) const;
@@ -41,7 +48,9 @@ class StepCosts {
 
  private:
   std::size_t PlaceOf(std::int64_t size) const;  // 0: not among the unknowns
+  void AddOne(const Timing& timing, bool looked_at);
   void BeginWith(std::int64_t size);
+  void Forget();
   std::size_t Append(std::int64_t size);
   double& Doubt(std::size_t i, std::size_t k) { return doubt_[i * mean_.size() + k]; }
   void Update(const std::vector<std::size_t>& parts, double measured, double noise);

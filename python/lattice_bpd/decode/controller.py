@@ -3,9 +3,9 @@
 A step with N draft tokens takes cost(N) seconds, drafting and all that follows, and is expected to
 give 1 + kept(N) tokens. The controller looks at a step now and then, at each where steps are long:
 it learns what the steps before gave and took, and finds the size of the greatest rate over the
-trees of late. That size have the steps until the next look; this one has the size that is best for
-its own tree beside that rate. Where greedy's rate is greater still, it decodes greedily for a
-while.
+trees of late. That size have the steps until the next look, or two sizes by turns where the costs
+leave open which; this one has the size that is best for its own tree beside that rate. Where
+greedy's rate is greater still, it decodes greedily for a while.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.experience import Book, Experience
+from lattice_bpd.decode.observed_steps import Before, Gap, Look
 from lattice_bpd.decode.proposals import draft_trees, has_prefix_trees
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.verify import PrefixTree
@@ -27,46 +27,14 @@ SIZES = (2, 4, 6, 8, 12, 18, 24, 36, 48, 72, 108, 144, 216, 288)
 _TRIED = 8  # draft tokens of a trial, at most: enough to see whether any are kept
 _ENOUGH = 2  # times of a size without which it is tried
 _SHARE = 0.01  # of the time may go into looking; where steps are short, it is done more seldom ..
-_LONGEST_GAP = 15  # .. but after so many steps at least
+_LONGEST_GAP = 31  # .. but after so many steps at least
 _GREEDY_AGAIN = 96  # looks after which the time of greedy steps is measured anew, ..
 _CLOSE = 16  # .. or so many where they are nearly as quick as drafts
-_GREEDY_GAP = 4  # steps that it is measured by
+_GREEDY_GAP = 2  # steps that it is measured by
 _RESTING_GAP = 63  # steps between looks where greedy decoding is quicker
+_COMPARED = 2  # sizes that steps between looks may have, by turns
 _TRIALS = 2  # looks at drafts in a row after a rest
 _SETTLED = 24  # looks before which every step is looked at
-
-
-@dataclass
-class _Steps:
-    """A step that is looked at, or those that come behind it until the next look.
-
-    Attributes:
-        states: of their sequences.
-        lengths: tokens of each before them.
-        calls: target calls before them.
-        start: when the first began; of a step that is looked at, when its drafting had ended.
-        size: most draft tokens of a sequence.
-        draft: of a step that is looked at, seconds that drafting took.
-        trees: of a step that is looked at, as they are verified; None for a greedy one.
-        promised: tokens expected of each sequence.
-        heed: seconds that looking took.
-    """
-
-    states: list[DecodeState]
-    lengths: list[int]
-    calls: int
-    start: float
-    size: int
-    draft: float = 0.0
-    trees: list[PrefixTree] | None = None
-    promised: float = 1.0
-    heed: float = 0.0
-
-    @classmethod
-    def of(cls, states: Sequence[DecodeState], start: float, size: int) -> _Steps:
-        """Steps that begin here."""
-        lengths = [len(state.tokens) for state in states]
-        return cls(list(states), lengths, states[0].stats.target_calls, start, size)
 
 
 class Controller(Drafter):
@@ -93,8 +61,8 @@ class Controller(Drafter):
         self._sets_size = hasattr(drafter, "max_nodes")
         kind: type = type(drafter)
         self._has_prefix_trees = has_prefix_trees(kind)
-        self._last: _Steps | None = None  # the step that was looked at
-        self._since: _Steps | None = None  # those behind it
+        self._look: Look | None = None  # the step that was looked at
+        self._gap: Gap | None = None  # those behind it
 
     def propose(self, state: DecodeState) -> PrefixTree | None:
         """A tree of at most max_nodes draft tokens, or None for a greedy step."""
@@ -108,35 +76,33 @@ class Controller(Drafter):
         """The same for each state."""
         start = time.perf_counter()
         book = self.experience.book(len(states))
-        if self._last is not None:
+        if self._look is not None:
             with self.experience.lock:
-                self._learn(book, self._last, states, start)
-            self._last = None
+                self._learn(book, self._look, states, start)
+            self._look = None
         if book.gap > 0:
             book.gap -= 1
             return self._go_on(book, states, start)
         with self.experience.lock:
-            if self._since is not None:
-                self._learn_gap(book, self._since, states, start)
+            if self._gap is not None:
+                self._learn_gap(book, self._gap, states, start)
             drafts = self._begin(book)
-        self._since = None
+        self._gap = None
         begun = time.perf_counter()
         found = self._draft(states, self._most(book)) if drafts else _nothing(states)
-        drafted = time.perf_counter()
+        look = Look(Before(states), draft=time.perf_counter() - begun)
         trees = self._check(found, states)
-        last = _Steps.of(states, drafted, 0)
-        last.draft = drafted - begun
         if trees is not None:
             with self.experience.lock:
-                last.size, last.promised = self._choose(book, trees)
+                look.size, look.promised = self._choose(book, trees)
             trees = [
-                tree.cut(last.size, state.room) for tree, state in zip(trees, states, strict=True)
+                tree.cut(look.size, state.room) for tree, state in zip(trees, states, strict=True)
             ]
-        last.trees = trees
-        last.start = time.perf_counter()
-        last.heed = last.start - start - last.draft
-        self._last = last
-        return _nothing(states) if trees is None or last.size == 0 else [*trees]
+        look.trees = trees
+        look.start = time.perf_counter()
+        look.heed = look.start - start - look.draft
+        self._look = look
+        return _nothing(states) if trees is None or look.size == 0 else [*trees]
 
     def _go_on(
         self, book: Book, states: Sequence[DecodeState], now: float
@@ -144,12 +110,12 @@ class Controller(Drafter):
         """A step that is not looked at."""
         if book.resting > 1:
             book.resting -= 1
-        since = self._since
-        if since is None:
-            since = self._since = _Steps.of(states, now, min(book.gap_size, self.max_nodes))
-        if since.size == 0:
-            return _nothing(states)
-        return self._draft(states, since.size)
+        gap = self._gap
+        if gap is None:
+            sizes = tuple(min(size, self.max_nodes) for size in book.gap_sizes)
+            gap = self._gap = Gap(Before(states), sizes)
+        size = gap.begin(now)
+        return self._draft(states, size) if size > 0 else _nothing(states)
 
     def _begin(self, book: Book) -> bool:
         """Whether to draft in the step that is looked at."""
@@ -218,11 +184,13 @@ class Controller(Drafter):
         tried = range(len(sizes))
         if book.trials == 0:  # a trial has to try something, but nothing dear
             tried = range(1, max(2, bisect_right(sizes, _TRIED, hi=len(sizes) - 1)))
-        costs = book.costs.seconds(sizes, drawn=True)
-        rates = [(1.0 + usual[place]) / costs[place] for place in tried]
-        rate = max(rates)
-        book.size = sizes[tried[rates.index(rate)]]
-        book.gap_size = book.size
+        found = []
+        for _ in range(_COMPARED):
+            costs = book.costs.seconds(sizes, drawn=True)
+            rates = [(1.0 + usual[place]) / costs[place] for place in tried]
+            rate = max(rates)
+            found.append(sizes[tried[rates.index(rate)]])
+        book.size, book.gap_sizes = found[-1], tuple(dict.fromkeys(found))
         gains = [kept[place] - rate * costs[place] for place in tried]
         best = tried[gains.index(max(gains))]
         return sizes[best], 1.0 + kept[best]
@@ -237,51 +205,52 @@ class Controller(Drafter):
                 kept[place] += expected[size if size < most else most]
         return [total / len(trees) for total in kept]
 
-    def _learn(self, book: Book, last: _Steps, states: Sequence[DecodeState], now: float) -> None:
+    def _learn(self, book: Book, look: Look, states: Sequence[DecodeState], now: float) -> None:
         """Take note of what came of the step that was looked at, if these sequences were in it."""
         book.gap = 0
-        places = {id(state): place for place, state in enumerate(last.states)}
+        before = look.before
+        places = {id(state): place for place, state in enumerate(before.states)}
         pairs = [(state, places[id(state)]) for state in states if id(state) in places]
-        if not pairs or pairs[0][0].stats.target_calls != last.calls + 1:
+        if not pairs or pairs[0][0].stats.target_calls != before.calls + 1:
             return
-        mine = self.experience.book(len(last.states))
-        after = now - last.start
-        seconds = last.draft + after
+        mine = self.experience.book(len(before.states))
+        after = now - look.start
+        seconds = look.draft + after
         if book.looks > _SETTLED:
-            looking = 2.0 * last.heed  # learning takes as long again
+            looking = 2.0 * look.heed  # learning takes as long again
             book.gap = min(int(looking / (_SHARE * seconds)), _LONGEST_GAP)
-        mine.costs.add(last.size, seconds if last.size > 0 else after, looked_at=True)
-        if last.trees is None:
-            book.gap_size = 0
+        mine.costs.add(look.size, seconds if look.size > 0 else after, looked_at=True)
+        if look.trees is None:
+            book.gap_sizes = (0,)
             book.gap = (
                 min(book.resting, _RESTING_GAP) if book.resting else min(book.gap, _GREEDY_GAP)
             )
             return
-        written = [(place, state.tokens[last.lengths[place] :]) for state, place in pairs]
+        written = [(place, state.tokens[before.lengths[place] :]) for state, place in pairs]
         gained = sum(len(tokens) for _, tokens in written) / len(pairs)
         mine.trials += 1
         if mine.trials <= _TRIALS:
             book.gap = 0
-        mine.note(1, gained, last.promised, seconds)
+        mine.note(1, gained, look.promised, seconds)
         for place, tokens in written:
-            tree = last.trees[place]
+            tree = look.trees[place]
             if len(tree) > 1:
                 self.experience.calibration.add(_log_probs(tree), tree.kept(tokens))
 
-    def _learn_gap(
-        self, book: Book, since: _Steps, states: Sequence[DecodeState], now: float
-    ) -> None:
+    def _learn_gap(self, book: Book, gap: Gap, states: Sequence[DecodeState], now: float) -> None:
         """Take note of the steps that were not looked at, if the same sequences were in all."""
-        steps = states[0].stats.target_calls - since.calls
-        if steps < 1 or list(map(id, states)) != list(map(id, since.states)):
+        before, steps = gap.before, len(gap.starts)
+        calls = states[0].stats.target_calls - before.calls
+        if calls != steps or list(map(id, states)) != list(map(id, before.states)):
             return
-        seconds = (now - since.start) / steps
-        book.costs.add(since.size, seconds, steps)
-        if since.size == 0:
+        timings = gap.timings(now)
+        book.costs.add_mixed(timings)
+        if gap.sizes == (0,):
             return
-        written = sum(len(s.tokens) - n for s, n in zip(states, since.lengths, strict=True))
+        written = sum(len(s.tokens) - n for s, n in zip(states, before.lengths, strict=True))
         gained = written / len(states) / steps
-        book.note(steps, gained, 1.0 + book.kept.get(since.size, 0.0), seconds)
+        promised = 1.0 + sum(book.kept.get(size, 0.0) * times for size, _, times in timings) / steps
+        book.note(steps, gained, promised, (now - gap.starts[0]) / steps)
 
 
 def _log_probs(tree: PrefixTree) -> Any:

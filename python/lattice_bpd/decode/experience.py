@@ -33,7 +33,7 @@ class Book:
         least: that greedy steps would have given in their time; all four forget.
         size: draft tokens that paid best over the trees of late.
         gap: steps until the next look, and
-        gap_size: their draft tokens.
+        gap_sizes: their draft tokens, by turns.
         trials: looks at steps with drafts since the last rest.
         resting: greedy steps still to go.
         rest: how long the next rest will be.
@@ -49,7 +49,7 @@ class Book:
     least: float = 0.0
     size: int = 0
     gap: int = 0
-    gap_size: int = 0
+    gap_sizes: tuple[int, ...] = (0,)
     trials: int = 0
     resting: int = 0
     rest: int = _SHORTEST_REST

@@ -13,6 +13,8 @@ class StepCosts(_core.StepCosts):
 
         costs.add(size, seconds, steps=1, looked_at=False)
             the mean time of so many steps; one that is looked at takes longer for it
+        costs.add_mixed([(size, seconds, steps), ...])
+            mean times of sizes that took turns, and so had the same pace
         costs.count(size)
             steps of exactly this size so far
         costs.seconds(sizes, drawn=False)
