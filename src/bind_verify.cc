@@ -185,16 +185,33 @@ std::vector<PrefixTree> SearchDraftsOf(const Array<TokenId>& token_ids, const Ar
                       threads);
 }
 
-// Buffers (layers, batch, heads, slots, bytes) uint8, changed in place.
-void MoveSlotsOf(std::vector<Array<std::uint8_t>> buffers, std::size_t start,
+using Buffers = std::vector<Array<std::uint8_t>>;
+
+// (layers, batch, heads, slots, bytes).
+SlotBuffer ToSlotBuffer(Array<std::uint8_t>& buffer) {
+  if (buffer.ndim() != 5) {
+    throw ValueError(StrCat("a cache's buffer has ", buffer.ndim(),
+                            " dimensions; expected layers, batch, heads, slots and bytes"));
+  }
+  const auto size = [&](int axis) { return static_cast<std::size_t>(buffer.shape(axis)); };
+  return {buffer.mutable_data(), size(0), size(1), size(2), size(3), size(4)};
+}
+
+// Buffers are changed in place.
+void MoveSlotsOf(Buffers buffers, std::size_t start,
                  const std::vector<std::vector<std::size_t>>& sources) {
-  for (Array<std::uint8_t>& buffer : buffers) {
-    if (buffer.ndim() != 5) {
-      throw ValueError(StrCat("move_slots: a buffer of ", buffer.ndim(),
-                              " dimensions; expected layers, batch, heads, slots and bytes"));
-    }
-    const auto size = [&](int axis) { return static_cast<std::size_t>(buffer.shape(axis)); };
-    MoveSlots({buffer.mutable_data(), size(0), size(1), size(2), size(3), size(4)}, start, sources);
+  for (Array<std::uint8_t>& buffer : buffers) MoveSlots(ToSlotBuffer(buffer), start, sources);
+}
+
+// Buffers of `to` are changed in place; each has its counterpart in `from`.
+void CopySlotsOf(Buffers from, const std::vector<std::size_t>& rows, Buffers to,
+                 std::size_t first_row, std::size_t start, std::size_t count) {
+  if (from.size() != to.size()) {
+    throw ValueError(StrCat("found ", from.size(), " buffers to copy slots from and ", to.size(),
+                            " to copy them to; expected as many"));
+  }
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    CopySlots(ToSlotBuffer(from[i]), rows, ToSlotBuffer(to[i]), first_row, start, count);
   }
 }
 
@@ -274,6 +291,9 @@ void BindVerify(py::module_& m) {
   m.def("row_inputs", &RowInputs, py::arg("trees"), py::arg("starts"));
   m.def("move_slots", &MoveSlotsOf, py::arg("buffers").noconvert(), py::arg("start"),
         py::arg("sources"));
+  m.def("copy_slots", &CopySlotsOf, py::arg("from_buffers").noconvert(), py::arg("rows"),
+        py::arg("to_buffers").noconvert(), py::arg("first_row"), py::arg("start"),
+        py::arg("count"));
 }
 
 }  // namespace lattice_bpd

@@ -27,6 +27,7 @@ __all__: list[str] = [
     "backoffs_of_rows",
     "choose_draw",
     "context_probs_of_rows",
+    "copy_slots",
     "count_into_runs",
     "count_ngrams",
     "count_prunable",
@@ -452,6 +453,14 @@ def context_probs_of_rows(
     p(h) of each row hw.
     """
 
+def copy_slots(
+    from_buffers: list[numpy.typing.NDArray[numpy.uint8]],
+    rows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    to_buffers: list[numpy.typing.NDArray[numpy.uint8]],
+    first_row: typing.SupportsInt | typing.SupportsIndex,
+    start: typing.SupportsInt | typing.SupportsIndex,
+    count: typing.SupportsInt | typing.SupportsIndex,
+) -> None: ...
 def count_into_runs(
     vocabulary: Vocabulary,
     token_ids: numpy.typing.NDArray[numpy.int32],

@@ -238,5 +238,31 @@ TEST_CASE("copies what was there before") {
   CHECK(bytes == wanted);
 }
 
+TEST_CASE("copies slots of rows to rows of another buffer") {
+  // Two layers, two heads, slots of one byte; two rows of four slots, three rows of five.
+  std::vector<unsigned char> from(2 * 2 * 2 * 4), to(2 * 3 * 2 * 5, 99);
+  std::iota(from.begin(), from.end(), static_cast<unsigned char>(0));
+  const SlotBuffer source = {from.data(), 2, 2, 2, 4, 1}, target = {to.data(), 2, 3, 2, 5, 1};
+  CopySlots(source, {1, 0}, target, 1, 1, 2);
+  for (std::size_t layer = 0; layer < 2; ++layer) {
+    for (std::size_t row = 0; row < 3; ++row) {
+      for (std::size_t head = 0; head < 2; ++head) {
+        for (std::size_t slot = 0; slot < 5; ++slot) {
+          const bool copied = row > 0 && (slot == 1 || slot == 2);
+          const std::size_t wanted = ((layer * 2 + (2 - row)) * 2 + head) * 4 + slot;
+          CHECK(to[((layer * 3 + row) * 2 + head) * 5 + slot] == (copied ? wanted : 99));
+        }
+      }
+    }
+  }
+  const std::vector<unsigned char> before = to;
+  CHECK_THROWS_AS(CopySlots(source, {2}, target, 0, 0, 1), ValueError);     // no such row
+  CHECK_THROWS_AS(CopySlots(source, {0, 1}, target, 2, 0, 1), ValueError);  // nor there
+  CHECK_THROWS_AS(CopySlots(source, {0}, target, 0, 3, 2), ValueError);     // no such slots
+  const SlotBuffer other = {to.data(), 3, 2, 2, 5, 1};
+  CHECK_THROWS_AS(CopySlots(source, {0}, other, 0, 0, 1), ValueError);  // layers differ
+  CHECK(to == before);
+}
+
 }  // namespace
 }  // namespace lattice_bpd

@@ -178,7 +178,7 @@ def test_a_source_by_rows():
     states, keys = torch.arange(12.0).view(2, 3, 2), torch.arange(12.0).view(2, 1, 3, 2)
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
     source = Source([[4, 5, 6], [7]], states, mask, (keys,), (keys + 1,))
-    twice = source.select(torch.tensor([1, 1, 0]))
+    twice = source.select([1, 1, 0])
     assert twice.token_ids == [[7], [7], [4, 5, 6]]
     assert torch.equal(twice.keys[0], keys[[1, 1, 0]])
     assert twice.mask.tolist() == [[1, 0, 0], [1, 0, 0], [1, 1, 1]]
@@ -186,7 +186,7 @@ def test_a_source_by_rows():
     assert alone.states.tolist() == [[[6.0, 7.0]]]
     assert alone.values[0].shape == (1, 1, 1, 2)
     assert alone.mask is None
-    assert torch.equal(alone.select(torch.tensor([0, 0])).states, states[[1, 1], :1])
+    assert torch.equal(alone.select([0, 0]).states, states[[1, 1], :1])
 
 
 @pytest.mark.parametrize(

@@ -46,4 +46,30 @@ void MoveSlots(const SlotBuffer& buffer, std::size_t start, const Sources& sourc
   }
 }
 
+void CopySlots(const SlotBuffer& from, const std::vector<std::size_t>& rows, const SlotBuffer& to,
+               std::size_t first_row, std::size_t start, std::size_t count) {
+  const std::size_t slots = std::min(from.slots, to.slots), bytes = from.slot_bytes;
+  const bool alike = from.layers == to.layers && from.heads == to.heads && bytes == to.slot_bytes;
+  const bool fits =
+      count <= slots && start <= slots - count && rows.size() <= to.batch &&
+      first_row <= to.batch - rows.size() &&
+      std::all_of(rows.begin(), rows.end(), [&](std::size_t row) { return row < from.batch; });
+  if (!alike || !fits) {
+    throw ValueError(StrCat("found ", count, " slots from ", start, " on of ", rows.size(),
+                            " rows to copy from a cache of ", from.batch, " x ", from.slots,
+                            " to row ", first_row, " of one of ", to.batch, " x ", to.slots,
+                            "; expected rows and slots of both, and layers alike"));
+  }
+  for (std::size_t layer = 0; layer < from.layers; ++layer) {
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      const std::size_t source = (layer * from.batch + rows[r]) * from.heads;
+      const std::size_t target = (layer * to.batch + first_row + r) * to.heads;
+      for (std::size_t head = 0; head < from.heads; ++head) {
+        std::memcpy(to.data + ((target + head) * to.slots + start) * bytes,
+                    from.data + ((source + head) * from.slots + start) * bytes, count * bytes);
+      }
+    }
+  }
+}
+
 }  // namespace lattice_bpd

@@ -1,4 +1,4 @@
-// Moving a few slots of a KV cache, in all of its layers.
+// Moving and copying a few slots of KV caches, in all of their layers.
 #ifndef LATTICE_BPD_VERIFY_MOVE_SLOTS_H_
 #define LATTICE_BPD_VERIFY_MOVE_SLOTS_H_
 
@@ -22,6 +22,12 @@ struct SlotBuffer {
 // another number of sequences.
 void MoveSlots(const SlotBuffer& buffer, std::size_t start,
                const std::vector<std::vector<std::size_t>>& sources);
+
+// Copies slots start .. start + count - 1 of row rows[r] to row first_row + r of another buffer,
+// for each r. Throws ValueError, and copies nothing, where buffers differ in more than batch and
+// slots, and for rows or slots that they lack.
+void CopySlots(const SlotBuffer& from, const std::vector<std::size_t>& rows, const SlotBuffer& to,
+               std::size_t first_row, std::size_t start, std::size_t count);
 
 }  // namespace lattice_bpd
 

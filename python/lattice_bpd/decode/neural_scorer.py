@@ -122,7 +122,6 @@ def _branch(state: NeuralState, rows: list[int]) -> tuple[BatchCache, NeuralStat
     if state.base is not None or not isinstance(old.cache, StackedCache):  # others cannot be copied
         old.keep_sequences(rows)
         return old, state.base
-    index = torch.tensor(rows, device=old.cache.keys.device)
-    copied = BatchCache(old.cache.repeat_sequences(index, ROOM), [old.lengths[row] for row in rows])
+    copied = BatchCache(old.cache.repeat_sequences(rows, ROOM), [old.lengths[row] for row in rows])
     copied.positions = None if old.positions is None else old.positions[rows]
     return copied, state

@@ -164,9 +164,8 @@ def _write(target: Seq2SeqTarget, sources: Sequence[Sequence[int]], count: int) 
         if not kept or step == count - 1:
             break
         if len(kept) < len(going):
-            rows = torch.tensor(kept, device=target.device)
-            cache.select_sequences(rows)
-            tokens, going = tokens[rows], [going[row] for row in kept]
+            cache.select_sequences(kept)
+            tokens, going = tokens[kept], [going[row] for row in kept]
         last = target(tokens[:, None], cache)
     return outputs
 

@@ -21,6 +21,7 @@ import torch
 from transformers import StaticCache
 
 from lattice_bpd.verify.cache import get_width, move_slots, select_sequences, set_width
+from lattice_bpd.verify.repeated_rows import RepeatedRows
 from lattice_bpd.verify.source_cache import Source, SourceCache
 from lattice_bpd.verify.stacked_cache import StackedCache
 
@@ -47,6 +48,7 @@ class BatchCache:
         self.width = get_width(cache)
         self.capacity = cache.get_max_length() if isinstance(cache, StaticCache) else None
         self._call_size = 1
+        self._rows = RepeatedRows()
         self.lengths = [self.width] if lengths is None else list(lengths)
         self.positions: npt.NDArray[np.int32] | None = None
         if any(length != self.width for length in self.lengths):
@@ -98,8 +100,7 @@ class BatchCache:
     def repeated(self, sequences: list[int], room: int) -> Any:
         """A cache of R rows, row r a copy of sequence `sequences[r]`, for one call."""
         if isinstance(self.cache, StackedCache):
-            index = torch.tensor(sequences, device=self.cache.keys.device)
-            return self.cache.repeat_sequences(index, room)
+            return self._rows.repeat(self.cache, sequences, room)
         select_sequences(self.cache, sequences)
         return self.cache
 
@@ -117,9 +118,7 @@ class BatchCache:
         """
         longest = max(counts)
         if isinstance(repeated, StackedCache) and repeated is not self.cache:
-            repeated.set_width(self.width + size)
-            index = torch.tensor(rows, device=repeated.keys.device)
-            self.cache.append_rows(repeated, index, longest)
+            self._rows.append_to(self.cache, rows, longest)
         else:
             if repeats:
                 select_sequences(self.cache, rows)
@@ -134,12 +133,14 @@ class BatchCache:
         positions = np.where(positions < np.array(lengths)[:, None], positions, np.int32(-1))
         width = int(np.flatnonzero((positions >= 0).any(axis=0))[-1]) + 1
         set_width(self.cache, width, self.width)
+        self._rows.keep_slots(width)
         self.width, self.lengths = width, list(lengths)
         self.positions = None if min(lengths) == width else positions[:, :width]
         self._clean_up()
 
     def keep_sequences(self, sequences: list[int]) -> None:
         """Let the others go; one may come several times."""
+        self._rows.forget()
         select_sequences(self.cache, sequences)
         self.lengths = [self.lengths[number] for number in sequences]
         if self.positions is not None:
@@ -167,6 +168,7 @@ class BatchCache:
         longest = max(self.lengths)
         if self.positions is None or self.width - longest < max(_HOLES, longest // 2):
             return
+        self._rows.forget()
         # Right-aligned, so that the longest ends where the next call begins.
         sources = []
         positions = np.full((len(self), longest), -1, np.int32)

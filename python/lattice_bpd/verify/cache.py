@@ -76,7 +76,7 @@ def move_slots(cache: Any, start: int, sources: Sequence[Sequence[int]]) -> None
 def select_sequences(cache: Any, sequences: list[int]) -> None:
     """Keep the sequences of these numbers; one may come several times."""
     if isinstance(cache, StackedCache):
-        cache.select_sequences(torch.tensor(sequences, device=cache.keys.device))
+        cache.select_sequences(sequences)
         return
     layers = getattr(cache, "layers", None)
     keys = getattr(layers[0], "keys", None) if layers else None

@@ -9,9 +9,11 @@ so that all that verification does with caches works on it as it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import Cache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
@@ -41,19 +43,20 @@ class Source:
         """B."""
         return len(self.token_ids)
 
-    def select(self, rows: Tensor) -> Source:
-        """The sources of these rows, (R,) int64; one may come several times."""
+    def select(self, rows: Sequence[int]) -> Source:
+        """The sources of these rows; one may come several times."""
         if len(self) == 1:  # a view will do
 
             def take(part: Tensor) -> Tensor:
                 return part.expand(len(rows), *part.shape[1:])
         else:
+            index = torch.tensor(rows, device=self.states.device)
 
             def take(part: Tensor) -> Tensor:
-                return part.index_select(0, rows)
+                return part.index_select(0, index)
 
         return Source(
-            [self.token_ids[row] for row in rows.tolist()],
+            [self.token_ids[row] for row in rows],
             take(self.states),
             None if self.mask is None else take(self.mask),
             tuple(take(part) for part in self.keys),
@@ -112,16 +115,14 @@ class SourceCache(StackedCache):
         )
         return cls(own.keys, own.values, own.width, read)
 
-    def select_sequences(self, sequences: Tensor) -> None:
+    def select_sequences(self, sequences: Sequence[int]) -> None:
         """See StackedCache; the sources go along."""
         super().select_sequences(sequences)
         self.set_source(self.source.select(sequences))
 
-    def repeat_sequences(self, sequences: Tensor, room: int) -> StackedCache:
+    def over(self, keys: Tensor, values: Tensor, sequences: Sequence[int]) -> StackedCache:
         """See StackedCache; the sources go along."""
-        own = super().repeat_sequences(sequences, room)
-        source = self.source.select(sequences)
-        return SourceCache(own.keys, own.values, own.width, source)
+        return SourceCache(keys, values, self.width, self.source.select(sequences))
 
 
 def _to_cache(source: Source) -> Cache:

@@ -169,29 +169,55 @@ class StackedCache(Cache):
             self._views = self.keys, parts
         return self._views[1]
 
-    def select_sequences(self, sequences: Tensor) -> None:
-        """Keep the sequences of these numbers, (B',) int64; one may come several times."""
-        self.keys = self.keys.index_select(1, sequences)
-        self.values = self.values.index_select(1, sequences)
+    def select_sequences(self, sequences: Sequence[int]) -> None:
+        """Keep the sequences of these numbers; one may come several times."""
+        index = self.index(sequences)
+        self.keys = self.keys.index_select(1, index)
+        self.values = self.values.index_select(1, index)
 
-    def repeat_sequences(self, sequences: Tensor, room: int) -> StackedCache:
-        """A new cache of R rows, row r a copy of `sequences[r]`, with `room` free slots."""
-        parts = []
-        for buffer in (self.keys, self.values):
+    def index(self, sequences: Sequence[int]) -> Tensor:
+        """Numbers of sequences as torch selects by them, (R,) int64."""
+        return torch.tensor(sequences, device=self.keys.device)
+
+    def new_buffers(self, rows: int, slots: int) -> tuple[Tensor, Tensor]:
+        """Room for keys and values of so many rows, nothing written yet."""
+
+        def room(buffer: Tensor) -> Tensor:
             layers, _, heads, _, size = buffer.shape
-            shape = (layers, len(sequences), heads, self.width + room, size)
-            copied = buffer.new_empty(shape)
-            copied[:, :, :, : self.width] = buffer[:, :, :, : self.width].index_select(1, sequences)
-            parts.append(copied)
-        return StackedCache(parts[0], parts[1], self.width)
+            return buffer.new_empty((layers, rows, heads, slots, size))
 
-    def append_rows(self, other: StackedCache, rows: Tensor, count: int) -> None:
-        """Append `count` slots of other's rows, (B,) int64, that begin where this cache ends."""
-        start, end = self.width, self.width + count
-        self.make_room(end)
-        self.keys[:, :, :, start:end] = other.keys[:, :, :, start:end].index_select(1, rows)
-        self.values[:, :, :, start:end] = other.values[:, :, :, start:end].index_select(1, rows)
-        self.set_width(end)
+        return room(self.keys), room(self.values)
+
+    def over(self, keys: Tensor, values: Tensor, sequences: Sequence[int]) -> StackedCache:
+        """A cache as wide as this one over other buffers, row r of which repeats sequences[r]."""
+        del sequences
+        return StackedCache(keys, values, self.width)
+
+    def repeat_sequences(self, sequences: Sequence[int], room: int) -> StackedCache:
+        """A new cache of R rows, row r a copy of `sequences[r]`, with `room` free slots."""
+        copies, index = self.new_buffers(len(sequences), self.width + room), self.index(sequences)
+        for copy, buffer in zip(copies, (self.keys, self.values), strict=True):
+            copy[:, :, :, : self.width] = buffer[:, :, :, : self.width].index_select(1, index)
+        return self.over(*copies, sequences)
+
+    def append_rows(self, other: StackedCache, rows: Sequence[int], count: int) -> None:
+        """Append `count` slots of other's rows, one for each of B, where this cache ends."""
+        start = self.width
+        self.make_room(start + count)
+        self.copy_slots(other, rows, 0, start, count)
+        self.set_width(start + count)
+
+    def copy_slots(
+        self, other: StackedCache, rows: Sequence[int], first_row: int, start: int, count: int
+    ) -> None:
+        """Copy `count` slots of other's rows, from `start` on, to rows from `first_row` on."""
+        if self.keys.device.type == "cpu":  # see move_slots
+            _core.copy_slots(other._bytes(), rows, self._bytes(), first_row, start, count)
+            return
+        index = self.index(rows)
+        for buffer, source in ((self.keys, other.keys), (self.values, other.values)):
+            new = source.narrow(3, start, count).index_select(1, index)
+            buffer.narrow(1, first_row, len(rows)).narrow(3, start, count).copy_(new)
 
 
 def pad_slots(sources: Sequence[Sequence[int]]) -> Tensor:

@@ -140,10 +140,10 @@ def verify_trees(
     form = choose_form(target, state, trees, form)
     call = (lay_out_tree if form == "tree" else lay_out_rows)(target, state, trees)
     cache, size = state.cache, call.input_ids.shape[1]
-    start = time.perf_counter()
     try:
         if call.sequences is not None:
             cache = state.repeated(call.sequences, size)
+        start = time.perf_counter()
         output = _run(target, call, cache)
     except (RuntimeError, MemoryError) as error:
         if not is_lack_of_memory(error):

@@ -1,0 +1,70 @@
+"""Rows that repeat the sequences of a cache, kept from call to call: what copies would be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from lattice_bpd.verify.repeated_rows import RepeatedRows
+from lattice_bpd.verify.stacked_cache import StackedCache
+
+
+def make_cache(batch: int, width: int, seed: int = 0) -> StackedCache:
+    """Two layers, three heads, keys and values of different sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    keys, values = (
+        torch.randn(2, batch, 3, width + 400, size, generator=generator) for size in (4, 5)
+    )
+    return StackedCache(keys, values, width)
+
+
+def same(found: StackedCache, wanted: StackedCache) -> bool:
+    """Whether the slots in use hold the same."""
+    return found.width == wanted.width and all(
+        torch.equal(a[:, :, :, : found.width], b[:, :, :, : found.width])
+        for a, b in ((found.keys, wanted.keys), (found.values, wanted.values))
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_rows_are_what_a_copy_would_be(batch: int) -> None:
+    rng = np.random.default_rng(batch)
+    cache, rows = make_cache(batch, 5), RepeatedRows()
+    for _ in range(120):
+        match rng.integers(0, 8):
+            case 0:
+                cache.set_width(max(1, cache.width - int(rng.integers(0, 9))))
+                rows.keep_slots(cache.width)
+            case 1:
+                cache.select_sequences(rng.integers(0, batch, batch).tolist())
+                rows.forget()
+        sequences = sorted(rng.integers(0, batch, rng.integers(1, 7)).tolist())
+        room = int(rng.integers(1, 9))
+        found = rows.repeat(cache, sequences, room)
+        assert found.keys.shape[3] >= cache.width + room
+        assert same(found, cache.repeat_sequences(sequences, room))
+        for part in (found.keys, found.values):  # the call writes behind what is known, ..
+            part[:, :, :, cache.width : cache.width + room] = torch.randn(())
+        chosen = rng.integers(0, len(sequences), batch).tolist()
+        rows.append_to(cache, chosen, int(rng.integers(0, room + 1)))  # .. and a part is kept
+
+
+def test_rows_are_not_copied_again() -> None:
+    cache, rows = make_cache(1, 50), RepeatedRows()
+    first = rows.repeat(cache, [0, 0, 0], 4)
+    before = first.keys[:, :, :, :50].clone()
+    cache.keys[:, :, :, :50] = 0.0  # nobody may do so; here it shows what is read
+    cache.set_width(53)
+    again = rows.repeat(cache, [0, 0], 4)
+    assert again.keys.data_ptr() == first.keys.data_ptr()
+    assert torch.equal(again.keys[:, :, :, :50], before[:, :2])
+    cache.set_width(55)
+    again = rows.repeat(cache, [0, 0, 0], 4)  # the third row was not in the call between
+    assert torch.equal(again.keys[:, :, :, :50], before)
+    assert torch.equal(again.keys[:, :, :, 50:55], cache.keys[:, [0, 0, 0], :, 50:55])
+    more = rows.repeat(cache, [0, 0, 0, 0], 4)  # for which there is no room
+    assert same(more, cache.repeat_sequences([0, 0, 0, 0], 4))
