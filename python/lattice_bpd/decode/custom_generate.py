@@ -24,7 +24,11 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from lattice_bpd import NGramLM
 from lattice_bpd.decode.batch import check_rule, count_most_nodes
+from lattice_bpd.decode.constraint import Constraint
+from lattice_bpd.decode.constraint.protocol import check_constraint
+from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
 from lattice_bpd.decode.drafters import Drafter
+from lattice_bpd.decode.experience import experience_of
 from lattice_bpd.decode.generate_checks import (
     check_positions,
     refuse_for_batches,
@@ -49,6 +53,7 @@ class CustomGenerate:
         strategy: see `lattice_bpd.decode.generate`, as for all other arguments.
         drafter: your own instead of a strategy's, for a single sequence if it observes.
         lm: n-gram LM over the target's token ids.
+        scorer: a small causal LM or a TransitionScorer, of "neural" and "p_best".
         top_k: k.
         num_drafts: p of "p_best".
         max_nodes: N of "tree".
@@ -61,6 +66,8 @@ class CustomGenerate:
         streamer: of `transformers`. Give it here: `generate` keeps its own from callables.
         acceptance: which draft tokens are kept, judged by the logits behind all processors; with
             a lossy rule the output is not that of plain `generate`, and `results` say so.
+        constraint: what each sequence's new tokens must obey; the output is that of plain
+            `generate` with a logits processor that forbids what the constraint does.
 
     Attributes:
         results: the DecodeResult of each sequence of the last call, with statistics.
@@ -73,6 +80,7 @@ class CustomGenerate:
         *,
         drafter: Drafter | None = None,
         lm: NGramLM | None = None,
+        scorer: Any = None,
         top_k: int = 16,
         num_drafts: int = 16,
         max_nodes: int = 36,
@@ -84,13 +92,14 @@ class CustomGenerate:
         form: str = "auto",
         streamer: Any = None,
         acceptance: Acceptance | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
-        self.acceptance = check_rule(acceptance)
+        self.acceptance, self.constraint = check_rule(acceptance), constraint
         self.heads, self.strategy, self.drafter = heads, strategy, drafter
         self.form, self.streamer = form, streamer
         self._sizes: dict[str, Any] = {
-            "lm": lm, "top_k": top_k, "num_drafts": num_drafts, "max_nodes": max_nodes,
-            "alpha": alpha, "temperature": temperature, "cache": cache,
+            "lm": lm, "scorer": scorer, "top_k": top_k, "num_drafts": num_drafts,
+            "max_nodes": max_nodes, "alpha": alpha, "temperature": temperature, "cache": cache,
             "draft_model": draft_model, "num_slots": num_slots, "has_heads": heads is not None,
         }  # fmt: skip
         if strategy == "oracle":
@@ -128,23 +137,31 @@ class CustomGenerate:
         refuse_inputs(model_kwargs)
         refuse_sharded(model)
         refuse_for_batches(len(input_ids), logits_processor, stopping_criteria)
-        drafter = self.drafter or make_drafter(self.strategy, drafting.vocab_size, **self._sizes)
+        drafter = self.drafter or make_drafter(
+            self.strategy, drafting.vocab_size, **self._sizes, experience=experience_of(model)
+        )
         rows = strip_padding(input_ids, model_kwargs.get("attention_mask"))
         check_positions(rows, model_kwargs)
         prompts = check_prompts(drafting, rows, beyond_positions=True)
         limit = _max_length(stopping_criteria, generation_config) - input_ids.shape[1]
-        plain = _plain_stop_tokens(logits_processor, stopping_criteria)
+        plain = _are_plain(logits_processor, stopping_criteria)
+        ends = _end_tokens(stopping_criteria) if plain or self.constraint is not None else set()
+        expected = 0
+        if self.constraint is not None:
+            check_constraint(self.constraint, drafting.vocab_size)
+            ends, expected = ends | self.constraint.end_token_ids, MOST_EXPECTED
         options = Options(
             limits=[limit] * len(rows),
             short_of_positions=[False] * len(rows),
-            stop_token_ids=frozenset(plain or ()),
+            stop_token_ids=frozenset(ends),
+            constraint=self.constraint,
             form=self.form,
             streamer=self.streamer,
             acceptance=self.acceptance,
             static_cache=generation_config.cache_implementation == "static" and len(rows) == 1,
-            most_nodes=count_most_nodes(drafter, drafting),
+            most_nodes=count_most_nodes(drafter, drafting) + expected,
         )
-        if plain is None:
+        if not plain:
             options.choosers = [
                 _ProcessedChoice(row, limit, logits_processor, stopping_criteria, chooser)
                 for row, chooser in zip(input_ids, self._start_choosers(prompts), strict=True)
@@ -211,15 +228,16 @@ def _max_length(criteria: StoppingCriteriaList, config: GenerationConfig) -> int
     return min(limits) if limits else int(config.max_length or 20)
 
 
-def _plain_stop_tokens(
-    processors: LogitsProcessorList, criteria: StoppingCriteriaList
-) -> list[int] | None:
-    """The tokens that end a text, where nothing else can change or end it; else None."""
-    plain = all(isinstance(c, (MaxLengthCriteria, EosTokenCriteria)) for c in criteria)
-    if len(processors) > 0 or not plain:
-        return None
+def _are_plain(processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> bool:
+    """Whether nothing but its length and its tokens can end a text, and nothing change it."""
+    kinds = (MaxLengthCriteria, EosTokenCriteria)
+    return len(processors) == 0 and all(isinstance(c, kinds) for c in criteria)
+
+
+def _end_tokens(criteria: StoppingCriteriaList) -> set[int]:
+    """The tokens that end a text."""
     ends = [c.eos_token_id.tolist() for c in criteria if isinstance(c, EosTokenCriteria)]
-    return [int(token) for tokens in ends for token in tokens]
+    return {int(token) for tokens in ends for token in tokens}
 
 
 def _append(input_ids: Tensor, decoded: list[list[int]], config: GenerationConfig) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,7 @@ def draft_trees(drafter: Drafter, states: Sequence[DecodeState]) -> list[PrefixT
     ]
 
 
-@cache
+@lru_cache(maxsize=64)  # classes made on the fly are not kept for ever
 def has_prefix_trees(kind: type) -> bool:
     """Whether a class of drafters proposes PrefixTrees.
 
