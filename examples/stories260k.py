@@ -27,11 +27,7 @@ from stories260k_parts import (
     FULL,
     QUICK,
     Recipe,
-    cached_model,
-    cached_text,
-    fingerprint,
-    read_beginnings,
-    train_lm,
+    prepare,
 )
 from stories260k_scorers import (
     ADAPTIVE,
@@ -58,7 +54,7 @@ from lattice_bpd.evaluate import (
     render_table,
 )
 from lattice_bpd.evaluate.table import footnotes
-from lattice_bpd.models import BlockwiseLM, load_llama2c
+from lattice_bpd.models import BlockwiseLM
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 ROUND = 8  # prompts of a round of the sweep
@@ -77,18 +73,13 @@ def main(
     start = time.perf_counter()
     console = make_console()
     watcher = ConsoleWatcher(console, {})
-    base = load_llama2c(args.model / "stories260K.bin")
-    found = read_beginnings(args, base, recipe)
-    work = args.work / f"{'quick' if args.quick else 'full'}-{fingerprint(args, recipe)}"
-    work.mkdir(parents=True, exist_ok=True)
-    rows = cached_text(work, base, found, recipe, watcher)
-    lm = train_lm(rows, recipe)
-    model = cached_model(work, base, rows, recipe, watcher)
+    made = prepare(args, recipe, "quick" if args.quick else "full", watcher)
+    found, lm, model = made.found, made.lm, made.model
     replay = record_greedy(model, lm, found.tune, recipe)
     options, tuned = tune(replay, lm, recipe, watcher)
     settings, sources = list(TREE_SETTINGS), None
     if args.all:
-        sources = make_sources(work, base, lm, rows, found, recipe, scorers, watcher)
+        sources = make_sources(made, recipe, scorers, watcher)
         more = tune_lines(model, found.tune, replay, sources, recipe, scorers, watcher)
         options, tuned = {**options, **more[0]}, {**tuned, **more[1]}
         options[ADAPTIVE.name] = replace(options["tree"], cache=True)
@@ -106,7 +97,7 @@ def main(
     if args.sweep:
         console.print(sweep(model, lm, found.test, options, recipe, watcher))
     seconds = time.perf_counter() - start
-    console.print(f"{seconds:.0f} s in all; text and heads are kept in {work}")
+    console.print(f"{seconds:.0f} s in all; text and heads are kept in {made.work}")
     if args.json is not None:
         results = to_json(comparison, recipe, options, tuned, lm, seconds)
         temporary = args.json.with_name(f".{args.json.name}")

@@ -22,20 +22,11 @@ from typing import Any
 
 import torch
 from stories260k import ROUND, measure, read_arguments, record_greedy, tune
-from stories260k_parts import (
-    QUICK,
-    Recipe,
-    cached_model,
-    cached_text,
-    fingerprint,
-    read_beginnings,
-    train_lm,
-)
+from stories260k_parts import QUICK, Recipe, prepare
 
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.evaluate import TREE_SETTINGS, Comparison, DraftOptions, Setting
 from lattice_bpd.evaluate.compare import StrategyResult
-from lattice_bpd.models import load_llama2c
 
 LOOPING = 0.1  # share of its positions from which on an output counts as looping
 RECIPE = replace(QUICK, max_new_tokens=128, tune_prompts=40, test_prompts=120)
@@ -73,12 +64,8 @@ def main(arguments: Sequence[str] | None = None, recipe: Recipe = RECIPE) -> Non
     start = time.perf_counter()
     console = make_console()
     watcher = ConsoleWatcher(console, {})
-    base = load_llama2c(args.model / "stories260K.bin")
-    found = read_beginnings(args, base, recipe)
-    work = args.work / f"cache-{fingerprint(args, recipe)}"
-    work.mkdir(parents=True, exist_ok=True)
-    rows = cached_text(work, base, found, recipe, watcher)
-    lm, model = train_lm(rows, recipe), cached_model(work, base, rows, recipe, watcher)
+    made = prepare(args, recipe, "cache", watcher)
+    found, lm, model = made.found, made.lm, made.model
     options, _ = tune(record_greedy(model, lm, found.tune, recipe), lm, recipe, watcher)
     options["tree_0gram"] = replace(options["tree_0gram"], alpha=0.5)  # matters to a cache alone
     settings, options = with_caches(options)
@@ -93,7 +80,9 @@ def main(arguments: Sequence[str] | None = None, recipe: Recipe = RECIPE) -> Non
     results = to_json(comparison, options)
     for line in table(results, recipe):
         console.print(line, highlight=False)
-    console.print(f"{time.perf_counter() - start:.0f} s in all; text and heads are kept in {work}")
+    console.print(
+        f"{time.perf_counter() - start:.0f} s in all; text and heads are kept in {made.work}"
+    )
     if args.json is not None:
         args.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 

@@ -10,20 +10,13 @@ from pathlib import Path
 
 import torch
 from stories260k import read_arguments
-from stories260k_parts import (
-    QUICK,
-    cached_model,
-    cached_text,
-    fingerprint,
-    read_beginnings,
-    train_lm,
-)
+from stories260k_parts import QUICK, prepare
 from stories260k_scorers import ScorerRecipe, cached_rescorer
 from transformers import PreTrainedModel
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-from lattice_bpd.models import BlockwiseLM, load_llama2c
+from lattice_bpd.models import BlockwiseLM
 
 SMALL = ScorerRecipe(hidden_size=64, num_layers=1)
 
@@ -32,11 +25,7 @@ def load(work: Path | None = None) -> tuple[BlockwiseLM, NGramLM, PreTrainedMode
     """Target with heads, n-gram LM, draft model, and prompts that none of them learnt from."""
     torch.set_num_threads(1)
     args, watcher = read_arguments([]), ConsoleWatcher(make_console(), {})
-    base = load_llama2c(args.model / "stories260K.bin")
-    found = read_beginnings(args, base, QUICK)
-    work = (work or args.work) / f"quick-{fingerprint(args, QUICK)}"
-    work.mkdir(parents=True, exist_ok=True)
-    rows = cached_text(work, base, found, QUICK, watcher)
-    small = cached_rescorer(work, rows, SMALL, watcher)
-    model = cached_model(work, base, rows, QUICK, watcher)
-    return model, train_lm(rows, QUICK), small, found.test
+    args.work = work or args.work
+    made = prepare(args, QUICK, "quick", watcher)
+    small = cached_rescorer(made.work, made.rows, SMALL, watcher)
+    return made.model, made.lm, small, made.found.test

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, load_llama2c
 from lattice_bpd.train.encoders import load_encoder
 from lattice_bpd.train.frozen import FrozenOptions, train_frozen
 from lattice_bpd.train.own_text import write_own_text
@@ -164,3 +164,37 @@ def cached_model(
     watcher.end()
     model.heads.save_pretrained(work)
     return model
+
+
+@dataclass
+class Prepared:
+    """What decodes, and what it learned from.
+
+    Attributes:
+        base: the target, frozen.
+        found: beginnings, some of them held out.
+        work: folder where text and heads are kept.
+        rows: (N, row_length) the target's own text.
+        lm: n-gram LM of that text.
+        model: the target with heads.
+    """
+
+    base: LlamaForCausalLM
+    found: Beginnings
+    work: Path
+    rows: np.ndarray
+    lm: NGramLM
+    model: BlockwiseLM
+
+
+def prepare(
+    args: argparse.Namespace, recipe: Recipe, kind: str, watcher: ConsoleWatcher
+) -> Prepared:
+    """Load what is kept in a folder of args.work for this kind of run, and make the rest."""
+    base = load_llama2c(args.model / "stories260K.bin")
+    found = read_beginnings(args, base, recipe)
+    work = args.work / f"{kind}-{fingerprint(args, recipe)}"
+    work.mkdir(parents=True, exist_ok=True)
+    rows = cached_text(work, base, found, recipe, watcher)
+    model = cached_model(work, base, rows, recipe, watcher)
+    return Prepared(base, found, work, rows, train_lm(rows, recipe), model)

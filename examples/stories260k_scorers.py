@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from stories260k_parts import BEGIN, Beginnings, Recipe, train_lm
+from stories260k_parts import BEGIN, Beginnings, Prepared, Recipe, train_lm
 from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from lattice_bpd import NGramLM
@@ -89,17 +89,16 @@ class Sources:
 
 
 def make_sources(
-    work: Path, base: LlamaForCausalLM, lm: NGramLM, rows: np.ndarray, found: Beginnings,
-    recipe: Recipe, scorers: ScorerRecipe, watcher: ConsoleWatcher,
-) -> Sources:  # fmt: skip
+    made: Prepared, recipe: Recipe, scorers: ScorerRecipe, watcher: ConsoleWatcher
+) -> Sources:
     """Train or load what the further lines rescore with."""
-    texts = corpus_texts(found, scorers.corpus_tokens)
+    texts = corpus_texts(made.found, scorers.corpus_tokens)
     watcher.begin("reading the corpus for its own n-gram and the distilled one")
-    distilled = distil(base, texts, recipe)
+    distilled = distil(made.base, texts, recipe)
     watcher.end()
-    neural = NeuralScorer(cached_rescorer(work, rows, scorers, watcher))
+    neural = NeuralScorer(cached_rescorer(made.work, made.rows, scorers, watcher))
     by_name = {"corpus": train_lm(texts, recipe), "distilled": distilled, "rescorer": neural}
-    sources = Sources(by_name, lm)
+    sources = Sources(by_name, made.lm)
     sources.mix(scorers.ngram_weights[0])
     return sources
 

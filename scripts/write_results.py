@@ -171,24 +171,16 @@ def stories_source(args: argparse.Namespace) -> Source | None:
     parts = importlib.import_module("stories260k_parts")
     from lattice_bpd.evaluate.quick import Source
     from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
-    from lattice_bpd.models import load_llama2c
     from lattice_bpd.train.encoders import load_encoder
 
-    base = load_llama2c(args.data / STORIES)
     stories = args.data / "tinystories" / "tinystories_10k.txt"
-    places = argparse.Namespace(model=args.data / "stories260K", text=stories)
+    places = argparse.Namespace(model=args.data / "stories260K", text=stories, work=args.work)
     used = replace(
         parts.QUICK, tune_prompts=args.limit // 2, test_prompts=args.limit - args.limit // 2
     )
-    work = args.work / f"stories-{parts.fingerprint(places, used)}"
-    work.mkdir(parents=True, exist_ok=True)
-    watcher = make_watcher()
-    beginnings = parts.read_beginnings(places, base, used)
-    own_text = parts.cached_text(work, base, beginnings, used, watcher)
-    lm = parts.train_lm(own_text, used)
-    lm.save(work / "4-gram.lm")
-    model = parts.cached_model(work, base, own_text, used, watcher)
-    found = {"tinystories": [Prompt(ids) for ids in beginnings.tune + beginnings.test]}
+    made = parts.prepare(places, used, "stories", make_watcher())
+    made.lm.save(made.work / "4-gram.lm")
+    found = {"tinystories": [Prompt(ids) for ids in made.found.tune + made.found.test]}
     encoder = load_encoder(str(args.data / SUBWORDS))
     for task, file in STORY_TASKS.items():
         if not (args.data / file).is_file():
@@ -203,8 +195,8 @@ def stories_source(args: argparse.Namespace) -> Source | None:
         top_k=16, max_new_tokens=used.max_new_tokens, stop_token_ids=(parts.BEGIN,)
     )
     return Source(
-        model, "stories260K", None, str(args.data / SUBWORDS), found, {"4-gram": lm},
-        {"4-gram": str(work / "4-gram.lm")}, record,
+        made.model, "stories260K", None, str(args.data / SUBWORDS), found, {"4-gram": made.lm},
+        {"4-gram": str(made.work / "4-gram.lm")}, record,
     )  # fmt: skip
 
 

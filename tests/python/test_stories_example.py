@@ -119,8 +119,9 @@ def test_stories_example_without_text_uses_the_models_own(example, shared_data, 
     recipe = tiny(example)
     options = ["--model", str(shared_data / "stories260K"), "--text", str(tmp_path / "none.txt")]
     args = example.read_arguments(options)
-    base = example.load_llama2c(args.model / "stories260K.bin")
-    found = example.read_beginnings(args, base, recipe)
+    parts = importlib.import_module("stories260k_parts")
+    base = parts.load_llama2c(args.model / "stories260K.bin")
+    found = parts.read_beginnings(args, base, recipe)
     assert (len(found.tune), len(found.test)) == (3, 5)
     assert not {tuple(prompt) for prompt in found.tune} & {tuple(prompt) for prompt in found.test}
     assert all(len(prompt) == 16 and prompt[0] == 1 for prompt in found.test)
