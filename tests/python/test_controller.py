@@ -24,29 +24,9 @@ from lattice_bpd.decode import (
 )
 from lattice_bpd.decode import controller as controller_module
 from lattice_bpd.decode.acceptance import Calibration, kept_nodes
-from lattice_bpd.decode.cost_curve import CostCurve
 from lattice_bpd.decode.experience import experience_of
 from lattice_bpd.decode.observed_steps import Before, Gap
 from lattice_bpd.decode.step_costs import StepCosts
-
-
-def test_controller_cost_curve() -> None:
-    curve = CostCurve()
-    with pytest.raises(ValueError, match="no times yet"):
-        curve.seconds([3])
-    curve.add(4, 2.0)
-    assert curve.seconds([0, 4, 40]).tolist() == [2.0, 2.0, 2.0]
-    curve.add(8, 4.0)
-    assert curve.seconds([6, 16]) == pytest.approx([3.0, 8.0])
-    curve.add(12, 3.0)  # no size costs more than a larger one
-    assert curve.seconds([8, 12]).tolist() == [3.0, 3.0]
-    curve.add(12, 30.0)  # the first time does not count any more
-    assert curve.seconds([8, 12]).tolist() == [4.0, 30.0]
-    for seconds in (90.0, 4.2, 4.2, 4.2):  # a hiccup does not count
-        curve.add(8, seconds)
-    assert curve.seconds([8]) == pytest.approx([4.2])
-    assert curve.count(8) == 5
-    assert curve.count(1) == 0
 
 
 def test_controller_step_costs() -> None:

@@ -30,6 +30,7 @@ from lattice_bpd.decode import (
 from lattice_bpd.decode.drafter_file import WeighedDrafter, read_drafter_file, weigh_heads
 from lattice_bpd.evaluate import DraftOptions, Rescorers, record
 from lattice_bpd.evaluate.call_costs import make_curve, measure_costs, read_costs
+from lattice_bpd.evaluate.cost_curve import CostCurve
 from lattice_bpd.evaluate.drafter_search import Choice, DrafterSearch, Knobs
 from lattice_bpd.models import BlockwiseLM
 
@@ -190,6 +191,25 @@ def test_tune_files_without_a_field_json_or_lm(tmp_path):
         path.write_text(text)
         with pytest.raises(FormatError, match=r"not a drafter\.json"):
             load_drafter(path)
+
+
+def test_tune_cost_curve():
+    curve = CostCurve()
+    with pytest.raises(ValueError, match="no times yet"):
+        curve.seconds([3])
+    curve.add(4, 2.0)
+    assert curve.seconds([0, 4, 40]).tolist() == [2.0, 2.0, 2.0]
+    curve.add(8, 4.0)
+    assert curve.seconds([6, 16]) == pytest.approx([3.0, 8.0])
+    curve.add(12, 3.0)  # no size costs more than a larger one
+    assert curve.seconds([8, 12]).tolist() == [3.0, 3.0]
+    curve.add(12, 30.0)  # the first time does not count any more
+    assert curve.seconds([8, 12]).tolist() == [4.0, 30.0]
+    for seconds in (90.0, 4.2, 4.2, 4.2):  # a hiccup does not count
+        curve.add(8, seconds)
+    assert curve.seconds([8]) == pytest.approx([4.2])
+    assert curve.count(8) == 5
+    assert curve.count(1) == 0
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from lattice_bpd import DrawnTree, NGramLM, draw_tree
-from lattice_bpd.decode.drafters import Drafter
+from lattice_bpd import DrawnTree, draw_tree
 from lattice_bpd.decode.head_candidates import prepare_rescoring
 from lattice_bpd.decode.noise import keys_of_draws, sampling_temperature
-from lattice_bpd.decode.sequence_caches import SequenceCaches
 from lattice_bpd.decode.state import DecodeState
+from lattice_bpd.decode.tree_drafter import LatticeTreeDrafter
 
 
-class DrawnTreeDrafter(Drafter):
+class DrawnTreeDrafter(LatticeTreeDrafter):
     """Paths drawn from the lattice's joint distribution without replacement, as one tree.
 
     The joint is taken at the temperature of sampling. With
@@ -32,24 +30,6 @@ class DrawnTreeDrafter(Drafter):
         TypeError: a cache that is neither bool nor int.
         ValueError: a temperature that is not above 0, or a cache of an order out of range.
     """
-
-    def __init__(
-        self,
-        lm: NGramLM | None,
-        *,
-        top_k: int = 16,
-        max_nodes: int = 36,
-        alpha: float = 0.5,
-        temperature: float = 1.0,
-        cache: bool | int = False,
-    ) -> None:
-        if not 0.0 < temperature < math.inf:
-            raise ValueError(
-                f"DrawnTreeDrafter: temperature is {temperature}; expected a number above 0"
-            )
-        self.lm, self.top_k, self.max_nodes, self.alpha = lm, top_k, max_nodes, alpha
-        self.temperature = temperature
-        self._caches = SequenceCaches.of_option(cache, lm)
 
     def propose(self, state: DecodeState) -> DrawnTree:
         """(1, N) nodes; see `draw_tree`.

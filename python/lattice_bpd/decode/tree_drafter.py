@@ -19,7 +19,29 @@ from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.verify import PrefixTree, search_trees
 
 
-class TreeDrafter(Drafter):
+class LatticeTreeDrafter(Drafter):
+    """Numbers of the drafters that make one tree of a lattice, and the texts' caches."""
+
+    def __init__(
+        self,
+        lm: NGramLM | None,
+        *,
+        top_k: int = 16,
+        max_nodes: int = 36,
+        alpha: float = 0.5,
+        temperature: float = 1.0,
+        cache: bool | int = False,
+    ) -> None:
+        if not 0.0 < temperature < math.inf:
+            raise ValueError(
+                f"{type(self).__name__}: temperature is {temperature}; expected a number above 0"
+            )
+        self.lm, self.top_k, self.max_nodes, self.alpha = lm, top_k, max_nodes, alpha
+        self.temperature = temperature
+        self._caches = SequenceCaches.of_option(cache, lm)
+
+
+class TreeDrafter(LatticeTreeDrafter):
     """The most probable prefixes of all paths through the lattice, as one tree of N nodes.
 
     Better than as many tokens of the p best paths, which repeat their prefixes and each go on to
@@ -58,13 +80,10 @@ class TreeDrafter(Drafter):
     ) -> None:
         if not 0.0 < sharpness < math.inf:
             raise ValueError(f"TreeDrafter: sharpness is {sharpness}; expected a number above 0")
-        if not 0.0 < temperature < math.inf:
-            raise ValueError(
-                f"TreeDrafter: temperature is {temperature}; expected a number above 0"
-            )
-        self.lm, self.top_k, self.max_nodes, self.alpha = lm, top_k, max_nodes, alpha
-        self.temperature, self.sharpness = temperature, sharpness
-        self._caches = SequenceCaches.of_option(cache, lm)
+        super().__init__(
+            lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature, cache=cache
+        )
+        self.sharpness = sharpness
         self._repeats = None if self._caches is None else Repeats()
 
     def propose(self, state: DecodeState) -> DraftTree | DrawnTree:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lattice_bpd import FormatError
-from lattice_bpd.decode.cost_curve import CostCurve
+from lattice_bpd.evaluate.cost_curve import CostCurve
 
 if TYPE_CHECKING:
     from lattice_bpd.decode import DraftingModel

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import NGramLM
-from lattice_bpd.decode.cost_curve import CostCurve
 from lattice_bpd.decode.drafter_file import weigh_heads
+from lattice_bpd.evaluate.cost_curve import CostCurve
 from lattice_bpd.evaluate.lab_options import DEFAULT_ALPHAS, split_texts
 from lattice_bpd.evaluate.positions import PositionBatch, Proposal, Rescorers
 from lattice_bpd.evaluate.replay import Recording, Replayed

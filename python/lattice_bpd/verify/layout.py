@@ -47,7 +47,7 @@ class Call(NamedTuple):
 def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]) -> Call:
     """Exact token and tree nodes of each sequence as one row."""
     cores = [tree._core for tree in trees]
-    size = state.call_size(_core.tree_extents(cores)[0])
+    size = state.call_size(max(map(len, cores)))
     inputs = _core.tree_inputs(cores, state.lengths, size)
     if target.device.type == "cpu":
         input_ids, position_ids = map(torch.from_numpy, inputs)
