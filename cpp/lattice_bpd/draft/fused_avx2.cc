@@ -114,6 +114,25 @@ struct Avx2 {
     return std::max(_mm_cvtsd_f64(half), _mm_cvtsd_f64(_mm_unpackhi_pd(half, half)));
   }
 
+  static double FillMasses(const double* suffix_masses, double factor, const FusedRowHits& hits,
+                           std::uint32_t size, double* masses) {
+    __m256d totals[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+    const double* own_masses = hits.scores;
+    for (std::uint32_t i = 0; i < size; i += 4) {
+      const std::uint32_t set = hits.lane_bits[i / 64] >> (i % 64) & 15;
+      const __m256d product =
+          _mm256_mul_pd(_mm256_loadu_pd(suffix_masses + i), _mm256_set1_pd(factor));
+      const __m256d own = Permute(_mm256_loadu_pd(own_masses), kLaneTables.expand[set]);
+      const __m256d mass = _mm256_blendv_pd(product, own, LaneMask(set));
+      own_masses += __builtin_popcount(set);
+      _mm256_storeu_pd(masses + i, mass);
+      totals[i / 4 % 2] = _mm256_add_pd(totals[i / 4 % 2], mass);
+    }
+    const __m256d four = _mm256_add_pd(totals[0], totals[1]);
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
+  }
+
   static std::uint32_t AtLeast(const double* values, double added, std::uint32_t size, double least,
                                double* sums, std::uint32_t* indices) {
     const __m256d bound = _mm256_set1_pd(least);

@@ -245,6 +245,25 @@ struct Avx512 {
     return _mm512_reduce_max_pd(best);
   }
 
+  static double FillMasses(const double* suffix_masses, double factor, const FusedRowHits& hits,
+                           std::uint32_t size, double* masses) {
+    const __m512d factors = _mm512_set1_pd(factor);
+    __m512d total = _mm512_setzero_pd();
+    const double* own_masses = hits.scores;
+    for (std::uint32_t i = 0; i < size; i += 8) {
+      const auto lanes = static_cast<__mmask8>(hits.lane_bits[i / 64] >> (i % 64));
+      const __m512d product = _mm512_mul_pd(_mm512_loadu_pd(suffix_masses + i), factors);
+      const __m512d mass = _mm512_mask_expandloadu_pd(product, lanes, own_masses);
+      own_masses += __builtin_popcount(lanes);
+      _mm512_storeu_pd(masses + i, mass);
+      total = _mm512_add_pd(total, mass);
+    }
+    const __m256d four =
+        _mm256_add_pd(_mm512_castpd512_pd256(total), _mm512_extractf64x4_pd(total, 1));
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
+  }
+
   static std::uint32_t AtLeast(const double* values, double added, std::uint32_t size, double least,
                                double* sums, std::uint32_t* indices) {
     const __m512d bound = _mm512_set1_pd(least);

@@ -15,7 +15,7 @@ class BeamSearch {
  public:
   BeamSearch(const FusedTask& task, FusedWorkspace* workspace) : task_(task), w_(*workspace) {}
 
-  void Run(CompletionFinder<Simd, FusedBest>* completions) {
+  void Run(CompletionFinder<Simd>* completions) {
     w_.beam.Clear();
     const std::uint32_t start = w_.hits.target[0];
     w_.beam.Append({start, 0, 0, w_.hits.constant[0] + w_.worth[start]});
@@ -47,7 +47,7 @@ class BeamSearch {
  private:
   // The next slot's prefixes go to w_.found_*; returns their number.
   std::uint32_t ExtendPrefixes(std::uint32_t j, std::uint32_t end,
-                               CompletionFinder<Simd, FusedBest>* completions) {
+                               CompletionFinder<Simd>* completions) {
     // Each prefix has a best completion, so p prefixes promise p paths at least as good as this.
     double least = kMinusInfinity;
     if (end - begin_ == task_.num_drafts) {

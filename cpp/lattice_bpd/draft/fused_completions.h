@@ -1,19 +1,70 @@
 // Step 2 of the fused search (fused_search.h): what every row is worth, by dynamic programming over
-// rows x lanes. `Worth` says which: FusedBest or FusedMass (fused_masses.h).
+// rows x lanes: for lists of drafts the score of its best completion. fused_masses.h has the same
+// for trees.
 #ifndef LATTICE_BPD_DRAFT_FUSED_COMPLETIONS_H_
 #define LATTICE_BPD_DRAFT_FUSED_COMPLETIONS_H_
 
-#include "lattice_bpd/draft/fused_masses.h"
 #include "lattice_bpd/draft/fused_task.h"
 
 namespace lattice_bpd {
 namespace {
 
-template <typename Simd, typename Worth>
+// The values of a row: the score, up to the end of the lattice, of each lane.
+template <typename Simd>
+class RowValues {
+ public:
+  RowValues(const FusedTask& task, FusedWorkspace* workspace) : task_(task), w_(*workspace) {}
+
+  // Scores of hits so far end with the hit itself.
+  void AddCompletions(std::uint32_t hits_begin, std::uint32_t hits_end) {
+    const double* constants = w_.hits.constant.data();
+    const std::uint32_t* targets = w_.hits.target.data();
+    const double* worth = w_.worth.data();
+    double* scores = w_.hits.score.data();
+    for (std::uint32_t h = hits_begin; h < hits_end; ++h) {
+      scores[h] += constants[h] + worth[targets[h]];
+    }
+  }
+
+  // The suffix's plus the backoff, and a hit's own in its place. A hit replaces the backed-off
+  // score, better or worse. Returns the best.
+  double Fill(std::uint32_t r, const double* suffix_values, double* values) {
+    const bool is_root = w_.rows.suffix[r] == r;
+    if (is_root) std::fill(values, values + task_.stride, kMinusInfinity);
+    const std::uint32_t hits_begin = w_.rows.hits_begin[r];
+    return Simd::FillRow(suffix_values, w_.rows.backoff[r],
+                         {w_.rows.lane_bits.data() + std::size_t{r} * task_.lane_words,
+                          w_.hits.lane.data() + hits_begin, w_.hits.score.data() + hits_begin,
+                          w_.rows.hits_begin[r + 1] - hits_begin},
+                         task_.stride, values);
+  }
+
+  // By those of its suffixes. Good until the next call.
+  const double* Of(std::uint32_t r) {
+    w_.chain.Resize(kMaxChain * task_.stride);
+    return Recompute(r);
+  }
+
+ private:
+  static constexpr std::size_t kMaxChain = kMaxOrder + 1;  // a mixed row, static ones, a root
+
+  double* Recompute(std::uint32_t r) {
+    const std::uint32_t suffix = w_.rows.suffix[r];
+    double* suffix_values = suffix == r ? w_.chain.data() : Recompute(suffix);
+    double* values = suffix_values + (suffix == r ? 0 : task_.stride);
+    Fill(r, suffix_values, values);
+    return values;
+  }
+
+  const FusedTask& task_;
+  FusedWorkspace& w_;
+};
+
+template <typename Simd>
 class CompletionFinder {
  public:
   CompletionFinder(const FusedTask& task, FusedWorkspace* workspace)
-      : task_(task), w_(*workspace) {}
+      : task_(task), w_(*workspace), values_(task, workspace) {}
 
   // Where all values fit, they are kept for the beam; else those of one boundary overwrite those
   // of another.
@@ -32,41 +83,22 @@ class CompletionFinder {
     }
   }
 
-  // The score, up to the end of the lattice, of each lane from a row.
-  const double* ValuesOf(std::uint32_t r) {
-    if (kept_) return Values(r);
-    w_.chain.Resize(kMaxChain * task_.stride);
-    return Recompute(r);
-  }
+  const double* ValuesOf(std::uint32_t r) { return kept_ ? Values(r) : values_.Of(r); }
 
  private:
   static constexpr std::size_t kKeptValues = std::size_t{1} << 20;
-  static constexpr std::size_t kMaxChain = kMaxOrder + 1;  // a mixed row, static ones, a root
 
   void FillRows(std::uint32_t j, std::uint32_t begin, std::uint32_t end, std::uint32_t* place) {
     if (begin == end) return;
-    if (j + 1 < task_.num_slots) AddCompletions(w_.rows.hits_begin[begin], w_.rows.hits_begin[end]);
-    w_.sums.Resize((end - begin + kFusedLanes - 1) / kFusedLanes * kFusedLanes);
-    std::fill(w_.sums.end() - kFusedLanes, w_.sums.end(), 1.0);
+    if (j + 1 < task_.num_slots) {
+      values_.AddCompletions(w_.rows.hits_begin[begin], w_.rows.hits_begin[end]);
+    }
     for (std::uint32_t r = begin; r < end; ++r) {
       if (!kept_) {
         w_.place[r] = (*place)++;
         w_.values.Resize(std::max(w_.values.size(), std::size_t{*place} * task_.stride));
       }
-      w_.worth[r] = FillRow(r, Values(w_.rows.suffix[r]), Values(r));
-      w_.sums[r - begin] = Worth::Sum(Values(r), task_.stride, w_.worth[r]);
-    }
-    Worth::AddLogs(w_.sums.data(), end - begin, w_.worth.data() + begin);
-  }
-
-  // Scores of hits so far end with the hit itself.
-  void AddCompletions(std::uint32_t hits_begin, std::uint32_t hits_end) {
-    const double* constants = w_.hits.constant.data();
-    const std::uint32_t* targets = w_.hits.target.data();
-    const double* worth = w_.worth.data();
-    double* scores = w_.hits.score.data();
-    for (std::uint32_t h = hits_begin; h < hits_end; ++h) {
-      scores[h] += constants[h] + worth[targets[h]];
+      w_.worth[r] = values_.Fill(r, Values(w_.rows.suffix[r]), Values(r));
     }
   }
 
@@ -74,30 +106,9 @@ class CompletionFinder {
     return w_.values.data() + std::size_t{kept_ ? r : w_.place[r]} * task_.stride;
   }
 
-  // Values of a row: the suffix's plus the backoff, and a hit's own in its place. A hit replaces
-  // the backed-off score, better or worse. Returns the best.
-  double FillRow(std::uint32_t r, const double* suffix_values, double* values) {
-    const bool is_root = w_.rows.suffix[r] == r;
-    if (is_root) std::fill(values, values + task_.stride, kMinusInfinity);
-    const std::uint32_t hits_begin = w_.rows.hits_begin[r];
-    return Simd::FillRow(suffix_values, w_.rows.backoff[r],
-                         {w_.rows.lane_bits.data() + std::size_t{r} * task_.lane_words,
-                          w_.hits.lane.data() + hits_begin, w_.hits.score.data() + hits_begin,
-                          w_.rows.hits_begin[r + 1] - hits_begin},
-                         task_.stride, values);
-  }
-
-  // A row's values from those of its suffixes, which stand before them.
-  double* Recompute(std::uint32_t r) {
-    const std::uint32_t suffix = w_.rows.suffix[r];
-    double* suffix_values = suffix == r ? w_.chain.data() : Recompute(suffix);
-    double* values = suffix_values + (suffix == r ? 0 : task_.stride);
-    FillRow(r, suffix_values, values);
-    return values;
-  }
-
   const FusedTask& task_;
   FusedWorkspace& w_;
+  RowValues<Simd> values_;
   bool kept_ = false;
 };
 

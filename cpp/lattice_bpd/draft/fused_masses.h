@@ -1,106 +1,154 @@
-// What a row is worth, from the scores of its lanes up to the lattice's end: the best of them for
-// lists of drafts, ln of the sum of their exponentials for trees.
+// Step 2 of the fused search for trees: of every row ln of the mass of all its completions, the sum
+// of the exponentials of its lanes' values (fused_completions.h).
 //
-// In an anonymous namespace as all fused_*.h that compute (see fused_search.h).
+// A row differs from its suffix's in its hits alone, so it needs exponentials of these and of its
+// backoff, no more: masses of rows are kept as they are, divided by that of the best lane of the
+// boundary's root. Where this leaves the range of numbers, a row's mass is summed by itself: so a
+// lane that has vanished in a row, or become infinite, never counts in one that is longer.
 #ifndef LATTICE_BPD_DRAFT_FUSED_MASSES_H_
 #define LATTICE_BPD_DRAFT_FUSED_MASSES_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "lattice_bpd/base/score_grid.h"
-#include "lattice_bpd/draft/fused_workspace.h"
+#include "lattice_bpd/draft/fused_completions.h"
+#include "lattice_bpd/draft/fused_exponentials.h"
 
 namespace lattice_bpd {
 namespace {
 
-// Eight numbers side by side. All that is done with them is written out, so that every instruction
-// set adds and multiplies in the same order, and so gets the same bits (the core is compiled
-// without contraction to fused multiply-add).
-typedef double Doubles __attribute__((vector_size(64)));
-typedef std::uint64_t Integers __attribute__((vector_size(64)));
-static_assert(kFusedLanes == 8);
+template <typename Simd>
+class MassFinder {
+ public:
+  MassFinder(const FusedTask& task, FusedWorkspace* workspace)
+      : task_(task), w_(*workspace), values_(task, workspace) {}
 
-// By pointer, since how vectors are returned depends on the instruction set.
-template <typename From, typename To>
-void CopyBits(const From* from, To* to) {
-  std::memcpy(to, from, sizeof *to);
-}
-
-// The sum of exp(values[i] - best), to about 1e-11; `size` is a multiple of 8, `best` the largest
-// value and finite. At least 1.
-inline double SumExp(const double* values, std::uint32_t size, double best) {
-  constexpr double kLog2E = 0x1.71547652b82fep0;
-  constexpr double kSmallest = -92.0;  // 2 to it is below what 256 lanes add to a double
-  constexpr double kRound = 0x1.8p52;  // adding it leaves an integer in the lowest bits
-  // (2^f - 1) / f on |f| <= 1/2, fitted so that 2^f is off by 8e-13 of itself at most.
-  constexpr double kPowers[] = {0x1.61c4f06724400p-20, 0x1.00d853a787a00p-16, 0x1.430aa884438a0p-13,
-                                0x1.5d874d06478a0p-10, 0x1.3b2ab5ed6ddccp-7,  0x1.c6b08dced4154p-5,
-                                0x1.ebfbdff8edeaep-3,  0x1.62e42fef89d16p-1,  1.0};
-  Doubles total = {};
-  for (std::uint32_t i = 0; i < size; i += 8) {
-    Doubles x;
-    CopyBits(values + i, &x);
-    x = (x - best) * kLog2E;  // 2^x = 2^n 2^f
-    const Doubles smallest = kSmallest - Doubles{};
-    x = x > smallest ? x : smallest;
-    const Doubles rounded = x + kRound;
-    const Doubles f = x - (rounded - kRound);
-    Doubles power = kPowers[0] - Doubles{};
-    for (int k = 1; k < 9; ++k) power = power * f + kPowers[k];
-    Integers bits, n;
-    CopyBits(&power, &bits);
-    CopyBits(&rounded, &n);
-    bits += n << 52;  // into the exponent
-    CopyBits(&bits, &power);
-    total += power;
-  }
-  return ((total[0] + total[4]) + (total[2] + total[6])) +
-         ((total[1] + total[5]) + (total[3] + total[7]));
-}
-
-// ln of eight numbers of at least 1, to about 1e-12.
-inline void TakeLogs(double* values) {
-  constexpr double kLn2 = 0x1.62e42fefa39efp-1;
-  constexpr std::uint64_t kRootOfHalf = 0x3fe6a09e667f3bcd;  // bits of it
-  constexpr std::uint64_t kTwo52 = 0x4330000000000000;       // bits of 2^52
-  Integers bits;
-  CopyBits(values, &bits);
-  Integers exponent = (bits - kRootOfHalf) >> 52;  // value = 2^exponent m, 0.7 < m < 1.5
-  bits -= exponent << 52;
-  exponent |= kTwo52;
-  Doubles m, n;
-  CopyBits(&bits, &m);
-  CopyBits(&exponent, &n);
-  const Doubles f = (m - 1.0) / (m + 1.0);  // ln m = 2 artanh f
-  const Doubles square = f * f;
-  Doubles series = 2.0 / 13 - Doubles{};
-  for (int k = 11; k > 0; k -= 2) series = series * square + 2.0 / k;
-  const Doubles logs = (n - 0x1p52) * kLn2 + f * series;
-  std::memcpy(values, &logs, sizeof logs);
-}
-
-// Of all completions the best one.
-struct FusedBest {
-  static double Sum(const double*, std::uint32_t, double) { return 1.0; }
-  static void AddLogs(double*, std::uint32_t, double*) {}
-};
-
-// Of all completions ln of the total mass, on the grid; never below the largest value, which is on
-// the grid too.
-struct FusedMass {
-  // Of a row of values of which `best` is the largest.
-  static double Sum(const double* values, std::uint32_t size, double best) {
-    return std::isfinite(best) ? SumExp(values, size, best) : 1.0;
+  void Run() {
+    w_.worth.Resize(w_.rows.size);
+    w_.place.Resize(w_.rows.size);
+    w_.hit_masses.Resize(w_.hits.size + kFusedSpare);
+    TakeBackoffs();
+    for (std::uint32_t j = task_.num_slots; j-- > 0;) {
+      for (std::uint32_t length = 0; length <= task_.max_length; ++length) TakeHits(length, j);
+      std::uint32_t rows = 0;  // of the boundary so far
+      for (std::uint32_t length = 0; length <= task_.max_length; ++length) {
+        rows = FillRows(length, j, rows);
+      }
+      TakeSums(rows);
+      rows = 0;
+      for (std::uint32_t length = 0; length <= task_.max_length; ++length) {
+        rows = FindWorth(length, j, rows);
+      }
+    }
   }
 
-  // worth[i] += ln sums[i], for many rows at once. `sums` is overwritten, up to the next multiple
-  // of 8.
-  static void AddLogs(double* sums, std::uint32_t count, double* worth) {
-    for (std::uint32_t i = 0; i < count; i += 8) TakeLogs(sums + i);
-    for (std::uint32_t i = 0; i < count; ++i) worth[i] = ToScoreGrid(worth[i] + sums[i]);
+  const double* ValuesOf(std::uint32_t r) { return values_.Of(r); }
+
+ private:
+  // A mass below 2^-1021 is 0. Factors that are not above 2^50 make up to 2^-671 of it in seven
+  // rows, each the suffix of the next: nothing beside a sum above 2^-400.
+  static constexpr double kMostFactor = 0x1p50, kLeast = 0x1p-400, kMost = 0x1p900;
+
+  std::uint32_t RowBegin(std::uint32_t length, std::uint32_t j) const {
+    return w_.row_begin[std::size_t{length} * task_.num_slots + j];
   }
+
+  // Of all rows: what multiplies the masses of their suffixes.
+  void TakeBackoffs() {
+    const std::uint32_t size = w_.rows.size;
+    w_.factors.Resize(size + kFusedSpare);
+    std::copy_n(w_.rows.backoff.data(), size, w_.factors.data());
+    std::fill_n(w_.factors.data() + size, kFusedSpare, 0.0);
+    TakeExponentials(w_.factors.data(), size, 0.0, w_.factors.data());
+    for (std::uint32_t r = 0; r < size; ++r) {
+      w_.factors[r] = w_.factors[r] > kMostFactor ? NAN : w_.factors[r];
+    }
+  }
+
+  // What is written behind the last hit is for the next boundary, which is done.
+  void TakeHits(std::uint32_t length, std::uint32_t j) {
+    const std::uint32_t begin = w_.rows.hits_begin[RowBegin(length, j)];
+    const std::uint32_t end = w_.rows.hits_begin[RowBegin(length, j + 1)];
+    if (j + 1 < task_.num_slots) values_.AddCompletions(begin, end);
+    const double* scores = w_.hits.score.data();
+    if (length == 0) {
+      const double best = *std::max_element(scores + begin, scores + end);
+      base_ = std::isfinite(best) ? best : 0.0;
+    }
+    TakeExponentials(scores + begin, end - begin, base_, w_.hit_masses.data() + begin);
+  }
+
+  // Behind `rows` rows of the boundary; returns how many there are then.
+  std::uint32_t FillRows(std::uint32_t length, std::uint32_t j, std::uint32_t rows) {
+    const std::uint32_t begin = RowBegin(length, j), end = RowBegin(length, j + 1);
+    const std::size_t needed = std::size_t{rows} + end - begin;
+    w_.masses.Resize(std::max(w_.masses.size(), needed * task_.stride));
+    w_.sums.Resize(std::max(w_.sums.size(), needed + kFusedSpare));
+    for (std::uint32_t r = begin; r < end; ++r) {
+      w_.place[r] = rows;
+      w_.sums[rows++] = FillMasses(r);
+    }
+    return rows;
+  }
+
+  // Returns their sum.
+  double FillMasses(std::uint32_t r) {
+    const std::uint32_t suffix = w_.rows.suffix[r];
+    if (suffix == r) std::fill_n(Masses(r), task_.stride, 0.0);
+    const std::uint32_t first = w_.rows.hits_begin[r];
+    return Simd::FillMasses(
+        Masses(suffix), w_.factors[r],
+        {w_.rows.lane_bits.data() + std::size_t{r} * task_.lane_words, w_.hits.lane.data() + first,
+         w_.hit_masses.data() + first, w_.rows.hits_begin[r + 1] - first},
+        task_.stride, Masses(r));
+  }
+
+  // ln of the sums of the boundary's rows; of those that cannot be believed NaN.
+  void TakeSums(std::uint32_t rows) {
+    for (std::uint32_t i = 0; i < rows; i += kFusedLanes) {
+      double logs[kFusedLanes];
+      std::copy_n(w_.sums.data() + i, kFusedLanes, logs);
+      TakeLogs(logs);
+      for (std::uint32_t k = 0; k < kFusedLanes; ++k) {
+        const double sum = w_.sums[i + k];
+        w_.sums[i + k] = sum > kLeast && sum < kMost ? logs[k] : NAN;
+      }
+    }
+  }
+
+  // On the grid: never below the largest value, which is on the grid too.
+  std::uint32_t FindWorth(std::uint32_t length, std::uint32_t j, std::uint32_t rows) {
+    const std::uint32_t begin = RowBegin(length, j), end = RowBegin(length, j + 1);
+    for (std::uint32_t r = begin; r < end; ++r) {
+      const double log = w_.sums[rows++];
+      w_.worth[r] = std::isnan(log) ? WorthAlone(r) : ToScoreGrid(base_ + log);
+    }
+    return rows;
+  }
+
+  // By the row's own best lane.
+  double WorthAlone(std::uint32_t r) {
+    const double* values = values_.Of(r);
+    const double best = *std::max_element(values, values + task_.stride);
+    if (!std::isfinite(best)) return best;
+    w_.alone.Resize(task_.stride);
+    TakeExponentials(values, task_.stride, best, w_.alone.data());
+    double logs[kFusedLanes];
+    std::fill_n(logs, kFusedLanes, Sum(w_.alone.data(), task_.stride));
+    TakeLogs(logs);
+    return ToScoreGrid(best + logs[0]);
+  }
+
+  double* Masses(std::uint32_t r) {
+    return w_.masses.data() + std::size_t{w_.place[r]} * task_.stride;
+  }
+
+  const FusedTask& task_;
+  FusedWorkspace& w_;
+  RowValues<Simd> values_;
+  double base_ = 0.0;  // value of the best lane of the boundary's root
 };
 
 }  // namespace

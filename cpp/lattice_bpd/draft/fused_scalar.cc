@@ -51,6 +51,15 @@ struct Scalar {
     return best;
   }
 
+  // The same with masses: suffix_masses times `factor`, and those of hits in their place. Returns
+  // their sum, added up as `Sum` (fused_exponentials.h) does.
+  static double FillMasses(const double* suffix_masses, double factor, const FusedRowHits& hits,
+                           std::uint32_t size, double* masses) {
+    for (std::uint32_t i = 0; i < size; ++i) masses[i] = suffix_masses[i] * factor;
+    for (std::uint32_t i = 0; i < hits.size; ++i) masses[hits.lanes[i]] = hits.scores[i];
+    return Sum(masses, size);
+  }
+
   // Of the first `size` values: those that are `least` or more with `added`, and their indices.
   // Returns how many there are. Up to the next multiple of 8 there may be more values, which do
   // not count.

@@ -11,6 +11,7 @@
 #include "lattice_bpd/draft/fused_cache.h"
 #include "lattice_bpd/draft/fused_completions.h"
 #include "lattice_bpd/draft/fused_hits.h"
+#include "lattice_bpd/draft/fused_masses.h"
 #include "lattice_bpd/draft/fused_task.h"
 #include "lattice_bpd/draft/fused_tree.h"
 
@@ -31,7 +32,7 @@ void SearchFused(const Sausage& sausage, const BackoffLm* lm, const LmState& sta
                  FusedWorkspace* workspace, DraftList* out) {
   FusedTask task(sausage, lm, start, cached, options);
   FindRowsAndHits<Simd>(&task, workspace);
-  CompletionFinder<Simd, FusedBest> completions(task, workspace);
+  CompletionFinder<Simd> completions(task, workspace);
   completions.Run();
   BeamSearch<Simd> beam(task, workspace);
   beam.Run(&completions);
@@ -44,11 +45,11 @@ void SearchFusedTree(const Sausage& sausage, const BackoffLm* lm, const LmState&
                      FusedWorkspace* workspace, std::vector<TreeNode>* out) {
   FusedTask task(sausage, lm, start, cached, {/*num_drafts=*/1, alpha});
   FindRowsAndHits<Simd>(&task, workspace);
-  CompletionFinder<Simd, FusedMass> completions(task, workspace);
-  completions.Run();
+  MassFinder<Simd> masses(task, workspace);
+  masses.Run();
   using Search = TreeSearch<Simd, ByMass>;
   Search tree(task, workspace, ByMass());
-  tree.Run(static_cast<std::uint32_t>(max_nodes), Search::TotalMass(*workspace), &completions);
+  tree.Run(static_cast<std::uint32_t>(max_nodes), Search::TotalMass(*workspace), &masses);
   tree.WriteNodes(out);
 }
 
@@ -58,10 +59,10 @@ void SearchFusedDraw(const Sausage& sausage, const BackoffLm* lm, const LmState&
                      FusedWorkspace* workspace, DrawnTree* out) {
   FusedTask task(sausage, lm, start, cached, {/*num_drafts=*/1, options.alpha});
   FindRowsAndHits<Simd>(&task, workspace);
-  CompletionFinder<Simd, FusedMass> completions(task, workspace);
-  completions.Run();
+  MassFinder<Simd> masses(task, workspace);
+  masses.Run();
   TreeSearch<Simd, ByNoise> tree(task, workspace, ByNoise(task, *workspace, options, out));
-  tree.Run(static_cast<std::uint32_t>(options.max_nodes), /*total=*/0.0, &completions);
+  tree.Run(static_cast<std::uint32_t>(options.max_nodes), /*total=*/0.0, &masses);
   tree.WriteNodes(&out->nodes);
   out->child_probs.resize((out->nodes.size() + 1) * out->width, 0.0);
 }

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "lattice_bpd/draft/find_tree.h"
-#include "lattice_bpd/draft/fused_completions.h"
 #include "lattice_bpd/draft/fused_hits.h"
+#include "lattice_bpd/draft/fused_masses.h"
 #include "lattice_bpd/draft/fused_rankings.h"
 
 namespace lattice_bpd {
@@ -22,13 +22,13 @@ class TreeSearch {
       : task_(task), w_(*workspace), ranking_(std::move(ranking)) {}
 
   // Those not yet on the heap are behind its best. `total` is ln of the root's probability.
-  void Run(std::uint32_t max_nodes, double total, CompletionFinder<Simd, FusedMass>* completions) {
+  void Run(std::uint32_t max_nodes, double total, MassFinder<Simd>* masses) {
     w_.nodes.Clear();
     w_.heap.Clear();
     w_.children.Clear();
     w_.fork_begin.Clear();
     total_ = total;
-    Expand({total, total, w_.hits.target[0], 0, -1, -1}, -1, completions);
+    Expand({total, total, w_.hits.target[0], 0, -1, -1}, -1, masses);
     while (w_.heap.size() > 0 && w_.nodes.size() < max_nodes) {
       std::pop_heap(w_.heap.begin(), w_.heap.end(), Worse());
       FusedNode node = w_.heap.end()[-1];
@@ -39,7 +39,7 @@ class TreeSearch {
       if (longer) node.row = TargetOf(task_, w_, RowBefore(node), node.lane);
       w_.nodes.Append(node);
       if (longer) {
-        Expand(node, static_cast<std::int32_t>(w_.nodes.size()) - 1, completions);
+        Expand(node, static_cast<std::int32_t>(w_.nodes.size()) - 1, masses);
       } else {
         w_.fork_begin.Append(static_cast<std::uint32_t>(w_.children.size()));
       }
@@ -78,10 +78,9 @@ class TreeSearch {
 
   // The prefixes that go on from node `index`. Only the best of those behind a node that are not
   // nodes yet is on the heap: most of the others will never be asked for.
-  void Expand(const FusedNode& node, std::int32_t index,
-              CompletionFinder<Simd, FusedMass>* completions) {
+  void Expand(const FusedNode& node, std::int32_t index, MassFinder<Simd>* masses) {
     const auto slot = static_cast<std::uint32_t>(node.depth + 1);
-    const double* values = completions->ValuesOf(node.row);
+    const double* values = masses->ValuesOf(node.row);
     const std::uint32_t width = task_.Width(slot);
     const std::size_t begin = w_.children.size();
     w_.fork_begin.Append(static_cast<std::uint32_t>(begin));

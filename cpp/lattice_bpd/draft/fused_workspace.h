@@ -191,10 +191,15 @@ struct FusedWorkspace {
 
   Buffer<double> worth;         // of each row: score of the best completion from there, or ln of
                                 // the mass of all
-  Buffer<double> sums;          // of rows of one boundary and length: mass / that of the best
   Buffer<double> values;        // (rows, stride): scores of lanes up to the lattice's end
-  Buffer<std::uint32_t> place;  // which row of `values` is a row's, unless all have their own
+  Buffer<std::uint32_t> place;  // which row of `values` or `masses` is a row's
   Buffer<double> chain;         // values of a row and its suffixes, when recomputed
+
+  Buffer<double> masses;      // (rows of a boundary, stride): of lanes, see MassFinder
+  Buffer<double> sums;        // of those rows: of their masses, then ln of it
+  Buffer<double> hit_masses;  // of hits
+  Buffer<double> factors;     // of rows: exp of their backoffs
+  Buffer<double> alone;       // of one row: masses divided by that of its best lane
 
   Buffer<FusedPrefix> beam;     // of all slots, one behind the other
   Buffer<double> found_scores;  // of the next slot's prefixes, before the best are chosen
