@@ -108,10 +108,19 @@ def test_commands_have_the_options_shown(command: str, capsys: pytest.CaptureFix
 
 
 def figure_at(place: str) -> list[str]:
-    """The figures that a place such as `ngram.json train` or `heads.json key` names, as text."""
-    file, *keys = place.replace(".json ", ".json.").split(".json.")
-    value: Any = json.loads((RESULTS / f"{file}.json").read_text())
-    for key in keys[0].split("."):
+    """The figures that a place such as `ngram.json train` or `heads.json key` names, as text.
+
+    In `decode.jsonl tree_36.key` the line of that name, _ for spaces.
+    """
+    file, keys = place.split(" ")
+    text = (RESULTS / file).read_text()
+    value: Any
+    if file.endswith(".jsonl"):
+        lines = [json.loads(line) for line in text.splitlines()]
+        value = {line["name"].replace(" ", "_"): line for line in lines if "name" in line}
+    else:
+        value = json.loads(text)
+    for key in keys.split("."):
         lines = value.get("lines", []) if isinstance(value, dict) else []
         named = [line for line in lines if line["name"] == key]
         value = named[0] if named else value[key]
@@ -123,7 +132,7 @@ def test_figures_are_those_of_the_results() -> None:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.splitlines()
-        if re.search(r"\| \w+\.json [\w.]+ \|$", line)
+        if re.search(r"\| \w+\.jsonl? [\w.-]+ \|$", line)
     ]
     assert len(rows) > 20
     stale = [(row, figure_at(row[-1])) for row in rows if row[1:-1] != figure_at(row[-1])]
