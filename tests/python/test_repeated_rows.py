@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from lattice_bpd.verify.device_slots import copy_on_device, move_on_device
 from lattice_bpd.verify.repeated_rows import RepeatedRows
 from lattice_bpd.verify.stacked_cache import StackedCache
 
@@ -68,3 +69,23 @@ def test_rows_are_not_copied_again() -> None:
     assert torch.equal(again.keys[:, :, :, 50:55], cache.keys[:, [0, 0, 0], :, 50:55])
     more = rows.repeat(cache, [0, 0, 0, 0], 4)  # for which there is no room
     assert same(more, cache.repeat_sequences([0, 0, 0, 0], 4))
+
+
+def test_accelerators_copy_and_move_as_the_core_does() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        batch, rows, count = (int(number) for number in rng.integers(1, 5, 3))
+        source, ours, theirs = make_cache(batch, 9), make_cache(6, 9, 1), make_cache(6, 9, 1)
+        chosen = rng.integers(0, batch, rows).tolist()
+        first, start = int(rng.integers(0, 7 - rows)), int(rng.integers(0, 9))
+        ours.copy_slots(source, chosen, first, start, count)
+        for part, buffer in ((source.keys, theirs.keys), (source.values, theirs.values)):
+            copy_on_device(part, chosen, buffer, first, start, count)
+        assert torch.equal(ours.keys, theirs.keys)
+        assert torch.equal(ours.values, theirs.values)
+        slots = [rng.integers(0, 9, count).tolist() for _ in range(6)]
+        ours.move_slots(start, slots)
+        for buffer in (theirs.keys, theirs.values):
+            move_on_device(buffer, start, slots)
+        assert torch.equal(ours.keys, theirs.keys)
+        assert torch.equal(ours.values, theirs.values)

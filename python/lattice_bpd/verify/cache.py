@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from transformers import Cache, StaticCache
 
-from lattice_bpd.verify.stacked_cache import StackedCache, pad_slots
+from lattice_bpd.verify.device_slots import pad_slots
+from lattice_bpd.verify.stacked_cache import StackedCache
 
 
 def check_cache(cache: Cache) -> None:

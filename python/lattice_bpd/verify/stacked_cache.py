@@ -18,6 +18,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from lattice_bpd import _core
+from lattice_bpd.verify.device_slots import copy_on_device, move_on_device
 
 _ROOM = 256  # slots by which a full buffer grows at least
 
@@ -153,14 +154,11 @@ class StackedCache(Cache):
             start: first slot to write.
             sources: of each of B sequences, which slots to copy there.
         """
-        if self.keys.device.type == "cpu":  # quicker than the few calls of torch that it takes
+        if self.keys.device.type == "cpu":
             _core.move_slots(self._bytes(), start, sources)
             return
-        index = pad_slots(sources).to(self.keys.device)
         for buffer in (self.keys, self.values):
-            layers, batch, heads, _, size = buffer.shape
-            places = index.view(1, batch, 1, -1, 1).expand(layers, batch, heads, -1, size)
-            buffer.narrow(3, start, index.shape[1]).copy_(buffer.gather(3, places))
+            move_on_device(buffer, start, sources)
 
     def _bytes(self) -> list[npt.NDArray[np.uint8]]:
         """The buffers' memory, (L, B, heads, capacity, bytes) each."""
@@ -211,19 +209,11 @@ class StackedCache(Cache):
         self, other: StackedCache, rows: Sequence[int], first_row: int, start: int, count: int
     ) -> None:
         """Copy `count` slots of other's rows, from `start` on, to rows from `first_row` on."""
-        if self.keys.device.type == "cpu":  # see move_slots
+        if self.keys.device.type == "cpu":
             _core.copy_slots(other._bytes(), rows, self._bytes(), first_row, start, count)
             return
-        index = self.index(rows)
-        for buffer, source in ((self.keys, other.keys), (self.values, other.values)):
-            new = source.narrow(3, start, count).index_select(1, index)
-            buffer.narrow(1, first_row, len(rows)).narrow(3, start, count).copy_(new)
-
-
-def pad_slots(sources: Sequence[Sequence[int]]) -> Tensor:
-    """(B, A) int64, rows of fewer slots padded with their first, or with 0."""
-    longest = max(map(len, sources))
-    return torch.tensor([[*row, *[row[0] if row else 0] * (longest - len(row))] for row in sources])
+        for source, buffer in ((other.keys, self.keys), (other.values, self.values)):
+            copy_on_device(source, rows, buffer, first_row, start, count)
 
 
 def _by_layer(buffer: Tensor) -> tuple[Tensor, ...]:
