@@ -24,7 +24,7 @@ from lattice_bpd.decode import (
 )
 from lattice_bpd.decode import controller as controller_module
 from lattice_bpd.decode.acceptance import Calibration, kept_nodes
-from lattice_bpd.decode.experience import experience_of
+from lattice_bpd.decode.experience import Book, experience_of
 from lattice_bpd.decode.observed_steps import Before, Gap
 from lattice_bpd.decode.step_costs import StepCosts
 
@@ -117,13 +117,12 @@ def test_controller_step_costs_compare_sizes_that_took_turns() -> None:
 
 def test_controller_gap_times_each_size() -> None:
     state: Any = FakeState([0])
-    for sizes, begun, timed in [
-        ((4,), [4, 4, 4, 4, 4], [(4, 1.4, 5)]),
-        ((4, 8), [4, 8, 4, 8, 4], [(4, 5 / 3, 3), (8, 1.0, 2)]),
-        ((1, 2, 3, 4, 5, 6), [1, 2, 3, 4, 5], [(n, 1.0 + 2.0 * (n == 3), 1) for n in range(1, 6)]),
+    for sizes, timed in [
+        ((4,), [(4, 1.0, 5)]),
+        ((4, 8), [(4, 1.0, 3), (8, 1.0, 2)]),
+        ((1, 2, 3, 4, 5, 6), [(n, 1.0 + 2.0 * (n == 3), 1) for n in range(1, 6)]),
     ]:
-        gap = Gap(Before([state]), sizes)
-        assert [gap.begin(now) for now in (0.0, 1.0, 2.0, 5.0, 6.0)] == begun
+        gap = Gap(Before([state]), sizes, Book(), [0.0, 1.0, 2.0, 5.0, 6.0])
         assert gap.timings(7.0) == timed
 
 

@@ -24,7 +24,7 @@ class StepCosts {
  public:
   StepCosts();
 
-  // The mean time of `steps` steps with `size` draft tokens.
+  // The typical time of `steps` steps with `size` draft tokens.
   struct Timing {
     std::int64_t size = 0;
     double seconds = 0.0;

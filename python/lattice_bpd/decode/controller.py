@@ -74,6 +74,9 @@ class Controller(Drafter):
 
     def propose_prefix_trees(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
         """The same for each state."""
+        gap = self._gap
+        if gap is not None and gap.book.gap > 0 and len(gap.before.states) == len(states):
+            return self._go_on(gap, states)
         start = time.perf_counter()
         book = self.experience.book(len(states))
         if self._look is not None:
@@ -81,11 +84,12 @@ class Controller(Drafter):
                 self._learn(book, self._look, states, start)
             self._look = None
         if book.gap > 0:
-            book.gap -= 1
-            return self._go_on(book, states, start)
+            sizes = tuple(min(size, self.max_nodes) for size in book.gap_sizes)
+            self._gap = Gap(Before(states), sizes, book)
+            return self._go_on(self._gap, states)
         with self.experience.lock:
-            if self._gap is not None:
-                self._learn_gap(book, self._gap, states, start)
+            if gap is not None:
+                self._learn_gap(book, gap, states, start)
             drafts = self._begin(book)
         self._gap = None
         begun = time.perf_counter()
@@ -104,17 +108,15 @@ class Controller(Drafter):
         self._look = look
         return _nothing(states) if trees is None or look.size == 0 else [*trees]
 
-    def _go_on(
-        self, book: Book, states: Sequence[DecodeState], now: float
-    ) -> list[PrefixTree | None]:
-        """A step that is not looked at."""
+    def _go_on(self, gap: Gap, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
+        """A step that is not looked at. Most are, so this does as little as can be."""
+        book = gap.book
+        book.gap -= 1
         if book.resting > 1:
             book.resting -= 1
-        gap = self._gap
-        if gap is None:
-            sizes = tuple(min(size, self.max_nodes) for size in book.gap_sizes)
-            gap = self._gap = Gap(Before(states), sizes)
-        size = gap.begin(now)
+        starts, sizes = gap.starts, gap.sizes
+        size = sizes[len(starts) % len(sizes)]
+        starts.append(time.perf_counter())
         return self._draft(states, size) if size > 0 else _nothing(states)
 
     def _begin(self, book: Book) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import fmean
+from statistics import median
 
+from lattice_bpd.decode.experience import Book
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.verify import PrefixTree
 
@@ -56,27 +57,23 @@ class Gap:
     Attributes:
         before: their sequences.
         sizes: most draft tokens of a sequence; the steps take turns, so that sizes are compared at
-            the same pace of the machine.
+            the same pace of the machine: step i has sizes[i % len(sizes)].
+        book: counts the steps that are left.
         starts: when each began.
     """
 
     before: Before
     sizes: tuple[int, ...]
+    book: Book
     starts: list[float] = field(default_factory=list)
 
-    def begin(self, now: float) -> int:
-        """The size of the step that begins."""
-        size = self.sizes[len(self.starts) % len(self.sizes)]
-        self.starts.append(now)
-        return size
-
     def timings(self, end: float) -> list[tuple[int, float, int]]:
-        """Size, mean seconds and steps of each size."""
+        """Size, median seconds and steps of each; hiccups meet all sizes, but not evenly."""
         moments = [*self.starts, end]
         seconds = [after - before for before, after in pairwise(moments)]
         found = []
         for turn, size in enumerate(self.sizes):
             mine = seconds[turn :: len(self.sizes)]
             if mine:
-                found.append((size, fmean(mine), len(mine)))
+                found.append((size, median(mine), len(mine)))
         return found

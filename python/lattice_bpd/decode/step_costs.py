@@ -12,9 +12,9 @@ class StepCosts(_core.StepCosts):
     so that sizes learn from each other (cpp/lattice_bpd/decode/step_costs.h says how).
 
         costs.add(size, seconds, steps=1, looked_at=False)
-            the mean time of so many steps; one that is looked at takes longer for it
+            the typical time of so many steps; one that is looked at takes longer for it
         costs.add_mixed([(size, seconds, steps), ...])
-            mean times of sizes that took turns, and so had the same pace
+            typical times of sizes that took turns, and so had the same pace
         costs.count(size)
             steps of exactly this size so far
         costs.seconds(sizes, drawn=False)
