@@ -12,7 +12,7 @@ from lattice_bpd.decode.acceptance import Calibration
 from lattice_bpd.decode.step_costs import StepCosts
 
 _SHORTEST_REST = 8  # greedy steps after drafts that did not pay, doubled each time ..
-_LONGEST_REST = 256  # .. up to here, so that trying again costs a percent
+_LONGEST_REST = 512  # .. up to here, so that trying again costs half a percent
 _TRUST = 4.0  # steps that a promise counts for, see Book.pays
 _NEAR = 1.4  # see Book.is_close
 _REMEMBER = 0.975  # what a step with drafts still counts one such step later
