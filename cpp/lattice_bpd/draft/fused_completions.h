@@ -4,6 +4,7 @@
 #ifndef LATTICE_BPD_DRAFT_FUSED_COMPLETIONS_H_
 #define LATTICE_BPD_DRAFT_FUSED_COMPLETIONS_H_
 
+#include "lattice_bpd/draft/fused_runs.h"
 #include "lattice_bpd/draft/fused_task.h"
 
 namespace lattice_bpd {
@@ -31,12 +32,20 @@ class RowValues {
   double Fill(std::uint32_t r, const double* suffix_values, double* values) {
     const bool is_root = w_.rows.suffix[r] == r;
     if (is_root) std::fill(values, values + task_.stride, kMinusInfinity);
-    const std::uint32_t hits_begin = w_.rows.hits_begin[r];
-    return Simd::FillRow(suffix_values, w_.rows.backoff[r],
-                         {w_.rows.lane_bits.data() + std::size_t{r} * task_.lane_words,
-                          w_.hits.lane.data() + hits_begin, w_.hits.score.data() + hits_begin,
-                          w_.rows.hits_begin[r + 1] - hits_begin},
+    return Simd::FillRow(suffix_values, w_.rows.backoff[r], HitsOf(r, w_.hits.score.data()),
                          task_.stride, values);
+  }
+
+  // The hits of a row, with scores (or what stands for them) out of an array of all hits.
+  FusedRowHits HitsOf(std::uint32_t r, const double* scores) const {
+    const std::uint32_t begin = w_.rows.hits_begin[r];
+    return {w_.rows.lane_bits.data() + std::size_t{r} * task_.lane_words,
+            w_.hits.lane.data() + begin, scores + begin, w_.rows.hits_begin[r + 1] - begin};
+  }
+
+  // The rows of `length` symbols at boundary j are RowBegin(length, j) .. RowBegin(length, j + 1).
+  std::uint32_t RowBegin(std::uint32_t length, std::uint32_t j) const {
+    return w_.row_begin[std::size_t{length} * task_.num_slots + j];
   }
 
   // By those of its suffixes. Good until the next call.
@@ -77,8 +86,7 @@ class CompletionFinder {
     for (std::uint32_t j = task_.num_slots; j-- > 0;) {
       std::uint32_t place = 0;
       for (std::uint32_t length = 0; length <= task_.max_length; ++length) {
-        const std::uint32_t at = length * task_.num_slots + j;
-        FillRows(j, w_.row_begin[at], w_.row_begin[at + 1], &place);
+        FillRows(j, values_.RowBegin(length, j), values_.RowBegin(length, j + 1), &place);
       }
     }
   }

@@ -52,7 +52,7 @@ class MassFinder {
   static constexpr double kMostFactor = 0x1p50, kLeast = 0x1p-400, kMost = 0x1p900;
 
   std::uint32_t RowBegin(std::uint32_t length, std::uint32_t j) const {
-    return w_.row_begin[std::size_t{length} * task_.num_slots + j];
+    return values_.RowBegin(length, j);
   }
 
   // Of all rows: what multiplies the masses of their suffixes.
@@ -97,12 +97,8 @@ class MassFinder {
   double FillMasses(std::uint32_t r) {
     const std::uint32_t suffix = w_.rows.suffix[r];
     if (suffix == r) std::fill_n(Masses(r), task_.stride, 0.0);
-    const std::uint32_t first = w_.rows.hits_begin[r];
-    return Simd::FillMasses(
-        Masses(suffix), w_.factors[r],
-        {w_.rows.lane_bits.data() + std::size_t{r} * task_.lane_words, w_.hits.lane.data() + first,
-         w_.hit_masses.data() + first, w_.rows.hits_begin[r + 1] - first},
-        task_.stride, Masses(r));
+    return Simd::FillMasses(Masses(suffix), w_.factors[r], values_.HitsOf(r, w_.hit_masses.data()),
+                            task_.stride, Masses(r));
   }
 
   // ln of the sums of the boundary's rows; of those that cannot be believed NaN.
