@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,18 +10,17 @@ import pytest
 pytest.importorskip("torch")
 
 from blockwise_models import random_model
-from lattice_bpd import DraftTree
+from controller_simulation import FakeState, Simulation
 from lattice_bpd.decode import (
     Controller,
-    DecodeStats,
     Experience,
     LatticeDrafter,
     TreeDrafter,
     generate,
     generate_batch,
 )
-from lattice_bpd.decode import controller as controller_module
 from lattice_bpd.decode.acceptance import Calibration, kept_nodes
+from lattice_bpd.decode.balance import Balance
 from lattice_bpd.decode.experience import Book, experience_of
 from lattice_bpd.decode.observed_steps import Before, Gap
 from lattice_bpd.decode.step_costs import StepCosts
@@ -145,79 +142,6 @@ def test_controller_kept_nodes() -> None:
     assert kept_nodes([6], [-1], [0], []) == [False]
 
 
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-@dataclass
-class FakeState:
-    tokens: list[int]
-    stats: DecodeStats = field(default_factory=lambda: DecodeStats(target_calls=1))
-    room: int = 99
-    model: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=9))
-
-
-@dataclass
-class ChainDrafter:
-    """A chain of ones; the target writes ones with probability `truth`, else a two."""
-
-    clock: Clock
-    seconds: float
-    claim: float
-    max_nodes: int = 16
-
-    def propose(self, state: Any) -> DraftTree:
-        return self.propose_batch([state])
-
-    def propose_batch(self, states: Any) -> DraftTree:
-        self.clock.now += self.seconds
-        shape = (len(states), self.max_nodes)
-        depths = np.tile(np.arange(self.max_nodes, dtype=np.int32), (len(states), 1))
-        mask = np.zeros((*shape, self.max_nodes), np.bool_)
-        counts = np.full(len(states), self.max_nodes, np.int32)
-        log_probs = ((depths + 1) * np.log(self.claim)).astype(np.float32)
-        return DraftTree(
-            np.ones(shape, np.int32), depths - 1, depths, log_probs, counts, mask, depths[:, None]
-        )
-
-
-def simulate(
-    monkeypatch: pytest.MonkeyPatch, truth: float, *, slope: float, draft: float, noise: float
-) -> tuple[float, dict[int, float]]:  # fmt: skip
-    """Tokens a second of the controller and of every fixed size; a call costs 1 + slope N.
-
-    With noise the machine is half as fast half of the time, besides.
-    """
-    clock, rng = Clock(), np.random.default_rng(0)
-    monkeypatch.setattr(controller_module, "time", clock)
-    drafter = ChainDrafter(clock, draft, 0.8)
-    controlled = Controller(drafter)
-    state: Any = FakeState([0])
-    tokens, slow = 0, 0.0
-    for step in range(3000):
-        pace = 2.0 if noise and step // 100 % 2 else 1.0
-        drafter.seconds = pace * draft
-        begin = clock.now
-        (tree,) = controlled.propose_batch([state])
-        size = 0 if tree is None else len(tree) - 1
-        kept = min(int(rng.geometric(1.0 - truth)) - 1 if truth < 1.0 else 99, size)
-        new = [1] * kept + [2]
-        state.tokens += new
-        state.stats.target_calls += 1
-        tokens += len(new)
-        clock.now += pace * (1.0 + slope * size) * (1.0 + noise * rng.random())
-        slow += (clock.now - begin) * (1.0 - 1.0 / pace)
-    fixed = {0: 1.0 / (1.0 + noise / 2)}
-    for size in range(1, 17):
-        kept_mean = sum(truth**depth for depth in range(1, size + 1))
-        fixed[size] = (1.0 + kept_mean) / (draft + (1.0 + slope * size) * (1.0 + noise / 2))
-    return tokens / (clock.now - slow), fixed
-
-
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 @pytest.mark.parametrize(
     ("truth", "slope", "draft"),
@@ -227,31 +151,106 @@ def simulate(
 def test_controller_comes_near_the_best_size(
     monkeypatch: pytest.MonkeyPatch, truth: float, slope: float, draft: float, noise: float
 ) -> None:
-    rate, fixed = simulate(monkeypatch, truth, slope=slope, draft=draft, noise=noise)
-    assert rate >= 0.97 * fixed[0]
-    assert rate >= (0.95 - 0.02 * noise) * max(fixed.values())  # the run is a draw itself
+    run = Simulation(monkeypatch, slope=slope, draft=draft, noise=noise)
+    run.run(truth, 3000)
+    rate = run.tokens / (run.clock.now - run.slow)
+    assert rate >= 0.97 * run.fixed(truth, 0)
+    assert rate >= (0.95 - 0.02 * noise) * run.best(truth)  # the run is a draw itself
 
 
 def test_controller_notices_when_the_text_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, rng = Clock(), np.random.default_rng(0)
-    monkeypatch.setattr(controller_module, "time", clock)
-    controlled = Controller(ChainDrafter(clock, 0.2, 0.8))
-    state: Any = FakeState([0])
-    rates = []
-    for truth in (0.0, 0.9, 0.0):
-        tokens, start = 0, clock.now
-        for _ in range(1500):
-            (tree,) = controlled.propose_batch([state])
-            size = 0 if tree is None else len(tree) - 1
-            kept = min(int(rng.geometric(1.0 - truth)) - 1, size)
-            state.tokens += [1] * kept + [2]
-            state.stats.target_calls += 1
-            tokens += kept + 1
-            clock.now += 1.0 + 0.02 * size
-        rates.append(tokens / (clock.now - start))
+    run = Simulation(monkeypatch, slope=0.02, draft=0.2)
+    rates = [run.run(truth, 1500) for truth in (0.0, 0.9, 0.0)]
     assert rates[0] > 0.95
     assert rates[1] > 4.0
-    assert rates[2] > 0.93  # some dozens of steps until it believes
+    assert rates[2] > 0.93  # some steps until it believes
+
+
+def test_controller_tries_again_in_another_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts in which drafts never pay do not keep it from those in which they do."""
+    run = Simulation(monkeypatch, slope=0.02, draft=0.2, tick=0.002)
+    rates: dict[float, list[float]] = {0.0: [], 0.9: []}
+    for number in range(60):
+        run.begin_text()
+        truth = 0.9 if number % 3 == 2 else 0.0
+        rates[truth].append(run.run(truth, 80))
+    assert np.mean(rates[0.9][2:]) > 0.9 * run.best(0.9)
+    assert np.mean(rates[0.0]) > 0.8
+    for _ in range(60):
+        run.begin_text()
+        rates[0.0].append(run.run(0.0, 80))
+    assert np.mean(rates[0.0][-50:]) > 0.98  # where they pay in no text, it seldom tries
+
+
+def test_controller_rests_shortly_behind_drafts_that_paid() -> None:
+    book = Book()
+    for _ in range(2):
+        book.costs.add(0, 1.0)
+        book.costs.add(4, 1.5)
+    for _ in range(4):
+        book.begin_rest()
+    assert (book.resting, book.rest) == (63, 128)
+    book.try_again()
+    book.note(10, 3.0, 3.0, 1.5)
+    assert book.rest == 128
+    book.note(40, 3.0, 3.0, 1.5)
+    assert book.pays()
+    assert book.rest == 8
+
+
+def test_controller_weighs_texts() -> None:
+    book = Book()
+    book.begin_text()
+    assert book.worth == 0.5  # nothing is known of texts without steps
+    for worth in (0.4, 0.32, 0.256, 0.2048):
+        book.resting, book.gap = 100, 63
+        book.begin_text()
+        assert book.worth == pytest.approx(worth)
+        assert (book.resting, book.gap) == (0, 0)
+    book.resting, book.gap = 100, 63
+    book.begin_text()
+    assert (book.resting, book.gap) == (100, 63)  # drafts paid in none of late
+    book.resting = 0
+    for _ in range(2):
+        book.costs.add(0, 1.0)
+    book.note(30, 3.0, 3.0, 1.5)
+    book.begin_text()
+    assert book.worth > 0.2
+    assert book.balance.steps == pytest.approx(4.0)  # of the text before
+
+
+def test_controller_gap_tells_news() -> None:
+    state: Any = FakeState([0])
+    book = Book(kept={4: 2.0, 8: 4.0})
+    for _ in range(2):
+        book.costs.add(0, 1.0)
+    gap = Gap(Before([state]), (4, 8), book, [0.0] * 8)
+    assert gap.promised == 4.0
+    for gained, amiss in [(8, True), (15, True), (16, False), (64, False), (65, True)]:
+        state.tokens = [0] * (1 + gained)
+        assert gap.gained() == gained
+        assert gap.is_amiss() == gap.is_news(8.0) == amiss
+    state.tokens = [0] * 19
+    assert not gap.is_news(18.0)
+    assert gap.is_news(22.0)  # greedy steps would have given 22 tokens
+    assert not Gap(Before([state]), (0,), book, [0.0] * 8).is_news(22.0)
+
+
+def test_controller_believes_what_was_kept_in_this_text() -> None:
+    balance = Balance()
+    assert balance.ratio() == 1.0
+    assert balance.believed(3.0) == pytest.approx(3.0)
+    balance.note(12, 1.0, 3.0, 1.5)
+    assert 1.0 < balance.believed(3.0) < 1.6
+    assert balance.ratio() < 0.8
+    balance.begin_text()
+    assert balance.believed(3.0) == pytest.approx(3.0)
+    balance.note(12, 5.0, 3.0, 1.5)
+    assert 4.0 < balance.believed(3.0) < 5.0
+    assert 2.0 < balance.ratio() < 3.0
+    balance.forget()
+    assert balance.ratio() == 1.0
+    assert 4.0 < balance.believed(3.0) < 5.0
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -26,10 +26,11 @@ SIZES = (2, 4, 6, 8, 12, 18, 24, 36, 48, 72, 108, 144, 216, 288)
 
 _TRIED = 8  # draft tokens of a trial, at most: enough to see whether any are kept
 _ENOUGH = 2  # times of a size without which it is tried
-_SHARE = 0.01  # of the time may go into looking; where steps are short, it is done more seldom ..
-_LONGEST_GAP = 31  # .. but after so many steps at least
-_GREEDY_AGAIN = 96  # looks after which the time of greedy steps is measured anew, ..
-_CLOSE = 16  # .. or so many where they are nearly as quick as drafts
+_SHARE = 0.0025  # of the time may go into looking; where steps are short, it is done more seldom ..
+_LONGEST_GAP = 127  # .. but after so many steps at least, ..
+_CHECKED = 8  # .. or after a multiple of so many where they bring news
+_GREEDY_AGAIN = 48  # looks after which the time of greedy steps is measured anew, ..
+_CLOSE = 8  # .. or so many where they are nearly as quick as drafts
 _GREEDY_GAP = 2  # steps that it is measured by
 _RESTING_GAP = 63  # steps between looks where greedy decoding is quicker
 _COMPARED = 2  # sizes that steps between looks may have, by turns
@@ -75,10 +76,14 @@ class Controller(Drafter):
     def propose_prefix_trees(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
         """The same for each state."""
         gap = self._gap
-        if gap is not None and gap.book.gap > 0 and len(gap.before.states) == len(states):
+        if gap is not None and gap.book.gap > 0 and gap.before.is_of(states):
             return self._go_on(gap, states)
         start = time.perf_counter()
         book = self.experience.book(len(states))
+        last = self._look or gap
+        if last is None or not last.before.has_any(states):
+            with self.experience.lock:
+                book.begin_text()
         if self._look is not None:
             with self.experience.lock:
                 self._learn(book, self._look, states, start)
@@ -115,8 +120,12 @@ class Controller(Drafter):
         if book.resting > 1:
             book.resting -= 1
         starts, sizes = gap.starts, gap.sizes
-        size = sizes[len(starts) % len(sizes)]
-        starts.append(time.perf_counter())
+        done = len(starts)
+        size = sizes[done % len(sizes)]
+        now = time.perf_counter()
+        if done > 0 and done % _CHECKED == 0 and gap.is_news(now):
+            book.gap = 0
+        starts.append(now)
         return self._draft(states, size) if size > 0 else _nothing(states)
 
     def _begin(self, book: Book) -> bool:
@@ -125,15 +134,13 @@ class Controller(Drafter):
         if book.resting > 0:
             book.resting -= 1
             if book.resting == 0:
-                book.forget()
+                book.try_again()
             return False
         if book.costs.count(0) < _ENOUGH:
             return book.looks % 2 == 1  # at first by turns
-        if book.looks % (_CLOSE if book.is_close() else _GREEDY_AGAIN) == 0:
+        if book.looks % (_CLOSE if book.balance.is_close() else _GREEDY_AGAIN) == 0:
             return False  # the text has grown, and with it the time of a greedy step
         if book.trials == 0 or book.pays():
-            if book.trials > _SETTLED // 2:
-                book.rest_less()
             return True
         book.begin_rest()
         return False
@@ -182,7 +189,7 @@ class Controller(Drafter):
         usual = book.usual(sizes, kept)
         for place in (len(sizes) // 2, -1):
             if book.costs.count(sizes[place]) < _ENOUGH:
-                return sizes[place], 1.0 + kept[place]
+                return sizes[place], 1.0 + usual[place]
         tried = range(len(sizes))
         if book.trials == 0:  # a trial has to try something, but nothing dear
             tried = range(1, max(2, bisect_right(sizes, _TRIED, hi=len(sizes) - 1)))
@@ -195,7 +202,7 @@ class Controller(Drafter):
         book.size, book.gap_sizes = found[-1], tuple(dict.fromkeys(found))
         gains = [kept[place] - rate * costs[place] for place in tried]
         best = tried[gains.index(max(gains))]
-        return sizes[best], 1.0 + kept[best]
+        return sizes[best], 1.0 + usual[best]
 
     def _expect(self, trees: Sequence[PrefixTree], sizes: list[int]) -> list[float]:
         """Draft tokens that the first nodes of a tree are expected to give, by their number."""
@@ -249,10 +256,9 @@ class Controller(Drafter):
         book.costs.add_mixed(timings)
         if gap.sizes == (0,):
             return
-        written = sum(len(s.tokens) - n for s, n in zip(states, before.lengths, strict=True))
-        gained = written / len(states) / steps
-        promised = 1.0 + sum(book.kept.get(size, 0.0) * times for size, _, times in timings) / steps
-        book.note(steps, gained, promised, (now - gap.starts[0]) / steps)
+        if gap.is_amiss():
+            book.balance.doubt()
+        book.note(steps, gap.gained() / steps, gap.promised, (now - gap.starts[0]) / steps)
 
 
 def _log_probs(tree: PrefixTree) -> Any:

@@ -9,13 +9,17 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from lattice_bpd.decode.acceptance import Calibration
+from lattice_bpd.decode.balance import Balance
 from lattice_bpd.decode.step_costs import StepCosts
 
 _SHORTEST_REST = 8  # greedy steps after drafts that did not pay, doubled each time ..
 _LONGEST_REST = 512  # .. up to here, so that trying again costs half a percent
-_TRUST = 4.0  # steps that a promise counts for, see Book.pays
-_NEAR = 1.4  # see Book.is_close
-_REMEMBER = 0.975  # what a step with drafts still counts one such step later
+_PAID = 24.0  # steps of late with drafts that paid, behind which the next rest is short again
+_PAYS = 0.98  # of the tokens of greedy steps, below which drafts rest ..
+_HOPE = 0.75  # .. or this, in a trial ..
+_TRIAL = 1.0 / 64.0  # .. which may take this share of the next rest
+_TEXTS = 0.2  # what a text counts among those before it, see Book.worth
+_WORTH = 0.2  # share of the texts, above which drafts are tried in each
 _USUAL = 0.9  # what the mean of the trees before counts beside a tree
 
 
@@ -27,10 +31,7 @@ class Book:
         costs: seconds of a step, by draft tokens of each sequence.
         kept: draft tokens that trees of a size were expected to give, a mean over those of late.
         largest: nodes of the last of those trees.
-        steps: with drafts,
-        tokens: of each sequence that they decoded,
-        promised: that they were expected to decode, and
-        least: that greedy steps would have given in their time; all four forget.
+        balance: of the steps with drafts of late.
         size: draft tokens that paid best over the trees of late.
         gap: steps until the next look, and
         gap_sizes: their draft tokens, by turns.
@@ -38,15 +39,13 @@ class Book:
         resting: greedy steps still to go.
         rest: how long the next rest will be.
         looks: looks at steps of any kind.
+        worth: share of the texts of late at whose end drafts paid.
     """
 
     costs: StepCosts = field(default_factory=StepCosts)
     kept: dict[int, float] = field(default_factory=dict)
     largest: int = 0
-    steps: float = 0.0
-    tokens: float = 0.0
-    promised: float = 0.0
-    least: float = 0.0
+    balance: Balance = field(default_factory=Balance)
     size: int = 0
     gap: int = 0
     gap_sizes: tuple[int, ...] = (0,)
@@ -54,28 +53,30 @@ class Book:
     resting: int = 0
     rest: int = _SHORTEST_REST
     looks: int = 0
+    worth: float = 0.5
+
+    def begin_text(self) -> None:
+        """Another text, in which drafts may be worth more, or less, than in the one before."""
+        if self.resting > 0 or self.balance.is_known():
+            paid = self.resting == 0 and self.pays()
+            self.worth += _TEXTS * (paid - self.worth)
+        self.balance.begin_text()
+        if self.worth >= _WORTH:
+            self.rest = _SHORTEST_REST
+            if self.resting > 0:
+                self.resting = self.gap = 0
+                self.try_again()
 
     def pays(self) -> bool:
-        """Whether drafts do: by what they gave of late, and a bit by what they promised.
-
-        What a few steps gave is chance in part; what they promised rests on more, but is slow to
-        tell that the text has changed. So the promise counts as if a few more steps had kept it.
-        """
-        more = _TRUST / max(self.steps, 1e-9)
-        return self.tokens + more * self.promised >= (1.0 + more) * self.least
-
-    def is_close(self) -> bool:
-        """Whether greedy decoding is nearly as quick, so that its time has to be known well."""
-        return self.promised < _NEAR * self.least
+        """Whether drafts do, or may yet: the longer the rest would be, the longer the trial."""
+        in_trial = self.balance.steps < _TRIAL * self.rest
+        return self.balance.ratio() >= (_HOPE if in_trial else _PAYS)
 
     def note(self, steps: int, tokens: float, promised: float, seconds: float) -> None:
-        """Steps with drafts, one after the other, and what each gave and took in the mean."""
-        fade = _REMEMBER**steps
-        weight = (1.0 - fade) / (1.0 - _REMEMBER)
-        self.steps = fade * self.steps + weight
-        self.tokens = fade * self.tokens + weight * tokens
-        self.promised = fade * self.promised + weight * promised
-        self.least = fade * self.least + weight * seconds / self.costs.at(0)
+        """Steps with drafts, and what each gave, promised and took in the mean."""
+        self.balance.note(steps, tokens, promised, seconds / self.costs.at(0))
+        if self.balance.steps > _PAID and self.pays():
+            self.rest = _SHORTEST_REST
 
     def usual(self, sizes: Sequence[int], kept: Sequence[float]) -> list[float]:
         """Draft tokens that trees of these sizes give, once this tree's are counted in.
@@ -95,14 +96,10 @@ class Book:
         """Drafts did not pay."""
         self.resting, self.rest = self.rest - 1, min(2 * self.rest, _LONGEST_REST)
 
-    def forget(self) -> None:
-        """Drafts are to be tried anew."""
-        self.steps = self.tokens = self.promised = self.least = 0.0
+    def try_again(self) -> None:
+        """Drafts have rested."""
+        self.balance.forget()
         self.trials = 0
-
-    def rest_less(self) -> None:
-        """Drafts have paid for long."""
-        self.rest = _SHORTEST_REST
 
 
 class Experience:
