@@ -1,6 +1,7 @@
 #include "lattice_bpd/decode/suffix_index.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "lattice_bpd/base/errors.h"
 
@@ -16,6 +17,33 @@ std::uint64_t Hash(std::uint64_t piece, std::int64_t token) {
 }
 
 }  // namespace
+
+std::size_t PlaceTable::SlotOf(std::uint64_t hash) const {
+  const std::size_t mask = entries_.size() - 1;
+  std::size_t at = hash & mask;
+  while (entries_[at].place != 0 && entries_[at].hash != hash) at = (at + 1) & mask;
+  return at;
+}
+
+std::uint32_t& PlaceTable::At(std::uint64_t hash) {
+  std::size_t at = SlotOf(hash);
+  if (entries_[at].place == 0) {
+    if (2 * ++used_ > entries_.size()) {
+      Grow();
+      at = SlotOf(hash);
+    }
+    entries_[at].hash = hash;
+  }
+  return entries_[at].place;
+}
+
+void PlaceTable::Grow() {
+  std::vector<Entry> old(2 * entries_.size());
+  std::swap(old, entries_);
+  for (const Entry& entry : old) {
+    if (entry.place != 0) entries_[SlotOf(entry.hash)] = entry;
+  }
+}
 
 SuffixIndex::SuffixIndex(std::size_t longest) : longest_(longest) {
   if (longest < 1) throw ValueError("SuffixIndex: longest is 0; expected 1 token or more");
@@ -41,10 +69,9 @@ Match SuffixIndex::Append(std::int64_t token) {
   std::uint64_t hash = 0;
   for (std::size_t size = 1; size <= std::min(longest_, tokens_.size()); ++size) {
     hash = Hash(hash, FromEnd(size - 1, {}));
-    const auto [entry, is_new] = behind_.try_emplace(hash, end);
-    if (is_new) continue;
-    if (StoodBefore(entry->second, size, {})) found = {entry->second, size};
-    entry->second = end;
+    std::uint32_t& place = behind_.At(hash);
+    if (place != 0 && StoodBefore(place, size, {})) found = {place, size};
+    place = end;  // above 0: there is a token before it
   }
   tokens_.push_back(token);
   return found;
@@ -56,9 +83,9 @@ Match SuffixIndex::Find(Span<std::int64_t> path) const {
   const std::size_t longest = std::min(longest_, tokens_.size() + path.size());
   while (found.size < longest) {  // where a piece stood, its own suffixes stood, too
     hash = Hash(hash, FromEnd(found.size, path));
-    const auto entry = behind_.find(hash);
-    if (entry == behind_.end() || !StoodBefore(entry->second, found.size + 1, path)) break;
-    found = {entry->second, found.size + 1};
+    const std::uint32_t place = behind_.Find(hash);
+    if (place == 0 || !StoodBefore(place, found.size + 1, path)) break;
+    found = {place, found.size + 1};
   }
   return found;
 }

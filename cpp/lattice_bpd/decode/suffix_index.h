@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <unordered_map>
 #include <vector>
 
 #include "lattice_bpd/base/array_view.h"
@@ -17,8 +16,30 @@ struct Match {
   std::size_t size = 0;
 };
 
+// A place behind each piece, by the piece's hash. Open addressing, linear probing.
+class PlaceTable {
+ public:
+  // The place, to read and to set; 0 where it is new.
+  std::uint32_t& At(std::uint64_t hash);
+
+  // The place; 0 where there is none.
+  std::uint32_t Find(std::uint64_t hash) const { return entries_[SlotOf(hash)].place; }
+
+ private:
+  struct Entry {
+    std::uint64_t hash = 0;
+    std::uint32_t place = 0;
+  };
+
+  std::size_t SlotOf(std::uint64_t hash) const;
+  void Grow();
+
+  std::vector<Entry> entries_ = std::vector<Entry>(256);
+  std::size_t used_ = 0;
+};
+
 // The text so far, and where each of its pieces of up to `longest` tokens stood last. With 8 a
-// token takes about 3 microseconds and 0.3 kB.
+// token takes about 1 microsecond and up to 0.5 kB.
 class SuffixIndex {
  public:
   // Throws ValueError unless longest is at least 1.
@@ -48,7 +69,7 @@ class SuffixIndex {
 
   std::size_t longest_;
   std::vector<std::int64_t> tokens_;
-  std::unordered_map<std::uint64_t, std::uint32_t> behind_;  // place behind a piece, by its hash
+  PlaceTable behind_;
 };
 
 }  // namespace lattice_bpd
