@@ -217,6 +217,9 @@ def test_controller_weighs_texts() -> None:
     book.begin_text()
     assert book.worth > 0.2
     assert book.balance.steps == pytest.approx(4.0)  # of the text before
+    worth = book.worth
+    book.begin_text()
+    assert book.worth == worth  # a text without steps
 
 
 def test_controller_gap_tells_news() -> None:

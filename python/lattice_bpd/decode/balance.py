@@ -70,7 +70,7 @@ class Balance:
 
     def is_known(self) -> bool:
         """Whether it rests on more than the texts before."""
-        return self.steps >= _CARRIED
+        return self.steps > _CARRIED + 0.5
 
     def begin_text(self) -> None:
         """Another text, which keeps promises in its own way."""
