@@ -31,7 +31,7 @@ def to_token_ids(token_ids: Any, where: str, vocab_size: int | None = None) -> I
         TypeError: The elements are not integers.
         ValueError: Not one-dimensional, or an id out of range.
     """
-    packed = pack([token_ids], vocab_size)
+    packed = pack([token_ids], vocab_size) if isinstance(token_ids, list) else None
     if packed is not None:
         return packed[0]
     if hasattr(token_ids, "detach"):  # a torch tensor, without importing torch

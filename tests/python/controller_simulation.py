@@ -16,9 +16,11 @@ from lattice_bpd.decode import controller as controller_module
 
 @dataclass
 class Clock:
-    """Attributes:
-    now: the time.
-    tick: what asking for it takes.
+    """Time that passes where somebody says so.
+
+    Attributes:
+        now: the time.
+        tick: what asking for it takes.
     """
 
     now: float = 0.0

@@ -81,13 +81,12 @@ class Controller(Drafter):
         start = time.perf_counter()
         book = self.experience.book(len(states))
         last = self._look or gap
-        if last is None or not last.before.has_any(states):
-            with self.experience.lock:
+        with self.experience.lock:
+            if last is None or not last.before.has_any(states):
                 book.begin_text()
-        if self._look is not None:
-            with self.experience.lock:
+            if self._look is not None:
                 self._learn(book, self._look, states, start)
-            self._look = None
+        self._look = None
         if book.gap > 0:
             sizes = tuple(min(size, self.max_nodes) for size in book.gap_sizes)
             self._gap = Gap(Before(states), sizes, book)
