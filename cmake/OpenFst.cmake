@@ -30,6 +30,7 @@ add_library(openfst_hidden STATIC ${openfst_sources})
 target_include_directories(openfst_hidden SYSTEM PUBLIC "${openfst_dir}/src/include")
 target_compile_definitions(openfst_hidden PUBLIC FST_NO_DYNAMIC_LINKING)
 target_compile_options(openfst_hidden PRIVATE -w)
+set_target_properties(openfst_hidden PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)  # one unit
 
 # OpenFst 1.8.2 renamed its flags; our code says FLAGS_fst_error_fatal, as 1.7.x does.
 file(STRINGS "${openfst_dir}/src/include/fst/flags.h" renamed_flags REGEX "FST_FLAGS_" LIMIT_COUNT 1)

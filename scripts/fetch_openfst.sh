@@ -63,14 +63,16 @@ fetch_by_apt() {
   mkdir -p "$apt/sources" "$apt/lists/partial" "$apt/cache/archives/partial" "$1/package"
   source_stanzas >"$apt/sources/openfst.sources"
   [[ -s $apt/sources/openfst.sources ]] || return 1
-  local options=(-qq -o APT::Sandbox::User="$(id -un)" -o Acquire::Languages=none
+  local options=(-q -o APT::Sandbox::User="$(id -un)" -o Acquire::Languages=none
     -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$apt/sources"
     -o Dir::State::lists="$apt/lists" -o Dir::Cache="$apt/cache"
     -o APT::Get::List-Cleanup=false -o Acquire::Retries=2)
   say "apt-get source openfst (private apt folders, no root)"
+  export LC_ALL=C
   { apt-get "${options[@]}" update && cd "$1/package" &&
       apt-get "${options[@]}" source --download-only openfst; } >"$apt/log" 2>&1 </dev/null ||
     { say "apt could not fetch it: $(tail -n 1 "$apt/log")"; return 1; }
+  grep '^Fetched ' "$apt/log" >&2 || true
 }
 
 # Downloads the pinned tarball into folder $1/package and checks its hash.
@@ -86,6 +88,7 @@ fetch_by_url() {
     python3 -c 'import sys, urllib.request as u; u.urlretrieve(*sys.argv[1:])' "$url" "$file" ||
       return 1
   fi
+  echo "Fetched $(stat -c %s "$file") B of $url" >&2
   found=$(sha256sum "$file" | cut -d' ' -f1)
   [[ $found == "$sha256" ]] || {
     say "sha256 of $url is $found; expected $sha256; not used, look for a proxy's error page"

@@ -55,6 +55,40 @@ py::bytes ToFstBytes(const BackoffLm& lm, const Array<TokenId>& context, bool bo
   return py::bytes(bytes);
 }
 
+// Words as a file has them: their encoding is the caller's business.
+using WordBytes = std::vector<py::bytes>;
+
+std::vector<std::string> ToStrings(const WordBytes& words) {
+  std::vector<std::string> strings;
+  for (const py::bytes& word : words) strings.push_back(word);
+  return strings;
+}
+
+std::shared_ptr<BackoffLm> ReadArpaOf(const std::string& path,
+                                      std::optional<std::uint64_t> vocab_size,
+                                      const WordBytes& words, std::optional<TokenId> bos_id,
+                                      std::optional<TokenId> eos_id,
+                                      std::optional<TokenId> unk_id) {
+  const ArpaOptions options{vocab_size, ToStrings(words), {bos_id, eos_id, unk_id}};
+  const LongCall guard;
+  return std::const_pointer_cast<BackoffLm>(ReadArpa(path, options));
+}
+
+void WriteArpaOf(const BackoffLm& lm, const std::string& path, const WordBytes& words) {
+  const std::vector<std::string> strings = ToStrings(words);
+  const LongCall guard;
+  WriteArpa(lm, path, strings);
+}
+
+WordBytes ArpaWords(const std::string& path) {
+  std::vector<std::string> words;
+  {
+    const LongCall guard;
+    words = ReadArpaWords(path);
+  }
+  return {words.begin(), words.end()};
+}
+
 std::vector<std::size_t> NumNgrams(const BackoffLm& lm) {
   std::vector<std::size_t> counts;
   for (const PackedLevel& level : lm.levels()) counts.push_back(level.size());
@@ -90,7 +124,7 @@ void BindLm(py::module_& m) {
       .def("score_candidates", &ScoreCandidates, py::arg("token_ids").noconvert(),
            py::arg("offsets").noconvert(), py::arg("candidates").noconvert(), py::arg("bos"))
       .def("save", &SaveLm, py::arg("path"), GuardLongCall())
-      .def("to_arpa", &WriteArpa, py::arg("path"), py::arg("words"), GuardLongCall())
+      .def("to_arpa", &WriteArpaOf, py::arg("path"), py::arg("words"))
       .def("to_fst_bytes", &ToFstBytes, py::arg("context").noconvert(), py::arg("bos"),
            py::arg("expand_failures"), py::arg("end_of_sentence"), py::arg("const_fst") = false);
 
@@ -100,17 +134,9 @@ void BindLm(py::module_& m) {
         return std::const_pointer_cast<BackoffLm>(LoadLm(path, verify));
       },
       py::arg("path"), py::arg("verify"), GuardLongCall());
-  m.def(
-      "read_arpa",
-      [](const std::string& path, std::optional<std::uint64_t> vocab_size,
-         std::vector<std::string> words, std::optional<TokenId> bos_id,
-         std::optional<TokenId> eos_id, std::optional<TokenId> unk_id) {
-        const ArpaOptions options{vocab_size, std::move(words), {bos_id, eos_id, unk_id}};
-        return std::const_pointer_cast<BackoffLm>(ReadArpa(path, options));
-      },
-      py::arg("path"), py::arg("vocab_size"), py::arg("words"), py::arg("bos_id"),
-      py::arg("eos_id"), py::arg("unk_id"), GuardLongCall());
-  m.def("read_arpa_words", &ReadArpaWords, py::arg("path"), GuardLongCall());
+  m.def("read_arpa", &ReadArpaOf, py::arg("path"), py::arg("vocab_size"), py::arg("words"),
+        py::arg("bos_id"), py::arg("eos_id"), py::arg("unk_id"));
+  m.def("read_arpa_words", &ArpaWords, py::arg("path"));
 }
 
 }  // namespace lattice_bpd

@@ -36,8 +36,15 @@ bool AppendArray(py::handle object, std::int64_t largest, std::vector<TokenId>* 
   return within;
 }
 
+// Not of a subclass: a masked array holds ids that do not count.
+bool IsPlainArray(py::handle row) {
+  return py::type::handle_of(row).ptr() ==
+         reinterpret_cast<PyObject*>(py::detail::npy_api::get().PyArray_Type_);
+}
+
 bool Append(py::handle row, std::int64_t largest, std::vector<TokenId>* out) {
   if (PyList_CheckExact(row.ptr())) return AppendList(row.ptr(), largest, out);
+  if (!IsPlainArray(row)) return false;
   return AppendArray<TokenId>(row, largest, out) || AppendArray<std::int64_t>(row, largest, out);
 }
 

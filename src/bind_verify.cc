@@ -138,7 +138,7 @@ std::tuple<std::size_t, std::int32_t, std::size_t> TreeExtents(const Trees& tree
 }
 
 // Of the nodes behind the exact token; None where they are not known.
-std::optional<py::array_t<float>> LogProbs(const PrefixTree& tree) {
+std::optional<py::array_t<float>> NodeLogProbs(const PrefixTree& tree) {
   std::vector<float> values;
   for (std::size_t i = 1; i < tree.size(); ++i) values.push_back(tree.nodes()[i].log_prob);
   if (std::any_of(values.begin(), values.end(), [](float x) { return std::isnan(x); })) {
@@ -236,7 +236,7 @@ void BindVerify(py::module_& m) {
       .def_property_readonly("depths", &PrefixTree::depths)
       .def_property_readonly("max_depth", &PrefixTree::max_depth)
       .def_property_readonly("num_leaves", &PrefixTree::num_leaves)
-      .def_property_readonly("log_probs", &LogProbs)
+      .def_property_readonly("log_probs", &NodeLogProbs)
       .def_property_readonly("token_range",
                              [](const PrefixTree& tree) {
                                if (tree.size() == 0) throw ValueError("PrefixTree: no nodes");

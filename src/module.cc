@@ -1,6 +1,6 @@
 // lattice_bpd._core: the list of contents.
 #include "bindings.h"
-#include "lattice_bpd/base/openfst.h"
+#include "lattice_bpd/base/use_openfst.h"
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "C++ core of lattice-bpd; use the typed Python layer in lattice_bpd instead.";

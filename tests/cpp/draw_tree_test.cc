@@ -150,6 +150,30 @@ TEST_CASE("paths come out as draws from the joint, siblings as draws without rep
   }
 }
 
+TEST_CASE("the children of two nodes are drawn independently") {
+  // Two slots of two equal tokens: each node's first child is either token, whatever the other's.
+  Sausage lattice;
+  lattice.AddSlot(TokenIds{0, 1}, std::vector<float>{1.0f, 1.0f});
+  lattice.AddSlot(TokenIds{0, 1}, std::vector<float>{2.0f, 2.0f});
+  constexpr int kDraws = 4000;
+  int alike = 0;
+  for (int key = 0; key < kDraws; ++key) {
+    const DrawnTree tree = Draw(lattice, nullptr, {},
+                                {1.0, 6, NoiseUse::kDrawn, 1.0, static_cast<std::uint64_t>(key)});
+    REQUIRE(tree.nodes.size() == 6);
+    std::map<std::int32_t, TokenId> first_child;  // by parent
+    for (const TreeNode& node : tree.nodes) first_child.emplace(node.parent, node.token_id);
+    REQUIRE(first_child.size() == 3);
+    std::vector<TokenId> below;
+    for (const auto& [parent, token] : first_child) {
+      if (parent >= 0) below.push_back(token);
+    }
+    alike += below[0] == below[1];
+  }
+  CHECK(alike > kDraws * 0.45);  // 0.5, more than 6 standard deviations off
+  CHECK(alike < kDraws * 0.55);
+}
+
 TEST_CASE("shared noise: a token's share is softmax(sharpness * (ln q + noise))") {
   const auto lm = ExampleLm();
   const LmState start = lm->StateOfContext(TokenIds{0}, true);
@@ -211,15 +235,30 @@ TEST_CASE("batch: padding, and the same rows whatever stands beside them") {
   CHECK_THROWS_AS(DrawTree(lattices[0], nullptr, {}, {1.0, 0}, {}, &out), ValueError);
 }
 
-TEST_CASE("a masked lattice: all paths alike; an impossible token is never drawn") {
+TEST_CASE("a slot that is masked altogether ends the tree") {
   constexpr float kMasked = -std::numeric_limits<float>::infinity();
-  Sausage masked;
-  masked.AddSlot(TokenIds{2, 0}, std::vector<float>{kMasked, kMasked});
-  masked.AddSlot(TokenIds{1, 0}, std::vector<float>{3.0f, 0.0f});
-  const DrawnTree tree = Draw(masked, nullptr, {}, {1.0, 10});
-  CHECK(tree.nodes.size() == 6);
-  CHECK(tree.child_probs[0] == doctest::Approx(0.5));
-  CHECK(tree.child_probs[tree.width] == doctest::Approx(0.5));
+  const std::vector<float> open = {3.0f, 0.0f}, masked = {kMasked, kMasked};
+  std::vector<Sausage> lattices(3);
+  for (const auto& scores : {open, masked, open}) lattices[0].AddSlot(TokenIds{1, 0}, scores);
+  for (const auto& scores : {masked, open, open}) lattices[1].AddSlot(TokenIds{1, 0}, scores);
+  for (const auto& scores : {open, open, open}) lattices[2].AddSlot(TokenIds{1, 0}, scores);
+  const DrawnTree tree = Draw(lattices[0], nullptr, {}, {1.0, 10});
+  CHECK(tree.nodes.size() == 2);
+  CHECK(tree.child_probs[0] + tree.child_probs[1] == doctest::Approx(1.0));
+  CHECK(Draw(lattices[1], nullptr, {}, {1.0, 10}).nodes.empty());
+
+  const std::vector<std::int64_t> offsets(4, 0);
+  const std::vector<std::uint64_t> keys = {1, 2, 3}, positions(3, 0);
+  const DrawBatch batch =
+      DrawTreeBatch(lattices, nullptr, {{}, offsets, true}, {1.0, 10}, keys, positions, 1);
+  CHECK(batch.counts == std::vector<std::int32_t>{2, 0, 10});
+  REQUIRE(batch.width >= 2);  // kernels pad it
+  // The first slot of lattice 0, then padding up to lattice 2.
+  TokenIds expected(6 * batch.width, -1);
+  expected[0] = 0;
+  expected[1] = 1;
+  const auto first = batch.slot_token_ids.begin();
+  CHECK(TokenIds(first, first + static_cast<std::ptrdiff_t>(6 * batch.width)) == expected);
 }
 
 TEST_CASE("SampleToken: the argmax of logits and noise, and its distribution") {

@@ -7,14 +7,13 @@
 #include <vector>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/use_openfst.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/fused_engine.h"
 #include "lattice_bpd/lm/lm_file.h"
 #include "random_lattices.h"
 
 namespace lattice_bpd {
-
-void UseOpenFst();  // base/openfst.h brings OpenFst's own CHECK, which would replace doctest's
 
 namespace {
 

@@ -1,16 +1,45 @@
 // Mapped files and files that are replaced as a whole.
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "lattice_bpd/base/atomic_file.h"
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/mapped_file.h"
 #include "lm_examples.h"
+
+namespace {
+
+// What was asked of the disk, in order: "fsync 3" with the file's size then, "rename".
+std::vector<std::string> disk_calls;
+int fsync_error = 0;  // what fsync fails with; 0: it does not
+
+}  // namespace
+
+// These stand before the C library's own. They note the call and pass it on to the kernel.
+extern "C" int fsync(int fd) {
+  struct stat status;
+  disk_calls.push_back("fsync " +
+                       std::to_string(::fstat(fd, &status) == 0 ? status.st_size : off_t{-1}));
+  if (fsync_error != 0) {
+    errno = fsync_error;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
+
+extern "C" int rename(const char* from, const char* to) noexcept {
+  disk_calls.emplace_back("rename");
+  return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
 
 namespace lattice_bpd {
 namespace {
@@ -78,6 +107,36 @@ TEST_CASE("atomic file: nothing happens to the path before Commit") {
   CHECK(ReadBytes(path) == "new");
   CHECK(::unlink(path.c_str()) == 0);
   CHECK(::rmdir(folder.path().c_str()) == 0);  // fails where a temporary file was left behind
+}
+
+TEST_CASE("atomic file: all bytes are on the disk before the path means the new file") {
+  TemporaryFolder folder;
+  const std::string path = folder.File("kept");
+  AtomicFile file(path);
+  file.Write("twelve bytes");
+  disk_calls.clear();
+  file.Commit();
+  CHECK(disk_calls == std::vector<std::string>{"fsync 12", "rename"});
+}
+
+TEST_CASE("atomic file: what the disk does not take leaves the old file") {
+  TemporaryFolder folder;
+  const std::string path = folder.File("kept");
+  WriteBytes(path, "old");
+  AtomicFile file(path);
+  file.Write("new");
+  disk_calls.clear();
+  fsync_error = ENOSPC;
+  int found = 0;
+  try {
+    file.Commit();
+  } catch (const IoError& error) {
+    found = error.error_number();
+  }
+  fsync_error = 0;
+  CHECK(found == ENOSPC);
+  CHECK(disk_calls == std::vector<std::string>{"fsync 3"});
+  CHECK(ReadBytes(path) == "old");
 }
 
 TEST_CASE("atomic file: what killed writers left is removed, what others are writing is not") {

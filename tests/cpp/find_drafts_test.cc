@@ -86,20 +86,26 @@ TEST_CASE("ties: the smaller token id at the first place where paths differ, at 
   }
 }
 
-TEST_CASE("masked: never chosen unless nothing else is left") {
+TEST_CASE("masked: never chosen; a slot of nothing else ends the drafts") {
   const auto lm = ExampleLm();
   const Sausage one = Lattice({{{0, 1}, {-kInfinity, -5.0f}}});
   CHECK(Find(one, lm.get(), {}, 4).token_ids == TokenIds{1});
-  const Sausage all = Lattice({{{2, 0}, {-kInfinity, -kInfinity}}, {{1, 0}, {3.0f, 0.0f}}});
-  const DraftList drafts = Find(all, lm.get(), {}, 3);
-  CHECK(drafts.token_ids == TokenIds{0, 0, 0, 1, 2, 0});  // by token id
-  CHECK(drafts.scores == std::vector<double>(3, -kInfinity));
+  const Slot masked = {{2, 0}, {-kInfinity, -kInfinity}};
+  const Slot open = {{1, 0}, {3.0f, 0.0f}};
+  const DraftList drafts = Find(Lattice({open, masked, open}), lm.get(), {}, 3);
+  const DraftList alone = Find(Lattice({open}), lm.get(), {}, 3);
+  CHECK(drafts.num_slots == 1);
+  CHECK(drafts.token_ids == alone.token_ids);
+  CHECK(drafts.scores == alone.scores);
+  CHECK(Find(Lattice({masked, open}), lm.get(), {}, 3).size() == 0);
 }
 
-TEST_CASE("no slot: one draft, the empty one") {
-  const DraftList drafts = Find(Sausage(), ExampleLm().get(), {0}, 5);
-  CHECK(drafts.scores == std::vector<double>{0.0});
-  CHECK(drafts.token_ids.empty());
+TEST_CASE("no slot: no draft") {
+  for (const Engine engine : {Engine::kFused, Engine::kOpenFst}) {
+    const DraftList drafts = FindDrafts(Sausage(), ExampleLm().get(), {}, {5, 1.0, engine});
+    CHECK(drafts.size() == 0);
+    CHECK(drafts.token_ids.empty());
+  }
 }
 
 TEST_CASE("options and vocabularies that do not fit") {

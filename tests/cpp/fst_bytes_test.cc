@@ -10,6 +10,7 @@
 #include <string>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/use_openfst.h"
 #include "lattice_bpd/lattice/acceptor.h"
 #include "lattice_bpd/lm/lm_from_fst.h"
 #include "lattice_bpd/lm/lm_fst.h"

@@ -183,10 +183,49 @@ TEST_CASE("file: what is wrong is said") {
   CHECK(Contains(message(offsetof(FileHeader, vocab_size), 0), "vocab_size"));
   CHECK(message(offsetof(FileHeader, vocab_size), 9) != "");
   CHECK(Contains(message(offsetof(FileHeader, bos), 6), "special symbol"));
+  CHECK(Contains(message(offsetof(FileHeader, eos), 6), "special symbol"));
+  CHECK(Contains(message(offsetof(FileHeader, unk), 6), "special symbol"));
   CHECK(Contains(message(offsetof(FileHeader, file_size), 9), "its header says 9"));
   std::string arpa = "\\data\\\nngram 1=1\n\n\\1-grams:\n-1\t0\n\n\\end\\\n";
   CHECK(Contains(MessageOf(path, arpa + std::string(64, '\n'), true), "from_arpa"));
   CHECK(Contains(MessageOf(path, "", true), "0 bytes"));
+}
+
+TEST_CASE("file: a section that ends or begins outside the file is refused by its table") {
+  TemporaryFolder folder;
+  const std::string bytes = SavedExample(&folder);
+  const std::string path = folder.File("outside.lm");
+  FileHeader header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const auto message = [&](std::size_t at, auto change) {
+    std::string altered = bytes;
+    SectionEntry entry;
+    std::memcpy(&entry, altered.data() + at, sizeof entry);
+    change(&entry);
+    std::memcpy(altered.data() + at, &entry, sizeof entry);
+    WriteBytes(path, WithHeaderChecksum(altered));
+    try {
+      ListSections(path);  // reads header and table, nothing else
+    } catch (const FormatError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const std::uint64_t size = bytes.size();
+  const std::uint64_t aligned_end = (size + kSectionAlignment - 1) & ~(kSectionAlignment - 1);
+  REQUIRE(header.num_sections > 4);
+  for (std::uint32_t i = 0; i < header.num_sections; ++i) {
+    const std::size_t at = sizeof header + i * sizeof(SectionEntry);
+    INFO("section ", i);
+    CHECK(message(at, [&](SectionEntry* e) { e->size = size - e->offset; }) == "");
+    CHECK(Contains(message(at, [&](SectionEntry* e) { e->size = size - e->offset + 1; }),
+                   "lies outside the file"));
+    CHECK(Contains(message(at, [&](SectionEntry* e) { e->size = ~std::uint64_t{0}; }),
+                   "lies outside the file"));
+    CHECK(Contains(message(at, [&](SectionEntry* e) { e->offset = aligned_end + 4096; }),
+                   "lies outside the file"));
+    CHECK(Contains(message(at, [&](SectionEntry* e) { e->offset += 1; }), "lies outside the file"));
+  }
 }
 
 TEST_CASE("arpa: what was written reads back as the same model") {

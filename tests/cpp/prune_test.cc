@@ -75,6 +75,19 @@ TEST_CASE("one pruning step by hand") {
   CHECK(Prob(*Pack(pruned), {kC}, kEos) == doctest::Approx(1.0 * 4 / 12));
 }
 
+TEST_CASE("an n-gram that costs exactly the threshold stays") {
+  const Trie trie = Worked();
+  const double cost = RelativeEntropyScores(trie, kThreads)[1][trie.levels[0].child_begin[kC]];
+  double theta = std::expm1(cost);  // of which log1p is the cost again, to the last bit
+  for (int i = 0; i < 64 && std::log1p(theta) != cost; ++i) {
+    theta = std::nextafter(theta, std::log1p(theta) < cost ? 1.0 : 0.0);
+  }
+  REQUIRE(std::log1p(theta) == cost);
+  CHECK(HasBigram(PruneByEntropy(trie, theta, kThreads), kC, kEos));
+  while (std::log1p(theta) == cost) theta = std::nextafter(theta, 1.0);
+  CHECK_FALSE(HasBigram(PruneByEntropy(trie, theta, kThreads), kC, kEos));
+}
+
 TEST_CASE("pruning to a size goes in the order of the scores") {
   const Trie trie = Worked();
   CHECK(CountPrunable(trie) == 4 + 8);

@@ -143,9 +143,10 @@ struct OraclePath {
   double direct;  // the same without a grid
 };
 
-// All paths by falling score, equal scores by token ids.
+// All paths by falling score, equal scores by token ids; none of a lattice without slots.
 inline std::vector<OraclePath> ListPaths(const Sausage& lattice, const CacheOracle& oracle,
                                          const Tokens& context, double alpha) {
+  if (lattice.num_slots() == 0) return {};
   std::vector<OraclePath> paths = {{{}, 0.0, 0.0}};
   for (std::size_t slot = 0; slot < lattice.num_slots(); ++slot) {
     std::vector<OraclePath> longer;
@@ -156,10 +157,8 @@ inline std::vector<OraclePath> ListPaths(const Sausage& lattice, const CacheOrac
         OraclePath next = path;
         const TokenId token = lattice.token_ids(slot)[i];
         next.token_ids.push_back(token);
-        if (!lattice.all_masked()) {
-          next.score += ToScoreGrid(lattice.scores(slot)[i]) + oracle.Scaled(before, token, alpha);
-          next.direct += lattice.scores(slot)[i] + alpha * oracle.LogProb(before, token);
-        }
+        next.score += ToScoreGrid(lattice.scores(slot)[i]) + oracle.Scaled(before, token, alpha);
+        next.direct += lattice.scores(slot)[i] + alpha * oracle.LogProb(before, token);
         longer.push_back(next);
       }
     }

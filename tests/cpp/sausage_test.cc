@@ -35,21 +35,24 @@ TEST_CASE("slots are sorted by falling score, then by rising token id") {
   CHECK(sausage.max_token_id() == 9);
 }
 
-TEST_CASE("masked candidates are dropped unless the slot has nothing else") {
+TEST_CASE("masked candidates are dropped; a slot of nothing else ends the lattice") {
   Sausage sausage;
   Add(&sausage, {4, 2, 8}, {-kInfinity, 1.0f, -kInfinity});
   CHECK(Ids(sausage, 0) == TokenIds{2});
-  CHECK_FALSE(sausage.all_masked());
   Add(&sausage, {8, 4}, {-kInfinity, -kInfinity});
-  CHECK(Ids(sausage, 1) == TokenIds{4, 8});
-  CHECK(sausage.all_masked());
   Add(&sausage, {1}, {0.0f});
-  CHECK(sausage.all_masked());  // stays so
+  CHECK(sausage.num_slots() == 1);
+  CHECK(sausage.num_candidates() == 1);
+  CHECK(sausage.CountPaths(10) == 1);
+  CHECK_THROWS_WITH_AS(Add(&sausage, {-1}, {0.0f}), doctest::Contains("in slot 3"), ValueError);
+  sausage.Clear();
+  Add(&sausage, {1}, {0.0f});
+  CHECK(sausage.num_slots() == 1);  // open again
 }
 
 TEST_CASE("paths are counted up to a limit, without overflow") {
   Sausage sausage;
-  CHECK(sausage.CountPaths(10) == 1);  // the empty path
+  CHECK(sausage.CountPaths(10) == 0);
   Add(&sausage, {0, 1, 2}, {0, 0, 0});
   Add(&sausage, {0, 1}, {0, 0});
   CHECK(sausage.CountPaths(100) == 6);

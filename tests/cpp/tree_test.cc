@@ -186,14 +186,19 @@ TEST_CASE("no prefix-closed set of as many nodes holds more") {
   }
 }
 
-TEST_CASE("a lattice that is masked altogether: all paths are equally probable") {
+TEST_CASE("a slot that is masked altogether ends the tree") {
   constexpr float kMasked = -std::numeric_limits<float>::infinity();
   const auto lm = ExampleLm();
-  const Sausage lattice = Lattice({{{2, 0}, {kMasked, kMasked}}, {{1, 0}, {3.0f, 0.0f}}});
-  const std::vector<TreeNode> tree = FindTree(lattice, lm.get(), {}, 1.0, 3);
-  CHECK(PrefixOf(tree, 2) == TokenIds{0, 0});
-  CHECK(tree[0].log_prob == doctest::Approx(std::log(0.5)));
-  CHECK(tree[2].log_prob == doctest::Approx(std::log(0.25)));
+  const Slot open = {{1, 0}, {3.0f, 0.0f}}, masked = {{2, 0}, {kMasked, kMasked}};
+  const std::vector<TreeNode> tree = FindTree(Lattice({open, masked, open}), lm.get(), {}, 1.0, 9);
+  const std::vector<TreeNode> alone = FindTree(Lattice({open}), lm.get(), {}, 1.0, 9);
+  REQUIRE(tree.size() == 2);
+  REQUIRE(alone.size() == 2);
+  for (std::size_t i = 0; i < 2; ++i) {
+    CHECK(tree[i].token_id == alone[i].token_id);
+    CHECK(tree[i].log_prob == alone[i].log_prob);
+  }
+  CHECK(FindTree(Lattice({masked, open}), lm.get(), {}, 1.0, 3).empty());
 }
 
 TEST_CASE("batch: padding, attention mask, paths to leaves") {

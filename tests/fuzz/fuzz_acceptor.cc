@@ -3,14 +3,9 @@
 #include <string>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/use_openfst.h"
 #include "lattice_bpd/draft/fst_drafts.h"
 #include "lm_examples.h"
-
-namespace lattice_bpd {
-
-void UseOpenFst();
-
-}  // namespace lattice_bpd
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace lattice_bpd;

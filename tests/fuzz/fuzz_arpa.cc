@@ -2,12 +2,11 @@
 #include <string>
 
 #include "fuzz_input.h"
+#include "lattice_bpd/base/use_openfst.h"
 #include "lattice_bpd/lm/arpa.h"
 #include "use_lm.h"
 
 namespace lattice_bpd {
-
-void UseOpenFst();
 
 namespace {
 

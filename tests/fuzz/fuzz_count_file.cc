@@ -8,6 +8,7 @@
 #include "fuzz_input.h"
 #include "lattice_bpd/base/checksum.h"
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/use_openfst.h"
 #include "lattice_bpd/train/corpus_counter.h"
 #include "lattice_bpd/train/count_file_checksum.h"
 #include "lattice_bpd/train/count_runs.h"
@@ -15,8 +16,6 @@
 #include "use_lm.h"
 
 namespace lattice_bpd {
-
-void UseOpenFst();
 
 namespace {
 

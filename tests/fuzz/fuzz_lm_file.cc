@@ -5,12 +5,11 @@
 #include <vector>
 
 #include "fuzz_input.h"
+#include "lattice_bpd/base/use_openfst.h"
 #include "lattice_bpd/lm/lm_file.h"
 #include "use_lm.h"
 
 namespace lattice_bpd {
-
-void UseOpenFst();
 
 namespace {
 

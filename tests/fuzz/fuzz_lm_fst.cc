@@ -3,14 +3,9 @@
 #include <string>
 
 #include "fuzz_input.h"
+#include "lattice_bpd/base/use_openfst.h"
 #include "lattice_bpd/lm/lm_from_fst.h"
 #include "use_lm.h"
-
-namespace lattice_bpd {
-
-void UseOpenFst();
-
-}  // namespace lattice_bpd
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace lattice_bpd;

@@ -7,14 +7,13 @@
 #include <vector>
 
 #include "fuzz_input.h"
+#include "lattice_bpd/base/use_openfst.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/find_tree.h"
 #include "lattice_bpd/draft/fused_engine.h"
 #include "random_lattices.h"
 
 namespace lattice_bpd {
-
-void UseOpenFst();
 
 namespace {
 

@@ -1,7 +1,8 @@
 // OpenFst inside this process: the arc type that scores use, and errors as exceptions.
 //
 // OpenFst reports most failures by logging and a kError property, and by default a fatal log ends
-// the process. UseOpenFst() turns that off; CheckFst() turns the property into an exception.
+// the process. UseOpenFst() (use_openfst.h) turns that off; CheckFst() turns the property into an
+// exception. Only the files that CMakeLists.txt lists as fst_sources may include this header.
 #ifndef LATTICE_BPD_BASE_OPENFST_H_
 #define LATTICE_BPD_BASE_OPENFST_H_
 
@@ -18,10 +19,6 @@ namespace lattice_bpd {
 using ScoreWeight = fst::TropicalWeightTpl<double>;
 using ScoreArc = fst::ArcTpl<ScoreWeight>;
 using ScoreVectorFst = fst::VectorFst<ScoreArc>;
-
-// Once before any FST is made (module initialisation does it). Keeps OpenFst from ending the
-// process on an error.
-void UseOpenFst();
 
 // Throws ValueError where the last operation on `fst` failed.
 template <typename Arc>

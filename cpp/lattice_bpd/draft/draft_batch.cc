@@ -16,8 +16,11 @@ void FindDraftBatch(const LatticeBatch& lattices, const BackoffLm* lm, const Con
     FindDrafts(lattice, lm, start, options, cached, &drafts);
     TokenId* const token_ids = out.token_ids + b * num_drafts * num_slots;
     float* const scores = out.scores + b * num_drafts;
-    std::fill(std::copy(drafts.token_ids.begin(), drafts.token_ids.end(), token_ids),
-              token_ids + num_drafts * num_slots, kPadToken);
+    std::fill_n(token_ids, num_drafts * num_slots, kPadToken);
+    for (std::size_t i = 0; i < drafts.size(); ++i) {
+      std::copy_n(drafts.token_ids.data() + i * drafts.num_slots, drafts.num_slots,
+                  token_ids + i * num_slots);
+    }
     std::fill(std::copy(drafts.scores.begin(), drafts.scores.end(), scores), scores + num_drafts,
               -std::numeric_limits<float>::infinity());
     out.counts[b] = static_cast<std::int32_t>(drafts.size());

@@ -10,7 +10,8 @@
 namespace lattice_bpd {
 
 // Row b, draft i: token_ids[(b * num_drafts + i) * num_slots ..] and scores[b * num_drafts + i].
-// Rows past counts[b] hold kPadToken and -inf.
+// Rows past counts[b] hold kPadToken and -inf; drafts of a lattice with fewer slots end in
+// kPadToken.
 struct DraftBatch {
   std::size_t num_slots = 0;
   std::vector<TokenId> token_ids;

@@ -32,7 +32,8 @@ void WriteTree(const DrawnTree& tree, std::size_t b, std::size_t num_slots, std:
     out->depths[at] = tree.nodes[i].depth;
     out->log_probs[at] = static_cast<float>(tree.nodes[i].log_prob);
   }
-  for (std::size_t j = 0; j < num_slots; ++j) {
+  const std::size_t kept_slots = tree.width == 0 ? 0 : tree.token_ids.size() / tree.width;
+  for (std::size_t j = 0; j < kept_slots; ++j) {
     std::copy_n(tree.token_ids.data() + j * tree.width, tree.width,
                 out->slot_token_ids.data() + (b * num_slots + j) * out->width);
   }

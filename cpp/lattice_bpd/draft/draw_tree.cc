@@ -20,9 +20,7 @@ void DrawTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
   if (sausage.num_slots() == 0) return;
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
   if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
-  const bool masked = sausage.all_masked();
-  DrawTreeFused(sausage, masked ? nullptr : lm, masked ? LmState{} : start, options,
-                masked ? CachedContext{} : cached, out);
+  DrawTreeFused(sausage, lm, start, options, cached, out);
 }
 
 }  // namespace lattice_bpd

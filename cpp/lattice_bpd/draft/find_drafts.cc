@@ -1,8 +1,6 @@
 #include "lattice_bpd/draft/find_drafts.h"
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/draft/fused_engine.h"
@@ -63,22 +61,15 @@ void FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& star
   out->num_slots = sausage.num_slots();
   if (sausage.num_slots() == 0) {
     out->token_ids.clear();
-    out->scores.assign(1, 0.0);  // one path, the empty one
+    out->scores.clear();
     return;
   }
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
   if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
-  // Where a slot is masked altogether all paths tie at -inf, and their order is that of token ids.
-  const bool masked = sausage.all_masked();
-  const BackoffLm* used = masked ? nullptr : lm;
-  const LmState state = masked ? LmState{} : start;
   if (options.engine == Engine::kOpenFst) {
-    FindDraftsOpenFst(sausage, used, state, options, out);
+    FindDraftsOpenFst(sausage, lm, start, options, out);
   } else {
-    FindDraftsFused(sausage, used, state, options, masked ? CachedContext{} : cached, out);
-  }
-  if (masked) {
-    std::fill(out->scores.begin(), out->scores.end(), -std::numeric_limits<double>::infinity());
+    FindDraftsFused(sausage, lm, start, options, cached, out);
   }
 }
 

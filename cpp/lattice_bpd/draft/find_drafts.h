@@ -33,7 +33,7 @@ struct DraftOptions {
 struct DraftList {
   std::size_t num_slots = 0;
   std::vector<TokenId> token_ids;
-  std::vector<double> scores;  // -inf where a slot is masked altogether
+  std::vector<double> scores;
 
   std::size_t size() const { return scores.size(); }
 };
@@ -50,10 +50,10 @@ void CheckVocabulary(TokenId largest, const BackoffLm& lm);
 // id.
 void CheckCache(TokenId largest, const BackoffLm* lm, const ContextNgram& cache);
 
-// min(num_drafts, number of paths) drafts. `lm` may be null: head scores alone. `start` is the
-// state of the context in `lm`, `cached` a cache to mix into it, which must not change meanwhile.
-// Throws ValueError for options out of range, candidates outside the LM's vocabulary, a cache of
-// another one, or a cache with the openfst engine.
+// min(num_drafts, number of paths) drafts; none of a lattice without slots. `lm` may be null: head
+// scores alone. `start` is the state of the context in `lm`, `cached` a cache to mix into it, which
+// must not change meanwhile. Throws ValueError for options out of range, candidates outside the
+// LM's vocabulary, a cache of another one, or a cache with the openfst engine.
 DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                      const DraftOptions& options, const CachedContext& cached = {});
 

@@ -19,9 +19,7 @@ std::vector<TreeNode> FindTree(const Sausage& sausage, const BackoffLm* lm, cons
   if (sausage.num_slots() == 0) return {};
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
   if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
-  const bool masked = sausage.all_masked();
-  return FindTreeFused(sausage, masked ? nullptr : lm, masked ? LmState{} : start, alpha, max_nodes,
-                       masked ? CachedContext{} : cached);
+  return FindTreeFused(sausage, lm, start, alpha, max_nodes, cached);
 }
 
 }  // namespace lattice_bpd

@@ -39,8 +39,8 @@ void CheckMaxNodes(int max_nodes);
 
 // min(max_nodes, number of prefixes) nodes by falling mass, equal masses by the smaller token id
 // at the first place where two prefixes differ, a prefix before what is longer. So parents stand
-// before children, and a smaller tree is the beginning of a larger one. Where a slot is masked
-// altogether all paths are equally probable. `cached` and errors are as in FindDrafts.
+// before children, and a smaller tree is the beginning of a larger one. `cached` and errors are as
+// in FindDrafts.
 std::vector<TreeNode> FindTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                                double alpha, int max_nodes, const CachedContext& cached = {});
 

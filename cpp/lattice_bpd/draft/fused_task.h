@@ -83,7 +83,6 @@ void LoadCandidates(const FusedTask& task, FusedWorkspace* w) {
   w->symbols16.Resize(std::size_t{task.num_slots} * stride + 2 * kFusedSpare);
   w->head_scores.Resize(std::size_t{task.num_slots} * stride);
   w->order.Resize(stride);
-  const bool masked = task.sausage.all_masked();
   for (std::uint32_t j = 0; j < task.num_slots; ++j) {
     const TokenId* ids = task.sausage.token_ids(j).data();
     const float* scores = task.sausage.scores(j).data();
@@ -93,7 +92,7 @@ void LoadCandidates(const FusedTask& task, FusedWorkspace* w) {
     double* heads = w->head_scores.data() + task.Lane(j, 0);
     for (std::uint32_t i = 0; i < width; ++i) {
       symbols[w->order[i]] = static_cast<Symbol>(ids[i]);
-      heads[w->order[i]] = masked ? 0.0 : ToScoreGrid(scores[i]);
+      heads[w->order[i]] = ToScoreGrid(scores[i]);
     }
     std::fill(heads + width, heads + stride, kMinusInfinity);
     std::fill(symbols + width, symbols + stride, kNoSymbol);

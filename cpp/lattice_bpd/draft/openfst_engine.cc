@@ -8,9 +8,8 @@ namespace lattice_bpd {
 
 void FindDraftsOpenFst(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                        const DraftOptions& options, DraftList* out) {
-  const bool masked = sausage.all_masked();
   const ScoreVectorFst lattice = BuildSausageFst<ScoreArc>(
-      sausage, [masked](float score) { return ScoreWeight(masked ? 0.0 : -ToScoreGrid(score)); });
+      sausage, [](float score) { return ScoreWeight(-ToScoreGrid(score)); });
   const std::size_t count = sausage.CountPaths(static_cast<std::size_t>(options.num_drafts));
   out->num_slots = sausage.num_slots();
   out->token_ids.clear();

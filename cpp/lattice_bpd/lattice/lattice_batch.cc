@@ -1,6 +1,6 @@
 #include "lattice_bpd/lattice/lattice_batch.h"
 
-#include "lattice_bpd/base/errors.h"
+#include <algorithm>
 
 namespace lattice_bpd {
 
@@ -12,24 +12,18 @@ LatticeBatch::LatticeBatch(const CandidatesView& candidates)
 
 LatticeBatch::LatticeBatch(const std::vector<Sausage>& sausages) : size_(sausages.size()) {
   for (const Sausage& sausage : sausages) sausages_.push_back(&sausage);
-  CheckSausages();
+  CountSausages();
 }
 
 LatticeBatch::LatticeBatch(const std::vector<const Sausage*>& sausages)
     : sausages_(sausages), size_(sausages.size()) {
-  CheckSausages();
+  CountSausages();
 }
 
-void LatticeBatch::CheckSausages() {
-  if (size_ == 0) return;
-  num_slots_ = sausages_[0]->num_slots();
-  for (std::size_t b = 0; b < size_; ++b) {
-    const Sausage& sausage = *sausages_[b];
-    if (sausage.num_slots() != num_slots_) {
-      throw ValueError(StrCat("lattice ", b, " has ", sausage.num_slots(), " slots, lattice 0 ",
-                              num_slots_, "; rescore lattices of one length at a time"));
-    }
-    num_candidates_ += sausage.num_candidates();
+void LatticeBatch::CountSausages() {
+  for (const Sausage* sausage : sausages_) {
+    num_slots_ = std::max(num_slots_, sausage->num_slots());
+    num_candidates_ += sausage->num_candidates();
   }
 }
 

@@ -19,16 +19,17 @@ struct CandidatesView {
   std::size_t top_k = 0;
 };
 
-// Borrows what it is made from. All lattices have the same number of slots.
+// Borrows what it is made from.
 class LatticeBatch {
  public:
   LatticeBatch(const CandidatesView& candidates);  // NOLINT: a view, to be passed like one
 
-  // Throws ValueError where lattices differ in their number of slots.
   LatticeBatch(const std::vector<Sausage>& sausages);         // NOLINT
   LatticeBatch(const std::vector<const Sausage*>& sausages);  // NOLINT
 
   std::size_t size() const { return size_; }
+
+  // The width of arrays that hold paths: no lattice has more slots. A lattice may have fewer.
   std::size_t num_slots() const { return num_slots_; }
 
   // Candidates of all lattices together.
@@ -38,7 +39,7 @@ class LatticeBatch {
   const Sausage& Get(std::size_t b, Sausage* scratch) const;
 
  private:
-  void CheckSausages();
+  void CountSausages();
 
   CandidatesView candidates_;
   std::vector<const Sausage*> sausages_;

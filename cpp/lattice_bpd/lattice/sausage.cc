@@ -68,7 +68,7 @@ TokenId FindDoubled(Span<TokenId> token_ids) {
 }  // namespace
 
 void Sausage::AddSlot(Span<TokenId> token_ids, Span<float> scores) {
-  const std::size_t slot = num_slots();
+  const std::size_t slot = num_added_;
   if (token_ids.size() != scores.size() || token_ids.empty()) {
     throw ValueError(StrCat("lattice: slot ", slot, " has ", token_ids.size(), " token ids and ",
                             scores.size(), " scores; expected as many of both, at least one"));
@@ -76,11 +76,12 @@ void Sausage::AddSlot(Span<TokenId> token_ids, Span<float> scores) {
   if (slot == kMaxSlots) throw ValueError(StrCat("lattice: more than ", kMaxSlots, " slots"));
   CheckCandidates(slot, token_ids, scores);
   const Ranking ranking(token_ids, scores);
-  const bool masked = std::isinf(scores[ranking[0]]);
-  all_masked_ = all_masked_ || masked;
+  ++num_added_;
+  has_ended_ = has_ended_ || std::isinf(scores[ranking[0]]);
+  if (has_ended_) return;
   for (std::uint32_t rank = 0; rank < token_ids.size(); ++rank) {
     const std::uint32_t i = ranking[rank];
-    if (!masked && std::isinf(scores[i])) break;
+    if (std::isinf(scores[i])) break;
     token_ids_.push_back(token_ids[i]);
     scores_.push_back(scores[i]);
   }
@@ -96,10 +97,12 @@ void Sausage::Clear() {
   begin_.resize(1);
   token_ids_.clear();
   scores_.clear();
-  all_masked_ = false;
+  num_added_ = 0;
+  has_ended_ = false;
 }
 
 std::size_t Sausage::CountPaths(std::size_t limit) const {
+  if (num_slots() == 0) return 0;
   std::size_t count = 1;
   for (std::size_t slot = 0; slot < num_slots(); ++slot) {
     if (count >= (limit + width(slot) - 1) / width(slot)) return limit;

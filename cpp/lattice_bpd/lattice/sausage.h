@@ -20,12 +20,15 @@ namespace lattice_bpd {
 constexpr std::size_t kMaxSlots = 1024;
 
 // A value. The candidates of a slot are distinct token ids, by falling score, equal scores by
-// rising token id. A masked candidate (-inf) stands only in a slot that has nothing else.
+// rising token id. Masked candidates (-inf) are left out. No path leads through a slot whose
+// candidates are all masked, so the lattice ends before it: that slot and those after it are left
+// out too. A lattice without slots has no path.
 class Sausage {
  public:
   Sausage() = default;
 
-  // Adds a slot from candidates in any order: sorts them, and drops masked ones unless all are.
+  // Adds a slot from candidates in any order: sorts them and drops masked ones. Where all are
+  // masked the lattice has ended, and later slots are checked but not kept.
   // Throws ValueError for no candidate, a negative or doubled token id, NaN or +inf. Allocates
   // nothing once warm where the candidates are sorted already and up to 64.
   void AddSlot(Span<TokenId> token_ids, Span<float> scores);
@@ -44,10 +47,7 @@ class Sausage {
 
   std::size_t num_candidates() const { return token_ids_.size(); }
 
-  // True where some slot is masked altogether: then every path scores -inf.
-  bool all_masked() const { return all_masked_; }
-
-  // The number of paths, or `limit` where there are at least so many.
+  // The number of paths, or `limit` where there are at least so many; 0 without slots.
   std::size_t CountPaths(std::size_t limit) const;
 
   // The largest token id and where it stands; slots must not be empty.
@@ -57,7 +57,8 @@ class Sausage {
   std::vector<std::size_t> begin_ = {0};
   std::vector<TokenId> token_ids_;
   std::vector<float> scores_;
-  bool all_masked_ = false;
+  std::size_t num_added_ = 0;  // calls of AddSlot, for error messages
+  bool has_ended_ = false;     // a slot was masked altogether
 };
 
 // The lattice as bytes of an OpenFst VectorFst<StdArc>: states 0 .. num_slots in a row, an arc for

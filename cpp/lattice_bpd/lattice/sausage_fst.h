@@ -9,10 +9,12 @@
 namespace lattice_bpd {
 
 // States 0 .. num_slots in a row, the last one final; `cost` turns a head score into a weight.
-// Arcs leave a state in the order of the slot: by falling score.
+// Arcs leave a state in the order of the slot: by falling score. No states without slots: such a
+// lattice has no path, not an empty one.
 template <typename Arc, typename Cost>
 fst::VectorFst<Arc> BuildSausageFst(const Sausage& sausage, const Cost& cost) {
   fst::VectorFst<Arc> out;
+  if (sausage.num_slots() == 0) return out;
   out.ReserveStates(sausage.num_slots() + 1);
   for (std::size_t state = 0; state <= sausage.num_slots(); ++state) out.AddState();
   out.SetStart(0);

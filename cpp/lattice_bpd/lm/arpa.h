@@ -3,7 +3,10 @@
 // Words are decimal token ids ("17") unless a word list gives each token id its word. <s>, </s>
 // and <unk> are the special symbols. Numbers are log10 in the file and natural logs everywhere
 // else. What the reader takes as harmless: text before \data\ (CMU toolkits write pages of it),
-// spaces for tabs, n-grams in any order, missing backoffs (weight 1), Windows line ends.
+// spaces for tabs, n-grams in any order, missing backoffs (weight 1), Windows line ends, a UTF-8
+// byte order mark.
+//
+// Words are bytes in any encoding that extends ASCII: they are compared, not decoded.
 #ifndef LATTICE_BPD_LM_ARPA_H_
 #define LATTICE_BPD_LM_ARPA_H_
 

@@ -27,10 +27,13 @@ class ArpaReader {
 
   // \data\ and the counts. Leaves line_ at the first section's title.
   void ReadHeader() {
-    const std::string_view text(reinterpret_cast<const char*>(file_.data()), file_.size());
+    const std::string_view text = lines_.text();
     if (text.substr(0, 2) == "\x1f\x8b") lines_.Fail(1, "this is a gzip file; gunzip it first");
     if (text.substr(0, 5) == "LBPD-") {
       lines_.Fail(1, "this is a binary LM of lattice-bpd; open it with NGramLM.load");
+    }
+    if (IsUtf16(text)) {
+      lines_.Fail(1, "this is UTF-16 text; expected UTF-8 (iconv -f UTF-16 -t UTF-8 converts it)");
     }
     do {
       if (!lines_.Next(&line_)) {
@@ -89,7 +92,7 @@ class ArpaReader {
         fields[0] == "ngram" && ParseNumber(fields[1], &length) &&
         SplitFields(rest.substr(equals + 1), fields) == 1 && ParseNumber(fields[0], &count);
     if (!good) {
-      lines_.Fail(lines_.number(), "\"", line_, "\" in \\data\\; expected \"ngram ORDER=COUNT\"");
+      lines_.Fail(lines_.number(), Quoted(line_), " in \\data\\; expected \"ngram ORDER=COUNT\"");
     }
     if (length != counts_.size() + 1) {
       lines_.Fail(lines_.number(), "the count of order ", length, "; expected order ",
@@ -104,7 +107,7 @@ class ArpaReader {
 
   void ExpectTitle(int length) {
     if (line_ == StrCat("\\", length, "-grams:")) return;
-    lines_.Fail(lines_.number(), "\"", line_.substr(0, 60), "\"; expected \"\\", length,
+    lines_.Fail(lines_.number(), Quoted(line_), "; expected \"\\", length,
                 "-grams:\"; the file is cut or its counts are wrong");
   }
 
@@ -120,13 +123,13 @@ class ArpaReader {
     const int count = SplitFields(line_, fields);
     if (line_.front() == '\\' && count == 1) return false;
     if (count != length + 1 && count != length + 2) {
-      lines_.Fail(lines_.number(), "\"", line_.substr(0, 60), "\" has ",
-                  std::min(count, kMaxFields), count > kMaxFields ? " or more" : "",
-                  " fields; expected log10 probability, ", length, " words and maybe a backoff");
+      lines_.Fail(lines_.number(), Quoted(line_), " has ", std::min(count, kMaxFields),
+                  count > kMaxFields ? " or more" : "", " fields; expected log10 probability, ",
+                  length, " words and maybe a backoff");
     }
     *log_prob = ReadLog10(fields[0], "log10 probability");
     if (*log_prob > 0.0f) {
-      lines_.Fail(lines_.number(), "log10 probability ", fields[0],
+      lines_.Fail(lines_.number(), "log10 probability ", Quoted(fields[0]),
                   " is positive; expected 0 at most");
     }
     *backoff = count == length + 2 ? ReadLog10(fields[length + 1], "backoff") : 0.0f;
@@ -137,7 +140,7 @@ class ArpaReader {
   float ReadLog10(std::string_view field, const char* what) {
     double value = 0.0;
     if (!ParseNumber(field, &value) || std::isnan(value) || value > 1e30) {
-      lines_.Fail(lines_.number(), "\"", field, "\" is no ", what, "; expected a finite number");
+      lines_.Fail(lines_.number(), Quoted(field), " is no ", what, "; expected a finite number");
     }
     return static_cast<float>(std::max(value * M_LN10, -1e30));
   }
@@ -163,8 +166,8 @@ class ArpaReader {
       if (word == "</s>" && !ids.eos) ids.eos = id;
       if ((word == "<unk>" || word == "<UNK>") && !ids.unk) ids.unk = id;
       if (!symbols_.emplace(word, static_cast<Symbol>(i)).second) {
-        throw ValueError(StrCat("from_arpa: vocab has the word \"", word, "\" twice (again at ", i,
-                                "); each word needs one token id"));
+        throw ValueError(StrCat("from_arpa: vocab has the word ", Quoted(word), " twice (again at ",
+                                i, "); each word needs one token id"));
       }
     }
     if (decimal_) {
@@ -193,7 +196,8 @@ class ArpaReader {
     const bool plain =
         std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
     if (!plain || !ParseNumber(word, &id) || id >= kMaxVocabSize) {
-      lines_.Fail(line, "the word \"", word, "\" is no decimal token id in 0..", kMaxVocabSize - 1,
+      lines_.Fail(line, "the word ", Quoted(word), " is no decimal token id in 0..",
+                  kMaxVocabSize - 1,
                   "; pass vocab= (the words in the order of their token ids) for a file of words");
     }
     return id;
@@ -213,9 +217,8 @@ class ArpaReader {
     key_.assign(word);
     const auto found = symbols_.find(key_);
     if (found == symbols_.end()) {
-      lines_.Fail(lines_.number(), "the word \"", word,
-                  "\" is not in vocab; add it, or take the "
-                  "vocabulary that the LM was trained with");
+      lines_.Fail(lines_.number(), "the word ", Quoted(word), " is not in vocab; add it, or take ",
+                  "the vocabulary that the LM was trained with");
     }
     return found->second;
   }
@@ -238,8 +241,8 @@ class ArpaReader {
         continue;
       }
       if (list.log_prob[symbol] != kUnset) {
-        lines_.Fail(unigram.line, "the unigram \"", unigram.word, "\" stands twice, first in line ",
-                    list.source[symbol]);
+        lines_.Fail(unigram.line, "the unigram ", Quoted(unigram.word),
+                    " stands twice, first in line ", list.source[symbol]);
       }
       // KenLM's lmplz gives <s>, which is no event, log10 0.
       const bool certain_bos = symbol == vocabulary_.bos && unigram.log_prob == 0.0f;

@@ -22,13 +22,13 @@ inline bool IsArpaSpace(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 // Lines of a mapped text, with their numbers.
 class ArpaLines {
  public:
-  // `file` must outlive this.
-  explicit ArpaLines(const MappedFile& file)
-      : text_(reinterpret_cast<const char*>(file.data()), file.size()), path_(file.path()) {}
+  // `file` must outlive this. A UTF-8 byte order mark at its start is skipped.
+  explicit ArpaLines(const MappedFile& file);
 
   // The next line without its end and the white space before that; false after the last.
   bool Next(std::string_view* line);
 
+  std::string_view text() const { return text_; }
   std::uint64_t number() const { return number_; }
   std::uint64_t bytes_left() const { return at_ < text_.size() ? text_.size() - at_ : 0; }
 
@@ -48,6 +48,13 @@ class ArpaLines {
 // Puts what stands between white space into fields[0 .. kMaxFields - 1] and returns how many there
 // are, kMaxFields + 1 for more.
 int SplitFields(std::string_view line, std::string_view* fields);
+
+// Whether a text is UTF-16: it begins with a byte order mark, or with two ASCII characters.
+bool IsUtf16(std::string_view text);
+
+// A word or line of a file for an error message: in quotes, cut after 60 bytes at the end of a
+// UTF-8 character.
+std::string Quoted(std::string_view text);
 
 // Whether all of `text` is a number; "+" may stand before it.
 template <typename T>

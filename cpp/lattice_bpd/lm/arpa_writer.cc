@@ -8,6 +8,7 @@
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/lm/arpa.h"
+#include "lattice_bpd/lm/arpa_scan.h"
 
 namespace lattice_bpd {
 namespace {
@@ -141,7 +142,7 @@ void CheckWords(const BackoffLm& lm, const std::vector<std::string>& words) {
                          : unk                ? vocabulary.unk
                                               : static_cast<Symbol>(i);
     if (!seen.insert(words[i]).second || meant != i) {
-      throw ValueError(StrCat("to_arpa: the word \"", words[i], "\" of token id ", i,
+      throw ValueError(StrCat("to_arpa: the word ", Quoted(words[i]), " of token id ", i,
                               " stands for another symbol too; give every token id its own word"));
     }
     if (!words[i].empty() && words[i].find_first_of(" \t\r\n\v\f") == std::string::npos) continue;

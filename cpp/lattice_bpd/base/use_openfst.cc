@@ -1,4 +1,4 @@
-#include "lattice_bpd/base/openfst.h"
+#include "lattice_bpd/base/use_openfst.h"
 
 #include <fst/util.h>
 
