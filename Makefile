@@ -16,81 +16,96 @@ ARGS ?=
 SECONDS ?= 60
 unexport SECONDS  # bash has one of its own
 
-.PHONY: help setup build demo test bench bench-rescore bench-ngram results lint tidy sanitize fuzz \
+.PHONY: help setup build demo test test-spark bench bench-rescore bench-ngram results lint tidy sanitize fuzz \
   soak format stubs wheel test-wheel docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup:  ## make .venv with everything in it (installs what is missing, or says what to type)
-	@scripts/setup.sh
+# What a purpose needs is an extra of pyproject.toml. Tools that read source alone need no build.
+setup-%:
+	@scripts/setup.sh $(if $(filter build docs wheel format,$*),,build) $(if $(filter format,$*),lint,$*)
 
-build: setup  ## compile what changed in the C++ code
-	@[ -f $(BUILD)/build.ninja ] || { rm -f .venv/setup.stamp; scripts/setup.sh; }
+setup:  ## what all targets need at once; each of them sets up its own at first use
+	@scripts/setup.sh build demo test test-spark lint docs wheel fuzz
+
+build: setup-build  ## compile what changed in the C++ code
+	@[ -f $(BUILD)/build.ninja ] || { rm -f .venv/setup-build.stamp; scripts/setup.sh build; }
 	@echo "build: C++ sources that changed"
 	@touch $(BUILD)/next.stamp
-	@flock $(BUILD)/rebuild_on_import.lock cmake --build $(BUILD) --parallel $(JOBS) -- --quiet
+	@flock $(BUILD)/rebuild_on_import.lock cmake --build $(BUILD) --parallel $(JOBS) --target _core -- --quiet
 	@mv $(BUILD)/next.stamp $(BUILD)/rebuild_on_import.stamp
 	@python -c 'import lattice_bpd._core'  # puts the new module into the editable install
 
-demo: build  ## train a small model, decode with rescored drafts, print the table (ARGS=--quick)
+build-tests: setup-test build
+	@echo "build: C++ unit tests"
+	@grep -q '^LATTICE_BPD_BUILD_TESTS:BOOL=ON' $(BUILD)/CMakeCache.txt || \
+	  flock $(BUILD)/rebuild_on_import.lock cmake -DLATTICE_BPD_BUILD_TESTS=ON $(BUILD) >$(BUILD)/cmake.log
+	@flock $(BUILD)/rebuild_on_import.lock cmake --build $(BUILD) --parallel $(JOBS) -- --quiet
+
+demo: setup-demo build  ## decode with rescored drafts, print the table (ARGS=--quick: a smoke test)
 	@lattice-bpd demo $(ARGS)
 
-test: build  ## C++ unit tests, then Python tests (ARGS are pytest's)
+test: build-tests  ## C++ unit tests, then Python tests (ARGS are pytest's)
 	@echo "test: ctest"
 	@ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS) --no-tests=ignore
 	@echo "test: pytest"
 	@python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	@command -v chromium chromium-browser chrome >/dev/null || \
+	  echo "test: the report's browser test was skipped; to run it: apt-get install chromium"
 
-bench: build  ## check answers against the peers, then time them
+test-spark: setup-test-spark build  ## the tests of n-gram training on Spark (456 MB, and Java 17)
+	@python -m pytest tests/python/test_spark.py tests/python/test_spark_errors.py $(ARGS)
+
+bench: setup-test build  ## check answers against the peers, then time them
 	@for file in benchmarks/bench_*.py; do echo "bench: $$file"; python $$file $(ARGS); done
 
-bench-rescore: build  ## rescoring and top-k against their peers; benchmarks/results/rescore.json
+bench-rescore: setup-test build  ## rescoring and top-k against their peers; benchmarks/results/rescore.json
 	@python benchmarks/bench_rescore.py $(ARGS)
 
-bench-ngram: build  ## n-gram training, size, scoring and pruning against KenLM (builds it once)
+bench-ngram: setup-test build  ## n-gram training, size, scoring and pruning against KenLM (builds it once)
 	@python benchmarks/bench_ngram.py $(ARGS)
 
-results: build  ## measure the tables of docs/results.md on the models we can hold (minutes)
+results: setup-test build  ## measure the tables of docs/results.md on the models we can hold (minutes)
 	@python scripts/write_results.py $(ARGS)
 
-lint: build  ## every check that needs no running: ruff, mypy, clang-format, stub
+lint: setup-lint build  ## every check that needs no running: ruff, mypy, clang-format, stub
 	@echo "lint: ruff"; ruff check . && ruff format --check .
 	@echo "lint: mypy --strict"; mypy
 	@echo "lint: clang-format"; clang-format --dry-run -Werror $(CXX_FILES)
 	@echo "lint: stub of _core"; python scripts/check_stubs.py $(STUB)
 
-tidy: build  ## clang-tidy over the C++ code (slow)
+tidy: setup-lint build  ## clang-tidy over the C++ code (slow)
 	@find cpp src -name '*.cc' | xargs -P $(JOBS) -n 1 clang-tidy -p $(BUILD) --quiet
 
-sanitize: setup  ## tests under AddressSanitizer with UBSan, and under ThreadSanitizer (slow)
+sanitize: setup-test  ## tests under AddressSanitizer with UBSan, and under ThreadSanitizer (slow)
 	@scripts/sanitize.sh
 
-fuzz: build  ## hostile input for SECONDS (default 60), coverage-guided; installs clang (ARGS=--targets=...)
+fuzz: setup-fuzz build  ## hostile input for SECONDS (default 60), coverage-guided; installs clang (ARGS=--targets=...)
 	@python scripts/fuzz.py --seconds $(SECONDS) $(ARGS)
 
 soak: build  ## threads rescore for SECONDS while LMs are replaced; same answers, flat memory
 	@python scripts/soak.py --seconds $(SECONDS) $(ARGS)
 
-format: setup  ## rewrite Python and C++ code in the project's format
+format: setup-format  ## rewrite Python and C++ code in the project's format
 	@ruff check --fix --quiet . || true
 	@ruff format .
 	@clang-format -i $(CXX_FILES)
 
-stubs: build  ## regenerate the stub of the extension module
+stubs: setup-lint build  ## regenerate the stub of the extension module
 	@python scripts/check_stubs.py --write $(STUB)
 
-.PHONY: test-wheel docs
-wheel: setup  ## sdist and manylinux wheels for the Pythons found, checked (PYTHONS=..)
+.PHONY: build-tests test-wheel docs
+wheel: setup-wheel  ## sdist and manylinux wheels for the Pythons found, checked (PYTHONS=..)
 	@python scripts/build_wheels.py $(PYTHONS)
 
-test-wheel: setup  ## the tests against the wheel in a fresh venv (EXTRAS, ARGS)
+test-wheel: setup-wheel  ## the tests against the wheel in a fresh venv (EXTRAS, ARGS)
 	@python scripts/test_wheel.py --extras "$(EXTRAS)" $(ARGS)
 
-docs: setup  ## the documentation as a site that loads nothing from elsewhere: build/docs/index.html
+docs: setup-docs  ## the documentation as a site that loads nothing from elsewhere: build/docs/index.html
 	@mkdocs --quiet build --strict
 	@echo "docs: build/docs/index.html"
 
 clean:  ## remove build results (.venv stays; rm -rf .venv removes that too)
-	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .venv/setup.stamp
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .venv/setup-build.stamp
 	@find python tests -name __pycache__ -type d -prune -exec rm -rf {} +

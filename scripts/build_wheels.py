@@ -87,6 +87,7 @@ def main() -> None:
     os.environ.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count()))
     if shutil.which("ccache"):
         os.environ.setdefault("CMAKE_CXX_COMPILER_LAUNCHER", "ccache")
+        os.environ.setdefault("CCACHE_SLOPPINESS", "pch_defines,time_macros")  # precompiled headers
     shutil.rmtree(BUILD, ignore_errors=True)
     BUILD.mkdir(parents=True)
     sdist = build_sdist()

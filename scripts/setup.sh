@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# Makes .venv with everything the project needs and an editable install in it.
+# Installs into .venv what the named purposes need.
 #
-# Safe to run again: a stamp makes a second run return at once, an interrupted run is taken up.
+# Usage: setup.sh PURPOSE...    extras of pyproject.toml. `build` also compiles the extension module
+#                               and makes the editable install.
+#
+# Each purpose has a stamp, so a second run returns at once; an interrupted run is continued.
 #
 # Variables: PYTHON       the interpreter of .venv (default: python3)
-#            TORCH_INDEX  package index of torch's build, asked only if the configured indexes lack
-#                         the CPU build pinned in constraints.txt (default: PyTorch's CPU index);
-#                         for a GPU name another of PyTorch's indexes, e.g. .../whl/cu130
+#            TORCH_INDEX  package index of another build of torch, such as PyTorch's CUDA indexes
+#                         (default: the CPU build, from the configured indexes or from PyTorch's)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+[[ $# -gt 0 ]] || { sed -n '4,5s/^# //p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 python=${PYTHON:-python3}
 if command -v "$python" >/dev/null; then  # in an active .venv: the interpreter it was made from
   python=$("$python" -c 'import sys; print(sys._base_executable)')
@@ -17,7 +20,7 @@ fi
 readonly python
 readonly cpu_index=https://download.pytorch.org/whl/cpu
 readonly log=.venv/setup.log
-readonly stamp=.venv/setup.stamp
+wanted=()  # purposes that are not set up yet
 
 say() { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -26,11 +29,48 @@ fingerprint() {
   { "$python" -c 'import sys; print(sys.version, sys.base_prefix)'
     pwd
     echo "${TORCH_INDEX:-} ${OPENFST_SRC:-}"
-    cat pyproject.toml constraints.txt scripts/setup.sh
+    cat pyproject.toml constraints.txt scripts/setup.sh scripts/requirements.py
   } 2>/dev/null | sha256sum
 }
 
-is_done() { [[ -f $stamp && $(<"$stamp") == "$(fingerprint)" ]]; }
+stamp() { echo ".venv/setup-$1.stamp"; }
+
+find_wanted() {
+  local current purpose
+  current=$(fingerprint)
+  wanted=()
+  for purpose in "$@"; do
+    [[ -f $(stamp "$purpose") && $(<"$(stamp "$purpose")") == "$current" ]] || wanted+=("$purpose")
+  done
+}
+
+wants() { [[ " ${wanted[*]} " == *" $1 "* ]]; }
+
+# MB in all of what apt ("Fetched 9,634 kB") and pip ("Downloading x.whl (1.2 MB)") say they fetched;
+# pip does not say it of the tools that it fetches for an isolated build.
+megabytes() {
+  sed -nE 's/^ *Downloading .*\(([0-9.]+) (bytes|kB|MB|GB)\).*/\1 \2/p
+           s/^Fetched ([0-9,.]+) (B|kB|MB|GB) .*/\1 \2/p' "$1" | tr -d , |
+    awk 'BEGIN { unit["B"] = unit["bytes"] = 1e-6; unit["kB"] = 1e-3; unit["MB"] = 1; unit["GB"] = 1e3 }
+         { sum += $1 * unit[$2] } END { printf "%.0f", sum }'
+}
+
+# step TEXT COMMAND...: runs a command; prints the seconds that it took and what it downloaded.
+# What the command prints goes to the log. Its last lines are shown where it fails.
+step() {
+  local text=$1 started=$SECONDS status=0
+  shift
+  : >"$output"
+  ("$@") >"$output" 2>&1 </dev/null || status=$?
+  [[ ! -d .venv ]] || { printf '\n== %s\n' "$text"; cat "$output"; } >>"$log"
+  downloaded=$(megabytes "$output")
+  total=$((total + downloaded))
+  if [[ $status != 0 ]]; then
+    { grep -E '(error|ERROR): ' "$output" || true; tail -n 12 "$output"; } | tail -n 20 >&2
+    fail "$text: failed after $((SECONDS - started)) s (above; the full output is in $log)"
+  fi
+  say "$text: $((SECONDS - started)) s, $downloaded MB downloaded"
+}
 
 # Prints the Debian packages that are missing, each found by what it is needed for.
 missing_packages() {
@@ -39,8 +79,14 @@ missing_packages() {
 os.stat(os.path.join(s.get_path("include"), "Python.h"))' 2>/dev/null || echo python3-dev
   command -v g++ >/dev/null || echo g++
   command -v tar >/dev/null || echo tar
-  [[ -n $(find /usr/include /usr/local/include -path '*/doctest/doctest.h' -print -quit) ]] ||
-    echo doctest-dev
+  ! wants test || [[ -n $(find /usr/include /usr/local/include -path '*/doctest/doctest.h' \
+    -print -quit) ]] || echo doctest-dev
+}
+
+apt_install() {
+  export DEBIAN_FRONTEND=noninteractive LC_ALL=C
+  apt-get -q update || true
+  apt-get -q install -y --no-install-recommends "$@"
 }
 
 install_system_packages() {
@@ -55,13 +101,7 @@ install_system_packages() {
     fail "missing on this system: $missing (Debian's names); install them and run again"
   [[ $(id -u) == 0 ]] || fail "missing: $missing. Type this, then run make again:" \
     $'\n\n'"    sudo apt-get update && sudo apt-get install -y $missing"$'\n'
-  say "apt-get install $missing"
-  { apt-get -qq update || true
-    DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $missing
-  } >"$scratch_log" 2>&1 </dev/null || {
-    tail -n 15 "$scratch_log" >&2
-    fail "apt-get could not install $missing; install them by hand and run again"
-  }
+  step "apt-get install $missing" apt_install $missing
   missing=$(missing_packages | xargs)
   [[ -z $missing ]] || fail "still missing after installing Debian's packages: $missing;" \
     "$python ($("$python" --version)) is perhaps not Debian's; set PYTHON=/usr/bin/python3"
@@ -70,63 +110,77 @@ install_system_packages() {
 make_venv() {
   .venv/bin/python -m pip --version >/dev/null 2>&1 &&
     [[ $(.venv/bin/python --version) == $("$python" --version) ]] && return
-  say "python -m venv .venv ($("$python" --version))"
   rm -rf .venv
-  "$python" -m venv .venv
+  step "python -m venv .venv ($("$python" --version))" "$python" -m venv .venv
 }
 
-# pip with the pinned versions; quiet, its words go to the log.
+# Without bytecode of the thousands of files that are never imported.
 pip_install() {
-  .venv/bin/python -m pip install --disable-pip-version-check --constraint "$constraints" "$@" \
-    >>"$log" 2>&1 </dev/null || {
-    { grep -E '(error|ERROR): ' "$log" || true; tail -n 5 "$log"; } | tail -n 20 >&2
-    fail "pip install failed (above; the whole story is in $log)"
-  }
+  .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-compile "$@"
 }
 
-# constraints.txt pins torch's CPU build, which PyPI does not carry for Linux: add an index for it
-# if the configured ones do not list it. For TORCH_INDEX the pin is left open to that index's build.
-choose_torch_index() {
-  constraints=constraints.txt
-  local pinned listed
-  pinned=$(sed -n 's/^torch==\([0-9.]*+cpu\).*/\1/p' constraints.txt)
+# Source archives are built in isolation, by every version of pip and whatever .venv holds.
+install_packages() { pip_install --use-pep517 --constraint constraints.txt "$@"; }
+
+# PyPI's torch for Linux is the CUDA build, with 2 GB of libraries: it is the last resort.
+install_torch() {
+  local from=(--no-deps --force-reinstall)  # its other build counts as installed to pip
   if [[ -n ${TORCH_INDEX:-} ]]; then
-    say "torch comes from $TORCH_INDEX"
-    sed 's/^\(torch==[0-9.]*\)+cpu/\1/' constraints.txt >.venv/constraints.txt
-    constraints=.venv/constraints.txt
-    export PIP_EXTRA_INDEX_URL="${PIP_EXTRA_INDEX_URL:-} $TORCH_INDEX"
-    return
-  fi
-  listed=$(.venv/bin/python -m pip index versions torch 2>>"$log" || true)
-  if [[ $(uname -s) == Linux && $listed != *"$pinned"* ]]; then
-    say "torch $pinned comes from $cpu_index"
-    export PIP_EXTRA_INDEX_URL="${PIP_EXTRA_INDEX_URL:-} $cpu_index"
-  fi
+    pip_install "${from[@]}" --index-url "$TORCH_INDEX" "torch==$torch"
+  else
+    pip_install "${from[@]}" "torch==$torch+cpu" ||
+      pip_install "${from[@]}" --retries 1 --index-url "$cpu_index" "torch==$torch+cpu" ||
+      pip_install "${from[@]}" "torch==$torch"
+  fi || return
+  echo "$torch ${TORCH_INDEX:-}" >.venv/torch.stamp
+}
+
+needs_torch() {
+  [[ " ${packages[*]}" == *" torch"* && $(cat .venv/torch.stamp 2>/dev/null) != \
+    "$torch ${TORCH_INDEX:-}" ]]
+}
+
+torch_version() { .venv/bin/python -c 'import importlib.metadata as m; print(m.version("torch"))'; }
+
+install_core() {
+  CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
+    pip_install --no-build-isolation --no-deps --editable .
 }
 
 main() {
-  is_done && return
+  find_wanted "$@"
+  [[ ${#wanted[@]} -gt 0 ]] || return 0
   mkdir -p build
   exec 9>build/setup.lock  # two makes at once: the second waits and then finds the work done
   flock 9
-  is_done && return
-  scratch_log=$(mktemp)
-  trap 'rm -f "$scratch_log"' EXIT
+  find_wanted "$@"
+  [[ ${#wanted[@]} -gt 0 ]] || return 0
+  output=$(mktemp)
+  trap 'rm -f "$output"' EXIT
+  total=0
+  say "for ${wanted[*]}"
   install_system_packages
   make_venv
-  rm -f "$stamp"
-  : >"$log"
-  export PATH="$PWD/.venv/bin:$PATH" PIP_PROGRESS_BAR=off
-  constraints=constraints.txt
-  say "pip install the build tools and kenlm (compiled here, about a minute)"
-  pip_install scikit-build-core pybind11 cmake ninja numpy kenlm
-  choose_torch_index
-  say "pip install torch, transformers and the rest (about 2 GB on disk)"
-  say "compile the C++ core, editable install"
-  CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) pip_install --no-build-isolation --editable '.[dev]' \
-    --config-settings=cmake.define.LATTICE_BPD_BUILD_TESTS=ON
-  fingerprint >"$stamp"
-  say "done in ${SECONDS} s; log in $log"
+  local purpose packages version
+  for purpose in "${wanted[@]}"; do rm -f "$(stamp "$purpose")"; done
+  export PATH="$PWD/.venv/bin:$PATH"
+  packages=$(.venv/bin/python scripts/requirements.py "${wanted[@]}")
+  mapfile -t packages <<<"$packages"
+  torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
+  if needs_torch; then
+    step "pip install torch" install_torch
+    version=$(torch_version)
+    [[ $version == "$torch+cpu" || -n ${TORCH_INDEX:-} || $(uname -s) != Linux ]] ||
+      say "torch is PyPI's $version, with CUDA libraries of 2 GB: no index has $torch+cpu"
+  fi
+  step "pip install what ${wanted[*]} need (${#packages[@]} packages and their own)" \
+    install_packages "${packages[@]}"
+  if wants build; then
+    step "find OpenFst's sources" scripts/fetch_openfst.sh
+    step "compile the extension module, editable install" install_core
+  fi
+  for purpose in "${wanted[@]}"; do fingerprint >"$(stamp "$purpose")"; done
+  say "done in $SECONDS s, $total MB downloaded; log in $log"
 }
 
-main
+main "$@"
