@@ -100,7 +100,7 @@ class BackoffLm:
         candidates: numpy.typing.NDArray[numpy.int32],
         bos: bool,
     ) -> numpy.typing.NDArray[numpy.float64]: ...
-    def to_arpa(self, path: str, words: collections.abc.Sequence[str]) -> None: ...
+    def to_arpa(self, path: str, words: collections.abc.Sequence[bytes]) -> None: ...
     def to_fst_bytes(
         self,
         context: numpy.typing.NDArray[numpy.int32],
@@ -675,12 +675,12 @@ def quantise(lm: BackoffLm, bits: typing.SupportsInt | typing.SupportsIndex) -> 
 def read_arpa(
     path: str,
     vocab_size: typing.SupportsInt | typing.SupportsIndex | None,
-    words: collections.abc.Sequence[str],
+    words: collections.abc.Sequence[bytes],
     bos_id: typing.SupportsInt | typing.SupportsIndex | None,
     eos_id: typing.SupportsInt | typing.SupportsIndex | None,
     unk_id: typing.SupportsInt | typing.SupportsIndex | None,
 ) -> BackoffLm: ...
-def read_arpa_words(path: str) -> list[str]: ...
+def read_arpa_words(path: str) -> list[bytes]: ...
 def read_lm_fst(
     path: str,
     vocab_size: typing.SupportsInt | typing.SupportsIndex,

@@ -28,12 +28,14 @@ def to_token_ids(token_ids: Any, where: str, vocab_size: int | None = None) -> I
         (T,) int32.
 
     Raises:
-        TypeError: The elements are not integers.
+        TypeError: The elements are not integers; or a masked array or meta tensor, some or all
+            of whose elements have no value.
         ValueError: Not one-dimensional, or an id out of range.
     """
     packed = pack([token_ids], vocab_size) if isinstance(token_ids, list) else None
     if packed is not None:
         return packed[0]
+    check_has_values(token_ids, where)
     if hasattr(token_ids, "detach"):  # a torch tensor, without importing torch
         token_ids = token_ids.detach().cpu().numpy()
     try:
@@ -60,6 +62,28 @@ def to_token_ids(token_ids: Any, where: str, vocab_size: int | None = None) -> I
     return np.ascontiguousarray(array, dtype=np.int32)
 
 
+def check_has_values(array: Any, where: str) -> None:
+    """Refuses arrays some of whose elements have no value.
+
+    Args:
+        array: Anything; numpy's masked arrays and torch's meta tensors are refused.
+        where: What it is, for error messages.
+
+    Raises:
+        TypeError: It is one of these.
+    """
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"{where} is a masked numpy array; expected an array without a mask: select or fill "
+            "what counts (.compressed(), .filled(value))"
+        )
+    if getattr(array, "is_meta", False):
+        raise TypeError(
+            f"{where} is a tensor on torch's meta device, which holds no values; expected one "
+            "with data, on the CPU or an accelerator"
+        )
+
+
 def pack(rows: list[Any], vocab_size: int | None = None) -> tuple[Int32Array, Int64Array] | None:
     """Lays the usual kinds of token ids one behind the other, fast.
 
@@ -68,9 +92,9 @@ def pack(rows: list[Any], vocab_size: int | None = None) -> tuple[Int32Array, In
         vocab_size: If given, ids must lie in 0..vocab_size-1.
 
     Returns:
-        As :func:`concatenate`, or None where a row is neither a list of ints nor a contiguous int32
-        or int64 array, or an id is out of range: then :func:`to_token_ids` converts it, or says
-        what is wrong.
+        As :func:`concatenate`, or None where a row is neither a list of ints nor a plain contiguous
+        int32 or int64 array, or an id is out of range: then :func:`to_token_ids` converts it, or
+        says what is wrong.
     """
     largest = _INT32_MAX if vocab_size is None else vocab_size - 1
     return _core.pack_token_ids(rows, largest)

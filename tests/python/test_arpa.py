@@ -193,8 +193,7 @@ def test_cut_anywhere(cut: int, core_of: Any) -> None:
 def test_other_files(tmp_path: Path, small_lm: NGramLM) -> None:
     path = tmp_path / "other"
     path.write_bytes(gzip.compress(SMALL_ARPA.encode()))
-    with pytest.raises(FormatError, match="gunzip"):
-        NGramLM.from_arpa(path)
+    assert NGramLM.from_arpa(path).num_ngrams == small_lm.num_ngrams
     small_lm.save(path)
     with pytest.raises(FormatError, match=r"NGramLM\.load"):
         NGramLM.from_arpa(path)

@@ -8,7 +8,7 @@ import pytest
 
 import golden
 from lattice_bpd import FormatError, NGramLM
-from lattice_bpd.lm.convert import FORMATS, read_kenlm, read_lm, read_words_file, write_lm
+from lattice_bpd.lm.convert import FORMATS, read_kenlm, read_lm, write_lm
 from lattice_bpd.lm.info import describe_lm
 from lattice_bpd.lm.quantisation import quantise
 from lattice_bpd.train.ngram import train_ngram
@@ -80,18 +80,6 @@ def test_cut_gzip_is_said(lm, tmp_path):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(FormatError, match="the gzip file is cut"):
         read_lm(path, vocab_size=5)
-
-
-def test_words_from_json(tmp_path):
-    (tmp_path / "encoder.json").write_text('{"b": 1, "a": 0}')
-    assert read_words_file(tmp_path / "encoder.json") == ["a", "b"]
-    (tmp_path / "tokenizer.json").write_text(
-        '{"model": {"vocab": {"x": 0, "y": 1}}, "added_tokens": [{"content": "<s>", "id": 2}]}'
-    )
-    assert read_words_file(tmp_path / "tokenizer.json") == ["x", "y", "<s>"]
-    (tmp_path / "bad.json").write_text('{"a": 1}')
-    with pytest.raises(ValueError, match=r"ids 0, 1, \.\. each once"):
-        read_words_file(tmp_path / "bad.json")
 
 
 @pytest.mark.parametrize("path", golden.find_golden("earnest/arpa/kenlm_lmplz_o3.arpa.gz"))

@@ -18,8 +18,9 @@ def check_row(drafts: Drafts, row: int, expected: list[tuple[tuple[int, ...], fl
     num_drafts = drafts.scores.shape[1]
     count = min(num_drafts, len(expected))
     assert drafts.counts[row] == count
-    assert [tuple(d) for d in drafts.token_ids[row, :count].tolist()] == [
-        tokens for tokens, _ in expected[:count]
+    pads = [Drafts.PAD_TOKEN] * drafts.token_ids.shape[2]  # a lattice may end before the last slot
+    assert drafts.token_ids[row, :count].tolist() == [
+        [*tokens, *pads[len(tokens) :]] for tokens, _ in expected[:count]
     ]
     scores = np.array([score for _, score in expected[:count]], np.float32)
     np.testing.assert_array_equal(drafts.scores[row, :count], scores)
@@ -159,11 +160,34 @@ def test_masked_slots(small_lm: NGramLM, engine: str) -> None:
     drafts = rescore_lattice(logits, [0], small_lm, top_k=4, engine=engine)
     assert drafts.counts.tolist() == [2]  # masked tokens are no candidates at all
     assert drafts.token_ids[0, :2].tolist() == [[1, 2], [1, 0]]
-    logits[0] = -INF
-    drafts = rescore_lattice(logits, [0], small_lm, top_k=2, engine=engine)
-    assert drafts.counts.tolist() == [4]
-    assert drafts.token_ids[0, :4].tolist() == [[0, 0], [0, 2], [1, 0], [1, 2]]
-    assert (drafts.scores == -INF).all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_slot_that_is_masked_altogether_ends_the_drafts(small_lm: NGramLM, engine: str) -> None:
+    logits = np.zeros((3, 3, 4), np.float32)
+    logits[0, 1] = -INF
+    logits[1, 0] = -INF
+    options: dict[str, Any] = {"top_k": 2, "num_drafts": 3, "engine": engine}
+    drafts = rescore_lattice(logits, [[0]] * 3, small_lm, **options)
+    alone = rescore_lattice(logits[0, :1], [0], small_lm, **options)
+    assert drafts.counts.tolist() == [2, 0, 3]
+    assert drafts.token_ids[0, :, 0].tolist() == [*alone.token_ids[0, :2, 0].tolist(), -1]
+    assert (drafts.token_ids[0, :, 1:] == -1).all()
+    np.testing.assert_array_equal(drafts.scores[0], alone.scores[0])
+    assert (drafts.token_ids[1] == -1).all()
+    assert drafts.lengths.tolist() == [[1, 1, 0], [0, 0, 0], [3, 3, 3]]
+
+
+def test_lattices_of_a_batch_may_have_different_numbers_of_slots(small_lm: NGramLM) -> None:
+    lattices = [SausageLattice([([1, 2], [0, 0])] * slots) for slots in (1, 3, 2)]
+    drafts = rescore_lattice(lattices, [[0]] * 3, small_lm, num_drafts=2)
+    assert drafts.token_ids.shape == (3, 2, 3)
+    for row, lattice in enumerate(lattices):
+        alone = rescore_lattice(lattice, [0], small_lm, num_drafts=2)
+        slots = lattice.num_slots
+        np.testing.assert_array_equal(drafts.token_ids[row, :, :slots], alone.token_ids[0])
+        np.testing.assert_array_equal(drafts.scores[row], alone.scores[0])
+        assert (drafts.token_ids[row, :, slots:] == Drafts.PAD_TOKEN).all()
 
 
 def test_named_bos_in_the_context_is_not_doubled(core_of: Any, small_arpa: Any) -> None:

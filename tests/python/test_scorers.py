@@ -49,17 +49,21 @@ def random_contexts(rng, batch=1):
 
 def list_all(candidates, contexts, alpha, row):
     """Every path of a lattice with its score, best first."""
-    slots = []
+    slots: list = []
     for ids, scores in zip(candidates.token_ids[row], candidates.scores[row], strict=True):
         pairs = list(zip(ids.tolist(), scores.tolist(), strict=True))
-        slots.append([pair for pair in pairs if pair[1] > -np.inf] or pairs)
+        open_pairs = [pair for pair in pairs if pair[1] > -np.inf]
+        if not open_pairs:  # a slot that is masked altogether ends the lattice
+            break
+        slots.append(open_pairs)
     found = []
-    for path in itertools.product(*slots):
+    for path in itertools.product(*slots) if slots else ():
         history, score = tuple(contexts[row]), 0.0
         for token, head in path:
             score += head + alpha * HistoryScorer.log_prob(history, token)
             history = (*history, token)
-        found.append((tuple(token for token, _ in path), score))
+        padding = (-1,) * (len(candidates.token_ids[row]) - len(path))
+        found.append((tuple(token for token, _ in path) + padding, score))
     return sorted(found, key=lambda pair: (-pair[1], pair[0]))
 
 

@@ -14,7 +14,7 @@ from lattice_bpd.train import Corpus, count_corpus, count_ngrams, prune_ngram, t
 from lattice_bpd.train.ngram import KatzWarning, SmoothingWarning, train_ngram
 
 for module in ("pyspark", "pyarrow", "pandas"):
-    pytest.importorskip(module, reason=f"{module} is missing: pip install 'lattice-bpd[spark]'")
+    pytest.importorskip(module, reason=f"{module} is missing: make test-spark")
 
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402

@@ -5,7 +5,7 @@ import json
 import pytest
 
 for module in ("pyspark", "pyarrow", "pandas"):
-    pytest.importorskip(module, reason=f"{module} is missing: pip install 'lattice-bpd[spark]'")
+    pytest.importorskip(module, reason=f"{module} is missing: make test-spark")
 
 import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402

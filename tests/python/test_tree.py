@@ -22,10 +22,9 @@ Prefix = tuple[int, ...]
 
 
 def masses_of(paths: list[tuple[Prefix, float]]) -> dict[Prefix, float]:
-    """The probability of every prefix of the paths; equal for all paths where all are masked."""
+    """The probability of every prefix of the paths."""
     scores = np.array([score for _, score in paths])
-    scores = np.zeros(len(paths)) if np.isinf(scores).any() else scores
-    weights = np.exp(scores - scores.max())
+    weights = np.exp(scores - scores.max(initial=-math.inf))
     masses: dict[Prefix, float] = {}
     for (tokens, _), weight in zip(paths, weights / weights.sum(), strict=True):
         for length in range(1, len(tokens) + 1):
@@ -161,7 +160,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a fraction of a node": ({"max_nodes": 2.5}, TypeError, "expected an integer"),
     "alpha": ({"alpha": float("nan")}, ValueError, "alpha is nan"),
     "context": ({"context": [9]}, ValueError, "rescore_tree: context has token id 9"),
-    "lm": ({"lm": "4-gram"}, TypeError, "rescore_tree: lm is a str"),
+    "lm": ({"lm": "4-gram"}, TypeError, "rescore_tree: lm is the path '4-gram'"),
 }
 
 

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 from lattice_bpd.cli.ngram_options import (
+    add_encoding_option,
     add_lm_options,
     add_quantise_option,
     quantise_as_asked,
@@ -56,8 +57,10 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--vocab",
         type=Path,
         metavar="FILE",
-        help="words by token id (default: numbered as the file has them)",
+        help="words by token id: tokenizer.json (or its folder), vocab.json, a SentencePiece "
+        ".model, or one word a line (default: numbered as the file has them)",
     )
+    add_encoding_option(kenlm)
     kenlm.add_argument(
         "--write-vocab", type=Path, metavar="FILE", help="write the words by token id, one a line"
     )
@@ -92,7 +95,7 @@ def run_kenlm(args: argparse.Namespace) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with timed_step(f"read {args.input}"):
-            lm, words = read_kenlm(args.input, args.vocab)
+            lm, words = read_kenlm(args.input, args.vocab, encoding=args.encoding)
     for warning in caught:
         print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
     lm.save(args.output)

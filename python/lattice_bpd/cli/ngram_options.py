@@ -28,9 +28,10 @@ def add_lm_options(parser: argparse.ArgumentParser) -> None:
         "--vocab",
         type=Path,
         metavar="FILE",
-        help="words of ARPA files by token id: one a line, encoder.json or "
-        "tokenizer.json (default: decimal token ids)",
+        help="words of ARPA files by token id: tokenizer.json (or its folder), vocab.json, a "
+        "SentencePiece .model, or one word a line (default: decimal token ids)",
     )
+    add_encoding_option(parser)
     parser.add_argument("--vocab-size", type=int, metavar="V", help="number of token ids")
     for name in ("bos", "eos", "unk"):
         parser.add_argument(
@@ -42,6 +43,16 @@ def add_lm_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=0, help="0 (default): every core")
 
 
+def add_encoding_option(parser: argparse.ArgumentParser) -> None:
+    """Add --encoding, of the words in ARPA files that are read."""
+    parser.add_argument(
+        "--encoding",
+        default="utf-8",
+        metavar="NAME",
+        help="of the words in ARPA files that are read, such as latin-1 (default: utf-8)",
+    )
+
+
 def read_lm_of(args: argparse.Namespace, path: Path) -> NGramLM:
     """The LM at `path`, in any format, read with these options."""
     from lattice_bpd.lm.convert import read_lm
@@ -50,6 +61,7 @@ def read_lm_of(args: argparse.Namespace, path: Path) -> NGramLM:
         return read_lm(
             path,
             vocab=args.vocab,
+            encoding=args.encoding,
             vocab_size=args.vocab_size,
             bos_id=args.bos_id,
             eos_id=args.eos_id,

@@ -7,24 +7,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from lattice_bpd.drafter.contents import have_same_contents
+
 if TYPE_CHECKING:
     from lattice_bpd.drafter.search import Search
     from lattice_bpd.drafter.tree import DraftTree
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Drafts:
     """The best drafts of each lattice of a batch, best first.
 
     Arrays are numpy arrays where the logits were, and torch tensors on the logits' device where
-    those were.
+    those were. ``==`` compares their contents.
 
     Attributes:
-        token_ids: (B, p, H) int32. Row b holds ``counts[b]`` drafts; the rows behind them, where
-            a lattice has fewer than p paths, are filled with -1 (``Drafts.PAD_TOKEN``).
+        token_ids: (B, p, H) int32. Row b holds ``counts[b]`` drafts; the rows after them, where
+            a lattice has fewer than p paths, are filled with -1 (``Drafts.PAD_TOKEN``). A draft
+            that is shorter than H ends in -1.
         scores: (B, p) float32, sum of head scores + alpha * natural log LM probabilities, falling.
-            -inf in the rows behind the drafts.
-        counts: (B,) int32, the true number of drafts: min(p, number of paths).
+            -inf in the rows after the drafts.
+        counts: (B,) int32, the true number of drafts: min(p, number of paths). 0 where the first
+            slot is masked altogether.
     """
 
     token_ids: Any
@@ -36,7 +40,11 @@ class Drafts:
 
     @property
     def lengths(self) -> Any:
-        """(B, p) int32, the number of tokens of each draft: H, or fewer from `rescore_fst`."""
+        """(B, p) int32, the number of tokens of each draft: H, or fewer.
+
+        Drafts are shorter where a slot is masked altogether, which ends its lattice, where
+        lattices of a batch have different numbers of slots, and from `rescore_fst`.
+        """
         tokens = self.token_ids != self.PAD_TOKEN
         if isinstance(tokens, np.ndarray):
             return tokens.sum(axis=-1, dtype=np.int32)
@@ -65,6 +73,12 @@ class Drafts:
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles hold the arrays; the search, with its LM, stays where it is."""
         return {name: value for name, value in vars(self).items() if name != "_search"}
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the arrays of both have the same contents, wherever they live."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return have_same_contents(self, other)
 
     def __len__(self) -> int:
         """B, the number of lattices."""

@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lattice_bpd.drafter.contents import have_same_contents
 from lattice_bpd.drafter.search import check_search, number_of
 from lattice_bpd.lm import ContextNGram, NGramLM
 
 _KEYS = 1 << 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DrawnTree:
     """For each lattice of a batch a tree whose siblings are draws without replacement.
 
     Nodes stand in the order of their draws, parents before their children, the children of a node
     in the order in which they were drawn from its distribution. Arrays are numpy's; row b has
-    ``counts[b]`` nodes, what is behind them is padding.
+    ``counts[b]`` nodes, what is behind them is padding. ``==`` compares contents.
 
     Attributes:
         token_ids: (B, N) int32, a node's token; -1 in the padding.
@@ -47,6 +48,12 @@ class DrawnTree:
     child_probs: npt.NDArray[np.float64]
     is_drawn: bool = True
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the arrays of both have the same contents, wherever they live."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return have_same_contents(self, other)
+
     def __len__(self) -> int:
         """B, the number of lattices."""
         return len(self.counts)
@@ -61,14 +68,16 @@ class DrawnTree:
             node: -1 for the context.
 
         Returns:
-            Token ids (k,) int32 and probabilities (k,) float64 that sum to 1; None behind the last
-            slot.
+            Token ids (k,) int32 and probabilities (k,) float64 that sum to 1; None after the last
+            slot, and where the lattice ends before the next one.
         """
         slot = 0 if node < 0 else int(self.depths[row, node]) + 1
         if slot >= self.slot_token_ids.shape[1]:
             return None
         token_ids = self.slot_token_ids[row, slot]
         width = int((token_ids >= 0).sum())
+        if width == 0:  # masked altogether
+            return None
         return token_ids[:width], self.child_probs[row, node + 1, :width]
 
 

@@ -40,13 +40,14 @@ def rescore_lattice(
     Args:
         head_logits: (H, V) or (B, H, V) float32, float16 or bfloat16; a numpy array, or a torch
             tensor on any device. Slot 0 guesses the token right behind the context. -inf marks a
-            masked token: it is used only in a slot that has nothing else. A
-            :class:`SausageLattice` (or a list of them) is taken as it is; top_k is unused then.
+            masked token, which no draft has. A slot whose tokens are all masked ends its lattice:
+            drafts hold the slots before it. A :class:`SausageLattice` (or a list of them, whose
+            numbers of slots may differ) is taken as it is; top_k is unused then.
         context: The tokens before the lattice: (T,) integers for one lattice, B such sequences of
             any lengths for a batch. May be empty: then the LM starts at ``<s>``.
         lm: The n-gram LM over the same V tokens, or None to rank by the heads alone.
         top_k: k, candidates for each slot, 1..V.
-        num_drafts: p, 1 or more.
+        num_drafts: p, 1..4096.
         alpha: Weight of the LM's natural log probabilities, any sign.
         engine: ``"auto"`` (the fastest exact one), ``"fused"`` or ``"openfst"``.
         bos: Whether ``<s>`` stands before the context.
@@ -59,8 +60,9 @@ def rescore_lattice(
 
     Returns:
         :class:`Drafts` with token_ids (B, p, H) int32, scores (B, p) float32 and counts (B,)
-        int32; B is 1 for a single lattice. Fewer than p paths: padded with -1 and -inf. Torch
-        tensors on the logits' device where the logits are a torch tensor, else numpy arrays.
+        int32; B is 1 for a single lattice. Fewer than p paths: padded with -1 and -inf. Fewer slots
+        than H: drafts end in -1. No slot: counts is 0. Torch tensors on the logits' device where
+        the logits are a torch tensor, else numpy arrays.
 
     Raises:
         TypeError: Arguments of the wrong kind or element type.
@@ -118,8 +120,7 @@ def rescore_tree(
         cache: See there.
 
     Returns:
-        :class:`DraftTree` with (B, N) arrays; B is 1 for a single lattice. Where a slot is masked
-        altogether, all paths are equally probable.
+        :class:`DraftTree` with (B, N) arrays; B is 1 for a single lattice.
 
     Raises:
         TypeError: Arguments of the wrong kind or element type.

@@ -9,12 +9,12 @@ from lattice_bpd.drafter.drafts import Drafts
 from lattice_bpd.drafter.search import (
     MAX_DRAFTS,
     context_of,
-    core_of,
     count_of,
     engine_of,
     number_of,
 )
 from lattice_bpd.lm import NGramLM
+from lattice_bpd.lm.ngram import core_of
 
 _WHERE = "rescore_fst"
 
@@ -43,7 +43,7 @@ def rescore_fst(
             ``write_to_string`` gives for a VectorFst. Labels are token id + 1, 0 is epsilon;
             weights are costs (:meth:`SausageLattice.to_pywrapfst` makes such an FST).
         lm: The n-gram LM, or None to rank by the acceptor alone.
-        num_drafts: p, 1 or more.
+        num_drafts: p, 1..4096.
         context: (T,) token ids before the lattice.
         alpha: Weight of the LM's natural log probabilities, any sign.
         bos: Whether ``<s>`` stands before the context.

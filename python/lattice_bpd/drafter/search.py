@@ -14,6 +14,7 @@ from lattice_bpd.drafter.tree import DraftTree
 from lattice_bpd.lattice import SausageLattice
 from lattice_bpd.lattice.logits import Candidates, check_shape, is_torch_tensor, select_top_k
 from lattice_bpd.lm import ContextNGram, NGramLM
+from lattice_bpd.lm.ngram import core_of
 from lattice_bpd.token_ids import (
     Int32Array,
     Int64Array,
@@ -23,7 +24,7 @@ from lattice_bpd.token_ids import (
     to_token_ids,
 )
 
-MAX_DRAFTS = 1 << 20  # kMaxDrafts of draft/find_drafts.h
+MAX_DRAFTS = 1 << 12  # as many as nodes of a tree
 MAX_NODES = 1 << 12  # kMaxTreeNodes of draft/find_tree.h
 _MAX_THREADS = 1024  # kMaxThreads of base/parallel.cc
 
@@ -205,20 +206,6 @@ def engine_of(where: str, engine: str) -> str:
     if not isinstance(engine, str):
         raise TypeError(f"{where}: engine is {engine!r}; expected a name such as 'auto'")
     return engine
-
-
-def core_of(where: str, lm: NGramLM) -> _core.BackoffLm:
-    """The core's LM.
-
-    Raises:
-        TypeError: It is no NGramLM.
-    """
-    if not isinstance(lm, NGramLM):
-        raise TypeError(
-            f"{where}: lm is a {type(lm).__name__}; expected an NGramLM (NGramLM.load reads one), "
-            "or None to rank by the heads alone"
-        )
-    return lm._core
 
 
 def caches_of(

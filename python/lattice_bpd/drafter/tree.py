@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from lattice_bpd.drafter.contents import have_same_contents
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class DraftTree:
     """For each lattice of a batch the N prefixes of its paths that are most probable.
 
@@ -18,7 +20,8 @@ class DraftTree:
     shares with a path drawn from P.
 
     Arrays are numpy arrays where the logits were, and torch tensors on the logits' device where
-    those were. Row b has ``counts[b]`` nodes; what is behind them is padding.
+    those were. Row b has ``counts[b]`` nodes; what is behind them is padding. ``==`` compares
+    contents.
 
     Attributes:
         token_ids: (B, N) int32, a node's last token; -1 (``DraftTree.PAD_TOKEN``) in the padding.
@@ -27,7 +30,8 @@ class DraftTree:
         depths: (B, N) int32, the slot of a node's token, 0..H-1: its position in the text counted
             from the one right behind the context; 0 in the padding.
         log_probs: (B, N) float32, natural log of a node's probability; -inf in the padding.
-        counts: (B,) int32, the true number of nodes: min(N, number of prefixes).
+        counts: (B,) int32, the true number of nodes: min(N, number of prefixes). 0 where the
+            first slot is masked altogether.
         attention_mask: (B, N, N) bool, whether node i may see node k: k is i or an ancestor of i.
             Padding sees itself alone. All nodes see all of the context.
         leaf_paths: (B, L, H) int32, the nodes from a first token down to each leaf, leaves in
@@ -43,6 +47,12 @@ class DraftTree:
     leaf_paths: Any
 
     PAD_TOKEN = -1
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the arrays of both have the same contents, wherever they live."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return have_same_contents(self, other)
 
     def __len__(self) -> int:
         """B, the number of lattices."""

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
+from lattice_bpd.token_ids import check_has_values
 
 if TYPE_CHECKING:
     import torch
@@ -56,9 +57,10 @@ def check_shape(head_logits: Any, where: str, dimensions: tuple[int, ...] = (2, 
     """Refuses logits that are not (H, V) or (B, H, V); returns whether they are a torch tensor.
 
     Raises:
-        TypeError: Not a numpy array or torch tensor.
+        TypeError: Not a numpy array or torch tensor, or one of which elements have no value.
         ValueError: Wrong number of dimensions, or one of them is 0.
     """
+    check_has_values(head_logits, f"{where}: head_logits")
     is_torch = is_torch_tensor(head_logits)
     if not is_torch and not isinstance(head_logits, np.ndarray):
         raise TypeError(

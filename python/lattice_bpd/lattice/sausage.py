@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy.typing as npt
 from lattice_bpd import _core
 from lattice_bpd.extras import require
 from lattice_bpd.lattice.logits import Float32Array, Int32Array, check_shape, select_top_k
-from lattice_bpd.token_ids import to_token_ids
+from lattice_bpd.token_ids import check_has_values, to_token_ids
+from lattice_bpd.vocabulary import Vocab, read_words
 
 _SHOWN = 4  # slots and candidates that repr prints
 
@@ -21,13 +22,15 @@ class SausageLattice:
     """Candidate tokens with head scores for each of H slots; a path takes one from every slot.
 
     Also called a confusion network. Candidates of a slot are distinct, by falling score, equal
-    scores by rising token id. A masked token (-inf) is left out of a slot that has another one.
+    scores by rising token id. A masked token (-inf) is left out. No path leads through a slot whose
+    tokens are all masked: the lattice ends before it, so H is the number of slots before it. A
+    lattice without slots has no path. Immutable; pickles hold the slots.
 
     Args:
-        slots: H pairs of token ids (k_j,) and scores (k_j,), in any order; widths may differ.
+        slots: Pairs of token ids (k_j,) and scores (k_j,), in any order; widths may differ.
 
     Raises:
-        TypeError: Token ids that are not integers.
+        TypeError: Token ids that are not integers, or masked arrays.
         ValueError: A slot without candidates, a doubled or negative token id, NaN or +inf.
 
     Source: Kim et al. 2024, section 6.3.
@@ -37,6 +40,7 @@ class SausageLattice:
         """Builds the lattice from candidates; see the class."""
         self._core = _core.Sausage()
         for number, (token_ids, scores) in enumerate(slots):
+            check_has_values(scores, f"slot {number}: scores")
             values = np.ascontiguousarray(scores, dtype=np.float32).reshape(-1)
             self._core.add_slot(to_token_ids(token_ids, f"slot {number}"), values)
 
@@ -53,7 +57,7 @@ class SausageLattice:
             log_softmax: Scores are log probabilities over the vocabulary, else raw logits.
 
         Returns:
-            A lattice of H slots.
+            A lattice of H slots, or fewer where one is masked altogether.
 
         Raises:
             TypeError: Not an array, or of another element type.
@@ -86,13 +90,14 @@ class SausageLattice:
 
     @property
     def num_paths(self) -> int:
-        """The number of paths: the product of the widths."""
-        return math.prod(self.widths)
+        """The number of paths: the product of the widths, 0 without slots."""
+        return math.prod(self.widths) if self.num_slots else 0
 
     def to_pywrapfst(self) -> Any:
         """The lattice as a ``pywrapfst.VectorFst`` over standard arcs.
 
-        States 0..H in a row, state H final; labels are token id + 1, weights are -score.
+        States 0..H in a row, state H final; labels are token id + 1, weights are -score. No
+        states without slots.
 
         Raises:
             ImportError: pywrapfst is missing (extra ``openfst``).
@@ -100,21 +105,35 @@ class SausageLattice:
         pywrapfst = require("pywrapfst", "openfst")
         return pywrapfst.Fst.read_from_string(self._core.to_fst_bytes())
 
-    def to_dot(self, vocab: Sequence[str] | None = None) -> str:
+    def to_dot(self, vocab: Vocab | None = None) -> str:
         """The lattice as Graphviz text; ``dot -Tsvg`` draws it from left to right.
 
         Args:
-            vocab: The text of each token id; token ids are shown where it is left out.
+            vocab: The word of each token id, see :func:`lattice_bpd.lm.read_words`; token ids are
+                shown where it is left out.
         """
+        words = None if vocab is None else read_words(vocab)
         lines = ["digraph lattice {", "  rankdir=LR; node [shape=circle];"]
         for slot, (ids, scores) in enumerate(zip(self.token_ids, self.scores, strict=True)):
             for rank, (token_id, score) in enumerate(zip(ids, scores, strict=True)):
-                text = str(token_id) if vocab is None else vocab[token_id]
+                text = str(token_id) if words is None else words[token_id]
                 text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
                 style = ", style=bold" if rank == 0 else ""
                 lines.append(f'  {slot} -> {slot + 1} [label="{text} {float(score):.2f}"{style}];')
         lines += [f"  {self.num_slots} [shape=doublecircle];", "}"]
         return "\n".join(lines) + "\n"
+
+    def __copy__(self) -> SausageLattice:
+        """The lattice itself, which never changes."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SausageLattice:
+        """The lattice itself, which never changes."""
+        return self
+
+    def __reduce__(self) -> tuple[type[SausageLattice], tuple[Any, ...]]:
+        """Pickles hold the slots."""
+        return type(self), (list(zip(self.token_ids, self.scores, strict=True)),)
 
     def __repr__(self) -> str:
         """Slots with their best candidates, one a line."""

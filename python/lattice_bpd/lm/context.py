@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.lm.ngram import NGramLM, core_of
 from lattice_bpd.token_ids import to_token_ids
 
 
@@ -144,8 +144,4 @@ def _integer(name: str, value: int) -> int:
 
 
 def _core_lm(where: str, lm: NGramLM | None) -> _core.BackoffLm | None:
-    if lm is None or isinstance(lm, NGramLM):
-        return None if lm is None else lm._core
-    raise TypeError(
-        f"ContextNGram.{where}: lm is a {type(lm).__name__}; expected an NGramLM, or None"
-    )
+    return None if lm is None else core_of(f"ContextNGram.{where}", lm)

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import glob
-import gzip
-import json
 import math
 import os
-import shutil
-import tempfile
 import warnings
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lattice_bpd import _core
+from lattice_bpd.lm.arpa_files import open_arpa, read_arpa_words, replace_file, write_gzip
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.lm.words import read_arpa_words, read_words
+from lattice_bpd.lm.options import optional_id
+from lattice_bpd.vocabulary import Vocab, ascii_codec, read_words
 
 FORMATS = ("lm", "arpa", "arpa.gz", "fst", "const-fst")
 
-_GZIP = b"\x1f\x8b"
 _OPENFST = (2125659606).to_bytes(4, "little")  # the magic number of every OpenFst file
 _OURS = b"LBPD-LM\n"
-Words = Sequence[str] | str | os.PathLike[str]
 
 
 def read_lm(
     path: str | os.PathLike[str],
     *,
-    vocab: Words | None = None,
+    vocab: Vocab | None = None,
+    encoding: str = "utf-8",
     vocab_size: int | None = None,
     bos_id: int | None = None,
     eos_id: int | None = None,
@@ -40,8 +35,9 @@ def read_lm(
     Args:
         path: our binary, ARPA text, gzipped ARPA text, or an OpenFst file (vector or const) whose
             labels are token id + 1 and whose states have failure (or epsilon) arcs.
-        vocab: ARPA: the word of each token id, or a file that :func:`read_words_file` takes.
-            Without it, words are decimal token ids.
+        vocab: ARPA: the word of each token id, see :func:`read_words`. Without it, words are
+            decimal token ids.
+        encoding: ARPA: of the words, see :meth:`NGramLM.from_arpa`.
         vocab_size: V; needed for an OpenFst file without vocab.
         bos_id: token id that is ``<s>``; likewise eos_id and unk_id. Not for our binary.
         eos_id: see bos_id.
@@ -57,12 +53,13 @@ def read_lm(
     source = Path(path)
     with source.open("rb") as file:
         magic = file.read(8)
-    words = None if vocab is None else read_words_file(vocab)
+    words = None if vocab is None else read_words(vocab)
     ids = {"bos_id": bos_id, "eos_id": eos_id, "unk_id": unk_id}
     if magic == _OURS:
         return NGramLM.load(source)
     if magic[:4] == _OPENFST:
-        size = vocab_size if vocab_size is not None else len(words or ())
+        size = optional_id("vocab_size", vocab_size)
+        size = len(words or ()) if size is None else size
         if not size:
             raise ValueError(
                 f"{source}: an OpenFst file does not tell its vocabulary; expected "
@@ -71,22 +68,19 @@ def read_lm(
         return NGramLM(
             _core.read_lm_fst(os.fspath(source), size, **ids, failure_label=failure_label)
         )
-    if magic[:2] != _GZIP:
-        return NGramLM.from_arpa(source, vocab_size, vocab=words, **ids)
-    with tempfile.TemporaryDirectory() as folder:
-        plain = _gunzip(source, Path(folder))
-        return NGramLM.from_arpa(plain, vocab_size, vocab=words, **ids)
+    return NGramLM.from_arpa(source, vocab_size, vocab=words, encoding=encoding, **ids)
 
 
 def read_kenlm(
-    path: str | os.PathLike[str], vocab: Words | None = None
+    path: str | os.PathLike[str], vocab: Vocab | None = None, *, encoding: str = "utf-8"
 ) -> tuple[NGramLM, list[str]]:
     """Reads ARPA text made by KenLM's lmplz, plain or gzipped, with its words.
 
     Args:
         path: the file.
-        vocab: the word of each token id. Without it the file's words are numbered as they stand
-            in it; ``<s>``, ``</s>`` and ``<unk>`` stay outside.
+        vocab: the word of each token id, see :func:`read_words`. Without it the file's words are
+            numbered in file order; ``<s>``, ``</s>`` and ``<unk>`` stay outside.
+        encoding: of the file's words, see :meth:`NGramLM.from_arpa`.
 
     Returns:
         The LM, and the word of each token id.
@@ -101,15 +95,12 @@ def read_kenlm(
             as KenLM itself would give it, so that sums over the vocabulary are above 1.
     """
     source = Path(path)
-    with tempfile.TemporaryDirectory() as folder:
-        with source.open("rb") as file:
-            zipped = file.read(2) == _GZIP
-        plain = _gunzip(source, Path(folder)) if zipped else source
-        words = read_arpa_words(plain) if vocab is None else read_words_file(vocab)
-        lm = NGramLM.from_arpa(plain, vocab=words)
+    with open_arpa(source, ascii_codec(encoding)) as plain:  # unpacked once
+        words = read_arpa_words(plain, encoding=encoding) if vocab is None else read_words(vocab)
+        lm = NGramLM.from_arpa(plain, vocab=words, encoding=encoding)
         if vocab is not None:
-            _warn_of_unknown(source, lm, words, set(read_arpa_words(plain)))
-        return lm, words
+            _warn_of_unknown(source, lm, words, set(read_arpa_words(plain, encoding=encoding)))
+    return lm, words
 
 
 def _warn_of_unknown(source: Path, lm: NGramLM, words: list[str], known: set[str]) -> None:
@@ -133,7 +124,7 @@ def write_lm(
     path: str | os.PathLike[str],
     *,
     to: str | None = None,
-    vocab: Words | None = None,
+    vocab: Vocab | None = None,
 ) -> None:
     """Writes an LM in one of FORMATS, to a temporary name first.
 
@@ -142,7 +133,7 @@ def write_lm(
         path: the file.
         to: one of FORMATS; by default what the path ends in (.lm, .arpa, .arpa.gz, .fst).
             FSTs start behind ``<s>`` and have ``</s>`` as final costs.
-        vocab: ARPA: the word of each token id; decimal ids without it.
+        vocab: ARPA: the word of each token id, see :func:`read_words`; decimal ids without it.
 
     Raises:
         OSError: it cannot be written; what was at `path` is untouched.
@@ -154,60 +145,16 @@ def write_lm(
     )
     if form not in FORMATS:
         raise ValueError(f"write_lm: the format is {form!r}; expected one of {', '.join(FORMATS)}")
-    words = None if vocab is None else read_words_file(vocab)
+    words = None if vocab is None else read_words(vocab)
     if form == "lm":
         lm.save(target)
     elif form == "arpa":
         lm.to_arpa(target, vocab=words)
     elif form == "arpa.gz":
-        _replace(target, lambda temporary: _write_gzip(lm, temporary, words))
+        write_gzip(target, lambda plain: lm.to_arpa(plain, vocab=words))
     else:
         data = _fst_bytes(lm, const=form == "const-fst")
-        _replace(target, lambda temporary: _write_bytes(temporary, data))
-
-
-def read_words_file(vocab: Words) -> list[str]:
-    """The word of each token id.
-
-    Args:
-        vocab: a list; a file with one word a line; or JSON: {word: id}, as GPT-2's encoder.json,
-            or a tokenizer.json of the tokenizers library.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: JSON that is no such mapping, or ids that are not 0..V-1.
-    """
-    if not isinstance(vocab, (str, os.PathLike)) or not os.fspath(vocab).endswith(".json"):
-        return read_words(vocab)
-    ids = json.loads(Path(vocab).read_text(encoding="utf-8"))
-    if isinstance(ids, dict) and "model" in ids:
-        added = {entry["content"]: entry["id"] for entry in ids.get("added_tokens", [])}
-        ids = {**ids["model"].get("vocab", {}), **added}
-    if not isinstance(ids, dict) or sorted(ids.values()) != list(range(len(ids))):
-        raise ValueError(
-            f"{os.fspath(vocab)}: expected JSON of words with the ids 0, 1, .. each "
-            "once, or a tokenizer.json"
-        )
-    return sorted(ids, key=ids.__getitem__)
-
-
-def _gunzip(source: Path, folder: Path) -> Path:
-    plain = folder / source.name.removesuffix(".gz")
-    try:
-        with gzip.open(source, "rb") as packed, plain.open("wb") as file:
-            shutil.copyfileobj(packed, file, 1 << 20)
-    except EOFError:
-        raise _core.FormatError(f"{source}: the gzip file is cut; copy it again") from None
-    except gzip.BadGzipFile as error:
-        raise _core.FormatError(f"{source}: a damaged gzip file ({error})") from None
-    return plain
-
-
-def _write_gzip(lm: NGramLM, path: Path, words: list[str] | None) -> None:
-    plain = path.with_name("plain.tmp")  # in the folder of _replace
-    lm.to_arpa(plain, vocab=words)
-    with plain.open("rb") as file, gzip.GzipFile(path, "wb", mtime=0) as packed:
-        shutil.copyfileobj(file, packed, 1 << 20)
+        replace_file(target, lambda temporary: _write_bytes(temporary, data))
 
 
 def _write_bytes(path: Path, data: bytes) -> None:
@@ -219,33 +166,3 @@ def _fst_bytes(lm: NGramLM, *, const: bool) -> bytes:
 
     empty = np.zeros(0, np.int32)
     return lm._core.to_fst_bytes(empty, True, False, True, const)
-
-
-def _replace(target: Path, write: Callable[[Path], None]) -> None:
-    """Writes in a temporary folder beside the target, then renames."""
-    _remove_leftovers(target)
-    folder = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    folder.mkdir(exist_ok=True)
-    try:
-        write(folder / target.name)
-        (folder / target.name).replace(target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_leftovers(target: Path) -> None:
-    """Removes the folders of processes that were killed while they wrote the target."""
-    for folder in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-        process = folder.name.removeprefix(f".{target.name}.").removesuffix(".tmp")
-        if process.isdecimal() and not _is_running(int(process)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +13,10 @@ import numpy.typing as npt
 
 from lattice_bpd import _core
 from lattice_bpd.extras import require
-from lattice_bpd.lm.words import StrPath, native_path, optional_id, read_words, readable_errors
+from lattice_bpd.lm.arpa_files import open_arpa, write_gzip
+from lattice_bpd.lm.options import native_path, optional_id
 from lattice_bpd.token_ids import to_token_ids
+from lattice_bpd.vocabulary import StrPath, Vocab, ascii_codec, encode_words, read_words
 
 
 class NGramLM:
@@ -20,7 +25,8 @@ class NGramLM:
     Backing off has failure semantics: a backoff weight is paid only where the longer n-gram is
     absent. ``<s>``, ``</s>`` and ``<unk>`` are symbols outside the vocabulary unless bos_id,
     eos_id, unk_id name token ids for them. Log probabilities are natural logs. Immutable; safe to
-    query from any number of threads.
+    query from any number of threads. Pickles hold the path of the file that the LM is mapped from,
+    which must be there unchanged when they are read, or all of an LM that is in memory.
 
     Made by :meth:`train`, :meth:`load` or :meth:`from_arpa`.
     """
@@ -28,6 +34,7 @@ class NGramLM:
     def __init__(self, core: _core.BackoffLm) -> None:
         """Wraps a model of the C++ core; use the class methods instead."""
         self._core = core
+        self._file: tuple[str, bytes] | None = None  # absolute path and header, where it is mapped
 
     @classmethod
     def train(
@@ -102,7 +109,10 @@ class NGramLM:
             OSError: The file cannot be opened.
             FormatError: Not an LM file, cut, or altered; the message has the place.
         """
-        return cls(_core.load_lm(native_path(path), verify))
+        name = native_path(path)
+        lm = cls(_core.load_lm(name, verify))
+        lm._file = (os.path.abspath(name), _read_header(name))  # noqa: PTH100
+        return lm
 
     def save(self, path: StrPath) -> None:
         """Writes the LM to a temporary name beside `path`, then renames it.
@@ -118,7 +128,8 @@ class NGramLM:
         path: StrPath,
         vocab_size: int | None = None,
         *,
-        vocab: Sequence[str] | StrPath | None = None,
+        vocab: Vocab | None = None,
+        encoding: str = "utf-8",
         bos_id: int | None = None,
         eos_id: int | None = None,
         unk_id: int | None = None,
@@ -126,12 +137,15 @@ class NGramLM:
         """Reads ARPA text.
 
         Args:
-            path: The file.
+            path: The file, plain or gzipped.
             vocab_size: V; default: the largest token id + 1, or the number of words in vocab.
                 Token ids that the file lacks get ``<unk>``'s probability, or cost 1000.0.
-            vocab: The word of each token id, or a file with one word a line. Without it the
-                file's words must be decimal token ids ("17"). For a foreign file whose words have
-                no ids yet, :func:`lattice_bpd.lm.read_arpa_words` numbers them.
+            vocab: The word of each token id: words, a tokenizer, or a file of either; see
+                :func:`lattice_bpd.lm.read_words`. Without it the file's words must be decimal
+                token ids ("17"). For a foreign file whose words have no ids yet,
+                :func:`lattice_bpd.lm.read_arpa_words` numbers them.
+            encoding: Of the file's words: UTF-8, or another one that extends ASCII, such as
+                Latin-1. A byte order mark is skipped.
             bos_id: The token id that is ``<s>``, if any; likewise eos_id and unk_id.
             eos_id: See bos_id.
             unk_id: See bos_id.
@@ -139,26 +153,34 @@ class NGramLM:
         Raises:
             OSError: The file cannot be opened.
             FormatError: Malformed text; the message has the line.
-            ValueError: vocab or ids that do not fit.
+            ValueError: vocab, encoding or ids that do not fit.
         """
-        words = [] if vocab is None else read_words(vocab)
+        codec = ascii_codec(encoding)
+        words = [] if vocab is None else encode_words(read_words(vocab), codec)
         named = {"vocab_size": vocab_size, "bos_id": bos_id, "eos_id": eos_id, "unk_id": unk_id}
         numbers = [optional_id(name, value) for name, value in named.items()]
-        with readable_errors(path):
-            return cls(_core.read_arpa(native_path(path), numbers[0], words, *numbers[1:]))
+        with open_arpa(path, codec) as plain:
+            return cls(_core.read_arpa(plain, numbers[0], words, *numbers[1:]))
 
-    def to_arpa(self, path: StrPath, *, vocab: Sequence[str] | StrPath | None = None) -> None:
+    def to_arpa(self, path: StrPath, *, vocab: Vocab | None = None) -> None:
         """Writes ARPA text with nine significant digits; reading it back gives the same model.
 
         Args:
-            path: The file; written to a temporary name, then renamed.
-            vocab: The word of each token id; decimal token ids where it is left out.
+            path: The file; written to a temporary name, then renamed. Gzipped where the name ends
+                in ``.gz``.
+            vocab: The word of each token id, see :func:`lattice_bpd.lm.read_words`; decimal token
+                ids where it is left out.
 
         Raises:
             OSError: It cannot be written.
             ValueError: vocab of the wrong size, words with white space, doubled words.
         """
-        self._core.to_arpa(native_path(path), [] if vocab is None else read_words(vocab))
+        name = native_path(path)
+        words = [] if vocab is None else encode_words(read_words(vocab))
+        if name.endswith(".gz"):
+            write_gzip(Path(name), lambda plain: self._core.to_arpa(os.fspath(plain), words))
+        else:
+            self._core.to_arpa(name, words)
 
     def to_pywrapfst(
         self,
@@ -243,7 +265,84 @@ class NGramLM:
         """The label of failure arcs in :meth:`to_pywrapfst`."""
         return self._core.failure_label
 
+    def __copy__(self) -> NGramLM:
+        """The LM itself, which never changes."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NGramLM:
+        """The LM itself, which never changes."""
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., NGramLM], tuple[Any, ...]]:
+        """Pickles the path of the LM's file, or the LM where it is not mapped from one.
+
+        Reading such a pickle raises an OSError where the file cannot be opened, and a FormatError
+        where it holds another LM by then.
+        """
+        if self._file is not None:
+            return _load_again, self._file
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "lm")
+            self._core.save(os.fspath(path))
+            return _load_bytes, (path.read_bytes(),)
+
     def __repr__(self) -> str:
         """Order, vocabulary and n-gram counts."""
         counts = " + ".join(f"{count:,}" for count in self.num_ngrams)
         return f"NGramLM(order {self.order}, vocabulary {self.vocab_size:,}, n-grams {counts})"
+
+
+def core_of(where: str, lm: Any) -> _core.BackoffLm:
+    """The core's LM of an argument `lm`.
+
+    Args:
+        where: The caller's name, for error messages.
+        lm: The argument, not None.
+
+    Raises:
+        TypeError: It is no NGramLM.
+    """
+    if isinstance(lm, NGramLM):
+        return lm._core
+    if isinstance(lm, (str, os.PathLike)):
+        name = os.fspath(lm)
+        raise TypeError(
+            f"{where}: lm is the path {name!r}; expected an NGramLM: load the file once with "
+            f"NGramLM.load({name!r}), or with lattice_bpd.lm.read_lm where it is ARPA text"
+        )
+    raise TypeError(
+        f"{where}: lm is a {type(lm).__name__}; expected an NGramLM (NGramLM.load reads one)"
+    )
+
+
+def _read_header(path: StrPath) -> bytes:
+    """What tells an LM file from all others: its header has a checksum over those of the rest."""
+    with Path(path).open("rb") as file:
+        return file.read(64)
+
+
+def _load_again(path: str, header: bytes) -> NGramLM:
+    """The LM of a pickle that holds a path."""
+    try:
+        lm = NGramLM.load(path)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{path}: a pickled LM is mapped from this file, which cannot be opened "
+            f"({os.strerror(error.errno or 0)}); put it back, or load an LM from another file",
+            path,
+        ) from None
+    if lm._file != (path, header):
+        raise _core.FormatError(
+            f"{path}: the file holds another LM than when it was pickled; put that one back, or "
+            "load the file instead of the pickle"
+        )
+    return lm
+
+
+def _load_bytes(data: bytes) -> NGramLM:
+    """The LM of a pickle that holds the LM: a mapping of a file that has no name any more."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "lm")
+        path.write_bytes(data)
+        return NGramLM(_core.load_lm(os.fspath(path), None))

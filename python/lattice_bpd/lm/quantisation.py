@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lattice_bpd import _core
-from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.lm.ngram import NGramLM, core_of
 
 
 def quantise(lm: NGramLM, bits: int = 8) -> NGramLM:
@@ -22,4 +22,4 @@ def quantise(lm: NGramLM, bits: int = 8) -> NGramLM:
 
     Source: Lloyd 1982, "Least squares quantization in PCM".
     """
-    return NGramLM(_core.quantise(lm._core, bits))
+    return NGramLM(_core.quantise(core_of("quantise", lm), bits))

@@ -11,6 +11,7 @@ import numpy as np
 from lattice_bpd import FormatError
 from lattice_bpd.extras import require
 from lattice_bpd.token_ids import Int32Array
+from lattice_bpd.vocabulary import read_words
 
 
 class Encoder(Protocol):
@@ -162,20 +163,13 @@ class WordEncoder:
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
-        try:
-            words = path.read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError as error:
-            raise FormatError(
-                f"{path}: byte {error.start} is not UTF-8; convert the file"
-            ) from error
+        words = read_words(path)
         self._ids: dict[str, int] = {}
         for number, word in enumerate(words):
             if word in self._ids or not word or word.split() != [word]:
                 what = "is there before" if word in self._ids else "is no word"
                 raise FormatError(f"{path}, line {number + 1}: {word!r} {what}; expected new words")
             self._ids[word] = number
-        if not words:
-            raise FormatError(f"{path}: the file is empty; expected one word a line")
         self.vocab_size = len(words)
         self._unknown = self._ids.get("<unk>")
 

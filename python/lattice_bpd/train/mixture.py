@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lattice_bpd import _core
-from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.lm.ngram import NGramLM, core_of
 from lattice_bpd.train.ngram import RaggedIds, flatten_sequences
 
 
@@ -39,7 +39,7 @@ def interpolate(
     if weights is None:
         assert heldout is not None
         weights = tune_weights(lms, heldout, threads=threads)
-    cores = [lm._core for lm in lms]
+    cores = [core_of("interpolate", lm) for lm in lms]
     return NGramLM(_core.interpolate(cores, [float(weight) for weight in weights], threads))
 
 
@@ -61,6 +61,6 @@ def tune_weights(
     """
     if not lms:
         raise ValueError("tune_weights: no LM; expected one at least")
+    cores = [core_of("tune_weights", lm) for lm in lms]
     ragged = flatten_sequences(heldout, lms[0].vocab_size)
-    cores = [lm._core for lm in lms]
     return _core.tune_weights(cores, ragged.token_ids, ragged.offsets, threads)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
+from lattice_bpd.lm.options import checked_id
 from lattice_bpd.token_ids import Int32Array, Int64Array, concatenate, to_token_ids
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ def flatten_sequences(sequences: Iterable[Any] | RaggedIds, vocab_size: int) -> 
         ValueError: a sequence is not 1-D, or a token id lies outside 0..vocab_size-1 (those in
             int32 arrays are left to the core, which checks them in one pass).
     """
+    checked_id("train_ngram: vocab_size", vocab_size)
     if isinstance(sequences, RaggedIds):
         return RaggedIds(
             _as_token_ids(sequences.token_ids, "token_ids", vocab_size),
@@ -216,7 +218,7 @@ def flatten_targets(targets: Iterable[Any] | None, ragged: RaggedIds) -> Int32Ar
 
 
 def _as_token_ids(values: Any, name: str, vocab_size: int) -> Int32Array:
-    if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
+    if type(values) is np.ndarray and values.dtype == np.int32 and values.ndim == 1:
         return np.ascontiguousarray(values)
     limit = vocab_size if vocab_size > 0 else None  # the core says what is wrong with 0
     return to_token_ids(values, f"train_ngram: {name}", limit)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lattice_bpd import _core
-from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.lm.ngram import NGramLM, core_of
 from lattice_bpd.train.ngram import RaggedIds, flatten_sequences
 
 
@@ -61,10 +61,9 @@ def evaluate_ngram(
         TypeError: a sequence holds something else than integers.
         ValueError: a token id outside the vocabulary, or no text.
     """
+    core = core_of("evaluate_ngram", lm)
     ragged = flatten_sequences(sequences, lm.vocab_size)
-    return TextScore(
-        *_core.evaluate_lm(lm._core, ragged.token_ids, ragged.offsets, bos, eos, threads)
-    )
+    return TextScore(*_core.evaluate_lm(core, ragged.token_ids, ragged.offsets, bos, eos, threads))
 
 
 def compare_lines(scores: Mapping[str, TextScore]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lattice_bpd import _core
-from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.lm.ngram import NGramLM, core_of
 from lattice_bpd.token_ids import to_token_ids
 
 
@@ -47,7 +47,7 @@ def prune_ngram(
         raise ValueError(
             "prune_ngram: nothing to do; expected theta, prune_to, min_counts or keep_ids"
         )
-    core = lm._core
+    core = core_of("prune_ngram", lm)
     if keep_ids is not None:
         kept = to_token_ids(keep_ids, "prune_ngram: keep_ids", lm.vocab_size)
         core = _core.prune_by_vocabulary(core, kept, threads)

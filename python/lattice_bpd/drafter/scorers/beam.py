@@ -65,7 +65,7 @@ def search_drafts(
 
     Args:
         candidates: the k best tokens of each slot of B lattices; see `select_top_k`. Tokens with
-            score -inf are used only in slots that have nothing else.
+            score -inf are left out; a slot that has nothing else ends its lattice.
         contexts: B sequences of token ids, all tokens before each lattice.
         scorer: scores transitions.
         num_drafts: p, 1 or more.
@@ -74,7 +74,7 @@ def search_drafts(
 
     Returns:
         Drafts with (B, p, H) int32 and the best found first; ties go to the smaller token id, from
-        left to right.
+        left to right. Drafts of a lattice that ended before slot H end in -1.
 
     Raises:
         ScorerError: scores of another shape, NaN or +inf.
@@ -87,21 +87,28 @@ def search_drafts(
             "and a beam of as many at least"
         )
     batch, slots = candidates.token_ids.shape[:2]
+    is_open = np.logical_and.accumulate(~np.isneginf(candidates.scores).all(axis=2), axis=1)
+    open_slots = int(is_open.sum(axis=1).max(initial=0))
     found = _Beam(
         np.zeros((batch, 1, 0), np.int32),
         np.zeros((batch, 1)),
         np.zeros((batch, 1), np.int64),
-        np.ones((batch, 1), np.bool_),
+        is_open[:, :1].copy(),
     )
+    if open_slots == 0:
+        return _to_drafts(found, num_drafts, slots)
     state = scorer.start(contexts)
-    for slot in range(slots):
+    for slot in range(open_slots):
         token_ids, scores = candidates.token_ids[:, slot], candidates.scores[:, slot]
-        log_probs = _ask(scorer, state, token_ids, found.scores.shape[1])
-        parents, found = _extend(found, token_ids, scores, alpha * log_probs, width)
-        if slot + 1 < slots:  # behind the last slot nothing is asked
-            rows = parents + np.arange(batch)[:, None] * log_probs.shape[1]
-            state = scorer.advance(state, rows.reshape(-1), found.tokens[:, :, -1].reshape(-1))
-    return _to_drafts(found, num_drafts)
+        bonus = alpha * _ask(scorer, state, token_ids, found.scores.shape[1])
+        old_width = bonus.shape[1]
+        options = _keep_ended(is_open[:, slot], token_ids, scores, bonus)
+        parents, found = _extend(found, *options, width)
+        if slot + 1 < open_slots:  # nothing is scored after the last slot
+            rows = parents + np.arange(batch)[:, None] * old_width
+            last = np.maximum(found.tokens[:, :, -1], 0)  # a real token for lattices that ended
+            state = scorer.advance(state, rows.reshape(-1), last.reshape(-1))
+    return _to_drafts(found, num_drafts, slots)
 
 
 def _ask(scorer: TransitionScorer, state: Any, token_ids: Int32Array, width: int) -> Float64Array:
@@ -119,6 +126,22 @@ def _ask(scorer: TransitionScorer, state: Any, token_ids: Int32Array, width: int
     return np.where(np.isneginf(found), _IMPOSSIBLE, found).reshape(batch, width, top_k)
 
 
+def _keep_ended(
+    is_open: npt.NDArray[np.bool_],
+    token_ids: Int32Array,
+    scores: npt.NDArray[np.float32],
+    bonus: Float64Array,
+) -> tuple[Int32Array, npt.NDArray[np.float32], Float64Array]:
+    """Gives lattices that ended before this slot one candidate, the padding, of score 0."""
+    if is_open.all():
+        return token_ids, scores, bonus
+    token_ids = np.where(is_open[:, None], token_ids, np.int32(Drafts.PAD_TOKEN))
+    scores = scores.copy()
+    scores[~is_open] = -np.inf
+    scores[~is_open, 0] = 0.0
+    return token_ids, scores, np.where(is_open[:, None, None], bonus, 0.0)
+
+
 def _extend(
     beam: _Beam, token_ids: Int32Array, scores: npt.NDArray[np.float32], bonus: Float64Array,
     width: int,
@@ -126,8 +149,7 @@ def _extend(
     """The best prefixes of one more token, and (B, w') which old prefix each goes on from."""
     batch, old_width = beam.scores.shape
     top_k = token_ids.shape[1]
-    unmasked = ~np.isneginf(scores)
-    usable = unmasked | ~unmasked.any(axis=1, keepdims=True)  # (B, k)
+    usable = ~np.isneginf(scores)  # (B, k)
     exists = (beam.exists[:, :, None] & usable[:, None]).reshape(batch, -1)
     total = (beam.scores[:, :, None] + scores[:, None] + bonus).reshape(batch, -1)
     tokens = np.tile(token_ids, (1, old_width))
@@ -148,12 +170,12 @@ def _extend(
     return parents, _Beam(extended, pick(total), new_ranks, pick(exists))
 
 
-def _to_drafts(beam: _Beam, num_drafts: int) -> Drafts:
-    batch, width, slots = beam.tokens.shape
+def _to_drafts(beam: _Beam, num_drafts: int, slots: int) -> Drafts:
+    batch, width, open_slots = beam.tokens.shape
     token_ids = np.full((batch, num_drafts, slots), Drafts.PAD_TOKEN, np.int32)
     scores = np.full((batch, num_drafts), -np.inf, np.float32)
     kept = min(width, num_drafts)
     exists = beam.exists[:, :kept]
-    token_ids[:, :kept][exists] = beam.tokens[:, :kept][exists]
+    token_ids[:, :kept, :open_slots][exists] = beam.tokens[:, :kept][exists]
     scores[:, :kept][exists] = beam.scores[:, :kept][exists]
     return Drafts(token_ids, scores, exists.sum(axis=1).astype(np.int32))

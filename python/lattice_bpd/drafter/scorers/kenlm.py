@@ -13,40 +13,45 @@ import numpy.typing as npt
 
 from lattice_bpd.drafter.scorers.protocol import Int32Array, Int64Array, TransitionScorer
 from lattice_bpd.extras import require
-from lattice_bpd.lm.words import StrPath, read_words
+from lattice_bpd.lm.options import optional_id
+from lattice_bpd.vocabulary import StrPath, Vocab, read_words
 
 _LN10 = math.log(10.0)
+_SPECIAL = {"<s>", "</s>", "<unk>"}
 
 
 class KenlmScorer(TransitionScorer):
     """ln P of a KenLM binary or ARPA file, read by the kenlm module (extra ``kenlm``).
 
     A history state is a `kenlm.State` for each row. Words that the model lacks score as its
-    ``<unk>``.
+    ``<unk>``. Pickles hold the path of the file, which must be there when they are read.
 
     Args:
         path: the file, of any type that the installed kenlm reads.
-        vocab: the word of each token id, or a file with one word a line. Without it the model's
-            words must be decimal token ids ("17").
-        vocab_size: V, where there is no vocab; None: not checked against the target's.
+        vocab: the word of each token id: words, a tokenizer, or a file of either; see
+            :func:`lattice_bpd.lm.read_words`. Without it the model's words must be decimal token
+            ids ("17").
+        vocab_size: V. With vocab it may exceed the number of words, as a model's embedding often
+            does; those token ids score as ``<unk>``. None without vocab: not checked against the
+            target's.
         bos: whether ``<s>`` stands before the contexts.
 
     Raises:
         ImportError: kenlm is not installed.
         OSError: the file cannot be read, or is none of KenLM's.
-        ValueError: vocab and vocab_size that differ.
+        ValueError: a vocab_size below the number of words, or words none of which the model has.
     """
 
     def __init__(
         self,
         path: StrPath,
-        vocab: Sequence[str] | StrPath | None = None,
+        vocab: Vocab | None = None,
         *,
         vocab_size: int | None = None,
         bos: bool = True,
     ) -> None:
         self._kenlm = require("kenlm", "kenlm")
-        name = os.fspath(path)
+        self._path = name = os.path.abspath(path)  # noqa: PTH100
         if not Path(name).is_file():
             raise FileNotFoundError(f"{name}: no such file; expected a KenLM binary or ARPA file")
         try:
@@ -55,14 +60,31 @@ class KenlmScorer(TransitionScorer):
             raise OSError(
                 f"{name}: kenlm cannot read it ({error}); expected a KenLM binary or ARPA file"
             ) from error
+        self.vocab_size = optional_id("KenlmScorer: vocab_size", vocab_size)
         self._words = None if vocab is None else read_words(vocab)
-        if self._words is not None and vocab_size not in (None, len(self._words)):
-            raise ValueError(
-                f"KenlmScorer: vocab has {len(self._words)} words, vocab_size is {vocab_size}; "
-                "expected as many"
-            )
-        self.vocab_size = vocab_size if self._words is None else len(self._words)
+        if self._words is not None:
+            self._check_words(self._words)
+            self.vocab_size = self.vocab_size or len(self._words)
+            self._words += ["<unk>"] * (self.vocab_size - len(self._words))
         self.bos = bos
+
+    def _check_words(self, words: list[str]) -> None:
+        if self.vocab_size is not None and self.vocab_size < len(words):
+            raise ValueError(
+                f"KenlmScorer: vocab has {len(words)} words, vocab_size is {self.vocab_size}; "
+                "expected as many, or more"
+            )
+        if not any(word in self._model for word in words if word not in _SPECIAL):
+            raise ValueError(
+                f"KenlmScorer: {self._path} has none of the vocab's {len(words)} words (such as "
+                f"{words[len(words) // 2][:60]!r}), so all would score as <unk>; take the "
+                "vocabulary that the LM was trained with"
+            )
+
+    def __reduce__(self) -> tuple[type[KenlmScorer], tuple[Any, ...], dict[str, Any]]:
+        """Pickles hold the path and the words; the file is opened again."""
+        state = {"_words": self._words, "vocab_size": self.vocab_size, "bos": self.bos}
+        return type(self), (self._path,), state
 
     def start(self, contexts: Sequence[Sequence[int]]) -> list[Any]:
         """See TransitionScorer."""

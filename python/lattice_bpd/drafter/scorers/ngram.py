@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from lattice_bpd.drafter.scorers.protocol import Int32Array, Int64Array, TransitionScorer
 from lattice_bpd.lm import NGramLM
+from lattice_bpd.lm.ngram import core_of
 from lattice_bpd.token_ids import concatenate, to_token_ids
 
 _Histories = list[Int32Array]
@@ -25,6 +26,7 @@ class NGramScorer(TransitionScorer):
     """
 
     def __init__(self, lm: NGramLM, *, bos: bool = True) -> None:
+        core_of("NGramScorer", lm)  # refuses what is no NGramLM
         self.lm, self.bos, self.vocab_size = lm, bos, lm.vocab_size
         self._reach = max(1, lm.order - 1)  # <s> before a full history changes nothing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
@@ -68,6 +69,11 @@ def as_scorer(scorer: Any) -> TransitionScorer:
         from lattice_bpd.drafter.scorers.ngram import NGramScorer
 
         return NGramScorer(scorer)
+    if isinstance(scorer, (str, os.PathLike)):
+        raise TypeError(
+            f"scorer is the path {os.fspath(scorer)!r}; expected an NGramLM (NGramLM.load reads "
+            "one), or a TransitionScorer such as KenlmScorer(path)"
+        )
     missing = [
         name for name in ("start", "score", "advance") if not callable(getattr(scorer, name, None))
     ]

@@ -1,0 +1,187 @@
+"""The word of each token id, from everything that holds a vocabulary."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from lattice_bpd import _core
+from lattice_bpd.extras import require
+
+StrPath = str | os.PathLike[str]
+
+
+class HasVocab(Protocol):
+    """A tokenizer of transformers or of the tokenizers library."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """The id of each word."""
+        ...
+
+
+Vocab = Sequence[str] | StrPath | HasVocab
+
+
+def read_words(vocab: Vocab) -> list[str]:
+    """Reads a vocabulary.
+
+    Args:
+        vocab: One of:
+
+            - the words in the order of their token ids;
+            - a tokenizer of transformers or of the tokenizers library;
+            - a ``tokenizer.json``, or a folder with one;
+            - JSON ``{word: id}``, such as GPT-2's vocab.json or encoder.json;
+            - a SentencePiece ``.model`` (extra ``train``);
+            - a text file in UTF-8 with one word a line, line 0 for token id 0.
+
+    Returns:
+        The word of each token id; V of them.
+
+    Raises:
+        ImportError: A SentencePiece model without the package sentencepiece.
+        OSError: The file cannot be opened, or a folder without a tokenizer.json.
+        FormatError: A file that is not what its name or its beginning says.
+        TypeError: Something that is no vocabulary, or words that are no strings.
+        ValueError: No word at all, or token ids that are not 0..V-1, each once.
+    """
+    if isinstance(vocab, (str, os.PathLike)):
+        return _read_file(Path(vocab))
+    if hasattr(vocab, "get_vocab"):
+        return _by_id(vocab.get_vocab(), f"the tokenizer ({type(vocab).__name__})")
+    try:
+        words = list(vocab)
+    except TypeError:
+        raise TypeError(
+            f"vocab is a {type(vocab).__name__}; expected words, a tokenizer, or the path of one"
+        ) from None
+    for token_id, word in enumerate(words):
+        if not isinstance(word, str):
+            raise TypeError(f"vocab: the word of token id {token_id} is {word!r}; expected a str")
+    if not words:
+        raise ValueError("vocab has no words; leave it out where words are decimal token ids")
+    return words
+
+
+def encode_words(words: Sequence[str], encoding: str = "utf-8") -> list[bytes]:
+    """The bytes of each word in a file of this encoding.
+
+    Raises:
+        ValueError: An encoding that Python does not know, or one that does not extend ASCII.
+    """
+    codec = ascii_codec(encoding)
+    encoded = []
+    for word in words:
+        try:
+            encoded.append(word.encode(codec))
+        except UnicodeEncodeError:  # then no file of this encoding has the word
+            encoded.append(b"\0" + word.encode("utf-8", "surrogatepass"))
+    return encoded
+
+
+def ascii_codec(encoding: str) -> str:
+    """The name of an encoding in which ASCII text is ASCII bytes, as ARPA readers need it.
+
+    Raises:
+        ValueError: An encoding that Python does not know, or another kind of encoding.
+    """
+    try:
+        name = codecs.lookup(encoding).name
+        good = name == "utf-8-sig" or "\\1-grams:\t<s> 0\n".encode(name) == b"\\1-grams:\t<s> 0\n"
+    except (LookupError, TypeError):
+        raise ValueError(
+            f"encoding is {encoding!r}; expected a name that Python knows, such as 'utf-8' or "
+            "'latin-1'"
+        ) from None
+    if not good:
+        raise ValueError(
+            f"encoding is {encoding!r}, which does not extend ASCII; convert the file to UTF-8 "
+            f"(iconv -f {name} -t UTF-8)"
+        )
+    return "utf-8" if name == "utf-8-sig" else name
+
+
+def _read_file(path: Path) -> list[str]:
+    if path.is_dir():
+        if not (path / "tokenizer.json").is_file():
+            raise FileNotFoundError(
+                f"{path}: no tokenizer.json in the folder; expected one, or load the tokenizer "
+                "with transformers and pass it as vocab"
+            )
+        path = path / "tokenizer.json"
+    if path.suffix == ".model":
+        return _sentencepiece_words(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _core.FormatError(
+            f"{path}: byte {error.start} is not UTF-8; expected a tokenizer.json, or words in UTF-8"
+        ) from None
+    table = _json_table(path, text)
+    if table is not None:
+        return _by_id(_word_ids(table), str(path))
+    lines = text.replace("\r\n", "\n").split("\n")  # a word may hold U+2028
+    words = lines[:-1] if lines[-1] == "" else lines
+    if not words:
+        raise _core.FormatError(f"{path}: the file is empty; expected one word a line")
+    return words
+
+
+def _json_table(path: Path, text: str) -> dict[str, Any] | None:
+    """The JSON object in a file; None where it is a list of words."""
+    is_json = path.suffix == ".json"
+    if not is_json and not text.startswith("{"):
+        return None
+    try:
+        table = json.loads(text)
+    except ValueError as error:
+        if not is_json:
+            return None
+        raise _core.FormatError(f"{path}: not JSON ({error})") from None
+    if isinstance(table, dict):
+        return table
+    if not is_json:
+        return None
+    raise _core.FormatError(
+        f"{path}: a JSON {type(table).__name__}; expected an object {{word: id}} or a "
+        "tokenizer.json"
+    )
+
+
+def _word_ids(table: dict[str, Any]) -> dict[str, Any]:
+    """{word: id} of a tokenizer.json, or of JSON that is such a mapping already."""
+    if not isinstance(table.get("model"), dict):
+        return table
+    vocab = table["model"].get("vocab", {})
+    if isinstance(vocab, list):  # Unigram: pairs of piece and score
+        vocab = {piece: token_id for token_id, (piece, _) in enumerate(vocab)}
+    added = {entry["content"]: entry["id"] for entry in table.get("added_tokens") or ()}
+    return {**vocab, **added}
+
+
+def _by_id(ids: dict[str, Any], name: str) -> list[str]:
+    """The words in the order of their ids."""
+    by_id = {token_id: word for word, token_id in ids.items() if type(token_id) is int}
+    missing = next((i for i in range(len(ids)) if i not in by_id), None)
+    if missing is not None or not ids:
+        raise ValueError(
+            f"{name}: {len(ids)} words"
+            + ("" if missing is None else f", but none has token id {missing}")
+            + "; expected words with the ids 0, 1, .. each once"
+        )
+    return [by_id[token_id] for token_id in range(len(ids))]
+
+
+def _sentencepiece_words(path: Path) -> list[str]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; expected a SentencePiece model")
+    library = require("sentencepiece", "train")
+    try:
+        processor = library.SentencePieceProcessor(model_file=str(path))
+    except RuntimeError as error:
+        raise _core.FormatError(f"{path}: not a SentencePiece model ({error})") from None
+    return [processor.id_to_piece(token_id) for token_id in range(processor.vocab_size())]

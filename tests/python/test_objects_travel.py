@@ -1,0 +1,203 @@
+"""Objects that are pickled, copied, compared, and sent to processes that start afresh."""
+
+import copy
+import functools
+import multiprocessing
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lattice_bpd import (
+    Drafts,
+    FormatError,
+    NGramLM,
+    SausageLattice,
+    draw_tree,
+    rescore_lattice,
+    rescore_tree,
+)
+from lattice_bpd.drafter import KenlmScorer, MixtureScorer, NGramScorer
+
+LOGITS = np.random.default_rng(3).standard_normal((2, 3, 4)).astype(np.float32)
+CONTEXTS = [[1], [0, 2]]
+TEXT = [0, 1, 2, 3, 0, 1, 2]
+
+
+def send(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))  # noqa: S301
+
+
+def deep(value: Any) -> Any:
+    return copy.deepcopy(value)
+
+
+WAYS = [send, copy.copy, deep]
+
+
+def scores_in_a_new_process(lm: NGramLM, lattice: SausageLattice, drafts: Drafts) -> Any:
+    """Runs in a process that has imported nothing before."""
+    found = rescore_lattice(lattice, [1], lm, num_drafts=3)
+    return lm.score(TEXT), found, drafts
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_ngram_lm(way: Any, mapped: bool, small_lm: NGramLM, tmp_path: Path) -> None:
+    lm = small_lm
+    if mapped:
+        small_lm.save(tmp_path / "small.lm")
+        lm = NGramLM.load(tmp_path / "small.lm")
+    again = way(lm)
+    np.testing.assert_array_equal(again.score(TEXT, eos=True), small_lm.score(TEXT, eos=True))
+    assert again.num_ngrams == small_lm.num_ngrams
+    np.testing.assert_array_equal(send(again).score(TEXT), small_lm.score(TEXT))
+
+
+def test_a_mapped_lm_travels_by_its_path(
+    small_lm: NGramLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = [np.random.default_rng(0).integers(0, 500, 5000)]
+    lm = NGramLM.train(texts, 3, vocab_size=500, smoothing="witten_bell")
+    lm.save("large.lm")
+    by_bytes = pickle.dumps(lm)
+    by_path = pickle.dumps(NGramLM.load("large.lm"))
+    assert len(by_bytes) > 10_000 > 500 > len(by_path)
+    monkeypatch.chdir("/")  # the path is absolute
+    np.testing.assert_array_equal(
+        pickle.loads(by_path).score(TEXT),  # noqa: S301
+        lm.score(TEXT),
+    )
+    Path(tmp_path, "copy.lm").write_bytes(Path(tmp_path, "large.lm").read_bytes())
+    Path(tmp_path, "copy.lm").replace(tmp_path / "large.lm")
+    pickle.loads(by_path)  # noqa: S301 (the same LM in a new file)
+    small_lm.save(tmp_path / "large.lm")
+    with pytest.raises(FormatError, match=r"large\.lm: the file holds another LM than when it was"):
+        pickle.loads(by_path)  # noqa: S301
+    Path(tmp_path, "large.lm").unlink()
+    with pytest.raises(FileNotFoundError, match="a pickled LM is mapped from this file") as raised:
+        pickle.loads(by_path)  # noqa: S301
+    assert raised.value.filename == str(tmp_path / "large.lm")
+    assert pickle.loads(by_bytes).num_ngrams == lm.num_ngrams  # noqa: S301
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_lattices(way: Any) -> None:
+    lattice = SausageLattice([([4, 1], [0.5, -1.25]), ([7], [2.0]), ([1], [-np.inf])])
+    again = way(lattice)
+    assert repr(again) == repr(lattice)
+    assert again.num_slots == 2
+    for ours, theirs in zip(again.scores, lattice.scores, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def results_of(lm: NGramLM, logits: Any) -> list[Any]:
+    options: dict[str, Any] = {"top_k": 3}
+    return [
+        rescore_lattice(logits, CONTEXTS, lm, num_drafts=4, **options),
+        rescore_tree(logits, CONTEXTS, lm, max_nodes=9, **options),
+        draw_tree(logits, CONTEXTS, lm, max_nodes=9, seed=1, **options),
+    ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_results_travel_and_compare_by_content(way: Any, small_lm: NGramLM) -> None:
+    changed = LOGITS.copy()
+    changed[1, 2] = changed[1, 2, ::-1]
+    results, others = results_of(small_lm, LOGITS), results_of(small_lm, changed)
+    for result, same, other in zip(results, results_of(small_lm, LOGITS), others, strict=True):
+        assert (result == same) is True
+        assert (result != same) is False
+        assert (result == way(result)) is True
+        assert (result == other) is False
+        assert (result == "drafts") is False
+        assert (result == None) is False  # noqa: E711
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(result)
+    assert results[0] != results[1]
+
+
+def test_results_of_torch_and_numpy_are_equal_by_content(small_lm: NGramLM) -> None:
+    torch = pytest.importorskip("torch")
+    ours = results_of(small_lm, LOGITS)[:2]
+    theirs = results_of(small_lm, torch.from_numpy(LOGITS))[:2]
+    assert ours == theirs == [send(found) for found in theirs]
+    assert not isinstance(theirs[0].token_ids, np.ndarray)
+    scores = theirs[0].scores.double()
+    assert Drafts(theirs[0].token_ids, scores, theirs[0].counts) != theirs[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_prefix_trees(way: Any) -> None:
+    tree_class = pytest.importorskip("lattice_bpd.verify").PrefixTree
+    log_probs = np.array([-0.5, -1.0, -1.5], np.float32)
+    trees = [
+        tree_class.from_drafts(3, [[5, 7, 9], [5, 7, 2], [1]]),
+        tree_class.from_nodes(3, [5, 7, 1], [-1, 0, -1], 2, log_probs),
+        tree_class.from_drafts(3, []),
+        tree_class([1, 2, 3], [-1, -1, 1]),  # a forest
+    ]
+    for tree in trees:
+        again = way(tree)
+        assert (again.token_ids, again.parents) == (tree.token_ids, tree.parents)
+        assert again.depths == tree.depths
+        assert again.list_paths() == tree.list_paths()
+        assert again.drawn_from is None
+        np.testing.assert_array_equal(again.log_probs, tree.log_probs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sampled_prefix_trees_keep_their_distributions(way: Any, small_lm: NGramLM) -> None:
+    found = draw_tree(LOGITS[0], [1], small_lm, max_nodes=6, top_k=3)
+    tree_class = pytest.importorskip("lattice_bpd.verify").PrefixTree
+    tree = tree_class.from_nodes(1, found.token_ids[0], found.parents[0], 9)
+    tree.drawn_from = lambda node: found.drawn_from(0, node - 1)
+    again = way(way(tree))
+    for node in range(len(tree)):
+        ours, expected = again.drawn_from(node), found.drawn_from(0, node - 1)
+        assert (ours is None) == (expected is None)
+        for mine, other in zip(ours or (), expected or (), strict=True):
+            np.testing.assert_array_equal(mine, other)
+
+
+def scorers_of(lm: NGramLM, path: Path) -> dict[str, Any]:
+    words = ["a", "b", "c", "d"]
+    lm.to_arpa(path / "lm.arpa", vocab=words)
+    ngram = NGramScorer(lm, bos=False)
+    return {
+        "ngram": lambda: ngram,
+        "mixture": lambda: MixtureScorer([(ngram, 0.5), (lm, 1.5)]),
+        "kenlm": functools.partial(KenlmScorer, path / "lm.arpa", words, vocab_size=6, bos=False),
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["ngram", "mixture", "kenlm"])
+def test_scorers(way: Any, kind: str, small_lm: NGramLM, tmp_path: Path) -> None:
+    if kind == "kenlm":
+        pytest.importorskip("kenlm")
+    scorer = scorers_of(small_lm, tmp_path)[kind]()
+    again = way(scorer)
+    candidates = np.array([[0, 3], [2, 1]], np.int32)
+    for found in (again, scorer):
+        assert found.vocab_size == scorer.vocab_size
+    np.testing.assert_array_equal(
+        again.score(again.start([[1], [2, 0]]), candidates),
+        scorer.score(scorer.start([[1], [2, 0]]), candidates),
+    )
+
+
+def test_a_process_that_starts_afresh(small_lm: NGramLM, tmp_path: Path) -> None:
+    small_lm.save(tmp_path / "small.lm")
+    mapped = NGramLM.load(tmp_path / "small.lm")
+    lattice = SausageLattice([([1, 2], [0.5, 0.25]), ([3, 0], [1.0, 1.5])])
+    drafts = rescore_lattice(lattice, [1], small_lm, num_drafts=3)
+    jobs = [(small_lm, lattice, drafts), (mapped, lattice, drafts)]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        for scores, found, sent in pool.starmap(scores_in_a_new_process, jobs):
+            np.testing.assert_array_equal(scores, small_lm.score(TEXT))
+            assert found == drafts
+            assert sent == drafts
