@@ -71,7 +71,7 @@ def rows_of_text(count: int = 40, length: int = 40) -> np.ndarray:
 
 def test_frozen_states_and_losses_are_those_of_the_model():
     model, rows = model_of("gpt2"), torch.as_tensor(rows_of_text(3).astype(np.int64))
-    states, labels = _read_states(model, rows)
+    states, labels = _read_states(model, rows, 0)
     places = 40 - HEADS
     assert states.shape == (3 * places, 32)
     assert labels.shape == (3 * places, SLOTS)
@@ -86,8 +86,9 @@ def test_frozen_states_and_losses_are_those_of_the_model():
 
 
 def fresh(seed: int = 0) -> BlockwiseLM:
+    base = copy.deepcopy(model_of("trained").base)  # trained at the first call, before the seed
     torch.manual_seed(seed)
-    return BlockwiseLM(copy.deepcopy(model_of("trained").base), HEADS)
+    return BlockwiseLM(base, HEADS)
 
 
 def test_training_on_a_frozen_target_lowers_losses_and_repeats_by_seed():
@@ -103,6 +104,19 @@ def test_training_on_a_frozen_target_lowers_losses_and_repeats_by_seed():
     assert all(torch.equal(value, before[name]) for name, value in model.base.state_dict().items())
     assert all(weight.requires_grad for weight in model.base.parameters())
     assert not model.training
+
+
+def test_training_positions_begin_where_asked():
+    model, ids = fresh(), torch.as_tensor(rows_of_text()[:3].astype(np.int64))
+    states, labels = _read_states(model, ids, 0)
+    later, later_labels = _read_states(model, ids, 7)
+    places = ids.shape[1] - HEADS
+    torch.testing.assert_close(later, states.view(3, places, -1)[:, 7:].flatten(0, 1))
+    assert torch.equal(later_labels, labels.view(3, places, -1)[:, 7:].flatten(0, 1))
+    last = rows_of_text().shape[1] - HEADS - 1
+    train_frozen(model, rows_of_text(), FrozenOptions(steps=1, first_position=last))
+    with pytest.raises(ValueError, match=rf"first_position is {last + 1}; expected 0..{last} "):
+        train_frozen(model, rows_of_text(), FrozenOptions(steps=1, first_position=last + 1))
 
 
 def test_training_on_a_frozen_target_refuses():

@@ -100,8 +100,8 @@ def read_hidden(model: BlockwiseLM, pieces: Tensor, precision: str) -> Tensor:
     """The target's states at all positions of pieces (B, T+h), as (B*T, D) float32."""
     length = pieces.shape[1] - model.num_heads
     with autocast(model, precision):
-        output = model.base.base_model(input_ids=pieces[:, :length], use_cache=False)
-    return cast(Tensor, output.last_hidden_state.flatten(0, 1).float())
+        hidden = model.hidden_states(pieces[:, :length])
+    return hidden.flatten(0, 1).float()
 
 
 def label_view(pieces: Tensor, num_heads: int) -> Tensor:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.train.muon import CpuMuon
 
 
 def build_optimizers(
@@ -50,7 +51,7 @@ def build_optimizers(
 
     optimizers: list[Optimizer] = []
     if matrices:
-        optimizers.append(Muon(groups(matrices, matrix_lr), weight_decay=0.0))
+        optimizers.append(CpuMuon(groups(matrices, matrix_lr), weight_decay=0.0))
     if others:
         optimizers.append(AdamW(groups(others, other_lr), betas=(0.9, 0.95), weight_decay=0.0))
     for optimizer in optimizers:
@@ -80,7 +81,7 @@ def build_module_optimizers(
     others = [weight for weight in trained if id(weight) not in chosen]
     optimizers: list[Optimizer] = []
     if matrices:
-        optimizers.append(Muon(matrices, lr=matrix_lr, weight_decay=0.0))
+        optimizers.append(CpuMuon(matrices, lr=matrix_lr, weight_decay=0.0))
     if others:
         optimizers.append(AdamW(others, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0))
     for optimizer in optimizers:

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lattice_bpd.models import BlockwiseHeads
+from lattice_bpd.models.lm_call import call_forward
 from lattice_bpd.train.head_options import TrainReport
 from lattice_bpd.train.optimizers import build_module_optimizers, set_rates, take_step
 from lattice_bpd.train.seq2seq_text import IGNORED, Pair, PairBatch, draw_batches
 from lattice_bpd.verify import Seq2SeqTarget
-from lattice_bpd.verify.target import TargetOutput, call_whole
+from lattice_bpd.verify.target import TargetOutput
 
 OnStep = Callable[[TrainReport], None]
 
@@ -145,7 +146,7 @@ def read_pairs(target: Seq2SeqTarget, batch: PairBatch) -> tuple[TargetOutput, T
         "use_cache": False,
     }
     states: Tensor = encoded.last_hidden_state
-    return call_whole(target.base, target.embedding, inputs), states
+    return call_forward(target.base, target.embedding, inputs), states
 
 
 def run_steps(
