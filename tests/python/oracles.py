@@ -103,15 +103,17 @@ def list_all_drafts(
     alpha: float = 1.0,
     bos: bool = True,
 ) -> list[tuple[tuple[int, ...], float]]:
-    """Every path with its score: by falling score, then by token ids from left to right."""
+    """Every path with its score: by falling score, then by token ids from left to right.
+
+    A slot without any unmasked token ends all paths; there is none where that is the first.
+    """
     history = lm.history(context, bos) if lm else ()
-    masked = any(max(scores) == -math.inf for _, scores in slots)
-    kept = [_keep_unmasked(slot) for slot in slots]
+    kept = list(itertools.takewhile(bool, map(_keep_unmasked, slots)))
     paths = []
-    for path in itertools.product(*kept):
+    for path in itertools.product(*kept) if kept else ():
         tokens = tuple(token for token, _ in path)
-        score = -math.inf if masked else sum(to_grid(z) for _, z in path)
-        if lm and not masked:
+        score = sum(to_grid(z) for _, z in path)
+        if lm:
             score += _lm_score(lm, history, tokens, alpha)
         paths.append((tokens, score))
     return sorted(paths, key=lambda path: (-path[1], path[0]))
@@ -119,7 +121,7 @@ def list_all_drafts(
 
 def _keep_unmasked(slot: Slot) -> list[tuple[int, float]]:
     candidates = [(int(token), float(score)) for token, score in zip(*slot, strict=True)]
-    return [c for c in candidates if c[1] > -math.inf] or candidates
+    return [c for c in candidates if c[1] > -math.inf]
 
 
 def _lm_score(lm: ArpaOracle, history: Ngram, tokens: tuple[int, ...], alpha: float) -> float:

@@ -79,6 +79,6 @@ def test_settings_have_an_acceptance_rule():
     rows = table_rows(found, {})
     assert [row[-1] for row in rows[:2]] == ["yes", "yes"]
     assert rows[2][-1] == f"lossy ({lines[2]['regret_per_token']:.2f} nats)"
-    assert footnotes(found)[-1].startswith("lossy: nats a token")
+    assert footnotes(found)[-1].startswith("lossy: by how many nats per token")
     with pytest.raises(ValueError, match=r"keeps drafts by minimum_block:4.*expected the exact"):
         strategy_of(settings[2])

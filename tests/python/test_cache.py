@@ -67,15 +67,15 @@ class CacheOracle:
 def list_paths(
     slots: list[Slot], oracle: CacheOracle, context: list[int], alpha: float
 ) -> list[tuple[tuple[int, ...], float]]:
-    """Every path with its score; -inf for all where a slot is masked altogether."""
-    masked = any(max(scores) == -math.inf for _, scores in slots)
+    """Every path with its score, up to the first slot that is masked altogether."""
     listed = [[(int(t), float(z)) for t, z in zip(*slot, strict=True)] for slot in slots]
-    kept = [[found for found in slot if found[1] > -math.inf] or slot for slot in listed]
+    unmasked = [[found for found in slot if found[1] > -math.inf] for slot in listed]
+    kept = list(itertools.takewhile(bool, unmasked))
     paths = []
-    for path in itertools.product(*kept):
+    for path in itertools.product(*kept) if kept else ():
         tokens = [token for token, _ in path]
-        score = -math.inf if masked else sum(z for _, z in path)
-        for place, token in enumerate(tokens if not masked else []):
+        score = sum(z for _, z in path)
+        for place, token in enumerate(tokens):
             score += alpha * oracle.log_prob([*context, *tokens[:place]], token)
         paths.append((tuple(tokens), score))
     return sorted(paths, key=lambda found: (-found[1], found[0]))
@@ -242,7 +242,7 @@ def test_errors_of_caches(small_lm: NGramLM) -> None:
     for call, error, message in [
         (lambda: cache.update([1, 9]), ValueError, "token id 9 at position 1"),
         (lambda: cache.update([0.5]), TypeError, "expected integers"),
-        (lambda: cache.update([1], "lm"), TypeError, "lm is a str; expected an NGramLM"),
+        (lambda: cache.update([1], "lm"), TypeError, "lm is the path 'lm'; expected an NGramLM"),
         (
             lambda: cache.update([1], small_lm),
             ValueError,

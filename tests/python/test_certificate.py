@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from blockwise_models import ARCHITECTURES, VOCAB, model_of
 from lattice_bpd import Drafts
 from lattice_bpd.decode import (
+    CertificateError,
     CheckedPlace,
     Drafter,
     decode,
@@ -28,7 +29,9 @@ from lattice_bpd.decode import loop as loops
 from lattice_bpd.decode.certificate import MarginChooser, certify
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.plain_calls import PlainCalls, difference_of, margin_of, scale_of
+from lattice_bpd.models.lm_call import LMOutput
 from lattice_bpd.verify import Offer, TopKMatch
+from lattice_bpd.verify import target as targets
 
 FORMS = ["tree", "rows"]
 
@@ -139,9 +142,7 @@ def test_no_difference_of_calls_exceeds_the_bound_of_the_certificate(
     found, _ = with_certificates(base, draw(2, seed=1), count=32, form=form)
     largest, places = 0.0, 0
     for result, chooser in zip(found, KeepsRows.seen, strict=True):
-        plain = PlainCalls(
-            DraftingModel(base).target, result.certificate.prompt_token_ids, result.token_ids
-        )
+        plain = PlainCalls(base, result.certificate.prompt_token_ids, result.token_ids)
         with torch.no_grad():
             for place, bound in enumerate(result.certificate.bounds):
                 row, other = chooser.all_rows[place], plain.go_to(place)
@@ -193,8 +194,10 @@ def test_certificate_of_one_text():
     logits = base(torch.tensor([[3, 17, 5, *result.token_ids[:9]]])).logits[0, -1].detach()
     best = logits.topk(2).values
     assert found.margins[9] == pytest.approx(float(best[0] - best[1]), abs=1e-4)
-    eight_times = 8 * max(found.rounding, found.eps) * float(logits.abs().max())
-    assert found.bounds[9] == pytest.approx(eight_times, rel=1e-3)
+    assert found.bounds[9] == pytest.approx(found.tolerance * float(logits.abs().max()), rel=1e-3)
+    eps, terms = 2.0**-23, 128  # the widest sum: GPT-2's inner layer of 4 x 32
+    by_hand = 4 * np.sqrt(2 * 2 + 1) * (eps + np.sqrt(terms) * eps)
+    assert found.tolerance == pytest.approx(by_hand)
     assert generate(base, [3, 17, 5], "greedy").certificate is None
 
 
@@ -232,7 +235,7 @@ def certificate_of(token_ids: list[int], margins: list[float] | None = None):
     """A certificate of a text that is given, with margins as they are or made up."""
     model, chooser = DraftingModel(target("gpt2", torch.float32)), MarginChooser()
     with torch.no_grad():
-        plain = PlainCalls(model.target, [3, 17, 5], token_ids)
+        plain = PlainCalls(model.target.base, [3, 17, 5], token_ids)
         for place in range(len(token_ids)):
             chooser.choose(torch.tensor(plain.go_to(place)), Offer((), 0))
     chooser.margins = margins or chooser.margins
@@ -248,9 +251,11 @@ def test_certificate_of_a_wrong_text_says_so():
     assert small.verdict == "different"
     assert small.checked[6].plain_token_id == right[6]
     assert small.checked[6].plain_margin < -small.checked[6].bound
-    checked = [CheckedPlace(4, 7, 0.1, 0.5, 8, -0.2)]
-    assert certificates._verdict(checked, set()) == "tie"
-    assert certificates._verdict(checked, {3}) == "different"
+    small.checked = [CheckedPlace(4, 7, 0.1, 0.5, 8, -0.2)]
+    assert certificates._verdict(small, set()) == "tie"
+    assert certificates._verdict(small, {3}) == "different"
+    small.rounding = 0.51 * small.tolerance
+    assert certificates._verdict(small, set()) == "different"
 
 
 def test_margins_by_hand():
@@ -266,13 +271,57 @@ def test_certificate_as_a_file(tmp_path):
     path = tmp_path / "text.json"
     result.certificate.save(path)
     found = json.loads(path.read_text())
-    assert (found["format"], found["version"]) == ("lattice-bpd certificate", 1)
+    assert (found["format"], found["version"]) == ("lattice-bpd certificate", 2)
     assert found["token_ids"] == result.token_ids
     assert found["margins"] == result.certificate.margins
     assert found["below_bound"] == len(found["checked"])
     assert found["verdict"] in ("lossless", "tie")
-    assert "max(rounding, eps) scale" in found["formula"]
+    assert "sqrt(2 layers + 1)" in found["formula"]
     assert [p.name for p in tmp_path.iterdir()] == ["text.json"]
+
+
+class PlantedError:
+    """A wrong quick call: hidden states scaled, a layer left out, or the window ignored."""
+
+    def __init__(self, base, how: str) -> None:
+        self.base, self.how = base, how
+
+    def __call__(self, base, embedding, inputs):
+        layers = base.model.layers
+        if self.how == "layer":
+            base.model.layers = layers[:-1]
+        try:
+            hidden = base.base_model(**inputs).last_hidden_state
+        finally:
+            base.model.layers = layers
+        if self.how == "scale":  # the argmax is right, the logits are not
+            hidden = hidden * 1.01
+        return LMOutput(embedding(hidden), hidden)
+
+
+@pytest.mark.parametrize("how", ["scale", "layer"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_wrong_quick_call_fails_the_certificate(how, batch, monkeypatch):
+    base = copy.deepcopy(target("deep llama", torch.float32))
+    right, outputs = with_certificates(base, draw(batch, seed=4), count=12)
+    assert [result.token_ids for result in right] == outputs
+    assert {result.certificate.verdict for result in right} == {"lossless"}
+    monkeypatch.setattr(targets, "call_inner", PlantedError(base, how))
+    with pytest.raises(CertificateError, match="by more than rounding: the logits differ"):
+        with_certificates(base, draw(batch, seed=4), count=12)
+    found, outputs = with_certificates(base, draw(batch, seed=4), count=12, certificate="report")
+    wrong = 0
+    for result, output in zip(found, outputs, strict=True):
+        assert result.certificate.verdict == "different"
+        wrong += result.token_ids != output
+        bound, right_bound = (r[0].certificate.tolerance for r in (found, right))
+        assert bound == right_bound  # it does not grow with what was measured
+    assert (wrong > 0) == (how == "layer")  # a scale leaves the argmax as it is
+
+
+def test_certificate_takes_true_false_or_report():
+    with pytest.raises(ValueError, match="certificate is 'yes'; expected True, False or 'report'"):
+        generate(target("gpt2", torch.float32), [1], "greedy", certificate="yes")
 
 
 def test_certificates_are_for_the_exact_rule():

@@ -178,7 +178,6 @@ def test_the_dictionary_form():
 
 
 REFUSED = {
-    "do_sample": {"do_sample": True},
     "num_beams": {"num_beams": 3},
     "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
     "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 3},
@@ -192,7 +191,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.filterwarnings("ignore")
-def test_what_cannot_be_honoured_is_refused_by_name(name):
+def test_what_cannot_be_honored_is_refused_by_name(name):
     with pytest.raises(ValueError, match=name):
         model_of("llama").base.generate(
             torch.tensor([[1, 2, 3]]), custom_generate=method("llama"), max_new_tokens=4,
@@ -200,16 +199,29 @@ def test_what_cannot_be_honoured_is_refused_by_name(name):
         )  # fmt: skip
 
 
-def test_padding_among_tokens_and_a_given_cache_are_refused():
+def test_hidden_tokens_between_others_are_left_out():
+    inputs = {
+        "input_ids": torch.tensor([[4, 1, 9, 2, 3], [0, 7, 8, 0, 5]]),
+        "attention_mask": torch.tensor([[1, 0, 1, 1, 1], [0, 1, 1, 0, 1]]),
+    }
+    assert_equal_to_plain("llama", inputs, repetition_penalty=1.3)
+
+
+def test_padding_on_the_right_and_a_given_cache_are_refused():
     base = model_of("llama").base
     ids = torch.tensor([[1, 2, 3]])
-    with pytest.raises(ValueError, match="padding on the left only"):
+    with pytest.raises(ValueError, match="the last token, 3, is hidden as padding"):
         base.generate(
-            ids, attention_mask=torch.tensor([[1, 0, 1]]), custom_generate=method("llama"),
+            ids, attention_mask=torch.tensor([[1, 1, 0]]), custom_generate=method("llama"),
+            max_new_tokens=4,
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="hides tokens between others"):  # its windows count them
+        model_of("mistral").base.generate(
+            ids, attention_mask=torch.tensor([[1, 0, 1]]), custom_generate=method("mistral"),
             max_new_tokens=4,
         )  # fmt: skip
     cache = base(ids[:, :2], use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="past_key_values cannot be honoured"):
+    with pytest.raises(ValueError, match="past_key_values cannot be honored"):
         base.generate(ids, past_key_values=cache, custom_generate=method("llama"), max_new_tokens=4)
     config = GenerationConfig(cache_implementation="quantized")
     with pytest.raises(ValueError, match="cache_implementation='quantized' cannot be rolled back"):
@@ -222,7 +234,7 @@ def test_weights_spread_over_processes_are_refused(monkeypatch):
     where = "lattice_bpd.decode.generate_checks"
     monkeypatch.setattr(f"{where}.is_fsdp_managed_module", lambda _: True)
     config = GenerationConfig(max_new_tokens=4)
-    with pytest.raises(ValueError, match="synced_gpus cannot be honoured"):
+    with pytest.raises(ValueError, match="synced_gpus cannot be honored"):
         method("llama")(
             model_of("llama").base, torch.tensor([[1, 2]]), LogitsProcessorList(),
             StoppingCriteriaList(), config,

@@ -8,12 +8,10 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import MambaConfig, MambaForCausalLM
 
 from blockwise_models import HEADS, POSITIONS, VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import Drafts, NGramLM
 from lattice_bpd.decode import (
-    CustomGenerate,
     DecodeStats,
     LatticeDrafter,
     OracleDrafter,
@@ -155,22 +153,6 @@ def test_lm_of_another_vocabulary_is_refused():
     lm = NGramLM.train([[1, 2, 3, 1, 2]], 2, vocab_size=VOCAB + 1)
     with pytest.raises(ValueError, match=f"vocabulary of {VOCAB + 1}, the target one of {VOCAB}"):
         decode(model_of("gpt2"), PROMPT, LatticeDrafter(lm))
-
-
-def test_recurrent_targets_are_refused_by_name():
-    config = MambaConfig(
-        vocab_size=VOCAB, hidden_size=16, state_size=4, num_hidden_layers=1, time_step_rank=2,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    target = MambaForCausalLM(config).eval()
-    message = "MambaForCausalLM keeps a recurrent state, which cannot be rolled back"
-    with pytest.raises(ValueError, match=message):
-        generate(target, PROMPT, "greedy", max_new_tokens=4)
-    with pytest.raises(ValueError, match=message):
-        target.generate(
-            torch.tensor([PROMPT]), custom_generate=CustomGenerate(strategy="greedy"),
-            max_new_tokens=4,
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "bpd"])

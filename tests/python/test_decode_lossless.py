@@ -9,15 +9,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from blockwise_models import POSITIONS, VOCAB, looping_text, model_of, plain_greedy
+from blockwise_models import POSITIONS, VOCAB, WINDOW, looping_text, model_of, plain_greedy
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import STRATEGIES, generate
+from lattice_bpd.decode import STRATEGIES, generate, generate_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
 DRAFTING = [name for name in STRATEGIES if name != "greedy"] + ["p_best_0gram"]
 BEYOND_HEADS = ["draft_model", "lookup", "combined"]  # tests of their own have more
-KINDS = ["gpt2", "llama", "trained"]
+KINDS = ["gpt2", "llama", "mistral", "gemma2", "trained"]
 OPTIONS = {"top_k": 6, "num_drafts": 5, "alpha": 0.5}
 
 
@@ -110,6 +110,19 @@ def test_prompts_at_the_position_limit(strategy, kind, length):
     assert found.token_ids == plain_greedy(model_of(kind), prompt, room)
     exact = decode_with(strategy, kind, prompt, max_new_tokens=room)
     assert (exact.token_ids, exact.finish) == (found.token_ids, "length")
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2"])
+@pytest.mark.parametrize("form", ["tree", "rows"])
+def test_long_texts_beyond_the_window(form, kind):
+    options = {"lm": small_lm(), "max_nodes": 12, "max_new_tokens": 12, "form": form, **OPTIONS}
+    texts = [prompt * 3 for prompt in prompts(3, seed=6, longest=16)]
+    wanted = [plain_greedy(model_of(kind), text, 12) for text in texts]
+    assert max(map(len, texts)) > 2 * WINDOW
+    for text, tokens in zip(texts, wanted, strict=True):
+        assert generate(model_of(kind), text, "tree", **options).token_ids == tokens
+    found = generate_batch(model_of(kind), texts, "tree", **options)
+    assert [result.token_ids for result in found] == wanted
 
 
 def test_oracle_is_at_least_as_good_as_any_path_of_its_lattice():

@@ -9,10 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lattice_bpd import FormatError, NGramLM, SausageLattice, rescore_lattice
+from lattice_bpd import (
+    ContextNGram,
+    FormatError,
+    NGramLM,
+    SausageLattice,
+    draw_tree,
+    rescore_fst,
+    rescore_lattice,
+    rescore_tree,
+)
+from lattice_bpd.drafter import MixtureScorer, NGramScorer
+from lattice_bpd.lm import quantise, read_lm, write_lm
+from lattice_bpd.verify import PrefixTree
 
 torch = pytest.importorskip("torch")
 INF, NAN = float("inf"), float("nan")
+MASKED_IDS = np.ma.array([1, 2], np.int32, mask=[False, True])
 
 
 def logits(*shape: int) -> Any:
@@ -63,7 +76,8 @@ RESCORE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "p of 0": ({"num_drafts": 0}, ValueError, r"num_drafts is 0; expected 1\.\."),
     "negative p": ({"num_drafts": -3}, ValueError, "num_drafts is -3"),
     "enormous p": ({"num_drafts": 2**70}, ValueError, rf"num_drafts is {2**70}"),
-    "p above the limit": ({"num_drafts": 2**20 + 1}, ValueError, r"expected 1\.\.1048576"),
+    "p above the limit": ({"num_drafts": 100_000}, ValueError,
+                          r"num_drafts is 100000; expected 1\.\.4096"),
     "p that is no integer": ({"num_drafts": "4"}, TypeError, "num_drafts is '4'"),
     "NaN alpha": ({"alpha": NAN}, ValueError, "alpha is nan; expected a number in"),
     "infinite alpha": ({"alpha": -INF}, ValueError, "alpha is -inf"),
@@ -95,12 +109,24 @@ RESCORE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
                                   ValueError, "context of row 0"),
     "LM of another size": ({"head_logits": logits(3, 6)}, ValueError,
                            "6 columns.*vocabulary of 4.*vocab_size=6"),
-    "an LM's path": ({"lm": "corpus.lm"}, TypeError, r"a str; expected an NGramLM .*load"),
+    "an LM's path": ({"lm": "corpus.lm"}, TypeError,
+                     r"lm is the path 'corpus\.lm'; expected an NGramLM: .*load\('corpus\.lm'\)"),
+    "another path": ({"lm": Path("a.arpa")}, TypeError, r"NGramLM\.load\('a\.arpa'\).*read_lm"),
+    "a lookalike of an LM": ({"lm": 3}, TypeError, r"lm is a int; expected an NGramLM"),
+    "masked logits": ({"head_logits": np.ma.array(logits(), mask=logits() == 0)}, TypeError,
+                      r"rescore_lattice: head_logits is a masked numpy array; expected .*\.filled"),
+    "masked context": ({"context": MASKED_IDS}, TypeError, "context is a masked numpy array"),
+    "masked context in a batch": ({"head_logits": logits(1, 3, 4), "context": [MASKED_IDS]},
+                                  TypeError, "context of row 0 is a masked numpy array"),
+    "two-dimensional masked contexts": (
+        {"head_logits": logits(1, 3, 4), "context": MASKED_IDS[None]}, TypeError,
+        "context of row 0 is a masked numpy array"),
+    "meta logits": ({"head_logits": torch.zeros(3, 4, device="meta")}, TypeError,
+                    "head_logits is a tensor on torch's meta device, which holds no values"),
+    "meta context": ({"context": torch.zeros(2, dtype=torch.int64, device="meta")}, TypeError,
+                     "context is a tensor on torch's meta device"),
     "lattice outside the LM": ({"head_logits": SausageLattice([([9], [0])])}, ValueError,
                                "token id 9.*4 tokens"),
-    "lattices of different lengths": (
-        {"head_logits": [SausageLattice([([1], [0])] * n) for n in (1, 2)], "context": [[], []]},
-        ValueError, "lattice 1 has 2 slots, lattice 0 1"),
     "an empty list": ({"head_logits": [], "context": []}, TypeError, "a list"),
 }  # fmt: skip
 
@@ -122,8 +148,11 @@ SLOTS: dict[str, tuple[Any, type[Exception], str]] = {
     "NaN": ([([1, 2], [0, NAN])], ValueError, "nan of token 2 in slot 0; expected a finite"),
     "infinity": ([([1, 2], [INF, 0])], ValueError, "inf of token 1"),
     "float ids": ([([1.5], [0])], TypeError, "slot 0 has elements of type float64"),
+    "masked ids": ([([0], [0]), (MASKED_IDS, [0, 1])], TypeError, "slot 1 is a masked numpy array"),
+    "masked scores": ([([0], [0]), ([0, 1], np.ma.array([0.0, 1.0], mask=[0, 1]))], TypeError,
+                      "slot 1: scores is a masked numpy array"),
     "too many slots": ([([1], [0])] * 1025, ValueError, "more than 1024 slots"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", SLOTS)
@@ -142,6 +171,7 @@ LM: dict[str, tuple[Callable[[NGramLM], Any], type[Exception], str]] = {
     "context": (lambda lm: lm.log_prob(1, [0, 7]), ValueError, "id 7 at position 1"),
     "text": (lambda lm: lm.score([0, 4]), ValueError, "id 4 at position 1"),
     "two dimensions": (lambda lm: lm.score([[0, 1]]), ValueError, r"shape \(1, 2\)"),
+    "masked text": (lambda lm: lm.score(MASKED_IDS), TypeError, "score is a masked numpy array"),
     "export context": (lambda lm: lm.to_pywrapfst([9]), ValueError, "id 9 at position 0"),
     "short vocab": (lambda lm: lm.to_arpa("x", vocab=["a"]), ValueError, "1 words.*4 token ids"),
     "no vocab": (lambda lm: lm.to_arpa("x", vocab=[]), ValueError, "no words"),
@@ -166,12 +196,58 @@ def test_ngram_lm(
     with pytest.raises(error, match=message) as raised:
         call(small_lm)
     assert raised.type is error
+    assert "\n" not in str(raised.value)
+    assert "incompatible function arguments" not in str(raised.value)
     assert not list(tmp_path.iterdir())
+
+
+# What is called, the error's type, and a pattern of the message.
+CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "masked text for a cache": (lambda: ContextNGram(4).update(MASKED_IDS), TypeError,
+                                "masked numpy array"),
+    "masked drafts for a tree": (lambda: PrefixTree.from_drafts(1, MASKED_IDS[None]), TypeError,
+                                 "PrefixTree: an array of integers is a masked numpy array"),
+    "a path for a cache": (lambda: ContextNGram(4).update([1], "a.lm"), TypeError,
+                           r"lm is the path 'a\.lm'.*NGramLM\.load\('a\.lm'\)"),
+    "a path for a scorer": (lambda: NGramScorer("a.lm"), TypeError, r"load\('a\.lm'\)"),
+    "a path in a mixture": (lambda: MixtureScorer([("a.lm", 1.0)]), TypeError,
+                            r"scorer is the path 'a\.lm'; expected an NGramLM"),
+    "a path for a tree": (lambda: rescore_tree(logits(), [], "a.lm"), TypeError, "the path"),
+    "a path for a sampled tree": (lambda: draw_tree(logits(), [], "a.lm"), TypeError, "the path"),
+    "a path for an FST": (lambda: rescore_fst(b"", "a.lm"), TypeError, "the path"),
+    "a path to quantise": (lambda: quantise("a.lm"), TypeError, "the path"),
+    "half a node": (lambda: rescore_tree(logits(), [], None, top_k=2, max_nodes=1.5), TypeError,
+                    r"max_nodes is 1\.5; expected an integer"),
+    "half a node of samples": (lambda: draw_tree(logits(), [], None, top_k=2, max_nodes=1.5),
+                               TypeError, r"max_nodes is 1\.5; expected an integer"),
+    "many drafts of an FST": (lambda: rescore_fst(b"", None, 100_000), ValueError,
+                              r"num_drafts is 100000; expected 1\.\.4096"),
+    "a cache of -3 tokens": (lambda: ContextNGram(-3), ValueError, "vocab_size is -3"),
+    "training with -3 tokens": (lambda: NGramLM.train([[0, 1]], vocab_size=-3), ValueError,
+                                "vocab_size is -3; expected"),
+    "training with 1.5 tokens": (lambda: NGramLM.train([[0, 1]], vocab_size=1.5), TypeError,
+                                 r"vocab_size is 1\.5; expected an integer"),
+    "training on a masked text": (lambda: NGramLM.train([MASKED_IDS], vocab_size=4), TypeError,
+                                  "sequence 0 is a masked numpy array"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_calls(kind: str) -> None:
+    call, error, message = CALLS[kind]
+    with pytest.raises(error, match=message) as raised:
+        call()
+    assert raised.type is error
+    assert "\n" not in str(raised.value)
+    assert "incompatible function arguments" not in str(raised.value)
 
 
 ARPA_OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "small vocab_size": ({"vocab_size": 3}, ValueError, "vocab_size is 3.*token id 3"),
-    "negative vocab_size": ({"vocab_size": -1}, ValueError, "vocab_size is -1"),
+    "negative vocab_size": ({"vocab_size": -3}, ValueError, "vocab_size is -3"),
+    "unknown encoding": ({"encoding": "utf-9"}, ValueError, "'utf-9'; expected a name that Python"),
+    "encoding of None": ({"encoding": None}, ValueError, "encoding is None; expected a name"),
+    "two-byte encoding": ({"encoding": "utf-16"}, ValueError, "does not extend ASCII; convert"),
     "large vocab_size": ({"vocab_size": 2**21 + 1}, ValueError, r"expected 1\.\.2097152"),
     "enormous vocab_size": ({"vocab_size": 2**70}, ValueError, "vocab_size is"),
     "text vocab_size": ({"vocab_size": "4"}, TypeError, "vocab_size is '4'"),
@@ -190,6 +266,12 @@ def test_from_arpa(kind: str, small_arpa: Path) -> None:
     with pytest.raises(error, match=message) as raised:
         NGramLM.from_arpa(small_arpa, **options)
     assert raised.type is error
+
+
+def test_an_openfst_file_of_a_negative_vocabulary(small_lm: NGramLM, tmp_path: Path) -> None:
+    write_lm(small_lm, tmp_path / "x.fst")
+    with pytest.raises(ValueError, match="vocab_size is -3; expected 0 or above"):
+        read_lm(tmp_path / "x.fst", vocab_size=-3)
 
 
 READERS = [NGramLM.load, NGramLM.from_arpa]

@@ -118,7 +118,7 @@ def test_ragged_batches_are_each_what_they_are_alone(kind, form):
 
 
 def test_holes_are_cleaned_up(monkeypatch):
-    monkeypatch.setattr("lattice_bpd.verify.batch_cache._HOLES", 4)
+    monkeypatch.setattr("lattice_bpd.verify.batch_cache.MAX_HOLES", 4)
     test_ragged_batches_are_each_what_they_are_alone("llama", "tree")
     test_ragged_batches_are_each_what_they_are_alone("mistral", "rows")
 

@@ -128,10 +128,10 @@ def run(args: argparse.Namespace) -> None:
         draft_model=None if args.draft_model is None else _load_draft_model(args.draft_model),
         num_slots=args.num_slots,
         max_new_tokens=args.max_new_tokens,
-        stop_token_ids=ends,
+        stop_token_ids=ends or None,  # None: those of the model's generation config
         acceptance=rule,
         constraint=_load_constraint(args, tokenizer, model.base.config.vocab_size, ends),
-        certificate=args.certificate is not None,
+        certificate="report" if args.certificate is not None else False,
     )
     text = tokenizer.decode(result.token_ids)
     if result.certificate is not None:

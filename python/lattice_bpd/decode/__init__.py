@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lattice_bpd.decode.batch import decode_batch
-from lattice_bpd.decode.certificate import Certificate, CheckedPlace
+from lattice_bpd.decode.certificate import Certificate, CertificateError, CheckedPlace
 from lattice_bpd.decode.combined import CombinedDrafter
 from lattice_bpd.decode.constraint import (
     ConstrainedChooser,
@@ -43,6 +43,7 @@ __all__ = [
     "STRATEGIES",
     "BlockDrafter",
     "Certificate",
+    "CertificateError",
     "CheckedPlace",
     "CombinedDrafter",
     "ConstrainedChooser",

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lattice_bpd.decode.constraint import Constraint
 from lattice_bpd.decode.constraint.protocol import check_constraint
 from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
 from lattice_bpd.decode.drafters import Drafter
+from lattice_bpd.decode.generate_arguments import (
+    check_max_new_tokens,
+    check_stop_tokens,
+    ending,
+)
 from lattice_bpd.decode.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.model import AnyHeads, DraftingModel
-from lattice_bpd.decode.prompts import check_prompts
+from lattice_bpd.decode.prompts import Prompts, check_prompts
 from lattice_bpd.verify import Acceptance, Exact
 
 
@@ -27,7 +33,7 @@ def decode_batch(
     streamer: Any = None,
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
-    certificate: bool = False,
+    certificate: bool | str = False,
     constraint: Constraint | None = None,
 ) -> list[DecodeResult]:
     """Decode several texts together; each comes out as if it had been decoded alone.
@@ -57,46 +63,95 @@ def decode_batch(
         ValueError: as `decode`; or a shared drafter that observes, or a number of drafters other
             than that of the prompts.
     """
-    drafting = model if isinstance(model, DraftingModel) else DraftingModel(model, heads)
-    if max_new_tokens < 1:
-        raise ValueError(f"decode: max_new_tokens is {max_new_tokens}; expected 1 or more")
-    rule = check_rule(acceptance)
-    if certificate and not isinstance(rule, Exact):
+    with ending(streamer):
+        drafting = model if isinstance(model, DraftingModel) else DraftingModel(model, heads)
+        limit = check_max_new_tokens(max_new_tokens)
+        checked = check_prompts(drafting, prompts)
+        stops = check_stop_tokens(stop_token_ids, drafting.vocab_size)
+        options = Options(
+            limits=[limit] * len(prompts),
+            short_of_positions=[],
+            stop_token_ids=stops or drafting.target.stop_token_ids,
+            form=form,
+            streamer=streamer,
+            acceptance=check_rule(acceptance),
+            certificate=certificate,
+            constraint=constraint,
+            static_cache=static_cache,
+        )
+        return decode_prompts(drafting, checked, drafter, options)
+
+
+def decode_prompts(
+    model: DraftingModel,
+    prompts: Prompts,
+    drafter: Drafter | Sequence[Drafter],
+    options: Options,
+) -> list[DecodeResult]:
+    """Decode checked prompts, each as far as the target has positions.
+
+    Args:
+        model: target and heads.
+        prompts: checked prompts.
+        drafter: one for all prompts, or a sequence with one for each.
+        options: how to decode; limits are those that the caller asked for.
+
+    Returns:
+        A DecodeResult for each prompt, in order.
+
+    Raises:
+        ValueError: options that contradict each other, and see `decode_batch`.
+    """
+    _check_certificate(options)
+    expected = 0
+    if options.constraint is not None:
+        check_constraint(options.constraint, model.vocab_size)
+        ends = options.stop_token_ids | options.constraint.end_token_ids
+        options, expected = replace(options, stop_token_ids=ends), MOST_EXPECTED
+    drafters = _one_for_each(drafter, len(prompts.tokens))
+    # The last decoded token is never read by the target, so it needs no position.
+    most = model.max_positions
+    pairs = list(zip(options.limits, prompts.lengths, strict=True))
+    remaining = [limit if most is None else most - length + 1 for limit, length in pairs]
+    limits = [min(limit, rest) for limit, rest in zip(options.limits, remaining, strict=True)]
+    options = replace(
+        options,
+        limits=limits,
+        short_of_positions=[new < old for new, old in zip(limits, options.limits, strict=True)],
+        most_nodes=count_most_nodes(drafters[0], model) + expected,
+    )
+    return run_loop(model, prompts, drafters, options)
+
+
+def _check_certificate(options: Options) -> None:
+    """Refuse certificates of texts that are not plain greedy's."""
+    certificate = options.certificate
+    if certificate not in (False, True, "report"):
+        raise ValueError(
+            f"decode: certificate is {certificate!r}; expected True, False or 'report', which does "
+            "not raise where the output is not greedy's"
+        )
+    if not certificate:
+        return
+    rule = options.acceptance
+    if not isinstance(rule, Exact):
         raise ValueError(
             f"decode: a certificate says whether output is greedy's, which the rule "
             f"{rule.name!r} does not aim at; leave out certificate or acceptance"
         )
-    if certificate and constraint is not None:
+    if options.constraint is not None:
         raise ValueError(
             "decode: a certificate says whether output is plain greedy's, which a constraint "
             "changes; leave out certificate or constraint"
         )
-    expected = 0
-    if constraint is not None:
-        check_constraint(constraint, drafting.vocab_size)
-        stop_token_ids, expected = {*stop_token_ids, *constraint.end_token_ids}, MOST_EXPECTED
-    checked = check_prompts(drafting, prompts)
-    drafters = _one_for_each(drafter, len(prompts))
-    # The last decoded token is never read by the target, so it needs no position.
-    most = drafting.max_positions
-    rooms = [max_new_tokens if most is None else most - n + 1 for n in checked.lengths]
-    options = Options(
-        limits=[min(max_new_tokens, room) for room in rooms],
-        short_of_positions=[room < max_new_tokens for room in rooms],
-        stop_token_ids=frozenset(stop_token_ids) or drafting.target.stop_token_ids,
-        form=form,
-        streamer=streamer,
-        acceptance=rule,
-        certificate=certificate,
-        constraint=constraint,
-        static_cache=static_cache,
-        most_nodes=count_most_nodes(drafters[0], drafting) + expected,
-    )
-    try:
-        return run_loop(drafting, checked, drafters, options)
-    finally:
-        if streamer is not None:
-            streamer.end()
+    for rules in options.rules or ():
+        if not rules.is_plain:
+            names = [type(item).__name__ for item in (*rules.processors, *rules.criteria)]
+            raise ValueError(
+                "decode: a certificate says whether output is plain greedy's, which "
+                f"{', '.join(names)} of the generation config may change; leave certificate out, "
+                "or give a generation_config= without them"
+            )
 
 
 def check_rule(acceptance: Any) -> Acceptance:

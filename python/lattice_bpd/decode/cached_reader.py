@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.verify import BatchCache, CausalLMTarget, PrefixTree, StackedCache, check_cache
+from lattice_bpd.verify.batch_probe import find_batch_refusal
 from lattice_bpd.verify.layout import lay_out_rows, lay_out_tree
 
 ROOM = 256  # free slots behind the prompts
@@ -55,6 +56,11 @@ class CachedReader:
 
     def __init__(self, model: PreTrainedModel | BlockwiseLM, where: str) -> None:
         self.model, self.where = CausalLMTarget(model), where
+        if self.model.is_recurrent:
+            raise ValueError(
+                f"{where}: {type(self.model.base).__name__} keeps a recurrent state, which cannot "
+                "drop rejected drafts; expected attention in every layer; use another model"
+            )
         self.tokens_read = self.calls = 0
 
     def check(self, texts: list[list[int]]) -> None:
@@ -86,10 +92,11 @@ class CachedReader:
         """
         texts = [list(context) for context in contexts]
         self.check(texts)
-        if len(texts) > 1 and not self.model.takes_positions:
+        refusal = self._refuses_batch() if len(texts) > 1 else None
+        if refusal is not None:
             raise ValueError(
-                f"{self.where}: {type(self.model.base.base_model).__name__} takes no position ids, "
-                f"so that it cannot read {len(texts)} texts at once; decode one at a time"
+                f"{self.where}: cannot read {len(texts)} texts at once: {refusal}; decode one at a "
+                "time"
             )
         found = None if kept is None else match_texts(kept.tokens, texts)
         if kept is None or found is None:
@@ -101,6 +108,12 @@ class CachedReader:
             kept.cache.roll_back(lengths)
         new = [text[length:] for text, length in zip(texts, lengths, strict=True)]
         return ReadTexts(kept.cache, texts), self.read(kept.cache, new)
+
+    def _refuses_batch(self) -> str | None:
+        """Why several texts cannot be read in one call; None where they can."""
+        if self.model.windows.by_slot is not None:
+            return f"{type(self.model.base).__name__} has windows that count padding"
+        return find_batch_refusal(self.model)
 
     def extend(self, texts: ReadTexts, new: Sequence[int | None]) -> Tensor:
         """Read one more token of each text; where it is None, the last one once more.

@@ -1,18 +1,17 @@
-"""Lossless certificates: where could floating point have decided otherwise, and did it?
+"""Lossless certificates: could floating point have decided otherwise, and did it?
 
 Calls of different shapes add up in different orders, so the logits of a verifying call and those of
-plain greedy decoding differ by rounding. Where the target's two best logits lie further apart than
-that, the token is greedy's whatever the rounding; the few others are decided again by plain calls:
-the prompt in one call, then one token at a time.
+plain greedy decoding differ by rounding. Where the target's two best logits differ by more than a
+bound, rounding cannot decide; the few other tokens are decided again by plain calls: the prompt in
+one call, then one token at a time, through the model's own `forward` (`plain_calls`).
 
-    scale      largest |logit| of a place
-    rounding   largest difference of logits / scale between verifying and plain calls, measured on
-               16 tokens of this very text that calls with drafts gave, and on its first 16
-    bound      8 max(rounding, eps) scale: two logits may move towards each other (2), and places
-               may err more than those that were measured (4); eps is that of the model's dtype
+    bound      4 sqrt(2 layers + 1) (eps + sqrt(terms) eps32) scale     see `verify.rounding`
+    scale      largest |logit| of the position
+    measured   largest difference of logits / scale between verifying and plain calls, on 16 tokens
+               of this very text that calls with drafts gave, and on its first 16
 
-A bound that is proved for every sum of n terms grows with n and exceeds all margins of a real
-model, so the bound is measured instead; tests compare it with all differences on random targets.
+The bound follows from the dtype and the size of the model. A measured difference of more than half
+of it (two logits share the bound) is more than rounding explains: then the verdict is "different".
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.decode.plain_calls import PlainCalls, margin_of, scale_of
 from lattice_bpd.verify import Offer, Source
 from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
+from lattice_bpd.verify.rounding import FORMULA, rounding_bound
 
-FORMAT, VERSION = "lattice-bpd certificate", 1
+FORMAT, VERSION = "lattice-bpd certificate", 2
 MEASURED = 16  # tokens on which rounding is measured, of either kind
-SAFETY = 8.0
-FORMULA = f"{SAFETY:g} max(rounding, eps) scale, scale = largest |logit| of the place"
 
 CallShape = tuple[str, int, int]
 
@@ -75,7 +73,9 @@ class Certificate:
         token_ids: (m,) ints, the decoded text.
         margins: (m,) the target's best logit minus its second, in the call that verified.
         bounds: (m,) below which rounding could have decided otherwise.
-        rounding: the measured part of the bounds.
+        rounding: the measured difference of logits, relative to the largest |logit|; more than
+            half of `tolerance` is no rounding.
+        tolerance: what the bounds are, relative to the largest |logit| of their position.
         eps: of the dtype.
         dtype: the target's.
         device: where it ran.
@@ -94,6 +94,7 @@ class Certificate:
     margins: list[float]
     bounds: list[float]
     rounding: float
+    tolerance: float
     eps: float
     dtype: str
     device: str
@@ -154,6 +155,26 @@ class Certificate:
             temporary.unlink(missing_ok=True)
 
 
+class CertificateError(ValueError):
+    """The text, or the logits behind it, are not those of plain greedy decoding.
+
+    Attributes:
+        certificate: what was measured, with the verdict "different".
+    """
+
+    def __init__(self, certificate: Certificate) -> None:
+        self.certificate = certificate
+        apart = [checked.place for checked in certificate.checked if not checked.agrees]
+        super().__init__(
+            f"certificate: the output differs from plain greedy decoding by more than rounding: "
+            f"the logits differ by {certificate.rounding:.2g} of the largest, rounding in "
+            f"{certificate.dtype} explains {certificate.tolerance / 2:.2g}"
+            + (f"; other tokens at {apart[:5]}" if apart else "")
+            + "; decode with strategy 'greedy' and report the model's class, or ask for "
+            "certificate='report' to get the result anyway"
+        )
+
+
 class MarginChooser:
     """Argmax that remembers by how much it led; a Chooser for one text.
 
@@ -209,17 +230,16 @@ def certify(
     Returns:
         Certificate.
     """
-    count = len(token_ids)
-    dtype = model.target.dtype
+    count, base = len(token_ids), model.target.base
     rows = {place: row for place, row in chooser.rows.items() if place < count}
-    plain = PlainCalls(model.target, prompt, token_ids, rows, source)
+    source_ids = None if source is None else source.token_ids[0]
+    plain = PlainCalls(base, prompt, token_ids, rows, source_ids)
     plain.go_to(max(rows))
-    rounding, eps = plain.rounding, float(torch.finfo(dtype).eps)
-    factor = SAFETY * max(rounding, eps)
-    bounds = [factor * scale for scale in chooser.scales[:count]]
+    tolerance, eps = rounding_bound(base), float(torch.finfo(base.dtype).eps)
+    bounds = [tolerance * scale for scale in chooser.scales[:count]]
     found = Certificate(
-        list(prompt), list(token_ids), chooser.margins[:count], bounds, rounding, eps,
-        str(dtype).removeprefix("torch."), str(model.device), batch_size, sorted(shapes),
+        list(prompt), list(token_ids), chooser.margins[:count], bounds, plain.rounding, tolerance,
+        eps, str(base.dtype).removeprefix("torch."), str(model.device), batch_size, sorted(shapes),
     )  # fmt: skip
     places = [place for place in range(count) if found.margins[place] < bounds[place]]
     if places:
@@ -230,13 +250,16 @@ def certify(
         for place in places
     ]  # fmt: skip
     found.plain_calls = plain.calls
-    found.verdict = _verdict(found.checked, set(plain.disagreeing()) - set(places))
+    found.rounding = plain.rounding
+    found.verdict = _verdict(found, set(plain.disagreeing()) - set(places))
     return found
 
 
-def _verdict(checked: Sequence[CheckedPlace], others: set[int]) -> str:
+def _verdict(found: Certificate, others: set[int]) -> str:
     """See Certificate; others are places above the bound where a plain call disagrees."""
-    apart = [place for place in checked if not place.agrees]
-    if others or any(place.plain_margin < -place.bound for place in apart):
+    apart = [place for place in found.checked if not place.agrees]
+    if found.rounding > found.tolerance / 2 or others:
+        return "different"
+    if any(place.plain_margin < -place.bound for place in apart):
         return "different"
     return "tie" if apart else "lossless"

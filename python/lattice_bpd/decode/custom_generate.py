@@ -1,19 +1,18 @@
 """`model.generate(..., custom_generate=CustomGenerate(heads, lm=lm))` of transformers 5.
 
 The model's own `generate` prepares prompts, logits processors and stopping criteria; this class
-decodes in place of its greedy loop and returns the same tokens. Processors are asked once for each
-decoded token, in order, with the true prefix, just as the greedy loop asks them, so that even
-those that keep notes work. What cannot be honoured is refused by name.
+decodes in place of its greedy loop and returns the same tokens. With `do_sample=True` it samples
+from the same distribution. Processors are called once for each decoded token, in order, with the
+true prefix, as the greedy loop calls them. What cannot be honored is refused by name.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import (
-    EosTokenCriteria,
     GenerationConfig,
     LogitsProcessorList,
     MaxLengthCriteria,
@@ -29,19 +28,24 @@ from lattice_bpd.decode.constraint.protocol import check_constraint
 from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
 from lattice_bpd.decode.drafters import Drafter
 from lattice_bpd.decode.experience import experience_of
+from lattice_bpd.decode.generate_arguments import ending
+from lattice_bpd.decode.generate_caller import find_arguments
 from lattice_bpd.decode.generate_checks import (
     check_positions,
     refuse_for_batches,
     refuse_inputs,
     refuse_settings,
     refuse_sharded,
-    strip_padding,
+    visible_tokens,
 )
 from lattice_bpd.decode.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
-from lattice_bpd.decode.prompts import Prompts, check_prompts
+from lattice_bpd.decode.prefill import Prefill, is_multimodal
+from lattice_bpd.decode.prompts import check_prompts
+from lattice_bpd.decode.sampling_settings import sampling_rule
 from lattice_bpd.decode.strategies import make_drafter
-from lattice_bpd.verify import Acceptance, Chooser, Offer, greedy_tokens
+from lattice_bpd.decode.text_rules import TextRules
+from lattice_bpd.verify import Acceptance, Rejection, Sampled
 
 
 class CustomGenerate:
@@ -63,9 +67,10 @@ class CustomGenerate:
         draft_model: of "draft_model" and "combined".
         num_slots: longest draft of "draft_model" and "lookup".
         form: "auto", "tree" or "rows".
-        streamer: of `transformers`. Give it here: `generate` keeps its own from callables.
-        acceptance: which draft tokens are kept, judged by the logits behind all processors; with
-            a lossy rule the output is not that of plain `generate`, and `results` say so.
+        streamer: of `transformers`, where `generate` is not given one.
+        acceptance: which draft tokens are kept, judged by the processed logits; with a lossy rule
+            the output is not that of plain `generate`, and `results` say so. None: Exact, or with
+            `do_sample=True` Sampled, with seeds from torch's default generator.
         constraint: what each sequence's new tokens must obey; the output is that of plain
             `generate` with a logits processor that forbids what the constraint does.
 
@@ -94,7 +99,9 @@ class CustomGenerate:
         acceptance: Acceptance | None = None,
         constraint: Constraint | None = None,
     ) -> None:
-        self.acceptance, self.constraint = check_rule(acceptance), constraint
+        if acceptance is not None:
+            check_rule(acceptance)
+        self.acceptance, self.constraint = acceptance, constraint
         self.heads, self.strategy, self.drafter = heads, strategy, drafter
         self.form, self.streamer = form, streamer
         self._sizes: dict[str, Any] = {
@@ -123,121 +130,121 @@ class CustomGenerate:
             logits_processor: prepared by `generate`.
             stopping_criteria: prepared by `generate`.
             generation_config: settings.
-            model_kwargs: attention_mask and the like.
+            model_kwargs: attention_mask, pixel_values and the like.
 
         Returns:
             (B, T + new) int64, or a GenerateDecoderOnlyOutput with it.
 
         Raises:
-            ValueError: a setting, input or processor that cannot be honoured, by name.
+            ValueError: a setting, input or processor that cannot be honored, by name.
         """
-        drafting = DraftingModel(model, self.heads)  # a recurrent target is named as such
-        drafting.require_causal("CustomGenerate")
-        refuse_settings(generation_config)
-        refuse_inputs(model_kwargs)
-        refuse_sharded(model)
-        refuse_for_batches(len(input_ids), logits_processor, stopping_criteria)
-        drafter = self.drafter or make_drafter(
-            self.strategy, drafting.vocab_size, **self._sizes, experience=experience_of(model)
-        )
-        rows = strip_padding(input_ids, model_kwargs.get("attention_mask"))
-        check_positions(rows, model_kwargs)
-        prompts = check_prompts(drafting, rows, beyond_positions=True)
-        limit = _max_length(stopping_criteria, generation_config) - input_ids.shape[1]
-        plain = _are_plain(logits_processor, stopping_criteria)
-        ends = _end_tokens(stopping_criteria) if plain or self.constraint is not None else set()
-        expected = 0
-        if self.constraint is not None:
-            check_constraint(self.constraint, drafting.vocab_size)
-            ends, expected = ends | self.constraint.end_token_ids, MOST_EXPECTED
-        options = Options(
-            limits=[limit] * len(rows),
-            short_of_positions=[False] * len(rows),
-            stop_token_ids=frozenset(ends),
-            constraint=self.constraint,
-            form=self.form,
-            streamer=self.streamer,
-            acceptance=self.acceptance,
-            static_cache=generation_config.cache_implementation == "static" and len(rows) == 1,
-            most_nodes=count_most_nodes(drafter, drafting) + expected,
-        )
-        if not plain:
-            options.choosers = [
-                _ProcessedChoice(row, limit, logits_processor, stopping_criteria, chooser)
-                for row, chooser in zip(input_ids, self._start_choosers(prompts), strict=True)
+        caller = find_arguments(self)
+        given = caller.get("streamer")
+        streamer = self.streamer if given is None else given
+        with ending(streamer):
+            if caller.get("assistant_model") is not None:
+                raise ValueError(
+                    "CustomGenerate: assistant_model cannot be honored; give "
+                    "CustomGenerate(strategy='draft_model', draft_model=...) instead"
+                )
+            drafting = DraftingModel(model, self.heads)  # a recurrent target is named as such
+            drafting.require_causal("CustomGenerate")
+            refuse_settings(generation_config)
+            refuse_inputs(model, input_ids, model_kwargs)
+            refuse_sharded(model)
+            refuse_for_batches(len(input_ids), logits_processor, stopping_criteria)
+            limit = _max_length(stopping_criteria, generation_config) - input_ids.shape[1]
+            rules = [
+                TextRules(row, limit, logits_processor, stopping_criteria, generation_config)
+                for row in input_ids
             ]
-        self.results = run_loop(drafting, prompts, [drafter] * len(rows), options)
-        if self.streamer is not None:
-            self.streamer.end()
+            options = Options(
+                limits=[limit] * len(rules),
+                short_of_positions=[False] * len(rules),
+                rules=rules,
+                stop_token_ids=rules[0].end_token_ids,
+                constraint=self.constraint,
+                form=self.form,
+                streamer=streamer,
+                streams_prompt=given is None,
+                acceptance=self._rule(generation_config, len(rules)),
+                static_cache=generation_config.cache_implementation == "static" and len(rules) == 1,
+            )
+            self.results = self._decode(drafting, input_ids, model_kwargs, options)
         sequences = _append(
-            input_ids, [found.token_ids for found in self.results], generation_config
+            input_ids, [result.token_ids for result in self.results], generation_config
         )
         if generation_config.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
         return sequences
 
-    def _start_choosers(self, prompts: Prompts) -> list[Chooser | None]:
-        """Those of the acceptance rule, which are asked with processed logits."""
-        return [self.acceptance.start(n, tokens) for n, tokens in enumerate(prompts.tokens)]
-
-
-class _ProcessedChoice:
-    """Choices behind logits processors, until the stopping criteria say so; for one sequence."""
-
-    def __init__(
+    def _decode(
         self,
-        prompt: Tensor,
-        limit: int,
-        processors: LogitsProcessorList,
-        criteria: StoppingCriteriaList,
-        chooser: Chooser | None,
-    ) -> None:
-        self.chooser = chooser
-        self.ids = prompt.new_zeros((1, len(prompt) + limit))
-        self.ids[0, : len(prompt)] = prompt
-        self.length, self.ended = len(prompt), False
-        self.processors, self.criteria = processors, criteria
-
-    @property
-    def regrets(self) -> Any:
-        """Of the rule's chooser, where it counts any."""
-        return getattr(self.chooser, "regrets", ())
-
-    def choose(self, logits: Tensor, offer: Offer) -> int | None:
-        """See `lattice_bpd.verify.Chooser`."""
-        if self.ended:
-            return None
-        scores = logits.to(self.ids.device, torch.float32, copy=True)
-        if bool(scores.isnan().any()):
-            greedy_tokens(scores)  # says what is wrong
-        before: Any = self.ids[:, : self.length].clone()
-        processed: Tensor = self.processors(before, scores.unsqueeze(0))[0]  # type: ignore[arg-type]
-        if self.chooser is None:
-            token = int(processed.argmax())
+        drafting: DraftingModel,
+        input_ids: Tensor,
+        model_kwargs: dict[str, Any],
+        options: Options,
+    ) -> list[DecodeResult]:
+        """Decode the rows of `generate`; see `__call__`."""
+        drafter = self.drafter or make_drafter(
+            self.strategy,
+            drafting.vocab_size,
+            **self._sizes,
+            experience=experience_of(drafting.target.base),
+        )
+        rows = _visible_rows(drafting, input_ids, model_kwargs)
+        prompts = check_prompts(drafting, rows, beyond_positions=True)
+        options.most_nodes = count_most_nodes(drafter, drafting)
+        if self.constraint is not None:
+            check_constraint(self.constraint, drafting.vocab_size)
+            options.stop_token_ids |= self.constraint.end_token_ids
+            options.most_nodes += MOST_EXPECTED
+        if is_multimodal(drafting.target.base) or model_kwargs.get("inputs_embeds") is not None:
+            options.prefill = Prefill(drafting, input_ids, model_kwargs, prompts.lengths)
         else:
-            token = cast("int", self.chooser.choose(processed, offer))
-        self.ids[0, self.length] = token
-        self.length += 1
-        after: Any = self.ids[:, : self.length].clone()
-        self.ended = bool(self.criteria(after, None).all())
-        return token
+            check_positions(rows, model_kwargs)
+        return run_loop(drafting, prompts, [drafter] * len(rows), options)
+
+    def _rule(self, config: GenerationConfig, count: int) -> Acceptance:
+        """The acceptance rule of a call: what was given, else greedy or sampling."""
+        if not config.do_sample:
+            return check_rule(self.acceptance)
+        if self.acceptance is None:
+            return sampling_rule(config.temperature, count)
+        if not isinstance(self.acceptance, (Sampled, Rejection)):
+            raise ValueError(
+                f"CustomGenerate: do_sample=True, but the rule {self.acceptance.name!r} does not "
+                "sample; leave out do_sample or acceptance"
+            )
+        return self.acceptance
+
+
+def _visible_rows(
+    drafting: DraftingModel, input_ids: Tensor, model_kwargs: dict[str, Any]
+) -> list[Tensor]:
+    """The tokens of each row that its mask does not hide."""
+    mask = model_kwargs.get("attention_mask")
+    own = is_multimodal(drafting.target.base) or model_kwargs.get("inputs_embeds") is not None
+    masks = [None] * len(input_ids) if mask is None else list(mask)
+    rows = [
+        visible_tokens(drafting.target, row, used, "CustomGenerate")
+        for row, used in zip(input_ids, masks, strict=True)
+    ]
+    if (
+        own
+        and mask is not None
+        and any(bool((used[-len(row) :] == 0).any()) for row, used in zip(rows, mask, strict=True))
+    ):
+        raise ValueError(
+            "CustomGenerate: attention_mask hides tokens between others in a prompt that the model "
+            "reads itself; expected padding on the left only; set padding_side='left'"
+        )
+    return rows
 
 
 def _max_length(criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
     limits = [int(c.max_length) for c in criteria if isinstance(c, MaxLengthCriteria)]
     return min(limits) if limits else int(config.max_length or 20)
-
-
-def _are_plain(processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> bool:
-    """Whether nothing but its length and its tokens can end a text, and nothing change it."""
-    kinds = (MaxLengthCriteria, EosTokenCriteria)
-    return len(processors) == 0 and all(isinstance(c, kinds) for c in criteria)
-
-
-def _end_tokens(criteria: StoppingCriteriaList) -> set[int]:
-    """The tokens that end a text."""
-    ends = [c.eos_token_id.tolist() for c in criteria if isinstance(c, EosTokenCriteria)]
-    return {int(token) for tokens in ends for token in tokens}
 
 
 def _append(input_ids: Tensor, decoded: list[list[int]], config: GenerationConfig) -> Tensor:

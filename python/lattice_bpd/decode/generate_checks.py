@@ -1,4 +1,4 @@
-"""What `CustomGenerate` cannot honour, refused by name before anything is decoded."""
+"""What `CustomGenerate` and `generate` cannot honor, refused by name before they decode."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from transformers import (
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
+from lattice_bpd.decode.prefill import PROMPT_INPUTS, is_multimodal
+from lattice_bpd.decode.text_inputs import check_token_types
+
 # Settings of a GenerationConfig that change the output or what is returned beside it.
 _REFUSED = {
-    "do_sample": "sampling",
     "penalty_alpha": "contrastive search",
     "dola_layers": "DoLa decoding",
     "prompt_lookup_num_tokens": "prompt lookup (give a drafter instead)",
@@ -45,44 +47,61 @@ _SINGLE_ROW_ONLY = {
 }
 
 
-def refuse_settings(config: GenerationConfig) -> None:
+def refuse_settings(config: GenerationConfig, where: str = "CustomGenerate") -> None:
     """Raise ValueError for a setting that would change the output or what comes with it."""
     for name, what in _REFUSED.items():
         returned = name.startswith("output_")
         if getattr(config, name, None) and (not returned or config.return_dict_in_generate):
             raise ValueError(
-                f"CustomGenerate: {name}={getattr(config, name)!r} ({what}) cannot be honoured; "
+                f"{where}: {name}={getattr(config, name)!r} ({what}) cannot be honored; "
                 "leave it out, or use the model's own generate"
             )
     for name in ("num_beams", "num_return_sequences"):
-        if (getattr(config, name, None) or 1) > 1:
+        several = name == "num_return_sequences" and config.do_sample and where == "CustomGenerate"
+        if (getattr(config, name, None) or 1) > 1 and not several:
             raise ValueError(
-                f"CustomGenerate: {name}={getattr(config, name)} cannot be honoured; expected 1"
+                f"{where}: {name}={getattr(config, name)} cannot be honored; expected 1; give "
+                f"generation_config=GenerationConfig({name}=1)"
             )
-    if config.cache_implementation not in _CACHES:
+    refuse_cache(config.cache_implementation, where)
+
+
+def refuse_cache(implementation: str | None, where: str) -> None:
+    """Raise ValueError for a cache that cannot roll back, or that changes what is kept in it."""
+    if implementation not in _CACHES:
         raise ValueError(
-            f"CustomGenerate: cache_implementation={config.cache_implementation!r} cannot be "
-            f"rolled back; expected one of {', '.join(map(repr, _CACHES))}"
+            f"{where}: cache_implementation={implementation!r} cannot be rolled back; expected one "
+            f"of {', '.join(map(repr, _CACHES))}"
         )
 
 
-def refuse_inputs(model_kwargs: dict[str, Any]) -> None:
-    """Raise ValueError for an input of the model that the loop does not hand on."""
+def refuse_inputs(base: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
+    """Raise ValueError for an input that the model needs with the generated text as well."""
     unknown = sorted(
         name for name, value in model_kwargs.items()
-        if value is not None and name not in _KNOWN_INPUTS
+        if value is not None and name not in _KNOWN_INPUTS | PROMPT_INPUTS
     )  # fmt: skip
     if unknown:
         raise ValueError(
-            f"CustomGenerate: cannot hand {', '.join(unknown)} to the model; expected input_ids "
-            "and attention_mask only; use the model's own generate"
+            f"CustomGenerate: cannot hand {', '.join(unknown)} to {type(base).__name__}; expected "
+            "input_ids, attention_mask, and what is read with the prompt alone, such as "
+            "pixel_values; use the model's own generate"
         )
+    embedded = model_kwargs.get("inputs_embeds")
+    if embedded is not None and embedded.shape[1] != input_ids.shape[1]:
+        raise ValueError(
+            f"CustomGenerate: inputs_embeds has {embedded.shape[1]} positions, input_ids "
+            f"{input_ids.shape[1]}; expected the token ids of the whole prompt beside its "
+            "embeddings; give input_ids too"
+        )
+    if not is_multimodal(base):
+        check_token_types(model_kwargs.get("token_type_ids"), base)
     cache = model_kwargs.get("past_key_values")
     if cache is not None and (
         getattr(cache, "_is_user_defined", False) or int(cache.get_seq_length()) > 0
     ):
         raise ValueError(
-            "CustomGenerate: past_key_values cannot be honoured; it keeps a cache of its own; "
+            "CustomGenerate: past_key_values cannot be honored; it keeps a cache of its own; "
             "leave past_key_values out and give the whole text"
         )
 
@@ -101,7 +120,7 @@ def refuse_for_batches(
         ]
     if names:
         raise ValueError(
-            f"CustomGenerate: {', '.join(names)} cannot be honoured for {batch_size} sequences at "
+            f"CustomGenerate: {', '.join(names)} cannot be honored for {batch_size} sequences at "
             "once; generate them one at a time"
         )
 
@@ -117,26 +136,46 @@ def refuse_sharded(model: PreTrainedModel) -> None:
     sharded = zero3 or is_fsdp_managed_module(model)
     if sharded and torch.distributed.get_world_size() > 1:
         raise ValueError(
-            "CustomGenerate: synced_gpus cannot be honoured: the target's weights are spread over "
+            "CustomGenerate: synced_gpus cannot be honored: the target's weights are spread over "
             "processes (FSDP or DeepSpeed ZeRO 3), and each would call it as often as its own "
             "drafts need; gather the weights first, or use the model's own generate"
         )
 
 
-def strip_padding(input_ids: Tensor, mask: Tensor | None) -> list[Tensor]:
-    """The tokens of each row of (B, T) without the padding on its left, or ValueError."""
+def visible_tokens(target: Any, row: Tensor, mask: Tensor | None, where: str) -> Tensor:
+    """The tokens of a row that a mask does not hide.
+
+    Positions count visible tokens, so a hidden token between others is as good as none, except
+    where the model counts positions or windows by the cache.
+
+    Args:
+        target: of the text.
+        row: (T,) int64.
+        mask: (T,) int64, 0 where a token is hidden; None: nothing is.
+        where: for messages.
+
+    Raises:
+        ValueError: the last token is hidden, or one between others where that makes a difference.
+    """
     if mask is None:
-        return list(input_ids)
-    rows = []
-    for number, (row, used) in enumerate(zip(input_ids, mask.to(input_ids.device), strict=True)):
-        length = int((used != 0).sum())
-        if length == 0 or not bool((used[len(row) - length :] != 0).all()):
-            raise ValueError(
-                f"CustomGenerate: attention_mask of row {number} hides tokens behind others, or "
-                "all; expected padding on the left only; set padding_side='left'"
-            )
-        rows.append(row[len(row) - length :])
-    return rows
+        return row
+    used = mask.to(row.device) != 0
+    length = int(used.sum())
+    if bool(used[len(row) - length :].all()) and length > 0:
+        return row[len(row) - length :]
+    if not bool(used[-1]):
+        raise ValueError(
+            f"{where}: the last token, {int(row[-1])}, is hidden as padding; expected padding on "
+            "the left only; set padding_side='left', or give attention_mask=[1, 1, ..] where it is "
+            "text"
+        )
+    if target.sliding_window is not None or not target.takes_positions:
+        raise ValueError(
+            f"{where}: attention_mask hides tokens between others, which "
+            f"{type(target.base).__name__} counts all the same; expected padding on the left only; "
+            "leave the hidden tokens out"
+        )
+    return row[used]
 
 
 def check_positions(rows: Sequence[Tensor], model_kwargs: dict[str, Any]) -> None:
@@ -144,10 +183,13 @@ def check_positions(rows: Sequence[Tensor], model_kwargs: dict[str, Any]) -> Non
     positions = model_kwargs.get("position_ids")
     if positions is None:
         return
+    mask = model_kwargs.get("attention_mask")
     for number, row in enumerate(rows):
-        found = positions[number if len(positions) > 1 else 0][-len(row) :].tolist()
-        if found != list(range(len(row))):
+        used = positions[number if len(positions) > 1 else 0]
+        if mask is not None:
+            used = used[mask[number].to(used.device) != 0]
+        if used.tolist() != list(range(len(row))):
             raise ValueError(
-                "CustomGenerate: position_ids cannot be honoured; expected 0, 1, 2, .. from the "
+                "CustomGenerate: position_ids cannot be honored; expected 0, 1, 2, .. from the "
                 "first token on; leave position_ids out"
             )

@@ -8,14 +8,20 @@ m/k + 1 calls (Stern et al. 2018, section 4). Greedy decoding is this loop with 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lattice_bpd.decode.certificate import CallShape, Certificate, MarginChooser, certify
+from lattice_bpd.decode.certificate import (
+    CallShape,
+    Certificate,
+    CertificateError,
+    MarginChooser,
+    certify,
+)
 from lattice_bpd.decode.constraint import Constraint
 from lattice_bpd.decode.constraint.chooser import start_constrained
 from lattice_bpd.decode.drafters import Drafter
@@ -24,11 +30,14 @@ from lattice_bpd.decode.prompts import Prompts, read_prompts
 from lattice_bpd.decode.proposals import propose_trees
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.decode.statistics import DecodeStats
+from lattice_bpd.decode.text_rules import TextRules
 from lattice_bpd.verify import (
     Acceptance,
     BatchCache,
     Chooser,
     Exact,
+    RecurrentCache,
+    TargetOutput,
     Verification,
     verify_trees,
 )
@@ -41,11 +50,14 @@ class DecodeResult:
     Attributes:
         token_ids: the decoded tokens without the prompt, a stop token included.
         finish: "stop_token", "length" (max_new_tokens reached), "positions" (the target has no
-            further positions) or "constraint" (nothing may follow, not even a stop token).
+            further positions), "criterion" (another stopping criterion, such as a stop string) or
+            "constraint" (nothing may follow, not even a stop token).
         stats: counts and stage times.
         acceptance: name of the rule that kept the draft tokens.
         lossless: whether that rule keeps what the target alone would have written.
         certificate: margins, and what was decided again, where that was asked for.
+        notes: what was done otherwise than asked, in a sentence each.
+        text: the decoded tokens as text, where a tokenizer was given.
     """
 
     token_ids: list[int]
@@ -54,6 +66,8 @@ class DecodeResult:
     acceptance: str = "exact"
     lossless: bool = True
     certificate: Certificate | None = None
+    notes: list[str] = field(default_factory=list)
+    text: str | None = None
 
 
 @dataclass
@@ -65,13 +79,18 @@ class Options:
         short_of_positions: for each sequence, whether its limit is the target's positions.
         stop_token_ids: decoding ends behind the first of these, which is kept.
         form: how drafts are verified: "auto", "tree" or "rows".
-        streamer: of `transformers`; told the tokens as they are decoded.
+        streamer: of `transformers`; gets the tokens as they are decoded, one at a time.
+        streams_prompt: whether it gets the prompt first.
         acceptance: which draft tokens are kept.
+        rules: logits processors and stopping criteria of each sequence; None: neither.
+        prefill: reads the prompts instead of the target's `read_prompts`; gets the cache to fill,
+            or None, and returns what `read_prompts` does.
         choosers: one for each sequence instead of the acceptance rule's.
         constraint: what the new tokens must obey; None: nothing.
         static_cache: decode in a cache of fixed size, for compiled targets.
         most_nodes: draft tokens of a call, for which a static cache must have room.
-        certificate: whether margins are kept, and tokens decided again where they are small.
+        certificate: whether margins are kept, and tokens decided again where they are small;
+            "report": the same, and a verdict "different" does not raise.
     """
 
     limits: list[int]
@@ -79,12 +98,15 @@ class Options:
     stop_token_ids: frozenset[int] = frozenset()
     form: str = "auto"
     streamer: Any = None
+    streams_prompt: bool = True
     acceptance: Acceptance = field(default_factory=Exact)
+    rules: list[TextRules] | None = None
+    prefill: Callable[[Any], tuple[TargetOutput, Any]] | None = None
     choosers: list[Chooser] | None = None
     constraint: Constraint | None = None
     static_cache: bool = False
     most_nodes: int = 256
-    certificate: bool = False
+    certificate: bool | str = False
 
 
 @dataclass
@@ -95,7 +117,7 @@ class _Run:
     options: Options
     drafters: list[Drafter]
     states: list[DecodeState]
-    cache: BatchCache
+    cache: BatchCache | RecurrentCache
     seconds: dict[str, float]
     active: list[int] = field(default_factory=list)
     shapes: set[CallShape] = field(default_factory=set)
@@ -142,21 +164,25 @@ class _Run:
             stats.accept_lengths.append(min(verified.accept_length, len(new)))
         stopped = bool(new) and new[-1] in options.stop_token_ids
         ended = options.choosers is not None and options.choosers[number].ended
-        if ended or stopped:
-            complete = state.constrained is not None and not stopped
-            state.finish = "constraint" if complete else "stop_token"
+        if stopped:
+            state.finish = "stop_token"
+        elif state.constrained is not None and state.constrained.place.ended:
+            state.finish = "constraint"
         elif stats.tokens >= state.limit:
             state.finish = "positions" if options.short_of_positions[number] else "length"
+        elif ended:
+            state.finish = "criterion"
         observe = self.observers[number]
         if observe is not None:
             observe(new)
-        if options.streamer is not None and new:
-            options.streamer.put(torch.tensor(new))
+        if options.streamer is not None:
+            for token in new:  # one at a time, as `model.generate` does
+                options.streamer.put(torch.tensor([token]))
 
     def drop_finished(self) -> None:
         """Finished sequences leave the cache."""
         going = [place for place, n in enumerate(self.active) if self.states[n].finish is None]
-        if 0 < len(going) < len(self.active):
+        if 0 < len(going) < len(self.active) and isinstance(self.cache, BatchCache):
             self.cache.keep_sequences(going)
         self.active = [self.active[place] for place in going]
 
@@ -214,6 +240,9 @@ def _start_choosers(options: Options, prompts: Prompts) -> list[Chooser] | None:
     if options.choosers is not None:
         return options.choosers
     started = [options.acceptance.start(n, tokens) for n, tokens in enumerate(prompts.tokens)]
+    if options.rules is not None and not all(rules.is_plain for rules in options.rules):
+        pairs = zip(options.rules, started, strict=True)
+        return [rules.start(chooser) for rules, chooser in pairs]
     return [chooser for chooser in started if chooser is not None] or None
 
 
@@ -229,6 +258,11 @@ def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
         result = DecodeResult(
             state.new_tokens, state.finish or "length", state.stats, rule.name, rule.lossless
         )
+        if state.stats.flattened_trees:
+            result.notes.append(
+                f"{state.stats.flattened_trees} draft trees were verified as their best chain: "
+                f"{run.model.target.refuses_tree()}"
+            )
         if isinstance(state.chooser, MarginChooser):
             result.certificate = certify(
                 run.model,
@@ -239,6 +273,8 @@ def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
                 len(states),
                 state.source,
             )
+            if result.certificate.verdict == "different" and run.options.certificate != "report":
+                raise CertificateError(result.certificate)
         results.append(result)
     return results
 
@@ -264,10 +300,12 @@ def decode(
     streamer: Any = None,
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
-    certificate: bool = False,
+    certificate: bool | str = False,
     constraint: Constraint | None = None,
 ) -> DecodeResult:
     """Decode one text: the target's greedy output, whatever the drafter proposes.
+
+    The model's generation config is not read: `generate` does that.
 
     Args:
         model: a BlockwiseLM, a causal LM or an encoder-decoder of `transformers`, or a
@@ -281,12 +319,14 @@ def decode(
         stop_token_ids: decoding ends behind the first of these, which is kept.
         form: how drafts are verified: "tree" (one row under a four-dimensional mask), "rows"
             (a row for each draft) or "auto" (see `lattice_bpd.verify.verify_trees`).
-        streamer: of `transformers`, such as TextStreamer; told prompt and tokens as they come.
+        streamer: of `transformers`, such as TextStreamer; gets the prompt, then each token, then
+            the end, by an error too.
         static_cache: keep keys and values in a cache of fixed size, for compiled targets.
         acceptance: which draft tokens are kept, see `lattice_bpd.verify.Acceptance`; None: Exact.
             The result names a lossy rule as such, and its statistics what it cost.
         certificate: keep every token's margin, and decide those by plain calls again where rounding
-            could have decided; see `Certificate`. For the exact rule only.
+            could have decided; see `Certificate`. For the exact rule only. A verdict "different"
+            raises CertificateError; with "report" it is only in the result.
         constraint: what the new tokens must obey, see `lattice_bpd.decode.Constraint`; the output
             is then the greedy one among the tokens that it allows.
 
@@ -297,6 +337,7 @@ def decode(
         ValueError: an empty or too long prompt, ids outside the vocabulary, max_new_tokens
             below 1, a cache that cannot roll back, NaN logits, or a constraint of another
             vocabulary or without a legal continuation.
+        CertificateError: the output is not plain greedy decoding's (a ValueError).
         TypeError: model is no causal LM, or constraint no constraint.
         MemoryError: a call did not fit.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from lattice_bpd import NGramLM
@@ -15,6 +14,7 @@ from lattice_bpd.decode.drafters import (
 )
 from lattice_bpd.decode.drawn_drafter import DrawnTreeDrafter
 from lattice_bpd.decode.experience import Experience
+from lattice_bpd.decode.generate_arguments import check_lm, check_numbers, check_sizes
 from lattice_bpd.decode.model_strategies import (
     MODEL_STRATEGIES,
     check_draft_model,
@@ -67,12 +67,14 @@ def make_drafter(
     Raises:
         ValueError: an unknown strategy, "ngram" without an LM, "neural" without a scorer, a
             scorer or draft model that is missing or not used, or sizes out of range.
-        TypeError: a scorer or draft model that is none, or a cache that is neither bool nor int.
+        TypeError: an LM, a scorer or a draft model that is none, sizes that are no ints, or a cache
+            that is neither bool nor int.
     """
     if strategy not in STRATEGIES:
         raise ValueError(
             f"generate: strategy is {strategy!r}; expected one of {', '.join(STRATEGIES)}"
         )
+    check_lm(lm)
     if strategy == "ngram" and lm is None:
         raise ValueError(
             "generate: strategy 'ngram' needs an n-gram LM; give lm=NGramLM.load(path), or use "
@@ -80,7 +82,8 @@ def make_drafter(
         )
     _check_scorer(strategy, lm, scorer)
     check_draft_model(strategy, draft_model, num_slots)
-    _check_sizes(vocab_size, top_k, num_drafts, max_nodes, temperature)
+    check_sizes(vocab_size, top_k, num_drafts, max_nodes)
+    check_numbers(alpha, temperature)
     if strategy in MODEL_STRATEGIES:
         return make_model_drafter(
             strategy, lm=lm, draft_model=draft_model, num_slots=num_slots, has_heads=has_heads,
@@ -101,19 +104,6 @@ def make_drafter(
         drafts = 1 if strategy == "ngram" else num_drafts
         return LatticeDrafter(lm, top_k=top_k, num_drafts=drafts, alpha=alpha, cache=cache)
     return NoDrafter()
-
-
-def _check_sizes(
-    vocab_size: int, top_k: int, num_drafts: int, max_nodes: int, temperature: float
-) -> None:
-    """Refuse numbers out of range."""
-    if not 1 <= top_k <= vocab_size:
-        raise ValueError(f"generate: top_k is {top_k}; expected 1..{vocab_size}")
-    for name, value in (("num_drafts", num_drafts), ("max_nodes", max_nodes)):
-        if value < 1:
-            raise ValueError(f"generate: {name} is {value}; expected 1 or more")
-    if not 0.0 < temperature < math.inf:
-        raise ValueError(f"generate: temperature is {temperature}; expected a number above 0")
 
 
 def _check_scorer(strategy: str, lm: NGramLM | None, scorer: Any) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, HeadSource
+from lattice_bpd.models.lm_call import unwrap_model
 from lattice_bpd.models.sources import check_heads
 from lattice_bpd.verify import CausalLMTarget, Seq2SeqTarget
 
@@ -30,7 +31,7 @@ class DraftHeads(Protocol):
 
         Args:
             hidden: (B, D) float, the states that the target's output embedding turned into its
-                choice y_{t+1}.
+                choice y_{t+1}: what enters that embedding, see `lattice_bpd.models.lm_call`.
 
         Returns:
             (B, H, V) float; slot 0 guesses y_{t+2}.
@@ -94,6 +95,7 @@ class DraftingModel:
         model: PreTrainedModel | BlockwiseLM | Seq2SeqTarget,
         heads: AnyHeads | None = None,
     ) -> None:
+        model = unwrap_model(model) if not isinstance(model, BlockwiseLM) else model
         if isinstance(model, Seq2SeqTarget):
             self.target = model
         elif isinstance(model, PreTrainedModel) and model.config.is_encoder_decoder:

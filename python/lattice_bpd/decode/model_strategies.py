@@ -9,6 +9,7 @@ from lattice_bpd.decode.combined import CombinedDrafter
 from lattice_bpd.decode.continuation import ContinuationDrafter
 from lattice_bpd.decode.draft_model import DraftModelDrafter
 from lattice_bpd.decode.drafters import Drafter
+from lattice_bpd.decode.generate_arguments import check_int
 from lattice_bpd.decode.lookup import LookupDrafter
 from lattice_bpd.decode.tree_drafter import TreeDrafter
 
@@ -32,8 +33,8 @@ def check_draft_model(strategy: str, draft_model: Any, num_slots: int | None) ->
             f"generate: strategy {strategy!r} drafts as many slots as there are heads; num_slots "
             f"is for {', '.join(MODEL_STRATEGIES)}; leave it out"
         )
-    if num_slots is not None and num_slots < 1:
-        raise ValueError(f"generate: num_slots is {num_slots}; expected 1 or more")
+    if num_slots is not None:
+        check_int("generate", "num_slots", num_slots, 1)
 
 
 def make_model_drafter(

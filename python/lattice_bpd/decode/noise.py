@@ -10,8 +10,9 @@ import numpy as np
 
 from lattice_bpd import TargetNoise, _core
 from lattice_bpd.decode.state import DecodeState
+from lattice_bpd.decode.text_rules import ProcessedChooser
 from lattice_bpd.lattice.logits import Candidates
-from lattice_bpd.verify import Warp
+from lattice_bpd.verify import Chooser, Warp
 from lattice_bpd.verify.acceptance import RejectionChooser, SampledChooser
 
 WIDER = 4  # so many times top_k candidates are looked at before noise picks top_k of them
@@ -22,10 +23,11 @@ def sampling_temperature(states: Sequence[DecodeState]) -> float:
     """The temperature that all texts are sampled at; 1 where they are not."""
     if states[0].chooser is None:
         return 1.0
+    choosers = [_sampler(state) for state in states]
     warps = {
-        state.chooser.warp
-        for state in states
-        if isinstance(state.chooser, (SampledChooser, RejectionChooser))
+        chooser.warp
+        for chooser in choosers
+        if isinstance(chooser, (SampledChooser, RejectionChooser))
     }
     found = [warp.temperature for warp in warps if isinstance(warp, Warp)]
     return found[0] if len(found) == 1 else 1.0
@@ -35,7 +37,7 @@ def target_noise(states: Sequence[DecodeState], sharpness: float) -> TargetNoise
     """The noise of the next draws of all texts; None where one is not drawn by it alone."""
     if states[0].chooser is None or any(state.constrained is not None for state in states):
         return None
-    choosers = [state.chooser for state in states]
+    choosers = [_sampler(state) for state in states]
     sampled = [chooser for chooser in choosers if isinstance(chooser, SampledChooser)]
     if len(sampled) < len(choosers):
         return None
@@ -48,9 +50,15 @@ def keys_of_draws(states: Sequence[DecodeState]) -> list[int]:
     """A key for the draws of each text's drafts in this step, independent of the target's."""
     keys = []
     for state in states:
-        key = getattr(state.chooser, "key", 0) ^ _KEY_OF_DRAWS
+        key = getattr(_sampler(state), "key", 0) ^ _KEY_OF_DRAWS
         keys.append((key + len(state.tokens) * 0x9E3779B97F4A7C15) % (1 << 64))
     return keys
+
+
+def _sampler(state: DecodeState) -> Chooser | None:
+    """The chooser of the acceptance rule, without the logits processors around it."""
+    chooser = state.chooser
+    return chooser.chooser if isinstance(chooser, ProcessedChooser) else chooser
 
 
 def favoured(candidates: Candidates, noise: TargetNoise, top_k: int) -> Candidates:

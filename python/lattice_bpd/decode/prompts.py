@@ -14,12 +14,17 @@ from transformers import StaticCache
 from lattice_bpd.decode.model import DraftingModel
 from lattice_bpd.verify import (
     BatchCache,
+    RecurrentCache,
     Seq2SeqTarget,
     StackedCache,
     Verification,
     check_cache,
     greedy_tokens,
 )
+from lattice_bpd.verify.batch_cache import MAX_HOLES
+from lattice_bpd.verify.batch_probe import find_batch_refusal
+from lattice_bpd.verify.cache_probe import find_cache_refusal
+from lattice_bpd.verify.recurrent import find_mixers
 from lattice_bpd.verify.verification import NO_OFFER
 
 if TYPE_CHECKING:
@@ -83,9 +88,9 @@ def check_prompts(
 
 def read_prompts(
     model: DraftingModel, prompts: Prompts, options: Options
-) -> tuple[list[Verification], BatchCache]:
+) -> tuple[list[Verification], BatchCache | RecurrentCache]:
     """The first call: the exact token behind each prompt, its hidden state, and the cache."""
-    if options.streamer is not None:
+    if options.streamer is not None and options.streams_prompt:
         options.streamer.put(torch.tensor(prompts.tokens))
     lengths, longest = prompts.lengths, max(prompts.lengths)
     rows = [[0] * (longest - len(tokens)) + tokens for tokens in prompts.tokens]
@@ -96,21 +101,28 @@ def read_prompts(
         padding = longest - torch.tensor(lengths)[:, None]
         mask = (steps >= padding).long().to(model.device)
         places = (steps - padding).clamp(min=0).to(model.device)
-    _check_batch(model, len(rows), options, ragged=mask is not None)
+    _check_target(model, longest, options)
+    _check_batch(model, longest, len(rows), options)
     static = _static_cache(model, longest, options) if options.static_cache else None
     given: Any = static
     if isinstance(model.target, Seq2SeqTarget):
         given = model.target.encode(prompts.sources or [])
-    output, cache = model.target.read_prompts(input_ids, mask, places, given)
-    check_cache(cache)
+    if options.prefill is not None:
+        output, cache = options.prefill(given)
+    else:
+        output, cache = model.target.read_prompts(input_ids, mask, places, given)
+    if not model.target.is_recurrent:
+        check_cache(cache)
     room = min(_ROOM, max(options.limits) + options.most_nodes)
     kept: Any = cache if static is not None else StackedCache.from_cache(cache, room) or cache
+    state = (
+        RecurrentCache(kept, longest) if model.target.is_recurrent else BatchCache(kept, lengths)
+    )
     tokens = _first_tokens(output.logits[:, -1], options)
     if model.heads is not None and model.num_slots is None:
         # tells how many slots there are
         model.head_logits(output.hidden[:1, -1], tokens[0][-1:] or None)
     found = [Verification(t, 0, output.hidden[row, -1]) for row, t in enumerate(tokens)]
-    state = BatchCache(kept, lengths)
     return found, state
 
 
@@ -124,12 +136,38 @@ def _first_tokens(logits: Tensor, options: Options) -> list[list[int]]:
     return [[] if token is None else [token] for token in chosen]
 
 
-def _check_batch(model: DraftingModel, batch_size: int, options: Options, *, ragged: bool) -> None:
+def _check_target(model: DraftingModel, longest: int, options: Options) -> None:
+    """Raise ValueError where the target cannot verify drafts, before anything is decoded."""
     target = model.target
-    if options.static_cache and isinstance(target, Seq2SeqTarget):
+    refusal = target.refuses_tree() if options.form == "tree" and options.most_nodes > 0 else None
+    if refusal is not None:
+        raise ValueError(f"decode: form='tree' is not possible: {refusal}; or use form='rows'")
+    if isinstance(target, Seq2SeqTarget):
+        return
+    if target.is_recurrent:
+        find_mixers(target)
+        return
+    refusal = find_cache_refusal(target)
+    if refusal is not None:
+        raise ValueError(f"decode: {refusal}; use the model's own generate, or another target")
+    most, selected = longest + max(options.limits) + options.most_nodes, target.windows.selected
+    if selected is not None and most > selected:
         raise ValueError(
-            f"decode: {type(target.base).__name__} is an encoder-decoder, whose cache holds a "
-            "source as well and is not of fixed size; leave static_cache out"
+            f"decode: {type(target.base).__name__} has sparse attention that selects {selected} "
+            f"tokens, found texts of up to {most} with their drafts; which of several equal scores "
+            "it selects depends on the shape of a call, so that the output would not be the "
+            "target's; expected shorter texts or fewer drafts; use the model's own generate"
+        )
+
+
+def _check_batch(model: DraftingModel, longest: int, batch_size: int, options: Options) -> None:
+    """Raise ValueError for what the target cannot do with so many texts."""
+    target = model.target
+    if options.static_cache and (isinstance(target, Seq2SeqTarget) or target.is_recurrent):
+        what = "keeps a recurrent state" if target.is_recurrent else "is an encoder-decoder"
+        raise ValueError(
+            f"decode: {type(target.base).__name__} {what}, which needs a cache of its own; leave "
+            "static_cache out"
         )
     if batch_size == 1:
         return
@@ -143,17 +181,24 @@ def _check_batch(model: DraftingModel, batch_size: int, options: Options, *, rag
             f"decode: a static cache holds one text, found {batch_size} prompts; decode them one "
             "at a time, or without static_cache"
         )
-    if not target.takes_positions:
-        raise ValueError(
-            f"decode: {type(target.base.base_model).__name__} takes no position ids, so sequences "
-            "of a batch cannot progress at different speeds; decode one prompt at a time"
-        )
-    refusal = target.refuses_tree() if target.sliding_window is not None else None
+    refusal = _exceeds_window(target, longest, options) or find_batch_refusal(target)
     if refusal is not None:
-        raise ValueError(
-            f"decode: a batch over a sliding window needs four-dimensional masks: {refusal}"
-        )
-    del ragged
+        raise ValueError(f"decode: {refusal}; decode one prompt at a time")
+
+
+def _exceeds_window(target: Any, longest: int, options: Options) -> str | None:
+    """Why texts are too long for windows that count cache positions; None where they are not."""
+    window = None if isinstance(target, Seq2SeqTarget) else target.windows.by_slot
+    if window is None:
+        return None
+    most = longest + max(options.limits) + options.most_nodes
+    if most + max(MAX_HOLES, most // 2) <= window:
+        return None
+    return (
+        f"{type(target.base).__name__} has layers that see the last {window} cache positions, "
+        f"whichever tokens they hold, and texts of up to {most} tokens in a batch have padding "
+        "among them"
+    )
 
 
 def _static_cache(model: DraftingModel, length: int, options: Options) -> StaticCache:

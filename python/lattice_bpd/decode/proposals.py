@@ -49,6 +49,9 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
             tree = _no_drafts(state)
         if state.constrained is not None:
             tree = _under_constraint(tree, state, drafter)
+        if state.model.target.is_recurrent and tree.max_depth + 1 < len(tree):
+            tree = tree.best_chain()
+            state.stats.flattened_trees += 1
         state.stats.verified_tokens += len(tree) - 1
         proposed.append(tree)
     return proposed

@@ -18,6 +18,8 @@ class DecodeStats:
         repeats: neighbouring positions of first drafts that hold the same token.
         neighbours: neighbouring positions of first drafts, all.
         verified_tokens: draft tokens sent to the target, those with a shared prefix counted once.
+        flattened_trees: steps whose draft tree was cut to its best chain, since the target keeps a
+            recurrent state.
         scorer_failures: steps in which a scorer failed and heads alone drafted, by kind: "nan",
             "shape", "slow", "error"; and "dropped", those after a call that was too slow.
         relaxed_tokens: decoded tokens that a lossy rule kept though they are not the target's
@@ -39,6 +41,7 @@ class DecodeStats:
     repeats: int = 0
     neighbours: int = 0
     verified_tokens: int = 0
+    flattened_trees: int = 0
     scorer_failures: dict[str, int] = field(default_factory=dict)
     relaxed_tokens: int = 0
     regret: float = 0.0
@@ -129,6 +132,7 @@ class DecodeStats:
         self.repeats += other.repeats
         self.neighbours += other.neighbours
         self.verified_tokens += other.verified_tokens
+        self.flattened_trees += other.flattened_trees
         self.relaxed_tokens += other.relaxed_tokens
         self.regret += other.regret
         for kind, count in other.scorer_failures.items():

@@ -5,25 +5,48 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from transformers import GenerationConfig
+
 from lattice_bpd import NGramLM
-from lattice_bpd.decode.batch import decode_batch
+from lattice_bpd.decode.batch import decode_prompts
 from lattice_bpd.decode.constraint import Constraint
 from lattice_bpd.decode.drafters import (
     Drafter,
     OracleDrafter,
 )
 from lattice_bpd.decode.experience import experience_of
+from lattice_bpd.decode.generate_arguments import (
+    MAX_NEW_TOKENS,
+    check_heads,
+    check_max_new_tokens,
+    check_stop_tokens,
+    check_weights,
+    ending,
+    is_default,
+)
 from lattice_bpd.decode.loop import DecodeResult, decode
 from lattice_bpd.decode.make_drafter import STRATEGIES, make_drafter
 from lattice_bpd.decode.model import AnyHeads, DraftingModel
+from lattice_bpd.decode.request import Request
+from lattice_bpd.decode.text_inputs import (
+    TextInput,
+    check_token_types,
+    decode_text,
+    read_single_text,
+    read_texts,
+)
 from lattice_bpd.verify import Acceptance
 
 
 def generate(
     model: Any,
-    input_ids: Any,
+    input_ids: Any = None,
     strategy: str = "tree",
     *,
+    attention_mask: Any = None,
+    token_type_ids: Any = None,
+    tokenizer: Any = None,
+    generation_config: GenerationConfig | None = None,
     heads: AnyHeads | None = None,
     drafter: Drafter | Sequence[Drafter] | None = None,
     lm: NGramLM | None = None,
@@ -36,25 +59,31 @@ def generate(
     cache: bool | int = False,
     draft_model: Any = None,
     num_slots: int | None = None,
-    max_new_tokens: int = 64,
-    stop_token_ids: Collection[int] = (),
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    stop_token_ids: Collection[int] | int | None = None,
     form: str = "auto",
     streamer: Any = None,
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
-    certificate: bool = False,
+    certificate: bool | str = False,
     constraint: Constraint | None = None,
 ) -> DecodeResult:
     """Decode a text; every strategy returns the target's greedy output, unless a rule relaxes it.
 
-        blockwise = BlockwiseLM.from_pretrained(directory)
-        found = generate(blockwise, input_ids, lm=NGramLM.load("corpus.lm"))
-        found = generate(model, input_ids, heads=any_callable, lm=NGramLM.load("corpus.lm"))
+        lm = NGramLM.load("corpus.lm")
+        result = generate(BlockwiseLM.from_pretrained(directory), input_ids, lm=lm)
+        result = generate(model, input_ids, heads=any_callable, lm=lm)
+        result = generate(model, **tokenizer(text, return_tensors="pt"), heads=heads, lm=lm)
+        result = generate(model, text, tokenizer=tokenizer, heads=heads, lm=lm)
+
+    The output is that of `model.generate(input_ids, do_sample=False)`: the model's generation
+    config is honored, with its end tokens, penalties, suppressed and forced tokens. What cannot be
+    honored, such as beam search, is refused by name.
 
     Args:
         model: a causal LM or an encoder-decoder of `transformers`, a Seq2SeqTarget, or a
             BlockwiseLM, which brings its heads.
-        input_ids: (T,) or (1, T) ints; of an encoder-decoder the source.
+        input_ids: (T,) or (1, T) ints, or text with a tokenizer; of an encoder-decoder the source.
         strategy: "greedy"; "bpd", argmax drafts of the heads; "ngram", the best path with the LM;
             "neural", the path that the scorer finds slot by slot; "p_best", the num_drafts best
             paths, and "tree", the max_nodes most probable prefixes, both with the LM or, where lm
@@ -66,6 +95,13 @@ def generate(
             last tokens before; "combined", one tree of heads, their continuation by the LM, draft
             model and lookup, of what there is; "oracle", the best path that hindsight can find
             (decodes greedily first; the calls of that are not counted).
+        attention_mask: of the same shape, 0 where a token is hidden; None: `model.generate` infers
+            it, so that pad tokens are hidden where the generation config names them.
+        token_type_ids: accepted where they are zeros and the model has token types.
+        tokenizer: of `transformers` or `tokenizers`; turns text into token ids, and the output into
+            `result.text`. Stop strings need one of `transformers`.
+        generation_config: settings that replace the model's own; those that are None are the
+            model's. With do_sample=True the text is sampled, with seeds from torch's generator.
         heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens behind the next;
             BlockwiseHeads, or StateHeads such as SpecDrafterHeads.
         drafter: your own instead of a strategy's.
@@ -84,14 +120,18 @@ def generate(
         draft_model: a small causal LM of `transformers` with the target's tokenizer, of
             "draft_model" and "combined".
         num_slots: longest draft of "draft_model" (None: 5) and "lookup" (None: 10).
-        max_new_tokens: most tokens to decode.
-        stop_token_ids: decoding ends behind the first of these; an encoder-decoder's own where
-            there is none.
+        max_new_tokens: most tokens to decode. Where it is not given, the max_new_tokens or
+            max_length of the generation config counts, else 64.
+        stop_token_ids: decoding ends after the first of these, which is kept; an empty list: no
+            token ends it; None: the eos_token_id of the generation config.
         form: how drafts are verified: "auto", "tree" or "rows"; see docs/decoding.md.
-        streamer: of `transformers`, for one text; told prompt and tokens as they are decoded.
+        streamer: of `transformers`, for one text; gets the prompt, then each token, then the end,
+            by an error too.
         static_cache: a cache of fixed size, for one text and a compiled target.
-        acceptance: which draft tokens are kept, see `lattice_bpd.verify.Acceptance`; None: Exact.
-            The result names a lossy rule as such, and its statistics what it cost.
+        acceptance: which draft tokens are kept, judged by processed logits, see
+            `lattice_bpd.verify.Acceptance`; None: Exact, even where the model's own generation
+            config has do_sample=True. The result names a lossy rule as such, and its statistics
+            what it cost.
         certificate: keep every token's margin, and decide those by plain calls again where rounding
             could have decided; see `Certificate`. For the exact rule only.
         constraint: what the new tokens must obey: a GuidanceConstraint, an FstConstraint or your
@@ -109,27 +149,34 @@ def generate(
             int.
         MemoryError: a call did not fit.
     """
-    batch = input_ids if _has_two_axes(input_ids) else [input_ids]
-    if len(batch) != 1:
-        raise ValueError(
-            f"generate: input_ids holds {len(batch)} sequences; expected one text, of shape "
-            "(tokens,) or (1, tokens); use generate_batch for several"
-        )
-    return generate_batch(
-        model, batch, strategy, heads=heads, drafter=drafter, lm=lm, scorer=scorer,
-        top_k=top_k, num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha,
-        temperature=temperature, cache=cache, draft_model=draft_model, num_slots=num_slots,
-        max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, form=form,
-        streamer=streamer, static_cache=static_cache, acceptance=acceptance,
-        certificate=certificate, constraint=constraint,
-    )[0]  # fmt: skip
+    with ending(streamer):
+        texts = read_single_text(input_ids, attention_mask, tokenizer)
+        return _generate(
+            model, texts, strategy, token_type_ids=token_type_ids, tokenizer=tokenizer,
+            generation_config=generation_config, heads=heads, drafter=drafter,
+            max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, acceptance=acceptance,
+            drafting={
+                "lm": lm, "scorer": scorer, "top_k": top_k, "num_drafts": num_drafts,
+                "max_nodes": max_nodes, "alpha": alpha, "temperature": temperature, "cache": cache,
+                "draft_model": draft_model, "num_slots": num_slots,
+            },
+            options={
+                "form": form, "streamer": streamer, "static_cache": static_cache,
+                "certificate": certificate, "constraint": constraint,
+            },
+        )[0]  # fmt: skip
 
 
 def generate_batch(
     model: Any,
-    prompts: Sequence[Any],
+    prompts: Sequence[Any] | None = None,
     strategy: str = "tree",
     *,
+    input_ids: Any = None,
+    attention_mask: Any = None,
+    token_type_ids: Any = None,
+    tokenizer: Any = None,
+    generation_config: GenerationConfig | None = None,
     heads: AnyHeads | None = None,
     drafter: Drafter | Sequence[Drafter] | None = None,
     lm: NGramLM | None = None,
@@ -142,21 +189,26 @@ def generate_batch(
     cache: bool | int = False,
     draft_model: Any = None,
     num_slots: int | None = None,
-    max_new_tokens: int = 64,
-    stop_token_ids: Collection[int] = (),
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    stop_token_ids: Collection[int] | int | None = None,
     form: str = "auto",
     streamer: Any = None,
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
-    certificate: bool = False,
+    certificate: bool | str = False,
     constraint: Constraint | None = None,
 ) -> list[DecodeResult]:
     """Decode several texts together; each comes out as if it had been decoded alone.
 
     Args:
         model: see `generate`, as for all arguments that are not listed here.
-        prompts: B sequences of ints, of any lengths and without padding.
+        prompts: B sequences of ints, of any lengths, or (B, T) ints, or B texts with a tokenizer.
         strategy: see there.
+        input_ids: the same as prompts, for `generate_batch(model, **tokenizer(texts, ...))`.
+        attention_mask: 0 where a token is hidden: padding on the left or on the right.
+        token_type_ids: see there.
+        tokenizer: see there.
+        generation_config: see there.
         heads: see there.
         drafter: your own, one for all prompts or a list with one for each.
         lm: see there.
@@ -186,33 +238,73 @@ def generate_batch(
         TypeError: see there.
         MemoryError: see there.
     """
-    drafting = DraftingModel(model, heads)
-    options: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids, "form": form,
-        "streamer": streamer, "static_cache": static_cache, "acceptance": acceptance,
-        "certificate": certificate,
-        "constraint": constraint,
-    }  # fmt: skip
+    with ending(streamer):
+        if (prompts is None) is (input_ids is None):
+            raise TypeError(
+                "generate_batch: expected prompts or input_ids, one of them; give the prompts as "
+                "generate_batch(model, prompts) or generate_batch(model, **inputs)"
+            )
+        given = input_ids if prompts is None else prompts
+        return _generate(
+            model, read_texts(given, attention_mask, tokenizer), strategy,
+            token_type_ids=token_type_ids, tokenizer=tokenizer,
+            generation_config=generation_config, heads=heads, drafter=drafter,
+            max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, acceptance=acceptance,
+            drafting={
+                "lm": lm, "scorer": scorer, "top_k": top_k, "num_drafts": num_drafts,
+                "max_nodes": max_nodes, "alpha": alpha, "temperature": temperature, "cache": cache,
+                "draft_model": draft_model, "num_slots": num_slots,
+            },
+            options={
+                "form": form, "streamer": streamer, "static_cache": static_cache,
+                "certificate": certificate, "constraint": constraint,
+            },
+        )  # fmt: skip
+
+
+def _generate(
+    model: Any,
+    texts: list[TextInput],
+    strategy: str,
+    *,
+    token_type_ids: Any,
+    tokenizer: Any,
+    generation_config: GenerationConfig | None,
+    heads: AnyHeads | None,
+    drafter: Drafter | Sequence[Drafter] | None,
+    max_new_tokens: int,
+    stop_token_ids: Collection[int] | int | None,
+    acceptance: Acceptance | None,
+    drafting: dict[str, Any],
+    options: dict[str, Any],
+) -> list[DecodeResult]:
+    """What `generate` and `generate_batch` share."""
+    check_weights(model)
+    target = DraftingModel(model, check_heads(heads))
+    if not is_default(max_new_tokens):
+        check_max_new_tokens(max_new_tokens)
+    if stop_token_ids is not None:
+        stop_token_ids = check_stop_tokens(stop_token_ids, target.vocab_size)
+    request = Request(
+        target, texts, generation_config, max_new_tokens, stop_token_ids, acceptance, tokenizer
+    )
+    check_token_types(token_type_ids, target.target.base)
     if drafter is None:
         drafter = make_drafter(
-            strategy, drafting.vocab_size, lm=lm, scorer=scorer, top_k=top_k,
-            num_drafts=num_drafts, max_nodes=max_nodes, alpha=alpha, temperature=temperature,
-            cache=cache, draft_model=draft_model, num_slots=num_slots,
-            has_heads=drafting.heads is not None,
+            strategy, target.vocab_size, **drafting, has_heads=target.heads is not None,
             experience=experience_of(model) if strategy == "auto" else None,
         )  # fmt: skip
         if strategy == "oracle":
-            outputs = decode_batch(
-                drafting, prompts, drafter, **{**options, "streamer": None, "certificate": False}
-            )
-            drafter = [OracleDrafter(found.token_ids, top_k=top_k) for found in outputs]
-    return decode_batch(drafting, prompts, drafter, **options)
-
-
-def _has_two_axes(input_ids: Any) -> bool:
-    if hasattr(input_ids, "ndim"):
-        return int(input_ids.ndim) == 2
-    return len(input_ids) > 0 and hasattr(input_ids[0], "__len__")
+            prompts, settings = request.prepare({**options, "streamer": None, "certificate": False})
+            outputs = decode_prompts(target, prompts, drafter, settings)
+            drafter = [
+                OracleDrafter(result.token_ids, top_k=drafting["top_k"]) for result in outputs
+            ]
+    prompts, settings = request.prepare(options)
+    results = decode_prompts(target, prompts, drafter, settings)
+    for result in results:
+        result.text = decode_text(tokenizer, result.token_ids)
+    return results
 
 
 __all__ = ["STRATEGIES", "decode", "generate", "generate_batch", "make_drafter"]

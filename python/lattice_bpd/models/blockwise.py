@@ -16,10 +16,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lattice_bpd.models.checkpoint import load_checkpoint, save_checkpoint
 from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.models.lm_call import (
+    cache_argument,
+    call_forward,
+    inner_call_is_exact,
+    takes_position_ids,
+    unwrap_model,
+)
 from lattice_bpd.models.sources import HeadSource, check_heads
 
 if TYPE_CHECKING:
@@ -31,8 +38,10 @@ class BlockwiseOutput:
     """One call of the target.
 
     Attributes:
-        logits: (B, T, V) float, head 1's logits of every input position.
-        hidden: (B, T, D) float, the states that enter the output embedding; heads start here.
+        logits: (B, T, V) float, head 1's logits of every input position: those of the target's own
+            forward.
+        hidden: (B, T, D) float, the states that enter the output embedding, as
+            `lattice_bpd.models.lm_call` defines them; heads start here.
         cache: the KV cache that now covers the input as well, or None when it was not asked for.
         head_logits: (B, N, H, V) float at the positions asked for, or None.
     """
@@ -47,7 +56,8 @@ class BlockwiseLM(nn.Module):
     """A decoder-only LM of `transformers` with h-1 extra prediction heads.
 
     Args:
-        base: the target; any `...ForCausalLM` with an output embedding. It is kept, not copied.
+        base: the target; any `...ForCausalLM` with an output embedding, or a wrapper such as
+            `torch.compile(model)`. It is kept, not copied.
         num_heads: h, the target's own head included.
         inner_size: width of each head's hidden layer; the target's hidden size when None.
         heads: heads to use instead of new ones, ours or any `HeadSource`; num_heads and inner_size
@@ -69,6 +79,7 @@ class BlockwiseLM(nn.Module):
         heads: BlockwiseHeads | HeadSource | None = None,
     ) -> None:
         super().__init__()
+        base = unwrap_model(base)
         vocab_size, hidden_size = _output_shape(base)
         if heads is None:
             heads = BlockwiseHeads(hidden_size, num_heads, inner_size, vocab_size=vocab_size)
@@ -97,7 +108,7 @@ class BlockwiseLM(nn.Module):
     def max_positions(self) -> int | None:
         """Input tokens the target has positions for, or None where its config names no limit."""
         limit = getattr(self.base.config, "max_position_embeddings", None)
-        return None if limit is None else int(limit)
+        return None if limit is None or int(limit) < 1 else int(limit)
 
     @property
     def device(self) -> torch.device:
@@ -141,18 +152,34 @@ class BlockwiseLM(nn.Module):
                 f"BlockwiseLM: input_ids has shape {tuple(input_ids.shape)}; expected (batch, "
                 "tokens) with one token or more; add the batch axis or give a prompt"
             )
-        output = self.base.base_model(
-            input_ids=input_ids, past_key_values=cache, use_cache=use_cache or cache is not None
-        )
-        hidden: Tensor = output.last_hidden_state  # (B, T, D)
-        wanted = hidden if logit_positions is None else hidden[:, -logit_positions:]
+        inputs: dict[str, Any] = {
+            "input_ids": input_ids,
+            "use_cache": use_cache or cache is not None,
+        }
+        name = cache_argument(self.base)
+        if inputs["use_cache"] and name is not None:
+            cache = DynamicCache(config=self.base.config) if cache is None else cache
+            inputs[name] = cache
+        if takes_position_ids(self.base):
+            start = 0 if cache is None else int(cache.get_seq_length())
+            steps = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
+            inputs["position_ids"] = steps.expand(len(input_ids), -1)
+        if inner_call_is_exact(self.base, self.output_embedding):
+            hidden: Tensor = self.base.base_model(**inputs).last_hidden_state  # (B, T, D)
+            wanted = hidden if logit_positions is None else hidden[:, -logit_positions:]
+            logits = self.output_embedding(wanted)
+        else:
+            logits, hidden = call_forward(self.base, self.output_embedding, inputs)
+            logits = logits if logit_positions is None else logits[:, -logit_positions:]
         head_logits = None
         if head_positions is not None:
             index = head_positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
             head_logits = self.head_logits(hidden.gather(1, index))  # (B, N, H, V)
-        return BlockwiseOutput(
-            self.output_embedding(wanted), hidden, output.past_key_values, head_logits
-        )
+        return BlockwiseOutput(logits, hidden, cache, head_logits)
+
+    def hidden_states(self, input_ids: Tensor) -> Tensor:
+        """(B, T, D) float, the states of whole texts (B, T) that heads are trained on."""
+        return self(input_ids, logit_positions=1).hidden  # type: ignore[no-any-return]
 
     def head_logits(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """Logits of heads 2..h.
@@ -225,10 +252,9 @@ def _output_shape(base: PreTrainedModel) -> tuple[int, int]:
             f"BlockwiseLM: {name} is an encoder-decoder; expected a decoder-only causal LM"
         )
     embedding = base.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if embedding is None or base.base_model is base:
+    if getattr(embedding, "weight", None) is None:
         raise TypeError(
-            f"BlockwiseLM: {name} has no output embedding on top of a decoder; load the model "
-            "with AutoModelForCausalLM"
+            f"BlockwiseLM: {name} has no output embedding; load the model with AutoModelForCausalLM"
         )
     vocab_size, hidden_size = embedding.weight.shape
     return int(vocab_size), int(hidden_size)

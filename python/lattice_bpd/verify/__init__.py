@@ -21,6 +21,7 @@ from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import accept_lengths, greedy_tokens
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.recurrent import RecurrentCache
 from lattice_bpd.verify.search import search_drafts, search_trees
 from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.verify.source_cache import Source, SourceCache
@@ -49,6 +50,7 @@ __all__ = [
     "MinimumBlock",
     "Offer",
     "PrefixTree",
+    "RecurrentCache",
     "Rejection",
     "RelaxedAcceptance",
     "RelaxedChooser",

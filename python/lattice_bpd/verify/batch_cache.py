@@ -25,7 +25,7 @@ from lattice_bpd.verify.repeated_rows import RepeatedRows
 from lattice_bpd.verify.source_cache import Source, SourceCache
 from lattice_bpd.verify.stacked_cache import StackedCache
 
-_HOLES = 64  # fewer are never cleaned up
+MAX_HOLES = 64  # fewer are never cleaned up
 
 
 class BatchCache:
@@ -166,7 +166,7 @@ class BatchCache:
     def _clean_up(self) -> None:
         """Move all sequences together where holes are a third of the cache."""
         longest = max(self.lengths)
-        if self.positions is None or self.width - longest < max(_HOLES, longest // 2):
+        if self.positions is None or self.width - longest < max(MAX_HOLES, longest // 2):
             return
         self._rows.forget()
         # Right-aligned, so that the longest ends where the next call begins.

@@ -69,19 +69,29 @@ def lay_out_rows(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
     """Every path of the trees as a row; shorter ones end in token 0, which nobody looks at."""
     ids, texts, sequences, places = _core.row_inputs([t._core for t in trees], state.lengths)
     repeats = sequences if len(sequences) > len(trees) else None
-    input_ids = to_device(ids, target.device)
-    if state.positions is None:  # then the target numbers and hides by itself as it should
-        return Call(input_ids, None, None, None, repeats, places)
-    size = input_ids.shape[1]
+    input_ids, size = to_device(ids, target.device), ids.shape[1]
+    if state.positions is None and not _needs_window(target, state.width + size):
+        return Call(input_ids, None, None, None, repeats, places)  # the target numbers them itself
     position_ids = to_device(texts, target.device)
     masks: tuple[Tensor, Tensor | None]
     if target.sliding_window is None:
+        assert state.positions is not None
         used = torch.from_numpy(state.positions[sequences] >= 0).to(target.device)
         masks = F.pad(used.long(), (0, size), value=1), None
     else:
         sees = np.tri(size, dtype=np.bool_)[None].repeat(len(ids), axis=0)
         masks = _masks(target, state, sees, position_ids, sequences)
     return Call(input_ids, position_ids, *masks, repeats, places)
+
+
+def _needs_window(target: TargetModel, width: int) -> bool:
+    """Whether a call over so many cache positions needs an explicit mask for its window.
+
+    In `generate` the cache itself forgets what is outside of the window. Ours keeps everything, and
+    not every model that has a window masks it (Moshi does not).
+    """
+    window = target.sliding_window
+    return window is not None and width > window and target.refuses_tree() is None
 
 
 @cache

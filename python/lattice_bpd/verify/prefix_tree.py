@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
+from lattice_bpd.token_ids import check_has_values
 
 IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
@@ -51,6 +52,13 @@ class PrefixTree:
         tree = cls.__new__(cls)
         tree._core, tree.drawn_from = core, None
         return tree
+
+    def __reduce__(self) -> tuple[Callable[..., PrefixTree], tuple[Any, ...]]:
+        """Pickles and copies hold the nodes, and of sampled trees all distributions."""
+        sampled = None
+        if self.drawn_from is not None:
+            sampled = [self.drawn_from(node) for node in range(len(self))]
+        return _rebuild, (self.token_ids, self.parents, self.log_probs, sampled)
 
     @classmethod
     def from_drafts(
@@ -160,6 +168,27 @@ class PrefixTree:
             tree.drawn_from = drawn_from
         return tree
 
+    def best_chain(self) -> PrefixTree:
+        """The tree's best single draft: from each node on to its most probable child.
+
+        Where probabilities are not known, the child that was proposed first.
+        """
+        parents, token_ids = self.parents, self.token_ids
+        known = self.log_probs
+        rank = [0.0] * len(parents) if known is None else [0.0, *known.tolist()]
+        best: dict[int, int] = {}
+        for node, parent in enumerate(parents):
+            if parent >= 0 and (parent not in best or rank[node] > rank[best[parent]]):
+                best[parent] = node
+        nodes = [0]
+        while nodes[-1] in best:
+            nodes.append(best[nodes[-1]])
+        chain = PrefixTree([token_ids[node] for node in nodes], list(range(-1, len(nodes) - 1)))
+        drawn_from = self.drawn_from
+        if drawn_from is not None:
+            chain.drawn_from = lambda node: drawn_from(nodes[node])
+        return chain
+
     def kept(self, written: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Which draft tokens are right, as all before them are.
 
@@ -227,6 +256,7 @@ class PrefixTree:
 
 def _integers(values: Sequence[int] | IntArray) -> Any:
     """An array of int32 or int64; empty lists are ints, too."""
+    check_has_values(values, "PrefixTree: an array of integers")
     array: Any = values if isinstance(values, np.ndarray) else np.array(values)
     if array.dtype == np.int32 or array.dtype == np.int64:
         return array
@@ -236,3 +266,21 @@ def _integers(values: Sequence[int] | IntArray) -> Any:
             "and numbers of nodes"
         )
     return array.astype(np.int64)
+
+
+def _rebuild(
+    token_ids: list[int],
+    parents: list[int],
+    log_probs: npt.NDArray[np.float32] | None,
+    sampled: list[tuple[Any, Any] | None] | None,
+) -> PrefixTree:
+    """The tree of a pickle."""
+    if log_probs is None:
+        tree = PrefixTree(token_ids, parents)
+    else:
+        above = np.array(parents[1:], np.int64) - 1  # numbered without node 0
+        ids = np.array(token_ids[1:], np.int64)
+        tree = PrefixTree.from_nodes(token_ids[0], ids, above, len(token_ids), log_probs)
+    if sampled is not None:
+        tree.drawn_from = sampled.__getitem__
+    return tree

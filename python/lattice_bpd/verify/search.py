@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lattice_bpd import ContextNGram, NGramLM, _core
 from lattice_bpd.lattice.logits import Candidates
+from lattice_bpd.lm.ngram import core_of
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
 
@@ -37,7 +38,7 @@ def search_trees(
         ValueError: candidates outside the LM's vocabulary, or options out of range.
     """
     found = _core.search_trees(
-        candidates.token_ids, candidates.scores, None if lm is None else lm._core, contexts, rooms,
+        candidates.token_ids, candidates.scores, _core_of("search_trees", lm), contexts, rooms,
         max_nodes, alpha, caches=_cores(caches),
     )  # fmt: skip
     return [PrefixTree._of(tree) for tree in found]
@@ -71,10 +72,14 @@ def search_drafts(
         ValueError: see there.
     """
     found = _core.search_drafts(
-        candidates.token_ids, candidates.scores, None if lm is None else lm._core, contexts, rooms,
+        candidates.token_ids, candidates.scores, _core_of("search_drafts", lm), contexts, rooms,
         num_drafts, alpha, caches=_cores(caches),
     )  # fmt: skip
     return [PrefixTree._of(tree) for tree in found]
+
+
+def _core_of(where: str, lm: NGramLM | None) -> _core.BackoffLm | None:
+    return None if lm is None else core_of(where, lm)
 
 
 def _cores(caches: Sequence[ContextNGram] | None) -> list[_core.ContextNgram]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from lattice_bpd.models.lm_call import call_forward
 from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd.verify.seq2seq_checks import (
     check_encoder_decoder,
@@ -25,7 +26,7 @@ from lattice_bpd.verify.seq2seq_checks import (
     read_stop_tokens,
 )
 from lattice_bpd.verify.source_cache import Source, SourceCache
-from lattice_bpd.verify.target import TargetOutput, call_whole
+from lattice_bpd.verify.target import TargetOutput, find_max_positions
 from lattice_bpd.verify.tree_probe import find_tree_refusal
 
 
@@ -56,6 +57,7 @@ class Seq2SeqTarget:
     """
 
     sliding_window: int | None = None
+    is_recurrent = False
 
     def __init__(
         self,
@@ -72,8 +74,7 @@ class Seq2SeqTarget:
         self.vocab_size, self.device = int(weight.shape[0]), weight.device
         self.dtype: torch.dtype = self.base.dtype
         self.source_vocab_size = int(self.encoder.get_input_embeddings().weight.shape[0])
-        limit = getattr(self.base.config, "max_position_embeddings", None)
-        self.max_positions = None if limit is None else int(limit)
+        self.max_positions = find_max_positions(self.base.config)
         self._places = find_positions(self.decoder)
         self.takes_positions = self._places is not None
         self.decoder_prompt = read_decoder_prompt(self.base, decoder_prompt, self.vocab_size)
@@ -140,10 +141,8 @@ class Seq2SeqTarget:
         finally:
             handle.remove()
         last = TargetOutput(output.logits[:, -1:], output.hidden[:, -1:])
-        again = self.embedding(seen[-1][:, -1:])
-        self._plain = bool(
-            torch.allclose(again.float(), last.logits.float(), rtol=1e-3, atol=1e-5, equal_nan=True)
-        )
+        again = self.embedding(seen[-1])  # bit for bit: any scale, bias or cap makes a difference
+        self._plain = again.dtype == output.logits.dtype and torch.equal(again, output.logits)
         return last, SourceCache.of_first_call(cache, source)
 
     def __call__(
@@ -194,7 +193,7 @@ class Seq2SeqTarget:
             "past_key_values": cache,
             "use_cache": True,
         }
-        return call_whole(self.base, self.embedding, inputs)
+        return call_forward(self.base, self.embedding, inputs)
 
     @contextmanager
     def _at(self, position_ids: Tensor | None) -> Iterator[None]:

@@ -90,7 +90,7 @@ class StackedCache(Cache):
             return cache
         layers: list[Any] = cache.layers
         if type(cache) is not DynamicCache or any(
-            type(layer) is not DynamicLayer for layer in layers
+            type(layer) is not DynamicLayer or layer.keys is None for layer in layers
         ):
             return None
         kinds = {

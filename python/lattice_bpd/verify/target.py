@@ -1,32 +1,34 @@
-"""The target as verification sees it: tokens and a cache in, logits and hidden states out."""
+"""The target as verification sees it: tokens and a cache in, logits and hidden states out.
+
+What its logits and hidden states are is defined in `lattice_bpd.models.lm_call`.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
 
 from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.models.lm_call import (
+    LMOutput,
+    cache_argument,
+    call_forward,
+    call_inner,
+    inner_call_is_exact,
+    takes_position_ids,
+    unwrap_model,
+)
+from lattice_bpd.verify.cache import build_cache, get_width
 from lattice_bpd.verify.memory import is_lack_of_memory
+from lattice_bpd.verify.recurrent import States, find_mixers, keeps_states
 from lattice_bpd.verify.tree_probe import find_tree_refusal
+from lattice_bpd.verify.windows import find_windows
 
 Mask = Tensor | dict[str, Tensor]
-
-
-class TargetOutput(NamedTuple):
-    """One call of the target.
-
-    Attributes:
-        logits: (B, T, V) float.
-        hidden: (B, T, D) float, the states that enter the output embedding.
-    """
-
-    logits: Tensor
-    hidden: Tensor
+TargetOutput = LMOutput
 
 
 class TargetModel(Protocol):
@@ -67,31 +69,43 @@ class CausalLMTarget:
     """Any decoder-only LM of `transformers` as a target; encoder-decoders: see Seq2SeqTarget.
 
     Args:
-        model: the model, or a BlockwiseLM around it.
+        model: the model, a BlockwiseLM around it, or a wrapper such as `torch.compile(model)`; see
+            `lattice_bpd.models.lm_call.unwrap_model`.
+
+    Attributes:
+        base: the model itself.
+        embedding: its output embedding, which hidden states enter.
+        vocab_size: V.
+        max_positions: tokens that the config has positions for; None without a limit.
+        sliding_window: see TargetModel.
+        takes_positions: whether the model is told the positions of its tokens.
+        is_recurrent: whether layers keep a recurrent or convolution state; see
+            `lattice_bpd.verify.recurrent`.
 
     Raises:
         TypeError: no decoder-only causal LM with an output embedding.
+        ValueError: a model whose state cannot be rolled back.
     """
 
     decoder_prompt: list[int] | None = None  # prompts begin as they are given
     stop_token_ids: frozenset[int] = frozenset()  # the caller names them
 
     def __init__(self, model: PreTrainedModel | BlockwiseLM) -> None:
-        base = model.base if isinstance(model, BlockwiseLM) else model
+        base = unwrap_model(model.base if isinstance(model, BlockwiseLM) else model)
         self.base = _check_causal(base)
-        self.embedding: Any = base.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self.embedding: Any = base.get_output_embeddings()
         weight: Tensor = self.embedding.weight
         self.vocab_size, self.device = int(weight.shape[0]), weight.device
         self.dtype: torch.dtype = base.dtype
         config = base.config.get_text_config(decoder=True)
-        limit = getattr(config, "max_position_embeddings", None)
-        self.max_positions = None if limit is None else int(limit)
-        self.sliding_window, self._mixed = _find_window(config)
-        parameters = inspect.signature(base.base_model.forward).parameters
-        self.takes_positions = "position_ids" in parameters
+        self.max_positions = find_max_positions(config)
+        self._cache_argument = cache_argument(self.base)
+        self.windows = find_windows(config)
+        self.sliding_window = self.windows.sliding
+        self.takes_positions = takes_position_ids(base)
         self.source_vocab_size = self.vocab_size
-        self._refusal: tuple[str | None] | None = None  # of the tree form, once it was asked for
-        self._plain: bool | None = None  # logits are the embedding of the hidden state, no more
+        self._refusal: tuple[str | None] | None = None  # of tree attention, once it is known
+        self.is_recurrent = keeps_states(base, self.new_cache())
 
     def __call__(
         self,
@@ -103,16 +117,22 @@ class CausalLMTarget:
         position_ids: Tensor | None = None,
     ) -> TargetOutput:
         """See TargetModel."""
-        inputs: dict[str, Any] = {"input_ids": input_ids, "past_key_values": cache}
-        inputs["use_cache"] = True
+        if position_ids is None and self.takes_positions:
+            # told as `generate` tells them: the model's own numbering may differ (RoBERTa)
+            start = get_width(cache)
+            position_ids = torch.arange(start, start + input_ids.shape[1], device=self.device)
+            position_ids = position_ids.expand(len(input_ids), -1)
+        if self.is_recurrent and input_ids.shape[1] > 1:
+            return self.read_segments(input_ids, cache, position_ids, 0)[0]
+        inputs = self.inputs(input_ids, cache, position_ids)
         if attention_mask is not None:
             inputs["attention_mask"] = self._for_layers(attention_mask, windowed_mask)
-        if position_ids is not None and self.takes_positions:
-            inputs["position_ids"] = position_ids
-        if self._plain:
-            hidden: Tensor = self.base.base_model(**inputs).last_hidden_state
-            return TargetOutput(self.embedding(hidden), hidden)
-        return call_whole(self.base, self.embedding, inputs)
+        return self._call(inputs)
+
+    def _call(self, inputs: dict[str, Any]) -> TargetOutput:
+        if inner_call_is_exact(self.base, self.embedding):
+            return call_inner(self.base, self.embedding, inputs)
+        return call_forward(self.base, self.embedding, inputs)
 
     def read_prompts(
         self,
@@ -121,121 +141,152 @@ class CausalLMTarget:
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
     ) -> tuple[TargetOutput, Cache]:
-        """The first call.
+        """The first call, always the model's own forward.
 
         Args:
             input_ids: (B, T) int64, padded on the left.
             attention_mask: (B, T) int64, 0 on padding; None where nothing is padded.
-            position_ids: (B, T) int64, or None.
-            cache: an empty one to fill; a DynamicCache is made where None is given.
+            position_ids: (B, T) int64, or None: 0, 1, 2, ..
+            cache: an empty one to fill; None: `new_cache()`.
 
         Returns:
             Output of the last position, logits (B, 1, V) and hidden (B, 1, D), and the cache, which
             keeps everything, even where the model has a sliding window.
 
         Raises:
+            ValueError: the model did not fill the cache.
             MemoryError: the prompts did not fit.
         """
-        inputs: dict[str, Any] = {"input_ids": input_ids, "use_cache": True}
-        inputs["past_key_values"] = cache = DynamicCache() if cache is None else cache
+        rows, size = input_ids.shape
+        cache = self.new_cache() if cache is None else cache
+        if position_ids is None:
+            position_ids = torch.arange(size, device=input_ids.device).expand(rows, -1)
+        inputs = self.inputs(input_ids, cache, position_ids)
         if attention_mask is not None:
             inputs["attention_mask"] = attention_mask
-            if self.takes_positions:
-                inputs["position_ids"] = position_ids
         supports = getattr(self.base, "_supports_logits_to_keep", None)
         if supports is not None and supports():
             inputs["logits_to_keep"] = 1
         try:
-            output = call_whole(self.base, self.embedding, inputs)
+            output = call_forward(self.base, self.embedding, inputs)
         except (RuntimeError, MemoryError) as error:
             if not is_lack_of_memory(error):
                 raise
-            rows, size = input_ids.shape
             raise MemoryError(
                 f"decode: no memory to read {rows} prompts of {size} tokens "
                 f"({str(error).strip().splitlines()[:1]}); decode fewer at once, or shorter ones"
             ) from error
-        last = TargetOutput(output.logits[:, -1:], output.hidden[:, -1:])
-        # Some models scale or cap their logits; those are called as a whole ever after.
-        again = self.embedding(last.hidden)
-        self._plain = again.shape == last.logits.shape and bool(
-            torch.allclose(again.float(), last.logits.float(), rtol=1e-3, atol=1e-5, equal_nan=True)
-        )
-        return last, cache
+        if not _is_filled(cache):
+            raise ValueError(
+                f"decode: {type(self.base).__name__} left its KV cache empty, so each call would "
+                "read the whole text again; expected a decoder; set is_decoder=True and "
+                "use_cache=True in its config where it has them"
+            )
+        return TargetOutput(output.logits[:, -1:], output.hidden[:, -1:]), cache
+
+    def read_segments(
+        self, input_ids: Tensor, cache: Any, position_ids: Tensor | None, certain: int
+    ) -> tuple[TargetOutput, States]:
+        """One call of a recurrent target over tokens of one text, in two segments.
+
+        Args:
+            input_ids: (1, T) int64.
+            cache: what the call extends.
+            position_ids: (1, T) int64.
+            certain: tokens of the first segment.
+
+        Returns:
+            The output, and the states that follow the first segment; none where that is all of the
+            call, or nothing.
+        """
+        inputs = self.inputs(input_ids, cache, position_ids)
+        if input_ids.shape[1] == 1:
+            return self._call(inputs), {}
+        with find_mixers(self).split(cache, certain, input_ids.shape[1]) as saved:
+            return self._call(inputs), saved
 
     def refuses_tree(self) -> str | None:
         """See TargetModel; found out by trying, once for each model."""
         if self._refusal is None:
-            self._refusal = (find_tree_refusal(self),)
+            self._refusal = (self._find_tree_refusal(),)
         return self._refusal[0]
 
     def new_cache(self) -> Cache:
-        """A cache that covers no token."""
-        return DynamicCache()
+        """A cache that covers no token, built with the model's config.
+
+        Raises:
+            ValueError: see `lattice_bpd.verify.cache.build_cache`.
+        """
+        return build_cache(self.base)
+
+    def _find_tree_refusal(self) -> str | None:
+        if self.is_recurrent:
+            return f"{type(self.base).__name__} keeps a recurrent state, which cannot branch"
+        if self.windows.by_slot is not None:
+            return (
+                f"{type(self.base).__name__} has layers that see the last {self.windows.by_slot} "
+                "cache positions, whichever tokens they hold"
+            )
+        return find_tree_refusal(self)
+
+    def inputs(self, input_ids: Tensor, cache: Any, position_ids: Tensor | None) -> dict[str, Any]:
+        """What the model's `forward` is given, by name; (B, T) int64 ids and positions."""
+        inputs: dict[str, Any] = {
+            "input_ids": input_ids,
+            str(self._cache_argument): cache,
+            "use_cache": True,
+        }
+        if position_ids is not None and self.takes_positions:
+            inputs["position_ids"] = position_ids
+        return inputs
 
     def _for_layers(self, mask: Tensor, windowed: Tensor | None) -> Mask:
         if windowed is None or mask.ndim == 2:
             return mask
-        if self._mixed:
+        if self.windows.mixed:
             return {"full_attention": mask, "sliding_attention": windowed}
         return windowed
 
 
-def call_whole(base: Any, embedding: nn.Module, inputs: dict[str, Any]) -> TargetOutput:
-    """The LM's own forward pass; the hidden state is what its output embedding gets.
+def find_max_positions(config: Any) -> int | None:
+    """Tokens that a decoder's config has positions for; None where it names no limit."""
+    limit = getattr(config, "max_position_embeddings", None)
+    return None if limit is None or int(limit) < 1 else int(limit)
 
-    Args:
-        base: LM of `transformers`.
-        embedding: its output embedding.
-        inputs: by name.
 
-    Raises:
-        TypeError: it does not call its output embedding.
-    """
-    seen: list[Tensor] = []
-
-    def remember(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        seen.append(arguments[0])
-
-    handle = embedding.register_forward_pre_hook(remember)
-    try:
-        logits: Tensor = base(**inputs).logits
-    finally:
-        handle.remove()
-    if not seen:
-        raise TypeError(
-            f"decode: {type(base).__name__} does not call its output embedding, so the "
-            "hidden state that heads start from is not known; expected a causal LM that does"
-        )
-    return TargetOutput(logits, seen[-1])
+def _is_filled(cache: Cache) -> bool:
+    """Whether a call wrote to any layer."""
+    layers: list[Any] = cache.layers
+    return any(
+        getattr(layer, "keys", None) is not None or getattr(layer, "device", None) is not None
+        for layer in layers
+    )
 
 
 def _check_causal(base: Any) -> PreTrainedModel:
+    name = type(base).__name__
     if not isinstance(base, PreTrainedModel):
         raise TypeError(
-            f"decode: model is a {type(base).__name__}; expected a causal LM of transformers or a "
-            "BlockwiseLM; load one with AutoModelForCausalLM.from_pretrained"
+            f"decode: model is a {name}; expected a causal LM of transformers or a BlockwiseLM; "
+            "load one with AutoModelForCausalLM.from_pretrained"
         )
-    embedding = base.get_output_embeddings()  # type: ignore[no-untyped-call]
-    encoder_decoder = getattr(base.config, "is_encoder_decoder", False)
-    if encoder_decoder or embedding is None or base.base_model is base:
-        what = "an encoder-decoder" if encoder_decoder else "no decoder with an output embedding"
+    if getattr(base.config, "is_encoder_decoder", False):
         raise TypeError(
-            f"decode: {type(base).__name__} is {what}; expected a decoder-only causal LM; load it "
+            f"decode: {name} is an encoder-decoder; expected a decoder-only causal LM; load it "
             "with AutoModelForCausalLM"
         )
-    if getattr(base, "_is_stateful", False):
+    try:
+        embedding = base.get_output_embeddings()  # type: ignore[no-untyped-call]
+    except Exception:  # some models without one raise an AttributeError
+        embedding = None
+    if getattr(embedding, "weight", None) is None:
+        raise TypeError(
+            f"decode: {name} has no output embedding, so it gives no logits of tokens; expected a "
+            "causal LM; load it with AutoModelForCausalLM"
+        )
+    if cache_argument(base) is None:
         raise ValueError(
-            f"decode: {type(base).__name__} keeps a recurrent state, which cannot be rolled back; "
-            "expected attention in every layer; use the model's own generate, or another target"
+            f"decode: {name} takes no KV cache, so each call would read the whole text again; use "
+            "the model's own generate, or another target"
         )
     return base
-
-
-def _find_window(config: Any) -> tuple[int | None, bool]:
-    """The sliding window, and whether other layers see everything."""
-    kinds: Sequence[str] = getattr(config, "layer_types", None) or ()
-    window = getattr(config, "sliding_window", None)
-    if window is None or (kinds and "sliding_attention" not in kinds):
-        return None, False
-    return int(window), any(kind != "sliding_attention" for kind in kinds)

@@ -65,16 +65,17 @@ def _try_tree(target: ProbedTarget, implementation: str) -> str | None:
     mask = mask.to(target.device)
     places = torch.tensor([[0, 1, 2, 3, 3]], device=target.device)
 
-    def last_logits(tokens: list[int], **options: Any) -> Tensor:
+    def last_logits(tokens: list[int], places: Tensor, **masks: Any) -> Tensor:
         row = torch.tensor([tokens], device=target.device)
-        logits: Tensor = target(row, target.new_cache(), **options).logits
+        logits: Tensor = target(row, target.new_cache(), position_ids=places, **masks).logits
         return logits[0, -1].float()
 
     try:
-        found = last_logits(ids, attention_mask=mask, windowed_mask=mask, position_ids=places)
+        found = last_logits(ids, places, attention_mask=mask, windowed_mask=mask)
     except Exception as error:
         return f"{type(target.base).__name__} fails on a four-dimensional mask ({error})"
-    wanted, wrong = last_logits([*ids[:3], ids[4]]), last_logits(ids)
+    steps = torch.arange(5, device=target.device)[None]
+    wanted, wrong = last_logits([*ids[:3], ids[4]], steps[:, :4]), last_logits(ids, steps)
     if float((found - wanted).norm()) <= 0.2 * float((wrong - wanted).norm()) + 1e-4:
         return None
     return f"{type(target.base).__name__} does not keep to a four-dimensional mask"

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,8 +28,10 @@ from lattice_bpd.verify.greedy import follow_greedy, place_finder
 from lattice_bpd.verify.layout import Call, lay_out_rows, lay_out_tree
 from lattice_bpd.verify.memory import is_lack_of_memory, memory_advice
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.recurrent import RecurrentCache
 from lattice_bpd.verify.target import TargetModel, TargetOutput
 
+Places = list[npt.NDArray[np.int64]] | None  # see `layout.Call`
 FORMS = ("auto", "tree", "rows")
 
 
@@ -109,7 +113,7 @@ class Chooser(Protocol):
 
 def verify_trees(
     target: TargetModel,
-    state: BatchCache,
+    state: BatchCache | RecurrentCache,
     trees: list[PrefixTree],
     *,
     form: str = "auto",
@@ -137,6 +141,8 @@ def verify_trees(
     if not torch.is_inference_mode_enabled():  # asked first: entering it again takes microseconds
         with torch.inference_mode():
             return verify_trees(target, state, trees, form=form, choosers=choosers)
+    if isinstance(state, RecurrentCache):
+        return _verify_chain(target, state, trees, form, choosers)
     form = choose_form(target, state, trees, form)
     call = (lay_out_tree if form == "tree" else lay_out_rows)(target, state, trees)
     cache, size = state.cache, call.input_ids.shape[1]
@@ -153,7 +159,7 @@ def verify_trees(
     if choosers is None:
         followed = follow_greedy(trees, output.logits, call.places)
     else:
-        followed = _ask_choosers(call, output, trees, choosers)
+        followed = _ask_choosers(call.places, output, trees, choosers)
     hidden = output.hidden.flatten(0, 1)
     found = [Verification(tokens, len(nodes) - 1, hidden[end]) for nodes, tokens, end in followed]
     if form == "tree":
@@ -163,6 +169,38 @@ def verify_trees(
         counts = [len(nodes) for nodes, _, _ in followed]
         state.keep_rows(cache, rows, counts, size, repeats=call.sequences is not None)
     return BatchVerification(found, form, seconds, (call.input_ids.shape[0], size))
+
+
+def _verify_chain(
+    target: TargetModel,
+    state: RecurrentCache,
+    trees: list[PrefixTree],
+    form: str,
+    choosers: Sequence[Chooser] | None,
+) -> BatchVerification:
+    """`verify_trees` for a target with recurrent states: one text, one draft."""
+    if form == "tree" or len(trees) != 1 or trees[0].max_depth + 1 != len(trees[0]):
+        raise ValueError(
+            "verify: the target keeps a recurrent state, which cannot branch; expected one text "
+            "with one draft (PrefixTree.best_chain), and form 'auto' or 'rows'"
+        )
+    token_ids = trees[0].token_ids
+    size = len(state.pending) + len(token_ids)
+    start = time.perf_counter()
+    try:
+        output = state.read(target, token_ids)
+    except (RuntimeError, MemoryError) as error:
+        if not is_lack_of_memory(error):
+            raise
+        raise MemoryError(memory_advice(error, (1, size), 1, "rows")) from error
+    seconds = time.perf_counter() - start
+    if choosers is None:
+        ((nodes, tokens, end),) = follow_greedy(trees, output.logits, None)
+    else:
+        ((nodes, tokens, end),) = _ask_choosers(None, output, trees, choosers)
+    state.keep(len(nodes) - 1)
+    found = Verification(tokens, len(nodes) - 1, output.hidden[0, end])
+    return BatchVerification([found], "rows", seconds, (1, size))
 
 
 def choose_form(
@@ -240,13 +278,13 @@ def _run(target: TargetModel, call: Call, cache: Any) -> TargetOutput:
 
 
 def _ask_choosers(
-    call: Call, output: TargetOutput, trees: Sequence[PrefixTree], choosers: Sequence[Chooser]
+    places: Places, output: TargetOutput, trees: Sequence[PrefixTree], choosers: Sequence[Chooser]
 ) -> list[tuple[list[int], list[int], int]]:
     """What choosers accept of each tree, the tokens behind, and the place of the last node."""
     logits, size = output.logits.flatten(0, 1), output.logits.shape[1]
 
     def follow(number: int, tree: PrefixTree, chooser: Chooser) -> tuple[list[int], list[int], int]:
-        depths, place_of = tree.depths, place_finder(call.places, number, size)
+        depths, place_of = tree.depths, place_finder(places, number, size)
 
         def choose(node: int) -> int | None:
             drawn_from = None if tree.drawn_from is None else tree.drawn_from(node)

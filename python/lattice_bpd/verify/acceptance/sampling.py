@@ -122,15 +122,24 @@ class Sampled(_Sampling):
 class SampledChooser(_Drawing):
     """Draws the tokens of one text; see Sampled.
 
+    Args:
+        warp: the distribution to sample from.
+        key: of the noise.
+        is_warped: whether `choose` is given logits that are warped already.
+
     Attributes:
         warp: the distribution to sample from.
         key: of the noise.
         position: tokens drawn so far, and so the place of the next one.
     """
 
+    def __init__(self, warp: Warp, key: int, *, is_warped: bool = False) -> None:
+        super().__init__(warp, key)
+        self._applied = Warp() if is_warped else warp
+
     def choose(self, logits: Tensor, offer: Offer) -> int:  # noqa: ARG002
         """See `lattice_bpd.verify.Chooser`."""
-        token = _core.sample_token(self.warp.apply(logits), 1.0, self.key, self.position)
+        token = _core.sample_token(self._applied.apply(logits), 1.0, self.key, self.position)
         self.position += 1
         return token
 

@@ -1,0 +1,36 @@
+"""How far rounding alone can move logits between two calls of the same model.
+
+Calls of different shapes add up in different orders. Each of the 2 L + 1 additions to the residual
+stream of L layers, and the logits themselves, is rounded to the model's dtype (relative error below
+eps / 2) after a sum of up to n terms that hardware keeps in float32 or better, whose errors grow
+like sqrt(n) eps32 (Higham and Mary 2019: rounding errors are independent, so they add up like a
+random walk). Independent errors of 2 L + 1 steps grow like their square root:
+
+    error of a logit      sqrt(2 L + 1) (eps + sqrt(n) eps32) scale        scale: largest |logit|
+    bound                 4 times that: two calls differ (2), and two logits approach each other (2)
+
+The bound follows from dtype and size of the model alone, never from a measured difference.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+FORMULA = "4 sqrt(2 layers + 1) (eps + sqrt(terms) eps32) scale, scale = largest |logit| there"
+_EPS32 = float(torch.finfo(torch.float32).eps)
+
+
+def rounding_bound(base: Any) -> float:
+    """How far the lead of a logit over another may change, relative to the largest |logit|.
+
+    Args:
+        base: a model of `transformers`.
+    """
+    config = base.config.get_text_config(decoder=True)
+    layers = int(getattr(config, "num_hidden_layers", None) or 1)
+    terms = max((p.shape[-1] for p in base.parameters() if p.ndim >= 2), default=1)
+    eps = float(torch.finfo(base.dtype).eps)
+    return 4.0 * math.sqrt(2 * layers + 1) * (eps + math.sqrt(terms) * _EPS32)

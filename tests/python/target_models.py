@@ -1,0 +1,198 @@
+"""Tiny random targets of many architectures, what plain `generate` writes, and planted drafts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from lattice_bpd import Drafts
+from lattice_bpd.decode import Drafter
+
+torch.set_num_threads(1)
+
+VOCAB = 64
+COUNT = 24  # new tokens
+PROMPTS = [
+    [11, 7, 33, 9, 50, 8, 21, 44, 13, 27, 60, 5, 19],
+    [40, 6, 31, 12, 55, 9],
+    [23, 14, 62, 7, 18, 35, 9, 48, 29, 10],
+]
+_ENDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+_GPT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 96,
+}
+_BERT = {**_GPT, "intermediate_size": 48, "num_hidden_layers": 2, "is_decoder": True, **_ENDS}
+_LLAMA = {
+    **_GPT, "intermediate_size": 48, "num_hidden_layers": 2, "num_key_value_heads": 2, **_ENDS,
+}  # fmt: skip
+_MLA = {
+    **_LLAMA, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+}  # fmt: skip
+_MOE = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+_DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+
+# name: (model class, config class, options)
+_KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {**_LLAMA}),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {**_LLAMA, "sliding_window": 8}),
+    # layers between base_model and the output embedding
+    "bert": ("BertLMHeadModel", "BertConfig", _BERT),
+    "roberta": ("RobertaForCausalLM", "RobertaConfig", _BERT),
+    "rembert": (
+        "RemBertForCausalLM", "RemBertConfig",
+        {**_BERT, "input_embedding_size": 16, "output_embedding_size": 24},
+    ),
+    "electra": ("ElectraForCausalLM", "ElectraConfig", {**_BERT, "embedding_size": 32}),
+    "roformer": ("RoFormerForCausalLM", "RoFormerConfig", {**_BERT, "embedding_size": 32}),
+    "modernbert-decoder": (
+        "ModernBertDecoderForCausalLM", "ModernBertDecoderConfig",
+        {**_BERT, "local_attention": 8, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
+         "sep_token_id": 2},
+    ),
+    # scaled states, scaled or capped logits
+    "minicpm3": (
+        "MiniCPM3ForCausalLM", "MiniCPM3Config", {**_MLA, "scale_emb": 2.0, "dim_model_base": 8},
+    ),
+    "granite": ("GraniteForCausalLM", "GraniteConfig", {**_LLAMA, "logits_scaling": 3.0}),
+    "cohere": ("CohereForCausalLM", "CohereConfig", {**_LLAMA, "logit_scale": 0.25}),
+    "gemma2": (
+        "Gemma2ForCausalLM", "Gemma2Config",
+        {**_LLAMA, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
+         "final_logit_softcapping": 1.0},
+    ),
+    # windows that are not where the config says, or count cache positions
+    "moshi": (
+        "MoshiForCausalLM", "MoshiConfig",
+        {**_LLAMA, "ffn_dim": 48, "sliding_window": 8, "num_codebooks": 2, "audio_vocab_size": 16},
+    ),
+    "gpt_neo": (
+        "GPTNeoForCausalLM", "GPTNeoConfig",
+        {"vocab_size": VOCAB, "hidden_size": 32, "num_layers": 2, "num_heads": 4,
+         "max_position_embeddings": 96, "attention_types": [[["global", "local"], 1]],
+         "window_size": 8, **_ENDS},
+    ),
+    "llama4": (
+        "Llama4ForCausalLM", "Llama4TextConfig",
+        {**_LLAMA, "head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2,
+         "attention_chunk_size": 8, "num_experts_per_tok": 1},
+    ),
+    # states
+    "qwen3_next": (
+        "Qwen3NextForCausalLM", "Qwen3NextConfig",
+        {**_LLAMA, **_MOE, **_DELTA, "head_dim": 8, "shared_expert_intermediate_size": 16},
+    ),
+    "qwen3_5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", {**_LLAMA, **_DELTA, "head_dim": 8}),
+    "lfm2": (
+        "Lfm2ForCausalLM", "Lfm2Config",
+        {**_LLAMA, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+         "block_auto_adjust_ff_dim": False},
+    ),
+    "mamba": (
+        "MambaForCausalLM", "MambaConfig",
+        {"vocab_size": VOCAB, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2,
+         "time_step_rank": 4, **_ENDS},
+    ),
+    "mamba2": (
+        "Mamba2ForCausalLM", "Mamba2Config",
+        {"vocab_size": VOCAB, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2,
+         "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 4, **_ENDS},
+    ),
+    "jamba": (
+        "JambaForCausalLM", "JambaConfig",
+        {**_LLAMA, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+         "expert_layer_offset": 1, "num_experts": 4, "mamba_d_state": 8, "mamba_dt_rank": 4},
+    ),
+    "bamba": (
+        "BambaForCausalLM", "BambaConfig",
+        {**_LLAMA, "attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16,
+         "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 4},
+    ),
+}  # fmt: skip
+
+BETWEEN = ["bert", "roberta", "rembert", "electra", "roformer", "modernbert-decoder"]
+SCALED = ["minicpm3", "granite", "cohere", "gemma2"]
+WINDOWED = ["mistral", "moshi", "gpt_neo", "llama4"]
+RECURRENT = ["qwen3_next", "qwen3_5", "lfm2", "mamba", "mamba2", "jamba", "bamba"]
+ATTENTION = ["llama", "gpt_neox", *BETWEEN, *SCALED, *WINDOWED]
+
+
+@functools.cache
+def build_target(kind: str) -> PreTrainedModel:
+    """A target with random weights, large enough that its choices vary."""
+    model_class, config_class, options = _KINDS[kind]
+    torch.manual_seed(0)
+    model = getattr(transformers, model_class)(getattr(transformers, config_class)(**options))
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                weight.normal_(0.0, 0.3)
+    settings = model.generation_config
+    settings.eos_token_id, settings.bos_token_id, settings.pad_token_id = None, None, 0
+    return model.eval()
+
+
+@functools.cache
+def generated(kind: str) -> list[list[int]]:
+    """What the model's own `generate` writes for each of PROMPTS, alone."""
+    return [plain_generate(build_target(kind), prompt) for prompt in PROMPTS]
+
+
+def plain_generate(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    """What the model's own `generate` writes."""
+    ids = torch.tensor([prompt])
+    options: Any = {"max_new_tokens": COUNT, "min_new_tokens": COUNT, "do_sample": False}
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    return found[0, len(prompt) :].tolist()
+
+
+class PlantedDrafter(Drafter):
+    """Drafts the known continuation, with errors planted in about half of the drafts.
+
+    Args:
+        coming: what the target will write.
+        prompt_length: tokens of the prompt.
+        size: tokens of a draft.
+        num_drafts: 1: a chain; 2: a wrong draft stands before it.
+    """
+
+    def __init__(
+        self, coming: list[int], prompt_length: int, size: int = 5, num_drafts: int = 1
+    ) -> None:
+        self.coming, self.length, self.size = coming, prompt_length, size
+        self.num_drafts, self.rng = num_drafts, np.random.default_rng(prompt_length)
+
+    def propose(self, state: Any) -> Drafts | None:
+        done = len(state.tokens) - self.length
+        right = self.coming[done : done + min(self.size, state.room)]
+        if not right:
+            return None
+        if self.rng.random() < 0.5:
+            place = int(self.rng.integers(0, len(right)))
+            right = [*right[:place], (right[place] + 1) % VOCAB, *right[place + 1 :]]
+        wrong = [(right[0] + 1) % VOCAB, *right[1:]]
+        rows = np.array([[wrong, right][-self.num_drafts :]], np.int32)
+        scores, counts = np.zeros(rows.shape[:2], np.float32), np.array([rows.shape[1]], np.int32)
+        return Drafts(rows, scores, counts)
+
+
+def planted(kind: str, **options: Any) -> list[PlantedDrafter]:
+    """A drafter for each of PROMPTS."""
+    pairs = zip(generated(kind), PROMPTS, strict=True)
+    return [PlantedDrafter(coming, len(prompt), **options) for coming, prompt in pairs]
+
+
+Wrapper = Callable[[PreTrainedModel], torch.nn.Module]

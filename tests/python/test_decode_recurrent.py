@@ -1,0 +1,187 @@
+"""Targets that keep recurrent or convolution states: chains, rolled back without extra calls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+import torch
+
+from lattice_bpd import Drafts
+from lattice_bpd.decode import (
+    CustomGenerate,
+    Drafter,
+    DraftModelDrafter,
+    NoDrafter,
+    decode,
+    decode_batch,
+    generate,
+)
+from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.verify import CausalLMTarget, PrefixTree, RecurrentCache, verify_trees
+from lattice_bpd.verify.recurrent import find_mixers
+from target_models import (
+    COUNT,
+    PROMPTS,
+    RECURRENT,
+    VOCAB,
+    PlantedDrafter,
+    build_target,
+    generated,
+    planted,
+)
+
+OPTIONS = {"max_new_tokens": COUNT}
+ONE_BY_ONE = {"mamba", "jamba"}  # their scans start from an empty state
+
+
+class Exact(Drafter):
+    """Drafts of `size` tokens of which the first `right` are what the target will write."""
+
+    def __init__(self, coming: list[int], prompt_length: int, size: int, right: int) -> None:
+        self.coming, self.length, self.size, self.right = coming, prompt_length, size, right
+
+    def propose(self, state):
+        done = len(state.tokens) - self.length
+        draft = list(self.coming[done : done + min(self.size, state.room)])
+        if not draft:
+            return None
+        draft[self.right :] = [(token + 1) % VOCAB for token in draft[self.right :]]
+        return Drafts(np.array([[draft]], np.int32), np.zeros((1, 1), np.float32), np.array([1]))
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_output_is_what_generate_writes(kind):
+    model, outputs = build_target(kind), generated(kind)
+    for number, drafter in enumerate(planted(kind)):
+        greedy = decode(model, PROMPTS[number], NoDrafter(), **OPTIONS)
+        assert (greedy.token_ids, greedy.stats.target_calls) == (outputs[number], COUNT)
+        found = decode(model, PROMPTS[number], drafter, **OPTIONS)
+        assert found.token_ids == outputs[number]
+        assert found.stats.target_calls < 0.6 * COUNT
+        assert found.notes == []
+    assert find_mixers(CausalLMTarget(model)).one_by_one == (kind in ONE_BY_ONE)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "lfm2", "jamba"])
+@pytest.mark.parametrize("right", [0, 1, 3])
+def test_rejected_drafts_cost_no_call(kind, right):
+    output = generated(kind)[0]
+    found = decode(build_target(kind), PROMPTS[0], Exact(output, 13, 4, right), **OPTIONS)
+    assert found.token_ids == output
+    calls = 1 + -(-(COUNT - 1) // (right + 1))  # the prompt's, then right + 1 tokens a call
+    assert found.stats.target_calls <= calls
+    assert found.stats.block_efficiency == COUNT / found.stats.target_calls
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "mamba2"])
+def test_no_more_than_one_draft_is_read_again(kind, monkeypatch):
+    sizes: list[int] = []
+    read = CausalLMTarget.read_segments
+
+    def watch(self, input_ids, *args):
+        sizes.append(input_ids.shape[1])
+        return read(self, input_ids, *args)
+
+    monkeypatch.setattr(CausalLMTarget, "read_segments", watch)
+    decode(build_target(kind), PROMPTS[0], Exact(generated(kind)[0], 13, 4, 3), **OPTIONS)
+    assert max(sizes) == 3 + 1 + 4  # accepted before, the exact token, a draft
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_states_after_a_rejected_draft_are_those_of_the_accepted_tokens(kind):
+    model, (output, *_) = build_target(kind), generated(kind)
+    target = CausalLMTarget(model)
+    with torch.inference_mode():
+        _, cache = target.read_prompts(torch.tensor([PROMPTS[0]]))
+        state = RecurrentCache(cache, 13)
+        draft = [*output[1:3], (output[3] + 1) % VOCAB, 5]
+        tree = PrefixTree.from_drafts(output[0], [draft])
+        first = verify_trees(target, state, [tree]).sequences[0]
+        assert (first.token_ids, first.accept_length) == (output[1:4], 2)
+        assert (state.lengths, state.pending) == ([16], output[1:3])
+        second = state.read(target, [output[3]])
+        assert state.lengths == [16]
+        ids = torch.tensor([[*PROMPTS[0], *output[:4]]])
+        wanted, _ = target.read_prompts(ids)
+    torch.testing.assert_close(second.logits, wanted.logits, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(second.hidden, wanted.hidden, rtol=1e-3, atol=1e-3)
+
+
+def test_trees_are_cut_to_their_best_chain_with_a_note():
+    model, output = build_target("qwen3_5"), generated("qwen3_5")[0]
+
+    class Tree(PlantedDrafter):
+        def propose(self, state):
+            right = self.coming[len(state.tokens) - self.length :][: min(3, state.room)]
+            if len(right) < 3:
+                return None
+            wrong = (right[0] + 1) % VOCAB
+            nodes = np.array([wrong, *right, wrong], np.int32)
+            log_probs = np.array([-2.0, -0.1, -0.2, -0.3, -1.0], np.float32)
+            parents = np.array([-1, -1, 1, 2, 1], np.int32)
+            return PrefixTree.from_nodes(state.tokens[-1], nodes, parents, state.room, log_probs)
+
+    found = decode(model, PROMPTS[0], Tree(output, 13), **OPTIONS)
+    assert found.token_ids == output
+    # the prompt's call, five of four tokens, three without a draft
+    assert (found.stats.target_calls, found.stats.flattened_trees) == (9, 5)
+    (note,) = found.notes
+    assert "verified as their best chain: Qwen3_5ForCausalLM keeps a recurrent state" in note
+
+
+def test_best_chain_by_hand():
+    tree = PrefixTree([3, 5, 6, 7, 8, 9], [-1, 0, 0, 2, 2, 4])
+    assert tree.best_chain().token_ids == [3, 5]  # proposed first where nothing is known
+    log_probs = np.log(np.array([0.2, 0.6, 0.1, 0.4, 0.3], np.float32))
+    parents = np.array([-1, -1, 1, 1, 3], np.int32)
+    ids = np.array([5, 6, 7, 8, 9], np.int32)
+    known = PrefixTree.from_nodes(3, ids, parents, 9, log_probs)
+    known.drawn_from = lambda node: ([node], [1.0])
+    chain = known.best_chain()
+    assert (chain.token_ids, chain.parents) == ([3, 6, 8, 9], [-1, 0, 1, 2])
+    assert [chain.drawn_from(node)[0] for node in range(4)] == [[0], [2], [4], [5]]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "bamba"])
+def test_default_strategy_and_model_generate(kind):
+    model, output = build_target(kind), generated(kind)[1]
+    heads = BlockwiseLM(model, num_heads=4)
+    assert generate(heads, PROMPTS[1], **OPTIONS).token_ids == output
+    for strategy in ("bpd", "lookup", "auto"):
+        assert generate(heads, PROMPTS[1], strategy, **OPTIONS).token_ids == output
+    method = CustomGenerate(strategy="lookup")
+    ids = torch.tensor([PROMPTS[1]])
+    found = model.generate(ids, custom_generate=method, attention_mask=torch.ones_like(ids),
+                           do_sample=False, **OPTIONS)  # fmt: skip
+    assert found[0, len(PROMPTS[1]) :].tolist() == output
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "jamba"])
+def test_certificates_hold(kind):
+    model, output = build_target(kind), generated(kind)[0]
+    drafter = PlantedDrafter(output, 13)
+    found = decode(model, PROMPTS[0], drafter, certificate=True, **OPTIONS)
+    assert found.certificate.verdict in ("lossless", "tie")
+
+
+def test_what_states_cannot_do_is_refused_with_the_reason():
+    model = build_target("qwen3_5")
+    with pytest.raises(ValueError, match="keeps a recurrent state, which cannot skip padding"):
+        decode_batch(model, PROMPTS, NoDrafter())
+    with pytest.raises(ValueError, match=r"'tree' is not possible: .*which cannot branch"):
+        decode(model, PROMPTS[0], NoDrafter(), form="tree")
+    with pytest.raises(ValueError, match=r"keeps a recurrent state.*leave static_cache out"):
+        decode(model, PROMPTS[0], NoDrafter(), static_cache=True)
+    with pytest.raises(ValueError, match="Qwen3_5ForCausalLM keeps a recurrent state"):
+        DraftModelDrafter(model)
+
+
+def test_mixers_that_read_wrongly_in_every_way_are_refused(monkeypatch):
+    from lattice_bpd.verify import recurrent
+
+    monkeypatch.setattr(recurrent, "_KNOWN", {})
+    monkeypatch.setattr(recurrent, "_is_near", lambda *_: False)
+    with pytest.raises(ValueError, match="cannot be rolled back: several tokens read in one call"):
+        decode(build_target("mamba2"), PROMPTS[0], NoDrafter())

@@ -1,0 +1,203 @@
+"""Targets of many architectures: token for token what `generate` writes, or refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from torch import nn
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+)
+
+from lattice_bpd.decode import NoDrafter, decode, decode_batch, generate
+from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.models.lm_call import call_forward, inner_call_is_exact, unwrap_model
+from lattice_bpd.verify import CausalLMTarget
+from target_models import (
+    ATTENTION,
+    BETWEEN,
+    COUNT,
+    PROMPTS,
+    SCALED,
+    VOCAB,
+    build_target,
+    generated,
+    planted,
+)
+
+OPTIONS = {"max_new_tokens": COUNT}
+BY_SLOT = ["gpt_neo", "llama4"]
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_single_prompts_are_what_generate_writes(kind):
+    model, outputs = build_target(kind), generated(kind)
+    assert decode(model, PROMPTS[0], NoDrafter(), **OPTIONS).token_ids == outputs[0]
+    calls = 0
+    for num_drafts in (1, 2):
+        for prompt, drafter, output in zip(
+            PROMPTS[:2], planted(kind, num_drafts=num_drafts)[:2], outputs[:2], strict=True
+        ):
+            found = decode(model, prompt, drafter, **OPTIONS)
+            assert found.token_ids == output
+            calls += found.stats.target_calls
+    assert calls < 0.6 * 4 * COUNT  # drafts were accepted
+    assert generate(model, PROMPTS[1], "lookup", **OPTIONS).token_ids == outputs[1]
+
+
+@pytest.mark.parametrize("kind", sorted(set(ATTENTION) - {*BY_SLOT, "roformer"}))
+def test_ragged_batches_are_what_generate_writes_for_each_alone(kind):
+    model, outputs = build_target(kind), generated(kind)
+    for drafter in (NoDrafter(), planted(kind, num_drafts=2)):
+        found = decode_batch(model, PROMPTS, drafter, **OPTIONS)
+        assert [result.token_ids for result in found] == outputs
+
+
+@pytest.mark.parametrize("kind", BY_SLOT)
+def test_windows_that_count_cache_positions_are_refused_in_batches_and_trees(kind):
+    model = build_target(kind)
+    with pytest.raises(ValueError, match=r"see the last 8 cache positions.*one prompt at a time"):
+        decode_batch(model, PROMPTS, NoDrafter(), **OPTIONS)
+    with pytest.raises(ValueError, match=r"see the last 8 cache positions.*form='rows'"):
+        decode(model, PROMPTS[0], planted(kind, num_drafts=2)[0], form="tree", **OPTIONS)
+    if kind == "gpt_neo":  # a window that no text reaches does not matter
+        config = copy.deepcopy(model.config)
+        config.window_size = 1024
+        wide = type(model)(config)
+        assert len(decode_batch(wide.eval(), PROMPTS, NoDrafter(), max_new_tokens=4)) == 3
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert", "minicpm3", "gemma2"])
+def test_logits_and_hidden_states_are_those_of_forward_in_every_call(kind):
+    model = build_target(kind)
+    target, text = CausalLMTarget(model), torch.tensor([PROMPTS[0]])
+    with torch.inference_mode():
+        places = torch.arange(13)[None]
+        inputs = {"input_ids": text, "position_ids": places, "use_cache": False}
+        logits = model(**inputs).logits
+        seen: list[torch.Tensor] = []
+        embedding = model.get_output_embeddings()
+        handle = embedding.register_forward_hook(lambda _m, args, _out: seen.append(args[0]))
+        model(**inputs)
+        handle.remove()
+        prompt, cache = target.read_prompts(text[:, :9])
+        later = target(text[:, 9:], cache, position_ids=places[:, 9:])
+        whole = BlockwiseLM(model, num_heads=2)(text)
+    for found, wanted in (
+        (prompt.logits, logits[:, 8:9]), (later.logits, logits[:, 9:]), (whole.logits, logits),
+        (prompt.hidden, seen[0][:, 8:9]), (later.hidden, seen[0][:, 9:]), (whole.hidden, seen[0]),
+    ):  # fmt: skip
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(BlockwiseLM(model, num_heads=2).hidden_states(text), seen[0])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "mistral", *BETWEEN, *SCALED])
+def test_the_quick_call_is_taken_where_it_gives_the_same_numbers(kind):
+    model = build_target(kind)
+    exact = inner_call_is_exact(model, model.get_output_embeddings())
+    assert exact == (kind in ("llama", "gpt_neox", "mistral"))
+
+
+def test_the_comparison_notices_what_is_added_to_a_model():
+    class Scaled(type(build_target("llama"))):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits = output.logits * 1.0000002
+            return output
+
+    model = copy.deepcopy(build_target("llama"))
+    model.__class__ = Scaled
+    model.train()
+    assert not inner_call_is_exact(model, model.get_output_embeddings())
+    assert [model.training, model.model.training] == [True, True]  # modes are put back
+
+
+class Wrapper(nn.Module):
+    """Holds a model; computes what `change` makes of its logits."""
+
+    def __init__(self, model, change=None):
+        super().__init__()
+        self.inner, self.change = model, change
+
+    def forward(self, **inputs):
+        output = self.inner(**inputs)
+        if self.change is not None:
+            output.logits = self.change(output.logits)
+        return output
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, nn.DataParallel, nn.Sequential, torch.compile])
+def test_wrapped_models_are_unwrapped(wrap):
+    model = build_target("llama")
+    found = generate(wrap(model), PROMPTS[1], "lookup", **OPTIONS)
+    assert found.token_ids == generated("llama")[1]
+    assert BlockwiseLM(wrap(model), num_heads=2).base is model
+
+
+def test_wrappers_that_change_logits_are_refused():
+    with pytest.raises(TypeError, match="Wrapper around a LlamaForCausalLM, and computes other"):
+        generate(Wrapper(build_target("llama"), lambda x: x + torch.arange(VOCAB)), [1], "lookup")
+    two = nn.ModuleList([build_target("llama"), build_target("mistral")])
+    assert unwrap_model(two) is two
+    with pytest.raises(TypeError, match="model is a ModuleList; expected a causal LM"):
+        generate(two, [1], "lookup")
+
+
+def test_targets_that_cannot_work_are_refused_before_anything_is_decoded():
+    sizes = {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    with pytest.raises(ValueError, match="OpenAIGPTLMHeadModel takes no KV cache"):
+        generate(OpenAIGPTLMHeadModel(OpenAIGPTConfig(**sizes)), [1], "lookup")
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=16, n_layer=1, n_head=2))
+    with pytest.raises(ValueError, match="BloomForCausalLM takes no position ids"):
+        decode_batch(bloom.eval(), PROMPTS, NoDrafter())
+    with pytest.raises(TypeError, match="LlamaModel has no output embedding"):
+        generate(build_target("llama").model, [1], "lookup")
+
+
+def test_a_model_that_fails_on_a_warm_cache_is_refused(monkeypatch):
+    model = copy.deepcopy(build_target("llama"))
+    whole = model.model.forward
+
+    def forget(*args, **kwargs):
+        if kwargs["past_key_values"].get_seq_length() > 0 and kwargs["input_ids"].shape[1] > 1:
+            kwargs["input_ids"] = kwargs["input_ids"].flip(1)
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(model.model, "forward", forget)
+    with pytest.raises(ValueError, match="other logits for several tokens at once"):
+        generate(model, PROMPTS[0], "lookup")
+
+
+def test_a_model_that_ignores_padding_is_refused_in_batches(monkeypatch):
+    model = copy.deepcopy(build_target("llama"))
+    whole = model.model.forward
+
+    def ignore_mask(*args, **kwargs):
+        if kwargs.get("attention_mask") is not None and kwargs["attention_mask"].ndim == 2:
+            kwargs["attention_mask"] = None
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(model.model, "forward", ignore_mask)
+    with pytest.raises(ValueError, match="does not keep to the attention mask of padded texts"):
+        decode_batch(model, PROMPTS, NoDrafter())
+
+
+def test_an_output_embedding_that_is_not_called_is_named():
+    model = copy.deepcopy(build_target("llama"))
+    head = model.lm_head
+
+    class Unused(nn.Module):
+        def forward(self, hidden):
+            return head(hidden)
+
+    model.get_output_embeddings = lambda: head
+    model.lm_head = nn.Identity()
+    with pytest.raises(TypeError, match="does not call its output embedding"):
+        call_forward(model, head, {"input_ids": torch.tensor([[1, 2]])})

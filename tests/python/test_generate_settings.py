@@ -1,0 +1,241 @@
+"""`generate` writes what `model.generate(do_sample=False)` writes by the same settings."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig
+from transformers import LlamaForCausalLM as Llama
+
+from lattice_bpd.decode import generate, generate_batch
+from lattice_bpd.verify import Sampled
+from planted_drafts import PlantedDrafts, plain_continuation
+
+VOCAB = 40
+NEW = 24
+
+
+@functools.cache
+def weights_of(kind: str):
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        config = GPT2Config(
+            vocab_size=VOCAB, n_positions=128, n_embd=32, n_layer=2, n_head=2, bos_token_id=None,
+            eos_token_id=None,
+        )  # fmt: skip
+        model = GPT2LMHeadModel(config)
+    else:
+        config = LlamaConfig(
+            vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+            bos_token_id=None, eos_token_id=None, pad_token_id=None,
+        )  # fmt: skip
+        model = Llama(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.normal_(0.0, 0.3)
+    return model.eval()
+
+
+def model_with(kind: str = "llama", **settings):
+    """A model whose generation config has these settings; they last until the next call."""
+    model = weights_of(kind)
+    model.generation_config = GenerationConfig(**settings)
+    return model
+
+
+def prompts(count: int = 3, seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, VOCAB, size).tolist() for size in rng.integers(2, 10, count)]
+
+
+def assert_equal_to_plain(model, prompt: list[int], **options):
+    """By drafts of the known continuation, of which most are accepted, and by none."""
+    wanted = plain_continuation(model, prompt, max_new_tokens=NEW)
+    drafter = PlantedDrafts(wanted, VOCAB)
+    found = generate(model, prompt, drafter=drafter, max_new_tokens=NEW, **options)
+    assert found.token_ids == wanted
+    if len(wanted) > 8:  # drafts were kept, and planted errors were not
+        assert found.stats.block_efficiency > 2.0
+        assert found.stats.target_calls > len(wanted) / 7
+    assert generate(model, prompt, "greedy", max_new_tokens=NEW).token_ids == wanted
+    return found
+
+
+SETTINGS = {
+    "one end token": {"eos_token_id": 25},
+    "end tokens": {"eos_token_id": [3, 8, 21], "pad_token_id": 0},
+    "repetition penalty": {"repetition_penalty": 1.6},
+    "no repeated bigram": {"no_repeat_ngram_size": 2},
+    "least length": {"eos_token_id": list(range(0, VOCAB, 3)), "min_length": 17},
+    "least new tokens": {"eos_token_id": list(range(1, VOCAB, 3)), "min_new_tokens": 9},
+    "suppressed": {"suppress_tokens": [1, 2, 13], "begin_suppress_tokens": [18, 4]},
+    "forced end": {"eos_token_id": 25, "forced_eos_token_id": 25},
+    "bad words": {"bad_words_ids": [[3], [8, 13], [5]]},
+    "bias": {"sequence_bias": [[[3], -4.0], [[8, 13], 5.0]]},
+    "decay": {"eos_token_id": 25, "exponential_decay_length_penalty": (4, 1.5)},
+    "chat": {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [3, 4],
+             "repetition_penalty": 1.05},
+    "all": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "bad_words_ids": [[9]],
+            "eos_token_id": [3, 4], "pad_token_id": 0, "min_length": 15,
+            "renormalize_logits": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_settings_of_the_model_are_honored(kind, case):
+    model = model_with(kind, **SETTINGS[case])
+    for prompt in prompts():
+        found = assert_equal_to_plain(model, prompt)
+        ends = SETTINGS[case].get("eos_token_id", [])
+        ends = ends if isinstance(ends, list) else [ends]
+        assert found.finish == ("stop_token" if found.token_ids[-1] in ends else "length")
+
+
+def test_settings_change_the_text_here():
+    # what the tests above compare is not plain greedy's text
+    bare = [plain_continuation(model_with(), prompt) for prompt in prompts()]
+    for case, settings in SETTINGS.items():
+        if case != "forced end":
+            model = model_with(**settings)
+            assert [plain_continuation(model, prompt) for prompt in prompts()] != bare, case
+
+
+def test_a_batch_is_equal_to_each_text_alone():
+    model = model_with(**SETTINGS["all"])
+    texts = prompts(5, seed=1)
+    wanted = [plain_continuation(model, text) for text in texts]
+    for strategy in ("greedy", "lookup"):
+        found = generate_batch(model, texts, strategy, max_new_tokens=NEW)
+        assert [result.token_ids for result in found] == wanted
+    drafters = [PlantedDrafts(text, VOCAB) for text in wanted]
+    found = generate_batch(model, texts, drafter=drafters, max_new_tokens=NEW)
+    assert [result.token_ids for result in found] == wanted
+
+
+def test_the_oracle_runs_twice_by_the_same_settings():
+    torch.manual_seed(1)
+    heads = torch.nn.Linear(32, 3 * VOCAB)
+    model = model_with(**SETTINGS["all"])
+    for prompt in prompts():
+        found = generate(
+            model, prompt, "oracle", heads=lambda hidden: heads(hidden).view(-1, 3, VOCAB),
+            max_new_tokens=NEW,
+        )  # fmt: skip
+        assert found.token_ids == plain_continuation(model, prompt)
+
+
+def test_a_generation_config_replaces_the_models():
+    model = model_with(eos_token_id=3, repetition_penalty=1.3)
+    own = GenerationConfig(repetition_penalty=1.0, no_repeat_ngram_size=2, eos_token_id=[5, 9])
+    for prompt in prompts():
+        wanted = plain_continuation(
+            model, prompt, repetition_penalty=1.0, no_repeat_ngram_size=2, eos_token_id=[5, 9]
+        )
+        found = generate(model, prompt, "greedy", generation_config=own, max_new_tokens=NEW)
+        assert found.token_ids == wanted
+
+
+def test_stop_tokens_of_the_caller_replace_those_of_the_model():
+    model = model_with(eos_token_id=list(range(0, VOCAB, 2)))
+    for prompt in prompts():
+        free = plain_continuation(model, prompt, eos_token_id=None)
+        assert (
+            generate(model, prompt, "greedy", stop_token_ids=[], max_new_tokens=NEW).token_ids
+            == free
+        )
+        last = free[10]
+        found = generate(model, prompt, "greedy", stop_token_ids=last, max_new_tokens=NEW)
+        assert found.token_ids == free[: free.index(last) + 1]
+        assert found.finish == "stop_token"
+
+
+def test_lengths_come_from_the_argument_then_the_config_then_64():
+    prompt = prompts()[0]
+    assert len(generate(model_with(), prompt, "greedy").token_ids) == 64
+    assert len(generate(model_with(max_new_tokens=9), prompt, "greedy").token_ids) == 9
+    long = model_with(max_length=20)
+    assert len(generate(long, prompt, "greedy").token_ids) == 20 - len(prompt)
+    assert len(generate(long, prompt, "greedy", max_new_tokens=30).token_ids) == 30
+    config = GenerationConfig(max_new_tokens=5)
+    assert len(generate(long, prompt, "greedy", generation_config=config).token_ids) == 5
+    with pytest.raises(ValueError, match="max_length of the generation config is 2"):
+        generate(model_with(max_length=2), [1, 2, 3], "greedy")
+
+
+def test_a_model_that_samples_by_itself_is_greedy_here_unless_asked():
+    model = model_with(do_sample=True, temperature=0.5)
+    prompt = prompts()[0]
+    plain = plain_continuation(model, prompt)
+    assert generate(model, prompt, "greedy", max_new_tokens=NEW).token_ids == plain
+    config = GenerationConfig(do_sample=True, temperature=3.0)
+    torch.manual_seed(0)
+    first = generate(model, prompt, "greedy", generation_config=config, max_new_tokens=NEW)
+    again = generate(model, prompt, "greedy", generation_config=config, max_new_tokens=NEW)
+    torch.manual_seed(0)
+    same = generate(model, prompt, "lookup", generation_config=config, max_new_tokens=NEW)
+    assert first.token_ids == same.token_ids != again.token_ids
+    assert (first.acceptance, first.lossless) == ("sampled", True)
+    rule = Sampled(2.0, seed=4)
+    sampled = generate(model, prompt, "greedy", acceptance=rule, max_new_tokens=NEW)
+    assert sampled.token_ids != plain
+
+
+def test_processors_come_before_a_rule_of_acceptance():
+    model = model_with(suppress_tokens=[token for token in range(VOCAB) if token % 2])
+    found = generate(model, [1, 2], "greedy", acceptance=Sampled(5.0), max_new_tokens=40)
+    assert all(token % 2 == 0 for token in found.token_ids)
+    assert len(set(found.token_ids)) > 4
+
+
+REFUSED = {
+    "num_beams": {"num_beams": 4},
+    "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
+    "dola_layers": {"dola_layers": "low"},
+    "stop_strings": {"stop_strings": ["x"]},
+    "cache_implementation": {"cache_implementation": "quantized"},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_honored_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=rf"^generate: {name}="):
+        generate(model_with(**REFUSED[name]), [1, 2, 3], "greedy")
+    config = GenerationConfig(**REFUSED[name])
+    with pytest.raises(ValueError, match=rf"^generate: {name}="):
+        generate(model_with(), [1, 2, 3], "greedy", generation_config=config)
+
+
+def test_beams_of_the_model_may_be_turned_off():
+    model = model_with(num_beams=4)
+    config = GenerationConfig(num_beams=1)
+    found = generate(model, [1, 2, 3], "greedy", generation_config=config, max_new_tokens=NEW)
+    assert found.token_ids == plain_continuation(model, [1, 2, 3], num_beams=1)
+
+
+def test_certificates_are_for_plain_greedy_text():
+    found = generate(model_with(eos_token_id=7), [1, 2], "greedy", certificate=True)
+    assert found.certificate is not None
+    with pytest.raises(ValueError, match="RepetitionPenaltyLogitsProcessor"):
+        generate(model_with(repetition_penalty=1.2), [1, 2], "greedy", certificate=True)
+
+
+def test_pad_tokens_without_a_mask_are_hidden_as_the_model_does():
+    model = model_with(pad_token_id=0, repetition_penalty=1.3)
+    for prompt in ([0, 0, 5, 6, 7], [5, 0, 6, 0, 7], [5, 6, 7]):
+        assert_equal_to_plain(model, prompt)
+    with pytest.raises(ValueError, match="the last token, 0, is hidden as padding"):
+        generate(model, [5, 6, 0], "greedy")
+    found = generate(model, [5, 6, 0], "greedy", attention_mask=[1, 1, 1], max_new_tokens=NEW)
+    assert found.token_ids == plain_continuation(
+        model, [5, 6, 0], attention_mask=torch.ones(1, 3, dtype=torch.long)
+    )

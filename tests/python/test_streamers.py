@@ -1,0 +1,157 @@
+"""Streamers of transformers: the same text in the same pieces, and an end in every case."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from transformers import TextIteratorStreamer, TextStreamer
+from transformers.generation.streamers import BaseStreamer
+
+from lattice_bpd.decode import CustomGenerate, generate
+from planted_drafts import PlantedDrafts, plain_continuation
+from test_generate_inputs import VOCAB, tokenizer_of
+from test_generate_settings import model_with
+
+PROMPT = [5, 6, 7]
+NEW = 20
+
+
+class Recorder(BaseStreamer):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.values, self.ends = [], 0
+
+    def put(self, value):
+        self.values.append(value.tolist())
+
+    def end(self):
+        self.ends += 1
+
+
+def iterator() -> TextIteratorStreamer:
+    return TextIteratorStreamer(tokenizer_of(), skip_prompt=True, timeout=60.0)
+
+
+def planted(model) -> PlantedDrafts:
+    return PlantedDrafts(plain_continuation(model, PROMPT, max_new_tokens=NEW), VOCAB)
+
+
+def options_of(model, streamer) -> dict:
+    return {"input_ids": torch.tensor([PROMPT]), "do_sample": False, "max_new_tokens": NEW,
+            "streamer": streamer}  # fmt: skip
+
+
+def test_a_streamer_gets_what_plain_generate_gives_it():
+    model = model_with(repetition_penalty=1.2)
+    plain, ours, own = Recorder(), Recorder(), Recorder()
+    model.generate(**options_of(model, plain))
+    method = CustomGenerate(drafter=planted(model))
+    model.generate(**options_of(model, ours), custom_generate=method)
+    assert method.results[0].stats.block_efficiency > 2.0
+    assert ours.values == plain.values
+    assert ours.ends == plain.ends == 1
+    generate(model, PROMPT, drafter=planted(model), streamer=own, max_new_tokens=NEW)
+    assert (own.values, own.ends) == (plain.values, 1)
+
+
+def test_a_streamer_of_the_method_itself():
+    model = model_with()
+    plain, ours = Recorder(), Recorder()
+    options = options_of(model, plain)
+    model.generate(**options)
+    method = CustomGenerate(drafter=planted(model), streamer=ours)
+    model.generate(**{**options, "streamer": None}, custom_generate=method)
+    assert (ours.values, ours.ends) == (plain.values, 1)
+
+
+def test_the_usual_thread_yields_the_same_pieces_of_text():
+    model = model_with()
+    pieces = []
+    for method in (None, CustomGenerate(drafter=planted(model))):
+        streamer = iterator()
+        options = {**options_of(model, streamer), "custom_generate": method}
+        thread = threading.Thread(target=model.generate, kwargs=options)
+        thread.start()
+        pieces.append(list(streamer))
+        thread.join(60)
+        assert not thread.is_alive()
+    assert pieces[0] == pieces[1]
+    assert len(pieces[0]) > 3
+
+
+def test_a_text_streamer_prints_the_same(capsys):
+    model = model_with()
+    printed = []
+    for method in (None, CustomGenerate(drafter=planted(model))):
+        options = options_of(model, TextStreamer(tokenizer_of()))
+        model.generate(**options, custom_generate=method)
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != ""
+
+
+class Fails:
+    """A drafter that fails after a few steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def propose(self, _state):
+        self.steps += 1
+        if self.steps == 3:
+            raise KeyError("planted")
+
+
+def in_thread(work) -> list[BaseException]:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            errors.append(error)
+
+    threading.Thread(target=run).start()
+    return errors
+
+
+def test_an_error_ends_the_stream():
+    model = model_with()
+    for work in (
+        lambda streamer: model.generate(
+            **options_of(model, streamer), custom_generate=CustomGenerate(drafter=Fails())
+        ),
+        lambda streamer: model.generate(
+            **options_of(model, streamer), prefill_chunk_size=2, custom_generate=CustomGenerate()
+        ),
+        lambda streamer: generate(model, PROMPT, drafter=Fails(), streamer=streamer),
+        lambda streamer: generate(model, PROMPT, "magic", streamer=streamer),
+        lambda streamer: generate(model, "text", streamer=streamer),
+        lambda streamer: generate(object(), PROMPT, streamer=streamer),
+    ):
+        streamer = iterator()
+        errors = in_thread(lambda work=work, streamer=streamer: work(streamer))
+        try:
+            list(streamer)
+        except queue.Empty:  # after its timeout: without one the consumer would wait forever
+            pytest.fail("the stream did not end")
+        for _ in range(100):
+            if errors:
+                break
+            threading.Event().wait(0.05)
+        assert len(errors) == 1
+
+
+def test_an_assistant_is_refused_by_name():
+    model = model_with()
+    with pytest.raises(ValueError, match="assistant_model cannot be honored"):
+        model.generate(
+            torch.tensor([PROMPT]), assistant_model=model, max_new_tokens=4,
+            custom_generate=CustomGenerate(strategy="greedy"),
+        )  # fmt: skip
