@@ -146,11 +146,14 @@ def lab_options(name: str) -> LabOptions:
 def demo_source(args: argparse.Namespace) -> Source:
     """The demo's model, trained by steps rather than seconds, with HumanEval beside the library."""
     from lattice_bpd.evaluate import corpus, recipe
+    from lattice_bpd.evaluate.demo_training import train_demo_model
     from lattice_bpd.evaluate.quick import make_quick_source
 
     used = replace(recipe.QUICK, max_train_seconds=3600.0)
     text = corpus.read_library_sources(max_files=used.max_files)
-    source = make_quick_source(args.work / "demo", used, text, make_watcher(), prompts=args.limit)
+    work, watcher = args.work / "demo", make_watcher()
+    demo, _ = train_demo_model(work / used.name, used, text, watcher)
+    source = make_quick_source(work, demo, text, watcher, prompts=args.limit)
     tokenizer = source.tokenizer
     path = args.data / "humaneval" / "HumanEval.jsonl.gz"
     if path.is_file():

@@ -1,4 +1,4 @@
-"""The demo's parts, and the whole of it with a recipe made small."""
+"""The demo: comparison of strategies, its model folder, what it prints, and whole runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import argparse
 import dataclasses
 import functools
 import inspect
+import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -15,30 +17,49 @@ pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 pytest.importorskip("rich")
 
-from blockwise_models import VOCAB, looping_text, model_of
-from lattice_bpd import NGramLM
+import torch
+from rich.console import Console
+
+import lattice_bpd
+from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
+from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
+from lattice_bpd.cli.demo_output import ACCEPTED, OWN, call_text, print_run
+from lattice_bpd.decode import Controller, DecodeResult, DecodeStats, LatticeDrafter, decode
 from lattice_bpd.evaluate import (
+    DraftOptions,
     compare_strategies,
     draw_prompts,
     loop_share,
     read_library_sources,
     tune_alpha,
 )
+from lattice_bpd.evaluate import compare as comparing
 from lattice_bpd.evaluate import corpus as corpora
+from lattice_bpd.evaluate import demo_model as demo_models
 from lattice_bpd.evaluate import recipe as recipes
-from lattice_bpd.evaluate.compare import Difference, _difference
+from lattice_bpd.evaluate.call_tokens import split_by_call
+from lattice_bpd.evaluate.compare import Comparison, Difference, StrategyResult, find_difference
+from lattice_bpd.evaluate.corpus import draw_passages
+from lattice_bpd.evaluate.demo_model import DemoSettings, find_demo_model, load_demo_model
+from lattice_bpd.evaluate.demo_run import DemoSize, run_demo
+from lattice_bpd.evaluate.demo_training import train_demo_model
+from lattice_bpd.evaluate.greedy_check import check_greedy
 from lattice_bpd.evaluate.loops import count_looping
 from lattice_bpd.evaluate.repairs import find_repairs
+from lattice_bpd.evaluate.settings import DEMO_SETTINGS
 from lattice_bpd.evaluate.table import COLUMNS, footnotes, table_rows
+from lattice_bpd.train.watcher import SilentWatcher
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")
 
 NAMES = ["greedy", "bpd", "p_best_0gram", "ngram_1best", "p_best_ngram", "oracle"]
+DEMO_NAMES = [*NAMES[:-1], "tree_0gram", "tree", "adaptive", "auto", "oracle"]
 TINY = recipes.Recipe(
     name="model-tiny", max_files=12, vocab_size=300, num_heads=4, steps=12, batch_size=2,
     sequence_length=96, order=3, min_counts=(1, 1, 1), prompt_length=16, max_new_tokens=12,
-    tune_prompts=1, test_prompts=3, alphas=(0.1, 0.3), top_k=4, num_drafts=3,
+    tune_prompts=1, test_prompts=3, alphas=(0.1, 0.3), temperatures=(1.0, 2.0), top_k=4,
+    num_drafts=3, max_nodes=6,
 )  # fmt: skip
 
 
@@ -68,6 +89,13 @@ def test_corpus_is_split_by_file_and_fingerprinted(tmp_path):
     assert read_library_sources(tmp_path).fingerprint != corpus.fingerprint
     with pytest.raises(ValueError, match="expected one or more of each"):
         read_library_sources(tmp_path / "tests")
+
+
+def test_passages_are_prompts_with_the_text_that_follows():
+    documents = [np.arange(100, 110), np.arange(3), np.arange(200, 207)]
+    found = draw_passages(documents, 100, length=4, room=2, seed=0)
+    assert all(prompt + after == list(range(prompt[0], prompt[0] + 6)) for prompt, after in found)
+    assert [prompt for prompt, _ in found] == draw_prompts(documents, 100, 4, 2, seed=0)
 
 
 def test_prompts_leave_room_and_do_not_cross_documents():
@@ -104,14 +132,122 @@ def test_comparison(comparison):
     assert bpd["gain_over_bpd"] == 0.0
     assert bpd["block_efficiency"] == bpd["tokens"] / bpd["target_calls"]
     assert oracle["target_calls"] == min(line["target_calls"] for line in lines)
+    assert (greedy["relative_speed"], oracle["relative_speed"]) == (1.0, None)
     assert json.loads(json.dumps(lines)) == lines
+
+
+def test_intervals_are_those_of_prompts_drawn_again(comparison):
+    rng = np.random.default_rng(5)
+    for line, result in zip(comparison.to_json(), comparison.results, strict=True):
+        drawn = rng.integers(0, 12, (4000, 12))
+        tokens = np.array([stats.tokens for stats in result.stats])[drawn].sum(axis=1)
+        calls = np.array([stats.target_calls for stats in result.stats])[drawn].sum(axis=1)
+        low, high = np.quantile(tokens / calls, [0.025, 0.975])
+        interval = line["interval"]
+        assert interval["value"] == line["block_efficiency"]
+        assert interval["low"] == pytest.approx(low, rel=0.03)
+        assert interval["high"] == pytest.approx(high, rel=0.03)
+    assert comparison.results[1].interval.low < comparison.results[1].interval.high
+
+
+def fake_result(seconds, tokens=(1, 2), calls=1):
+    stats = DecodeStats(calls, len(tokens), seconds={"total": seconds})
+    return DecodeResult(list(tokens), "length", stats)
+
+
+def test_relative_speed_is_of_the_timed_prompts():
+    by_name = {setting.name: setting for setting in DEMO_SETTINGS}
+
+    def result(name, *seconds):
+        stats = [fake_result(value).stats for value in seconds]
+        return StrategyResult(by_name[name], stats, [[1, 2]] * len(stats))
+
+    results = [
+        result("greedy", 2.0, 4.0, 9.0), result("tree", 1.0, 3.0, 90.0),
+        result("bpd", 3.0, 9.0, 1.0), result("oracle", 1.0, 1.0, 1.0),
+    ]  # fmt: skip
+    lines = Comparison(results, [0, 0, 0], timed=[0, 1]).to_json()
+    speeds = [line["relative_speed"] for line in lines]
+    assert speeds[:3] == pytest.approx([1.0, 6.0 / 4.0, 0.5])
+    assert (speeds[3], lines[1]["tokens_per_second"]) == (None, 1.0)
+    whole = Comparison(results, [0, 0, 0])  # no prompt named: all are timed
+    assert whole.relative_speed(results[1]) == pytest.approx(15.0 / 94.0)
+
+
+def test_each_prompt_reports_its_run_of_median_time(monkeypatch):
+    calls, drafters = [], []
+
+    def fake(model, prompt, drafter, **_):
+        key = (prompt[0], type(drafter).__name__)
+        calls.append(key)
+        drafters.append(drafter)
+        return fake_result({1: 5.0, 2: 1.0, 3: 3.0}[calls.count(key)])
+
+    monkeypatch.setattr(comparing, "decode", fake)
+    settings = [s for s in DEMO_SETTINGS if s.name in ("greedy", "bpd", "auto", "oracle")]
+    prompts = [[7], [8], [9]]
+    found = compare_strategies(
+        None, None, prompts, settings=settings, rounds=3, timed_prompts=2, seed=1
+    )
+    kinds = ["NoDrafter", "BlockDrafter", "Controller", "OracleDrafter"]
+    # Every prompt once, greedy first; then only the timed prompts, without the oracle.
+    assert [prompt for prompt, _ in calls] == [7] * 4 + [8] * 4 + [9] * 4 + ([7] * 3 + [8] * 3) * 2
+    assert [kind for _, kind in calls[0:12:4]] == ["NoDrafter"] * 3
+    groups = [calls[12 + 3 * n : 15 + 3 * n] for n in range(4)]
+    assert all({kind for _, kind in group} == set(kinds[:3]) for group in groups)
+    assert len({tuple(kind for _, kind in group) for group in groups}) > 1  # the order changes
+    assert len({id(drafter) for drafter in drafters if isinstance(drafter, Controller)}) == 1
+    for result in found.results:
+        times_of = [round(stats.seconds["total"]) for stats in result.stats]
+        assert times_of == ([5, 5, 5] if result.setting.name == "oracle" else [3, 3, 5])
+    assert found.timed == [0, 1]
+    for wrong in ({"rounds": 0}, {"timed_prompts": 0}):
+        with pytest.raises(ValueError, match="expected 1 or more"):
+            compare_strategies(None, None, prompts, settings=settings, **wrong)
+
+
+def test_a_difference_in_a_later_round_is_reported(monkeypatch):
+    runs = []
+
+    def fake(model, prompt, drafter, **_):
+        runs.append(type(drafter).__name__)
+        third = runs.count("BlockDrafter") == 3 and runs[-1] == "BlockDrafter"
+        return fake_result(1.0, (1, 2, 4) if third else (1, 2, 3))
+
+    monkeypatch.setattr(comparing, "decode", fake)
+    settings = [s for s in DEMO_SETTINGS if s.name in ("greedy", "bpd")]
+    found = compare_strategies(model_of("gpt2"), None, [[5]], settings=settings, rounds=3)
+    assert [(d.prompt, d.position) for d in found.results[1].differing] == [(0, 2)]
+    assert [line["lossless"] for line in found.to_json()] == [True, False]
+
+
+def test_greedy_is_checked_against_generate():
+    model = model_of("trained")
+    prompts = draw_prompts([looping_text(500, seed=2)], 4, length=10, room=20, seed=0)
+    outputs = [plain_greedy(model, prompt, 20) for prompt in prompts]
+    assert check_greedy(model, prompts, outputs, max_new_tokens=20) == []
+    broken = [*outputs[:2], [*outputs[2][:6], (outputs[2][6] + 1) % VOCAB, *outputs[2][7:]]]
+    (found,) = check_greedy(model, prompts[:3], broken, max_new_tokens=20)
+    assert (found.prompt, found.position) == (2, 6)
+    stop = outputs[0][4]
+    cut = outputs[0][: outputs[0].index(stop) + 1]
+    ends = {"max_new_tokens": 20, "stop_token_ids": [stop]}
+    assert check_greedy(model, prompts[:1], [cut], **ends) == []
+    assert len(check_greedy(model, prompts[:1], [outputs[0]], **ends)) == (cut != outputs[0])
 
 
 def test_table(comparison):
     rows = table_rows(comparison, {"p": 4, "k": 6, "n": 3})
     assert [row[0] for row in rows][2:4] == ["4-best 0-gram BPD", "3-gram BPD (1-best)"]
     assert all(len(row) == len(COLUMNS) and row[-1] == "yes" for row in rows)
-    assert any("exact token" in line for line in footnotes(comparison))
+    interval, gain = comparison.results[2].interval, comparison.gain(comparison.results[2])
+    speed = comparison.relative_speed(comparison.results[2])
+    assert rows[2][1:6] == (
+        f"{interval.value:.2f}", f"{interval.low:.2f}-{interval.high:.2f}", f"{1 + gain:.2f}x",
+        f"{speed:.2f}x", str(comparison.results[2].total().target_calls),
+    )  # fmt: skip
+    assert rows[-1][4] == "-"
+    assert any("call that reads the prompt" in line for line in footnotes(comparison))
 
 
 def test_a_difference_from_greedy_is_seen(comparison):
@@ -120,7 +256,7 @@ def test_a_difference_from_greedy_is_seen(comparison):
     assert [line["lossless"] for line in changed.to_json()] == [True, False]
     assert table_rows(changed, {"p": 4, "k": 6, "n": 3})[1][-1] == "NO (1 of 12)"
     output = comparison.results[0].outputs[0]
-    found = _difference(model_of("trained"), 0, [1], output, [*output[:4], -1])
+    found = find_difference(model_of("trained"), 0, [1], output, [*output[:4], -1])
     assert (found.prompt, found.position) == (0, 4)
     assert found.margin >= 0.0
 
@@ -155,32 +291,273 @@ def test_repairs_are_real(comparison, lm):
             assert accepted == len(draft) or draft[accepted] != wanted[accepted]
 
 
-def test_the_whole_demo_twice(tmp_path, monkeypatch, capsys):
+def test_tokens_are_split_by_call():
+    calls = split_by_call([1, 2, 3, 4, 5, 6], [2, 0, 1])
+    assert [(call.accepted, call.own) for call in calls] == [
+        ([], [1]), ([2, 3], [4]), ([], [5]), ([6], []),
+    ]  # fmt: skip
+    for output, lengths in (([1, 2], [2, 0]), ([1, 2, 3], [0]), ([1], [1])):
+        with pytest.raises(ValueError, match="expected output and accept_lengths of one"):
+            split_by_call(output, lengths)
+
+
+def test_tokens_by_call_are_those_that_decoding_reports(lm):
+    class Logging(LatticeDrafter):
+        def observe(self, accepted):
+            told.append(list(accepted))
+
+    for prompt in draw_prompts([looping_text(500, seed=2)], 4, length=10, room=20, seed=0):
+        told = []
+        drafter = Logging(lm, top_k=6, num_drafts=4, alpha=0.2)
+        result = decode(model_of("trained"), prompt, drafter, max_new_tokens=20)
+        calls = split_by_call(result.token_ids, result.stats.accept_lengths)
+        assert [call.accepted + call.own for call in calls] == told
+        assert [len(call.accepted) for call in calls[1:]] == result.stats.accept_lengths
+
+
+def test_accepted_and_own_tokens_are_told_apart():
+    colored = call_text("x[0]\n", "]", plain=False)
+    spans = {colored.plain[span.start : span.end]: span.style for span in colored.spans}
+    assert spans == {"x[0]\\n": ACCEPTED, "]": OWN}
+    assert ACCEPTED != OWN
+    assert call_text("x[0]\n", "]", plain=True).plain == "'x[0]\\n' + ']'"
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    """Small files of Python, as a library to train on."""
+    path = tmp_path_factory.mktemp("library")
     lines = inspect.getsource(argparse).splitlines()
     for number in range(85):
         text = "\n".join(lines[30 * number : 30 * number + 60])
-        (tmp_path / f"piece{number}.py").write_text(text)
-    sources = functools.partial(read_library_sources, tmp_path)
+        (path / f"piece{number}.py").write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(pieces, tmp_path_factory):
+    """A tiny demo model in bfloat16."""
+    path = tmp_path_factory.mktemp("demo") / "model"
+    corpus = read_library_sources(pieces, max_files=TINY.max_files)
+    demo, _ = train_demo_model(path, TINY, corpus, SilentWatcher())
+    demo.model.to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def library(pieces, monkeypatch):
+    sources = functools.partial(read_library_sources, pieces)
     monkeypatch.setattr(corpora, "read_library_sources", sources)
+
+
+def test_demo_model_is_loaded_in_float32(folder):
+    demo = load_demo_model(folder)
+    assert {weight.dtype for weight in demo.model.parameters()} == {torch.float32}
+    settings = demo.settings
+    assert DemoSettings.load(folder) == settings
+    assert (settings.order, settings.max_nodes, settings.prompt_length) == (3, 6, 16)
+    tree = settings.options("tree")
+    assert (tree.alpha, tree.temperature) == (settings.alpha["tree"], settings.temperature["tree"])
+    assert settings.options("auto") == tree
+    assert settings.options("adaptive") == dataclasses.replace(tree, cache=True)
+    assert settings.options("ngram_1best") == settings.options("p_best_ngram")
+    assert settings.options("tree_0gram").temperature == settings.temperature["tree_0gram"]
+    assert isinstance(tree, DraftOptions)
+
+
+def test_demo_model_is_found_in_the_source_tree_or_here(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(lattice_bpd, "__file__", str(tmp_path / "a" / "python" / "x" / "y.py"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"in a clone, give --model DIR, or train a model"):
+        find_demo_model()
+    (tmp_path / "examples").mkdir()
+    shutil.copytree(folder, tmp_path / "examples" / "demo_model")
+    (tmp_path / "b").mkdir()
+    assert find_demo_model() == tmp_path / "examples" / "demo_model"  # of a parent of the package
+    monkeypatch.setattr(lattice_bpd, "__file__", str(tmp_path.parent / "elsewhere" / "y.py"))
+    assert find_demo_model() == tmp_path / "examples" / "demo_model"  # of the current folder
+    monkeypatch.chdir(tmp_path / "b")
+    with pytest.raises(FileNotFoundError, match="found no demo model"):
+        find_demo_model()
+    with pytest.raises(FileNotFoundError, match=r"has no demo.json; expected the folder of a demo"):
+        find_demo_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("tokenizer.json", None, "tokenizer.json"),
+        ("tokenizer.json", "{}", "tokenizer.json"),
+        ("ngram.lm", None, "ngram.lm"),
+        ("ngram.lm", "no LM", "ngram.lm"),
+        ("model.safetensors", None, "the target model cannot be read"),
+        ("blockwise_heads.json", None, "blockwise_heads.json"),
+        ("demo.json", "{", "demo.json"),
+        ("demo.json", "[]", "expected an object of version 1"),
+        ("demo.json", {"version": 2}, "expected an object of version 1"),
+        ("demo.json", {"seed": None}, "seed is None; expected an integer of 0 or more"),
+        ("demo.json", {"top_k": 0}, "top_k is 0; expected an integer of 1 or more"),
+        ("demo.json", {"alpha": {"tree": 0.5}}, "alpha has no value for p_best_ngram"),
+        ("demo.json", {"alpha": {"tree": "x"}}, "expected numbers above 0 by setting"),
+        ("demo.json", {"temperature": {}}, "temperature has no value for tree"),
+        ("demo.json", {"training": 3}, "training is 3; expected an object"),
+        ("demo.json", {"more": 3}, "more"),
+        ("demo.json", {"order": 4}, "ngram.lm is of order 3, demo.json says 4"),
+        ("demo.json", {"end_of_text": 300}, "beyond the vocabulary of 300"),
+        ("demo.json", {"max_new_tokens": 90}, "is 106, but the model has 96 positions"),
+    ],
+)
+def test_a_damaged_demo_model_is_one_clear_error(folder, tmp_path, file, change, message):
+    broken = tmp_path / "model"
+    shutil.copytree(folder, broken)
+    if change is None:
+        (broken / file).unlink()
+    elif isinstance(change, str):
+        (broken / file).write_text(change)
+    else:
+        content = {**json.loads((broken / file).read_text()), **change}
+        (broken / file).write_text(json.dumps(content))
+    with pytest.raises(FormatError, match=r"damaged demo model .* restore the folder") as error:
+        load_demo_model(broken)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value).split("restore")[1]
+
+
+def test_an_lm_of_another_vocabulary_is_refused(folder, tmp_path):
+    broken = tmp_path / "model"
+    shutil.copytree(folder, broken)
+    NGramLM.train([[0, 1, 2]], 3, vocab_size=5, smoothing="witten_bell").save(broken / "ngram.lm")
+    with pytest.raises(FormatError, match="have 300 and 5 tokens, the model's 300"):
+        load_demo_model(broken)
+
+
+@pytest.fixture(scope="module")
+def demo_run(folder, pieces):
+    texts = read_library_sources(pieces).test
+    return run_demo(load_demo_model(folder), texts, DemoSize(3, 2, 3), SilentWatcher())
+
+
+def test_results_have_every_figure(demo_run):
+    results = demo_run.to_json()
+    assert [line["name"] for line in results["strategies"]] == DEMO_NAMES
+    assert list(results["options"]) == DEMO_NAMES
+    assert (results["prompts"], results["timed_prompts"], results["rounds"]) == (3, 2, 3)
+    assert results["greedy_equals_generate"] is True
+    greedy, demo = demo_run.comparison.results[0], demo_run.demo
+    for prompt, output, text in zip(
+        demo_run.prompts, greedy.outputs, demo_run.continuations, strict=True
+    ):
+        assert output == plain_greedy(demo.model, prompt, 12)[: len(output)]
+        assert len(text) == len(output)
+    assert results["loop_share"] == loop_share(demo_run.prompts, greedy.outputs)
+    assert results["human_loop_share"] == loop_share(demo_run.prompts, demo_run.continuations)
+    assert demo_run.result("tree").setting.name == "tree"
+    found = dataclasses.replace(demo_run, comparison=dataclasses.replace(demo_run.comparison))
+    found.comparison.results = [
+        dataclasses.replace(greedy, differing=[Difference(0, 1, 1e-7)]),
+        *found.comparison.results[1:],
+    ]
+    assert found.to_json()["greedy_equals_generate"] is False
+
+
+def test_the_human_text_is_what_follows_the_prompt(demo_run, pieces):
+    documents = demo_run.demo.encode(read_library_sources(pieces).test)
+    whole = [" " + " ".join(map(str, ids)) + " " for ids in documents]
+    for prompt, text in zip(demo_run.prompts, demo_run.continuations, strict=True):
+        passage = " " + " ".join(map(str, [*prompt, *text])) + " "
+        assert any(passage in document for document in whole)
+
+
+def test_the_example_has_no_loop_where_one_can(demo_run):
+    number, calls = demo_run.example()
+    result = demo_run.result("tree")
+    tokens = [token for call in calls for token in call.accepted + call.own]
+    assert tokens == result.outputs[number]
+    assert len(calls) == result.stats[number].target_calls
+    for free in range(3):
+        looping = [4, 4, 4]
+        looping[free] = 0
+        comparison = dataclasses.replace(demo_run.comparison, looping=looping)
+        found = dataclasses.replace(demo_run, comparison=comparison)
+        assert found.example()[0] == free
+        contexts = [repair.context[:16] for repair in found.repairs()]
+        assert contexts == [demo_run.prompts[free]]
+
+
+def printed(demo_run, **options):
+    file = io.StringIO()
+    console = Console(file=file, width=110, highlight=False, soft_wrap=True, **options)
+    print_run(console, demo_run, is_smoke_test=True)
+    return file.getvalue()
+
+
+def test_colors_are_for_terminals_alone(demo_run, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    _, calls = demo_run.example()
+    terminal = {"force_terminal": True, "color_system": "standard"}
+    colored, plain = printed(demo_run, **terminal), printed(demo_run, force_terminal=False)
+    assert "\x1b" not in plain
+    assert "SMOKE TEST, too few prompts for meaningful figures" in plain
+    for text in (colored, plain):
+        rows = [line for line in text.splitlines() if line.startswith("  call ")]
+        assert len(rows) == len(calls)
+    own = demo_run.demo.tokenizer.decode(calls[0].own)
+    assert f"  call  1   1 tokens  \x1b[1;33m{repr(own)[1:-1]}\x1b[0m\n" in colored
+    assert f"  call  1   1 tokens  '' + {own!r}\n" in plain
+    first = next(n for n, call in enumerate(calls, 1) if call.accepted)
+    (line,) = [row for row in colored.splitlines() if row.startswith(f"  call {first:>2} ")]
+    assert "tokens  \x1b[32m" in line
+    assert "' + '" in printed(demo_run, no_color=True, **terminal)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "' + '" in printed(demo_run, **terminal)
+
+
+def test_the_smoke_test_of_a_demo_model(folder, library, tmp_path, capsys):
+    arguments = ["demo", "--quick", "--model", str(folder), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (results["smoke_test"], results["reused"], results["model"]) == (True, True, str(folder))
+    assert all(line["lossless"] for line in results["strategies"])
+    assert results["greedy_equals_generate"]
+    text = capsys.readouterr().out
+    assert "SMOKE TEST" in text
+    assert "one continuation call by call" in text
+    assert "\x1b[" not in text  # no terminal: no colors
+    assert main(["demo", "--retrain", "--out", str(tmp_path)]) == 2
+    assert "--retrain without --train" in capsys.readouterr().err
+    assert main(["demo", "--model", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert "has no demo.json" in capsys.readouterr().err
+    command = ["generate", str(folder), "--strategy", "tree", "--prompt", "def main(", "--json"]
+    assert main([*command, "--top-k", "4", "--max-new-tokens", "5"]) == 0
+
+
+def test_the_whole_demo_trained_twice(library, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(recipes, "QUICK", TINY)
-    arguments = ["demo", "--quick", "--out", str(tmp_path / "out")]
+    arguments = ["demo", "--train", "--quick", "--out", str(tmp_path / "out")]
     assert main(arguments) == 0
     first = json.loads((tmp_path / "out" / "results.json").read_text())
-    printed = capsys.readouterr().out
-    assert [line["name"] for line in first["strategies"]] == NAMES
+    text = capsys.readouterr().out
+    assert [line["name"] for line in first["strategies"]] == DEMO_NAMES
     assert all(line["lossless"] for line in first["strategies"])
-    assert {"alpha", "top_k", "num_drafts", "seconds"} <= set(first)
+    keys = (
+        "alpha top_k num_drafts order num_heads prompts loop_free_prompts loop_share training "
+        "block_efficiency_by_alpha reused seconds human_loop_share greedy_equals_generate"
+    )
+    assert set(keys.split()) <= set(first)
     assert (first["top_k"], first["num_drafts"], first["reused"]) == (4, 3, False)
-    assert "before" in printed
-    assert "results.json" in printed
-    assert "\x1b[" not in printed  # no terminal: no colours
+    assert set(first["block_efficiency_by_alpha"]) == {"0.1", "0.3"}
+    assert "drafts before and after rescoring" in text
+    assert "results.json" in text
     assert main(arguments) == 0
     second = json.loads((tmp_path / "out" / "results.json").read_text())
     assert second["reused"]
-    assert "reusing the trained parts" in capsys.readouterr().out
+    assert "reusing the model" in capsys.readouterr().out
     for line, again in zip(first["strategies"], second["strategies"], strict=True):
-        assert line["target_calls"] == again["target_calls"]
-    # A damaged part is an error that names it, not a traceback.
+        if line["name"] != "auto":  # depends on measured times
+            assert line["target_calls"] == again["target_calls"]
+    # The folder is a demo model, and a damaged part is an error that names it, not a traceback.
+    demo = demo_models.load_demo_model(tmp_path / "out" / "model-tiny")
+    assert demo.settings.alpha["p_best_ngram"] == second["alpha"]
     (tmp_path / "out" / "model-tiny" / "ngram.lm").write_bytes(b"no LM")
     assert main(arguments) == 2
     assert "ngram.lm" in capsys.readouterr().err

@@ -22,7 +22,17 @@ from lattice_bpd.cli import main
 from lattice_bpd.evaluate import corpus as corpora
 from lattice_bpd.evaluate import recipe as recipes
 from lattice_bpd.evaluate.corpus import Corpus
-from lattice_bpd.evaluate.library_tasks import LIBRARY_TASKS, library_domain, library_prompts
+from lattice_bpd.evaluate.demo_training import train_demo_model
+from lattice_bpd.evaluate.lab_options import split_texts
+from lattice_bpd.evaluate.library_tasks import (
+    LIBRARY_TASKS,
+    QUICK_TASKS,
+    library_domain,
+    library_passages,
+)
+from lattice_bpd.evaluate.loops import loop_share
+from lattice_bpd.evaluate.record.read import read_record
+from lattice_bpd.train.watcher import SilentWatcher
 
 SENTENCES = 14
 
@@ -190,9 +200,11 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
     ("arguments", "message"),
     [
         ([], "expected --quick, or --model DIR with --task NAME and --data FILE"),
-        (["--quick", "--task", "squad"], "--quick brings model, LM and tasks"),
+        (["--quick", "--task", "squad"], "--quick brings LM and tasks of its own"),
         (["--model", "m", "--task", "squad"], "1 --task and 0 --data; expected a file for each"),
         (["--quick", "--live", "-1"], "--live is -1; expected 0 or more"),
+        (["--quick", "--speed", "-1"], "--speed is -1; expected 0 or more"),
+        (["--quick", "--model", "nowhere"], "nowhere has no demo.json; expected the folder of"),
         (["--quick", "--accept", "top_k:0"], "TopKMatch: k is 0; expected 1 or more"),
         (["--quick", "--num-drafts", "0"], "--num-drafts is 0; expected 1 or more"),
     ],
@@ -215,7 +227,12 @@ def first_{n}(value):
 
 def second_{n}(path, name):
     """Joins what is given to {n}."""
+    # a comment
     return os.path.join(path, name, str({n}))
+
+
+class Third_{n}:
+    """Keeps."""
 '''
 
 
@@ -226,30 +243,66 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
     tiny = replace(
         recipes.QUICK, name="model-tiny", vocab_size=300, num_heads=4, steps=30,
         sequence_length=64, prompt_length=16, max_new_tokens=12, batch_size=4, order=3,
-        min_counts=(1, 1, 1),
+        min_counts=(1, 1, 1), alphas=(0.2,), temperatures=(1.0,),
     )  # fmt: skip
-    monkeypatch.setattr(recipes, "QUICK", tiny)
-    arguments = ["evaluate", "--quick", "--out", str(tmp_path), "--limit", "6", "--live", "1"]
+    demo, _ = train_demo_model(tmp_path / "model", tiny, found, SilentWatcher())
+    arguments = [
+        "evaluate", "--quick", "--model", str(tmp_path / "model"), "--out", str(tmp_path),
+        "--limit", "6", "--live", "1", "--speed", "2",
+    ]  # fmt: skip
     assert main([*arguments, "--alphas", "0.2"]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
-    assert set(results["tasks"]) == set(LIBRARY_TASKS)
+    assert set(results["tasks"]) == set(QUICK_TASKS)
     assert set(results["lms"]) == {"3-gram", "2-gram"}
-    for task in results["tasks"].values():
+    records = tmp_path / "record"
+    for name, task in results["tasks"].items():
         assert all(check["holds"] for check in task["live"])
         assert {"count_trie", "prompt_lookup", "tree", "oracle"} <= {
             line["name"] for line in task["strategies"]
         }
         assert task["performance"]["metric"] == "perplexity"
-    assert (tmp_path / "record" / "functions" / "manifest.json").is_file()
-    assert "decoded live" in capsys.readouterr().out
+        passages = library_passages(
+            name, found.test, demo.tokenizer, count=6, length=16, room=12, seed=0
+        )
+        reported = split_texts(6, 8, 0)[1]
+        outputs = [read_record(records / name).texts[number].output for number in reported]
+        prompts = [passages[number][0].token_ids for number in reported]
+        human = [passages[n][1][: len(out)] for n, out in zip(reported, outputs, strict=True)]
+        assert task["human_loop_share"] == loop_share(prompts, human)
+        assert task["loop_share"] == pytest.approx(loop_share(prompts, outputs))
+        speed = {line["name"]: line for line in task["speed"]}
+        assert list(speed) == ["greedy", "bpd", "p_best_ngram", "tree_0gram", "tree", "auto"]
+        assert speed["greedy"]["relative_speed"] == 1.0
+        assert all(line["lossless"] and line["texts"] == 2 for line in speed.values())
+        ratio = speed["tree"]["tokens_per_second"] / speed["greedy"]["tokens_per_second"]
+        assert speed["tree"]["relative_speed"] == pytest.approx(ratio)
+    assert (records / "functions" / "manifest.json").is_file()
+    printed = capsys.readouterr().out
+    assert "decoded live" in printed
+    assert "auto (tree size at run time)" in printed
+    assert "human text in loops" in printed
 
 
 def test_tasks_of_the_library_begin_where_they_say(folder):
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
     texts = [PIECE.format(n=n) for n in range(3)]
     for name in LIBRARY_TASKS:
-        found = library_prompts(name, texts, tokenizer, count=2, length=5, seed=0)
+        found = library_passages(name, texts, tokenizer, count=2, length=5, room=4, seed=0)
         assert len(found) == 2
-        assert all(1 <= len(prompt.token_ids) <= 5 for prompt in found)
+        assert all(1 <= len(prompt.token_ids) <= 5 for prompt, _ in found)
+        assert all(1 <= len(after) <= 4 for _, after in found)
     assert all(text.startswith('    """') for text in library_domain("functions", texts))
     assert library_domain("docstrings", texts)[0].startswith("Doubles.")
+    assert library_domain("returns", texts)[0].startswith(" value + value")
+    assert library_domain("comments", texts)[0].startswith(" a comment")
+    assert library_domain("classes", texts)[0].startswith('    """Keeps.')
+
+
+def test_a_library_prompt_ends_where_its_continuation_begins(folder):
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
+    words = " ".join(f"t{number}" for number in range(40))
+    texts = [f"{words}\n{words}\n{words}\n{words}\n{words}\n{words}\nt7 t8 t9 t1\n"]
+    ((prompt, after),) = library_passages(
+        "beginnings", texts, tokenizer, count=3, length=6, room=3, seed=0
+    )
+    assert (prompt.token_ids, after) == ([34, 35, 36, 37, 38, 39], [7, 8, 9])

@@ -198,7 +198,7 @@ def test_report_says_what_is_wrong_with_options(run, tmp_path, capsys):
     assert "has a vocabulary of 5, the record of jsonl one of 48" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found: apt-get install chromium")
 def test_report_draws_the_step_of_its_address(run):
     page_of(run)
     drawn = {}

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from lattice_bpd.cli import (
     certify,
+    check,
     demo,
     evaluate,
     generate,
@@ -41,12 +42,12 @@ def build_parser() -> argparse.ArgumentParser:
         prog="lattice-bpd",
         description="Blockwise parallel decoding with drafts rescored through a top-k lattice and "
         "an n-gram LM: the target model's greedy output in fewer calls of it.",
-        epilog="Begin with: lattice-bpd demo --quick",
+        epilog="Begin with: lattice-bpd demo",
     )
     parser.add_argument("--version", action="version", version=f"lattice-bpd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands_in_order = (
-        demo, generate, certify, evaluate, record, replay, report, tune, heads, ngram,
+        demo, generate, certify, check, evaluate, record, replay, report, tune, heads, ngram,
     )  # fmt: skip
     for command in commands_in_order:
         command.add_parser(commands)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +33,7 @@ Block efficiency is decoded tokens / calls of the target; the exact token of eac
 docs/evaluate.md explains the tasks, the tables and results.json.
 """
 _PROMPTS = 32  # of each task of --quick
-_TITLES = {
-    "tokenizer": "training a byte-level BPE", "encode": "encoding the corpus",
-    "ngram": "training the n-gram LM", "heads": "training the blockwise LM",
-    "lms": "training LMs of other orders and domains",
-}  # fmt: skip
+_TITLES = {"lms": "training LMs of other orders and domains"}
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,8 +48,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run folder")
     parser.add_argument(
-        "--quick", action="store_true", help="the demo's small model and tasks from its corpus"
-    )
+        "--quick", action="store_true",
+        help="no data needed: the demo model (or that of --model) and tasks from Python's library",
+    )  # fmt: skip
     parser.add_argument("--model", type=Path, metavar="DIR", help="a blockwise model")
     parser.add_argument(
         "--lm", action="append", default=[], metavar="[NAME=]FILE",
@@ -72,6 +70,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--live", type=int, default=2, metavar="N", help="prompts decoded live (default 2)"
     )
+    parser.add_argument(
+        "--speed", type=int, metavar="N",
+        help="texts of each task whose live decoding is timed (default 0; 8 with --quick)",
+    )  # fmt: skip
     parser.add_argument(
         "--accept", action="append", default=[], metavar="RULE",
         help="acceptance rule to compare by live decoding, such as specdec++:3,1.0; repeatable",
@@ -125,8 +127,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.live < 0:
-        raise ValueError(f"--live is {args.live}; expected 0 or more")
+    for name in ("live", "speed"):
+        value = getattr(args, name)
+        if value is not None and value < 0:
+            raise ValueError(f"--{name} is {value}; expected 0 or more")
     for name in ("num_drafts", "max_nodes", "held_out", "accept_texts"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -137,8 +141,11 @@ def _check(args: argparse.Namespace) -> None:
         for rule in args.accept:
             parse_acceptance(rule)
     if args.quick:
-        if args.model or args.task or args.data or args.lm:
-            raise ValueError("--quick brings model, LM and tasks; leave the others out, or --quick")
+        if args.task or args.data or args.lm:
+            raise ValueError(
+                "--quick brings LM and tasks of its own; leave --task, --data and "
+                "--lm out, or --quick"
+            )
         return
     if args.model is None or not args.task:
         raise ValueError("expected --quick, or --model DIR with --task NAME and --data FILE")
@@ -154,12 +161,15 @@ def _quick_source(args: argparse.Namespace, watcher: ConsoleWatcher) -> Source:
     import torch
 
     from lattice_bpd.evaluate import corpus, recipe
+    from lattice_bpd.evaluate.demo_model import load_demo_model
     from lattice_bpd.evaluate.quick import make_quick_source
 
-    torch.set_num_threads(min(torch.get_num_threads(), 4))
-    used = recipe.QUICK
-    text = corpus.read_library_sources(max_files=used.max_files)
-    return make_quick_source(args.out, used, text, watcher, prompts=args.limit or _PROMPTS)
+    torch.set_num_threads(1)  # the model's matrices are too small to split
+    demo = load_demo_model(args.model)
+    if torch.cuda.is_available():
+        demo.model.to("cuda")
+    text = corpus.read_library_sources(max_files=recipe.QUICK.max_files)
+    return make_quick_source(args.out, demo, text, watcher, prompts=args.limit or _PROMPTS)
 
 
 def _user_source(args: argparse.Namespace) -> Source:
@@ -209,6 +219,8 @@ def _lab_options(args: argparse.Namespace, source: Source) -> LabOptions:
     if args.temperatures:
         found_values = parse_list(args.temperatures, "--temperatures", float)
         options = replace(options, temperatures=found_values)
+    if args.speed is not None:
+        options = replace(options, speed_texts=args.speed)
     if args.held_out:
         options = replace(options, held_out=args.held_out)
     plain: dict[str, Any] = {
@@ -220,21 +232,29 @@ def _lab_options(args: argparse.Namespace, source: Source) -> LabOptions:
 
 
 def _print(watcher: ConsoleWatcher, results: dict[str, Any]) -> None:
-    """Block efficiencies, strategies x tasks."""
-    from rich.table import Table
-
+    """Block efficiencies and speeds, strategies x tasks, and loops."""
     tasks = results["tasks"]
-    table = Table(title="block efficiency (95 % interval)", title_justify="left")
-    table.add_column("strategy", no_wrap=True)
-    for task in tasks:
-        table.add_column(task, justify="right", no_wrap=True)
-    for number, line in enumerate(next(iter(tasks.values()))["strategies"]):
-        cells = []
-        for task in tasks.values():
-            found = task["strategies"][number]["interval"]
-            cells.append(f"{found['value']:.2f} ({found['low']:.2f}-{found['high']:.2f})")
-        table.add_row(line["label"], *cells)
-    watcher.console.print(table)
+    rows = [
+        [line["label"], *(_interval(task["strategies"][number]) for task in tasks.values())]
+        for number, line in enumerate(next(iter(tasks.values()))["strategies"])
+    ]
+    loops = ["greedy's output in loops", *(f"{t['loop_share']:.0%}" for t in tasks.values())]
+    rows.append(loops)
+    if all("human_loop_share" in task for task in tasks.values()):
+        shares = [f"{task['human_loop_share']:.0%}" for task in tasks.values()]
+        rows.append(["human text in loops", *shares])
+    _print_table(watcher, "block efficiency: tokens per call (95 % interval)", tasks, rows)
+    speeds = [task["speed"] for task in tasks.values() if "speed" in task]
+    if speeds:
+        rows = [
+            [line["label"], *(_speed(task[number]) for task in speeds)]
+            for number, line in enumerate(speeds[0])
+        ]
+        title = (
+            f"speed relative to greedy (tokens per call): {speeds[0][0]['texts']} texts decoded "
+            f"live, median of {speeds[0][0]['rounds']} runs"
+        )
+        _print_table(watcher, title, tasks, rows)
     live = [check for task in tasks.values() for check in task.get("live", ())]
     if live:
         same = sum(check["same_calls"] for check in live)
@@ -243,3 +263,27 @@ def _print(watcher: ConsoleWatcher, results: dict[str, Any]) -> None:
             f"{sum(c['lossless'] for c in live)} as greedy writes them, {same} with the calls of "
             "the replay"
         )
+
+
+def _print_table(
+    watcher: ConsoleWatcher, title: str, tasks: Iterable[str], rows: list[list[str]]
+) -> None:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("strategy", no_wrap=True)
+    for task in tasks:
+        table.add_column(task, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    watcher.console.print(table)
+
+
+def _interval(line: dict[str, Any]) -> str:
+    found = line["interval"]
+    return f"{found['value']:.2f} ({found['low']:.2f}-{found['high']:.2f})"
+
+
+def _speed(line: dict[str, Any]) -> str:
+    same = "" if line["lossless"] else ", NOT greedy's output"
+    return f"{line['relative_speed']:.2f}x ({line['block_efficiency']:.2f}{same})"

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 _LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 
 
-def make_console() -> Console:
-    """A `rich` console; NO_COLOR is honoured, and files get lines wide enough for the table.
+def make_console(*, no_color: bool = False) -> Console:
+    """A `rich` console; NO_COLOR is honored, and files get lines wide enough for the table.
+
+    Args:
+        no_color: no colors on a terminal either.
 
     Raises:
         ImportError: `rich` is missing (extra `train`).
     """
-    console: Console = require("rich.console", "train").Console(highlight=False, soft_wrap=True)
+    console: Console = require("rich.console", "train").Console(
+        highlight=False, soft_wrap=True, no_color=no_color or None
+    )
     if not console.is_terminal:
         console.width = 110
     return console

@@ -73,20 +73,20 @@ def read_library_sources(root: str | Path | None = None, max_files: int | None =
     return Corpus(train, tune, test, digest.hexdigest()[:16])
 
 
-def draw_prompts(
+def draw_passages(
     documents: Sequence[npt.NDArray[np.int32]], count: int, length: int, room: int, seed: int
-) -> list[list[int]]:
-    """Prompts from anywhere in tokenized documents.
+) -> list[tuple[list[int], list[int]]]:
+    """Prompts from anywhere in tokenized documents, each with the text that follows it.
 
     Args:
         documents: (T_i,) int32 each.
-        count: prompts to draw; fewer come back where the documents are too short for them.
+        count: prompts to draw; fewer are returned if the documents are too short for them.
         length: tokens of a prompt.
         room: tokens that must follow the prompt within its document.
         seed: of the positions; all positions are equally likely, and no two are the same.
 
     Returns:
-        `count` lists of `length` token ids.
+        `count` pairs: `length` token ids of a prompt, and the `room` token ids that follow it.
 
     Raises:
         ValueError: no document is long enough.
@@ -98,12 +98,22 @@ def draw_prompts(
     ]
     if not starts:
         raise ValueError(
-            f"draw_prompts: no document has {length + room} tokens; give longer text or ask for "
+            f"draw_passages: no document has {length + room} tokens; give longer text or ask for "
             "shorter prompts"
         )
     chosen = np.random.default_rng(seed).permutation(len(starts))[:count]
-    places = [starts[index] for index in chosen]
-    return [documents[number][start : start + length].tolist() for number, start in places]
+    passages = []
+    for number, start in (starts[index] for index in chosen):
+        ids = documents[number][start : start + length + room].tolist()
+        passages.append((ids[:length], ids[length:]))
+    return passages
+
+
+def draw_prompts(
+    documents: Sequence[npt.NDArray[np.int32]], count: int, length: int, room: int, seed: int
+) -> list[list[int]]:
+    """The prompts of `draw_passages` alone; same arguments and errors."""
+    return [prompt for prompt, _ in draw_passages(documents, count, length, room, seed)]
 
 
 def _hash(text: str) -> int:

@@ -38,6 +38,7 @@ class LabOptions:
         rules: acceptance rules to compare by decoding live, as `parse_acceptance` reads them;
             the exact one is always among them, unless there are none.
         rule_texts: most texts of each task that they are compared on.
+        speed_texts: most texts of each task whose live decoding is timed; 0: none.
     """
 
     strategies: tuple[str, ...] = tuple(name for name in STRATEGIES if name != "greedy")
@@ -53,6 +54,7 @@ class LabOptions:
     seed: int = 0
     rules: tuple[str, ...] = ()
     rule_texts: int = 16
+    speed_texts: int = 0
 
 
 def curve_points(

@@ -1,9 +1,12 @@
-"""Tasks from the demo's own corpus, for a first evaluation without any other data.
+"""Tasks made of held-out library files, for an evaluation without other data.
 
-anywhere     from any place of a held-out file
-beginnings   from the beginning of a file
-functions    behind the line that begins a function
-docstrings   behind the quotes that begin a docstring
+anywhere     after the end of any line that is not empty
+beginnings   after the first six lines of a file
+classes      after the line that begins a class
+functions    after the line that begins a function
+docstrings   after the quotes that begin a docstring
+comments     after the "#" that begins a comment line
+returns      after the word `return`
 """
 
 from __future__ import annotations
@@ -22,20 +25,33 @@ if TYPE_CHECKING:
 _PLACES = {
     "anywhere": re.compile(r"\n(?=[^\n])"),
     "beginnings": re.compile(r"\A(?:[^\n]*\n){6}"),
+    "classes": re.compile(r"\n *class \w+[^\n]*:\n"),
     "functions": re.compile(r"\n *def \w+\([^()\n]*\):\n"),
     "docstrings": re.compile(r'\n *def [^\n]*:\n *"""'),
+    "comments": re.compile(r"\n *#(?= )"),
+    "returns": re.compile(r"\n *return(?= )"),
 }
 LIBRARY_TASKS = tuple(_PLACES)
 """Names of the tasks."""
 
-_BEFORE = 600  # characters before a place, more than any prompt has
-_BEHIND = 400  # characters that belong to a place's domain
+QUICK_TASKS = ("anywhere", "beginnings", "functions", "docstrings")
+"""The tasks of `evaluate --quick`: those on which the demo model loops little."""
+
+_CHARACTERS = 8  # of a token at most, on average: what is encoded around a prompt's end
+_DOMAIN = 400  # characters that belong to a place's domain
 
 
-def library_prompts(
-    name: str, texts: Sequence[str], tokenizer: Tokenizer, *, count: int, length: int, seed: int
-) -> list[Prompt]:
-    """Prompts of one task.
+def library_passages(
+    name: str,
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    count: int,
+    length: int,
+    room: int,
+    seed: int,
+) -> list[tuple[Prompt, list[int]]]:
+    """Prompts of one task, each with the text that follows it.
 
     Args:
         name: of LIBRARY_TASKS.
@@ -43,26 +59,32 @@ def library_prompts(
         tokenizer: the demo's.
         count: prompts; fewer where the files have fewer such places.
         length: most tokens of a prompt.
+        room: most tokens of the text that follows.
         seed: of the choice.
+
+    Returns:
+        Pairs of a prompt and the up to `room` token ids that follow it in its file.
     """
     places = _find_places(name, texts)
     order = np.random.default_rng(seed).permutation(len(places))[:count]
-    found = []
+    passages = []
     for index in sorted(order.tolist()):
         number, end = places[index]
-        ids = tokenizer.encode(texts[number][max(0, end - _BEFORE) : end]).ids[-length:]
-        if ids:
-            found.append(Prompt(ids, f"file {number}, character {end}"))
-    return found
+        text = texts[number]
+        before = tokenizer.encode(text[max(0, end - _CHARACTERS * length) : end]).ids[-length:]
+        after = tokenizer.encode(text[end : end + _CHARACTERS * room]).ids[:room]
+        if before:
+            passages.append((Prompt(before, f"file {number}, character {end}"), after))
+    return passages
 
 
 def library_domain(name: str, texts: Sequence[str]) -> list[str]:
-    """What stands behind such places in training files: text of the task's own domain."""
-    return [texts[number][end : end + _BEHIND] for number, end in _find_places(name, texts)]
+    """What follows such places in training files: text of the task's own domain."""
+    return [texts[number][end : end + _DOMAIN] for number, end in _find_places(name, texts)]
 
 
 def _find_places(name: str, texts: Sequence[str]) -> list[tuple[int, int]]:
-    """(file, character) behind each place of the task."""
+    """(file, character) after each place of the task."""
     return [
         (number, match.end())
         for number, text in enumerate(texts)

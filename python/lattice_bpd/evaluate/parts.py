@@ -1,9 +1,9 @@
-"""The demo's trained parts: tokenizer, blockwise LM and n-gram LM, trained once and kept.
+"""Trains tokenizer, blockwise LM and n-gram LM for `demo --train`, and keeps them in a folder.
 
 DIR/tokenizer.json    byte-level BPE
 DIR/config.json ...   the blockwise LM (lattice_bpd.models.checkpoint)
 DIR/ngram.lm          the n-gram LM
-DIR/recipe.json       what they were trained by; written last, so that it stands for all
+DIR/recipe.json       their recipe; written last, so that a folder with it is whole
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.evaluate.corpus import Corpus
+from lattice_bpd.evaluate.demo_model import LM_FILE, TOKENIZER_FILE, encode
 from lattice_bpd.evaluate.recipe import Recipe
 from lattice_bpd.extras import require
 from lattice_bpd.models import BlockwiseLM, build_small_gpt
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 RECIPE_FILE = "recipe.json"
-TOKENIZER_FILE = "tokenizer.json"
-LM_FILE = "ngram.lm"
 _VERSION = 2  # raise it where the way of training changes but no number of the recipe does
 
 
@@ -66,11 +65,6 @@ class Parts:
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Token ids of each text, (T_i,) int32."""
         return encode(self.tokenizer, texts)
-
-
-def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-    """Token ids of each text, (T_i,) int32."""
-    return [np.array(found.ids, dtype=np.int32) for found in tokenizer.encode_batch(list(texts))]
 
 
 def _end_of_text(tokenizer: Tokenizer) -> int:

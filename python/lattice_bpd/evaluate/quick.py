@@ -1,4 +1,4 @@
-"""The quick evaluation: the demo's small model, tasks from its corpus, several LMs."""
+"""The quick evaluation: the demo model, tasks from library files, several LMs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ from typing import Any
 from lattice_bpd import NGramLM
 from lattice_bpd.evaluate.corpus import Corpus
 from lattice_bpd.evaluate.count_trie import CountTrie
-from lattice_bpd.evaluate.library_tasks import LIBRARY_TASKS, library_domain, library_prompts
-from lattice_bpd.evaluate.parts import (
-    LM_FILE,
-    TOKENIZER_FILE,
-    Parts,
-    load_parts,
-    train_parts,
-    train_recipe_lm,
-)
-from lattice_bpd.evaluate.recipe import Recipe
+from lattice_bpd.evaluate.demo_model import LM_FILE, TOKENIZER_FILE, DemoModel
+from lattice_bpd.evaluate.library_tasks import QUICK_TASKS, library_domain, library_passages
+from lattice_bpd.evaluate.parts import train_recipe_lm
+from lattice_bpd.evaluate.recipe import QUICK
 from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
 from lattice_bpd.train.watcher import Watcher
 
@@ -42,6 +36,7 @@ class Source:
         trie: raw counts.
         metrics: by task, how its outputs are judged.
         record: how to record.
+        human: by task, the token ids that follow each prompt in its file.
     """
 
     model: Any
@@ -55,75 +50,85 @@ class Source:
     domain_lms: dict[str, NGramLM] = field(default_factory=dict)
     trie: CountTrie | None = None
     metrics: dict[str, str] = field(default_factory=dict)
+    human: dict[str, list[list[int]]] = field(default_factory=dict)
 
 
 def make_quick_source(
-    directory: Path, recipe: Recipe, corpus: Corpus, watcher: Watcher, *, prompts: int
+    directory: Path,
+    demo: DemoModel,
+    corpus: Corpus,
+    watcher: Watcher,
+    *,
+    prompts: int,
+    tasks: Sequence[str] = QUICK_TASKS,
 ) -> Source:
-    """Train what is not there yet, and draw prompts for each task.
+    """Draw prompts for each task, and train LMs of lower orders and of the tasks' domains.
 
     Args:
-        directory: keeps the trained parts, for a second run too.
-        recipe: the demo's.
-        corpus: the demo's.
-        watcher: told of the stages.
+        directory: keeps the LMs.
+        demo: the model.
+        corpus: its test part gives the prompts, its training part the LMs.
+        watcher: notified of the stage "lms".
         prompts: of each task.
+        tasks: of LIBRARY_TASKS.
 
     Raises:
-        FormatError: damaged parts.
         OSError: the folder cannot be written.
     """
-    folder = directory / recipe.name
-    parts = load_parts(folder, recipe, corpus) or train_parts(folder, recipe, corpus, watcher)
+    settings, vocab_size = demo.settings, demo.model.vocab_size
     watcher.begin("lms")
-    lms, files = _orders(directory, folder, parts, recipe, corpus)
+    documents = demo.encode(corpus.train)
+    lms, files = _orders(directory, demo, documents)
     domains = {
         task: lm
-        for task in LIBRARY_TASKS
-        if (lm := _domain_lm(parts, library_domain(task, corpus.train), recipe)) is not None
+        for task in tasks
+        if (lm := _domain_lm(demo, library_domain(task, corpus.train))) is not None
     }
     for task, lm in domains.items():
         lm.save(directory / LMS_FOLDER / f"domain-{task}.lm")
-    trie = CountTrie(parts.encode(corpus.train), recipe.vocab_size, recipe.order)
+    trie = CountTrie(documents, vocab_size, settings.order)
     watcher.end()
     drawn = {
-        task: library_prompts(
-            task, corpus.test, parts.tokenizer,
-            count=prompts, length=recipe.prompt_length, seed=recipe.seed,
+        task: library_passages(
+            task, corpus.test, demo.tokenizer, count=prompts, length=settings.prompt_length,
+            room=settings.max_new_tokens, seed=settings.seed,
         )
-        for task in LIBRARY_TASKS
+        for task in tasks
     }  # fmt: skip
+    drawn = {task: found for task, found in drawn.items() if len(found) > 1}
     return Source(
-        parts.model, str(folder), parts.tokenizer, str(folder / TOKENIZER_FILE),
-        {task: found for task, found in drawn.items() if len(found) > 1}, lms, files,
+        demo.model, str(demo.directory), demo.tokenizer, str(demo.directory / TOKENIZER_FILE),
+        {task: [prompt for prompt, _ in found] for task, found in drawn.items()}, lms, files,
         RecordOptions(
-            top_k=min(64, recipe.vocab_size), max_new_tokens=recipe.max_new_tokens,
-            stop_token_ids=(parts.end_of_text,), batch_size=16,
+            top_k=min(64, vocab_size), max_new_tokens=settings.max_new_tokens,
+            stop_token_ids=(settings.end_of_text,), batch_size=16,
         ),
         domains, trie, dict.fromkeys(drawn, "perplexity"),
+        {task: [text for _, text in found] for task, found in drawn.items()},
     )  # fmt: skip
 
 
 def _orders(
-    directory: Path, folder: Path, parts: Parts, recipe: Recipe, corpus: Corpus
+    directory: Path, demo: DemoModel, documents: Sequence[Any]
 ) -> tuple[dict[str, NGramLM], dict[str, str]]:
-    """The demo's LM, and the same of lower orders (paper table 9)."""
+    """The demo's LM, and LMs of lower orders (paper table 9)."""
     (directory / LMS_FOLDER).mkdir(parents=True, exist_ok=True)
-    name = f"{recipe.order}-gram"
-    lms, files = {name: parts.lm}, {name: str(folder / LM_FILE)}
-    documents = parts.encode(corpus.train)
-    for order in range(2, recipe.order):
-        smaller = replace(recipe, order=order, min_counts=recipe.min_counts[:order])
-        lms[f"{order}-gram"], _ = train_recipe_lm(documents, smaller)
+    name = f"{demo.lm.order}-gram"
+    lms, files = {name: demo.lm}, {name: str(demo.directory / LM_FILE)}
+    for order in range(2, demo.lm.order):
+        counts = (*QUICK.min_counts, *[QUICK.min_counts[-1]] * order)[:order]
+        recipe = replace(QUICK, order=order, vocab_size=demo.model.vocab_size, min_counts=counts)
+        lms[f"{order}-gram"], _ = train_recipe_lm(documents, recipe)
         path = directory / LMS_FOLDER / f"{order}-gram.lm"
         lms[f"{order}-gram"].save(path)
         files[f"{order}-gram"] = str(path)
     return lms, files
 
 
-def _domain_lm(parts: Parts, texts: Sequence[str], recipe: Recipe) -> NGramLM | None:
+def _domain_lm(demo: DemoModel, texts: Sequence[str]) -> NGramLM | None:
     """An LM of one domain (paper table 7), smoothed so that little text suffices."""
-    rows = [ids for ids in parts.encode(texts) if len(ids)]
-    if sum(map(len, rows)) < 100 * recipe.order:
+    order = demo.lm.order
+    rows = [ids for ids in demo.encode(texts) if len(ids)]
+    if sum(map(len, rows)) < 100 * order:
         return None
-    return NGramLM.train(rows, recipe.order, vocab_size=recipe.vocab_size, smoothing="witten_bell")
+    return NGramLM.train(rows, order, vocab_size=demo.model.vocab_size, smoothing="witten_bell")

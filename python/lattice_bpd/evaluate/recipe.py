@@ -1,4 +1,4 @@
-"""What the demo trains and decodes: every number of it in one place."""
+"""Sizes and steps of `lattice-bpd demo --train`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Recipe:
-    """A run of the demo.
+    """A demo model trained from nothing.
 
     Attributes:
         name: of the folder for trained parts.
@@ -16,18 +16,20 @@ class Recipe:
         num_heads: h, the target's own included.
         steps: training steps of the blockwise LM.
         draft_weight: lambda of heads 2..h; 1 for head 1.
-        max_train_seconds: a slower machine does fewer steps than to exceed this.
-        batch_size: sequences a step.
+        max_train_seconds: a slower machine does fewer steps rather than exceed this.
+        batch_size: sequences per step.
         sequence_length: tokens of a training sequence, and the target's positions.
         order: n of the n-gram LM.
         min_counts: rarer n-grams are left out, by order.
         prompt_length: tokens of a prompt.
-        max_new_tokens: tokens decoded behind it.
-        tune_prompts: prompts that alpha is tuned on.
+        max_new_tokens: tokens decoded after it.
+        tune_prompts: prompts that alpha and temperature are tuned on.
         test_prompts: prompts that results are reported on.
-        alphas: weights tried.
+        alphas: weights of the LM that are tried.
+        temperatures: of trees that are tried.
         top_k: k.
         num_drafts: p.
+        max_nodes: N of trees.
         seed: of weights, batches and prompts.
     """
 
@@ -47,8 +49,10 @@ class Recipe:
     tune_prompts: int = 12
     test_prompts: int = 80
     alphas: tuple[float, ...] = (0.1, 0.15, 0.2, 0.3, 0.5)
+    temperatures: tuple[float, ...] = (1.0, 1.5, 2.0)
     top_k: int = 16
     num_drafts: int = 16
+    max_nodes: int = 36
     seed: int = 0
 
     def trained_by(self) -> dict[str, object]:

@@ -17,6 +17,7 @@ from lattice_bpd.decode import DraftingModel
 from lattice_bpd.evaluate.lab import Lab
 from lattice_bpd.evaluate.lab_options import LabOptions, split_texts
 from lattice_bpd.evaluate.live_check import check_live
+from lattice_bpd.evaluate.loops import loop_share
 from lattice_bpd.evaluate.positions import Rescorers
 from lattice_bpd.evaluate.quick import Source
 from lattice_bpd.evaluate.record.manifest import Manifest
@@ -27,6 +28,7 @@ from lattice_bpd.evaluate.replay import Recording
 from lattice_bpd.evaluate.results import finish_results
 from lattice_bpd.evaluate.rule_quality import compare_rules
 from lattice_bpd.evaluate.settings import DraftOptions
+from lattice_bpd.evaluate.speed import SPEED_ROUNDS, SPEED_SETTINGS, measure_speed
 from lattice_bpd.evaluate.strategies import STRATEGIES
 from lattice_bpd.evaluate.sweep import Point
 from lattice_bpd.evaluate.tasks.metrics import METRICS, Judge, measure_perplexity
@@ -115,8 +117,27 @@ def _evaluate_task(
     if options.rules:
         begin(f"{task}: acceptance rules", 0)
         results["acceptance"] = _compare_rules(task, results, recording, source, lms, options)
+    reported = split_texts(len(recording.texts), options.held_out, options.seed)[1]
+    if options.speed_texts:
+        timed = [recording.texts[number].prompt.tolist() for number in reported]
+        timed = timed[: options.speed_texts]
+        runs = len(timed) * len(SPEED_SETTINGS) * SPEED_ROUNDS
+        begin(f"{task}: timing live decoding", runs)
+        results["speed"] = measure_speed(
+            source.model, next(iter(lms.values()), None), timed,
+            {name: DraftOptions(**tuned) for name, tuned in results["tuned"].items()},
+            max_new_tokens=source.record.max_new_tokens,
+            stop_token_ids=source.record.stop_token_ids, on_prompt=watcher.advance,
+        )  # fmt: skip
     if running:
         watcher.end()
+    if task in source.human:
+        texts = [recording.texts[number] for number in reported]
+        human = [source.human[task][number] for number in reported]
+        results["human_loop_share"] = loop_share(
+            [text.prompt.tolist() for text in texts],
+            [ids[: len(text.output)] for text, ids in zip(texts, human, strict=True)],
+        )
     results["performance"] = _performance(source, recording.texts, source.metrics.get(task))
     return results
 
@@ -199,6 +220,6 @@ def _about_lm(lm: NGramLM) -> dict[str, Any]:
 
 
 def quick_options(options: LabOptions, top_k: int) -> LabOptions:
-    """Fewer texts held out and a k that the record has, for a short run."""
+    """Fewer texts held out, a k that the record has and few timed texts, for a short run."""
     plain = replace(options.options, top_k=min(options.options.top_k, top_k))
-    return replace(options, options=plain, held_out=8)
+    return replace(options, options=plain, held_out=8, speed_texts=8)

@@ -8,6 +8,7 @@ from typing import Any
 
 from lattice_bpd.decode import (
     BlockDrafter,
+    Controller,
     Drafter,
     DraftModelDrafter,
     LatticeDrafter,
@@ -52,9 +53,10 @@ class Setting:
         name: key in results.json.
         label: what the table shows; {p}, {k}, {n} and {nodes} stand for num_drafts, top_k, the
             LM's order and max_nodes.
-        strategy: "greedy", "bpd", "lattice", "tree", "scorer", "draft_model" (its source is the
-            draft model, whose chain is drafted), "lookup", "combined" (heads, their continuation by
-            the LM and lookup), "oracle", or another key of MAKERS.
+        strategy: "greedy", "bpd", "lattice", "tree", "auto" (trees whose size a Controller
+            chooses), "scorer", "draft_model" (its source is the draft model, whose chain is
+            drafted), "lookup", "combined" (heads, their continuation by the LM and lookup),
+            "oracle", or another key of MAKERS.
         uses_lm: rescore with the n-gram LM.
         many: verify num_drafts drafts rather than one.
         source: name of the LM or the scorer to use instead of the common LM; see `source_of`.
@@ -110,7 +112,9 @@ class Setting:
 Maker = Callable[[Setting, Any, Sequence[int], DraftOptions], Drafter]
 
 
-def _make_tree(setting: Setting, source: Any, _: Sequence[int], options: DraftOptions) -> Drafter:
+def _make_tree(
+    setting: Setting, source: Any, _: Sequence[int], options: DraftOptions
+) -> TreeDrafter:
     del setting
     return TreeDrafter(
         source,
@@ -120,6 +124,12 @@ def _make_tree(setting: Setting, source: Any, _: Sequence[int], options: DraftOp
         temperature=options.temperature,
         cache=options.cache,
     )
+
+
+def _make_auto(
+    setting: Setting, source: Any, continuation: Sequence[int], options: DraftOptions
+) -> Drafter:
+    return Controller(_make_tree(setting, source, continuation, options))
 
 
 def _make_lattice(
@@ -175,6 +185,7 @@ MAKERS: dict[str, Maker] = {
     "bpd": lambda *_: BlockDrafter(),
     "lattice": _make_lattice,
     "tree": _make_tree,
+    "auto": _make_auto,
     "scorer": _make_scorer,
     "draft_model": _make_draft_model,
     "lookup": lambda *_: LookupDrafter(),
@@ -189,13 +200,16 @@ _GREEDY = Setting("greedy", "greedy", "greedy")
 _BPD = Setting("bpd", "BPD", "bpd")
 _P_BEST_0GRAM = Setting("p_best_0gram", "{p}-best 0-gram BPD", "lattice", many=True)
 _P_BEST_NGRAM = Setting("p_best_ngram", "{p}-best {n}-gram BPD", "lattice", uses_lm=True, many=True)
+_NGRAM_1BEST = Setting("ngram_1best", "{n}-gram BPD (1-best)", "lattice", uses_lm=True)
+_TREE_0GRAM = Setting("tree_0gram", "{nodes}-node 0-gram tree", "tree")
+_TREE = Setting("tree", "{nodes}-node {n}-gram tree", "tree", uses_lm=True)
 _ORACLE = Setting("oracle", "oracle (k = {k})", "oracle")
 
 STANDARD_SETTINGS = (
     _GREEDY,
     _BPD,
     _P_BEST_0GRAM,
-    Setting("ngram_1best", "{n}-gram BPD (1-best)", "lattice", uses_lm=True),
+    _NGRAM_1BEST,
     _P_BEST_NGRAM,
     _ORACLE,
 )
@@ -206,8 +220,22 @@ TREE_SETTINGS = (
     _BPD,
     _P_BEST_0GRAM,
     _P_BEST_NGRAM,
-    Setting("tree_0gram", "{nodes}-node 0-gram tree", "tree"),
-    Setting("tree", "{nodes}-node {n}-gram tree", "tree", uses_lm=True),
+    _TREE_0GRAM,
+    _TREE,
     _ORACLE,
 )
 """Lists against trees, both with and without the LM."""
+
+DEMO_SETTINGS = (
+    _GREEDY,
+    _BPD,
+    _P_BEST_0GRAM,
+    _NGRAM_1BEST,
+    _P_BEST_NGRAM,
+    _TREE_0GRAM,
+    _TREE,
+    Setting("adaptive", "{nodes}-node tree, n-gram cache", "tree", uses_lm=True),
+    Setting("auto", "auto (tree size at run time)", "auto", uses_lm=True),
+    _ORACLE,
+)
+"""The lines of the demo's table; "adaptive" needs `DraftOptions(cache=True)`."""

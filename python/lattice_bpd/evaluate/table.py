@@ -1,4 +1,4 @@
-"""The table of strategies, for a terminal or a file."""
+"""Renders the table of strategies for a terminal or a file."""
 
 from __future__ import annotations
 
@@ -15,24 +15,22 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "strategy",
-    "block eff.",
+    "tokens/call",
+    "95 % interval",
     "vs BPD",
-    "loop-free",
+    "speed",
     "calls",
-    "tokens/s",
-    "repeats",
     "= greedy",
 )
 
 FOOTNOTES = (
-    "block eff.: decoded tokens / calls of the target model; the exact token of each call counts.",
-    "vs BPD: relative gain in block efficiency on all prompts; loop-free: on {count} prompts "
-    "behind which greedy's output never loops.",
+    "tokens/call: decoded tokens / calls of the target model, the call that reads the prompt "
+    "included; bootstrap interval over prompts.",
+    "speed: tokens per second relative to greedy decoding, which decodes {greedy:,.0f} per second.",
     "{share:.0%} of greedy's output is in loops (positions whose last 8 tokens occurred before).",
-    "repeats: share of neighbouring positions of first drafts that hold the same token.",
 )
 LOSSY_NOTE = (
-    "lossy: nats a token by which the target likes the tokens kept less than its own argmax."
+    "lossy: by how many nats per token the target prefers its argmax to the tokens that were kept."
 )
 
 
@@ -41,7 +39,7 @@ def table_rows(comparison: Comparison, names: Mapping[str, object]) -> list[tupl
 
     Args:
         comparison: results.
-        names: values for {p}, {k} and {n} in the labels.
+        names: values for {p}, {k}, {n} and {nodes} in the labels.
 
     Returns:
         One tuple for each strategy, with as many strings as COLUMNS.
@@ -52,21 +50,21 @@ def table_rows(comparison: Comparison, names: Mapping[str, object]) -> list[tupl
 def _row(
     comparison: Comparison, result: StrategyResult, names: Mapping[str, object]
 ) -> tuple[str, ...]:
-    total = result.total()
+    total, interval = result.total(), result.interval
+    gain, speed = comparison.gain(result), comparison.relative_speed(result)
     return (
         result.setting.label.format(**names),
         f"{total.block_efficiency:.2f}",
-        _percent(comparison.gain(result), "+.0%"),
-        _percent(comparison.gain(result, comparison.loop_free), "+.0%"),
+        f"{interval.low:.2f}-{interval.high:.2f}",
+        "-" if gain is None else f"{1.0 + gain:.2f}x",
+        "-" if speed is None else f"{speed:.2f}x",
         f"{total.target_calls:,}",
-        f"{total.tokens_per_second:,.0f}",
-        _percent(total.repeat_share if total.neighbours else None, ".1%"),
         _verdict(result, total),
     )
 
 
 def _verdict(result: StrategyResult, total: DecodeStats) -> str:
-    """Whether output is greedy's; of a lossy rule what it cost."""
+    """Whether the output is greedy's; for a lossy rule its cost."""
     rule = result.setting.acceptance
     if rule is not None and not rule.lossless:
         return f"lossy ({total.regret_per_token:.2f} nats)"
@@ -83,7 +81,7 @@ def render_table(
 
     Args:
         comparison: results.
-        names: values for {p}, {k} and {n} in the labels.
+        names: values for {p}, {k}, {n} and {nodes} in the labels.
         title: above the table.
 
     Raises:
@@ -100,12 +98,8 @@ def render_table(
 
 def footnotes(comparison: Comparison) -> Sequence[str]:
     """What the columns mean, one line each."""
-    count = f"the {len(comparison.loop_free)} of {len(comparison.looping)}"
-    notes = [note.format(count=count, share=comparison.loop_share) for note in FOOTNOTES]
+    greedy = comparison.tokens_per_second(comparison.results[0])
+    notes = [note.format(greedy=greedy, share=comparison.loop_share) for note in FOOTNOTES]
     rules = [result.setting.acceptance for result in comparison.results]
     lossy = any(rule is not None and not rule.lossless for rule in rules)
     return [*notes, LOSSY_NOTE] if lossy else notes
-
-
-def _percent(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

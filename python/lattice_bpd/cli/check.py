@@ -1,0 +1,157 @@
+"""`lattice-bpd check`: does decoding write what the model's own generate writes?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+_EXAMPLE = """examples:
+  lattice-bpd check demo-out/model                     every strategy, layout and batch size
+  lattice-bpd check demo-out/model --strategy tree bpd
+  lattice-bpd check Qwen/Qwen3-0.6B --random           a tiny random model of that config
+  lattice-bpd check llama --random                     of that architecture's default config
+
+Each case is equal, tie (rounding decides: two plain calls of the model put both tokens within it),
+refused (with the reason), different (first position, and how much the model prefers its own token)
+or error. The exit status is 2 where a case is different or an error.
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `check`."""
+    parser = commands.add_parser(
+        "check",
+        help="check that a model is decoded as its own generate does",
+        description="Decode with a model in every way there is, and compare each output with that "
+        "of model.generate(do_sample=False).",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder of transformers, or a hub name")
+    parser.add_argument(
+        "--strategy", nargs="+", metavar="NAME", help="check these only (default: all)"
+    )
+    parser.add_argument(
+        "--random",
+        action="store_true",
+        help="check a tiny model with random weights of MODEL's config, which may be a model type",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Check and print.
+
+    Raises:
+        ValueError: no such model, an unknown strategy, or a case that is different or an error.
+        OSError: a file that cannot be written.
+    """
+    from lattice_bpd.cli.progress import quiet_transformers
+    from lattice_bpd.extras import require
+
+    require("torch", "torch")
+    quiet_transformers()
+    from lattice_bpd.conformance import Checker, list_cases
+
+    cases = list_cases(args.strategy)
+    model, prompts = _load(args.model, args.random)
+    checker = Checker(model, prompts)
+    print(f"{type(model).__name__}, {len(cases)} cases of {checker.max_new_tokens} tokens")
+    width = max(len(case.name) for case in cases)
+    verdicts = []
+    for number, case in enumerate(cases, 1):
+        verdict = checker.check(case)
+        verdicts.append(verdict)
+        print(f"[{number:3}/{len(cases)}] {case.name:{width}}  {_describe(verdict)}", flush=True)
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    if args.json is not None:
+        _write(args.json, model, prompts, verdicts)
+    failed = sum(verdict.failed for verdict in verdicts)
+    if failed:
+        raise ValueError(
+            f"check: {failed} of {len(cases)} cases of {args.model} are not what its generate "
+            "writes; please report the lines above"
+        )
+
+
+def _describe(verdict: Any) -> str:
+    if verdict.outcome == "equal":
+        return "equal"
+    if verdict.position is None:
+        return f"{verdict.outcome}: {verdict.detail}"
+    margin = ""
+    if verdict.margin is not None:
+        margin = f", margin {verdict.margin:.3g}, rounding {verdict.bound:.3g}"
+    where = f"prompt {verdict.prompt}, position {verdict.position}"
+    return f"{verdict.outcome}: {verdict.detail} ({where}{margin})"
+
+
+def _load(name: str, random: bool) -> tuple[Any, list[list[int]]]:
+    """The model in evaluation mode, and prompts for it.
+
+    Raises:
+        ValueError: no such model, or no language model.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    from lattice_bpd.conformance import find_class, make_tiny_model, random_prompts
+
+    if random and not Path(name).exists() and name in CONFIG_MAPPING:
+        config = CONFIG_MAPPING[name]()
+    else:
+        config = _read(name, "config", lambda: AutoConfig.from_pretrained(name))
+    model_class = find_class(config)
+    if random:
+        model = make_tiny_model(model_class, config)
+        return model, random_prompts(_vocab_size(model))
+    model = _read(name, "model", lambda: model_class.from_pretrained(name))
+    model.eval()
+    return model, _prompts_of(name, model)
+
+
+def _prompts_of(name: str, model: Any) -> list[list[int]]:
+    """Three texts where there is a tokenizer, else random tokens."""
+    from transformers import AutoTokenizer
+
+    from lattice_bpd.conformance import random_prompts, text_prompts
+
+    try:
+        return text_prompts(AutoTokenizer.from_pretrained(name))
+    except Exception:  # transformers raises many kinds for a folder without one
+        print("no tokenizer: prompts are random tokens")
+        return random_prompts(_vocab_size(model))
+
+
+def _vocab_size(model: Any) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _read(name: str, what: str, read: Any) -> Any:
+    """What `transformers` reads, with its errors in one line."""
+    try:
+        return read()
+    except Exception as error:  # many kinds, some of many lines
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"check: {name}: cannot read the {what} ({reason[:200]}); expected a folder that "
+            "save_pretrained wrote, or the name of a model that can be downloaded"
+        ) from error
+
+
+def _write(path: Path, model: Any, prompts: list[list[int]], verdicts: list[Any]) -> None:
+    import transformers
+
+    found = {
+        "model": type(model).__name__,
+        "model_type": model.config.model_type,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "transformers": transformers.__version__,
+        "prompt_token_ids": prompts,
+        "cases": [verdict.to_json() for verdict in verdicts],
+    }
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,101 @@
+"""Trains a small demo model from nothing, tunes it and writes its folder."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from lattice_bpd.decode import NoDrafter, decode
+from lattice_bpd.evaluate.corpus import Corpus, draw_prompts
+from lattice_bpd.evaluate.demo_model import DemoModel, DemoSettings
+from lattice_bpd.evaluate.parts import Parts, load_parts, train_parts
+from lattice_bpd.evaluate.recipe import Recipe
+from lattice_bpd.evaluate.replay import Recording, record
+from lattice_bpd.evaluate.settings import DEMO_SETTINGS, DraftOptions
+from lattice_bpd.train.watcher import Watcher
+
+
+def train_demo_model(
+    directory: Path, recipe: Recipe, corpus: Corpus, watcher: Watcher, *, retrain: bool = False
+) -> tuple[DemoModel, Parts]:
+    """Train what the directory does not hold yet, tune alpha and temperature, write demo.json.
+
+    Args:
+        directory: a demo model folder afterwards; see `load_demo_model`.
+        recipe: sizes and steps.
+        corpus: trained on and tuned on.
+        watcher: notified of the stages.
+        retrain: train although the directory holds parts of this recipe and corpus.
+
+    Returns:
+        The model, and its parts with what is known of their training.
+
+    Raises:
+        FormatError: damaged parts.
+        OSError: the directory cannot be written.
+    """
+    parts = None if retrain else load_parts(directory, recipe, corpus)
+    parts = parts or train_parts(directory, recipe, corpus, watcher)
+    start = time.perf_counter()
+    grids: dict[str, Iterable[tuple[float, float]]] = {
+        "p_best_ngram": itertools.product(recipe.alphas, [1.0]),
+        "tree_0gram": itertools.product([0.0], recipe.temperatures),
+        "tree": itertools.product(recipe.alphas, recipe.temperatures),
+    }
+    watcher.begin("tune", recipe.tune_prompts)
+    recording = _record_greedy(parts, recipe, corpus, watcher)
+    tried = {name: _try(name, recording, parts, recipe, grid) for name, grid in grids.items()}
+    watcher.end()
+    parts.seconds["tune"] = time.perf_counter() - start
+    best = {name: max(found, key=lambda option: found[option]) for name, found in tried.items()}
+    by_alpha = {str(o.alpha): value for o, value in tried["p_best_ngram"].items()}
+    settings = DemoSettings(
+        prompt_length=recipe.prompt_length,
+        max_new_tokens=recipe.max_new_tokens,
+        top_k=recipe.top_k,
+        num_drafts=recipe.num_drafts,
+        max_nodes=recipe.max_nodes,
+        order=recipe.order,
+        seed=recipe.seed,
+        alpha={name: best[name].alpha for name in ("p_best_ngram", "tree")},
+        temperature={name: best[name].temperature for name in ("tree_0gram", "tree")},
+        end_of_text=parts.end_of_text,
+        training={**parts.training, "block_efficiency_by_alpha": by_alpha},
+    )
+    settings.save(directory)
+    return DemoModel(directory, parts.tokenizer, parts.model, parts.lm, settings), parts
+
+
+def _record_greedy(parts: Parts, recipe: Recipe, corpus: Corpus, watcher: Watcher) -> Recording:
+    """Greedy outputs after the tuning prompts, with the heads at each position."""
+    documents = parts.encode(corpus.tune)
+    length, room = recipe.prompt_length, recipe.max_new_tokens
+    prompts = draw_prompts(documents, recipe.tune_prompts, length, room, recipe.seed)
+    outputs = []
+    for prompt in prompts:
+        found = decode(
+            parts.model,
+            prompt,
+            NoDrafter(),
+            max_new_tokens=room,
+            stop_token_ids=[parts.end_of_text],
+        )
+        outputs.append(found.token_ids)
+        watcher.advance()
+    return record(parts.model, prompts, outputs, top_k=recipe.top_k)
+
+
+def _try(
+    name: str,
+    recording: Recording,
+    parts: Parts,
+    recipe: Recipe,
+    grid: Iterable[tuple[float, float]],
+) -> dict[DraftOptions, float]:
+    """Block efficiency of a setting at each (alpha, temperature) of the grid."""
+    setting = next(setting for setting in DEMO_SETTINGS if setting.name == name)
+    sizes = (recipe.top_k, recipe.num_drafts, recipe.max_nodes)
+    options = [DraftOptions(*sizes, alpha, temperature) for alpha, temperature in grid]
+    return {o: recording.block_efficiency(setting, parts.lm, o) for o in options}

@@ -1,0 +1,138 @@
+"""Teaches a small causal LM not to loop: unlikelihood training on its own greedy output.
+
+Greedy decoding of a small LM falls into loops, where any drafter looks good. Each step continues
+prompts greedily, lowers the probability of the tokens that complete a repeated window, and trains
+on real text at the same time (Welleck et al. 2020, "Neural Text Generation with Unlikelihood
+Training", section 4.2, the sequence level; windows of real text repeat too, so windows are long).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.train.optimizers import build_optimizers, set_rates, take_step
+from lattice_bpd.train.own_text import write_own_text
+
+_MOST_LIKELY = 1.0 - 1e-4  # probabilities are cut here: log(1 - p) has no gradient bound at 1
+
+
+@dataclass(frozen=True)
+class UnlikelihoodOptions:
+    """How to train.
+
+    Attributes:
+        steps: optimizer steps.
+        prompts: prompts that are continued in each step.
+        prompt_length: tokens of a prompt.
+        max_new_tokens: tokens of a continuation.
+        window: a token is penalized if it ends a window that occurred earlier in its row.
+        text_rows: rows of real text in each step, as long as prompt and continuation.
+        weight: of the penalty beside the cross entropy of real text.
+        matrix_lr: peak learning rate of Muon.
+        other_lr: peak learning rate of AdamW.
+        seed: of prompts and rows.
+    """
+
+    steps: int = 150
+    prompts: int = 48
+    prompt_length: int = 96
+    max_new_tokens: int = 64
+    window: int = 8
+    text_rows: int = 12
+    weight: float = 1.0
+    matrix_lr: float = 0.004
+    other_lr: float = 0.002
+    seed: int = 0
+
+
+def repeated_windows(rows: npt.NDArray[np.int32], window: int) -> npt.NDArray[np.bool_]:
+    """Where a window ends that occurred earlier in the same row.
+
+    Args:
+        rows: (N, T) int32.
+        window: tokens of a window.
+
+    Returns:
+        (N, T) bool.
+    """
+    found = np.zeros(rows.shape, dtype=bool)
+    for row, marks in zip(rows, found, strict=True):
+        seen: set[bytes] = set()
+        for end in range(window, len(row) + 1):
+            key = row[end - window : end].tobytes()
+            marks[end - 1] = key in seen
+            seen.add(key)
+    return found
+
+
+def train_unlikelihood(
+    model: BlockwiseLM,
+    text: npt.NDArray[np.int32],
+    options: UnlikelihoodOptions,
+    on_step: Callable[[float, float], None],
+) -> None:
+    """Train the target in place; the draft heads stay as they are.
+
+    Args:
+        model: on the CPU.
+        text: (N,) int32, real text; prompts and rows begin anywhere in it.
+        options: see UnlikelihoodOptions.
+        on_step: called after each step with the cross entropy of real text in nats a token, and
+            the share of new tokens that end a repeated window.
+    """
+    base = model.base
+    draws = np.random.default_rng(options.seed)
+    length = options.prompt_length + options.max_new_tokens
+    optimizers = build_optimizers(model, options.matrix_lr, options.other_lr)
+    for step in range(options.steps):
+        set_rates(optimizers, step, options.steps, warmup=5)
+        base.eval()  # type: ignore[no-untyped-call]
+        prompts = _rows(text, draws, options.prompts, options.prompt_length)
+        rows = write_own_text(base, prompts, options.max_new_tokens)
+        marks = repeated_windows(rows, options.window)
+        marks[:, : options.prompt_length] = False
+        base.train()
+        cross_entropy = _text_loss(base, _rows(text, draws, options.text_rows, length + 1))
+        loss = cross_entropy + options.weight * _penalty(base, rows, marks)
+        take_step(optimizers, loss)
+        share = float(marks[:, options.prompt_length :].mean())
+        on_step(float(cross_entropy.detach()), share)
+    base.eval()  # type: ignore[no-untyped-call]
+    model.zero_grad(set_to_none=True)
+
+
+def _rows(
+    text: npt.NDArray[np.int32], draws: np.random.Generator, count: int, length: int
+) -> npt.NDArray[np.int32]:
+    """(count, length) int32 from anywhere in the text."""
+    starts = draws.integers(len(text) - length, size=count)
+    return text[starts[:, None] + np.arange(length)]
+
+
+def _text_loss(base: PreTrainedModel, rows: npt.NDArray[np.int32]) -> torch.Tensor:
+    ids = torch.as_tensor(rows.astype(np.int64))
+    logits = base(input_ids=ids[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def _penalty(
+    base: PreTrainedModel, rows: npt.NDArray[np.int32], marks: npt.NDArray[np.bool_]
+) -> torch.Tensor:
+    """Mean of -log(1 - p) over the marked tokens, scaled by their share of the rows that loop."""
+    looping = marks.any(axis=1)
+    if not looping.any():
+        return torch.zeros(())
+    ids = torch.as_tensor(rows[looping].astype(np.int64))
+    chosen = torch.as_tensor(marks[looping])[:, 1:]
+    logits = base(input_ids=ids[:, :-1], use_cache=False).logits
+    log_probs = logits.log_softmax(dim=-1).gather(2, ids[:, 1:, None]).squeeze(2)
+    probabilities = log_probs[chosen].exp().clamp(max=_MOST_LIKELY)
+    return -torch.log1p(-probabilities).mean()
