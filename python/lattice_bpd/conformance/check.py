@@ -1,0 +1,282 @@
+"""Runs a model through ways to decode, and compares each with the model's own `generate`."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import lattice_bpd
+from lattice_bpd import NGramLM
+from lattice_bpd.conformance.cases import Case
+from lattice_bpd.conformance.informed import InformedHeads
+from lattice_bpd.conformance.reference import (
+    Reference,
+    ReferenceText,
+    generation_settings,
+    rounding_bound,
+)
+from lattice_bpd.decode import CustomGenerate, generate_batch
+from lattice_bpd.decode.model import DraftingModel
+
+MAX_NEW_TOKENS = 24
+OUTCOMES = ("equal", "tie", "refused", "different", "error")
+FAILURES = ("different", "error")
+_PACKAGE = str(Path(lattice_bpd.__file__).parent)
+_EOS_INDEX = 9  # of the output token that the "eos" setting makes an end-of-text token
+_COPIED = 50_000_000  # parameters up to which a noisy copy of the model drafts, not itself
+_REFUSALS = (ValueError, TypeError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a case.
+
+    Attributes:
+        case: how it was decoded.
+        outcome: "equal": the tokens of the model's own `generate`. "tie": another token where two
+            plain calls of the model put both within rounding. "refused": by this library, before
+            anything was decoded. "different": other tokens. "error": any other exception.
+        detail: the refusal's reason, the tokens that differ, or the last line of the traceback.
+        prompt: of a difference, its number in the batch.
+        position: of a difference, the index of the first token that differs.
+        margin: of a difference, the logit of the model's own token minus that of the other; None
+            where processors or an early end decided.
+        bound: what rounding explains there.
+    """
+
+    case: Case
+    outcome: str
+    detail: str = ""
+    prompt: int | None = None
+    position: int | None = None
+    margin: float | None = None
+    bound: float | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is "different" or "error"."""
+        return self.outcome in FAILURES
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, those of the case beside them."""
+        found = asdict(self)
+        return {**found.pop("case"), **found}
+
+
+class Checker:
+    """Checks one model; what cases share is made once.
+
+    Args:
+        model: a PreTrainedModel in evaluation mode.
+        prompts: token ids of three or more prompts, of different lengths.
+        max_new_tokens: of each text.
+    """
+
+    def __init__(
+        self, model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int = MAX_NEW_TOKENS
+    ) -> None:
+        self.model = model
+        self.max_new_tokens = max_new_tokens
+        self.reference = Reference(model, [list(prompt) for prompt in prompts], max_new_tokens)
+        plain = self.reference.texts()
+        self.vocab_size = int(plain[0].logits.shape[-1])
+        self._settings: dict[str, dict[str, Any]] = {
+            "": {},
+            "penalty": {"repetition_penalty": 1.5},
+            "eos": {"eos_token_id": _choose_end(plain), "pad_token_id": 0},
+        }
+        self._lm: NGramLM | None = None
+        self._draft_model: Any = None
+        self._scorer: Any = None
+
+    def run(
+        self, cases: Sequence[Case], report: Callable[[Verdict], None] | None = None
+    ) -> list[Verdict]:
+        """Check all cases.
+
+        Args:
+            cases: see `list_cases`.
+            report: called with each verdict as it comes.
+        """
+        verdicts = []
+        for case in cases:
+            verdict = self.check(case)
+            verdicts.append(verdict)
+            if report is not None:
+                report(verdict)
+        return verdicts
+
+    def check(self, case: Case) -> Verdict:
+        """Decode as the case says, and compare."""
+        settings = self._settings[case.settings]
+        texts = self.reference.texts(settings)[: case.batch_size]
+        begin = 0 if self.model.config.is_encoder_decoder else None
+        heads = InformedHeads(
+            [text.output if begin == 0 else text.prompt + text.output for text in texts],
+            self.vocab_size,
+        )
+        try:
+            with generation_settings(self.model, settings), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                outputs = self._decode(case, heads)
+        except Exception as error:  # any exception is a finding
+            return _verdict_of_error(case, error, heads)
+        return self._compare(case, texts, outputs)
+
+    def _decode(self, case: Case, heads: InformedHeads) -> list[list[int]]:
+        """The new tokens of each prompt, of an encoder-decoder all ids."""
+        prompts = self.reference.prompts[: case.batch_size]
+        options = self._options(case)
+        if case.strategy not in ("greedy", "lookup"):
+            options["heads"] = heads
+        if case.custom_generate:
+            return self._custom_generate(case, prompts, options)
+        found = generate_batch(
+            self.model, prompts, case.strategy, max_new_tokens=self.max_new_tokens,
+            form=case.layout, **options,
+        )  # fmt: skip
+        start: list[int] = []
+        if self.model.config.is_encoder_decoder:
+            start = DraftingModel(self.model).target.decoder_prompt or []
+        return [[*start, *result.token_ids] for result in found]
+
+    def _custom_generate(
+        self, case: Case, prompts: list[list[int]], options: dict[str, Any]
+    ) -> list[list[int]]:
+        longest = max(map(len, prompts))
+        # Padded with a token of the prompt: processors see padding as text that came before.
+        rows = [prompt[:1] * (longest - len(prompt)) + prompt for prompt in prompts]
+        masks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        found = self.model.generate(
+            torch.tensor(rows, device=self.model.device),
+            attention_mask=torch.tensor(masks, device=self.model.device),
+            do_sample=False,
+            max_new_tokens=self.max_new_tokens,
+            custom_generate=CustomGenerate(strategy=case.strategy, form=case.layout, **options),
+        )
+        return [_until_end(row[longest:].tolist(), self._ends(case)) for row in found]
+
+    def _ends(self, case: Case) -> list[int]:
+        """The tokens that end a text under the case's settings."""
+        own = getattr(self.model.generation_config, "eos_token_id", None)
+        ends = self._settings[case.settings].get("eos_token_id", own)
+        return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
+    def _options(self, case: Case) -> dict[str, Any]:
+        """What a strategy needs."""
+        options: dict[str, Any] = {"top_k": min(6, self.vocab_size), "num_drafts": 5}
+        options["max_nodes"] = 12
+        if case.strategy in ("ngram", "p_best", "tree", "combined"):
+            options["lm"] = self._language_model()
+        if case.strategy == "neural":
+            options["scorer"] = self._small_model()
+        if case.strategy == "draft_model":
+            options["draft_model"], options["num_slots"] = self._drafting_model(), 4
+        return options
+
+    def _language_model(self) -> NGramLM:
+        if self._lm is None:
+            texts = [text.prompt + text.output for text in self.reference.texts()]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # few n-grams to estimate discounts from
+                self._lm = NGramLM.train(texts, 3, vocab_size=self.vocab_size)
+        return self._lm
+
+    def _small_model(self) -> Any:
+        if self._scorer is None:
+            torch.manual_seed(1)
+            config = LlamaConfig(
+                vocab_size=self.vocab_size, hidden_size=16, intermediate_size=16,
+                num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=2048,
+                eos_token_id=None, bos_token_id=None,
+            )  # fmt: skip
+            self._scorer = LlamaForCausalLM(config).eval().to(self.model.device)  # type: ignore[no-untyped-call]
+        return self._scorer
+
+    @torch.no_grad()
+    def _drafting_model(self) -> Any:
+        """The model with noise on its weights, so that its drafts are mostly right."""
+        if self.model.config.is_encoder_decoder:
+            return self._small_model()
+        if self._draft_model is None:
+            self._draft_model = self.model
+            if sum(weight.numel() for weight in self.model.parameters()) <= _COPIED:
+                self._draft_model = copy.deepcopy(self.model)
+                generator = torch.Generator().manual_seed(2)
+                for weight in self._draft_model.parameters():
+                    if weight.ndim >= 2 and weight.is_floating_point():
+                        noise = torch.randn(weight.shape, generator=generator)
+                        weight.mul_(1 + 0.02 * noise.to(weight))
+        return self._draft_model
+
+    def _compare(
+        self, case: Case, texts: Sequence[ReferenceText], outputs: Sequence[list[int]]
+    ) -> Verdict:
+        """The verdict on the first text that differs; a tie only if no other is worse."""
+        tie = None
+        for number, (text, output) in enumerate(zip(texts, outputs, strict=True)):
+            if output == text.output:
+                continue
+            verdict = self._difference(case, number, text, output)
+            if verdict.outcome == "different":
+                return verdict
+            tie = tie or verdict
+        return tie or Verdict(case, "equal")
+
+    def _difference(
+        self, case: Case, number: int, text: ReferenceText, output: list[int]
+    ) -> Verdict:
+        pairs = zip(text.output, output, strict=False)
+        shorter = min(len(text.output), len(output))
+        index = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+        if index == shorter:
+            detail = f"{len(output)} tokens, expected {len(text.output)}"
+            return Verdict(case, "different", detail, number, index)
+        detail = f"token {output[index]}, expected {text.output[index]}"
+        if case.settings == "penalty":
+            return Verdict(case, "different", detail, number, index)
+        try:
+            one, other, scale = self.reference.margins(text, index, output[index])
+        except Exception:  # a model that cannot read a whole text has no second opinion
+            return Verdict(case, "different", detail, number, index)
+        bound = rounding_bound(self.model, scale)
+        outcome = "tie" if max(abs(one), abs(other)) <= bound else "different"
+        return Verdict(case, outcome, detail, number, index, one, bound)
+
+
+def _verdict_of_error(case: Case, error: Exception, heads: InformedHeads) -> Verdict:
+    """A refusal is raised by this library's own code, before the second token."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = bool(frames) and frames[-1].filename.startswith(_PACKAGE)
+    message = " ".join(str(error).split())
+    if own and isinstance(error, _REFUSALS) and heads.most_decoded == 0:
+        return Verdict(case, "refused", message)
+    place = frames[-1] if frames else None
+    where = "" if place is None else f" ({Path(place.filename).name}:{place.lineno})"
+    late = " after decoding began" if heads.most_decoded else ""
+    return Verdict(case, "error", f"{type(error).__name__}{late}: {message[:300]}{where}")
+
+
+def _choose_end(texts: Sequence[ReferenceText]) -> list[int]:
+    """A token that ends the first text about in its middle, and one that the second has later."""
+    ends = []
+    for text, offset in zip(texts[:2], (0, 5), strict=True):
+        generated = text.output[-len(text.logits) :]
+        ends.append(generated[min(_EOS_INDEX + offset, len(generated) - 1)])
+    return sorted(set(ends))
+
+
+def _until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
+    """The tokens up to the first end-of-text token, which is kept; what follows is padding."""
+    for index, token in enumerate(tokens):
+        if token in ends:
+            return tokens[: index + 1]
+    return tokens

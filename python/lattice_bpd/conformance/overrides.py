@@ -1,0 +1,95 @@
+"""What the shrinker's rules on names cannot know, by model type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SHARED_KV = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+_GEMMA4 = {**_SHARED_KV, "global_head_dim": 32}
+
+# model type, or class of a part that has none -> (attributes, why)
+_OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
+    "bamba": ({"attn_layer_indices": [1]}, "its default has no attention layer"),
+    "blt": ({"encoder_hash_byte_group_vocab": 32}, "a hash table of 500,002 rows"),
+    "cohere_compass_text": (
+        {"rope_parameters": None, "layer_types": ["sliding_attention", "full_attention"]},
+        "its default has rotary parameters of other layer types than its layers",
+    ),
+    "DbrxAttentionConfig": (
+        {"rope_theta": 10000.0, "clip_qkv": 8.0},
+        "read by the model, missing in the default",
+    ),
+    "dots1": (
+        {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
+         "topk_group": 1},
+        "its default names no experts",
+    ),
+    "gemma3n_text": (
+        {**_SHARED_KV, "intermediate_size": 96, "activation_sparsity_pattern": [0.5, 0.0] * 2},
+        "the last layers share keys and values with earlier ones of their kind",
+    ),
+    "gemma4_text": (_GEMMA4, "as gemma3n_text, and its layers differ in head size"),
+    "gemma4_unified_text": (_GEMMA4, "as gemma4_text"),
+    "hrm_text": (
+        {"num_hidden_layers": 2, "num_layers_per_stack": None},
+        "the number of layers is computed from the layers of a stack",
+    ),
+    "jamba": (
+        {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4},
+        "the position of attention layers is a period",
+    ),
+    "lfm2_moe": (
+        {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+        "its default names no kinds of layers",
+    ),
+    "qwen4_exp_text": (
+        {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+         "indexer_compress_ratio": 2, "ngram_vocab_size_base": 64, "split_ngram_parts": 1,
+         "ple_layer_ids": [1], "heads_per_ngram": 2, "make_ngram_vocab_size_divisible_by": 8,
+         "eos_token_id": 127},
+        "its default leaves the indexer out, and names tables of 20 million rows",
+    ),
+    "reformer": (
+        {"is_decoder": True, "axial_pos_shape": [16, 16], "axial_pos_embds_dim": [16, 48]},
+        "its default is an encoder; axial positions multiply",
+    ),
+    "xlstm": (
+        {"num_heads": 4, "chunk_size": 8, "v_head_dim": 16, "qk_head_dim": 8},
+        "head sizes follow from factors",
+    ),
+    "xmod": ({"default_language": "en_XX"}, "adapters are chosen by language"),
+    "zamba": (
+        {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2,
+         "attention_hidden_size": 128, "attention_head_dim": 32},
+        "a shared block needs two layers that use it",
+    ),
+    "zamba2": (
+        {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2,
+         "hybrid_layer_ids": [1, 3], "mamba_headdim": 16, "n_mamba_heads": 8,
+         "attention_hidden_size": 128, "attention_head_dim": 32},
+        "a shared block needs two layers that use it",
+    ),
+}  # fmt: skip
+
+
+# name of an architecture -> why no tiny model of it is checked
+_CODES = "reads several audio codes at each position, not token ids"
+_ASSISTANT = "drafts for another model, whose keys and values it reads"
+NOT_BUILT: dict[str, str] = {
+    "blt": "its own `generate` fails: the config has no `num_hidden_layers`",
+    "gemma3n": "its vision tower needs the packages timm and pillow; the text model is checked",
+    "gemma4_assistant": _ASSISTANT,
+    "gemma4_unified_assistant": _ASSISTANT,
+    "musicgen": _CODES,
+    "musicgen_melody": _CODES,
+    "voxtral_realtime (encoder-decoder)": "reads sound at each position; it has no text input",
+}
+
+
+def overrides_of(model_type: str, class_name: str) -> dict[str, Any]:
+    """Attributes of a tiny config that replace those of the rules."""
+    return _OVERRIDES.get(model_type or class_name, ({}, ""))[0]

@@ -1,0 +1,257 @@
+"""The checker finds what is planted: wrong tokens, raw errors, late refusals, ties."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, Qwen2VLConfig
+
+from lattice_bpd.cli import main
+from lattice_bpd.conformance import (
+    ArchitectureResult,
+    Case,
+    Checker,
+    Verdict,
+    check_architecture,
+    find_class,
+    list_architectures,
+    list_cases,
+    list_quick_cases,
+    make_tiny_model,
+    random_prompts,
+    rounding_bound,
+    shrink_config,
+    write_page,
+)
+from lattice_bpd.conformance.informed import InformedHeads
+from lattice_bpd.conformance.shrink import VOCAB, WINDOW
+from lattice_bpd.decode import STRATEGIES, generate_batch
+from lattice_bpd.verify import CausalLMTarget
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CASES = [Case("greedy"), Case("bpd", 3, "rows"), Case("tree", 3, "tree")]
+
+
+@pytest.fixture(scope="module")
+def checker():
+    return Checker(make_tiny_model(LlamaForCausalLM, LlamaConfig()), random_prompts(VOCAB))
+
+
+def test_a_right_model_is_equal(checker):
+    verdicts = checker.run(CASES)
+    assert [verdict.outcome for verdict in verdicts] == ["equal"] * 3
+
+
+@pytest.fixture
+def wrong_call(monkeypatch):
+    """Lets a test alter the logits of the calls after the prompt, or raise in them."""
+
+    def plant(change):
+        right = CausalLMTarget.__call__
+
+        def call(self, *arguments, **named):
+            output = right(self, *arguments, **named)
+            return output._replace(logits=change(output.logits))
+
+        monkeypatch.setattr(CausalLMTarget, "__call__", call)
+
+    return plant
+
+
+def test_a_wrong_call_is_different(checker, wrong_call):
+    wrong_call(lambda logits: logits.roll(1, dims=-1))
+    for verdict in checker.run(CASES):
+        assert verdict.outcome == "different", verdict
+        assert verdict.failed
+        assert verdict.position == 1  # the prompt's call is right
+        assert verdict.margin > verdict.bound > 0
+
+
+def test_a_foreign_exception_is_an_error(checker, wrong_call):
+    def fail(logits):
+        return logits[10**6]
+
+    wrong_call(fail)
+    verdict = checker.check(CASES[0])
+    assert verdict.outcome == "error"
+    assert "IndexError" in verdict.detail
+    assert "test_conformance.py" in verdict.detail
+
+
+def test_a_refusal_is_ours_and_comes_first(checker, monkeypatch):
+    refused = checker.check(Case("no such strategy"))
+    assert (refused.outcome, refused.failed) == ("refused", False)
+    assert "no such strategy" in refused.detail
+
+    right = InformedHeads.read_states
+
+    def refuse_late(self, states):
+        right(self, states)
+        list_cases(["no such strategy"])  # the same error of the library, but a token is decoded
+
+    monkeypatch.setattr(InformedHeads, "read_states", refuse_late)
+    late = checker.check(CASES[1])
+    assert (late.outcome, late.failed) == ("error", True)
+    assert "after decoding began" in late.detail
+
+
+def test_ties_need_two_plain_calls_within_rounding():
+    model = make_tiny_model(LlamaForCausalLM, LlamaConfig())
+    with torch.no_grad():  # tokens 2n and 2n + 1 always have the same logit
+        model.lm_head.weight[1::2] = model.lm_head.weight[::2]
+    checker = Checker(model, random_prompts(VOCAB))
+    texts = checker.reference.texts()[:1]
+    right = texts[0].output
+    assert checker._compare(CASES[0], texts, [right]).outcome == "equal"
+    twin = [*right[:5], right[5] ^ 1, *right[6:]]
+    verdict = checker._compare(CASES[0], texts, [twin])
+    assert (verdict.outcome, verdict.prompt, verdict.position) == ("tie", 0, 5)
+    wrong = [*right[:5], (right[5] + 2) % VOCAB, *right[6:]]
+    verdict = checker._compare(CASES[0], texts, [wrong])
+    assert (verdict.outcome, verdict.position) == ("different", 5)
+    assert verdict.margin > verdict.bound
+    short = checker._compare(CASES[0], texts, [right[:-1]])
+    assert (short.outcome, short.position) == ("different", len(right) - 1)
+
+
+def test_the_bound_is_of_the_dtype_alone(checker):
+    bound = rounding_bound(checker.model, 10.0)
+    assert 1e-6 < bound < 1e-3
+    assert rounding_bound(checker.model, 20.0) == pytest.approx(2 * bound)
+
+
+def test_heads_have_tokens_accepted_and_rejected(checker):
+    texts = checker.reference.texts()
+    heads = InformedHeads([text.prompt + text.output for text in texts], VOCAB)
+    found = generate_batch(
+        checker.model, [text.prompt for text in texts], "bpd", heads=heads, max_new_tokens=24
+    )
+    lengths = Counter(length for result in found for length in result.stats.accept_lengths)
+    assert lengths[0] > 0
+    assert sum(count for length, count in lengths.items() if length > 1) > 0
+
+
+def test_settings_change_the_reference(checker):
+    plain = [text.output for text in checker.reference.texts()]
+    ended = [text.output for text in checker.reference.texts(checker._settings["eos"])]
+    penalized = [text.output for text in checker.reference.texts(checker._settings["penalty"])]
+    assert any(len(short) < len(long) for short, long in zip(ended, plain, strict=True))
+    assert penalized != plain
+    assert [text.output for text in checker.reference.texts()] == plain
+
+
+@pytest.mark.parametrize("cases", [list_cases(), list_quick_cases()], ids=["all", "quick"])
+def test_cases_cover_everything(cases):
+    assert {case.strategy for case in cases} == set(STRATEGIES)
+    assert {case.layout for case in cases} == {"auto", "tree", "rows"}
+    assert {case.batch_size for case in cases} == {1, 3}
+    assert {case.settings for case in cases} == {"", "penalty", "eos"}
+    assert {case.custom_generate for case in cases} == {False, True}
+    assert len({case.name for case in cases}) == len(cases)
+
+
+def test_shrinking_keeps_each_kind_of_layer_and_the_given_config():
+    given = MistralConfig(sliding_window=4096)
+    before = given.to_dict()
+    tiny = shrink_config(given)
+    assert given.to_dict() == before
+    assert (tiny.sliding_window, tiny.vocab_size, tiny.eos_token_id) == (WINDOW, VOCAB, None)
+    assert min(len(prompt) for prompt in random_prompts(VOCAB)[1:]) > WINDOW
+    composite = shrink_config(Qwen2VLConfig())
+    assert composite.text_config.hidden_size == 64
+    gemma = shrink_config(next(a for a in list_architectures() if a.model_type == "gemma3_text")
+                          .default_config())  # fmt: skip
+    assert set(gemma.layer_types) == {"sliding_attention", "full_attention"}
+
+
+def test_tiny_models_are_seeded_and_not_constant(checker):
+    again = make_tiny_model(LlamaForCausalLM, LlamaConfig())
+    for name, weight in checker.model.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+    outputs = [text.output for text in checker.reference.texts()]
+    assert all(len(set(output)) >= 6 for output in outputs)
+
+
+def test_a_config_of_no_language_model_is_refused():
+    with pytest.raises(ValueError, match="'vit' to no language model"):
+        find_class(AutoConfig.for_model("vit"))
+
+
+def test_the_page_names_outcomes_and_reasons():
+    architecture = next(a for a in list_architectures() if a.model_type == "llama")
+    other = next(a for a in list_architectures() if a.model_type == "mistral")
+    verdicts = [
+        Verdict(Case("greedy"), "equal"),
+        Verdict(Case("greedy", 3), "refused", "LlamaForCausalLM cannot"),
+        Verdict(Case("bpd", 3, "tree"), "different", "token 3, expected 4", 0, 7, 1.0, 0.1),
+        Verdict(Case("tree", custom_generate=True), "equal"),
+    ]
+    page = write_page(
+        [ArchitectureResult(architecture, verdicts),
+         ArchitectureResult(other, not_built="no such package")], "5.0"
+    )  # fmt: skip
+    row = next(line for line in page.splitlines() if line.startswith("| `llama`"))
+    assert "| equal | refused | different | equal | 1, 2 |" in row
+    assert "1. the model cannot" in page
+    assert "bpd, 3 prompts, tree: token 3, expected 4 at position 7" in page
+    assert "| `mistral` | `MistralForCausalLM` | no such package |" in page
+    assert "1 have a difference" in page
+
+
+def test_an_architecture_that_cannot_be_built_says_why():
+    architecture = next(a for a in list_architectures() if a.model_type == "musicgen")
+    assert "audio codes" in check_architecture(architecture).not_built
+
+
+def run(capsys, *arguments):
+    status = main(["check", *map(str, arguments)])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
+    path = tmp_path / "found.json"
+    status, out, err = run(capsys, "llama", "--random", "--strategy", "bpd", "--json", path)
+    assert (status, err) == (0, "")
+    cases = list_cases(["bpd"])
+    assert all(case.name in out for case in cases)
+    assert f"{len(cases)} equal" in out
+    found = json.loads(path.read_text())
+    assert found["model"] == "LlamaForCausalLM"
+    assert [case["outcome"] for case in found["cases"]] == ["equal"] * len(cases)
+
+
+def test_the_command_reads_a_folder_and_fails_where_tokens_differ(
+    checker, tmp_path, capsys, wrong_call
+):
+    checker.model.save_pretrained(tmp_path)
+    status, out, _ = run(capsys, tmp_path, "--strategy", "greedy")
+    assert status == 0
+    assert "prompts are random tokens" in out
+    wrong_call(lambda logits: logits.roll(1, dims=-1))
+    status, out, err = run(capsys, tmp_path, "--strategy", "greedy")
+    assert status == 2
+    assert "different: token" in out
+    assert "position 1, margin" in out
+    assert "cases of" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no/such/folder"], "no/such/folder: cannot read the config"),
+        (["no-such-type", "--random"], "no-such-type: cannot read the config"),
+        (["llama", "--random", "--strategy", "fast"], "strategy is 'fast'; expected one of greedy"),
+    ],
+)
+def test_bad_arguments_end_in_one_line(arguments, message, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    status, _, err = run(capsys, *arguments)
+    assert status == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
