@@ -1,0 +1,394 @@
+"""Mutation testing: apply small code changes one at a time, run tests, report survivors.
+
+The mutations are listed in tests/mutations: a unique snippet of a source file, its replacement, and
+the tests that must fail under it. Everything runs in a copy of the work tree, build/mutate/tree.
+Exits with status 1 where fewer than 95 % of the C++ or of the Python mutations are killed, and with
+status 2 where mutations no longer apply, do not build, or tests fail without any mutation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import resource
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRATCH = ROOT / "build" / "mutate"
+TREE = SCRATCH / "tree"
+BUILD = SCRATCH / "cmake"
+CPP_TESTS = "lattice_bpd_tests"  # the executable of all tests/cpp/*_test.cc
+LISTS = ROOT / "tests" / "mutations"
+GOAL = 0.95
+# Of the tests of one mutation. Seconds of the processor, so that a busy machine kills no mutation;
+# seconds of the clock for what waits forever.
+CPU_LIMIT, CLOCK_LIMIT = 120, 3600
+ERROR = 2
+
+# Python puts this module's folder on sys.path of every test process: an editable install would
+# otherwise import the package from the work tree.
+SITE = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
+"""
+
+
+class MutateError(Exception):
+    """The run cannot go on; the message says why."""
+
+
+class Mutation(NamedTuple):
+    """A change of one source file.
+
+    Attributes:
+        name: unique, says what is wrong with the changed code.
+        path: the file, relative to the root.
+        tests: what must fail: pytest files or node ids, or C++ test files, separated by spaces.
+        find: text that occurs exactly once in the file.
+        replace: what stands there instead.
+    """
+
+    name: str
+    path: str
+    tests: str
+    find: str
+    replace: str
+
+    def problem(self) -> str | None:
+        """Why it does not apply to the scratch copy; None where it does."""
+        file = TREE / self.path
+        if not file.is_file():
+            return f"{self.path} does not exist{_found_elsewhere(self)}"
+        count = file.read_text(encoding="utf-8").count(self.find)
+        if count == 0:
+            return f"{self.path} does not contain {self.find!r}{_found_elsewhere(self)}"
+        return None if count == 1 else f"{self.path} contains {self.find!r} {count} times"
+
+
+class Outcome(NamedTuple):
+    """What the tests said; `killer` is the first test that failed, None where none did."""
+
+    killer: str | None
+    seconds: float
+
+
+@dataclass
+class Progress:
+    """Prints a line for each mutation, with the time that is left.
+
+    Attributes:
+        total: mutations to run.
+        start: when the first one began, `time.monotonic`.
+        done: mutations that were run.
+    """
+
+    total: int
+    start: float = field(default_factory=time.monotonic)
+    done: int = 0
+
+    def tell(self, mutation: Mutation, outcome: Outcome) -> None:
+        """Report one mutation."""
+        self.done += 1
+        left = (time.monotonic() - self.start) / self.done * (self.total - self.done)
+        result = "SURVIVED" if outcome.killer is None else f"killed by {outcome.killer}"
+        say(
+            f"[{self.done}/{self.total}] {mutation.name}: {result} "
+            f"({outcome.seconds:.0f} s; {left / 60:.0f} min left)"
+        )
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"mutate: {text}", flush=True)
+
+
+def load_mutations(kind: str, pattern: str) -> list[Mutation]:
+    """The mutations of tests/mutations/KIND_mutations.py whose names match."""
+    rows = runpy.run_path(str(LISTS / f"{kind}_mutations.py"))["MUTATIONS"]
+    mutations = [Mutation(*row) for row in rows]
+    names = [mutation.name for mutation in mutations]
+    doubled = {name for name in names if names.count(name) > 1}
+    if doubled:
+        raise MutateError(f"names that occur twice: {', '.join(sorted(doubled))}")
+    return [mutation for mutation in mutations if re.search(pattern, mutation.name)]
+
+
+def update_tree() -> None:
+    """Make the scratch copy equal the work tree; equal files keep their times for ninja."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    names = {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
+    for file in TREE.rglob("*"):
+        if file.is_file() and file.relative_to(TREE).as_posix() not in names:
+            file.unlink()
+    for name in names:
+        target, content = TREE / name, (ROOT / name).read_bytes()
+        if not target.is_file() or target.read_bytes() != content:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            shutil.copymode(ROOT / name, target)
+
+
+def check_mutations(mutations: Sequence[Mutation]) -> None:
+    """Raise MutateError that names every mutation that does not apply."""
+    stale = [f"  {m.name}: {problem}" for m in mutations if (problem := m.problem())]
+    if stale:
+        raise MutateError(
+            f"{len(stale)} mutations no longer apply; repair them in {LISTS.relative_to(ROOT)}:\n"
+            + "\n".join(stale)
+        )
+
+
+class PytestForks:
+    """scripts/pytest_forks.py over the scratch copy: torch is imported once, not per mutation."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(TREE / "scripts" / "pytest_forks.py")],
+            cwd=TREE, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(
+        self, names: Sequence[str], options: Sequence[str] = (), *, cpu_limit: int = 0
+    ) -> Outcome:
+        """Run tests in a fork.
+
+        Args:
+            names: files or node ids.
+            options: further arguments of pytest.
+            cpu_limit: seconds of the processor after which they count as failed; 0: none.
+
+        Raises:
+            MutateError: pytest could not run them, for example a module that cannot be imported.
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        start = time.monotonic()
+        plain = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        request = {
+            "arguments": [*plain, *options, *names],
+            "cpu_limit": cpu_limit,
+            "clock_limit": CLOCK_LIMIT if cpu_limit else 0,
+        }
+        stdin.write(json.dumps(request) + "\n")
+        stdin.flush()
+        answer = stdout.readline()
+        if not answer:
+            raise MutateError("scripts/pytest_forks.py ended")
+        found, seconds = json.loads(answer), time.monotonic() - start
+        status, output = found["status"], found["output"]
+        if status < 0:
+            return Outcome(_describe_signal(-status), seconds)
+        if status not in (0, 1):
+            raise MutateError(f"pytest {' '.join(names)}: status {status}:\n{output[-3000:]}")
+        return _outcome(status, output, r"^(?:FAILED|ERROR) (\S+)", seconds)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+
+
+def run_python(mutations: Sequence[Mutation], progress: Progress) -> dict[str, Outcome]:
+    """Run the Python mutations."""
+    module = importlib.util.find_spec("lattice_bpd._core")
+    if module is None or module.origin is None:
+        raise MutateError("lattice_bpd._core is not built; run make build")
+    shutil.copy2(module.origin, TREE / "python" / "lattice_bpd")
+    site = SCRATCH / "site"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(SITE)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{site}{os.pathsep}{TREE / 'python'}",
+        "PYTHONDONTWRITEBYTECODE": "1",  # a .pyc of the same second and size would be taken for new
+        "LATTICE_BPD_REBUILD": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    used = subprocess.run(
+        [sys.executable, "-c", "import lattice_bpd; print(lattice_bpd.__file__)"],
+        cwd=TREE, env=environment, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    if TREE not in Path(used.strip()).parents:
+        raise MutateError(f"tests would import {used.strip()}; expected the copy in {TREE}")
+    with closing(PytestForks(environment)) as forks:
+        names = sorted({name for mutation in mutations for name in mutation.tests.split()})
+        say(f"Python: {len(names)} tests without a mutation")
+        plain = forks.run(names)
+        if plain.killer is not None:
+            raise MutateError(f"{plain.killer} fails without any mutation")
+        found = {}
+        for mutation in mutations:
+            with Applied(mutation):
+                tests = mutation.tests.split()
+                found[mutation.name] = forks.run(tests, ("-x",), cpu_limit=CPU_LIMIT)
+            progress.tell(mutation, found[mutation.name])
+    return found
+
+
+def run_cpp(mutations: Sequence[Mutation], progress: Progress) -> dict[str, Outcome]:
+    """Run the C++ mutations: build the tests, run the files concerned."""
+    environment = {**os.environ, "CCACHE_BASEDIR": str(SCRATCH), "CCACHE_NOHASHDIR": "1"}
+    if not (BUILD / "build.ninja").is_file():
+        launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+        _build(
+            ["cmake", "-S", str(TREE), "-B", str(BUILD), "-G", "Ninja", *launcher,
+             "-DLATTICE_BPD_BUILD_PYTHON=OFF", "-DLATTICE_BPD_BUILD_TESTS=ON",
+             "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1"],
+            environment,
+        )  # fmt: skip
+    names = sorted({name for mutation in mutations for name in mutation.tests.split()})
+    say(f"C++: build the tests, run {len(names)} files of them without a mutation")
+    _build(["ninja", "-C", str(BUILD), "-j1", CPP_TESTS], environment)
+
+    def test(names: Sequence[str]) -> Outcome:
+        seconds = 0.0
+        for name in names:
+            outcome = _run_executable(name)
+            seconds += outcome.seconds
+            if outcome.killer is not None:
+                return Outcome(f"{name}: {outcome.killer}", seconds)
+        return Outcome(None, seconds)
+
+    plain = test(names)
+    if plain.killer is not None:
+        raise MutateError(f"{plain.killer} fails without any mutation")
+    found = {}
+    for mutation in mutations:
+        start = time.monotonic()
+        with Applied(mutation):
+            try:
+                _build(["ninja", "-C", str(BUILD), "-j1", CPP_TESTS], environment)
+            except MutateError as error:
+                raise MutateError(f"{mutation.name} does not build:\n{error}") from error
+            outcome = test(mutation.tests.split())
+        found[mutation.name] = outcome._replace(seconds=time.monotonic() - start)
+        progress.tell(mutation, found[mutation.name])
+    return found
+
+
+class Applied:
+    """A mutation in the scratch copy, taken back at the end of the block."""
+
+    def __init__(self, mutation: Mutation) -> None:
+        self._mutation, self._file = mutation, TREE / mutation.path
+        self._text = self._file.read_text(encoding="utf-8")
+
+    def __enter__(self) -> None:
+        mutation = self._mutation
+        self._file.write_text(self._text.replace(mutation.find, mutation.replace), encoding="utf-8")
+
+    def __exit__(self, *_: object) -> None:
+        self._file.write_text(self._text, encoding="utf-8")
+
+
+def print_rates(kind: str, mutations: Sequence[Mutation], found: dict[str, Outcome]) -> bool:
+    """Print kill rate and survivors of one kind; whether the goal is met."""
+    survivors = [m for m in mutations if found[m.name].killer is None]
+    killed = len(mutations) - len(survivors)
+    say(f"{kind}: {killed} of {len(mutations)} killed ({killed / len(mutations):.0%})")
+    for mutation in survivors:
+        say(f"  survivor: {mutation.name} ({mutation.path}; tests: {mutation.tests})")
+    return killed >= GOAL * len(mutations)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the mutations that the options select.
+
+    Returns:
+        Exit status, see the module.
+    """
+    parser = argparse.ArgumentParser(description="Kill rate of the tests' mutations.")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="names that match this regex")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--cpp", action="store_true", help="C++ mutations alone")
+    kinds.add_argument("--python", action="store_true", help="Python mutations alone")
+    args = parser.parse_args(argv)
+    os.nice(5)
+    runs = {"Python": run_python, "C++": run_cpp}
+    try:
+        selected = {
+            "Python": [] if args.cpp else load_mutations("python", args.only),
+            "C++": [] if args.python else load_mutations("cpp", args.only),
+        }
+        everything = [mutation for mutations in selected.values() for mutation in mutations]
+        if not everything:
+            raise MutateError(f"no mutation matches --only {args.only!r}")
+        update_tree()
+        check_mutations(everything)
+        progress = Progress(len(everything))
+        found = {k: runs[k](mutations, progress) for k, mutations in selected.items() if mutations}
+    except MutateError as error:
+        print(f"mutate: error: {error}", file=sys.stderr)
+        return ERROR
+    rates = [print_rates(kind, selected[kind], outcomes) for kind, outcomes in found.items()]
+    return 0 if all(rates) else 1
+
+
+def _found_elsewhere(mutation: Mutation) -> str:
+    suffix = Path(mutation.path).suffix
+    files = [
+        file.relative_to(TREE).as_posix()
+        for folder in ("cpp", "src", "python")
+        for file in (TREE / folder).rglob(f"*{suffix}")
+        if mutation.find in file.read_text(encoding="utf-8")
+    ]
+    return f"; it occurs in {', '.join(files)}" if files else ""
+
+
+def _build(command: Sequence[str], environment: dict[str, str]) -> None:
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise MutateError(f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-3000:]}")
+
+
+def _run_executable(name: str) -> Outcome:
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            [str(BUILD / CPP_TESTS), f"--source-file=*/{name}.cc", "--abort-after=1"],
+            cwd=TREE, check=False, capture_output=True, text=True, errors="replace",
+            timeout=CLOCK_LIMIT, preexec_fn=_limit_cpu,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Outcome("the clock", CLOCK_LIMIT)
+    seconds = time.monotonic() - start
+    if done.returncode < 0:
+        return Outcome(_describe_signal(-done.returncode), seconds)
+    return _outcome(done.returncode, done.stdout, r"^TEST CASE:\s+(.+)$", seconds)
+
+
+def _limit_cpu() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT))
+
+
+def _describe_signal(number: int) -> str:
+    return f"signal {signal.Signals(number).name}"
+
+
+def _outcome(status: int, output: str, killer: str, seconds: float) -> Outcome:
+    """The first failed test, as the pattern finds it in the output; None for status 0."""
+    if status == 0:
+        return Outcome(None, seconds)
+    named = re.search(killer, output, re.MULTILINE)
+    return Outcome(named[1] if named else f"exit status {status}", seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

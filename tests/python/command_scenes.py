@@ -1,0 +1,517 @@
+"""For each command: the library functions that it calls, and arguments for a plain run.
+
+`test_command_options.py` runs every command with these functions replaced by ones that note what
+they are given. A new command needs a Scene; a new option needs nothing, unless its value is special
+(a file that must exist, a choice that another option excludes) or the parameter has another name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from lattice_bpd.evaluate.recipe import QUICK
+from lattice_bpd.evaluate.record.write import RecordOptions
+from lattice_bpd.evaluate.replay import Replayed
+from lattice_bpd.evaluate.tasks.examples import Example
+from lattice_bpd.lm.info import LevelInfo, LmInfo
+from lattice_bpd.train.perplexity import TextScore
+
+Arguments = dict[str, list[str]]  # of each option or positional by its dest; [] for a flag
+
+
+class End(Exception):  # noqa: N818
+    """Raised by the last function of a scene: what follows is printing."""
+
+
+END = object()
+
+
+@dataclass
+class Stub:
+    """Whatever a replaced function returns; its name shows where it came from."""
+
+    name: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Stub(f"{self.name}.{name}")
+
+    def __call__(self, *_: Any, **__: Any) -> Stub:
+        return self
+
+
+@dataclass
+class Scene:
+    """A plain run of a command.
+
+    Attributes:
+        arguments: what it is given.
+        calls: functions to replace, by dotted name, and what they return; END: the scene ends
+            there. A callable is called with the arguments.
+        files: to write into the working folder, by name.
+    """
+
+    arguments: Arguments
+    calls: dict[str, Any]
+    files: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Change:
+    """What to do to one option, where the rule of `test_command_options.py` is not enough.
+
+    Attributes:
+        values: for the option; None: by its type.
+        wanted: what must be passed on: a value, or a predicate of it; None: by the values.
+        targets: further names of parameters that may change with the option.
+        drop: arguments to leave out beside it.
+        given: arguments of both runs, beside those of the scene.
+        files: to write, beside those of the scene.
+    """
+
+    values: list[str] | None = None
+    wanted: Any = None
+    targets: set[str] = field(default_factory=set)
+    drop: tuple[str, ...] = ()
+    given: Arguments = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+
+
+class FakeTokenizer:
+    """A character is a token."""
+
+    def encode(self, text: str) -> Any:
+        return SimpleNamespace(ids=[ord(letter) for letter in text])
+
+    def encode_batch(self, texts: list[str]) -> list[Any]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return "".join(map(chr, ids))
+
+    def token_to_id(self, word: str) -> int | None:
+        return {"<|endoftext|>": 0}.get(word)
+
+
+class SavedLm(Stub):
+    """An LM whose `save` leaves a file, for commands that look at it."""
+
+    vocab_size = 50
+    order = 3
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        super().__init__("lm")
+        self._note = note
+
+    def save(self, path: Any) -> None:
+        self._note("lm.save", path=path)
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
+
+def certificate(note: Callable[..., None]) -> Any:
+    return SimpleNamespace(
+        verdict="lossless", margins=[1.0], bounds=[0.5], checked=[], token_ids=[1], plain_calls=0,
+        save=lambda path: note("certificate.save", path=path),
+    )  # fmt: skip
+
+
+def decoded(note: Callable[..., None]) -> Any:
+    from lattice_bpd.decode.loop import DecodeResult
+    from lattice_bpd.decode.statistics import DecodeStats
+
+    stats = DecodeStats(target_calls=1, seconds={"total": 1.0}, tokens=1)
+    return DecodeResult([65], "length", stats, certificate=certificate(note))
+
+
+RECORD = SimpleNamespace(
+    manifest=SimpleNamespace(vocab_size=50, tokenizer="recorded.json", top_k=8),
+    texts=[SimpleNamespace(task="text", number=n) for n in range(9)],
+)
+NONE = np.zeros(0, np.int64)
+REPLAYED = Replayed(np.array([4]), np.array([2]), NONE, NONE, NONE, NONE, NONE)
+EXAMPLES = [Example("a" * 60, (), "1"), Example("b" * 60, (), "2")]
+INFO = LmInfo(9, [LevelInfo(1, 9, 90, (0, 4, 0, 0), 0.0, 0.0)], [])
+READ_LM = "lattice_bpd.lm.convert.read_lm"
+WRITE_LM = "lattice_bpd.lm.convert.write_lm"
+LOAD_LM = "lattice_bpd.NGramLM.load"
+LOAD_TOKENIZER = "lattice_bpd.cli.files.load_tokenizer"
+FIND_RECORDS = "lattice_bpd.evaluate.record.read.find_records"
+READ_RECORD = "lattice_bpd.evaluate.record.read.read_record"
+READ_RESULTS = "lattice_bpd.evaluate.results.read_results"
+CORPUS = "lattice_bpd.train.Corpus"
+
+
+def returns(value: Any) -> Callable[..., Any]:
+    """A function of anything, which gives the value."""
+    return lambda *_, **__: value
+
+
+def lms_by_name(values: list[str]) -> dict[str, Any]:
+    return {value: SimpleNamespace(vocab_size=50, order=2) for value in values}
+
+
+def grid_of_replays(recordings: Any, points: Any, *_: Any, **__: Any) -> Any:
+    return [[REPLAYED for _ in points] for _ in recordings]
+
+
+def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
+    """Scenes by command; `note(name, **arguments)` records what objects are given."""
+    lm = SavedLm(note)
+    return {
+        "demo": Scene(
+            {},
+            {
+                "lattice_bpd.evaluate.corpus.read_library_sources": Stub("corpus"),
+                "lattice_bpd.evaluate.parts.load_parts": returns(None),
+                "lattice_bpd.evaluate.parts.train_parts": END,
+            },
+        ),
+        "generate": Scene(
+            {"model": ["model"], "prompt": ["the"], "num_slots": ["4"]},
+            {
+                LOAD_TOKENIZER: FakeTokenizer(),
+                LOAD_LM: lm,
+                "lattice_bpd.models.BlockwiseLM.from_pretrained": SimpleNamespace(
+                    base=SimpleNamespace(config=SimpleNamespace(vocab_size=50))
+                ),
+                "transformers.AutoModelForCausalLM.from_pretrained": Stub("draft model"),
+                "lattice_bpd.decode.GuidanceConstraint.from_regex": Stub("regex"),
+                "lattice_bpd.decode.GuidanceConstraint.from_json_schema": Stub("schema"),
+                "lattice_bpd.decode.generate": lambda *_, **__: decoded(note),
+            },
+        ),
+        "certify": Scene(
+            {"file": ["text.json"], "model": ["model"]},
+            {
+                "lattice_bpd.decode.Certificate.load": SimpleNamespace(
+                    dtype="float32", prompt_token_ids=[1], token_ids=[2, 3]
+                ),
+                "lattice_bpd.cli.files.load_causal_lm": Stub("model"),
+                "lattice_bpd.decode.DraftingModel": Stub("drafting"),
+                "lattice_bpd.decode.plain_calls.disagreeing_places": returns([]),
+            },
+        ),
+        "evaluate": Scene(
+            {
+                "out": ["run"],
+                "model": ["model"],
+                "task": ["text"],
+                "data": ["text.jsonl"],
+                "lm": ["a.lm"],
+            },
+            {
+                LOAD_TOKENIZER: FakeTokenizer(),
+                "lattice_bpd.evaluate.tasks.read_task": returns(EXAMPLES),
+                "lattice_bpd.cli.evaluate.load_lms": lms_by_name,
+                "lattice_bpd.cli.evaluate.load_model": SimpleNamespace(vocab_size=50),
+                "lattice_bpd.cli.evaluate.count_text": lambda path, *_: path and Stub("trie"),
+                "lattice_bpd.evaluate.corpus.read_library_sources": Stub("sources"),
+                "lattice_bpd.evaluate.quick.make_quick_source": SimpleNamespace(
+                    record=RecordOptions()
+                ),
+                "lattice_bpd.evaluate.run_folder.evaluate_source": END,
+            },
+        ),
+        "record": Scene(
+            {"model": ["model"], "task": ["text"], "data": ["text.jsonl"], "out": ["run"]},
+            {
+                LOAD_TOKENIZER: FakeTokenizer(),
+                "lattice_bpd.evaluate.tasks.read_task": returns(EXAMPLES),
+                "lattice_bpd.cli.record.load_model": Stub("model"),
+                "lattice_bpd.evaluate.record.write.write_record": END,
+            },
+        ),
+        "replay": Scene(
+            {
+                "record": ["run"],
+                "lm": ["a.lm"],
+                "strategies": ["p_best_ngram,tree"],
+                "count_text": ["text.txt"],
+            },
+            {
+                FIND_RECORDS: returns({"text": "run/text"}),
+                READ_RECORD: RECORD,
+                "lattice_bpd.cli.replay.load_lms": lms_by_name,
+                LOAD_TOKENIZER: FakeTokenizer(),
+                "lattice_bpd.cli.replay.count_text": Stub("trie"),
+                "lattice_bpd.evaluate.replay.Recording": lambda texts: list(texts),
+                "lattice_bpd.evaluate.sweep.sweep": grid_of_replays,
+            },
+        ),
+        "report": Scene(
+            {"run_folder": ["run"]},
+            {
+                READ_RESULTS: returns({"lms": {}, "tasks": {}}),
+                FIND_RECORDS: returns({"text": "run/text"}),
+                READ_RECORD: RECORD,
+                LOAD_LM: lm,
+                LOAD_TOKENIZER: FakeTokenizer(),
+                "lattice_bpd.evaluate.report.collect_steps": Stub("steps"),
+                "lattice_bpd.evaluate.report.render_report": "page",
+                "lattice_bpd.evaluate.report.write_report": END,
+            },
+        ),
+        "tune": Scene(
+            {"run_folder": ["run"], "cost": ["cost.json"], "lm": ["a.lm"]},
+            {
+                FIND_RECORDS: returns({"text": "run/text"}),
+                READ_RECORD: RECORD,
+                "lattice_bpd.evaluate.replay.Recording": returns(SimpleNamespace(num_slots=4)),
+                "lattice_bpd.cli.evaluate_options.load_lms": lms_by_name,
+                "lattice_bpd.cli.evaluate_options.load_model": Stub("model"),
+                "lattice_bpd.decode.DraftingModel": Stub("drafting"),
+                "lattice_bpd.evaluate.call_costs.read_costs": returns({0: 1.0}),
+                "lattice_bpd.evaluate.call_costs.measure_costs": returns({0: 2.0}),
+                "lattice_bpd.evaluate.call_costs.make_curve": Stub("curve"),
+                "lattice_bpd.evaluate.drafter_search.DrafterSearch": Stub("search"),
+                "lattice_bpd.cli.tune._to_file": lm,
+                "lattice_bpd.cli.tune._print": END,
+            },
+        ),
+        "heads train": Scene(
+            {"inputs": ["text.txt"], "output": ["heads"], "recipe": ["frozen"], "base": ["base"]},
+            {
+                "torch.set_num_threads": None,
+                "lattice_bpd.train.head_run.train_heads": END,
+            },
+        ),
+        "ngram train": Scene(
+            {"inputs": ["text.txt"], "output": ["out.lm"]},
+            {
+                "lattice_bpd.train.counts_file.is_counts_file": returns(False),
+                CORPUS: Stub("corpus"),
+                "lattice_bpd.train.train_corpus": lm,
+                WRITE_LM: END,
+            },
+        ),
+        "ngram count": Scene(
+            {"inputs": ["text.txt"], "output": ["out.counts"]},
+            {CORPUS: Stub("corpus"), "lattice_bpd.train.count_corpus": END},
+        ),
+        "ngram merge-counts": Scene(
+            {"counts": ["a.counts"], "output": ["out.counts"]},
+            {"lattice_bpd.train.merge_counts": END},
+        ),
+        "ngram distil": Scene(
+            {"model": ["model"], "corpus": ["text.txt"], "output": ["out.lm"]},
+            {
+                "lattice_bpd.cli.files.load_causal_lm": SimpleNamespace(
+                    config=SimpleNamespace(get_text_config=returns(SimpleNamespace(vocab_size=50)))
+                ),
+                CORPUS: SimpleNamespace(batches=list),
+                "lattice_bpd.train.distil.distil_ngram": lm,
+                WRITE_LM: END,
+            },
+        ),
+        "ngram prune": Scene(
+            {"lm": ["in.lm"], "output": ["out.lm"]},
+            {
+                READ_LM: lm,
+                "lattice_bpd.train.prune.prune_ngram": Stub("pruned"),
+                "lattice_bpd.lm.quantisation.quantise": Stub("quantised"),
+                WRITE_LM: END,
+            },
+        ),
+        "ngram merge": Scene(
+            {"lms": ["a.lm", "b.lm"], "output": ["out.lm"], "weights": ["0.5,0.5"]},
+            {
+                READ_LM: lm,
+                "lattice_bpd.cli.ngram_merge.read_sequences": Stub("sequences"),
+                "lattice_bpd.train.mixture.tune_weights": returns([0.3, 0.7]),
+                "lattice_bpd.train.mixture.interpolate": Stub("mixture"),
+                WRITE_LM: END,
+            },
+        ),
+        "ngram convert": Scene(
+            {"input": ["in.lm"], "output": ["out.lm"]},
+            {
+                READ_LM: lm,
+                "lattice_bpd.lm.quantisation.quantise": Stub("quantised"),
+                WRITE_LM: END,
+            },
+        ),
+        "ngram from-kenlm": Scene(
+            {"input": ["in.arpa"], "output": ["out.lm"]},
+            {"lattice_bpd.lm.convert.read_kenlm": returns((lm, ["word"]))},
+        ),
+        "ngram info": Scene(
+            {"lms": ["a.lm"]},
+            {"lattice_bpd.lm.info.describe_lm": INFO},
+            {"a.lm": "", "changed": ""},
+        ),
+        "ngram evaluate": Scene(
+            {"lms": ["a.lm"], "text": ["text.ids"]},
+            {
+                READ_LM: lm,
+                "lattice_bpd.cli.ngram_evaluate.read_sequences": Stub("sequences"),
+                "lattice_bpd.train.perplexity.evaluate_ngram": TextScore(4, 0, -4.0, [4]),
+            },
+        ),
+    }
+
+
+def is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+HEADS = {"recipe": Change(["finetune"]), "boundaries": Change(["line"])}
+MODEL = {"path", "directory", "pretrained_model_name_or_path", "model_name", "tokenizer"}
+CHANGES: dict[str, dict[str, Change]] = {
+    "demo": {
+        "out": Change(targets={"directory"}),
+        "quick": Change(wanted=QUICK.max_files, targets={"recipe", "directory", "max_files"}),
+        "retrain": Change(wanted=lambda found: "load_parts.directory" not in found),
+    },
+    "generate": {
+        "model": Change(targets=MODEL),
+        "tokenizer": Change(targets={"path"}),
+        "lm": Change(targets={"path"}),
+        "prompt": Change(["cat"], wanted=(99, 97, 116), targets={"input_ids"}),
+        "prompt_file": Change(
+            ["cat.txt"],
+            wanted=(99, 97, 116),
+            targets={"input_ids"},
+            drop=("prompt",),
+            files={"cat.txt": "cat"},
+        ),
+        "strategy": Change(["greedy"], targets={"lm", "path"}),
+        "draft_model": Change(targets=MODEL, files={"changed/config.json": "{}"}),
+        "accept": Change(["top_k:4"], targets={"acceptance"}),
+        "regex": Change(targets={"constraint"}),
+        "json_schema": Change(
+            ["schema.json"], wanted="{} ", targets={"constraint"}, files={"schema.json": "{} "}
+        ),
+        "certificate": Change(targets={"path"}),
+        "json": Change(wanted=is_json, targets={"stdout"}),
+    },
+    "certify": {"file": Change(targets={"path"}), "model": Change(targets={"path"})},
+    "evaluate": {
+        "out": Change(targets={"directory"}),
+        "quick": Change(
+            wanted=QUICK.max_files,
+            drop=("model", "task", "data", "lm"),
+            targets={"source", "name", "strategies", "alphas", "held_out"},
+        ),
+        "model": Change(targets=MODEL),
+        "lm": Change(targets={"values", "lms", "lm_files", "changed", "a"}),
+        "task": Change(["squad"], targets={"name", "metrics"}),
+        "data": Change(targets={"path"}),
+        "strategies": Change(["bpd,oracle"], wanted=("bpd", "oracle")),
+        "alphas": Change(["0.3,0.7"], wanted=(0.3, 0.7)),
+        "temperatures": Change(["1.5,3"], wanted=(1.5, 3.0)),
+        "count_text": Change(targets={"path", "trie"}),
+        "live": Change(targets={"live_texts"}),
+        "accept": Change(["top_k:4"], wanted=("top_k:4",), targets={"rules"}),
+        "accept_texts": Change(targets={"rule_texts"}),
+    },
+    "record": {
+        "model": Change(targets=MODEL),
+        "task": Change(["squad"], targets={"name"}),
+        "data": Change(targets={"path"}),
+        "out": Change(targets={"directory"}),
+    },
+    "replay": {
+        "record": Change(targets={"run", "path"}),
+        "lm": Change(targets={"values", "lms", "lm"}),
+        "strategies": Change(["bpd"], wanted="bpd", targets={"points"}),
+        "top_k": Change(["2"], wanted=2),
+        "num_drafts": Change(["3"], wanted=3),
+        "max_nodes": Change(["3"], wanted=3),
+        "alpha": Change(["0.375"], wanted=0.375),
+        "temperature": Change(["0.375"], wanted=0.375),
+        "limit": Change(wanted=lambda found: len(found) == 3, targets={"texts", "recordings"}),
+        "count_text": Change(targets={"path"}),
+        "tokenizer": Change(targets={"path"}),
+        "csv": Change(targets={"files"}),
+    },
+    "report": {
+        "run_folder": Change(targets={"directory", "run", "path"}),
+        "out": Change(targets={"path"}),
+        "steps": Change(targets={"most"}),
+        "lm": Change(targets={"path"}),
+        "tokenizer": Change(targets={"path"}),
+    },
+    "tune": {
+        "run_folder": Change(targets={"run", "directory", "path"}),
+        "cost": Change(targets={"path"}),
+        "measure": Change(targets={"directory", "costs"}, drop=("cost",)),
+        "lm": Change(targets={"values", "lms", "files", "changed", "a.lm"}),
+        "limit": Change(wanted=lambda found: len(found) == 3, targets={"texts"}),
+        "out": Change(targets={"path"}),
+    },
+    "heads train": {
+        **HEADS,
+        "validation": Change(["a.txt", "b.txt"], wanted=("a.txt", "b.txt")),
+        "threads": Change(targets={"threads", "num_threads", "int", "arg0"}),
+        "head_weights": Change(["1,2"], wanted=(1.0, 2.0)),
+    },
+    "ngram train": {
+        "output": Change(targets={"path"}),
+        "inputs": Change(targets={"path"}),
+        "min_counts": Change(["1,2"], wanted=(1, 2)),
+    },
+    "ngram count": {"checkpoint": Change(targets={"checkpoint_minutes"})},
+    "ngram merge-counts": {"counts": Change(targets={"paths"})},
+    "ngram distil": {
+        "model": Change(targets={"path"}),
+        "corpus": Change(targets={"inputs"}),
+        "output": Change(targets={"path"}),
+        "min_counts": Change(["1,2"], wanted=(1, 2)),
+    },
+    "ngram prune": {
+        "lm": Change(targets={"path"}),
+        "output": Change(targets={"path"}),
+        "prune_to": Change(["2k"], wanted=2000),
+        "min_counts": Change(["1,2"], wanted=(1, 2)),
+        "keep_ids": Change(["ids.txt"], wanted=(3, 5), files={"ids.txt": "3\n5\n"}),
+        "quantise": Change(["8"], wanted=8, targets={"bits", "lm"}),
+    },
+    "ngram merge": {
+        "lms": Change(["changed", "b.lm"], wanted="changed", targets={"path"}),
+        "output": Change(targets={"path"}),
+        "weights": Change(["0.25,0.75"], wanted=(0.25, 0.75)),
+        "heldout": Change(drop=("weights",), targets={"path", "weights"}),
+        "tokenizer": Change(drop=("weights",), given={"heldout": ["text.ids"]}),
+    },
+    "ngram convert": {
+        "input": Change(targets={"path"}),
+        "output": Change(targets={"path"}),
+        "quantise": Change(["8"], wanted=8, targets={"bits", "lm"}),
+    },
+    "ngram from-kenlm": {
+        "input": Change(targets={"path"}),
+        "output": Change(targets={"path"}),
+        "write_vocab": Change(targets={"files"}),
+    },
+    "ngram info": {
+        "lms": Change(targets={"lm"}),
+        "json": Change(wanted=is_json, targets={"stdout"}),
+    },
+    "ngram evaluate": {
+        "lms": Change(targets={"path"}),
+        "text": Change(targets={"path"}),
+        "no_bos": Change(wanted=False, targets={"bos"}),
+        "no_eos": Change(wanted=False, targets={"eos"}),
+        "json": Change(wanted=is_json, targets={"stdout"}),
+    },
+}
+for _command in ("evaluate", "record"):
+    CHANGES[_command] |= {
+        "tokenizer": Change(targets={"path", "tokenizer_file"}),
+        "stop_token_id": Change(["3"], wanted=(3,), targets={"stop_token_ids"}),
+        "prompt_tokens": Change(["3"], wanted=(97, 97, 97), targets={"token_ids"}),
+    }
+CHANGES["evaluate"]["task"].targets |= {"text", "squad", "token_ids"}
+CHANGES["evaluate"]["model"].targets |= {"tokenizer_file"}
+CHANGES["record"]["task"].targets |= {"token_ids"}
