@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.exceptions import PluginError
-
 # What a browser fetches by itself; links that a reader clicks may go anywhere.
 LOADS = re.compile(
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^\"'>\s]+"
@@ -25,7 +23,7 @@ def on_post_build(config: Any, **_: Any) -> None:
         if path.suffix in (".html", ".css"):
             found += [f"{path.name}: {load[:120]}" for load in LOADS.findall(path.read_text())]
     if found:
-        raise PluginError(
+        raise SystemExit(
             "the site would load from elsewhere; expected files of its own alone:\n"
             + "\n".join(found[:20])
         )

@@ -46,9 +46,15 @@ def _decoding() -> Names:
 
 
 def decoding() -> Names:
+    """With a tokenizer whose words are token ids."""
     names = _decoding()
     names["lm"].save("corpus.lm")
-    return names
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(names["VOCAB"])}, unk_token="0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return {**names, "tokenizer": PreTrainedTokenizerFast(tokenizer_object=words), "text": "0 5 10"}
 
 
 def evaluate() -> Names:

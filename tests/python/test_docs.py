@@ -2,8 +2,8 @@
 
 A page's blocks of Python run in their order, in one namespace and an empty folder. Names that a
 page takes for granted (a model of the reader's) come from docs_preludes. A block that cannot run
-has a line `<!-- not run: why -->` above it; those are counted here. Each block of the README stands
-for itself.
+has a line `<!-- not run: why -->` above it; those are counted here. The README's blocks are given
+no names, and a warning is an error in them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,15 @@ def test_blocks_that_do_not_run_are_these() -> None:
 @pytest.mark.parametrize("name", runnable_pages())
 def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")  # the README begins in a clone
     page = pages()[name]
     runnable = [(line, code) for line, code, why in blocks(page) if why is None]
     given = {"__name__": "docs", **PRELUDES.get(name, dict)()}
+    if name == "README":  # as pasted: nothing is given, nothing warns
+        given = {"__name__": "README"}
+        warnings.simplefilter("error")
     names = dict(given)
     for line, code in runnable:
-        names = dict(given) if name == "README" else names
         exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)  # noqa: S102
 
 
