@@ -101,8 +101,8 @@ class Prefill:
         """Output of the last position and the cache; see `CausalLMTarget.read_prompts`.
 
         Raises:
-            ValueError: positions that differ among the rows, or a prompt that became longer or
-                shorter on its way into the cache.
+            ValueError: positions that differ among the rows or count padding, or a prompt that
+                became longer or shorter on its way into the cache.
         """
         base: Any = self._base
         cache = self._target.new_cache() if cache is None else cache
@@ -111,7 +111,14 @@ class Prefill:
             is_first_iteration=True,
             **{**self._inputs, "past_key_values": cache, "use_cache": True},
         )
-        self._target.shift = find_shift(base, inputs.get("position_ids"), self._lengths)
+        positions = inputs.get("position_ids")
+        if positions is None and min(self._lengths) < self._input_ids.shape[1]:
+            raise ValueError(
+                f"CustomGenerate: {type(base).__name__} counts the padding of prompts as "
+                "positions, so prompts of different lengths would not be continued as if alone; "
+                "generate them one at a time"
+            )
+        self._target.shift = find_shift(base, positions, self._lengths)
         seen: list[Tensor] = []
         embedding = base.get_output_embeddings()
         handle = embedding.register_forward_pre_hook(

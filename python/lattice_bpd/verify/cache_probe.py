@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lattice_bpd.models.lm_call import call_forward
+from lattice_bpd.verify.rounding import reads_alike
 
 _PROMPT, _NEXT = [1, 2, 3, 5, 4], [6, 3]
 _KNOWN: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
@@ -41,19 +42,24 @@ def _try_cache(target: Any) -> str | None:
         return f"{name} fails on tokens that follow a cache ({type(error).__name__}: {error})"
     if bool(torch.isnan(singly).any()):
         return None  # the first call of decoding reports it
-    if float((together - singly).norm()) <= 0.2 * float((without - singly).norm()) + 1e-4:
+    if reads_alike(target.base, together, singly, without):
         return None
-    return f"{name} gives other logits for several tokens at once than for one after another"
+    return (
+        f"{name} gives other logits for several tokens at once than for one after another: it "
+        "reads them in both directions (then set is_decoder=True in its config), or keeps a state "
+        "outside its cache"
+    )
 
 
 def _read(target: Any, prompt: list[int], rest: list[list[int]]) -> Tensor:
-    """(V,) logits that follow the last token, with a call for the prompt and for each part."""
+    """(N, V) logits of the tokens after the prompt, with a call for it and for each part."""
     cache, start = target.new_cache(), 0
+    found = []
     for part in (prompt, *rest):
         ids = torch.tensor([part], device=target.device) % target.vocab_size
         positions = torch.arange(start, start + len(part), device=target.device)[None]
         inputs = target.inputs(ids, cache, positions)
         output = call_forward(target.base, target.embedding, inputs)
         start += len(part)
-    logits: Tensor = output.logits[0, -1]
-    return logits.float()
+        found.append(output.logits[0].float())
+    return torch.cat(found[1:])

@@ -18,6 +18,7 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 FORMULA = "4 sqrt(2 layers + 1) (eps + sqrt(terms) eps32) scale, scale = largest |logit| there"
 _EPS32 = float(torch.finfo(torch.float32).eps)
@@ -34,3 +35,25 @@ def rounding_bound(base: Any) -> float:
     terms = max((p.shape[-1] for p in base.parameters() if p.ndim >= 2), default=1)
     eps = float(torch.finfo(base.dtype).eps)
     return 4.0 * math.sqrt(2 * layers + 1) * (eps + math.sqrt(terms) * _EPS32)
+
+
+def reads_alike(base: Any, found: Tensor, wanted: Tensor, wrong: Tensor) -> bool:
+    """Whether two ways to read the same tokens give the same logits, but for rounding.
+
+    No logit may differ by more than 8 times what rounding explains, and all of a token together by
+    no more than a fifth of what they differ by where it sees something else: the first decides in
+    float32, the second in bfloat16, where rounding may also choose other experts.
+
+    Args:
+        base: a model of `transformers`.
+        found: (N, V) float, logits of one way.
+        wanted: (N, V) float, of the other.
+        wrong: (N, V) float, of tokens that see something else.
+    """
+    scale = float(wanted[wanted.isfinite()].abs().max())
+    differences = found - wanted
+    most = 0.2 * (wrong - wanted).norm(dim=-1) + 1e-6 * scale
+    return bool(
+        (differences.abs().max() <= 8.0 * rounding_bound(base) * scale)
+        and (differences.norm(dim=-1) <= most).all()
+    )

@@ -35,6 +35,7 @@ def find_windows(config: Any) -> Windows:
     if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo
         by_slot = int(config.window_size)
     selected = int(config.index_topk) if "indexed_attention" in kinds else None
+    selected = getattr(config, "keep_window_size", selected)  # Doge
     window = getattr(config, "sliding_window", None)
     if window is None or (kinds and not any("sliding" in kind for kind in kinds)):
         return Windows(None, False, by_slot, selected)
