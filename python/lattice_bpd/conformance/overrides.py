@@ -11,18 +11,22 @@ _SHARED_KV = {
 }
 _GEMMA4 = {**_SHARED_KV, "global_head_dim": 32}
 
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+
 # model type, or class of a part that has none -> (attributes, why)
 _OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
     "bamba": ({"attn_layer_indices": [1]}, "its default has no attention layer"),
     "blt": ({"encoder_hash_byte_group_vocab": 32}, "a hash table of 500,002 rows"),
     "cohere_compass_text": (
-        {"rope_parameters": None, "layer_types": ["sliding_attention", "full_attention"]},
-        "its default has rotary parameters of other layer types than its layers",
+        {"rope_parameters": {"sliding_attention": _MROPE, "full_attention": _MROPE},
+         "layer_types": ["sliding_attention", "full_attention"]},
+        "its default has no rotary parameters",
     ),
     "DbrxAttentionConfig": (
         {"rope_theta": 10000.0, "clip_qkv": 8.0},
         "read by the model, missing in the default",
     ),
+    "deepseek_v2": ({"num_experts_per_tok": 2}, "its default chooses no experts"),
     "dots1": (
         {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
          "topk_group": 1},
@@ -34,6 +38,10 @@ _OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "gemma4_text": (_GEMMA4, "as gemma3n_text, and its layers differ in head size"),
     "gemma4_unified_text": (_GEMMA4, "as gemma4_text"),
+    "granitemoehybrid": (
+        {"layer_types": ["linear_attention", "full_attention"]},
+        "its default has no attention layer",
+    ),
     "hrm_text": (
         {"num_hidden_layers": 2, "num_layers_per_stack": None},
         "the number of layers is computed from the layers of a stack",
@@ -45,6 +53,10 @@ _OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
     "lfm2_moe": (
         {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
         "its default names no kinds of layers",
+    ),
+    "mllama_text_model": (
+        {"num_hidden_layers": 3, "cross_attention_layers": [1]},
+        "the layers that look at images are listed by number",
     ),
     "qwen4_exp_text": (
         {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
@@ -58,7 +70,7 @@ _OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
         "its default is an encoder; axial positions multiply",
     ),
     "xlstm": (
-        {"num_heads": 4, "chunk_size": 8, "v_head_dim": 16, "qk_head_dim": 8},
+        {"num_heads": 4, "chunk_size": 8},
         "head sizes follow from factors",
     ),
     "xmod": ({"default_language": "en_XX"}, "adapters are chosen by language"),

@@ -27,6 +27,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 _PROMPT, _NEXT = (1, 2, 3, 5, 4), (6, 3, 7)  # token ids that the comparison reads
 _EXACT: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_TAKES_POSITIONS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _PARAMETERS: WeakKeyDictionary[type, Mapping[str, inspect.Parameter]] = WeakKeyDictionary()
 
 
@@ -99,13 +100,47 @@ def cache_argument(base: PreTrainedModel) -> str | None:
 
 
 def takes_position_ids(base: PreTrainedModel) -> bool:
-    """Whether `forward` takes position ids, itself or for the decoder below it."""
+    """Whether `forward` can be told positions 0, 1, .. of a text, itself or the decoder below it.
+
+    Not where a model numbers its tokens in another way and `generate` leaves that to it, as
+    Kosmos-2.5 does.
+    """
+    known = _TAKES_POSITIONS.get(base)
+    if known is None:
+        known = _TAKES_POSITIONS[base] = _has_position_ids(base) and not _numbers_itself(base)
+    return known
+
+
+def _has_position_ids(base: PreTrainedModel) -> bool:
     parameters = _parameters(type(base))
     if "position_ids" in parameters:
         return True
     passes_on = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     inner = base.base_model
     return passes_on and inner is not base and "position_ids" in _parameters(type(inner))
+
+
+@torch.inference_mode()
+def _numbers_itself(base: PreTrainedModel) -> bool:
+    """Whether `generate` tells a model no positions, and telling it makes a difference."""
+    device = next(base.parameters()).device
+    ids = torch.tensor([_PROMPT], device=device)
+    steps = torch.arange(len(_PROMPT), device=device)[None]
+    try:
+        prepared = base.prepare_inputs_for_generation(
+            ids, attention_mask=torch.ones_like(ids), position_ids=steps, use_cache=True,
+            is_first_iteration=True,
+        )  # fmt: skip
+        if prepared.get("position_ids") is not None:
+            return False
+        own, told = (
+            base(input_ids=ids, use_cache=False, **given).logits
+            for given in ({}, {"position_ids": steps})
+        )
+    except Exception:  # of any kind; the first call of decoding reports it
+        return False
+    scale = float(own.abs().max())
+    return not torch.allclose(own, told, rtol=0.0, atol=1e-2 * scale)
 
 
 def _parameters(kind: type[nn.Module]) -> Mapping[str, inspect.Parameter]:

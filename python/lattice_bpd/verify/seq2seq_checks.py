@@ -23,10 +23,29 @@ def check_encoder_decoder(model: Any) -> Any:
     return model
 
 
+def count_source_ids(base: Any) -> int:
+    """The rows of the encoder's input embedding.
+
+    Raises:
+        TypeError: neither encoder nor model names an input embedding.
+    """
+    for module in (base.get_encoder(), base):
+        try:
+            return int(module.get_input_embeddings().weight.shape[0])
+        except (AttributeError, NotImplementedError):
+            continue
+    raise TypeError(
+        f"Seq2SeqTarget: {type(base).__name__} has no input embedding of source tokens; expected "
+        "an encoder-decoder that reads text"
+    )
+
+
 def find_positions(decoder: nn.Module) -> nn.Module | None:
     """The decoder's position embedding, where it can be told the positions."""
     places: nn.Module | None = getattr(decoder, "embed_positions", None)
-    if places is None or "position_ids" not in inspect.signature(places.forward).parameters:
+    if not isinstance(places, nn.Embedding):
+        return None
+    if "position_ids" not in inspect.signature(places.forward).parameters:
         return None
     return places
 

@@ -8,6 +8,7 @@ Stern et al. 2018 and Xia et al. 2022 (SpecDec) draft and verify with such model
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from lattice_bpd.models.lm_call import call_forward
 from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd.verify.seq2seq_checks import (
     check_encoder_decoder,
+    count_source_ids,
     find_positions,
     read_decoder_prompt,
     read_stop_tokens,
@@ -73,13 +75,14 @@ class Seq2SeqTarget:
         weight: Tensor = self.embedding.weight
         self.vocab_size, self.device = int(weight.shape[0]), weight.device
         self.dtype: torch.dtype = self.base.dtype
-        self.source_vocab_size = int(self.encoder.get_input_embeddings().weight.shape[0])
+        self.source_vocab_size = count_source_ids(base)
         self.max_positions = find_max_positions(self.base.config)
         self._places = find_positions(self.decoder)
         self.takes_positions = self._places is not None
         self.decoder_prompt = read_decoder_prompt(self.base, decoder_prompt, self.vocab_size)
         self.stop_token_ids = read_stop_tokens(self.base, stop_token_ids)
         self._refusal: tuple[str | None] | None = None  # of the tree form, once it was asked for
+        self._encoded: Any = BaseModelOutput  # what the encoder returns
         self._plain: bool | None = None  # logits are the embedding of the decoder's output, no more
 
     @torch.inference_mode()
@@ -100,7 +103,9 @@ class Seq2SeqTarget:
             sizes = torch.tensor([len(source) for source in sources])
             mask = (torch.arange(longest) < sizes[:, None]).long().to(self.device)
         with _named_lack_of_memory("encode", ids):
-            states: Tensor = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+            found = self.encoder(input_ids=ids, attention_mask=mask)
+        states: Tensor = found.last_hidden_state
+        self._encoded = type(found)
         return Source([list(source) for source in sources], states, mask)
 
     def read_prompts(
@@ -131,9 +136,11 @@ class Seq2SeqTarget:
                 "as many tokens each; give source=target.encode(sources) and no mask"
             )
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        seen: list[Tensor] = []
+        seen: list[Tensor | None] = []
         handle = self.decoder.register_forward_hook(
-            lambda _module, _arguments, output: seen.append(output.last_hidden_state)
+            lambda _module, _arguments, output: seen.append(
+                getattr(output, "last_hidden_state", None)  # an LM as the decoder gives logits only
+            )
         )
         try:
             with _named_lack_of_memory("read", input_ids):
@@ -141,8 +148,10 @@ class Seq2SeqTarget:
         finally:
             handle.remove()
         last = TargetOutput(output.logits[:, -1:], output.hidden[:, -1:])
-        again = self.embedding(seen[-1])  # bit for bit: any scale, bias or cap makes a difference
-        self._plain = again.dtype == output.logits.dtype and torch.equal(again, output.logits)
+        self._plain = False
+        if seen and seen[-1] is not None:
+            again = self.embedding(seen[-1])  # bit for bit: a scale, bias or cap makes a difference
+            self._plain = again.dtype == output.logits.dtype and torch.equal(again, output.logits)
         return last, SourceCache.of_first_call(cache, source)
 
     def __call__(
@@ -186,7 +195,7 @@ class Seq2SeqTarget:
         self, input_ids: Tensor, cache: Any, source: Source, mask: Tensor | None
     ) -> TargetOutput:
         inputs = {
-            "encoder_outputs": BaseModelOutput(last_hidden_state=source.states),  # type: ignore[arg-type]
+            "encoder_outputs": self._encoded(last_hidden_state=source.states),
             "attention_mask": source.mask,
             "decoder_input_ids": input_ids,
             "decoder_attention_mask": mask,
@@ -203,8 +212,9 @@ class Seq2SeqTarget:
             return
         shape = position_ids.shape
 
-        def place(_module: nn.Module, _arguments: Any, named: dict[str, Any]) -> Any:
-            return _arguments, {**named, "position_ids": position_ids.flatten()}
+        def place(module: nn.Module, arguments: Any, named: dict[str, Any]) -> Any:
+            before = list(inspect.signature(module.forward).parameters).index("position_ids")
+            return arguments[:before], {**named, "position_ids": position_ids.flatten()}
 
         def fold(_module: nn.Module, _arguments: Any, embedded: Tensor) -> Tensor:
             return embedded.reshape(*shape, -1)

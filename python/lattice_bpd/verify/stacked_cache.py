@@ -38,6 +38,24 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.stack, self.number, self.width = stack, number, stack.width
         self.is_initialized = True
 
+    @property
+    def keys(self) -> Tensor:
+        """(B, heads, width, D) what the layer holds, for models that look at it (Mllama)."""
+        return self.stack.keys[self.number].narrow(2, 0, self.width)
+
+    @keys.setter
+    def keys(self, value: None) -> None:
+        """Nothing: the base class begins with None."""
+
+    @property
+    def values(self) -> Tensor:
+        """(B, heads, width, D') as `keys`."""
+        return self.stack.values[self.number].narrow(2, 0, self.width)
+
+    @values.setter
+    def values(self, value: None) -> None:
+        """Nothing: the base class begins with None."""
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: the buffers are there."""
 
