@@ -16,11 +16,11 @@ ARGS ?=
 SECONDS ?= 60
 unexport SECONDS  # bash has one of its own
 
-.PHONY: help setup build demo test test-spark bench bench-rescore bench-ngram results lint tidy sanitize fuzz \
+.PHONY: help setup build demo test test-spark test-architectures architectures bench bench-rescore bench-ngram results lint tidy sanitize fuzz \
   soak format stubs wheel test-wheel docs clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What a purpose needs is an extra of pyproject.toml. Tools that read source alone need no build.
 setup-%:
@@ -56,6 +56,13 @@ test: build-tests  ## C++ unit tests, then Python tests (ARGS are pytest's)
 
 test-spark: setup-test-spark build  ## the tests of n-gram training on Spark (456 MB, and Java 17)
 	@python -m pytest tests/python/test_spark.py tests/python/test_spark_errors.py $(ARGS)
+
+test-architectures: setup-test build  ## every architecture of transformers against its own generate
+	@LATTICE_BPD_ALL_ARCHITECTURES=1 python -m pytest --numprocesses $(JOBS) --dist load \
+	  tests/python/test_architectures.py $(ARGS)
+
+architectures: setup-test build  ## the same, and write docs/architectures.md
+	@python scripts/write_architectures.py --jobs $(JOBS) $(ARGS)
 
 bench: setup-test build  ## check answers against the peers, then time them
 	@for file in benchmarks/bench_*.py; do echo "bench: $$file"; python $$file $(ARGS); done

@@ -100,12 +100,23 @@ class Recipe:
     )  # fmt: skip
     unlikelihood: tuple[UnlikelihoodOptions, ...] = (
         UnlikelihoodOptions(
-            steps=150, prompt_length=112, max_new_tokens=96, window=8, weight=1.0,
-            matrix_lr=0.004, other_lr=0.002,
+            steps=150,
+            prompt_length=112,
+            max_new_tokens=96,
+            window=8,
+            weight=1.0,
+            matrix_lr=0.004,
+            other_lr=0.002,
         ),
         UnlikelihoodOptions(
-            steps=80, prompt_length=112, max_new_tokens=96, window=7, weight=2.0,
-            matrix_lr=0.006, other_lr=0.003, seed=1,
+            steps=80,
+            prompt_length=112,
+            max_new_tokens=96,
+            window=7,
+            weight=2.0,
+            matrix_lr=0.006,
+            other_lr=0.003,
+            seed=1,
         ),
     )
     prompt_length: int = 160

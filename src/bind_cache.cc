@@ -23,6 +23,22 @@ double LogProbOf(const ContextNgram& cache, TokenId token_id, const Array<TokenI
   return cache.LogProb(token_id, tokens, Get(lm), bos);
 }
 
+Array<TokenId> TextOf(const ContextNgram& cache) {
+  std::vector<TokenId> text;
+  {
+    const py::gil_scoped_release release;
+    text = cache.text();
+  }
+  return Array<TokenId>(static_cast<py::ssize_t>(text.size()), text.data());
+}
+
+void Restore(ContextNgram& cache, const Array<TokenId>& token_ids,
+             const std::vector<double>& weights) {
+  const Span<TokenId> tokens = ToSpan(token_ids);
+  const py::gil_scoped_release release;
+  cache.Restore(tokens, weights);
+}
+
 }  // namespace
 
 void BindCache(py::module_& m) {
@@ -35,6 +51,8 @@ void BindCache(py::module_& m) {
       .def("num_tokens", &ContextNgram::num_tokens, Release())
       .def("weights", &ContextNgram::weights, Release())
       .def("update", &Update, py::arg("token_ids").noconvert(), py::arg("lm"), py::arg("bos"))
+      .def("text", &TextOf)
+      .def("restore", &Restore, py::arg("token_ids").noconvert(), py::arg("weights"))
       .def("clear", &ContextNgram::Clear, Release())
       .def("log_prob", &LogProbOf, py::arg("token_id"), py::arg("context").noconvert(),
            py::arg("lm"), py::arg("bos"));

@@ -25,11 +25,6 @@ pytest.importorskip("pyarrow")
 from command_scenes import CHANGES, END, Arguments, Change, End, Scene, Stub, make_scenes
 from lattice_bpd.cli import build_parser
 
-# Options that are ignored today. Strict: whoever repairs one takes it out.
-IGNORED = {
-    ("ngram merge-counts", "threads"): "merge_counts takes no number of threads",
-    ("ngram convert", "threads"): "reading and writing take no number of threads",
-}
 ELSEWHERE = {
     "demo": "test_demo.py",
     "check": "test_conformance.py",
@@ -57,11 +52,6 @@ OPTIONS = [
         command,
         action.dest,
         id=f"{command} {(action.option_strings or [action.dest])[-1]}".replace(" ", "_"),
-        marks=(
-            [pytest.mark.xfail(reason=IGNORED[command, action.dest], strict=True)]
-            if (command, action.dest) in IGNORED
-            else []
-        ),
     )
     for command, parser in PARSERS.items()
     for action in parser._actions

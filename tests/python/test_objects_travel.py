@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lattice_bpd import (
+    ContextNGram,
     Drafts,
     FormatError,
     NGramLM,
@@ -161,6 +162,53 @@ def test_sampled_prefix_trees_keep_their_distributions(way: Any, small_lm: NGram
         assert (ours is None) == (expected is None)
         for mine, other in zip(ours or (), expected or (), strict=True):
             np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("max_tokens", [16, 100])
+def test_cache_lms(way: Any, max_tokens: int, small_lm: NGramLM) -> None:
+    text = np.tile([0, 1, 2, 3, 1], 8)
+    cache = ContextNGram(small_lm.vocab_size, 3, max_tokens=max_tokens)
+    cache.update(text, small_lm)
+    again = way(cache)
+    assert repr(again) == repr(cache)
+    for context in ([0], [1, 2], [3, 1]):
+        for token in range(4):
+            ours = again.log_prob(token, context, small_lm)
+            assert ours == cache.log_prob(token, context, small_lm)
+    again.update([2, 2], small_lm)  # goes on by itself
+    cache.update([2, 2], small_lm)
+    np.testing.assert_array_equal(again.weights, cache.weights)
+    options: dict[str, Any] = {"num_drafts": 4, "top_k": 3}
+    ours = rescore_lattice(LOGITS[:1], CONTEXTS[:1], small_lm, cache=[again], **options)
+    assert ours == rescore_lattice(LOGITS[:1], CONTEXTS[:1], small_lm, cache=[cache], **options)
+
+
+def drafters_of(lm: NGramLM) -> dict[str, Any]:
+    decode = pytest.importorskip("lattice_bpd.decode")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    small = transformers.LlamaForCausalLM(config).eval()
+    return {
+        "lookup": decode.LookupDrafter(),
+        "tree": decode.TreeDrafter(lm, max_nodes=6, cache=True),
+        "lattice": decode.LatticeDrafter(lm, num_drafts=3, cache=3),
+        "combined": decode.CombinedDrafter([decode.LookupDrafter(), decode.TreeDrafter(lm)]),
+        "draft_model": decode.DraftModelDrafter(small, shape="drawn", draws=[2, 1], top_k=4),
+        "custom_generate": decode.CustomGenerate(strategy="auto", lm=lm),
+    }
+
+
+@pytest.mark.parametrize("way", [send, deep])
+@pytest.mark.parametrize(
+    "kind", ["lookup", "tree", "lattice", "combined", "draft_model", "custom_generate"]
+)
+def test_drafters(way: Any, kind: str, small_lm: NGramLM) -> None:
+    again = way(drafters_of(small_lm)[kind])
+    assert type(way(again)) is type(again)
 
 
 def scorers_of(lm: NGramLM, path: Path) -> dict[str, Any]:

@@ -68,6 +68,30 @@ std::size_t ContextNgram::num_tokens() const {
   return trie_.text().size();
 }
 
+std::vector<TokenId> ContextNgram::text() const {
+  const auto lock = LockForReading();
+  return {trie_.text().begin(), trie_.text().end()};
+}
+
+void ContextNgram::Restore(Span<TokenId> tokens, const std::vector<double>& weights) {
+  CheckTokens(tokens, "restore");
+  if (tokens.size() > max_tokens_) {
+    throw ValueError(StrCat("ContextNGram: restore has ", tokens.size(),
+                            " tokens; expected at most ", max_tokens_));
+  }
+  const bool in_range = std::all_of(weights.begin(), weights.end(),
+                                    [](double weight) { return weight >= 0.0 && weight <= 1.0; });
+  if (weights.size() != static_cast<std::size_t>(order() - 1) || !in_range) {
+    throw ValueError(StrCat("ContextNGram: restore has ", weights.size(), " weights; expected ",
+                            order() - 1, " in 0..1"));
+  }
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  trie_.Clear();
+  for (const TokenId token : tokens) trie_.Append(static_cast<Symbol>(token));
+  ResetWeights();
+  std::copy(weights.begin(), weights.end(), weights_);
+}
+
 std::vector<double> ContextNgram::weights() const {
   const auto lock = LockForReading();
   return {weights_, weights_ + order() - 1};

@@ -54,6 +54,14 @@ class ContextNgram {
 
   std::size_t num_tokens() const;
 
+  // The tokens that it remembers, oldest first.
+  std::vector<TokenId> text() const;
+
+  // Makes it a cache that remembers these tokens and has these weights, of histories of 1, 2, ..
+  // order - 1 tokens. Throws ValueError for more than max_tokens, ids outside the vocabulary or
+  // weights of another number or outside 0..1; then nothing is changed.
+  void Restore(Span<TokenId> tokens, const std::vector<double>& weights);
+
   // Of histories of 1, 2, .. order - 1 tokens.
   std::vector<double> weights() const;
 

@@ -123,6 +123,7 @@ def run_merge(args: argparse.Namespace) -> None:
             args.output,
             order=args.order,
             memory=args.memory,
+            threads=args.threads,
             temp_dir=args.temp_dir,
             allow_repeats=args.allow_repeats,
         )

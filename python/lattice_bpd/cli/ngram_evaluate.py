@@ -9,6 +9,7 @@ from pathlib import Path
 from lattice_bpd.cli.ngram_options import (
     add_lm_options,
     add_text_option,
+    add_threads_option,
     read_lm_of,
     read_sequences,
     timed_step,
@@ -35,6 +36,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--no-eos", action="store_true", help="do not score </s>")
     parser.add_argument("--json", action="store_true", help="a JSON line for each LM")
     add_lm_options(parser)
+    add_threads_option(parser)
     parser.set_defaults(run=run)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from lattice_bpd.cli.ngram_options import (
     add_lm_options,
     add_text_option,
+    add_threads_option,
     parse_numbers,
     read_lm_of,
     read_sequences,
@@ -35,6 +36,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--weights", type=parse_numbers, metavar="W1,W2,..")
     add_text_option(parser, "--heldout", "text to tune the weights on", required=False)
     add_lm_options(parser)
+    add_threads_option(parser)
     parser.set_defaults(run=run)
 
 

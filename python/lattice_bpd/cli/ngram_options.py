@@ -23,7 +23,7 @@ _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def add_lm_options(parser: argparse.ArgumentParser) -> None:
-    """Options for reading LMs that are not in our own format, and --threads."""
+    """Options for reading LMs that are not in our own format."""
     parser.add_argument(
         "--vocab",
         type=Path,
@@ -40,6 +40,10 @@ def add_lm_options(parser: argparse.ArgumentParser) -> None:
             metavar="ID",
             help=f"token id that is the symbol {name}, if any",
         )
+
+
+def add_threads_option(parser: argparse.ArgumentParser) -> None:
+    """Add --threads."""
     parser.add_argument("--threads", type=int, default=0, help="0 (default): every core")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from lattice_bpd.cli.ngram_options import (
     add_lm_options,
     add_quantise_option,
+    add_threads_option,
     parse_numbers,
     parse_size,
     quantise_as_asked,
@@ -58,6 +59,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     add_quantise_option(parser)
     add_lm_options(parser)
+    add_threads_option(parser)
     parser.set_defaults(run=run)
 
 

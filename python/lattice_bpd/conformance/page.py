@@ -108,9 +108,10 @@ def _reasons(result: ArchitectureResult) -> list[str]:
         if verdict.outcome == "different":
             text = f"{verdict.case.name}: {text} at position {verdict.position}"
         name = re.escape(result.architecture.class_name)
-        found.append(
-            re.sub(rf"\b{name}\b", "the model", text).replace("|", "\\|").replace("<", "&lt;")
-        )
+        text = re.sub(rf"\b{name}\b", "the model", text)
+        text = re.sub(r"\b[A-Z]\w+(Model|DecoderWrapper)\b", "its decoder", text)
+        text = re.sub(r"\btexts of up to \d+", "texts of up to N", text)
+        found.append(text.replace("|", "\\|").replace("<", "&lt;"))
     return list(dict.fromkeys(found))
 
 

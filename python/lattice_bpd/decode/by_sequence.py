@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lattice_bpd.decode.state import DecodeState
 
@@ -16,14 +16,20 @@ class BySequence(Generic[T]):
 
     So one drafter may serve several sequences at once, each as if it were alone.
 
+    Notes stay behind where this is copied or pickled, since their sequences do.
+
     Args:
-        make: gives the note of a sequence that is new.
+        make: gives the note of a sequence that is new; a function or method that pickles.
     """
 
     def __init__(self, make: Callable[[DecodeState], T]) -> None:
         self._make = make
         # By id: states compare by value, so they have no hash.
         self._notes: dict[int, tuple[weakref.ref[DecodeState], T]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without notes."""
+        return type(self), (self._make,)
 
     def of(self, state: DecodeState) -> T:
         """The note of a sequence, made if there is none."""

@@ -82,7 +82,11 @@ class CombinedDrafter(Drafter):
         self.drafters, self.max_nodes = list(drafters), max_nodes
         self._calibrations = [Calibration() for _ in drafters]
         self._rates: dict[Hashable, Rate] = {}
-        self._steps: BySequence[_Step] = BySequence(lambda _state: _Step())
+        self._steps: BySequence[_Step] = BySequence(_new_step)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its parts, with nothing learned of them."""
+        return _combine, (type(self), self.drafters, self.max_nodes)
 
     def propose(self, state: DecodeState) -> DraftTree:
         """(1, N) nodes."""
@@ -174,3 +178,13 @@ def _open_nodes(tree: _Tree, kept: npt.NDArray[np.bool_], count: int) -> npt.NDA
     for node, (parent, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
         found[node] = depth >= count and bool(kept[parent] or found[parent])
     return found
+
+
+def _new_step(_state: DecodeState) -> _Step:
+    return _Step()
+
+
+def _combine(
+    kind: type[CombinedDrafter], drafters: Sequence[Drafter], max_nodes: int
+) -> CombinedDrafter:
+    return kind(drafters, max_nodes=max_nodes)

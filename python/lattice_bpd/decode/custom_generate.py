@@ -40,7 +40,7 @@ from lattice_bpd.decode.generate_checks import (
 )
 from lattice_bpd.decode.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.model import DraftHeads, DraftingModel
-from lattice_bpd.decode.prefill import Prefill, is_multimodal
+from lattice_bpd.decode.prefill import Prefill, needs_prefill
 from lattice_bpd.decode.prompts import check_prompts
 from lattice_bpd.decode.sampling_settings import sampling_rule
 from lattice_bpd.decode.strategies import make_drafter
@@ -199,7 +199,7 @@ class CustomGenerate:
             check_constraint(self.constraint, drafting.vocab_size)
             options.stop_token_ids |= self.constraint.end_token_ids
             options.most_nodes += MOST_EXPECTED
-        if is_multimodal(drafting.target.base) or model_kwargs.get("inputs_embeds") is not None:
+        if needs_prefill(drafting.target.base, model_kwargs):
             options.prefill = Prefill(drafting, input_ids, model_kwargs, prompts.lengths)
         else:
             check_positions(rows, model_kwargs)
@@ -224,7 +224,7 @@ def _visible_rows(
 ) -> list[Tensor]:
     """The tokens of each row that its mask does not hide."""
     mask = model_kwargs.get("attention_mask")
-    own = is_multimodal(drafting.target.base) or model_kwargs.get("inputs_embeds") is not None
+    own = needs_prefill(drafting.target.base, model_kwargs)
     masks = [None] * len(input_ids) if mask is None else list(mask)
     rows = [
         visible_tokens(drafting.target, row, used, "CustomGenerate")

@@ -110,6 +110,10 @@ class Experience:
         self.calibration = Calibration()
         self.books: dict[int, Book] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A new one: times belong to a process and its machine."""
+        return type(self), ()
+
     def book(self, batch: int) -> Book:
         """What is known for batches of this many sequences."""
         book = self.books.get(batch)

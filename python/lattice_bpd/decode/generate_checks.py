@@ -38,7 +38,8 @@ _REFUSED = {
     "output_hidden_states": "hidden states of each step",
 }
 _CACHES = (None, "dynamic", "static")
-_KNOWN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+_CACHE_NAMES = ("past_key_values", "cache_params")
+_KNOWN_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *_CACHE_NAMES}
 # These look at the number of a row, or at all rows together.
 _SINGLE_ROW_ONLY = {
     "PrefixConstrainedLogitsProcessor",
@@ -96,14 +97,20 @@ def refuse_inputs(base: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) ->
         )
     if not is_multimodal(base):
         check_token_types(model_kwargs.get("token_type_ids"), base)
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and (
-        getattr(cache, "_is_user_defined", False) or int(cache.get_seq_length()) > 0
-    ):
-        raise ValueError(
-            "CustomGenerate: past_key_values cannot be honored; it keeps a cache of its own; "
-            "leave past_key_values out and give the whole text"
-        )
+    for name in _CACHE_NAMES:
+        cache = model_kwargs.get(name)
+        if cache is not None and (getattr(cache, "_is_user_defined", False) or _covers_text(cache)):
+            raise ValueError(
+                f"CustomGenerate: {name} cannot be honored; it keeps a cache of its own; leave "
+                f"{name} out and give the whole text"
+            )
+
+
+def _covers_text(cache: Any) -> bool:
+    try:
+        return int(cache.get_seq_length()) > 0
+    except ValueError:  # no layer of it has attention
+        return bool(cache.has_previous_state())
 
 
 def refuse_for_batches(

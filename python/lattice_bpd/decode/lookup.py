@@ -43,7 +43,10 @@ class LookupDrafter(Drafter):
             raise ValueError(f"LookupDrafter: num_slots is {num_slots}; expected 1 or more")
         self.max_ngram, self.min_ngram, self.num_slots = max_ngram, min_ngram, num_slots
         self.max_nodes = 256 if num_slots is None else num_slots
-        self._indexes = BySequence(lambda _state: SuffixIndex(max_ngram))
+        self._indexes = BySequence(self._new_index)
+
+    def _new_index(self, _state: DecodeState) -> SuffixIndex:
+        return SuffixIndex(self.max_ngram)
 
     def propose(self, state: DecodeState) -> Drafts | None:
         """(1, 1, num_slots) token ids; the score is the length of the match. None without one."""

@@ -192,6 +192,18 @@ def is_multimodal(base: Any) -> bool:
     return any(kind != "text" for kind in ([kinds] if isinstance(kinds, str) else kinds))
 
 
+def needs_prefill(base: Any, model_kwargs: dict[str, Any]) -> bool:
+    """Whether a prompt is more than token ids that stand at positions 0, 1, 2, ..
+
+    Args:
+        base: the model.
+        model_kwargs: what `generate` prepared.
+    """
+    positions = model_kwargs.get("position_ids")
+    has_axes = positions is not None and positions.ndim == 3  # M-RoPE
+    return is_multimodal(base) or has_axes or model_kwargs.get("inputs_embeds") is not None
+
+
 def _different_shifts(base: Any, count: int) -> str:
     return (
         f"CustomGenerate: {type(base).__name__} continues {count} prompts at positions that differ "

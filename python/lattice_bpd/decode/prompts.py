@@ -146,9 +146,7 @@ def _check_target(model: DraftingModel, longest: int, options: Options) -> None:
         return
     if target.is_recurrent:
         find_mixers(target)
-        return
-    refusal = find_cache_refusal(target)
-    if refusal is not None:
+    elif (refusal := find_cache_refusal(target)) is not None:
         raise ValueError(f"decode: {refusal}; use the model's own generate, or another target")
     most, selected = longest + max(options.limits) + options.most_nodes, target.windows.selected
     if selected is not None and most > selected:

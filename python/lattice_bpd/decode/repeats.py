@@ -22,7 +22,7 @@ class Repeats:
     """
 
     def __init__(self) -> None:
-        self._texts = BySequence(lambda _state: _core.RepeatingText())
+        self._texts = BySequence(_new_text)
 
     def extend_tree(self, tree: PrefixTree, state: DecodeState, max_nodes: int) -> PrefixTree:
         """The max_nodes most probable nodes of a tree and of what it may go on with.
@@ -81,3 +81,7 @@ def _nodes(tree: PrefixTree) -> Nodes:
     log_probs = tree.log_probs
     parents = [parent - 1 for parent in tree.parents[1:]]
     return Nodes(tree.token_ids[1:], parents, [] if log_probs is None else log_probs.tolist())
+
+
+def _new_text(_state: DecodeState) -> _core.RepeatingText:
+    return _core.RepeatingText()

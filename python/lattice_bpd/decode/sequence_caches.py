@@ -36,7 +36,7 @@ class SequenceCaches:
     def __init__(self, order: int, lm: NGramLM | None) -> None:
         ContextNGram(1, order)  # says what is wrong with the order before anything is decoded
         self.order, self.lm = order, lm
-        self._fed = BySequence(lambda state: _Fed(ContextNGram(state.model.vocab_size, order)))
+        self._fed = BySequence(self._begin)
 
     @classmethod
     def of_option(cls, cache: bool | int, lm: NGramLM | None) -> SequenceCaches | None:
@@ -58,6 +58,9 @@ class SequenceCaches:
     def update(self, states: Sequence[DecodeState]) -> list[ContextNGram]:
         """The states' caches, which have seen all tokens of their sequences."""
         return [self._update(state) for state in states]
+
+    def _begin(self, state: DecodeState) -> _Fed:
+        return _Fed(ContextNGram(state.model.vocab_size, self.order))
 
     def _update(self, state: DecodeState) -> ContextNGram:
         fed = self._fed.of(state)

@@ -87,6 +87,12 @@ class ContextNGram:
         """Forgets the text, and what the weights have learnt."""
         self._core.clear()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its tokens and weights."""
+        core = self._core
+        sizes = (core.vocab_size, core.order, core.max_tokens)
+        return _restored, (*sizes, core.text(), core.weights())
+
     @property
     def weights(self) -> npt.NDArray[np.float64]:
         """(order - 1,) the weights of histories of 1, 2, .. tokens, each in 0..0.95."""
@@ -130,6 +136,15 @@ class ContextNGram:
 
     def _ids(self, token_ids: Any, where: str) -> npt.NDArray[np.int32]:
         return to_token_ids(token_ids, f"ContextNGram.{where}", self.vocab_size)
+
+
+def _restored(
+    vocab_size: int, order: int, max_tokens: int, text: Any, weights: list[float]
+) -> ContextNGram:
+    """What `ContextNGram.__reduce__` described."""
+    cache = ContextNGram(vocab_size, order, max_tokens=max_tokens)
+    cache._core.restore(text, weights)
+    return cache
 
 
 def _integer(name: str, value: int) -> int:

@@ -110,6 +110,7 @@ def merge_counts(
     *,
     order: int | None = None,
     memory: int | str = "2G",
+    threads: int = 0,
     temp_dir: StrPath | None = None,
     allow_repeats: bool = False,
 ) -> CountsInfo:
@@ -120,6 +121,7 @@ def merge_counts(
         output: the counts file; may be one of `paths`.
         order: of the result; default: the lowest of theirs.
         memory: bytes for buffers and, with very many files, early merges.
+        threads: 0 for every core. The counts do not depend on it.
         temp_dir: see count_corpus.
         allow_repeats: accept sources that two of the files have counted.
 
@@ -131,7 +133,7 @@ def merge_counts(
         FormatError: a file is no counts file, cut or altered.
         ValueError: no files, other vocabularies, or a source counted twice.
     """
-    counter, infos = open_counts(paths, order, memory, 0, temp_dir)
+    counter, infos = open_counts(paths, order, memory, threads, temp_dir)
     sources = [source for info in infos for source in info.sources]
     repeated = [source for source, count in Counter(sources).items() if count > 1]
     repeated = [source for source in repeated if source != STANDARD_INPUT]

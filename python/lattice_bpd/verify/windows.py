@@ -34,8 +34,10 @@ def find_windows(config: Any) -> Windows:
         by_slot = int(chunk)
     if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo
         by_slot = int(config.window_size)
-    selected = int(config.index_topk) if "indexed_attention" in kinds else None
-    selected = getattr(config, "keep_window_size", selected)  # Doge
+    selected = getattr(config, "keep_window_size", None)  # Doge
+    if "indexed_attention" in kinds:
+        names = ("index_topk", "indexer_budget")  # DeepSeek-V3.2 and relatives, Qwen4-exp
+        selected = next((int(vars(config)[name]) for name in names if name in vars(config)), 0)
     window = getattr(config, "sliding_window", None)
     if window is None or (kinds and not any("sliding" in kind for kind in kinds)):
         return Windows(None, False, by_slot, selected)

@@ -97,8 +97,11 @@ class DraftModelDrafter(Drafter):
         elif shape == "drawn":
             self.max_nodes = sum(math.prod(self.draws[: n + 1]) for n in range(len(self.draws)))
         self._kept: ReadTexts | None = None
-        seeds = np.random.SeedSequence(seed)
-        self._generators = BySequence(lambda _: np.random.default_rng(seeds.spawn(1)[0]))
+        self._seeds = np.random.SeedSequence(seed)
+        self._generators = BySequence(self._new_generator)
+
+    def _new_generator(self, _state: DecodeState) -> np.random.Generator:
+        return np.random.default_rng(self._seeds.spawn(1)[0])
 
     @property
     def grows(self) -> bool:
