@@ -13,48 +13,43 @@ keeps its result in --work, and a second run goes on with the first stage that h
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import platform
-import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from demo_model_folder import write_model
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import PreTrainedTokenizerFast
 from unlikelihood import UnlikelihoodOptions, train_unlikelihood
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
-from lattice_bpd.evaluate import DraftOptions, record
+from lattice_bpd.evaluate import record
 from lattice_bpd.evaluate.corpus import Corpus, draw_prompts, read_library_sources
-from lattice_bpd.evaluate.demo_model import DemoSettings, encode
+from lattice_bpd.evaluate.demo_model import encode
+from lattice_bpd.evaluate.demo_training import Tried, tune_drafts
 from lattice_bpd.evaluate.loops import loop_share
-from lattice_bpd.evaluate.settings import TREE_SETTINGS
+from lattice_bpd.evaluate.parts import end_of_text
+from lattice_bpd.evaluate.recipe import DraftRecipe
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, build_small_gpt
 from lattice_bpd.train.frozen import FrozenOptions, train_frozen
 from lattice_bpd.train.heads import TrainOptions, TrainReport, train_blockwise
 from lattice_bpd.train.own_text import write_own_text
 from lattice_bpd.train.prune import count_prunable, prune_ngram
-from lattice_bpd.train.tokenizer import END_OF_TEXT, train_byte_bpe
+from lattice_bpd.train.tokenizer import train_byte_bpe
 
 ROOT = Path(__file__).resolve().parents[1]
-SETTINGS = {setting.name: setting for setting in TREE_SETTINGS}
-MOST_BYTES = 8 << 20
-"""The committed folder is not larger than this."""
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(DraftRecipe):
     """Every number of the training.
 
     Attributes:
@@ -67,21 +62,10 @@ class Recipe:
         max_positions: longest prompt plus output.
         pretrain: joint training of target and heads.
         unlikelihood: rounds of training against loops.
-        prompt_length: tokens of prompts, here and in the demo.
-        max_new_tokens: tokens of their continuations, here and in the demo.
         continuations: greedy continuations that heads and n-gram LM learn from.
         heads: training of the final heads.
-        order: n of the n-gram LM.
         smoothing: of the n-gram LM.
         lm_bytes: the n-gram LM is pruned to about this size.
-        tune_prompts: held-out prompts that alpha and temperature are tuned on.
-        test_prompts: held-out prompts that loops are counted on.
-        alphas: weights of the LM that are tried.
-        temperatures: of trees that are tried.
-        top_k: candidates of a slot.
-        num_drafts: drafts of a list.
-        max_nodes: nodes of a tree.
-        seed: of weights, batches and prompts.
     """
 
     vocab_size: int = 384
@@ -123,17 +107,12 @@ class Recipe:
     max_new_tokens: int = 96
     continuations: int = 12288
     heads: FrozenOptions = field(default_factory=lambda: FrozenOptions(steps=2000))
-    order: int = 4
     smoothing: str = "modified_kneser_ney"
     lm_bytes: int = 4_000_000
     tune_prompts: int = 64
     test_prompts: int = 200
     alphas: tuple[float, ...] = (0.25, 0.4, 0.6, 0.8, 1.0, 1.2)
     temperatures: tuple[float, ...] = (1.0, 1.5, 2.0, 2.5)
-    top_k: int = 16
-    num_drafts: int = 16
-    max_nodes: int = 36
-    seed: int = 0
 
 
 class Training:
@@ -171,17 +150,13 @@ class Training:
             self.note("tokenizer", start)
         return Tokenizer.from_file(str(path))
 
-    def end_of_text(self) -> int:
-        """The token id that ends a document."""
-        return cast(int, self.tokenizer().token_to_id(END_OF_TEXT))
-
     def text(self) -> npt.NDArray[np.int32]:
         """(N,) int32, the training files with END_OF_TEXT after each."""
         path = self.work / "text.npy"
         if not path.is_file():
             start = time.perf_counter()
             tokenizer = self.tokenizer()
-            end = np.int32(self.end_of_text())
+            end = np.int32(end_of_text(tokenizer))
             self.watcher.begin("encoding the training files")
             documents = encode(tokenizer, self.corpus.train)
             self.watcher.end()
@@ -332,39 +307,21 @@ class Training:
         """Shares of looping positions of held-out text and of the target's greedy output."""
         prompts, human = self.prompts(self.corpus.test, self.recipe.test_prompts)
         rows = write_own_text(self.target().base, prompts, self.recipe.max_new_tokens)
-        end = self.end_of_text()
+        end = end_of_text(self.tokenizer())
         outputs = [_until(row[self.recipe.prompt_length :].tolist(), end) for row in rows]
         return {"model": loop_share(prompts, outputs), "human": loop_share(prompts, human)}
 
-    def tuned(self) -> tuple[dict[str, DraftOptions], dict[str, float]]:
-        """The best weight and temperature of each setting on the tuning prompts, by replay."""
+    def tune(self) -> Tried:
+        """Block efficiency of the demo's settings on the tuning prompts, by replay."""
         recipe, model, lm = self.recipe, self.model(), self.lm()
         prompts, _ = self.prompts(self.corpus.tune, recipe.tune_prompts)
         rows = write_own_text(model.base, prompts, recipe.max_new_tokens)
         outputs = [row[recipe.prompt_length :].tolist() for row in rows]
         replay = record(model, prompts, outputs, top_k=recipe.top_k)
-        grids = {
-            "bpd": [(0.0, 1.0)],
-            "p_best_0gram": [(0.0, 1.0)],
-            "p_best_ngram": [(alpha, 1.0) for alpha in recipe.alphas],
-            "tree_0gram": [(0.0, temperature) for temperature in recipe.temperatures],
-            "tree": list(itertools.product(recipe.alphas, recipe.temperatures)),
-        }
-        best: dict[str, DraftOptions] = {}
-        efficiency: dict[str, float] = {}
-        self.watcher.begin("tuning alpha and temperature", len(grids))
-        for name, grid in grids.items():
-            tried = {
-                (options := DraftOptions(
-                    recipe.top_k, recipe.num_drafts, recipe.max_nodes, *point
-                )): replay.block_efficiency(SETTINGS[name], lm, options)
-                for point in grid
-            }  # fmt: skip
-            best[name] = max(tried, key=lambda options: tried[options])
-            efficiency[name] = tried[best[name]]
-            self.watcher.advance(note=f"{name} {efficiency[name]:.2f}")
+        self.watcher.begin("tuning alpha and temperature")
+        tried = tune_drafts(replay, lm, recipe)
         self.watcher.end()
-        return best, efficiency
+        return tried
 
 
 def _load(directory: Path) -> BlockwiseLM:
@@ -413,90 +370,6 @@ def main() -> None:
         args.work, Recipe(), read_library_sources(), ConsoleWatcher(make_console(), {})
     )
     write_model(training, args.out)
-
-
-def write_model(training: Training, out: Path) -> None:
-    """Write the finished model's folder, or leave what is there.
-
-    Raises:
-        ValueError: the folder would be larger than MOST_BYTES.
-    """
-    recipe, loops = training.recipe, training.loops()
-    options, efficiency = training.tuned()
-    model, lm = training.model(), training.lm()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".demo-model-") as name:
-        folder = Path(name) / out.name
-        model.to(torch.bfloat16).save_pretrained(folder)
-        PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-            tokenizer_file=str(training.work / "tokenizer.json"), eos_token=END_OF_TEXT
-        ).save_pretrained(folder)
-        shutil.copy(training.work / "ngram.lm", folder)
-        tuned = {name: options[name].alpha for name in ("p_best_ngram", "tree")}
-        settings = DemoSettings(
-            prompt_length=recipe.prompt_length,
-            max_new_tokens=recipe.max_new_tokens,
-            top_k=recipe.top_k,
-            num_drafts=recipe.num_drafts,
-            max_nodes=recipe.max_nodes,
-            order=lm.order,
-            seed=recipe.seed,
-            alpha=tuned,
-            temperature={name: options[name].temperature for name in ("tree_0gram", "tree")},
-            end_of_text=training.end_of_text(),
-            training={
-                "recipe": asdict(recipe),
-                "stages": training.facts,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "tuning_block_efficiency": efficiency,
-            },
-            loops=loops,
-        )
-        settings.save(folder)
-        (folder / "README.md").write_text(model_card(training, settings), encoding="utf-8")
-        size = sum(path.stat().st_size for path in folder.iterdir())
-        if size > MOST_BYTES:
-            raise ValueError(
-                f"the model takes {size:,} bytes; expected at most {MOST_BYTES:,}; lower lm_bytes"
-            )
-        if out.exists():
-            out.rename(Path(name) / "previous")
-        for path in folder.iterdir():
-            path.chmod(0o644)
-        folder.rename(out)
-    watcher = training.watcher
-    watcher.console.print(f"{out}: {size / 1e6:.2f} MB; loops {loops}; {efficiency}")
-
-
-def model_card(training: Training, settings: DemoSettings) -> str:
-    """README.md of the folder."""
-    model, lm, recipe = training.model(), training.lm(), training.recipe
-    parameters = sum(weight.numel() for weight in model.base.parameters())
-    heads = sum(weight.numel() for weight in cast(BlockwiseHeads, model.heads).parameters())
-    minutes = sum(facts["seconds"] for facts in training.facts.values()) / 60
-    text, loops, version = training.facts["text"], settings.loops, settings.training["python"]
-    return f"""# The demo's model
-
-A causal LM of Python code for `lattice-bpd demo`: small enough for a repository, good enough to
-show what rescored drafts gain. It is of no other use.
-
-- **Target**: GPT-NeoX, {recipe.num_layers} layers, D = {recipe.hidden_size},
-  V = {model.vocab_size}, {parameters:,} parameters, bfloat16.
-- **Heads**: {model.num_slots} draft heads with an inner size of {recipe.inner_size},
-  {heads:,} parameters, trained on greedy continuations by the frozen target.
-- **n-gram LM**: order {lm.order}, {sum(lm.num_ngrams):,} n-grams ({recipe.smoothing}) of
-  {recipe.continuations:,} greedy continuations by the target.
-- **Text**: the standard library of Python {version} without its tests, {text["tokens"]:,} tokens of
-  {text["files"]} files, under the PSF license. A sixteenth of the files is held out for prompts,
-  another for tuning; the split is by a hash of the file's name, so the same modules are held out
-  in every version of Python.
-- **Training**: `python scripts/train_demo_model.py`, {minutes:.0f} minutes on two cores that other
-  programs shared. `demo.json` has the recipe, and losses and seconds of each stage.
-- **Loops**: {loops["model"]:.1%} of the tokens of its greedy continuations of
-  {recipe.test_prompts} held-out prompts end a window of 8 tokens that occurred before;
-  {loops["human"]:.1%} in the files themselves.
-"""
 
 
 if __name__ == "__main__":

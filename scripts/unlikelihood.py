@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from lattice_bpd.evaluate.loops import find_repeats
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.train.optimizers import build_optimizers, set_rates, take_step
 from lattice_bpd.train.own_text import write_own_text
@@ -53,26 +54,6 @@ class UnlikelihoodOptions:
     seed: int = 0
 
 
-def repeated_windows(rows: npt.NDArray[np.int32], window: int) -> npt.NDArray[np.bool_]:
-    """Where a window ends that occurred earlier in the same row.
-
-    Args:
-        rows: (N, T) int32.
-        window: tokens of a window.
-
-    Returns:
-        (N, T) bool.
-    """
-    found = np.zeros(rows.shape, dtype=bool)
-    for row, marks in zip(rows, found, strict=True):
-        seen: set[bytes] = set()
-        for end in range(window, len(row) + 1):
-            key = row[end - window : end].tobytes()
-            marks[end - 1] = key in seen
-            seen.add(key)
-    return found
-
-
 def train_unlikelihood(
     model: BlockwiseLM,
     text: npt.NDArray[np.int32],
@@ -97,7 +78,7 @@ def train_unlikelihood(
         base.eval()  # type: ignore[no-untyped-call]
         prompts = _rows(text, draws, options.prompts, options.prompt_length)
         rows = write_own_text(base, prompts, options.max_new_tokens)
-        marks = repeated_windows(rows, options.window)
+        marks = np.array([find_repeats(row, options.window) for row in rows.tolist()])
         marks[:, : options.prompt_length] = False
         base.train()
         cross_entropy = _text_loss(base, _rows(text, draws, options.text_rows, length + 1))

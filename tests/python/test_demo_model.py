@@ -19,7 +19,7 @@ import torch
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd.evaluate.corpus import draw_prompts, read_library_sources
 from lattice_bpd.evaluate.demo_model import load_demo_model
-from lattice_bpd.evaluate.loops import count_looping, loop_share
+from lattice_bpd.evaluate.loops import count_looping, find_repeats, loop_share
 from lattice_bpd.train.own_text import write_own_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,14 +31,16 @@ FOLDER = ROOT / "examples" / "demo_model"
 
 
 def test_repeated_windows_by_hand():
-    rows = np.array([[1, 2, 3, 1, 2, 3, 1], [1, 2, 3, 4, 5, 6, 7]], dtype=np.int32)
-    marks = unlikelihood.repeated_windows(rows, 3)
     # 1 2 3 occurs again at positions 3..5, 2 3 1 at 4..6.
-    assert marks[0].nonzero()[0].tolist() == [5, 6]
-    assert not marks[1].any()
-    for row in np.random.default_rng(0).integers(0, 3, size=(20, 40)).astype(np.int32):
-        found = unlikelihood.repeated_windows(row[None], 4)[0, 10:].sum()
-        assert found == count_looping(row[:10].tolist(), row[10:].tolist(), window=4)
+    assert np.flatnonzero(find_repeats([1, 2, 3, 1, 2, 3, 1], 3)).tolist() == [5, 6]
+    assert not any(find_repeats([1, 2, 3, 4, 5, 6, 7], 3))
+    assert count_looping([1, 2], [3, 1, 2, 3], window=2) == 2
+    for row in np.random.default_rng(0).integers(0, 3, size=(20, 40)).tolist():
+        found = find_repeats(row, 4)
+        assert found == [
+            end >= 4 and any(row[at : at + 4] == row[end - 3 : end + 1] for at in range(end - 3))
+            for end in range(len(row))
+        ]
 
 
 def test_the_penalty_is_that_of_marked_tokens():
@@ -59,7 +61,7 @@ def test_training_makes_repeated_tokens_less_likely(monkeypatch):
     heads = {name: weight.clone() for name, weight in model.heads.state_dict().items()}
     rows = np.tile(np.array([5, 6, 7, 8], dtype=np.int32), (8, 8))  # what "greedy" outputs
     monkeypatch.setattr(unlikelihood, "write_own_text", lambda *_: rows)
-    marks = unlikelihood.repeated_windows(rows, 4)
+    marks = np.array([find_repeats(row, 4) for row in rows.tolist()])
     marks[:, :8] = False
     with torch.no_grad():
         before = float(unlikelihood._penalty(model.base, rows, marks))

@@ -6,12 +6,14 @@ import itertools
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from lattice_bpd import NGramLM
 from lattice_bpd.decode import NoDrafter, decode
 from lattice_bpd.evaluate.corpus import Corpus, draw_prompts
 from lattice_bpd.evaluate.demo_model import DemoModel, DemoSettings
 from lattice_bpd.evaluate.parts import Parts, load_parts, train_parts
-from lattice_bpd.evaluate.recipe import Recipe
+from lattice_bpd.evaluate.recipe import DraftRecipe, Recipe
 from lattice_bpd.evaluate.replay import Recording, record
 from lattice_bpd.evaluate.settings import DEMO_SETTINGS, DraftOptions
 from lattice_bpd.train.watcher import Watcher
@@ -39,19 +41,70 @@ def train_demo_model(
     parts = None if retrain else load_parts(directory, recipe, corpus)
     parts = parts or train_parts(directory, recipe, corpus, watcher)
     start = time.perf_counter()
+    watcher.begin("tune", recipe.tune_prompts)
+    recording = _record_greedy(parts, recipe, corpus, watcher)
+    tried = tune_drafts(recording, parts.lm, recipe)
+    watcher.end()
+    parts.seconds["tune"] = time.perf_counter() - start
+    by_alpha = {str(o.alpha): value for o, value in tried["p_best_ngram"].items()}
+    training = {**parts.training, "block_efficiency_by_alpha": by_alpha}
+    settings = tuned_settings(recipe, tried, parts.end_of_text, training)
+    settings.save(directory)
+    return DemoModel(directory, parts.tokenizer, parts.model, parts.lm, settings), parts
+
+
+Tried = dict[str, dict[DraftOptions, float]]
+
+
+def tune_drafts(recording: Recording, lm: NGramLM, recipe: DraftRecipe) -> Tried:
+    """Replay the demo's settings with each weight of the LM and temperature of trees.
+
+    Args:
+        recording: of greedy outputs.
+        lm: n-gram LM.
+        recipe: says what is tried.
+
+    Returns:
+        Block efficiency by options, by the name of the setting.
+    """
     grids: dict[str, Iterable[tuple[float, float]]] = {
+        "bpd": [(0.0, 1.0)],
+        "p_best_0gram": [(0.0, 1.0)],
         "p_best_ngram": itertools.product(recipe.alphas, [1.0]),
         "tree_0gram": itertools.product([0.0], recipe.temperatures),
         "tree": itertools.product(recipe.alphas, recipe.temperatures),
     }
-    watcher.begin("tune", recipe.tune_prompts)
-    recording = _record_greedy(parts, recipe, corpus, watcher)
-    tried = {name: _try(name, recording, parts, recipe, grid) for name, grid in grids.items()}
-    watcher.end()
-    parts.seconds["tune"] = time.perf_counter() - start
+    sizes = (recipe.top_k, recipe.num_drafts, recipe.max_nodes)
+    settings = {setting.name: setting for setting in DEMO_SETTINGS}
+    return {
+        name: {
+            (options := DraftOptions(*sizes, *point)): recording.block_efficiency(
+                settings[name], lm, options
+            )
+            for point in grid
+        }
+        for name, grid in grids.items()
+    }
+
+
+def tuned_settings(
+    recipe: DraftRecipe,
+    tried: Tried,
+    end_of_text: int,
+    training: dict[str, Any],
+    loops: dict[str, float] | None = None,
+) -> DemoSettings:
+    """demo.json of a model, with the best of what `tune_drafts` tried.
+
+    Args:
+        recipe: sizes.
+        tried: block efficiency by options, by the name of the setting.
+        end_of_text: the token id that ends a document.
+        training: how the model was trained.
+        loops: see DemoSettings.
+    """
     best = {name: max(found, key=lambda option: found[option]) for name, found in tried.items()}
-    by_alpha = {str(o.alpha): value for o, value in tried["p_best_ngram"].items()}
-    settings = DemoSettings(
+    return DemoSettings(
         prompt_length=recipe.prompt_length,
         max_new_tokens=recipe.max_new_tokens,
         top_k=recipe.top_k,
@@ -61,11 +114,10 @@ def train_demo_model(
         seed=recipe.seed,
         alpha={name: best[name].alpha for name in ("p_best_ngram", "tree")},
         temperature={name: best[name].temperature for name in ("tree_0gram", "tree")},
-        end_of_text=parts.end_of_text,
-        training={**parts.training, "block_efficiency_by_alpha": by_alpha},
+        end_of_text=end_of_text,
+        training=training,
+        loops=loops or {},
     )
-    settings.save(directory)
-    return DemoModel(directory, parts.tokenizer, parts.model, parts.lm, settings), parts
 
 
 def _record_greedy(parts: Parts, recipe: Recipe, corpus: Corpus, watcher: Watcher) -> Recording:
@@ -85,17 +137,3 @@ def _record_greedy(parts: Parts, recipe: Recipe, corpus: Corpus, watcher: Watche
         outputs.append(found.token_ids)
         watcher.advance()
     return record(parts.model, prompts, outputs, top_k=recipe.top_k)
-
-
-def _try(
-    name: str,
-    recording: Recording,
-    parts: Parts,
-    recipe: Recipe,
-    grid: Iterable[tuple[float, float]],
-) -> dict[DraftOptions, float]:
-    """Block efficiency of a setting at each (alpha, temperature) of the grid."""
-    setting = next(setting for setting in DEMO_SETTINGS if setting.name == name)
-    sizes = (recipe.top_k, recipe.num_drafts, recipe.max_nodes)
-    options = [DraftOptions(*sizes, alpha, temperature) for alpha, temperature in grid]
-    return {o: recording.block_efficiency(setting, parts.lm, o) for o in options}

@@ -21,14 +21,26 @@ def count_looping(prompt: Sequence[int], output: Sequence[int], window: int = LO
     Returns:
         0..m. Window 2, prompt 1 2, output 3 1 2 3: the last two positions, so 2.
     """
-    tokens = [*prompt, *output]
+    return sum(find_repeats([*prompt, *output], window)[len(prompt) :])
+
+
+def find_repeats(tokens: Sequence[int], window: int) -> list[bool]:
+    """Whether each position ends a window that stood in the text before.
+
+    Args:
+        tokens: (T,) ints.
+        window: tokens of a window.
+
+    Returns:
+        T bools.
+    """
     seen: set[tuple[int, ...]] = set()
-    looping = 0
+    found = [False] * len(tokens)
     for end in range(window, len(tokens) + 1):
         last = tuple(tokens[end - window : end])
-        looping += last in seen and end > len(prompt)
+        found[end - 1] = last in seen
         seen.add(last)
-    return looping
+    return found
 
 
 def loop_share(

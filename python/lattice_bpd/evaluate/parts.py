@@ -60,14 +60,19 @@ class Parts:
     @property
     def end_of_text(self) -> int:
         """The token id that ends a document."""
-        return _end_of_text(self.tokenizer)
+        return end_of_text(self.tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Token ids of each text, (T_i,) int32."""
         return encode(self.tokenizer, texts)
 
 
-def _end_of_text(tokenizer: Tokenizer) -> int:
+def end_of_text(tokenizer: Tokenizer) -> int:
+    """The token id that ends a document.
+
+    Raises:
+        FormatError: the tokenizer has none.
+    """
     token_id = tokenizer.token_to_id(END_OF_TEXT)
     if token_id is None:
         raise FormatError(
@@ -121,7 +126,7 @@ def train_parts(directory: Path, recipe: Recipe, corpus: Corpus, watcher: Watche
     documents = timed("encode", None, lambda: encode(tokenizer, corpus.train))
     lm, notes = timed("ngram", None, lambda: train_recipe_lm(documents, recipe))
     lm.save(directory / LM_FILE)
-    end = _end_of_text(tokenizer)
+    end = end_of_text(tokenizer)
     text = np.concatenate([np.append(ids, np.int32(end)) for ids in documents])
     model, report = timed("heads", recipe.steps, lambda: _train_model(text, recipe, watcher))
     model.save_pretrained(directory)

@@ -1,4 +1,4 @@
-"""Sizes and steps of `lattice-bpd demo --train`."""
+"""Sizes and steps of demo models, such as that of `lattice-bpd demo --train`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,11 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A demo model trained from nothing.
+class DraftRecipe:
+    """How a demo model drafts, and what it is tuned and tested on.
 
     Attributes:
-        name: of the folder for trained parts.
-        max_files: training files used; None: all.
-        vocab_size: V of the byte-level BPE.
-        num_heads: h, the target's own included.
-        steps: training steps of the blockwise LM.
-        draft_weight: lambda of heads 2..h; 1 for head 1.
-        max_train_seconds: a slower machine does fewer steps rather than exceed this.
-        batch_size: sequences per step.
-        sequence_length: tokens of a training sequence, and the target's positions.
         order: n of the n-gram LM.
-        min_counts: rarer n-grams are left out, by order.
         prompt_length: tokens of a prompt.
         max_new_tokens: tokens decoded after it.
         tune_prompts: prompts that alpha and temperature are tuned on.
@@ -33,17 +23,7 @@ class Recipe:
         seed: of weights, batches and prompts.
     """
 
-    name: str = "model"
-    max_files: int | None = None
-    vocab_size: int = 1024
-    num_heads: int = 9
-    steps: int = 2600
-    draft_weight: float = 0.5
-    max_train_seconds: float = 220.0
-    batch_size: int = 8
-    sequence_length: int = 256
     order: int = 4
-    min_counts: tuple[int, ...] = (1, 1, 2, 2)
     prompt_length: int = 48
     max_new_tokens: int = 40
     tune_prompts: int = 12
@@ -54,6 +34,35 @@ class Recipe:
     num_drafts: int = 16
     max_nodes: int = 36
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe(DraftRecipe):
+    """A demo model trained from nothing.
+
+    Attributes:
+        name: of the folder for trained parts.
+        max_files: training files used; None: all.
+        vocab_size: V of the byte-level BPE.
+        num_heads: h, the target's own included.
+        steps: training steps of the blockwise LM.
+        draft_weight: lambda of heads 2..h; 1 for head 1.
+        max_train_seconds: a slower machine does fewer steps rather than exceed this.
+        batch_size: sequences per step.
+        sequence_length: tokens of a training sequence, and the target's positions.
+        min_counts: rarer n-grams are left out, by order.
+    """
+
+    name: str = "model"
+    max_files: int | None = None
+    vocab_size: int = 1024
+    num_heads: int = 9
+    steps: int = 2600
+    draft_weight: float = 0.5
+    max_train_seconds: float = 220.0
+    batch_size: int = 8
+    sequence_length: int = 256
+    min_counts: tuple[int, ...] = (1, 1, 2, 2)
 
     def trained_by(self) -> dict[str, object]:
         """The fields that the trained parts depend on; others may change without retraining."""
