@@ -47,7 +47,7 @@ sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__n
 
 
 class MutateError(Exception):
-    """The run cannot go on; the message says why."""
+    """The run cannot continue; the message says why."""
 
 
 class Mutation(NamedTuple):

@@ -7,7 +7,7 @@ The text is the running Python's standard library, split by file (`evaluate/corp
 a byte-level BPE; the target and eight draft heads, trained together; unlikelihood training, so
 that greedy output does not loop; greedy continuations of training text; heads of the final target
 and an n-gram LM, both trained on those continuations; weights tuned on held-out files. Each stage
-keeps its result in --work, and a second run goes on with the first stage that has none.
+keeps its result in --work, and a second run continues with the first stage that has none.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class InformedHeads:
 
     Attributes:
         num_slots: H.
-        most_decoded: the most tokens that a sequence had behind its beginning when heads ran.
+        most_decoded: the most tokens that a sequence had after its beginning when heads ran.
     """
 
     def __init__(self, texts: Sequence[Sequence[int]], vocab_size: int, num_slots: int = 4) -> None:

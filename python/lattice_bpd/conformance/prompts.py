@@ -18,7 +18,7 @@ def random_prompts(vocab_size: int, seed: int = 3) -> list[list[int]]:
     """Token ids; pieces repeat, so that lookup has something to propose.
 
     Args:
-        vocab_size: V; ids are drawn from its middle, which special tokens seldom are in.
+        vocab_size: V; ids are drawn from its middle, which special tokens are rarely in.
         seed: of the draws.
     """
     rng = np.random.default_rng(seed)

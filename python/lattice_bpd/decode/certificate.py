@@ -156,7 +156,7 @@ class Certificate:
 
 
 class CertificateError(ValueError):
-    """The text, or the logits behind it, are not those of plain greedy decoding.
+    """The text, or the logits it was chosen by, are not those of plain greedy decoding.
 
     Attributes:
         certificate: what was measured, with the verdict "different".

@@ -22,7 +22,7 @@ class DrawnTree:
 
     Nodes stand in the order of their draws, parents before their children, the children of a node
     in the order in which they were drawn from its distribution. Arrays are numpy's; row b has
-    ``counts[b]`` nodes, what is behind them is padding. ``==`` compares contents.
+    ``counts[b]`` nodes, the rest is padding. ``==`` compares contents.
 
     Attributes:
         token_ids: (B, N) int32, a node's token; -1 in the padding.

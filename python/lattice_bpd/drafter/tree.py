@@ -20,7 +20,7 @@ class DraftTree:
     shares with a path drawn from P.
 
     Arrays are numpy arrays where the logits were, and torch tensors on the logits' device where
-    those were. Row b has ``counts[b]`` nodes; what is behind them is padding. ``==`` compares
+    those were. Row b has ``counts[b]`` nodes; the rest is padding. ``==`` compares
     contents.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The call of a causal LM: its own forward, and the hidden states behind the logits.
+"""The call of a causal LM: its own forward, and the hidden states that give the logits.
 
 The logits of a target are those of its own `forward`, always. Its *hidden states* are what
 `forward` passes to the output embedding (`get_output_embeddings()`):
