@@ -14,6 +14,7 @@ CRITERIA = "tests/python/test_custom_generate_criteria.py"
 KEYS = "tests/python/test_sampling_keys.py"
 LOSSLESS = "tests/python/test_decode_lossless.py"
 OPTIONS = "tests/python/test_command_options.py::test_every_option_is_passed_on"
+TARGETS = "tests/python/test_decode_targets.py"
 TEMPERATURE = "tests/python/test_temperature.py"
 
 MUTATIONS = [
@@ -243,10 +244,11 @@ MUTATIONS = [
     ),
     (
         "logits processors run in reverse",
-        f"{DECODE}/custom_generate.py",
+        f"{DECODE}/text_rules.py",
         CRITERIA,
-        "self.processors, self.criteria = processors, criteria",
-        "self.processors, self.criteria = LogitsProcessorList(processors[::-1]), criteria",
+        "self._processors, self._criteria = rules.processors, rules.criteria",
+        "self._processors = LogitsProcessorList(rules.processors[::-1])\n"
+        "        self._criteria = rules.criteria",
     ),
     (
         "the longest of several lengths counts",
@@ -257,7 +259,7 @@ MUTATIONS = [
     ),
     (
         "only the first criterion's end tokens count",
-        f"{DECODE}/custom_generate.py",
+        f"{DECODE}/text_rules.py",
         CRITERIA,
         "for tokens in ends for token in tokens",
         "for tokens in ends[:1] for token in tokens",
@@ -266,15 +268,15 @@ MUTATIONS = [
         "a text may have a position too few",
         f"{DECODE}/batch.py",
         f"{LOSSLESS}::test_prompts_at_the_position_limit[64-greedy-gpt2]",
-        "most - n + 1 for n",
-        "most - n for n",
+        "else most - length + 1 for",
+        "else most - length for",
     ),
     (
         "a text that just fits ends for lack of positions",
         f"{DECODE}/batch.py",
         f"{LOSSLESS}::test_prompts_at_the_position_limit[55-greedy-gpt2]",
-        "[room < max_new_tokens for",
-        "[room <= max_new_tokens for",
+        "[new < old for",
+        "[new <= old for",
     ),
     (
         "the stop token is dropped",
@@ -338,5 +340,26 @@ MUTATIONS = [
         f"{OPTIONS}[ngram_prune_--quantise]",
         "    small = quantise_as_asked(args, small)\n",
         "    quantise_as_asked(args, small)\n",
+    ),
+    (
+        "a target is tried by its last token alone",
+        f"{VERIFY}/cache_probe.py",
+        f"{TARGETS}::test_decoders_that_read_in_both_directions_are_refused",
+        "return torch.cat(found[1:])",
+        "return found[-1][-1:]",
+    ),
+    (
+        "positions of a prompt are not shifted",
+        f"{DECODE}/prefill.py",
+        "tests/python/test_custom_generate_images.py::test_text_only",
+        "input_ids, attention_mask, position_ids + self.shift, cache",
+        "input_ids, attention_mask, position_ids, cache",
+    ),
+    (
+        "ngram merge-counts ignores --threads",
+        f"{CLI}/ngram_count.py",
+        f"{OPTIONS}[ngram_merge-counts_--threads]",
+        "            threads=args.threads,\n            temp_dir=args.temp_dir,\n            allow",
+        "            temp_dir=args.temp_dir,\n            allow",
     ),
 ]

@@ -14,6 +14,10 @@ from transformers import (
     BloomForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
+    RobertaConfig,
+    RobertaForCausalLM,
+    RobertaPreLayerNormConfig,
+    RobertaPreLayerNormForCausalLM,
 )
 
 from lattice_bpd.decode import NoDrafter, decode, decode_batch, generate
@@ -29,6 +33,7 @@ from target_models import (
     VOCAB,
     build_target,
     generated,
+    plain_generate,
     planted,
 )
 
@@ -72,6 +77,23 @@ def test_windows_that_count_cache_positions_are_refused_in_batches_and_trees(kin
         config.window_size = 1024
         wide = type(model)(config)
         assert len(decode_batch(wide.eval(), PROMPTS, NoDrafter(), max_new_tokens=4)) == 3
+
+
+@pytest.mark.parametrize("before_norm", [False, True])
+def test_decoders_that_read_in_both_directions_are_refused(before_norm):
+    config = (RobertaPreLayerNormConfig if before_norm else RobertaConfig)(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=64, eos_token_id=None,
+    )  # fmt: skip
+    kind = RobertaPreLayerNormForCausalLM if before_norm else RobertaForCausalLM
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    with pytest.raises(ValueError, match=r"both directions \(then set is_decoder=True"):
+        generate(model, PROMPTS[0], "lookup", **OPTIONS)
+    config.is_decoder = True
+    model = kind(config).eval()
+    wanted = plain_generate(model, PROMPTS[0])
+    assert generate(model, PROMPTS[0], "lookup", **OPTIONS).token_ids == wanted
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert", "minicpm3", "gemma2"])
