@@ -112,7 +112,7 @@ MUTATIONS = [
     (
         "layers that see everything are given the window",
         f"{VERIFY}/target.py",
-        f"{LOSSLESS}::test_long_texts_beyond_the_window",
+        f"{TARGETS}::test_each_layer_of_a_tree_call_is_given_its_own_window",
         '{"full_attention": mask, "sliding_attention": windowed}',
         '{"full_attention": windowed, "sliding_attention": windowed}',
     ),
@@ -178,13 +178,6 @@ MUTATIONS = [
         KEYS,
         "(key + len(state.tokens) * 0x9E3779B97F4A7C15)",
         "key",
-    ),
-    (
-        "drafts are drawn with the target's noise",
-        f"{DECODE}/noise.py",
-        KEYS,
-        " ^ _KEY_OF_DRAWS",
-        "",
     ),
     (
         "a tree's LM weight ignores the temperature",

@@ -155,8 +155,10 @@ def test_holes_are_cleaned_up_and_copies_of_rows_with_them(monkeypatch, form):
 
 
 def test_copies_of_rows_forget_what_was_rolled_back():
-    labels = Labels([6, 4])
-    labels.assert_rows(labels.state.repeated([0, 0, 1], 4), [0, 0, 1])
+    labels = Labels([4, 4])
+    labels.write(labels.state.cache, torch.tensor([[4.25, 5.25]] * 2))  # other tokens than later
+    labels.state.keep_nodes([[0, 1], [0, 1]], 2)
+    labels.state.repeated([0, 0, 1], 4)
     labels.state.roll_back([4, 4])
     labels.step_tree([[0, 1], [0, 1]], [-1, 0])
     labels.check()

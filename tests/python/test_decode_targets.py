@@ -20,10 +20,12 @@ from transformers import (
     RobertaPreLayerNormForCausalLM,
 )
 
+from blockwise_models import model_of
 from lattice_bpd.decode import NoDrafter, decode, decode_batch, generate
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.models.lm_call import call_forward, inner_call_is_exact, unwrap_model
-from lattice_bpd.verify import CausalLMTarget
+from lattice_bpd.verify import BatchCache, CausalLMTarget, PrefixTree
+from lattice_bpd.verify.layout import lay_out_tree
 from target_models import (
     ATTENTION,
     BETWEEN,
@@ -223,3 +225,29 @@ def test_an_output_embedding_that_is_not_called_is_named():
     model.lm_head = nn.Identity()
     with pytest.raises(TypeError, match="does not call its output embedding"):
         call_forward(model, head, {"input_ids": torch.tensor([[1, 2]])})
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "mistral"])
+def test_each_layer_of_a_tree_call_is_given_its_own_window(kind):
+    """Logits, not tokens: far context rarely decides the argmax of a random model."""
+    model = model_of(kind).base
+    target = CausalLMTarget(model)
+    text = torch.tensor([[token % model.config.vocab_size for token in range(3, 43)]])
+    with torch.inference_mode():
+        _, cache = target.read_prompts(text[:, :34])
+        tree = PrefixTree.from_drafts(int(text[0, 34]), [text[0, 35:].tolist(), [1, 2]])
+        call = lay_out_tree(target, BatchCache(cache, [34]), [tree])
+        found = target(
+            call.input_ids, cache, attention_mask=call.attention_mask,
+            windowed_mask=call.windowed_mask, position_ids=call.position_ids,
+        ).logits[0]  # fmt: skip
+        wanted = model(input_ids=text, use_cache=False).logits[0, 34:]
+        config = copy.deepcopy(model.config)
+        config.layer_types = ["sliding_attention"] * config.num_hidden_layers
+        windowed = type(model)(config).eval()
+        windowed.load_state_dict(model.state_dict())
+        other = windowed(input_ids=text, use_cache=False).logits[0, 34:]
+    nodes = [tree.token_ids.index(int(token)) for token in text[0, 34:]]
+    torch.testing.assert_close(found[nodes], wanted, rtol=1e-5, atol=1e-6)
+    if kind == "gemma2":  # so a layer that sees everything would show, were it given the window
+        assert float((other - wanted).abs().max()) > 1e-4
