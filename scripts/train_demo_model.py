@@ -62,6 +62,9 @@ class Recipe(DraftRecipe):
         max_positions: longest prompt plus output.
         pretrain: joint training of target and heads.
         unlikelihood: rounds of training against loops.
+        unlikelihood_share: of the weights after that training in the target; the rest are those
+            before it. Between the two lie models that loop little and still predict well (Wortsman
+            et al. 2022, "Robust fine-tuning of zero-shot models").
         continuations: greedy continuations that heads and n-gram LM learn from.
         heads: training of the final heads.
         smoothing: of the n-gram LM.
@@ -73,7 +76,7 @@ class Recipe(DraftRecipe):
     num_layers: int = 12
     num_attention_heads: int = 2
     num_heads: int = 9
-    inner_size: int = 256
+    inner_size: int = 512
     max_positions: int = 256
     pretrain: TrainOptions = field(
         default_factory=lambda: TrainOptions(
@@ -105,8 +108,9 @@ class Recipe(DraftRecipe):
     )
     prompt_length: int = 160
     max_new_tokens: int = 96
+    unlikelihood_share: float = 0.87
     continuations: int = 12288
-    heads: FrozenOptions = field(default_factory=lambda: FrozenOptions(steps=2000))
+    heads: FrozenOptions = field(default_factory=lambda: FrozenOptions(steps=5000))
     smoothing: str = "modified_kneser_ney"
     lm_bytes: int = 4_000_000
     tune_prompts: int = 64
@@ -220,12 +224,20 @@ class Training:
                 shares.append(share)
                 self.watcher.advance(note=f"loss {loss:.2f}, repeated windows {share:.1%}")
 
-            rounds = self.recipe.unlikelihood
+            rounds, share = self.recipe.unlikelihood, self.recipe.unlikelihood_share
+            base = cast(nn.Module, model.base)
+            before = {name: weight.clone() for name, weight in base.state_dict().items()}
             self.watcher.begin("unlikelihood training", sum(options.steps for options in rounds))
             for options in rounds:
                 train_unlikelihood(model, text, options, on_step)
             self.watcher.end()
-            cast(nn.Module, model.base).to(torch.bfloat16).to(torch.float32)
+            base.load_state_dict(
+                {
+                    name: torch.lerp(before[name], weight, share)
+                    for name, weight in base.state_dict().items()
+                }
+            )
+            base.to(torch.bfloat16).to(torch.float32)
             return {"losses": _thin(losses), "repeated_windows": _thin(shares)}
 
         return self._model("target", "pretrained", train)

@@ -124,6 +124,12 @@ BAD_PROMPTS = {
     "tokenizer": ("text", {"tokenizer": "dir"}, TypeError, "tokenizer is a str"),
 }  # fmt: skip
 
+
+class EmptyHeads(torch.nn.Module):
+    def forward(self, hidden: torch.Tensor) -> None:
+        pass
+
+
 BAD_OPTIONS = {
     "max_new_tokens": (None, TypeError, "max_new_tokens is None; expected an int"),
     "stop_token_ids": ([-1], ValueError, "stop token id is -1; expected 0..39"),
@@ -132,6 +138,7 @@ BAD_OPTIONS = {
     "stop_token_ids 4": (1.5, TypeError, "stop_token_ids is 1.5; expected a list"),
     "stop_token_ids 5": (["a"], TypeError, "a stop token id is 'a'; expected an int"),
     "heads": (lambda _: None, TypeError, "heads returned NoneType; expected a tensor of logits"),
+    "heads 2": (EmptyHeads(), TypeError, "heads returned NoneType; expected a tensor of logits"),
     "max_nodes": (1.5, TypeError, "max_nodes is 1.5; expected an int, 1..4096"),
     "max_nodes 2": (100_000, ValueError, "max_nodes is 100000; expected 1..4096"),
     "num_drafts": (100_000, ValueError, "num_drafts is 100000; expected 1..4096"),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 
 from lattice_bpd import NGramLM
 from lattice_bpd.drafter.search import MAX_NODES
@@ -110,27 +107,6 @@ def check_weights(model: Any) -> None:
             "generate: the model's weights are on the meta device, which holds no values; expected "
             "a loaded model; load it with from_pretrained"
         )
-
-
-def check_heads(heads: Any) -> Any:
-    """A function of heads that says so where it does not return logits; other heads as they are."""
-    if not (inspect.isfunction(heads) or inspect.ismethod(heads)):
-        return heads
-
-    @functools.wraps(heads)
-    def checked(*arguments: Any, **named: Any) -> Any:
-        logits = heads(*arguments, **named)
-        if not isinstance(logits, torch.Tensor):
-            raise TypeError(
-                f"decode: heads returned {type(logits).__name__}; expected a tensor of logits "
-                "(B, H, V) for hidden states (B, D)"
-            )
-        return logits
-
-    owner = getattr(heads, "__self__", None)
-    if owner is not None:
-        checked.__self__ = owner  # type: ignore[attr-defined]
-    return checked
 
 
 @contextmanager

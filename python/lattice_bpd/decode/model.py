@@ -170,8 +170,13 @@ class DraftingModel:
             logits = cast("DraftHeads", self.heads)(hidden)
         return self._check(logits, len(hidden))
 
-    def _check(self, logits: Tensor, rows: int) -> Tensor:
-        """The logits, if they are of shape (rows, H, V)."""
+    def _check(self, logits: Any, rows: int) -> Tensor:
+        """The logits, if they are a tensor of shape (rows, H, V)."""
+        if not isinstance(logits, Tensor):
+            raise TypeError(
+                f"decode: heads returned {type(logits).__name__}; expected a tensor of logits "
+                "(B, H, V) for hidden states (B, D)"
+            )
         shape = logits.shape
         if len(shape) != 3 or shape[0] != rows or shape[1] == 0:
             raise ValueError(

@@ -17,7 +17,6 @@ from lattice_bpd.decode.drafters import (
 from lattice_bpd.decode.experience import experience_of
 from lattice_bpd.decode.generate_arguments import (
     MAX_NEW_TOKENS,
-    check_heads,
     check_max_new_tokens,
     check_stop_tokens,
     check_weights,
@@ -280,7 +279,7 @@ def _generate(
 ) -> list[DecodeResult]:
     """What `generate` and `generate_batch` share."""
     check_weights(model)
-    target = DraftingModel(model, check_heads(heads))
+    target = DraftingModel(model, heads)
     if not is_default(max_new_tokens):
         check_max_new_tokens(max_new_tokens)
     if stop_token_ids is not None:
