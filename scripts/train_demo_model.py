@@ -108,7 +108,7 @@ class Recipe(DraftRecipe):
     )
     prompt_length: int = 160
     max_new_tokens: int = 96
-    unlikelihood_share: float = 0.87
+    unlikelihood_share: float = 0.9
     continuations: int = 12288
     heads: FrozenOptions = field(default_factory=lambda: FrozenOptions(steps=5000))
     smoothing: str = "modified_kneser_ney"

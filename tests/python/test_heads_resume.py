@@ -199,9 +199,10 @@ def test_pace_and_device_may_change(tmp_path):
     stop(job)
     later = dataclasses.replace(job, checkpoint_every=2, device="auto", resume=True)
     if torch.cuda.is_available():  # other kernels, other rounding: the same steps are all
-        assert train_heads(later).steps == train_heads(
-            dataclasses.replace(job, output=tmp_path / "whole")
-        ).steps
+        assert (
+            train_heads(later).steps
+            == train_heads(dataclasses.replace(job, output=tmp_path / "whole")).steps
+        )
         return
     train_heads(later)
     train_heads(dataclasses.replace(job, output=tmp_path / "whole"))

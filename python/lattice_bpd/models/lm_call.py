@@ -126,15 +126,16 @@ def _numbers_itself(base: PreTrainedModel) -> bool:
     device = next(base.parameters()).device
     ids = torch.tensor([_PROMPT], device=device)
     steps = torch.arange(len(_PROMPT), device=device)[None]
+    model: Any = base
     try:
-        prepared = base.prepare_inputs_for_generation(
+        prepared = model.prepare_inputs_for_generation(
             ids, attention_mask=torch.ones_like(ids), position_ids=steps, use_cache=True,
             is_first_iteration=True,
         )  # fmt: skip
         if prepared.get("position_ids") is not None:
             return False
         own, told = (
-            base(input_ids=ids, use_cache=False, **given).logits
+            model(input_ids=ids, use_cache=False, **given).logits
             for given in ({}, {"position_ids": steps})
         )
     except Exception:  # of any kind; the first call of decoding reports it

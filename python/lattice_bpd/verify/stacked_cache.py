@@ -44,7 +44,7 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.stack.keys[self.number].narrow(2, 0, self.width)
 
     @keys.setter
-    def keys(self, value: None) -> None:
+    def keys(self, value: Tensor | None) -> None:
         """Nothing: the base class begins with None."""
 
     @property
@@ -53,7 +53,7 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.stack.values[self.number].narrow(2, 0, self.width)
 
     @values.setter
-    def values(self, value: None) -> None:
+    def values(self, value: Tensor | None) -> None:
         """Nothing: the base class begins with None."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
