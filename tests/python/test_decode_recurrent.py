@@ -182,6 +182,6 @@ def test_mixers_that_read_wrongly_in_every_way_are_refused(monkeypatch):
     from lattice_bpd.verify import recurrent
 
     monkeypatch.setattr(recurrent, "_KNOWN", {})
-    monkeypatch.setattr(recurrent, "_is_near", lambda *_: False)
+    monkeypatch.setattr(recurrent, "reads_alike", lambda *_: False)
     with pytest.raises(ValueError, match="cannot be rolled back: several tokens read in one call"):
         decode(build_target("mamba2"), PROMPTS[0], NoDrafter())

@@ -32,7 +32,7 @@ _EXAMPLE = """examples:
 Block efficiency is decoded tokens / calls of the target; the exact token of each call counts.
 docs/evaluate.md explains the tasks, the tables and results.json.
 """
-_PROMPTS = 32  # of each task of --quick
+_PROMPTS = 24  # of each task of --quick
 _TITLES = {"lms": "training LMs of other orders and domains"}
 
 
@@ -72,7 +72,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--speed", type=int, metavar="N",
-        help="texts of each task whose live decoding is timed (default 0; 8 with --quick)",
+        help="texts of each task whose live decoding is timed (default 0; 2 with --quick)",
     )  # fmt: skip
     parser.add_argument(
         "--accept", action="append", default=[], metavar="RULE",

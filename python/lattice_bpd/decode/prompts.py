@@ -102,7 +102,7 @@ def read_prompts(
         mask = (steps >= padding).long().to(model.device)
         places = (steps - padding).clamp(min=0).to(model.device)
     _check_target(model, longest, options)
-    _check_batch(model, longest, len(rows), options)
+    _check_batch(model, lengths, options)
     static = _static_cache(model, longest, options) if options.static_cache else None
     given: Any = static
     if isinstance(model.target, Seq2SeqTarget):
@@ -158,9 +158,9 @@ def _check_target(model: DraftingModel, longest: int, options: Options) -> None:
         )
 
 
-def _check_batch(model: DraftingModel, longest: int, batch_size: int, options: Options) -> None:
-    """Raise ValueError for what the target cannot do with so many texts."""
-    target = model.target
+def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> None:
+    """Raise ValueError for what the target cannot do with prompts of these lengths together."""
+    target, batch_size, longest = model.target, len(lengths), max(lengths)
     if options.static_cache and (isinstance(target, Seq2SeqTarget) or target.is_recurrent):
         what = "keeps a recurrent state" if target.is_recurrent else "is an encoder-decoder"
         raise ValueError(
@@ -179,7 +179,9 @@ def _check_batch(model: DraftingModel, longest: int, batch_size: int, options: O
             f"decode: a static cache holds one text, found {batch_size} prompts; decode them one "
             "at a time, or without static_cache"
         )
-    refusal = _exceeds_window(target, longest, options) or find_batch_refusal(target)
+    # a prompt that the model prepares itself is read under its own mask
+    padded = min(lengths) < longest and options.prefill is None
+    refusal = _exceeds_window(target, longest, options) or find_batch_refusal(target, padded=padded)
     if refusal is not None:
         raise ValueError(f"decode: {refusal}; decode one prompt at a time")
 

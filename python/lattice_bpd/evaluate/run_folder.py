@@ -222,4 +222,4 @@ def _about_lm(lm: NGramLM) -> dict[str, Any]:
 def quick_options(options: LabOptions, top_k: int) -> LabOptions:
     """Fewer texts held out, a k that the record has and few timed texts, for a short run."""
     plain = replace(options.options, top_k=min(options.options.top_k, top_k))
-    return replace(options, options=plain, held_out=8, speed_texts=8)
+    return replace(options, options=plain, held_out=8, speed_texts=2)

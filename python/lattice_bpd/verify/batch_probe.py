@@ -10,18 +10,20 @@ from torch import Tensor, nn
 
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.layout import lay_out_rows
+from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.rounding import reads_alike
 
 _LONG, _SHORT = [1, 2, 3, 5, 4, 6, 7], [8, 5, 9]
-_KNOWN: WeakKeyDictionary[nn.Module, dict[str, str | None]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[str, bool], str | None]] = WeakKeyDictionary()
 
 
-def find_batch_refusal(target: Any) -> str | None:
+def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
     """Why texts cannot be decoded together; None where they can. Tried once for each model.
 
     Args:
         target: a CausalLMTarget or a Seq2SeqTarget.
+        padded: whether the prompts differ in length.
     """
     name = type(target.base).__name__
     if not target.takes_positions:
@@ -34,26 +36,35 @@ def find_batch_refusal(target: Any) -> str | None:
     if refusal is not None:
         return f"a batch over a sliding window needs four-dimensional masks: {refusal}"
     known = _KNOWN.setdefault(target.base, {})
-    implementation = str(getattr(target.base.config, "_attn_implementation", "eager"))
-    if implementation not in known:
-        known[implementation] = _try_batch(target)
-    return known[implementation]
+    key = (str(getattr(target.base.config, "_attn_implementation", "eager")), padded)
+    if key not in known:
+        try:
+            known[key] = _try_batch(target, padded)
+        except (RuntimeError, MemoryError) as error:
+            if not is_lack_of_memory(error):
+                raise
+            return None  # the first call of decoding reports it
+    return known[key]
 
 
 @torch.inference_mode()
-def _try_batch(target: Any) -> str | None:
+def _try_batch(target: Any, padded: bool) -> str | None:
     name = type(target.base).__name__
     size = target.vocab_size
     long, short = ([token % size for token in text] for text in (_LONG, _SHORT))
+    first = long if padded else long[: len(short)]
     try:
-        found = _read(target, [long, short])
+        found = _read(target, [first, short])
         wanted = _read(target, [short])
         wrong = _read(target, [[*long[: len(long) - len(short)], *short]])
     except Exception as error:
+        if is_lack_of_memory(error):
+            raise
         return f"{name} fails on a batch of padded texts ({type(error).__name__}: {error})"
     if reads_alike(target.base, found, wanted, wrong):
         return None
-    return f"{name} does not keep to the attention mask of padded texts"
+    what = "padded texts" if padded else "texts that progress at different speeds"
+    return f"{name} does not keep to the attention mask of {what}"
 
 
 def _read(target: Any, texts: list[list[int]]) -> Tensor:

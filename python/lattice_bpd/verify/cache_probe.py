@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lattice_bpd.models.lm_call import call_forward
+from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd.verify.rounding import reads_alike
 
 _PROMPT, _NEXT = [1, 2, 3, 5, 4], [6, 3]
@@ -25,7 +26,12 @@ def find_cache_refusal(target: Any) -> str | None:
         TypeError: the model does not call its output embedding.
     """
     if target.base not in _KNOWN:
-        _KNOWN[target.base] = _try_cache(target)
+        try:
+            _KNOWN[target.base] = _try_cache(target)
+        except (RuntimeError, MemoryError) as error:
+            if not is_lack_of_memory(error):
+                raise
+            return None  # the first call of decoding reports it
     return _KNOWN[target.base]
 
 
@@ -37,7 +43,7 @@ def _try_cache(target: Any) -> str | None:
         singly = _read(target, _PROMPT, [[token] for token in _NEXT])
         without = _read(target, _PROMPT[-1:], [_NEXT])  # as if the cache were empty
     except Exception as error:
-        if str(error).startswith("decode:"):
+        if str(error).startswith("decode:") or is_lack_of_memory(error):
             raise
         return f"{name} fails on tokens that follow a cache ({type(error).__name__}: {error})"
     if bool(torch.isnan(singly).any()):
