@@ -71,7 +71,7 @@ class Change:
         values: for the option; None: by its type.
         wanted: what must be passed on: a value, or a predicate of it; None: by the values.
         targets: further names of parameters that may change with the option.
-        must: further names that must change.
+        must: further "function.parameter" that must change.
         drop: arguments to leave out beside it.
         given: arguments of both runs, beside those of the scene.
         files: to write, beside those of the scene.
@@ -477,7 +477,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "prune_to": Change(["2k"], wanted=2000),
         "min_counts": Change(["1,2"], wanted=(1, 2)),
         "keep_ids": Change(["ids.txt"], wanted=(3, 5), files={"ids.txt": "3\n5\n"}),
-        "quantise": Change(["8"], wanted=8, targets={"bits"}, must={"lm"}),
+        "quantise": Change(["8"], wanted=8, targets={"bits", "lm"}, must={"write_lm.lm"}),
     },
     "ngram merge": {
         "lms": Change(["changed", "b.lm"], wanted="changed", targets={"path"}),
@@ -489,7 +489,7 @@ CHANGES: dict[str, dict[str, Change]] = {
     "ngram convert": {
         "input": Change(targets={"path"}),
         "output": Change(targets={"path"}),
-        "quantise": Change(["8"], wanted=8, targets={"bits"}, must={"lm"}),
+        "quantise": Change(["8"], wanted=8, targets={"bits", "lm"}, must={"write_lm.lm"}),
     },
     "ngram from-kenlm": {
         "input": Change(targets={"path"}),
