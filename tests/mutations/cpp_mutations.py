@@ -170,7 +170,7 @@ MUTATIONS = [
         "places[i] = starts[b] + tree.nodes()[i].depth + 1;",
     ),
     (
-        "padding of a row goes on in position",
+        "positions of a row's padding increase",
         f"{VERIFY}/call_layout.cc",
         "verify_test",
         "std::min(column, path.size() - 1)",

@@ -149,7 +149,7 @@ def test_holes_are_cleaned_up_and_copies_of_rows_with_them(monkeypatch, form):
         assert state.width == (longest if due else width)
         clean_ups += due
         labels.check()
-        # reads copies of rows that an earlier call left behind
+        # reads copies of rows that an earlier call made
         labels.assert_rows(state.repeated([0, 0, 1, 1, 2, 2], 9), [0, 0, 1, 1, 2, 2])
     assert 3 <= clean_ups < 18
 

@@ -176,7 +176,7 @@ def test_cache_lms(way: Any, max_tokens: int, small_lm: NGramLM) -> None:
         for token in range(4):
             ours = again.log_prob(token, context, small_lm)
             assert ours == cache.log_prob(token, context, small_lm)
-    again.update([2, 2], small_lm)  # goes on by itself
+    again.update([2, 2], small_lm)  # independent of the original
     cache.update([2, 2], small_lm)
     np.testing.assert_array_equal(again.weights, cache.weights)
     options: dict[str, Any] = {"num_drafts": 4, "top_k": 3}

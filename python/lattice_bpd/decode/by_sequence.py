@@ -16,7 +16,7 @@ class BySequence(Generic[T]):
 
     So one drafter may serve several sequences at once, each as if it were alone.
 
-    Notes stay behind where this is copied or pickled, since their sequences do.
+    A copy or a pickle has no notes, since it has none of their sequences.
 
     Args:
         make: gives the note of a sequence that is new; a function or method that pickles.

@@ -25,7 +25,7 @@ def count_looping(prompt: Sequence[int], output: Sequence[int], window: int = LO
 
 
 def find_repeats(tokens: Sequence[int], window: int) -> list[bool]:
-    """Whether each position ends a window that stood in the text before.
+    """Whether each position ends a window that occurred earlier in the text.
 
     Args:
         tokens: (T,) ints.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.layout import lay_out_rows
-from lattice_bpd.verify.memory import is_lack_of_memory
+from lattice_bpd.verify.memory import is_lack_of_memory, try_once
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.rounding import reads_alike
 
@@ -37,14 +37,7 @@ def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
         return f"a batch over a sliding window needs four-dimensional masks: {refusal}"
     known = _KNOWN.setdefault(target.base, {})
     key = (str(getattr(target.base.config, "_attn_implementation", "eager")), padded)
-    if key not in known:
-        try:
-            known[key] = _try_batch(target, padded)
-        except (RuntimeError, MemoryError) as error:
-            if not is_lack_of_memory(error):
-                raise
-            return None  # the first call of decoding reports it
-    return known[key]
+    return try_once(known, key, lambda: _try_batch(target, padded))
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lattice_bpd.models.lm_call import call_forward
-from lattice_bpd.verify.memory import is_lack_of_memory
+from lattice_bpd.verify.memory import is_lack_of_memory, try_once
 from lattice_bpd.verify.rounding import reads_alike
 
 _PROMPT, _NEXT = [1, 2, 3, 5, 4], [6, 3]
@@ -25,14 +25,7 @@ def find_cache_refusal(target: Any) -> str | None:
     Raises:
         TypeError: the model does not call its output embedding.
     """
-    if target.base not in _KNOWN:
-        try:
-            _KNOWN[target.base] = _try_cache(target)
-        except (RuntimeError, MemoryError) as error:
-            if not is_lack_of_memory(error):
-                raise
-            return None  # the first call of decoding reports it
-    return _KNOWN[target.base]
+    return try_once(_KNOWN, target.base, lambda: _try_cache(target))
 
 
 @torch.inference_mode()
