@@ -27,7 +27,7 @@ from processes import run_measured, take_medians
 from report import write_json
 
 from lattice_bpd import NGramLM
-from lattice_bpd.train.ngram import RaggedIds, train_ngram
+from lattice_bpd.lm.training import RaggedIds, train_ngram
 
 ORDER = 4
 MEMORY = "2G"  # for both

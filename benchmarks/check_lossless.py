@@ -36,7 +36,6 @@ from transformers import (
 
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import Certificate, generate_batch
-from lattice_bpd.decode.certificate import SAFETY
 from lattice_bpd.models import BlockwiseLM
 
 VOCAB, POSITIONS = 96, 128
@@ -112,7 +111,7 @@ def check(
                 tokens, margins = wanted[start + number]
                 place = first_difference(found[number].token_ids, tokens)
                 certificate = again[number].certificate
-                tied = margins[place] <= twice_rounding(certificate, place) or is_tie(
+                tied = margins[place] <= certificate.bounds[place] or is_tie(
                     certificate, place, tokens[place]
                 )
                 (ties if tied else failures).append(margins[place])
@@ -136,11 +135,6 @@ def is_tie(certificate: Certificate, place: int, greedy: int) -> bool:
         certificate.verdict == "tie"
         and (apart[0].place, apart[0].plain_token_id) == (place, greedy)
     )  # fmt: skip
-
-
-def twice_rounding(certificate: Certificate, place: int) -> float:
-    """How far two logits may move towards each other there, by what was measured."""
-    return 2.0 * certificate.bounds[place] / SAFETY
 
 
 def main() -> None:

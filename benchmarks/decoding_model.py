@@ -33,7 +33,7 @@ def load_subject(directory: Path, count: int) -> Subject:
     """A model of `lattice-bpd demo`: blockwise model, tokenizer.json and ngram.lm in one folder."""
     from tokenizers import Tokenizer
 
-    from lattice_bpd.evaluate.corpus import draw_prompts, read_library_sources
+    from lattice_bpd.evaluate.demo.library_text import draw_prompts, read_library_sources
     from lattice_bpd.models import BlockwiseLM
 
     tokenizer: Any = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -50,7 +50,7 @@ def train_subject(count: int, steps: int) -> Subject:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from lattice_bpd.models import BlockwiseLM
-    from lattice_bpd.train.heads import TrainOptions, train_blockwise
+    from lattice_bpd.train.heads.joint import TrainOptions, train_blockwise
 
     rng = np.random.default_rng(0)
     text = _draw_cycles(rng, 60_000)

@@ -43,7 +43,7 @@ def record_lattices(directory: Path, count: int, top_k: int) -> Recording:
     import torch
     from tokenizers import Tokenizer
 
-    from lattice_bpd.evaluate.corpus import draw_prompts, read_library_sources
+    from lattice_bpd.evaluate.demo.library_text import draw_prompts, read_library_sources
     from lattice_bpd.lattice.logits import select_top_k
     from lattice_bpd.models import BlockwiseLM
 

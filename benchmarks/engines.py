@@ -11,7 +11,7 @@ from report import PAPER_BY_DRAFTS, PAPER_BY_SHAPE
 from timing import Contender, Times, time_in_turns
 
 from lattice_bpd import NGramLM, _core
-from lattice_bpd.train.ngram import KatzWarning, RaggedIds, train_ngram
+from lattice_bpd.lm.training import KatzWarning, RaggedIds, train_ngram
 
 PART = 10  # lattices in one call
 

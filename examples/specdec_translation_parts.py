@@ -18,9 +18,9 @@ from transformers import MarianConfig, MarianMTModel
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.models import BlockwiseHeads, SpecDrafter, SpecDrafterConfig
-from lattice_bpd.train.seq2seq import Seq2SeqOptions, train_seq2seq, train_seq2seq_heads
-from lattice_bpd.train.seq2seq_text import Pair, write_outputs
-from lattice_bpd.train.specdec import SpecDrafterOptions, train_spec_drafter
+from lattice_bpd.train.seq2seq.joint import Seq2SeqOptions, train_seq2seq, train_seq2seq_heads
+from lattice_bpd.train.seq2seq.specdec import SpecDrafterOptions, train_spec_drafter
+from lattice_bpd.train.seq2seq.text import Pair, write_outputs
 from lattice_bpd.verify import Seq2SeqTarget
 
 PAD, START, STOP = 0, 1, 2

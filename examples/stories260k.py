@@ -53,7 +53,7 @@ from lattice_bpd.evaluate import (
     record,
     render_table,
 )
-from lattice_bpd.evaluate.table import footnotes
+from lattice_bpd.evaluate.live.table import footnotes
 from lattice_bpd.models import BlockwiseLM
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -26,7 +26,7 @@ from stories260k_parts import QUICK, Recipe, prepare
 
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.evaluate import TREE_SETTINGS, Comparison, DraftOptions, Setting
-from lattice_bpd.evaluate.compare import StrategyResult
+from lattice_bpd.evaluate.live.compare import StrategyResult
 
 LOOPING = 0.1  # share of its positions from which on an output counts as looping
 RECIPE = replace(QUICK, max_new_tokens=128, tune_prompts=40, test_prompts=120)

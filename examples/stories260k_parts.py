@@ -15,9 +15,9 @@ from transformers import LlamaForCausalLM
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, load_llama2c
-from lattice_bpd.train.encoders import load_encoder
-from lattice_bpd.train.frozen import FrozenOptions, train_frozen
-from lattice_bpd.train.own_text import write_own_text
+from lattice_bpd.train.heads.frozen import FrozenOptions, train_frozen
+from lattice_bpd.train.heads.self_generated import write_own_text
+from lattice_bpd.train.text.encoders import load_encoder
 
 BATCH = 128  # rows that the model continues at once
 BEGIN = 1  # the token that begins every story; the model writes it when one is over

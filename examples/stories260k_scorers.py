@@ -25,12 +25,12 @@ from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, PreTrainedModel
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.decode import DecodeStats, NeuralScorer, decode_batch
-from lattice_bpd.drafter import MixtureScorer
+from lattice_bpd.draft import MixtureScorer
 from lattice_bpd.evaluate import DraftOptions, Recording, Setting
 from lattice_bpd.models import BlockwiseLM, build_small_gpt
-from lattice_bpd.train.distil import distil_ngram
-from lattice_bpd.train.heads import TrainOptions
-from lattice_bpd.train.rescorer import train_rescorer
+from lattice_bpd.train.heads.joint import TrainOptions
+from lattice_bpd.train.heads.rescorer import train_rescorer
+from lattice_bpd.train.ngram.distil import distil_ngram
 
 VOCAB_SIZE = 512
 REPLAYED = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lattice_bpd.evaluate.lab.result_tables import line_of
 from lattice_bpd.evaluate.report.paper_figures import paper_gain
-from lattice_bpd.evaluate.result_tables import line_of
 
 Tasks = dict[str, dict[str, Any]]
 

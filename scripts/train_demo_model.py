@@ -3,7 +3,8 @@
     python scripts/train_demo_model.py                     # everything, 1 to 2 hours on two cores
     python scripts/train_demo_model.py --work DIR --out DIR
 
-The text is the running Python's standard library, split by file (`evaluate/corpus.py`). Stages:
+The text is the running Python's standard library, split by file
+(`evaluate/demo/library_text.py`). Stages:
 a byte-level BPE; the target and eight draft heads, trained together; unlikelihood training, so
 that greedy output does not loop; greedy continuations of training text; heads of the final target
 and an n-gram LM, both trained on those continuations; weights tuned on held-out files. Each stage
@@ -32,18 +33,18 @@ from unlikelihood import UnlikelihoodOptions, train_unlikelihood
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.evaluate import record
-from lattice_bpd.evaluate.corpus import Corpus, draw_prompts, read_library_sources
-from lattice_bpd.evaluate.demo_model import encode
-from lattice_bpd.evaluate.demo_training import Tried, tune_drafts
-from lattice_bpd.evaluate.loops import loop_share
-from lattice_bpd.evaluate.parts import end_of_text
-from lattice_bpd.evaluate.recipe import DraftRecipe
+from lattice_bpd.evaluate.demo.library_text import Corpus, draw_prompts, read_library_sources
+from lattice_bpd.evaluate.demo.model_folder import encode
+from lattice_bpd.evaluate.demo.parts import end_of_text
+from lattice_bpd.evaluate.demo.recipe import DraftRecipe
+from lattice_bpd.evaluate.demo.training import Tried, tune_drafts
+from lattice_bpd.evaluate.statistics.loops import loop_share
+from lattice_bpd.lm.pruning import count_prunable, prune_ngram
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, build_small_gpt
-from lattice_bpd.train.frozen import FrozenOptions, train_frozen
-from lattice_bpd.train.heads import TrainOptions, TrainReport, train_blockwise
-from lattice_bpd.train.own_text import write_own_text
-from lattice_bpd.train.prune import count_prunable, prune_ngram
-from lattice_bpd.train.tokenizer import train_byte_bpe
+from lattice_bpd.train.heads.frozen import FrozenOptions, train_frozen
+from lattice_bpd.train.heads.joint import TrainOptions, TrainReport, train_blockwise
+from lattice_bpd.train.heads.self_generated import write_own_text
+from lattice_bpd.train.text.tokenizer import train_byte_bpe
 
 ROOT = Path(__file__).resolve().parents[1]
 

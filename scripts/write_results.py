@@ -28,8 +28,8 @@ from results_tables import (
 )
 
 if TYPE_CHECKING:
-    from lattice_bpd.evaluate.lab_options import LabOptions
-    from lattice_bpd.evaluate.quick import Source
+    from lattice_bpd.evaluate.demo.quick import Source
+    from lattice_bpd.evaluate.lab.options import LabOptions
     from lattice_bpd.evaluate.record.write import Prompt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,8 +99,8 @@ def read_arguments() -> argparse.Namespace:
 def evaluate(name: str, source: Source, args: argparse.Namespace) -> dict[str, Any]:
     """Record and replay everything; the run folder is kept for `lattice-bpd report`."""
     from lattice_bpd.cli.evaluate_options import TextProgress
-    from lattice_bpd.evaluate.results import write_results
-    from lattice_bpd.evaluate.run_folder import evaluate_source
+    from lattice_bpd.evaluate.lab.results import write_results
+    from lattice_bpd.evaluate.lab.run_folder import evaluate_source
 
     watcher = make_watcher()
     results = evaluate_source(
@@ -137,7 +137,7 @@ def sample(source: Source, limit: int) -> list[dict[str, Any]]:
 
 def lab_options(name: str) -> LabOptions:
     """What is replayed; half of the texts are for tuning."""
-    from lattice_bpd.evaluate.lab_options import LabOptions
+    from lattice_bpd.evaluate.lab.options import LabOptions
 
     rules = RULES.get(name, ())
     return LabOptions(temperatures=(1.0, 1.5, 2.0, 3.0), max_nodes=(9, 18, 36, 72), rules=rules)
@@ -145,9 +145,10 @@ def lab_options(name: str) -> LabOptions:
 
 def demo_source(args: argparse.Namespace) -> Source:
     """The demo's model, trained by steps rather than seconds, with HumanEval beside the library."""
-    from lattice_bpd.evaluate import corpus, recipe
-    from lattice_bpd.evaluate.demo_training import train_demo_model
-    from lattice_bpd.evaluate.quick import make_quick_source
+    from lattice_bpd.evaluate.demo import library_text as corpus
+    from lattice_bpd.evaluate.demo import recipe
+    from lattice_bpd.evaluate.demo.quick import make_quick_source
+    from lattice_bpd.evaluate.demo.training import train_demo_model
 
     used = replace(recipe.QUICK, max_train_seconds=3600.0)
     text = corpus.read_library_sources(max_files=used.max_files)
@@ -172,9 +173,9 @@ def stories_source(args: argparse.Namespace) -> Source | None:
         return None
     sys.path.insert(0, str(ROOT / "examples"))
     parts = importlib.import_module("stories260k_parts")
-    from lattice_bpd.evaluate.quick import Source
+    from lattice_bpd.evaluate.demo.quick import Source
     from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
-    from lattice_bpd.train.encoders import load_encoder
+    from lattice_bpd.train.text.encoders import load_encoder
 
     stories = args.data / "tinystories" / "tinystories_10k.txt"
     places = argparse.Namespace(model=args.data / "stories260K", text=stories, work=args.work)

@@ -12,7 +12,7 @@ Importing this package imports neither torch nor pywrapfst.
 """
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.drafter import (
+from lattice_bpd.draft import (
     Drafts,
     DraftTree,
     DrawnTree,

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from lattice_bpd.evaluate.recipe import QUICK
+from lattice_bpd.evaluate.demo.recipe import QUICK
 from lattice_bpd.evaluate.record.write import RecordOptions
-from lattice_bpd.evaluate.replay import Replayed
+from lattice_bpd.evaluate.replay.replay import Replayed
 from lattice_bpd.evaluate.tasks.examples import Example
+from lattice_bpd.lm.evaluation import TextScore
 from lattice_bpd.lm.info import LevelInfo, LmInfo
-from lattice_bpd.train.perplexity import TextScore
 
 Arguments = dict[str, list[str]]  # of each option or positional by its dest; [] for a flag
 
@@ -126,8 +126,8 @@ def certificate(note: Callable[..., None]) -> Any:
 
 
 def decoded(note: Callable[..., None]) -> Any:
-    from lattice_bpd.decode.loop import DecodeResult
-    from lattice_bpd.decode.statistics import DecodeStats
+    from lattice_bpd.decode.loop.loop import DecodeResult
+    from lattice_bpd.decode.state.statistics import DecodeStats
 
     stats = DecodeStats(target_calls=1, seconds={"total": 1.0}, tokens=1)
     return DecodeResult([65], "length", stats, certificate=certificate(note))
@@ -147,7 +147,7 @@ LOAD_LM = "lattice_bpd.NGramLM.load"
 LOAD_TOKENIZER = "lattice_bpd.cli.files.load_tokenizer"
 FIND_RECORDS = "lattice_bpd.evaluate.record.read.find_records"
 READ_RECORD = "lattice_bpd.evaluate.record.read.read_record"
-READ_RESULTS = "lattice_bpd.evaluate.results.read_results"
+READ_RESULTS = "lattice_bpd.evaluate.lab.results.read_results"
 CORPUS = "lattice_bpd.train.Corpus"
 
 
@@ -171,9 +171,9 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
         "demo": Scene(
             {},
             {
-                "lattice_bpd.evaluate.corpus.read_library_sources": Stub("corpus"),
-                "lattice_bpd.evaluate.parts.load_parts": returns(None),
-                "lattice_bpd.evaluate.parts.train_parts": END,
+                "lattice_bpd.evaluate.demo.library_text.read_library_sources": Stub("corpus"),
+                "lattice_bpd.evaluate.demo.parts.load_parts": returns(None),
+                "lattice_bpd.evaluate.demo.parts.train_parts": END,
             },
         ),
         "generate": Scene(
@@ -198,7 +198,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 ),
                 "lattice_bpd.cli.files.load_causal_lm": Stub("model"),
                 "lattice_bpd.decode.DraftingModel": Stub("drafting"),
-                "lattice_bpd.decode.plain_calls.disagreeing_places": returns([]),
+                "lattice_bpd.decode.certificate.plain_calls.disagreeing_places": returns([]),
             },
         ),
         "evaluate": Scene(
@@ -215,11 +215,11 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.cli.evaluate.load_lms": lms_by_name,
                 "lattice_bpd.cli.evaluate.load_model": SimpleNamespace(vocab_size=50),
                 "lattice_bpd.cli.evaluate.count_text": lambda path, *_: path and Stub("trie"),
-                "lattice_bpd.evaluate.corpus.read_library_sources": Stub("sources"),
-                "lattice_bpd.evaluate.quick.make_quick_source": SimpleNamespace(
+                "lattice_bpd.evaluate.demo.library_text.read_library_sources": Stub("sources"),
+                "lattice_bpd.evaluate.demo.quick.make_quick_source": SimpleNamespace(
                     record=RecordOptions()
                 ),
-                "lattice_bpd.evaluate.run_folder.evaluate_source": END,
+                "lattice_bpd.evaluate.lab.run_folder.evaluate_source": END,
             },
         ),
         "record": Scene(
@@ -244,8 +244,8 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.cli.replay.load_lms": lms_by_name,
                 LOAD_TOKENIZER: FakeTokenizer(),
                 "lattice_bpd.cli.replay.count_text": Stub("trie"),
-                "lattice_bpd.evaluate.replay.Recording": lambda texts: list(texts),
-                "lattice_bpd.evaluate.sweep.sweep": grid_of_replays,
+                "lattice_bpd.evaluate.replay.replay.Recording": lambda texts: list(texts),
+                "lattice_bpd.evaluate.replay.sweep.sweep": grid_of_replays,
             },
         ),
         "report": Scene(
@@ -266,14 +266,16 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {
                 FIND_RECORDS: returns({"text": "run/text"}),
                 READ_RECORD: RECORD,
-                "lattice_bpd.evaluate.replay.Recording": returns(SimpleNamespace(num_slots=4)),
+                "lattice_bpd.evaluate.replay.replay.Recording": returns(
+                    SimpleNamespace(num_slots=4)
+                ),
                 "lattice_bpd.cli.evaluate_options.load_lms": lms_by_name,
                 "lattice_bpd.cli.evaluate_options.load_model": Stub("model"),
                 "lattice_bpd.decode.DraftingModel": Stub("drafting"),
-                "lattice_bpd.evaluate.call_costs.read_costs": returns({0: 1.0}),
-                "lattice_bpd.evaluate.call_costs.measure_costs": returns({0: 2.0}),
-                "lattice_bpd.evaluate.call_costs.make_curve": Stub("curve"),
-                "lattice_bpd.evaluate.drafter_search.DrafterSearch": Stub("search"),
+                "lattice_bpd.evaluate.costs.call_costs.read_costs": returns({0: 1.0}),
+                "lattice_bpd.evaluate.costs.call_costs.measure_costs": returns({0: 2.0}),
+                "lattice_bpd.evaluate.costs.call_costs.make_curve": Stub("curve"),
+                "lattice_bpd.evaluate.lab.drafter_search.DrafterSearch": Stub("search"),
                 "lattice_bpd.cli.tune._to_file": lm,
                 "lattice_bpd.cli.tune._print": END,
             },
@@ -282,13 +284,13 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {"inputs": ["text.txt"], "output": ["heads"], "recipe": ["frozen"], "base": ["base"]},
             {
                 "torch.set_num_threads": None,
-                "lattice_bpd.train.head_run.train_heads": END,
+                "lattice_bpd.train.heads.run.train_heads": END,
             },
         ),
         "ngram train": Scene(
             {"inputs": ["text.txt"], "output": ["out.lm"]},
             {
-                "lattice_bpd.train.counts_file.is_counts_file": returns(False),
+                "lattice_bpd.train.ngram.counts_file.is_counts_file": returns(False),
                 CORPUS: Stub("corpus"),
                 "lattice_bpd.train.train_corpus": lm,
                 WRITE_LM: END,
@@ -309,7 +311,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                     config=SimpleNamespace(get_text_config=returns(SimpleNamespace(vocab_size=50)))
                 ),
                 CORPUS: SimpleNamespace(batches=list),
-                "lattice_bpd.train.distil.distil_ngram": lm,
+                "lattice_bpd.train.ngram.distil.distil_ngram": lm,
                 WRITE_LM: END,
             },
         ),
@@ -317,7 +319,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {"lm": ["in.lm"], "output": ["out.lm"]},
             {
                 READ_LM: lm,
-                "lattice_bpd.train.prune.prune_ngram": Stub("pruned"),
+                "lattice_bpd.lm.pruning.prune_ngram": Stub("pruned"),
                 "lattice_bpd.lm.quantisation.quantise": Stub("quantised"),
                 WRITE_LM: END,
             },
@@ -327,8 +329,8 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {
                 READ_LM: lm,
                 "lattice_bpd.cli.ngram_merge.read_sequences": Stub("sequences"),
-                "lattice_bpd.train.mixture.tune_weights": returns([0.3, 0.7]),
-                "lattice_bpd.train.mixture.interpolate": Stub("mixture"),
+                "lattice_bpd.lm.interpolation.tune_weights": returns([0.3, 0.7]),
+                "lattice_bpd.lm.interpolation.interpolate": Stub("mixture"),
                 WRITE_LM: END,
             },
         ),
@@ -354,7 +356,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {
                 READ_LM: lm,
                 "lattice_bpd.cli.ngram_evaluate.read_sequences": Stub("sequences"),
-                "lattice_bpd.train.perplexity.evaluate_ngram": TextScore(4, 0, -4.0, [4]),
+                "lattice_bpd.lm.evaluation.evaluate_ngram": TextScore(4, 0, -4.0, [4]),
             },
         ),
     }

@@ -11,7 +11,7 @@ import pytest
 
 from lattice_bpd import DraftTree
 from lattice_bpd.decode import Controller, DecodeStats, Experience
-from lattice_bpd.decode import controller as controller_module
+from lattice_bpd.decode.adaptive import controller as controller_module
 
 
 @dataclass

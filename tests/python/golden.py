@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM
-from lattice_bpd.train.ngram import train_ngram
+from lattice_bpd.lm.training import train_ngram
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "data" / "golden"
 NEVER = -90.0  # log10: <s>, unseen vocabulary and <unk> lie below

@@ -16,14 +16,14 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from blockwise_models import VOCAB, looping_text
-from lattice_bpd.train.head_job import HeadJob
-from lattice_bpd.train.head_run import train_heads
-from lattice_bpd.train.watcher import SilentWatcher
+from lattice_bpd.train.heads.job import HeadJob
+from lattice_bpd.train.heads.run import train_heads
+from lattice_bpd.watcher import SilentWatcher
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # What takes long to import; the fork server does not see this folder.
 CONTEXT.set_forkserver_preload(
-    ["lattice_bpd.train.head_run"]
+    ["lattice_bpd.train.heads.run"]
     + [f"transformers.models.{n}.modeling_{n}" for n in ("gpt2", "llama", "mistral", "gemma2")]
 )
 

@@ -19,8 +19,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from lattice_bpd.train.seq2seq import Seq2SeqOptions, train_seq2seq
-from lattice_bpd.train.seq2seq_text import Pair
+from lattice_bpd.train.seq2seq.joint import Seq2SeqOptions, train_seq2seq
+from lattice_bpd.train.seq2seq.text import Pair
 from lattice_bpd.verify import Seq2SeqTarget
 
 torch.set_num_threads(1)

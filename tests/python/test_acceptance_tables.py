@@ -16,8 +16,8 @@ from lattice_bpd.evaluate import (
     compare_strategies,
     draw_prompts,
 )
-from lattice_bpd.evaluate.strategies import strategy_of
-from lattice_bpd.evaluate.table import footnotes, table_rows
+from lattice_bpd.evaluate.live.table import footnotes, table_rows
+from lattice_bpd.evaluate.replay.strategies import strategy_of
 from lattice_bpd.verify import Exact, MinimumBlock, TopKMatch
 
 PROMPTS = draw_prompts([looping_text(500, seed=2)], 4, length=10, room=20, seed=0)

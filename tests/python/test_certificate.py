@@ -26,9 +26,14 @@ from lattice_bpd.decode import (
 )
 from lattice_bpd.decode import certificate as certificates
 from lattice_bpd.decode import loop as loops
-from lattice_bpd.decode.certificate import MarginChooser, certify
-from lattice_bpd.decode.model import DraftingModel
-from lattice_bpd.decode.plain_calls import PlainCalls, difference_of, margin_of, scale_of
+from lattice_bpd.decode.certificate.certificate import MarginChooser, certify
+from lattice_bpd.decode.certificate.plain_calls import (
+    PlainCalls,
+    difference_of,
+    margin_of,
+    scale_of,
+)
+from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.models.lm_call import LMOutput
 from lattice_bpd.verify import Offer, TopKMatch
 from lattice_bpd.verify import target as targets

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from lattice_bpd.train.checkpoints import find_checkpoint, save_training
+from lattice_bpd.train.heads.checkpoints import find_checkpoint, save_training
 
 
 def trainer_at(step: int) -> SimpleNamespace:

@@ -25,10 +25,10 @@ from lattice_bpd.decode import (
     decode,
     decode_batch,
 )
-from lattice_bpd.decode.acceptance import Rate
-from lattice_bpd.decode.draft_trees import Nodes, build_draft_tree
-from lattice_bpd.decode.model import DraftingModel
-from lattice_bpd.decode.state import DecodeState
+from lattice_bpd.decode.drafters.acceptance_rates import Rate
+from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.draft.growing_tree import Nodes, build_draft_tree
 
 PROMPTS = [looping_text(40)[3:15].tolist(), [5, 6, 5], [7]]
 

@@ -19,11 +19,11 @@ from lattice_bpd.decode import (
     generate,
     generate_batch,
 )
-from lattice_bpd.decode.acceptance import Calibration, kept_nodes
-from lattice_bpd.decode.balance import Balance
-from lattice_bpd.decode.experience import Book, experience_of
-from lattice_bpd.decode.observed_steps import Before, Gap
-from lattice_bpd.decode.step_costs import StepCosts
+from lattice_bpd.decode.adaptive.experience import Book, experience_of
+from lattice_bpd.decode.adaptive.observed_steps import Before, Gap
+from lattice_bpd.decode.adaptive.step_costs import StepCosts
+from lattice_bpd.decode.adaptive.throughput import Balance
+from lattice_bpd.decode.drafters.acceptance_rates import Calibration, kept_nodes
 
 
 def test_controller_step_costs() -> None:

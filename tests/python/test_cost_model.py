@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lattice_bpd.evaluate.cost_model import (
+from lattice_bpd.evaluate.costs.cost_model import (
     PAPER_RESCORER,
     PAPER_TARGET,
     SEQUENCE_LENGTHS,

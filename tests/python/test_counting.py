@@ -15,7 +15,7 @@ from lattice_bpd.train import (
     train_counts,
     train_ngram,
 )
-from lattice_bpd.train.counts_file import parse_memory
+from lattice_bpd.train.ngram.counts_file import parse_memory
 
 
 def tables(path, order):
@@ -47,7 +47,7 @@ def test_out_of_core_equals_in_memory(seed, tmp_path):
     assert info.sources == tuple(str(tmp_path / f"{i}.bin") for i in range(4))
 
 
-@pytest.mark.filterwarnings("ignore::lattice_bpd.train.ngram.SmoothingWarning")
+@pytest.mark.filterwarnings("ignore::lattice_bpd.lm.training.SmoothingWarning")
 @pytest.mark.parametrize("smoothing", ["katz", "kneser_ney", "witten_bell", "absolute"])
 def test_an_lm_from_a_corpus_or_counts_is_that_from_memory(smoothing, tmp_path):
     sequences = write_shards(tmp_path, 1)

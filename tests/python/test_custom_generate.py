@@ -231,7 +231,7 @@ def test_padding_on_the_right_and_a_given_cache_are_refused():
 def test_weights_spread_over_processes_are_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    where = "lattice_bpd.decode.generate_checks"
+    where = "lattice_bpd.decode.huggingface.checks"
     monkeypatch.setattr(f"{where}.is_fsdp_managed_module", lambda _: True)
     config = GenerationConfig(max_new_tokens=4)
     with pytest.raises(ValueError, match="synced_gpus cannot be honored"):

@@ -16,7 +16,7 @@ from blockwise_models import VOCAB, looping_text, model_of, random_model
 from constraints import acceptor_of
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import Constraint, CustomGenerate, FstConstraint
-from lattice_bpd.decode.experience import experience_of
+from lattice_bpd.decode.adaptive.experience import experience_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 

@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from lattice_bpd.decode import CustomGenerate
-from lattice_bpd.decode.sampling_settings import ProcessedSampling
+from lattice_bpd.decode.huggingface.sampling_settings import ProcessedSampling
 from lattice_bpd.verify import Rejection, TopKMatch, Warp
 from lattice_bpd.verify.acceptance import SampledChooser
 from lattice_bpd.verify.verification import NO_OFFER

@@ -34,22 +34,27 @@ from lattice_bpd.evaluate import (
     read_library_sources,
     tune_alpha,
 )
-from lattice_bpd.evaluate import compare as comparing
-from lattice_bpd.evaluate import corpus as corpora
-from lattice_bpd.evaluate import demo_model as demo_models
-from lattice_bpd.evaluate import recipe as recipes
-from lattice_bpd.evaluate.call_tokens import split_by_call
-from lattice_bpd.evaluate.compare import Comparison, Difference, StrategyResult, find_difference
-from lattice_bpd.evaluate.corpus import draw_passages
-from lattice_bpd.evaluate.demo_model import DemoSettings, find_demo_model, load_demo_model
-from lattice_bpd.evaluate.demo_run import DemoSize, run_demo
-from lattice_bpd.evaluate.demo_training import train_demo_model
-from lattice_bpd.evaluate.greedy_check import check_greedy
-from lattice_bpd.evaluate.loops import count_looping
-from lattice_bpd.evaluate.repairs import find_repairs
-from lattice_bpd.evaluate.settings import DEMO_SETTINGS
-from lattice_bpd.evaluate.table import COLUMNS, footnotes, table_rows
-from lattice_bpd.train.watcher import SilentWatcher
+from lattice_bpd.evaluate.demo import library_text as corpora
+from lattice_bpd.evaluate.demo import model_folder as demo_models
+from lattice_bpd.evaluate.demo import recipe as recipes
+from lattice_bpd.evaluate.demo.library_text import draw_passages
+from lattice_bpd.evaluate.demo.model_folder import DemoSettings, find_demo_model, load_demo_model
+from lattice_bpd.evaluate.demo.run import DemoSize, run_demo
+from lattice_bpd.evaluate.demo.training import train_demo_model
+from lattice_bpd.evaluate.live import compare as comparing
+from lattice_bpd.evaluate.live.call_tokens import split_by_call
+from lattice_bpd.evaluate.live.compare import (
+    Comparison,
+    Difference,
+    StrategyResult,
+    find_difference,
+)
+from lattice_bpd.evaluate.live.greedy_check import check_greedy
+from lattice_bpd.evaluate.live.repairs import find_repairs
+from lattice_bpd.evaluate.live.table import COLUMNS, footnotes, table_rows
+from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS
+from lattice_bpd.evaluate.statistics.loops import count_looping
+from lattice_bpd.watcher import SilentWatcher
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")
 

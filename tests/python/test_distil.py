@@ -14,7 +14,7 @@ from blockwise_models import VOCAB, looping_text, random_model, trained_model
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import ngram_distil, ngram_merge
 from lattice_bpd.train import count_ngrams, interpolate, train_ngram
-from lattice_bpd.train.distil import distil_ngram, predict_targets
+from lattice_bpd.train.ngram.distil import distil_ngram, predict_targets
 
 
 def random_texts(rng, count=12, longest=30):

@@ -64,8 +64,8 @@ def test_blocks_that_do_not_run_are_these() -> None:
     assert {name: count for name, count in counted.items() if count} == NOT_RUN
 
 
-@pytest.mark.filterwarnings("ignore::lattice_bpd.train.ngram.KatzWarning")
-@pytest.mark.filterwarnings("ignore::lattice_bpd.train.ngram.SmoothingWarning")
+@pytest.mark.filterwarnings("ignore::lattice_bpd.lm.training.KatzWarning")
+@pytest.mark.filterwarnings("ignore::lattice_bpd.lm.training.SmoothingWarning")
 @pytest.mark.parametrize("name", runnable_pages())
 def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

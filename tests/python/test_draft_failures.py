@@ -19,9 +19,9 @@ from lattice_bpd.decode import (
     decode,
     decode_batch,
 )
-from lattice_bpd.decode.model import DraftingModel
-from lattice_bpd.decode.proposals import propose_trees
-from lattice_bpd.decode.state import DecodeState
+from lattice_bpd.decode.drafters.proposals import propose_trees
+from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.state.sequence import DecodeState
 
 PROMPT = [3, 8, 13]
 

@@ -36,11 +36,11 @@ from lattice_bpd.decode import (
     decode,
     decode_batch,
 )
-from lattice_bpd.decode.cached_reader import CachedReader
-from lattice_bpd.decode.draft_model.candidates import draw, probabilities
-from lattice_bpd.decode.model import DraftingModel
-from lattice_bpd.decode.proposals import propose_trees
-from lattice_bpd.decode.state import DecodeState
+from lattice_bpd.decode.drafters.cached_reader import CachedReader
+from lattice_bpd.decode.drafters.draft_model.candidates import draw, probabilities
+from lattice_bpd.decode.drafters.proposals import propose_trees
+from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.models import load_llama2c
 from lattice_bpd.verify import PrefixTree

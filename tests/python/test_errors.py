@@ -19,7 +19,7 @@ from lattice_bpd import (
     rescore_lattice,
     rescore_tree,
 )
-from lattice_bpd.drafter import MixtureScorer, NGramScorer
+from lattice_bpd.draft import MixtureScorer, NGramScorer
 from lattice_bpd.lm import quantise, read_lm, write_lm
 from lattice_bpd.verify import PrefixTree
 

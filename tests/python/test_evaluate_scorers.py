@@ -17,10 +17,10 @@ from lattice_bpd.evaluate import (
     compare_strategies,
     record,
 )
-from lattice_bpd.evaluate.settings import MAKERS
+from lattice_bpd.evaluate.replay.settings import MAKERS
 from lattice_bpd.models import build_rescorer
-from lattice_bpd.train.heads import TrainOptions
-from lattice_bpd.train.rescorer import train_rescorer
+from lattice_bpd.train.heads.joint import TrainOptions
+from lattice_bpd.train.heads.rescorer import train_rescorer
 
 GREEDY = STANDARD_SETTINGS[0]
 PROMPTS = [looping_text(200, seed=2)[start : start + 8].tolist() for start in (0, 30, 90)]

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from blockwise_models import HEADS, VOCAB, looping_text, random_model
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd.train import cross_entropy, losses
-from lattice_bpd.train.head_draws import HeadText, draw_step
-from lattice_bpd.train.head_options import TrainOptions
-from lattice_bpd.train.losses import LossPart, add_gradients, label_view
+from lattice_bpd.train.heads import cross_entropy, losses
+from lattice_bpd.train.heads.batches import HeadText, draw_step
+from lattice_bpd.train.heads.losses import LossPart, add_gradients, label_view
+from lattice_bpd.train.heads.options import TrainOptions
 
 T = 12
 

@@ -17,9 +17,9 @@ import torch
 from torch import distributed
 
 from heads_training import make_job, read_losses, read_weights, start_two, write_base
-from lattice_bpd.train.head_run import train_heads
-from lattice_bpd.train.head_trainer import HeadTrainer
-from lattice_bpd.train.parallel import ALONE, join_processes
+from lattice_bpd.train.heads.parallel import ALONE, join_processes
+from lattice_bpd.train.heads.run import train_heads
+from lattice_bpd.train.heads.trainer import HeadTrainer
 
 pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="torch without gloo")
 

@@ -18,9 +18,12 @@ import torch
 from blockwise_models import VOCAB, looping_text
 from heads_training import Child, make_job, read_losses, read_weights, write_base
 from lattice_bpd import FormatError
-from lattice_bpd.train import checkpoints, head_loop, head_run, head_texts
-from lattice_bpd.train.head_run import train_heads
-from lattice_bpd.train.watcher import SilentWatcher
+from lattice_bpd.train.heads import checkpoints
+from lattice_bpd.train.heads import loop as head_loop
+from lattice_bpd.train.heads import run as head_run
+from lattice_bpd.train.heads import texts as head_texts
+from lattice_bpd.train.heads.run import train_heads
+from lattice_bpd.watcher import SilentWatcher
 
 
 def die() -> None:

@@ -20,16 +20,16 @@ from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd.models.llama2c import Llama2cSizes
-from lattice_bpd.train.head_draws import HeadText
-from lattice_bpd.train.head_models import build_untrained, load_base
-from lattice_bpd.train.head_options import TrainOptions
-from lattice_bpd.train.head_run import train_heads
-from lattice_bpd.train.head_texts import hold_out
-from lattice_bpd.train.head_trainer import HeadTrainer
-from lattice_bpd.train.loss_log import read_log
-from lattice_bpd.train.loss_plot import write_loss_plot
-from lattice_bpd.train.own_text import write_own_text
-from lattice_bpd.train.recipes import RECIPES, find_recipe
+from lattice_bpd.train.heads.batches import HeadText
+from lattice_bpd.train.heads.loss_log import read_log
+from lattice_bpd.train.heads.loss_plot import write_loss_plot
+from lattice_bpd.train.heads.options import TrainOptions
+from lattice_bpd.train.heads.recipes import RECIPES, find_recipe
+from lattice_bpd.train.heads.run import train_heads
+from lattice_bpd.train.heads.self_generated import write_own_text
+from lattice_bpd.train.heads.starting_model import build_untrained, load_base
+from lattice_bpd.train.heads.texts import hold_out
+from lattice_bpd.train.heads.trainer import HeadTrainer
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))

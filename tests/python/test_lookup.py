@@ -10,8 +10,8 @@ import torch
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd.decode import DecodeStats, LookupDrafter, decode, decode_batch
-from lattice_bpd.decode.model import DraftingModel
-from lattice_bpd.decode.state import DecodeState
+from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.state.sequence import DecodeState
 
 
 def state_of(tokens, limit=50):

@@ -21,7 +21,7 @@ from lattice_bpd import (
     rescore_lattice,
     rescore_tree,
 )
-from lattice_bpd.drafter.scorers import NGramScorer, search_drafts
+from lattice_bpd.draft.scorers import NGramScorer, search_drafts
 from lattice_bpd.lattice.logits import select_top_k
 from oracles import random_arpa
 

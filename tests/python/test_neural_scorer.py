@@ -30,8 +30,8 @@ from lattice_bpd.decode import (
     decode_batch,
     generate,
 )
-from lattice_bpd.drafter import MixtureScorer, TransitionScorer
-from lattice_bpd.drafter.scorers import search_drafts
+from lattice_bpd.draft import MixtureScorer, TransitionScorer
+from lattice_bpd.draft.scorers import search_drafts
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.models import RESCORER_SIZES, build_rescorer
 

@@ -16,10 +16,10 @@ from lattice_bpd.cli import (
     ngram_prune,
 )
 from lattice_bpd.cli.ngram_options import parse_size
-from lattice_bpd.train.mixture import interpolate, tune_weights
-from lattice_bpd.train.ngram import train_ngram
-from lattice_bpd.train.perplexity import compare_lines, evaluate_ngram
-from lattice_bpd.train.prune import count_prunable, prune_ngram
+from lattice_bpd.lm.evaluation import compare_lines, evaluate_ngram
+from lattice_bpd.lm.interpolation import interpolate, tune_weights
+from lattice_bpd.lm.pruning import count_prunable, prune_ngram
+from lattice_bpd.lm.training import train_ngram
 
 
 def run(*words):

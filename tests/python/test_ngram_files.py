@@ -11,7 +11,7 @@ from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.lm.convert import FORMATS, read_kenlm, read_lm, write_lm
 from lattice_bpd.lm.info import describe_lm
 from lattice_bpd.lm.quantisation import quantise
-from lattice_bpd.train.ngram import train_ngram
+from lattice_bpd.lm.training import train_ngram
 
 WORDS = ["a", "b", "c", "d", "e"]
 

@@ -20,7 +20,7 @@ from lattice_bpd import (
     rescore_lattice,
     rescore_tree,
 )
-from lattice_bpd.drafter import KenlmScorer, MixtureScorer, NGramScorer
+from lattice_bpd.draft import KenlmScorer, MixtureScorer, NGramScorer
 
 LOGITS = np.random.default_rng(3).standard_normal((2, 3, 4)).astype(np.float32)
 CONTEXTS = [[1], [0, 2]]

@@ -22,9 +22,9 @@ from lattice_bpd.decode import (
     decode,
     generate,
 )
-from lattice_bpd.decode.draft_failures import DraftWarning
-from lattice_bpd.decode.model import DraftingModel
-from lattice_bpd.decode.proposals import has_prefix_trees, propose_trees
+from lattice_bpd.decode.drafters.failures import DraftWarning
+from lattice_bpd.decode.drafters.proposals import has_prefix_trees, propose_trees
+from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.verify import PrefixTree
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests

@@ -6,7 +6,7 @@ import pytest
 
 import golden
 from lattice_bpd import NGramLM
-from lattice_bpd.train.prune import count_prunable, prune_ngram
+from lattice_bpd.lm.pruning import count_prunable, prune_ngram
 
 COUNT_PATTERNS = {"3-2": [1, 1, 2, 1], "2-2_3p-2": [1, 2, 2, 2], "4-4": [1, 1, 1, 4]}
 COUNT_PATTERNS["3-2_4-4"] = [1, 1, 2, 4]

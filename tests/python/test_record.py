@@ -20,12 +20,12 @@ from blockwise_models import POSITIONS, VOCAB, looping_text, model_of, plain_gre
 from lattice_bpd import FormatError
 from lattice_bpd.decode import LatticeDrafter, decode
 from lattice_bpd.evaluate import DraftOptions, Recording
-from lattice_bpd.evaluate.positions import Rescorers
 from lattice_bpd.evaluate.record import write
 from lattice_bpd.evaluate.record.manifest import load_manifest
 from lattice_bpd.evaluate.record.read import find_records, read_record
 from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
-from lattice_bpd.evaluate.strategies import STRATEGIES
+from lattice_bpd.evaluate.replay.positions import Rescorers
+from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 
 OPTIONS = RecordOptions(top_k=6, max_new_tokens=11, texts_per_shard=4, batch_size=3)
 

@@ -21,10 +21,10 @@ from lattice_bpd.decode import (
     decode,
     decode_batch,
 )
-from lattice_bpd.decode.draft_trees import Growth, Nodes, build_draft_tree
-from lattice_bpd.decode.repeats import Repeats
-from lattice_bpd.decode.state import DecodeState
-from lattice_bpd.decode.suffix_index import LONGEST_MATCH, SuffixIndex
+from lattice_bpd.decode.drafters.repeats import Repeats
+from lattice_bpd.decode.drafters.suffix_index import LONGEST_MATCH, SuffixIndex
+from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.draft.growing_tree import Growth, Nodes, build_draft_tree
 from lattice_bpd.verify import Sampled
 
 CYCLE = [place * 5 % VOCAB for place in range(VOCAB + 2)]

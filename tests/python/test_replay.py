@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import BlockDrafter, decode
-from lattice_bpd.decode.suffix_index import SuffixIndex
+from lattice_bpd.decode.drafters.suffix_index import SuffixIndex
 from lattice_bpd.evaluate import DraftOptions, Setting, record
-from lattice_bpd.evaluate.count_trie import CountTrie, grow_tree
-from lattice_bpd.evaluate.positions import Rescorers, count_nodes
-from lattice_bpd.evaluate.strategies import STRATEGIES, find_strategies, strategy_of
+from lattice_bpd.evaluate.replay.count_trie import CountTrie, grow_tree
+from lattice_bpd.evaluate.replay.positions import Rescorers, count_nodes
+from lattice_bpd.evaluate.replay.strategies import STRATEGIES, find_strategies, strategy_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 

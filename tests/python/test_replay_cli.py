@@ -19,20 +19,20 @@ import tokenizers
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.evaluate import corpus as corpora
-from lattice_bpd.evaluate import recipe as recipes
-from lattice_bpd.evaluate.corpus import Corpus
-from lattice_bpd.evaluate.demo_training import train_demo_model
-from lattice_bpd.evaluate.lab_options import split_texts
-from lattice_bpd.evaluate.library_tasks import (
+from lattice_bpd.evaluate.demo import library_text as corpora
+from lattice_bpd.evaluate.demo import recipe as recipes
+from lattice_bpd.evaluate.demo.library_tasks import (
     LIBRARY_TASKS,
     QUICK_TASKS,
     library_domain,
     library_passages,
 )
-from lattice_bpd.evaluate.loops import loop_share
+from lattice_bpd.evaluate.demo.library_text import Corpus
+from lattice_bpd.evaluate.demo.training import train_demo_model
+from lattice_bpd.evaluate.lab.options import split_texts
 from lattice_bpd.evaluate.record.read import read_record
-from lattice_bpd.train.watcher import SilentWatcher
+from lattice_bpd.evaluate.statistics.loops import loop_share
+from lattice_bpd.watcher import SilentWatcher
 
 SENTENCES = 14
 

@@ -321,7 +321,8 @@ def test_sampling_differs_by_seed_and_by_text():
 
 def test_sampling_noise_makes_better_drafts(monkeypatch):
     """Knowing the target's noise, as many draft tokens keep more."""
-    from lattice_bpd.decode import TreeDrafter, tree_drafter
+    from lattice_bpd.decode import TreeDrafter
+    from lattice_bpd.decode.drafters import tree as tree_drafter
 
     def kept() -> int:
         found = generate_batch(

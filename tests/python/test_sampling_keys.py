@@ -15,7 +15,8 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import drawn_drafter, generate, generate_batch
+from lattice_bpd.decode import generate, generate_batch
+from lattice_bpd.decode.drafters import sampled as drawn_drafter
 from lattice_bpd.verify import Rejection, Sampled, Warp
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests

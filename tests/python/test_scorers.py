@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM, rescore_lattice
-from lattice_bpd.drafter import KenlmScorer, MixtureScorer, NGramScorer, TransitionScorer
-from lattice_bpd.drafter.scorers import ScorerError, as_scorer, search_drafts
+from lattice_bpd.draft import KenlmScorer, MixtureScorer, NGramScorer, TransitionScorer
+from lattice_bpd.draft.scorers import ScorerError, as_scorer, search_drafts
 from lattice_bpd.lattice.logits import select_top_k
 from oracles import random_arpa
 

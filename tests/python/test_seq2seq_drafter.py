@@ -13,8 +13,8 @@ import torch
 from lattice_bpd import FormatError
 from lattice_bpd.decode import SpecDrafterHeads, StateHeads, generate, generate_batch
 from lattice_bpd.models import SpecDrafter, SpecDrafterConfig
-from lattice_bpd.train.seq2seq_text import Pair, write_outputs
-from lattice_bpd.train.specdec import SpecDrafterOptions, train_spec_drafter
+from lattice_bpd.train.seq2seq.specdec import SpecDrafterOptions, train_spec_drafter
+from lattice_bpd.train.seq2seq.text import Pair, write_outputs
 from lattice_bpd.verify import Seq2SeqTarget
 from seq2seq_models import (
     VOCAB,

@@ -12,9 +12,13 @@ import torch
 
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads, SpecDrafter, SpecDrafterConfig
-from lattice_bpd.train.seq2seq import Seq2SeqOptions, read_pairs, train_seq2seq, train_seq2seq_heads
-from lattice_bpd.train.seq2seq_text import IGNORED, Pair, collate, draw_batches, write_outputs
-from lattice_bpd.train.specdec import (
+from lattice_bpd.train.seq2seq.joint import (
+    Seq2SeqOptions,
+    read_pairs,
+    train_seq2seq,
+    train_seq2seq_heads,
+)
+from lattice_bpd.train.seq2seq.specdec import (
     SpecDrafterOptions,
     block_losses,
     guess_blocks,
@@ -22,6 +26,7 @@ from lattice_bpd.train.specdec import (
     reveal_tokens,
     train_spec_drafter,
 )
+from lattice_bpd.train.seq2seq.text import IGNORED, Pair, collate, draw_batches, write_outputs
 from lattice_bpd.verify import Seq2SeqTarget
 from seq2seq_models import START, VOCAB, build, counting_pairs, model_of, sources, trained_target
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import golden
-from lattice_bpd.train.ngram import SmoothingWarning, train_ngram
+from lattice_bpd.lm.training import SmoothingWarning, train_ngram
 
 # log10. Theirs and ours are rounded to float32 at different places, which shows in backoffs
 # (1 - sum) of contexts that leave little: 1.1e-4 in one context of shakespeare by Witten-Bell.

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from lattice_bpd import FormatError, _core
+from lattice_bpd.lm.training import KatzWarning, SmoothingWarning, train_ngram
 from lattice_bpd.train import Corpus, count_corpus, count_ngrams, prune_ngram, train_corpus
-from lattice_bpd.train.ngram import KatzWarning, SmoothingWarning, train_ngram
 
 for module in ("pyspark", "pyarrow", "pandas"):
     pytest.importorskip(module, reason=f"{module} is missing: make test-spark")
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq  # noqa: E402
 from lattice_bpd.train import spark as cluster  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::lattice_bpd.train.ngram.SmoothingWarning"),
+    pytest.mark.filterwarnings("ignore::lattice_bpd.lm.training.SmoothingWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark.*"),
     pytest.mark.filterwarnings("ignore::FutureWarning:pyspark.*"),

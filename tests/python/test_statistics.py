@@ -13,9 +13,9 @@ pytest.importorskip("torch")
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import NGramLM
 from lattice_bpd.evaluate import DraftOptions, Recording, record
-from lattice_bpd.evaluate.loops import count_looping
-from lattice_bpd.evaluate.positions import Rescorers
-from lattice_bpd.evaluate.replay import Replayed
+from lattice_bpd.evaluate.replay.positions import Rescorers
+from lattice_bpd.evaluate.replay.replay import Replayed
+from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.evaluate.statistics import (
     accept_histogram,
     acceptance_by_slot,
@@ -33,7 +33,7 @@ from lattice_bpd.evaluate.statistics import (
     measure_repetition,
 )
 from lattice_bpd.evaluate.statistics.drafts import FirstDrafts
-from lattice_bpd.evaluate.strategies import STRATEGIES
+from lattice_bpd.evaluate.statistics.loops import count_looping
 
 OPTIONS = DraftOptions(top_k=6, num_drafts=4, max_nodes=40, alpha=0.4)
 

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("rich")
 pytest.importorskip("sentencepiece")
 
-from lattice_bpd.evaluate.compare import StrategyResult
+from lattice_bpd.evaluate.live.compare import StrategyResult
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = ["greedy", "bpd", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree", "oracle"]

@@ -17,8 +17,8 @@ from blockwise_models import HEADS, VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import NGramLM
 from lattice_bpd.evaluate import TREE_SETTINGS, DraftOptions, compare_strategies, record
 from lattice_bpd.models import BlockwiseLM, CallableHeads
-from lattice_bpd.train.frozen import FrozenOptions, _losses, _read_states, train_frozen
-from lattice_bpd.train.own_text import write_own_text
+from lattice_bpd.train.heads.frozen import FrozenOptions, _losses, _read_states, train_frozen
+from lattice_bpd.train.heads.self_generated import write_own_text
 
 SLOTS = HEADS - 1
 PROMPTS = [[1, 2, 3], [4, 5, 6], [7, 0, 9], [3, 3, 3], [40, 41, 42]]

@@ -14,11 +14,11 @@ import torch
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM, draw_tree, rescore_tree
 from lattice_bpd.decode import DecodeState, DecodeStats, TreeDrafter
-from lattice_bpd.decode.drawn_drafter import DrawnTreeDrafter
-from lattice_bpd.decode.model import DraftingModel
-from lattice_bpd.decode.noise import keys_of_draws
+from lattice_bpd.decode.drafters.sampled import DrawnTreeDrafter
+from lattice_bpd.decode.drafters.target_noise import keys_of_draws
+from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.evaluate import DraftOptions
-from lattice_bpd.evaluate.positions import PositionBatch, Rescorers, draft_tree
+from lattice_bpd.evaluate.replay.positions import PositionBatch, Rescorers, draft_tree
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.verify import Rejection
 

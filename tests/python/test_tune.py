@@ -27,11 +27,15 @@ from lattice_bpd.decode import (
     generate,
     load_drafter,
 )
-from lattice_bpd.decode.drafter_file import WeighedDrafter, read_drafter_file, weigh_heads
+from lattice_bpd.decode.strategies.drafter_file import (
+    WeighedDrafter,
+    read_drafter_file,
+    weigh_heads,
+)
 from lattice_bpd.evaluate import DraftOptions, Rescorers, record
-from lattice_bpd.evaluate.call_costs import make_curve, measure_costs, read_costs
-from lattice_bpd.evaluate.cost_curve import CostCurve
-from lattice_bpd.evaluate.drafter_search import Choice, DrafterSearch, Knobs
+from lattice_bpd.evaluate.costs.call_costs import make_curve, measure_costs, read_costs
+from lattice_bpd.evaluate.costs.cost_curve import CostCurve
+from lattice_bpd.evaluate.lab.drafter_search import Choice, DrafterSearch, Knobs
 from lattice_bpd.models import BlockwiseLM
 
 NEW_TOKENS = 16

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
 
     from lattice_bpd.cli.files import load_causal_lm
     from lattice_bpd.decode import Certificate, DraftingModel
-    from lattice_bpd.decode.plain_calls import disagreeing_places
+    from lattice_bpd.decode.certificate.plain_calls import disagreeing_places
 
     found = Certificate.load(args.file)
     dtype = getattr(torch, found.dtype, None)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lattice_bpd.cli.progress import ConsoleWatcher
-    from lattice_bpd.evaluate.corpus import Corpus
-    from lattice_bpd.evaluate.demo_model import DemoModel
+    from lattice_bpd.evaluate.demo.library_text import Corpus
+    from lattice_bpd.evaluate.demo.model_folder import DemoModel
 
 _EXAMPLE = """examples:
   lattice-bpd demo
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from lattice_bpd.cli.demo_output import print_run
-    from lattice_bpd.evaluate.demo_run import FULL_SIZE, SMOKE_SIZE, run_demo
+    from lattice_bpd.evaluate.demo.run import FULL_SIZE, SMOKE_SIZE, run_demo
 
     torch.set_num_threads(min(torch.get_num_threads(), 4))  # for training; more slow it down
     console = make_console(no_color=args.no_color)
@@ -121,8 +121,8 @@ def _load(
 ) -> tuple[DemoModel, Corpus]:
     import torch
 
-    from lattice_bpd.evaluate.corpus import read_library_sources
-    from lattice_bpd.evaluate.demo_model import load_demo_model
+    from lattice_bpd.evaluate.demo.library_text import read_library_sources
+    from lattice_bpd.evaluate.demo.model_folder import load_demo_model
 
     start = time.perf_counter()
     watcher.begin("load")
@@ -138,9 +138,9 @@ def _load(
 def _train(
     args: argparse.Namespace, watcher: ConsoleWatcher, about: dict[str, Any]
 ) -> tuple[DemoModel, Corpus]:
-    from lattice_bpd.evaluate import recipe as recipes
-    from lattice_bpd.evaluate.corpus import read_library_sources
-    from lattice_bpd.evaluate.demo_training import train_demo_model
+    from lattice_bpd.evaluate.demo import recipe as recipes
+    from lattice_bpd.evaluate.demo.library_text import read_library_sources
+    from lattice_bpd.evaluate.demo.training import train_demo_model
 
     recipe = recipes.QUICK if args.quick else recipes.FULL
     watcher.begin("corpus")

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from lattice_bpd.evaluate.call_tokens import CallTokens
-    from lattice_bpd.evaluate.demo_run import DemoRun
+    from lattice_bpd.evaluate.demo.run import DemoRun
+    from lattice_bpd.evaluate.live.call_tokens import CallTokens
 
 ACCEPTED, OWN = "green", "bold yellow"
 _CONTEXT = 16  # tokens shown before a draft
@@ -33,7 +33,7 @@ def print_run(console: Console, found: DemoRun, *, is_smoke_test: bool = False) 
 
 
 def _print_table(console: Console, found: DemoRun, is_smoke_test: bool) -> None:
-    from lattice_bpd.evaluate.table import footnotes, render_table
+    from lattice_bpd.evaluate.live.table import footnotes, render_table
 
     settings = found.demo.settings
     names = {

@@ -21,8 +21,8 @@ from lattice_bpd.cli.evaluate_options import (
 
 if TYPE_CHECKING:
     from lattice_bpd.cli.progress import ConsoleWatcher
-    from lattice_bpd.evaluate.lab_options import LabOptions
-    from lattice_bpd.evaluate.quick import Source
+    from lattice_bpd.evaluate.demo.quick import Source
+    from lattice_bpd.evaluate.lab.options import LabOptions
 
 _EXAMPLE = """examples:
   lattice-bpd evaluate --quick --out run
@@ -100,8 +100,8 @@ def run(args: argparse.Namespace) -> None:
     require("pyarrow", "eval")
     _check(args)
     quiet_transformers()
-    from lattice_bpd.evaluate.results import write_results
-    from lattice_bpd.evaluate.run_folder import evaluate_source
+    from lattice_bpd.evaluate.lab.results import write_results
+    from lattice_bpd.evaluate.lab.run_folder import evaluate_source
 
     start = time.perf_counter()
     watcher = ConsoleWatcher(make_console(), _TITLES)
@@ -160,9 +160,10 @@ def _check(args: argparse.Namespace) -> None:
 def _quick_source(args: argparse.Namespace, watcher: ConsoleWatcher) -> Source:
     import torch
 
-    from lattice_bpd.evaluate import corpus, recipe
-    from lattice_bpd.evaluate.demo_model import load_demo_model
-    from lattice_bpd.evaluate.quick import make_quick_source
+    from lattice_bpd.evaluate.demo import library_text as corpus
+    from lattice_bpd.evaluate.demo import recipe
+    from lattice_bpd.evaluate.demo.model_folder import load_demo_model
+    from lattice_bpd.evaluate.demo.quick import make_quick_source
 
     torch.set_num_threads(1)  # the model's matrices are too small to split
     demo = load_demo_model(args.model)
@@ -174,7 +175,7 @@ def _quick_source(args: argparse.Namespace, watcher: ConsoleWatcher) -> Source:
 
 def _user_source(args: argparse.Namespace) -> Source:
     from lattice_bpd.cli.files import load_tokenizer
-    from lattice_bpd.evaluate.quick import Source
+    from lattice_bpd.evaluate.demo.quick import Source
     from lattice_bpd.evaluate.tasks import find_task
 
     path = args.tokenizer or args.model / "tokenizer.json"
@@ -204,9 +205,9 @@ def _user_source(args: argparse.Namespace) -> Source:
 def _lab_options(args: argparse.Namespace, source: Source) -> LabOptions:
     from dataclasses import replace
 
-    from lattice_bpd.evaluate.lab_options import LabOptions
-    from lattice_bpd.evaluate.run_folder import quick_options
-    from lattice_bpd.evaluate.strategies import find_strategies
+    from lattice_bpd.evaluate.lab.options import LabOptions
+    from lattice_bpd.evaluate.lab.run_folder import quick_options
+    from lattice_bpd.evaluate.replay.strategies import find_strategies
 
     options = LabOptions(rules=tuple(args.accept), rule_texts=args.accept_texts)
     if args.quick:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from lattice_bpd import NGramLM
     from lattice_bpd.cli.progress import ConsoleWatcher
-    from lattice_bpd.evaluate.count_trie import CountTrie
     from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
+    from lattice_bpd.evaluate.replay.count_trie import CountTrie
 
 Number = TypeVar("Number", int, float)
 _STOPS = ("<|endoftext|>", "</s>")
@@ -140,7 +140,7 @@ def count_text(path: Path | None, tokenizer: Tokenizer | None, vocab_size: int) 
         ValueError: no tokenizer, or a file without text.
         OSError: it cannot be read.
     """
-    from lattice_bpd.evaluate.count_trie import CountTrie
+    from lattice_bpd.evaluate.replay.count_trie import CountTrie
     from lattice_bpd.evaluate.tasks.files import read_items
 
     if path is None:

@@ -15,8 +15,8 @@ from lattice_bpd.cli.ngram_options import parse_numbers
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lattice_bpd.train.head_job import HeadJob
-    from lattice_bpd.train.head_run import HeadResult
+    from lattice_bpd.train.heads.job import HeadJob
+    from lattice_bpd.train.heads.run import HeadResult
 
 _EXAMPLE = """examples:
   lattice-bpd heads train corpus.txt --recipe frozen --base gpt2-folder -o heads
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> None:
     quiet_transformers()
     import torch
 
-    from lattice_bpd.train.head_run import train_heads
+    from lattice_bpd.train.heads.run import train_heads
 
     if args.threads < 0:
         raise ValueError(f"--threads is {args.threads}; expected 0 or more")
@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> None:
 
 def make_job(args: argparse.Namespace) -> HeadJob:
     """The run that the options ask for."""
-    from lattice_bpd.train.head_job import HeadJob
+    from lattice_bpd.train.heads.job import HeadJob
 
     train: dict[str, Any] = {name: getattr(args, name) for name in _TRAIN}
     given = {name: value for name, value in train.items() if value is not None}

@@ -81,7 +81,7 @@ def _distil(args: argparse.Namespace) -> NGramLM:
     with timed_step(f"load {args.model}"):
         model = load_causal_lm(args.model)
     from lattice_bpd.train import CountingProgress
-    from lattice_bpd.train.distil import distil_ngram
+    from lattice_bpd.train.ngram.distil import distil_ngram
 
     own = args.model / "tokenizer.json"
     if args.tokenizer is None and own.is_file():

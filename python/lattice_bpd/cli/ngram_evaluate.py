@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
         ValueError: token ids outside an LM's vocabulary.
         OSError: a file that cannot be read.
     """
-    from lattice_bpd.train.perplexity import compare_lines, evaluate_ngram
+    from lattice_bpd.lm.evaluation import compare_lines, evaluate_ngram
 
     sequences = read_sequences(args.text, args.tokenizer)
     scores = {}

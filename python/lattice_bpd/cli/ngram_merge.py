@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written.
     """
     from lattice_bpd.lm.convert import write_lm
-    from lattice_bpd.train.mixture import interpolate, tune_weights
+    from lattice_bpd.lm.interpolation import interpolate, tune_weights
 
     if (args.weights is None) == (args.heldout is None):
         raise ValueError("ngram merge: expected either --weights or --heldout")

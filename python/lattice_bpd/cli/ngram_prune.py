@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written.
     """
     from lattice_bpd.lm.convert import write_lm
-    from lattice_bpd.train.prune import prune_ngram
+    from lattice_bpd.lm.pruning import prune_ngram
 
     kept = (
         None if args.keep_ids is None else [int(word) for word in args.keep_ids.read_text().split()]

@@ -102,7 +102,7 @@ def _all_counts(inputs: list[str]) -> bool:
     Raises:
         ValueError: some are, some are not.
     """
-    from lattice_bpd.train.counts_file import is_counts_file
+    from lattice_bpd.train.ngram.counts_file import is_counts_file
 
     found = [is_counts_file(name) for name in inputs]
     if any(found) and not all(found):

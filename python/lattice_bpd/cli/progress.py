@@ -41,7 +41,7 @@ def quiet_transformers() -> None:
 
 
 class ConsoleWatcher:
-    """Shows stages one after the other; see `lattice_bpd.train.watcher.Watcher`.
+    """Shows stages one after the other; see `lattice_bpd.watcher.Watcher`.
 
     Args:
         console: where to.

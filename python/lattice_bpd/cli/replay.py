@@ -12,10 +12,10 @@ from lattice_bpd.cli.evaluate_options import count_text, load_lms, parse_list
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lattice_bpd.evaluate.lab.result_tables import ResultTable
     from lattice_bpd.evaluate.record.read import Record
-    from lattice_bpd.evaluate.replay import Recording, Replayed
-    from lattice_bpd.evaluate.result_tables import ResultTable
-    from lattice_bpd.evaluate.sweep import Point
+    from lattice_bpd.evaluate.replay.replay import Recording, Replayed
+    from lattice_bpd.evaluate.replay.sweep import Point
 
 _EXAMPLE = """examples:
   lattice-bpd replay run --strategies bpd,oracle --top-k 1,2,4,8,16
@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> None:
     """
     from lattice_bpd.cli.files import load_tokenizer
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd.evaluate.positions import Rescorers
     from lattice_bpd.evaluate.record.read import find_records, read_record
-    from lattice_bpd.evaluate.sweep import sweep
+    from lattice_bpd.evaluate.replay.positions import Rescorers
+    from lattice_bpd.evaluate.replay.sweep import sweep
 
     records = {task: read_record(path) for task, path in find_records(args.record).items()}
     first = next(iter(records.values())).manifest
@@ -108,9 +108,9 @@ def run(args: argparse.Namespace) -> None:
 def _points(
     args: argparse.Namespace, lms: tuple[str, ...], *, has_trie: bool, top_k: int
 ) -> list[Point]:
-    from lattice_bpd.evaluate.settings import DraftOptions
-    from lattice_bpd.evaluate.strategies import STRATEGIES, find_strategies
-    from lattice_bpd.evaluate.sweep import make_grid
+    from lattice_bpd.evaluate.replay.settings import DraftOptions
+    from lattice_bpd.evaluate.replay.strategies import STRATEGIES, find_strategies
+    from lattice_bpd.evaluate.replay.sweep import make_grid
 
     if args.strategies is None:
         strategies = [
@@ -133,7 +133,7 @@ def _points(
 
 def _recordings(records: dict[str, Record], limit: int | None) -> dict[str, Recording]:
     """By task, and within a task by kind of text."""
-    from lattice_bpd.evaluate.replay import Recording
+    from lattice_bpd.evaluate.replay.replay import Recording
 
     if limit is not None and limit < 1:
         raise ValueError(f"--limit is {limit}; expected 1 or more")
@@ -148,7 +148,7 @@ def _recordings(records: dict[str, Record], limit: int | None) -> dict[str, Reco
 
 
 def _table(found: dict[str, list[Replayed]], points: list[Point]) -> ResultTable:
-    from lattice_bpd.evaluate.result_tables import ResultTable
+    from lattice_bpd.evaluate.lab.result_tables import ResultTable
     from lattice_bpd.evaluate.statistics import bootstrap_block_efficiency
 
     rows: list[tuple[Any, ...]] = []

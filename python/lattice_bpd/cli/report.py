@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> None:
     """
     from lattice_bpd import FormatError
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
+    from lattice_bpd.evaluate.lab.results import RESULTS_FILE, read_results
     from lattice_bpd.evaluate.report import REPORT_FILE, render_report, write_report
-    from lattice_bpd.evaluate.results import RESULTS_FILE, read_results
 
     if args.steps is not None and args.steps < 0:
         raise ValueError(f"--steps is {args.steps}; expected 0 or more")

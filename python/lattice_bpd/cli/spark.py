@@ -138,7 +138,7 @@ def _count(session: SparkSession, args: argparse.Namespace) -> SparkCounts:
 
 
 def _train(args: argparse.Namespace, counts: SparkCounts) -> SparkLM:
-    from lattice_bpd.train.ngram import SmoothingWarning
+    from lattice_bpd.lm.training import SmoothingWarning
     from lattice_bpd.train.spark import prune_ngram, train_counts
 
     with warnings.catch_warnings(record=True) as caught:

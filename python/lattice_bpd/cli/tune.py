@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from lattice_bpd import NGramLM
     from lattice_bpd.cli.progress import ConsoleWatcher
     from lattice_bpd.decode import DrafterFile
-    from lattice_bpd.evaluate.drafter_search import Choice, Tuned
-    from lattice_bpd.evaluate.replay import Recording
+    from lattice_bpd.evaluate.lab.drafter_search import Choice, Tuned
+    from lattice_bpd.evaluate.replay.replay import Recording
     from lattice_bpd.evaluate.statistics import PairedTest
 
 _EXAMPLE = """examples:
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> None:
         ImportError: an extra is missing.
     """
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd.evaluate.call_costs import make_curve
-    from lattice_bpd.evaluate.drafter_search import DrafterSearch
+    from lattice_bpd.evaluate.costs.call_costs import make_curve
+    from lattice_bpd.evaluate.lab.drafter_search import DrafterSearch
 
     if args.limit is not None and args.limit < 1:
         raise ValueError(f"--limit is {args.limit}; expected 1 or more")
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
 def _recording(args: argparse.Namespace) -> tuple[Recording, int]:
     """The texts of all tasks, and the vocabulary."""
     from lattice_bpd.evaluate.record.read import find_records, read_record
-    from lattice_bpd.evaluate.replay import Recording
+    from lattice_bpd.evaluate.replay.replay import Recording
 
     records = [read_record(path) for path in find_records(args.run_folder).values()]
     texts = [text for record in records for text in record.texts[: args.limit]]
@@ -94,7 +94,7 @@ def _lms(
 ) -> tuple[Mapping[str, NGramLM], Mapping[str, str]]:
     """LMs and their files by name: those given, or those of the run whose files are there."""
     from lattice_bpd.cli.evaluate_options import load_lms
-    from lattice_bpd.evaluate.results import RESULTS_FILE, read_results
+    from lattice_bpd.evaluate.lab.results import RESULTS_FILE, read_results
 
     values = list(args.lm)
     if not values and (args.run_folder / RESULTS_FILE).is_file():
@@ -119,7 +119,7 @@ def _lms(
 
 
 def _costs(args: argparse.Namespace, watcher: ConsoleWatcher) -> dict[int, float]:
-    from lattice_bpd.evaluate.call_costs import ROUNDS, measure_costs, read_costs
+    from lattice_bpd.evaluate.costs.call_costs import ROUNDS, measure_costs, read_costs
 
     if args.cost is not None:
         return read_costs(args.cost)
@@ -180,7 +180,7 @@ def _print(watcher: ConsoleWatcher, tuned: Tuned, path: Path) -> None:
 
 
 def _describe(choice: Choice) -> str:
-    from lattice_bpd.evaluate.strategies import STRATEGIES
+    from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 
     kept = STRATEGIES[choice.name].kept(choice.options)
     numbers = ", ".join(f"{knob} {value:g}" for knob, value in kept.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lattice_bpd.decode import STRATEGIES
+from lattice_bpd.decode.huggingface.generate import STRATEGIES
 
 BATCHES = (1, 3)
 SETTINGS = ("", "penalty", "eos")

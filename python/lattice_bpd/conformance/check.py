@@ -14,7 +14,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import lattice_bpd
-from lattice_bpd import NGramLM
 from lattice_bpd.conformance.cases import Case
 from lattice_bpd.conformance.informed import InformedHeads
 from lattice_bpd.conformance.reference import (
@@ -23,8 +22,10 @@ from lattice_bpd.conformance.reference import (
     generation_settings,
     rounding_bound,
 )
-from lattice_bpd.decode import CustomGenerate, generate_batch
-from lattice_bpd.decode.model import DraftingModel
+from lattice_bpd.decode.huggingface.custom_generate import CustomGenerate
+from lattice_bpd.decode.huggingface.generate import generate_batch
+from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.lm.ngram import NGramLM
 
 MAX_NEW_TOKENS = 24
 OUTCOMES = ("equal", "tie", "refused", "different", "error")

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
+from lattice_bpd.lattice.device import top_k_on_device
 from lattice_bpd.token_ids import check_has_values
 
 if TYPE_CHECKING:
@@ -159,8 +160,6 @@ def _host_array(tensor: torch.Tensor, float_type: str) -> npt.NDArray[Any]:
 def _top_k_on_device(
     logits: torch.Tensor, top_k: int, log_softmax: bool
 ) -> tuple[Int32Array, Float32Array]:
-    from lattice_bpd.lattice.device import top_k_on_device
-
     token_ids, scores = top_k_on_device(logits, top_k, log_softmax)
     shape = (*logits.shape[:-1], top_k)
     return token_ids.reshape(shape), scores.reshape(shape)

@@ -80,7 +80,7 @@ class NGramLM:
 
         Source: Katz 1987; Kim et al. 2024, appendices C.3 and D.
         """
-        from lattice_bpd.train.ngram import train_ngram
+        from lattice_bpd.lm.training import train_ngram
 
         return train_ngram(
             sequences,

@@ -20,7 +20,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from lattice_bpd import FormatError
+from lattice_bpd._core import FormatError
 from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
 from lattice_bpd.models.medusa import MEDUSA_FILES, MedusaHeads
 

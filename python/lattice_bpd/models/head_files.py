@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from lattice_bpd import FormatError
+from lattice_bpd._core import FormatError
 
 Heads = TypeVar("Heads", bound=nn.Module)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lattice_bpd import FormatError
+from lattice_bpd._core import FormatError
 from lattice_bpd.models.head_files import HeadFiles
 
 BLOCKWISE_FILES = HeadFiles("blockwise_heads", {"num_heads": 2, "hidden_size": 1, "inner_size": 1})

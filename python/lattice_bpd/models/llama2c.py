@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lattice_bpd import FormatError
+from lattice_bpd._core import FormatError
 
 _HEADER = struct.Struct("<7i")
 _MOST = 1 << 24  # of any size in the header: larger ones are damage

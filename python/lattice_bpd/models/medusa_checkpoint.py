@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lattice_bpd import FormatError
+from lattice_bpd._core import FormatError
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd.models.medusa import MedusaHeads

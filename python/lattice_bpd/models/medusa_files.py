@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from lattice_bpd import FormatError
+from lattice_bpd._core import FormatError
 from lattice_bpd.models.medusa_tensors import PREFIX
 
 CONFIG_NAME = "config.json"

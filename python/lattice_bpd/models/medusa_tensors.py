@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lattice_bpd import FormatError
+from lattice_bpd._core import FormatError
 from lattice_bpd.models.medusa import MedusaHeads
 
 PREFIX = "medusa_head."

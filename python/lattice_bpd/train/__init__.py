@@ -3,20 +3,20 @@
 What changes n-gram LMs that are trained: prune, mixture; what measures them: perplexity.
 """
 
-from lattice_bpd.train.corpus import Corpus
-from lattice_bpd.train.corpus_lm import train_corpus, train_counts
-from lattice_bpd.train.counting import CountingProgress, count_corpus, merge_counts
-from lattice_bpd.train.counts_file import CountsInfo, read_counts_info
-from lattice_bpd.train.mixture import interpolate, tune_weights
-from lattice_bpd.train.ngram import (
+from lattice_bpd.lm.evaluation import TextScore, evaluate_ngram
+from lattice_bpd.lm.interpolation import interpolate, tune_weights
+from lattice_bpd.lm.pruning import count_prunable, prune_ngram
+from lattice_bpd.lm.training import (
     KatzWarning,
     RaggedIds,
     SmoothingWarning,
     count_ngrams,
     train_ngram,
 )
-from lattice_bpd.train.perplexity import TextScore, evaluate_ngram
-from lattice_bpd.train.prune import count_prunable, prune_ngram
+from lattice_bpd.train.ngram.corpus_lm import train_corpus, train_counts
+from lattice_bpd.train.ngram.counting import CountingProgress, count_corpus, merge_counts
+from lattice_bpd.train.ngram.counts_file import CountsInfo, read_counts_info
+from lattice_bpd.train.text.corpus import Corpus
 
 __all__ = [
     "Corpus",

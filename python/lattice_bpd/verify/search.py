@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lattice_bpd import ContextNGram, NGramLM, _core
+from lattice_bpd import _core
 from lattice_bpd.lattice.logits import Candidates
-from lattice_bpd.lm.ngram import core_of
+from lattice_bpd.lm.context import ContextNGram
+from lattice_bpd.lm.ngram import NGramLM, core_of
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.lm_call import (
     LMOutput,
     cache_argument,

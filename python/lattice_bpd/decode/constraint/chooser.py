@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lattice_bpd.decode.constraint.place import MergedPlaces, Place
 from lattice_bpd.decode.constraint.protocol import Constraint
-from lattice_bpd.verify import Chooser, Offer, greedy_tokens
+from lattice_bpd.verify.greedy import greedy_tokens
+from lattice_bpd.verify.verification import Chooser, Offer
 
 
 class ConstrainedChooser:

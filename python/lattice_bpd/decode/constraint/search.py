@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from lattice_bpd import Drafts, NGramLM, rescore_fst, rescore_lattice
 from lattice_bpd.decode.constraint.lattice import Intersection, intersect
 from lattice_bpd.decode.constraint.place import Place
+from lattice_bpd.draft.drafts import Drafts
+from lattice_bpd.draft.rescore import rescore_lattice
+from lattice_bpd.draft.rescore_fst import rescore_fst
 from lattice_bpd.lattice.logits import Candidates, select_top_k
+from lattice_bpd.lm.ngram import NGramLM
 
 if TYPE_CHECKING:
-    from lattice_bpd.decode.state import DecodeState
+    from lattice_bpd.decode.state.sequence import DecodeState
 
 
 def find_candidates(

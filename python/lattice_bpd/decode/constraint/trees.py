@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lattice_bpd import DraftTree
 from lattice_bpd.decode.constraint.place import Place
-from lattice_bpd.decode.draft_trees import Nodes, build_draft_tree
-from lattice_bpd.drafter.search import MAX_NODES
-from lattice_bpd.verify import PrefixTree
+from lattice_bpd.draft.draft_tree import DraftTree
+from lattice_bpd.draft.growing_tree import Nodes, build_draft_tree
+from lattice_bpd.draft.search import MAX_NODES
+from lattice_bpd.verify.prefix_tree import PrefixTree
 
 MOST_EXPECTED = 32  # nodes that a constraint adds to the drafts of a step, at most
 _SPARE = 3  # nodes to search for each that is kept

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lattice_bpd import FormatError
+from lattice_bpd._core import FormatError
 
 if TYPE_CHECKING:
-    from lattice_bpd.decode import DraftingModel
+    from lattice_bpd.decode.state.model import DraftingModel
 
 MANIFEST_FILE = "manifest.json"
 _FORMAT, _VERSION = "lattice-bpd record", 1

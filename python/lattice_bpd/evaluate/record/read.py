@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from lattice_bpd import FormatError
+from lattice_bpd._core import FormatError
 from lattice_bpd.evaluate.record.manifest import MANIFEST_FILE, Manifest, load_manifest
 from lattice_bpd.evaluate.record.shards import checksum, read_shard
 from lattice_bpd.evaluate.record.texts import RecordedText

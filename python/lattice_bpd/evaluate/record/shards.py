@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd import FormatError
+from lattice_bpd._core import FormatError
 from lattice_bpd.evaluate.record.texts import RecordedText
 from lattice_bpd.extras import require
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.decode.suffix_index import SuffixIndex
+from lattice_bpd.decode.drafters.suffix_index import SuffixIndex
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.token_ids import Int32Array, Int64Array
 
 if TYPE_CHECKING:
     import torch
 
-    from lattice_bpd.decode import DraftingModel
+    from lattice_bpd.decode.state.model import DraftingModel
 
 Float32Array = npt.NDArray[np.float32]
 _CHUNK_ELEMENTS = 1 << 24  # head logits held at once: 64 MiB of float32

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lattice_bpd.decode import BlockDrafter, DraftingModel, decode_batch
+from lattice_bpd.decode.drafters.basic import BlockDrafter
+from lattice_bpd.decode.loop.batch import decode_batch
+from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.evaluate.record.manifest import (
     MANIFEST_FILE,
     Manifest,
@@ -21,6 +23,7 @@ from lattice_bpd.evaluate.record.manifest import (
 )
 from lattice_bpd.evaluate.record.shards import checksum, write_shard
 from lattice_bpd.evaluate.record.texts import RecordedText, record_text
+from lattice_bpd.extras import require
 
 MAX_TOP_K = 64
 
@@ -106,8 +109,6 @@ def write_record(
         OSError: the disk is full, or the folder cannot be written; whole shards are kept.
         ImportError: pyarrow is missing (extra `eval`).
     """
-    from lattice_bpd.extras import require
-
     require("pyarrow", "eval")  # before the target has done any work
     options, directory = options or RecordOptions(), Path(directory)
     drafting = DraftingModel(model, heads)

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from lattice_bpd import NGramLM
-from lattice_bpd.evaluate.positions import PositionBatch, Rescorers
 from lattice_bpd.evaluate.record.read import Record
-from lattice_bpd.evaluate.replay import Recording
-from lattice_bpd.evaluate.settings import DraftOptions
-from lattice_bpd.evaluate.strategies import STRATEGIES, Strategy
+from lattice_bpd.evaluate.replay.positions import PositionBatch, Rescorers
+from lattice_bpd.evaluate.replay.replay import Recording
+from lattice_bpd.evaluate.replay.settings import DraftOptions
+from lattice_bpd.evaluate.replay.strategies import STRATEGIES, Strategy
+from lattice_bpd.lm.ngram import NGramLM
 
 MOST_STEPS = 200
 _ARCS = 8  # drawn in each slot, besides those that a draft or the target takes

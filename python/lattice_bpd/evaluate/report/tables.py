@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lattice_bpd.evaluate.lab.result_tables import make_tables
 from lattice_bpd.evaluate.report.paper_figures import paper_efficiency, paper_gain
-from lattice_bpd.evaluate.result_tables import make_tables
 from lattice_bpd.svg import escape
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from lattice_bpd import rescore_tree
-from lattice_bpd.evaluate.loops import count_looping
-from lattice_bpd.evaluate.positions import Rescorers
-from lattice_bpd.evaluate.replay import Recording, Replayed
-from lattice_bpd.evaluate.settings import DraftOptions
+from lattice_bpd.draft.rescore import rescore_tree
+from lattice_bpd.evaluate.replay.positions import Rescorers
+from lattice_bpd.evaluate.replay.replay import Recording, Replayed
+from lattice_bpd.evaluate.replay.settings import DraftOptions
+from lattice_bpd.evaluate.statistics.loops import count_looping
 
 BINS = 10
 LOOP_EDGES = (0.0, 0.25, 0.5, 1.0)

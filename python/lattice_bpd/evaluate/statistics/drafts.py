@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.evaluate.positions import Rescorers
-from lattice_bpd.evaluate.replay import Recording
-from lattice_bpd.evaluate.settings import DraftOptions
-from lattice_bpd.evaluate.strategies import STRATEGIES, Strategy
+from lattice_bpd.evaluate.replay.positions import Rescorers
+from lattice_bpd.evaluate.replay.replay import Recording
+from lattice_bpd.evaluate.replay.settings import DraftOptions
+from lattice_bpd.evaluate.replay.strategies import STRATEGIES, Strategy
 from lattice_bpd.token_ids import Int32Array, Int64Array
 
 

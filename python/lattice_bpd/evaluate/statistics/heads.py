@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lattice_bpd.evaluate.replay import Recording
+from lattice_bpd.evaluate.replay.replay import Recording
 
 BINS = 32
 

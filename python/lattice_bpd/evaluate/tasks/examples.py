@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lattice_bpd import FormatError
+from lattice_bpd._core import FormatError
 from lattice_bpd.evaluate.tasks.files import Item, read_items
 from lattice_bpd.evaluate.tasks.table import Names, Task
 

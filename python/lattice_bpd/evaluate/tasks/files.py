@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lattice_bpd import FormatError
-from lattice_bpd.train.file_bytes import Meter, read_chunks
+from lattice_bpd._core import FormatError
+from lattice_bpd.train.text.file_bytes import Meter, read_chunks
 
 
 class Item(NamedTuple):

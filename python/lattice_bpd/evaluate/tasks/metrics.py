@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lattice_bpd.extras import require
 
 if TYPE_CHECKING:
-    from lattice_bpd.decode import DraftingModel
+    from lattice_bpd.decode.state.model import DraftingModel
 
 Judge = Callable[[Sequence[str], Sequence[Sequence[str]]], float]
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd import FormatError, _core
+from lattice_bpd import _core
+from lattice_bpd._core import FormatError
 from lattice_bpd.extras import require
 from lattice_bpd.train.spark.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from lattice_bpd import NGramLM
+    from lattice_bpd.lm.ngram import NGramLM
 
 
 def assemble(folder: str | os.PathLike[str]) -> NGramLM:
@@ -46,7 +47,7 @@ def assemble_chunks(
     Raises:
         ValueError: chunks are missing or not sorted.
     """
-    from lattice_bpd import NGramLM
+    from lattice_bpd.lm.ngram import NGramLM
 
     assembler = _core.TrieAssembler(vocabulary.core, unigrams)
     for chunk in chunks:

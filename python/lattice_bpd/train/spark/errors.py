@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lattice_bpd import FormatError
+from lattice_bpd._core import FormatError
 
 _MARK = "lattice-bpd, in an executor: "
 _KINDS: tuple[type[Exception], ...] = (FormatError, ValueError, ImportError, OSError, MemoryError)

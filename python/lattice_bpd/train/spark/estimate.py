@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from lattice_bpd import _core
 from lattice_bpd.extras import require
+from lattice_bpd.lm.training import KatzWarning, SmoothingWarning, checked_min_counts
 from lattice_bpd.token_ids import Int64Array
-from lattice_bpd.train.ngram import KatzWarning, SmoothingWarning, checked_min_counts
 from lattice_bpd.train.spark.buckets import make_context_buckets
 from lattice_bpd.train.spark.closure import close
 from lattice_bpd.train.spark.count import SparkCounts, Summary, UInt64Array, count_counts

@@ -28,7 +28,7 @@ from lattice_bpd.train.spark.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from lattice_bpd import NGramLM
+    from lattice_bpd.lm.ngram import NGramLM
 
 GROUPED = "ngram binary, log_prob float, bucket int"
 _FINAL = "ngram binary, log_prob float, backoff float"

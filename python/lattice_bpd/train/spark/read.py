@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from lattice_bpd import FormatError
+from lattice_bpd._core import FormatError
 from lattice_bpd.token_ids import Int32Array, Int64Array
-from lattice_bpd.train.corpus import encode_pieces, group_pieces
 from lattice_bpd.train.spark.errors import clear_errors
 from lattice_bpd.train.spark.tokenizer_files import TokenizerFiles, load_here, read_tokenizer
 from lattice_bpd.train.spark.vocabulary import Vocabulary
-from lattice_bpd.train.text_files import Boundaries, Piece, Place, json_field, split_text
+from lattice_bpd.train.text.corpus import encode_pieces, group_pieces
+from lattice_bpd.train.text.text_files import Boundaries, Piece, Place, json_field, split_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

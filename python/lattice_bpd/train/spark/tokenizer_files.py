@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lattice_bpd.train.encoders import Encoder, load_encoder
+from lattice_bpd.train.text.encoders import Encoder, load_encoder
 
 _BESIDE = ("merges.txt", "vocab.bpe")
 _IN_FOLDER = ("tokenizer.json", "vocab.json", "encoder.json", *_BESIDE)

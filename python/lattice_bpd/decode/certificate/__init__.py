@@ -1,0 +1,1 @@
+"""Certificates that floating-point rounding did not change an output."""

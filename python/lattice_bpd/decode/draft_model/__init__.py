@@ -1,8 +1,0 @@
-"""Drafts of a small causal LM: chains, lattices and trees."""
-
-from __future__ import annotations
-
-from lattice_bpd.decode.draft_model.drafter import DraftModelDrafter
-from lattice_bpd.decode.draft_model.options import SHAPES
-
-__all__ = ["SHAPES", "DraftModelDrafter"]

@@ -1,0 +1,1 @@
+"""Drafters: what is proposed for verification. The decoding loop is the same for all."""

@@ -1,0 +1,238 @@
+"""A small causal LM that reads texts along with the target, with a KV cache of its own.
+
+The cache outlives a step: `go_on` finds for each text the row that shares most of it, forgets what
+does not belong to it (rejected drafts), and reads what is new, in one call for all texts. So a
+prompt is read once, and nobody has to tell what was accepted or which sequences have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.batch_probe import find_batch_refusal
+from lattice_bpd.verify.cache import check_cache
+from lattice_bpd.verify.layout import lay_out_rows, lay_out_tree
+from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.stacked_cache import StackedCache
+from lattice_bpd.verify.target import CausalLMTarget
+
+ROOM = 256  # free slots behind the prompts
+_MOST_NEW = 64  # more new tokens than this and than old ones are a prompt, which is read anew
+
+
+@dataclass
+class ReadTexts:
+    """R texts that the model has read.
+
+    Attributes:
+        cache: covers all tokens of each.
+        tokens: the tokens of each.
+    """
+
+    cache: BatchCache
+    tokens: list[list[int]]
+
+
+class CachedReader:
+    """Reads texts with a causal LM.
+
+    Args:
+        model: any causal LM of `transformers`, or a BlockwiseLM (its heads are not used).
+        where: the reader's name in error messages.
+
+    Attributes:
+        model: as a target.
+        tokens_read: tokens that all rows have read so far.
+        calls: of the model so far.
+
+    Raises:
+        TypeError: no decoder-only causal LM.
+        ValueError: a model with a recurrent state, which cannot be rolled back.
+    """
+
+    def __init__(self, model: PreTrainedModel | BlockwiseLM, where: str) -> None:
+        self.model, self.where = CausalLMTarget(model), where
+        if self.model.is_recurrent:
+            raise ValueError(
+                f"{where}: {type(self.model.base).__name__} keeps a recurrent state, which cannot "
+                "drop rejected drafts; expected attention in every layer; use another model"
+            )
+        self.tokens_read = self.calls = 0
+
+    def check(self, texts: list[list[int]]) -> None:
+        """Raise ValueError for an empty text, or one longer than the model's positions."""
+        longest, limit = max(map(len, texts)), self.model.max_positions
+        if min(map(len, texts)) == 0:
+            raise ValueError(f"{self.where}: a context is empty; expected one token or more")
+        if limit is not None and longest > limit:
+            raise ValueError(
+                f"{self.where}: a text has {longest} tokens; the model has positions for {limit}; "
+                "use a model with as many positions as the target"
+            )
+
+    def go_on(
+        self, kept: ReadTexts | None, contexts: Sequence[Sequence[int]]
+    ) -> tuple[ReadTexts, Tensor]:
+        """Read what is new in each text.
+
+        Args:
+            kept: what was read before, which is used up; None to begin.
+            contexts: R texts of one token or more, whole.
+
+        Returns:
+            The texts as read, and (R, V) logits of the token behind each.
+
+        Raises:
+            ValueError: an empty text, one longer than the model's positions, or several for a model
+                that takes no position ids.
+        """
+        texts = [list(context) for context in contexts]
+        self.check(texts)
+        refusal = self._refuses_batch() if len(texts) > 1 else None
+        if refusal is not None:
+            raise ValueError(
+                f"{self.where}: cannot read {len(texts)} texts at once: {refusal}; decode one at a "
+                "time"
+            )
+        found = None if kept is None else match_texts(kept.tokens, texts)
+        if kept is None or found is None:
+            return self._read_prompts(texts)
+        rows, lengths = found
+        if rows != list(range(len(kept.tokens))):
+            kept.cache.keep_sequences(rows)
+        if lengths != kept.cache.lengths:
+            kept.cache.roll_back(lengths)
+        new = [text[length:] for text, length in zip(texts, lengths, strict=True)]
+        return ReadTexts(kept.cache, texts), self.read(kept.cache, new)
+
+    def _refuses_batch(self) -> str | None:
+        """Why several texts cannot be read in one call; None where they can."""
+        if self.model.windows.by_slot is not None:
+            return f"{type(self.model.base).__name__} has windows that count padding"
+        return find_batch_refusal(self.model)
+
+    def extend(self, texts: ReadTexts, new: Sequence[int | None]) -> Tensor:
+        """Read one more token of each text; where it is None, the last one once more.
+
+        Returns:
+            (R, V) logits of the token behind each.
+        """
+        if None in new:
+            texts.cache.roll_back(
+                [len(t) - (token is None) for t, token in zip(texts.tokens, new, strict=True)]
+            )
+        pairs = list(zip(texts.tokens, new, strict=True))
+        texts.tokens = [text if token is None else [*text, token] for text, token in pairs]
+        return self.read(texts.cache, [text[-1:] for text in texts.tokens])
+
+    def read(self, cache: BatchCache, new: list[list[int]]) -> Tensor:
+        """Read one new token or more of each row of a cache.
+
+        Returns:
+            (R, V) logits of the token behind each.
+        """
+        trees = [PrefixTree.from_drafts(tokens[0], [tokens[1:]]) for tokens in new]
+        call = lay_out_rows(self.model, cache, trees)
+        output = self.model(
+            call.input_ids,
+            cache.cache,
+            attention_mask=call.attention_mask,
+            windowed_mask=call.windowed_mask,
+            position_ids=call.position_ids,
+        )
+        counts = [len(tokens) for tokens in new]
+        size = call.input_ids.shape[1]
+        cache.keep_rows(cache.cache, list(range(len(new))), counts, size, repeats=False)
+        self._count(sum(counts))
+        last = torch.tensor(counts, device=output.logits.device) - 1
+        return output.logits[torch.arange(len(new), device=last.device), last]
+
+    def look_ahead(self, texts: ReadTexts, forests: Sequence[PrefixTree]) -> Tensor:
+        """Read draft tokens behind each text, one call for all, and forget them again.
+
+        Args:
+            texts: as read.
+            forests: of each text; first tokens have parent -1. A model that `refuses_tree` cannot
+                read them.
+
+        Returns:
+            (R, N, V) logits behind each token; N is that of the largest forest.
+        """
+        lengths, limit = list(texts.cache.lengths), self.model.max_positions
+        call = lay_out_tree(self.model, texts.cache, list(forests))
+        places = call.position_ids
+        if (
+            places is not None and limit is not None
+        ):  # padding behind a text without a next position
+            places = places.clamp(max=limit - 1)
+        output = self.model(
+            call.input_ids,
+            texts.cache.cache,
+            attention_mask=call.attention_mask,
+            windowed_mask=call.windowed_mask,
+            position_ids=places,
+        )
+        texts.cache.keep_nodes([[0]] * len(lengths), call.input_ids.shape[1])
+        texts.cache.roll_back(lengths)
+        self._count(sum(map(len, forests)))
+        return output.logits
+
+    def _read_prompts(self, texts: list[list[int]]) -> tuple[ReadTexts, Tensor]:
+        lengths = [len(text) for text in texts]
+        longest = max(lengths)
+        ids = torch.tensor([[0] * (longest - len(text)) + text for text in texts])
+        mask = places = None
+        if min(lengths) < longest:
+            padding = longest - torch.tensor(lengths)[:, None]
+            steps = torch.arange(longest).expand(len(texts), -1)
+            mask = (steps >= padding).long().to(self.model.device)
+            places = (steps - padding).clamp(min=0).to(self.model.device)
+        output, cache = self.model.read_prompts(ids.to(self.model.device), mask, places)
+        check_cache(cache)
+        self._count(sum(lengths))
+        kept: Any = StackedCache.from_cache(cache, ROOM) or cache
+        return ReadTexts(BatchCache(kept, lengths), texts), output.logits[:, -1]
+
+    def _count(self, tokens: int) -> None:
+        self.tokens_read += tokens
+        self.calls += 1
+
+
+def match_texts(
+    kept: list[list[int]], texts: list[list[int]]
+) -> tuple[list[int], list[int]] | None:
+    """For each text the row that shares most of it, and how much to keep; None: too little."""
+    rows, lengths = [], []
+    for number, text in enumerate(texts):
+        order = [number, *range(len(kept))] if number < len(kept) else range(len(kept))
+        shared, row = max(
+            ((_count_shared(kept[row], text), row) for row in order), key=lambda pair: pair[0]
+        )
+        rows.append(row)
+        lengths.append(min(shared, len(text) - 1))  # the last token is read for what follows it
+    for text, length in zip(texts, lengths, strict=True):
+        if length == 0 or len(text) - length > max(_MOST_NEW, length):
+            return None
+    return rows, lengths
+
+
+def _count_shared(a: list[int], b: list[int]) -> int:
+    """Tokens that both begin with."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low + 1 < high:  # they agree up to low and differ below high
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

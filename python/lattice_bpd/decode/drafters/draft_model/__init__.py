@@ -1,0 +1,8 @@
+"""Drafts of a small causal LM: chains, lattices and trees."""
+
+from __future__ import annotations
+
+from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
+from lattice_bpd.decode.drafters.draft_model.options import SHAPES
+
+__all__ = ["SHAPES", "DraftModelDrafter"]

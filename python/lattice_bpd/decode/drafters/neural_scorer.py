@@ -1,0 +1,128 @@
+"""A small causal LM as a scorer of transitions, with a KV cache of its own (paper 7.1).
+
+The cache outlives a step (see `cached_reader`): a prompt is read once, and a step of greedy
+rescoring feeds one token a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lattice_bpd.decode.drafters.cached_reader import ROOM, CachedReader, ReadTexts
+from lattice_bpd.draft.scorers.protocol import Int32Array, Int64Array, TransitionScorer
+from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.stacked_cache import StackedCache
+
+
+@dataclass
+class NeuralState:
+    """R histories that the model has read.
+
+    Attributes:
+        cache: covers all tokens of each.
+        tokens: the tokens of each.
+        log_probs: (R, V) float, ln P of the next token behind each.
+        base: the state whose cache this one's was copied from, and that `start` goes on with; None
+            where this one is it.
+    """
+
+    cache: BatchCache
+    tokens: list[list[int]]
+    log_probs: Tensor
+    base: NeuralState | None = None
+
+
+class NeuralScorer(TransitionScorer):
+    """ln P of a causal LM over the target's token ids.
+
+    Not safe for threads; several sequences of one decoding run may share it.
+
+    Args:
+        model: any causal LM of `transformers`, or a BlockwiseLM (its heads are not used).
+
+    Attributes:
+        vocab_size: V of its output embedding.
+
+    Raises:
+        TypeError: no decoder-only causal LM.
+        ValueError: a model with a recurrent state, which cannot be rolled back.
+
+    Source: Kim et al. 2024, section 7.1 and algorithm 2.
+    """
+
+    def __init__(self, model: PreTrainedModel | BlockwiseLM) -> None:
+        self._reader = CachedReader(model, "NeuralScorer")
+        self.vocab_size = self._reader.model.vocab_size
+        self._kept: NeuralState | None = None
+
+    @property
+    def tokens_read(self) -> int:
+        """Tokens that all rows have read so far."""
+        return self._reader.tokens_read
+
+    @property
+    def calls(self) -> int:
+        """Of the model so far."""
+        return self._reader.calls
+
+    @torch.inference_mode()
+    def start(self, contexts: Sequence[Sequence[int]]) -> NeuralState:
+        """See TransitionScorer; contexts of one token or more.
+
+        Raises:
+            ValueError: an empty context, or one longer than the model's positions.
+        """
+        kept, self._kept = self._kept, None  # an error on the way leaves nothing behind
+        read = None if kept is None else ReadTexts(kept.cache, kept.tokens)
+        texts, logits = self._reader.go_on(read, contexts)
+        self._kept = NeuralState(texts.cache, texts.tokens, _log_probs(logits))
+        return self._kept
+
+    def score(self, state: NeuralState, candidates: Int32Array) -> npt.NDArray[np.float32]:
+        """See TransitionScorer; (R, k) float32."""
+        index = torch.from_numpy(np.asarray(candidates, np.int64)).to(state.log_probs.device)
+        found: npt.NDArray[np.float32] = state.log_probs.gather(1, index).cpu().numpy()
+        return found
+
+    @torch.inference_mode()
+    def advance(self, state: NeuralState, rows: Int64Array, token_ids: Int32Array) -> NeuralState:
+        """See TransitionScorer; one call of the model with a token for each row.
+
+        Raises:
+            ValueError: a history longer than the model's positions.
+        """
+        chosen = rows.tolist()
+        pairs = zip(chosen, token_ids.tolist(), strict=True)
+        tokens = [[*state.tokens[row], token] for row, token in pairs]
+        self._reader.check(tokens)
+        self._kept = None
+        cache, base = state.cache, state.base
+        if chosen != list(range(len(state.tokens))):
+            cache, base = _branch(state, chosen)
+        logits = self._reader.read(cache, [[token] for token in token_ids.tolist()])
+        found = NeuralState(cache, tokens, _log_probs(logits), base)
+        self._kept = found if base is None else base
+        return found
+
+
+def _log_probs(logits: Tensor) -> Tensor:
+    return logits.float().log_softmax(dim=-1)
+
+
+def _branch(state: NeuralState, rows: list[int]) -> tuple[BatchCache, NeuralState | None]:
+    """A cache whose row r is that of the state's row rows[r], and the base of its state."""
+    old = state.cache
+    if state.base is not None or not isinstance(old.cache, StackedCache):  # others cannot be copied
+        old.keep_sequences(rows)
+        return old, state.base
+    copied = BatchCache(old.cache.repeat_sequences(rows, ROOM), [old.lengths[row] for row in rows])
+    copied.positions = None if old.positions is None else old.positions[rows]
+    return copied, state

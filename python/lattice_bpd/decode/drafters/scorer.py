@@ -1,0 +1,204 @@
+"""Drafts under any scorer of transitions, and what happens when the scorer fails.
+
+A scorer's mistakes cost time, never output. Where it raises, or gives NaN or another shape, that
+step drafts by the heads alone, a warning names the scorer once, and `DecodeStats.scorer_failures`
+counts the step.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from lattice_bpd.decode.constraint.search import find_candidates
+from lattice_bpd.decode.drafters.basic import Drafter
+from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
+from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
+from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.draft.drafts import Drafts
+from lattice_bpd.draft.rescore import rescore_lattice
+from lattice_bpd.draft.scorers.beam import ScorerError, search_drafts
+from lattice_bpd.draft.scorers.ngram import as_scorer
+from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
+from lattice_bpd.lattice.logits import Candidates
+from lattice_bpd.models.blockwise import BlockwiseLM
+
+
+class ScorerWarning(UserWarning):
+    """A scorer failed, so that heads alone drafted; the text names scorer and reason."""
+
+
+class ScorerDrafter(Drafter):
+    """The best paths through the top-k lattice under heads + alpha * scorer, found slot by slot.
+
+    With one draft and a neural LM: local rescoring, paper algorithm 2. With an n-gram LM alone
+    `LatticeDrafter` finds the best paths exactly and faster.
+
+    Args:
+        scorer: a TransitionScorer, an NGramLM, or a causal LM of `transformers`.
+        top_k: k, candidates of a slot.
+        num_drafts: p, drafts verified together.
+        alpha: weight of the scorer's log probabilities.
+        beam: prefixes kept behind each slot, at least p; None: p, greedy for one draft.
+        timeout: seconds that the scorer may take in one step; None: as long as it likes. With a
+            timeout it runs in a thread of its own. A step that takes longer counts as "slow", its
+            thread is left to itself, and the scorer is not asked again by this drafter.
+
+    Attributes:
+        dropped: whether the scorer was too slow once, and is not asked any more.
+
+    Raises:
+        TypeError: no scorer.
+        ValueError: options out of range.
+    """
+
+    def __init__(
+        self,
+        scorer: Any,
+        *,
+        top_k: int = 16,
+        num_drafts: int = 1,
+        alpha: float = 0.5,
+        beam: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self.scorer = _to_scorer(scorer)
+        if num_drafts < 1 or (beam is not None and beam < num_drafts):
+            raise ValueError(
+                f"ScorerDrafter: num_drafts is {num_drafts}, beam {beam}; expected 1 or more "
+                "drafts and a beam of as many at least"
+            )
+        if not math.isfinite(alpha):
+            raise ValueError(f"ScorerDrafter: alpha is {alpha}; expected a finite number")
+        if timeout is not None and not timeout > 0.0:
+            raise ValueError(f"ScorerDrafter: timeout is {timeout}; expected seconds above 0")
+        self.top_k, self.num_drafts, self.alpha, self.beam = top_k, num_drafts, alpha, beam
+        self.timeout, self.dropped = timeout, False
+        self._worker: Worker | None = None
+        self._warned = False
+
+    def propose(self, state: DecodeState) -> Drafts:
+        """(1, p, num_slots) token ids.
+
+        Raises:
+            ValueError: the scorer's vocabulary is not the target's, or top_k exceeds it.
+        """
+        return self.propose_batch([state])
+
+    def propose_batch(self, states: Sequence[DecodeState]) -> Drafts:
+        """(B, p, H) token ids."""
+        self._check_vocabulary(states[0].model.vocab_size)
+        logits = batch_head_logits(states)
+        with states[0].stats.stage("top_k"):
+            found, _ = find_candidates(states, logits, self.top_k, "ScorerDrafter")
+        contexts = [state.tokens for state in states]
+        with states[0].stats.stage("rescore"):
+            if self.dropped:
+                _count(states, "dropped")
+                return self._by_heads(found, contexts)
+            try:
+                return self._search(found, contexts)
+            except Exception as error:  # whatever a scorer may raise: drafts are only guesses
+                self._note(error, states)
+                return self._by_heads(found, contexts)
+
+    def _search(self, found: Candidates, contexts: list[list[int]]) -> Drafts:
+        def search() -> Drafts:
+            return search_drafts(
+                found,
+                contexts,
+                self.scorer,
+                num_drafts=self.num_drafts,
+                alpha=self.alpha,
+                beam=self.beam,
+            )
+
+        if self.timeout is None:
+            return search()
+        if self._worker is None:
+            self._worker = Worker()
+        found_in_time: Drafts = self._worker.run(search, self.timeout)
+        return found_in_time
+
+    def _by_heads(self, found: Candidates, contexts: list[list[int]]) -> Drafts:
+        last = [context[-1:] for context in contexts]
+        return rescore_lattice(found, last, None, num_drafts=self.num_drafts)
+
+    def _check_vocabulary(self, wanted: int) -> None:
+        size = vocab_size_of(self.scorer)
+        if size is not None and size != wanted:
+            raise ValueError(
+                f"ScorerDrafter: the scorer has a vocabulary of {size}, the target one of "
+                f"{wanted}; expected the same; use a rescorer with the target's tokenizer"
+            )
+
+    def _note(self, error: Exception, states: Sequence[DecodeState]) -> None:
+        """Count a failure, and warn of the first."""
+        kind = error.kind if isinstance(error, ScorerError) else "error"
+        after = "this step is drafted by the heads alone, and so are all in which it fails"
+        if isinstance(error, SlowScorerError):
+            kind, self.dropped = "slow", True
+            after = "it is not asked any more, the heads alone draft from now on"
+        _count(states, kind)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"ScorerDrafter: {type(self.scorer).__name__} failed ({kind}: {error}); {after}; "
+                "the output stays the target's own",
+                ScorerWarning,
+                stacklevel=4,
+            )
+
+
+class SlowScorerError(Exception):
+    """A scorer took longer than it may."""
+
+
+class Worker:
+    """A thread that runs one call at a time; one that hangs does not keep the process alive."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True, name="lattice-bpd scorer").start()
+
+    def run(self, call: Callable[[], Any], timeout: float) -> Any:
+        """What the call returns or raises.
+
+        Raises:
+            SlowScorerError: it took longer than `timeout` seconds; this worker is of no further
+                use then.
+        """
+        self._calls.put(call)
+        try:
+            answer, error = self._answers.get(timeout=timeout)
+        except queue.Empty:
+            raise SlowScorerError(f"a step took longer than {timeout:g} s") from None
+        if error is not None:
+            raise error
+        return answer
+
+    def _work(self) -> None:
+        while True:
+            call = self._calls.get()
+            try:
+                self._answers.put((call(), None))
+            except Exception as error:  # handed on to the caller
+                self._answers.put((None, error))
+
+
+def _count(states: Sequence[DecodeState], kind: str) -> None:
+    for state in states:
+        state.stats.count_scorer_failure(kind)
+
+
+def _to_scorer(scorer: Any) -> TransitionScorer:
+    if isinstance(scorer, (PreTrainedModel, BlockwiseLM)):
+        return NeuralScorer(scorer)
+    return as_scorer(scorer)

@@ -1,0 +1,202 @@
+"""What `CustomGenerate` and `generate` cannot honor, refused by name before they decode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
+
+from lattice_bpd.decode.huggingface.prefill import PROMPT_INPUTS, is_multimodal
+from lattice_bpd.decode.huggingface.text_inputs import check_token_types
+
+# Settings of a GenerationConfig that change the output or what is returned beside it.
+_REFUSED = {
+    "penalty_alpha": "contrastive search",
+    "dola_layers": "DoLa decoding",
+    "prompt_lookup_num_tokens": "prompt lookup (give a drafter instead)",
+    "assistant_early_exit": "drafts of the target's first layers (give a drafter instead)",
+    "use_mtp": "drafts of the checkpoint's own heads (give heads= instead)",
+    "token_healing": "token healing, which needs a tokenizer",
+    "prefill_chunk_size": "reading the prompt in pieces",
+    "constraints": "constrained beam search",
+    "force_words_ids": "constrained beam search",
+    "output_scores": "scores of each step",
+    "output_logits": "logits of each step",
+    "output_attentions": "attentions of each step",
+    "output_hidden_states": "hidden states of each step",
+}
+_CACHES = (None, "dynamic", "static")
+_CACHE_NAMES = ("past_key_values", "cache_params")
+_KNOWN_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *_CACHE_NAMES}
+# These look at the number of a row, or at all rows together.
+_SINGLE_ROW_ONLY = {
+    "PrefixConstrainedLogitsProcessor",
+    "SynthIDTextWatermarkLogitsProcessor",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+}
+
+
+def refuse_settings(config: GenerationConfig, where: str = "CustomGenerate") -> None:
+    """Raise ValueError for a setting that would change the output or what comes with it."""
+    for name, what in _REFUSED.items():
+        returned = name.startswith("output_")
+        if getattr(config, name, None) and (not returned or config.return_dict_in_generate):
+            raise ValueError(
+                f"{where}: {name}={getattr(config, name)!r} ({what}) cannot be honored; "
+                "leave it out, or use the model's own generate"
+            )
+    for name in ("num_beams", "num_return_sequences"):
+        several = name == "num_return_sequences" and config.do_sample and where == "CustomGenerate"
+        if (getattr(config, name, None) or 1) > 1 and not several:
+            raise ValueError(
+                f"{where}: {name}={getattr(config, name)} cannot be honored; expected 1; give "
+                f"generation_config=GenerationConfig({name}=1)"
+            )
+    refuse_cache(config.cache_implementation, where)
+
+
+def refuse_cache(implementation: str | None, where: str) -> None:
+    """Raise ValueError for a cache that cannot roll back, or that changes what is kept in it."""
+    if implementation not in _CACHES:
+        raise ValueError(
+            f"{where}: cache_implementation={implementation!r} cannot be rolled back; expected one "
+            f"of {', '.join(map(repr, _CACHES))}"
+        )
+
+
+def refuse_inputs(base: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
+    """Raise ValueError for an input that the model needs with the generated text as well."""
+    unknown = sorted(
+        name for name, value in model_kwargs.items()
+        if value is not None and name not in _KNOWN_INPUTS | PROMPT_INPUTS
+    )  # fmt: skip
+    if unknown:
+        raise ValueError(
+            f"CustomGenerate: cannot hand {', '.join(unknown)} to {type(base).__name__}; expected "
+            "input_ids, attention_mask, and what is read with the prompt alone, such as "
+            "pixel_values; use the model's own generate"
+        )
+    embedded = model_kwargs.get("inputs_embeds")
+    if embedded is not None and embedded.shape[1] != input_ids.shape[1]:
+        raise ValueError(
+            f"CustomGenerate: inputs_embeds has {embedded.shape[1]} positions, input_ids "
+            f"{input_ids.shape[1]}; expected the token ids of the whole prompt beside its "
+            "embeddings; give input_ids too"
+        )
+    if not is_multimodal(base):
+        check_token_types(model_kwargs.get("token_type_ids"), base)
+    for name in _CACHE_NAMES:
+        cache = model_kwargs.get(name)
+        if cache is not None and (getattr(cache, "_is_user_defined", False) or _covers_text(cache)):
+            raise ValueError(
+                f"CustomGenerate: {name} cannot be honored; it keeps a cache of its own; leave "
+                f"{name} out and give the whole text"
+            )
+
+
+def _covers_text(cache: Any) -> bool:
+    try:
+        return int(cache.get_seq_length()) > 0
+    except ValueError:  # no layer of it has attention
+        return bool(cache.has_previous_state())
+
+
+def refuse_for_batches(
+    batch_size: int, processors: LogitsProcessorList, criteria: StoppingCriteriaList
+) -> None:
+    """Raise ValueError for what must see all rows at once: each goes at its own speed."""
+    if batch_size == 1:
+        return
+    names = sorted({type(item).__name__ for item in processors} & _SINGLE_ROW_ONLY)
+    if not any(isinstance(item, EosTokenCriteria) for item in criteria):
+        # Without an end-of-text token, plain generate writes on until all rows are finished.
+        names += [
+            type(item).__name__ for item in criteria if not isinstance(item, MaxLengthCriteria)
+        ]
+    if names:
+        raise ValueError(
+            f"CustomGenerate: {', '.join(names)} cannot be honored for {batch_size} sequences at "
+            "once; generate them one at a time"
+        )
+
+
+def refuse_sharded(model: PreTrainedModel) -> None:
+    """Raise ValueError where processes must call the target equally often.
+
+    `generate` keeps `synced_gpus` from callables; this looks where its default comes from.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    zero3 = bool(is_deepspeed_zero3_enabled())  # type: ignore[no-untyped-call]
+    sharded = zero3 or is_fsdp_managed_module(model)
+    if sharded and torch.distributed.get_world_size() > 1:
+        raise ValueError(
+            "CustomGenerate: synced_gpus cannot be honored: the target's weights are spread over "
+            "processes (FSDP or DeepSpeed ZeRO 3), and each would call it as often as its own "
+            "drafts need; gather the weights first, or use the model's own generate"
+        )
+
+
+def visible_tokens(target: Any, row: Tensor, mask: Tensor | None, where: str) -> Tensor:
+    """The tokens of a row that a mask does not hide.
+
+    Positions count visible tokens, so a hidden token between others is as good as none, except
+    where the model counts positions or windows by the cache.
+
+    Args:
+        target: of the text.
+        row: (T,) int64.
+        mask: (T,) int64, 0 where a token is hidden; None: nothing is.
+        where: for messages.
+
+    Raises:
+        ValueError: the last token is hidden, or one between others where that makes a difference.
+    """
+    if mask is None:
+        return row
+    used = mask.to(row.device) != 0
+    length = int(used.sum())
+    if bool(used[len(row) - length :].all()) and length > 0:
+        return row[len(row) - length :]
+    if not bool(used[-1]):
+        raise ValueError(
+            f"{where}: the last token, {int(row[-1])}, is hidden as padding; expected padding on "
+            "the left only; set padding_side='left', or give attention_mask=[1, 1, ..] where it is "
+            "text"
+        )
+    if target.sliding_window is not None or not target.takes_positions:
+        raise ValueError(
+            f"{where}: attention_mask hides tokens between others, which "
+            f"{type(target.base).__name__} counts all the same; expected padding on the left only; "
+            "leave the hidden tokens out"
+        )
+    return row[used]
+
+
+def check_positions(rows: Sequence[Tensor], model_kwargs: dict[str, Any]) -> None:
+    """Raise ValueError unless position_ids count the tokens of each row from 0."""
+    positions = model_kwargs.get("position_ids")
+    if positions is None:
+        return
+    mask = model_kwargs.get("attention_mask")
+    for number, row in enumerate(rows):
+        used = positions[number if len(positions) > 1 else 0]
+        if mask is not None:
+            used = used[mask[number].to(used.device) != 0]
+        if used.tolist() != list(range(len(row))):
+            raise ValueError(
+                "CustomGenerate: position_ids cannot be honored; expected 0, 1, 2, .. from the "
+                "first token on; leave position_ids out"
+            )

@@ -1,0 +1,211 @@
+"""Prompts that the model prepares itself: images, and positions that do not count the tokens.
+
+The model reads such a prompt by its own `prepare_inputs_for_generation` and `forward`, as in
+`generate`. What follows is text: drafts are verified as usual, at positions that are shifted by
+what the prompt's own positions differ from the number of its tokens (M-RoPE, PaliGemma).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import utils as generation_utils
+
+from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.state.text_rules import TextRules
+from lattice_bpd.verify.cache import get_width
+from lattice_bpd.verify.target import TargetOutput
+
+# What `generate` gives the model with the prompt alone, or what says nothing of text after it.
+PROMPT_INPUTS = frozenset(
+    getattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ())
+) | {
+    "inputs_embeds", "mm_encoder_outputs", "token_type_ids", "mm_token_type_ids", "image_grid_thw",
+    "video_grid_thw", "second_per_grid_ts",
+}  # fmt: skip
+
+
+class ShiftedTarget:
+    """A target whose tokens have other positions than their numbers in the text.
+
+    Args:
+        target: the target; what is not defined here is asked of it.
+
+    Attributes:
+        shift: added to every position.
+    """
+
+    def __init__(self, target: Any, shift: int = 0) -> None:
+        self._target, self.shift = target, shift
+
+    def __getattr__(self, name: str) -> Any:
+        """The target's own."""
+        return getattr(self._target, name)
+
+    def __call__(
+        self, input_ids: Tensor, cache: Any, *, position_ids: Tensor | None = None, **masks: Any
+    ) -> TargetOutput:
+        """See `lattice_bpd.verify.TargetModel`; positions are always given."""
+        if position_ids is None:
+            width = get_width(cache)
+            steps = torch.arange(width, width + input_ids.shape[1], device=input_ids.device)
+            position_ids = steps.expand(len(input_ids), -1)
+        output: TargetOutput = self._target(
+            input_ids, cache, position_ids=position_ids + self.shift, **masks
+        )
+        return output
+
+    def read_prompts(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Any = None,
+    ) -> tuple[TargetOutput, Any]:
+        """See `CausalLMTarget.read_prompts`."""
+        if position_ids is None:
+            steps = torch.arange(input_ids.shape[1], device=input_ids.device)
+            position_ids = steps.expand(len(input_ids), -1)
+        found: tuple[TargetOutput, Any] = self._target.read_prompts(
+            input_ids, attention_mask, position_ids + self.shift, cache
+        )
+        return found
+
+
+class Prefill:
+    """Reads the prompts of `generate` by the model's own call.
+
+    Args:
+        model: the target; its positions are shifted from here on.
+        input_ids: (B, T) int64, padded on the left.
+        inputs: the further inputs that `generate` prepared.
+        lengths: visible tokens of each prompt.
+    """
+
+    def __init__(
+        self,
+        model: DraftingModel,
+        input_ids: Tensor,
+        inputs: dict[str, Any],
+        lengths: Sequence[int],
+    ) -> None:
+        self._base, self._input_ids, self._lengths = model.target.base, input_ids, lengths
+        self._inputs = {name: value for name, value in inputs.items() if value is not None}
+        self._target = ShiftedTarget(model.target)
+        model.target = self._target  # type: ignore[assignment]
+
+    def __call__(self, cache: Any = None) -> tuple[TargetOutput, Any]:
+        """Output of the last position and the cache; see `CausalLMTarget.read_prompts`.
+
+        Raises:
+            ValueError: positions that differ among the rows or count padding, or a prompt that
+                became longer or shorter on its way into the cache.
+        """
+        base: Any = self._base
+        cache = self._target.new_cache() if cache is None else cache
+        inputs = base.prepare_inputs_for_generation(
+            self._input_ids,
+            is_first_iteration=True,
+            **{**self._inputs, "past_key_values": cache, "use_cache": True},
+        )
+        positions = inputs.get("position_ids")
+        if positions is None and min(self._lengths) < self._input_ids.shape[1]:
+            raise ValueError(
+                f"CustomGenerate: {type(base).__name__} counts the padding of prompts as "
+                "positions, so prompts of different lengths would not be continued as if alone; "
+                "generate them one at a time"
+            )
+        self._target.shift = find_shift(base, positions, self._lengths)
+        seen: list[Tensor] = []
+        embedding = base.get_output_embeddings()
+        handle = embedding.register_forward_pre_hook(
+            lambda _module, arguments: seen.append(arguments[0])
+        )
+        try:
+            logits: Tensor = base(**inputs, return_dict=True).logits
+        finally:
+            handle.remove()
+        if get_width(cache) != self._input_ids.shape[1]:
+            raise ValueError(
+                f"CustomGenerate: {type(base).__name__} reads {get_width(cache)} positions for a "
+                f"prompt of {self._input_ids.shape[1]} tokens; expected one for each token; use "
+                "the model's own generate"
+            )
+        return TargetOutput(logits[:, -1:], seen[-1][:, -1:]), cache
+
+
+def shift_positions(model: DraftingModel, rules: Sequence[TextRules]) -> None:
+    """Have a target of text and images count positions as the model does for these prompts."""
+    base: Any = model.target.base
+    if not is_multimodal(base):
+        return
+    text_config = base.config.get_text_config(decoder=True)
+    several = len({len(text.prompt) for text in rules}) > 1
+    if several and getattr(text_config, "use_bidirectional_attention", None) is True:
+        raise ValueError(
+            f"generate: {type(base).__name__} reads a prompt without padding in both directions, "
+            "a padded one in one direction only, so prompts of different lengths would not come "
+            "out as if alone; generate them one at a time"
+        )
+    shifts = set()
+    for text in rules:
+        inputs = {name: value for name, value in text.inputs.items() if value is not None}
+        prepared = base.prepare_inputs_for_generation(
+            text.prompt[None], is_first_iteration=True, **inputs
+        )
+        mask = inputs.get("attention_mask")
+        length = len(text.prompt) if mask is None else int(mask.sum())
+        shifts.add(find_shift(base, prepared.get("position_ids"), [length]))
+    if len(shifts) > 1:
+        raise ValueError(_different_shifts(base, len(rules)))
+    model.target = ShiftedTarget(model.target, shifts.pop())  # type: ignore[assignment]
+
+
+def find_shift(base: Any, position_ids: Tensor | None, lengths: Sequence[int]) -> int:
+    """What positions after the prompt exceed the number of tokens before them.
+
+    Args:
+        base: the model.
+        position_ids: (.., B or 1, T) of the prompt, or None.
+        lengths: visible tokens of each prompt.
+
+    Raises:
+        ValueError: more than one answer.
+    """
+    if position_ids is None:
+        return 0
+    if position_ids.ndim == 3 and position_ids.shape[0] == 4:
+        position_ids = position_ids[1:]  # the first counts the tokens, for packed sequences
+    last = position_ids[..., -1].reshape(-1, position_ids.shape[-2]).cpu()
+    shifts = {int(shift) for shift in (last + 1 - torch.tensor(lengths)).flatten()}
+    if len(shifts) > 1:
+        raise ValueError(_different_shifts(base, len(lengths)))
+    return shifts.pop()
+
+
+def is_multimodal(base: Any) -> bool:
+    """Whether a model reads more than text."""
+    kinds = getattr(base, "input_modalities", "text")
+    return any(kind != "text" for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+
+def needs_prefill(base: Any, model_kwargs: dict[str, Any]) -> bool:
+    """Whether a prompt is more than token ids that stand at positions 0, 1, 2, ..
+
+    Args:
+        base: the model.
+        model_kwargs: what `generate` prepared.
+    """
+    positions = model_kwargs.get("position_ids")
+    has_axes = positions is not None and positions.ndim == 3  # M-RoPE
+    return is_multimodal(base) or has_axes or model_kwargs.get("inputs_embeds") is not None
+
+
+def _different_shifts(base: Any, count: int) -> str:
+    return (
+        f"CustomGenerate: {type(base).__name__} continues {count} prompts at positions that differ "
+        "from their lengths in different ways; generate them one at a time"
+    )

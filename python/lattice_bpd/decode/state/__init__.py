@@ -1,0 +1,1 @@
+"""The state of decoding: target and heads, one state per sequence, statistics."""

@@ -1,0 +1,217 @@
+"""Logits processors and stopping criteria of a text, as `model.generate` prepares them.
+
+`CustomGenerate` is given them by `model.generate`. `decode.generate` asks the same `generate` for
+them, with a callable that keeps what it is given, so both decode by transformers' own builders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
+
+from lattice_bpd.verify.greedy import greedy_tokens
+from lattice_bpd.verify.verification import Chooser, Offer
+
+# Settings of sampling; without sampling transformers only warns about them.
+_SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
+)  # fmt: skip
+# What is returned beside the text, or how the KV cache is kept: not a question of which tokens.
+_UNUSED = {
+    "max_length": None,
+    "use_cache": False,  # so that no cache is allocated
+    "cache_implementation": None,
+    "return_dict_in_generate": False,
+    "output_attentions": False,
+    "output_hidden_states": False,
+}
+
+
+@dataclass
+class TextRules:
+    """How the tokens of one text are chosen, and when it ends.
+
+    Attributes:
+        prompt: (T,) int64, the prompt as logits processors see it, padding included.
+        max_new_tokens: most tokens to decode.
+        processors: applied to the logits of every token, in order.
+        criteria: end the text; max_new_tokens ends it as well.
+        config: all settings, defaults filled in.
+        inputs: inputs of the model that `generate` prepared besides input_ids.
+    """
+
+    prompt: Tensor
+    max_new_tokens: int
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+    inputs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """The tokens that end the text."""
+        ends = [c.eos_token_id.tolist() for c in self.criteria if isinstance(c, EosTokenCriteria)]
+        return frozenset(int(token) for tokens in ends for token in tokens)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether logits are used as they are, and only length and end tokens end the text."""
+        kinds = (MaxLengthCriteria, EosTokenCriteria)
+        return len(self.processors) == 0 and all(isinstance(c, kinds) for c in self.criteria)
+
+    def start(self, chooser: Chooser | None) -> ProcessedChooser:
+        """The chooser of the text around that of an acceptance rule; None: argmax."""
+        return ProcessedChooser(self, chooser)
+
+
+class ProcessedChooser:
+    """Chooses from processed logits until a stopping criterion is met; for one text.
+
+    Processors and criteria are called once for each token, in order and with the true prefix, as
+    the greedy loop of transformers calls them, so that those with a state work too.
+
+    Args:
+        rules: processors and criteria.
+        chooser: of the acceptance rule, called with processed logits; None: argmax.
+
+    Attributes:
+        chooser: the same.
+        ended: whether a criterion was met.
+    """
+
+    def __init__(self, rules: TextRules, chooser: Chooser | None) -> None:
+        self.chooser, self.ended = chooser, False
+        self._processors, self._criteria = rules.processors, rules.criteria
+        self._length = len(rules.prompt)
+        self._ids = rules.prompt.new_zeros((1, self._length + rules.max_new_tokens))
+        self._ids[0, : self._length] = rules.prompt
+
+    @property
+    def regrets(self) -> Any:
+        """Of the rule's chooser, where it counts any."""
+        return getattr(self.chooser, "regrets", ())
+
+    def choose(self, logits: Tensor, offer: Offer) -> int | None:
+        """See `lattice_bpd.verify.Chooser`.
+
+        Raises:
+            ValueError: NaN among the processed logits.
+        """
+        if self.ended:
+            return None
+        scores = logits.to(self._ids.device, torch.float32, copy=True)
+        prefix: Any = self._ids[:, : self._length].clone()
+        processed: Tensor = self._processors(prefix, scores.unsqueeze(0))[0]  # type: ignore[arg-type]
+        if bool(processed.isnan().any()):
+            greedy_tokens(processed)  # raises
+        if self.chooser is None:
+            token: int | None = int(processed.argmax())
+        else:
+            token = self.chooser.choose(processed, offer)
+        if token is None:
+            return None
+        self._ids[0, self._length] = token
+        self._length += 1
+        prefix = self._ids[:, : self._length].clone()
+        self.ended = bool(self._criteria(prefix, None).all())
+        return token
+
+
+def prepare_rules(
+    model: Any,
+    prompt: Tensor,
+    attention_mask: Tensor | None,
+    settings: dict[str, Any],
+    max_new_tokens: int,
+    inputs: dict[str, Any] | None = None,
+    criteria: Sequence[Any] = (),
+) -> TextRules:
+    """What `model.generate` would decode a text by.
+
+    Args:
+        model: with transformers' `generate`.
+        prompt: (T,) int64; of an encoder-decoder the source.
+        attention_mask: (T,) int64, 0 where a token is hidden; None: as `generate` infers it.
+        settings: of `merge_settings`.
+        max_new_tokens: most tokens to decode.
+        inputs: further inputs of the model.
+        criteria: stopping criteria of one's own.
+    """
+    kept: list[TextRules] = []
+
+    def keep(
+        model: Any,  # noqa: ARG001
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_inputs: Any,
+    ) -> Tensor:
+        kept.append(
+            TextRules(
+                input_ids[0], max_new_tokens, logits_processor, stopping_criteria,
+                generation_config, model_inputs,
+            )
+        )  # fmt: skip
+        return input_ids
+
+    given = dict(inputs or {})
+    if attention_mask is not None:
+        given["attention_mask"] = attention_mask[None].to(model.device)
+    model.generate(
+        input_ids=prompt[None].to(model.device),
+        custom_generate=keep,
+        stopping_criteria=StoppingCriteriaList(criteria),
+        max_new_tokens=max_new_tokens,
+        **given,
+        **settings,
+    )
+    return kept[0]
+
+
+def merge_settings(
+    config: GenerationConfig | None, end_token_ids: Collection[int] | None, *, do_sample: bool
+) -> dict[str, Any]:
+    """Settings for `prepare_rules`; those left out are the model's own.
+
+    Args:
+        config: given by the caller, or None.
+        end_token_ids: end a text instead of those of the configs; None: those of the configs.
+        do_sample: whether the processors of sampling are wanted.
+    """
+    bare = GenerationConfig()  # type: ignore[no-untyped-call]
+    known = vars(bare)
+    settings = {
+        name: value
+        for name, value in vars(config or bare).items()
+        if value is not None and name in known and not name.startswith("_")
+    }
+    settings.pop("transformers_version", None)
+    settings.pop("stop_strings", None)
+    if not do_sample:
+        settings = {name: value for name, value in settings.items() if name not in _SAMPLING}
+    settings |= {**_UNUSED, "do_sample": do_sample, "stop_strings": None}
+    settings.pop("max_new_tokens", None)
+    if end_token_ids is not None:
+        settings["eos_token_id"] = sorted(end_token_ids) or None
+    return settings
+
+
+def find_setting(name: str, model: Any, config: GenerationConfig | None) -> Any:
+    """A setting of the caller's generation config, else of the model's; None where neither has."""
+    for source in (config, getattr(model, "generation_config", None)):
+        value = getattr(source, name, None)
+        if value is not None:
+            return value
+    return None

@@ -1,0 +1,1 @@
+"""Strategies by name, and drafters that are described in a file."""

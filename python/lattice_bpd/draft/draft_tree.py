@@ -1,0 +1,71 @@
+"""Drafts as one tree: every prefix once, for a single row of tree attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lattice_bpd.draft.contents import have_same_contents
+
+
+@dataclass(frozen=True, eq=False)
+class DraftTree:
+    """For each lattice of a batch the N prefixes of its paths that are most probable.
+
+    A path w has probability P(w) = exp(score(w)) / Z, where Z sums over all paths of the lattice;
+    a prefix has that of all paths which begin with it. Nodes stand by falling probability, equal
+    ones by the smaller token id at the first place where they differ. So parents stand before
+    children, the first n nodes are the tree for ``max_nodes=n``, and no other tree of N nodes
+    holds more probability: ``exp(log_probs).sum()`` is the expected number of tokens that the tree
+    shares with a path drawn from P.
+
+    Arrays are numpy arrays where the logits were, and torch tensors on the logits' device where
+    those were. Row b has ``counts[b]`` nodes; the rest is padding. ``==`` compares
+    contents.
+
+    Attributes:
+        token_ids: (B, N) int32, a node's last token; -1 (``DraftTree.PAD_TOKEN``) in the padding.
+        parents: (B, N) int32, the node of the prefix without its last token; -1 for the first
+            tokens and in the padding.
+        depths: (B, N) int32, the slot of a node's token, 0..H-1: its position in the text counted
+            from the one right behind the context; 0 in the padding.
+        log_probs: (B, N) float32, natural log of a node's probability; -inf in the padding.
+        counts: (B,) int32, the true number of nodes: min(N, number of prefixes). 0 where the
+            first slot is masked altogether.
+        attention_mask: (B, N, N) bool, whether node i may see node k: k is i or an ancestor of i.
+            Padding sees itself alone. All nodes see all of the context.
+        leaf_paths: (B, L, H) int32, the nodes from a first token down to each leaf, leaves in
+            order of their nodes; -1 behind a path's end and behind the last leaf.
+    """
+
+    token_ids: Any
+    parents: Any
+    depths: Any
+    log_probs: Any
+    counts: Any
+    attention_mask: Any
+    leaf_paths: Any
+
+    PAD_TOKEN = -1
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the arrays of both have the same contents, wherever they live."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return have_same_contents(self, other)
+
+    def __len__(self) -> int:
+        """B, the number of lattices."""
+        return len(self.counts)
+
+    def __repr__(self) -> str:
+        """Shape, and the tree of the first lattice, a line for each of its best leaves."""
+        batch, max_nodes = self.token_ids.shape
+        lines = [f"DraftTree(batch {batch}, up to {max_nodes} nodes)"]
+        for path in self.leaf_paths[0].tolist()[:4] if batch else ():
+            nodes = [node for node in path if node >= 0]
+            tokens = [int(self.token_ids[0, node]) for node in nodes]
+            if tokens:
+                log_prob = float(self.log_probs[0, nodes[-1]])
+                lines.append(f"  {tokens}, log probability {log_prob:.4f}")
+        return "\n".join(lines)

@@ -1,0 +1,94 @@
+"""What the search returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from lattice_bpd.draft.contents import have_same_contents
+
+if TYPE_CHECKING:
+    from lattice_bpd.draft.draft_tree import DraftTree
+    from lattice_bpd.draft.search import Search
+
+
+@dataclass(frozen=True, eq=False)
+class Drafts:
+    """The best drafts of each lattice of a batch, best first.
+
+    Arrays are numpy arrays where the logits were, and torch tensors on the logits' device where
+    those were. ``==`` compares their contents.
+
+    Attributes:
+        token_ids: (B, p, H) int32. Row b holds ``counts[b]`` drafts; the rows after them, where
+            a lattice has fewer than p paths, are filled with -1 (``Drafts.PAD_TOKEN``). A draft
+            that is shorter than H ends in -1.
+        scores: (B, p) float32, sum of head scores + alpha * natural log LM probabilities, falling.
+            -inf in the rows after the drafts.
+        counts: (B,) int32, the true number of drafts: min(p, number of paths). 0 where the first
+            slot is masked altogether.
+    """
+
+    token_ids: Any
+    scores: Any
+    counts: Any
+
+    PAD_TOKEN = -1
+    _search: ClassVar[Search | None] = None  # of an instance: the search that it comes from
+
+    @property
+    def lengths(self) -> Any:
+        """(B, p) int32, the number of tokens of each draft: H, or fewer.
+
+        Drafts are shorter where a slot is masked altogether, which ends its lattice, where
+        lattices of a batch have different numbers of slots, and from `rescore_fst`.
+        """
+        tokens = self.token_ids != self.PAD_TOKEN
+        if isinstance(tokens, np.ndarray):
+            return tokens.sum(axis=-1, dtype=np.int32)
+        return tokens.sum(dim=-1).int()
+
+    def tree(self, max_nodes: int = 64) -> DraftTree:
+        """The tree of the `max_nodes` most probable prefixes of the lattices searched.
+
+        The same as :func:`lattice_bpd.rescore_tree` with the arguments that gave these drafts. It
+        is a tree of the whole lattice, not of the p drafts: a node's probability counts every path
+        through it, listed or not.
+
+        Args:
+            max_nodes: N, 1..4096.
+
+        Raises:
+            ValueError: max_nodes out of range, or drafts that no lattice search returned.
+        """
+        if self._search is None:
+            raise ValueError(
+                "Drafts.tree: these drafts do not come from rescore_lattice, so their lattice is "
+                "not known; use rescore_tree(head_logits, context, lm, max_nodes=...)"
+            )
+        return self._search.find_tree("Drafts.tree", max_nodes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles hold the arrays; the search, with its LM, stays where it is."""
+        return {name: value for name, value in vars(self).items() if name != "_search"}
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the arrays of both have the same contents, wherever they live."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return have_same_contents(self, other)
+
+    def __len__(self) -> int:
+        """B, the number of lattices."""
+        return len(self.counts)
+
+    def __repr__(self) -> str:
+        """Shape, and the best draft of the first lattice."""
+        batch, num_drafts, slots = self.token_ids.shape
+        head = f"Drafts(batch {batch}, up to {num_drafts} drafts of {slots} tokens)"
+        if batch == 0:
+            return head
+        best = self.token_ids[0, 0].tolist()
+        return f"{head}\n  best of row 0: {best}, score {float(self.scores[0, 0]):.4f}"

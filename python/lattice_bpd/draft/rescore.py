@@ -1,0 +1,145 @@
+"""From head logits to drafts: the call that a decoding loop makes.
+
+    score(w) = sum_j z_j[w_j] + alpha * sum_j ln P(w_j | context, w_1 .. w_{j-1})
+
+over all k^H paths of the top-k lattice; the p best are returned (Kim et al. 2024, section 7.2), or
+the most probable prefixes as a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lattice_bpd.draft.draft_tree import DraftTree
+from lattice_bpd.draft.drafts import Drafts
+from lattice_bpd.draft.search import MAX_DRAFTS, check_search, count_of, engine_of
+from lattice_bpd.lm.context import ContextNGram
+from lattice_bpd.lm.ngram import NGramLM
+
+
+def rescore_lattice(
+    head_logits: Any,
+    context: Any,
+    lm: NGramLM | None,
+    *,
+    top_k: int = 16,
+    num_drafts: int = 16,
+    alpha: float = 1.0,
+    engine: str = "auto",
+    bos: bool = True,
+    log_softmax: bool = False,
+    threads: int = 0,
+    cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
+) -> Drafts:
+    """Finds the best drafts through the top-k lattice of the heads.
+
+    Ties are broken by the smaller token id, from left to right, so that the list is the same for
+    every engine and every number of threads. Top-k runs where the logits live; only k columns come
+    to the host.
+
+    Args:
+        head_logits: (H, V) or (B, H, V) float32, float16 or bfloat16; a numpy array, or a torch
+            tensor on any device. Slot 0 guesses the token right behind the context. -inf marks a
+            masked token, which no draft has. A slot whose tokens are all masked ends its lattice:
+            drafts hold the slots before it. A :class:`SausageLattice` (or a list of them, whose
+            numbers of slots may differ) is taken as it is; top_k is unused then.
+        context: The tokens before the lattice: (T,) integers for one lattice, B such sequences of
+            any lengths for a batch. May be empty: then the LM starts at ``<s>``.
+        lm: The n-gram LM over the same V tokens, or None to rank by the heads alone.
+        top_k: k, candidates for each slot, 1..V.
+        num_drafts: p, 1..4096.
+        alpha: Weight of the LM's natural log probabilities, any sign.
+        engine: ``"auto"`` (the fastest exact one), ``"fused"`` or ``"openfst"``.
+        bos: Whether ``<s>`` stands before the context.
+        log_softmax: Head scores are log probabilities over the vocabulary, else raw logits.
+        threads: How many threads share a batch, 0 for all cores.
+        cache: N-grams of the text so far, to be mixed into the LM: P is then that of
+            :meth:`ContextNGram.log_prob`, with the LM uniform where it is None. One for all
+            lattices or a list with one (or None) for each; not for the ``"openfst"`` engine. The
+            context must reach back cache.order - 1 tokens for all histories to match.
+
+    Returns:
+        :class:`Drafts` with token_ids (B, p, H) int32, scores (B, p) float32 and counts (B,)
+        int32; B is 1 for a single lattice. Fewer than p paths: padded with -1 and -inf. Fewer slots
+        than H: drafts end in -1. No slot: counts is 0. Torch tensors on the logits' device where
+        the logits are a torch tensor, else numpy arrays.
+
+    Raises:
+        TypeError: Arguments of the wrong kind or element type.
+        ValueError: Wrong shapes or sizes, NaN or +inf, token ids outside the vocabulary, an LM
+            or cache of another vocabulary size, or options out of range.
+    """
+    where = "rescore_lattice"
+    number = count_of(where, "num_drafts", num_drafts, MAX_DRAFTS)
+    name = engine_of(where, engine)
+    search = check_search(
+        where,
+        head_logits,
+        context,
+        lm,
+        top_k=top_k,
+        alpha=alpha,
+        bos=bos,
+        log_softmax=log_softmax,
+        threads=threads,
+        cache=cache,
+    )
+    return search.find_drafts(number, name)
+
+
+def rescore_tree(
+    head_logits: Any,
+    context: Any,
+    lm: NGramLM | None,
+    *,
+    max_nodes: int = 64,
+    top_k: int = 16,
+    alpha: float = 1.0,
+    bos: bool = True,
+    log_softmax: bool = False,
+    threads: int = 0,
+    cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
+) -> DraftTree:
+    """Finds the tree of the most probable prefixes through the top-k lattice of the heads.
+
+    The score of `rescore_lattice`, normalised over the lattice, is a distribution over its paths:
+    P(w) = exp(score(w)) / Z. Among all trees of `max_nodes` prefixes the one returned holds the
+    most probability. Heads and alpha now matter as a temperature too: scores ten times as large
+    rank paths alike, but make a deeper, narrower tree.
+
+    Args:
+        head_logits: As for :func:`rescore_lattice`, like all arguments not listed here.
+        context: See there.
+        lm: See there.
+        max_nodes: N, 1..4096.
+        top_k: See there.
+        alpha: See there.
+        bos: See there.
+        log_softmax: See there. It moves all scores of a slot alike, so the tree stays the same.
+        threads: See there.
+        cache: See there.
+
+    Returns:
+        :class:`DraftTree` with (B, N) arrays; B is 1 for a single lattice.
+
+    Raises:
+        TypeError: Arguments of the wrong kind or element type.
+        ValueError: As for `rescore_lattice`.
+
+    Source: exact masses by the forward-backward algorithm (Baum et al. 1970) over the product of
+    lattice and LM; see docs/search.md.
+    """
+    search = check_search(
+        "rescore_tree",
+        head_logits,
+        context,
+        lm,
+        top_k=top_k,
+        alpha=alpha,
+        bos=bos,
+        log_softmax=log_softmax,
+        threads=threads,
+        cache=cache,
+    )
+    return search.find_tree("rescore_tree", max_nodes)

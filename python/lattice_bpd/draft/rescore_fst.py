@@ -1,0 +1,86 @@
+"""Drafts from any acyclic acceptor: a lattice that was intersected with a grammar, say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lattice_bpd import _core
+from lattice_bpd.draft.drafts import Drafts
+from lattice_bpd.draft.search import (
+    MAX_DRAFTS,
+    context_of,
+    count_of,
+    engine_of,
+    number_of,
+)
+from lattice_bpd.lm.ngram import NGramLM, core_of
+
+_WHERE = "rescore_fst"
+
+
+def rescore_fst(
+    acceptor: Any,
+    lm: NGramLM | None,
+    num_drafts: int = 16,
+    context: Any = (),
+    alpha: float = 1.0,
+    bos: bool = True,
+    *,
+    engine: str = "auto",
+) -> Drafts:
+    """Finds the best token sequences of an acyclic weighted acceptor.
+
+        score(w) = -(cost of w's best path) + alpha * sum_j ln P(w_j | context, w_1 .. w_{j-1})
+
+    Sequences may differ in length; none is preferred for its length but by what its tokens cost.
+    A sequence that several paths write counts once, at the cost of the best of them. Epsilon arcs
+    write nothing and cost what they weigh. Ties are broken by the smaller token id at the first
+    place where two drafts differ, a draft before a longer one that begins with it.
+
+    Args:
+        acceptor: A ``pywrapfst`` FST over standard arcs, or the bytes that such an FST's
+            ``write_to_string`` gives for a VectorFst. Labels are token id + 1, 0 is epsilon;
+            weights are costs (:meth:`SausageLattice.to_pywrapfst` makes such an FST).
+        lm: The n-gram LM, or None to rank by the acceptor alone.
+        num_drafts: p, 1..4096.
+        context: (T,) token ids before the lattice.
+        alpha: Weight of the LM's natural log probabilities, any sign.
+        bos: Whether ``<s>`` stands before the context.
+        engine: ``"auto"`` takes the fused engine where the acceptor is a sausage, the OpenFst
+            engine elsewhere; ``"openfst"`` or ``"fused"`` insist on one.
+
+    Returns:
+        :class:`Drafts` with B = 1 and H the length of the longest draft found. Shorter drafts end
+        in -1; ``lengths`` has the true ones. No draft where the acceptor has no path.
+
+    Raises:
+        TypeError: Arguments of the wrong kind.
+        ValueError: Bytes that are no FST, another arc type, a transducer, a cycle, NaN or -inf
+            weights, token ids outside the LM's vocabulary, or options out of range.
+
+    Source: Kim et al. 2024, section 7.2; Mohri 1997 for making acceptors deterministic.
+    """
+    core_lm = None if lm is None else core_of(_WHERE, lm)
+    history = context_of(_WHERE, context, None if lm is None else lm.vocab_size)
+    number = count_of(_WHERE, "num_drafts", num_drafts, MAX_DRAFTS)
+    weight, name = number_of(_WHERE, "alpha", alpha), engine_of(_WHERE, engine)
+    found = _core.rescore_fst(
+        _bytes_of(acceptor), core_lm, history, bool(bos), number, weight, name
+    )
+    return Drafts(*found)
+
+
+def _bytes_of(acceptor: Any) -> bytes:
+    """The FST in OpenFst's own format; FSTs cross to the core as bytes, never as pointers."""
+    if isinstance(acceptor, bytes):
+        return acceptor
+    if not hasattr(acceptor, "write_to_string"):
+        raise TypeError(
+            f"{_WHERE}: acceptor is a {type(acceptor).__name__}; expected a pywrapfst FST, or the "
+            "bytes of one (SausageLattice.to_pywrapfst gives an FST)"
+        )
+    if acceptor.arc_type() == "standard" and acceptor.fst_type() != "vector":
+        import pywrapfst
+
+        acceptor = pywrapfst.convert(acceptor, "vector")
+    return bytes(acceptor.write_to_string())

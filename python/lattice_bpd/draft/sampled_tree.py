@@ -1,0 +1,179 @@
+"""Draft trees for targets that sample: drawn from the rescored lattice, or shaped by noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd.draft.contents import have_same_contents
+from lattice_bpd.draft.search import check_search, number_of
+from lattice_bpd.lm.context import ContextNGram
+from lattice_bpd.lm.ngram import NGramLM
+
+_KEYS = 1 << 64
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnTree:
+    """For each lattice of a batch a tree whose siblings are draws without replacement.
+
+    Nodes stand in the order of their draws, parents before their children, the children of a node
+    in the order in which they were drawn from its distribution. Arrays are numpy's; row b has
+    ``counts[b]`` nodes, the rest is padding. ``==`` compares contents.
+
+    Attributes:
+        token_ids: (B, N) int32, a node's token; -1 in the padding.
+        parents: (B, N) int32, the node before it; -1 for first tokens and in the padding.
+        depths: (B, N) int32, the slot of a node's token, 0..H-1; 0 in the padding.
+        log_probs: (B, N) float32, natural log of the probability of a node's prefix, with target
+            noise the one that the noise leaves it; -inf in the padding.
+        counts: (B,) int32, the number of nodes.
+        slot_token_ids: (B, H, K) int32, the candidates of each slot by rising id; -1 in the
+            padding.
+        child_probs: (B, N + 1, K) float64, the exact probability of each candidate of the next
+            slot: behind the context, then behind each node; 0 in the padding and behind the last
+            slot.
+        is_drawn: whether siblings are draws; False where the tree was made with target noise.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    parents: npt.NDArray[np.int32]
+    depths: npt.NDArray[np.int32]
+    log_probs: npt.NDArray[np.float32]
+    counts: npt.NDArray[np.int32]
+    slot_token_ids: npt.NDArray[np.int32]
+    child_probs: npt.NDArray[np.float64]
+    is_drawn: bool = True
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the arrays of both have the same contents, wherever they live."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return have_same_contents(self, other)
+
+    def __len__(self) -> int:
+        """B, the number of lattices."""
+        return len(self.counts)
+
+    def drawn_from(
+        self, row: int, node: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]] | None:
+        """The distribution that the children of a node were drawn from.
+
+        Args:
+            row: of the batch.
+            node: -1 for the context.
+
+        Returns:
+            Token ids (k,) int32 and probabilities (k,) float64 that sum to 1; None after the last
+            slot, and where the lattice ends before the next one.
+        """
+        slot = 0 if node < 0 else int(self.depths[row, node]) + 1
+        if slot >= self.slot_token_ids.shape[1]:
+            return None
+        token_ids = self.slot_token_ids[row, slot]
+        width = int((token_ids >= 0).sum())
+        if width == 0:  # masked altogether
+            return None
+        return token_ids[:width], self.child_probs[row, node + 1, :width]
+
+
+@dataclass(frozen=True)
+class TargetNoise:
+    """The Gumbel noise by which a target draws its tokens, so that drafts may know it.
+
+    Attributes:
+        keys: of the noise, one for each lattice, 0..2^64-1.
+        positions: the position, in that noise, of the first slot of each lattice.
+        sharpness: how far the drafts' probabilities are trusted, above 0: behind a prefix a token
+            is expected with probability softmax(sharpness * (ln q + noise)). Good drafts bear 1;
+            0.5 was best for heads with an n-gram LM, which know less than they seem to.
+    """
+
+    keys: Sequence[int]
+    positions: Sequence[int]
+    sharpness: float = 0.5
+
+
+def draw_tree(
+    head_logits: Any,
+    context: Any,
+    lm: NGramLM | None,
+    *,
+    max_nodes: int = 64,
+    top_k: int = 16,
+    alpha: float = 1.0,
+    seed: int | Sequence[int] = 0,
+    noise: TargetNoise | None = None,
+    bos: bool = True,
+    log_softmax: bool = False,
+    threads: int = 0,
+    cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
+) -> DrawnTree:
+    """Draws paths from the rescored lattice without replacement, as one tree of their prefixes.
+
+    The score of `rescore_lattice`, normalised over the lattice, is a distribution over its paths.
+    Paths are drawn from it exactly, by backward sampling, until the tree has `max_nodes` nodes.
+    `lattice_bpd.verify.Rejection` verifies such a tree so that the output has the target's own
+    distribution. Scale scores to the temperature of sampling: logits and alpha divided by it.
+
+    Args:
+        head_logits: As for :func:`rescore_lattice`, like all arguments not listed here.
+        context: See there.
+        lm: See there.
+        max_nodes: N, 1..4096.
+        top_k: See there.
+        alpha: See there.
+        seed: 0..2^64-1, or one for each lattice; the same seed draws the same tree.
+        noise: Instead of drawing, takes the noise of the target's own draws into account: the
+            nodes are the prefixes that are most probable now, and siblings are no draws.
+        bos: See there.
+        log_softmax: See there.
+        threads: See there.
+        cache: See there.
+
+    Returns:
+        :class:`DrawnTree`; B is 1 for a single lattice.
+
+    Raises:
+        TypeError: Arguments of the wrong kind or element type.
+        ValueError: As for `rescore_lattice`; or seeds, keys or positions that are out of range or
+            not one for each lattice, or a sharpness that is not above 0.
+
+    Source: Gumbel top-k without replacement (Kool, van Hoof, Welling 2019) on the exact sums of
+    forward filtering, backward sampling; see docs/search.md.
+    """
+    where = "draw_tree"
+    search = check_search(
+        where,
+        head_logits,
+        context,
+        lm,
+        top_k=top_k,
+        alpha=alpha,
+        bos=bos,
+        log_softmax=log_softmax,
+        threads=threads,
+        cache=cache,
+    )
+    batch = len(search.contexts[1]) - 1
+    if noise is None:
+        keys = [seed] * batch if isinstance(seed, int) else list(seed)
+        positions, sharpness = [0] * batch, 1.0
+    else:
+        keys, positions = list(noise.keys), list(noise.positions)
+        sharpness = number_of(where, "sharpness", noise.sharpness)
+    arrays = (_to_uint64(where, "seed", keys), _to_uint64(where, "position", positions))
+    found: Any = search.draw_tree(where, max_nodes, (*arrays, noise is not None, sharpness))
+    return replace(DrawnTree(*found), is_drawn=noise is None)
+
+
+def _to_uint64(where: str, name: str, values: Sequence[int]) -> npt.NDArray[np.uint64]:
+    for value in values:
+        if not isinstance(value, (int, np.integer)) or not 0 <= value < _KEYS:
+            raise ValueError(f"{where}: {name} is {value!r}; expected integers in 0..2^64-1")
+    return np.array([int(value) for value in values], np.uint64)

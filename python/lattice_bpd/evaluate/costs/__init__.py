@@ -1,0 +1,1 @@
+"""What a call of the target and a decoded token cost."""

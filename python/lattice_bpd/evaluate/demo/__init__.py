@@ -1,0 +1,1 @@
+"""The demo: its model folder, prompts, training and measured table."""

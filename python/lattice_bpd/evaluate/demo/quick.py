@@ -1,0 +1,134 @@
+"""The quick evaluation: the demo model, tasks from library files, several LMs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lattice_bpd.evaluate.demo.library_tasks import QUICK_TASKS, library_domain, library_passages
+from lattice_bpd.evaluate.demo.library_text import Corpus
+from lattice_bpd.evaluate.demo.model_folder import LM_FILE, TOKENIZER_FILE, DemoModel
+from lattice_bpd.evaluate.demo.parts import train_recipe_lm
+from lattice_bpd.evaluate.demo.recipe import QUICK
+from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
+from lattice_bpd.evaluate.replay.count_trie import CountTrie
+from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.watcher import Watcher
+
+LMS_FOLDER = "lms"
+
+
+@dataclass
+class Source:
+    """What an evaluation works on.
+
+    Attributes:
+        model: target and heads.
+        model_name: its folder.
+        tokenizer: of the `tokenizers` library.
+        tokenizer_file: where it lies.
+        prompts: by task.
+        lms: n-gram LMs by name, that of the main table first.
+        lm_files: where they lie.
+        domain_lms: an LM of each task's own domain, where there is one.
+        trie: raw counts.
+        metrics: by task, how its outputs are judged.
+        record: how to record.
+        human: by task, the token ids that follow each prompt in its file.
+    """
+
+    model: Any
+    model_name: str
+    tokenizer: Any
+    tokenizer_file: str
+    prompts: dict[str, list[Prompt]]
+    lms: dict[str, NGramLM]
+    lm_files: dict[str, str]
+    record: RecordOptions
+    domain_lms: dict[str, NGramLM] = field(default_factory=dict)
+    trie: CountTrie | None = None
+    metrics: dict[str, str] = field(default_factory=dict)
+    human: dict[str, list[list[int]]] = field(default_factory=dict)
+
+
+def make_quick_source(
+    directory: Path,
+    demo: DemoModel,
+    corpus: Corpus,
+    watcher: Watcher,
+    *,
+    prompts: int,
+    tasks: Sequence[str] = QUICK_TASKS,
+) -> Source:
+    """Draw prompts for each task, and train LMs of lower orders and of the tasks' domains.
+
+    Args:
+        directory: keeps the LMs.
+        demo: the model.
+        corpus: its test part gives the prompts, its training part the LMs.
+        watcher: notified of the stage "lms".
+        prompts: of each task.
+        tasks: of LIBRARY_TASKS.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    settings, vocab_size = demo.settings, demo.model.vocab_size
+    watcher.begin("lms")
+    documents = demo.encode(corpus.train)
+    lms, files = _orders(directory, demo, documents)
+    domains = {
+        task: lm
+        for task in tasks
+        if (lm := _domain_lm(demo, library_domain(task, corpus.train))) is not None
+    }
+    for task, lm in domains.items():
+        lm.save(directory / LMS_FOLDER / f"domain-{task}.lm")
+    trie = CountTrie(documents, vocab_size, settings.order)
+    watcher.end()
+    drawn = {
+        task: library_passages(
+            task, corpus.test, demo.tokenizer, count=prompts, length=settings.prompt_length,
+            room=settings.max_new_tokens, seed=settings.seed,
+        )
+        for task in tasks
+    }  # fmt: skip
+    drawn = {task: found for task, found in drawn.items() if len(found) > 1}
+    return Source(
+        demo.model, str(demo.directory), demo.tokenizer, str(demo.directory / TOKENIZER_FILE),
+        {task: [prompt for prompt, _ in found] for task, found in drawn.items()}, lms, files,
+        RecordOptions(
+            top_k=min(64, vocab_size), max_new_tokens=settings.max_new_tokens,
+            stop_token_ids=(settings.end_of_text,), batch_size=16,
+        ),
+        domains, trie, dict.fromkeys(drawn, "perplexity"),
+        {task: [text for _, text in found] for task, found in drawn.items()},
+    )  # fmt: skip
+
+
+def _orders(
+    directory: Path, demo: DemoModel, documents: Sequence[Any]
+) -> tuple[dict[str, NGramLM], dict[str, str]]:
+    """The demo's LM, and LMs of lower orders (paper table 9)."""
+    (directory / LMS_FOLDER).mkdir(parents=True, exist_ok=True)
+    name = f"{demo.lm.order}-gram"
+    lms, files = {name: demo.lm}, {name: str(demo.directory / LM_FILE)}
+    for order in range(2, demo.lm.order):
+        counts = (*QUICK.min_counts, *[QUICK.min_counts[-1]] * order)[:order]
+        recipe = replace(QUICK, order=order, vocab_size=demo.model.vocab_size, min_counts=counts)
+        lms[f"{order}-gram"], _ = train_recipe_lm(documents, recipe)
+        path = directory / LMS_FOLDER / f"{order}-gram.lm"
+        lms[f"{order}-gram"].save(path)
+        files[f"{order}-gram"] = str(path)
+    return lms, files
+
+
+def _domain_lm(demo: DemoModel, texts: Sequence[str]) -> NGramLM | None:
+    """An LM of one domain (paper table 7), smoothed so that little text suffices."""
+    order = demo.lm.order
+    rows = [ids for ids in demo.encode(texts) if len(ids)]
+    if sum(map(len, rows)) < 100 * order:
+        return None
+    return NGramLM.train(rows, order, vocab_size=demo.model.vocab_size, smoothing="witten_bell")

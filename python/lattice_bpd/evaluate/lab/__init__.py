@@ -1,0 +1,1 @@
+"""Evaluations of recorded tasks: replay, tune, tabulate, write the run folder."""

@@ -1,0 +1,128 @@
+"""What an evaluation replays: weights to tune over, texts held out for that, curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from lattice_bpd.evaluate.replay.replay import Recording
+from lattice_bpd.evaluate.replay.settings import DraftOptions
+from lattice_bpd.evaluate.replay.strategies import STRATEGIES
+from lattice_bpd.evaluate.replay.sweep import Point
+
+PAPER_ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
+"""Weights that the paper tried (appendix E)."""
+
+DEFAULT_ALPHAS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0)
+HELD_OUT = 100  # texts that alpha is tuned on
+
+
+@dataclass(frozen=True)
+class LabOptions:
+    """What to replay.
+
+    Attributes:
+        strategies: by name; "bpd" is always among them, since gains are over it.
+        options: numbers that are not tuned.
+        alphas: weights tried for strategies with an LM.
+        temperatures: tried for trees.
+        held_out: texts of each task that these are tuned on; at most half of them.
+        top_ks: k of the oracle (figure 6).
+        num_drafts: p of the curves (figure 7).
+        max_nodes: N of the curves of trees.
+        num_heads: h, the target's own head included (table 10).
+        workers: threads; 0 for all cores.
+        seed: of splits and draws.
+        rules: acceptance rules to compare by decoding live, as `parse_acceptance` reads them;
+            the exact one is always among them, unless there are none.
+        rule_texts: most texts of each task that they are compared on.
+        speed_texts: most texts of each task whose live decoding is timed; 0: none.
+    """
+
+    strategies: tuple[str, ...] = tuple(name for name in STRATEGIES if name != "greedy")
+    options: DraftOptions = field(default_factory=DraftOptions)
+    alphas: tuple[float, ...] = DEFAULT_ALPHAS
+    temperatures: tuple[float, ...] = (0.5, 1.0, 2.0)
+    held_out: int = HELD_OUT
+    top_ks: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+    num_drafts: tuple[int, ...] = (1, 2, 4, 8, 16)
+    max_nodes: tuple[int, ...] = (4, 9, 18, 36, 72, 144)
+    num_heads: tuple[int, ...] = (3, 6, 9)
+    workers: int = 0
+    seed: int = 0
+    rules: tuple[str, ...] = ()
+    rule_texts: int = 16
+    speed_texts: int = 0
+
+
+def curve_points(
+    options: LabOptions, recording: Recording, tuned: Mapping[str, Point], lms: Sequence[str]
+) -> dict[str, list[tuple[int, Point]]]:
+    """The curves: oracle by k and heads, lists by p, trees by N, BPD by heads, LMs by name.
+
+    Args:
+        options: the sizes.
+        recording: has heads and candidates.
+        tuned: the point of each strategy that can run.
+        lms: names of LMs; a single one makes no comparison.
+
+    Returns:
+        For each curve the number of heads (the target's own included) and the point of each place.
+    """
+    all_heads = recording.num_slots + 1
+    heads = sorted({min(h, all_heads) for h in options.num_heads if h >= 2})
+    top_ks = [k for k in options.top_ks if k <= recording.top_k]
+    many = lms if len(lms) > 1 else ()
+    return {
+        "by_heads": [(h, tuned["bpd"]) for h in heads],
+        "oracle_by_top_k": [
+            (h, Point(STRATEGIES["oracle"], DraftOptions(top_k=k))) for h in heads for k in top_ks
+        ],
+        "by_num_drafts": [
+            (all_heads, _with(tuned[name], num_drafts=size))
+            for name in ("p_best_0gram", "p_best_ngram")
+            if name in tuned
+            for size in options.num_drafts
+        ],
+        "by_max_nodes": [
+            (all_heads, _with(tuned[name], max_nodes=size))
+            for name in ("tree_0gram", "tree")
+            if name in tuned
+            for size in options.max_nodes
+        ],
+        "by_lm": [
+            (all_heads, replace(tuned[name], lm=lm))
+            for lm in many
+            for name in ("ngram_1best", "p_best_ngram", "tree")
+            if name in tuned
+        ],
+    }
+
+
+def _with(point: Point, **sizes: int) -> Point:
+    return replace(point, options=replace(point.options, **sizes))
+
+
+def split_texts(count: int, held_out: int, seed: int) -> tuple[list[int], list[int]]:
+    """Texts to tune on and texts to report on, drawn at random.
+
+    Args:
+        count: N texts.
+        held_out: wanted to tune on; at most half of N are taken.
+        seed: of the draw.
+
+    Returns:
+        Two sorted lists of numbers without common ones.
+
+    Raises:
+        ValueError: fewer than two texts.
+    """
+    if count < 2:
+        raise ValueError(
+            f"evaluate: {count} text; expected two or more, since some are held out for tuning"
+        )
+    order = np.random.default_rng(seed).permutation(count)
+    tune = max(1, min(held_out, count // 2))
+    return sorted(order[:tune].tolist()), sorted(order[tune:].tolist())

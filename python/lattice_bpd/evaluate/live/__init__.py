@@ -1,0 +1,1 @@
+"""Live decoding of prompts by several strategies, and the table of the results."""

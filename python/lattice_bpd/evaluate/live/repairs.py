@@ -1,0 +1,101 @@
+"""Drafts before and after rescoring, picked where the heads stutter and the LM repairs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lattice_bpd.draft.rescore import rescore_lattice
+from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.verify.greedy import accept_lengths
+
+
+@dataclass(frozen=True)
+class Repair:
+    """One step's draft before and after rescoring.
+
+    Attributes:
+        context: tokens before the draft, the exact token last.
+        before: (H,) the argmax of every head.
+        after: (H,) the best path with the LM.
+        accepted_before: leading tokens of `before` that the target agrees with.
+        accepted_after: likewise of `after`.
+    """
+
+    context: list[int]
+    before: list[int]
+    after: list[int]
+    accepted_before: int
+    accepted_after: int
+
+    @property
+    def gain(self) -> tuple[int, int]:
+        """Stutters repaired, then tokens gained; larger is the better example."""
+        repaired = _stutters(self.context[-1], self.before) - _stutters(
+            self.context[-1], self.after
+        )
+        return min(repaired, self.accepted_after - self.accepted_before), self.accepted_after
+
+
+@torch.inference_mode()
+def find_repairs(
+    model: BlockwiseLM,
+    lm: NGramLM,
+    prompts: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    *,
+    top_k: int = 16,
+    alpha: float = 0.5,
+    count: int = 2,
+) -> list[Repair]:
+    """The steps where rescoring repairs most, at most one of each prompt.
+
+    Args:
+        model: target and heads.
+        lm: n-gram LM.
+        prompts: token ids.
+        outputs: the target's greedy output behind each prompt.
+        top_k: k.
+        alpha: weight of the LM.
+        count: examples wanted.
+
+    Returns:
+        Up to `count` repairs, best first.
+    """
+    best = [
+        max(_steps(model, lm, list(prompt), list(output), top_k, alpha), key=lambda step: step.gain)
+        for prompt, output in zip(prompts, outputs, strict=True)
+        if len(output) > model.num_slots
+    ]
+    return sorted(best, key=lambda step: step.gain, reverse=True)[:count]
+
+
+def _steps(
+    model: BlockwiseLM, lm: NGramLM, prompt: list[int], output: list[int], top_k: int, alpha: float
+) -> list[Repair]:
+    """Both drafts at every position of one greedy output that has H tokens behind it."""
+    tokens = prompt + output
+    slots = model.num_slots
+    exact_places = range(len(prompt), len(tokens) - slots)
+    positions = torch.tensor([[place - 1 for place in exact_places]], device=model.device)
+    ids = torch.tensor([tokens], device=model.device)
+    limit = model.max_positions or len(tokens)
+    found = model(ids[:, :limit], head_positions=positions).head_logits  # (1, N, H, V)
+    assert found is not None
+    contexts = [tokens[: place + 1] for place in exact_places]
+    rescored = rescore_lattice(
+        found[0], contexts, lm, top_k=top_k, num_drafts=1, alpha=alpha
+    ).token_ids[:, 0]  # (N, H)
+    argmax = found[0].argmax(dim=-1)  # (N, H)
+    wanted = ids[0, len(prompt) + 1 :].unfold(0, slots, 1)  # (N, H): what the target wrote
+    kept_before = accept_lengths(argmax, wanted).tolist()
+    kept_after = accept_lengths(rescored, wanted).tolist()
+    lines = zip(contexts, argmax.tolist(), rescored.tolist(), kept_before, kept_after, strict=True)
+    return [Repair(*line) for line in lines]
+
+
+def _stutters(exact: int, draft: Sequence[int]) -> int:
+    return sum(a == b for a, b in zip([exact, *draft], draft, strict=False))

@@ -1,0 +1,163 @@
+"""Sampling at several temperatures: how much of each kind of drafts is accepted.
+
+Weights of drafts are tuned at each temperature on other texts than those reported on. Outputs under
+`Sampled` are compared with plain sampling, token for token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lattice_bpd.decode.drafters.basic import Drafter, NoDrafter
+from lattice_bpd.decode.drafters.sampled import DrawnTreeDrafter
+from lattice_bpd.decode.drafters.tree import TreeDrafter
+from lattice_bpd.decode.huggingface.generate import generate_batch
+from lattice_bpd.decode.state.statistics import DecodeStats
+from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.verify.acceptance.rule import Acceptance
+from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
+
+Weights = tuple[float, float]  # alpha of the LM, temperature of drafts
+SEED = 1
+WITH_LM: tuple[Weights, ...] = ((0.5, 1.0), (0.5, 1.5), (1.0, 2.0), (1.2, 3.0))
+WITHOUT_LM: tuple[Weights, ...] = ((0.0, 1.0), (0.0, 1.5), (0.0, 2.0))
+
+
+@dataclass(frozen=True)
+class SampledDrafts:
+    """A kind of drafts for targets that sample.
+
+    Attributes:
+        name: for tables.
+        rule: Sampled or Rejection.
+        drawn: whether drafts are drawn; else they are the most probable tree.
+        uses_lm: whether the n-gram LM rescores them.
+    """
+
+    name: str
+    rule: type[Sampled] | type[Rejection]
+    drawn: bool
+    uses_lm: bool
+
+    def make_drafter(self, lm: NGramLM, weights: Weights, max_nodes: int) -> Drafter:
+        """A drafter of this kind."""
+        used = lm if self.uses_lm else None
+        make = DrawnTreeDrafter if self.drawn else TreeDrafter
+        return make(used, max_nodes=max_nodes, alpha=weights[0], temperature=weights[1])
+
+
+SAMPLED_DRAFTS = (
+    SampledDrafts("independent heads, drawn", Rejection, True, False),
+    SampledDrafts("rescored, drawn", Rejection, True, True),
+    SampledDrafts("heads' tree", Rejection, False, False),
+    SampledDrafts("rescored tree", Rejection, False, True),
+    SampledDrafts("heads' tree, noise known", Sampled, False, False),
+    SampledDrafts("rescored tree, noise known", Sampled, False, True),
+)
+
+
+@dataclass(frozen=True)
+class SamplingGain:
+    """A kind of drafts at a temperature.
+
+    Attributes:
+        name: of the kind.
+        rule: name of the acceptance rule.
+        temperature: of sampling.
+        alpha: tuned weight of the LM.
+        draft_temperature: tuned.
+        texts: that were decoded.
+        tokens: of them.
+        block_efficiency: tokens / target calls.
+        accept_length: draft tokens that a verifying call keeps, on average.
+        same_texts: outputs that are plain sampling's; None under Rejection, which only has its
+            distribution.
+    """
+
+    name: str
+    rule: str
+    temperature: float
+    alpha: float
+    draft_temperature: float
+    texts: int
+    tokens: int
+    block_efficiency: float
+    accept_length: float
+    same_texts: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of "sampling" in results.json."""
+        return asdict(self)
+
+
+def compare_sampling(
+    model: Any,
+    lm: NGramLM,
+    tuning_prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int]],
+    *,
+    temperatures: Sequence[float] = (0.3, 0.7, 1.0),
+    max_nodes: int = 24,
+    max_new_tokens: int = 64,
+    on_decode: Callable[[], None] | None = None,
+) -> list[SamplingGain]:
+    """Sample all prompts with each kind of drafts at each temperature.
+
+    Args:
+        model: a BlockwiseLM.
+        lm: over its token ids.
+        tuning_prompts: on which alpha and the drafts' temperature are chosen.
+        prompts: reported on.
+        temperatures: of sampling.
+        max_nodes: draft tokens of a call.
+        max_new_tokens: behind each prompt; texts end at no stop token.
+        on_decode: called after each batch of prompts.
+
+    Returns:
+        A line for each temperature and kind, kinds in the order of SAMPLED_DRAFTS.
+
+    Raises:
+        ValueError: no prompt, or what `generate` refuses.
+    """
+    if not prompts or not tuning_prompts:
+        raise ValueError(
+            f"compare_sampling: found {len(prompts)} prompts and {len(tuning_prompts)} to tune on; "
+            "expected one or more of each"
+        )
+
+    def decode(texts: Sequence[Sequence[int]], drafter: Drafter, rule: Acceptance) -> Any:
+        found = generate_batch(
+            model, texts, drafter=drafter, acceptance=rule, max_new_tokens=max_new_tokens
+        )
+        if on_decode is not None:
+            on_decode()
+        stats = DecodeStats()
+        for result in found:
+            stats.merge(result.stats)
+        return [result.token_ids for result in found], stats
+
+    lines = []
+    for temperature in temperatures:
+        plain, _ = decode(prompts, NoDrafter(), Sampled(temperature, seed=SEED))
+        for kind in SAMPLED_DRAFTS:
+            rule = kind.rule(temperature, seed=SEED)
+
+            def efficiency(
+                weights: Weights, kind: SampledDrafts = kind, rule: Acceptance = rule
+            ) -> float:
+                drafter = kind.make_drafter(lm, weights, max_nodes)
+                return float(decode(tuning_prompts, drafter, rule)[1].block_efficiency)
+
+            best = max(WITH_LM if kind.uses_lm else WITHOUT_LM, key=efficiency)
+            outputs, stats = decode(prompts, kind.make_drafter(lm, best, max_nodes), rule)
+            same = sum(ours == theirs for ours, theirs in zip(outputs, plain, strict=True))
+            lines.append(
+                SamplingGain(
+                    kind.name, rule.name, temperature, *best, len(outputs), stats.tokens,
+                    stats.block_efficiency, sum(stats.accept_lengths) / len(stats.accept_lengths),
+                    same if kind.rule is Sampled else None,
+                )
+            )  # fmt: skip
+    return lines

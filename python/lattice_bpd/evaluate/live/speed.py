@@ -1,0 +1,66 @@
+"""Measures the speed of strategies on recorded prompts, relative to greedy decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lattice_bpd.evaluate.live.compare import compare_strategies
+from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS, DraftOptions
+from lattice_bpd.lm.ngram import NGramLM
+
+SPEED_SETTINGS = ("greedy", "bpd", "p_best_ngram", "tree_0gram", "tree", "auto")
+SPEED_ROUNDS = 3
+
+
+def measure_speed(
+    model: Any,
+    lm: NGramLM | None,
+    prompts: Sequence[Sequence[int]],
+    tuned: Mapping[str, DraftOptions],
+    *,
+    max_new_tokens: int,
+    stop_token_ids: Sequence[int] = (),
+    on_prompt: Callable[[], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Decode prompts live in interleaved runs; see `compare_strategies`.
+
+    Args:
+        model: a BlockwiseLM.
+        lm: n-gram LM; None: strategies with an LM are left out, and "auto" drafts without one.
+        prompts: token ids.
+        tuned: options of each strategy by name; "auto" has those of the tree.
+        max_new_tokens: tokens to decode after each prompt.
+        stop_token_ids: decoding ends after these.
+        on_prompt: called after each run.
+
+    Returns:
+        A "speed" line of results.json for each strategy.
+    """
+    tree = tuned.get("tree") or tuned.get("tree_0gram") or DraftOptions()
+    settings = [
+        setting
+        for setting in DEMO_SETTINGS
+        if setting.name in SPEED_SETTINGS
+        and (lm is not None or setting.name == "auto" or not setting.uses_lm)
+    ]
+    found = compare_strategies(
+        model, lm, prompts, settings=settings, options={**tuned, "auto": tree},
+        max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, rounds=SPEED_ROUNDS,
+        on_prompt=None if on_prompt is None else lambda _setting: on_prompt(),
+    )  # fmt: skip
+    names = {"p": tree.num_drafts, "n": lm.order if lm else 0, "nodes": tree.max_nodes}
+    return [
+        {
+            "name": result.setting.name,
+            "label": result.setting.label.format(**names),
+            "texts": len(prompts),
+            "rounds": SPEED_ROUNDS,
+            "block_efficiency": result.total().block_efficiency,
+            "interval": result.interval.to_json(),
+            "tokens_per_second": found.tokens_per_second(result),
+            "relative_speed": found.relative_speed(result),
+            "lossless": result.lossless,
+        }
+        for result in found.results
+    ]

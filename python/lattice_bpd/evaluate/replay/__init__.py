@@ -1,0 +1,1 @@
+"""Replay: what decoding with a strategy would do, from recorded greedy outputs."""

@@ -1,0 +1,201 @@
+"""Drafting strategies by name: how each drafts in a replay, and its drafter in live decoding.
+
+greedy, bpd, oracle                       no rescoring, and what hindsight could do
+ngram_1best, p_best_ngram, tree           heads and n-gram LM
+p_best_0gram, tree_0gram                  the same on the heads alone
+count_trie                                raw n-gram counts instead of an LM (DART's way)
+prompt_lookup                             no heads: what followed the last tokens before
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lattice_bpd.decode.drafters.lookup import LookupDrafter
+from lattice_bpd.decode.drafters.suffix_index import LONGEST_MATCH
+from lattice_bpd.evaluate.replay.count_trie import CountTrieDrafter
+from lattice_bpd.evaluate.replay.positions import (
+    Draft,
+    Rescorers,
+    draft_argmax,
+    draft_counts,
+    draft_lattice,
+    draft_lookup,
+    draft_nothing,
+    draft_oracle,
+    draft_tree,
+)
+from lattice_bpd.evaluate.replay.settings import (
+    STANDARD_SETTINGS,
+    TREE_SETTINGS,
+    DraftOptions,
+    Setting,
+)
+
+if TYPE_CHECKING:
+    from lattice_bpd.decode.drafters.basic import Drafter
+
+MakeDrafter = Callable[[Rescorers, Sequence[int], DraftOptions], "Drafter"]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way of drafting.
+
+    Attributes:
+        name: in results.json and on the command line.
+        label: in tables; {p}, {k}, {n} and {nodes} stand for num_drafts, top_k, order, max_nodes.
+        draft: paths (B, p, S) int32 of a batch; -1 and -2 are no tokens.
+        make_drafter: the drafter of live decoding for one prompt, given greedy's output behind it.
+        knobs: the fields of DraftOptions that matter to it.
+        uses_lm: needs an n-gram LM.
+        uses_trie: needs raw counts.
+    """
+
+    name: str
+    label: str
+    draft: Draft
+    make_drafter: MakeDrafter
+    knobs: tuple[str, ...] = ()
+    uses_lm: bool = False
+    uses_trie: bool = False
+
+    def check(self, rescorers: Rescorers, options: DraftOptions, top_k: int) -> None:
+        """Raise ValueError where something is missing or out of range; top_k is the recording's."""
+        if self.uses_lm and rescorers.lm is None:
+            raise ValueError(
+                f"strategy {self.name} needs an n-gram LM; give one (lm, --lm), or take "
+                f"{', '.join(s.name for s in STRATEGIES.values() if not s.uses_lm)}"
+            )
+        if self.uses_trie and rescorers.trie is None:
+            raise ValueError(
+                f"strategy {self.name} needs raw n-gram counts; give a text to count (trie, "
+                "--count-text)"
+            )
+        if "top_k" in self.knobs and not 1 <= options.top_k <= top_k:
+            raise ValueError(
+                f"top_k is {options.top_k}; expected 1..{top_k}, the candidates that were "
+                "recorded; record again with a larger --top-k"
+            )
+        for knob in ("num_drafts", "max_nodes"):
+            if knob in self.knobs and getattr(options, knob) < 1:
+                raise ValueError(f"{knob} is {getattr(options, knob)}; expected 1 or more")
+        if options.cache:
+            raise ValueError(
+                f"strategy {self.name}: cache is {options.cache}, but a cache learns as decoding "
+                "goes on and is not recorded; decode live (compare_strategies)"
+            )
+        if "temperature" in self.knobs and not 0.0 < options.temperature < np.inf:
+            raise ValueError(f"temperature is {options.temperature}; expected a number above 0")
+
+    def kept(self, options: DraftOptions) -> dict[str, Any]:
+        """The options that matter."""
+        return {knob: getattr(options, knob) for knob in self.knobs}
+
+
+def strategy_of(setting: Setting) -> Strategy:
+    """The strategy of a line of the table, whatever its name.
+
+    Raises:
+        ValueError: a kind of drafting that needs more than a recording, or a rule whose text is
+            not greedy's.
+    """
+    kind = setting.strategy
+    if kind not in _KINDS:
+        raise ValueError(
+            f"setting {setting.name} drafts by {kind!r}, which cannot be replayed; expected one of "
+            f"{', '.join(_KINDS)}; decode it live (compare_strategies)"
+        )
+
+    if setting.acceptance is not None and setting.acceptance.name != "exact":
+        raise ValueError(
+            f"setting {setting.name} keeps drafts by {setting.acceptance}, so that its text is not "
+            "the recorded one; expected the exact rule; decode it live (compare_strategies)"
+        )
+    uses_lm = setting.uses_lm or bool(setting.source)
+
+    def make_drafter(
+        rescorers: Rescorers, continuation: Sequence[int], options: DraftOptions
+    ) -> Drafter:
+        return setting.drafter(rescorers.lm if uses_lm else None, continuation, options)
+
+    draft, knobs = _KINDS[kind]
+    if kind == "lattice" and not setting.many:
+        draft = _with_one_draft(draft)
+        knobs = tuple(knob for knob in knobs if knob != "num_drafts")
+    if not uses_lm:
+        draft = _without_lm(draft)
+        knobs = tuple(knob for knob in knobs if knob != "alpha")
+    return Strategy(setting.name, setting.label, draft, make_drafter, knobs, uses_lm)
+
+
+def find_strategies(names: Iterable[str]) -> list[Strategy]:
+    """Strategies by name.
+
+    Raises:
+        ValueError: an unknown name; the message has the nearest one.
+    """
+    found = []
+    for name in names:
+        if name not in STRATEGIES:
+            near = difflib.get_close_matches(name, STRATEGIES, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(
+                f"unknown strategy {name!r}; {hint}expected one of {', '.join(STRATEGIES)}"
+            )
+        found.append(STRATEGIES[name])
+    return found
+
+
+def _with_one_draft(draft: Draft) -> Draft:
+    return lambda batch, rescorers, options: draft(batch, rescorers, replace(options, num_drafts=1))
+
+
+def _without_lm(draft: Draft) -> Draft:
+    return lambda batch, rescorers, options: draft(batch, replace(rescorers, lm=None), options)
+
+
+_KINDS: dict[str, tuple[Draft, tuple[str, ...]]] = {
+    "greedy": (draft_nothing, ()),
+    "bpd": (draft_argmax, ()),
+    "lattice": (draft_lattice, ("top_k", "num_drafts", "alpha")),
+    "tree": (draft_tree, ("top_k", "max_nodes", "alpha", "temperature")),
+    "oracle": (draft_oracle, ("top_k",)),
+}
+
+_BASELINES = (
+    Strategy(
+        "count_trie",
+        "{nodes}-node raw-count trie",
+        draft_counts,
+        lambda rescorers, _continuation, options: CountTrieDrafter(
+            rescorers.trie, top_k=options.top_k, max_nodes=options.max_nodes, alpha=options.alpha
+        ),
+        ("top_k", "max_nodes", "alpha"),
+        uses_trie=True,
+    ),
+    Strategy(
+        "prompt_lookup",
+        "prompt lookup",
+        draft_lookup,
+        lambda _rescorers, _continuation, _options: LookupDrafter(LONGEST_MATCH, num_slots=None),
+    ),
+)
+
+
+def _registry() -> dict[str, Strategy]:
+    """All strategies, greedy first and the oracle last."""
+    lines = {setting.name: setting for setting in (*STANDARD_SETTINGS, *TREE_SETTINGS)}
+    oracle = lines.pop("oracle")
+    replayable = [strategy_of(line) for line in lines.values() if line.strategy in _KINDS]
+    found = [*replayable, *_BASELINES, strategy_of(oracle)]
+    return {strategy.name: strategy for strategy in found}
+
+
+STRATEGIES = _registry()
+"""Every strategy by name."""

@@ -1,0 +1,172 @@
+"""Checkpoints from which training goes on exactly: to the same weights, bit for bit.
+
+    FOLDER/checkpoint-00000120/state.safetensors    weights that train, and the optimizers' tensors
+                              /state.json           step, precision, losses, the log's place
+
+Random numbers and the place in the data need no tensor: both follow from the options' seed and the
+step (`head_draws`). A checkpoint is written into a temporary folder, flushed to the disk and
+renamed; only then is the one before it removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lattice_bpd._core import FormatError
+from lattice_bpd.train.heads.trainer import HeadTrainer
+
+_FORMAT = "lattice_bpd.head_checkpoint"
+_VERSION = 1
+_WEIGHTS, _STATE = "state.safetensors", "state.json"
+_UNFINISHED = ".checkpoint-"
+
+
+def save_training(folder: Path, trainer: HeadTrainer, log: dict[str, Any]) -> Path:
+    """Write a checkpoint and remove earlier ones.
+
+    Args:
+        folder: exists.
+        trainer: between two steps.
+        log: what the loss log needs to go on, for JSON.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    report = trainer.report
+    target = folder / f"checkpoint-{report.step:08d}"
+    if not target.is_dir():
+        temporary = Path(tempfile.mkdtemp(dir=folder, prefix=_UNFINISHED))
+        try:
+            save_file(dict(_tensors(trainer)), temporary / _WEIGHTS)
+            state = {
+                "format": _FORMAT,
+                "version": _VERSION,
+                "step": report.step,
+                "steps": report.steps,
+                "seed": trainer.options.seed,
+                "precision": report.precision,
+                "losses": report.losses,
+                "seconds": report.seconds,
+                "log": log,
+            }
+            (temporary / _STATE).write_text(json.dumps(state, indent=2) + "\n")
+            for path in (temporary / _WEIGHTS, temporary / _STATE, temporary):
+                _flush(path)
+            temporary.replace(target)
+            _flush(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    for other in _checkpoints(folder):
+        if other != target:
+            shutil.rmtree(other)
+    return target
+
+
+def find_checkpoint(folder: Path) -> Path | None:
+    """The latest checkpoint in a folder; what an interrupted save left behind is removed."""
+    for unfinished in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return max(_checkpoints(folder), default=None)
+
+
+def load_training(path: Path, trainer: HeadTrainer) -> dict[str, Any]:
+    """Put a trainer where a checkpoint was written.
+
+    Args:
+        path: the checkpoint.
+        trainer: made with the same options on a model of the same sizes.
+
+    Returns:
+        The loss log's part.
+
+    Raises:
+        FormatError: files that are missing, cut or altered, or another model's.
+    """
+    try:
+        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        tensors = load_file(path / _WEIGHTS)
+        if state["format"] != _FORMAT or state["version"] != _VERSION:
+            raise ValueError(f"format {state['format']!r} version {state['version']!r}")
+        _put_weights(trainer, tensors)
+        _put_optimizers(trainer, tensors)
+        report = trainer.report
+        report.step, report.steps = int(state["step"]), int(state["steps"])
+        report.precision, report.seconds = str(state["precision"]), float(state["seconds"])
+        report.losses = [float(loss) for loss in state["losses"]]
+        return cast("dict[str, Any]", state["log"])
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise FormatError(
+            f"{path}: the checkpoint cannot be used ({type(error).__name__}: {error}); expected "
+            "what training of the same model wrote; begin anew with --restart"
+        ) from error
+
+
+def _tensors(trainer: HeadTrainer) -> Iterator[tuple[str, Tensor]]:
+    names = {id(weight): name for name, weight in trainer.trained_weights().items()}
+    for name, weight in trainer.trained_weights().items():
+        yield f"weight.{name}", _plain(weight)
+    for number, optimizer in enumerate(trainer.optimizers):
+        for weight in _weights(optimizer):
+            for key, value in optimizer.state[weight].items():
+                yield f"optimizer.{number}.{key}.{names[id(weight)]}", _plain(value)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
+
+
+@torch.no_grad()
+def _put_weights(trainer: HeadTrainer, tensors: dict[str, Tensor]) -> None:
+    for name, weight in trainer.trained_weights().items():
+        found = tensors[f"weight.{name}"]
+        if found.shape != weight.shape or found.dtype != weight.dtype:
+            raise ValueError(
+                f"{name} is {tuple(found.shape)} {found.dtype}; expected {tuple(weight.shape)} "
+                f"{weight.dtype}"
+            )
+        weight.copy_(found)
+
+
+def _put_optimizers(trainer: HeadTrainer, tensors: dict[str, Tensor]) -> None:
+    names = {id(weight): name for name, weight in trainer.trained_weights().items()}
+    for number, optimizer in enumerate(trainer.optimizers):
+        state: dict[int, dict[str, Tensor]] = {}
+        prefix = f"optimizer.{number}."
+        keys = {key[len(prefix) :].split(".", 1)[0] for key in tensors if key.startswith(prefix)}
+        for place, weight in enumerate(_weights(optimizer)):
+            found = {key: tensors.get(f"{prefix}{key}.{names[id(weight)]}") for key in keys}
+            state[place] = {key: value for key, value in found.items() if value is not None}
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _weights(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("checkpoint-*") if path.is_dir())
+
+
+def _flush(path: Path) -> None:
+    """Make the disk hold what was written, so that a rename never comes before it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,254 @@
+"""A run of `heads train` from files to files: text, model, training with checkpoints, result.
+
+What happens when, for each of the processes that torchrun may have started:
+
+    load or build the model -> begin or find the run in the folder -> texts -> train -> result
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.token_ids import Int32Array
+from lattice_bpd.train.heads.batches import HeadText
+from lattice_bpd.train.heads.job import HeadJob
+from lattice_bpd.train.heads.loop import run_steps
+from lattice_bpd.train.heads.loss_log import read_log
+from lattice_bpd.train.heads.loss_plot import write_loss_plot
+from lattice_bpd.train.heads.options import TrainOptions, check_options
+from lattice_bpd.train.heads.parallel import Processes, join_processes, own_device
+from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint, read_record
+from lattice_bpd.train.heads.starting_model import attach_heads, build_untrained, load_base
+from lattice_bpd.train.heads.texts import HeadTexts, hold_out, map_ids, own_rows, store_corpus
+from lattice_bpd.train.heads.trainer import HeadTrainer
+from lattice_bpd.train.text.corpus import Corpus
+from lattice_bpd.watcher import SilentWatcher, Watcher
+
+_WHERE = "heads train"
+_TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class HeadResult:
+    """What a run came to.
+
+    Attributes:
+        output: the folder.
+        steps: steps done.
+        losses: last line of the loss log: each trained head's loss, nats a token, by its number.
+        validation_losses: of all heads at the end; empty without validation text.
+        accuracies: likewise, shares of positions where the head's likeliest token is the text's.
+        tokens: token ids of the training text.
+        precision: "fp32" or "bf16".
+        seconds: of training, over all attempts.
+        was_finished: nothing was done, since the run was finished before.
+    """
+
+    output: Path
+    steps: int
+    losses: dict[int, float]
+    validation_losses: dict[int, float]
+    accuracies: dict[int, float]
+    tokens: int
+    precision: str
+    seconds: float
+    was_finished: bool
+
+
+def train_heads(job: HeadJob, watcher: Watcher | None = None) -> HeadResult:
+    """Train heads as a job says, or go on with a run that was interrupted.
+
+    Started by torchrun, the processes share the work and write one result. After Ctrl-C or SIGTERM
+    a checkpoint is written at the end of the step, and the same call goes on from there; the result
+    is the same, bit for bit, as without the stop (on one kind of machine, with as many processes).
+
+    Args:
+        job: see HeadJob.
+        watcher: is told of the progress; in parallel runs that of process 0.
+
+    Returns:
+        HeadResult, in every process.
+
+    Raises:
+        ValueError: options, text or folder that do not fit; losses that are not finite.
+        FormatError: damaged files.
+        OSError: files that cannot be read or written; ConnectionError where another process ends.
+        KeyboardInterrupt: Ctrl-C, after the checkpoint was written.
+    """
+    job.check()
+    kind = job.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    elif kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda and torch finds no GPU; expected one, or --device cpu")
+    with join_processes(kind, job.process_timeout) as processes:
+        told = watcher if watcher is not None and processes.is_first else SilentWatcher()
+        run = _Run(job, processes, told, own_device(kind))
+        try:
+            return run.train()
+        finally:
+            run.folder.close()
+
+
+@dataclass
+class _Run:
+    """One process's part of a run."""
+
+    job: HeadJob
+    processes: Processes
+    watcher: Watcher
+    device: torch.device
+    folder: RunFolder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = RunFolder(Path(self.job.output))
+
+    def train(self) -> HeadResult:
+        """Everything from inputs to the result."""
+        job, processes = self.job, self.processes
+        seed = int(job.train.get("seed") or 0)
+        base = self._load_base()
+        corpus = self._open_corpus(base)
+        if base is None:
+            model = build_untrained(job, corpus.size_of_vocabulary, seed)
+        else:
+            model = attach_heads(base, job, seed)
+        options = job.train_options(model.max_positions, model.num_heads)
+        check_options(model, options, _WHERE)
+        record = job.record(corpus, options)
+        mark = None if base is None else fingerprint(base)
+        if processes.first_does(
+            lambda: self.folder.begin(record, mark, resume=job.resume, restart=job.restart)
+        ):
+            return _read_result(self.folder, was_finished=True)
+        model.to(self.device)
+        processes.copy_from_first([weight.data for weight in model.parameters()])
+        texts = self._prepare_texts(model, corpus, options)
+        texts.check(options.sequence_length + model.num_heads, _WHERE)
+        with HeadTrainer(model, texts.training, options, processes, _WHERE) as trainer:
+            run_steps(trainer, job, self.folder, texts.validation, self.watcher)
+        tokens = len(texts.training.token_ids)
+        processes.first_does(lambda: self._write_result(trainer, corpus, record, tokens))
+        return _read_result(self.folder, was_finished=False)
+
+    def _load_base(self) -> PreTrainedModel | None:
+        if self.job.base is None:
+            return None
+        return load_base(Path(self.job.base), full_precision=self.job.way.train_base)
+
+    def _open_corpus(self, base: PreTrainedModel | None) -> Corpus:
+        """The training text; tokenizer and vocabulary are the base's where the job names none."""
+        arguments = dict(self.job.corpus)
+        if base is not None:
+            beside = Path(self.job.base or "") / _TOKENIZER
+            if arguments.get("tokenizer") is None and beside.is_file():
+                arguments["tokenizer"] = str(beside)
+            embedding = base.get_output_embeddings()  # type: ignore[no-untyped-call]
+            if arguments.get("vocab_size") is None and embedding is not None:
+                arguments["vocab_size"] = len(embedding.weight)
+        corpus = Corpus(self.job.inputs, **arguments)
+        if corpus.eos_id is not None and not 0 <= corpus.eos_id < corpus.size_of_vocabulary:
+            raise ValueError(
+                f"eos_id is {corpus.eos_id}; expected 0..{corpus.size_of_vocabulary - 1} (--eos-id)"
+            )
+        return corpus
+
+    def _prepare_texts(
+        self, model: BlockwiseLM, corpus: Corpus, options: TrainOptions
+    ) -> HeadTexts:
+        """What is learnt from and what is measured on."""
+        job = self.job
+        length = options.sequence_length + model.num_heads
+        ids = self._store(corpus, "text.bin")
+        if job.validation:
+            held: Int32Array | None = self._store(
+                replace(corpus, inputs=job.validation), "validation.bin"
+            )
+        else:
+            ids, held = hold_out(ids, job.validation_share, length)
+        if not job.way.own_text:
+            return HeadTexts(HeadText(ids), None if held is None else HeadText(held))
+        training = self._own_rows(model, ids, "own-text", job.own_rows, options)
+        if held is None:
+            return HeadTexts(training, None)
+        rows = self._own_rows(model, held, "own-validation", job.validation_pieces, options)
+        return HeadTexts(training, rows)
+
+    def _store(self, corpus: Corpus, name: str) -> Int32Array:
+        path = self.folder.work / name
+        self.processes.first_does(lambda: store_corpus(corpus, path, corpus.eos_id, self.watcher))
+        return map_ids(path)
+
+    def _own_rows(
+        self, model: BlockwiseLM, ids: Int32Array, name: str, rows: int, options: TrainOptions
+    ) -> HeadText:
+        return own_rows(
+            model,
+            ids,
+            self.folder.work / name,
+            rows=rows,
+            prompt_length=self.job.prompt_length,
+            row_length=options.sequence_length + model.num_heads,
+            seed=options.seed,
+            processes=self.processes,
+            watcher=self.watcher,
+        )
+
+    def _write_result(
+        self, trainer: HeadTrainer, corpus: Corpus, record: dict[str, Any], tokens: int
+    ) -> None:
+        """The model, the picture, and the record that says that all is there."""
+        model, path, report = trainer.model, self.folder.path, trainer.report
+        before = set(path.iterdir())
+        model.to("cpu")
+        if self.job.heads_only:
+            model.heads.save_pretrained(path)  # type: ignore[union-attr]
+        else:
+            model.save_pretrained(path)
+        if corpus.tokenizer is not None and Path(corpus.tokenizer).name == _TOKENIZER:
+            temporary = path / f".{_TOKENIZER}"
+            shutil.copyfile(corpus.tokenizer, temporary)
+            temporary.replace(path / _TOKENIZER)
+        files = sorted(found.name for found in set(path.iterdir()) - before)
+        lines = read_log(self.folder.log)
+        write_loss_plot(self.folder.plot, lines, f"heads train --recipe {self.job.recipe}")
+        checked = [line["validation"] for line in lines if "validation" in line]
+        result = {
+            "steps": report.steps,
+            "losses": [line["losses"] for line in lines if "losses" in line][-1],
+            "validation": checked[-1] if checked else None,
+            "tokens": tokens,
+            "precision": report.precision,
+            "seconds": round(report.seconds, 3),
+        }
+        self.folder.finish(record, fingerprint(model.base), result, files)
+
+
+def _read_result(folder: RunFolder, *, was_finished: bool) -> HeadResult:
+    record = read_record(folder.path)
+    if record is None:
+        raise FileNotFoundError(f"{folder.path}: the record of the run is gone")
+    found = record["result"]
+    checked = found["validation"] or {"losses": {}, "accuracies": {}}
+    return HeadResult(
+        folder.path,
+        found["steps"],
+        _by_number(found["losses"]),
+        _by_number(checked["losses"]),
+        _by_number(checked["accuracies"]),
+        found["tokens"],
+        found["precision"],
+        found["seconds"],
+        was_finished,
+    )
+
+
+def _by_number(values: dict[str, float]) -> dict[int, float]:
+    return {int(head): value for head, value in values.items()}

@@ -1,0 +1,197 @@
+"""N-gram LMs of the target's own choices over a corpus.
+
+Drafts are judged by what the target would write, not by what people wrote. So the target reads the
+corpus once, teacher-forced, and the n-gram LM counts its argmax behind each history of the text: as
+many events as the corpus has tokens, without generating any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.lm.training import RaggedIds, flatten_sequences, train_ngram
+from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.token_ids import Int32Array
+from lattice_bpd.verify.greedy import greedy_tokens
+
+_WHERE = "distil"
+_LOGITS = 1 << 25  # numbers in the logits of one call: 128 MiB of float32
+_MOST_TOKENS = {"cpu": 2048}  # of one call: attention stays in a CPU's caches, twice as quick
+_MOST_TOKENS_ELSEWHERE = 16384
+_WINDOW = 1024  # tokens, where the target names no limit of its own
+
+OnTokens = Callable[[int, int], None]  # tokens done, tokens in all
+
+
+class _Window(NamedTuple):
+    """Tokens begin .. end - 1 of the corpus; the target's choices count from `first` on."""
+
+    begin: int
+    first: int
+    end: int
+
+
+def distil_ngram(
+    model: PreTrainedModel | BlockwiseLM,
+    sequences: Iterable[Any] | RaggedIds,
+    order: int = 4,
+    *,
+    bos_id: int | None = None,
+    window: int | None = None,
+    on_tokens: OnTokens | None = None,
+    **options: Any,
+) -> NGramLM:
+    """Trains an n-gram LM of what the target would write behind each history of a corpus.
+
+    Of tokens x_1 .. x_T and the target's choices y_t = argmax P(. | x_1 .. x_{t-1}) it counts the
+    n-grams (x_{t-n+1} .. x_{t-1}, y_t) of every order up to `order`, and estimates as train_ngram.
+
+    Args:
+        model: the target; on any device.
+        sequences: token ids of the target's tokenizer, as train_ngram takes them. They are held in
+            memory, with as many choices.
+        order: n, 1 to 6.
+        bos_id: the token that begins every text, for the target too: it is set before sequences
+            that lack it, and is the LM's ``<s>``. None: texts begin as they are.
+        window: most tokens that the target reads at once; longer sequences come in windows that
+            overlap by half. Default: the target's positions, at most 1024.
+        on_tokens: called after each call of the target with the tokens done and all of them.
+        options: smoothing, unseen, min_counts, katz_k, full_count_of_counts, eos_id, unk_id,
+            threads; see train_ngram.
+
+    Returns:
+        The LM over the target's vocabulary.
+
+    Raises:
+        TypeError: a sequence holds something else than integers.
+        ValueError: ids outside the target's vocabulary, a corpus without text, options out of
+            range, or NaN logits.
+
+    Warns:
+        KatzWarning, SmoothingWarning: see train_ngram.
+    """
+    vocab_size = _base_of(model).get_output_embeddings().weight.shape[0]  # type: ignore[no-untyped-call]
+    ragged = flatten_sequences(sequences, int(vocab_size))
+    if bos_id is not None:
+        ragged = _begin_with(ragged, bos_id)
+    chosen = predict_targets(model, ragged, window=window, on_tokens=on_tokens)
+    return train_ngram(
+        ragged, order, vocab_size=int(vocab_size), bos_id=bos_id, targets=chosen, **options
+    )
+
+
+@torch.inference_mode()
+def predict_targets(
+    model: PreTrainedModel | BlockwiseLM,
+    sequences: Iterable[Any] | RaggedIds,
+    *,
+    window: int | None = None,
+    on_tokens: OnTokens | None = None,
+) -> list[Int32Array]:
+    """The target's choice behind every token, teacher-forced.
+
+    Args:
+        model: see distil_ngram, as for the others.
+        sequences: see there.
+        window: see there.
+        on_tokens: see there.
+
+    Returns:
+        For each sequence (T_i,) int32: entry t is the argmax behind tokens 0 .. t; the smallest id
+        among equals.
+
+    Raises:
+        TypeError: see there.
+        ValueError: ids outside the target's vocabulary, a window below 2 or above the target's
+            positions, or NaN logits.
+    """
+    base = _base_of(model)
+    vocab_size = int(base.get_output_embeddings().weight.shape[0])  # type: ignore[no-untyped-call]
+    ragged = flatten_sequences(sequences, vocab_size)
+    _check_ids(ragged.token_ids, vocab_size)
+    windows = list(_cut(ragged, _window_size(base, window)))
+    chosen = np.zeros(len(ragged.token_ids), np.int32)
+    done = 0
+    most = _MOST_TOKENS.get(base.device.type, _MOST_TOKENS_ELSEWHERE)
+    for batch in _batches(windows, max(1, min(_LOGITS // vocab_size, most))):
+        rows = _predict(base, ragged.token_ids, batch)
+        for row, part in zip(rows, batch, strict=True):
+            chosen[part.first : part.end] = row[part.first - part.begin : part.end - part.begin]
+            done += part.end - part.first
+        if on_tokens is not None:
+            on_tokens(done, len(chosen))
+    bounds = zip(ragged.offsets[:-1], ragged.offsets[1:], strict=True)
+    return [chosen[begin:end] for begin, end in bounds]
+
+
+def _predict(base: PreTrainedModel, ids: Int32Array, batch: Sequence[_Window]) -> Int32Array:
+    """(B, T) choices of windows, which are padded on the right: no token sees what follows it."""
+    longest = max(part.end - part.begin for part in batch)
+    rows = np.zeros((len(batch), longest), np.int64)
+    for row, part in zip(rows, batch, strict=True):
+        row[: part.end - part.begin] = ids[part.begin : part.end]
+    inputs = torch.from_numpy(rows).to(base.device)
+    logits = base(input_ids=inputs, use_cache=False).logits
+    found: Int32Array = greedy_tokens(logits).cpu().numpy().astype(np.int32)
+    return found
+
+
+def _base_of(model: PreTrainedModel | BlockwiseLM) -> PreTrainedModel:
+    return model.base if isinstance(model, BlockwiseLM) else model
+
+
+def _window_size(base: PreTrainedModel, window: int | None) -> int:
+    limit = getattr(base.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if window is None:
+        return min(_WINDOW, limit or _WINDOW)
+    if window < 2 or window > (limit or window):
+        most = "" if limit is None else f", at most the target's {limit} positions"
+        raise ValueError(f"{_WHERE}: window is {window}; expected 2 or more{most}")
+    return window
+
+
+def _check_ids(ids: Int32Array, vocab_size: int) -> None:
+    if len(ids) == 0 or 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        return
+    raise ValueError(
+        f"{_WHERE}: the corpus has ids {int(ids.min())}..{int(ids.max())}; expected 0.."
+        f"{vocab_size - 1}; use the tokenizer that the target was trained with"
+    )
+
+
+def _cut(ragged: RaggedIds, size: int) -> Iterator[_Window]:
+    """All sequences, long ones in windows of which each but the first counts its later half."""
+    step = size // 2
+    for begin, end in zip(ragged.offsets[:-1].tolist(), ragged.offsets[1:].tolist(), strict=True):
+        first, start = begin, begin
+        while first < end:
+            stop = min(start + size, end)
+            yield _Window(start, first, stop)
+            first, start = stop, stop - (size - step)
+
+
+def _batches(windows: list[_Window], most_tokens: int) -> Iterator[list[_Window]]:
+    """Windows of like length together, the longest first, so that little is padding."""
+    ordered = sorted(windows, key=lambda part: part.begin - part.end)
+    start = 0
+    while start < len(ordered):
+        count = max(1, most_tokens // (ordered[start].end - ordered[start].begin))
+        yield ordered[start : start + count]
+        start += count
+
+
+def _begin_with(ragged: RaggedIds, bos_id: int) -> RaggedIds:
+    """The same sequences, each beginning with bos_id."""
+    starts, lengths = ragged.offsets[:-1], np.diff(ragged.offsets)
+    first = np.full(len(starts), -1, np.int64)
+    first[lengths > 0] = ragged.token_ids[starts[lengths > 0]]
+    lacks = first != bos_id
+    ids = np.insert(ragged.token_ids, starts[lacks], bos_id).astype(np.int32)
+    added = np.concatenate([[0], np.cumsum(lacks)])
+    return RaggedIds(ids, ragged.offsets + added)

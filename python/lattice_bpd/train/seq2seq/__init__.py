@@ -1,0 +1,1 @@
+"""Training of encoder-decoders, their heads and SpecDrafters."""

@@ -1,0 +1,175 @@
+"""Pairs of source and output for encoder-decoders: batches of them, and outputs a target writes.
+
+Greedy outputs of the target are what drafts are judged by, so drafters learn from them
+(sequence-level knowledge distillation: Kim and Rush 2016; Xia et al. 2022, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
+
+IGNORED = -100  # label of padding
+_POOL = 32  # batches that are sorted by length together
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One text.
+
+    Attributes:
+        source: token ids, one or more.
+        output: token ids behind the decoder's prompt, the stop token included.
+    """
+
+    source: Sequence[int]
+    output: Sequence[int]
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """B pairs, padded on the right.
+
+    Attributes:
+        source: (B, S) int64.
+        source_mask: (B, S) int64, 0 for padding.
+        tokens: (B, P + T - 1) int64, decoder prompt of P tokens and the output without its last.
+        labels: (B, P + T - 1) int64, the token behind each; IGNORED for padding and the prompt.
+    """
+
+    source: Tensor
+    source_mask: Tensor
+    tokens: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        """B."""
+        return len(self.source)
+
+
+def collate(pairs: Sequence[Pair], prompt: Sequence[int]) -> PairBatch:
+    """Pairs as a batch.
+
+    Args:
+        pairs: one or more.
+        prompt: what every output begins with, the start token first.
+
+    Raises:
+        ValueError: an empty source or output.
+    """
+    for pair in pairs:
+        if len(pair.source) == 0 or len(pair.output) == 0:
+            raise ValueError(
+                f"collate: a pair has {len(pair.source)} source and {len(pair.output)} output "
+                "tokens; expected one or more of each; leave empty lines out"
+            )
+    source = _pad([list(pair.source) for pair in pairs], 0)
+    sizes = torch.tensor([len(pair.source) for pair in pairs])
+    mask = (torch.arange(source.shape[1]) < sizes[:, None]).long()
+    tokens = _pad([[*prompt, *pair.output[:-1]] for pair in pairs], 0)
+    given = [IGNORED] * (len(prompt) - 1)
+    labels = _pad([[*given, *pair.output] for pair in pairs], IGNORED)
+    return PairBatch(source, mask, tokens, labels)
+
+
+def draw_batches(
+    pairs: Sequence[Pair], prompt: Sequence[int], batch_size: int, seed: int
+) -> Iterator[PairBatch]:
+    """Batches without end: all pairs in a new order each time, of similar lengths in a batch.
+
+    Args:
+        pairs: one or more.
+        prompt: see `collate`.
+        batch_size: pairs of a batch, 1 or more.
+        seed: of the order.
+
+    Raises:
+        ValueError: no pair, or an empty batch.
+    """
+    if len(pairs) == 0 or batch_size < 1:
+        raise ValueError(
+            f"draw_batches: {len(pairs)} pairs in batches of {batch_size}; expected one or more"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(len(pairs), generator=generator).tolist()
+        pools = [
+            order[i : i + _POOL * batch_size] for i in range(0, len(order), _POOL * batch_size)
+        ]
+        for pool in pools:
+            pool.sort(key=lambda number: (len(pairs[number].output), len(pairs[number].source)))
+            groups = [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
+            for place in torch.randperm(len(groups), generator=generator).tolist():
+                yield collate([pairs[number] for number in groups[place]], prompt)
+
+
+@torch.inference_mode()
+def write_outputs(
+    target: Seq2SeqTarget,
+    sources: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    batch_size: int = 256,
+    on_batch: Callable[[], None] | None = None,
+) -> list[list[int]]:
+    """The target's greedy output for many sources; it is what `generate` decodes one by one.
+
+    Args:
+        target: the target, with its stop tokens.
+        sources: token ids, one or more of each.
+        max_new_tokens: longest output.
+        batch_size: sources at once.
+        on_batch: called after each batch.
+
+    Returns:
+        The output of each source, a stop token included, in order.
+
+    Raises:
+        ValueError: an empty source, or max_new_tokens or batch_size below 1.
+    """
+    if min(max_new_tokens, batch_size, *map(len, sources), 1) < 1:
+        raise ValueError(
+            f"write_outputs: max_new_tokens {max_new_tokens}, batch_size {batch_size}, "
+            f"{sum(len(source) == 0 for source in sources)} empty sources; expected 1 or more, "
+            "and no source without a token"
+        )
+    order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
+    outputs: list[list[int]] = [[] for _ in sources]
+    for start in range(0, len(order), batch_size):
+        numbers = order[start : start + batch_size]
+        found = _write(target, [sources[number] for number in numbers], max_new_tokens)
+        for number, output in zip(numbers, found, strict=True):
+            outputs[number] = output
+        if on_batch is not None:
+            on_batch()
+    return outputs
+
+
+def _write(target: Seq2SeqTarget, sources: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    outputs: list[list[int]] = [[] for _ in sources]
+    going = list(range(len(sources)))
+    prompt = torch.tensor([target.decoder_prompt] * len(sources), device=target.device)
+    last, cache = target.read_prompts(prompt, source=target.encode(sources))
+    for step in range(count):
+        tokens = last.logits[:, -1].argmax(dim=-1)
+        chosen = tokens.tolist()
+        for number, token in zip(going, chosen, strict=True):
+            outputs[number].append(token)
+        kept = [row for row, token in enumerate(chosen) if token not in target.stop_token_ids]
+        if not kept or step == count - 1:
+            break
+        if len(kept) < len(going):
+            cache.select_sequences(kept)
+            tokens, going = tokens[kept], [going[row] for row in kept]
+        last = target(tokens[:, None], cache)
+    return outputs
+
+
+def _pad(rows: list[list[int]], value: int) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([row + [value] * (longest - len(row)) for row in rows])

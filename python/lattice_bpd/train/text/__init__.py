@@ -1,0 +1,1 @@
+"""Text of files as token ids: readers, tokenizers, corpora."""
