@@ -12,7 +12,7 @@ find_package(pybind11 2.13 CONFIG REQUIRED)
 file(GLOB module_sources CONFIGURE_DEPENDS src/*.cc)
 pybind11_add_module(_core MODULE NO_EXTRAS ${module_sources})
 target_link_libraries(_core PRIVATE lattice_bpd_core lattice_bpd_warnings)
-compile_together(_core 8)
+compile_together(_core 5)
 
 set(version_script "${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.map")
 target_link_options(_core PRIVATE

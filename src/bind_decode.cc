@@ -3,7 +3,6 @@
 #include "bindings.h"
 #include "lattice_bpd/decode/calibration.h"
 #include "lattice_bpd/decode/repeats.h"
-#include "lattice_bpd/decode/step_costs.h"
 #include "lattice_bpd/decode/suffix_index.h"
 
 namespace py = pybind11;
@@ -13,48 +12,25 @@ namespace {
 
 using Tokens = std::vector<std::int64_t>;
 
-std::pair<std::size_t, std::size_t> ToPair(const Match& match) { return {match.place, match.size}; }
-
-py::array_t<double> ToRow(std::vector<double> values) {
-  const auto size = static_cast<py::ssize_t>(values.size());
-  return ToArray(std::move(values), {size});
+std::pair<std::size_t, std::size_t> ToPair(const Match& match) {
+  return {match.position, match.size};
 }
 
 }  // namespace
 
 void BindDecode(py::module_& m) {
-  py::class_<StepCosts>(m, "StepCosts", "Seconds of a step against its draft tokens.")
-      .def(py::init<>())
-      .def(
-          "add",
-          [](StepCosts& costs, std::int64_t size, double seconds, std::int64_t steps,
-             bool looked_at) { costs.Add({{size, seconds, steps}}, looked_at); },
-          py::arg("size"), py::arg("seconds"), py::arg("steps") = 1, py::arg("looked_at") = false)
-      .def(
-          "add_mixed",
-          [](StepCosts& costs,
-             const std::vector<std::tuple<std::int64_t, double, std::int64_t>>& timings) {
-            std::vector<StepCosts::Timing> all;
-            for (const auto& [size, seconds, steps] : timings) {
-              all.push_back({size, seconds, steps});
-            }
-            costs.Add(all, false);
-          },
-          py::arg("timings"))
-      .def("count", &StepCosts::Count, py::arg("size"))
-      .def("seconds", &StepCosts::Seconds, py::arg("sizes"), py::arg("drawn") = false);
-  py::class_<Calibration>(m, "Calibration", "How often nodes of a tree are kept.")
+  py::class_<Calibration>(m, "Calibration", "Estimated acceptance rates of tree nodes.")
       .def(py::init<>())
       .def(
           "probabilities",
           [](const Calibration& calibration, const Array<float>& log_probs) {
-            return ToRow(calibration.Probabilities(ToSpan(log_probs)));
+            return ToArray(calibration.Probabilities(ToSpan(log_probs)));
           },
           py::arg("log_probs").noconvert())
       .def(
           "expected",
           [](const Calibration& calibration, const Array<float>& log_probs) {
-            return ToRow(calibration.Expected(ToSpan(log_probs)));
+            return ToArray(calibration.Expected(ToSpan(log_probs)));
           },
           py::arg("log_probs").noconvert())
       .def(
@@ -65,7 +41,7 @@ void BindDecode(py::module_& m) {
             calibration.Add(ToSpan(log_probs), {marks, static_cast<std::size_t>(kept.size())});
           },
           py::arg("log_probs").noconvert(), py::arg("kept").noconvert());
-  py::class_<SuffixIndex>(m, "SuffixIndex", "Where the last tokens of a text stood earlier.")
+  py::class_<SuffixIndex>(m, "SuffixIndex", "Earlier occurrences of the last tokens of a text.")
       .def(py::init<std::size_t>(), py::arg("longest"))
       .def(
           "append",
@@ -83,24 +59,23 @@ void BindDecode(py::module_& m) {
           py::arg("path") = Tokens())
       .def(
           "follow",
-          [](const SuffixIndex& index, std::size_t place, std::size_t count, const Tokens& path) {
-            return index.Follow(place, count, path);
-          },
-          py::arg("place"), py::arg("count"), py::arg("path") = Tokens())
+          [](const SuffixIndex& index, std::size_t position, std::size_t count,
+             const Tokens& path) { return index.Follow(position, count, path); },
+          py::arg("position"), py::arg("count"), py::arg("path") = Tokens())
       .def("__len__", [](const SuffixIndex& index) { return index.tokens().size(); })
       .def_property_readonly("tokens", &SuffixIndex::tokens)
       .def_property_readonly("longest", &SuffixIndex::longest);
-  py::class_<RepeatingText>(m, "RepeatingText", "A text, and what it went on with before.")
+  py::class_<RepeatingText>(m, "RepeatingText", "A text whose repetitions extend draft trees.")
       .def(py::init<>())
       .def(
           "append", [](RepeatingText& text, const Tokens& tokens) { text.Append(tokens); },
           py::arg("tokens"))
       .def("extend_tree", &RepeatingText::Extend, py::arg("tree"), py::arg("num_slots"),
-           py::arg("room"), py::arg("max_nodes"))
+           py::arg("max_depth"), py::arg("max_nodes"))
       .def("__len__", [](const RepeatingText& text) { return text.index().tokens().size(); })
       .def_property_readonly("rates", [](const RepeatingText& text) {
         std::vector<std::pair<double, double>> rates;
-        for (const RepeatRate& rate : text.rates()) rates.emplace_back(rate.right, rate.tried);
+        for (const RepeatRate& rate : text.rates()) rates.emplace_back(rate.correct, rate.total);
         return rates;
       });
 }

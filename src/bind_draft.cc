@@ -2,9 +2,9 @@
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/draft/ancestor_mask.h"
 #include "lattice_bpd/draft/draft_batch.h"
-#include "lattice_bpd/draft/draw_batch.h"
 #include "lattice_bpd/draft/fst_drafts.h"
 #include "lattice_bpd/draft/fused_engine.h"
+#include "lattice_bpd/draft/sample_batch.h"
 #include "lattice_bpd/draft/tree_batch.h"
 
 namespace py = pybind11;
@@ -26,9 +26,10 @@ using TreeArrays =
 
 // token_ids, parents, depths, log_probs (batch, max_nodes), counts (batch,), slot_token_ids
 // (batch, slots, width), child_probs (batch, max_nodes + 1, width).
-using DrawArrays = std::tuple<py::array_t<TokenId>, py::array_t<std::int32_t>,
-                              py::array_t<std::int32_t>, py::array_t<float>,
-                              py::array_t<std::int32_t>, py::array_t<TokenId>, py::array_t<double>>;
+using SampleArrays =
+    std::tuple<py::array_t<TokenId>, py::array_t<std::int32_t>, py::array_t<std::int32_t>,
+               py::array_t<float>, py::array_t<std::int32_t>, py::array_t<TokenId>,
+               py::array_t<double>>;
 
 // Keys (batch,), positions (batch,), whether positions and tokens have the target's noise, and the
 // sharpness that it is taken in with.
@@ -39,7 +40,7 @@ DraftArrays ToArrays(DraftBatch batch, int num_drafts) {
   const auto slots = static_cast<py::ssize_t>(batch.num_slots);
   return DraftArrays(ToArray(std::move(batch.token_ids), {rows, num_drafts, slots}),
                      ToArray(std::move(batch.scores), {rows, num_drafts}),
-                     ToArray(std::move(batch.counts), {rows}));
+                     ToArray(std::move(batch.counts)));
 }
 
 TreeArrays ToArrays(TreeBatch batch, int max_nodes, std::size_t num_slots) {
@@ -50,7 +51,7 @@ TreeArrays ToArrays(TreeBatch batch, int max_nodes, std::size_t num_slots) {
                     ToArray(std::move(batch.parents), {rows, max_nodes}),
                     ToArray(std::move(batch.depths), {rows, max_nodes}),
                     ToArray(std::move(batch.log_probs), {rows, max_nodes}),
-                    ToArray(std::move(batch.counts), {rows}),
+                    ToArray(std::move(batch.counts)),
                     ToArray(std::move(batch.attention_mask), {rows, max_nodes, max_nodes}),
                     ToArray(std::move(batch.leaf_paths), {rows, leaves, slots}));
 }
@@ -115,48 +116,50 @@ TreeArrays TreeOfSausages(const Sausages& sausages, const LmOrNone& lm,
                    threads);
 }
 
-DrawArrays DrawTrees(const LatticeBatch& lattices, const LmOrNone& lm, const ContextsView& contexts,
-                     double alpha, int max_nodes, const Noise& noise, int threads) {
+SampleArrays SampleTrees(const LatticeBatch& lattices, const LmOrNone& lm,
+                         const ContextsView& contexts, double alpha, int max_nodes,
+                         const Noise& noise, int threads) {
   const auto& [keys, positions, shared, sharpness] = noise;
-  DrawOptions options;
+  SampleOptions options;
   options.alpha = alpha;
   options.max_nodes = max_nodes;
-  options.use = shared ? NoiseUse::kShared : NoiseUse::kDrawn;
+  options.use = shared ? NoiseUse::kShared : NoiseUse::kIndependent;
   options.sharpness = sharpness;
-  DrawBatch batch;
+  SampledTreeBatch batch;
   {
     const Span<std::uint64_t> key_span = ToSpan(keys), position_span = ToSpan(positions);
     const py::gil_scoped_release release;
-    batch = DrawTreeBatch(lattices, Get(lm), contexts, options, key_span, position_span, threads);
+    batch = SampleTreeBatch(lattices, Get(lm), contexts, options, key_span, position_span, threads);
   }
   const auto rows = static_cast<py::ssize_t>(batch.counts.size());
   const auto slots = static_cast<py::ssize_t>(lattices.num_slots());
   const auto width = static_cast<py::ssize_t>(batch.width);
-  return DrawArrays(ToArray(std::move(batch.token_ids), {rows, max_nodes}),
-                    ToArray(std::move(batch.parents), {rows, max_nodes}),
-                    ToArray(std::move(batch.depths), {rows, max_nodes}),
-                    ToArray(std::move(batch.log_probs), {rows, max_nodes}),
-                    ToArray(std::move(batch.counts), {rows}),
-                    ToArray(std::move(batch.slot_token_ids), {rows, slots, width}),
-                    ToArray(std::move(batch.child_probs), {rows, max_nodes + 1, width}));
+  return SampleArrays(ToArray(std::move(batch.token_ids), {rows, max_nodes}),
+                      ToArray(std::move(batch.parents), {rows, max_nodes}),
+                      ToArray(std::move(batch.depths), {rows, max_nodes}),
+                      ToArray(std::move(batch.log_probs), {rows, max_nodes}),
+                      ToArray(std::move(batch.counts)),
+                      ToArray(std::move(batch.slot_token_ids), {rows, slots, width}),
+                      ToArray(std::move(batch.child_probs), {rows, max_nodes + 1, width}));
 }
 
-DrawArrays DrawTreeOfCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
-                                const LmOrNone& lm, const Array<TokenId>& contexts,
-                                const Array<std::int64_t>& offsets, bool bos, int max_nodes,
-                                double alpha, const Noise& noise, int threads,
-                                const Caches& caches) {
-  return DrawTrees(ToCandidates(token_ids, scores), lm,
-                   {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha, max_nodes, noise,
-                   threads);
+SampleArrays SampleTreeOfCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
+                                    const LmOrNone& lm, const Array<TokenId>& contexts,
+                                    const Array<std::int64_t>& offsets, bool bos, int max_nodes,
+                                    double alpha, const Noise& noise, int threads,
+                                    const Caches& caches) {
+  return SampleTrees(ToCandidates(token_ids, scores), lm,
+                     {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha, max_nodes, noise,
+                     threads);
 }
 
-DrawArrays DrawTreeOfSausages(const Sausages& sausages, const LmOrNone& lm,
-                              const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
-                              bool bos, int max_nodes, double alpha, const Noise& noise,
-                              int threads, const Caches& caches) {
-  return DrawTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha, max_nodes,
-                   noise, threads);
+SampleArrays SampleTreeOfSausages(const Sausages& sausages, const LmOrNone& lm,
+                                  const Array<TokenId>& contexts,
+                                  const Array<std::int64_t>& offsets, bool bos, int max_nodes,
+                                  double alpha, const Noise& noise, int threads,
+                                  const Caches& caches) {
+  return SampleTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha,
+                     max_nodes, noise, threads);
 }
 
 DraftArrays RescoreFst(const py::bytes& acceptor, const LmOrNone& lm, const Array<TokenId>& context,
@@ -198,11 +201,11 @@ void BindDraft(py::module_& m) {
   m.def("tree_of_sausages", &TreeOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
         py::arg("max_nodes"), py::arg("alpha"), py::arg("threads"), py::arg("caches") = Caches());
-  m.def("draw_tree_of_candidates", &DrawTreeOfCandidates, py::arg("token_ids").noconvert(),
+  m.def("sample_tree_of_candidates", &SampleTreeOfCandidates, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
         py::arg("offsets").noconvert(), py::arg("bos"), py::arg("max_nodes"), py::arg("alpha"),
         py::arg("noise"), py::arg("threads"), py::arg("caches") = Caches());
-  m.def("draw_tree_of_sausages", &DrawTreeOfSausages, py::arg("sausages"), py::arg("lm"),
+  m.def("sample_tree_of_sausages", &SampleTreeOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
         py::arg("max_nodes"), py::arg("alpha"), py::arg("noise"), py::arg("threads"),
         py::arg("caches") = Caches());

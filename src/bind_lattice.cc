@@ -1,6 +1,6 @@
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/lattice/choose_draw.h"
+#include "lattice_bpd/lattice/rejection_sampling.h"
 #include "lattice_bpd/lattice/sample_token.h"
 #include "lattice_bpd/lattice/sausage.h"
 #include "lattice_bpd/lattice/top_k.h"
@@ -18,8 +18,8 @@ FloatType ParseFloatType(const std::string& name, py::ssize_t itemsize) {
                           "; expected float32, float16 or bfloat16"));
 }
 
-// (slots, vocab) or (batch, slots, vocab) in any strides -> token ids and scores, with top_k in the
-// place of vocab. Copies only where the strides of batch and slots don't join.
+// (slots, vocab) or (batch, slots, vocab) in any strides -> token ids and scores of shape
+// (.., slots, top_k). Copies only where the strides of batch and slots don't join.
 std::tuple<py::array_t<TokenId>, py::array_t<float>> TopKOf(py::array logits,
                                                             const std::string& float_type,
                                                             int top_k, bool log_softmax) {
@@ -51,7 +51,7 @@ std::tuple<py::array_t<TokenId>, py::array_t<float>> TopKOf(py::array logits,
                          ToArray(std::move(best.scores), shape));
 }
 
-// (vocab,) float32 -> the token that softmax(scale * logits) and the noise of (key, position) draw.
+// (vocab,) float32 -> a sample of softmax(scale * logits) by the noise of (key, position).
 TokenId SampleTokenOf(const Array<float>& logits, double scale, std::uint64_t key,
                       std::uint64_t position) {
   const Span<float> values = ToSpan(logits);
@@ -59,19 +59,19 @@ TokenId SampleTokenOf(const Array<float>& logits, double scale, std::uint64_t ke
   return SampleToken(values, scale, NoiseRow(key, position));
 }
 
-// (vocab,) float32, draws (n,), what they were drawn from (k,) and (k,) -> the token chosen.
-TokenId ChooseDrawOf(const Array<float>& logits, const Array<TokenId>& draws,
-                     const Array<TokenId>& token_ids, const Array<double>& probs, std::uint64_t key,
-                     std::uint64_t position) {
+// Logits (vocab,), draft tokens (n,), their distribution (k,) and (k,) -> the token chosen.
+TokenId RejectionSampleOf(const Array<float>& logits, const Array<TokenId>& draft_tokens,
+                          const Array<TokenId>& token_ids, const Array<double>& probs,
+                          std::uint64_t key, std::uint64_t position) {
   if (token_ids.size() != probs.size()) {
-    throw ValueError(StrCat("drawn_from has ", token_ids.size(), " token ids and ", probs.size(),
-                            " probabilities; expected as many of each"));
+    throw ValueError(StrCat("the draft distribution has ", token_ids.size(), " token ids and ",
+                            probs.size(), " probabilities; expected as many of each"));
   }
   const Span<float> values = ToSpan(logits);
-  const Span<TokenId> drawn = ToSpan(draws);
-  const DrawnFrom from{ToSpan(token_ids), ToSpan(probs)};
+  const Span<TokenId> drafts = ToSpan(draft_tokens);
+  const DraftDistribution q{ToSpan(token_ids), ToSpan(probs)};
   const py::gil_scoped_release release;
-  return ChooseDraw(values, drawn, from, NoiseRow(key, position));
+  return RejectionSample(values, drafts, q, NoiseRow(key, position));
 }
 
 // (rows, n) token ids -> the noise of row `first_row` + r and each token, float32.
@@ -112,9 +112,9 @@ void BindLattice(py::module_& m) {
         py::arg("key"), py::arg("position"));
   m.def("gumbel_noise", &GumbelNoise, py::arg("key"), py::arg("first_row"),
         py::arg("token_ids").noconvert());
-  m.def("choose_draw", &ChooseDrawOf, py::arg("logits").noconvert(), py::arg("draws").noconvert(),
-        py::arg("token_ids").noconvert(), py::arg("probs").noconvert(), py::arg("key"),
-        py::arg("position"));
+  m.def("rejection_sample", &RejectionSampleOf, py::arg("logits").noconvert(),
+        py::arg("draft_tokens").noconvert(), py::arg("token_ids").noconvert(),
+        py::arg("probs").noconvert(), py::arg("key"), py::arg("position"));
   m.def("top_k_instruction_sets", &TopKInstructionSets);
   m.def("set_top_k_instruction_set", &SetTopKInstructionSet, py::arg("name"));
   py::class_<Sausage>(m, "Sausage", "A sausage lattice: candidate tokens and scores by slot.")

@@ -1,17 +1,21 @@
+#include <memory>
+
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/lm/arpa.h"
 #include "lattice_bpd/lm/backoff_lm.h"
+#include "lattice_bpd/lm/context_ngram.h"
 #include "lattice_bpd/lm/lm_file.h"
+#include "lattice_bpd/lm/lm_from_fst.h"
 #include "lattice_bpd/lm/lm_fst.h"
+#include "lattice_bpd/lm/quantise.h"
 #include "lattice_bpd/lm/score_text.h"
+#include "lattice_bpd/lm/trie_assembler.h"
 
 namespace py = pybind11;
 
 namespace lattice_bpd {
 namespace {
-
-using GuardLongCall = py::call_guard<LongCall>;
 
 // None where the symbol is no token id.
 std::optional<TokenId> TokenOrNone(const Vocabulary& vocabulary, Symbol symbol) {
@@ -26,11 +30,10 @@ py::array_t<double> Score(const BackoffLm& lm, const Array<TokenId>& token_ids, 
     const LongCall guard;
     log_probs = ScoreText(lm, ToSpan(token_ids), bos, eos);
   }
-  const auto size = static_cast<py::ssize_t>(log_probs.size());
-  return ToArray(std::move(log_probs), {size});
+  return ToArray(std::move(log_probs));
 }
 
-// ln P of k candidates behind each of B histories; history i is token_ids[offsets[i]] and on.
+// ln P of k candidates after each of B histories; history i is token_ids[offsets[i]] and on.
 py::array_t<double> ScoreCandidates(const BackoffLm& lm, const Array<TokenId>& token_ids,
                                     const Array<std::int64_t>& offsets,
                                     const Array<TokenId>& candidates, bool bos) {
@@ -66,12 +69,11 @@ std::vector<std::string> ToStrings(const WordBytes& words) {
 
 std::shared_ptr<BackoffLm> ReadArpaOf(const std::string& path,
                                       std::optional<std::uint64_t> vocab_size,
-                                      const WordBytes& words, std::optional<TokenId> bos_id,
-                                      std::optional<TokenId> eos_id,
-                                      std::optional<TokenId> unk_id) {
+                                      const WordBytes& words, OptionalId bos_id, OptionalId eos_id,
+                                      OptionalId unk_id) {
   const ArpaOptions options{vocab_size, ToStrings(words), {bos_id, eos_id, unk_id}};
   const LongCall guard;
-  return std::const_pointer_cast<BackoffLm>(ReadArpa(path, options));
+  return ToPython(ReadArpa(path, options));
 }
 
 void WriteArpaOf(const BackoffLm& lm, const std::string& path, const WordBytes& words) {
@@ -95,9 +97,112 @@ std::vector<std::size_t> NumNgrams(const BackoffLm& lm) {
   return counts;
 }
 
+// ContextNgram takes its lock without the GIL: a search that holds the lock may be waiting for
+// other threads.
+using Release = py::call_guard<py::gil_scoped_release>;
+
+void Update(ContextNgram& cache, const Array<TokenId>& token_ids, const LmOrNone& lm, bool bos) {
+  const Span<TokenId> tokens = ToSpan(token_ids);
+  const py::gil_scoped_release release;
+  cache.Update(tokens, Get(lm), bos);
+}
+
+double LogProbOf(const ContextNgram& cache, TokenId token_id, const Array<TokenId>& context,
+                 const LmOrNone& lm, bool bos) {
+  const Span<TokenId> tokens = ToSpan(context);
+  const py::gil_scoped_release release;
+  return cache.LogProb(token_id, tokens, Get(lm), bos);
+}
+
+py::array_t<TokenId> TextOf(const ContextNgram& cache) {
+  std::vector<TokenId> text;
+  {
+    const py::gil_scoped_release release;
+    text = cache.text();
+  }
+  return ToArray(std::move(text));
+}
+
+void Restore(ContextNgram& cache, const Array<TokenId>& token_ids,
+             const std::vector<double>& weights) {
+  const Span<TokenId> tokens = ToSpan(token_ids);
+  const py::gil_scoped_release release;
+  cache.Restore(tokens, weights);
+}
+
+std::uint64_t BytesOf(const PackedLevel& level) {
+  return level.keys.size() + level.payload.size() + level.samples.size() +
+         4 * (level.log_prob_values.size() + level.backoff_values.size() +
+              level.child_bases.size() + level.wide_children.size());
+}
+
+py::dict DescribeLevel(const PackedLevel& level) {
+  const LevelForm& form = level.form;
+  return py::dict(
+      py::arg("ngrams") = form.size, py::arg("bytes") = BytesOf(level),
+      py::arg("key_bytes") = form.key_bytes, py::arg("log_prob_bytes") = form.log_prob_bytes,
+      py::arg("backoff_bytes") = form.backoff_bytes, py::arg("child_bytes") = form.child_bytes,
+      py::arg("log_prob_values") = level.log_prob_values.size(),
+      py::arg("backoff_values") = level.backoff_values.size(),
+      py::arg("log_prob_error") = form.log_prob_error,
+      py::arg("backoff_error") = form.backoff_error);
+}
+
+std::vector<py::dict> DescribeLevels(const BackoffLm& lm) {
+  std::vector<py::dict> levels;
+  for (const PackedLevel& level : lm.levels()) levels.push_back(DescribeLevel(level));
+  return levels;
+}
+
+// (kind, order, offset, bytes, checksum) of each section.
+std::vector<py::tuple> Sections(const std::string& path) {
+  std::vector<py::tuple> sections;
+  for (const SectionEntry& entry : ListSections(path)) {
+    sections.push_back(py::make_tuple(static_cast<std::uint32_t>(entry.kind), entry.level + 1,
+                                      entry.offset, entry.size, entry.checksum));
+  }
+  return sections;
+}
+
+void BindVocabulary(py::module_& m) {
+  py::class_<Vocabulary>(m, "Vocabulary", "Token ids and the three special symbols.")
+      .def(py::init([](std::uint64_t vocab_size, OptionalId bos_id, OptionalId eos_id,
+                       OptionalId unk_id) {
+             return MakeVocabulary(vocab_size, {bos_id, eos_id, unk_id});
+           }),
+           py::arg("vocab_size"), py::arg("bos_id"), py::arg("eos_id"), py::arg("unk_id"))
+      .def_property_readonly("num_symbols", &Vocabulary::num_symbols)
+      .def_readonly("bos", &Vocabulary::bos)
+      .def_readonly("eos", &Vocabulary::eos)
+      .def_readonly("unk", &Vocabulary::unk);
+}
+
+void BindAssembler(py::module_& m) {
+  py::class_<TrieAssembler>(m, "TrieAssembler", "An LM from n-grams that arrive in order.")
+      .def(py::init([](const Vocabulary& vocabulary, const Array<float>& unigrams) {
+             return std::make_unique<TrieAssembler>(vocabulary, ToSpan(unigrams));
+           }),
+           py::arg("vocabulary"), py::arg("unigrams").noconvert())
+      .def(
+          "add",
+          [](TrieAssembler* assembler, int length, const Array<Symbol>& symbols,
+             const Array<float>& log_probs, const Array<float>& backoffs) {
+            assembler->Add(length, ToSpan(symbols), ToSpan(log_probs), ToSpan(backoffs));
+          },
+          py::arg("length"), py::arg("symbols").noconvert(), py::arg("log_probs").noconvert(),
+          py::arg("backoffs").noconvert())
+      .def(
+          "finish",
+          [](TrieAssembler* assembler) {
+            return ToPython(BackoffLm::FromTrie(assembler->Finish()));
+          },
+          py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 void BindLm(py::module_& m) {
+  BindVocabulary(m);
   py::class_<BackoffLm, std::shared_ptr<BackoffLm>>(
       m, "BackoffLm", "A backoff n-gram LM over token ids; immutable, safe for threads.")
       .def_property_readonly("order", &BackoffLm::order)
@@ -131,12 +236,43 @@ void BindLm(py::module_& m) {
   m.def(
       "load_lm",
       [](const std::string& path, std::optional<bool> verify) {
-        return std::const_pointer_cast<BackoffLm>(LoadLm(path, verify));
+        return ToPython(LoadLm(path, verify));
       },
       py::arg("path"), py::arg("verify"), GuardLongCall());
   m.def("read_arpa", &ReadArpaOf, py::arg("path"), py::arg("vocab_size"), py::arg("words"),
         py::arg("bos_id"), py::arg("eos_id"), py::arg("unk_id"));
   m.def("read_arpa_words", &ArpaWords, py::arg("path"));
+
+  py::class_<ContextNgram>(m, "ContextNgram", "A cache LM of the text so far; safe for threads.")
+      .def(py::init<std::int64_t, int, std::int64_t>(), py::arg("vocab_size"), py::arg("order"),
+           py::arg("max_tokens"))
+      .def_property_readonly("vocab_size", &ContextNgram::vocab_size)
+      .def_property_readonly("order", &ContextNgram::order)
+      .def_property_readonly("max_tokens", &ContextNgram::max_tokens)
+      .def("num_tokens", &ContextNgram::num_tokens, Release())
+      .def("weights", &ContextNgram::weights, Release())
+      .def("update", &Update, py::arg("token_ids").noconvert(), py::arg("lm"), py::arg("bos"))
+      .def("text", &TextOf)
+      .def("restore", &Restore, py::arg("token_ids").noconvert(), py::arg("weights"))
+      .def("clear", &ContextNgram::Clear, Release())
+      .def("log_prob", &LogProbOf, py::arg("token_id"), py::arg("context").noconvert(),
+           py::arg("lm"), py::arg("bos"));
+
+  BindAssembler(m);
+  m.def(
+      "quantise", [](const BackoffLm& lm, int bits) { return ToPython(QuantiseLm(lm, bits)); },
+      py::arg("lm"), py::arg("bits"), GuardLongCall());
+  m.def("describe_levels", &DescribeLevels, py::arg("lm"));
+  m.def("list_sections", &Sections, py::arg("path"));
+  m.def(
+      "read_lm_fst",
+      [](const std::string& path, std::uint64_t vocab_size, OptionalId bos_id, OptionalId eos_id,
+         OptionalId unk_id, std::optional<Label> failure_label) {
+        const FstImportOptions options{vocab_size, {bos_id, eos_id, unk_id}, failure_label};
+        return ToPython(ReadLmFst(path, options));
+      },
+      py::arg("path"), py::arg("vocab_size"), py::arg("bos_id"), py::arg("eos_id"),
+      py::arg("unk_id"), py::arg("failure_label"), GuardLongCall());
 }
 
 }  // namespace lattice_bpd

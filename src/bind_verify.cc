@@ -18,7 +18,7 @@ namespace {
 using Trees = std::vector<const PrefixTree*>;
 using Starts = std::vector<std::int64_t>;
 using Contexts = std::vector<std::vector<TokenId>>;
-using Rooms = std::vector<std::int32_t>;
+using MaxDepths = std::vector<std::int32_t>;
 
 // Integers in any strides; taken as they are, so that floats are refused.
 template <typename T>
@@ -85,42 +85,43 @@ py::array_t<float> AdditiveMasks(const Trees& trees, std::size_t size, std::size
   return masks;
 }
 
-// -> token ids and positions (rows, size), the tree of each row, the place of each tree's nodes.
+// -> token ids and positions (rows, size), the tree of each row, the index of each node's row
+// of logits.
 py::tuple RowInputs(const Trees& trees, const Starts& starts) {
   RowLayout layout = LayOutRows(trees, starts);
   const auto rows = static_cast<py::ssize_t>(layout.num_rows);
   const auto size = static_cast<py::ssize_t>(layout.size);
-  py::list places;
-  for (std::vector<std::int64_t>& of_tree : layout.places) {
-    const auto nodes = static_cast<py::ssize_t>(of_tree.size());
-    places.append(ToArray(std::move(of_tree), {nodes}));
-  }
+  py::list node_rows;
+  for (std::vector<std::int64_t>& of_tree : layout.node_rows)
+    node_rows.append(ToArray(std::move(of_tree)));
   return py::make_tuple(ToArray(std::move(layout.token_ids), {rows, size}),
                         ToArray(std::move(layout.positions), {rows, size}),
-                        std::move(layout.sequences), std::move(places));
+                        std::move(layout.sequences), std::move(node_rows));
 }
 
-// Logits (rows, size, vocab) float32; the places of each tree's nodes in their first two axes laid
-// flat, or None where tree b has those from b * size on -> for each tree the accepted nodes, the
-// target's tokens behind them, and the place of the last node.
+// Logits (rows, size, vocab) float32, and each node's index in their first two axes flattened, or
+// None where the nodes of tree b begin at b * size -> for each tree the accepted nodes, the
+// target's tokens after them, and the index of the last node.
 py::list FollowGreedyOf(const Trees& trees, const Array<float>& logits,
-                        const std::optional<std::vector<Array<std::int64_t>>>& places) {
+                        const std::optional<std::vector<Array<std::int64_t>>>& node_rows) {
   if (logits.ndim() != 3) {
     throw ValueError(StrCat("logits: ", logits.ndim(), " dimensions; expected 3"));
   }
-  if (places && places->size() != trees.size()) {
-    throw ValueError(StrCat("found places of ", places->size(), " trees; expected ", trees.size()));
+  if (node_rows && node_rows->size() != trees.size()) {
+    throw ValueError(
+        StrCat("found node_rows of ", node_rows->size(), " trees; expected ", trees.size()));
   }
   const auto size = static_cast<std::size_t>(logits.shape(1));
   const LogitRows rows = {logits.data(), static_cast<std::size_t>(logits.shape(0)) * size,
                           static_cast<std::size_t>(logits.shape(2))};
   py::list all;
   for (std::size_t b = 0; b < trees.size(); ++b) {
-    NodePlaces of_tree;
+    NodeRows of_tree;
     of_tree.first = static_cast<std::int64_t>(b * size);
-    if (places) of_tree.listed = ToSpan((*places)[b]);
-    Followed found = FollowGreedy(*trees[b], rows, of_tree);
-    all.append(py::make_tuple(std::move(found.nodes), std::move(found.token_ids), found.end));
+    if (node_rows) of_tree.listed = ToSpan((*node_rows)[b]);
+    Followed followed = FollowGreedy(*trees[b], rows, of_tree);
+    all.append(
+        py::make_tuple(std::move(followed.nodes), std::move(followed.token_ids), followed.end));
   }
   return all;
 }
@@ -137,18 +138,17 @@ std::tuple<std::size_t, std::int32_t, std::size_t> TreeExtents(const Trees& tree
   return {size, depth, leaves};
 }
 
-// Of the nodes behind the exact token; None where they are not known.
+// Of the nodes after the exact token; None where they are not known.
 std::optional<py::array_t<float>> NodeLogProbs(const PrefixTree& tree) {
   std::vector<float> values;
   for (std::size_t i = 1; i < tree.size(); ++i) values.push_back(tree.nodes()[i].log_prob);
   if (std::any_of(values.begin(), values.end(), [](float x) { return std::isnan(x); })) {
     return std::nullopt;
   }
-  const auto size = static_cast<py::ssize_t>(values.size());
-  return ToArray(std::move(values), {size});
+  return ToArray(std::move(values));
 }
 
-// The contexts one behind the other.
+// The contexts, concatenated.
 struct FlatContexts {
   explicit FlatContexts(const Contexts& contexts, const Caches& caches) : caches(caches) {
     for (const std::vector<TokenId>& context : contexts) {
@@ -166,32 +166,32 @@ struct FlatContexts {
 // Candidates (batch, slots, top_k); contexts that end in the exact token.
 std::vector<PrefixTree> SearchTreesOf(const Array<TokenId>& token_ids, const Array<float>& scores,
                                       const LmOrNone& lm, const Contexts& contexts,
-                                      const Rooms& rooms, int max_nodes, double alpha, int threads,
-                                      const Caches& caches) {
+                                      const MaxDepths& max_depths, int max_nodes, double alpha,
+                                      int threads, const Caches& caches) {
   const CandidatesView candidates = ToCandidates(token_ids, scores);
   const FlatContexts flat(contexts, caches);
   const py::gil_scoped_release release;
-  return SearchTrees(candidates, Get(lm), flat.view(), rooms, alpha, max_nodes, threads);
+  return SearchTrees(candidates, Get(lm), flat.view(), max_depths, alpha, max_nodes, threads);
 }
 
 std::vector<PrefixTree> SearchDraftsOf(const Array<TokenId>& token_ids, const Array<float>& scores,
                                        const LmOrNone& lm, const Contexts& contexts,
-                                       const Rooms& rooms, int num_drafts, double alpha,
+                                       const MaxDepths& max_depths, int num_drafts, double alpha,
                                        int threads, const Caches& caches) {
   const CandidatesView candidates = ToCandidates(token_ids, scores);
   const FlatContexts flat(contexts, caches);
   const py::gil_scoped_release release;
-  return SearchDrafts(candidates, Get(lm), flat.view(), rooms, {num_drafts, alpha, Engine::kAuto},
-                      threads);
+  return SearchDrafts(candidates, Get(lm), flat.view(), max_depths,
+                      {num_drafts, alpha, Engine::kAuto}, threads);
 }
 
 using Buffers = std::vector<Array<std::uint8_t>>;
 
-// (layers, batch, heads, slots, bytes).
+// (layers, batch, heads, positions, bytes).
 SlotBuffer ToSlotBuffer(Array<std::uint8_t>& buffer) {
   if (buffer.ndim() != 5) {
     throw ValueError(StrCat("a cache's buffer has ", buffer.ndim(),
-                            " dimensions; expected layers, batch, heads, slots and bytes"));
+                            " dimensions; expected layers, batch, heads, positions and bytes"));
   }
   const auto size = [&](int axis) { return static_cast<std::size_t>(buffer.shape(axis)); };
   return {buffer.mutable_data(), size(0), size(1), size(2), size(3), size(4)};
@@ -237,6 +237,11 @@ void BindVerify(py::module_& m) {
       .def_property_readonly("max_depth", &PrefixTree::max_depth)
       .def_property_readonly("num_leaves", &PrefixTree::num_leaves)
       .def_property_readonly("log_probs", &NodeLogProbs)
+      .def_property_readonly("exact_token",
+                             [](const PrefixTree& tree) {
+                               if (tree.size() == 0) throw ValueError("PrefixTree: no nodes");
+                               return tree.nodes()[0].token_id;
+                             })
       .def_property_readonly("token_range",
                              [](const PrefixTree& tree) {
                                if (tree.size() == 0) throw ValueError("PrefixTree: no nodes");
@@ -253,8 +258,7 @@ void BindVerify(py::module_& m) {
           "kept",
           [](const PrefixTree& tree, const std::vector<std::int64_t>& written) {
             std::vector<std::uint8_t> kept = tree.Kept(written);
-            const auto size = static_cast<py::ssize_t>(kept.size());
-            return ToArray(std::move(kept), {size});
+            return ToArray(std::move(kept));
           },
           py::arg("written"))
       .def("count_repeats", &PrefixTree::CountRepeats)
@@ -274,16 +278,16 @@ void BindVerify(py::module_& m) {
           },
           py::arg("node"));
   m.def("search_trees", &SearchTreesOf, py::arg("token_ids").noconvert(),
-        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("rooms"),
+        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_depths"),
         py::arg("max_nodes"), py::arg("alpha"), py::arg("threads") = 0,
         py::arg("caches") = Caches());
   m.def("search_drafts", &SearchDraftsOf, py::arg("token_ids").noconvert(),
-        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("rooms"),
+        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_depths"),
         py::arg("num_drafts"), py::arg("alpha"), py::arg("threads") = 0,
         py::arg("caches") = Caches());
   m.def("tree_extents", &TreeExtents, py::arg("trees"));
   m.def("follow_greedy", &FollowGreedyOf, py::arg("trees"), py::arg("logits").noconvert(),
-        py::arg("places").noconvert());
+        py::arg("node_rows").noconvert());
   m.def("tree_inputs", &TreeInputs, py::arg("trees"), py::arg("starts"), py::arg("size"));
   m.def("node_masks", &NodeMasks, py::arg("trees"), py::arg("size"));
   m.def("additive_masks", &AdditiveMasks, py::arg("trees"), py::arg("size"), py::arg("width"),

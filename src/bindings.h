@@ -1,5 +1,6 @@
-// The parts of the extension module, one file for each room of the core, and the array checks
-// that they share. Bindings hold no logic: check arrays, release the GIL, call the core.
+// The parts of the extension module, bind_*.cc named for the modules of cpp/lattice_bpd, and the
+// array checks that they share. Bindings hold no logic: check arrays, release the GIL, call the
+// core.
 #ifndef LATTICE_BPD_SRC_BINDINGS_H_
 #define LATTICE_BPD_SRC_BINDINGS_H_
 
@@ -18,20 +19,13 @@
 #include "lattice_bpd/lattice/lattice_batch.h"
 #include "lattice_bpd/lm/backoff_lm.h"
 #include "lattice_bpd/lm/context_ngram.h"
-#include "lattice_bpd/train/ngram_counts.h"
 
 namespace lattice_bpd {
 
-void BindErrors(pybind11::module_& m);
-void BindTokenIds(pybind11::module_& m);
+void BindBase(pybind11::module_& m);
 void BindLm(pybind11::module_& m);
-void BindCache(pybind11::module_& m);
 void BindTrain(pybind11::module_& m);
-void BindCount(pybind11::module_& m);
-void BindRuns(pybind11::module_& m);
-void BindRows(pybind11::module_& m);
-void BindChange(pybind11::module_& m);
-void BindInspect(pybind11::module_& m);
+void BindTrainPartitions(pybind11::module_& m);
 void BindLattice(pybind11::module_& m);
 void BindDraft(pybind11::module_& m);
 void BindVerify(pybind11::module_& m);
@@ -53,6 +47,8 @@ struct LongCall {
   }
 };
 
+using GuardLongCall = pybind11::call_guard<LongCall>;
+
 template <typename T>
 Span<T> ToSpan(const Array<T>& array) {
   return {array.data(), static_cast<std::size_t>(array.size())};
@@ -69,21 +65,32 @@ pybind11::array_t<T> ToArray(std::vector<T> values, std::vector<pybind11::ssize_
 }
 
 template <typename T>
+pybind11::array_t<T> ToArray(std::vector<T> values) {
+  const auto size = static_cast<pybind11::ssize_t>(values.size());
+  return ToArray(std::move(values), {size});
+}
+
+template <typename T>
 pybind11::array_t<T> ToArray(Span<T> values) {
   return pybind11::array_t<T>(static_cast<pybind11::ssize_t>(values.size()), values.data());
 }
+
+using OptionalId = std::optional<TokenId>;
+using MinCounts = std::vector<std::uint64_t>;
 
 using LmOrNone = std::optional<std::shared_ptr<BackoffLm>>;
 
 inline const BackoffLm* Get(const LmOrNone& lm) { return lm ? lm->get() : nullptr; }
 
+// Python has no const objects; BackoffLm has no method that changes it.
+inline std::shared_ptr<BackoffLm> ToPython(std::shared_ptr<const BackoffLm> lm) {
+  return std::const_pointer_cast<BackoffLm>(std::move(lm));
+}
+
 using Caches = std::vector<const ContextNgram*>;  // one for each lattice, None for none; or empty
 
 // Candidates (batch, slots, top_k) as SelectTopK or a GPU's top-k gives them.
 CandidatesView ToCandidates(const Array<TokenId>& token_ids, const Array<float>& scores);
-
-// One (symbols, counts) pair of arrays for each order.
-pybind11::list ToTables(std::vector<NgramTable> tables);
 
 }  // namespace lattice_bpd
 

@@ -5,16 +5,10 @@
 PYBIND11_MODULE(_core, m) {
   m.doc() = "C++ core of lattice-bpd; use the typed Python layer in lattice_bpd instead.";
   lattice_bpd::UseOpenFst();
-  lattice_bpd::BindErrors(m);
-  lattice_bpd::BindTokenIds(m);
+  lattice_bpd::BindBase(m);
   lattice_bpd::BindLm(m);
-  lattice_bpd::BindCache(m);
   lattice_bpd::BindTrain(m);
-  lattice_bpd::BindCount(m);
-  lattice_bpd::BindRuns(m);
-  lattice_bpd::BindRows(m);
-  lattice_bpd::BindChange(m);
-  lattice_bpd::BindInspect(m);
+  lattice_bpd::BindTrainPartitions(m);
   lattice_bpd::BindLattice(m);
   lattice_bpd::BindDraft(m);
   lattice_bpd::BindVerify(m);

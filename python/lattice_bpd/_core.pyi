@@ -18,14 +18,12 @@ __all__: list[str] = [
     "PrefixTree",
     "RepeatingText",
     "Sausage",
-    "StepCosts",
     "SuffixIndex",
     "TrieAssembler",
     "Vocabulary",
     "additive_masks",
     "ancestor_mask",
     "backoffs_of_rows",
-    "choose_draw",
     "context_probs_of_rows",
     "copy_slots",
     "count_into_runs",
@@ -34,8 +32,6 @@ __all__: list[str] = [
     "describe_counts",
     "describe_katz_violations",
     "describe_levels",
-    "draw_tree_of_candidates",
-    "draw_tree_of_sausages",
     "estimate_rows",
     "estimate_symbols",
     "evaluate_lm",
@@ -58,12 +54,15 @@ __all__: list[str] = [
     "read_arpa",
     "read_arpa_words",
     "read_lm_fst",
+    "rejection_sample",
     "removal_costs_of_rows",
     "rescore_candidates",
     "rescore_fst",
     "rescore_sausages",
     "row_inputs",
     "sample_token",
+    "sample_tree_of_candidates",
+    "sample_tree_of_sausages",
     "search_drafts",
     "search_trees",
     "select_top_k",
@@ -129,7 +128,7 @@ class BackoffLm:
 
 class Calibration:
     """
-    How often nodes of a tree are kept.
+    Estimated acceptance rates of tree nodes.
     """
     def __init__(self) -> None: ...
     def add(
@@ -281,6 +280,8 @@ class PrefixTree:
     @property
     def depths(self) -> list[int]: ...
     @property
+    def exact_token(self) -> int: ...
+    @property
     def log_probs(self) -> numpy.typing.NDArray[numpy.float32] | None: ...
     @property
     def max_depth(self) -> int: ...
@@ -295,7 +296,7 @@ class PrefixTree:
 
 class RepeatingText:
     """
-    A text, and what it went on with before.
+    A text whose repetitions extend draft trees.
     """
     def __init__(self) -> None: ...
     def __len__(self) -> int: ...
@@ -306,7 +307,7 @@ class RepeatingText:
         self,
         tree: PrefixTree,
         num_slots: typing.SupportsInt | typing.SupportsIndex,
-        room: typing.SupportsInt | typing.SupportsIndex,
+        max_depth: typing.SupportsInt | typing.SupportsIndex,
         max_nodes: typing.SupportsInt | typing.SupportsIndex,
     ) -> PrefixTree | None: ...
     @property
@@ -332,38 +333,9 @@ class Sausage:
     @property
     def num_slots(self) -> int: ...
 
-class StepCosts:
-    """
-    Seconds of a step against its draft tokens.
-    """
-    def __init__(self) -> None: ...
-    def add(
-        self,
-        size: typing.SupportsInt | typing.SupportsIndex,
-        seconds: typing.SupportsFloat | typing.SupportsIndex,
-        steps: typing.SupportsInt | typing.SupportsIndex = 1,
-        looked_at: bool = False,
-    ) -> None: ...
-    def add_mixed(
-        self,
-        timings: collections.abc.Sequence[
-            tuple[
-                typing.SupportsInt | typing.SupportsIndex,
-                typing.SupportsFloat | typing.SupportsIndex,
-                typing.SupportsInt | typing.SupportsIndex,
-            ]
-        ],
-    ) -> None: ...
-    def count(self, size: typing.SupportsInt | typing.SupportsIndex) -> int: ...
-    def seconds(
-        self,
-        sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        drawn: bool = False,
-    ) -> list[float]: ...
-
 class SuffixIndex:
     """
-    Where the last tokens of a text stood earlier.
+    Earlier occurrences of the last tokens of a text.
     """
     def __init__(self, longest: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     def __len__(self) -> int: ...
@@ -376,7 +348,7 @@ class SuffixIndex:
     ) -> tuple[int, int]: ...
     def follow(
         self,
-        place: typing.SupportsInt | typing.SupportsIndex,
+        position: typing.SupportsInt | typing.SupportsIndex,
         count: typing.SupportsInt | typing.SupportsIndex,
         path: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
     ) -> list[int]: ...
@@ -441,14 +413,6 @@ def backoffs_of_rows(
     For contexts of 1, 2, .. symbols: symbols (N, length) and ln backoff weights (N,).
     """
 
-def choose_draw(
-    logits: numpy.typing.NDArray[numpy.float32],
-    draws: numpy.typing.NDArray[numpy.int32],
-    token_ids: numpy.typing.NDArray[numpy.int32],
-    probs: numpy.typing.NDArray[numpy.float64],
-    key: typing.SupportsInt | typing.SupportsIndex,
-    position: typing.SupportsInt | typing.SupportsIndex,
-) -> int: ...
 def context_probs_of_rows(
     vocabulary: Vocabulary,
     unigrams: numpy.typing.NDArray[numpy.float32],
@@ -498,7 +462,7 @@ def count_ngrams(
 def count_prunable(lm: BackoffLm) -> int: ...
 def describe_counts(path: str) -> dict[str, typing.Any]:
     """
-    What a counts file says of itself.
+    The metadata of a counts file.
     """
 
 def describe_katz_violations(
@@ -512,61 +476,10 @@ def describe_katz_violations(
     katz_k: typing.SupportsInt | typing.SupportsIndex,
 ) -> str:
     """
-    What a user should hear about the discounts of an order; empty if nothing.
+    Warnings about the discounts of an order; empty if none.
     """
 
 def describe_levels(lm: BackoffLm) -> list[dict[typing.Any, typing.Any]]: ...
-def draw_tree_of_candidates(
-    token_ids: numpy.typing.NDArray[numpy.int32],
-    scores: numpy.typing.NDArray[numpy.float32],
-    lm: BackoffLm | None,
-    contexts: numpy.typing.NDArray[numpy.int32],
-    offsets: numpy.typing.NDArray[numpy.int64],
-    bos: bool,
-    max_nodes: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    noise: tuple[
-        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
-        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
-        bool,
-        typing.SupportsFloat | typing.SupportsIndex,
-    ],
-    threads: typing.SupportsInt | typing.SupportsIndex,
-    caches: collections.abc.Sequence[ContextNgram] = [],
-) -> tuple[
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.float32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.float64],
-]: ...
-def draw_tree_of_sausages(
-    sausages: collections.abc.Sequence[Sausage],
-    lm: BackoffLm | None,
-    contexts: numpy.typing.NDArray[numpy.int32],
-    offsets: numpy.typing.NDArray[numpy.int64],
-    bos: bool,
-    max_nodes: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    noise: tuple[
-        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
-        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
-        bool,
-        typing.SupportsFloat | typing.SupportsIndex,
-    ],
-    threads: typing.SupportsInt | typing.SupportsIndex,
-    caches: collections.abc.Sequence[ContextNgram] = [],
-) -> tuple[
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.float32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.float64],
-]: ...
 def estimate_rows(
     vocabulary: Vocabulary,
     symbols: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]],
@@ -616,7 +529,7 @@ def evaluate_lm(
 def follow_greedy(
     trees: collections.abc.Sequence[PrefixTree],
     logits: numpy.typing.NDArray[numpy.float32],
-    places: list[numpy.typing.NDArray[numpy.int64]] | None,
+    node_rows: list[numpy.typing.NDArray[numpy.int64]] | None,
 ) -> list[typing.Any]: ...
 def fused_instruction_sets() -> list[str]: ...
 def gumbel_noise(
@@ -695,6 +608,14 @@ def read_lm_fst(
     unk_id: typing.SupportsInt | typing.SupportsIndex | None,
     failure_label: typing.SupportsInt | typing.SupportsIndex | None,
 ) -> BackoffLm: ...
+def rejection_sample(
+    logits: numpy.typing.NDArray[numpy.float32],
+    draft_tokens: numpy.typing.NDArray[numpy.int32],
+    token_ids: numpy.typing.NDArray[numpy.int32],
+    probs: numpy.typing.NDArray[numpy.float64],
+    key: typing.SupportsInt | typing.SupportsIndex,
+    position: typing.SupportsInt | typing.SupportsIndex,
+) -> int: ...
 def removal_costs_of_rows(
     vocabulary: Vocabulary,
     unigrams: numpy.typing.NDArray[numpy.float32],
@@ -764,6 +685,57 @@ def sample_token(
     key: typing.SupportsInt | typing.SupportsIndex,
     position: typing.SupportsInt | typing.SupportsIndex,
 ) -> int: ...
+def sample_tree_of_candidates(
+    token_ids: numpy.typing.NDArray[numpy.int32],
+    scores: numpy.typing.NDArray[numpy.float32],
+    lm: BackoffLm | None,
+    contexts: numpy.typing.NDArray[numpy.int32],
+    offsets: numpy.typing.NDArray[numpy.int64],
+    bos: bool,
+    max_nodes: typing.SupportsInt | typing.SupportsIndex,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    noise: tuple[
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+        bool,
+        typing.SupportsFloat | typing.SupportsIndex,
+    ],
+    threads: typing.SupportsInt | typing.SupportsIndex,
+    caches: collections.abc.Sequence[ContextNgram] = [],
+) -> tuple[
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float64],
+]: ...
+def sample_tree_of_sausages(
+    sausages: collections.abc.Sequence[Sausage],
+    lm: BackoffLm | None,
+    contexts: numpy.typing.NDArray[numpy.int32],
+    offsets: numpy.typing.NDArray[numpy.int64],
+    bos: bool,
+    max_nodes: typing.SupportsInt | typing.SupportsIndex,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    noise: tuple[
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+        bool,
+        typing.SupportsFloat | typing.SupportsIndex,
+    ],
+    threads: typing.SupportsInt | typing.SupportsIndex,
+    caches: collections.abc.Sequence[ContextNgram] = [],
+) -> tuple[
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float64],
+]: ...
 def search_drafts(
     token_ids: numpy.typing.NDArray[numpy.int32],
     scores: numpy.typing.NDArray[numpy.float32],
@@ -771,7 +743,7 @@ def search_drafts(
     contexts: collections.abc.Sequence[
         collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
     ],
-    rooms: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     num_drafts: typing.SupportsInt | typing.SupportsIndex,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex = 0,
@@ -784,7 +756,7 @@ def search_trees(
     contexts: collections.abc.Sequence[
         collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
     ],
-    rooms: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     max_nodes: typing.SupportsInt | typing.SupportsIndex,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex = 0,

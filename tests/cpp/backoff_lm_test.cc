@@ -90,7 +90,7 @@ TEST_CASE("contexts: <s> is seen where the context is shorter than a history") {
 TEST_CASE("contexts: a named <s> is not doubled") {
   const Vocabulary vocabulary = MakeVocabulary(4, {3, std::nullopt, std::nullopt});
   std::vector<Ngram> ngrams = ExampleNgrams();
-  ngrams.push_back({{kBos, kBos}, -4.0f, -0.5f});  // would be met where <s> stood twice
+  ngrams.push_back({{kBos, kBos}, -4.0f, -0.5f});  // would be used if <s> occurred twice
   const auto lm = BackoffLm::FromTrie(BuildTrie(vocabulary, ListsOf(3, ngrams)));
   CHECK(lm->StateOfContext(std::vector<TokenId>{3}, true).length == 1);
   CHECK(lm->StateOfContext(std::vector<TokenId>{3}, true) == lm->StateOfContext({}, true));
@@ -130,7 +130,7 @@ TEST_CASE("FST states: the empty history, then histories of each length in trie 
   CHECK(FstState(*lm, lm->StateOf(std::vector<Symbol>{kA})) == 1);
   CHECK(FstState(*lm, lm->StateOf(std::vector<Symbol>{kEos})) == 5);
   CHECK(FstState(*lm, lm->StateOf(std::vector<Symbol>{kA, kB})) == 7);  // 1 + 6 unigrams
-  CHECK(FailureLabel(*lm) == 7);  // behind the labels 1..6 of all symbols
+  CHECK(FailureLabel(*lm) == 7);  // after the labels 1..6 of all symbols
 }
 
 TEST_CASE("FST bytes: expanding is refused where it cannot fit") {

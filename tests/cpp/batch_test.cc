@@ -1,5 +1,5 @@
 // Batches: drafts and trees of many lattices are the same bytes on any number of threads, also
-// when several callers ask at once.
+// when several threads call at once.
 #include <doctest/doctest.h>
 
 #include <thread>

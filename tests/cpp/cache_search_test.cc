@@ -75,13 +75,13 @@ void CheckDrafts(const Case& made, const Sausage& lattice, const std::vector<Ora
   for (const std::string& name : FusedInstructionSets()) {
     INFO("instruction set ", name);
     SetFusedInstructionSet(name);
-    const DraftList found =
+    const DraftList drafts =
         FindDrafts(lattice, made.lm.get(), made.Start(), {num_drafts, made.alpha}, made.Cached());
-    CHECK(found.token_ids == expected);
-    REQUIRE(found.size() == count);
+    CHECK(drafts.token_ids == expected);
+    REQUIRE(drafts.size() == count);
     for (std::size_t i = 0; i < count; ++i) {
-      CHECK(found.scores[i] == paths[i].score);
-      CHECK(found.scores[i] ==
+      CHECK(drafts.scores[i] == paths[i].score);
+      CHECK(drafts.scores[i] ==
             doctest::Approx(paths[i].direct).epsilon(1e-6));  // of 1 + the larger one
     }
   }
@@ -181,9 +181,9 @@ TEST_CASE("cache: wide slots in every instruction set") {
     for (const std::string& name : FusedInstructionSets()) {
       INFO("instruction set ", name);
       SetFusedInstructionSet(name);
-      const DraftList found = FindDrafts(lattice, lm.get(), start, {50, 0.5}, cached);
-      CHECK(found.token_ids == expected.token_ids);
-      CHECK(found.scores == expected.scores);
+      const DraftList drafts = FindDrafts(lattice, lm.get(), start, {50, 0.5}, cached);
+      CHECK(drafts.token_ids == expected.token_ids);
+      CHECK(drafts.scores == expected.scores);
       const std::vector<TreeNode> same = FindTree(lattice, lm.get(), start, 0.5, 50, cached);
       REQUIRE(same.size() == tree.size());
       for (std::size_t i = 0; i < tree.size(); ++i) {
@@ -209,7 +209,7 @@ TEST_CASE("cache: values that are computed again, up to the longest chain of row
     Sausage narrow, wide;
     for (int slot = 0; slot < 7; ++slot) {
       std::vector<float> scores(token_ids.size(), -1000.0f);
-      for (std::size_t lane = 0; lane < 12; ++lane) scores[lane] = Draw(&random, false);
+      for (std::size_t lane = 0; lane < 12; ++lane) scores[lane] = Sample(&random, false);
       narrow.AddSlot({token_ids.data(), 12}, {scores.data(), 12});
       wide.AddSlot(token_ids, scores);
     }
@@ -219,9 +219,9 @@ TEST_CASE("cache: values that are computed again, up to the longest chain of row
     for (const std::string& name : FusedInstructionSets()) {
       INFO("seed ", seed, " instruction set ", name);
       SetFusedInstructionSet(name);
-      const DraftList found = FindDrafts(wide, lm.get(), start, {20, 0.5}, cached);
-      CHECK(found.token_ids == expected.token_ids);
-      CHECK(found.scores == expected.scores);
+      const DraftList drafts = FindDrafts(wide, lm.get(), start, {20, 0.5}, cached);
+      CHECK(drafts.token_ids == expected.token_ids);
+      CHECK(drafts.scores == expected.scores);
     }
     SetFusedInstructionSet("");
   }
@@ -229,7 +229,7 @@ TEST_CASE("cache: values that are computed again, up to the longest chain of row
 
 TEST_CASE("cache: a worked example of a mixed row") {
   //   LM: a b (ln P -0.75, ln backoff -0.5), b (-0.25) and unigrams. Text: b c five times, and so
-  //   behind "a b", too, the text has c: a mixed row {c} over the root, since "a b" has no n-gram
+  //   after "a b", too, the text has c: a mixed row {c} over the root, since "a b" has no n-gram
   const Vocabulary vocabulary = MakeVocabulary(4, {});
   std::vector<Ngram> ngrams = {{{0, 1}, -0.75f, -0.5f}};
   const float ln[] = {-1.0f, -2.0f, -3.0f, -1.5f};
@@ -248,11 +248,11 @@ TEST_CASE("cache: a worked example of a mixed row") {
   const double c = a_b + std::log((1 - share) * std::exp(-0.5 - 0.25 - 3.0) + share);
   const double d = a_b + std::log(1 - share) - 0.5 - 0.25 - 1.5;
   const LmState start = lm->StateOfContext({}, true);
-  const DraftList found = FindDrafts(lattice, lm.get(), start, {}, {&cache, {}});
-  REQUIRE(found.size() == 2);
-  CHECK(found.token_ids == (c > d ? Tokens{0, 1, 2, 0, 1, 3} : Tokens{0, 1, 3, 0, 1, 2}));
-  CHECK(found.scores[0] == doctest::Approx(std::max(c, d)).epsilon(1e-6));
-  CHECK(found.scores[1] == doctest::Approx(std::min(c, d)).epsilon(1e-6));
+  const DraftList drafts = FindDrafts(lattice, lm.get(), start, {}, {&cache, {}});
+  REQUIRE(drafts.size() == 2);
+  CHECK(drafts.token_ids == (c > d ? Tokens{0, 1, 2, 0, 1, 3} : Tokens{0, 1, 3, 0, 1, 2}));
+  CHECK(drafts.scores[0] == doctest::Approx(std::max(c, d)).epsilon(1e-6));
+  CHECK(drafts.scores[1] == doctest::Approx(std::min(c, d)).epsilon(1e-6));
 }
 
 TEST_CASE("cache: an empty one changes nothing, with an LM") {
@@ -263,9 +263,9 @@ TEST_CASE("cache: an empty one changes nothing, with an LM") {
     const Sausage lattice = RandomLattice(&random, 50, 16);
     const LmState start = lm->StateOfContext({}, true);
     const DraftList expected = FindDrafts(lattice, lm.get(), start, {});
-    const DraftList found = FindDrafts(lattice, lm.get(), start, {}, {&cache, {}});
-    CHECK(found.token_ids == expected.token_ids);
-    CHECK(found.scores == expected.scores);
+    const DraftList drafts = FindDrafts(lattice, lm.get(), start, {}, {&cache, {}});
+    CHECK(drafts.token_ids == expected.token_ids);
+    CHECK(drafts.scores == expected.scores);
   }
 }
 
@@ -292,9 +292,9 @@ TEST_CASE("cache: batches give the same on any number of threads, rows as if alo
   const DraftBatch one = FindDraftBatch(lattices, lm.get(), view, {8, 0.7}, 1);
   const TreeBatch tree = FindTreeBatch(lattices, lm.get(), view, 0.7, 20, 1);
   for (const int threads : {2, 5}) {
-    const DraftBatch found = FindDraftBatch(lattices, lm.get(), view, {8, 0.7}, threads);
-    CHECK(found.token_ids == one.token_ids);
-    CHECK(found.scores == one.scores);
+    const DraftBatch drafts = FindDraftBatch(lattices, lm.get(), view, {8, 0.7}, threads);
+    CHECK(drafts.token_ids == one.token_ids);
+    CHECK(drafts.scores == one.scores);
     const TreeBatch same = FindTreeBatch(lattices, lm.get(), view, 0.7, 20, threads);
     CHECK(same.token_ids == tree.token_ids);
     CHECK(same.log_probs == tree.log_probs);
@@ -304,9 +304,9 @@ TEST_CASE("cache: batches give the same on any number of threads, rows as if alo
     const std::vector<std::int64_t> ends = {0, 5};
     const std::vector<const ContextNgram*> own = {caches[b]};
     const std::vector<Sausage> alone = {lattices[b]};
-    const DraftBatch found =
+    const DraftBatch drafts =
         FindDraftBatch(alone, lm.get(), {context, ends, true, own}, {8, 0.7}, 1);
-    CHECK(std::equal(found.scores.begin(), found.scores.end(), one.scores.begin() + 8 * b));
+    CHECK(std::equal(drafts.scores.begin(), drafts.scores.end(), one.scores.begin() + 8 * b));
   }
 }
 

@@ -91,7 +91,7 @@ TEST_CASE("cache: what has left the window is ruled out again where it can be") 
 }
 
 TEST_CASE("cache: a worked example") {
-  //   text: 20 times a b, then a c. Behind "a" stand 20 b and a c, behind "b a" 19 b and a c
+  //   text: 20 times a b, then a c. After "a" come 20 b and a c, after "b a" 19 b and a c
   Tokens text;
   for (int i = 0; i < 20; ++i) text.insert(text.end(), {0, 1});
   text.insert(text.end(), {0, 2});
@@ -121,9 +121,9 @@ TEST_CASE("cache: log probabilities are those of the definition, and sum to 1") 
     const Tokens context = RandomText(&random, 9, Below(&random, 6));
     double total = 0.0;
     for (TokenId token = 0; token < 9; ++token) {
-      const double found = cache.LogProb(token, context, lm.get(), true);
-      CHECK(found == doctest::Approx(oracle.LogProb(context, token)));
-      total += std::exp(found);
+      const double log_prob = cache.LogProb(token, context, lm.get(), true);
+      CHECK(log_prob == doctest::Approx(oracle.LogProb(context, token)));
+      total += std::exp(log_prob);
     }
     if (lm == nullptr) CHECK(total == doctest::Approx(1.0));
   }
@@ -184,9 +184,9 @@ TEST_CASE("cache: searches on one thread, updates on another") {
     done = true;
   });
   while (!done) {
-    const DraftBatch found = FindDraftBatch(
+    const DraftBatch batch = FindDraftBatch(
         lattices, nullptr, {Span<TokenId>(text).Slice(0, 6), offsets, true, caches}, {4, 1.0}, 2);
-    CHECK(found.counts == std::vector<std::int32_t>{4, 4});
+    CHECK(batch.counts == std::vector<std::int32_t>{4, 4});
   }
   writer.join();
 }

@@ -182,7 +182,7 @@ TEST_CASE("wrong budgets, batches and files are refused") {
   CHECK_THROWS_WITH_AS(counter.Add(continued), doctest::Contains("left none open"), ValueError);
   counter.Add(flat.view());
   CHECK_THROWS_WITH_AS(counter.Add(Flat({{1}, {9}}).view()),
-                       doctest::Contains("token id 9 at index 1 (sequence 1, place 0)"),
+                       doctest::Contains("token id 9 at index 1 (sequence 1, position 0)"),
                        ValueError);
   counter.Save(folder.File("counts"), "");
   const auto add = [&](const Vocabulary& other, int order) {

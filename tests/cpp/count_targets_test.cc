@@ -1,4 +1,4 @@
-// Counting what was predicted behind each history, and LMs of such counts.
+// Counting what was predicted after each history, and LMs of such counts.
 #include "lattice_bpd/train/count_targets.h"
 
 #include <doctest/doctest.h>
@@ -114,7 +114,7 @@ TEST_CASE("targets by hand: the history is the text's, the last symbol is predic
   CHECK(ToMap(trie) == expected);  // and not <s> 0, which nobody predicted
 }
 
-TEST_CASE("LMs of targets sum to one behind every history and have no -inf") {
+TEST_CASE("LMs of targets sum to one after every history and have no -inf") {
   for (unsigned seed = 0; seed < 40; ++seed) {
     CAPTURE(seed);
     std::mt19937 random(seed);

@@ -24,10 +24,10 @@ void CheckEngines(const Sausage& lattice, const BackoffLm* lm, const LmState& st
   options.engine = Engine::kFused;
   for (const std::string& name : FusedInstructionSets()) {
     SetFusedInstructionSet(name);
-    const DraftList found = FindDrafts(lattice, lm, start, options);
+    const DraftList drafts = FindDrafts(lattice, lm, start, options);
     INFO("instruction set ", name);
-    CHECK(found.token_ids == expected.token_ids);
-    CHECK(found.scores == expected.scores);
+    CHECK(drafts.token_ids == expected.token_ids);
+    CHECK(drafts.scores == expected.scores);
   }
   SetFusedInstructionSet("");
 }

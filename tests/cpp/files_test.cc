@@ -18,13 +18,13 @@
 
 namespace {
 
-// What was asked of the disk, in order: "fsync 3" with the file's size then, "rename".
+// Calls of the file system, in order: "fsync 3" with the file's size then, "rename".
 std::vector<std::string> disk_calls;
 int fsync_error = 0;  // what fsync fails with; 0: it does not
 
 }  // namespace
 
-// These stand before the C library's own. They note the call and pass it on to the kernel.
+// These replace the C library's own. They record the call and forward it to the kernel.
 extern "C" int fsync(int fd) {
   struct stat status;
   disk_calls.push_back("fsync " +

@@ -67,7 +67,7 @@ TEST_CASE("without an LM the heads alone count") {
   CHECK(drafts.scores == std::vector<double>{1.5, 1.25, 0.5});
 }
 
-TEST_CASE("ties: the smaller token id at the first place where paths differ, at every p") {
+TEST_CASE("ties: the smaller token id at the first position where paths differ, at every p") {
   // All 27 paths tie; the list is the lexicographic one whatever p cuts off.
   const Sausage lattice =
       Lattice({{{8, 2, 5}, {0, 0, 0}}, {{7, 1, 3}, {0, 0, 0}}, {{9, 0, 4}, {1, 1, 1}}});
@@ -121,7 +121,7 @@ TEST_CASE("options and vocabularies that do not fit") {
   CHECK(ParseEngine("auto") == Engine::kAuto);
 }
 
-TEST_CASE("batch: rows of their own context, padded behind their drafts") {
+TEST_CASE("batch: rows of their own context, padded after their drafts") {
   const auto lm = ExampleLm();
   const std::vector<Sausage> lattices = {Lattice({{{1, 2}, {0, 0}}}), Lattice({{{1}, {0}}})};
   const TokenIds token_ids = {2, 0};
@@ -131,7 +131,7 @@ TEST_CASE("batch: rows of their own context, padded behind their drafts") {
   const DraftBatch batch = FindDraftBatch(lattices, lm.get(), {token_ids, offsets, true}, options);
   CHECK(batch.counts == std::vector<std::int32_t>{2, 1});
   CHECK(batch.token_ids == TokenIds{1, 2, kPadToken, 1, kPadToken, kPadToken});
-  // Row 0: b and c behind c a. Row 1: b behind <s>.
+  // Row 0: b and c after c a. Row 1: b after <s>.
   CHECK(batch.scores == std::vector<float>{-0.25f, -0.5f - 2.0f, -kInfinity, -0.875f - 1.5f,
                                            -kInfinity, -kInfinity});
   const std::vector<std::int64_t> short_offsets = {0, 2};

@@ -55,7 +55,7 @@ std::string MessageOf(const std::string& bytes) {
   return "";
 }
 
-// The bytes with `value` at an offset from the end of what stands after `mark`.
+// The bytes with `value` at an offset from the end of what follows `mark`.
 template <typename T>
 std::string With(std::string bytes, std::size_t at, T value) {
   bytes.replace(at, sizeof value, reinterpret_cast<const char*>(&value), sizeof value);
@@ -115,7 +115,7 @@ TEST_CASE("fst bytes: sizes that the file cannot hold") {
 
 TEST_CASE("fst bytes: a const FST's states may not share or leave its arcs") {
   const std::string good = FstToBytes(fst::ConstFst<fst::StdArc>(ExampleFst()));
-  const std::size_t first = kBody - 1;  // of the states, 20 bytes each: final, place, number, ..
+  const std::size_t first = kBody - 1;  // of the states, 20 bytes each: final, position, number, ..
   REQUIRE(MessageOf(good).empty());
   CHECK(MessageOf(With(good, first + 4, 0xffffffffu)) == "is cut or altered");
   CHECK(MessageOf(With(good, first + 8, 0x7fffffffu)) == "is cut or altered");

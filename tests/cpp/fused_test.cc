@@ -24,7 +24,7 @@ std::vector<Symbol> Choose(Random* random, std::uint32_t count, std::uint32_t li
 }
 
 // Histories whose children are runs of lengths that the searches tell apart: token i has kRuns[i]
-// of them as a history of its own, and as many again behind token 0.
+// of them as a history of its own, and as many again after token 0.
 constexpr std::uint32_t kRuns[] = {8193, 0, 1, 2, 31, 32, 33, 63, 64, 65, 96, 97, 700, 9000};
 constexpr std::uint32_t kNumRuns = sizeof kRuns / sizeof *kRuns;
 
@@ -32,8 +32,8 @@ std::shared_ptr<const BackoffLm> LmOfRuns(Random* random, std::uint32_t vocab_si
   const Vocabulary vocabulary = MakeVocabulary(vocab_size, {});
   std::vector<Ngram> ngrams;
   for (Symbol symbol = 0; symbol < vocabulary.num_symbols(); ++symbol) {
-    const float log_prob = symbol % 7 == 5 ? -1000.0f : Draw(random, exact);  // unseen words
-    ngrams.push_back({{symbol}, log_prob, Draw(random, exact)});
+    const float log_prob = symbol % 7 == 5 ? -1000.0f : Sample(random, exact);  // unseen words
+    ngrams.push_back({{symbol}, log_prob, Sample(random, exact)});
   }
   std::vector<Ngram> trigrams;
   for (Symbol history = 0; history < kNumRuns; ++history) {
@@ -44,16 +44,17 @@ std::shared_ptr<const BackoffLm> LmOfRuns(Random* random, std::uint32_t vocab_si
       }
     }
     for (const Symbol symbol : next) {
-      ngrams.push_back({{history, symbol}, Draw(random, exact), Draw(random, exact)});
-      if (Below(random, 4) != 0) trigrams.push_back({{0, history, symbol}, Draw(random, exact), 0});
+      ngrams.push_back({{history, symbol}, Sample(random, exact), Sample(random, exact)});
+      if (Below(random, 4) != 0)
+        trigrams.push_back({{0, history, symbol}, Sample(random, exact), 0});
     }
   }
   ngrams.insert(ngrams.end(), trigrams.begin(), trigrams.end());
   return BackoffLm::FromTrie(BuildTrie(vocabulary, ListsOf(3, ngrams)));
 }
 
-Sausage DrawLattice(Random* random, std::uint32_t num_slots, std::uint32_t width,
-                    std::uint32_t num_tokens, bool exact) {
+Sausage RandomLattice(Random* random, std::uint32_t num_slots, std::uint32_t width,
+                      std::uint32_t num_tokens, bool exact) {
   Sausage sausage;
   for (std::uint32_t slot = 0; slot < num_slots; ++slot) {
     std::vector<TokenId> token_ids;
@@ -66,7 +67,7 @@ Sausage DrawLattice(Random* random, std::uint32_t num_slots, std::uint32_t width
       if (used[symbol]) continue;
       used[symbol] = true;
       token_ids.push_back(static_cast<TokenId>(symbol));
-      scores.push_back(Draw(random, exact));
+      scores.push_back(Sample(random, exact));
     }
     sausage.AddSlot(token_ids, scores);
   }
@@ -80,8 +81,8 @@ bool EnginesAgree(const Sausage& lattice, const BackoffLm* lm, const LmState& st
   bool agree = expected.size() > 0;
   for (const std::string& name : FusedInstructionSets()) {
     SetFusedInstructionSet(name);
-    const DraftList found = FindDrafts(lattice, lm, start, {num_drafts, alpha, Engine::kFused});
-    agree = agree && found.token_ids == expected.token_ids && found.scores == expected.scores;
+    const DraftList drafts = FindDrafts(lattice, lm, start, {num_drafts, alpha, Engine::kFused});
+    agree = agree && drafts.token_ids == expected.token_ids && drafts.scores == expected.scores;
   }
   SetFusedInstructionSet("");
   return agree;
@@ -95,7 +96,7 @@ TEST_CASE("runs of every length, with 2-byte and 4-byte keys") {
     for (int trial = 0; trial < 12; ++trial) {
       const std::uint32_t widths[] = {8, 16, 40, 256};
       const Sausage lattice =
-          DrawLattice(&random, 1 + trial % 4, widths[trial % 4], vocab_size, exact);
+          RandomLattice(&random, 1 + trial % 4, widths[trial % 4], vocab_size, exact);
       std::vector<TokenId> context(Below(&random, 3), 0);
       context.push_back(static_cast<TokenId>(Below(&random, kNumRuns)));
       const LmState start = lm->StateOfContext(context, false);
@@ -108,9 +109,9 @@ TEST_CASE("runs of every length, with 2-byte and 4-byte keys") {
 TEST_CASE("64 slots, 256 candidates, 1,024 drafts") {
   Random random(7);
   const auto lm = LmOfRuns(&random, 9001, true);
-  CHECK(EnginesAgree(DrawLattice(&random, 64, 24, 9001, true), lm.get(), {}, 64, 0.5));
-  CHECK(EnginesAgree(DrawLattice(&random, 3, 256, 500, true), lm.get(), {}, 1024, 1.0));
-  CHECK(EnginesAgree(DrawLattice(&random, 5, 256, 9001, false), lm.get(), {}, 1024, 2.0));
+  CHECK(EnginesAgree(RandomLattice(&random, 64, 24, 9001, true), lm.get(), {}, 64, 0.5));
+  CHECK(EnginesAgree(RandomLattice(&random, 3, 256, 500, true), lm.get(), {}, 1024, 1.0));
+  CHECK(EnginesAgree(RandomLattice(&random, 5, 256, 9001, false), lm.get(), {}, 1024, 2.0));
 }
 
 // Every token follows every other one, so every candidate is a row: 24 x 200 rows of 200 lanes,
@@ -121,11 +122,11 @@ TEST_CASE("more values than are kept") {
   std::vector<Ngram> ngrams;
   const Vocabulary vocabulary = MakeVocabulary(kTokens, {});
   for (Symbol a = 0; a < vocabulary.num_symbols(); ++a) {
-    ngrams.push_back({{a}, Draw(&random, true), Draw(&random, true)});
+    ngrams.push_back({{a}, Sample(&random, true), Sample(&random, true)});
   }
   for (Symbol a = 0; a < kTokens; ++a) {
     for (Symbol b = 0; b < kTokens; ++b) {
-      if (Below(&random, 4) != 0) ngrams.push_back({{a, b}, Draw(&random, true), 0.0f});
+      if (Below(&random, 4) != 0) ngrams.push_back({{a, b}, Sample(&random, true), 0.0f});
     }
   }
   const auto lm = BackoffLm::FromTrie(BuildTrie(vocabulary, ListsOf(2, ngrams)));
@@ -135,7 +136,7 @@ TEST_CASE("more values than are kept") {
     std::vector<float> scores;
     for (TokenId token = 0; token < static_cast<TokenId>(kTokens); ++token) {
       token_ids.push_back(token);
-      scores.push_back(Draw(&random, true));
+      scores.push_back(Sample(&random, true));
     }
     lattice.AddSlot(token_ids, scores);
   }

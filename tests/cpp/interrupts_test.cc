@@ -1,4 +1,4 @@
-// Interrupts stop the thread that asks for them and those that help it, and nobody else.
+// Interrupts stop the thread that enables them and its helpers, and no other thread.
 #include "lattice_bpd/base/interrupts.h"
 
 #include <doctest/doctest.h>
@@ -19,7 +19,7 @@ constexpr std::chrono::milliseconds kAlways{0};
 
 }  // namespace
 
-TEST_CASE("without a scope, behind one and in another thread nothing stops") {
+TEST_CASE("without a scope, after one and in another thread nothing stops") {
   CheckInterrupted();
   {
     const InterruptScope scope(Stop, kAlways);
@@ -54,7 +54,7 @@ TEST_CASE("the tasks of all threads end, and what the check threw arrives") {
   }
 }
 
-TEST_CASE("a counter asks now and then") {
+TEST_CASE("a counter checks periodically") {
   const InterruptScope scope(Stop, kAlways);
   InterruptCounter counter;
   counter.Count();

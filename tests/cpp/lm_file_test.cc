@@ -19,7 +19,7 @@ namespace {
 
 using LmPointer = std::shared_ptr<const BackoffLm>;
 
-// Asks an LM for every word behind every history of up to `depth` symbols; the sum keeps the
+// Queries an LM for every word after every history of up to `depth` symbols; the sum keeps the
 // compiler from dropping the questions.
 double QueryBelow(const BackoffLm& lm, const LmState& state, int depth) {
   double sum = 0.0;
@@ -43,7 +43,7 @@ void CheckSame(const BackoffLm& a, const BackoffLm& b) {
   CHECK(QueryEverything(a) == QueryEverything(b));
 }
 
-// What loading these bytes says; empty where it succeeds, and then the LM can be asked anything.
+// The error of loading these bytes; empty where it succeeds, and then any query works.
 std::string MessageOf(const std::string& path, const std::string& bytes, bool verify) {
   WriteBytes(path, bytes);
   try {

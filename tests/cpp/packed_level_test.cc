@@ -119,7 +119,7 @@ TEST_CASE("children: 4 bytes; packed small 1 or 2 from a base for each 32 nodes,
   CHECK(bytes(256, 22, Packing::kSmall) == 4);  // more than 65,535 in one group
 }
 
-TEST_CASE("search: runs of any length and place, words that are there and that are not") {
+TEST_CASE("search: runs of any length and offset, words that are stored and that are not") {
   for (const std::uint32_t num_tokens : {5000u, 70000u}) {  // 2-byte and 4-byte keys
     for (std::uint32_t seed = 0; seed < 12; ++seed) {
       std::mt19937 random(seed);
@@ -140,8 +140,8 @@ TEST_CASE("search: runs of any length and place, words that are there and that a
           const auto& words = children[h];
           const auto at = std::lower_bound(words.begin(), words.end(), word);
           const bool there = at != words.end() && *at == word;
-          const std::uint32_t place = begin + static_cast<std::uint32_t>(at - words.begin());
-          wrong += level.Find(begin, end, word) != (there ? place : kNoNode);
+          const std::uint32_t index = begin + static_cast<std::uint32_t>(at - words.begin());
+          wrong += level.Find(begin, end, word) != (there ? index : kNoNode);
         }
       }
       INFO("tokens ", num_tokens, " seed ", seed);
@@ -170,8 +170,8 @@ TEST_CASE("damage: whatever the bytes say, nodes and values stay within their ar
       const std::uint32_t begin = first.ChildBegin(node);
       const std::uint32_t end = std::max(begin, first.ChildBegin(node + 1));
       CHECK(end <= size);
-      const std::uint32_t found = second.Find(begin, end, static_cast<Symbol>(random() % 3003));
-      CHECK((found == kNoNode || (begin <= found && found < end)));
+      const std::uint32_t result = second.Find(begin, end, static_cast<Symbol>(random() % 3003));
+      CHECK((result == kNoNode || (begin <= result && result < end)));
     }
   }
 }

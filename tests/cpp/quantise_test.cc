@@ -79,7 +79,7 @@ TEST_CASE("k-means by hand: four values, two codes") {
   CHECK(plain == std::vector<float>{-1.125f, -1.125f, -1.125f, -4.5f, -4.5f, -1.125f});
 }
 
-TEST_CASE("values that stand for never, unseen and nothing stored are kept") {
+TEST_CASE("values that mean never, unseen and nothing stored are kept") {
   std::mt19937 random(7);
   std::vector<float> values;
   for (int i = 0; i < 5000; ++i) values.push_back(-std::generate_canonical<float, 24>(random) * 9);

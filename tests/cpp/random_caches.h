@@ -66,7 +66,7 @@ class CacheOracle {
         largest >= (lm == nullptr ? ContextNgram::kLeastWeightAlone : ContextNgram::kLeastWeight);
   }
 
-  // Adds up ln P of a token behind a text in double, without any grid.
+  // Adds up ln P of a token after a text in double, without any grid.
   double LogProb(const Tokens& before, TokenId token) const {
     const Parts parts = PartsOf(before, token);
     return parts.cached > 0.0 ? std::log(parts.kept * parts.static_prob + parts.cached)
@@ -121,8 +121,8 @@ class CacheOracle {
       const double count = successors_.at(ngram);
       const double share = weights_[m - 1] * (count / (count + distinct_.at(ngram)));
       ngram.push_back(token);
-      const auto found = counts_.find(ngram);
-      const double own = found == counts_.end() ? 0.0 : share * (found->second / count);
+      const auto entry = counts_.find(ngram);
+      const double own = entry == counts_.end() ? 0.0 : share * (entry->second / count);
       parts->shares.push_back(share);
       parts->kept *= 1.0 - share;
       parts->cached = (1.0 - share) * parts->cached + own;

@@ -24,7 +24,7 @@ std::uint32_t Below(Source* random, std::uint32_t limit) {
 
 // A number from a few eighths (then sums tie) or a real one, most of them off the score grid.
 template <typename Source>
-float Draw(Source* random, bool exact) {
+float Sample(Source* random, bool exact) {
   if (exact) return -static_cast<float>(Below(random, 24)) / 8.0f;
   return -4.0f * std::generate_canonical<float, 24>(*random) /
          static_cast<float>(1 + Below(random, 9));
@@ -46,10 +46,10 @@ std::shared_ptr<const BackoffLm> RandomLm(Source* random, std::uint32_t vocab_si
   }
   std::vector<Ngram> listed;
   for (Symbol symbol = 0; symbol < vocabulary.num_symbols(); ++symbol) {
-    listed.push_back({{symbol}, Draw(random, exact), Draw(random, exact)});
+    listed.push_back({{symbol}, Sample(random, exact), Sample(random, exact)});
   }
   for (const std::vector<Symbol>& ngram : known) {
-    listed.push_back({ngram, Draw(random, exact), Draw(random, exact)});
+    listed.push_back({ngram, Sample(random, exact), Sample(random, exact)});
   }
   return BackoffLm::FromTrie(BuildTrie(vocabulary, ListsOf(order, listed)));
 }
@@ -67,7 +67,7 @@ Sausage RandomLattice(Source* random, std::uint32_t num_tokens, std::uint32_t ma
     std::vector<float> scores;
     for (std::size_t i = 0; i < token_ids.size(); ++i) {
       const bool masked = masks && Below(random, 5) == 0;
-      scores.push_back(masked ? -std::numeric_limits<float>::infinity() : Draw(random, exact));
+      scores.push_back(masked ? -std::numeric_limits<float>::infinity() : Sample(random, exact));
     }
     sausage.AddSlot(token_ids, scores);
   }

@@ -78,7 +78,7 @@ TEST_CASE("what is no slot is refused, with the slot's number") {
                        Contains("nan"), ValueError);
 }
 
-TEST_CASE("a token stands once in a slot") {
+TEST_CASE("a token occurs once in a slot") {
   Sausage sausage;
   CHECK_THROWS_WITH_AS(Add(&sausage, {5, 6, 5}, {0, 1, 2}), doctest::Contains("token 5"),
                        ValueError);

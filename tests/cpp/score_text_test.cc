@@ -30,7 +30,7 @@ std::vector<double> ScoreOneByOne(const BackoffLm& lm, const std::vector<TokenId
   return log_probs;
 }
 
-std::vector<TokenId> DrawText(std::mt19937* random, std::size_t size, int vocab_size) {
+std::vector<TokenId> RandomText(std::mt19937* random, std::size_t size, int vocab_size) {
   std::vector<TokenId> text(size);
   for (TokenId& token : text) {  // small ids are frequent, so that long n-grams repeat
     token = static_cast<TokenId>((*random)() % (1 + (*random)() % vocab_size));
@@ -56,13 +56,13 @@ TEST_CASE("all texts: the same to the bit as query after query") {
     const int order = 1 + static_cast<int>(seed % 6);
     const int vocab_size = seed % 2 == 0 ? 12 : 70000;  // keys of 2 and of 4 bytes, long runs
     const Vocabulary vocabulary = MakeVocabulary(vocab_size, {});
-    const std::vector<TokenId> corpus = DrawText(&random, 20000, vocab_size);
+    const std::vector<TokenId> corpus = RandomText(&random, 20000, vocab_size);
     const std::vector<std::int64_t> offsets = {0, 20000};
     KatzOptions options;
     options.order = order;
     const auto lm = BackoffLm::FromTrie(TrainKatz({corpus, offsets}, vocabulary, options, nullptr));
     for (const std::size_t size : {0, 1, 2, 5, 255, 256, 257, 1000}) {
-      const std::vector<TokenId> text = DrawText(&random, size, vocab_size);
+      const std::vector<TokenId> text = RandomText(&random, size, vocab_size);
       for (const bool bos : {true, false}) {
         for (const bool eos : {true, false}) {
           CHECK(ScoreText(*lm, text, bos, eos) == ScoreOneByOne(*lm, text, bos, eos));
@@ -77,7 +77,7 @@ TEST_CASE("candidates of several contexts, by hand") {
   const std::vector<TokenId> contexts = {0, 1, 0};  // a b; nothing; a
   const std::vector<std::int64_t> offsets = {0, 2, 2, 3};
   const std::vector<TokenId> candidates = {2, 0, 1, 2, 1, 0};
-  const std::vector<double> found = LogProbs(*lm, contexts, offsets, candidates, true);
+  const std::vector<double> log_probs = LogProbs(*lm, contexts, offsets, candidates, true);
   std::vector<double> expected;
   for (const std::vector<TokenId>& context :
        {std::vector<TokenId>{0, 1}, std::vector<TokenId>{}, std::vector<TokenId>{0}}) {
@@ -85,8 +85,8 @@ TEST_CASE("candidates of several contexts, by hand") {
       expected.push_back(LogProb(*lm, candidates[expected.size()], context, true));
     }
   }
-  CHECK(found == expected);
-  CHECK(found[0] == -0.125);  // a b c
+  CHECK(log_probs == expected);
+  CHECK(log_probs[0] == -0.125);  // a b c
   CHECK_THROWS_AS(LogProbs(*lm, contexts, offsets, std::vector<TokenId>{1, 2}, true), ValueError);
   CHECK_THROWS_AS(LogProbs(*lm, contexts, std::vector<std::int64_t>{0, 2}, candidates, true),
                   ValueError);

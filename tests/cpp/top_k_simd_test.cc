@@ -64,7 +64,7 @@ void CheckRow(const Scores& row, std::size_t k) {
 }
 
 // Few levels make ties, many real numbers none; some tokens are masked.
-Scores DrawRow(std::size_t columns, std::mt19937* random) {
+Scores RandomRow(std::size_t columns, std::mt19937* random) {
   const std::uint32_t levels = 1 + (*random)() % 40;
   const bool real = (*random)() % 2 == 0;
   const bool masks = (*random)() % 3 == 0;
@@ -84,13 +84,13 @@ TEST_CASE("random rows around the borders of blocks") {
       for (std::size_t columns = center < 3 ? 1 : center - 3; columns < center + 4; ++columns) {
         for (const std::size_t k : {1, 2, 15, 16, 17, 64, 65, 256}) {
           INFO("columns ", columns, " k ", k);
-          const Scores row = DrawRow(columns, &random);
+          const Scores row = RandomRow(columns, &random);
           CheckRow(row, std::min<std::size_t>(k, columns));
         }
       }
     }
     for (int i = 0; i < 20; ++i) {
-      const Scores row = DrawRow(3000 + random() % 3000, &random);
+      const Scores row = RandomRow(3000 + random() % 3000, &random);
       CheckRow(row, 1 + random() % row.size());
     }
   });
@@ -153,7 +153,7 @@ TEST_CASE("half-precision rows of any bits, from any address, in any stride") {
 TEST_CASE("bytes that are not aligned to their element") {
   WithEachInstructionSet([] {
     std::mt19937 random(3);
-    const Scores row = DrawRow(700, &random);
+    const Scores row = RandomRow(700, &random);
     std::vector<char> bytes(row.size() * 4 + 8);
     for (std::size_t offset = 0; offset < 8; ++offset) {
       std::memcpy(bytes.data() + offset, row.data(), row.size() * 4);
@@ -163,11 +163,11 @@ TEST_CASE("bytes that are not aligned to their element") {
   });
 }
 
-TEST_CASE("the first NaN or +inf is named wherever it stands") {
+TEST_CASE("the first NaN or +inf is named at any position") {
   WithEachInstructionSet([] {
     std::mt19937 random(4);
     for (int i = 0; i < 300; ++i) {
-      Scores row = DrawRow(1 + random() % 2000, &random);
+      Scores row = RandomRow(1 + random() % 2000, &random);
       const std::size_t k = 1 + random() % std::min<std::size_t>(row.size(), 300);
       std::size_t first = row.size();
       for (std::uint32_t n = 1 + random() % 3; n > 0; --n) {
@@ -187,23 +187,24 @@ TEST_CASE("the first NaN or +inf is named wherever it stands") {
 TEST_CASE("log_softmax: right to 1e-6, and the same bits with each instruction set") {
   std::mt19937 random(5);
   for (int i = 0; i < 40; ++i) {
-    const Scores row = DrawRow(1 + random() % 5000, &random);
+    const Scores row = RandomRow(1 + random() % 5000, &random);
     const float best = *std::max_element(row.begin(), row.end());
     double sum = 0;
     for (const float logit : row) sum += std::exp(static_cast<double>(logit) - best);
     const double expected = -std::log(sum);
-    std::vector<float> found;
+    std::vector<float> scores;
     WithEachInstructionSet([&] {
-      found.push_back(
+      scores.push_back(
           Select(OneRow(row.data(), FloatType::kFloat32, row.size()), 1, true).scores[0]);
     });
     INFO("case ", i, " columns ", row.size());
     if (std::isinf(best)) {
-      CHECK(found[0] == best);
+      CHECK(scores[0] == best);
     } else {
-      CHECK(std::abs(found[0] - expected) < 1e-6 + 1e-6 * std::abs(expected));
+      CHECK(std::abs(scores[0] - expected) < 1e-6 + 1e-6 * std::abs(expected));
     }
-    CHECK(std::all_of(found.begin(), found.end(), [&](float score) { return score == found[0]; }));
+    CHECK(
+        std::all_of(scores.begin(), scores.end(), [&](float score) { return score == scores[0]; }));
   }
 }
 

@@ -41,7 +41,7 @@ TEST_CASE("by falling score, equal scores by rising token id") {
   const TopK best = Select(Rows(row, 1), 4);
   CHECK(best.token_ids == TokenIds{1, 3, 5, 2});
   CHECK(best.scores == Scores{3, 3, 3, 2});
-  CHECK(Select(Rows(row, 1), 2).token_ids == TokenIds{1, 3});  // the tie at place 2 is cut
+  CHECK(Select(Rows(row, 1), 2).token_ids == TokenIds{1, 3});  // the tie at rank 2 is cut
   CHECK(Select(Rows(row, 1), 6).token_ids == TokenIds{1, 3, 5, 2, 0, 4});
   CHECK(Select(Rows({0.0f, -0.0f, 0.0f}, 1), 2).token_ids == TokenIds{0, 1});
 }
@@ -118,7 +118,7 @@ TEST_CASE("log_softmax: log probabilities over the whole row, not the k best alo
   CHECK(large.scores[0] == 0.0f);
 }
 
-TEST_CASE("NaN and +inf are refused wherever they stand") {
+TEST_CASE("NaN and +inf are refused at any position") {
   for (const float bad : {kNan, -kNan, kInfinity}) {
     for (std::size_t at = 0; at < 12; ++at) {
       for (int k = 1; k <= 6; ++k) {

@@ -147,8 +147,8 @@ TEST_CASE("bad corpora and options say what is wrong") {
     }
     return "";
   };
-  CHECK(message(Flat({{0, 1}, {2, 3, 0}}), 2).find("token id 3 at index 3 (sequence 1, place 1)") !=
-        std::string::npos);
+  CHECK(message(Flat({{0, 1}, {2, 3, 0}}), 2)
+            .find("token id 3 at index 3 (sequence 1, position 1)") != std::string::npos);
   CHECK(message(Flat({{0, -1}}), 2).find("token id -1 at index 1") != std::string::npos);
   CHECK(message(Flat({}), 2).find("has no text") != std::string::npos);
   CHECK(message(Flat({{}, {}}), 2).find("has no text: 2 sequences") != std::string::npos);

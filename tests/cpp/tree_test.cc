@@ -114,13 +114,13 @@ TEST_CASE("masses of any magnitude") {
     std::mt19937 random(seed);
     const float range = std::pow(4.0f, static_cast<float>(seed % 10));  // 1 .. 262,144
     const double alpha = seed % 3 == 0 ? 0.5 : seed % 3 == 1 ? 4000.0 : -4000.0;
-    const auto draw = [&] {
+    const auto sample = [&] {
       if (random() % 8 == 0) return -infinite;
       return std::uniform_real_distribution<float>(-range, range)(random);
     };
     std::vector<Slot> slots;
-    for (int j = 0; j < 4; ++j) slots.push_back({{0, 1, 2}, {draw(), draw(), draw()}});
-    slots[seed % 4].second = {1.0f, 0.0f, draw()};  // not all masked
+    for (int j = 0; j < 4; ++j) slots.push_back({{0, 1, 2}, {sample(), sample(), sample()}});
+    slots[seed % 4].second = {1.0f, 0.0f, sample()};  // not all masked
     const Sausage lattice = Lattice(slots);
     const LmState start = lm->StateOfContext(TokenIds(seed % 3, 0), true);
     const auto logs = ListLogMasses(lattice, lm.get(), start, alpha);
@@ -161,9 +161,10 @@ TEST_CASE("no prefix-closed set of as many nodes holds more") {
   for (unsigned seed = 0; seed < 12; ++seed) {
     INFO("seed ", seed);
     std::mt19937 random(seed);
-    const auto draw = [&random] { return static_cast<float>(random() % 9) / 4.0f; };
-    const Sausage lattice = Lattice(
-        {{{0, 1}, {draw(), draw()}}, {{1, 2}, {draw(), draw()}}, {{2, 0}, {draw(), draw()}}});
+    const auto sample = [&random] { return static_cast<float>(random() % 9) / 4.0f; };
+    const Sausage lattice = Lattice({{{0, 1}, {sample(), sample()}},
+                                     {{1, 2}, {sample(), sample()}},
+                                     {{2, 0}, {sample(), sample()}}});
     const TokenIds context(random() % 3, 0);
     const LmState start = lm->StateOfContext(context, true);
     const auto masses = ListMasses(lattice, lm.get(), start, 0.75);
@@ -223,7 +224,7 @@ TEST_CASE("batch: padding, attention mask, paths to leaves") {
   CHECK(FindTree(Sausage(), nullptr, {}, 1.0, 5).empty());
 }
 
-TEST_CASE("ancestor masks: a node sees itself and what stands above it") {
+TEST_CASE("ancestor masks: a node attends to itself and its ancestors") {
   std::vector<std::uint8_t> mask(16);
   WriteAncestorMask(std::vector<std::int32_t>{-1, 0, 0}, 4, mask.data());
   CHECK(mask == std::vector<std::uint8_t>{1, 0, 0, 0, 1, 1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 1});

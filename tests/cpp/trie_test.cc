@@ -30,7 +30,7 @@ double TotalLogProb(const BackoffLm& lm, const std::vector<Symbol>& history, Sym
   return lm.Query(lm.StateOf(history), word).TotalLogProb();
 }
 
-TEST_CASE("vocabulary: special symbols stand behind the token ids unless they are named") {
+TEST_CASE("vocabulary: special symbols come after the token ids unless they are named") {
   const Vocabulary plain = MakeVocabulary(10, {});
   CHECK(plain.bos == 10);
   CHECK(plain.eos == 11);
@@ -56,7 +56,7 @@ TEST_CASE("vocabulary: sizes and ids out of range") {
   CHECK_THROWS_AS(MakeVocabulary(3, {std::nullopt, 2, 2}), ValueError);
 }
 
-TEST_CASE("builder: the example's levels as the header draws them") {
+TEST_CASE("builder: the example's levels as the header samples them") {
   const Trie trie = ExampleTrie();
   REQUIRE(trie.order() == 3);
   CHECK(trie.levels[0].child_begin == std::vector<std::uint32_t>{0, 1, 2, 2, 3, 3, 3});
@@ -95,8 +95,8 @@ TEST_CASE("builder: doubled n-grams and missing histories name their source") {
     }
     return 0;
   };
-  const std::uint64_t place = source(doubled);
-  CHECK((place == 1 || place == 4));
+  const std::uint64_t index = source(doubled);
+  CHECK((index == 1 || index == 4));
   std::vector<Ngram> orphan = ExampleNgrams();
   orphan.push_back({{2, 1, 0}, -1.0f, 0.0f});  // the third trigram; c b is no bigram
   CHECK(source(orphan) == 3);
@@ -112,7 +112,7 @@ TEST_CASE("builder: a missing suffix gets its backed-off probability, nothing el
   CHECK(lm->StateOf(std::vector<Symbol>{1, 0}).length == 2);
   CHECK(TotalLogProb(*lm, {1}, 0) == -0.25 - 1.0);
   CHECK(TotalLogProb(*lm, {2, 1}, 0) == -0.875);
-  CHECK(TotalLogProb(*lm, {1, 0}, 1) == 0.0 - 0.25);  // behind b a: as behind a alone
+  CHECK(TotalLogProb(*lm, {1, 0}, 1) == 0.0 - 0.25);  // after b a: as after a alone
   CHECK(TotalLogProb(*lm, {1, 0}, 2) == 0.0 - 0.5 - 2.0);
 }
 

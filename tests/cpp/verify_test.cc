@@ -54,7 +54,7 @@ TEST_CASE("deep nodes are left out and the others numbered anew") {
   CHECK(TreeOfNodes(3, Row(token_ids), Row(parents), 0).size() == 1u);
 }
 
-TEST_CASE("parents stand before their children") {
+TEST_CASE("parents precede their children") {
   PrefixTree tree;
   tree.Add(kNoParent, 3);
   CHECK_THROWS_AS(tree.Add(1, 4), ValueError);
@@ -106,27 +106,28 @@ TEST_CASE("searches end below the exact token") {
   const CandidatesView lattice = {token_ids.data(), scores.data(), 1, 2, 2};
   const std::vector<std::int64_t> offsets = {0, 2}, none = {0, 0};
   const ContextsView contexts = {context, offsets};
-  const std::vector<std::int32_t> rooms = {9}, one = {1}, no_rooms;
+  const std::vector<std::int32_t> max_depths = {9}, one = {1}, no_depths;
   const auto search = [&](const std::vector<std::int32_t>& of, int max_nodes) {
     return SearchTrees(lattice, nullptr, contexts, of, 1.0, max_nodes, 1).at(0);
   };
-  const PrefixTree tree = search(rooms, 6);
+  const PrefixTree tree = search(max_depths, 6);
   CHECK(tree.token_ids() == (Ids{3, 2, 3, 1, 3, 0, 0}));
   CHECK(tree.parents() == (Nodes{-1, 0, 1, 0, 3, 1, 3}));
   const double first = 1.0 / (1.0 + std::exp(-0.5)), second = 1.0 / (1.0 + std::exp(-4.0));
   CHECK(tree.node(1).log_prob == doctest::Approx(std::log(first)).epsilon(1e-6));
   CHECK(tree.node(2).log_prob == doctest::Approx(std::log(first * second)).epsilon(1e-6));
-  CHECK(search(rooms, 3).parents() == tree.Cut(4, 9).parents());
+  CHECK(search(max_depths, 3).parents() == tree.Cut(4, 9).parents());
   CHECK(search(one, 6).token_ids() == (Ids{3, 2, 1}));
 
   const DraftOptions best_two = {2, 1.0, Engine::kAuto};
-  const auto drafts = SearchDrafts(lattice, nullptr, contexts, rooms, best_two, 1);
+  const auto drafts = SearchDrafts(lattice, nullptr, contexts, max_depths, best_two, 1);
   CHECK(drafts.at(0).Paths() == (std::vector<Nodes>{{0, 1, 2}, {0, 3, 4}}));
   CHECK(drafts[0].token_ids() == (Ids{3, 2, 3, 1, 3}));
   CHECK(SearchDrafts(lattice, nullptr, contexts, one, best_two, 1).at(0).size() == 3u);
-  CHECK_THROWS_AS(SearchTrees(lattice, nullptr, {context, none}, rooms, 1.0, 6, 1), ValueError);
-  CHECK_THROWS_AS(search(no_rooms, 6), ValueError);
-  CHECK_THROWS_AS(search(rooms, 0), ValueError);
+  CHECK_THROWS_AS(SearchTrees(lattice, nullptr, {context, none}, max_depths, 1.0, 6, 1),
+                  ValueError);
+  CHECK_THROWS_AS(search(no_depths, 6), ValueError);
+  CHECK_THROWS_AS(search(max_depths, 0), ValueError);
 }
 
 TEST_CASE("a tree is a row") {
@@ -168,7 +169,7 @@ TEST_CASE("every path is a row") {
   CHECK(rows.token_ids == (Ids{3, 5, 7, 9, 3, 5, 7, 2, 3, 1, 7, 0, 4, 0, 0, 0}));
   CHECK(rows.positions == (Ids{10, 11, 12, 13, 10, 11, 12, 13, 10, 11, 12, 12, 20, 20, 20, 20}));
   CHECK(rows.sequences == (Ids{0, 0, 0, 1}));
-  CHECK(rows.places == (std::vector<Ids>{{8, 5, 6, 3, 7, 9, 10}, {12}}));
+  CHECK(rows.node_rows == (std::vector<Ids>{{8, 5, 6, 3, 7, 9, 10}, {12}}));
 }
 
 TEST_CASE("argmax takes the first of equals") {
@@ -192,34 +193,34 @@ TEST_CASE("walks as far as the target agrees") {
   const std::size_t vocab_size = 10;
   std::vector<float> logits(8 * vocab_size);
   const auto say = [&](std::size_t row, std::size_t token) { logits[row * 10 + token] = 1.0F; };
-  say(7, 5);  // behind the exact token
+  say(7, 5);  // after the exact token
   say(6, 7);
   say(5, 2);
-  say(3, 8);                               // behind 5 7 2: no draft goes on
-  logits[4 * vocab_size] = std::nanf("");  // behind 5 7 9, where nobody looks
-  const Ids places = {7, 6, 5, 4, 3, 2, 1};
-  const Followed found = FollowGreedy(tree, {logits.data(), 8, vocab_size}, {places});
-  CHECK(found.nodes == (Nodes{0, 1, 2, 4}));
-  CHECK(found.token_ids == (Ids{5, 7, 2, 8}));
-  CHECK(found.end == 3);
+  say(3, 8);                               // after 5 7 2: no draft continues
+  logits[4 * vocab_size] = std::nanf("");  // after 5 7 9, which is not read
+  const Ids node_rows = {7, 6, 5, 4, 3, 2, 1};
+  const Followed followed = FollowGreedy(tree, {logits.data(), 8, vocab_size}, {node_rows});
+  CHECK(followed.nodes == (Nodes{0, 1, 2, 4}));
+  CHECK(followed.token_ids == (Ids{5, 7, 2, 8}));
+  CHECK(followed.end == 3);
   const Ids few = {7};
   logits[5 * vocab_size] = std::nanf("");
-  CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 8, vocab_size}, {places}), ValueError);
-  CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 7, vocab_size}, {places}), ValueError);
+  CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 8, vocab_size}, {node_rows}), ValueError);
+  CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 7, vocab_size}, {node_rows}), ValueError);
   CHECK_THROWS_AS(FollowGreedy(tree, {logits.data(), 8, vocab_size}, {few}), ValueError);
 }
 
-TEST_CASE("nodes of a row are answered one behind the other") {
+TEST_CASE("nodes of a row have consecutive rows of logits") {
   const PrefixTree tree = Example();
   std::vector<float> logits(9 * 10);
   logits[2 * 10 + 1] = logits[(2 + 5) * 10 + 3] = 1.0F;
-  NodePlaces places;
-  places.first = 2;
-  const Followed found = FollowGreedy(tree, {logits.data(), 9, 10}, places);
-  CHECK(found.nodes == (Nodes{0, 5}));
-  CHECK(found.token_ids == (Ids{1, 3}));
-  CHECK(found.end == 7);
-  CHECK_THROWS_AS(FollowGreedy(PrefixTree(), {logits.data(), 9, 10}, places), ValueError);
+  NodeRows node_rows;
+  node_rows.first = 2;
+  const Followed followed = FollowGreedy(tree, {logits.data(), 9, 10}, node_rows);
+  CHECK(followed.nodes == (Nodes{0, 5}));
+  CHECK(followed.token_ids == (Ids{1, 3}));
+  CHECK(followed.end == 7);
+  CHECK_THROWS_AS(FollowGreedy(PrefixTree(), {logits.data(), 9, 10}, node_rows), ValueError);
 }
 
 TEST_CASE("copies what was there before") {

@@ -17,7 +17,7 @@ class Draws:
         self.at += 1
         return self.data[self.at - 1] if self.at <= len(self.data) else 0
 
-    def seldom(self) -> bool:
+    def rarely(self) -> bool:
         """True for one byte of sixteen."""
         return self.byte() >= 240
 

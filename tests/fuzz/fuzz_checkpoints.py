@@ -53,7 +53,7 @@ def draw_config(draws: Draws, config: dict[str, Any]) -> bytes:
 
 
 def draw_weights(draws: Draws, tensors: Tensors) -> bytes:
-    """A safetensors file with a few names, types, shapes or places that are others."""
+    """A safetensors file with a few names, types, shapes or offsets changed."""
     header: dict[str, Any] = {}
     at = 0
     for name, shape in tensors.items():

@@ -38,7 +38,7 @@ void Train(const std::string& bytes, std::uint8_t choice) {
   }
 }
 
-// Small vocabularies only: a header of 40 bytes may ask for two million symbols.
+// Small vocabularies only: a header of 40 bytes may declare two million symbols.
 std::string Repaired(std::string bytes) {
   CountFileHeader header;
   CountFileFooter footer;

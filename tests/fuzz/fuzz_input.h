@@ -58,7 +58,7 @@ class ByteSource {
   std::uint64_t state_ = 0;
 };
 
-// `bytes` with `value` in place of what stands at `offset`; nothing where it has no room there.
+// `bytes` with `value` written at `offset`; unchanged where it does not fit.
 template <typename T>
 void Overwrite(std::string* bytes, std::size_t offset, const T& value) {
   if (offset > bytes->size() || sizeof value > bytes->size() - offset) return;

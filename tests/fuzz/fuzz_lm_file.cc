@@ -29,8 +29,8 @@ std::string Repaired(std::string bytes) {
   header.version = kLmFormatVersion;
   header.byte_order = kByteOrder;
   header.file_size = bytes.size();
-  const std::size_t room = (bytes.size() - sizeof header) / sizeof(SectionEntry);
-  std::vector<SectionEntry> table(std::min<std::size_t>(header.num_sections, room));
+  const std::size_t max_sections = (bytes.size() - sizeof header) / sizeof(SectionEntry);
+  std::vector<SectionEntry> table(std::min<std::size_t>(header.num_sections, max_sections));
   if (!table.empty()) {
     std::memcpy(table.data(), bytes.data() + sizeof header, table.size() * sizeof(SectionEntry));
   }

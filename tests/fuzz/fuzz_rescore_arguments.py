@@ -38,19 +38,19 @@ ODD = (None, True, False, "auto", "fused", "openfst", "", b"x", (), [], {}, floa
 def draw_logits(draws: Draws) -> Any:
     """Mostly a lattice or two with any numbers; arrays of other kinds, axes and strides too."""
     kinds = ("f4", "f2", "f8", "i4", "u1", "?", "c8", "S1", "O", ">f4", "M8[s]")
-    if draws.seldom():
+    if draws.rarely():
         return draws.one_of(ODD)
     shape = draws.one_of(((3, VOCAB), (1, VOCAB), (2, 3, VOCAB)))
-    if draws.seldom():
+    if draws.rarely():
         shape = tuple(draws.one_of((0, 1, 2, 3, VOCAB)) for _ in range(draws.byte() % 5))
     logits = np.zeros(shape, "f4")
     for _ in range(draws.byte() % 8):
         if logits.size:
             usual = draws.byte() / 16
-            logits.flat[draws.byte() % logits.size] = draws.number() if draws.seldom() else usual
-    if draws.seldom():
+            logits.flat[draws.byte() % logits.size] = draws.number() if draws.rarely() else usual
+    if draws.rarely():
         logits = logits.astype(draws.one_of(kinds))
-    if draws.seldom() and logits.ndim:
+    if draws.rarely() and logits.ndim:
         logits = draws.one_of((logits[::-1], logits.T, logits[..., ::2], np.asfortranarray(logits)))
     return logits
 
@@ -58,7 +58,7 @@ def draw_logits(draws: Draws) -> Any:
 def draw_context(draws: Draws, batch: int | None) -> Any:
     """Mostly right; else ids outside the vocabulary, a batch for a lattice, or no ids at all."""
     ids = [draws.byte() % VOCAB for _ in range(draws.byte() % 5)]
-    if not draws.seldom():
+    if not draws.rarely():
         return ids if batch is None else [ids] * batch
     wild = [draws.one_of((0, 5, 6, -1, 2**31, 2**40, 2**70)) for _ in range(draws.byte() % 5)]
     forms: list[Callable[[], Any]] = [
@@ -74,7 +74,7 @@ def draw_context(draws: Draws, batch: int | None) -> Any:
 
 def draw_option(draws: Draws, *usual: Any) -> Any:
     """Mostly one of the usual values, else a number or what is none."""
-    if not draws.seldom():
+    if not draws.rarely():
         return draws.one_of(usual)
     return draws.one_of(NUMBERS + ODD)
 
@@ -97,14 +97,14 @@ def prepare() -> Target:
             "log_softmax": draw_option(draws, False, True),
             "threads": draw_option(draws, 1, 2),
         }
-        model = "lm" if draws.seldom() else draws.one_of((lm, lm, None))
+        model = "lm" if draws.rarely() else draws.one_of((lm, lm, None))
         size = draw_option(draws, 4, 1, 40)
         if isinstance(size, (int, float)) and size > 4096:
             size = 2**40  # a legal million drafts would only take time
         try:
             if draws.byte() % 2 == 0:
-                found = rescore_lattice(logits, context, model, num_drafts=size, **options)
-                assert found.scores.shape == (len(found.counts), size)
+                drafts = rescore_lattice(logits, context, model, num_drafts=size, **options)
+                assert drafts.scores.shape == (len(drafts.counts), size)
             else:
                 tree = rescore_tree(logits, context, model, max_nodes=size, **options)
                 assert tree.parents.shape == (len(tree.counts), size)

@@ -26,7 +26,7 @@ void Expect(bool holds, const char* law, const std::string& instruction_set) {
 void CheckTree(const std::vector<TreeNode>& tree, const std::string& name) {
   for (std::size_t i = 0; i < tree.size(); ++i) {
     const TreeNode& node = tree[i];
-    Expect(node.parent < static_cast<std::int32_t>(i), "a child stands before its parent", name);
+    Expect(node.parent < static_cast<std::int32_t>(i), "a child precedes its parent", name);
     const std::int32_t depth = node.parent < 0 ? 0 : tree[node.parent].depth + 1;
     Expect(node.depth == depth, "a node is not one deeper than its parent", name);
     Expect(i == 0 || node.log_prob <= tree[i - 1].log_prob, "masses rise", name);
@@ -40,9 +40,9 @@ void CheckSearch(const Sausage& lattice, const BackoffLm* lm, const LmState& sta
   options.engine = Engine::kFused;
   for (const std::string& name : FusedInstructionSets()) {
     SetFusedInstructionSet(name);
-    const DraftList found = FindDrafts(lattice, lm, start, options);
-    Expect(found.token_ids == expected.token_ids, "the engines' drafts differ", name);
-    Expect(found.scores == expected.scores, "the engines' scores differ", name);
+    const DraftList drafts = FindDrafts(lattice, lm, start, options);
+    Expect(drafts.token_ids == expected.token_ids, "the engines' drafts differ", name);
+    Expect(drafts.scores == expected.scores, "the engines' scores differ", name);
     CheckTree(FindTree(lattice, lm, start, options.alpha, options.num_drafts), name);
   }
 }

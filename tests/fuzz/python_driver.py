@@ -41,8 +41,8 @@ def run(prepare: Callable[[], Target]) -> None:
 
 def option(arguments: list[str], name: str, default: str) -> str:
     """The value of a libFuzzer option."""
-    found = [text.split("=", 1)[1] for text in arguments if text.startswith(f"-{name}=")]
-    return found[-1] if found else default
+    values = [text.split("=", 1)[1] for text in arguments if text.startswith(f"-{name}=")]
+    return values[-1] if values else default
 
 
 def run_without_coverage(target: Target, arguments: list[str]) -> int:
@@ -112,7 +112,7 @@ def draw_examples(target: Target, seeds: list[bytes], end: float) -> FailedError
 
 
 def alter(seed: bytes, at: int, new: bytes, dropped: int) -> bytes:
-    """A seed with other bytes in one place."""
+    """A seed with other bytes at one offset."""
     at %= len(seed) + 1
     return seed[:at] + new + seed[at + dropped :]
 

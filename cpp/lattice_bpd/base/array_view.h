@@ -1,4 +1,4 @@
-// Borrowed views of arrays that somebody else owns. Values, cheap to copy.
+// Borrowed views of arrays owned elsewhere. Values, cheap to copy.
 #ifndef LATTICE_BPD_BASE_ARRAY_VIEW_H_
 #define LATTICE_BPD_BASE_ARRAY_VIEW_H_
 

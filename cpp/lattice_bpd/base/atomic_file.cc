@@ -26,7 +26,7 @@ mode_t DefaultMode() {
 
 constexpr char kSuffix[] = ".tmp.XXXXXX";
 
-// Removes what killed writers of the same path have left: temporary files that nobody holds locked.
+// Removes what killed writers of the same path have left: temporary files that are not locked.
 void RemoveLeftovers(const std::string& path) {
   const std::filesystem::path target(path);
   const std::filesystem::path parent = target.has_parent_path() ? target.parent_path() : ".";
@@ -70,7 +70,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_path_(p
   ::fchmod(fd, DefaultMode());
   file_ = ::fdopen(fd, "wb");
   if (file_ == nullptr) ThrowErrno("open a temporary file beside");
-  // Written in such pieces, the file's pages can be huge ones for whoever maps it next.
+  // Written in such pieces, the file's pages can be huge ones for the next process that maps it.
   buffer_.reset(new char[kHugePage]);
   std::setvbuf(file_, buffer_.get(), _IOFBF, kHugePage);
 }

@@ -1,7 +1,7 @@
 // The three errors the core throws. The binding maps them to the Python exceptions people expect:
 // ValueError -> ValueError, IoError -> OSError, FormatError -> lattice_bpd.FormatError.
 //
-// A message says where, what was found, what was expected and what to do.
+// A message states where, what was found, what was expected and what to do.
 #ifndef LATTICE_BPD_BASE_ERRORS_H_
 #define LATTICE_BPD_BASE_ERRORS_H_
 

@@ -1,4 +1,4 @@
-// A file read at any place, by any number of threads: what mapping does, but memory stays bounded.
+// Reads a file at any offset, from any number of threads; unlike mapping, with bounded memory.
 #ifndef LATTICE_BPD_BASE_FILE_READER_H_
 #define LATTICE_BPD_BASE_FILE_READER_H_
 

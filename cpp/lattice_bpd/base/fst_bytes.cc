@@ -70,7 +70,7 @@ Header TakeHeader(ByteReader* in) {
   header.kind.arc_type = in->TakeString();
   header.version = in->Take<std::int32_t>();
   header.flags = in->Take<std::int32_t>();
-  in->Take<std::uint64_t>();  // properties: found out again when they are needed
+  in->Take<std::uint64_t>();  // properties: recomputed when they are needed
   header.start = in->Take<std::int64_t>();
   header.num_states = in->Take<std::int64_t>();
   header.num_arcs = in->Take<std::int64_t>();

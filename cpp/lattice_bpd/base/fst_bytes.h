@@ -1,5 +1,5 @@
-// Reading OpenFst's own binary format without trusting it: OpenFst takes memory, and follows
-// offsets, as the file says.
+// Reads OpenFst's binary format with checks. OpenFst itself allocates memory and follows offsets as
+// the file states.
 #ifndef LATTICE_BPD_BASE_FST_BYTES_H_
 #define LATTICE_BPD_BASE_FST_BYTES_H_
 
@@ -20,9 +20,9 @@ struct FstKind {
 std::optional<FstKind> FstKindOf(const std::string& bytes);
 
 // An FST of type "vector" or "const" over arcs of type "standard", without symbol tables. Start
-// state and next states exist; labels and weights are as they stand. Memory: a small multiple of
+// state and next states exist; labels and weights are not checked. Memory: a small multiple of
 // the bytes'. Throws FormatError for FSTs of other kinds and bytes that are cut or altered; its
-// message goes on from "the FST ".
+// message continues "the FST ".
 fst::VectorFst<fst::StdArc> ReadStdFst(const std::string& bytes);
 
 }  // namespace lattice_bpd

@@ -1,7 +1,7 @@
 // Threads that wait for work between calls: waking one costs a few microseconds (where an idle core
 // sleeps, on virtual machines, up to hundreds), starting one several times that, and a thread that
-// stays keeps its warm buffers. Whoever waits looks for a moment before it sleeps, and gives the
-// core to any other thread that wants it.
+// stays keeps its warm buffers. Waiting threads spin briefly before they sleep, and yield
+// the core to other threads.
 #ifndef LATTICE_BPD_BASE_HELPER_THREADS_H_
 #define LATTICE_BPD_BASE_HELPER_THREADS_H_
 
@@ -46,8 +46,8 @@ class HelperThreads {
   const pid_t process_;
   std::mutex mutex_;
   std::condition_variable posted_;
-  // All change under mutex_; atomic is what is looked at without it.
-  std::list<Job*> jobs_;                // those that want helpers
+  // All change under mutex_; atomic are those that are read without it.
+  std::list<Job*> jobs_;                // jobs that can use helpers
   std::atomic<std::size_t> wanted_{0};  // by all jobs together
   std::size_t waiting_ = 0;             // threads without a job
 };

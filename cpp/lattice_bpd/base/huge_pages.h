@@ -10,7 +10,7 @@ namespace lattice_bpd {
 // What systems call a huge page on x86-64 and, with 4 KiB pages, on ARM.
 constexpr std::size_t kHugePage = std::size_t{1} << 21;
 
-// Asks for huge pages behind a mapping; a wish, which some systems and file systems ignore.
+// Requests huge pages for a mapping; some systems and file systems ignore it.
 // Files get them if their pages come into memory in runs of kHugePage: by reading ahead, which
 // this call widens, or by writes of that size.
 void PreferHugePages(const void* data, std::size_t size);

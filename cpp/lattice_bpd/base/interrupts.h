@@ -1,7 +1,7 @@
 // Stopping a long computation from outside, as Ctrl-C does.
 //
 //   InterruptScope scope(check);      // by who starts the computation; check throws to stop it
-//   ... CheckInterrupted();           // by whoever computes for long, every few milliseconds
+//   ... CheckInterrupted();           // in long computations, every few milliseconds
 //
 // The scope belongs to its thread, and to the threads that RunParallel has work for it: there
 // CheckInterrupted ends the work once the scope's own thread has been stopped. Without a scope

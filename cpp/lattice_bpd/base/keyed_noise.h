@@ -31,7 +31,7 @@ class NoiseRow {
   }
   double Uniform(std::uint64_t column) const { return ToUniform(Bits(column)); }
 
-  // Of the standard Gumbel distribution: argmax of log p + noise is a draw from p.
+  // Of the standard Gumbel distribution: argmax of log p + noise is a sample from p.
   static double ToGumbel(std::uint64_t bits) { return -std::log(-std::log(ToUniform(bits))); }
   double Gumbel(std::uint64_t column) const { return ToGumbel(Bits(column)); }
 

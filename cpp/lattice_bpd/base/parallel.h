@@ -11,7 +11,7 @@
 
 namespace lattice_bpd {
 
-// The number of threads that `requested` stands for: itself, or every core this process may use
+// The number of threads that `requested` means: itself, or every core this process may use
 // where it is 0. Throws ValueError where it is negative or above 1024.
 int ResolveThreads(int requested);
 

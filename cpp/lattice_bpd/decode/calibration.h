@@ -1,4 +1,4 @@
-// How often nodes of a draft tree are kept, by the probability that the tree gives them.
+// Acceptance rates of draft tree nodes by the probability that the tree assigns to them.
 #ifndef LATTICE_BPD_DECODE_CALIBRATION_H_
 #define LATTICE_BPD_DECODE_CALIBRATION_H_
 
@@ -11,16 +11,16 @@
 
 namespace lattice_bpd {
 
-// Learns from trees that were verified; old ones fade. Heads and LM are too sure of themselves, or
-// not sure enough, and each model in its own way.
+// Learns from verified trees, with exponential decay. Heads and LM are miscalibrated, and each
+// model differently.
 class Calibration {
  public:
   Calibration();
 
-  // The probability that each node is kept: falling, from falling natural logs.
+  // The probability that each node is accepted: decreasing, from decreasing natural logs.
   std::vector<double> Probabilities(Span<float> log_probs) const;
 
-  // Nodes that the first 1, 2, .. are expected to keep: the sums of Probabilities.
+  // Expected number of accepted nodes among the first 1, 2, ..: the sums of Probabilities.
   std::vector<double> Expected(Span<float> log_probs) const;
 
   // One verified tree: what it gave each node, and 1 where that was kept. Throws ValueError where

@@ -1,10 +1,10 @@
-// Where a text repeats itself, a tree of drafts goes on as the text went on before.
+// Extends draft trees where a text repeats itself (prompt lookup with calibrated probabilities).
 //
-// A lattice ends at the last slot, and a loop does not. The longest suffix of a text that stood in
-// it before is its match; what followed there is a draft, behind the text as well as behind nodes
-// of the last slot. Each token of it is right with the rate at which texts went on like that behind
-// a match of this length so far, which every token of prompt and output teaches. So its nodes have
-// probabilities, and compete with those of the lattice for the same budget.
+// A lattice ends at the last slot, a repetition does not. The longest suffix of a text that
+// occurred earlier is its match; what followed it there is a draft, after the text and after nodes
+// of the last slot. The probability of each such token is the rate at which matches of this length
+// predicted the next token so far, over prompt and output. So its nodes compete with those of the
+// lattice for the same budget.
 #ifndef LATTICE_BPD_DECODE_REPEATS_H_
 #define LATTICE_BPD_DECODE_REPEATS_H_
 
@@ -18,15 +18,14 @@
 
 namespace lattice_bpd {
 
-constexpr std::size_t kLongestMatch = 8;  // tokens; longer matches seldom tell more
+constexpr std::size_t kLongestMatch = 8;  // tokens; longer matches rarely predict better
 
-// How often the token behind matches of one length was what followed the match before; old ones
-// fade by 1 % each time.
+// How often matches of one length predicted the next token; decays by 1 % each time.
 struct RepeatRate {
-  double right = 0.0;
-  double tried = 0.0;
+  double correct = 0.0;
+  double total = 0.0;
 
-  double log() const;  // ln of (right + 1) / (tried + 2)
+  double log() const;  // ln of (correct + 1) / (total + 2)
 };
 
 class RepeatingText {
@@ -35,20 +34,20 @@ class RepeatingText {
 
   void Append(Span<std::int64_t> tokens);
 
-  // The max_nodes most probable nodes of a tree behind the text and of what it may go on with, none
-  // deeper than `room`; nothing where it has nothing to go on with that is worth its place. The
-  // tree's first node is the text's last token, its nodes stand by falling probability, and
-  // those of depth `num_slots` are of the last slot. Throws ValueError where a log probability is
-  // not known.
+  // The max_nodes most probable nodes of a draft tree and of its continuations by repetition, none
+  // deeper than `max_depth`; nothing where continuations add less than 0.1 expected tokens. The
+  // tree's first node is the text's last token, its nodes are ordered by decreasing probability,
+  // and those of depth `num_slots` are of the last slot. Throws ValueError where a log probability
+  // is not known.
   std::optional<PrefixTree> Extend(const PrefixTree& tree, std::int32_t num_slots,
-                                   std::int32_t room, std::size_t max_nodes) const;
+                                   std::int32_t max_depth, std::size_t max_nodes) const;
 
   const SuffixIndex& index() const { return index_; }
   const std::array<RepeatRate, kLongestMatch + 1>& rates() const { return rates_; }
 
  private:
   SuffixIndex index_;
-  std::array<RepeatRate, kLongestMatch + 1> rates_;  // behind matches of 0, 1, .. tokens
+  std::array<RepeatRate, kLongestMatch + 1> rates_;  // after matches of 0, 1, .. tokens
 };
 
 }  // namespace lattice_bpd

@@ -21,7 +21,7 @@ void WriteAncestorMask(Span<std::int32_t> parents, std::size_t size, std::uint8_
     }
     if (parent < 0) continue;
     const std::uint8_t* above = mask + static_cast<std::size_t>(parent) * size;
-    std::copy(above, above + i, mask + i * size);  // what lies behind i is 0 in both rows
+    std::copy(above, above + i, mask + i * size);  // entries after i are 0 in both rows
   }
 }
 

@@ -1,4 +1,4 @@
-// Which nodes of a tree see which, for tree attention.
+// The ancestor mask of a tree, for tree attention.
 #ifndef LATTICE_BPD_DRAFT_ANCESTOR_MASK_H_
 #define LATTICE_BPD_DRAFT_ANCESTOR_MASK_H_
 
@@ -9,9 +9,9 @@
 namespace lattice_bpd {
 
 // mask[i * size + k] = 1 where node k is node i itself or one of its ancestors, else 0. `parents`
-// holds the node before each, -1 for none; up to `size`, behind the nodes, everything sees itself
-// alone. Throws ValueError where a parent does not stand before its child, or for more nodes than
-// `size`.
+// holds the node before each, -1 for none; from the number of nodes up to `size`, entries attend to
+// themselves alone. Throws ValueError where a parent does not precede its child, or for more nodes
+// than `size`.
 void WriteAncestorMask(Span<std::int32_t> parents, std::size_t size, std::uint8_t* mask);
 
 }  // namespace lattice_bpd

@@ -4,8 +4,8 @@
 //
 // The LM starts in the state of the context, pays backoff weights with failure semantics, and
 // charges no end of sentence. Parts of a score live on the score grid (base/score_grid.h), so that
-// every engine returns the same list: by falling score, equal scores by the smaller token id at
-// the first place where two paths differ.
+// every engine returns the same list: by decreasing score, equal scores by the smaller token id at
+// the first position where two paths differ.
 #ifndef LATTICE_BPD_DRAFT_FIND_DRAFTS_H_
 #define LATTICE_BPD_DRAFT_FIND_DRAFTS_H_
 
@@ -57,7 +57,7 @@ void CheckCache(TokenId largest, const BackoffLm* lm, const ContextNgram& cache)
 DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                      const DraftOptions& options, const CachedContext& cached = {});
 
-// The same, in place of what *out holds: its memory serves again.
+// The same; *out is overwritten and its memory reused.
 void FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                 const DraftOptions& options, const CachedContext& cached, DraftList* out);
 

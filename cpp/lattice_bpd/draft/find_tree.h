@@ -7,9 +7,9 @@
 // and a prefix has the mass of all paths that begin with it. The tree is the set of max_nodes
 // prefixes with the most mass; a prefix has at least the mass of anything longer, so that set has
 // every node's parent, and no other prefix-closed set of its size has more mass in total. The sum
-// of the masses is the expected number of tokens that a path drawn from P shares with the tree.
+// of the masses is the expected number of tokens that a path sampled from P shares with the tree.
 //
-// Exact: the fused search with sums in place of maxima (fused_engine.h), then best-first expansion.
+// Exact: the fused search with sums instead of maxima (fused_engine.h), then best-first expansion.
 // Masses are rounded to the score grid, so that equal ones are equal: at most 3e-8 a slot.
 // Cost: rows * top_k exponentials, max_nodes * top_k heap entries. docs/search.md has the proof.
 #ifndef LATTICE_BPD_DRAFT_FIND_TREE_H_
@@ -25,7 +25,7 @@ namespace lattice_bpd {
 
 constexpr int kMaxTreeNodes = 1 << 12;
 
-// Node i stands for a prefix of a path: its last token, the node of the prefix before that (-1
+// Node i is a prefix of a path: its last token, the node of the prefix before that (-1
 // for a first token), the slot of its token, and ln of its mass.
 struct TreeNode {
   TokenId token_id;
@@ -37,8 +37,8 @@ struct TreeNode {
 // Throws ValueError where max_nodes is out of range.
 void CheckMaxNodes(int max_nodes);
 
-// min(max_nodes, number of prefixes) nodes by falling mass, equal masses by the smaller token id
-// at the first place where two prefixes differ, a prefix before what is longer. So parents stand
+// min(max_nodes, number of prefixes) nodes by decreasing mass, equal masses by the smaller token id
+// at the first position where two prefixes differ, a prefix before what is longer. So parents are
 // before children, and a smaller tree is the beginning of a larger one. `cached` and errors are as
 // in FindDrafts.
 std::vector<TreeNode> FindTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,

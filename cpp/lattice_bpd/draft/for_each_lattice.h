@@ -10,12 +10,12 @@
 
 namespace lattice_bpd {
 
-// Contexts of different lengths one behind the other: context b is
+// Contexts of different lengths, concatenated: context b is
 // token_ids[offsets[b] .. offsets[b + 1] - 1].
 struct ContextsView {
   Span<TokenId> token_ids;
   Span<std::int64_t> offsets;
-  bool bos = true;                        // <s> stands before each context
+  bool bos = true;                        // <s> precedes each context
   Span<const ContextNgram*> caches = {};  // one for each context, which may be null; or none at all
 };
 

@@ -13,7 +13,7 @@ namespace lattice_bpd {
 //
 //   score(w) = -(cost of w's best path) + alpha * sum of ln P(w_j | context, w_1 .. w_{j-1})
 //
-// In the order of FindDrafts; a draft stands before a longer one that begins with it if they tie.
+// In the order of FindDrafts; a draft precedes a longer one that begins with it if they tie.
 // The fused engine searches what is a sausage, the openfst engine all else. Throws ValueError as
 // ReadAcceptor and FindDrafts do, and where the engine is fused and the acceptor no sausage.
 DraftBatch FindFstDrafts(const std::string& acceptor, const BackoffLm* lm, const LmState& start,

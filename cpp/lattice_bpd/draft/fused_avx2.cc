@@ -204,7 +204,7 @@ namespace lattice_bpd {
 FusedKernel FusedAvx2() {
   const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
   if (!has) return {"avx2", nullptr, nullptr, nullptr};
-  return {"avx2", &SearchFused<Avx2>, &SearchFusedTree<Avx2>, &SearchFusedDraw<Avx2>};
+  return {"avx2", &SearchFused<Avx2>, &SearchFusedTree<Avx2>, &SearchFusedSample<Avx2>};
 }
 
 }  // namespace lattice_bpd

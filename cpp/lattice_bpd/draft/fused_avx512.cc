@@ -75,20 +75,20 @@ std::uint32_t FindInTinyRun(const std::uint16_t* keys, FusedRun run, const Fused
       _mm512_load_si512(table.lanes), entry, _mm512_load_si512(table.lanes + 32))));
   // Only lanes that the suffix has; a sound model has no others.
   const __m512i bits = _mm512_sllv_epi32(_mm512_set1_epi32(1), lanes);
-  const auto asked = static_cast<std::uint32_t>(*query.lane_bits);
-  const __mmask16 found =
+  const auto queried = static_cast<std::uint32_t>(*query.lane_bits);
+  const __mmask16 hits =
       _mm512_mask_test_epi32_mask(_mm256_mask_cmpeq_epi16_mask(which, words, symbols), bits,
-                                  _mm512_set1_epi32(static_cast<int>(asked)));
+                                  _mm512_set1_epi32(static_cast<int>(queried)));
   const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i ranks = _mm512_maskz_expand_epi32(static_cast<__mmask16>(asked), iota);
+  const __m512i ranks = _mm512_maskz_expand_epi32(static_cast<__mmask16>(queried), iota);
   const __m512i node = _mm512_add_epi32(iota, _mm512_set1_epi32(static_cast<int>(run.begin)));
   const __m512i suffix_hit = _mm512_add_epi32(_mm512_permutexvar_epi32(lanes, ranks),
                                               _mm512_set1_epi32(static_cast<int>(query.first_hit)));
-  _mm512_storeu_si512(out.lane, _mm512_maskz_compress_epi32(found, lanes));
-  _mm512_storeu_si512(out.node, _mm512_maskz_compress_epi32(found, node));
-  _mm512_storeu_si512(out.suffix_hit, _mm512_maskz_compress_epi32(found, suffix_hit));
-  *out.lane_bits = static_cast<std::uint32_t>(_mm512_mask_reduce_or_epi32(found, bits));
-  return static_cast<std::uint32_t>(__builtin_popcount(found));
+  _mm512_storeu_si512(out.lane, _mm512_maskz_compress_epi32(hits, lanes));
+  _mm512_storeu_si512(out.node, _mm512_maskz_compress_epi32(hits, node));
+  _mm512_storeu_si512(out.suffix_hit, _mm512_maskz_compress_epi32(hits, suffix_hit));
+  *out.lane_bits = static_cast<std::uint32_t>(_mm512_mask_reduce_or_epi32(hits, bits));
+  return static_cast<std::uint32_t>(__builtin_popcount(hits));
 }
 
 // A run of 64 keys or fewer: load them once, compare each candidate.
@@ -307,7 +307,7 @@ FusedKernel FusedAvx512() {
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                    __builtin_cpu_supports("bmi2");
   if (!has) return {"avx512", nullptr, nullptr, nullptr};
-  return {"avx512", &SearchFused<Avx512>, &SearchFusedTree<Avx512>, &SearchFusedDraw<Avx512>};
+  return {"avx512", &SearchFused<Avx512>, &SearchFusedTree<Avx512>, &SearchFusedSample<Avx512>};
 }
 
 }  // namespace lattice_bpd

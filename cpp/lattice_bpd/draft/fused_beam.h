@@ -9,7 +9,7 @@
 namespace lattice_bpd {
 namespace {
 
-// Prefixes stand in tie order (by token ids) throughout, so that of equals the first ones win.
+// Prefixes are in tie order (by token ids) throughout, so that of equals the first ones win.
 template <typename Simd>
 class BeamSearch {
  public:
@@ -22,8 +22,8 @@ class BeamSearch {
     begin_ = 0;
     for (std::uint32_t j = 0; j < task_.num_slots; ++j) {
       const auto end = static_cast<std::uint32_t>(w_.beam.size());
-      const std::uint32_t found = ExtendPrefixes(j, end, completions);
-      KeepBest(j, found);
+      const std::uint32_t num_candidates = ExtendPrefixes(j, end, completions);
+      KeepBest(j, num_candidates);
       begin_ = end;
     }
   }
@@ -48,7 +48,7 @@ class BeamSearch {
   // The next slot's prefixes go to w_.found_*; returns their number.
   std::uint32_t ExtendPrefixes(std::uint32_t j, std::uint32_t end,
                                CompletionFinder<Simd>* completions) {
-    // Each prefix has a best completion, so p prefixes promise p paths at least as good as this.
+    // Each prefix has a best completion, so p prefixes guarantee p paths at least as good as this.
     double least = kMinusInfinity;
     if (end - begin_ == task_.num_drafts) {
       least = w_.beam[begin_].score;
@@ -75,19 +75,20 @@ class BeamSearch {
     w_.found_parents.Resize(std::max(size, w_.found_parents.size()));
   }
 
-  // Appends the p best of those found to the beam, in the order they stand in.
-  void KeepBest(std::uint32_t j, std::uint32_t found) {
+  // Appends the p best candidates to the beam, in their order.
+  void KeepBest(std::uint32_t j, std::uint32_t num_candidates) {
     const double* scores = w_.found_scores.data();
     double worst = kMinusInfinity;
-    std::uint32_t ties = found;
-    if (found > task_.num_drafts) {
-      worst = WorstKept(found);
-      ties = task_.num_drafts - Simd::CountAbove(scores, found, worst);
+    std::uint32_t ties = num_candidates;
+    if (num_candidates > task_.num_drafts) {
+      worst = WorstKept(num_candidates);
+      ties = task_.num_drafts - Simd::CountAbove(scores, num_candidates, worst);
     }
     const std::size_t begin = w_.beam.size();
     w_.beam.Resize(begin + task_.num_drafts + 1);
     FusedPrefix* next = w_.beam.data() + begin;
-    for (std::uint32_t i = 0; i < found; ++i) {  // the one behind the last kept is overwritten
+    for (std::uint32_t i = 0; i < num_candidates;
+         ++i) {  // the one after the last kept is overwritten
       const std::uint32_t tie = std::uint32_t{scores[i] == worst} & std::uint32_t{ties > 0};
       *next = {0, w_.found_parents[i], w_.found_lanes[i], scores[i]};
       next += tie | std::uint32_t{scores[i] > worst};
@@ -101,27 +102,27 @@ class BeamSearch {
   }
 
   // A score that fewer than p others are above, and at least p are not below: the p-th best, or
-  // less if that parts the same. By halves; the scores' order costs no branches.
-  double WorstKept(std::uint32_t found) {
+  // less if that parts the same. Binary search; the scores' order costs no branches.
+  double WorstKept(std::uint32_t num_candidates) {
     const double* scores = w_.found_scores.data();
     double low = scores[0];   // at least p scores are this or more
     double high = scores[0];  // fewer than p are above
-    for (std::uint32_t i = 1; i < found; ++i) {
+    for (std::uint32_t i = 1; i < num_candidates; ++i) {
       low = std::min(low, scores[i]);
       high = std::max(high, scores[i]);
     }
     for (;;) {
       const double middle = low + (high - low) / 2;
       if (!(low < middle && middle < high)) break;
-      const std::uint32_t above = Simd::CountAbove(scores, found, middle);
+      const std::uint32_t above = Simd::CountAbove(scores, num_candidates, middle);
       if (above == task_.num_drafts) return middle;
       low = above > task_.num_drafts ? middle : low;
       high = above > task_.num_drafts ? high : middle;
     }
-    return Simd::CountAbove(scores, found, low) < task_.num_drafts ? low : high;
+    return Simd::CountAbove(scores, num_candidates, low) < task_.num_drafts ? low : high;
   }
 
-  // order[i] = the beam's index of draft i: by falling score, equals as they stand.
+  // order[i] = the beam's index of draft i: by decreasing score, equals in their order.
   void RankDrafts(std::uint32_t count) {
     w_.order.Resize(count);
     const FusedPrefix* drafts = w_.beam.data() + begin_;

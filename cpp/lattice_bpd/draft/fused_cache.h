@@ -1,6 +1,6 @@
 // What a cache adds between steps 1 and 2 of the fused search: mixed rows and hits, laid over those
-// of the static LM that HitFinder found. docs/search.md, "With a cache", has the proof; names are
-// the same there.
+// of the static LM that HitFinder found. docs/search.md, "With an n-gram cache", has the proof;
+// names are the same there.
 //
 // As all fused_*.h that compute, in an anonymous namespace (see fused_search.h).
 #ifndef LATTICE_BPD_DRAFT_FUSED_CACHE_H_
@@ -17,8 +17,8 @@
 namespace lattice_bpd {
 namespace {
 
-// Goes from boundary to boundary, within a boundary by rising length of histories: a history's
-// mixture follows from that of its suffix. Mixed rows stand behind all others, by boundary, as if
+// Goes from boundary to boundary, within a boundary by increasing length of histories: a history's
+// mixture follows from that of its suffix. Mixed rows come after all others, by boundary, as if
 // they were one length more.
 class CacheMixer {
  public:
@@ -100,7 +100,7 @@ class CacheMixer {
     }
   }
 
-  // The histories at the boundary behind slot j.
+  // The histories at the boundary after slot j.
   void MixSlot(std::uint32_t j) {
     const std::uint32_t mixed_rows = RowBegin(static_length_ + 1, j);
     const std::uint32_t mixed_end = w_.rows.size;
@@ -118,8 +118,8 @@ class CacheMixer {
     }
   }
 
-  // The hits of the static LM behind rows of so many tokens. Those with more to do than an addition
-  // are listed first: where they stand is a coin toss, which no processor guesses.
+  // The hits of the static LM after rows of so many tokens. Those with more to do than an addition
+  // are listed first: a branch on each would be unpredictable.
   void MixNgrams(std::uint32_t length, std::uint32_t j) {
     const std::uint32_t begin = HitsBegin(length, j);
     const std::uint32_t end = HitsBegin(length, j + 1);
@@ -217,7 +217,7 @@ class CacheMixer {
     if (o_.mixture[h] != of_suffix) o_.mixtures.Append(mixture);
   }
 
-  // What the text has behind a history it has behind the last token too: so all mixed rows behind
+  // What the text has after a history it has after the last token too: so all mixed rows after
   // this token have the same candidates.
   bool HasMixedHits(const FusedHistory& history, std::uint32_t suffix_row) {
     if (history.length > 1) return suffix_row != kNoNode;

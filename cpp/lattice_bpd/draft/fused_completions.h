@@ -36,7 +36,7 @@ class RowValues {
                          task_.stride, values);
   }
 
-  // The hits of a row, with scores (or what stands for them) out of an array of all hits.
+  // The hits of a row, with scores (or masses) out of an array of all hits.
   FusedRowHits HitsOf(std::uint32_t r, const double* scores) const {
     const std::uint32_t begin = w_.rows.hits_begin[r];
     return {w_.rows.lane_bits.data() + std::size_t{r} * task_.lane_words,
@@ -82,11 +82,11 @@ class CompletionFinder {
     kept_ = num_rows * task_.stride <= kKeptValues;
     w_.worth.Resize(num_rows);
     w_.values.Resize(kept_ ? num_rows * task_.stride : 0);
-    if (!kept_) w_.place.Resize(num_rows);
+    if (!kept_) w_.value_row.Resize(num_rows);
     for (std::uint32_t j = task_.num_slots; j-- > 0;) {
-      std::uint32_t place = 0;
+      std::uint32_t next_row = 0;
       for (std::uint32_t length = 0; length <= task_.max_length; ++length) {
-        FillRows(j, values_.RowBegin(length, j), values_.RowBegin(length, j + 1), &place);
+        FillRows(j, values_.RowBegin(length, j), values_.RowBegin(length, j + 1), &next_row);
       }
     }
   }
@@ -96,22 +96,22 @@ class CompletionFinder {
  private:
   static constexpr std::size_t kKeptValues = std::size_t{1} << 20;
 
-  void FillRows(std::uint32_t j, std::uint32_t begin, std::uint32_t end, std::uint32_t* place) {
+  void FillRows(std::uint32_t j, std::uint32_t begin, std::uint32_t end, std::uint32_t* next_row) {
     if (begin == end) return;
     if (j + 1 < task_.num_slots) {
       values_.AddCompletions(w_.rows.hits_begin[begin], w_.rows.hits_begin[end]);
     }
     for (std::uint32_t r = begin; r < end; ++r) {
       if (!kept_) {
-        w_.place[r] = (*place)++;
-        w_.values.Resize(std::max(w_.values.size(), std::size_t{*place} * task_.stride));
+        w_.value_row[r] = (*next_row)++;
+        w_.values.Resize(std::max(w_.values.size(), std::size_t{*next_row} * task_.stride));
       }
       w_.worth[r] = values_.Fill(r, Values(w_.rows.suffix[r]), Values(r));
     }
   }
 
   double* Values(std::uint32_t r) {
-    return w_.values.data() + std::size_t{kept_ ? r : w_.place[r]} * task_.stride;
+    return w_.values.data() + std::size_t{kept_ ? r : w_.value_row[r]} * task_.stride;
   }
 
   const FusedTask& task_;

@@ -35,9 +35,9 @@ std::vector<TreeNode> FindTreeFused(const Sausage& sausage, const BackoffLm* lm,
   return out;
 }
 
-void DrawTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                   const DrawOptions& options, const CachedContext& cached, DrawnTree* out) {
-  Sets().chosen().draw_tree(sausage, lm, start, cached, options, Workspace(), out);
+void SampleTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                     const SampleOptions& options, const CachedContext& cached, SampledTree* out) {
+  Sets().chosen().sample_tree(sausage, lm, start, cached, options, Workspace(), out);
 }
 
 }  // namespace lattice_bpd

@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "lattice_bpd/draft/draw_tree.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/find_tree.h"
+#include "lattice_bpd/draft/sample_tree.h"
 
 namespace lattice_bpd {
 
@@ -32,9 +32,9 @@ std::vector<TreeNode> FindTreeFused(const Sausage& sausage, const BackoffLm* lm,
                                     const LmState& start, double alpha, int max_nodes,
                                     const CachedContext& cached);
 
-// As DrawTree (draw_tree.h), for one slot or more; `out` is empty.
-void DrawTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                   const DrawOptions& options, const CachedContext& cached, DrawnTree* out);
+// As SampleTree (sample_tree.h), for one slot or more; `out` is empty.
+void SampleTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                     const SampleOptions& options, const CachedContext& cached, SampledTree* out);
 
 // The instruction sets that this processor and build can run, best first; "scalar" is always
 // there.

@@ -8,11 +8,11 @@
 namespace lattice_bpd {
 namespace {
 
-// Boundary j lies before slot j. Rows stand by length, within a length by boundary: all rows of
-// one length are found in one pass over all boundaries, since they depend on shorter ones only.
+// Boundary j lies before slot j. Rows are ordered by length, within a length by boundary: all rows
+// of one length are found in one pass over all boundaries, since they depend on shorter ones only.
 // So there is always other work to do while memory answers.
 //
-// Hit 0 stands for the context: where it leads to is where the beam begins.
+// Hit 0 is the context: where it leads to is where the beam begins.
 template <typename Simd>
 class HitFinder {
  public:
@@ -40,7 +40,7 @@ class HitFinder {
   }
   void BeginBoundary() { w_.row_begin.Append(w_.rows.size); }
 
-  // Likewise their hits, which stand in the order of their rows.
+  // Likewise their hits, which are in the order of their rows.
   std::uint32_t HitsBegin(std::uint32_t length, std::uint32_t j) const {
     return w_.rows.hits_begin[RowBegin(length, j)];
   }
@@ -123,7 +123,7 @@ class HitFinder {
     }
   }
 
-  // Of the hits of one boundary, as histories: where their children stand, and what it costs to
+  // Of the hits of one boundary, as histories: where their children are, and what it costs to
   // lead to the suffix's row.
   void ReadRuns(std::uint32_t length, std::uint32_t j) {
     const PackedLevel level = task_.lm->levels()[length - 1];
@@ -140,7 +140,7 @@ class HitFinder {
     }
   }
 
-  // Which of those runs to search: a history can have hits only where its suffix has. Asks for
+  // Which of those runs to search: a history can have hits only where its suffix has. Prefetches
   // the first and the last keys of each. Kinds and pointers are chosen by arithmetic: compilers
   // make branches of conditions, and processors cannot guess these.
   void ListWork(std::uint32_t length, std::uint32_t j) {
@@ -179,7 +179,7 @@ class HitFinder {
     PrefetchSamples(level, w_.large.OfLastBoundary());
   }
 
-  // Asks for the lines of samples between the first and the last of each large run.
+  // Prefetches the lines of samples between the first and the last of each large run.
   void PrefetchSamples(const PackedLevel& level, Span<FusedWork> large) {
     constexpr std::size_t kLine = 64;
     const std::size_t key_bytes = level.form.key_bytes;
@@ -210,7 +210,7 @@ class HitFinder {
     LeadToRows(RowBegin(length, 0));
   }
 
-  // The rows at the boundary behind slot j, kind by kind; while memory gets the blocks of large
+  // The rows at the boundary after slot j, kind by kind; while memory gets the blocks of large
   // runs, the others.
   void SearchRuns(const PackedLevel& level, std::uint32_t j) {
     const FusedSlot slot = Slot(j + 1);
@@ -236,7 +236,8 @@ class HitFinder {
 
   // Searches each of the runs with find(i, query, out) for the candidates that the suffix's row
   // hit; a history that has some gets a row. (What is written for one without stays beyond the
-  // end: whether there are any is a coin toss, and a wrong guess costs more than the writes.)
+  // end: whether there are any is unpredictable, and a mispredicted branch costs more than the
+  // writes.)
   template <typename Find>
   void AddRows(const FusedSlot& slot, Span<FusedWork> work, const Find& find) {
     constexpr std::size_t kBatch = 256;
@@ -285,8 +286,8 @@ class HitFinder {
     return {slot, LaneBits(suffix_row), w_.rows.hits_begin[suffix_row]};
   }
 
-  // Asks for the records of hits, and for the ends of their children, which the next ones hold.
-  // Shortly before they are read: what is asked for as the hits are found is gone again by then.
+  // Prefetches the records of hits, and the ends of their children, which the next ones hold.
+  // Shortly before they are read: prefetched with the hits they would be evicted again by then.
   void PrefetchRecords(const PackedLevel& level, std::uint32_t begin, std::uint32_t end) {
     const std::size_t stride = level.form.record_bytes();
     const std::uint32_t* nodes = w_.hits.node.data();
@@ -301,7 +302,7 @@ class HitFinder {
   FusedWorkspace& w_;
 };
 
-// The row after a candidate: that of the longest history with a hit for it. The hits of a row stand
+// The row after a candidate: that of the longest history with a hit for it. The hits of a row are
 // by lane, so those of lower lanes are counted; a search for it would be a wrong guess each time.
 inline std::uint32_t TargetOf(const FusedTask& task, const FusedWorkspace& w, std::uint32_t r,
                               std::uint32_t lane) {

@@ -4,10 +4,10 @@
 
 #include <vector>
 
-#include "lattice_bpd/draft/draw_tree.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/find_tree.h"
 #include "lattice_bpd/draft/fused_workspace.h"
+#include "lattice_bpd/draft/sample_tree.h"
 
 namespace lattice_bpd {
 
@@ -19,15 +19,15 @@ using RunFusedTree = void (*)(const Sausage& sausage, const BackoffLm* lm, const
                               const CachedContext& cached, double alpha, int max_nodes,
                               FusedWorkspace* workspace, std::vector<TreeNode>* out);
 
-using RunFusedDraw = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                              const CachedContext& cached, const DrawOptions& options,
-                              FusedWorkspace* workspace, DrawnTree* out);
+using RunFusedSample = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                                const CachedContext& cached, const SampleOptions& options,
+                                FusedWorkspace* workspace, SampledTree* out);
 
 struct FusedKernel {
   const char* name;
   RunFused find_drafts;
   RunFusedTree find_tree;
-  RunFusedDraw draw_tree;
+  RunFusedSample sample_tree;
 
   bool runs() const { return find_drafts != nullptr; }
 };

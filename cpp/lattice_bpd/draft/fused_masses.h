@@ -27,7 +27,7 @@ class MassFinder {
 
   void Run() {
     w_.worth.Resize(w_.rows.size);
-    w_.place.Resize(w_.rows.size);
+    w_.value_row.Resize(w_.rows.size);
     w_.hit_masses.Resize(w_.hits.size + kFusedSpare);
     TakeBackoffs();
     for (std::uint32_t j = task_.num_slots; j-- > 0;) {
@@ -67,7 +67,7 @@ class MassFinder {
     }
   }
 
-  // What is written behind the last hit is for the next boundary, which is done.
+  // What is written after the last hit is for the next boundary, which is done.
   void TakeHits(std::uint32_t length, std::uint32_t j) {
     const std::uint32_t begin = w_.rows.hits_begin[RowBegin(length, j)];
     const std::uint32_t end = w_.rows.hits_begin[RowBegin(length, j + 1)];
@@ -80,14 +80,14 @@ class MassFinder {
     TakeExponentials(scores + begin, end - begin, base_, w_.hit_masses.data() + begin);
   }
 
-  // Behind `rows` rows of the boundary; returns how many there are then.
+  // After `rows` rows of the boundary; returns how many there are then.
   std::uint32_t FillRows(std::uint32_t length, std::uint32_t j, std::uint32_t rows) {
     const std::uint32_t begin = RowBegin(length, j), end = RowBegin(length, j + 1);
     const std::size_t needed = std::size_t{rows} + end - begin;
     w_.masses.Resize(std::max(w_.masses.size(), needed * task_.stride));
     w_.sums.Resize(std::max(w_.sums.size(), needed + kFusedSpare));
     for (std::uint32_t r = begin; r < end; ++r) {
-      w_.place[r] = rows;
+      w_.value_row[r] = rows;
       w_.sums[rows++] = FillMasses(r);
     }
     return rows;
@@ -138,7 +138,7 @@ class MassFinder {
   }
 
   double* Masses(std::uint32_t r) {
-    return w_.masses.data() + std::size_t{w_.place[r]} * task_.stride;
+    return w_.masses.data() + std::size_t{w_.value_row[r]} * task_.stride;
   }
 
   const FusedTask& task_;

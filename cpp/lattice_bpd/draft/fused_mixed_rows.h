@@ -1,6 +1,6 @@
-// Mixed rows: for a history behind which a cache has candidates, a row of just those, scored by the
-// static LM mixed with the cache. All other candidates back off to the static LM's own row.
-// docs/search.md, "With a cache", has the proof; names are the same there.
+// Mixed rows: for a history that a cache continues with candidates, a row of those alone, scored by
+// the static LM mixed with the cache. All other candidates back off to the static LM's own row.
+// docs/search.md, "With an n-gram cache", has the proof; names are the same there.
 //
 // As all fused_*.h that compute, in an anonymous namespace (see fused_search.h).
 #ifndef LATTICE_BPD_DRAFT_FUSED_MIXED_ROWS_H_
@@ -26,10 +26,10 @@ struct FusedHistory {
   std::uint32_t cache_node;  // where it is one of the cache, or kNoNode
 };
 
-// How P behind a history differs from P behind its suffix.
+// How P after a history differs from P after its suffix.
 struct FusedStep {
   double backoff;  // ln of the static LM's
-  double share;    // of the cache's counts behind this history: l
+  double share;    // of the cache's counts after this history: l
   double kept;     // of the static LM, by this history and all its suffixes: A
 };
 
@@ -42,7 +42,7 @@ class MixedRows {
         o_(workspace->overlay),
         cache_(*task.cached.cache) {}
 
-  // Makes room for a row.
+  // Reserves space for a row.
   void Reserve() {
     w_.hits.Reserve(task_.stride);
     w_.rows.Reserve(1, task_.lane_words);
@@ -56,7 +56,7 @@ class MixedRows {
   }
 
   // The row of a history, which backs off to where the history's hit leads so far. Its candidates
-  // are those of its suffix's mixed row; behind one token, what the text has there.
+  // are those of its suffix's mixed row; after one token, what the text has there.
   std::uint32_t Add(const FusedHistory& history, const FusedStep& step, std::uint32_t suffix_row) {
     Reserve();
     const std::uint32_t r = w_.rows.size++;
@@ -80,10 +80,10 @@ class MixedRows {
 
   void AddFirstHits(const FusedHistory& history, const FusedStep& step, std::uint64_t* lane_bits) {
     std::fill_n(lane_bits, task_.lane_words, 0);
-    for (const FusedSuccessor& found : text_.SuccessorsOf(history.hit)) {
-      lane_bits[found.lane / 64] |= std::uint64_t{1} << (found.lane % 64);
-      const std::uint32_t root_hit = w_.rows.hits_begin[history.slot] + found.lane;
-      AddHit(history, step, found.lane, root_hit, found.cache_node, 0.0);
+    for (const FusedSuccessor& successor : text_.SuccessorsOf(history.hit)) {
+      lane_bits[successor.lane / 64] |= std::uint64_t{1} << (successor.lane % 64);
+      const std::uint32_t root_hit = w_.rows.hits_begin[history.slot] + successor.lane;
+      AddHit(history, step, successor.lane, root_hit, successor.cache_node, 0.0);
     }
   }
 
@@ -103,7 +103,7 @@ class MixedRows {
     return cache_.trie().Find(history.cache_node, symbol);
   }
 
-  // `child` is the n-gram in the text, or kNoNode; `cached` the cache's part of P behind the
+  // `child` is the n-gram in the text, or kNoNode; `cached` the cache's part of P after the
   // suffix.
   void AddHit(const FusedHistory& history, const FusedStep& step, std::uint32_t lane,
               std::uint32_t suffix_hit, std::uint32_t child, double cached) {
@@ -151,7 +151,7 @@ class MixedRows {
     return step.backoff == 0.0 ? shorter : std::exp(step.backoff) * shorter;
   }
 
-  // Of an n-gram of the static LM, from a hit behind a row of so many tokens.
+  // Of an n-gram of the static LM, from a hit after a row of so many tokens.
   double ProbOf(std::uint32_t length, std::uint32_t hit) const {
     if (task_.lm == nullptr) return 1.0 / cache_.vocab_size();
     return std::exp(static_cast<double>(task_.lm->levels()[length].LogProb(w_.hits.node[hit])));

@@ -1,5 +1,5 @@
-// What the tree search (fused_tree.h) ranks prefixes by: their mass, their place among draws, or
-// their probability once the target's noise is known (find_tree.h, draw_tree.h).
+// What the tree search (fused_tree.h) ranks prefixes by: their mass, their rank among samples, or
+// their probability once the target's noise is known (find_tree.h, sample_tree.h).
 //
 // In an anonymous namespace as all fused_*.h that compute (see fused_search.h).
 #ifndef LATTICE_BPD_DRAFT_FUSED_RANKINGS_H_
@@ -9,8 +9,8 @@
 #include <cmath>
 
 #include "lattice_bpd/base/keyed_noise.h"
-#include "lattice_bpd/draft/draw_tree.h"
 #include "lattice_bpd/draft/fused_task.h"
+#include "lattice_bpd/draft/sample_tree.h"
 
 namespace lattice_bpd {
 namespace {
@@ -43,8 +43,8 @@ class ByNoise {
  public:
   static constexpr bool kSkipsImpossible = true;
 
-  ByNoise(const FusedTask& task, const FusedWorkspace& workspace, const DrawOptions& options,
-          DrawnTree* out)
+  ByNoise(const FusedTask& task, const FusedWorkspace& workspace, const SampleOptions& options,
+          SampledTree* out)
       : task_(task), w_(workspace), options_(options), out_(*out) {
     out_.width = task.stride;
     out_.token_ids.assign(std::size_t{task.num_slots} * out_.width, kPadToken);
@@ -60,8 +60,8 @@ class ByNoise {
       for (std::uint32_t lane = 0; lane < fork.width; ++lane) {
         children[lane].value = children[lane].log_prob = kMinusInfinity;
       }
-    } else if (options_.use == NoiseUse::kDrawn) {
-      Draw(fork, children);
+    } else if (options_.use == NoiseUse::kIndependent) {
+      Sample(fork, children);
     } else {
       Weigh(fork, children);
     }
@@ -89,7 +89,7 @@ class ByNoise {
   }
 
   // Values that are Gumbel around log_prob, given that their maximum is the parent's.
-  void Draw(const FusedFork& fork, FusedNode* children) const {
+  void Sample(const FusedFork& fork, FusedNode* children) const {
     const NoiseRow noise(options_.key, static_cast<std::uint64_t>(fork.index + 1));
     double largest = kMinusInfinity;
     for (std::uint32_t lane = 0; lane < fork.width; ++lane) {
@@ -129,8 +129,8 @@ class ByNoise {
 
   const FusedTask& task_;
   const FusedWorkspace& w_;
-  const DrawOptions& options_;
-  DrawnTree& out_;
+  const SampleOptions& options_;
+  SampledTree& out_;
   double* probs_ = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// What a search for candidates among the children of a history is given and gives back, and the
+// Input and output of a search for candidates among the children of a history, and the
 // parts of it that need no vectors.
 //
 // In an anonymous namespace as all fused_*.h that compute (see fused_search.h).
@@ -20,7 +20,7 @@ constexpr std::uint32_t kLargeRun = 2 * kSampleStride;
 constexpr std::uint32_t kSampleShift = 5;
 static_assert(kSampleStride == 1u << kSampleShift);
 
-// The candidates of a slot, as searches want them.
+// The candidates of a slot, in the layout of the searches.
 struct FusedSlot {
   const Symbol* symbols;           // of the lanes; padding is kNoSymbol
   const std::uint16_t* symbols16;  // the same in 16 bits, for levels of 2-byte keys
@@ -28,14 +28,14 @@ struct FusedSlot {
   std::uint32_t num_lanes;         // padded
 };
 
-// What to look for: the candidates that the row of a suffix hit.
+// What to search for: the candidates that the row of a suffix hit.
 struct FusedQuery {
   FusedSlot slot;
   const std::uint64_t* lane_bits;  // the suffix row's hits
   std::uint32_t first_hit;         // index of the first of them
 };
 
-// Where hits go; each array has room for kFusedSpare entries more than there are hits.
+// Where hits go; each array has capacity for kFusedSpare more entries than hits.
 struct FusedOutput {
   std::uint32_t* lane;
   std::uint32_t* node;
@@ -52,7 +52,7 @@ struct FusedRowHits {
 };
 
 // Makes the table of at most 16 different symbols below 0xffff; leaves it without a factor where
-// none is found soon.
+// none matches soon.
 inline void MakeSymbolTable(const Symbol* symbols, std::uint32_t size, FusedSymbolTable* table) {
   constexpr int kTries = 100;  // each succeeds for 16 symbols in about one of seven cases
   table->factor = 0;
@@ -80,7 +80,8 @@ inline std::uint32_t LaneRange(std::uint32_t first, std::uint32_t last) {
   return below_last & (~0u << first);
 }
 
-// How many of `size` sorted keys are at most `word`, by halves. No branch depends on the data.
+// How many of `size` sorted keys are at most `word`, by binary search. No branch depends on the
+// data.
 template <typename Key>
 std::uint32_t CountAtMost(const Key* keys, std::uint32_t size, Symbol word) {
   const Key* first = keys;
@@ -92,7 +93,7 @@ std::uint32_t CountAtMost(const Key* keys, std::uint32_t size, Symbol word) {
   return static_cast<std::uint32_t>(first - keys) + (size == 1 && *first <= word);
 }
 
-// For each lane of a query: the block of kSampleStride keys that could have its symbol. Asks for
+// For each lane of a query: the block of kSampleStride keys that could have its symbol. Prefetches
 // the blocks.
 template <typename Key>
 void FindBlocksByHalves(const PackedLevel& level, FusedRun run, const FusedQuery& query,
@@ -122,16 +123,16 @@ std::uint32_t FindEach(const FusedQuery& query, const FusedOutput& out, const Fi
   std::uint32_t count = 0;
   std::uint32_t suffix_hit = query.first_hit;
   for (std::uint32_t word = 0; 64 * word < query.slot.num_lanes; ++word) {
-    std::uint64_t found_bits = 0;  // in a register: memory would make each lane wait for the last
+    std::uint64_t hit_bits = 0;  // in a register: memory would make each lane wait for the last
     for (std::uint64_t bits = query.lane_bits[word]; bits != 0; bits &= bits - 1) {
       const std::uint32_t lane = 64 * word + static_cast<std::uint32_t>(__builtin_ctzll(bits));
-      const std::uint64_t found = find(lane, symbols[lane], &nodes[count]);
+      const std::uint64_t is_hit = find(lane, symbols[lane], &nodes[count]);
       lanes[count] = lane;
       suffix_hits[count] = suffix_hit++;
-      found_bits |= found << (lane % 64);
-      count += static_cast<std::uint32_t>(found);
+      hit_bits |= is_hit << (lane % 64);
+      count += static_cast<std::uint32_t>(is_hit);
     }
-    out.lane_bits[word] = found_bits;
+    out.lane_bits[word] = hit_bits;
   }
   return count;
 }

@@ -17,7 +17,7 @@ struct Scalar {
     return FindInSmallRun(level, run, query, out);
   }
 
-  // Looks for a query's candidates among the keys of a run, at most kLargeRun, at least one.
+  // Searches for a query's candidates among the keys of a run, at most kLargeRun, at least one.
   // Writes lane, node and suffix hit of each one that is there, by lane, and sets its bit. Returns
   // how many there are.
   static std::uint32_t FindInSmallRun(const PackedLevel& level, FusedRun run,
@@ -26,7 +26,7 @@ struct Scalar {
   }
 
   // The same for a run above kLargeRun in two steps, since each waits for memory. The first one
-  // says which block of kSampleStride keys each lane's symbol could be in and asks for it.
+  // says which block of kSampleStride keys each lane's symbol could be in and prefetches it.
   static void FindBlocks(const PackedLevel& level, FusedRun run, const FusedQuery& query,
                          FusedBlock* blocks) {
     if (level.form.key_bytes == 2) {
@@ -97,7 +97,7 @@ struct Scalar {
 }  // namespace
 
 FusedKernel FusedScalar() {
-  return {"scalar", &SearchFused<Scalar>, &SearchFusedTree<Scalar>, &SearchFusedDraw<Scalar>};
+  return {"scalar", &SearchFused<Scalar>, &SearchFusedTree<Scalar>, &SearchFusedSample<Scalar>};
 }
 
 }  // namespace lattice_bpd

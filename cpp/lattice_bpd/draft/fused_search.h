@@ -54,9 +54,9 @@ void SearchFusedTree(const Sausage& sausage, const BackoffLm* lm, const LmState&
 }
 
 template <typename Simd>
-void SearchFusedDraw(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const CachedContext& cached, const DrawOptions& options,
-                     FusedWorkspace* workspace, DrawnTree* out) {
+void SearchFusedSample(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                       const CachedContext& cached, const SampleOptions& options,
+                       FusedWorkspace* workspace, SampledTree* out) {
   FusedTask task(sausage, lm, start, cached, {/*num_drafts=*/1, options.alpha});
   FindRowsAndHits<Simd>(&task, workspace);
   MassFinder<Simd> masses(task, workspace);

@@ -1,4 +1,4 @@
-// What a fused search is asked, and the sizes that follow; its candidates, lane by lane.
+// The arguments of a fused search, derived sizes, and its candidates lane by lane.
 //
 // As all fused_*.h that compute, in an anonymous namespace (see fused_search.h).
 #ifndef LATTICE_BPD_DRAFT_FUSED_TASK_H_
@@ -76,7 +76,7 @@ void OrderByTokenId(const TokenId* ids, std::uint32_t width, FusedWorkspace* w) 
   }
 }
 
-// Lanes by rising token id, so that whatever walks them in order walks drafts in tie order.
+// Lanes by increasing token id, so that whatever walks them in order walks drafts in tie order.
 void LoadCandidates(const FusedTask& task, FusedWorkspace* w) {
   const std::uint32_t stride = task.stride;
   w->symbols.Resize(std::size_t{task.num_slots} * stride);

@@ -1,4 +1,4 @@
-// Which candidates a cache's text has, and which it has behind a token: searches in the text's trie
+// Which candidates a cache's text has, and which it has after a token: searches in the text's trie
 // (lm/context_trie.h), step by step for all slots together, so that memory answers many at once.
 //
 // As all fused_*.h that compute, in an anonymous namespace (see fused_search.h).
@@ -13,7 +13,7 @@
 namespace lattice_bpd {
 namespace {
 
-constexpr std::uint32_t kNoHit = 0;  // hit 0 stands for the context
+constexpr std::uint32_t kNoHit = 0;  // hit 0 is the context
 
 class TextFinder {
  public:
@@ -24,7 +24,7 @@ class TextFinder {
         trie_(task.cached.cache->trie()),
         cache_length_(static_cast<std::uint32_t>(task.cached.cache->order()) - 1) {}
 
-  // Of the roots' hits: o_.cache_node, kNoNode at the last slot, and what the text has behind them.
+  // Of the roots' hits: o_.cache_node, kNoNode at the last slot, and what the text has after them.
   // False where no path comes by a cache history.
   bool Run() {
     if (!FindTokens()) return false;
@@ -33,7 +33,7 @@ class TextFinder {
     return true;
   }
 
-  // What the text has behind the last token of the context (hit 0), or of a root's hit, by lane.
+  // What the text has after the last token of the context (hit 0), or of a root's hit, by lane.
   Span<FusedSuccessor> SuccessorsOf(std::uint32_t hit) const {
     const std::uint32_t begin = o_.successors_begin[hit];
     return {o_.successors.data() + begin, o_.successors_begin[hit + 1] - begin};
@@ -61,7 +61,7 @@ class TextFinder {
     std::fill(o_.text_bits.begin(), o_.text_bits.end(), 0);
     const ContextState& state = task_.cached.state;
     o_.cache_node[kNoHit] = state.length > 0 ? state.nodes[0] : kNoNode;
-    bool found = state.length > 0;
+    bool has_match = state.length > 0;
     for (std::uint32_t j = 0; j < task_.num_slots; ++j) {
       const bool is_last = j + 1 == task_.num_slots;
       for (std::uint32_t lane = 0; lane < task_.Width(j); ++lane) {
@@ -69,11 +69,11 @@ class TextFinder {
         const std::uint32_t node = trie_.Find(ContextTrie::kRoot, symbols[h]);
         const bool is_history = !is_last && IsCacheHistory(1, node);
         o_.cache_node[h] = is_history ? node : kNoNode;
-        found |= is_history;
+        has_match |= is_history;
         TextBits(j)[lane / 64] |= std::uint64_t{node != kNoNode} << (lane % 64);
       }
     }
-    return found;
+    return has_match;
   }
 
   // Those that the text may have.

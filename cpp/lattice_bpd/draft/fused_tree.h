@@ -1,5 +1,6 @@
-// The last step of the tree search (fused_search.h): nodes by falling value, best first. `Ranking`
-// says what the value is (fused_rankings.h); a prefix has at least the value of what is longer.
+// The last step of the tree search (fused_search.h): nodes by decreasing value, best first.
+// `Ranking` says what the value is (fused_rankings.h); a prefix has at least the value of what is
+// longer.
 #ifndef LATTICE_BPD_DRAFT_FUSED_TREE_H_
 #define LATTICE_BPD_DRAFT_FUSED_TREE_H_
 
@@ -21,7 +22,7 @@ class TreeSearch {
   TreeSearch(const FusedTask& task, FusedWorkspace* workspace, Ranking ranking)
       : task_(task), w_(*workspace), ranking_(std::move(ranking)) {}
 
-  // Those not yet on the heap are behind its best. `total` is ln of the root's probability.
+  // Those not yet on the heap rank below its best. `total` is ln of the root's probability.
   void Run(std::uint32_t max_nodes, double total, MassFinder<Simd>* masses) {
     w_.nodes.Clear();
     w_.heap.Clear();
@@ -76,8 +77,8 @@ class TreeSearch {
     };
   }
 
-  // The prefixes that go on from node `index`. Only the best of those behind a node that are not
-  // nodes yet is on the heap: most of the others will never be asked for.
+  // The prefixes that extend node `index` by one token. Only the best of a node's children that are
+  // not nodes yet is on the heap: most of the others are never needed.
   void Expand(const FusedNode& node, std::int32_t index, MassFinder<Simd>* masses) {
     const auto slot = static_cast<std::uint32_t>(node.depth + 1);
     const double* values = masses->ValuesOf(node.row);

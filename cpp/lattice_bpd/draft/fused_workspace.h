@@ -1,4 +1,4 @@
-// What one thread's searches remember between calls: buffers, so that a warm call allocates
+// The buffers that one thread's searches keep between calls, so that a warm call allocates
 // nothing. See docs/search.md for the words row, hit, lane and boundary.
 #ifndef LATTICE_BPD_DRAFT_FUSED_WORKSPACE_H_
 #define LATTICE_BPD_DRAFT_FUSED_WORKSPACE_H_
@@ -11,25 +11,25 @@
 
 namespace lattice_bpd {
 
-// Lanes are the candidates of a slot by rising token id, padded to a multiple of this.
+// Lanes are the candidates of a slot by increasing token id, padded to a multiple of this.
 constexpr std::uint32_t kFusedLanes = 8;
 
 // Vector code may write this many elements more than count.
 constexpr std::uint32_t kFusedSpare = 16;
 
-// Hits: n-grams of the LM that end in a candidate of the slot behind their row, by row, within a
+// Hits: n-grams of the LM that end in a candidate of the slot after their row, by row, within a
 // row by lane. One array for each field.
 struct FusedHits {
   Buffer<std::uint32_t> lane;
   Buffer<std::uint32_t> node;        // in the level of the row's length
   Buffer<std::uint32_t> suffix_hit;  // the same lane's hit in the suffix's row
-  Buffer<std::uint32_t> target;      // where a path stands after it: the row of the longest
+  Buffer<std::uint32_t> target;      // the next row of a path: the row of the longest
                                      // history with hits
   Buffer<double> constant;           // the backoffs of the longer histories that have none
   Buffer<double> score;              // head score + alpha * ln P of the n-gram
   std::uint32_t size = 0;
 
-  // Makes room for `extra` hits behind the last; they count once `size` says so.
+  // Reserves space for `extra` hits after the last; they count once `size` says so.
   void Reserve(std::uint32_t extra) {
     if (std::size_t{size} + extra + kFusedSpare > lane.size()) Grow(extra);
   }
@@ -47,11 +47,11 @@ struct FusedHits {
   }
 };
 
-// A small perfect hash of a slot's symbols, for vector code: symbol w can only stand at entry
+// A small perfect hash of a slot's symbols, for vector code: symbol w can only be at entry
 // (w * factor mod 2^16) / 2^10.
 struct FusedSymbolTable {
   std::uint16_t factor = 0;               // 0 where there is no table
-  alignas(64) std::uint16_t symbols[64];  // 0xffff where nothing stands
+  alignas(64) std::uint16_t symbols[64];  // 0xffff where empty
   alignas(64) std::uint16_t lanes[64];
 };
 
@@ -95,7 +95,7 @@ struct FusedWorkList {
   void EndList() { begin.Append(static_cast<std::uint32_t>(items.size())); }
 };
 
-// Rows: histories that have hits among the candidates of the slot behind them. One array for each
+// Rows: histories that have hits among the candidates of the slot after them. One array for each
 // field.
 struct FusedRows {
   Buffer<std::uint32_t> hits_begin;  // a row's hits end where those of the next row begin
@@ -107,7 +107,7 @@ struct FusedRows {
   Buffer<std::uint64_t> lane_bits;   // (rows, ceil(stride / 64)): which lanes are hits
   std::uint32_t size = 0;
 
-  // Makes room for `extra` rows behind the last; they count once `size` says so.
+  // Reserves space for `extra` rows after the last; they count once `size` says so.
   void Reserve(std::uint32_t extra, std::uint32_t lane_words) {
     const std::size_t needed = std::size_t{size} + extra + 1;
     if (needed > hit.size() || needed * lane_words > lane_bits.size()) Grow(needed, lane_words);
@@ -135,7 +135,7 @@ struct FusedPrefix {
 struct FusedNode {
   double value;        // what prefixes are ranked by
   double log_prob;     // ln of its probability, maybe not yet normalised
-  std::uint32_t row;   // behind it; known once it is a node, and none behind the last slot
+  std::uint32_t row;   // after it; known once it is a node, and none after the last slot
   std::uint32_t lane;  // of its last token
   std::int32_t parent;
   std::int32_t depth;
@@ -148,7 +148,7 @@ struct FusedMixture {
   std::uint32_t row;   // its mixed row, or kNoNode
 };
 
-// A candidate that the text may have behind a history.
+// A candidate that the text may have after a history.
 struct FusedSuccessor {
   std::uint32_t lane;
   std::uint32_t symbol;
@@ -156,7 +156,7 @@ struct FusedSuccessor {
   std::uint32_t cache_node;  // of history and candidate, kNoNode where the text has none
 };
 
-// What a cache lays over rows and hits (fused_cache.h). Mixed rows and hits stand behind the static
+// What a cache lays over rows and hits (fused_cache.h). Mixed rows and hits come after the static
 // LM's own; of a mixed hit, `node` is the static LM's hit of the same n-gram, 0 where there is
 // none.
 struct FusedOverlay {
@@ -169,7 +169,7 @@ struct FusedOverlay {
   Buffer<std::uint32_t> listed;      // hits of the static LM that need a mixture
   Buffer<std::uint64_t> text_bits;   // (slots, ceil(stride / 64)): candidates that the text has
   Buffer<FusedSuccessor> successors;
-  Buffer<std::uint32_t> successors_begin;  // of hit 0 and the roots' hits, one behind the other
+  Buffer<std::uint32_t> successors_begin;  // of hit 0 and the roots' hits, concatenated
 };
 
 struct FusedWorkspace {
@@ -189,11 +189,11 @@ struct FusedWorkspace {
   Buffer<FusedBlock> blocks;  // (large runs of a boundary, stride)
   FusedOverlay overlay;
 
-  Buffer<double> worth;         // of each row: score of the best completion from there, or ln of
-                                // the mass of all
-  Buffer<double> values;        // (rows, stride): scores of lanes up to the lattice's end
-  Buffer<std::uint32_t> place;  // which row of `values` or `masses` is a row's
-  Buffer<double> chain;         // values of a row and its suffixes, when recomputed
+  Buffer<double> worth;   // of each row: score of the best completion from there, or ln of
+                          // the mass of all
+  Buffer<double> values;  // (rows, stride): scores of lanes up to the lattice's end
+  Buffer<std::uint32_t> value_row;  // which row of `values` or `masses` is a row's
+  Buffer<double> chain;             // values of a row and its suffixes, when recomputed
 
   Buffer<double> masses;      // (rows of a boundary, stride): of lanes, see MassFinder
   Buffer<double> sums;        // of those rows: of their masses, then ln of it
@@ -201,14 +201,14 @@ struct FusedWorkspace {
   Buffer<double> factors;     // of rows: exp of their backoffs
   Buffer<double> alone;       // of one row: masses divided by that of its best lane
 
-  Buffer<FusedPrefix> beam;     // of all slots, one behind the other
+  Buffer<FusedPrefix> beam;     // of all slots, concatenated
   Buffer<double> found_scores;  // of the next slot's prefixes, before the best are chosen
   Buffer<std::uint32_t> found_lanes;
   Buffer<std::uint32_t> found_parents;
 
   Buffer<FusedNode> nodes;
   Buffer<FusedNode> heap;
-  Buffer<FusedNode> children;        // of the root and all nodes, one behind the other
+  Buffer<FusedNode> children;        // of the root and all nodes, concatenated
   Buffer<std::uint32_t> fork_begin;  // where those of the root, node 0, node 1, .. begin
 };
 

@@ -95,15 +95,15 @@ class TiedPaths {
   }
 
  private:
-  // States in an order that has everything behind a state before it.
+  // States in reverse topological order.
   static std::vector<StateId> FromLastToFirst(const ScoreVectorFst& fst) {
-    std::vector<StateId> places;
+    std::vector<StateId> order;
     bool acyclic = true;
-    fst::TopOrderVisitor<ScoreArc> visitor(&places, &acyclic);
+    fst::TopOrderVisitor<ScoreArc> visitor(&order, &acyclic);
     fst::DfsVisit(fst, &visitor);
-    std::vector<StateId> states(places.size());
-    for (std::size_t i = 0; i < places.size(); ++i) {
-      states[places.size() - 1 - places[i]] = static_cast<StateId>(i);
+    std::vector<StateId> states(order.size());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      states[order.size() - 1 - order[i]] = static_cast<StateId>(i);
     }
     return states;
   }
@@ -153,7 +153,7 @@ ScoreVectorFst ComposeWithLm(const ScoreVectorFst& lattice, const BackoffLm* lm,
 }
 
 std::vector<ScoredPath> FindBestPaths(const ScoreVectorFst& fst, std::size_t count) {
-  // One more than wanted: ShortestPath alone breaks a tie at the last place arbitrarily.
+  // One more than wanted: ShortestPath alone breaks a tie for the last path arbitrarily.
   std::vector<ScoredPath> paths = FindShortestPaths(fst, static_cast<int>(count) + 1);
   std::sort(paths.begin(), paths.end(), Better);
   if (paths.size() <= count) return paths;

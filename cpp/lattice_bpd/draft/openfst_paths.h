@@ -2,7 +2,7 @@
 // arcs, then ShortestPath (paper 001, section 7.2).
 //
 // What is added to plain OpenFst calls: weights in double on the score grid with delta 0, so that
-// ShortestPath is exact; and, where paths tie at place p, which it breaks arbitrarily, a
+// ShortestPath is exact; and, where paths tie for rank p, which it breaks arbitrarily, a
 // depth-first walk that finds the tied paths with the smallest token ids.
 #ifndef LATTICE_BPD_DRAFT_OPENFST_PATHS_H_
 #define LATTICE_BPD_DRAFT_OPENFST_PATHS_H_
@@ -26,8 +26,8 @@ struct ScoredPath {
 ScoreVectorFst ComposeWithLm(const ScoreVectorFst& lattice, const BackoffLm* lm,
                              const LmState& start, double alpha);
 
-// The `count` best paths (all, where there are fewer) of what ComposeWithLm returned: by rising
-// cost, equal costs by the smaller token id at the first place where two paths differ, a path
+// The `count` best paths (all, where there are fewer) of what ComposeWithLm returned: by increasing
+// cost, equal costs by the smaller token id at the first position where two paths differ, a path
 // before what is longer.
 std::vector<ScoredPath> FindBestPaths(const ScoreVectorFst& fst, std::size_t count);
 

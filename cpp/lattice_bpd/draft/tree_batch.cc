@@ -34,7 +34,7 @@ void WriteTree(const std::vector<TreeNode>& nodes, std::size_t b, std::size_t ma
                     out->attention_mask.data() + b * max_nodes * max_nodes);
 }
 
-// The nodes of row b that are nobody's parent.
+// The leaves of row b.
 std::vector<std::int32_t> FindLeaves(const TreeBatch& tree, std::size_t b, std::size_t max_nodes) {
   const std::int32_t* parents = tree.parents.data() + b * max_nodes;
   std::vector<bool> is_parent(max_nodes);

@@ -32,7 +32,7 @@ class Determinizer {
   }
 
  private:
-  // States stand in topological order, so every state is met before those behind it.
+  // States are in topological order, so each is visited before its successors.
   void FollowEpsilons(Subset* subset) const {
     for (auto at = subset->begin(); at != subset->end(); ++at) {
       for (fst::ArcIterator<ScoreVectorFst> arcs(from_, at->first); !arcs.Done(); arcs.Next()) {

@@ -40,7 +40,7 @@ TokenId SampleToken(Span<float> logits, double scale, const NoiseRow& noise) {
   if (chosen == logits.size()) {
     throw ValueError(
         StrCat("found ", logits.size(),
-               " logits, none of them above -inf; expected a token that may be drawn"));
+               " logits, none of them above -inf; expected a token that may be sampled"));
   }
   return static_cast<TokenId>(chosen);
 }

@@ -48,7 +48,7 @@ class Ranking {
   std::vector<std::uint32_t> order_;
 };
 
-// A token id that stands twice, or kPadToken.
+// A token id that occurs twice, or kPadToken.
 TokenId FindDoubled(Span<TokenId> token_ids) {
   constexpr std::size_t kFew = 64;  // comparing all pairs vectorises
   if (token_ids.size() <= kFew) {
@@ -88,7 +88,7 @@ void Sausage::AddSlot(Span<TokenId> token_ids, Span<float> scores) {
   begin_.push_back(token_ids_.size());
   const TokenId doubled = FindDoubled(this->token_ids(slot));
   if (doubled != kPadToken) {
-    throw ValueError(StrCat("lattice: token ", doubled, " stands twice in slot ", slot,
+    throw ValueError(StrCat("lattice: token ", doubled, " occurs twice in slot ", slot,
                             "; give each candidate once, with its best score"));
   }
 }

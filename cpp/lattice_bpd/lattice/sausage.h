@@ -19,7 +19,7 @@ namespace lattice_bpd {
 
 constexpr std::size_t kMaxSlots = 1024;
 
-// A value. The candidates of a slot are distinct token ids, by falling score, equal scores by
+// A value. The candidates of a slot are distinct token ids, by decreasing score, equal scores by
 // rising token id. Masked candidates (-inf) are left out. No path leads through a slot whose
 // candidates are all masked, so the lattice ends before it: that slot and those after it are left
 // out too. A lattice without slots has no path.
@@ -50,7 +50,7 @@ class Sausage {
   // The number of paths, or `limit` where there are at least so many; 0 without slots.
   std::size_t CountPaths(std::size_t limit) const;
 
-  // The largest token id and where it stands; slots must not be empty.
+  // The largest token id and its slot; slots must not be empty.
   TokenId max_token_id() const;
 
  private:

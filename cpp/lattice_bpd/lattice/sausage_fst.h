@@ -9,7 +9,7 @@
 namespace lattice_bpd {
 
 // States 0 .. num_slots in a row, the last one final; `cost` turns a head score into a weight.
-// Arcs leave a state in the order of the slot: by falling score. No states without slots: such a
+// Arcs leave a state in the order of the slot: by decreasing score. No states without slots: such a
 // lattice has no path, not an empty one.
 template <typename Arc, typename Cost>
 fst::VectorFst<Arc> BuildSausageFst(const Sausage& sausage, const Cost& cost) {

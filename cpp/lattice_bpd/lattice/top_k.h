@@ -1,6 +1,6 @@
 // The k best tokens of each head, straight from its logits.
 //
-// A threshold stands for the k-th best logit so far. Blocks of 64 logits are compared with it at
+// A threshold approximates the k-th best logit so far. Blocks of 64 logits are compared with it at
 // once; the few that pass go to a buffer, which is cut back to its k best whenever it is full, and
 // the threshold rises. It starts as the k-th largest of the maxima of a few dozen interleaved
 // groups of the row's beginning: k logits reach it, so that nothing below it can be among the k
@@ -25,8 +25,8 @@ struct TopKOptions {
   bool log_softmax = false;  // scores are log probabilities over the whole row, else raw logits
 };
 
-// Row r's candidates are entries r * top_k .. (r + 1) * top_k - 1, by falling score, equal scores
-// by rising token id. Masked tokens (-inf) come last, also by token id.
+// Row r's candidates are entries r * top_k .. (r + 1) * top_k - 1, by decreasing score, equal
+// scores by increasing token id. Masked tokens (-inf) come last, also by token id.
 struct TopK {
   int top_k = 0;
   std::vector<TokenId> token_ids;

@@ -51,7 +51,7 @@ class TopKBuffer {
   void Clear() { size_ = 0; }
   bool full() const { return size_ >= keys_.size() - kSlack; }
 
-  // Room for kSlack more is always left after a check of full().
+  // Capacity for kSlack more always remains after a check of full().
   static constexpr std::size_t kSlack = 64;
   void Push(float score, std::size_t token_id) {
     keys_[size_++] = static_cast<std::uint64_t>(~Ordered(score)) << 32 | token_id;
@@ -66,7 +66,7 @@ class TopKBuffer {
   // The k-th largest of `maxima`, which it puts into another order.
   float KthLargest(std::vector<float>* maxima) const;
 
-  // Room for the maxima of groups; contents are the caller's.
+  // Space for the maxima of groups; contents are the caller's.
   std::vector<float>* maxima() { return &maxima_; }
 
  private:

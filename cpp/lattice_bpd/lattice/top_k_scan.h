@@ -1,5 +1,5 @@
 // The top-k scan over one row, for any vectors of 16 floats. Included by each instruction set's
-// file behind its target pragma, and by no other; Isa has
+// file after its target pragma, and by no other; Isa has
 //   Vector, Mask                 16 floats; 16 truth values
 //   Load<Element>(at)            16 adjacent logits as floats; no alignment
 //   Fill(x)  Store(v, at)

@@ -1,4 +1,4 @@
-// ARPA text files, in and out.
+// Reads and writes ARPA files.
 //
 // Words are decimal token ids ("17") unless a word list gives each token id its word. <s>, </s>
 // and <unk> are the special symbols. Numbers are log10 in the file and natural logs everywhere

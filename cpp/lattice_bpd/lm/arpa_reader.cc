@@ -242,7 +242,7 @@ class ArpaReader {
       }
       if (list.log_prob[symbol] != kUnset) {
         lines_.Fail(unigram.line, "the unigram ", Quoted(unigram.word),
-                    " stands twice, first in line ", list.source[symbol]);
+                    " occurs twice, first in line ", list.source[symbol]);
       }
       // KenLM's lmplz gives <s>, which is no event, log10 0.
       const bool certain_bos = symbol == vocabulary_.bos && unigram.log_prob == 0.0f;
@@ -265,8 +265,8 @@ class ArpaReader {
     NgramList list;
     list.length = length;
     // A count that the rest of the file cannot hold must not make us reserve memory for it.
-    const std::uint64_t room = lines_.bytes_left() / (2 * (length + 1)) + 1;
-    const std::uint64_t count = std::min(counts_[length - 1], room);
+    const std::uint64_t max_count = lines_.bytes_left() / (2 * (length + 1)) + 1;
+    const std::uint64_t count = std::min(counts_[length - 1], max_count);
     list.symbols.reserve(count * length);
     list.log_prob.reserve(count);
     std::string_view fields[kMaxFields];

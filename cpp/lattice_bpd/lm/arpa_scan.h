@@ -45,7 +45,7 @@ class ArpaLines {
   InterruptCounter interrupts_;
 };
 
-// Puts what stands between white space into fields[0 .. kMaxFields - 1] and returns how many there
+// Splits at white space into fields[0 .. kMaxFields - 1] and returns how many there
 // are, kMaxFields + 1 for more.
 int SplitFields(std::string_view line, std::string_view* fields);
 
@@ -56,7 +56,7 @@ bool IsUtf16(std::string_view text);
 // UTF-8 character.
 std::string Quoted(std::string_view text);
 
-// Whether all of `text` is a number; "+" may stand before it.
+// Whether all of `text` is a number; it may begin with "+".
 template <typename T>
 bool ParseNumber(std::string_view text, T* value) {
   if (!text.empty() && text.front() == '+') text.remove_prefix(1);

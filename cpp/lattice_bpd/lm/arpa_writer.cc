@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kFlushBytes = 1 << 20;
 
 // A level's log probabilities as text. Printing a number takes longer than all else in its line,
-// so what codes stand for is printed once.
+// so each code's value is printed once.
 class LogProbTexts {
  public:
   explicit LogProbTexts(const PackedLevel& level) : level_(level) {
@@ -87,9 +87,9 @@ class ArpaWriter {
       log_probs.AppendTo(&text_, node);
     }
     char separator = '\t';
-    for (std::size_t place = 0; place < ngram.size(); ++place) {
+    for (std::size_t position = 0; position < ngram.size(); ++position) {
       text_ += separator;
-      AppendWord(ngram[place], place);
+      AppendWord(ngram[position], position);
       separator = ' ';
     }
     const float backoff = level.Backoff(node);
@@ -105,9 +105,9 @@ class ArpaWriter {
   }
 
   // Where one token id is <s> and </s>, it is <s> in front, where it can only be a context.
-  void AppendWord(Symbol symbol, std::size_t place) {
+  void AppendWord(Symbol symbol, std::size_t position) {
     const Vocabulary& vocabulary = lm_.vocabulary();
-    if (symbol == vocabulary.bos && (place == 0 || symbol != vocabulary.eos)) {
+    if (symbol == vocabulary.bos && (position == 0 || symbol != vocabulary.eos)) {
       text_ += "<s>";
     } else if (symbol == vocabulary.eos) {
       text_ += "</s>";
@@ -142,8 +142,9 @@ void CheckWords(const BackoffLm& lm, const std::vector<std::string>& words) {
                          : unk                ? vocabulary.unk
                                               : static_cast<Symbol>(i);
     if (!seen.insert(words[i]).second || meant != i) {
-      throw ValueError(StrCat("to_arpa: the word ", Quoted(words[i]), " of token id ", i,
-                              " stands for another symbol too; give every token id its own word"));
+      throw ValueError(
+          StrCat("to_arpa: the word ", Quoted(words[i]), " of token id ", i,
+                 " is the word of another symbol too; give every token id its own word"));
     }
     if (!words[i].empty() && words[i].find_first_of(" \t\r\n\v\f") == std::string::npos) continue;
     throw ValueError(StrCat("to_arpa: the word of token id ", i,

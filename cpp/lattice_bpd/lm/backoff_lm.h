@@ -34,7 +34,7 @@ class AcceptorCache;  // lm_fst.h: the LM as FSTs, built at first use
 class MappedFile;
 
 struct LmState {
-  std::uint32_t length = 0;                 // symbols of history that the model knows
+  std::uint32_t length = 0;                 // symbols of history that are in the model
   std::uint32_t nodes[kMaxOrder - 1] = {};  // nodes[l] is the suffix of l + 1 symbols, in level l
 
   bool operator==(const LmState& other) const {
@@ -83,7 +83,7 @@ class BackoffLm {
   // The state of a history, its latest symbol last. Symbols must be below num_symbols().
   LmState StateOf(Span<Symbol> history) const;
 
-  // The state after a text's tokens; <s> stands before them where bos is true, unless the text
+  // The state after a text's tokens; <s> precedes them where bos is true, unless the text
   // itself starts with a token that is named as <s>. Throws ValueError for ids outside the
   // vocabulary.
   LmState StateOfContext(Span<TokenId> context, bool bos) const;

@@ -119,9 +119,10 @@ void ContextNgram::CheckTokens(Span<TokenId> tokens, const char* where) const {
   }
 }
 
-// The state behind the text so far.
+// The state after the text so far.
 LmState ContextNgram::StateOfLm(const BackoffLm& lm, bool bos) const {
-  static_assert(kLeastContextTokens >= kMaxOrder, "or a cut text would look like a whole one");
+  static_assert(kLeastContextTokens >= kMaxOrder,
+                "or a truncated text would be mistaken for a whole one");
   const std::deque<Symbol>& text = trie_.text();
   const std::size_t size = std::min<std::size_t>(text.size(), kMaxOrder);
   TokenId last[kMaxOrder];
@@ -152,15 +153,15 @@ void ContextNgram::Update(Span<TokenId> tokens, const BackoffLm* lm, bool bos) {
 // A token is written by the longest history with its share, else by the next shorter one, and so
 // on, at last by the static LM. `reached` is the posterior probability that it was none of the
 // longer ones, `stopped` that it was this one if so. A history that does not write the token may
-// be one that has nothing to say, with probability 1 - weight, or one that says it too seldom.
+// be one that predicts nothing, with probability 1 - weight, or one that predicts it too rarely.
 void ContextNgram::AdjustWeights(const ContextState& state, Symbol word, double static_prob) {
   double prob[kMaxOrder] = {static_prob};
   double share[kMaxOrder], own[kMaxOrder];
   for (std::uint32_t m = 1; m <= state.length; ++m) {
     const std::uint32_t node = state.nodes[m - 1];
-    const std::uint32_t found = trie_.Find(node, word);
+    const std::uint32_t child = trie_.Find(node, word);
     share[m] = ShareOf(node, m);
-    own[m] = found == kNoNode ? 0.0 : share[m] * ProbOf(found);
+    own[m] = child == kNoNode ? 0.0 : share[m] * ProbOf(child);
     prob[m] = (1.0 - share[m]) * prob[m - 1] + own[m];
   }
   double reached = 1.0;
@@ -189,10 +190,10 @@ double ContextNgram::LogProb(TokenId token_id, Span<TokenId> context, const Back
   double kept = 1.0;  // of the static LM's share
   double cached = 0.0;
   for (std::uint32_t m = 1; m <= state.length; ++m) {
-    const std::uint32_t found = trie_.Find(state.nodes[m - 1], word);
+    const std::uint32_t child = trie_.Find(state.nodes[m - 1], word);
     const double share = ShareOf(state.nodes[m - 1], m);
     kept *= 1.0 - share;
-    cached = (1.0 - share) * cached + (found == kNoNode ? 0.0 : share * ProbOf(found));
+    cached = (1.0 - share) * cached + (child == kNoNode ? 0.0 : share * ProbOf(child));
   }
   // In this form a static probability that is too small for a double does no harm.
   if (cached == 0.0) return log_prob + std::log(kept);

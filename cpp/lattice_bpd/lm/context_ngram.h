@@ -11,7 +11,7 @@
 // The weights are those of an online EM algorithm with exponential forgetting (Cappe and Moulines
 // 2009): each token moves the weight of a length towards the posterior probability that histories
 // of this length have something to say. While the largest weight is below kLeastWeight (without a
-// static LM, where every count stands out, kLeastWeightAlone) the cache counts for nothing:
+// static LM, where every count matters, kLeastWeightAlone) the cache counts for nothing:
 // P = P_static.
 //
 // Any number of threads may search (under LockForReading) or query; Update and Clear wait until
@@ -41,7 +41,7 @@ class ContextNgram {
   ContextNgram(std::int64_t vocab_size, int order, std::int64_t max_tokens);
 
   // Adjusts the weights to tokens of the text, and counts them. `lm` is the static LM that the
-  // cache is mixed with, or null; <s> stands before the text where bos is true. Throws ValueError
+  // cache is mixed with, or null; <s> precedes the text where bos is true. Throws ValueError
   // for ids outside the vocabulary or an LM with another one; then nothing is counted.
   void Update(Span<TokenId> tokens, const BackoffLm* lm, bool bos);
 

@@ -30,24 +30,24 @@ void ContextTrie::Append(Symbol word) {
   std::uint32_t ends[kMaxOrder + 1] = {kRoot};
   for (int length = 1; length <= num_ends_; ++length) {
     const std::uint32_t parent = ends_[length - 1];
-    std::uint32_t found = Find(parent, word);
-    if (found == kNoNode) found = Add(parent, word);
-    ++nodes_[found].count;
+    std::uint32_t node = Find(parent, word);
+    if (node == kNoNode) node = Add(parent, word);
+    ++nodes_[node].count;
     ++nodes_[parent].successors;
-    ends[length] = found;
+    ends[length] = node;
   }
   num_ends_ = std::min(num_ends_ + 1, order_);
   std::copy(ends, ends + num_ends_, ends_);
 }
 
 void ContextTrie::RemoveFirst() {
-  std::uint32_t found[kMaxOrder + 1] = {kRoot};
+  std::uint32_t path[kMaxOrder + 1] = {kRoot};
   for (int length = 1; length <= order_; ++length) {
-    found[length] = Find(found[length - 1], text_[static_cast<std::size_t>(length) - 1]);
+    path[length] = Find(path[length - 1], text_[static_cast<std::size_t>(length) - 1]);
   }
   for (int length = order_; length >= 1; --length) {
-    --nodes_[found[length - 1]].successors;
-    if (--nodes_[found[length]].count == 0) Remove(found[length]);
+    --nodes_[path[length - 1]].successors;
+    if (--nodes_[path[length]].count == 0) Remove(path[length]);
   }
   text_.pop_front();
 }
@@ -56,13 +56,13 @@ ContextState ContextTrie::StateOf(Span<TokenId> history) const {
   ContextState state;
   const std::size_t most = std::min<std::size_t>(order_ - 1, history.size());
   for (std::size_t length = 1; length <= most; ++length) {
-    std::uint32_t found = kRoot;
+    std::uint32_t node = kRoot;
     for (const TokenId token : history.Last(length)) {
-      found = Find(found, static_cast<Symbol>(token));
-      if (found == kNoNode) return state;
+      node = Find(node, static_cast<Symbol>(token));
+      if (node == kNoNode) return state;
     }
-    if (nodes_[found].successors == 0) return state;
-    state.nodes[state.length++] = found;
+    if (nodes_[node].successors == 0) return state;
+    state.nodes[state.length++] = node;
   }
   return state;
 }
@@ -131,17 +131,17 @@ void ContextTrie::Insert(Entry entry) {
   table_[at] = entry;
 }
 
-// What stands behind the gap and was pushed there by a collision moves up.
+// Backward-shift deletion: entries after the hole that a collision pushed there move up.
 void ContextTrie::Erase(std::uint32_t node) {
-  std::size_t gap = Hash(nodes_[node].parent, nodes_[node].word) & mask_;
-  while (table_[gap].node != node) gap = (gap + 1) & mask_;
-  for (std::size_t at = (gap + 1) & mask_; table_[at].node != kNoNode; at = (at + 1) & mask_) {
+  std::size_t hole = Hash(nodes_[node].parent, nodes_[node].word) & mask_;
+  while (table_[hole].node != node) hole = (hole + 1) & mask_;
+  for (std::size_t at = (hole + 1) & mask_; table_[at].node != kNoNode; at = (at + 1) & mask_) {
     const std::size_t home = table_[at].hash & mask_;
-    if (((at - home) & mask_) < ((at - gap) & mask_)) continue;  // its home is behind the gap
-    table_[gap] = table_[at];
-    gap = at;
+    if (((at - home) & mask_) < ((at - hole) & mask_)) continue;  // its home is after the hole
+    table_[hole] = table_[at];
+    hole = at;
   }
-  table_[gap].node = kNoNode;
+  table_[hole].node = kNoNode;
 }
 
 void ContextTrie::GrowTable() {

@@ -21,8 +21,8 @@ struct ContextNode {
   Symbol word = 0;               // the last token
   std::uint32_t parent = 0;      // the n-gram without it
   std::uint32_t count = 0;       // times it occurs
-  std::uint32_t successors = 0;  // times it occurs with a token behind it
-  std::uint32_t distinct = 0;    // different tokens behind it: the number of children
+  std::uint32_t successors = 0;  // times it is followed by a token
+  std::uint32_t distinct = 0;    // different tokens after it: the number of children
   std::uint32_t first_child = kNoNode;
   std::uint32_t next = kNoNode;  // among the parent's children
   std::uint32_t previous = kNoNode;
@@ -70,15 +70,15 @@ class ContextTrie {
     return (child_marks_[parent] & MarkOf(word)) != 0;
   }
 
-  // Ask for what Find reads first, for the node that it most likely returns, and for what MayHave
-  // reads of a node: for callers with something else to do while memory answers.
+  // Prefetches what Find reads first, for the node that it most likely returns, and for what
+  // MayHave reads of a node: for callers with something else to do while memory answers.
   void PrefetchEntry(std::uint32_t parent, Symbol word) const {
     __builtin_prefetch(&table_[Hash(parent, word) & mask_]);
   }
   void PrefetchNode(std::uint32_t parent, Symbol word) const {
-    const std::uint32_t found = table_[Hash(parent, word) & mask_].node;
-    __builtin_prefetch(&nodes_[found == kNoNode ? kRoot : found]);
-    PrefetchMarks(found == kNoNode ? kRoot : found);
+    const std::uint32_t node = table_[Hash(parent, word) & mask_].node;
+    __builtin_prefetch(&nodes_[node == kNoNode ? kRoot : node]);
+    PrefetchMarks(node == kNoNode ? kRoot : node);
   }
   void PrefetchMarks(std::uint32_t node) const { __builtin_prefetch(&child_marks_[node]); }
 
@@ -89,7 +89,7 @@ class ContextTrie {
   ContextState StateOfText() const;
 
  private:
-  // The hash stands in the table too, so that a search that fails reads no node.
+  // The hash is in the table too, so that a search that fails reads no node.
   struct Entry {
     std::uint32_t hash;
     std::uint32_t node;

@@ -72,8 +72,8 @@ class Reader {
   }
 
   void ReadTable() {
-    const std::uint64_t room = (file_->size() - sizeof header_) / sizeof(SectionEntry);
-    if (header_.num_sections > room) {
+    const std::uint64_t max_sections = (file_->size() - sizeof header_) / sizeof(SectionEntry);
+    if (header_.num_sections > max_sections) {
       Fail(header_.num_sections, " sections at byte 36 do not fit into the file");
     }
     table_.resize(header_.num_sections);
@@ -149,7 +149,7 @@ class Reader {
     return {reinterpret_cast<const T*>(file_->data() + entry->offset), count};
   }
 
-  // The values that codes of so many bytes stand for.
+  // The values of codes of so many bytes.
   Span<float> FindValues(SectionKind kind, std::uint32_t level, int code_bytes) const {
     if (code_bytes == 0 || code_bytes == 4) return {};
     const SectionEntry* entry = Entry(kind, level);
@@ -158,7 +158,7 @@ class Reader {
     return Find<float>(kind, level, count);
   }
 
-  // Places in it are checked at each read.
+  // Indices into it are checked at each read.
   Span<std::uint32_t> FindWide(std::uint32_t level) const {
     const SectionEntry* entry = Entry(SectionKind::kWideChildren, level);
     const std::uint64_t count = entry == nullptr ? 0 : entry->size / sizeof(std::uint32_t);

@@ -45,7 +45,7 @@ struct FileHeader {
 };
 static_assert(sizeof(FileHeader) == 64, "the header is 64 bytes on disk");
 
-// What a section holds (packed_level.h); its level is 0 for unigrams. Level forms stand in one
+// What a section holds (packed_level.h); its level is 0 for unigrams. Level forms are in one
 // section of level 0. Samples may be missing: they are computed on load then.
 enum class SectionKind : std::uint32_t {
   kLevelForms = 1,

@@ -104,7 +104,7 @@ class FstReader {
     }
   }
 
-  // Histories by rising length: an arc to a longer history is that history's last symbol.
+  // Histories by increasing length: an arc to a longer history is that history's last symbol.
   void NameStates() {
     std::vector<std::vector<std::size_t>> of_depth(static_cast<std::size_t>(max_depth_) + 1);
     for (std::size_t id = 0; id < states_.size(); ++id) {
@@ -120,7 +120,7 @@ class FstReader {
       for (const std::size_t id : ids) NameSuccessors(id);
     }
     if (!states_[static_cast<std::size_t>(fst_.Start())].named) {
-      Fail("starts behind a context; write it with an empty context");
+      Fail("starts after a context; write it with an empty context");
     }
   }
 

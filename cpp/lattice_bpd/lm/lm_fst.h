@@ -20,7 +20,7 @@ namespace lattice_bpd {
 
 struct ScoreFst;  // a ConstFst over ScoreArc; lm_score_fst.h, for those that include OpenFst
 
-// The label of failure arcs: behind all symbols, so that arcs stay sorted.
+// The label of failure arcs: after all symbols, so that arcs stay sorted.
 inline Label FailureLabel(const BackoffLm& lm) { return ToLabel(lm.vocabulary().num_symbols()); }
 
 // The FST state of a history.

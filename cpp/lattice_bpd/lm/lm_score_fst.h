@@ -1,4 +1,4 @@
-// The FST behind AcceptorCache, for code that composes with it.
+// The FST of AcceptorCache, for code that composes with it.
 #ifndef LATTICE_BPD_LM_LM_SCORE_FST_H_
 #define LATTICE_BPD_LM_LM_SCORE_FST_H_
 

@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kMaxCodes = 1 << 16;
 constexpr std::size_t kMaxFastCodes = 12 << 10;  // a table of 48 KiB
 
-// The distinct values of a field by rising value, or none where a table does not pay.
+// The distinct values of a field by increasing value, or none where a table would not be smaller.
 struct ValueTable {
   std::vector<float> values;
   int code_bytes = 4;

@@ -8,7 +8,7 @@
 //             the highest order). One record more than n-grams, so that record i + 1 ends i's
 //             children
 //   wide      for 1-byte children: 4-byte children of the groups of 32 nodes that have more than
-//             255, which their base (top bit set) gives the place of
+//             255, whose index is in their base (top bit set)
 //   samples   every 32nd key (each 64-byte line of 2-byte keys has one), so that a search in a
 //             long run reads a line or two of samples and one of keys. May be computed on load
 //
@@ -33,9 +33,10 @@
 namespace lattice_bpd {
 
 constexpr std::uint32_t kNoNode = 0xffffffffu;
-constexpr std::uint32_t kSampleStride = 32;        // keys between samples
-constexpr std::uint32_t kChildBaseStride = 32;     // nodes between child bases
-constexpr std::uint32_t kWideGroup = 0x80000000u;  // a base that gives a place in wide_children
+constexpr std::uint32_t kSampleStride = 32;     // keys between samples
+constexpr std::uint32_t kChildBaseStride = 32;  // nodes between child bases
+constexpr std::uint32_t kWideGroup =
+    0x80000000u;  // marks a base that is an index into wide_children
 
 // kFast reads one cache line for an n-gram: first children take 4 bytes, and codes are used only
 // where their table fits a first-level cache. kSmall codes whatever gets smaller by it, first
@@ -63,7 +64,7 @@ struct PackedLevel {
   LevelForm form;
   Span<std::uint8_t> keys;
   Span<std::uint8_t> payload;
-  Span<float> log_prob_values;  // what codes stand for; empty for floats
+  Span<float> log_prob_values;  // the values of codes; empty for floats
   Span<float> backoff_values;
   Span<std::uint32_t> child_bases;    // empty for 4-byte children
   Span<std::uint32_t> wide_children;  // kChildBaseStride for each wide group
@@ -137,7 +138,7 @@ struct PackedLevel {
   }
 
   // Find in two steps, for callers with something else to do while memory answers: Narrow leaves
-  // at most 2 * kSampleStride keys and asks for their line. Not for unigrams.
+  // at most 2 * kSampleStride keys and prefetches their line. Not for unigrams.
   void Narrow(Symbol word, std::uint32_t* begin, std::uint32_t* end) const {
     if (*end - *begin <= 2 * kSampleStride) return;
     const std::uint32_t first = *begin / kSampleStride + 1;
@@ -152,13 +153,13 @@ struct PackedLevel {
 
   std::uint32_t FindNarrowed(std::uint32_t begin, std::uint32_t end, Symbol word) const {
     if (begin == end) return kNoNode;
-    const std::uint32_t found =
+    const std::uint32_t node =
         begin + (form.key_bytes == 2 ? CountBelow<std::uint16_t>(keys, begin, end - begin, word)
                                      : CountBelow<std::uint32_t>(keys, begin, end - begin, word));
-    return found < end && Key(found) == word ? found : kNoNode;
+    return node < end && Key(node) == word ? node : kNoNode;
   }
 
-  // Asks for what Narrow or FindNarrowed of this run reads first.
+  // Prefetches what Narrow or FindNarrowed of this run reads first.
   void PrefetchSearch(std::uint32_t begin, std::uint32_t end) const {
     const std::uint32_t middle = begin + (end - begin) / 2;
     if (end - begin > 2 * kSampleStride) {
@@ -168,7 +169,7 @@ struct PackedLevel {
     }
   }
 
-  // Asks for a node's record.
+  // Prefetches a node's record.
   void Prefetch(std::uint32_t node) const {
     __builtin_prefetch(Record(node));
     if (!child_bases.empty()) __builtin_prefetch(&child_bases[node / kChildBaseStride]);
@@ -187,9 +188,9 @@ struct PackedLevel {
 
  private:
   std::uint32_t WideChild(std::uint32_t base, std::uint32_t node) const {
-    const std::uint64_t place =
+    const std::uint64_t index =
         std::uint64_t{base & ~kWideGroup} * kChildBaseStride + node % kChildBaseStride;
-    return place < wide_children.size() ? wide_children[place] : num_children;
+    return index < wide_children.size() ? wide_children[index] : num_children;
   }
 
   static float Value(const std::uint8_t* field, std::uint8_t bytes, const Span<float>& values) {
@@ -214,7 +215,7 @@ struct PackedLevel {
   }
 };
 
-// The bytes behind a PackedLevel that is not mapped from a file.
+// The memory of a PackedLevel that is not mapped from a file.
 struct LevelStorage {
   LevelForm form;
   std::vector<std::uint8_t> keys;

@@ -15,7 +15,7 @@ constexpr int kRounds = 12;  // of Lloyd's algorithm; the start is good already
 
 bool IsSpecial(float value) { return value < kSpecialBelow || value == 0.0f; }
 
-// Distinct values by rising value, with sums from the left: sums over any run are differences.
+// Distinct values by increasing value, with sums from the left: sums over any run are differences.
 class Histogram {
  public:
   explicit Histogram(std::vector<float> sorted) {
@@ -40,8 +40,8 @@ class Histogram {
     std::vector<double> weight(values_.size() + 1, 0.0);
     for (std::size_t i = 0; i < values_.size(); ++i) {
       const double left = values_[i == 0 ? 0 : i - 1];
-      const double gap = values_[std::min(i + 1, values_.size() - 1)] - left;
-      weight[i + 1] = weight[i] + std::cbrt((count_[i + 1] - count_[i]) * gap * gap);
+      const double width = values_[std::min(i + 1, values_.size() - 1)] - left;
+      weight[i + 1] = weight[i] + std::cbrt((count_[i + 1] - count_[i]) * width * width);
     }
     std::vector<float> centers;
     for (std::size_t j = 0; j < k; ++j) {

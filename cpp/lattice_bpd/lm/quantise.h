@@ -11,7 +11,7 @@ namespace lattice_bpd {
 
 // Rounds each log probability and each backoff to one of at most 2^bits values of its order
 // (bits: 8, 12 or 16), chosen by 1-D k-means (Lloyd 1982). Kept exactly: a backoff of 0 (nothing to
-// back off from), and numbers below -50, which stand for "never" and "unseen". An order that has
+// back off from), and numbers below -50, which mean "never" and "unseen". An order that has
 // few distinct values loses nothing. The largest change is kept with each level (LevelForm) and is
 // the most by which a stored number is off; sums over a context are 1 up to exp of that, since
 // weights are not computed again: 1 - sum of rounded probabilities would be worse, and may fall

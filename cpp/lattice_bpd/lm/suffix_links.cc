@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kWindowWords = std::size_t{1} << 16;  // 256 KiB of the level below
 
 // Links the children of contexts, each a miss of its own in the large arrays: those of contexts
-// further on are asked for early.
+// further on are prefetched.
 class ContextLinker {
  public:
   ContextLinker(const ChildLists& lists, const ChildLists& below, Span<std::uint32_t> below_links,
@@ -42,7 +42,7 @@ class ContextLinker {
     __builtin_prefetch(below_.child_begin.data() + below_links_[context]);
   }
 
-  // The context's children are looked for among those of its suffix.
+  // The context's children are searched among those of its suffix.
   void LinkContext(std::uint32_t context) const {
     const std::uint32_t suffix = below_links_[context];
     const std::uint32_t end = below_.child_begin[suffix + 1];

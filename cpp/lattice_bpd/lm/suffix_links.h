@@ -36,8 +36,8 @@ ChildLists ChildListsOfLevel(const Levels& levels, int level) {
 std::uint32_t FindChild(Span<Symbol> words, std::uint32_t begin, std::uint32_t end, Symbol word);
 
 // The contexts of a level that have children, put into windows of near suffixes: visited in this
-// order, what they look up at their suffixes' children stays in the caches, while in their own
-// order each look-up is a miss in a level of hundreds of megabytes.
+// order, what they search of their suffixes' children stays in the caches, while in their own
+// order each lookup is a miss in a level of hundreds of megabytes.
 class ContextsBySuffix {
  public:
   // Arguments as for LinkSuffixes, level 2 or more. O(contexts); 4 bytes for each.

@@ -24,7 +24,7 @@ void TextNodes::LookUp(Span<Symbol> symbols, std::size_t count) {
   }
 }
 
-// Finds where the children of each start's n-gram of `level` symbols lie, and asks for them.
+// Finds where the children of each start's n-gram of `level` symbols are, and prefetches them.
 std::size_t TextNodes::OpenRuns(int level, std::size_t count, std::size_t limit) {
   const PackedLevel& below = lm_.levels()[level - 1];
   const PackedLevel& here = lm_.levels()[level];

@@ -1,13 +1,13 @@
-// The nodes of all n-grams of a running text, looked up side by side.
+// Batched lookup of the nodes of all n-grams of a text.
 //
 //   text    a  b  c  d          nodes(0)[i]  a    b    c   d      node of the symbol at i
 //                               nodes(1)[i]  ab   bc   cd  -      of the two symbols from i on
 //                               nodes(2)[i]  abc  bcd  -   -      kNoNode: not in the LM
 //
-// A text is known in advance, and n-grams that start at different places have nothing to do with
-// each other. So the look-ups of a block of starts go level by level, each of them split where it
-// would wait for memory: what one start waits for arrives while the others are served. One after
-// the other, as BackoffLm::Query must, each look-up waits alone.
+// A text is known in advance, and n-grams that start at different positions are independent. So the
+// lookups of a block of starts go level by level, each of them split where it would wait for
+// memory: what one start waits for arrives while the others are served. One after the other, as
+// BackoffLm::Query must, each lookup waits alone.
 #ifndef LATTICE_BPD_LM_TEXT_NODES_H_
 #define LATTICE_BPD_LM_TEXT_NODES_H_
 
@@ -26,8 +26,8 @@ class TextNodes {
   // `lm` must outlive this. Starts before the first block are in no n-gram.
   explicit TextNodes(const BackoffLm& lm);
 
-  // Looks up what starts at the first `count` symbols (at most kTextBlock) of `symbols`, which go
-  // on behind them with all that follows in the text, or the next order - 1 symbols at least.
+  // Looks up what starts at the first `count` symbols (at most kTextBlock) of `symbols`, which are
+  // followed by the rest of the text, or by the next order - 1 symbols at least.
   // Starts of the call before are kept as those before these. O(order) searches for each.
   void LookUp(Span<Symbol> symbols, std::size_t count);
 

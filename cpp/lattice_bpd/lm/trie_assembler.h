@@ -1,4 +1,4 @@
-// A trie from n-grams that arrive in order, without ever holding them as a list.
+// A trie from n-grams that arrive in order, without holding them as a list.
 #ifndef LATTICE_BPD_LM_TRIE_ASSEMBLER_H_
 #define LATTICE_BPD_LM_TRIE_ASSEMBLER_H_
 
@@ -18,7 +18,7 @@ class TrieAssembler {
 
   // Adds n-grams of one order: symbols (backoff.size(), length). All of one order come before those
   // of the next, in rising order; of order 1 only the backoff is taken. log_prob and backoff of
-  // one n-gram have the same place.
+  // one n-gram have the same index.
   // Throws ValueError for another order of things, or an n-gram whose prefix did not come.
   // O(length * log(children)) for each n-gram.
   void Add(int length, Span<Symbol> symbols, Span<float> log_prob, Span<float> backoff);

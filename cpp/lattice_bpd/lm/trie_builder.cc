@@ -39,7 +39,7 @@ void RefuseDuplicates(const NgramList& list) {
   for (std::size_t i = 1; i < list.size(); ++i) {
     if (Less(list, i - 1, i)) continue;
     throw NgramListError(list.source[i], StrCat("the same ", list.length,
-                                                "-gram stands twice; remove one of the two"));
+                                                "-gram occurs twice; remove one of the two"));
   }
 }
 
@@ -98,9 +98,9 @@ std::uint32_t Find(const NgramList& list, const Symbol* symbols) {
       high = middle;
     }
   }
-  const bool found =
+  const bool is_stored =
       low < list.size() && std::equal(symbols, symbols + list.length, list.ngram(low));
-  return found ? static_cast<std::uint32_t>(low) : kMissing;
+  return is_stored ? static_cast<std::uint32_t>(low) : kMissing;
 }
 
 // Adds to each list the suffixes of the list above that it lacks, from the highest order down, so
@@ -136,7 +136,7 @@ bool InsertSuffixes(std::vector<NgramList>* lists) {
   return inserted;
 }
 
-// ln P of an inserted n-gram hw is backoff(h) + ln P(w | suffix(h)): both stand one level below.
+// ln P of an inserted n-gram hw is backoff(h) + ln P(w | suffix(h)): both are one level below.
 void FillInserted(std::vector<NgramList>* lists) {
   for (std::size_t m = 1; m + 1 < lists->size(); ++m) {
     NgramList& list = (*lists)[m];

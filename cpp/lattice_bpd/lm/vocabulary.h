@@ -1,4 +1,4 @@
-// Which symbols an LM knows: the model's token ids and the three special symbols.
+// The symbols of an LM: the model's token ids and the three special symbols.
 #ifndef LATTICE_BPD_LM_VOCABULARY_H_
 #define LATTICE_BPD_LM_VOCABULARY_H_
 
@@ -9,7 +9,7 @@
 namespace lattice_bpd {
 
 // Special symbols that are named token ids of the model; those left out get symbols of their own
-// behind the token ids.
+// after the token ids.
 struct SpecialIds {
   std::optional<TokenId> bos;
   std::optional<TokenId> eos;

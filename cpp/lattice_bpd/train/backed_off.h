@@ -1,4 +1,4 @@
-// Probabilities of n-grams that are stored without ever having occurred.
+// Probabilities of n-grams that are stored but did not occur.
 #ifndef LATTICE_BPD_TRAIN_BACKED_OFF_H_
 #define LATTICE_BPD_TRAIN_BACKED_OFF_H_
 

@@ -18,10 +18,10 @@ constexpr double kRoundingShows = 1e-5;
 // 1 - sum, never 0: the same as 1 - exp(-max(-ln(sum), kSmallestCost)).
 double MassLeft(double sum) { return std::max(1.0 - sum, kSmallestCost); }
 
-// How many n-grams ahead the suffix's probability is asked for: each is a miss in a large array.
+// How many n-grams ahead the suffix's probability is prefetched: each is a miss in a large array.
 constexpr std::size_t kAhead = 32;
 
-// A sum that does not lose the small terms behind the large (Kahan).
+// Kahan summation: small terms are not lost.
 class KahanSum {
  public:
   void Add(double term) {

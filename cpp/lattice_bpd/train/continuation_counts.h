@@ -6,10 +6,10 @@
 
 namespace lattice_bpd {
 
-// Puts N(. h w), the number of different symbols seen before the n-gram, in the place of its
-// count, and the sums over w in the place of context_count (Kneser and Ney 1995). The highest
+// Puts N(. h w), the number of different symbols seen before the n-gram, instead of its
+// count, and the sums over w instead of context_count (Kneser and Ney 1995). The highest
 // order keeps its counts, and so do n-grams of two symbols and more that start with <s>, since
-// nothing stands before them. An n-gram whose extensions were pruned away keeps 1.
+// nothing precedes them. An n-gram whose extensions were pruned away keeps 1.
 // O(n-grams); 4 bytes for each of two levels while it runs.
 void UseContinuationCounts(int num_threads, CountTrie* trie);
 

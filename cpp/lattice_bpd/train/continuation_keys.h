@@ -29,21 +29,21 @@ struct KeyLayout {
     while (num_symbols >> bits != 0) ++bits;
   }
   int width() const { return length * bits; }
-  int shift(int place) const { return (length - 1 - place) * bits; }
+  int shift(int position) const { return (length - 1 - position) * bits; }
 
-  // Symbol `place` of the key, plus 1; 0 behind the end.
+  // Symbol `position` of the key, plus 1; 0 after the end.
   template <typename Key>
-  std::uint32_t SymbolPlusOne(Key key, int place) const {
-    return static_cast<std::uint32_t>(key >> shift(place)) & ((std::uint32_t{1} << bits) - 1);
+  std::uint32_t SymbolPlusOne(Key key, int position) const {
+    return static_cast<std::uint32_t>(key >> shift(position)) & ((std::uint32_t{1} << bits) - 1);
   }
 
   // How many leading symbols of two keys agree.
   template <typename Key>
   int CommonPrefix(Key a, Key b) const {
     const Key difference = a ^ b;
-    int place = 0;
-    while (place < length && difference >> shift(place) == 0) ++place;
-    return place;
+    int position = 0;
+    while (position < length && difference >> shift(position) == 0) ++position;
+    return position;
   }
 };
 
@@ -62,8 +62,8 @@ void ScatterKeys(const TokenSequences& sequences, const Vocabulary& vocabulary,
                  const KeyLayout& layout, Symbol first_symbol, std::vector<std::uint64_t> next,
                  Key* keys) {
   const auto put = [&](Symbol symbol, Key key) {
-    const Symbol place = symbol - first_symbol;  // wraps around below first_symbol
-    if (place < next.size()) keys[next[place]++] = key;
+    const Symbol bucket = symbol - first_symbol;  // wraps around below first_symbol
+    if (bucket < next.size()) keys[next[bucket]++] = key;
   };
   InterruptCounter interrupts;
   for (std::size_t i = 0; i < sequences.size(); ++i) {

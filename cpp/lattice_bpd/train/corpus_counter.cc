@@ -85,7 +85,7 @@ void CorpusCounter::AddFile(std::shared_ptr<const CountFile> file) {
   }
   if (file->order() < options_.order) {
     throw ValueError(StrCat(file->name(), ": it has counts of orders up to ", file->order(),
-                            "; expected at least ", options_.order, ": ask for a lower order, or ",
+                            "; expected at least ", options_.order, ": use a lower order, or ",
                             "count again"));
   }
   AddTotals(file->totals());

@@ -7,7 +7,7 @@
 // Batches are gathered until their sorting would fill the budget, then sorted and written to a
 // temporary file without a name: a run (count_file.h). Runs are merged at the end; where
 // they become many, those of one size are merged early, so that few files are open at once. Saved
-// counts are such a run too, which a later count goes on from. The result is bit for bit what
+// counts are such a run too, which a later count continues. The result is bit for bit what
 // CountNgrams makes of all the sequences, whatever the batches, budget, threads and their order.
 #ifndef LATTICE_BPD_TRAIN_CORPUS_COUNTER_H_
 #define LATTICE_BPD_TRAIN_CORPUS_COUNTER_H_
@@ -61,8 +61,8 @@ class CorpusCounter {
   CountedNgrams Finish(const std::vector<std::uint64_t>& min_counts,
                        const CheckSizes& check_sizes = {});
 
-  // Writes a counts file; what was at `path` stays until that is complete. Counting may go on, from
-  // the written file instead of the runs before it. An open sequence is ended.
+  // Writes a counts file; what was at `path` stays until that is complete. Counting may continue,
+  // from the written file instead of the runs before it. An open sequence is ended.
   void Save(const std::string& path, const std::string& sources);
 
   CountingProgress progress() const;
@@ -101,10 +101,10 @@ class CorpusCounter {
   std::size_t block_bytes_ = 0;
   std::size_t max_runs_ = 0;         // of one level
   std::uint64_t buffer_limit_ = 0;   // bytes
-  std::vector<TokenId> ids_;         // sequences, one behind the other
+  std::vector<TokenId> ids_;         // sequences, concatenated
   std::vector<std::int64_t> begin_;  // of each buffered sequence, and of the open one or the next
   bool continues_ = false;           // the first buffered sequence began before
-  bool open_ = false;                // the last one goes on
+  bool open_ = false;                // the last one continues
   std::vector<Run> runs_;
   CountTotals totals_;
 };

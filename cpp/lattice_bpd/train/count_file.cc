@@ -52,9 +52,9 @@ void CountFile::ReadHeader() {
 }
 
 void CountFile::ReadFooter() {
-  const bool room = size() >= sizeof header_ + sizeof footer_;
-  if (room) file_->ReadAt(size() - sizeof footer_, &footer_, sizeof footer_);
-  if (!room || std::memcmp(footer_.magic, kCountEndMagic, sizeof kCountEndMagic) != 0) {
+  const bool is_complete = size() >= sizeof header_ + sizeof footer_;
+  if (is_complete) file_->ReadAt(size() - sizeof footer_, &footer_, sizeof footer_);
+  if (!is_complete || std::memcmp(footer_.magic, kCountEndMagic, sizeof kCountEndMagic) != 0) {
     Fail("the file ends after ", size(), " bytes without the mark of its end: it was cut or ",
          "appended to; copy it again or count again");
   }

@@ -1,4 +1,4 @@
-// What count_file_writer.cc and count_file.cc must agree on.
+// The checksum shared by count_file_writer.cc and count_file.cc.
 #ifndef LATTICE_BPD_TRAIN_COUNT_FILE_CHECKSUM_H_
 #define LATTICE_BPD_TRAIN_COUNT_FILE_CHECKSUM_H_
 

@@ -47,7 +47,7 @@ bool CountCursor::NextBlock() {
   return true;
 }
 
-// Leaves at_ behind end_ where the integer is cut or too long.
+// Leaves at_ after end_ where the integer is cut or too long.
 template <typename Integer>
 Integer CountCursor::DecodeVarint() {
   Integer value = 0;

@@ -46,8 +46,8 @@ class CountPath {
     }
     while (depth_ > shared) Close1();
     if (depth_ == 0) Open1(record.symbol);
-    for (int place = depth_ - 1; place < layout_.length; ++place) {
-      const std::uint32_t plus_one = layout_.SymbolPlusOne(record.key, place);
+    for (int position = depth_ - 1; position < layout_.length; ++position) {
+      const std::uint32_t plus_one = layout_.SymbolPlusOne(record.key, position);
       if (plus_one == 0) break;
       Open1(plus_one - 1);
     }

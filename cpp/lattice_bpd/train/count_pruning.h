@@ -22,7 +22,7 @@ namespace lattice_bpd {
 // Throws ValueError where min_counts has not one entry of at least 1 for each order.
 void PruneByCount(const std::vector<std::uint64_t>& min_counts, int num_threads, CountTrie* trie);
 
-// The two halves of PruneByCount, for those who change counts in between: what stays, for each
+// The two steps of PruneByCount, for callers that change counts in between: what stays, for each
 // level (nothing at all where every n-gram does), and the removal of the rest.
 std::vector<Marks> MarkFrequentNgrams(const std::vector<std::uint64_t>& min_counts, int num_threads,
                                       const CountTrie& trie);

@@ -18,7 +18,7 @@ namespace {
 
 using Row = std::array<Symbol, kMaxOrder>;
 
-// All sequences one behind the other, each with its <s>, and the target behind each symbol.
+// All sequences concatenated, each with its <s>, and the target after each symbol.
 struct Events {
   std::vector<Symbol> text;
   std::vector<TokenId> target;

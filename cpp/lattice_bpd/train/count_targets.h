@@ -1,4 +1,4 @@
-// Counts of what a model predicts behind the histories of a text: histories are the text's own
+// Counts of what a model predicts after the histories of a text: histories are the text's own
 // tokens, events are the model's choices.
 //
 //   text       <s>  the  cat  sat         order 3:  <s> the | cat     order 2:  the | cat
@@ -18,10 +18,10 @@
 
 namespace lattice_bpd {
 
-// A token that nothing was predicted behind.
+// A token without a prediction.
 constexpr TokenId kNoTarget = -1;
 
-// targets[i] is what follows token i of the sequences, or kNoTarget. <s> stands before each
+// targets[i] is what follows token i of the sequences, or kNoTarget. <s> precedes each
 // sequence (token_sequences.h); a final eos_id is no history. The counts are suffix closed.
 // num_threads of 0 means every core. O(tokens * order * log(tokens)); 24 bytes for each token and
 // thread while it runs.

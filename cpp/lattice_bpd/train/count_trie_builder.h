@@ -33,7 +33,7 @@ struct CountedNgrams {
 };
 
 // Merges the files twice: once to learn the sizes, once to fill the trie. All of them must have
-// the same vocabulary and at least the order that is asked for.
+// the same vocabulary and at least the requested order.
 // Time: O(order * records * log files). Memory besides the trie: one block for each file and
 // thread. Throws FormatError and IoError as the files do; ValueError where they hold no text, or
 // where one order has 2^32 n-grams or more.

@@ -1,4 +1,4 @@
-// Absolute discounts: what is taken off a count, whatever its context.
+// Absolute discounts: constants subtracted from counts in every context.
 #ifndef LATTICE_BPD_TRAIN_DISCOUNTS_H_
 #define LATTICE_BPD_TRAIN_DISCOUNTS_H_
 

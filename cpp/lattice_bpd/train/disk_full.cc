@@ -19,27 +19,27 @@ double NeededBytes(const CountFileWriter& writer, std::uint64_t num_keys) {
   return std::max(written, written / static_cast<double>(writer.num_keys()) * keys);
 }
 
-std::string Folder(const std::string& place) {
-  const std::size_t slash = place.rfind('/');
-  return slash == std::string::npos ? "." : place.substr(0, slash + 1);
+std::string Folder(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
 }
 
 }  // namespace
 
-void ExplainFullDisk(const std::string& place, const CountFileWriter& writer,
-                     std::uint64_t num_keys, const std::function<void()>& write) {
+void ExplainFullDisk(const std::string& path, const CountFileWriter& writer, std::uint64_t num_keys,
+                     const std::function<void()>& write) {
   try {
     write();
   } catch (const IoError& error) {
     const int number = error.error_number();
     if (number != ENOSPC && number != EDQUOT && number != EFBIG) throw;
-    const std::uint64_t free = std::max(FreeBytes(place), FreeBytes(Folder(place)));
+    const std::uint64_t free = std::max(FreeBytes(path), FreeBytes(Folder(path)));
     throw IoError(
         number, error.path(),
         StrCat("n-gram counting: ", error.what(), "; ", writer.bytes_written(),
                " bytes of this file were written, about ",
                static_cast<std::uint64_t>(NeededBytes(writer, num_keys)), " are needed and ", free,
-               " are free. What was written is removed: make room, or name another folder for "
+               " are free. What was written is removed: free space, or name another folder for "
                "temporary files (temporary_folder, --temp-dir)"));
   }
 }

@@ -1,4 +1,4 @@
-// Says how much room is needed where writing counts fills the disk.
+// An error message with the space needed where writing counts fills the disk.
 #ifndef LATTICE_BPD_TRAIN_DISK_FULL_H_
 #define LATTICE_BPD_TRAIN_DISK_FULL_H_
 
@@ -12,9 +12,9 @@ namespace lattice_bpd {
 
 // Runs write(). An IoError from it that means a full disk, quota or file size limit is thrown again
 // with the bytes written, those that num_keys keys need, judging by the part that is written, and
-// what to do. `place`: the folder or file.
-void ExplainFullDisk(const std::string& place, const CountFileWriter& writer,
-                     std::uint64_t num_keys, const std::function<void()>& write);
+// what to do. `path`: the folder or file.
+void ExplainFullDisk(const std::string& path, const CountFileWriter& writer, std::uint64_t num_keys,
+                     const std::function<void()>& write);
 
 }  // namespace lattice_bpd
 

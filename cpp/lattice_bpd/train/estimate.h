@@ -22,7 +22,7 @@
 namespace lattice_bpd {
 
 // The LM of all n-grams of a corpus: `counts` (used up) is not pruned yet, min_counts does that
-// here, after counts of counts and continuation counts where full_count_of_counts asks so.
+// here, after counts of counts and continuation counts if full_count_of_counts is set.
 // Where no n-gram of the highest order is left the LM has a lower order and the report says so.
 // Throws ValueError for options out of range.
 // full_count_of_counts: those of the whole corpus, where min_counts was applied to `counts` before

@@ -1,4 +1,4 @@
-// What an estimate is asked for, and what it has to say besides the LM; shared by all estimators.
+// Options of estimation, and its report; shared by all estimators.
 #ifndef LATTICE_BPD_TRAIN_ESTIMATE_OPTIONS_H_
 #define LATTICE_BPD_TRAIN_ESTIMATE_OPTIONS_H_
 

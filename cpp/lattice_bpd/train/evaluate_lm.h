@@ -1,4 +1,4 @@
-// How well an LM predicts a text.
+// Evaluation of an LM on a text: log probability and hits of each order.
 #ifndef LATTICE_BPD_TRAIN_EVALUATE_LM_H_
 #define LATTICE_BPD_TRAIN_EVALUATE_LM_H_
 

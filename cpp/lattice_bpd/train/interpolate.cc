@@ -68,7 +68,7 @@ class UnionBuilder {
   std::vector<TrieLevel> levels;  // child_begin: where each node's children end
 
  private:
-  // Of the history of `length` symbols whose states stand in states_[length].
+  // Of the history of `length` symbols whose states are states_[length].
   void AddChildren(std::size_t length) {
     if (length == levels.size()) return;
     for (const Symbol word : ChildWords(length)) AddNgram(length, word);

@@ -20,7 +20,7 @@ using LmList = std::vector<std::shared_ptr<const BackoffLm>>;
 // and backoff weights computed again. So listed n-grams have the mixture's probability, others
 // about: there the mixture of backoff LMs is no backoff LM (SRILM's static interpolation).
 // weights are scaled to sum to 1; LMs of weight 0 are left out.
-// Cost: each n-gram is looked up in each LM, about 1 s for a million n-grams of two LMs on a core.
+// Cost: one lookup of each n-gram in each LM, about 1 s for a million n-grams of two LMs on a core.
 // Throws ValueError where the LMs' vocabularies differ, or weights are negative, not finite, all 0
 // or not as many as LMs.
 Trie InterpolateLms(const LmList& lms, std::vector<double> weights, int num_threads);

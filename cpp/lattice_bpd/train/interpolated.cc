@@ -33,7 +33,7 @@ struct OrderInterpolator {
       (*prob)[i] = static_cast<double>(counts.count[i]) - discounts(counts.count[i]);
       kept += (*prob)[i];
     }
-    if (total == 0.0) total = 1.0;  // nothing was ever seen behind it: all goes to lower orders
+    if (total == 0.0) total = 1.0;  // never followed by anything: all mass goes to lower orders
     const double left = (total - kept) / total;
     for (std::uint32_t i = begin; i < end; ++i) {
       (*prob)[i] = (*prob)[i] / total + left * lower[links[i]];

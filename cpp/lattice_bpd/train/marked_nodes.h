@@ -1,5 +1,5 @@
-// Taking nodes out of a trie, of counts or of probabilities, so that it stays closed: whoever
-// prunes marks what stays, adds the parts of what stays, and compacts level by level.
+// Removes nodes of a trie, of counts or of probabilities, so that it stays closed: pruning marks
+// the nodes to keep, adds their histories and suffixes, and compacts level by level.
 #ifndef LATTICE_BPD_TRAIN_MARKED_NODES_H_
 #define LATTICE_BPD_TRAIN_MARKED_NODES_H_
 

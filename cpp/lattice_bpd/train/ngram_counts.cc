@@ -44,7 +44,7 @@ class KeyedCounter {
     for (std::size_t symbol = keys_.part_begin(part); symbol < keys_.part_begin(part + 1);
          ++symbol) {
       ForEachRun(symbol, [&](Key, std::uint64_t, int shared, int length) {
-        for (int place = shared; place < length; ++place) ++sizes[place + 1];
+        for (int position = shared; position < length; ++position) ++sizes[position + 1];
       });
     }
     return sizes;
@@ -98,17 +98,17 @@ class KeyedCounter {
       levels[0].child_begin[symbol] = static_cast<std::uint32_t>(next[1]);
       levels[0].context_count[symbol] = keys_.num_keys(symbol);
       ForEachRun(symbol, [&](Key key, std::uint64_t count, int shared, int length) {
-        for (int place = shared; place < length; ++place) {
-          CountLevel& level = levels[place + 1];
-          const std::uint64_t node = next[place + 1]++;
-          level.word[node] = layout_.SymbolPlusOne(key, place) - 1;
-          if (place + 1 < layout_.length) {
-            level.child_begin[node] = static_cast<std::uint32_t>(next[place + 2]);
+        for (int position = shared; position < length; ++position) {
+          CountLevel& level = levels[position + 1];
+          const std::uint64_t node = next[position + 1]++;
+          level.word[node] = layout_.SymbolPlusOne(key, position) - 1;
+          if (position + 1 < layout_.length) {
+            level.child_begin[node] = static_cast<std::uint32_t>(next[position + 2]);
           }
         }
-        for (int place = 0; place < length; ++place) {
-          levels[place + 1].count[next[place + 1] - 1] += count;
-          if (place > 0) levels[place].context_count[next[place] - 1] += count;
+        for (int position = 0; position < length; ++position) {
+          levels[position + 1].count[next[position + 1] - 1] += count;
+          if (position > 0) levels[position].context_count[next[position] - 1] += count;
         }
       });
     }

@@ -1,4 +1,4 @@
-// What each n-gram of a backoff LM is worth: the relative entropy that its removal would cost.
+// Relative-entropy pruning scores: what the removal of each n-gram of a backoff LM would cost.
 #ifndef LATTICE_BPD_TRAIN_PRUNE_SCORES_H_
 #define LATTICE_BPD_TRAIN_PRUNE_SCORES_H_
 

@@ -2,7 +2,7 @@
 //
 // The part is: all n-grams whose last but one symbol is one of a few. For a context h = g c of this
 // part, whatever its order, both all stored hw and all stored h'w lie in it, since h' ends in c
-// too. So discounting, backoff weights and removal costs, which look at nothing else, come out of
+// too. So discounting, backoff weights and removal costs, which depend on nothing else, come out of
 // the part bit for bit as they do of the whole LM, and the code for the whole LM computes them.
 //
 //   rows            a c w, a c x, b c w, c w, c x       (c is the symbol of the part)

@@ -36,7 +36,7 @@ void CheckTokenIds(const TokenSequences& sequences, std::uint32_t vocab_size) {
   const Span<std::int64_t> offsets = sequences.offsets;
   const std::int64_t* after = std::upper_bound(offsets.begin(), offsets.end(), index);
   throw ValueError(StrCat("n-gram counting: token id ", *bad, " at index ", index, " (sequence ",
-                          after - offsets.begin() - 1, ", place ", index - after[-1],
+                          after - offsets.begin() - 1, ", position ", index - after[-1],
                           ") is outside the vocabulary; expected 0..", vocab_size - 1,
                           ": raise vocab_size or tokenize with the model's own tokenizer"));
 }

@@ -25,7 +25,7 @@ struct TokenSequences {
   Span<TokenId> token_ids;
   Span<std::int64_t> offsets;
   bool continues = false;     // sequence 0 began in an earlier batch: no <s>
-  std::size_t held_back = 0;  // above 0: the last sequence goes on after this batch: no </s>, and
+  std::size_t held_back = 0;  // above 0: the last sequence continues after this batch: no </s>, and
                               // its last tokens, order - 1 or more, only follow others here
 
   std::size_t size() const { return offsets.size() - 1; }

@@ -1,4 +1,4 @@
-// How much memory training takes behind counting: the counts as a trie, and estimation on them.
+// The memory that training takes after counting: the counts as a trie, and estimation on them.
 #ifndef LATTICE_BPD_TRAIN_TRAINING_MEMORY_H_
 #define LATTICE_BPD_TRAIN_TRAINING_MEMORY_H_
 

@@ -1,4 +1,4 @@
-// Unigram probabilities, and what symbols get that the text lacks.
+// Unigram probabilities, including those of symbols that do not occur in the text.
 #ifndef LATTICE_BPD_TRAIN_UNIGRAMS_H_
 #define LATTICE_BPD_TRAIN_UNIGRAMS_H_
 

@@ -29,13 +29,13 @@ void LayOutTrees(TreeBatchView trees, Span<std::int64_t> starts, std::size_t siz
     const PrefixTree& tree = *trees[b];
     CheckFits(tree, size);
     std::int64_t* const tokens = token_ids + b * size;
-    std::int64_t* const places = positions + b * size;
+    std::int64_t* const row_positions = positions + b * size;
     for (std::size_t i = 0; i < tree.size(); ++i) {
       tokens[i] = tree.nodes()[i].token_id;
-      places[i] = starts[b] + tree.nodes()[i].depth;
+      row_positions[i] = starts[b] + tree.nodes()[i].depth;
     }
     std::fill(tokens + tree.size(), tokens + size, std::int64_t{0});
-    std::fill(places + tree.size(), places + size, starts[b]);
+    std::fill(row_positions + tree.size(), row_positions + size, starts[b]);
   }
 }
 
@@ -82,7 +82,7 @@ RowLayout LayOutRows(TreeBatchView trees, Span<std::int64_t> starts) {
   std::size_t row = 0;
   for (std::size_t b = 0; b < trees.size(); ++b) {
     const PrefixTree& tree = *trees[b];
-    std::vector<std::int64_t> places(tree.size());
+    std::vector<std::int64_t> node_rows(tree.size());
     for (const std::vector<NodeNumber>& path : tree.Paths()) {
       for (std::size_t column = 0; column < out.size; ++column) {
         const std::size_t at = row * out.size + column;
@@ -91,12 +91,12 @@ RowLayout LayOutRows(TreeBatchView trees, Span<std::int64_t> starts) {
         if (column >= path.size()) continue;
         const auto node = static_cast<std::size_t>(path[column]);
         out.token_ids[at] = tree.nodes()[node].token_id;
-        places[node] = static_cast<std::int64_t>(at);
+        node_rows[node] = static_cast<std::int64_t>(at);
       }
       out.sequences.push_back(static_cast<std::int64_t>(b));
       ++row;
     }
-    out.places.push_back(std::move(places));
+    out.node_rows.push_back(std::move(node_rows));
   }
   return out;
 }

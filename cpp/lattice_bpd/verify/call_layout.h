@@ -3,7 +3,7 @@
 //   tree   every sequence a row: exact token, all nodes of its tree
 //   rows   every path of every tree a row
 //
-// A token stands at the position that it would have in the text: its sequence's start and its
+// A token has the position that it would have in the text: its sequence's start and its
 // depth.
 #ifndef LATTICE_BPD_VERIFY_CALL_LAYOUT_H_
 #define LATTICE_BPD_VERIFY_CALL_LAYOUT_H_
@@ -18,7 +18,7 @@ namespace lattice_bpd {
 
 using TreeBatchView = Span<const PrefixTree*>;
 
-// Fills (batch, size) token ids and positions, one tree a row; behind its nodes token 0 at the
+// Fills (batch, size) token ids and positions, one tree a row; after its nodes token 0 at the
 // sequence's start. Throws ValueError where starts and trees differ in number or a tree has more
 // nodes than `size`.
 void LayOutTrees(TreeBatchView trees, Span<std::int64_t> starts, std::size_t size,
@@ -28,18 +28,18 @@ void LayOutTrees(TreeBatchView trees, Span<std::int64_t> starts, std::size_t siz
 void WriteNodeMasks(TreeBatchView trees, std::size_t size, std::uint8_t* masks);
 
 // Fills (batch, size, slots) of what is to be added to attention scores, 0 or `lowest`, where all
-// `width` old slots are seen and the new ones by the tree; what is behind those nobody sees.
+// `width` old slots are seen and the new ones by the tree; later positions are masked.
 void WriteAdditiveMasks(TreeBatchView trees, std::size_t size, std::size_t width, std::size_t slots,
                         float lowest, float* masks);
 
 // The paths of all trees, tree by tree.
 struct RowLayout {
   std::size_t num_rows = 0;
-  std::size_t size = 0;                           // tokens of a row: exact token and longest path
-  std::vector<std::int64_t> token_ids;            // (num_rows, size); 0 behind a path
-  std::vector<std::int64_t> positions;            // (num_rows, size); the last one's behind a path
-  std::vector<std::int64_t> sequences;            // (num_rows,), the tree of each row
-  std::vector<std::vector<std::int64_t>> places;  // of each tree and node: row * size + column
+  std::size_t size = 0;                 // tokens of a row: exact token and longest path
+  std::vector<std::int64_t> token_ids;  // (num_rows, size); 0 after a path
+  std::vector<std::int64_t> positions;  // (num_rows, size); the last one's after a path
+  std::vector<std::int64_t> sequences;  // (num_rows,), the tree of each row
+  std::vector<std::vector<std::int64_t>> node_rows;  // of each tree and node: row * size + column
 };
 
 RowLayout LayOutRows(TreeBatchView trees, Span<std::int64_t> starts);

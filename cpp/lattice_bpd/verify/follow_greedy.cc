@@ -40,36 +40,36 @@ float Maximum(Span<float> values) {
 
 std::int64_t Argmax(Span<float> values) {
   const float best = Maximum(values);
-  const float* found = std::find(values.begin(), values.end(), best);
-  return found == values.end() ? -1 : found - values.begin();
+  const float* position = std::find(values.begin(), values.end(), best);
+  return position == values.end() ? -1 : position - values.begin();
 }
 
-Followed FollowGreedy(const PrefixTree& tree, const LogitRows& logits, const NodePlaces& places) {
-  const Span<std::int64_t> listed = places.listed;
+Followed FollowGreedy(const PrefixTree& tree, const LogitRows& logits, const NodeRows& rows) {
+  const Span<std::int64_t> listed = rows.listed;
   if ((!listed.empty() && listed.size() != tree.size()) || tree.size() == 0) {
-    throw ValueError(StrCat("found ", listed.size(), " places for a tree of ", tree.size(),
+    throw ValueError(StrCat("found ", listed.size(), " rows of logits for a tree of ", tree.size(),
                             " nodes; expected one for each, and one node or more"));
   }
-  Followed found;
+  Followed followed;
   NodeNumber node = 0;
   while (node != kNoParent) {
-    found.end = listed.empty() ? places.first + node : listed[static_cast<std::size_t>(node)];
-    if (found.end < 0 || static_cast<std::size_t>(found.end) >= logits.rows) {
+    followed.end = listed.empty() ? rows.first + node : listed[static_cast<std::size_t>(node)];
+    if (followed.end < 0 || static_cast<std::size_t>(followed.end) >= logits.rows) {
       throw ValueError(
-          StrCat("node ", node, " has place ", found.end, "; expected 0..", logits.rows, " - 1"));
+          StrCat("node ", node, " has row ", followed.end, "; expected 0..", logits.rows, " - 1"));
     }
-    const std::size_t begin = static_cast<std::size_t>(found.end) * logits.vocab_size;
+    const std::size_t begin = static_cast<std::size_t>(followed.end) * logits.vocab_size;
     const std::int64_t token = Argmax({logits.data + begin, logits.vocab_size});
     if (token < 0) {
       throw ValueError(
           "verify_drafts: the target's logits hold NaN; expected numbers; check its weights, and "
           "its dtype (float16 overflows on some models: use bfloat16 or float32)");
     }
-    found.nodes.push_back(node);
-    found.token_ids.push_back(token);
+    followed.nodes.push_back(node);
+    followed.token_ids.push_back(token);
     node = tree.Child(node, token);
   }
-  return found;
+  return followed;
 }
 
 }  // namespace lattice_bpd

@@ -1,4 +1,4 @@
-// How far a greedy target agrees with a tree of drafts.
+// The longest path of a draft tree that a greedy target accepts.
 #ifndef LATTICE_BPD_VERIFY_FOLLOW_GREEDY_H_
 #define LATTICE_BPD_VERIFY_FOLLOW_GREEDY_H_
 
@@ -13,22 +13,22 @@ namespace lattice_bpd {
 // The smallest index whose value is the greatest; -1 where a value is NaN.
 std::int64_t Argmax(Span<float> values);
 
-// Rows of logits, one behind the other.
+// Rows of logits, contiguous.
 struct LogitRows {
   const float* data = nullptr;
   std::size_t rows = 0;
   std::size_t vocab_size = 0;
 };
 
-// Which rows of logits stand behind the nodes of a tree: listed node by node, or, where none are
+// The rows of logits of the nodes of a tree: listed node by node, or, where none are
 // listed, `first` and those that follow.
-struct NodePlaces {
+struct NodeRows {
   Span<std::int64_t> listed;
   std::int64_t first = 0;
 };
 
-// The accepted nodes, the root first, and the target's tokens behind each of them: one more than
-// the accepted drafts. `end` is the place of the last node.
+// The accepted nodes, the root first, and the target's tokens after each of them: one more than
+// the accepted drafts. `end` is the row of the last node.
 struct Followed {
   std::vector<NodeNumber> nodes;
   std::vector<std::int64_t> token_ids;
@@ -36,9 +36,9 @@ struct Followed {
 };
 
 // Walks down from node 0 as long as the target's argmax is among a node's children; only logits on
-// the way are read. Throws ValueError for NaN among them, an empty tree, listed places of another
-// length than the tree, or a place outside the rows.
-Followed FollowGreedy(const PrefixTree& tree, const LogitRows& logits, const NodePlaces& places);
+// the way are read. Throws ValueError for NaN among them, an empty tree, listed rows of another
+// length than the tree, or a row outside the logits.
+Followed FollowGreedy(const PrefixTree& tree, const LogitRows& logits, const NodeRows& rows);
 
 }  // namespace lattice_bpd
 

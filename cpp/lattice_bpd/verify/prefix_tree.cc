@@ -77,8 +77,8 @@ std::vector<std::vector<NodeNumber>> PrefixTree::Paths() const {
     if (nodes_[leaf].first_child != kNoParent) continue;
     std::vector<NodeNumber> path(static_cast<std::size_t>(nodes_[leaf].depth) + 1);
     auto node = static_cast<NodeNumber>(leaf);
-    for (auto place = path.rbegin(); place != path.rend(); ++place) {
-      *place = node;
+    for (auto entry = path.rbegin(); entry != path.rend(); ++entry) {
+      *entry = node;
       node = this->node(node).parent;
     }
     paths.push_back(std::move(path));

@@ -34,10 +34,10 @@ class PrefixTree {
  public:
   PrefixTree() = default;
 
-  // An exact token with room for so many nodes in all.
+  // An exact token, with capacity for so many nodes in all.
   PrefixTree(std::int64_t exact_token, std::size_t capacity);
 
-  // A node behind `parent`, or behind none (kNoParent). Throws ValueError unless the parent is
+  // A node after `parent`, or after none (kNoParent). Throws ValueError unless the parent is
   // there.
   NodeNumber Add(NodeNumber parent, std::int64_t token_id, float log_prob = kUnknownLogProb);
 
@@ -53,7 +53,7 @@ class PrefixTree {
   // The nodes before node `count`, and those of them that are at most `max_depth` deep.
   PrefixTree Cut(std::size_t count, std::int32_t max_depth) const;
 
-  // Of each node but the first whether `written`, what came behind that one's token, begins with
+  // Of each node but the first whether `written`, what came after that one's token, begins with
   // the prefix that ends there.
   std::vector<std::uint8_t> Kept(Span<std::int64_t> written) const;
 
@@ -66,7 +66,7 @@ class PrefixTree {
   const std::vector<DraftNode>& nodes() const { return nodes_; }
   const DraftNode& node(NodeNumber node) const { return nodes_[static_cast<std::size_t>(node)]; }
 
-  // Copies, for who wants one of these of all nodes.
+  // Copies, one value for each node.
   std::vector<std::int64_t> token_ids() const;
   std::vector<NodeNumber> parents() const;
   std::vector<std::int32_t> depths() const;
@@ -101,7 +101,7 @@ struct IntegerView {
 // The exact token and, below it, the nodes of a draft tree whose parents are numbered without it,
 // -1 for first tokens. Nodes deeper than `max_depth` tokens are left out. `log_probs` is of the
 // nodes, or empty where they are not known. Throws ValueError where lengths differ or a parent does
-// not stand before its child.
+// not precede its child.
 template <typename T, typename U>
 PrefixTree TreeOfNodes(std::int64_t exact_token, const IntegerView<T>& token_ids,
                        const IntegerView<U>& parents, std::int32_t max_depth,

@@ -1,7 +1,7 @@
-// From lattices to drafts that are ready for verification, without arrays in between.
+// Searches lattices and returns prefix trees ready for verification, without intermediate arrays.
 //
-// Each context ends in the exact token, which becomes node 0; what is deeper than a sequence has
-// room for is left out.
+// Each context ends in the exact token, which becomes node 0; nodes deeper than a sequence's
+// maximum depth are left out.
 #ifndef LATTICE_BPD_VERIFY_SEARCH_PREFIX_TREES_H_
 #define LATTICE_BPD_VERIFY_SEARCH_PREFIX_TREES_H_
 
@@ -14,17 +14,17 @@
 
 namespace lattice_bpd {
 
-// The most probable prefixes of each lattice, see FindTree, with their log probabilities: behind
-// node 0 they stand by falling probability. `rooms` holds the tokens of the longest draft of each.
-// `threads` and errors as in ForEachLattice; ValueError, too, for an empty context or another
-// number of rooms.
+// The most probable prefixes of each lattice, see FindTree, with their log probabilities: after
+// node 0 they are ordered by decreasing probability. `max_depths`: the longest draft of each, in
+// tokens. `threads` and errors as in ForEachLattice; ValueError, too, for an empty context or
+// another number of max_depths.
 std::vector<PrefixTree> SearchTrees(const LatticeBatch& lattices, const BackoffLm* lm,
-                                    const ContextsView& contexts, Span<std::int32_t> rooms,
+                                    const ContextsView& contexts, Span<std::int32_t> max_depths,
                                     double alpha, int max_nodes, int threads);
 
 // The prefix tree of the best drafts of each lattice, see FindDrafts. The rest as in SearchTrees.
 std::vector<PrefixTree> SearchDrafts(const LatticeBatch& lattices, const BackoffLm* lm,
-                                     const ContextsView& contexts, Span<std::int32_t> rooms,
+                                     const ContextsView& contexts, Span<std::int32_t> max_depths,
                                      const DraftOptions& options, int threads);
 
 }  // namespace lattice_bpd

@@ -1,4 +1,4 @@
-// Rejection sampling at one position: the arithmetic by hand, the distribution by many draws.
+// Rejection sampling at one position: the arithmetic by hand, the distribution by many samples.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/lattice/choose_draw.h"
+#include "lattice_bpd/lattice/rejection_sampling.h"
 #include "lm_examples.h"
 
 namespace lattice_bpd {
@@ -41,36 +41,36 @@ NoiseRow NoiseWithin(const std::vector<std::array<double, 2>>& limits) {
   }
 }
 
-TokenId Choose(const Probs& target, const TokenIds& draws, const TokenIds& ids, const Probs& probs,
-               const NoiseRow& noise) {
+TokenId Choose(const Probs& target, const TokenIds& samples, const TokenIds& ids,
+               const Probs& probs, const NoiseRow& noise) {
   const std::vector<float> logits = LogitsOf(target);
-  return ChooseDraw(logits, draws, {ids, probs}, noise);
+  return RejectionSample(logits, samples, {ids, probs}, noise);
 }
 
-TEST_CASE("a draw is accepted with probability r / q") {
+TEST_CASE("a sample is accepted with probability r / q") {
   // r(1) / q(1) = 0.2 / 0.8 = 1/4
   const Probs target = {0.5, 0.2, 0.3}, probs = {0.2, 0.8};
   const TokenIds ids = {0, 1};
   CHECK(Choose(target, {1}, ids, probs, NoiseWithin({{0.20, 0.249}})) == 1);
-  // rejected: r becomes (0.3, 0, 0.3) / 0.6, of which column 1 draws
+  // rejected: r becomes (0.3, 0, 0.3) / 0.6, of which column 1 samples
   CHECK(Choose(target, {1}, ids, probs, NoiseWithin({{0.251, 0.3}, {0.0, 0.499}})) == 0);
   CHECK(Choose(target, {1}, ids, probs, NoiseWithin({{0.251, 0.3}, {0.501, 1.0}})) == 2);
   // a token that the target wants more than the drafts is always accepted
   CHECK(Choose(target, {0}, ids, probs, NoiseWithin({{0.99, 1.0}})) == 0);
 }
 
-TEST_CASE("a second draw is judged by what is left of both distributions") {
-  // After draw 0 of q = (0.6, 0.3, 0.1) is rejected, r = (0.2, 0.5, 0.3) is (0, 0.2, 0.2) / 0.4 and
-  // q is (0, 0.75, 0.25): draw 1 is accepted with probability 0.5 / 0.75 = 2/3.
+TEST_CASE("a second sample is judged by what is left of both distributions") {
+  // After sample 0 of q = (0.6, 0.3, 0.1) is rejected, r = (0.2, 0.5, 0.3) is (0, 0.2, 0.2) / 0.4
+  // and q is (0, 0.75, 0.25): sample 1 is accepted with probability 0.5 / 0.75 = 2/3.
   const Probs target = {0.2, 0.5, 0.3}, probs = {0.6, 0.3, 0.1};
-  const TokenIds ids = {0, 1, 2}, draws = {0, 1};
+  const TokenIds ids = {0, 1, 2}, samples = {0, 1};
   const std::array<double, 2> rejects = {0.34, 0.4};  // above 0.2 / 0.6
-  CHECK(Choose(target, draws, ids, probs, NoiseWithin({rejects, {0.60, 0.666}})) == 1);
+  CHECK(Choose(target, samples, ids, probs, NoiseWithin({rejects, {0.60, 0.666}})) == 1);
   // After both, r = (0, 0, 0.5 - 0.25): only token 2 is left.
-  CHECK(Choose(target, draws, ids, probs, NoiseWithin({rejects, {0.667, 0.7}})) == 2);
+  CHECK(Choose(target, samples, ids, probs, NoiseWithin({rejects, {0.667, 0.7}})) == 2);
 }
 
-TEST_CASE("without draws the target's own distribution is drawn from, by column 0") {
+TEST_CASE("without samples the target's own distribution is sampled from, by column 0") {
   const Probs target = {0.25, 0.0, 0.5, 0.25};
   CHECK(Choose(target, {}, {}, {}, NoiseWithin({{0.2, 0.249}})) == 0);
   CHECK(Choose(target, {}, {}, {}, NoiseWithin({{0.251, 0.3}})) == 2);
@@ -85,23 +85,24 @@ TEST_CASE("the token has the target's distribution, whatever it was drafted from
   const TokenIds ids = {0, 1, 2, 4};
   constexpr int kTrials = 20000;
   for (const Probs& probs : drafted) {
-    for (std::size_t num_draws = 0; num_draws <= 3; ++num_draws) {
-      CAPTURE(num_draws);
+    for (std::size_t num_samples = 0; num_samples <= 3; ++num_samples) {
+      CAPTURE(num_samples);
       std::vector<int> counts(target.size());
       for (int trial = 0; trial < kTrials; ++trial) {
-        // the draws: without replacement, from noise of another key
-        const NoiseRow drawing(1, static_cast<std::uint64_t>(trial));
+        // the samples: without replacement, from noise of another key
+        const NoiseRow sampling(1, static_cast<std::uint64_t>(trial));
         Probs left = probs;
-        TokenIds draws;
-        while (draws.size() < num_draws) {
+        TokenIds samples;
+        while (samples.size() < num_samples) {
           const double total = std::accumulate(left.begin(), left.end(), 0.0);
-          double rest = drawing.Uniform(draws.size()) * total;
+          double rest = sampling.Uniform(samples.size()) * total;
           std::size_t at = 0;
           while (at + 1 < left.size() && (rest -= left[at]) >= 0.0) ++at;
-          draws.push_back(ids[at]);
+          samples.push_back(ids[at]);
           left[at] = 0.0;
         }
-        ++counts[Choose(target, draws, ids, probs, NoiseRow(2, static_cast<std::uint64_t>(trial)))];
+        ++counts[Choose(target, samples, ids, probs,
+                        NoiseRow(2, static_cast<std::uint64_t>(trial)))];
       }
       CHECK(counts[4] == 0);
       for (std::size_t token = 0; token < 4; ++token) {
@@ -123,9 +124,9 @@ TEST_CASE("what cannot be chosen from is refused") {
   const NoiseRow noise(1, 1);
   const Probs target = {0.5, 0.5}, even = {0.5, 0.5};
   const TokenIds ids = {0, 1};
-  const auto choose = [&](const std::vector<float>& logits, const TokenIds& draws,
+  const auto choose = [&](const std::vector<float>& logits, const TokenIds& samples,
                           const TokenIds& from, const Probs& probs) {
-    return ChooseDraw(logits, draws, {from, probs}, noise);
+    return RejectionSample(logits, samples, {from, probs}, noise);
   };
   const std::vector<float> logits = LogitsOf(target);
   CHECK_THROWS_WITH_AS(choose({0.0f, std::nanf("")}, {}, {}, {}), doctest::Contains("token 1"),

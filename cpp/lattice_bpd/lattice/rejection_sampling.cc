@@ -1,4 +1,4 @@
-#include "lattice_bpd/lattice/choose_draw.h"
+#include "lattice_bpd/lattice/rejection_sampling.h"
 
 #include <algorithm>
 #include <cmath>
@@ -24,7 +24,7 @@ std::vector<double> Softmax(Span<float> logits) {
   if (!std::isfinite(best)) {
     throw ValueError(
         StrCat("found ", logits.size(),
-               " logits, none of them above -inf; expected a token that may be drawn"));
+               " logits, none of them above -inf; expected a token that may be sampled"));
   }
   std::vector<double> probs(logits.size());
   double total = 0.0;
@@ -36,39 +36,39 @@ std::vector<double> Softmax(Span<float> logits) {
   return probs;
 }
 
-// q as it goes on without what was drawn; rest is the target's distribution as it goes on.
+// q without what was sampled so far; rest is the target's residual distribution.
 class Rejection {
  public:
-  Rejection(const DrawnFrom& from, std::vector<double>* rest)
+  Rejection(const DraftDistribution& from, std::vector<double>* rest)
       : from_(from), left_(from.probs.begin(), from.probs.end()), rest_(*rest) {
     double total = 0.0;
     for (std::size_t i = 0; i < left_.size(); ++i) {
       const TokenId token = from.token_ids[i];
       if (token < 0 || static_cast<std::size_t>(token) >= rest_.size() || !(left_[i] >= 0.0)) {
-        throw ValueError(StrCat("drawn_from has token ", token, " of probability ", left_[i],
-                                "; expected tokens in 0..", rest_.size() - 1,
+        throw ValueError(StrCat("the draft distribution has token ", token, " of probability ",
+                                left_[i], "; expected tokens in 0..", rest_.size() - 1,
                                 " and probabilities of 0 or more"));
       }
       total += left_[i];
     }
     if (!(std::fabs(total - 1.0) < 1e-3)) {
-      throw ValueError(StrCat("drawn_from has probabilities that sum to ", total, "; expected 1"));
+      throw ValueError(StrCat("the draft probabilities sum to ", total, "; expected 1"));
     }
     for (double& prob : left_) prob /= total;
   }
 
-  // Whether a draw is accepted; else both distributions go on without it.
-  bool Accepts(TokenId draw, double uniform) {
-    const auto* at = std::find(from_.token_ids.begin(), from_.token_ids.end(), draw);
-    const auto place = static_cast<std::size_t>(at - from_.token_ids.begin());
-    if (place == left_.size() || left_[place] <= 0.0) {
-      throw ValueError(StrCat("draft token ", draw, " has no probability left where it was drawn",
-                              " from; expected draws without replacement from drawn_from"));
+  // Whether a draft token is accepted; else both distributions continue without it.
+  bool Accepts(TokenId token, double uniform) {
+    const auto* at = std::find(from_.token_ids.begin(), from_.token_ids.end(), token);
+    const auto index = static_cast<std::size_t>(at - from_.token_ids.begin());
+    if (index == left_.size() || left_[index] <= 0.0) {
+      throw ValueError(StrCat("draft token ", token, " has no probability left; expected samples",
+                              " without replacement from the draft distribution"));
     }
-    if (uniform * left_[place] < rest_[static_cast<std::size_t>(draw)]) return true;
-    if (!TakeOff()) return true;  // the two distributions are equal but for rounding
-    const double others = 1.0 - left_[place];
-    left_[place] = 0.0;
+    if (uniform * left_[index] < rest_[static_cast<std::size_t>(token)]) return true;
+    if (!SubtractDrafts()) return true;  // the two distributions are equal but for rounding
+    const double others = 1.0 - left_[index];
+    left_[index] = 0.0;
     if (others > kRounding) {
       for (double& prob : left_) prob /= others;
     }
@@ -77,7 +77,7 @@ class Rejection {
 
  private:
   // rest = max(rest - left, 0), normalised; false, and no change, where nothing would stay.
-  bool TakeOff() {
+  bool SubtractDrafts() {
     double total = 1.0;
     for (std::size_t i = 0; i < left_.size(); ++i) {
       total -= std::min(rest_[static_cast<std::size_t>(from_.token_ids[i])], left_[i]);
@@ -93,12 +93,12 @@ class Rejection {
     return true;
   }
 
-  const DrawnFrom& from_;
+  const DraftDistribution& from_;
   std::vector<double> left_;
   std::vector<double>& rest_;
 };
 
-TokenId Draw(const std::vector<double>& probs, double uniform) {
+TokenId Sample(const std::vector<double>& probs, double uniform) {
   double sum = 0.0;
   std::size_t last = 0;
   for (std::size_t i = 0; i < probs.size(); ++i) {
@@ -112,16 +112,16 @@ TokenId Draw(const std::vector<double>& probs, double uniform) {
 
 }  // namespace
 
-TokenId ChooseDraw(Span<float> logits, Span<TokenId> draws, const DrawnFrom& from,
-                   const NoiseRow& noise) {
+TokenId RejectionSample(Span<float> logits, Span<TokenId> draft_tokens,
+                        const DraftDistribution& from, const NoiseRow& noise) {
   std::vector<double> rest = Softmax(logits);
-  if (!draws.empty()) {
+  if (!draft_tokens.empty()) {
     Rejection rejection(from, &rest);
-    for (std::size_t i = 0; i < draws.size(); ++i) {
-      if (rejection.Accepts(draws[i], noise.Uniform(i))) return draws[i];
+    for (std::size_t i = 0; i < draft_tokens.size(); ++i) {
+      if (rejection.Accepts(draft_tokens[i], noise.Uniform(i))) return draft_tokens[i];
     }
   }
-  return Draw(rest, noise.Uniform(draws.size()));
+  return Sample(rest, noise.Uniform(draft_tokens.size()));
 }
 
 }  // namespace lattice_bpd

@@ -1,16 +1,30 @@
-// Token ids from Python at the speed of a memory read; whatever is unusual or wrong is left to
-// lattice_bpd.token_ids, which also words the errors.
+// Exceptions, and token ids at the speed of a memory read.
 #include <pybind11/typing.h>
 
+#include <cstring>
+#include <exception>
 #include <optional>
 #include <tuple>
 
 #include "bindings.h"
+#include "lattice_bpd/base/errors.h"
 
 namespace py = pybind11;
 
 namespace lattice_bpd {
 namespace {
+
+// A message may quote bytes of a file that are not text: those are escaped, in every version of
+// Python (PyErr_SetString loses the message in 3.11.2, which Debian 12 has).
+py::object ToText(const char* message) {
+  const auto size = static_cast<Py_ssize_t>(std::strlen(message));
+  return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(message, size, "backslashreplace"));
+}
+
+py::object ToPath(const std::string& path) {
+  const auto size = static_cast<Py_ssize_t>(path.size());
+  return py::reinterpret_steal<py::object>(PyUnicode_DecodeFSDefaultAndSize(path.data(), size));
+}
 
 bool AppendList(PyObject* list, std::int64_t largest, std::vector<TokenId>* out) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
@@ -50,8 +64,10 @@ bool Append(py::handle row, std::int64_t largest, std::vector<TokenId>* out) {
 
 using PackedIds = std::tuple<py::array_t<TokenId>, py::array_t<std::int64_t>>;
 
-// Rows that are plain lists of ints or int32 or int64 arrays, ids 0..largest: token ids one behind
-// the other and offsets (rows + 1,). None for anything else.
+// Whatever is unusual or invalid is left to lattice_bpd.token_ids, which also words the errors.
+//
+// Rows that are plain lists of ints or int32 or int64 arrays, ids 0..largest: token ids,
+// concatenated, and offsets (rows + 1,). None for anything else.
 std::optional<PackedIds> PackTokenIds(const py::typing::List<py::object>& rows,
                                       std::int64_t largest) {
   std::vector<TokenId> token_ids;
@@ -60,12 +76,27 @@ std::optional<PackedIds> PackTokenIds(const py::typing::List<py::object>& rows,
     if (!Append(row, largest, &token_ids)) return std::nullopt;
     offsets.push_back(static_cast<std::int64_t>(token_ids.size()));
   }
-  return PackedIds(ToArray(Span<TokenId>(token_ids)), ToArray(Span<std::int64_t>(offsets)));
+  return PackedIds(ToArray(std::move(token_ids)), ToArray(std::move(offsets)));
 }
 
 }  // namespace
 
-void BindTokenIds(py::module_& m) {
+void BindBase(py::module_& m) {
+  static PyObject* format_error =  // for as long as the process lives
+      py::exception<FormatError>(m, "FormatError", PyExc_ValueError).release().ptr();
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const FormatError& error) {
+      PyErr_SetObject(format_error, ToText(error.what()).ptr());
+    } catch (const ValueError& error) {
+      PyErr_SetObject(PyExc_ValueError, ToText(error.what()).ptr());
+    } catch (const IoError& error) {  // OSError picks FileNotFoundError and the like by errno
+      const py::tuple arguments =
+          py::make_tuple(error.error_number(), ToText(error.what()), ToPath(error.path()));
+      PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    }
+  });
   m.def("pack_token_ids", &PackTokenIds, py::arg("rows"), py::arg("largest"));
 }
 

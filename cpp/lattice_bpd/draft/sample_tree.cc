@@ -1,4 +1,4 @@
-#include "lattice_bpd/draft/draw_tree.h"
+#include "lattice_bpd/draft/sample_tree.h"
 
 #include <cmath>
 
@@ -8,8 +8,8 @@
 
 namespace lattice_bpd {
 
-void DrawTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-              const DrawOptions& options, const CachedContext& cached, DrawnTree* out) {
+void SampleTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                const SampleOptions& options, const CachedContext& cached, SampledTree* out) {
   CheckMaxNodes(options.max_nodes);
   CheckAlpha(options.alpha);
   if (!(options.sharpness > 0.0) || !std::isfinite(options.sharpness)) {
@@ -20,7 +20,7 @@ void DrawTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
   if (sausage.num_slots() == 0) return;
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
   if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
-  DrawTreeFused(sausage, lm, start, options, cached, out);
+  SampleTreeFused(sausage, lm, start, options, cached, out);
 }
 
 }  // namespace lattice_bpd

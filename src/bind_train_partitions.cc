@@ -1,12 +1,13 @@
-// What one machine of a cluster does with its part of an LM's n-grams, and the LM from all parts.
+// Training on a cluster: what one machine does with its part of the n-grams.
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/lm/backoff_lm.h"
-#include "lattice_bpd/lm/trie_assembler.h"
+#include "lattice_bpd/train/count_runs.h"
 #include "lattice_bpd/train/estimate.h"
 #include "lattice_bpd/train/row_trie.h"
 
@@ -14,6 +15,82 @@ namespace py = pybind11;
 
 namespace lattice_bpd {
 namespace {
+
+CountFiles OpenBytes(const std::vector<py::bytes>& runs) {
+  std::vector<std::string> copies(runs.begin(), runs.end());
+  return OpenRuns(std::move(copies));
+}
+
+CountedNgrams CountPart(const CountFiles& runs, const MinCounts& min_counts) {
+  if (runs.empty()) throw ValueError("n-gram counting: no runs; expected at least one");
+  CountTrieOptions options;
+  options.order = runs[0]->order();
+  options.min_counts = min_counts;
+  return BuildCountTrie(runs, options);
+}
+
+py::list Count(const Vocabulary& vocabulary, const Array<TokenId>& token_ids,
+               const Array<std::int64_t>& offsets, int order, std::uint32_t num_parts,
+               int threads) {
+  std::vector<std::string> runs;
+  {
+    const TokenSequences sequences{ToSpan(token_ids), ToSpan(offsets)};
+    const py::gil_scoped_release release;
+    runs = CountIntoRuns(sequences, vocabulary, order, num_parts, threads);
+  }
+  py::list result;
+  for (std::string& run : runs) {
+    result.append(py::bytes(run));
+    run = {};
+  }
+  return result;
+}
+
+py::bytes Merge(const std::vector<py::bytes>& runs) {
+  const CountFiles files = OpenBytes(runs);
+  std::string merged;
+  {
+    const py::gil_scoped_release release;
+    merged = MergeRuns(files);
+  }
+  return {merged};
+}
+
+py::tuple Summarise(const std::vector<py::bytes>& runs, const MinCounts& min_counts) {
+  const CountFiles files = OpenBytes(runs);
+  PartSummary summary;
+  {
+    const py::gil_scoped_release release;
+    summary = SummarisePart(CountPart(files, min_counts));
+  }
+  summary.context_count.resize(summary.count.size());
+  return py::make_tuple(summary.count_of_counts, ToArray(std::move(summary.count)),
+                        ToArray(std::move(summary.context_count)),
+                        ToArray(std::move(summary.num_after)));
+}
+
+py::list List(const std::vector<py::bytes>& runs, const MinCounts& min_counts) {
+  const CountFiles files = OpenBytes(runs);
+  std::vector<NgramTable> tables;
+  std::vector<std::vector<std::uint64_t>> context_counts;
+  {
+    const py::gil_scoped_release release;
+    const CountTrie trie = CountPart(files, min_counts).trie;
+    for (int m = 1; m < trie.order(); ++m) {
+      tables.push_back(ListNgrams(trie, m));
+      context_counts.push_back(ContextCountsOf(trie, m));
+    }
+  }
+  py::list result;
+  for (std::size_t m = 0; m < tables.size(); ++m) {
+    const auto rows = static_cast<py::ssize_t>(tables[m].counts.size());
+    const auto length = static_cast<py::ssize_t>(m) + 2;
+    result.append(py::make_tuple(ToArray(std::move(tables[m].symbols), {rows, length}),
+                                 ToArray(std::move(tables[m].counts)),
+                                 ToArray(std::move(context_counts[m]))));
+  }
+  return result;
+}
 
 using CountsOfCounts = std::vector<CountOfCounts>;
 
@@ -55,10 +132,7 @@ void CheckSymbols(const Vocabulary& vocabulary, std::size_t size, const char* na
 template <typename T>
 py::list ToList(std::vector<std::vector<T>> columns) {
   py::list result;
-  for (std::vector<T>& column : columns) {
-    const auto size = static_cast<py::ssize_t>(column.size());
-    result.append(ToArray(std::move(column), {size}));
-  }
+  for (std::vector<T>& column : columns) result.append(ToArray(std::move(column)));
   return result;
 }
 
@@ -90,8 +164,7 @@ py::array_t<float> EstimateSymbols(const Vocabulary& vocabulary, const Array<std
   trie.levels[0].context_count = {};
   const EstimateOptions options = MakeOptions(1, katz_k, smoothing, unseen);
   Trie lm = EstimateLm(std::move(trie), options, nullptr, &count_of_counts);
-  const auto size = static_cast<py::ssize_t>(lm.levels[0].size());
-  return ToArray(std::move(lm.levels[0].log_prob), {size});
+  return ToArray(std::move(lm.levels[0].log_prob));
 }
 
 py::list Estimate(const Vocabulary& vocabulary, const SymbolArrays& symbols,
@@ -176,37 +249,22 @@ py::list Backoffs(const Vocabulary& vocabulary, const Array<float>& unigrams,
     const auto rows = static_cast<py::ssize_t>(level.backoff.size());
     const auto length = static_cast<py::ssize_t>(result.size()) + 1;
     result.append(py::make_tuple(ToArray(std::move(level.symbols), {rows, length}),
-                                 ToArray(std::move(level.backoff), {rows})));
+                                 ToArray(std::move(level.backoff))));
   }
   return result;
 }
 
-void BindAssembler(py::module_& m) {
-  py::class_<TrieAssembler>(m, "TrieAssembler", "An LM from n-grams that arrive in order.")
-      .def(py::init([](const Vocabulary& vocabulary, const Array<float>& unigrams) {
-             return std::make_unique<TrieAssembler>(vocabulary, ToSpan(unigrams));
-           }),
-           py::arg("vocabulary"), py::arg("unigrams").noconvert())
-      .def(
-          "add",
-          [](TrieAssembler* assembler, int length, const Array<Symbol>& symbols,
-             const Array<float>& log_probs, const Array<float>& backoffs) {
-            assembler->Add(length, ToSpan(symbols), ToSpan(log_probs), ToSpan(backoffs));
-          },
-          py::arg("length"), py::arg("symbols").noconvert(), py::arg("log_probs").noconvert(),
-          py::arg("backoffs").noconvert())
-      .def(
-          "finish",
-          [](TrieAssembler* assembler) {
-            return std::const_pointer_cast<BackoffLm>(BackoffLm::FromTrie(assembler->Finish()));
-          },
-          py::call_guard<py::gil_scoped_release>());
-}
-
 }  // namespace
 
-void BindRows(py::module_& m) {
-  BindAssembler(m);
+void BindTrainPartitions(py::module_& m) {
+  m.def("count_into_runs", &Count, py::arg("vocabulary"), py::arg("token_ids").noconvert(),
+        py::arg("offsets").noconvert(), py::arg("order"), py::arg("num_parts"), py::arg("threads"),
+        "The records of sequences as a run for each part, b'' where it gets none.");
+  m.def("merge_runs", &Merge, py::arg("runs"), "The sum of runs as a run.");
+  m.def("summarise_runs", &Summarise, py::arg("runs"), py::arg("min_counts"),
+        "Counts of counts by order; of each symbol: count, context count, n-grams stored after.");
+  m.def("list_runs", &List, py::arg("runs"), py::arg("min_counts"),
+        "For order 2, 3, ..: symbols (N, order), counts (N,), context counts (N,), sorted.");
   m.def("estimate_symbols", &EstimateSymbols, py::arg("vocabulary"), py::arg("count").noconvert(),
         py::arg("count_of_counts"), py::arg("katz_k"), py::arg("smoothing"), py::arg("unseen"),
         "ln P of each symbol, (S,) float32.");
@@ -230,7 +288,7 @@ void BindRows(py::module_& m) {
         return DescribeViolations(order, count_of_counts, used, katz_k);
       },
       py::arg("order"), py::arg("count_of_counts"), py::arg("used"), py::arg("katz_k"),
-      "What a user should hear about the discounts of an order; empty if nothing.");
+      "Warnings about the discounts of an order; empty if none.");
 }
 
 }  // namespace lattice_bpd

@@ -1,4 +1,4 @@
-#include "lattice_bpd/draft/draw_batch.h"
+#include "lattice_bpd/draft/sample_batch.h"
 
 #include <algorithm>
 #include <limits>
@@ -8,9 +8,9 @@
 namespace lattice_bpd {
 namespace {
 
-DrawBatch MakePadding(std::size_t batch, std::size_t num_slots, std::size_t max_nodes,
-                      std::size_t width) {
-  DrawBatch out;
+SampledTreeBatch MakePadding(std::size_t batch, std::size_t num_slots, std::size_t max_nodes,
+                             std::size_t width) {
+  SampledTreeBatch out;
   out.width = width;
   out.token_ids.assign(batch * max_nodes, kPadToken);
   out.parents.assign(batch * max_nodes, -1);
@@ -22,8 +22,8 @@ DrawBatch MakePadding(std::size_t batch, std::size_t num_slots, std::size_t max_
   return out;
 }
 
-void WriteTree(const DrawnTree& tree, std::size_t b, std::size_t num_slots, std::size_t max_nodes,
-               DrawBatch* out) {
+void WriteTree(const SampledTree& tree, std::size_t b, std::size_t num_slots, std::size_t max_nodes,
+               SampledTreeBatch* out) {
   out->counts[b] = static_cast<std::int32_t>(tree.nodes.size());
   for (std::size_t i = 0; i < tree.nodes.size(); ++i) {
     const std::size_t at = b * max_nodes + i;
@@ -45,29 +45,30 @@ void WriteTree(const DrawnTree& tree, std::size_t b, std::size_t num_slots, std:
 
 }  // namespace
 
-DrawBatch DrawTreeBatch(const LatticeBatch& lattices, const BackoffLm* lm,
-                        const ContextsView& contexts, const DrawOptions& options,
-                        Span<std::uint64_t> keys, Span<std::uint64_t> positions, int threads) {
+SampledTreeBatch SampleTreeBatch(const LatticeBatch& lattices, const BackoffLm* lm,
+                                 const ContextsView& contexts, const SampleOptions& options,
+                                 Span<std::uint64_t> keys, Span<std::uint64_t> positions,
+                                 int threads) {
   CheckMaxNodes(options.max_nodes);
   if (keys.size() != lattices.size() || positions.size() != lattices.size()) {
     throw ValueError(StrCat("found ", keys.size(), " keys and ", positions.size(),
                             " positions for ", lattices.size(),
                             " lattices; expected one of each for each"));
   }
-  std::vector<DrawnTree> trees(lattices.size());
+  std::vector<SampledTree> trees(lattices.size());
   ForEachLattice(lattices, lm, contexts, threads,
                  [&](std::size_t b, const Sausage& lattice, const LmState& start,
                      const CachedContext& cached) {
-                   DrawOptions own = options;
+                   SampleOptions own = options;
                    own.key = keys[b];
                    own.position = positions[b];
-                   DrawTree(lattice, lm, start, own, cached, &trees[b]);
+                   SampleTree(lattice, lm, start, own, cached, &trees[b]);
                  });
   std::size_t width = 0;
-  for (const DrawnTree& tree : trees) width = std::max(width, tree.width);
+  for (const SampledTree& tree : trees) width = std::max(width, tree.width);
   const auto max_nodes = static_cast<std::size_t>(options.max_nodes);
   const std::size_t num_slots = lattices.num_slots();
-  DrawBatch out = MakePadding(lattices.size(), num_slots, max_nodes, width);
+  SampledTreeBatch out = MakePadding(lattices.size(), num_slots, max_nodes, width);
   for (std::size_t b = 0; b < trees.size(); ++b) {
     if (num_slots > 0) WriteTree(trees[b], b, num_slots, max_nodes, &out);
   }

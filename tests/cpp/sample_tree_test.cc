@@ -1,5 +1,5 @@
-// Drawn trees: exact conditional probabilities, draws without replacement, shared noise; and draws
-// of single tokens.
+// Sampled trees: exact conditional probabilities, samples without replacement, shared noise; and
+// samples of single tokens.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/draft/draw_batch.h"
 #include "lattice_bpd/draft/find_drafts.h"
+#include "lattice_bpd/draft/sample_batch.h"
 #include "lattice_bpd/lattice/sample_token.h"
 #include "lm_examples.h"
 
@@ -23,11 +23,11 @@ using TokenIds = std::vector<TokenId>;
 
 Sausage Lattice(unsigned seed) {
   std::mt19937 random(seed);
-  const auto draw = [&random] { return static_cast<float>(random() % 9) / 4.0f; };
+  const auto sample = [&random] { return static_cast<float>(random() % 9) / 4.0f; };
   Sausage sausage;
-  sausage.AddSlot(TokenIds{2, 0, 1}, std::vector<float>{draw(), draw(), draw()});
-  sausage.AddSlot(TokenIds{1, 2}, std::vector<float>{draw(), draw()});
-  sausage.AddSlot(TokenIds{0, 2, 1}, std::vector<float>{draw(), draw(), draw()});
+  sausage.AddSlot(TokenIds{2, 0, 1}, std::vector<float>{sample(), sample(), sample()});
+  sausage.AddSlot(TokenIds{1, 2}, std::vector<float>{sample(), sample()});
+  sausage.AddSlot(TokenIds{0, 2, 1}, std::vector<float>{sample(), sample(), sample()});
   return sausage;
 }
 
@@ -48,7 +48,7 @@ std::map<TokenIds, double> ListMasses(const Sausage& lattice, const BackoffLm* l
   return masses;
 }
 
-TokenIds PrefixOf(const DrawnTree& tree, std::int32_t node) {
+TokenIds PrefixOf(const SampledTree& tree, std::int32_t node) {
   TokenIds tokens;
   for (; node >= 0; node = tree.nodes[node].parent) {
     tokens.insert(tokens.begin(), tree.nodes[node].token_id);
@@ -61,10 +61,10 @@ TokenIds WithToken(TokenIds prefix, TokenId token) {
   return prefix;
 }
 
-DrawnTree Draw(const Sausage& lattice, const BackoffLm* lm, const LmState& start,
-               const DrawOptions& options) {
-  DrawnTree tree;
-  DrawTree(lattice, lm, start, options, {}, &tree);
+SampledTree Sample(const Sausage& lattice, const BackoffLm* lm, const LmState& start,
+                   const SampleOptions& options) {
+  SampledTree tree;
+  SampleTree(lattice, lm, start, options, {}, &tree);
   return tree;
 }
 
@@ -74,7 +74,8 @@ TEST_CASE("every node's distribution is the exact conditional of the joint one")
   for (unsigned seed = 0; seed < 6; ++seed) {
     const Sausage lattice = Lattice(seed);
     const auto masses = ListMasses(lattice, lm.get(), start, 0.75);
-    const DrawnTree tree = Draw(lattice, lm.get(), start, {0.75, 100, NoiseUse::kDrawn, 1.0, seed});
+    const SampledTree tree =
+        Sample(lattice, lm.get(), start, {0.75, 100, NoiseUse::kIndependent, 1.0, seed});
     REQUIRE(tree.nodes.size() == 3 + 6 + 18);
     for (std::int32_t node = -1; node < 27; ++node) {
       const TokenIds prefix = PrefixOf(tree, node);
@@ -83,12 +84,12 @@ TEST_CASE("every node's distribution is the exact conditional of the joint one")
               doctest::Approx(masses.at(prefix)).epsilon(1e-6));
       }
       for (std::size_t lane = 0; lane < tree.width; ++lane) {
-        const double found = tree.child_probs[(node + 1) * tree.width + lane];
+        const double prob = tree.child_probs[(node + 1) * tree.width + lane];
         const TokenId token =
             prefix.size() < 3 ? tree.token_ids[prefix.size() * tree.width + lane] : kPadToken;
         const double wanted =
             token < 0 ? 0.0 : masses.at(WithToken(prefix, token)) / masses.at(prefix);
-        CHECK(found == doctest::Approx(wanted).epsilon(1e-6));
+        CHECK(prob == doctest::Approx(wanted).epsilon(1e-6));
       }
     }
   }
@@ -101,10 +102,10 @@ double ChiSquareBound(std::size_t freedom) {
 }
 
 double ChiSquare(const std::map<TokenIds, int>& counts,
-                 const std::map<TokenIds, double>& probabilities, int draws) {
+                 const std::map<TokenIds, double>& probabilities, int samples) {
   double sum = 0.0;
   for (const auto& [key, probability] : probabilities) {
-    const double wanted = probability * draws;
+    const double wanted = probability * samples;
     const auto at = counts.find(key);
     const double off = (at == counts.end() ? 0 : at->second) - wanted;
     sum += off * off / wanted;
@@ -112,17 +113,18 @@ double ChiSquare(const std::map<TokenIds, int>& counts,
   return sum;
 }
 
-TEST_CASE("paths come out as draws from the joint, siblings as draws without replacement") {
+TEST_CASE("paths come out as samples from the joint, siblings as samples without replacement") {
   const auto lm = ExampleLm();
   const LmState start = lm->StateOfContext(TokenIds{0}, true);
   const Sausage lattice = Lattice(3);
   const auto masses = ListMasses(lattice, lm.get(), start, 0.75);
-  constexpr int kDraws = 40000;
+  constexpr int kSamples = 40000;
   std::map<TokenIds, int> paths, pairs;
-  for (int key = 0; key < kDraws; ++key) {
-    const DrawnTree tree = Draw(lattice, lm.get(), start,
-                                {0.75, 9, NoiseUse::kDrawn, 1.0, static_cast<std::uint64_t>(key)});
-    ++paths[PrefixOf(tree, 2)];  // the first draw is nodes 0, 1, 2
+  for (int key = 0; key < kSamples; ++key) {
+    const SampledTree tree =
+        Sample(lattice, lm.get(), start,
+               {0.75, 9, NoiseUse::kIndependent, 1.0, static_cast<std::uint64_t>(key)});
+    ++paths[PrefixOf(tree, 2)];  // the first sample is nodes 0, 1, 2
     TokenIds firsts;
     for (const TreeNode& node : tree.nodes) {
       if (node.parent < 0) firsts.push_back(node.token_id);
@@ -133,7 +135,7 @@ TEST_CASE("paths come out as draws from the joint, siblings as draws without rep
   for (const auto& [prefix, mass] : masses) {
     if (prefix.size() == 3) whole[prefix] = mass;
   }
-  CHECK(ChiSquare(paths, whole, kDraws) < ChiSquareBound(whole.size() - 1));
+  CHECK(ChiSquare(paths, whole, kSamples) < ChiSquareBound(whole.size() - 1));
   // The second token of a pair, given the first: q without it, whatever else the tree holds.
   for (TokenId first = 0; first < 3; ++first) {
     std::map<TokenIds, int> counts;
@@ -150,16 +152,17 @@ TEST_CASE("paths come out as draws from the joint, siblings as draws without rep
   }
 }
 
-TEST_CASE("the children of two nodes are drawn independently") {
+TEST_CASE("the children of two nodes are sampled independently") {
   // Two slots of two equal tokens: each node's first child is either token, whatever the other's.
   Sausage lattice;
   lattice.AddSlot(TokenIds{0, 1}, std::vector<float>{1.0f, 1.0f});
   lattice.AddSlot(TokenIds{0, 1}, std::vector<float>{2.0f, 2.0f});
-  constexpr int kDraws = 4000;
+  constexpr int kSamples = 4000;
   int alike = 0;
-  for (int key = 0; key < kDraws; ++key) {
-    const DrawnTree tree = Draw(lattice, nullptr, {},
-                                {1.0, 6, NoiseUse::kDrawn, 1.0, static_cast<std::uint64_t>(key)});
+  for (int key = 0; key < kSamples; ++key) {
+    const SampledTree tree =
+        Sample(lattice, nullptr, {},
+               {1.0, 6, NoiseUse::kIndependent, 1.0, static_cast<std::uint64_t>(key)});
     REQUIRE(tree.nodes.size() == 6);
     std::map<std::int32_t, TokenId> first_child;  // by parent
     for (const TreeNode& node : tree.nodes) first_child.emplace(node.parent, node.token_id);
@@ -170,8 +173,8 @@ TEST_CASE("the children of two nodes are drawn independently") {
     }
     alike += below[0] == below[1];
   }
-  CHECK(alike > kDraws * 0.45);  // 0.5, more than 6 standard deviations off
-  CHECK(alike < kDraws * 0.55);
+  CHECK(alike > kSamples * 0.45);  // 0.5, more than 6 standard deviations off
+  CHECK(alike < kSamples * 0.55);
 }
 
 TEST_CASE("shared noise: a token's share is softmax(sharpness * (ln q + noise))") {
@@ -179,8 +182,8 @@ TEST_CASE("shared noise: a token's share is softmax(sharpness * (ln q + noise))"
   const LmState start = lm->StateOfContext(TokenIds{0}, true);
   const Sausage lattice = Lattice(5);
   const auto masses = ListMasses(lattice, lm.get(), start, 0.75);
-  const DrawnTree tree =
-      Draw(lattice, lm.get(), start, {0.75, 100, NoiseUse::kShared, 1.5, 77, 40});
+  const SampledTree tree =
+      Sample(lattice, lm.get(), start, {0.75, 100, NoiseUse::kShared, 1.5, 77, 40});
   REQUIRE(tree.nodes.size() == 27);
   double last = 0.0;
   for (std::int32_t node = 0; node < 27; ++node) {
@@ -207,14 +210,14 @@ TEST_CASE("shared noise: a token's share is softmax(sharpness * (ln q + noise))"
   }
 }
 
-TEST_CASE("batch: padding, and the same rows whatever stands beside them") {
+TEST_CASE("batch: padding, and the same rows whatever else is in the batch") {
   const auto lm = ExampleLm();
   const std::vector<Sausage> lattices = {Lattice(1), Lattice(2), Lattice(1)};
   const auto offsets = std::vector<std::int64_t>(4, 0);
   const std::vector<std::uint64_t> keys = {5, 6, 5}, positions = {0, 0, 0};
-  const DrawOptions options{1.0, 40, NoiseUse::kDrawn, 1.0};
-  const DrawBatch batch =
-      DrawTreeBatch(lattices, lm.get(), {{}, offsets, true}, options, keys, positions, 2);
+  const SampleOptions options{1.0, 40, NoiseUse::kIndependent, 1.0};
+  const SampledTreeBatch batch =
+      SampleTreeBatch(lattices, lm.get(), {{}, offsets, true}, options, keys, positions, 2);
   CHECK(batch.counts == std::vector<std::int32_t>{27, 27, 27});
   CHECK(batch.token_ids[39] == kPadToken);
   const auto row = [](const auto& values, std::size_t b) {
@@ -226,13 +229,13 @@ TEST_CASE("batch: padding, and the same rows whatever stands beside them") {
   CHECK(row(batch.child_probs, 0) == row(batch.child_probs, 2));
   CHECK(row(batch.token_ids, 0) != row(batch.token_ids, 1));
   CHECK_THROWS_WITH_AS(
-      DrawTreeBatch(lattices, lm.get(), {{}, offsets, true}, options, {}, positions, 1),
+      SampleTreeBatch(lattices, lm.get(), {{}, offsets, true}, options, {}, positions, 1),
       doctest::Contains("found 0 keys"), ValueError);
-  DrawnTree out;
+  SampledTree out;
   CHECK_THROWS_WITH_AS(
-      DrawTree(lattices[0], nullptr, {}, {1.0, 1, NoiseUse::kShared, 0.0}, {}, &out),
+      SampleTree(lattices[0], nullptr, {}, {1.0, 1, NoiseUse::kShared, 0.0}, {}, &out),
       doctest::Contains("sharpness is 0"), ValueError);
-  CHECK_THROWS_AS(DrawTree(lattices[0], nullptr, {}, {1.0, 0}, {}, &out), ValueError);
+  CHECK_THROWS_AS(SampleTree(lattices[0], nullptr, {}, {1.0, 0}, {}, &out), ValueError);
 }
 
 TEST_CASE("a slot that is masked altogether ends the tree") {
@@ -242,15 +245,15 @@ TEST_CASE("a slot that is masked altogether ends the tree") {
   for (const auto& scores : {open, masked, open}) lattices[0].AddSlot(TokenIds{1, 0}, scores);
   for (const auto& scores : {masked, open, open}) lattices[1].AddSlot(TokenIds{1, 0}, scores);
   for (const auto& scores : {open, open, open}) lattices[2].AddSlot(TokenIds{1, 0}, scores);
-  const DrawnTree tree = Draw(lattices[0], nullptr, {}, {1.0, 10});
+  const SampledTree tree = Sample(lattices[0], nullptr, {}, {1.0, 10});
   CHECK(tree.nodes.size() == 2);
   CHECK(tree.child_probs[0] + tree.child_probs[1] == doctest::Approx(1.0));
-  CHECK(Draw(lattices[1], nullptr, {}, {1.0, 10}).nodes.empty());
+  CHECK(Sample(lattices[1], nullptr, {}, {1.0, 10}).nodes.empty());
 
   const std::vector<std::int64_t> offsets(4, 0);
   const std::vector<std::uint64_t> keys = {1, 2, 3}, positions(3, 0);
-  const DrawBatch batch =
-      DrawTreeBatch(lattices, nullptr, {{}, offsets, true}, {1.0, 10}, keys, positions, 1);
+  const SampledTreeBatch batch =
+      SampleTreeBatch(lattices, nullptr, {{}, offsets, true}, {1.0, 10}, keys, positions, 1);
   CHECK(batch.counts == std::vector<std::int32_t>{2, 0, 10});
   REQUIRE(batch.width >= 2);  // kernels pad it
   // The first slot of lattice 0, then padding up to lattice 2.
@@ -282,14 +285,14 @@ TEST_CASE("SampleToken: the argmax of logits and noise, and its distribution") {
   const std::vector<float> few = {0.0f, 1.0f, -std::numeric_limits<float>::infinity(), 2.0f};
   const double total = 1.0 + std::exp(1.0) + std::exp(2.0);
   std::map<TokenIds, int> counts;
-  constexpr int kDraws = 100000;
-  for (int i = 0; i < kDraws; ++i) {
+  constexpr int kSamples = 100000;
+  for (int i = 0; i < kSamples; ++i) {
     ++counts[{SampleToken(few, 1.0, NoiseRow(3, static_cast<std::uint64_t>(i)))}];
   }
   CHECK(counts.find({2}) == counts.end());
   CHECK(ChiSquare(counts,
                   {{{0}, 1 / total}, {{1}, std::exp(1.0) / total}, {{3}, std::exp(2.0) / total}},
-                  kDraws) < ChiSquareBound(2));
+                  kSamples) < ChiSquareBound(2));
   const std::vector<float> none(3, -std::numeric_limits<float>::infinity());
   CHECK_THROWS_WITH_AS(SampleToken(none, 1.0, NoiseRow(1, 1)), doctest::Contains("none of them"),
                        ValueError);
