@@ -1,4 +1,4 @@
-"""Optional dependencies, imported at first use with an error that names the extra to install."""
+"""Import of optional dependencies at first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def require(module: str, extra: str) -> Any:
 
     Args:
         module: Its import name, such as ``"pywrapfst"``.
-        extra: The extra of lattice-bpd that brings it, such as ``"openfst"``.
+        extra: The extra of lattice-bpd that installs it, such as ``"openfst"``.
 
     Returns:
         The module.
@@ -23,6 +23,6 @@ def require(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"{module} is needed here and cannot be imported ({error}); "
+            f"{module} is required and cannot be imported ({error}); "
             f"install it with: pip install 'lattice-bpd[{extra}]'"
         ) from error

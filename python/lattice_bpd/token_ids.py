@@ -1,4 +1,4 @@
-"""Token ids as users hand them over (lists, numpy arrays, torch tensors), made int32 arrays."""
+"""Conversion of token ids (lists, numpy arrays, torch tensors) to int32 arrays."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _INT32_MAX = int(np.iinfo(np.int32).max)
 
 
 def to_token_ids(token_ids: Any, where: str, vocab_size: int | None = None) -> Int32Array:
-    """Makes a contiguous array of token ids.
+    """Converts token ids to a contiguous array.
 
     Args:
         token_ids: (T,) integers: a sequence, numpy array or torch tensor on any device.
-        where: What they are, for error messages, such as ``"context"``.
+        where: Name for error messages, such as ``"context"``.
         vocab_size: If given, ids must lie in 0..vocab_size-1.
 
     Returns:
         (T,) int32.
 
     Raises:
-        TypeError: The elements are not integers; or a masked array or meta tensor, some or all
-            of whose elements have no value.
+        TypeError: The elements are not integers; or a masked array or meta tensor, whose elements
+            may have no value.
         ValueError: Not one-dimensional, or an id out of range.
     """
     packed = pack([token_ids], vocab_size) if isinstance(token_ids, list) else None
@@ -63,19 +63,19 @@ def to_token_ids(token_ids: Any, where: str, vocab_size: int | None = None) -> I
 
 
 def check_has_values(array: Any, where: str) -> None:
-    """Refuses arrays some of whose elements have no value.
+    """Rejects arrays whose elements may have no value.
 
     Args:
-        array: Anything; numpy's masked arrays and torch's meta tensors are refused.
-        where: What it is, for error messages.
+        array: Anything; numpy's masked arrays and torch's meta tensors are rejected.
+        where: Name for error messages.
 
     Raises:
-        TypeError: It is one of these.
+        TypeError: A masked array or meta tensor.
     """
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
-            f"{where} is a masked numpy array; expected an array without a mask: select or fill "
-            "what counts (.compressed(), .filled(value))"
+            f"{where} is a masked numpy array; expected an array without a mask: use "
+            ".compressed() or .filled(value)"
         )
     if getattr(array, "is_meta", False):
         raise TypeError(
@@ -85,23 +85,22 @@ def check_has_values(array: Any, where: str) -> None:
 
 
 def pack(rows: list[Any], vocab_size: int | None = None) -> tuple[Int32Array, Int64Array] | None:
-    """Lays the usual kinds of token ids one behind the other, fast.
+    """Concatenates common kinds of token id sequences, fast.
 
     Args:
         rows: N sequences of token ids.
         vocab_size: If given, ids must lie in 0..vocab_size-1.
 
     Returns:
-        As :func:`concatenate`, or None where a row is neither a list of ints nor a plain contiguous
-        int32 or int64 array, or an id is out of range: then :func:`to_token_ids` converts it, or
-        says what is wrong.
+        As :func:`concatenate`, or None if a row is neither a list of ints nor a contiguous int32 or
+        int64 array, or an id is out of range: then :func:`to_token_ids` converts it or raises.
     """
     largest = _INT32_MAX if vocab_size is None else vocab_size - 1
     return _core.pack_token_ids(rows, largest)
 
 
 def concatenate(arrays: Sequence[Int32Array]) -> tuple[Int32Array, Int64Array]:
-    """Lays arrays one behind the other.
+    """Concatenates arrays.
 
     Args:
         arrays: N arrays of token ids, each (T_i,) int32.

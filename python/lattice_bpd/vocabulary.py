@@ -1,4 +1,4 @@
-"""The word of each token id, from everything that holds a vocabulary."""
+"""Vocabularies: the word of each token id, from tokenizers and files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_words(vocab: Vocab) -> list[str]:
             - a ``tokenizer.json``, or a folder with one;
             - JSON ``{word: id}``, such as GPT-2's vocab.json or encoder.json;
             - a SentencePiece ``.model`` (extra ``train``);
-            - a text file in UTF-8 with one word a line, line 0 for token id 0.
+            - a text file in UTF-8 with one word per line, line 0 for token id 0.
 
     Returns:
         The word of each token id; V of them.
@@ -45,9 +45,9 @@ def read_words(vocab: Vocab) -> list[str]:
     Raises:
         ImportError: A SentencePiece model without the package sentencepiece.
         OSError: The file cannot be opened, or a folder without a tokenizer.json.
-        FormatError: A file that is not what its name or its beginning says.
-        TypeError: Something that is no vocabulary, or words that are no strings.
-        ValueError: No word at all, or token ids that are not 0..V-1, each once.
+        FormatError: A file whose content does not fit its name.
+        TypeError: Not a vocabulary, or words that are not strings.
+        ValueError: No words, or token ids that are not 0..V-1, each once.
     """
     if isinstance(vocab, (str, os.PathLike)):
         return _read_file(Path(vocab))
@@ -63,7 +63,7 @@ def read_words(vocab: Vocab) -> list[str]:
         if not isinstance(word, str):
             raise TypeError(f"vocab: the word of token id {token_id} is {word!r}; expected a str")
     if not words:
-        raise ValueError("vocab has no words; leave it out where words are decimal token ids")
+        raise ValueError("vocab has no words; leave it out if words are decimal token ids")
     return words
 
 
@@ -71,14 +71,14 @@ def encode_words(words: Sequence[str], encoding: str = "utf-8") -> list[bytes]:
     """The bytes of each word in a file of this encoding.
 
     Raises:
-        ValueError: An encoding that Python does not know, or one that does not extend ASCII.
+        ValueError: An unknown encoding, or one that does not extend ASCII.
     """
     codec = ascii_codec(encoding)
     encoded = []
     for word in words:
         try:
             encoded.append(word.encode(codec))
-        except UnicodeEncodeError:  # then no file of this encoding has the word
+        except UnicodeEncodeError:  # matches no word of a file in this encoding
             encoded.append(b"\0" + word.encode("utf-8", "surrogatepass"))
     return encoded
 
@@ -87,7 +87,7 @@ def ascii_codec(encoding: str) -> str:
     """The name of an encoding in which ASCII text is ASCII bytes, as ARPA readers need it.
 
     Raises:
-        ValueError: An encoding that Python does not know, or another kind of encoding.
+        ValueError: An unknown encoding, or one that does not extend ASCII.
     """
     try:
         name = codecs.lookup(encoding).name
@@ -132,7 +132,7 @@ def _read_file(path: Path) -> list[str]:
 
 
 def _json_table(path: Path, text: str) -> dict[str, Any] | None:
-    """The JSON object in a file; None where it is a list of words."""
+    """The JSON object in a file; None if the file is a list of words."""
     is_json = path.suffix == ".json"
     if not is_json and not text.startswith("{"):
         return None
@@ -153,7 +153,7 @@ def _json_table(path: Path, text: str) -> dict[str, Any] | None:
 
 
 def _word_ids(table: dict[str, Any]) -> dict[str, Any]:
-    """{word: id} of a tokenizer.json, or of JSON that is such a mapping already."""
+    """{word: id} of a tokenizer.json, or of JSON that is already such a mapping."""
     if not isinstance(table.get("model"), dict):
         return table
     vocab = table["model"].get("vocab", {})

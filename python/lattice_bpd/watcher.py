@@ -1,4 +1,4 @@
-"""Who is told how long work goes on; `lattice_bpd.cli.progress` shows it to people."""
+"""Progress callbacks of long operations; `lattice_bpd.cli.progress` displays them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Protocol
 
 
 class Watcher(Protocol):
-    """Is told how a run goes on."""
+    """Receives the progress of an operation."""
 
     def begin(self, stage: str, total: int | None = None) -> None:
-        """A stage of `total` parts begins, such as "text" or "training"; None: nobody knows."""
+        """Starts a stage, such as "text" or "training", of `total` steps (None: unknown)."""
 
     def advance(self, total: int | None = None, note: str = "") -> None:
-        """A part is done."""
+        """Counts one finished step."""
 
     def end(self) -> None:
-        """The stage is over."""
+        """Ends the stage."""
 
 
 class SilentWatcher:
-    """Tells nobody."""
+    """Ignores all progress."""
 
     def begin(self, stage: str, total: int | None = None) -> None:
         """See Watcher."""

@@ -1,14 +1,14 @@
-"""Top-k where the logits live, with one small copy to the host and one back.
+"""Top-k on an accelerator, with one small copy to the host and one back.
 
     accelerator                               host
     logits (B*H, V)
-      -> 64-bit keys -> topk  (B*H, k)  --->  token ids, scores; NaN and +inf are found here
+      -> 64-bit keys -> topk  (B*H, k)  --->  token ids, scores; NaN and +inf are detected
                                               search
-    drafts of the call        <-------------  one block: token ids, scores, counts ..
+    drafts                    <-------------  one block: token ids, scores, counts ..
 
-A key is a logit's bits in an order-preserving form, then the complement of the token id: ties are
-broken by token id, and one tensor carries both. Nothing else waits for the accelerator. Page-locked
-buffers are kept by thread and reused.
+A key is a logit's bits in an order-preserving form, followed by the complement of the token id, so
+ties are broken by token id. Nothing else synchronizes with the accelerator. Page-locked buffers are
+kept per thread and reused.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 _LOW = 0xFFFFFFFF
-_NAN = 0x7FFFFFFF  # above every number
+_NAN = 0x7FFFFFFF  # greater than every number
 
 
 class _PinnedBuffer(threading.local):
-    """A page-locked buffer of the calling thread that grows to the largest request."""
+    """A page-locked buffer per thread that grows to the largest request."""
 
     def __init__(self) -> None:
         self._buffer: torch.Tensor | None = None
         self._in_use: torch.cuda.Event | None = None
 
     def take(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """(size,) elements, once the copy that used them last is over."""
+        """(size,) elements, after the last copy that used them has finished."""
         if self._in_use is not None:
             self._in_use.synchronize()
             self._in_use = None
@@ -49,7 +49,7 @@ class _PinnedBuffer(threading.local):
         return self._buffer[:size]
 
     def release_after(self, event: torch.cuda.Event) -> None:
-        """The buffer may be taken again when the event has come."""
+        """Delays the next use of the buffer until the event."""
         self._in_use = event
 
 
@@ -60,7 +60,7 @@ _to_device = _PinnedBuffer()
 def top_k_on_device(
     logits: torch.Tensor, top_k: int, log_softmax: bool
 ) -> tuple[Int32Array, Float32Array]:
-    """Exact top-k on the tensor's device; one copy brings k columns to the host.
+    """Exact top-k on the tensor's device, with one copy of k columns to the host.
 
     Args:
         logits: (.., V) float32, float16 or bfloat16.
@@ -68,8 +68,8 @@ def top_k_on_device(
         log_softmax: Scores are log probabilities over the vocabulary, else raw logits.
 
     Returns:
-        token_ids (rows, k) int32 and scores (rows, k) float32, by falling score, equal scores by
-        rising token id; on the host.
+        token_ids (rows, k) int32 and scores (rows, k) float32, sorted by descending score, ties by
+        ascending token id; on the host.
 
     Raises:
         ValueError: NaN or +inf; the message names row and token.
@@ -79,7 +79,7 @@ def top_k_on_device(
 
 
 def pack_top_k(rows: torch.Tensor, top_k: int, log_softmax: bool) -> torch.Tensor:
-    """(rows, V) logits -> (rows, k) int64 keys, best first; nothing waits for the device.
+    """(rows, V) logits -> (rows, k) int64 keys, best first, without synchronization.
 
     With log_softmax there is one more column: the bits of the row's float32 logsumexp.
     """
@@ -99,7 +99,7 @@ def pack_top_k(rows: torch.Tensor, top_k: int, log_softmax: bool) -> torch.Tenso
 
 
 def unpack_top_k(packed: Int64Array, top_k: int) -> tuple[Int32Array, Float32Array]:
-    """What pack_top_k wrote -> token_ids (rows, k) int32 and scores (rows, k) float32."""
+    """Output of pack_top_k -> token_ids (rows, k) int32 and scores (rows, k) float32."""
     keys = packed[:, :top_k]
     token_ids = (_LOW - (keys & _LOW)).astype(np.int32)
     ordered = (keys >> 32).astype(np.int32)
@@ -109,7 +109,7 @@ def unpack_top_k(packed: Int64Array, top_k: int) -> tuple[Int32Array, Float32Arr
         row = int(bad.argmax())
         raise ValueError(
             f"head_logits: NaN or +inf at row {row}, token {token_ids[row, 0]}; expected finite "
-            "logits, or -inf for masked tokens. Check the head that wrote them"
+            "logits, or -inf for masked tokens. Check the head that computed them"
         )
     if packed.shape[1] > top_k:
         total = packed[:, top_k:].astype(np.int32).view(np.float32)
@@ -118,9 +118,9 @@ def unpack_top_k(packed: Int64Array, top_k: int) -> tuple[Int32Array, Float32Arr
 
 
 def copy_to_host(packed: torch.Tensor) -> Int64Array:
-    """The tensor on the host, by one copy that is waited for.
+    """Copies a tensor to the host and synchronizes.
 
-    The result may lie in a buffer of the calling thread: it is good until the thread's next call.
+    The result may be in a buffer of the calling thread, valid until the thread's next call.
     """
     if not packed.is_cuda:
         return packed.cpu().numpy()
@@ -133,11 +133,11 @@ def copy_to_host(packed: torch.Tensor) -> Int64Array:
 
 
 def copy_to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """Results of the host on the device, by one copy that nobody waits for.
+    """Copies arrays to the device, asynchronously and in one block.
 
     Args:
-        arrays: Of any shapes and any types that torch has too.
-        device: Where the head logits live.
+        arrays: Arrays of any shapes, and of types that torch supports.
+        device: The device of the head logits.
 
     Returns:
         Tensors of the same shapes and types; on an accelerator they share one block of memory.
@@ -163,7 +163,7 @@ def copy_to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> 
 
 
 def _aligned(num_bytes: int) -> int:
-    """Rounded up, so that whatever comes next may be of any type."""
+    """Rounded up to 16 bytes, so that the next array may have any type."""
     return -(-num_bytes // 16) * 16
 
 
@@ -174,7 +174,7 @@ def _allocate_pinned(size: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _upload(buffer: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """The buffer on the device, and the event after which it may be written again."""
+    """Copies the buffer to the device; returns an event after which it may be reused."""
     import torch
 
     with torch.cuda.device(device):

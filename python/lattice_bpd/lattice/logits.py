@@ -1,8 +1,8 @@
-"""Head logits from numpy or torch, and the top-k selection that runs where they live.
+"""Validation of head logits and exact top-k selection on their device.
 
 On the host the C++ core selects in one pass over the caller's memory, whatever its strides. On an
-accelerator torch selects there, and only k columns come to the host. Both are exact: by falling
-score, equal scores by rising token id.
+accelerator torch selects, and only k columns are copied to the host. Candidates are sorted by
+descending score, ties by ascending token id.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ class Candidates:
     scores: Float32Array
 
     def at_temperature(self, temperature: float) -> Candidates:
-        """The same tokens, their scores divided by a temperature above 0."""
+        """The same tokens with scores divided by a temperature above 0."""
         if temperature == 1.0:
             return self
         return Candidates(self.token_ids, self.scores / np.float32(temperature))
 
 
 def is_torch_tensor(value: Any) -> bool:
-    """Whether `value` is a torch tensor; torch is not imported to find out."""
+    """Whether `value` is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def check_shape(head_logits: Any, where: str, dimensions: tuple[int, ...] = (2, 3)) -> bool:
-    """Refuses logits that are not (H, V) or (B, H, V); returns whether they are a torch tensor.
+    """Checks that logits are (H, V) or (B, H, V); returns whether they are a torch tensor.
 
     Raises:
-        TypeError: Not a numpy array or torch tensor, or one of which elements have no value.
+        TypeError: Not a numpy array or torch tensor, or one without values.
         ValueError: Wrong number of dimensions, or one of them is 0.
     """
     check_has_values(head_logits, f"{where}: head_logits")
@@ -69,23 +69,23 @@ def check_shape(head_logits: Any, where: str, dimensions: tuple[int, ...] = (2, 
             "a torch tensor"
         )
     shape = tuple(head_logits.shape)
-    forms = {2: "(slots, vocab)", 3: "(batch, slots, vocab)"}
+    layouts = {2: "(slots, vocab)", 3: "(batch, slots, vocab)"}
     if len(shape) not in dimensions:
-        expected = " or ".join(forms[n] for n in dimensions)
+        expected = " or ".join(layouts[n] for n in dimensions)
         advice = "add the missing axis" if len(shape) < 2 else "give it one lattice or batch"
         raise ValueError(f"{where}: head_logits has shape {shape}; expected {expected}; {advice}")
     if 0 in shape:
-        raise ValueError(f"{where}: head_logits has shape {shape}; every axis needs an element")
+        raise ValueError(f"{where}: head_logits has shape {shape}; expected no empty axis")
     return is_torch
 
 
 def select_top_k(head_logits: Any, top_k: int, *, log_softmax: bool, where: str) -> Candidates:
-    """Selects the k best tokens of each slot where the logits live.
+    """Selects the k best tokens of each slot on the logits' device.
 
     Args:
         head_logits: (H, V) or (B, H, V) float32, float16 or bfloat16, numpy or torch.
         top_k: k, 1..V.
-        log_softmax: Score by log probability over the vocabulary instead of raw logit.
+        log_softmax: Scores are log probabilities over the vocabulary instead of raw logits.
         where: The caller's name, for error messages.
 
     Returns:
@@ -119,8 +119,7 @@ def _checked_top_k(top_k: int, vocab_size: int, where: str) -> int:
         raise TypeError(f"{where}: top_k is {top_k!r}; expected an integer") from None
     if not 1 <= number <= vocab_size:
         raise ValueError(
-            f"{where}: top_k is {number}; expected 1..{vocab_size} (the vocabulary that "
-            "head_logits has)"
+            f"{where}: top_k is {number}; expected 1..{vocab_size} (the vocabulary of head_logits)"
         )
     return number
 
@@ -129,7 +128,7 @@ def _element_type(head_logits: Any, where: str, is_torch: bool) -> str:
     """The name of the element type; bfloat16 in numpy comes from ml_dtypes.
 
     Raises:
-        TypeError: It is none that can be selected from.
+        TypeError: An unsupported type.
     """
     native = True
     if is_torch:

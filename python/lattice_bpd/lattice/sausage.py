@@ -1,4 +1,4 @@
-"""The sausage lattice as a value that can be looked at, exported and rescored."""
+"""SausageLattice: candidate tokens of each slot, as an immutable value."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ _SHOWN = 4  # slots and candidates that repr prints
 
 
 class SausageLattice:
-    """Candidate tokens with head scores for each of H slots; a path takes one from every slot.
+    """Candidate tokens with head scores for each of H slots; a path has one from every slot.
 
-    Also called a confusion network. Candidates of a slot are distinct, by falling score, equal
-    scores by rising token id. A masked token (-inf) is left out. No path leads through a slot whose
-    tokens are all masked: the lattice ends before it, so H is the number of slots before it. A
-    lattice without slots has no path. Immutable; pickles hold the slots.
+    Also called a confusion network. Candidates of a slot are distinct and sorted by descending
+    score, ties by ascending token id. Masked tokens (-inf) are left out. If all tokens of a slot
+    are masked, the lattice ends before that slot. A lattice without slots has no path.
 
     Args:
         slots: Pairs of token ids (k_j,) and scores (k_j,), in any order; widths may differ.
 
     Raises:
         TypeError: Token ids that are not integers, or masked arrays.
-        ValueError: A slot without candidates, a doubled or negative token id, NaN or +inf.
+        ValueError: A slot without candidates, a duplicate or negative token id, NaN or +inf.
 
     Source: Kim et al. 2024, section 6.3.
     """
@@ -57,7 +56,7 @@ class SausageLattice:
             log_softmax: Scores are log probabilities over the vocabulary, else raw logits.
 
         Returns:
-            A lattice of H slots, or fewer where one is masked altogether.
+            A lattice of H slots, or fewer if one is completely masked.
 
         Raises:
             TypeError: Not an array, or of another element type.
@@ -90,17 +89,17 @@ class SausageLattice:
 
     @property
     def num_paths(self) -> int:
-        """The number of paths: the product of the widths, 0 without slots."""
+        """The number of paths: the product of the widths, or 0 without slots."""
         return math.prod(self.widths) if self.num_slots else 0
 
     def to_pywrapfst(self) -> Any:
         """The lattice as a ``pywrapfst.VectorFst`` over standard arcs.
 
-        States 0..H in a row, state H final; labels are token id + 1, weights are -score. No
-        states without slots.
+        States 0..H form a chain, state H is final; labels are token id + 1, weights are -score.
+        Without slots there are no states.
 
         Raises:
-            ImportError: pywrapfst is missing (extra ``openfst``).
+            ImportError: pywrapfst is not installed (extra ``openfst``).
         """
         pywrapfst = require("pywrapfst", "openfst")
         return pywrapfst.Fst.read_from_string(self._core.to_fst_bytes())
@@ -109,8 +108,8 @@ class SausageLattice:
         """The lattice as Graphviz text; ``dot -Tsvg`` draws it from left to right.
 
         Args:
-            vocab: The word of each token id, see :func:`lattice_bpd.lm.read_words`; token ids are
-                shown where it is left out.
+            vocab: The word of each token id, see :func:`lattice_bpd.lm.read_words`; default:
+                token ids.
         """
         words = None if vocab is None else read_words(vocab)
         lines = ["digraph lattice {", "  rankdir=LR; node [shape=circle];"]
@@ -124,11 +123,11 @@ class SausageLattice:
         return "\n".join(lines) + "\n"
 
     def __copy__(self) -> SausageLattice:
-        """The lattice itself, which never changes."""
+        """The lattice itself, since it is immutable."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SausageLattice:
-        """The lattice itself, which never changes."""
+        """The lattice itself, since it is immutable."""
         return self
 
     def __reduce__(self) -> tuple[type[SausageLattice], tuple[Any, ...]]:
@@ -136,7 +135,7 @@ class SausageLattice:
         return type(self), (list(zip(self.token_ids, self.scores, strict=True)),)
 
     def __repr__(self) -> str:
-        """Slots with their best candidates, one a line."""
+        """Slots with their best candidates, one per line."""
         lines = [f"SausageLattice({self.num_slots} slots, {self.num_paths:,} paths)"]
         for slot, (ids, scores) in enumerate(zip(self.token_ids, self.scores, strict=True)):
             if slot == _SHOWN and self.num_slots > _SHOWN + 1:

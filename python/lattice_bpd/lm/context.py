@@ -1,4 +1,4 @@
-"""A cache LM: n-grams of the prompt and the output so far, mixed into a static LM."""
+"""ContextNGram, a cache LM over the text so far, mixed into a static LM."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from lattice_bpd.token_ids import to_token_ids
 
 
 class ContextNGram:
-    """N-grams of the text so far, for `rescore_lattice(..., cache=)` and `rescore_tree`.
+    """N-grams of the text so far, for `rescore_lattice(..., ngram_cache=)` and `rescore_tree`.
 
-    Texts repeat themselves: names, phrases, whole loops. With g_1, g_2, .. the suffixes of history
-    h, of 1, 2, .. order - 1 tokens, that occur in the text with a successor,
+    Texts repeat names, phrases and whole loops. With g_1, g_2, .. the suffixes of history h, of
+    1, 2, .. order - 1 tokens, that occur in the text with a successor,
 
         P_0(w | h) = P(w | h) of the static LM           1 / vocab_size without one
         P_m(w | h) = (1 - l_m) P_{m-1}(w | h) + l_m c(g_m w) / c(g_m)
-        l_m        = weight_m * c(g_m) / (c(g_m) + number of different successors of g_m)
+        l_m        = weight_m * c(g_m) / (c(g_m) + number of distinct successors of g_m)
 
-    The weights adapt: each token of the text moves those of the lengths that match its history,
-    up where the cache foresaw it better than the static LM, down where it did not. While all are
-    below 0.02 (0.15 without a static LM) the cache counts for nothing, and costs nothing.
+    The weights adapt: each token of the text moves those of the lengths that match its history, up
+    if the cache predicted it better than the static LM, and down otherwise. While all are below
+    0.02 (0.15 without a static LM), the cache is ignored and costs nothing.
 
-    Safe for threads: searches that read a cache go on side by side, and an update waits for them.
+    Thread-safe: searches read a cache concurrently, and an update waits for them.
 
     Args:
         vocab_size: V; token ids lie in 0..V-1.
-        order: n, 1..6: histories have up to n - 1 tokens. With 1 there are none to match.
-        max_tokens: only the last so many tokens count, 16..67108864; older ones leave.
+        order: n, 1..6: histories have up to n - 1 tokens, so none for 1.
+        max_tokens: number of most recent tokens that are kept, 16..67108864.
 
     Raises:
-        TypeError: arguments that are no integers.
+        TypeError: arguments that are not integers.
         ValueError: arguments out of range.
 
-    Source: cache LMs, Kuhn and De Mori 1990; shares of histories, Witten and Bell 1991; weights by
+    Source: cache LMs, Kuhn and De Mori 1990; history weights, Witten and Bell 1991; weights by
     online EM, Cappe and Moulines 2009.
     """
 
@@ -50,30 +50,30 @@ class ContextNGram:
         )
 
     def update(self, token_ids: Any, lm: NGramLM | None = None, *, bos: bool = True) -> None:
-        """Adds tokens to the text, and adjusts the weights to them.
+        """Appends tokens to the text and adapts the weights.
 
         Args:
-            token_ids: (T,) integers, what follows the text so far.
-            lm: The static LM that searches use beside this cache, or None.
-            bos: Whether ``<s>`` stands before the text.
+            token_ids: (T,) integers.
+            lm: The static LM that searches use with this cache, or None.
+            bos: Whether the text starts after ``<s>``.
 
         Raises:
-            TypeError: Token ids that are no integers, or an lm that is no NGramLM.
+            TypeError: Token ids that are not integers, or an lm that is not an NGramLM.
             ValueError: Token ids outside the vocabulary, or an LM of another one; the cache is
-                as it was.
+                unchanged.
         """
         self._core.update(self._ids(token_ids, "update"), _core_lm("update", lm), bool(bos))
 
     def log_prob(
         self, token_id: int, context: Any = (), lm: NGramLM | None = None, *, bos: bool = True
     ) -> float:
-        """ln P(token_id | context) of cache and static LM together.
+        """ln P(token_id | context) of the cache mixed with the static LM.
 
         Args:
             token_id: 0..V-1.
-            context: (T,) token ids before it, in general the last ones of the text.
+            context: (T,) token ids before it, usually the end of the text.
             lm: The static LM, or None.
-            bos: Whether ``<s>`` stands before the context.
+            bos: Whether the context starts after ``<s>``.
 
         Raises:
             TypeError: As `update`.
@@ -84,11 +84,11 @@ class ContextNGram:
         return self._core.log_prob(int(word[0]), history, _core_lm("log_prob", lm), bool(bos))
 
     def clear(self) -> None:
-        """Forgets the text, and what the weights have learnt."""
+        """Removes the text and resets the weights."""
         self._core.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its tokens and weights."""
+        """Pickles tokens and weights."""
         core = self._core
         sizes = (core.vocab_size, core.order, core.max_tokens)
         return _restored, (*sizes, core.text(), core.weights())
@@ -115,15 +115,15 @@ class ContextNGram:
 
     @property
     def max_tokens(self) -> int:
-        """How many tokens the cache remembers."""
+        """The maximum number of tokens in the cache."""
         return self._core.max_tokens
 
     def __len__(self) -> int:
-        """The number of tokens that it remembers now."""
+        """The number of tokens in the cache."""
         return self._core.num_tokens()
 
     def __bool__(self) -> bool:
-        """True, also while it is empty."""
+        """True, even if it is empty."""
         return True
 
     def __repr__(self) -> str:
@@ -141,14 +141,14 @@ class ContextNGram:
 def _restored(
     vocab_size: int, order: int, max_tokens: int, text: Any, weights: list[float]
 ) -> ContextNGram:
-    """What `ContextNGram.__reduce__` described."""
+    """Restores a pickled ContextNGram."""
     cache = ContextNGram(vocab_size, order, max_tokens=max_tokens)
     cache._core.restore(text, weights)
     return cache
 
 
 def _integer(name: str, value: int) -> int:
-    """An int that the core can take; whether it is in range, the core says."""
+    """An int for the core, which checks its range."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""LM files of every kind, in and out: ARPA (gzipped too), our own binary, OpenFst."""
+"""Reading and writing of LM files: native, ARPA, OpenFst."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import os
 import warnings
 from pathlib import Path
 
+import numpy as np
+
 from lattice_bpd import _core
-from lattice_bpd.lm.arpa_files import open_arpa, read_arpa_words, replace_file, write_gzip
+from lattice_bpd.atomic_files import replacing_durably
+from lattice_bpd.lm.arpa_files import open_arpa, read_arpa_words, write_gzip
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.options import optional_id
 from lattice_bpd.vocabulary import Vocab, ascii_codec, read_words
@@ -30,25 +33,25 @@ def read_lm(
     unk_id: int | None = None,
     failure_label: int | None = None,
 ) -> NGramLM:
-    """Reads an LM of any kind; the file's first bytes tell which.
+    """Reads an LM file; its first bytes determine the format.
 
     Args:
-        path: our binary, ARPA text, gzipped ARPA text, or an OpenFst file (vector or const) whose
-            labels are token id + 1 and whose states have failure (or epsilon) arcs.
-        vocab: ARPA: the word of each token id, see :func:`read_words`. Without it, words are
+        path: A native LM file, ARPA text, gzipped ARPA text, or an OpenFst file (vector or const)
+            whose labels are token id + 1 and whose states have failure (or epsilon) arcs.
+        vocab: ARPA: the word of each token id, see :func:`read_words`. Without it words are
             decimal token ids.
-        encoding: ARPA: of the words, see :meth:`NGramLM.from_arpa`.
+        encoding: ARPA: encoding of the words, see :meth:`NGramLM.from_arpa`.
         vocab_size: V; needed for an OpenFst file without vocab.
-        bos_id: token id that is ``<s>``; likewise eos_id and unk_id. Not for our binary.
+        bos_id: token id that is ``<s>``; likewise eos_id and unk_id. Not for native files.
         eos_id: see bos_id.
         unk_id: see bos_id.
-        failure_label: OpenFst: the label of failure arcs; by default 0 where the FST has epsilon
-            arcs, else the one that to_pywrapfst and write_lm use.
+        failure_label: OpenFst: the label of failure arcs; by default 0 if the FST has epsilon arcs,
+            else the one that to_pywrapfst and write_lm use.
 
     Raises:
         OSError: the file cannot be read.
-        FormatError: it is not what its first bytes say.
-        ValueError: options that do not fit.
+        FormatError: the content does not fit the format.
+        ValueError: inconsistent options.
     """
     source = Path(path)
     with source.open("rb") as file:
@@ -62,8 +65,7 @@ def read_lm(
         size = len(words or ()) if size is None else size
         if not size:
             raise ValueError(
-                f"{source}: an OpenFst file does not tell its vocabulary; expected "
-                "vocab_size or vocab"
+                f"{source}: an OpenFst file has no vocabulary; expected vocab_size or vocab"
             )
         return NGramLM(
             _core.read_lm_fst(os.fspath(source), size, **ids, failure_label=failure_label)
@@ -74,28 +76,28 @@ def read_lm(
 def read_kenlm(
     path: str | os.PathLike[str], vocab: Vocab | None = None, *, encoding: str = "utf-8"
 ) -> tuple[NGramLM, list[str]]:
-    """Reads ARPA text made by KenLM's lmplz, plain or gzipped, with its words.
+    """Reads an ARPA file of KenLM's lmplz, plain or gzipped, with its words.
 
     Args:
         path: the file.
         vocab: the word of each token id, see :func:`read_words`. Without it the file's words are
-            numbered in file order; ``<s>``, ``</s>`` and ``<unk>`` stay outside.
-        encoding: of the file's words, see :meth:`NGramLM.from_arpa`.
+            numbered in file order, except ``<s>``, ``</s>`` and ``<unk>``.
+        encoding: encoding of the words, see :meth:`NGramLM.from_arpa`.
 
     Returns:
         The LM, and the word of each token id.
 
     Raises:
         OSError: the file cannot be read.
-        FormatError: malformed text; the message has the line.
-        ValueError: a word of the file that vocab lacks.
+        FormatError: malformed text; the message has the line number.
+        ValueError: a word of the file that is not in vocab.
 
     Warns:
-        UserWarning: vocab has words that the file lacks. Each gets the probability of ``<unk>``,
-            as KenLM itself would give it, so that sums over the vocabulary are above 1.
+        UserWarning: vocab has words that are not in the file. Each gets the probability of
+            ``<unk>``, as in KenLM, so sums over the vocabulary exceed 1.
     """
     source = Path(path)
-    with open_arpa(source, ascii_codec(encoding)) as plain:  # unpacked once
+    with open_arpa(source, ascii_codec(encoding)) as plain:  # decompressed once
         words = read_arpa_words(plain, encoding=encoding) if vocab is None else read_words(vocab)
         lm = NGramLM.from_arpa(plain, vocab=words, encoding=encoding)
         if vocab is not None:
@@ -126,43 +128,34 @@ def write_lm(
     to: str | None = None,
     vocab: Vocab | None = None,
 ) -> None:
-    """Writes an LM in one of FORMATS, to a temporary name first.
+    """Writes an LM in one of FORMATS, replacing the file atomically.
 
     Args:
         lm: the LM.
         path: the file.
-        to: one of FORMATS; by default what the path ends in (.lm, .arpa, .arpa.gz, .fst).
-            FSTs start behind ``<s>`` and have ``</s>`` as final costs.
-        vocab: ARPA: the word of each token id, see :func:`read_words`; decimal ids without it.
+        to: one of FORMATS; by default from the ending of path (.lm, .arpa, .arpa.gz, .fst). FSTs
+            start after ``<s>``, and ``</s>`` is their final cost.
+        vocab: ARPA: the word of each token id, see :func:`read_words`; default: decimal token ids.
 
     Raises:
-        OSError: it cannot be written; what was at `path` is untouched.
-        ValueError: no such format, or words that do not fit.
+        OSError: it cannot be written; an existing file is untouched.
+        ValueError: unknown format, or words that do not fit.
     """
     target = Path(path)
-    form = to or next(
+    kind = to or next(
         (f for f in ("arpa.gz", "arpa", "fst") if target.name.endswith("." + f)), "lm"
     )
-    if form not in FORMATS:
-        raise ValueError(f"write_lm: the format is {form!r}; expected one of {', '.join(FORMATS)}")
+    if kind not in FORMATS:
+        raise ValueError(f"write_lm: the format is {kind!r}; expected one of {', '.join(FORMATS)}")
     words = None if vocab is None else read_words(vocab)
-    if form == "lm":
+    if kind == "lm":
         lm.save(target)
-    elif form == "arpa":
+    elif kind == "arpa":
         lm.to_arpa(target, vocab=words)
-    elif form == "arpa.gz":
+    elif kind == "arpa.gz":
         write_gzip(target, lambda plain: lm.to_arpa(plain, vocab=words))
     else:
-        data = _fst_bytes(lm, const=form == "const-fst")
-        replace_file(target, lambda temporary: _write_bytes(temporary, data))
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
-def _fst_bytes(lm: NGramLM, *, const: bool) -> bytes:
-    import numpy as np
-
-    empty = np.zeros(0, np.int32)
-    return lm._core.to_fst_bytes(empty, True, False, True, const)
+        empty = np.zeros(0, np.int32)
+        data = lm._core.to_fst_bytes(empty, True, False, True, kind == "const-fst")
+        with replacing_durably(target) as temporary:
+            temporary.write_bytes(data)

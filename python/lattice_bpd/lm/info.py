@@ -1,4 +1,4 @@
-"""What an LM file is made of: orders, forms, bytes, quantisation errors, checksums."""
+"""Descriptions of LM files: orders, bytes, quantization errors, checksums."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class LevelInfo:
 
     Attributes:
         order: n.
-        ngrams: how many; symbols for order 1.
-        bytes: all that is stored for them.
-        form: bytes of key, log probability, backoff and first child in each n-gram.
-        log_prob_error: the most that quantising changed a log probability; natural log.
+        ngrams: number of n-grams; of symbols for order 1.
+        bytes: their total size.
+        form: bytes of key, log probability, backoff and first child per n-gram.
+        log_prob_error: largest change of a log probability by quantization, in nats.
         backoff_error: the same for backoff weights.
     """
 
@@ -46,7 +46,7 @@ class LevelInfo:
 
 @dataclass(frozen=True)
 class SectionInfo:
-    """One section of an LM file; the checksum covers its bytes."""
+    """One section of an LM file, with the checksum of its bytes."""
 
     name: str
     order: int
@@ -57,7 +57,7 @@ class SectionInfo:
 
 @dataclass(frozen=True)
 class LmInfo:
-    """An LM and, where it comes from a file, that file's sections."""
+    """The levels of an LM and, if it comes from a file, the sections of the file."""
 
     vocab_size: int
     levels: list[LevelInfo]
@@ -70,21 +70,21 @@ class LmInfo:
 
     @property
     def num_ngrams(self) -> int:
-        """Of all orders."""
+        """The number of n-grams of all orders."""
         return sum(level.ngrams for level in self.levels)
 
     @property
     def bytes_per_ngram(self) -> float:
-        """All levels' bytes over all n-grams."""
+        """Mean size of an n-gram in bytes."""
         return sum(level.bytes for level in self.levels) / self.num_ngrams
 
     @property
     def is_quantised(self) -> bool:
-        """Whether any number is off."""
+        """Whether any number was changed by quantization."""
         return any(level.log_prob_error or level.backoff_error for level in self.levels)
 
     def lines(self) -> Iterator[str]:
-        """A table for people."""
+        """The lines of a table."""
         form = "quantised" if self.is_quantised else "exact"
         yield (
             f"order {self.order}, vocabulary {self.vocab_size:,}, {self.num_ngrams:,} n-grams, "
@@ -105,11 +105,11 @@ class LmInfo:
 
 
 def describe_lm(lm: NGramLM | str | os.PathLike[str]) -> LmInfo:
-    """Describes an LM or an LM file, whose checksums are compared.
+    """Describes an LM, or an LM file after verifying its checksums.
 
     Raises:
         OSError: the file cannot be opened.
-        FormatError: it is no LM file, cut or altered.
+        FormatError: it is not an LM file, or is damaged.
     """
     sections: list[SectionInfo] = []
     if not isinstance(lm, NGramLM):

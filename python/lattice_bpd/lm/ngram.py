@@ -1,4 +1,4 @@
-"""Backoff n-gram LMs over token ids: train, load, save, query, export."""
+"""Backoff n-gram LMs over token ids: train, load, save, query, change, export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ import numpy.typing as npt
 from lattice_bpd import _core
 from lattice_bpd.extras import require
 from lattice_bpd.lm.arpa_files import open_arpa, write_gzip
+from lattice_bpd.lm.evaluation import TextScore
 from lattice_bpd.lm.options import native_path, optional_id
+from lattice_bpd.lm.training import (
+    RaggedIds,
+    checked_min_counts,
+    flatten_sequences,
+    flatten_targets,
+    warn_of_counts,
+)
 from lattice_bpd.token_ids import to_token_ids
 from lattice_bpd.vocabulary import StrPath, Vocab, ascii_codec, encode_words, read_words
 
@@ -24,22 +32,22 @@ class NGramLM:
 
     Backing off has failure semantics: a backoff weight is paid only where the longer n-gram is
     absent. ``<s>``, ``</s>`` and ``<unk>`` are symbols outside the vocabulary unless bos_id,
-    eos_id, unk_id name token ids for them. Log probabilities are natural logs. Immutable; safe to
-    query from any number of threads. Pickles hold the path of the file that the LM is mapped from,
-    which must be there unchanged when they are read, or all of an LM that is in memory.
+    eos_id, unk_id name token ids for them. Log probabilities are natural logs. Immutable; any
+    number of threads may query it. A pickle holds the path of the file that the LM is mapped from,
+    which must still be there unchanged when it is read, or the whole LM if it is in memory.
 
-    Made by :meth:`train`, :meth:`load` or :meth:`from_arpa`.
+    Made by :meth:`train`, :meth:`load`, :meth:`from_arpa` or :meth:`interpolate`.
     """
 
     def __init__(self, core: _core.BackoffLm) -> None:
         """Wraps a model of the C++ core; use the class methods instead."""
         self._core = core
-        self._file: tuple[str, bytes] | None = None  # absolute path and header, where it is mapped
+        self._file: tuple[str, bytes] | None = None  # absolute path and header of a mapped file
 
     @classmethod
     def train(
         cls,
-        sequences: Iterable[Any],
+        sequences: Iterable[Any] | RaggedIds,
         order: int = 4,
         *,
         vocab_size: int,
@@ -52,50 +60,132 @@ class NGramLM:
         eos_id: int | None = None,
         unk_id: int | None = None,
         threads: int = 0,
+        targets: Iterable[Any] | None = None,
     ) -> NGramLM:
-        """Trains a backoff LM, by default Katz with Good-Turing discounting.
+        """Counts n-grams and estimates a backoff LM, by default Katz with Good-Turing discounts.
+
+        Each sequence is read as ``<s> w1 .. wm </s>``: no n-gram crosses a boundary, ``<s>`` is
+        only ever a context and ``</s>`` an event.
 
         Args:
-            sequences: Sentences or documents, each (T_i,) integers; ``<s>`` and ``</s>`` are set
-                around each.
+            sequences: Sentences or documents, (T_i,) integers each; or a RaggedIds.
             order: n, 1..6.
-            vocab_size: V; token ids lie in 0..V-1. Those that the text lacks become unigrams of
-                cost 1000.0, so that every path through a lattice has a probability.
-            smoothing: "katz", "kneser_ney", "modified_kneser_ney", "witten_bell" or "absolute";
-                see docs/ngram.md.
-            unseen: What token ids get that the text lacks: "cost" 1000, or "uniform", a share.
-            min_counts: For each order the count that an n-gram needs to be kept; default 1 each.
-            full_count_of_counts: Take discounts from the counts of the whole corpus (right), or
-                from what min_counts leaves of it (as toolkits do that prune counts first).
-            katz_k: Katz: counts up to this one are discounted by Good and Turing; those above
-                keep 99.9 %, so that every history leaves something to its backoff.
-            bos_id: The token id that is ``<s>``, if the vocabulary has one.
-            eos_id: Likewise ``</s>``.
-            unk_id: Likewise ``<unk>``.
-            threads: 0 for all cores.
+            vocab_size: V, at most 2**21; token ids lie in 0..V-1.
+            smoothing: "katz", "kneser_ney", "modified_kneser_ney" (as KenLM's lmplz),
+                "witten_bell" or "absolute"; docs/ngram.md has the formulas.
+            unseen: What token ids that never occur get: "cost" 1000, so that every path through a
+                lattice has a probability; or "uniform": unigrams are discounted absolutely and
+                the discounted mass is spread over all symbols but ``<s>``.
+            min_counts: One entry for each order; rarer n-grams are dropped unless a kept n-gram
+                needs them. None keeps all. The paper: ``[1, 1, 2, 4]`` for order 4.
+            full_count_of_counts: Take counts of counts (and continuation counts) from the whole
+                corpus (right), or from what min_counts leaves of it (as toolkits do that prune
+                counts before they estimate).
+            katz_k: Katz: counts up to this one, 1..32, get Good-Turing discounts; counts above it
+                keep 99.9 %, so that every history leaves some probability to its backoff.
+            bos_id: Token id that is ``<s>``; a sequence that starts with it gets no second one.
+                None: a symbol outside the vocabulary. Likewise the next two.
+            eos_id: Token id that is ``</s>``; a sequence that ends with it gets no second one.
+            unk_id: Token id that is ``<unk>``.
+            threads: 0 for every core. The LM does not depend on it.
+            targets: For each sequence (T_i,) integers: the token to count after each token instead
+                of the one that follows it there; -1 for none. ``</s>`` is no event then. None: the
+                sequences' own tokens.
+
+        Returns:
+            The LM. Its order is lower than requested if no n-gram of that order is left; a warning
+            says so.
 
         Raises:
             TypeError: Token ids that are not integers.
-            ValueError: No text, ids outside the vocabulary, options out of range.
+            ValueError: No text, ids outside the vocabulary, sequences that are not 1-D, targets of
+                other lengths, or options out of range.
 
-        Source: Katz 1987; Kim et al. 2024, appendices C.3 and D.
+        Warns:
+            KatzWarning: The counts of counts of an order break Good-Turing's assumptions (small or
+                artificial corpora); the affected counts keep 99.9 %.
+            SmoothingWarning: The same for another smoothing, which then uses fixed discounts.
+
+        Source: Katz 1987; Kim et al. 2024, section 4 and appendices C.3 and D.
         """
-        from lattice_bpd.lm.training import train_ngram
-
-        return train_ngram(
-            sequences,
+        ragged = flatten_sequences("NGramLM.train", sequences, vocab_size)
+        core, warnings = _core.train_ngram(
+            ragged.token_ids,
+            ragged.offsets,
+            vocab_size,
             order,
-            vocab_size=vocab_size,
-            smoothing=smoothing,
-            unseen=unseen,
-            min_counts=min_counts,
-            full_count_of_counts=full_count_of_counts,
-            katz_k=katz_k,
-            bos_id=bos_id,
-            eos_id=eos_id,
-            unk_id=unk_id,
-            threads=threads,
+            checked_min_counts(min_counts),
+            katz_k,
+            bos_id,
+            eos_id,
+            unk_id,
+            full_count_of_counts,
+            threads,
+            smoothing,
+            unseen,
+            flatten_targets(targets, ragged),
         )
+        warn_of_counts(warnings, smoothing)
+        return cls(core)
+
+    @classmethod
+    def interpolate(
+        cls,
+        lms: Sequence[NGramLM],
+        *,
+        weights: Sequence[float] | None = None,
+        heldout: Iterable[Any] | RaggedIds | None = None,
+        threads: int = 0,
+    ) -> NGramLM:
+        """Mixes LMs of one vocabulary into one static backoff LM.
+
+        It lists the n-grams of all of them, each with the mixture's probability (every LM backs
+        off by itself if it lacks the n-gram), and computes backoff weights so that sums are 1.
+        N-grams that it does not list get the mixture's probability approximately.
+
+        Args:
+            lms: The LMs; orders may differ.
+            weights: One for each LM, scaled to sum to 1.
+            heldout: Sequences of token ids to tune weights on, instead of weights; see
+                :meth:`tune_weights`.
+            threads: 0 for every core.
+
+        Raises:
+            TypeError: An element of lms is not an NGramLM.
+            ValueError: Vocabularies differ, or not exactly one of weights and heldout is given.
+
+        Source: Jelinek and Mercer 1980; docs/ngram.md.
+        """
+        if (weights is None) == (heldout is None):
+            raise ValueError("NGramLM.interpolate: expected either weights or heldout")
+        if heldout is not None:
+            weights = cls.tune_weights(lms, heldout, threads=threads)
+        cores = [core_of("NGramLM.interpolate", lm) for lm in lms]
+        return cls(_core.interpolate(cores, [float(weight) for weight in weights or ()], threads))
+
+    @staticmethod
+    def tune_weights(
+        lms: Sequence[NGramLM], heldout: Iterable[Any] | RaggedIds, *, threads: int = 0
+    ) -> list[float]:
+        """The interpolation weights that maximize the probability of a held-out text, by EM.
+
+        Args:
+            lms: The LMs, of one vocabulary.
+            heldout: Sequences as :meth:`train` takes them; not part of the training text.
+            threads: 0 for every core.
+
+        Returns:
+            One weight for each LM; they sum to 1.
+
+        Raises:
+            TypeError: An element of lms is not an NGramLM.
+            ValueError: Vocabularies differ, no token is known to any LM, or bad sequences.
+        """
+        cores = [core_of("NGramLM.tune_weights", lm) for lm in lms]
+        if not cores:
+            raise ValueError("NGramLM.tune_weights: no LM; expected at least one")
+        ragged = flatten_sequences("NGramLM.tune_weights", heldout, cores[0].vocab_size)
+        return _core.tune_weights(cores, ragged.token_ids, ragged.offsets, threads)
 
     @classmethod
     def load(cls, path: StrPath, *, verify: bool | None = None) -> NGramLM:
@@ -107,7 +197,7 @@ class NGramLM:
 
         Raises:
             OSError: The file cannot be opened.
-            FormatError: Not an LM file, cut, or altered; the message has the place.
+            FormatError: Not an LM file, truncated, or altered; the message says where.
         """
         name = native_path(path)
         lm = cls(_core.load_lm(name, verify))
@@ -115,10 +205,10 @@ class NGramLM:
         return lm
 
     def save(self, path: StrPath) -> None:
-        """Writes the LM to a temporary name beside `path`, then renames it.
+        """Writes the LM to a temporary file next to `path`, then renames it.
 
         Raises:
-            OSError: It cannot be written; what was at `path` is untouched.
+            OSError: It cannot be written; an existing file is untouched.
         """
         self._core.save(native_path(path))
 
@@ -139,20 +229,20 @@ class NGramLM:
         Args:
             path: The file, plain or gzipped.
             vocab_size: V; default: the largest token id + 1, or the number of words in vocab.
-                Token ids that the file lacks get ``<unk>``'s probability, or cost 1000.0.
+                Token ids that are not in the file get the probability of ``<unk>``, or cost 1000.
             vocab: The word of each token id: words, a tokenizer, or a file of either; see
-                :func:`lattice_bpd.lm.read_words`. Without it the file's words must be decimal
-                token ids ("17"). For a foreign file whose words have no ids yet,
-                :func:`lattice_bpd.lm.read_arpa_words` numbers them.
-            encoding: Of the file's words: UTF-8, or another one that extends ASCII, such as
+                :func:`lattice_bpd.lm.read_words`. Without it the words must be decimal
+                token ids ("17"). :func:`lattice_bpd.lm.read_arpa_words` numbers words that have
+                no ids yet.
+            encoding: Encoding of the words: UTF-8, or another one that extends ASCII, such as
                 Latin-1. A byte order mark is skipped.
-            bos_id: The token id that is ``<s>``, if any; likewise eos_id and unk_id.
-            eos_id: See bos_id.
-            unk_id: See bos_id.
+            bos_id: Token id that is ``<s>``, if any.
+            eos_id: Token id that is ``</s>``, if any.
+            unk_id: Token id that is ``<unk>``, if any.
 
         Raises:
             OSError: The file cannot be opened.
-            FormatError: Malformed text; the message has the line.
+            FormatError: Malformed text; the message has the line number.
             ValueError: vocab, encoding or ids that do not fit.
         """
         codec = ascii_codec(encoding)
@@ -166,14 +256,14 @@ class NGramLM:
         """Writes ARPA text with nine significant digits; reading it back gives the same model.
 
         Args:
-            path: The file; written to a temporary name, then renamed. Gzipped where the name ends
-                in ``.gz``.
-            vocab: The word of each token id, see :func:`lattice_bpd.lm.read_words`; decimal token
-                ids where it is left out.
+            path: The file; written to a temporary file, then renamed. Gzipped if the name ends in
+                ``.gz``.
+            vocab: The word of each token id, see :func:`lattice_bpd.lm.read_words`; default:
+                decimal token ids.
 
         Raises:
             OSError: It cannot be written.
-            ValueError: vocab of the wrong size, words with white space, doubled words.
+            ValueError: vocab of the wrong size, words with white space, or duplicate words.
         """
         name = native_path(path)
         words = [] if vocab is None else encode_words(read_words(vocab))
@@ -190,21 +280,21 @@ class NGramLM:
         expand_failures: bool = False,
         end_of_sentence: bool = False,
     ) -> Any:
-        """The LM as a ``pywrapfst.VectorFst`` over standard arcs that starts behind a context.
+        """The LM as a ``pywrapfst.VectorFst`` over standard arcs that starts after a context.
 
         Labels are token id + 1, weights natural costs. A state's failure arc carries
-        :attr:`failure_label` and may be followed only where no other arc matches; a toolkit that
-        takes it for an ordinary arc gets wrong answers.
+        :attr:`failure_label` and may be followed only if no other arc matches; a toolkit that
+        treats it as an ordinary arc computes wrong scores.
 
         Args:
             context: (T,) token ids before the start state.
-            bos: Whether ``<s>`` stands before the context.
-            expand_failures: Write out every arc instead, V for each state: for toolkits without
-                a phi matcher, and small models only.
-            end_of_sentence: States are final at the cost of ``</s>``, else at 0.
+            bos: Whether the context starts after ``<s>``.
+            expand_failures: Write out every arc instead, V for each state: for small models and
+                toolkits without a phi matcher.
+            end_of_sentence: Final costs are those of ``</s>``, else 0.
 
         Raises:
-            ImportError: pywrapfst is missing (extra ``openfst``).
+            ImportError: pywrapfst is not installed (extra ``openfst``).
             ValueError: Token ids outside the vocabulary, or too many arcs to write out.
         """
         pywrapfst = require("pywrapfst", "openfst")
@@ -218,7 +308,7 @@ class NGramLM:
         Args:
             token_id: 0..V-1.
             context: (T,) token ids before it; only the last order - 1 matter.
-            bos: Whether ``<s>`` stands before the context.
+            bos: Whether the context starts after ``<s>``.
 
         Raises:
             ValueError: Token ids outside the vocabulary.
@@ -234,8 +324,8 @@ class NGramLM:
 
         Args:
             token_ids: (T,) integers.
-            bos: Whether ``<s>`` stands before the text.
-            eos: Whether to score ``</s>`` behind it.
+            bos: Whether the text starts after ``<s>``.
+            eos: Whether to score ``</s>`` at its end.
 
         Returns:
             (T,) float64, or (T + 1,) with eos.
@@ -244,6 +334,97 @@ class NGramLM:
             ValueError: Token ids outside the vocabulary.
         """
         return self._core.score(to_token_ids(token_ids, "score", self.vocab_size), bos, eos)
+
+    def prune(
+        self,
+        *,
+        theta: float | None = None,
+        prune_to: int | None = None,
+        min_counts: Sequence[int] | None = None,
+        keep_ids: Any = None,
+        threads: int = 0,
+    ) -> NGramLM:
+        """Returns a smaller LM; kept n-grams keep their probabilities, sums stay 1.
+
+        Criteria apply in this order: vocabulary, counts, threshold, size. The prefix and the
+        suffix of a kept n-gram are kept too, and so are all unigrams (unless keep_ids drops them).
+
+        Args:
+            theta: Drop n-grams whose removal alone raises perplexity by less than this factor - 1,
+                for instance 1e-8 (Stolcke 1998).
+            prune_to: Drop the n-grams that cost least until at most so many are left, of those
+                that :attr:`num_prunable` counts. Ties are dropped together.
+            min_counts: One entry for each order; drop n-grams whose count, as estimated from their
+                probability, is lower. Counts of the corpus are better: give them to :meth:`train`.
+            keep_ids: (K,) token ids; drop n-grams with any other. Unigrams are scaled to sum to 1.
+            threads: 0 for every core.
+
+        Returns:
+            The LM; its order is lower if no n-gram of the highest order is left.
+
+        Raises:
+            ValueError: No criterion, or a number out of range.
+
+        Source: Stolcke 1998, "Entropy-based pruning of backoff language models"; docs/ngram.md.
+        """
+        if theta is None and prune_to is None and min_counts is None and keep_ids is None:
+            raise ValueError(
+                "NGramLM.prune: nothing to do; expected theta, prune_to, min_counts or keep_ids"
+            )
+        if prune_to is not None and prune_to < 0:
+            raise ValueError(f"NGramLM.prune: prune_to is {prune_to}; expected 0 or above")
+        core = self._core
+        if keep_ids is not None:
+            kept = to_token_ids(keep_ids, "NGramLM.prune: keep_ids", self.vocab_size)
+            core = _core.prune_by_vocabulary(core, kept, threads)
+        if min_counts is not None:
+            counts = [int(count) for count in min_counts]
+            core = _core.prune_by_estimated_count(core, counts, threads)
+        if theta is not None:
+            core = _core.prune_by_entropy(core, theta, threads)
+        if prune_to is not None:
+            core = _core.prune_to_size(core, prune_to, threads)
+        return NGramLM(core)
+
+    def quantise(self, bits: int = 8) -> NGramLM:
+        """Returns an LM whose log probabilities and backoffs take 2**bits values for each order.
+
+        The values come from one-dimensional k-means. Backoffs of 0 and the costs that encode
+        unseen and impossible events stay exact. :func:`lattice_bpd.lm.describe_lm` reports the
+        largest error.
+
+        Args:
+            bits: 8 (about 4.2 bytes per n-gram), 12 or 16 (about 5.8 bytes, errors of rounding).
+
+        Raises:
+            ValueError: Another number of bits.
+
+        Source: Lloyd 1982, "Least squares quantization in PCM".
+        """
+        return NGramLM(_core.quantise(self._core, bits))
+
+    def evaluate(
+        self,
+        sequences: Iterable[Any] | RaggedIds,
+        *,
+        bos: bool = True,
+        eos: bool = True,
+        threads: int = 0,
+    ) -> TextScore:
+        """Perplexity, unknown tokens and hits by order on a text, in one pass.
+
+        Args:
+            sequences: Sentences or documents, (T_i,) integers each; or a RaggedIds.
+            bos: Whether each sequence starts after ``<s>``.
+            eos: Whether to score ``</s>`` at the end of each.
+            threads: 0 for every core; the result does not depend on it.
+
+        Raises:
+            TypeError: Token ids that are not integers.
+            ValueError: A token id outside the vocabulary, or no text.
+        """
+        ids, offsets = flatten_sequences("NGramLM.evaluate", sequences, self.vocab_size)
+        return TextScore(*_core.evaluate_lm(self._core, ids, offsets, bos, eos, threads))
 
     @property
     def order(self) -> int:
@@ -257,8 +438,13 @@ class NGramLM:
 
     @property
     def num_ngrams(self) -> list[int]:
-        """The number of n-grams of each order, symbols among the unigrams."""
+        """The number of n-grams of each order; unigrams include symbols."""
         return self._core.num_ngrams
+
+    @property
+    def num_prunable(self) -> int:
+        """What prune_to counts: longer n-grams, and unigrams with a probability of their own."""
+        return _core.count_prunable(self._core)
 
     @property
     def failure_label(self) -> int:
@@ -266,18 +452,18 @@ class NGramLM:
         return self._core.failure_label
 
     def __copy__(self) -> NGramLM:
-        """The LM itself, which never changes."""
+        """The LM itself, since it is immutable."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NGramLM:
-        """The LM itself, which never changes."""
+        """The LM itself, since it is immutable."""
         return self
 
     def __reduce__(self) -> tuple[Callable[..., NGramLM], tuple[Any, ...]]:
-        """Pickles the path of the LM's file, or the LM where it is not mapped from one.
+        """Pickles the path of a mapped LM file, or else the whole LM.
 
-        Reading such a pickle raises an OSError where the file cannot be opened, and a FormatError
-        where it holds another LM by then.
+        Reading a pickled path raises an OSError if the file cannot be opened, and a FormatError if
+        it holds another LM.
         """
         if self._file is not None:
             return _load_again, self._file
@@ -300,7 +486,7 @@ def core_of(where: str, lm: Any) -> _core.BackoffLm:
         lm: The argument, not None.
 
     Raises:
-        TypeError: It is no NGramLM.
+        TypeError: It is not an NGramLM.
     """
     if isinstance(lm, NGramLM):
         return lm._core
@@ -308,7 +494,7 @@ def core_of(where: str, lm: Any) -> _core.BackoffLm:
         name = os.fspath(lm)
         raise TypeError(
             f"{where}: lm is the path {name!r}; expected an NGramLM: load the file once with "
-            f"NGramLM.load({name!r}), or with lattice_bpd.lm.read_lm where it is ARPA text"
+            f"NGramLM.load({name!r}), or with lattice_bpd.lm.read_lm if it is ARPA text"
         )
     raise TypeError(
         f"{where}: lm is a {type(lm).__name__}; expected an NGramLM (NGramLM.load reads one)"
@@ -316,13 +502,13 @@ def core_of(where: str, lm: Any) -> _core.BackoffLm:
 
 
 def _read_header(path: StrPath) -> bytes:
-    """What tells an LM file from all others: its header has a checksum over those of the rest."""
+    """The header, which identifies an LM file: it has a checksum of the sections' checksums."""
     with Path(path).open("rb") as file:
         return file.read(64)
 
 
 def _load_again(path: str, header: bytes) -> NGramLM:
-    """The LM of a pickle that holds a path."""
+    """Restores an LM from a pickled path."""
     try:
         lm = NGramLM.load(path)
     except OSError as error:
@@ -341,7 +527,7 @@ def _load_again(path: str, header: bytes) -> NGramLM:
 
 
 def _load_bytes(data: bytes) -> NGramLM:
-    """The LM of a pickle that holds the LM: a mapping of a file that has no name any more."""
+    """Restores a pickled LM: it maps a temporary file that is deleted at once."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "lm")
         path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Paths and token ids as options of LM files."""
+"""Validation of paths and token ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lattice_bpd.vocabulary import StrPath
 
 
 def native_path(path: StrPath) -> str:
-    """The path as the system takes it; a NUL character would end it early."""
+    """The path as a string for the core, where a NUL character would truncate it."""
     native = os.fspath(path)
     if "\0" in native:
         raise ValueError(f"the path {native!r} has a NUL character in it; expected none")
@@ -17,21 +17,21 @@ def native_path(path: StrPath) -> str:
 
 
 def optional_id(name: str, value: int | None) -> int | None:
-    """A token id or size that may be missing, as an int that the core can take.
+    """As :func:`checked_id`; None for None.
 
     Raises:
         TypeError: Not an integer.
-        ValueError: Negative, or no 32-bit number.
+        ValueError: Negative, or 2**31 or above.
     """
     return None if value is None else checked_id(name, value)
 
 
 def checked_id(name: str, value: int) -> int:
-    """A token id or size as an int that the core can take.
+    """A token id or size as an int for the core.
 
     Raises:
         TypeError: Not an integer.
-        ValueError: Negative, or no 32-bit number.
+        ValueError: Negative, or 2**31 or above.
     """
     try:
         number = operator.index(value)

@@ -1,7 +1,7 @@
-"""What one step of a trainer of heads looks at, drawn from the seed and the number of the step.
+"""Training text, and the sequences, positions and heads sampled for one step.
 
-A step's random numbers depend on nothing else: not on earlier steps, nor on how the step is split
-into passes and processes. So a resumed training draws what an uninterrupted one would have.
+A sample depends only on the seed and the step, not on earlier steps or on how the step is split
+into forward passes and processes. So a resumed training samples what an uninterrupted one would.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from lattice_bpd.train.heads.options import TrainOptions
 
 @dataclass(frozen=True)
 class HeadText:
-    """Token ids to learn from.
+    """Token ids for training.
 
     Attributes:
         token_ids: (N,) int32, possibly a mapped file.
-        row_length: None: pieces are taken from anywhere in the text; else the text is rows of this
-            many tokens, and a piece is a row.
-        first_position: earliest position of a piece at which draft heads train: in rows that begin
-            with a prompt of P tokens, the heads of position P-1 are the first that guess tokens
-            behind it.
+        row_length: None: sequences are taken from anywhere in the text; else the text consists of
+            rows of so many tokens, and a sequence is a row.
+        first_position: first position of a sequence at which draft heads train: in rows that start
+            with a prompt of P tokens, the heads at position P-1 are the first to predict tokens
+            after the prompt.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -35,7 +35,7 @@ class HeadText:
     first_position: int = 0
 
     def check(self, length: int, where: str) -> None:
-        """Raise ValueError unless a piece of `length` tokens can be taken."""
+        """Raises ValueError if the text has no sequence of `length` tokens."""
         count = len(self.token_ids)
         if self.token_ids.ndim != 1 or count < length:
             raise ValueError(
@@ -50,24 +50,24 @@ class HeadText:
             )
 
     def take(self, starts: Tensor, length: int, device: torch.device) -> Tensor:
-        """Pieces (B, length) int64 that begin at starts (B,)."""
-        pieces = self.token_ids[starts.numpy()[:, None] + np.arange(length)]
-        return torch.as_tensor(pieces.astype(np.int64)).to(device)
+        """Sequences (B, length) int64 that start at `starts` (B,)."""
+        sequences = self.token_ids[starts.numpy()[:, None] + np.arange(length)]
+        return torch.as_tensor(sequences.astype(np.int64)).to(device)
 
     def num_starts(self, length: int) -> int:
-        """Places where a piece may begin."""
+        """The number of possible start offsets."""
         if self.row_length is None:
             return len(self.token_ids) - length + 1
         return len(self.token_ids) // self.row_length
 
 
-class StepDraw(NamedTuple):
-    """All that a step looks at.
+class StepSample(NamedTuple):
+    """The random choices of one step.
 
     Attributes:
-        starts: (S,) int64, where the pieces begin in the text.
-        positions: (N,) int64 in order, piece * T + t: where draft heads are evaluated.
-        heads: the heads that train, 1..h in order.
+        starts: (S,) int64, start offsets of the sequences in the text.
+        positions: (N,) int64, sorted, sequence * T + t: where draft heads are evaluated.
+        heads: the heads to train, 1..h, sorted.
     """
 
     starts: Tensor
@@ -75,23 +75,24 @@ class StepDraw(NamedTuple):
     heads: tuple[int, ...]
 
 
-def draw_step(text: HeadText, options: TrainOptions, num_heads: int, step: int) -> StepDraw:
-    """Draw a step (from 0)."""
+def sample_step(text: HeadText, options: TrainOptions, num_heads: int, step: int) -> StepSample:
+    """Samples a step (from 0)."""
     generator = torch.Generator().manual_seed(mix_seed(options.seed, step))
-    length, pieces = options.sequence_length, options.pieces_per_step
+    length, count = options.sequence_length, options.sequences_per_step
     choices = text.num_starts(length + num_heads)
-    starts = torch.randint(choices, (pieces,), generator=generator) * (text.row_length or 1)
+    starts = torch.randint(choices, (count,), generator=generator) * (text.row_length or 1)
     usable = length - text.first_position
-    count = max(1, round(options.head_fraction * pieces * usable))
-    drawn = torch.randperm(pieces * usable, generator=generator)[:count].sort().values
-    positions = drawn // usable * length + text.first_position + drawn % usable
+    total = count * usable
+    chosen = max(1, round(options.head_fraction * total))
+    flat = torch.randperm(total, generator=generator)[:chosen].sort().values
+    positions = flat // usable * length + text.first_position + flat % usable
     heads = tuple(range(1 if options.train_base else 2, num_heads + 1))
     if options.one_head:
         heads = (heads[int(torch.randint(len(heads), (), generator=generator))],)
-    return StepDraw(starts, positions, heads)
+    return StepSample(starts, positions, heads)
 
 
 def mix_seed(*numbers: int) -> int:
-    """One seed of 63 bits from several numbers of 0 or more."""
+    """A 63-bit seed from several nonnegative numbers."""
     mixed = np.random.SeedSequence([number % (1 << 64) for number in numbers])
     return int(mixed.generate_state(1, np.uint64)[0] >> np.uint64(1))

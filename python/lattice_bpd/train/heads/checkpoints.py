@@ -1,17 +1,16 @@
-"""Checkpoints from which training goes on exactly: to the same weights, bit for bit.
+"""Checkpoints from which training resumes bit-identically.
 
-    FOLDER/checkpoint-00000120/state.safetensors    weights that train, and the optimizers' tensors
-                              /state.json           step, precision, losses, the log's place
+    FOLDER/checkpoint-00000120/state.safetensors    trained weights and optimizer tensors
+                              /state.json           step, precision, losses, log offset
 
-Random numbers and the place in the data need no tensor: both follow from the options' seed and the
-step (`head_draws`). A checkpoint is written into a temporary folder, flushed to the disk and
-renamed; only then is the one before it removed.
+Random numbers and the position in the data follow from the options' seed and the step (`batches`).
+A checkpoint is written into a temporary folder, flushed to the disk and renamed; only then is the
+previous one removed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.atomic_files import check_header, flush_to_disk
 from lattice_bpd.train.heads.trainer import HeadTrainer
 
 _FORMAT = "lattice_bpd.head_checkpoint"
@@ -34,15 +34,15 @@ _UNFINISHED = ".checkpoint-"
 
 
 def save_training(folder: Path, trainer: HeadTrainer, log: dict[str, Any]) -> Path:
-    """Write a checkpoint and remove earlier ones.
+    """Writes a checkpoint and removes earlier ones.
 
     Args:
-        folder: exists.
+        folder: an existing folder.
         trainer: between two steps.
-        log: what the loss log needs to go on, for JSON.
+        log: state of the loss log, for JSON.
 
     Returns:
-        The checkpoint.
+        The path of the checkpoint.
 
     Raises:
         OSError: the folder cannot be written.
@@ -66,9 +66,9 @@ def save_training(folder: Path, trainer: HeadTrainer, log: dict[str, Any]) -> Pa
             }
             (temporary / _STATE).write_text(json.dumps(state, indent=2) + "\n")
             for path in (temporary / _WEIGHTS, temporary / _STATE, temporary):
-                _flush(path)
+                flush_to_disk(path)
             temporary.replace(target)
-            _flush(folder)
+            flush_to_disk(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     for other in _checkpoints(folder):
@@ -78,32 +78,31 @@ def save_training(folder: Path, trainer: HeadTrainer, log: dict[str, Any]) -> Pa
 
 
 def find_checkpoint(folder: Path) -> Path | None:
-    """The latest checkpoint in a folder; what an interrupted save left behind is removed."""
+    """The latest checkpoint of a folder; removes the leftovers of an interrupted save."""
     for unfinished in folder.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(unfinished, ignore_errors=True)
     return max(_checkpoints(folder), default=None)
 
 
 def load_training(path: Path, trainer: HeadTrainer) -> dict[str, Any]:
-    """Put a trainer where a checkpoint was written.
+    """Restores a trainer from a checkpoint.
 
     Args:
         path: the checkpoint.
         trainer: made with the same options on a model of the same sizes.
 
     Returns:
-        The loss log's part.
+        The state of the loss log.
 
     Raises:
-        FormatError: files that are missing, cut or altered, or another model's.
+        FormatError: missing or damaged files, or those of another model.
     """
     try:
-        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        content = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        state = check_header(content, _FORMAT, _VERSION)
         tensors = load_file(path / _WEIGHTS)
-        if state["format"] != _FORMAT or state["version"] != _VERSION:
-            raise ValueError(f"format {state['format']!r} version {state['version']!r}")
-        _put_weights(trainer, tensors)
-        _put_optimizers(trainer, tensors)
+        _restore_weights(trainer, tensors)
+        _restore_optimizers(trainer, tensors)
         report = trainer.report
         report.step, report.steps = int(state["step"]), int(state["steps"])
         report.precision, report.seconds = str(state["precision"]), float(state["seconds"])
@@ -112,7 +111,7 @@ def load_training(path: Path, trainer: HeadTrainer) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise FormatError(
             f"{path}: the checkpoint cannot be used ({type(error).__name__}: {error}); expected "
-            "what training of the same model wrote; begin anew with --restart"
+            "what training of the same model wrote; start over with --restart"
         ) from error
 
 
@@ -131,26 +130,26 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _put_weights(trainer: HeadTrainer, tensors: dict[str, Tensor]) -> None:
+def _restore_weights(trainer: HeadTrainer, tensors: dict[str, Tensor]) -> None:
     for name, weight in trainer.trained_weights().items():
-        found = tensors[f"weight.{name}"]
-        if found.shape != weight.shape or found.dtype != weight.dtype:
+        saved = tensors[f"weight.{name}"]
+        if saved.shape != weight.shape or saved.dtype != weight.dtype:
             raise ValueError(
-                f"{name} is {tuple(found.shape)} {found.dtype}; expected {tuple(weight.shape)} "
+                f"{name} is {tuple(saved.shape)} {saved.dtype}; expected {tuple(weight.shape)} "
                 f"{weight.dtype}"
             )
-        weight.copy_(found)
+        weight.copy_(saved)
 
 
-def _put_optimizers(trainer: HeadTrainer, tensors: dict[str, Tensor]) -> None:
+def _restore_optimizers(trainer: HeadTrainer, tensors: dict[str, Tensor]) -> None:
     names = {id(weight): name for name, weight in trainer.trained_weights().items()}
     for number, optimizer in enumerate(trainer.optimizers):
         state: dict[int, dict[str, Tensor]] = {}
         prefix = f"optimizer.{number}."
         keys = {key[len(prefix) :].split(".", 1)[0] for key in tensors if key.startswith(prefix)}
-        for place, weight in enumerate(_weights(optimizer)):
-            found = {key: tensors.get(f"{prefix}{key}.{names[id(weight)]}") for key in keys}
-            state[place] = {key: value for key, value in found.items() if value is not None}
+        for index, weight in enumerate(_weights(optimizer)):
+            saved = {key: tensors.get(f"{prefix}{key}.{names[id(weight)]}") for key in keys}
+            state[index] = {key: value for key, value in saved.items() if value is not None}
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -161,12 +160,3 @@ def _weights(optimizer: Optimizer) -> list[nn.Parameter]:
 
 def _checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("checkpoint-*") if path.is_dir())
-
-
-def _flush(path: Path) -> None:
-    """Make the disk hold what was written, so that a rename never comes before it."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

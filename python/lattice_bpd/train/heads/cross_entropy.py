@@ -1,9 +1,9 @@
-"""Cross entropy through a large output embedding: loss and gradients in one pass, chunk by chunk.
+"""Fused, chunked cross entropy through a large output embedding.
 
-The logits of one chunk of rows exist at a time. They are turned into exponentials in place, give
-the loss, and are multiplied with the embedding (and with the states, where the embedding trains)
-before the next chunk overwrites them. So memory does not grow with rows x V, nothing is computed
-twice, and softmax is never normalised as a matrix: its row sums divide the narrow products instead.
+Only one chunk of logits is in memory at a time. It is exponentiated in place, gives the loss, and
+is multiplied with the embedding (and with the states, if the embedding is trained) before the next
+chunk overwrites it. So memory does not grow with rows x V and nothing is computed twice. The
+softmax matrix is never normalized: the narrow products are divided by its row sums instead.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-_CHUNK_BYTES = {"cpu": 26 << 20, "cuda": 512 << 20}  # a CPU's chunk should fit its last cache
-_ROWS = (16, 512)  # fewest and most rows of a chunk
+_CHUNK_BYTES = {"cpu": 26 << 20, "cuda": 512 << 20}  # on a CPU, fit the last-level cache
+_ROWS = (16, 512)  # minimum and maximum rows per chunk
 
 
 def weighted_cross_entropy(
     embedding: nn.Linear, states: Tensor, labels: Tensor, weights: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Weighted sum of cross entropies, with its gradients ready when it returns.
+    """Weighted sum of cross entropies, whose gradients are computed in the forward pass.
 
     Args:
         embedding: the output embedding, (V, D) with or without bias.
         states: (N, D) float.
         labels: (N,) int64, 0..V-1.
         weights: (N,) float32; no gradient flows to them.
-        dtype: of the matrix products; losses and exponentials are float32 in any case.
+        dtype: dtype of the matrix products; losses and exponentials are always float32.
 
     Returns:
-        total: () float32, sum of weights * losses; differentiable once, by states, and by the
-            embedding where it needs a gradient.
+        total: () float32, sum of weights * losses; differentiable once, with respect to
+            states and, if it requires a gradient, the embedding.
         losses: (N,) float32, nats; without gradient.
 
     Raises:
-        TypeError: an embedding that computes something else than nn.Linear does.
+        TypeError: an embedding with another forward than nn.Linear.
     """
     if type(embedding).forward is not nn.Linear.forward:
         raise TypeError(
             f"heads: the target's output embedding is a {type(embedding).__name__}; expected "
-            "nn.Linear; load the target without quantisation or adapters"
+            "nn.Linear; load the target without quantization or adapters"
         )
-    found = _Fused.apply(  # type: ignore[no-untyped-call]
+    outputs = _Fused.apply(  # type: ignore[no-untyped-call]
         states, embedding.weight, embedding.bias, labels, weights, dtype
     )
-    return cast("tuple[Tensor, Tensor]", found)
+    return cast("tuple[Tensor, Tensor]", outputs)
 
 
 def chunk_rows(vocab_size: int, device: torch.device) -> int:
-    """Rows of logits that are computed at once."""
+    """Rows of logits per chunk."""
     fitting = _CHUNK_BYTES.get(device.type, _CHUNK_BYTES["cpu"]) // (4 * vocab_size)
     return max(_ROWS[0], min(_ROWS[1] if device.type == "cpu" else 1 << 14, fitting))
 
@@ -70,20 +70,20 @@ class _Fused(torch.autograd.Function):
         """See weighted_cross_entropy."""
         chunk = chunk_rows(len(weight), states.device)
         with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
-            wanted = (states, weight, bias)
+            inputs = (states, weight, bias)
             grads = _Gradients(
                 *(
                     torch.zeros_like(tensor) if tensor is not None and needed else None
-                    for tensor, needed in zip(wanted, ctx.needs_input_grad, strict=False)
+                    for tensor, needed in zip(inputs, ctx.needs_input_grad, strict=False)
                 )
             )
             losses = torch.empty(len(states), device=states.device)
-            room = states.new_empty(min(chunk, len(states)), len(weight), dtype=torch.float32)
+            buffer = states.new_empty(min(chunk, len(states)), len(weight), dtype=torch.float32)
             matrix = weight.to(dtype)  # (V, D)
             for begin in range(0, len(states), chunk):
                 part = slice(begin, begin + chunk)
                 rows = states[part].to(dtype)
-                powers, sums, losses[part] = _exponentials(rows, matrix, bias, labels[part], room)
+                powers, sums, losses[part] = _exponentials(rows, matrix, bias, labels[part], buffer)
                 grads.add(part, rows, matrix, labels[part], weights[part], powers, sums)
         ctx.gradients = grads
         ctx.mark_non_differentiable(losses)
@@ -91,14 +91,14 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, total_grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        """Scale what forward computed; the buffers are handed on, so this works once."""
+        """Scales the gradients of forward in place, so this works once."""
         gradients, ctx.gradients = ctx.gradients, _Gradients(None, None, None)
         scaled = [None if grad is None else grad.mul_(total_grad) for grad in gradients]
         return (*scaled, None, None, None)
 
 
 class _Gradients(NamedTuple):
-    """Gradients of the weighted sum, None where nobody asks: states, embedding, bias."""
+    """Gradients of the weighted sum; None if not required."""
 
     states: Tensor | None
     weight: Tensor | None
@@ -114,7 +114,7 @@ class _Gradients(NamedTuple):
         powers: Tensor,
         sums: Tensor,
     ) -> None:
-        """Take in a chunk: with p = powers / sums, each row's gradient is weight (p - one-hot)."""
+        """Adds a chunk: with p = powers / sums, each row's gradient is weight (p - one-hot)."""
         share = (weights / sums).unsqueeze(1)  # (C, 1)
         weights = weights.unsqueeze(1)
         low = powers.to(rows.dtype)
@@ -130,10 +130,10 @@ class _Gradients(NamedTuple):
 
 
 def _exponentials(
-    rows: Tensor, matrix: Tensor, bias: Tensor | None, labels: Tensor, room: Tensor
+    rows: Tensor, matrix: Tensor, bias: Tensor | None, labels: Tensor, buffer: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(logits - largest) (C, V) in `room`, their sums (C,) and the losses (C,)."""
-    logits = room[: len(rows)]
+    """exp(logits - largest) (C, V) in `buffer`, their sums (C,) and the losses (C,)."""
+    logits = buffer[: len(rows)]
     if rows.dtype == torch.float32:
         torch.mm(rows, matrix.t(), out=logits)
     else:
@@ -141,14 +141,14 @@ def _exponentials(
     if bias is not None:
         logits += bias
     largest = logits.amax(dim=1)
-    wanted = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+    label_logits = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
     powers = logits.sub_(largest.unsqueeze(1)).exp_()
     sums = powers.sum(dim=1)
-    return powers, sums, sums.log() + largest - wanted
+    return powers, sums, sums.log() + largest - label_logits
 
 
 def _add_product(total: Tensor, powers: Tensor, rows: Tensor) -> None:
-    """Add powers^T (V, C) times rows (C, D) to total (V, D)."""
+    """Adds powers^T (V, C) times rows (C, D) to total (V, D)."""
     if total.dtype == powers.dtype == torch.float32:
         total.addmm_(powers.t(), rows)
     else:

@@ -1,6 +1,6 @@
-"""Joint training of a blockwise LM: the target and its draft heads on one pass over the text.
+"""Joint training of a target and its draft heads on token ids in memory.
 
-The way from Python, without files; `head_run` adds recipes, checkpoints and processes.
+`train.heads.run` adds recipes, checkpoints and data parallelism.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lattice_bpd.train.heads.trainer import HeadTrainer
 
 __all__ = ["TrainOptions", "TrainReport", "train_blockwise"]
 
-_PACE_STEPS = 20  # how often the time of the rest is foretold
+_RATE_INTERVAL = 20  # steps between estimates of the remaining time
 
 
 def train_blockwise(
@@ -27,16 +27,16 @@ def train_blockwise(
     options: TrainOptions | None = None,
     on_step: Callable[[TrainReport], None] | None = None,
 ) -> TrainReport:
-    """Train the heads, and the target unless it is frozen, in place.
+    """Trains the heads in place, and the target unless it is frozen.
 
     Args:
         model: on any device; left in evaluation mode.
-        token_ids: (N,) ints, the text; longer than sequence_length + h.
+        token_ids: (N,) ints, training text; longer than sequence_length + h.
         options: see TrainOptions.
         on_step: called after every step.
 
     Returns:
-        TrainReport of the last step.
+        The report of the last step.
 
     Raises:
         TypeError: heads that are not BlockwiseHeads.
@@ -52,7 +52,7 @@ def train_blockwise(
         report = trainer.report
         while report.step < report.steps:
             trainer.take_step()
-            if report.step % _PACE_STEPS == 0:
+            if report.step % _RATE_INTERVAL == 0:
                 report.steps = _fit_steps(report, options)
             if on_step is not None:
                 on_step(report)
@@ -60,7 +60,7 @@ def train_blockwise(
 
 
 def _fit_steps(report: TrainReport, options: TrainOptions) -> int:
-    """The steps that max_seconds allows at the rate so far, at most those asked for."""
+    """The number of steps that max_seconds allows at the current rate."""
     if options.max_seconds is None:
         return options.steps
     allowed = int(options.max_seconds * report.steps_per_second)

@@ -1,4 +1,4 @@
-"""The steps of a head training, with loss log, validation, checkpoints and stops by signals."""
+"""The training loop: steps, loss log, validation, checkpoints, stop signals."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def run_steps(
     validation: HeadText | None,
     watcher: Watcher,
 ) -> None:
-    """Train to the last step, from the checkpoint in the folder if there is one.
+    """Trains to the last step, from the checkpoint in the folder if there is one.
 
     Args:
         trainer: entered, at step 0.
         job: for log_every, checkpoint_every, validate_every and validation_pieces.
-        folder: for log and checkpoints; process 0 writes there.
-        validation: what to measure on; None: nothing.
-        watcher: is told of each step.
+        folder: of the log and checkpoints, which process 0 writes.
+        validation: validation text; None: no validation.
+        watcher: called after each step.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; a checkpoint was written before. SIGTERM does what it did.
-        ValueError: a loss that is not finite; earlier checkpoints stay.
+        KeyboardInterrupt: Ctrl-C, after a checkpoint was written. SIGTERM keeps its effect.
+        ValueError: a loss that is not finite; earlier checkpoints are kept.
         FormatError: a damaged checkpoint.
-        ConnectionError: another process is gone.
+        ConnectionError: another process has ended.
     """
     processes, report = trainer.processes, trainer.report
-    path = processes.first_does(lambda: find_checkpoint(folder.work))
+    path = processes.run_on_first(lambda: find_checkpoint(folder.work))
     state = None
     if path is None:
         trainer.choose_precision()
@@ -48,7 +48,7 @@ def run_steps(
     watcher.begin("training", report.steps - report.step)
     with (
         closing(LossLog(log_path, job.log_every, state)) as log,
-        StopSignals(patient=processes.count > 1) as signals,
+        StopSignals(patient=processes.world_size > 1) as signals,
     ):
         stopped = False
         while report.step < report.steps and not stopped:
@@ -58,9 +58,9 @@ def run_steps(
             watcher.advance(note=_note(losses))
             if last or _due(report.step, job.validate_every):
                 _validate(trainer, job, validation, log)
-            stopped = processes.any_says(signals.caught is not None)
+            stopped = processes.any_true(signals.caught is not None)
             if last or stopped or _due(report.step, job.checkpoint_every):
-                processes.first_does(lambda: str(save_training(folder.work, trainer, log.state)))
+                processes.run_on_first(lambda: str(save_training(folder.work, trainer, log.state)))
     watcher.end()
     if stopped:
         signals.deliver()
@@ -71,7 +71,7 @@ def _due(step: int, every: int) -> bool:
 
 
 def _note(losses: dict[int, float]) -> str:
-    """The losses of the nearest heads, such as "head 1 3.20, head 2 4.05"."""
+    """The losses of the first heads, such as "head 1 3.20, head 2 4.05"."""
     return ", ".join(f"head {head} {loss:.2f}" for head, loss in list(losses.items())[:3])
 
 

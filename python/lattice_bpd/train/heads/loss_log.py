@@ -1,6 +1,6 @@
-"""The loss of each head while it trains: a JSON object a line.
+"""The log of training losses and validation scores, as JSON lines.
 
-{"step": 20, "losses": {"1": 5.1, "2": 6.0}, "seconds": 1.9}            means since the line before
+{"step": 20, "losses": {"1": 5.1, "2": 6.0}, "seconds": 1.9}            means since the last line
 {"step": 100, "validation": {"losses": {..}, "accuracies": {..}}}
 """
 
@@ -17,12 +17,12 @@ from lattice_bpd.train.heads.validation import HeadScores
 
 
 class LossLog:
-    """Writes the log; `state` goes into checkpoints, so that a resumed log has no gap and no echo.
+    """Writes the log; checkpoints hold its `state`, so that a resumed log misses no line.
 
     Args:
-        path: the file, made anew unless a state is given; None: for processes that do not write.
-        every: steps between lines.
-        state: of a checkpoint; what the file has behind it is cut off.
+        path: the file, replaced unless a state is given; None: discard all lines.
+        every: number of steps between lines.
+        state: state from a checkpoint; later lines of the file are removed.
 
     Raises:
         OSError: the file cannot be written.
@@ -45,7 +45,7 @@ class LossLog:
             if not path.is_file() or path.stat().st_size < size:
                 raise FormatError(
                     f"{path}: the log is shorter than at the last checkpoint ({size:,} bytes); "
-                    "put it back, or begin anew with --restart"
+                    "put it back, or start over with --restart"
                 )
         file = path.open("r+b" if state is not None else "wb")
         file.truncate(size)
@@ -54,11 +54,11 @@ class LossLog:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, for JSON."""
+        """The state for a checkpoint, as JSON."""
         return {"sums": self._sums, "counts": self._counts, "bytes": self._file.tell()}
 
     def add(self, step: int, losses: Mapping[int, float], seconds: float, last: bool) -> None:
-        """Take in the losses of a step (from 1); writes a line where it is time, or the last."""
+        """Adds the losses of a step (from 1); writes a line every `every` steps and at the last."""
         for head, loss in losses.items():
             self._sums[str(head)] = self._sums.get(str(head), 0.0) + loss
             self._counts[str(head)] = self._counts.get(str(head), 0) + 1
@@ -69,12 +69,12 @@ class LossLog:
             self._sums, self._counts = {}, {}
 
     def add_validation(self, step: int, scores: HeadScores) -> None:
-        """Write a line with the scores of every head."""
-        figures = {"losses": by_head(scores.losses), "accuracies": by_head(scores.accuracies)}
-        self._write({"step": step, "validation": {**figures, "positions": scores.positions}})
+        """Writes a line with the scores of every head."""
+        values = {"losses": by_head(scores.losses), "accuracies": by_head(scores.accuracies)}
+        self._write({"step": step, "validation": {**values, "positions": scores.positions}})
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class LossLog:
 
 
 def by_head(values: Sequence[float]) -> dict[str, float]:
-    """Figures of heads 1..h under the head's number."""
+    """Values of heads 1..h by head number."""
     return {str(head): value for head, value in enumerate(values, 1)}
 
 
@@ -92,7 +92,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
     Raises:
         OSError: it cannot be read.
-        FormatError: a line that is no JSON object.
+        FormatError: a line that is not a JSON object.
     """
     lines = []
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -101,6 +101,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             if not isinstance(line, dict) or "step" not in line:
                 raise ValueError("no step in it")
         except ValueError as error:
-            raise FormatError(f"{path}, line {number}: no line of a loss log ({error})") from error
+            raise FormatError(
+                f"{path}, line {number}: not a line of a loss log ({error})"
+            ) from error
         lines.append(line)
     return lines

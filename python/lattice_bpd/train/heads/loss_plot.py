@@ -1,4 +1,4 @@
-"""A loss log as a picture: one curve for each head, as SVG."""
+"""An SVG plot of a loss log with one curve per head."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lattice_bpd.atomic_files import write_text
 from lattice_bpd.svg import Series, as_file, draw_lines
 
 
 def write_loss_plot(path: Path, lines: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Draw training losses (lines) and validation losses (dots) by step.
+    """Plots training losses (lines) and validation losses (dots) by step.
 
     Args:
         path: the .svg file, replaced as a whole.
         lines: of a loss log, see `loss_log`.
-        title: above the picture.
+        title: title of the plot.
 
     Raises:
         OSError: the file cannot be written.
@@ -30,9 +31,7 @@ def write_loss_plot(path: Path, lines: Sequence[Mapping[str, Any]], title: str) 
     ]
     note = "dots: validation" if validation else ""
     chart = draw_lines(series, title=title, x_label="step", y_label="loss, nats a token", note=note)
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(as_file(chart), encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, as_file(chart))
 
 
 def _curves(lines: Any) -> dict[int, list[tuple[float, float]]]:

@@ -1,9 +1,9 @@
-"""The loss of a blockwise LM, one cross entropy for each head, and its gradients.
+"""The loss of a blockwise LM, one cross entropy per head, and its gradients.
 
-Loss = sum_h lambda_h L_h, L_h the cross entropy of head h against the token h places on (Kim et
-al. 2024, appendix C.1). The target is run once for all heads. Behind it, heads and output embedding
-go forward and back for some positions at a time and leave only the gradient of the hidden states;
-so memory grows neither with heads x V nor with heads x positions.
+Loss = sum_h lambda_h L_h, where L_h is the cross entropy of head h against the token h positions
+later (Kim et al. 2024, appendix C.1). The target runs once for all heads. Heads and output
+embedding then run forward and backward in chunks of positions that leave only the gradient of the
+hidden states, so memory grows neither with heads x V nor with heads x positions.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.train.heads.cross_entropy import chunk_rows, weighted_cross_entropy
 
-_HEAD_ROWS = 2048  # rows of head states that are alive at once
+_HEAD_ROWS = 2048  # rows of head states that are in memory at once
 
 
 class LossPart(NamedTuple):
-    """The part of a step's loss that one pass computes.
+    """The part of a step's loss that one forward pass computes.
 
     Attributes:
-        pieces: (B, T+h) int64; the last h tokens are labels only.
+        pieces: (B, T+h) int64 sequences; the last h tokens are only labels.
         positions: (N,) int64, b * T + t: where draft heads are evaluated.
-        row_weights: (h,) float32, lambda_h over the positions of head h in the whole step.
-        heads: heads that train, 1..h in order.
+        row_weights: (h,) float32, lambda_h / number of positions of head h in the step.
+        heads: heads to train, 1..h, sorted.
     """
 
     pieces: Tensor
@@ -39,15 +39,15 @@ class LossPart(NamedTuple):
 
 
 def add_gradients(model: BlockwiseLM, part: LossPart, precision: str) -> Tensor:
-    """Add the gradients of a part of the loss to those of the parameters that need one.
+    """Adds the gradients of a part of the loss to the .grad of all trained parameters.
 
     Args:
-        model: target and heads; the target is frozen where none of its weights needs a gradient.
+        model: target and heads; the target is frozen if its weights require no gradient.
         part: see LossPart. Head 1 is evaluated at all positions.
         precision: "fp32" or "bf16" (autocast).
 
     Returns:
-        (h,) float32: each head's losses summed over its positions; 0 for heads that do not train.
+        (h,) float32: each head's losses summed over its positions; 0 for heads not trained.
     """
     train_base = model.output_embedding.weight.requires_grad
     labels = label_view(part.pieces, model.num_heads)  # (B*T, h)
@@ -58,7 +58,7 @@ def add_gradients(model: BlockwiseLM, part: LossPart, precision: str) -> Tensor:
     if 1 in part.heads and hidden_grad is not None:
         rows = hidden.detach().requires_grad_()
         weights = part.row_weights[0].expand(len(rows))
-        losses = _back(model, rows, labels[:, 0], weights, precision)
+        losses = _backward(model, rows, labels[:, 0], weights, precision)
         hidden_grad += cast(Tensor, rows.grad)
         sums[0] = losses.sum()
     slots = [head - 2 for head in part.heads if head > 1]
@@ -66,10 +66,12 @@ def add_gradients(model: BlockwiseLM, part: LossPart, precision: str) -> Tensor:
         rows = hidden[positions].detach().requires_grad_(train_base)
         with autocast(model, precision):
             states = cast(BlockwiseHeads, model.heads)(rows, slots)
-        wanted = labels[positions][:, [slot + 1 for slot in slots]]  # (n, S)
-        weights = part.row_weights[[slot + 1 for slot in slots]].expand(wanted.shape)
-        losses = _back(model, states.flatten(0, 1), wanted.flatten(), weights.flatten(), precision)
-        sums[[slot + 1 for slot in slots]] += losses.view(wanted.shape).sum(dim=0)
+        targets = labels[positions][:, [slot + 1 for slot in slots]]  # (n, S)
+        weights = part.row_weights[[slot + 1 for slot in slots]].expand(targets.shape)
+        losses = _backward(
+            model, states.flatten(0, 1), targets.flatten(), weights.flatten(), precision
+        )
+        sums[[slot + 1 for slot in slots]] += losses.view(targets.shape).sum(dim=0)
         if hidden_grad is not None:
             hidden_grad.index_add_(0, positions, cast(Tensor, rows.grad))
     if hidden_grad is not None:
@@ -77,10 +79,10 @@ def add_gradients(model: BlockwiseLM, part: LossPart, precision: str) -> Tensor:
     return sums
 
 
-def _back(
+def _backward(
     model: BlockwiseLM, states: Tensor, labels: Tensor, weights: Tensor, precision: str
 ) -> Tensor:
-    """Run the gradients of states (N, D) back to their leaves; gives the (N,) losses."""
+    """Backpropagates from states (N, D) to their leaves; returns the (N,) losses."""
     embedding = model.output_embedding
     dtype = torch.bfloat16 if precision == "bf16" else embedding.weight.dtype
     total, losses = weighted_cross_entropy(embedding, states, labels, weights, dtype)
@@ -93,12 +95,12 @@ def _split(positions: Tensor, count: int) -> tuple[Tensor, ...]:
 
 
 def autocast(model: BlockwiseLM, precision: str) -> torch.autocast:
-    """bfloat16 autocast on the model's device for "bf16", nothing for "fp32"."""
+    """bfloat16 autocast on the model's device for "bf16"; disabled for "fp32"."""
     return torch.autocast(model.device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def read_hidden(model: BlockwiseLM, pieces: Tensor, precision: str) -> Tensor:
-    """The target's states at all positions of pieces (B, T+h), as (B*T, D) float32."""
+    """The target's hidden states for pieces (B, T+h), as (B*T, D) float32."""
     length = pieces.shape[1] - model.num_heads
     with autocast(model, precision):
         hidden = model.hidden_states(pieces[:, :length])
@@ -106,12 +108,12 @@ def read_hidden(model: BlockwiseLM, pieces: Tensor, precision: str) -> Tensor:
 
 
 def label_view(pieces: Tensor, num_heads: int) -> Tensor:
-    """The tokens 1..h places on from each position of pieces (B, T+h), as (B*T, h)."""
+    """The tokens 1..h positions after each position of pieces (B, T+h), as (B*T, h)."""
     return pieces[:, 1:].unfold(1, num_heads, 1).flatten(0, 1)
 
 
 def chunked_cross_entropy(model: BlockwiseLM, states: Tensor, labels: Tensor) -> Tensor:
-    """Losses through the target's output embedding, a chunk of rows at a time.
+    """Cross entropies through the target's output embedding, chunk by chunk.
 
     Args:
         model: the target.
@@ -119,16 +121,14 @@ def chunked_cross_entropy(model: BlockwiseLM, states: Tensor, labels: Tensor) ->
         labels: (N,) int64.
 
     Returns:
-        (N,) float32, nats a token.
+        (N,) float32, nats per token.
     """
     pairs = zip(chunked_logits(model, states), _chunks(model, labels), strict=True)
-    return torch.cat(
-        [F.cross_entropy(logits, wanted, reduction="none") for logits, wanted in pairs]
-    )
+    return torch.cat([F.cross_entropy(logits, chunk, reduction="none") for logits, chunk in pairs])
 
 
 def chunked_logits(model: BlockwiseLM, states: Tensor) -> Iterator[Tensor]:
-    """Float32 logits (C, V) of states (N, D), some rows at a time."""
+    """Float32 logits (C, V) of states (N, D), chunk by chunk."""
     for rows in _chunks(model, states):
         yield model.output_embedding(rows.to(model.output_embedding.weight.dtype)).float()
 

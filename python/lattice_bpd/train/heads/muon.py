@@ -1,4 +1,4 @@
-"""Muon whose orthogonalization runs in float32 and batched on CPUs.
+"""Muon with batched float32 orthogonalization on CPUs.
 
 `torch.optim.Muon` orthogonalizes in bfloat16, one matrix at a time. CPUs without bfloat16
 instructions emulate those products: a (512, 128) matrix takes ten times as long as in float32.
@@ -20,15 +20,15 @@ _ITERATIONS = 5
 class CpuMuon(torch.optim.Muon):
     """`torch.optim.Muon` with float32 Newton-Schulz iterations over stacked matrices.
 
-    Same update rule, defaults and state as the base class; parameters on other devices than the
-    CPU, and options that differ from the base class's defaults, take the base class's own step.
+    Same update rule, defaults and state as the base class, whose own step is used for parameters
+    on other devices and for options that differ from its defaults.
     """
 
     @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Do one step; see `torch.optim.Muon.step`."""
+        """Runs one step; see `torch.optim.Muon.step`."""
         if closure is not None or not self._is_plain():
             loss: float | None = super().step(closure)  # type: ignore[no-untyped-call]
             return loss
@@ -47,7 +47,7 @@ class CpuMuon(torch.optim.Muon):
         return None
 
     def _is_plain(self) -> bool:
-        """Whether all that this class computes itself is the base class's default, on a CPU."""
+        """Whether the options are the base class's defaults and all weights are on the CPU."""
         return all(
             group["nesterov"]
             and group["ns_steps"] == _ITERATIONS

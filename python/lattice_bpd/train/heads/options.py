@@ -1,4 +1,4 @@
-"""What trainers of heads are told, and what they report."""
+"""Options and progress reports of head training."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from lattice_bpd.models.heads import BlockwiseHeads
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How to train.
+    """Options of head training.
 
     Attributes:
         steps: optimizer steps.
-        batch_size: sequences of a pass, those of all processes together.
-        sequence_length: input tokens of a sequence.
+        batch_size: sequences per forward pass, summed over all processes.
+        sequence_length: input tokens per sequence.
         matrix_lr: Muon's learning rate, for matrices.
         other_lr: AdamW's, for embeddings, norms and biases.
         warmup: steps of linear warm-up; then a cosine down to 5 %.
         head_weights: lambda_1 .. lambda_h; None: all 1.
-        head_ramp: share of the steps over which lambda_2 .. lambda_h rise from 0. Trained from
-            scratch with all heads at once, the many far heads, which at first can learn unigrams
-            only, drown the target's own gradient.
-        head_fraction: share of positions, drawn anew each step, at which draft heads train.
-        train_base: False freezes the target and trains the draft heads alone.
-        precision: "fp32", "bf16" (autocast), or "auto": the quicker one in a short trial.
-        max_seconds: a cap: where the rate shows that `steps` would take longer, fewer are done,
-            with the schedule fitted to them. None: no cap, and then the result does not
-            depend on the machine's speed.
-        seed: of the batches and positions.
-        accumulate: passes whose gradients make one step.
-        one_head: train one head a step, drawn at random; its loss stands for the sum of all
-            (Stern et al. 2018, section 6).
+        head_ramp: fraction of the steps over which lambda_2 .. lambda_h rise from 0. When a model
+            is trained from scratch, the far heads can only learn unigrams at first, and their
+            gradients would dominate the target's own.
+        head_fraction: fraction of positions, sampled anew each step, at which draft heads train.
+        train_base: False freezes the target and trains only the draft heads.
+        precision: "fp32", "bf16" (autocast), or "auto": the faster one in a short trial.
+        max_seconds: time limit; the number of steps and the schedule are reduced to meet it.
+            None: no limit, and the result does not depend on the machine's speed.
+        seed: seed of the batches and positions.
+        accumulate: gradient-accumulation steps.
+        one_head: train one randomly sampled head per step; its loss is an unbiased estimate of
+            the sum over all heads (Stern et al. 2018, section 6).
         base_rate: factor on the learning rates of the target's weights.
     """
 
@@ -59,21 +58,21 @@ class TrainOptions:
     base_rate: float = 1.0
 
     @property
-    def pieces_per_step(self) -> int:
-        """S: sequences of one optimizer step."""
+    def sequences_per_step(self) -> int:
+        """S: sequences per optimizer step."""
         return self.batch_size * self.accumulate
 
 
 @dataclass
 class TrainReport:
-    """What training did, and what a progress callback sees after each step.
+    """Progress of a training, and its final state.
 
     Attributes:
         step: steps done.
         steps: steps planned.
-        losses: of the last step, nats a token, over the positions that were drawn: L_1 .. L_h, or
-            L_2 .. L_h where the target is frozen. With one head a step, those of the others are
-            older, and NaN until they had their turn.
+        losses: losses of the last step in nats per token over the sampled positions: L_1 .. L_h,
+            or L_2 .. L_h if the target is frozen. With one_head, the last known loss of each
+            head, NaN before its first step.
         seconds: wall time so far.
         precision: "fp32" or "bf16".
     """
@@ -91,11 +90,11 @@ class TrainReport:
 
     @property
     def seconds_left(self) -> float:
-        """Time that the remaining steps will take at the mean rate."""
+        """Estimated time for the remaining steps at the mean rate."""
         return (self.steps - self.step) / self.steps_per_second if self.step else math.inf
 
     def count_step(self, losses: Tensor, start: float, where: str) -> None:
-        """Take note of one more step.
+        """Records one more step.
 
         Args:
             losses: (h,) of the step.
@@ -105,9 +104,8 @@ class TrainReport:
         Raises:
             ValueError: a loss that is not finite.
         """
-        found = losses.tolist()
-        check_finite(found, self.step + 1, where)
-        self.losses = found
+        self.losses = losses.tolist()
+        check_finite(self.losses, self.step + 1, where)
         self.step += 1
         self.seconds = time.perf_counter() - start
 
@@ -116,18 +114,18 @@ def check_finite(losses: Sequence[float], step: int, where: str) -> None:
     """Raise ValueError unless all losses of a step (from 1) are finite."""
     if not all(map(math.isfinite, losses)):
         raise ValueError(
-            f"{where}: losses at step {step} are {list(losses)}; expected numbers; lower "
+            f"{where}: losses at step {step} are {list(losses)}; expected finite numbers; lower "
             "matrix_lr and other_lr"
         )
 
 
 def check_options(model: BlockwiseLM, options: TrainOptions, where: str) -> list[float]:
-    """Refuse what cannot be trained.
+    """Validates model and options.
 
     Args:
-        model: what is to be trained.
-        options: how.
-        where: the caller's name, for the message.
+        model: the model to train.
+        options: see TrainOptions.
+        where: the caller's name, for error messages.
 
     Returns:
         lambda_1 .. lambda_h.
@@ -138,8 +136,8 @@ def check_options(model: BlockwiseLM, options: TrainOptions, where: str) -> list
     """
     if not isinstance(model.heads, BlockwiseHeads):
         raise TypeError(
-            f"{where}: the heads are {type(model.heads).__name__}; expected BlockwiseHeads;"
-            " train others by the code that they come from"
+            f"{where}: the heads are {type(model.heads).__name__}; expected BlockwiseHeads; "
+            "train other heads with the code that defines them"
         )
     limit = model.max_positions
     if limit is not None and options.sequence_length > limit:
@@ -153,8 +151,8 @@ def check_options(model: BlockwiseLM, options: TrainOptions, where: str) -> list
         )
     counts = ("steps", "batch_size", "sequence_length", "accumulate")
     if min(getattr(options, name) for name in counts) < 1:
-        found = ", ".join(f"{name} {getattr(options, name)}" for name in counts)
-        raise ValueError(f"{where}: {found}; expected 1 or more of each")
+        values = ", ".join(f"{name} {getattr(options, name)}" for name in counts)
+        raise ValueError(f"{where}: {values}; expected 1 or more of each")
     if not 0.0 < options.head_fraction <= 1.0:
         raise ValueError(f"{where}: head_fraction is {options.head_fraction}; expected 0 < x <= 1")
     _check_rates(options, where)
@@ -166,8 +164,8 @@ def _check_rates(options: TrainOptions, where: str) -> None:
                         ("head_ramp", 1.0), ("warmup", math.inf)):  # fmt: skip
         value = getattr(options, name)
         if not 0.0 <= value <= limit:
-            most = "" if limit == math.inf else f" and {limit:g} at most"
-            raise ValueError(f"{where}: {name} is {value}; expected 0 or more{most}")
+            upper = "" if limit == math.inf else f" and at most {limit:g}"
+            raise ValueError(f"{where}: {name} is {value}; expected 0 or more{upper}")
 
 
 def _check_weights(weights: Sequence[float] | None, num_heads: int, where: str) -> list[float]:

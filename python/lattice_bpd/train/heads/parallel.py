@@ -1,6 +1,6 @@
-"""Processes that train one model together, each on its share of every batch.
+"""Data-parallel processes started by torchrun.
 
-`torchrun` starts them; they talk through torch.distributed: NCCL between GPUs, gloo between CPUs.
+They communicate through torch.distributed: NCCL between GPUs, gloo between CPUs.
 """
 
 from __future__ import annotations
@@ -14,106 +14,106 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, distributed
 
-_BUCKET = 1 << 23  # numbers that are sent at once
+_BUCKET = 1 << 23  # numbers per message
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _Result = TypeVar("_Result")
 
 
 class Processes:
-    """The processes of a training; alone, every method does nothing at no cost.
+    """The process group of a training; with one process, all methods are no-ops.
 
     Args:
-        number: of this process, 0..count-1.
-        count: of all.
-        timeout: seconds after which a silent process is given up.
+        rank: of this process, 0..world_size-1.
+        world_size: number of processes.
+        timeout: seconds to wait for another process.
     """
 
-    def __init__(self, number: int = 0, count: int = 1, timeout: float = 600.0) -> None:
-        self.number, self.count, self.timeout = number, count, timeout
+    def __init__(self, rank: int = 0, world_size: int = 1, timeout: float = 600.0) -> None:
+        self.rank, self.world_size, self.timeout = rank, world_size, timeout
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes files and talks to the user."""
-        return self.number == 0
+        """Whether this process writes files and reports progress."""
+        return self.rank == 0
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over all processes.
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces each tensor by its sum over all processes.
 
         Raises:
-            ConnectionError: a process is gone or silent.
+            ConnectionError: another process has ended or timed out.
         """
-        if self.count == 1:
+        if self.world_size == 1:
             return
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.flatten() for tensor in bucket])
-            self._talk(lambda flat=flat: distributed.all_reduce(flat))  # type: ignore[misc]
+            self._communicate(lambda flat=flat: distributed.all_reduce(flat))  # type: ignore[misc]
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.copy_(part.view_as(tensor))
 
-    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite tensors with those of process 0.
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrites tensors with those of process 0.
 
         Raises:
-            ConnectionError: a process is gone or silent.
+            ConnectionError: another process has ended or timed out.
         """
-        if self.count > 1:
+        if self.world_size > 1:
             for tensor in tensors:
-                self._talk(lambda tensor=tensor: distributed.broadcast(tensor, 0))  # type: ignore[misc]
+                self._communicate(lambda tensor=tensor: distributed.broadcast(tensor, 0))  # type: ignore[misc]
 
-    def first_says(self, value: _Result) -> _Result:
-        """What process 0 gave here.
+    def broadcast(self, value: _Result) -> _Result:
+        """The value of process 0.
 
         Raises:
-            ConnectionError: a process is gone or silent.
+            ConnectionError: another process has ended or timed out.
         """
-        if self.count == 1:
+        if self.world_size == 1:
             return value
         box = [value]
-        self._talk(lambda: distributed.broadcast_object_list(box, 0))
+        self._communicate(lambda: distributed.broadcast_object_list(box, 0))
         return box[0]
 
-    def first_does(self, work: Callable[[], _Result]) -> _Result:
-        """Let process 0 do some work and give all its result.
+    def run_on_first(self, work: Callable[[], _Result]) -> _Result:
+        """Runs a function in process 0; all processes get its result.
 
         Raises:
-            Exception: what the work raised, in every process.
-            ConnectionError: a process is gone or silent.
+            Exception: whatever the function raises, in every process.
+            ConnectionError: another process has ended or timed out.
         """
-        if self.count == 1:
+        if self.world_size == 1:
             return work()
         outcome: tuple[_Result | None, Exception | None] = (None, None)
         if self.is_first:
             try:
                 outcome = (work(), None)
-            except Exception as error:  # handed to all, so that none waits for nothing
+            except Exception as error:  # passed to all processes, so that none keeps waiting
                 outcome = (None, error)
-        result, failure = self.first_says(outcome)
+        result, failure = self.broadcast(outcome)
         if failure is not None:
             raise failure
         return cast(_Result, result)
 
-    def any_says(self, flag: bool) -> bool:
+    def any_true(self, flag: bool) -> bool:
         """Whether the flag is true in any process.
 
         Raises:
-            ConnectionError: a process is gone or silent.
+            ConnectionError: another process has ended or timed out.
         """
-        if self.count == 1:
+        if self.world_size == 1:
             return flag
-        count = torch.tensor([float(flag)], device=_device())
-        self._talk(lambda: distributed.all_reduce(count))
-        return bool(count.item() > 0)
+        total = torch.tensor([float(flag)], device=_device())
+        self._communicate(lambda: distributed.all_reduce(total))
+        return bool(total.item() > 0)
 
-    def _talk(self, exchange: Callable[[], object]) -> None:
+    def _communicate(self, exchange: Callable[[], object]) -> None:
         try:
             exchange()
         except RuntimeError as error:
             raise ConnectionError(
-                f"process {self.number} of {self.count}: another process ended or was silent for "
-                f"{self.timeout:g} s ({str(error).splitlines()[0][:160]}); see its own message; "
-                "start all again to go on from the last checkpoint"
+                f"process {self.rank} of {self.world_size}: another process ended or sent "
+                f"nothing for {self.timeout:g} s ({str(error).splitlines()[0][:160]}); see its "
+                "message; start all processes again to resume from the last checkpoint"
             ) from error
 
 
@@ -122,16 +122,16 @@ ALONE = Processes()
 
 @contextmanager
 def join_processes(device: str, timeout: float) -> Iterator[Processes]:
-    """Meet the other processes that torchrun started; without torchrun there is one.
+    """Joins the process group of torchrun; without torchrun there is one process.
 
     Args:
         device: "cpu" or "cuda".
-        timeout: seconds to wait for a process that says nothing; it covers the longest time that
-            one of them works alone, such as reading text.
+        timeout: seconds to wait for another process, at least the longest time that one works
+            alone, for instance reads text.
 
     Raises:
-        ConnectionError: the others do not come.
-        ValueError: torchrun's variables are incomplete, a timeout that is not above 0.
+        ConnectionError: the others do not join.
+        ValueError: torchrun's variables are incomplete, or the timeout is not positive.
     """
     if timeout <= 0:
         raise ValueError(f"process timeout is {timeout}; expected seconds above 0")
@@ -148,7 +148,7 @@ def join_processes(device: str, timeout: float) -> Iterator[Processes]:
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a timeout raises, not aborts
     backend = "nccl" if device == "cuda" else "gloo"
     limit = timedelta(seconds=timeout)
-    processes._talk(lambda: distributed.init_process_group(backend, timeout=limit))
+    processes._communicate(lambda: distributed.init_process_group(backend, timeout=limit))
     try:
         yield processes
     finally:
@@ -156,7 +156,7 @@ def join_processes(device: str, timeout: float) -> Iterator[Processes]:
 
 
 def own_device(device: str) -> torch.device:
-    """The device of this process: its own GPU among those of this machine, or the CPU."""
+    """The device of this process: its own GPU of this machine, or the CPU."""
     return _device() if device == "cuda" else torch.device("cpu")
 
 
@@ -169,7 +169,7 @@ def _device() -> torch.device:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one dtype, about _BUCKET numbers together."""
+    """Groups of tensors of one dtype, about _BUCKET numbers each."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in sorted(tensors, key=lambda tensor: str(tensor.dtype)):

@@ -1,8 +1,7 @@
-"""A run of `heads train` from files to files: text, model, training with checkpoints, result.
+"""Head training from files to files: model, text, training with checkpoints, result.
 
-What happens when, for each of the processes that torchrun may have started:
-
-    load or build the model -> begin or find the run in the folder -> texts -> train -> result
+Each process that torchrun started loads or builds the model, starts or resumes the run in the
+output folder, prepares the text, trains, and reads the result that process 0 wrote.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from lattice_bpd.atomic_files import replacing
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.heads.batches import HeadText
@@ -26,7 +26,7 @@ from lattice_bpd.train.heads.options import TrainOptions, check_options
 from lattice_bpd.train.heads.parallel import Processes, join_processes, own_device
 from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint, read_record
 from lattice_bpd.train.heads.starting_model import attach_heads, build_untrained, load_base
-from lattice_bpd.train.heads.texts import HeadTexts, hold_out, map_ids, own_rows, store_corpus
+from lattice_bpd.train.heads.texts import HeadTexts, generate_rows, hold_out, map_ids, store_corpus
 from lattice_bpd.train.heads.trainer import HeadTrainer
 from lattice_bpd.train.text.corpus import Corpus
 from lattice_bpd.watcher import SilentWatcher, Watcher
@@ -37,18 +37,18 @@ _TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class HeadResult:
-    """What a run came to.
+    """Result of a head-training run.
 
     Attributes:
-        output: the folder.
+        output: the output folder.
         steps: steps done.
-        losses: last line of the loss log: each trained head's loss, nats a token, by its number.
-        validation_losses: of all heads at the end; empty without validation text.
-        accuracies: likewise, shares of positions where the head's likeliest token is the text's.
-        tokens: token ids of the training text.
+        losses: last losses in the log, nats per token, by head number.
+        validation_losses: final losses of all heads; empty without validation text.
+        accuracies: likewise, the top-1 accuracy of each head.
+        tokens: number of tokens of the training text.
         precision: "fp32" or "bf16".
-        seconds: of training, over all attempts.
-        was_finished: nothing was done, since the run was finished before.
+        seconds: training time, summed over all resumed runs.
+        was_finished: the run was finished before, and nothing was done.
     """
 
     output: Path
@@ -63,34 +63,36 @@ class HeadResult:
 
 
 def train_heads(job: HeadJob, watcher: Watcher | None = None) -> HeadResult:
-    """Train heads as a job says, or go on with a run that was interrupted.
+    """Trains heads as a job describes, or resumes an interrupted run.
 
-    Started by torchrun, the processes share the work and write one result. After Ctrl-C or SIGTERM
-    a checkpoint is written at the end of the step, and the same call goes on from there; the result
-    is the same, bit for bit, as without the stop (on one kind of machine, with as many processes).
+    Processes started by torchrun train data-parallel and write one result. After Ctrl-C or SIGTERM
+    a checkpoint is written at the end of the step, and the same call resumes from it; the result is
+    bit-identical to that of an uninterrupted run (on the same kind of machine, with as many
+    processes).
 
     Args:
         job: see HeadJob.
-        watcher: is told of the progress; in parallel runs that of process 0.
+        watcher: progress callbacks, in process 0.
 
     Returns:
         HeadResult, in every process.
 
     Raises:
-        ValueError: options, text or folder that do not fit; losses that are not finite.
+        ValueError: inconsistent options, text or folder; losses that are not finite.
         FormatError: damaged files.
-        OSError: files that cannot be read or written; ConnectionError where another process ends.
+        OSError: files that cannot be read or written; ConnectionError if another process ends.
         KeyboardInterrupt: Ctrl-C, after the checkpoint was written.
     """
     job.check()
-    kind = job.device
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    elif kind == "cuda" and not torch.cuda.is_available():
+    device = job.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is cuda and torch finds no GPU; expected one, or --device cpu")
-    with join_processes(kind, job.process_timeout) as processes:
-        told = watcher if watcher is not None and processes.is_first else SilentWatcher()
-        run = _Run(job, processes, told, own_device(kind))
+    with join_processes(device, job.process_timeout) as processes:
+        if watcher is None or not processes.is_first:
+            watcher = SilentWatcher()
+        run = _Run(job, processes, watcher, own_device(device))
         try:
             return run.train()
         finally:
@@ -99,7 +101,7 @@ def train_heads(job: HeadJob, watcher: Watcher | None = None) -> HeadResult:
 
 @dataclass
 class _Run:
-    """One process's part of a run."""
+    """A run in one process."""
 
     job: HeadJob
     processes: Processes
@@ -111,7 +113,7 @@ class _Run:
         self.folder = RunFolder(Path(self.job.output))
 
     def train(self) -> HeadResult:
-        """Everything from inputs to the result."""
+        """Runs all stages."""
         job, processes = self.job, self.processes
         seed = int(job.train.get("seed") or 0)
         base = self._load_base()
@@ -123,33 +125,35 @@ class _Run:
         options = job.train_options(model.max_positions, model.num_heads)
         check_options(model, options, _WHERE)
         record = job.record(corpus, options)
-        mark = None if base is None else fingerprint(base)
-        if processes.first_does(
-            lambda: self.folder.begin(record, mark, resume=job.resume, restart=job.restart)
+        base_fingerprint = None if base is None else fingerprint(base)
+        if processes.run_on_first(
+            lambda: self.folder.begin(
+                record, base_fingerprint, resume=job.resume, restart=job.restart
+            )
         ):
             return _read_result(self.folder, was_finished=True)
         model.to(self.device)
-        processes.copy_from_first([weight.data for weight in model.parameters()])
+        processes.broadcast_tensors([weight.data for weight in model.parameters()])
         texts = self._prepare_texts(model, corpus, options)
         texts.check(options.sequence_length + model.num_heads, _WHERE)
         with HeadTrainer(model, texts.training, options, processes, _WHERE) as trainer:
             run_steps(trainer, job, self.folder, texts.validation, self.watcher)
         tokens = len(texts.training.token_ids)
-        processes.first_does(lambda: self._write_result(trainer, corpus, record, tokens))
+        processes.run_on_first(lambda: self._write_result(trainer, corpus, record, tokens))
         return _read_result(self.folder, was_finished=False)
 
     def _load_base(self) -> PreTrainedModel | None:
         if self.job.base is None:
             return None
-        return load_base(Path(self.job.base), full_precision=self.job.way.train_base)
+        return load_base(Path(self.job.base), full_precision=self.job.head_recipe.train_base)
 
     def _open_corpus(self, base: PreTrainedModel | None) -> Corpus:
-        """The training text; tokenizer and vocabulary are the base's where the job names none."""
+        """The training text; by default with the tokenizer and vocabulary of the base."""
         arguments = dict(self.job.corpus)
         if base is not None:
-            beside = Path(self.job.base or "") / _TOKENIZER
-            if arguments.get("tokenizer") is None and beside.is_file():
-                arguments["tokenizer"] = str(beside)
+            own_tokenizer = Path(self.job.base or "") / _TOKENIZER
+            if arguments.get("tokenizer") is None and own_tokenizer.is_file():
+                arguments["tokenizer"] = str(own_tokenizer)
             embedding = base.get_output_embeddings()  # type: ignore[no-untyped-call]
             if arguments.get("vocab_size") is None and embedding is not None:
                 arguments["vocab_size"] = len(embedding.weight)
@@ -163,7 +167,7 @@ class _Run:
     def _prepare_texts(
         self, model: BlockwiseLM, corpus: Corpus, options: TrainOptions
     ) -> HeadTexts:
-        """What is learnt from and what is measured on."""
+        """Training and validation text."""
         job = self.job
         length = options.sequence_length + model.num_heads
         ids = self._store(corpus, "text.bin")
@@ -173,23 +177,23 @@ class _Run:
             )
         else:
             ids, held = hold_out(ids, job.validation_share, length)
-        if not job.way.own_text:
+        if not job.head_recipe.self_generated:
             return HeadTexts(HeadText(ids), None if held is None else HeadText(held))
-        training = self._own_rows(model, ids, "own-text", job.own_rows, options)
+        training = self._generate_rows(model, ids, "own-text", job.own_rows, options)
         if held is None:
             return HeadTexts(training, None)
-        rows = self._own_rows(model, held, "own-validation", job.validation_pieces, options)
+        rows = self._generate_rows(model, held, "own-validation", job.validation_pieces, options)
         return HeadTexts(training, rows)
 
     def _store(self, corpus: Corpus, name: str) -> Int32Array:
         path = self.folder.work / name
-        self.processes.first_does(lambda: store_corpus(corpus, path, corpus.eos_id, self.watcher))
+        self.processes.run_on_first(lambda: store_corpus(corpus, path, corpus.eos_id, self.watcher))
         return map_ids(path)
 
-    def _own_rows(
+    def _generate_rows(
         self, model: BlockwiseLM, ids: Int32Array, name: str, rows: int, options: TrainOptions
     ) -> HeadText:
-        return own_rows(
+        return generate_rows(
             model,
             ids,
             self.folder.work / name,
@@ -204,7 +208,7 @@ class _Run:
     def _write_result(
         self, trainer: HeadTrainer, corpus: Corpus, record: dict[str, Any], tokens: int
     ) -> None:
-        """The model, the picture, and the record that says that all is there."""
+        """Writes the model, the loss plot and last the record."""
         model, path, report = trainer.model, self.folder.path, trainer.report
         before = set(path.iterdir())
         model.to("cpu")
@@ -213,17 +217,16 @@ class _Run:
         else:
             model.save_pretrained(path)
         if corpus.tokenizer is not None and Path(corpus.tokenizer).name == _TOKENIZER:
-            temporary = path / f".{_TOKENIZER}"
-            shutil.copyfile(corpus.tokenizer, temporary)
-            temporary.replace(path / _TOKENIZER)
-        files = sorted(found.name for found in set(path.iterdir()) - before)
+            with replacing(path / _TOKENIZER) as temporary:
+                shutil.copyfile(corpus.tokenizer, temporary)
+        files = sorted(file.name for file in set(path.iterdir()) - before)
         lines = read_log(self.folder.log)
         write_loss_plot(self.folder.plot, lines, f"heads train --recipe {self.job.recipe}")
-        checked = [line["validation"] for line in lines if "validation" in line]
+        scores = [line["validation"] for line in lines if "validation" in line]
         result = {
             "steps": report.steps,
             "losses": [line["losses"] for line in lines if "losses" in line][-1],
-            "validation": checked[-1] if checked else None,
+            "validation": scores[-1] if scores else None,
             "tokens": tokens,
             "precision": report.precision,
             "seconds": round(report.seconds, 3),
@@ -234,18 +237,18 @@ class _Run:
 def _read_result(folder: RunFolder, *, was_finished: bool) -> HeadResult:
     record = read_record(folder.path)
     if record is None:
-        raise FileNotFoundError(f"{folder.path}: the record of the run is gone")
-    found = record["result"]
-    checked = found["validation"] or {"losses": {}, "accuracies": {}}
+        raise FileNotFoundError(f"{folder.path}: the record of the run was removed; train again")
+    result = record["result"]
+    scores = result["validation"] or {"losses": {}, "accuracies": {}}
     return HeadResult(
         folder.path,
-        found["steps"],
-        _by_number(found["losses"]),
-        _by_number(checked["losses"]),
-        _by_number(checked["accuracies"]),
-        found["tokens"],
-        found["precision"],
-        found["seconds"],
+        result["steps"],
+        _by_number(result["losses"]),
+        _by_number(scores["losses"]),
+        _by_number(scores["accuracies"]),
+        result["tokens"],
+        result["precision"],
+        result["seconds"],
         was_finished,
     )
 

@@ -1,7 +1,7 @@
-"""The output folder of a head training: what it is, how far it is, and whose it is.
+"""The output folder of a head training: state, lock and record.
 
 training.json    options, the target's fingerprint, whether finished, and the result
-losses.jsonl     the loss log          losses.svg    its picture, when finished
+losses.jsonl     the loss log          losses.svg    its plot, when finished
 training/        text and checkpoint of an unfinished run; removed at the end
 config.json, blockwise_heads.json, ...               the model, when finished
 """
@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.atomic_files import check_header, write_json
 
 RECORD = "training.json"
 _LOCK = ".lock"
@@ -27,15 +28,15 @@ _VERSION = 1
 
 
 class RunFolder:
-    """An output folder.
+    """The output folder of a run.
 
     Args:
-        path: may not exist yet.
+        path: the folder, which need not exist.
 
     Attributes:
         path: the folder.
-        work: the folder inside for what an unfinished run needs.
-        log: the loss log's path.
+        work: its subfolder for files of an unfinished run.
+        log: path of the loss log.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,20 +47,20 @@ class RunFolder:
     def begin(
         self, options: dict[str, Any], base: str | None, *, resume: bool | None, restart: bool
     ) -> bool:
-        """Make the folder ready for a run, or find the run that it holds.
+        """Prepares the folder for a run, or finds the run that it holds.
 
         Args:
-            options: all that the result depends on, as JSON gives it back.
-            base: fingerprint of the target; None without one.
-            resume: True: there must be an unfinished run.
+            options: everything that the result depends on, as JSON restores it.
+            base: fingerprint of the target, if any.
+            resume: True: fail without an unfinished run.
             restart: remove an earlier run.
 
         Returns:
-            Whether the run is finished already.
+            Whether the run is already finished.
 
         Raises:
-            ValueError: the folder holds something else, or a run of other options or another base.
-            FormatError: its record is damaged.
+            ValueError: the folder has other files, or a run with other options or another base.
+            FormatError: the record is damaged.
             OSError: it cannot be written, or another process trains there.
         """
         if self.path.exists() and not self.path.is_dir():
@@ -67,11 +68,11 @@ class RunFolder:
         record = read_record(self.path)
         if record is None and self.path.is_dir() and any(self.path.iterdir()):
             raise ValueError(
-                f"{self.path}: holds files and no {RECORD}, so it is not of this command; name an "
-                "empty or new folder"
+                f"{self.path}: has files but no {RECORD}; expected an empty or new folder, "
+                "or one that heads train wrote"
             )
         if record is None and resume:
-            raise ValueError(f"{self.path}: no run to resume; leave --resume out to begin one")
+            raise ValueError(f"{self.path}: no run to resume; leave --resume out to start one")
         if record is not None and not restart:
             _compare(self.path, record, options, base)
             if record["finished"]:
@@ -84,31 +85,31 @@ class RunFolder:
         return False
 
     def close(self) -> None:
-        """Let others train here."""
+        """Releases the lock."""
         if self._locked is not None:
             self._locked.close()
 
     def _lock(self) -> None:
-        """Keep a second run out of the folder while this process lives."""
+        """Locks the folder against a second run for the lifetime of this process."""
         self.work.mkdir(parents=True, exist_ok=True)
         self._locked = (self.work / _LOCK).open("w")
         try:
             fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise BlockingIOError(
-                f"{self.path}: another process trains here; wait for it, or name another folder"
+                f"{self.path}: another process trains here; wait for it, or use another folder"
             ) from error
 
     def finish(
         self, options: dict[str, Any], base: str, result: dict[str, Any], files: list[str]
     ) -> None:
-        """Mark the run as finished.
+        """Marks the run as finished.
 
         Args:
             options: as given to begin.
-            base: fingerprint of the target that the heads now belong to.
-            result: for JSON.
-            files: names of the model's files, which --restart removes.
+            base: fingerprint of the target of the heads.
+            result: the result, for JSON.
+            files: names of the model files, which --restart removes.
 
         Raises:
             OSError: the folder cannot be written.
@@ -118,13 +119,10 @@ class RunFolder:
         shutil.rmtree(self.work)
 
     def _write(self, record: dict[str, Any]) -> None:
-        temporary = self.path / f".{RECORD}"
-        text = json.dumps({"format": _FORMAT, "version": _VERSION, **record}, indent=2)
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(self.path / RECORD)
+        write_json(self.path / RECORD, {"format": _FORMAT, "version": _VERSION, **record})
 
     def _clear(self, record: dict[str, Any]) -> None:
-        """Remove an earlier run and what it wrote, the record last."""
+        """Removes an earlier run, its record last."""
         for path in self.work.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -137,7 +135,7 @@ class RunFolder:
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """The content of training.json, or None where there is none.
+    """The content of training.json, or None if there is none.
 
     Raises:
         FormatError: it is damaged or of another version.
@@ -146,37 +144,35 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if record["format"] != _FORMAT or record["version"] != _VERSION:
-            raise ValueError(f"format {record['format']!r}, version {record['version']!r}")
+        record = check_header(json.loads(path.read_text(encoding="utf-8")), _FORMAT, _VERSION)
         if not isinstance(record["options"], dict) or not isinstance(record["finished"], bool):
             raise ValueError("options or finished are of another type")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FormatError(
-            f"{path}: damaged, or of another version ({error}); remove it with the folder, or "
-            "name another folder"
+            f"{path}: damaged, or of another version ({error}); remove the folder, or "
+            "use another one"
         ) from error
-    return dict(record)
+    return record
 
 
 def _compare(path: Path, record: dict[str, Any], options: dict[str, Any], base: str | None) -> None:
-    before = record["options"]
-    cure = "give the same options, another folder, or --restart to throw that run away"
-    for name in sorted({*before, *options}):
-        if before.get(name) != options.get(name):
+    earlier = record["options"]
+    advice = "give the same options, another folder, or --restart to remove that run"
+    for name in sorted({*earlier, *options}):
+        if earlier.get(name) != options.get(name):
             raise ValueError(
-                f"{path}: holds a run with {name} {before.get(name)!r}, asked for is "
-                f"{options.get(name)!r}; {cure}"
+                f"{path}: holds a run with {name} {earlier.get(name)!r}; requested: "
+                f"{options.get(name)!r}; {advice}"
             )
     if record["base_fingerprint"] != base and not record["finished"]:
         raise ValueError(
             f"{path}: holds a run on another base (its weights differ from those of "
-            f"{options['base']}); {cure}"
+            f"{options['base']}); {advice}"
         )
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """32 hexadecimal digits of a target's weights, the same for all dtypes that hold them."""
+    """A 32-digit hash of a target's weights, independent of the dtype that stores them."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)}".encode())

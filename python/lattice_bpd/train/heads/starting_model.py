@@ -1,4 +1,4 @@
-"""The model that a head training begins from."""
+"""The initial model of a head training."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _SMALL = ("hidden_size", "num_layers", "num_attention_heads", "max_positions")
 
 
 def load_base(path: Path, *, full_precision: bool) -> PreTrainedModel:
-    """A trained target.
+    """Loads a trained target.
 
     Args:
         path: folder of a causal LM of transformers or of a BlockwiseLM, or a llama2.c .bin file.
-        full_precision: as float32, which training it needs; else as the files have it.
+        full_precision: as float32, for training; else in the dtype of the files.
 
     Raises:
         FormatError: damaged files.
@@ -42,11 +42,11 @@ def load_base(path: Path, *, full_precision: bool) -> PreTrainedModel:
 
 
 def attach_heads(base: PreTrainedModel, job: HeadJob, seed: int) -> BlockwiseLM:
-    """The target with the heads that the job names; heads are float32 whatever the target is.
+    """The target with the job's heads, which are always float32.
 
     Raises:
         ValueError: heads of another target, or of other sizes than the job's.
-        FormatError: damaged files of heads.
+        FormatError: damaged head files.
     """
     folder = _heads_folder(job)
     if folder is None:
@@ -61,7 +61,7 @@ def attach_heads(base: PreTrainedModel, job: HeadJob, seed: int) -> BlockwiseLM:
 
 
 def _heads_folder(job: HeadJob) -> Path | None:
-    """Where heads come from; None for new ones."""
+    """The folder of the initial heads; None for new heads."""
     if job.heads is not None:
         return None if job.heads == "new" else Path(job.heads)
     if job.base is not None and (Path(job.base) / BLOCKWISE_FILES.config_name).is_file():
@@ -71,32 +71,32 @@ def _heads_folder(job: HeadJob) -> Path | None:
 
 def _check_heads(heads: BlockwiseHeads, folder: Path, base: PreTrainedModel, job: HeadJob) -> None:
     for name in ("num_heads", "inner_size"):
-        wanted, found = getattr(job, name), getattr(heads, name)
-        if wanted is not None and wanted != found:
+        expected, actual = getattr(job, name), getattr(heads, name)
+        if expected is not None and expected != actual:
             raise ValueError(
-                f"{folder}: the heads have {name} {found}, asked for is {wanted}; leave it out, "
-                "or begin with new heads (--heads new)"
+                f"{folder}: the heads have {name} {actual}; expected {expected}; leave the option "
+                "out, or start with new heads (--heads new)"
             )
     record = read_record(folder)
     trained_on = None if record is None else record["base_fingerprint"]
     if record is not None and record["finished"] and trained_on != fingerprint(base):
         raise ValueError(
             f"{folder}: the heads were trained on another base than {job.base} (its weights "
-            "differ); give that base, or begin with new heads (--heads new)"
+            "differ); give that base, or start with new heads (--heads new)"
         )
 
 
 def build_untrained(job: HeadJob, vocab_size: int, seed: int) -> BlockwiseLM:
-    """The model that job.config describes, with random weights.
+    """Builds the model of job.config with random weights.
 
     Args:
         job: see HeadJob for config, num_heads and inner_size.
-        vocab_size: V of the text; the configuration's own, if it has one, may be larger.
-        seed: of the weights.
+        vocab_size: V of the text; that of the configuration may be larger.
+        seed: seed of the weights.
 
     Raises:
-        FormatError: the configuration is no JSON object, or no model's.
-        ValueError: sizes that do not fit.
+        FormatError: not the configuration of a model.
+        ValueError: inconsistent sizes.
         OSError: it cannot be read.
     """
     sizes = {} if job.config is None else _read_config(Path(job.config))
@@ -119,9 +119,9 @@ def build_untrained(job: HeadJob, vocab_size: int, seed: int) -> BlockwiseLM:
                 base = _build_small(stated, num_heads, {"max_positions": max(256, length), **sizes})
             model = BlockwiseLM(base, num_heads, job.inner_size).eval()
         with torch.no_grad():
-            model(torch.zeros(1, 2, dtype=torch.int64))  # sizes that clash show here
+            model(torch.zeros(1, 2, dtype=torch.int64))  # fails here if sizes are inconsistent
         return model
-    except Exception as error:  # transformers raises many kinds
+    except Exception as error:  # transformers raises various types
         raise FormatError(
             f"{job.config}: no causal LM can be built of it ({error}); expected the config.json of "
             f"a model of transformers, with model_type, or sizes: {', '.join(_SMALL)}"

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during long work that first wants to reach a place where it can stop."""
+"""Deferred Ctrl-C and SIGTERM for work that stops between steps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 class StopSignals:
-    """Notes the first Ctrl-C or SIGTERM instead of stopping at once; a second one stops at once.
+    """Records the first Ctrl-C or SIGTERM; a second one takes effect at once.
 
     Args:
-        patient: a second one does nothing. torchrun passes signals on that its processes have had
-            from the terminal already, and ends by itself what does not stop.
+        patient: ignore a second one. torchrun forwards signals that its processes have already
+            received from the terminal, and kills processes that do not stop.
 
-    Inside the `with` block look at `caught` between steps; after it, `deliver` does what the signal
-    would have done. In threads other than the main one nothing is noted.
+    Inside the `with` block, check `caught` between steps; after it, `deliver` raises the signal
+    again. Only the main thread records signals.
 
     Attributes:
         caught: the signal's number, or None.
@@ -30,7 +30,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
+                self._before[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(
@@ -42,16 +42,16 @@ class StopSignals:
         self._restore()
 
     def deliver(self) -> None:
-        """Stop as the signal asked; outside the `with` block.
+        """Raises the recorded signal again; call it outside the `with` block.
 
         Raises:
-            KeyboardInterrupt: a Ctrl-C, or the signal of another process.
+            KeyboardInterrupt: after Ctrl-C, or a signal to another process.
         """
         if self.caught is not None:
             signal.raise_signal(self.caught)
         raise KeyboardInterrupt
 
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _record(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.caught = number
         if not self._patient:
             self._restore()

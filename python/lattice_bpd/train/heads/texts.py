@@ -11,16 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lattice_bpd.atomic_files import replacing
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.heads.batches import HeadText, mix_seed
 from lattice_bpd.train.heads.parallel import Processes
-from lattice_bpd.train.heads.self_generated import write_own_text
+from lattice_bpd.train.heads.self_generated import generate_texts
 from lattice_bpd.train.text.corpus import Corpus, TokenBatch
 from lattice_bpd.watcher import Watcher
 
 _MIB = 1 << 20
-_ROWS_OF_A_PART = 64
+_ROWS_PER_PART = 64
 _KEEP_WHOLE = 4  # pieces that a text must have before any are held out of it
 
 
@@ -43,59 +44,58 @@ class HeadTexts(NamedTuple):
 
 
 def store_corpus(corpus: Corpus, path: Path, eos_id: int | None, watcher: Watcher) -> None:
-    """Write a corpus as int32 token ids, unless the file is there already.
+    """Writes a corpus as int32 token ids, unless the file exists.
 
     Args:
         corpus: what to read.
         path: the file.
-        eos_id: put behind every sequence that does not end with it; None: nothing is.
-        watcher: is told of each MiB read.
+        eos_id: appended to every sequence that does not end with it; None: nothing is.
+        watcher: advanced for each MiB read.
 
     Raises:
         OSError: a file cannot be read or written.
-        ValueError: no token in it; see also Corpus.batches.
+        ValueError: the corpus has no tokens; see also Corpus.batches.
     """
     if path.is_file():
         return
     watcher.begin("text", None if corpus.total_bytes is None else corpus.total_bytes // _MIB)
-    temporary = path.with_name(f".{path.name}")
     seen = 0
-    with temporary.open("wb") as file:
-        for batch in corpus.batches():
-            file.write(_end_sequences(batch, eos_id).astype("<i4").tobytes())
-            for _ in range(seen, corpus.meter.bytes_read // _MIB):
-                watcher.advance()
-            seen = corpus.meter.bytes_read // _MIB
-    watcher.end()
-    if temporary.stat().st_size == 0:
-        raise ValueError(f"{corpus.files[0]}: gives no token ids; expected text to learn from")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        with temporary.open("wb") as file:
+            for batch in corpus.batches():
+                file.write(_end_sequences(batch, eos_id).astype("<i4").tobytes())
+                for _ in range(seen, corpus.meter.bytes_read // _MIB):
+                    watcher.advance()
+                seen = corpus.meter.bytes_read // _MIB
+        watcher.end()
+        if temporary.stat().st_size == 0:
+            raise ValueError(f"{corpus.files[0]}: has no token ids; expected text to train on")
 
 
 def _end_sequences(batch: TokenBatch, eos_id: int | None) -> Int32Array:
     ids, ends = batch.token_ids, batch.offsets[1:]
     if eos_id is None or len(ends) == 0:
         return ids
-    ends = ends[:-1] if batch.goes_on else ends
+    ends = ends[:-1] if batch.continues_next else ends
     open_ends = [end for end in ends.tolist() if end == 0 or ids[end - 1] != eos_id]
     return np.insert(ids, open_ends, eos_id)
 
 
 def map_ids(path: Path) -> Int32Array:
-    """A file of store_corpus, (N,) int32, mapped."""
+    """Maps a file of store_corpus, (N,) int32."""
     return np.memmap(path, dtype="<i4", mode="r").view(np.ndarray)
 
 
 def hold_out(ids: Int32Array, share: float, length: int) -> tuple[Int32Array, Int32Array | None]:
-    """Cut the end off a text for validation.
+    """Splits the end of a text off for validation.
 
     Args:
         ids: (N,) int32.
-        share: of the text, at least one piece; 0: nothing is held out.
-        length: tokens of a piece. Of a text of fewer than four nothing is held out.
+        share: fraction of the text, at least one sequence; 0: nothing is held out.
+        length: tokens per sequence; nothing is held out of fewer than four sequences.
 
     Returns:
-        Training and validation text; None where nothing is held out.
+        Training and validation text; None if nothing is held out.
     """
     if share == 0.0 or len(ids) < _KEEP_WHOLE * length:
         return ids, None
@@ -103,7 +103,7 @@ def hold_out(ids: Int32Array, share: float, length: int) -> tuple[Int32Array, In
     return ids[: len(ids) - held], ids[len(ids) - held :]
 
 
-def own_rows(
+def generate_rows(
     model: BlockwiseLM,
     ids: Int32Array,
     folder: Path,
@@ -115,40 +115,41 @@ def own_rows(
     processes: Processes,
     watcher: Watcher,
 ) -> HeadText:
-    """The target's own greedy text behind prompts from `ids`; parts that are written are kept.
+    """Greedy continuations by the target of prompts from `ids`; existing parts are kept.
 
     Args:
-        model: the target is used alone.
-        ids: (N,) int32, where prompts come from.
-        folder: for the parts; each process writes every n-th.
-        rows: texts to write.
-        prompt_length: P, tokens of a prompt.
-        row_length: tokens of a text, prompt included.
-        seed: of the prompts.
-        processes: share the work.
-        watcher: is told of each part of this process.
+        model: only its target is used.
+        ids: (N,) int32, source of the prompts.
+        folder: folder of the parts; each process writes every n-th.
+        rows: number of texts.
+        prompt_length: P, tokens per prompt.
+        row_length: tokens per text, prompt included.
+        seed: seed of the prompts.
+        processes: the parts are split over them.
+        watcher: advanced for each part of this process.
 
     Raises:
         ValueError: `ids` shorter than a prompt, or more tokens than the target has positions for.
         OSError: the folder cannot be written.
-        ConnectionError: another process is gone.
+        ConnectionError: another process has ended.
     """
-    HeadText(ids).check(prompt_length, "own text")
+    HeadText(ids).check(prompt_length, "self-generated text")
     folder.mkdir(exist_ok=True)
     generator = np.random.default_rng(mix_seed(seed))
     starts = generator.integers(0, len(ids) - prompt_length + 1, rows)
     prompts = ids[starts[:, None] + np.arange(prompt_length)]
     parts = list(_parts(folder, rows))
-    own = [part for part in parts[processes.number :: processes.count] if not part[0].is_file()]
-    watcher.begin("own_text", len(own))
+    own = [part for part in parts[processes.rank :: processes.world_size] if not part[0].is_file()]
+    watcher.begin("generation", len(own))
     model.eval()
     for path, begin in own:
-        chosen = prompts[begin : begin + _ROWS_OF_A_PART]
-        written = write_own_text(model.base, chosen, row_length - prompt_length)
-        _save(path, written)
+        batch = prompts[begin : begin + _ROWS_PER_PART]
+        generated = generate_texts(model.base, batch, row_length - prompt_length)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.save(file, generated)
         watcher.advance()
     watcher.end()
-    processes.any_says(False)  # wait for the parts of the others
+    processes.any_true(False)  # waits for the other processes
     if not all(path.is_file() for path, _ in parts):
         raise FileNotFoundError(f"{folder}: parts are missing; all processes must see this folder")
     text = np.concatenate([np.load(path) for path, _ in parts]).ravel()
@@ -156,12 +157,5 @@ def own_rows(
 
 
 def _parts(folder: Path, rows: int) -> Iterator[tuple[Path, int]]:
-    for number, begin in enumerate(range(0, rows, _ROWS_OF_A_PART)):
+    for number, begin in enumerate(range(0, rows, _ROWS_PER_PART)):
         yield folder / f"{number:06d}.npy", begin
-
-
-def _save(path: Path, array: Int32Array) -> None:
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("wb") as file:
-        np.save(file, array)
-    temporary.replace(path)

@@ -1,8 +1,8 @@
-"""One trainer for every recipe: it draws a step, adds up gradients and moves the weights.
+"""The trainer of all recipes: samples a step, accumulates gradients, updates the weights.
 
-What makes it quick on a CPU, each measured: Muon on the matrices with AdamW on the rest, bfloat16
-where the machine has it in hardware, cross entropy in chunks that stay in the cache, and draft
-heads on a random part of the positions only.
+Its measured optimizations for CPUs: Muon on matrices and AdamW elsewhere, bfloat16 if the hardware
+supports it, cross entropy in chunks that fit the last-level cache, and draft heads evaluated at a
+random subset of positions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.train.heads.batches import HeadText, StepDraw, draw_step, mix_seed
+from lattice_bpd.train.heads.batches import HeadText, StepSample, mix_seed, sample_step
 from lattice_bpd.train.heads.losses import LossPart, add_gradients
 from lattice_bpd.train.heads.optimizers import build_optimizers, set_rates, step_all
 from lattice_bpd.train.heads.options import (
@@ -29,21 +29,21 @@ from lattice_bpd.train.heads.parallel import ALONE, Processes
 
 
 class HeadTrainer:
-    """Trains the heads of a model, and its target unless that is frozen, in place.
+    """Trains the heads of a model in place, and its target unless that is frozen.
 
-    Use it as a context manager: inside, the model is in training mode and torch's own random
-    numbers (dropout) follow the options' seed; afterwards both are as before.
+    Use it as a context manager: inside, the model is in training mode and torch's random numbers
+    (dropout) follow the options' seed; both are restored afterwards.
 
     Args:
         model: on any device.
-        text: what to learn from.
-        options: see TrainOptions; max_seconds is the caller's business.
-        processes: those that share the work. All give the same arguments; a pass's batch_size must
-            be a multiple of their number.
+        text: training text.
+        options: see TrainOptions; the caller handles max_seconds.
+        processes: the data-parallel processes, which pass the same arguments; batch_size must be
+            a multiple of their number.
         where: the caller's name, for error messages.
 
     Attributes:
-        report: how far it is.
+        report: progress.
         optimizers: Muon, AdamW or both.
 
     Raises:
@@ -61,10 +61,10 @@ class HeadTrainer:
     ) -> None:
         self._lambdas = check_options(model, options, where)
         text.check(options.sequence_length + model.num_heads, where)
-        if options.batch_size % processes.count:
+        if options.batch_size % processes.world_size:
             raise ValueError(
                 f"{where}: batch_size is {options.batch_size}; expected a multiple of the "
-                f"{processes.count} processes that share it"
+                f"{processes.world_size} processes"
             )
         self.model, self.text, self.options, self.processes = model, text, options, processes
         self._where = where
@@ -93,63 +93,63 @@ class HeadTrainer:
         self._fork.__exit__(None, None, None)
 
     def trained_weights(self) -> dict[str, nn.Parameter]:
-        """The weights that change, by name."""
+        """The trained weights, by name."""
         chosen = {id(w) for o in self.optimizers for g in o.param_groups for w in g["params"]}
         return {name: w for name, w in self.model.named_parameters() if id(w) in chosen}
 
     def choose_precision(self) -> None:
-        """Settle report.precision; for "auto" it is the one whose pass takes less time here."""
+        """Sets report.precision; "auto" selects the faster one in a short trial."""
         precision = self.options.precision
         if precision == "auto":
             seconds = [self._time_pass(name) for name in ("fp32", "bf16")]
-            precision = self.processes.first_says(["fp32", "bf16"][seconds.index(min(seconds))])
+            precision = self.processes.broadcast(["fp32", "bf16"][seconds.index(min(seconds))])
         self.report.precision = precision
 
     def take_step(self) -> dict[int, float]:
-        """Do one step.
+        """Runs one step.
 
         Returns:
-            The loss of each head that trained, 1..h, nats a token, over all processes.
+            The loss of each trained head, 1..h, in nats per token over all processes.
 
         Raises:
             ValueError: a loss that is not finite.
-            ConnectionError: another process is gone.
+            ConnectionError: another process has ended.
         """
         report, options = self.report, self.options
         set_rates(self.optimizers, report.step, report.steps, options.warmup)
-        draw = self.draw(report.step)
-        sums = self.add_gradients(draw)
+        sample = self.sample(report.step)
+        sums = self.add_gradients(sample)
         weights = list(self.trained_weights().values())
-        self.processes.add_up([_gradient(weight) for weight in weights] + [sums])
-        counts = [options.pieces_per_step * options.sequence_length, len(draw.positions)]
-        losses = {head: float(sums[head - 1]) / counts[head > 1] for head in draw.heads}
+        self.processes.all_reduce([_gradient(weight) for weight in weights] + [sums])
+        counts = [options.sequences_per_step * options.sequence_length, len(sample.positions)]
+        losses = {head: float(sums[head - 1]) / counts[head > 1] for head in sample.heads}
         check_finite(list(losses.values()), report.step + 1, self._where)
         step_all(self.optimizers)
         self._note(losses)
         return losses
 
-    def draw(self, step: int) -> StepDraw:
-        """What a step (from 0) looks at, in all processes together."""
-        return draw_step(self.text, self.options, self.model.num_heads, step)
+    def sample(self, step: int) -> StepSample:
+        """The sequences, positions and heads of a step (from 0) of all processes."""
+        return sample_step(self.text, self.options, self.model.num_heads, step)
 
-    def add_gradients(self, draw: StepDraw) -> Tensor:
-        """Add the gradients of this process's share of a step to .grad.
+    def add_gradients(self, sample: StepSample) -> Tensor:
+        """Adds the gradients of this process's part of a step to .grad.
 
         Returns:
-            (h,) float32: each head's losses summed over the positions of the share.
+            (h,) float32: each head's losses summed over the positions of this part.
         """
         options, device = self.options, self.model.device
-        share = options.batch_size // self.processes.count
-        row_weights = self._row_weights(draw).to(device)
+        share = options.batch_size // self.processes.world_size
+        row_weights = self._row_weights(sample).to(device)
         sums = torch.zeros(self.model.num_heads, device=device)
         for turn in range(options.accumulate):
-            block = turn * self.processes.count + self.processes.number
+            block = turn * self.processes.world_size + self.processes.rank
             torch.manual_seed(mix_seed(options.seed, self.report.step, block))
-            starts = draw.starts[block * share : (block + 1) * share]
+            starts = sample.starts[block * share : (block + 1) * share]
             pieces = self.text.take(starts, self._piece_length, device)
             low, high = (share * options.sequence_length * b for b in (block, block + 1))
-            inside = draw.positions[(draw.positions >= low) & (draw.positions < high)] - low
-            part = LossPart(pieces, inside.to(device), row_weights, draw.heads)
+            inside = sample.positions[(sample.positions >= low) & (sample.positions < high)] - low
+            part = LossPart(pieces, inside.to(device), row_weights, sample.heads)
             sums += add_gradients(self.model, part, self.report.precision)
         return sums
 
@@ -157,18 +157,18 @@ class HeadTrainer:
     def _piece_length(self) -> int:
         return self.options.sequence_length + self.model.num_heads
 
-    def _row_weights(self, draw: StepDraw) -> Tensor:
-        """(h,) what one position's loss counts: lambda_h / positions, times h / heads that train.
+    def _row_weights(self, sample: StepSample) -> Tensor:
+        """(h,) weight of one position's loss: lambda_h / positions, times h / trained heads.
 
-        The factor makes one random head an unbiased estimate of the sum over all.
+        With this factor, one random head is an unbiased estimate of the sum over all.
         """
         options = self.options
         share = 1.0
         if options.head_ramp > 0.0 and options.train_base:
             share = min(1.0, self.report.step / (options.head_ramp * self.report.steps))
         lambdas = torch.tensor(self._lambdas)
-        lambdas[1:] *= share / len(draw.positions)
-        lambdas[0] /= options.pieces_per_step * options.sequence_length
+        lambdas[1:] *= share / len(sample.positions)
+        lambdas[0] /= options.sequences_per_step * options.sequence_length
         if options.one_head:
             lambdas *= self.model.num_heads - (0 if options.train_base else 1)
         return lambdas
@@ -182,14 +182,14 @@ class HeadTrainer:
         report.seconds = self._seconds_before + time.perf_counter() - self._start
 
     def _time_pass(self, precision: str) -> float:
-        """Seconds of the quickest of three passes."""
-        draw = self.draw(0)
-        heads = draw._replace(heads=tuple(range(1, self.model.num_heads + 1)))
+        """Seconds of the fastest of three forward and backward passes."""
+        sample = self.sample(0)
+        sample = sample._replace(heads=tuple(range(1, self.model.num_heads + 1)))
         before, self.report.precision = self.report.precision, precision
         times = []
         for _ in range(3):
             start = time.perf_counter()
-            self.add_gradients(heads)
+            self.add_gradients(sample)
             times.append(time.perf_counter() - start)
         self.report.precision = before
         self.model.zero_grad(set_to_none=True)
@@ -197,7 +197,7 @@ class HeadTrainer:
 
 
 def _gradient(weight: nn.Parameter) -> Tensor:
-    """A weight's gradient; zeros where this process had nothing that touches it."""
+    """A weight's gradient; zeros if this process did not use the weight."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     return weight.grad
@@ -209,7 +209,7 @@ def _cuda_devices(model: BlockwiseLM) -> Sequence[torch.device]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """torch's random numbers on the CPU follow `seed` inside, and go on as before afterwards."""
+    """Seeds torch's CPU random numbers inside the block and restores them afterwards."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         yield

@@ -1,4 +1,4 @@
-"""How well heads guess text that they did not learn from."""
+"""Loss and accuracy of heads on held-out text."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lattice_bpd.train.heads.batches import HeadText
 from lattice_bpd.train.heads.losses import autocast, chunked_logits, label_view, read_hidden
 from lattice_bpd.train.heads.parallel import ALONE, Processes
 
-_POSITIONS = 512  # whose head states are alive at once
+_POSITIONS = 512  # whose head states are in memory at once
 
 
 class HeadScores(NamedTuple):
-    """Figures of heads 1..h.
+    """Scores of heads 1..h.
 
     Attributes:
-        losses: h cross entropies, nats a token.
-        accuracies: h shares of positions where the head's likeliest token is the text's.
-        positions: how many positions were looked at.
+        losses: h cross entropies, nats per token.
+        accuracies: h top-1 accuracies.
+        positions: number of positions evaluated.
     """
 
     losses: list[float]
@@ -42,32 +42,31 @@ def measure_heads(
     precision: str = "fp32",
     processes: Processes = ALONE,
 ) -> HeadScores:
-    """Loss and accuracy of every head, the target's own first, on pieces spread over a text.
+    """Loss and accuracy of every head, the target's own first, on evenly spaced sequences.
 
     Args:
-        model: target and heads; the mode it is in is kept, dropout is off.
+        model: target and heads; evaluated without dropout, its mode is restored.
         text: at least sequence_length + h tokens.
-        sequence_length: T, positions of a piece.
-        max_pieces: pieces at most; fewer where the text has room for fewer beside each other.
-        batch_size: pieces that the target reads at once.
+        sequence_length: T, positions per sequence.
+        max_pieces: maximum number of sequences; fewer if they would overlap.
+        batch_size: sequences per call of the target.
         precision: "fp32" or "bf16".
-        processes: that share the pieces; all get the scores.
+        processes: the sequences are split over them; all get the scores.
 
     Returns:
-        HeadScores.
+        The scores.
 
     Raises:
         ValueError: a text that is too short.
-        ConnectionError: another process is gone.
+        ConnectionError: another process has ended.
     """
     length = sequence_length + model.num_heads
     text.check(length, "measure_heads")
     count = min(max_pieces, len(text.token_ids) // length)
     step = text.row_length or 1
-    places = np.linspace(0, text.num_starts(length) - 1, count).astype(np.int64) * step
-    own = torch.from_numpy(places)[processes.number :: processes.count]
-    # a row each: losses, hits, positions
-    sums = torch.zeros(3, model.num_heads, dtype=torch.float64)
+    offsets = np.linspace(0, text.num_starts(length) - 1, count).astype(np.int64) * step
+    own = torch.from_numpy(offsets)[processes.rank :: processes.world_size]
+    sums = torch.zeros(3, model.num_heads, dtype=torch.float64)  # losses, hits, positions
     training = model.training, model.base.training
     model.eval()
     for starts in torch.split(own, batch_size) if len(own) else ():
@@ -76,7 +75,7 @@ def measure_heads(
     model.train(training[0])
     model.base.train(training[1])
     total = sums.to(model.device)
-    processes.add_up([total])
+    processes.all_reduce([total])
     losses, hits, positions = total.tolist()
     return HeadScores(
         [loss / n for loss, n in zip(losses, positions, strict=True)],
@@ -93,25 +92,25 @@ def _measure(model: BlockwiseLM, pieces: Tensor, first: int, precision: str) -> 
     kept = torch.arange(len(hidden), device=hidden.device) % length >= first
     hidden, labels = hidden[kept], labels[kept]
     sums = torch.zeros(3, model.num_heads, dtype=torch.float64)
-    for rows, wanted in zip(
+    for rows, row_labels in zip(
         torch.split(hidden, _POSITIONS), torch.split(labels, _POSITIONS), strict=True
     ):
         with autocast(model, precision):
             drafts = cast(BlockwiseHeads, model.heads)(rows)  # (n, H, D)
         states = torch.cat([rows.unsqueeze(1), drafts.float()], dim=1).flatten(0, 1)
-        losses, hits = _score(model, states, wanted.flatten())
-        sums[0] += losses.view(wanted.shape).sum(dim=0).double().cpu()
-        sums[1] += hits.view(wanted.shape).sum(dim=0).double().cpu()
+        losses, hits = _score(model, states, row_labels.flatten())
+        sums[0] += losses.view(row_labels.shape).sum(dim=0).double().cpu()
+        sums[1] += hits.view(row_labels.shape).sum(dim=0).double().cpu()
         sums[2] += len(rows)
     return sums
 
 
 def _score(model: BlockwiseLM, states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(N,) losses and (N,) whether the likeliest token is the label."""
+    """(N,) losses, and (N,) whether the argmax is the label."""
     losses, hits, begin = [], [], 0
     for logits in chunked_logits(model, states):
-        wanted = labels[begin : begin + len(logits)]
+        chunk = labels[begin : begin + len(logits)]
         begin += len(logits)
-        losses.append(torch.nn.functional.cross_entropy(logits, wanted, reduction="none"))
-        hits.append(logits.argmax(dim=1) == wanted)
+        losses.append(torch.nn.functional.cross_entropy(logits, chunk, reduction="none"))
+        hits.append(logits.argmax(dim=1) == chunk)
     return torch.cat(losses), torch.cat(hits)

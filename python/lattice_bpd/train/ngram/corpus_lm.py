@@ -1,20 +1,16 @@
-"""LMs straight from files: from a corpus, or from counts that were saved."""
+"""Training of LMs from a corpus of files, or from counts files."""
 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from lattice_bpd import _core
-from lattice_bpd.lm.training import KatzWarning, SmoothingWarning, checked_min_counts
+from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.lm.training import checked_min_counts, warn_of_counts
 from lattice_bpd.train.ngram.counting import OnProgress, add_corpus
 from lattice_bpd.train.ngram.counts_file import StrPath, make_counter, open_counts
 from lattice_bpd.train.text.corpus import Corpus
-
-if TYPE_CHECKING:
-    from lattice_bpd.lm.ngram import NGramLM
 
 
 def train_corpus(
@@ -31,31 +27,31 @@ def train_corpus(
     temp_dir: StrPath | None = None,
     on_progress: OnProgress | None = None,
 ) -> NGramLM:
-    """Counts a corpus and estimates an LM: the same one as train_ngram's on the same sequences.
+    """Counts a corpus and estimates an LM: the same one as NGramLM.train's on the same sequences.
 
     Args:
-        corpus: what to count.
+        corpus: the corpus.
         order: length of the longest n-grams, 1 to 6.
-        min_counts: one entry for each order; see train_ngram, as for the next four. N-grams below
-            it are dropped while runs are merged and take no memory then (but for Kneser-Ney).
-        smoothing: see train_ngram.
-        unseen: see train_ngram.
-        katz_k: see train_ngram.
-        full_count_of_counts: see train_ngram.
-        memory: bytes that counting, and then the model while it is estimated, may take ("2G");
-            reading and tokenizing come on top.
+        min_counts: one entry for each order; see NGramLM.train. N-grams below it are dropped while
+            runs are merged and take no memory (except for Kneser-Ney).
+        smoothing: see NGramLM.train.
+        unseen: see NGramLM.train.
+        katz_k: see NGramLM.train.
+        full_count_of_counts: see NGramLM.train.
+        memory: limit in bytes ("2G") for counting, and then for the model while it is estimated;
+            reading and tokenizing need more.
         threads: 0 for every core. The LM does not depend on it.
         temp_dir: folder for spilled runs; default: TMPDIR, or the system's.
-        on_progress: is called after each batch.
+        on_progress: called after each batch.
 
     Raises:
         OSError: a file cannot be read or written.
-        FormatError: bad input; the message has the place.
-        ValueError: bad input or options; a model that `memory` does not hold (the message says
-            how much is needed).
+        FormatError: bad input; the message says where.
+        ValueError: bad input or options; a model that exceeds `memory` (the message says
+            how much it needs).
 
     Warns:
-        KatzWarning, SmoothingWarning: see train_ngram.
+        KatzWarning, SmoothingWarning: see NGramLM.train.
     """
     counter = make_counter(corpus, order, memory, threads, temp_dir)
     add_corpus(corpus, counter, on_progress)
@@ -75,12 +71,12 @@ def train_counts(
     threads: int = 0,
     temp_dir: StrPath | None = None,
 ) -> NGramLM:
-    """Estimates an LM from counts files, which are added up.
+    """Estimates an LM from the sum of counts files.
 
     Args:
         paths: one or more files that count_corpus or merge_counts wrote.
-        order: at most theirs; default: the lowest of theirs.
-        min_counts: see train_corpus, as for all others.
+        order: at most theirs; default: their lowest.
+        min_counts: see train_corpus.
         smoothing: see train_corpus.
         unseen: see train_corpus.
         katz_k: see train_corpus.
@@ -91,8 +87,8 @@ def train_counts(
 
     Raises:
         OSError: a file cannot be read.
-        FormatError: a file is no counts file, cut or altered.
-        ValueError: other vocabularies, or options out of range.
+        FormatError: a file is not a counts file, or is damaged.
+        ValueError: vocabularies differ, or options out of range.
     """
     files = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     counter, _ = open_counts(files, order, memory, threads, temp_dir)
@@ -108,12 +104,8 @@ def _estimate(
     full_count_of_counts: bool,
     threads: int,
 ) -> NGramLM:
-    from lattice_bpd.lm.ngram import NGramLM
-
-    lm, complaints = counter.train(
+    core, texts = counter.train(
         checked_min_counts(min_counts), katz_k, full_count_of_counts, threads, smoothing, unseen
     )
-    category = KatzWarning if smoothing == "katz" else SmoothingWarning
-    for complaint in complaints:
-        warnings.warn(complaint, category, stacklevel=3)
-    return NGramLM(lm)
+    warn_of_counts(texts, smoothing, stacklevel=4)
+    return NGramLM(core)

@@ -1,7 +1,7 @@
-"""Counting corpora of any size within a memory budget, and training LMs on the counts.
+"""Counting of corpora of any size within a memory budget.
 
-Token ids go to the C++ core batch by batch. What exceeds the budget is sorted, spilled to nameless
-temporary files and merged at the end; the counts are exactly those of counting in memory.
+The C++ core sorts what exceeds the budget, spills it to unnamed temporary files and merges them at
+the end; the counts are exactly those of counting in memory.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from lattice_bpd.train.text.file_bytes import STANDARD_INPUT
 
 @dataclass(frozen=True)
 class CountingProgress:
-    """How far counting has come.
+    """Progress of counting.
 
     Attributes:
-        num_tokens: tokens counted, with those of the counts that were gone on from.
+        num_tokens: tokens counted, including those of a resumed counts file.
         num_sequences: sequences counted.
-        bytes_done: of the input files.
-        bytes_total: of all input files; None for standard input.
+        bytes_done: bytes read of the input files.
+        bytes_total: size of the input files; None for standard input.
         num_runs: sorted runs on the disk.
-        spilled_bytes: their size.
+        spilled_bytes: their size in bytes.
     """
 
     num_tokens: int
@@ -64,32 +64,32 @@ def count_corpus(
     """Counts all n-grams of orders 1 to `order` and writes a counts file.
 
     Args:
-        corpus: what to count.
-        output: the counts file; what is there stays until the new one is complete.
+        corpus: the corpus.
+        output: the counts file; an existing file is replaced when the new one is complete.
         order: length of the longest n-grams, 1 to 6.
-        memory: bytes that sorting may take ("2G", "500M"); tokenizing comes on top.
+        memory: limit in bytes for sorting ("2G", "500M"); tokenizing needs more.
         threads: 0 for every core. The counts do not depend on it.
         temp_dir: folder for spilled runs; default: TMPDIR, or the system's. Nothing is left in it.
-        resume: go on from `output`, if it is there: files that it has counted are left out.
-        checkpoint_minutes: write `output` after the first file that ends so long after the last
-            time, so that a run that is killed can be resumed; None: only at the end.
-        on_progress: is called after each batch.
+        resume: continue from an existing `output`: skip the files that it has counted.
+        checkpoint_minutes: interval at which to write `output` (after a whole file), so that a
+            killed run can be resumed; None: only at the end.
+        on_progress: called after each batch.
 
     Returns:
-        What the file says of itself.
+        The header of the counts file.
 
     Raises:
-        OSError: a file cannot be read or written; for a full disk the message has the bytes that
-            are needed.
-        FormatError: bad input; the message has the place.
+        OSError: a file cannot be read or written; for a full disk the message says how many
+            bytes are needed.
+        FormatError: bad input; the message says where.
         ValueError: bad input or options; resume with another order or vocabulary.
-        KeyboardInterrupt: no temporary files are left, and `output` is as it was.
+        KeyboardInterrupt: no temporary files are left, and `output` is unchanged.
     """
     counter = make_counter(corpus, order, memory, threads, temp_dir)
     path = os.fspath(output)
     sources: list[str] = []
     if resume and Path(path).exists():
-        sources = _go_on_from(path, counter, order)
+        sources = _resume_from(path, counter, order)
     last_save = time.monotonic()
     saved = bool(sources)
     for source in _add_all(corpus, counter, sources, on_progress):
@@ -114,24 +114,24 @@ def merge_counts(
     temp_dir: StrPath | None = None,
     allow_repeats: bool = False,
 ) -> CountsInfo:
-    """Adds counts files up, streaming: the counts of all their sources together.
+    """Adds counts files up, streaming.
 
     Args:
-        paths: counts files of the same vocabulary. Their order does not matter.
+        paths: counts files of the same vocabulary, in any order.
         output: the counts file; may be one of `paths`.
-        order: of the result; default: the lowest of theirs.
-        memory: bytes for buffers and, with very many files, early merges.
+        order: order of the result; default: their lowest.
+        memory: limit in bytes for buffers and, with very many files, early merges.
         threads: 0 for every core. The counts do not depend on it.
         temp_dir: see count_corpus.
-        allow_repeats: accept sources that two of the files have counted.
+        allow_repeats: accept sources that several of the files have counted.
 
     Returns:
-        What the file says of itself.
+        The header of the counts file.
 
     Raises:
         OSError: a file cannot be read or written.
-        FormatError: a file is no counts file, cut or altered.
-        ValueError: no files, other vocabularies, or a source counted twice.
+        FormatError: a file is not a counts file, or is damaged.
+        ValueError: no files, vocabularies differ, or a source counted twice.
     """
     counter, infos = open_counts(paths, order, memory, threads, temp_dir)
     sources = [source for info in infos for source in info.sources]
@@ -160,10 +160,10 @@ def _add_all(
     skip: Sequence[str],
     on_progress: OnProgress | None,
 ) -> Iterable[str]:
-    """Counts a corpus and yields each file when it has been counted."""
+    """Counts a corpus and yields each file after it has been counted."""
     total = corpus.total_bytes
     for batch in corpus.batches(skip):
-        counter.add(batch.token_ids, batch.offsets, batch.continues, batch.goes_on)
+        counter.add(batch.token_ids, batch.offsets, batch.continues_previous, batch.continues_next)
         if on_progress is not None:
             sequences, keys, runs, spilled = counter.progress()
             done = corpus.meter.bytes_read
@@ -172,7 +172,7 @@ def _add_all(
             yield batch.source
 
 
-def _go_on_from(path: str, counter: _core.CorpusCounter, order: int) -> list[str]:
+def _resume_from(path: str, counter: _core.CorpusCounter, order: int) -> list[str]:
     info = read_counts_info(path)
     if info.order != order:
         raise ValueError(
@@ -183,7 +183,7 @@ def _go_on_from(path: str, counter: _core.CorpusCounter, order: int) -> list[str
 
 
 def _join(sources: Sequence[str]) -> str:
-    """One source a line; file names with line ends in them are quoted."""
+    """One source per line; file names with line ends are quoted."""
     return "".join(
         f"{source if source.splitlines() == [source] else repr(source)}\n" for source in sources
     )

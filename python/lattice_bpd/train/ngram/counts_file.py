@@ -1,4 +1,4 @@
-"""Counts files: what they say of themselves, and counters that begin with what they hold."""
+"""Counts files: their headers, and counters that start from them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True)
 class CountsInfo:
-    """What a counts file says of itself.
+    """The header of a counts file.
 
     Attributes:
         order: length of the longest n-grams that are counted.
         vocab_size: V.
-        bos_id: the token id that is ``<s>``, if any; likewise eos_id and unk_id.
+        bos_id: token id that is ``<s>``, if any; likewise eos_id and unk_id.
         eos_id: see bos_id.
         unk_id: see bos_id.
         num_sequences: sequences counted.
         num_tokens: tokens counted, without ``<s>`` and ``</s>``.
-        num_records: different n-grams of the highest order.
+        num_records: distinct n-grams of the highest order.
         file_size: bytes.
         sources: the files that were counted.
     """
@@ -47,11 +47,11 @@ class CountsInfo:
 
 
 def read_counts_info(path: StrPath) -> CountsInfo:
-    """Reads the head of a counts file.
+    """Reads the header of a counts file.
 
     Raises:
         OSError: it cannot be read.
-        FormatError: it is none, cut or altered.
+        FormatError: it is not a counts file, or is damaged.
     """
     info = dict(_core.describe_counts(os.fspath(path)))
     info["sources"] = tuple(info["sources"].splitlines())
@@ -59,15 +59,15 @@ def read_counts_info(path: StrPath) -> CountsInfo:
 
 
 def parse_memory(memory: int | str) -> int:
-    """Bytes that "2G", "500M" or a number stand for (powers of 1024).
+    """Parses a size in bytes such as "2G" or "500M" (powers of 1024).
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: not such a size.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", str(memory), re.IGNORECASE)
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", str(memory), re.IGNORECASE)
+    if match is None:
         raise ValueError(f"memory is {memory!r}; expected bytes, or such as 500M or 2G")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def make_counter(
@@ -93,7 +93,7 @@ def open_counts(
     threads: int,
     temp_dir: StrPath | None,
 ) -> tuple[_core.CorpusCounter, list[CountsInfo]]:
-    """A counter that holds what counts files hold, and what they say of themselves."""
+    """A counter that starts with the sum of counts files, and their headers."""
     infos = [read_counts_info(path) for path in paths]
     if not infos:
         raise ValueError("no counts files; expected at least one")
@@ -113,7 +113,7 @@ def open_counts(
 
 
 def is_counts_file(path: StrPath) -> bool:
-    """Whether a file begins as counts files do."""
+    """Whether a file has the magic number of counts files."""
     if not Path(path).is_file():
         return False
     with Path(path).open("rb") as file:

@@ -1,8 +1,8 @@
-"""N-gram LMs of the target's own choices over a corpus.
+"""N-gram LMs distilled from the target's argmax predictions on a corpus.
 
-Drafts are judged by what the target would write, not by what people wrote. So the target reads the
-corpus once, teacher-forced, and the n-gram LM counts its argmax behind each history of the text: as
-many events as the corpus has tokens, without generating any.
+Verification accepts what the target generates, not what the corpus says. So the target reads the
+corpus once, teacher-forced, and the LM counts its argmax after each history of the text: as many
+events as the corpus has tokens, without generating any.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import torch
 from transformers import PreTrainedModel
 
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.lm.training import RaggedIds, flatten_sequences, train_ngram
+from lattice_bpd.lm.training import RaggedIds, flatten_sequences
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.verify.greedy import greedy_tokens
 
 _WHERE = "distil"
 _LOGITS = 1 << 25  # numbers in the logits of one call: 128 MiB of float32
-_MOST_TOKENS = {"cpu": 2048}  # of one call: attention stays in a CPU's caches, twice as quick
-_MOST_TOKENS_ELSEWHERE = 16384
-_WINDOW = 1024  # tokens, where the target names no limit of its own
+_MAX_TOKENS = {"cpu": 2048}  # per call: attention fits a CPU's caches, twice as fast
+_DEFAULT_MAX_TOKENS = 16384
+_WINDOW = 1024  # tokens, if the target has no limit
 
-OnTokens = Callable[[int, int], None]  # tokens done, tokens in all
+OnTokens = Callable[[int, int], None]  # tokens done, total tokens
 
 
 class _Window(NamedTuple):
-    """Tokens begin .. end - 1 of the corpus; the target's choices count from `first` on."""
+    """Tokens begin .. end - 1 of the corpus; predictions count from `first` on."""
 
     begin: int
     first: int
@@ -47,23 +47,23 @@ def distil_ngram(
     on_tokens: OnTokens | None = None,
     **options: Any,
 ) -> NGramLM:
-    """Trains an n-gram LM of what the target would write behind each history of a corpus.
+    """Trains an n-gram LM on the target's predictions after each history of a corpus.
 
-    Of tokens x_1 .. x_T and the target's choices y_t = argmax P(. | x_1 .. x_{t-1}) it counts the
-    n-grams (x_{t-n+1} .. x_{t-1}, y_t) of every order up to `order`, and estimates as train_ngram.
+    For tokens x_1 .. x_T and predictions y_t = argmax P(. | x_1 .. x_{t-1}) it counts the
+    n-grams (x_{t-n+1} .. x_{t-1}, y_t) of each order up to `order`, and estimates as NGramLM.train.
 
     Args:
         model: the target; on any device.
-        sequences: token ids of the target's tokenizer, as train_ngram takes them. They are held in
-            memory, with as many choices.
+        sequences: token ids of the target's tokenizer, as NGramLM.train takes them. They are
+            held in memory, with as many predictions.
         order: n, 1 to 6.
-        bos_id: the token that begins every text, for the target too: it is set before sequences
-            that lack it, and is the LM's ``<s>``. None: texts begin as they are.
-        window: most tokens that the target reads at once; longer sequences come in windows that
+        bos_id: the token that starts every text, also for the target; it is prepended to sequences
+            that lack it, and is the LM's ``<s>``. None: texts are read as they are.
+        window: maximum tokens per sequence of a call; longer sequences are read in windows that
             overlap by half. Default: the target's positions, at most 1024.
-        on_tokens: called after each call of the target with the tokens done and all of them.
+        on_tokens: called after each call of the target with the tokens done and the total.
         options: smoothing, unseen, min_counts, katz_k, full_count_of_counts, eos_id, unk_id,
-            threads; see train_ngram.
+            threads; see NGramLM.train.
 
     Returns:
         The LM over the target's vocabulary.
@@ -74,14 +74,14 @@ def distil_ngram(
             range, or NaN logits.
 
     Warns:
-        KatzWarning, SmoothingWarning: see train_ngram.
+        KatzWarning, SmoothingWarning: see NGramLM.train.
     """
     vocab_size = _base_of(model).get_output_embeddings().weight.shape[0]  # type: ignore[no-untyped-call]
-    ragged = flatten_sequences(sequences, int(vocab_size))
+    ragged = flatten_sequences("distil_ngram", sequences, int(vocab_size))
     if bos_id is not None:
         ragged = _begin_with(ragged, bos_id)
     chosen = predict_targets(model, ragged, window=window, on_tokens=on_tokens)
-    return train_ngram(
+    return NGramLM.train(
         ragged, order, vocab_size=int(vocab_size), bos_id=bos_id, targets=chosen, **options
     )
 
@@ -94,7 +94,7 @@ def predict_targets(
     window: int | None = None,
     on_tokens: OnTokens | None = None,
 ) -> list[Int32Array]:
-    """The target's choice behind every token, teacher-forced.
+    """The target's argmax prediction after every token, teacher-forced.
 
     Args:
         model: see distil_ngram, as for the others.
@@ -103,8 +103,8 @@ def predict_targets(
         on_tokens: see there.
 
     Returns:
-        For each sequence (T_i,) int32: entry t is the argmax behind tokens 0 .. t; the smallest id
-        among equals.
+        For each sequence (T_i,) int32: entry t is the argmax after tokens 0 .. t; ties go to the
+        smallest id.
 
     Raises:
         TypeError: see there.
@@ -113,13 +113,13 @@ def predict_targets(
     """
     base = _base_of(model)
     vocab_size = int(base.get_output_embeddings().weight.shape[0])  # type: ignore[no-untyped-call]
-    ragged = flatten_sequences(sequences, vocab_size)
+    ragged = flatten_sequences("predict_targets", sequences, vocab_size)
     _check_ids(ragged.token_ids, vocab_size)
     windows = list(_cut(ragged, _window_size(base, window)))
     chosen = np.zeros(len(ragged.token_ids), np.int32)
     done = 0
-    most = _MOST_TOKENS.get(base.device.type, _MOST_TOKENS_ELSEWHERE)
-    for batch in _batches(windows, max(1, min(_LOGITS // vocab_size, most))):
+    max_tokens = _MAX_TOKENS.get(base.device.type, _DEFAULT_MAX_TOKENS)
+    for batch in _batches(windows, max(1, min(_LOGITS // vocab_size, max_tokens))):
         rows = _predict(base, ragged.token_ids, batch)
         for row, part in zip(rows, batch, strict=True):
             chosen[part.first : part.end] = row[part.first - part.begin : part.end - part.begin]
@@ -131,15 +131,15 @@ def predict_targets(
 
 
 def _predict(base: PreTrainedModel, ids: Int32Array, batch: Sequence[_Window]) -> Int32Array:
-    """(B, T) choices of windows, which are padded on the right: no token sees what follows it."""
+    """(B, T) predictions for windows padded on the right, which attention never looks at."""
     longest = max(part.end - part.begin for part in batch)
     rows = np.zeros((len(batch), longest), np.int64)
     for row, part in zip(rows, batch, strict=True):
         row[: part.end - part.begin] = ids[part.begin : part.end]
     inputs = torch.from_numpy(rows).to(base.device)
     logits = base(input_ids=inputs, use_cache=False).logits
-    found: Int32Array = greedy_tokens(logits).cpu().numpy().astype(np.int32)
-    return found
+    predicted: Int32Array = greedy_tokens(logits).cpu().numpy().astype(np.int32)
+    return predicted
 
 
 def _base_of(model: PreTrainedModel | BlockwiseLM) -> PreTrainedModel:
@@ -151,8 +151,8 @@ def _window_size(base: PreTrainedModel, window: int | None) -> int:
     if window is None:
         return min(_WINDOW, limit or _WINDOW)
     if window < 2 or window > (limit or window):
-        most = "" if limit is None else f", at most the target's {limit} positions"
-        raise ValueError(f"{_WHERE}: window is {window}; expected 2 or more{most}")
+        limit_text = "" if limit is None else f", at most the target's {limit} positions"
+        raise ValueError(f"{_WHERE}: window is {window}; expected 2 or more{limit_text}")
     return window
 
 
@@ -166,7 +166,7 @@ def _check_ids(ids: Int32Array, vocab_size: int) -> None:
 
 
 def _cut(ragged: RaggedIds, size: int) -> Iterator[_Window]:
-    """All sequences, long ones in windows of which each but the first counts its later half."""
+    """All sequences, long ones in windows; all but the first count only their second half."""
     step = size // 2
     for begin, end in zip(ragged.offsets[:-1].tolist(), ragged.offsets[1:].tolist(), strict=True):
         first, start = begin, begin
@@ -176,18 +176,18 @@ def _cut(ragged: RaggedIds, size: int) -> Iterator[_Window]:
             first, start = stop, stop - (size - step)
 
 
-def _batches(windows: list[_Window], most_tokens: int) -> Iterator[list[_Window]]:
-    """Windows of like length together, the longest first, so that little is padding."""
+def _batches(windows: list[_Window], max_tokens: int) -> Iterator[list[_Window]]:
+    """Batches windows of similar length, the longest first, to reduce padding."""
     ordered = sorted(windows, key=lambda part: part.begin - part.end)
     start = 0
     while start < len(ordered):
-        count = max(1, most_tokens // (ordered[start].end - ordered[start].begin))
+        count = max(1, max_tokens // (ordered[start].end - ordered[start].begin))
         yield ordered[start : start + count]
         start += count
 
 
 def _begin_with(ragged: RaggedIds, bos_id: int) -> RaggedIds:
-    """The same sequences, each beginning with bos_id."""
+    """The same sequences, each starting with bos_id."""
     starts, lengths = ragged.offsets[:-1], np.diff(ragged.offsets)
     first = np.full(len(starts), -1, np.int64)
     first[lengths > 0] = ragged.token_ids[starts[lengths > 0]]

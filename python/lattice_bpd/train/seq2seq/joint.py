@@ -1,7 +1,7 @@
-"""Training an encoder-decoder, and blockwise heads on its decoder.
+"""Training of encoder-decoders, and of blockwise heads on a frozen one.
 
-The target is trained by teacher forcing with smoothed labels; heads on a frozen target learn the
-tokens 2..h places behind each of the decoder's hidden states (Stern et al. 2018, section 6).
+The target is trained by teacher forcing with label smoothing; heads learn the tokens 2..h positions
+after each hidden state of the decoder (Stern et al. 2018, section 6).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.lm_call import call_forward
-from lattice_bpd.train.heads.optimizers import build_module_optimizers, set_rates, take_step
+from lattice_bpd.train.heads.optimizers import build_optimizers, set_rates, take_step
 from lattice_bpd.train.heads.options import TrainReport
-from lattice_bpd.train.seq2seq.text import IGNORED, Pair, PairBatch, draw_batches
+from lattice_bpd.train.seq2seq.text import IGNORED, Pair, PairBatch, shuffled_batches
 from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.verify.target import TargetOutput
 
@@ -28,16 +28,16 @@ OnStep = Callable[[TrainReport], None]
 
 @dataclass(frozen=True)
 class Seq2SeqOptions:
-    """How to train on pairs.
+    """Options of training on pairs.
 
     Attributes:
         steps: optimizer steps.
-        batch_size: pairs of a step.
+        batch_size: pairs per step.
         matrix_lr: Muon's learning rate, for matrices.
         other_lr: AdamW's, for embeddings, norms and biases.
         warmup: steps of linear warm-up; then a cosine down to 5 %.
-        label_smoothing: probability that is spread over the vocabulary.
-        seed: of the batches.
+        label_smoothing: probability mass spread over the vocabulary.
+        seed: seed of the batches.
     """
 
     steps: int = 1000
@@ -49,7 +49,7 @@ class Seq2SeqOptions:
     seed: int = 0
 
     def check(self, where: str) -> None:
-        """Raise ValueError for numbers out of range."""
+        """Raises ValueError for numbers out of range."""
         if min(self.steps, self.batch_size) < 1 or not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(
                 f"{where}: steps {self.steps}, batch_size {self.batch_size}, label_smoothing "
@@ -63,7 +63,7 @@ def train_seq2seq(
     options: Seq2SeqOptions | None = None,
     on_step: OnStep | None = None,
 ) -> TrainReport:
-    """Train an encoder-decoder in place; it is left in evaluation mode.
+    """Trains an encoder-decoder in place; it is left in evaluation mode.
 
     Args:
         target: the model with its decoder prompt.
@@ -72,7 +72,7 @@ def train_seq2seq(
         on_step: called after every step.
 
     Returns:
-        TrainReport of the last step; its loss is nats a token.
+        The report of the last step; its loss is in nats per token.
 
     Raises:
         ValueError: options out of range, no or empty pairs, or a loss that is not finite.
@@ -89,7 +89,7 @@ def train_seq2seq(
             label_smoothing=options.label_smoothing,
         )[None]  # fmt: skip
 
-    batches = draw_batches(pairs, target.decoder_prompt, options.batch_size, options.seed)
+    batches = shuffled_batches(pairs, target.decoder_prompt, options.batch_size, options.seed)
     try:
         return run_steps(target.base, batches, losses, options, on_step, "train_seq2seq")
     finally:
@@ -103,17 +103,17 @@ def train_seq2seq_heads(
     options: Seq2SeqOptions | None = None,
     on_step: OnStep | None = None,
 ) -> TrainReport:
-    """Train blockwise heads on a frozen encoder-decoder, in place.
+    """Trains blockwise heads on a frozen encoder-decoder, in place.
 
     Args:
-        target: stays as it is.
-        heads: of the decoder's width.
-        pairs: sources and outputs; outputs that the target itself wrote teach the most.
+        target: the target, which is unchanged.
+        heads: heads of the decoder's hidden size.
+        pairs: sources and outputs, ideally outputs of the target itself.
         options: see Seq2SeqOptions; its label_smoothing is not used.
         on_step: called after every step.
 
     Returns:
-        TrainReport of the last step; its losses are those of heads 2..h, nats a token.
+        The report of the last step; its losses are those of heads 2..h, nats per token.
 
     Raises:
         ValueError: options out of range, no or empty pairs, or a loss that is not finite.
@@ -121,7 +121,7 @@ def train_seq2seq_heads(
     options = options or Seq2SeqOptions()
     options.check("train_seq2seq_heads")
     heads.train()
-    batches = draw_batches(pairs, target.decoder_prompt, options.batch_size, options.seed)
+    batches = shuffled_batches(pairs, target.decoder_prompt, options.batch_size, options.seed)
     try:
         return run_steps(
             heads, batches, lambda batch: _head_losses(target, heads, batch), options, on_step,
@@ -132,7 +132,7 @@ def train_seq2seq_heads(
 
 
 def read_pairs(target: Seq2SeqTarget, batch: PairBatch) -> tuple[TargetOutput, Tensor]:
-    """One pass of the whole target.
+    """One forward pass of encoder and decoder.
 
     Returns:
         Its logits (B, T, V) and hidden states (B, T, D), and the encoder's states (B, S, D).
@@ -157,30 +157,30 @@ def run_steps(
     on_step: OnStep | None,
     where: str,
 ) -> TrainReport:
-    """Steps down the mean of `losses(batch)`, (L,) nats, over the weights of `module`."""
-    optimizers = build_module_optimizers(module, options.matrix_lr, options.other_lr)
+    """Trains the weights of `module` to minimize the mean of `losses(batch)`, (L,) nats."""
+    optimizers = build_optimizers(module, options.matrix_lr, options.other_lr)
     report = TrainReport(0, options.steps)
     start = time.perf_counter()
     while report.step < report.steps:
         set_rates(optimizers, report.step, report.steps, options.warmup)
-        found = losses(next(batches))
-        take_step(optimizers, found.mean())
-        report.count_step(found.detach(), start, where)
+        values = losses(next(batches))
+        take_step(optimizers, values.mean())
+        report.count_step(values.detach(), start, where)
         if on_step is not None:
             on_step(report)
     return report
 
 
 def _head_losses(target: Seq2SeqTarget, heads: BlockwiseHeads, batch: PairBatch) -> Tensor:
-    """(H,) mean cross entropies of the tokens 2..h places behind each hidden state."""
+    """(H,) mean cross entropies of the tokens 2..h positions after each hidden state."""
     with torch.no_grad():
         hidden = read_pairs(target, batch)[0].hidden  # (B, T, D)
     slots = heads.num_slots
     labels = F.pad(batch.labels[:, 1:], (0, slots), value=IGNORED).to(target.device)
-    wanted = labels.unfold(1, slots, 1)[:, : hidden.shape[1]]  # (B, T, H)
-    used = (wanted != IGNORED).any(dim=-1) & (batch.labels != IGNORED).to(target.device)
+    targets = labels.unfold(1, slots, 1)[:, : hidden.shape[1]]  # (B, T, H)
+    used = (targets != IGNORED).any(dim=-1) & (batch.labels != IGNORED).to(target.device)
     logits = target.embedding(heads(hidden[used]))  # (N, H, V)
-    found = F.cross_entropy(
-        logits.flatten(0, 1), wanted[used].flatten(), ignore_index=IGNORED, reduction="none"
+    losses = F.cross_entropy(
+        logits.flatten(0, 1), targets[used].flatten(), ignore_index=IGNORED, reduction="none"
     ).view(-1, slots)
-    return found.sum(dim=0) / (wanted[used] != IGNORED).sum(dim=0).clamp(min=1)
+    return losses.sum(dim=0) / (targets[used] != IGNORED).sum(dim=0).clamp(min=1)

@@ -1,6 +1,6 @@
-"""Pairs of source and output for encoder-decoders: batches of them, and outputs a target writes.
+"""Source-output pairs of encoder-decoders, their batches, and self-generated outputs.
 
-Greedy outputs of the target are what drafts are judged by, so drafters learn from them
+Drafters are trained on greedy outputs of the target, which are what verification accepts
 (sequence-level knowledge distillation: Kim and Rush 2016; Xia et al. 2022, section 4).
 """
 
@@ -15,16 +15,16 @@ from torch import Tensor
 from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 
 IGNORED = -100  # label of padding
-_POOL = 32  # batches that are sorted by length together
+_POOL = 32  # batches per group that is sorted by length
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One text.
+    """A source and its output.
 
     Attributes:
         source: token ids, one or more.
-        output: token ids behind the decoder's prompt, the stop token included.
+        output: token ids after the decoder's prompt, including the stop token.
     """
 
     source: Sequence[int]
@@ -38,8 +38,8 @@ class PairBatch:
     Attributes:
         source: (B, S) int64.
         source_mask: (B, S) int64, 0 for padding.
-        tokens: (B, P + T - 1) int64, decoder prompt of P tokens and the output without its last.
-        labels: (B, P + T - 1) int64, the token behind each; IGNORED for padding and the prompt.
+        tokens: (B, P + T - 1) int64, decoder prompt of P tokens, and the output but its last.
+        labels: (B, P + T - 1) int64, the next token of each; IGNORED for padding and the prompt.
     """
 
     source: Tensor
@@ -53,11 +53,11 @@ class PairBatch:
 
 
 def collate(pairs: Sequence[Pair], prompt: Sequence[int]) -> PairBatch:
-    """Pairs as a batch.
+    """Makes a batch of pairs.
 
     Args:
         pairs: one or more.
-        prompt: what every output begins with, the start token first.
+        prompt: the decoder prompt, start token first.
 
     Raises:
         ValueError: an empty source or output.
@@ -77,23 +77,23 @@ def collate(pairs: Sequence[Pair], prompt: Sequence[int]) -> PairBatch:
     return PairBatch(source, mask, tokens, labels)
 
 
-def draw_batches(
+def shuffled_batches(
     pairs: Sequence[Pair], prompt: Sequence[int], batch_size: int, seed: int
 ) -> Iterator[PairBatch]:
-    """Batches without end: all pairs in a new order each time, of similar lengths in a batch.
+    """An infinite iterator over shuffled batches of pairs of similar length.
 
     Args:
         pairs: one or more.
         prompt: see `collate`.
-        batch_size: pairs of a batch, 1 or more.
-        seed: of the order.
+        batch_size: pairs per batch, 1 or more.
+        seed: seed of the order.
 
     Raises:
         ValueError: no pair, or an empty batch.
     """
     if len(pairs) == 0 or batch_size < 1:
         raise ValueError(
-            f"draw_batches: {len(pairs)} pairs in batches of {batch_size}; expected one or more"
+            f"shuffled_batches: {len(pairs)} pairs in batches of {batch_size}; expected one or more"
         )
     generator = torch.Generator().manual_seed(seed)
     while True:
@@ -104,12 +104,12 @@ def draw_batches(
         for pool in pools:
             pool.sort(key=lambda number: (len(pairs[number].output), len(pairs[number].source)))
             groups = [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
-            for place in torch.randperm(len(groups), generator=generator).tolist():
-                yield collate([pairs[number] for number in groups[place]], prompt)
+            for index in torch.randperm(len(groups), generator=generator).tolist():
+                yield collate([pairs[number] for number in groups[index]], prompt)
 
 
 @torch.inference_mode()
-def write_outputs(
+def generate_outputs(
     target: Seq2SeqTarget,
     sources: Sequence[Sequence[int]],
     max_new_tokens: int,
@@ -117,24 +117,24 @@ def write_outputs(
     batch_size: int = 256,
     on_batch: Callable[[], None] | None = None,
 ) -> list[list[int]]:
-    """The target's greedy output for many sources; it is what `generate` decodes one by one.
+    """The target's greedy outputs for many sources, the same as `generate` decodes.
 
     Args:
         target: the target, with its stop tokens.
         sources: token ids, one or more of each.
         max_new_tokens: longest output.
-        batch_size: sources at once.
+        batch_size: sources per batch.
         on_batch: called after each batch.
 
     Returns:
-        The output of each source, a stop token included, in order.
+        The output of each source, including its stop token, in order.
 
     Raises:
         ValueError: an empty source, or max_new_tokens or batch_size below 1.
     """
     if min(max_new_tokens, batch_size, *map(len, sources), 1) < 1:
         raise ValueError(
-            f"write_outputs: max_new_tokens {max_new_tokens}, batch_size {batch_size}, "
+            f"generate_outputs: max_new_tokens {max_new_tokens}, batch_size {batch_size}, "
             f"{sum(len(source) == 0 for source in sources)} empty sources; expected 1 or more, "
             "and no source without a token"
         )
@@ -142,30 +142,32 @@ def write_outputs(
     outputs: list[list[int]] = [[] for _ in sources]
     for start in range(0, len(order), batch_size):
         numbers = order[start : start + batch_size]
-        found = _write(target, [sources[number] for number in numbers], max_new_tokens)
-        for number, output in zip(numbers, found, strict=True):
+        generated = _generate(target, [sources[number] for number in numbers], max_new_tokens)
+        for number, output in zip(numbers, generated, strict=True):
             outputs[number] = output
         if on_batch is not None:
             on_batch()
     return outputs
 
 
-def _write(target: Seq2SeqTarget, sources: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+def _generate(
+    target: Seq2SeqTarget, sources: Sequence[Sequence[int]], count: int
+) -> list[list[int]]:
     outputs: list[list[int]] = [[] for _ in sources]
-    going = list(range(len(sources)))
+    active = list(range(len(sources)))
     prompt = torch.tensor([target.decoder_prompt] * len(sources), device=target.device)
     last, cache = target.read_prompts(prompt, source=target.encode(sources))
     for step in range(count):
         tokens = last.logits[:, -1].argmax(dim=-1)
         chosen = tokens.tolist()
-        for number, token in zip(going, chosen, strict=True):
+        for number, token in zip(active, chosen, strict=True):
             outputs[number].append(token)
         kept = [row for row, token in enumerate(chosen) if token not in target.stop_token_ids]
         if not kept or step == count - 1:
             break
-        if len(kept) < len(going):
+        if len(kept) < len(active):
             cache.select_sequences(kept)
-            tokens, going = tokens[kept], [going[row] for row in kept]
+            tokens, active = tokens[kept], [active[row] for row in kept]
         last = target(tokens[:, None], cache)
     return outputs
 

@@ -1,21 +1,21 @@
-"""Training n-gram LMs beyond one machine, on Spark (extra ``spark``).
+"""Training of n-gram LMs on Spark clusters (extra ``spark``).
 
-Spark moves data; every n-gram is counted, discounted and scored by the C++ core, with the same
-code as on one machine. Counts are the local trainer's bit for bit, and so are probabilities,
-because all that a number depends on is brought into one place first:
+Spark moves data; the C++ core counts, discounts and scores every n-gram with the same code as on
+one machine. Counts and probabilities are bit-identical to the local trainer's, because everything
+that a number depends on is first brought into one partition:
 
-    text        -> runs of counts      each executor tokenises and counts its share
+    text        -> runs of counts      each executor tokenizes and counts its part
     [shuffle]      by an n-gram's first two symbols: counts are complete, as are those of prefixes
-    parts       -> n_r, c(w), C(w)     sums over parts; the driver gets n_r and one row a symbol
-    [shuffle]      by a context's last symbol: h and its suffix h' end in the same one, so that
-                   1 - sum P(w|h) and 1 - sum P(w|h') are both at hand
+    parts       -> n_r, c(w), C(w)     sums over parts; the driver gets n_r and one row per symbol
+    [shuffle]      by a context's last symbol: h and its suffix h' are in the same bucket, so
+                   that both 1 - sum P(w|h) and 1 - sum P(w|h') are known
     buckets     -> P(w|h), bow(h)
-    [shuffle]      sort by order and symbols: a stream that one process turns into the LM file
+    [shuffle]      sort by order and symbols: a stream that one process writes as the LM file
 
-Pruning adds a shuffle for p(h) (by first symbols) and one for the scores (by context), raises
-scores to extensions, and finds a threshold for a size by histograms. The driver never holds counts
-or n-grams of order 2 and above, until it assembles the file (SparkLM.save); where even the finished
-LM is too much for it, SparkLM.save_parts and `assemble` on another machine.
+Pruning adds a shuffle for p(h) (by first symbols) and one for the scores (by context), propagates
+scores to sub-n-grams, and finds a threshold for a size by histograms. The driver never holds counts
+or n-grams of order 2 and above, until it assembles the file (SparkLM.save). If the finished LM
+exceeds its memory, use SparkLM.save_parts, and `assemble` on another machine.
 """
 
 from lattice_bpd.extras import require
@@ -27,7 +27,7 @@ from lattice_bpd.train.spark.assemble import assemble  # noqa: E402  after the e
 from lattice_bpd.train.spark.count import SparkCounts, count_corpus  # noqa: E402
 from lattice_bpd.train.spark.estimate import train_counts  # noqa: E402
 from lattice_bpd.train.spark.lm import SparkLM  # noqa: E402
-from lattice_bpd.train.spark.prune import prune_ngram  # noqa: E402
+from lattice_bpd.train.spark.prune import prune_lm  # noqa: E402
 from lattice_bpd.train.spark.read import SparkCorpus, read_corpus  # noqa: E402
 from lattice_bpd.train.spark.session import start_session  # noqa: E402
 
@@ -37,7 +37,7 @@ __all__ = [
     "SparkLM",
     "assemble",
     "count_corpus",
-    "prune_ngram",
+    "prune_lm",
     "read_corpus",
     "start_session",
     "train_counts",

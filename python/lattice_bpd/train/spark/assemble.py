@@ -1,4 +1,4 @@
-"""One LM file from sorted n-grams that stream in. Needs no Spark."""
+"""Assembly of an LM from a stream of sorted n-grams, without Spark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,21 +14,18 @@ import numpy.typing as npt
 from lattice_bpd import _core
 from lattice_bpd._core import FormatError
 from lattice_bpd.extras import require
+from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.train.spark.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from lattice_bpd.lm.ngram import NGramLM
 
 
 def assemble(folder: str | os.PathLike[str]) -> NGramLM:
-    """The LM whose n-grams SparkLM.save_parts has written.
+    """The LM whose n-grams SparkLM.save_parts wrote.
 
-    The files are read one after the other; memory is the LM's: 16 bytes for each n-gram while it
-    is assembled, and the finished LM's 7 to 13.
+    Memory: 16 bytes per n-gram while it is assembled, and 7 to 13 for the finished LM.
 
     Raises:
         OSError: a file is missing.
-        FormatError: a folder that save_parts did not write, or not to the end.
+        FormatError: a folder that save_parts did not write or finish.
         ValueError: parts are missing or damaged.
     """
     parquet = require("pyarrow.parquet", "spark")
@@ -47,8 +44,6 @@ def assemble_chunks(
     Raises:
         ValueError: chunks are missing or not sorted.
     """
-    from lattice_bpd.lm.ngram import NGramLM
-
     assembler = _core.TrieAssembler(vocabulary.core, unigrams)
     for chunk in chunks:
         length = int(chunk["length"])
@@ -65,7 +60,7 @@ def _parquet_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; expected what save_parts wrote")
     if not (folder / "_SUCCESS").is_file():
-        raise FormatError(f"{folder}: Spark has not written it to the end; train again")
+        raise FormatError(f"{folder}: Spark did not finish writing it; train again")
     return sorted(folder.glob("part-*.parquet"))
 
 

@@ -1,4 +1,4 @@
-"""Which bucket an n-gram goes to: with those that share its context's end, or its beginning."""
+"""Assignment of n-grams to buckets, by the end of the context or the first symbols."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from lattice_bpd.token_ids import Int64Array
 from lattice_bpd.train.spark.shuffle import Column, SymbolArray
 
-_LARGEST_BUCKET = 1 << 22  # rows; some 600 MB while one is worked on
+_LARGEST_BUCKET = 1 << 22  # rows; takes about 600 MB while it is processed
 
 
 @dataclass(frozen=True)
 class ContextBuckets:
-    """Buckets by the last symbol of the context: what discounts and backoff weights look at.
+    """Buckets by the last symbol of the context, for discounts and backoff weights.
 
-    A context h = g c and its suffix h' both end in c, so all that their sums need is in c's
-    bucket. A symbol with too many n-grams has several: those of order 3 and above are cut by the
-    symbol before c, which h and h' share too, and bigrams c w go to all of them.
+    A context h = g c and its suffix h' both end in c, so the bucket of c has everything that their
+    sums need. A symbol with too many n-grams has several buckets: n-grams of order 3 and above are
+    split by the symbol before c, which h and h' share too, and bigrams c w go to all of them.
 
     Attributes:
-        first: (S,) int64: each symbol's first bucket.
-        count: (S,) int64: how many it has.
-        num_buckets: of all.
+        first: (S,) int64: first bucket of each symbol.
+        count: (S,) int64: number of buckets of each symbol.
+        num_buckets: number of all buckets.
     """
 
     first: Int64Array
@@ -41,7 +41,7 @@ class ContextBuckets:
         return np.arange(len(symbols)), first + _mix(symbols[:, -3]) % count
 
     def is_first(self, number: int, last: Column) -> Column:
-        """Which contexts of one symbol have their first bucket here: copies are left out."""
+        """Which one-symbol contexts have their first bucket here (the others are copies)."""
         return np.asarray(self.first[last.astype(np.int64)] == number)
 
 
@@ -49,14 +49,12 @@ def make_context_buckets(num_after: Int64Array, num_buckets: int) -> ContextBuck
     """Buckets of about the same size.
 
     Args:
-        num_after: (S,): n-grams whose last but one symbol it is.
-        num_buckets: how many to aim at; more where they would be too large.
+        num_after: (S,): number of n-grams whose second-to-last symbol it is.
+        num_buckets: desired number; exceeded if buckets would be too large.
     """
     total = int(num_after.sum())
     size = max(1, min(-(-total // num_buckets), _LARGEST_BUCKET))
-    before = np.cumsum(num_after) - num_after
-    first = before // size
-    # A symbol that fills less than a bucket may begin one that its rows end in: fine.
+    first = (np.cumsum(num_after) - num_after) // size
     count = np.maximum(1, -(-num_after // size))
     return ContextBuckets(first, count, int((first + count).max()))
 
@@ -74,6 +72,6 @@ class PairBuckets:
 
 
 def _mix(symbols: SymbolArray) -> Int64Array:
-    """Numbers of 31 bits that look random."""
+    """31-bit hashes."""
     mixed = symbols.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (mixed >> np.uint64(33)).astype(np.int64)

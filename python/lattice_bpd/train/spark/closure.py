@@ -1,4 +1,4 @@
-"""Scores that rise to what n-grams are part of, so that a threshold leaves a closed set."""
+"""Propagation of scores to sub-n-grams, so that thresholds keep closed sets."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 def close(
     rows: DataFrame, order: int, others: list[str], *, threshold: float = -math.inf
 ) -> DataFrame:
-    """Raises every score to the largest of the n-grams that contain it.
+    """Raises every score to the largest score of the n-grams that contain it.
 
-    What is at or above a threshold then is closed under prefixes and suffixes.
+    The n-grams at or above a threshold are then closed under prefixes and suffixes.
 
     Args:
         rows: ``ngram binary, score double`` and others, one row for each n-gram of order 2 and
-            above; closed.
-        order: the highest.
-        others: names of the other columns, numbers that stay as they are.
-        threshold: scores below it need not be raised to, which saves rows.
+            above; closed under prefixes and suffixes.
+        order: the highest order.
+        others: names of the other columns, which are unchanged.
+        threshold: lower scores are not propagated, which saves rows.
 
     Returns:
         The same columns.
@@ -47,5 +47,5 @@ def close(
 
 
 def _literal(number: float) -> str:
-    """A double as Spark SQL reads it back exactly."""
+    """A double as a Spark SQL literal, exactly."""
     return f"double('{number!r}')" if math.isfinite(number) else "double('-Infinity')"

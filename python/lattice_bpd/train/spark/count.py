@@ -1,4 +1,4 @@
-"""Counting: executors count their text in the C++ core, and runs of counts cross the network."""
+"""Distributed n-gram counting in the C++ core."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 _TOKENS_AT_ONCE = 1 << 23
 _RUNS = "part int, run binary, num_sequences long"
-_SUMMARY = "level int, place int, count long, context_count long, num_after long"
-_SEQUENCES = -1  # the level of the row with their number
+_SUMMARY = "level int, index int, count long, context_count long, num_after long"
+_SEQUENCES = -1  # level of the row with the number of sequences
 UInt64Array = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The numbers that every executor needs: one for each symbol, 33 for each order.
+    """The statistics that every executor needs: per symbol, and 33 numbers per order.
 
     Attributes:
-        num_sequences: of the corpus.
-        counts: (S,) uint64, events; `<s>` at the start is none, `</s>` at the end is.
-        context_counts: (S,) uint64: occurrences that another symbol follows.
-        num_after: (S,) int64: n-grams left by min_counts whose last but one symbol it is.
+        num_sequences: number of sequences of the corpus.
+        counts: (S,) uint64, events, including `</s>` but not `<s>`.
+        context_counts: (S,) uint64: occurrences followed by another symbol.
+        num_after: (S,) int64: n-grams kept by min_counts whose second-to-last symbol it is.
         count_of_counts: (order, 34): n_r of the whole corpus for r = 1..33; row 0 is order 1.
     """
 
@@ -49,14 +49,14 @@ class Summary:
 
 @dataclass(frozen=True)
 class SparkCounts:
-    """Counts that are spread over a cluster.
+    """Distributed counts.
 
     Attributes:
         frame: ``part int, run binary, num_sequences long``: for each part the counts of all
-            n-grams that begin with its pairs of symbols, as a counts file.
-        vocabulary: the token ids.
+            n-grams that start with its pairs of symbols, as a counts file.
+        vocabulary: token ids and special symbols.
         order: length of the longest n-grams.
-        num_parts: how many parts there may be.
+        num_parts: maximum number of parts.
     """
 
     frame: DataFrame
@@ -64,22 +64,22 @@ class SparkCounts:
     order: int
     num_parts: int
 
-    def summarise(self, min_counts: list[int]) -> Summary:
-        """One job over all parts; the driver gets the sums.
+    def summarize(self, min_counts: list[int]) -> Summary:
+        """Computes the sums over all parts.
 
         Raises:
             ValueError: the corpus has no text.
         """
         functions = require("pyspark.sql.functions", "spark")
-        parts = self.frame.mapInArrow(guarded(_Summarise(min_counts)), _SUMMARY)
+        parts = self.frame.mapInArrow(guarded(_Summarize(min_counts)), _SUMMARY)
         columns = ("count", "context_count", "num_after")
         sums = [functions.sum(column).alias(column) for column in columns]
         with clear_errors():
-            table = parts.groupBy("level", "place").agg(*sums).toArrow()
+            table = parts.groupBy("level", "index").agg(*sums).toArrow()
         return _to_summary(table, self.vocabulary.core, self.order)
 
     def release(self) -> None:
-        """Frees what the cluster keeps of them."""
+        """Frees the persisted frame."""
         self.frame.unpersist()
 
 
@@ -89,17 +89,17 @@ def count_corpus(
     """Counts all n-grams of orders 1 to `order`.
 
     Args:
-        corpus: what to count.
+        corpus: the corpus.
         order: length of the longest n-grams, 1 to 6.
-        partitions: parts that the counts are cut into; default: spark.sql.shuffle.partitions.
-            The counts do not depend on it.
+        partitions: number of parts; default: spark.sql.shuffle.partitions. The counts do not
+            depend on it.
 
     Returns:
-        The counts, which the cluster keeps until they are released.
+        The counts, persisted on the cluster until they are released.
 
     Raises:
-        ValueError, OSError, FormatError, ImportError: bad input or an executor without what it
-            needs; the message has the place.
+        ValueError, OSError, FormatError, ImportError: bad input, or an executor without a
+            required package; the message says where.
     """
     if not 1 <= order <= 6:
         raise ValueError(f"order is {order}; expected 1..6")
@@ -114,7 +114,7 @@ def count_corpus(
 
 
 class _Count:
-    """For mapInArrow: text to runs for each part."""
+    """For mapInArrow: counts text into runs for each part."""
 
     def __init__(self, corpus: SparkCorpus, order: int, num_parts: int) -> None:
         # The frame itself stays on the driver.
@@ -174,8 +174,8 @@ def _run_batch(parts: list[int], runs: list[bytes], num_sequences: list[int]) ->
     return pa.record_batch(columns, names=["part", "run", "num_sequences"])
 
 
-class _Summarise:
-    """For mapInArrow: what a part adds to the Summary, as rows of its numbers that are not 0."""
+class _Summarize:
+    """For mapInArrow: the nonzero contributions of a part to the Summary."""
 
     def __init__(self, min_counts: list[int]) -> None:
         self._min_counts = min_counts
@@ -193,26 +193,26 @@ class _Summarise:
 
 def _summary_batch(level: int, columns: list[UInt64Array]) -> Any:
     pa = require("pyarrow", "spark")
-    places = np.flatnonzero(np.logical_or.reduce([column != 0 for column in columns]))
-    arrays = [pa.array(np.full(len(places), level, np.int32)), pa.array(places.astype(np.int32))]
+    indices = np.flatnonzero(np.logical_or.reduce([column != 0 for column in columns]))
+    arrays = [pa.array(np.full(len(indices), level, np.int32)), pa.array(indices.astype(np.int32))]
     for i in range(3):
-        values = columns[i][places] if i < len(columns) else np.zeros(len(places))
+        values = columns[i][indices] if i < len(columns) else np.zeros(len(indices))
         arrays.append(pa.array(values.astype(np.int64)))
-    return pa.record_batch(arrays, names=["level", "place", "count", "context_count", "num_after"])
+    return pa.record_batch(arrays, names=["level", "index", "count", "context_count", "num_after"])
 
 
 def _to_summary(table: Any, vocabulary: _core.Vocabulary, order: int) -> Summary:
-    level, place, *values = (
+    level, index, *values = (
         np.asarray(table.column(i).to_numpy(), np.int64) for i in range(table.num_columns)
     )
     symbols = np.zeros((3, vocabulary.num_symbols), np.int64)
     for row, value in zip(symbols, values, strict=True):
-        row[place[level == 0]] = value[level == 0]
+        row[index[level == 0]] = value[level == 0]
     n = np.zeros((order, 34), np.int64)
     above = level > 0
-    n[level[above], place[above]] = values[0][above]
+    n[level[above], index[above]] = values[0][above]
     num_sequences = int(values[0][level == _SEQUENCES].sum())
-    # Counts are those of where n-grams begin; <s> begins each sequence and </s> never does.
+    # The core counts starts of n-grams; <s> starts each sequence and </s> none.
     symbols[0, vocabulary.bos] -= num_sequences
     symbols[0, vocabulary.eos] += num_sequences
     if symbols[0].sum() <= num_sequences:
@@ -226,6 +226,6 @@ def _to_summary(table: Any, vocabulary: _core.Vocabulary, order: int) -> Summary
 
 
 def count_counts(counts: npt.NDArray[Any]) -> Int64Array:
-    """(34,): how many of these counts are 1, 2, .. 33."""
-    found = np.bincount(counts[(counts > 0) & (counts < 34)].astype(np.int64), minlength=34)
-    return found.astype(np.int64)
+    """(34,): the number of counts that are 0 (not set), 1, 2, .. 33."""
+    histogram = np.bincount(counts[(counts > 0) & (counts < 34)].astype(np.int64), minlength=34)
+    return histogram.astype(np.int64)

@@ -1,7 +1,7 @@
-"""Errors from executors, as the driver's user should read them.
+"""Errors of executors, raised again on the driver without Spark's traces.
 
-Spark wraps what fails in an executor into a Python traceback inside a Java trace. Functions that
-run there mark what the user can set right; the driver finds the mark and raises the same again.
+Spark wraps an executor's error into a Python traceback inside a Java trace. Functions that run
+there mark errors that users can fix; the driver finds the mark and raises the same error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lattice_bpd._core import FormatError
 
 _MARK = "lattice-bpd, in an executor: "
 _KINDS: tuple[type[Exception], ...] = (FormatError, ValueError, ImportError, OSError, MemoryError)
-_FOUND = re.compile(re.escape(_MARK) + r'(\["\w+", ".*?"\])')
+_MARKED = re.compile(re.escape(_MARK) + r'(\["\w+", ".*?"\])')
 
 Batches = Iterator[Any]
 
@@ -38,7 +38,7 @@ def guarded(function: Callable[[Batches], Batches]) -> Callable[[Batches], Batch
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """For actions on the driver: raises what executors have marked, without Spark's traces.
+    """For actions on the driver: raises errors marked by executors.
 
     Raises:
         FormatError, ValueError, ImportError, OSError, MemoryError: as in the executor.
@@ -53,9 +53,9 @@ def clear_errors() -> Iterator[None]:
 
 
 def _unwrap(text: str) -> Exception | None:
-    found = _FOUND.search(text)
-    if found is not None:
-        name, message = json.loads(found[1])
+    marked = _MARKED.search(text)
+    if marked is not None:
+        name, message = json.loads(marked[1])
         kind = next(kind for kind in _KINDS if kind.__name__ == name)
         return kind(message)
     extra = re.search(r"^ImportError: (.*\[spark\].*)$", text, re.MULTILINE)
@@ -64,7 +64,7 @@ def _unwrap(text: str) -> Exception | None:
     missing = re.search(r"ModuleNotFoundError: No module named '(lattice_bpd|numpy|pyarrow)", text)
     if missing is not None:
         return ImportError(
-            f"{missing[1]}: the executors' Python does not have it; install "
+            f"{missing[1]}: not installed on the executors; install "
             "'lattice-bpd[spark]' there, or ship an environment (spark-submit --archives; "
             "docs/spark.md)"
         )

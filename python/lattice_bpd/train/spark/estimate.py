@@ -1,8 +1,7 @@
-"""From counts to an LM: cut off, discounts, probabilities and backoff weights."""
+"""Distributed estimation: count cutoffs, discounts, probabilities, backoff weights."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from lattice_bpd import _core
 from lattice_bpd.extras import require
-from lattice_bpd.lm.training import KatzWarning, SmoothingWarning, checked_min_counts
+from lattice_bpd.lm.training import checked_min_counts, warn_of_counts
 from lattice_bpd.token_ids import Int64Array
 from lattice_bpd.train.spark.buckets import make_context_buckets
 from lattice_bpd.train.spark.closure import close
@@ -31,7 +30,7 @@ _COUNTED = "count long, context_count long"
 
 @dataclass(frozen=True)
 class _Model:
-    """What an executor needs to estimate a bucket."""
+    """The data for estimating a bucket on an executor."""
 
     vocabulary: Vocabulary
     counts: UInt64Array
@@ -52,27 +51,27 @@ def train_counts(
     full_count_of_counts: bool = True,
     partitions: int | None = None,
 ) -> SparkLM:
-    """Estimates an LM: the same one as train_ngram's on the same sequences.
+    """Estimates an LM: the same one as NGramLM.train's on the same sequences.
 
     Args:
-        counts: of the corpus; they must be kept until the LM is written.
-        min_counts: one entry for each order; see train_ngram, as for the next four.
-        smoothing: "katz", "witten_bell" or "absolute": Kneser-Ney's counts of different
-            predecessors are not computed on a cluster.
-        unseen: see train_ngram.
-        katz_k: see train_ngram.
-        full_count_of_counts: see train_ngram.
-        partitions: buckets of the LM; default: as many as the counts have parts.
+        counts: the counts, to be released only after the LM is written.
+        min_counts: one entry for each order; see NGramLM.train.
+        smoothing: "katz", "witten_bell" or "absolute": Kneser-Ney's continuation counts
+            are not computed on a cluster.
+        unseen: see NGramLM.train.
+        katz_k: see NGramLM.train.
+        full_count_of_counts: see NGramLM.train.
+        partitions: number of buckets; default: the number of parts of the counts.
 
     Raises:
         ValueError: options out of range, or no text.
 
     Warns:
-        KatzWarning, SmoothingWarning: see train_ngram.
+        KatzWarning, SmoothingWarning: see NGramLM.train.
     """
     cuts = _check_options(counts, min_counts, smoothing)
     rising = np.minimum.accumulate(np.array(cuts[::-1], np.int64))[::-1].tolist() if cuts else []
-    summary = counts.summarise(rising)
+    summary = counts.summarize(rising)
     rows = counts.frame.mapInArrow(guarded(_ListRows(rising)), f"ngram binary, {_COUNTED}")
     frames: tuple[DataFrame, ...] = ()
     if cuts != rising:
@@ -173,7 +172,7 @@ class _EstimateBucket:
 
 
 def _close_rows(rows: DataFrame, cuts: list[int], order: int) -> DataFrame:
-    """Where min_counts fall: takes out what no n-gram that stays needs."""
+    """For decreasing min_counts: drops n-grams that no kept n-gram needs."""
     functions = require("pyspark.sql.functions", "spark")
     smallest = functions.expr(
         "element_at(array(" + ", ".join(f"{cut}L" for cut in cuts) + "), "
@@ -185,7 +184,7 @@ def _close_rows(rows: DataFrame, cuts: list[int], order: int) -> DataFrame:
 
 
 def _count_kept(rows: DataFrame, order: int) -> Int64Array:
-    """(order, 35): how many n-grams have count r = 1..33; [34] those with higher ones."""
+    """(order, 35): the number of n-grams with count r = 1..33; [34]: with higher counts."""
     groups = rows.selectExpr(
         "cast(length(ngram) / 4 as int) as length", "cast(least(count, 34L) as int) as r"
     )
@@ -200,7 +199,7 @@ def _count_kept(rows: DataFrame, order: int) -> Int64Array:
 def _cut_unigrams(
     vocabulary: Vocabulary, summary: Summary, rows: DataFrame, cuts: list[int], rising: list[int]
 ) -> Int64Array:
-    """(S,) counts; 0 for symbols that min_counts take out and that no kept n-gram has."""
+    """(S,) counts; 0 for symbols that min_counts drop and no kept n-gram contains."""
     counts = summary.counts.astype(np.int64)
     if not cuts or cuts[0] == 1:
         return counts
@@ -218,26 +217,22 @@ def _symbols_of(rows: DataFrame, num_symbols: int) -> npt.NDArray[np.bool_]:
     )
     with clear_errors():
         table = keys.distinct().toArrow()
-    found = np.zeros(num_symbols, np.bool_)
+    used = np.zeros(num_symbols, np.bool_)
     for key in table.column("symbol").to_pylist():
-        found[int.from_bytes(key, "big")] = True
-    return found
+        used[int.from_bytes(key, "big")] = True
+    return used
 
 
 def _warn(
-    order: int, asked: int, n: Int64Array, kept: Int64Array, katz_k: int, smoothing: str
+    order: int, requested: int, n: Int64Array, kept: Int64Array, katz_k: int, smoothing: str
 ) -> None:
-    if order < asked:
-        warnings.warn(
+    texts = []
+    if order < requested:
+        texts.append(
             f"no n-gram of order {order + 1} is left, so the LM has order {order} instead of "
-            f"{asked}; sequences are too short or min_counts too high",
-            KatzWarning if smoothing == "katz" else SmoothingWarning,
-            stacklevel=3,
+            f"{requested}; sequences are too short or min_counts too high"
         )
-    if smoothing != "katz":
-        return
-    for level in range(1, order):
+    for level in range(1, order) if smoothing == "katz" else ():
         used = kept[level, :34].tolist()
-        text = _core.describe_katz_violations(level + 1, n[level].tolist(), used, katz_k)
-        if text:
-            warnings.warn(text, KatzWarning, stacklevel=3)
+        texts.append(_core.describe_katz_violations(level + 1, n[level].tolist(), used, katz_k))
+    warn_of_counts(filter(None, texts), smoothing, stacklevel=4)

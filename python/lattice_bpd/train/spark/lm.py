@@ -1,4 +1,4 @@
-"""An LM that is spread over a cluster, and how it becomes one file."""
+"""Distributed LMs, and their conversion to one file."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from lattice_bpd import _core
 from lattice_bpd.extras import require
+from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.train.spark.assemble import assemble_chunks
 from lattice_bpd.train.spark.buckets import ContextBuckets
 from lattice_bpd.train.spark.errors import clear_errors, guarded
@@ -28,8 +29,6 @@ from lattice_bpd.train.spark.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from lattice_bpd.lm.ngram import NGramLM
-
 GROUPED = "ngram binary, log_prob float, bucket int"
 _FINAL = "ngram binary, log_prob float, backoff float"
 _CHUNK = "length int, ngrams binary, log_probs binary, backoffs binary"
@@ -43,11 +42,11 @@ class SparkLM:
     Attributes:
         frame: ``ngram binary, log_prob float, bucket int``, partitioned and sorted by bucket;
             bigrams may be in several buckets. Symbols are 4 bytes each, the high byte first.
-        vocabulary: the token ids.
+        vocabulary: token ids and special symbols.
         unigrams: (S,) float32: ln P of each symbol.
         order: length of the longest n-grams.
-        buckets: what the frame is partitioned by.
-        kept: what the cluster keeps for it, besides the counts.
+        buckets: the partitioning of the frame.
+        kept: persisted frames, besides the counts.
     """
 
     frame: DataFrame
@@ -63,13 +62,13 @@ class SparkLM:
         return int((self.unigrams > np.float32(_UNIGRAM_LIMIT)).sum())
 
     def ngrams(self) -> DataFrame:
-        """``ngram binary, log_prob float``, each n-gram once, in no order."""
+        """``ngram binary, log_prob float``, each n-gram once, unordered."""
         return map_buckets(self.frame, _OnlyFirst(self.buckets), "ngram binary, log_prob float")
 
     def with_backoffs(self) -> DataFrame:
         """``ngram binary, log_prob float, backoff float`` of all n-grams, sorted.
 
-        Symbols that are contexts are there too, without a log_prob. backoff is null for 0.
+        Includes contexts that are single symbols, without a log_prob. backoff is null for 0.
         """
         functions = require("pyspark.sql.functions", "spark")
         both = map_buckets(self.frame, _WithBackoffs(self), _FINAL)
@@ -80,10 +79,10 @@ class SparkLM:
     def collect(self) -> NGramLM:
         """Assembles the LM on the driver: the n-grams stream in, sorted; the LM is in memory.
 
-        Memory: 16 bytes for each n-gram, and the finished LM's 7 to 13.
+        Memory: 16 bytes per n-gram, and 7 to 13 for the finished LM.
 
         Raises:
-            OSError, ValueError, FormatError: an executor failed; or the LM does not fit one file.
+            OSError, ValueError, FormatError: an executor failed, or the LM does not fit one file.
         """
         chunks = self.with_backoffs().mapInArrow(guarded(_to_chunks), _CHUNK)
         with clear_errors():
@@ -91,7 +90,7 @@ class SparkLM:
             return assemble_chunks(self.vocabulary, self.unigrams, rows)
 
     def release(self) -> None:
-        """Frees what the cluster keeps for it."""
+        """Frees its persisted frames."""
         for frame in self.kept:
             frame.unpersist()
 
@@ -102,7 +101,7 @@ class SparkLM:
             folder: a new folder on a file system that the whole cluster writes to.
 
         Raises:
-            OSError: it is there already, or cannot be written.
+            OSError: it exists already, or cannot be written.
         """
         spark = self.frame.sparkSession
         chunks = self.with_backoffs().mapInArrow(guarded(_to_chunks), _CHUNK)
@@ -138,7 +137,7 @@ class _OnlyFirst:
 
 
 class _WithBackoffs:
-    """A bucket's n-grams, and its contexts with their backoff weights, as rows of their own."""
+    """A bucket's n-grams, and rows of its contexts with their backoff weights."""
 
     def __init__(self, lm: SparkLM) -> None:
         self._vocabulary, self._unigrams, self._buckets = lm.vocabulary, lm.unigrams, lm.buckets
@@ -162,7 +161,7 @@ class _WithBackoffs:
 
 
 def _to_chunks(batches: Iterator[Any]) -> Iterator[Any]:
-    """Many sorted rows as one: rows are slow to hand over, bytes are not."""
+    """Packs sorted rows into one row of bytes each, which Spark transfers much faster."""
     pa = require("pyarrow", "spark")
     for batch in batches:
         for length, part in by_length(batch):

@@ -26,26 +26,25 @@ _WITH_PROB = "log_prob float, context_prob double"
 _SCORED = "ngram binary, log_prob float, score double"
 
 
-def prune_ngram(lm: SparkLM, *, theta: float | None = None, prune_to: int | None = None) -> SparkLM:
-    """Makes a smaller LM: the same n-grams stay as with train.prune_ngram.
+def prune_lm(lm: SparkLM, *, theta: float | None = None, prune_to: int | None = None) -> SparkLM:
+    """Makes a smaller LM: keeps the same n-grams as :meth:`NGramLM.prune`.
 
     Args:
         lm: the LM.
-        theta: drop n-grams whose removal alone raises perplexity by less than this factor - 1.
-        prune_to: then drop the n-grams that cost least until at most so many are left, unigrams
-            that have a probability of their own included. Ties go together.
+        theta: see there.
+        prune_to: see there.
 
     Raises:
-        ValueError: nothing was asked for, or a number is out of range.
+        ValueError: no criterion, or a number out of range.
 
     Source: Stolcke 1998, "Entropy-based pruning of backoff language models"; docs/ngram.md.
     """
     if theta is None and prune_to is None:
-        raise ValueError("prune_ngram: nothing to do; expected theta or prune_to")
+        raise ValueError("prune_lm: nothing to do; expected theta or prune_to")
     if theta is not None and not theta >= 0:
-        raise ValueError(f"prune: theta is {theta}; expected 0 or above")
+        raise ValueError(f"prune_lm: theta is {theta}; expected 0 or above")
     if prune_to is not None and prune_to < 0:
-        raise ValueError(f"prune_ngram: prune_to is {prune_to}; expected 0 or above")
+        raise ValueError(f"prune_lm: prune_to is {prune_to}; expected 0 or above")
     if theta is not None and lm.order > 1:
         threshold = float(np.log1p(theta))
         rows = _raised_scores(lm, threshold).persist()
@@ -74,7 +73,7 @@ def _prune_to_size(lm: SparkLM, target: int) -> SparkLM:
 
 
 def _raised_scores(lm: SparkLM, threshold: float) -> DataFrame:
-    """``ngram, log_prob, score``: what removals cost, raised to those of extensions."""
+    """``ngram, log_prob, score``: removal costs, propagated from extensions."""
     pairs = PairBuckets(lm.buckets.num_buckets)
     by_pair = group(lm.ngrams(), pairs.assign, pairs.num_buckets, _LOG_PROB)
     with_probs = map_buckets(by_pair, _ContextProbs(lm), f"ngram binary, {_WITH_PROB}")
@@ -85,7 +84,7 @@ def _raised_scores(lm: SparkLM, threshold: float) -> DataFrame:
 
 
 def _keep(lm: SparkLM, scored: DataFrame, rows: DataFrame) -> SparkLM:
-    """The LM of some of the scored rows, which the cluster keeps."""
+    """The LM of some of the scored rows, which stay persisted."""
     kept = rows.select("ngram", "log_prob")
     functions = require("pyspark.sql.functions", "spark")
     with clear_errors():
@@ -101,7 +100,7 @@ def _keep(lm: SparkLM, scored: DataFrame, rows: DataFrame) -> SparkLM:
 
 
 class _OfBucket:
-    """What runs on a bucket of an LM."""
+    """Base of functions on a bucket of an LM."""
 
     def __init__(self, lm: SparkLM) -> None:
         self._vocabulary, self._unigrams, self._buckets = lm.vocabulary, lm.unigrams, lm.buckets

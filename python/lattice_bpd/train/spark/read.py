@@ -1,4 +1,4 @@
-"""Corpora as DataFrames: Parquet, JSON lines or text, read by the cluster."""
+"""Corpora on clusters: Parquet, JSON lines or text as DataFrames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lattice_bpd.train.spark.errors import clear_errors
 from lattice_bpd.train.spark.tokenizer_files import TokenizerFiles, load_here, read_tokenizer
 from lattice_bpd.train.spark.vocabulary import Vocabulary
 from lattice_bpd.train.text.corpus import encode_pieces, group_pieces
-from lattice_bpd.train.text.text_files import Boundaries, Piece, Place, json_field, split_text
+from lattice_bpd.train.text.text_files import Boundaries, Location, Piece, json_field, split_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,15 +26,15 @@ _LINE_ENDS = {"line": "\n", "paragraph": "\n\n"}
 
 @dataclass(frozen=True)
 class SparkCorpus:
-    """What to count on a cluster, as :func:`read_corpus` makes it.
+    """A corpus on a cluster, made by :func:`read_corpus`.
 
     Attributes:
         frame: one column: text, JSON text, or an array of token ids for each sequence.
-        vocabulary: the token ids.
-        name: what messages call it.
+        vocabulary: token ids and special symbols.
+        name: name for error messages.
         tokenizer: for text; None for token ids.
-        boundaries: what <s> and </s> enclose.
-        field: of JSON lines; None where the column is the text itself.
+        boundaries: unit of text between <s> and </s>.
+        field: field of JSON lines; None if the column is the text itself.
     """
 
     frame: DataFrame
@@ -49,7 +49,7 @@ def read_corpus(
     spark: SparkSession,
     inputs: str | Sequence[str],
     *,
-    format: str | None = None,  # noqa: A002  Spark's word
+    format: str | None = None,  # noqa: A002  Spark's term
     tokenizer: str | None = None,
     merges: str | None = None,
     vocab_size: int | None = None,
@@ -59,18 +59,18 @@ def read_corpus(
     eos_id: int | None = None,
     unk_id: int | None = None,
 ) -> SparkCorpus:
-    """Describes a corpus; executors read and tokenise it when it is counted.
+    """Describes a corpus; executors read and tokenize it when it is counted.
 
     Args:
         spark: the session.
         inputs: paths that the cluster can read (also hdfs://, s3a://), with wildcards, or folders.
         format: "parquet", "json" (an object on each line) or "text"; default: by the names.
-        tokenizer: file of a tokenizer on the driver (load_encoder tells the kinds); it is sent to
-            the executors. Parquet columns of token ids need none.
-        merges: of a GPT-2 style vocab.json.
-        vocab_size: V; default: the tokenizer's.
-        boundaries: what <s> and </s> enclose: a line, a paragraph or a document: a Parquet row, a
-            JSON object or a text file.
+        tokenizer: file of a tokenizer on the driver, see load_encoder; it is sent to the
+            executors. Not needed for token ids.
+        merges: merges of a GPT-2 style vocab.json.
+        vocab_size: V; default: that of the tokenizer.
+        boundaries: unit of text between <s> and </s>: "line", "paragraph" or "document", which is
+            a Parquet row, a JSON object or a text file.
         field: Parquet column or JSON field: text, or in Parquet an array of token ids, which is
             one sequence.
         bos_id: token id that is ``<s>``, likewise eos_id and unk_id.
@@ -78,9 +78,9 @@ def read_corpus(
         unk_id: see bos_id.
 
     Raises:
-        OSError: nothing is there.
-        ValueError: a column that is not there or no text (the message has the columns), or options
-            that do not fit each other.
+        OSError: no such files.
+        ValueError: a missing column or one without text (the message has the columns), or
+            inconsistent options.
     """
     paths = [inputs] if isinstance(inputs, str) else [str(name) for name in inputs]
     if boundaries not in get_args(Boundaries):
@@ -91,7 +91,7 @@ def read_corpus(
         frame, is_text = _open(spark, paths, kind, boundaries, field)
     size = _vocab_size(paths[0], is_text, vocab_size, own_size)
     vocabulary = Vocabulary(size, bos_id, eos_id, unk_id)
-    _ = vocabulary.core  # says now what is wrong with the numbers
+    _ = vocabulary.core  # raises for numbers out of range
     return SparkCorpus(
         frame,
         vocabulary,
@@ -105,7 +105,7 @@ def read_corpus(
 def read_sequences(
     corpus: SparkCorpus, batches: Iterator[Any]
 ) -> Iterator[tuple[Int32Array, Int64Array]]:
-    """In an executor: (N,) token ids and (sequences + 1,) offsets, batch by batch.
+    """On an executor: (N,) token ids and (sequences + 1,) offsets, batch by batch.
 
     Raises:
         ValueError, FormatError: bad input.
@@ -130,15 +130,14 @@ def _format_of(paths: Sequence[str]) -> str:
     if re.search(r"\.(txt|text|md)(\.(gz|zst|bz2))?$", name):
         return "text"
     raise ValueError(
-        f"{paths[0]}: its name does not tell what it is; say parquet, json or text (format, "
-        "--format)"
+        f"{paths[0]}: unknown file type; expected format (--format) parquet, json or text"
     )
 
 
 def _open(
     spark: SparkSession, paths: list[str], kind: str, boundaries: Boundaries, field: str
 ) -> tuple[DataFrame, bool]:
-    """The one column that matters, and whether it is text."""
+    """The column to read, and whether it is text."""
     if kind not in _FORMATS:
         raise ValueError(f"format is {kind!r}; expected {', '.join(_FORMATS)}")
     reader = spark.read.option("recursiveFileLookup", "true")
@@ -154,7 +153,7 @@ def _column(frame: DataFrame, name: str, field: str) -> tuple[DataFrame, bool]:
     types = dict(frame.dtypes)
     if field not in types:
         raise ValueError(
-            f"{name}: no column {field!r}; its columns are: {', '.join(types) or 'none'}; name one "
+            f"{name}: no column {field!r}; its columns are: {', '.join(types) or 'none'}; give one "
             "of them (field, --field)"
         )
     if types[field] not in ("string", "array<int>", "array<bigint>", "array<smallint>"):
@@ -178,15 +177,15 @@ def _vocab_size(name: str, is_text: bool, stated: int | None, own: int | None) -
 
 
 def _pieces(corpus: SparkCorpus, batches: Iterator[Any]) -> Iterator[Piece]:
-    place = Place(f"{corpus.name} (a row)", 1)
+    location = Location(f"{corpus.name} (a row)", 1)
     for batch in batches:
         for text in _texts(corpus, batch.column(0)):
             if corpus.field is not None:
                 if text.strip():
-                    content = json_field(text, corpus.field, place)
-                    yield from split_text(content, corpus.boundaries, place)
+                    content = json_field(text, corpus.field, location)
+                    yield from split_text(content, corpus.boundaries, location)
             else:
-                yield from split_text(text, corpus.boundaries, place)
+                yield from split_text(text, corpus.boundaries, location)
 
 
 def _texts(corpus: SparkCorpus, column: Any) -> Iterator[str]:

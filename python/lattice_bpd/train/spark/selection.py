@@ -1,4 +1,4 @@
-"""The n-th smallest of numbers that are spread over a cluster, exactly."""
+"""Exact selection of the n-th smallest of distributed numbers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SIGN = np.uint64(1 << 63)
 def nth_smallest(numbers: DataFrame, n: int) -> float:
     """The n-th smallest (n from 1) of the frame's only column, doubles without NaN.
 
-    Four passes, each a histogram of the next 16 bits of those that may still be it: the driver
-    holds 2**16 counts, whatever the size.
+    Radix selection: four passes, each with a histogram of the next 16 bits of the remaining
+    candidates. The driver holds 2**16 counts, whatever the size.
 
     Raises:
         ValueError: there are fewer than n.
@@ -45,7 +45,7 @@ def nth_smallest(numbers: DataFrame, n: int) -> float:
 
 
 class _Histogram:
-    """For mapInArrow: how often each digit follows the prefix."""
+    """For mapInArrow: counts each digit after the prefix."""
 
     def __init__(self, shift: int, prefix: int) -> None:
         self._shift, self._prefix = shift, prefix
@@ -58,13 +58,13 @@ class _Histogram:
             mine = digits >> np.uint64(_DIGIT_BITS) == np.uint64(self._prefix)
             low = digits[mine] & np.uint64((1 << _DIGIT_BITS) - 1)
             histogram += np.bincount(low.astype(np.int64), minlength=len(histogram))
-        found = np.flatnonzero(histogram)
-        columns = [pa.array(found.astype(np.int32)), pa.array(histogram[found])]
+        used = np.flatnonzero(histogram)
+        columns = [pa.array(used.astype(np.int32)), pa.array(histogram[used])]
         yield pa.record_batch(columns, names=["digit", "count"])
 
 
 def _to_ordered(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
-    """Integers that compare as the doubles do."""
+    """Integers in the same order as the doubles."""
     bits = values.view(np.uint64)
     return np.where(bits & _SIGN, ~bits, bits | _SIGN)
 

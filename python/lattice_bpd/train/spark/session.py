@@ -1,4 +1,4 @@
-"""Spark sessions, and what must be on a machine for one."""
+"""Spark sessions and their requirements."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def start_session(master: str | None = None, **config: Any) -> SparkSession:
         **config: Spark's settings with "_" for ".": ``spark_ui_enabled="false"``.
 
     Raises:
-        ImportError: pyspark, pyarrow or pandas is missing (extra ``spark``).
-        OSError: there is no Java, or Spark does not start; the message says what to do.
+        ImportError: pyspark, pyarrow or pandas is not installed (extra ``spark``).
+        OSError: no Java, or Spark does not start; the message says what to do.
     """
     sql = require("pyspark.sql", "spark")
     for module in ("pyarrow", "pandas"):  # Spark's mapInArrow refuses to work without pandas
@@ -38,7 +38,7 @@ def start_session(master: str | None = None, **config: Any) -> SparkSession:
         builder = builder.config(name.replace("_", "."), value)
     try:
         session: SparkSession = builder.getOrCreate()
-    except Exception as error:  # Py4J and PySpark have many kinds
+    except Exception as error:  # Py4J and PySpark raise various types
         raise OSError(
             f"Spark does not start: {str(error).strip().splitlines()[0]}; see its messages above. "
             "It needs Java 17 or later"
@@ -48,7 +48,7 @@ def start_session(master: str | None = None, **config: Any) -> SparkSession:
 
 
 def _use_this_python(session: SparkSession) -> None:
-    """On one machine, workers run in the driver's environment and not in PATH's python3."""
+    """On one machine, makes workers use the driver's Python instead of PATH's python3."""
     if "PYSPARK_PYTHON" in os.environ:
         return
     context = session.sparkContext
@@ -57,14 +57,16 @@ def _use_this_python(session: SparkSession) -> None:
 
 
 def check_java() -> None:
-    """Makes sure that Spark can find Java.
+    """Checks that Spark can find Java.
 
     Raises:
-        OSError: it cannot.
+        OSError: no Java.
     """
     home = os.environ.get("JAVA_HOME")
     if home is not None and not (Path(home) / "bin" / "java").is_file():
-        raise OSError(f"JAVA_HOME is {home}, but there is no bin/java in it; set it right")
+        raise OSError(
+            f"JAVA_HOME is {home}, which has no bin/java; set it to the folder of Java 17 or later"
+        )
     if home is None and shutil.which("java") is None:
         raise OSError(
             "Spark needs Java 17 or later and there is none; install it (Debian: apt-get install "

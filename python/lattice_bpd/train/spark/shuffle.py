@@ -1,7 +1,7 @@
-"""Rows that move: n-grams as keys, buckets that n-grams belong to, and what runs on a bucket.
+"""Rows of n-grams, their shuffle into buckets, and functions on buckets.
 
-A row's key is its symbols, 4 bytes each, the high byte first, so that Spark sorts keys of one
-length as the core sorts n-grams. Each bucket is worked on alone, as arrays by order.
+A row's key is its symbols, 4 bytes each in big-endian order, so that Spark sorts keys of one length
+as the core sorts n-grams. Each bucket is processed on its own, as arrays by order.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Bucket:
 
     Attributes:
         number: which bucket.
-        symbols: for order 2, 3, ..: (N, order) uint32, in rising order.
-        columns: for each other column the same: (N,).
+        symbols: for order 2, 3, ..: (N, order) uint32, sorted.
+        columns: likewise for each other column: (N,).
     """
 
     number: int
@@ -41,12 +41,12 @@ class Bucket:
 
 
 def num_shuffle_partitions(frame: DataFrame) -> int:
-    """How many partitions the session's shuffles have."""
+    """The number of shuffle partitions of the session."""
     return int(str(frame.sparkSession.conf.get("spark.sql.shuffle.partitions")))
 
 
 def move_to(frame: DataFrame, num_partitions: int, column: str) -> DataFrame:
-    """Brings rows with the same number (0 .. num_partitions - 1) into one partition."""
+    """Moves rows with the same number (0 .. num_partitions - 1) into one partition."""
     if hasattr(frame, "repartitionById"):  # Spark 4.1: exactly one number in each partition
         functions = require("pyspark.sql.functions", "spark")
         return frame.repartitionById(num_partitions, functions.col(column))
@@ -67,7 +67,7 @@ def to_rows(symbols: SymbolArray, columns: dict[str, Column]) -> Iterator[Any]:
 
 
 def to_symbols(keys: Any) -> SymbolArray:
-    """(N, order) uint32 of keys that have one length; N is 1 or more."""
+    """(N, order) uint32 of keys of equal length; N is 1 or more."""
     offsets, data = keys.buffers()[1:]
     bounds = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1]
     symbols = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].view(">u4")
@@ -75,7 +75,7 @@ def to_symbols(keys: Any) -> SymbolArray:
 
 
 def by_length(batch: Any) -> Iterator[tuple[int, Any]]:
-    """The batch's rows of each order, and the order: the n-grams need not be sorted."""
+    """The rows of each order, with the order; the n-grams need not be sorted."""
     pa_compute = require("pyarrow.compute", "spark")
     keys = batch.column("ngram")
     lengths = pa_compute.binary_length(keys).to_numpy(zero_copy_only=False) // 4
@@ -87,17 +87,17 @@ def by_length(batch: Any) -> Iterator[tuple[int, Any]]:
             yield int(length), batch.take(require("pyarrow", "spark").array(rows))
 
 
-# From n-grams (N, order) to which rows go where: (K,) row and (K,) int32 bucket each.
+# Maps n-grams (N, order) to (K,) row numbers and their (K,) int32 buckets.
 Assign = Callable[[SymbolArray], tuple[Column, Column]]
 
 
 def group(frame: DataFrame, assign: Assign, num_buckets: int, types: str) -> DataFrame:
-    """Brings n-grams into their buckets, sorted by order and symbols there.
+    """Moves n-grams into their buckets, sorted by order and symbols.
 
     Args:
         frame: ``ngram binary`` and others.
-        assign: the buckets, 0 .. num_buckets - 1.
-        num_buckets: see assign.
+        assign: assigns buckets, 0 .. num_buckets - 1.
+        num_buckets: number of buckets.
         types: names and types of the other columns.
     """
     functions = require("pyspark.sql.functions", "spark")

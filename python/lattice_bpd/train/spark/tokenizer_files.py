@@ -1,4 +1,4 @@
-"""A tokenizer that travels to the executors, which need no file of it."""
+"""Tokenizers that are sent to executors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from lattice_bpd.train.text.encoders import Encoder, load_encoder
 
-_BESIDE = ("merges.txt", "vocab.bpe")
-_IN_FOLDER = ("tokenizer.json", "vocab.json", "encoder.json", *_BESIDE)
+_MERGES = ("merges.txt", "vocab.bpe")
+_IN_FOLDER = ("tokenizer.json", "vocab.json", "encoder.json", *_MERGES)
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class TokenizerFiles:
     """The files of a tokenizer, by name.
 
     Attributes:
-        name: what messages call it.
-        main: the file that load_encoder takes; empty for a folder.
-        merges: the file with the merges, if named.
+        name: name for error messages.
+        main: the file to load; empty for a folder.
+        merges: the file with the merges, if given.
         files: names and contents.
     """
 
@@ -32,7 +32,7 @@ class TokenizerFiles:
 
 
 def read_tokenizer(tokenizer: str, merges: str | None = None) -> tuple[TokenizerFiles, int]:
-    """Reads what load_encoder takes; also returns its number of token ids.
+    """Reads the files of a tokenizer; also returns its number of token ids.
 
     Raises:
         OSError, FormatError, ValueError, ImportError: as load_encoder does.
@@ -42,8 +42,11 @@ def read_tokenizer(tokenizer: str, merges: str | None = None) -> tuple[Tokenizer
     if path.is_dir():
         paths = [path / name for name in _IN_FOLDER if (path / name).is_file()]
     else:
-        beside = _BESIDE if path.suffix == ".json" and merges is None else ()
-        paths = [path, *(path.parent / name for name in beside if (path.parent / name).is_file())]
+        merges_names = _MERGES if path.suffix == ".json" and merges is None else ()
+        paths = [
+            path,
+            *(path.parent / name for name in merges_names if (path.parent / name).is_file()),
+        ]
     if merges is not None:
         paths.append(Path(merges))
     files = tuple((file.name, file.read_bytes()) for file in paths)
@@ -53,11 +56,11 @@ def read_tokenizer(tokenizer: str, merges: str | None = None) -> tuple[Tokenizer
 
 @functools.lru_cache(maxsize=1)
 def load_here(tokenizer: TokenizerFiles) -> Encoder:
-    """The tokenizer, loaded once in each worker. One thread: each core has a worker.
+    """Loads the tokenizer once per worker, with one thread since each core has a worker.
 
     Raises:
         OSError: the worker cannot write a temporary file.
-        ImportError: the tokenizer's library is missing.
+        ImportError: the tokenizer's library is not installed.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
@@ -68,8 +71,8 @@ def load_here(tokenizer: TokenizerFiles) -> Encoder:
             encoder = load_encoder(str(Path(folder) / tokenizer.main), merges=merges, threads=1)
     except OSError as error:
         raise OSError(
-            f"{tokenizer.name}: the tokenizer cannot be put on an executor ({error}); give its "
-            "temporary folder (TMPDIR) room"
+            f"{tokenizer.name}: the tokenizer cannot be written on an executor ({error}); free "
+            "space in its temporary folder (TMPDIR)"
         ) from error
     encoder.name = tokenizer.name
     return encoder

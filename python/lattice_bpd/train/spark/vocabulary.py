@@ -1,4 +1,4 @@
-"""The vocabulary of a distributed corpus or LM: plain numbers that travel to executors."""
+"""The vocabulary of a distributed corpus or LM."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lattice_bpd import _core
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """V token ids and, where they are token ids, the special symbols.
+    """The number of token ids, and the ids of special symbols, if any.
 
     Attributes:
         vocab_size: V.
-        bos_id: the token id that is ``<s>``, if any; likewise eos_id and unk_id.
+        bos_id: token id that is ``<s>``, if any; likewise eos_id and unk_id.
         eos_id: see bos_id.
         unk_id: see bos_id.
     """
@@ -26,7 +26,7 @@ class Vocabulary:
 
     @functools.cached_property
     def core(self) -> _core.Vocabulary:
-        """The core's own.
+        """The core's vocabulary.
 
         Raises:
             ValueError: numbers out of range.
@@ -34,7 +34,7 @@ class Vocabulary:
         return _core.Vocabulary(self.vocab_size, self.bos_id, self.eos_id, self.unk_id)
 
     def __getstate__(self) -> dict[str, int | None]:
-        """All but the core's, which does not travel."""
+        """Everything but the core's vocabulary, which cannot be pickled."""
         state = dict(self.__dict__)
         state.pop("core", None)
         return state

@@ -1,4 +1,4 @@
-"""A corpus as files and a tokenizer: read, encoded and handed on batch by batch."""
+"""A corpus of files, read and tokenized batch by batch."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ class TokenBatch(NamedTuple):
     Attributes:
         token_ids: (N,) int32.
         offsets: (number of sequences + 1,) int64, from 0 to N.
-        continues: whether the first sequence began in the batch before.
-        goes_on: whether the last sequence goes on in the next batch.
-        source: the file; None on all but its last batch.
+        continues_previous: whether the first sequence started in the previous batch.
+        continues_next: whether the last sequence continues in the next batch.
+        source: the file, on its last batch only; else None.
     """
 
     token_ids: Int32Array
     offsets: Int64Array
-    continues: bool
-    goes_on: bool
+    continues_previous: bool
+    continues_next: bool
     source: str | None
 
 
 @dataclass
 class Corpus:
-    """What to count.
+    """Files of text or token ids, with their tokenizer.
 
     Attributes:
         inputs: files and folders, or "-" for standard input. Text: any name, .gz and .zst are
             decompressed, .jsonl has an object on each line. Token ids: .npy and .bin. From
             folders, also below them: .txt, .text, .md, .jsonl, .ndjson (.gz, .zst), .npy, .bin.
-        tokenizer: file of a tokenizer (load_encoder tells the kinds); token ids need none.
+        tokenizer: file of a tokenizer, see load_encoder; not needed for token ids.
         merges: file of the merges of a GPT-2 style vocab.json.
-        vocab_size: V; default: the tokenizer's.
-        boundaries: what <s> and </s> enclose: a line, a paragraph or a document of text.
+        vocab_size: V; default: that of the tokenizer.
+        boundaries: unit of text between <s> and </s>: "line", "paragraph" or "document".
         field: the .jsonl field with the text.
         bos_id: token id that is ``<s>``, likewise eos_id and unk_id. eos_id also ends the
             sequences in files of token ids.
@@ -84,7 +84,7 @@ class Corpus:
 
         Raises:
             OSError: a file is missing.
-            ValueError: no files, a vocabulary that is too small for the tokenizer, or not told.
+            ValueError: no files, or a missing vocab_size or one too small for the tokenizer.
         """
         if self.boundaries not in ("line", "paragraph", "document"):
             raise ValueError(
@@ -101,18 +101,18 @@ class Corpus:
 
     @property
     def total_bytes(self) -> int | None:
-        """The size of all files; None with standard input among them."""
+        """The size of all files; None if standard input is among them."""
         if STANDARD_INPUT in self.files:
             return None
         return sum(Path(file).stat().st_size for file in self.files)
 
     def batches(self, skip: Sequence[str] = ()) -> Iterator[TokenBatch]:
-        """Reads all files but those in `skip`, one after the other.
+        """Reads all files except those in `skip`.
 
         Raises:
             OSError: a file cannot be read.
-            FormatError: what is in it is not what its name promises; the message has the place.
-            ValueError: it is empty, or has a word that the vocabulary lacks.
+            FormatError: the content does not fit the file name; the message says where.
+            ValueError: it is empty, or has a word that is not in the vocabulary.
         """
         for file in self.files:
             before = self.meter.bytes_read
@@ -122,24 +122,23 @@ class Corpus:
                 self.meter.bytes_read = before + Path(file).stat().st_size
 
     def _read(self, file: str) -> Iterator[TokenBatch]:
-        continues = False
+        continued = False
         if is_id_file(file):
             before = self.meter.bytes_read
             for ids in read_ids(file, self.size_of_vocabulary, self.eos_id, self.id_type):
                 self.meter.bytes_read = before + ids.bytes_read
-                yield TokenBatch(ids.token_ids, ids.offsets, continues, ids.goes_on, None)
-                continues = ids.goes_on
+                yield TokenBatch(ids.token_ids, ids.offsets, continued, ids.continues_next, None)
+                continued = ids.continues_next
         else:
             pieces = read_pieces(file, self.boundaries, self.field, self.meter)
             for group in group_pieces(pieces):
-                goes_on = not group[-1].ends
-                yield TokenBatch(*self._encode(group), continues, goes_on, None)
-                continues = goes_on
-        nothing = np.zeros(0, np.int32), np.zeros(1, np.int64)
-        yield TokenBatch(*nothing, False, False, file)
+                continues_next = not group[-1].ends
+                yield TokenBatch(*self._encode(group), continued, continues_next, None)
+                continued = continues_next
+        yield TokenBatch(np.zeros(0, np.int32), np.zeros(1, np.int64), False, False, file)
 
     def _encode(self, pieces: Sequence[Piece]) -> tuple[Int32Array, Int64Array]:
-        assert self.encoder is not None  # _vocab_size has made sure
+        assert self.encoder is not None  # checked by _vocab_size
         return encode_pieces(self.encoder, pieces, self.size_of_vocabulary)
 
 
@@ -150,28 +149,28 @@ def encode_pieces(
 
     Args:
         encoder: the tokenizer.
-        pieces: one or more; the last is taken to end a sequence, even if it does not.
+        pieces: one or more; the last is assumed to end a sequence.
         vocab_size: V.
 
     Raises:
-        ValueError: a word that the vocabulary lacks.
-        FormatError: a token id from vocab_size on.
+        ValueError: a word that is not in the vocabulary.
+        FormatError: a token id of vocab_size or above.
     """
     try:
-        found = encoder.encode([piece.text for piece in pieces])
+        encoded = encoder.encode([piece.text for piece in pieces])
     except UnknownWordError as error:
-        place = pieces[error.text_index].place
+        start = pieces[error.text_index].location
         raise ValueError(
-            f"{place.file}, line {place.line + error.line}: the word {error.word!r} is not in "
+            f"{start.file}, line {start.line + error.line}: the word {error.word!r} is not in "
             f"{encoder.name}; add it, or <unk> for all such words"
         ) from error
-    token_ids = np.concatenate(found)
+    token_ids = np.concatenate(encoded)
     if len(token_ids) and int(token_ids.max()) >= vocab_size:
         raise FormatError(
             f"{encoder.name}: gives token id {int(token_ids.max())} for text of "
-            f"{pieces[0].place}; expected ids below vocab_size {vocab_size}"
+            f"{pieces[0].location}; expected ids below vocab_size {vocab_size}"
         )
-    ends = np.cumsum([len(ids) for ids in found])
+    ends = np.cumsum([len(ids) for ids in encoded])
     keep = np.array([piece.ends for piece in pieces])
     keep[-1] = True
     return token_ids, np.concatenate([[0], ends[keep]]).astype(np.int64)
@@ -180,7 +179,7 @@ def encode_pieces(
 def group_pieces(
     pieces: Iterator[Piece], *, whole_sequences: bool = False
 ) -> Iterator[list[Piece]]:
-    """Lists of about a million characters, which may have to end where a sequence does."""
+    """Groups pieces of about a million characters, optionally only whole sequences."""
     group: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -200,23 +199,21 @@ def _find_files(inputs: Sequence[str]) -> list[str]:
         if name == STANDARD_INPUT or path.is_file() or path.is_fifo():
             files.append(name)
         elif path.is_dir():
-            found = sorted(str(file) for file in path.rglob("*") if file.is_file())
-            files.extend(_of_known_kind(name, found))
+            names = sorted(str(file) for file in path.rglob("*") if file.is_file())
+            known = [file for file in names if file.endswith(_SUFFIXES)]
+            if not known:
+                raise FileNotFoundError(
+                    f"{name}: no file in it ends in one of {', '.join(_SUFFIXES)}"
+                )
+            files.extend(known)
         else:
             raise FileNotFoundError(f"{name}: no such file or folder")
     if not files:
         raise ValueError("no input; expected files, folders, or - for standard input")
     repeated = [file for file, count in Counter(files).items() if count > 1]
     if repeated:
-        raise ValueError(f"{repeated[0]}: named more than once; its text would count twice")
+        raise ValueError(f"{repeated[0]}: given more than once; its text would count twice")
     return files
-
-
-def _of_known_kind(folder: str, files: Sequence[str]) -> list[str]:
-    found = [file for file in files if file.endswith(_SUFFIXES)]
-    if not found:
-        raise FileNotFoundError(f"{folder}: no file in it ends in one of {', '.join(_SUFFIXES)}")
-    return found
 
 
 def _vocab_size(stated: int | None, encoder: Encoder | None, files: Sequence[str]) -> int:
@@ -228,6 +225,6 @@ def _vocab_size(stated: int | None, encoder: Encoder | None, files: Sequence[str
     if encoder is not None and stated is not None and encoder.vocab_size > stated:
         raise ValueError(
             f"{encoder.name}: the tokenizer has {encoder.vocab_size} token ids, vocab_size is "
-            f"{stated}; expected at least as many: is it the tokenizer of the model?"
+            f"{stated}; expected at least as many; use the tokenizer of the model"
         )
     return stated if stated is not None else encoder.vocab_size if encoder is not None else 0

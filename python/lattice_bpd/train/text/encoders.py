@@ -1,4 +1,4 @@
-"""Tokenizers of every kind behind one method: a list of texts in, token ids out."""
+"""Tokenizers of several libraries with one interface: texts in, token ids out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lattice_bpd.vocabulary import read_words
 
 
 class Encoder(Protocol):
-    """What a corpus needs of a tokenizer. No special tokens are added to a text."""
+    """The tokenizer interface of a corpus; it adds no special tokens."""
 
     vocab_size: int
     name: str
@@ -24,16 +24,16 @@ class Encoder(Protocol):
         """The (T_i,) int32 token ids of each text.
 
         Raises:
-            UnknownWordError: a text has what the vocabulary lacks.
+            UnknownWordError: a word is not in the vocabulary.
         """
 
 
 class UnknownWordError(ValueError):
-    """A word outside a vocabulary that has no word for the unknown.
+    """A word outside a vocabulary without an unknown token.
 
     Attributes:
-        text_index: which of the texts has it.
-        line: how many line ends come before it.
+        text_index: index of its text.
+        line: number of line ends before it.
         word: the word.
     """
 
@@ -43,22 +43,22 @@ class UnknownWordError(ValueError):
 
 
 def load_encoder(tokenizer: str, *, merges: str | None = None, threads: int = 0) -> Encoder:
-    """Load a tokenizer from a file whose name tells its kind.
+    """Loads a tokenizer from a file whose name determines its kind.
 
     Args:
         tokenizer: one of: a tokenizer.json of the tokenizers library; with `merges`, a GPT-2 style
             vocab.json (encoder.json); a SentencePiece .model; a vocabulary .txt with one word a
-            line, line 0 for token id 0, for text that is cut at white space. Or a folder with a
+            line, line 0 for token id 0, for text that is split at white space. Or a folder with a
             tokenizer.json, or with vocab.json and merges.txt.
-        merges: the merges.txt (vocab.bpe) of a vocab.json; default: the one that lies beside it.
+        merges: the merges.txt (vocab.bpe) of a vocab.json; default: the one in the same folder.
         threads: for SentencePiece; 0 for every core. The tokenizers library takes every core, or
             RAYON_NUM_THREADS.
 
     Raises:
-        ImportError: tokenizers or sentencepiece is missing (extra ``train``).
+        ImportError: tokenizers or sentencepiece is not installed (extra ``train``).
         OSError: a file is missing.
-        FormatError: a file is no tokenizer.
-        ValueError: the name does not tell the kind.
+        FormatError: a file is not a tokenizer.
+        ValueError: the name does not determine the kind.
     """
     path = Path(tokenizer)
     if path.is_dir():
@@ -74,8 +74,7 @@ def load_encoder(tokenizer: str, *, merges: str | None = None, threads: int = 0)
             f"{path}: expected a tokenizer.json, a vocab.json with merges, a SentencePiece .model "
             "or a vocabulary .txt"
         )
-    found = Path(merges) if merges is not None else _find_merges(path)
-    return BpeEncoder(path, found)
+    return BpeEncoder(path, Path(merges) if merges is not None else _find_merges(path))
 
 
 def _find_in_folder(folder: Path) -> Path:
@@ -92,12 +91,12 @@ def _find_merges(path: Path) -> Path | None:
         if (path.parent / name).is_file():
             return path.parent / name
     raise FileNotFoundError(
-        f"{path}: no merges.txt or vocab.bpe beside it; name the file with the merges (--merges)"
+        f"{path}: no merges.txt or vocab.bpe next to it; give the file with the merges (--merges)"
     )
 
 
 class BpeEncoder:
-    """A tokenizer of the `tokenizers` library, which encodes on every core.
+    """A tokenizer of the `tokenizers` library, multithreaded.
 
     Args:
         path: a tokenizer.json; or a vocab.json, if merges are given.
@@ -117,7 +116,7 @@ class BpeEncoder:
         except Exception as error:  # tokenizers raises bare Exception
             raise FormatError(
                 f"{path}: not a tokenizer ({error}); expected a tokenizer.json of the tokenizers "
-                "library, or a vocab.json and the merges that belong to it"
+                "library, or a vocab.json and its merges"
             ) from error
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         self._encode_batch: Callable[..., list[Any]] = getattr(
@@ -150,12 +149,12 @@ class SentencePieceEncoder:
 
     def encode(self, texts: Sequence[str]) -> list[Int32Array]:
         """See Encoder."""
-        found = self._processor.encode(list(texts), num_threads=self._threads)
-        return [np.array(ids, np.int32) for ids in found]
+        encoded = self._processor.encode(list(texts), num_threads=self._threads)
+        return [np.array(ids, np.int32) for ids in encoded]
 
 
 class WordEncoder:
-    """Words between white space, looked up in a vocabulary; unknown ones are its ``<unk>``.
+    """Words separated by white space; unknown words are the vocabulary's ``<unk>``.
 
     Args:
         path: a UTF-8 file with one word a line.
@@ -167,8 +166,10 @@ class WordEncoder:
         self._ids: dict[str, int] = {}
         for number, word in enumerate(words):
             if word in self._ids or not word or word.split() != [word]:
-                what = "is there before" if word in self._ids else "is no word"
-                raise FormatError(f"{path}, line {number + 1}: {word!r} {what}; expected new words")
+                problem = "is a duplicate" if word in self._ids else "is not a word"
+                raise FormatError(
+                    f"{path}, line {number + 1}: {word!r} {problem}; expected distinct words"
+                )
             self._ids[word] = number
         self.vocab_size = len(words)
         self._unknown = self._ids.get("<unk>")

@@ -1,4 +1,4 @@
-"""The bytes of files: plain, .gz, .zst, or standard input, a chunk at a time."""
+"""Decompressed bytes of plain, .gz and .zst files and standard input, in chunks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass
 class Meter:
-    """How far reading has come, in bytes of the files as they lie on the disk."""
+    """The number of (compressed) bytes read so far."""
 
     bytes_read: int = 0
 
@@ -31,7 +31,7 @@ def read_chunks(file: str, meter: Meter) -> Iterator[bytes]:
     Raises:
         OSError: it cannot be read.
         FormatError: damaged compression.
-        ImportError: zstandard is missing (extra ``train``).
+        ImportError: zstandard is not installed (extra ``train``).
     """
     if file == STANDARD_INPUT:
         yield from _read_raw(sys.stdin.buffer, meter)
@@ -61,7 +61,7 @@ def _read_gz(raw: BinaryIO, file: str, meter: Meter) -> Iterator[bytes]:
                 yield chunk
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise FormatError(
-            f"{file}: damaged or no gzip file, near byte {before} ({error}); compress it again"
+            f"{file}: damaged or not a gzip file, near byte {before} ({error}); compress it again"
         ) from error
 
 
@@ -81,8 +81,8 @@ def _read_zst(raw: BinaryIO, file: str, meter: Meter) -> Iterator[bytes]:
                     decompressor = None
     except zstandard.ZstdError as error:
         raise FormatError(
-            f"{file}: damaged or no zstd file, near byte {meter.bytes_read - start} ({error}); "
+            f"{file}: damaged or not a zstd file, near byte {meter.bytes_read - start} ({error}); "
             "compress it again"
         ) from error
     if decompressor is not None:
-        raise FormatError(f"{file}: the zstd file is cut; compress it again")
+        raise FormatError(f"{file}: the zstd file is truncated; compress it again")

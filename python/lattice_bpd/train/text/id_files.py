@@ -1,4 +1,4 @@
-"""Corpora that are token ids already: .npy arrays, and .bin files of bare uint16 or uint32."""
+"""Corpora of token ids: .npy arrays, and .bin files of raw uint16 or uint32."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _IDS_AT_ONCE = 1 << 20
 
 
 class IdBatch(NamedTuple):
-    """Token ids of some sequences, the last of which may go on in the next batch.
+    """Token ids of some sequences, the last of which may continue in the next batch.
 
     Attributes:
         token_ids: (N,) int32.
         offsets: (number of sequences + 1,) int64, from 0 to N.
-        goes_on: whether the last sequence does.
-        bytes_read: of the file, up to here.
+        continues_next: whether the last sequence does.
+        bytes_read: bytes of the file read so far.
     """
 
     token_ids: Int32Array
     offsets: Int64Array
-    goes_on: bool
+    continues_next: bool
     bytes_read: int
 
 
 def is_id_file(file: str) -> bool:
-    """Whether a file's name says that it holds token ids."""
+    """Whether the file name is that of a file of token ids."""
     return file.endswith((".npy", ".bin"))
 
 
@@ -42,15 +42,15 @@ def read_ids(
 
     Args:
         file: a .npy file with an integer array: (T,) is one text, (N, T) are N sequences; or a
-            .bin file of little-endian integers without a header, one text. A text is cut into
-            sequences behind each eos_id.
+            .bin file of little-endian integers without a header, one text. A text is split into
+            sequences after each eos_id.
         vocab_size: V; ids lie in 0..V-1.
         eos_id: the token id that ends a sequence; None: a text is one sequence.
         id_type: "uint16" or "uint32", of a .bin file; None: uint16 up to V = 65536.
 
     Raises:
         OSError: it cannot be read.
-        FormatError: it holds something else than such ids; the message has the place.
+        FormatError: it holds anything else; the message says where.
         ValueError: it is empty.
     """
     ids = _map_npy(file) if file.endswith(".npy") else _map_bin(file, vocab_size, id_type)
@@ -84,7 +84,7 @@ def _map_npy(file: str) -> Any:
     try:
         ids = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise FormatError(f"{file}: not a .npy file of numbers, or cut ({error})") from error
+        raise FormatError(f"{file}: not a .npy file of numbers, or truncated ({error})") from error
     if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
         raise FormatError(
             f"{file}: an array of shape {ids.shape} and type {ids.dtype}; expected integers of "
@@ -100,8 +100,9 @@ def _map_bin(file: str, vocab_size: int, id_type: str | None) -> Any:
     size = Path(file).stat().st_size
     if size % kind.itemsize != 0:
         raise FormatError(
-            f"{file}: {size} bytes are no whole number of {kind.name} ids; expected a multiple of "
-            f"{kind.itemsize}: name the right type (id_type, --id-type), or the file is cut"
+            f"{file}: {size} bytes are not a whole number of {kind.name} ids; expected a multiple "
+            f"of {kind.itemsize}: give the right type (id_type, --id-type), unless the file is "
+            "truncated"
         )
     return np.memmap(file, dtype=kind, mode="r") if size else np.zeros(0, kind)
 
@@ -110,9 +111,9 @@ def _check(file: str, part: Any, begin: int, vocab_size: int) -> Int32Array:
     smallest, largest = int(part.min()), int(part.max())
     if smallest < 0 or largest >= vocab_size:
         bad = smallest if smallest < 0 else largest
-        place = begin + int(np.flatnonzero(part == bad)[0])
+        index = begin + int(np.flatnonzero(part == bad)[0])
         raise FormatError(
-            f"{file}: token id {bad} at index {place}; expected 0..{vocab_size - 1}: raise "
+            f"{file}: token id {bad} at index {index}; expected 0..{vocab_size - 1}: raise "
             "vocab_size (--vocab-size), or the ids are of another type or tokenizer"
         )
     return np.ascontiguousarray(part, dtype=np.int32)

@@ -1,6 +1,6 @@
-"""Text from files of any size: plain, .gz, .zst, .jsonl, or standard input, in pieces.
+"""Streaming readers of text files: plain, .gz, .zst, .jsonl, standard input.
 
-A file is read once, front to back, and never held as a whole; errors name the file and the line.
+Errors name the file and the line.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from lattice_bpd.train.text.file_bytes import STANDARD_INPUT, Meter, read_chunks
 Boundaries = Literal["line", "paragraph", "document"]
 
 _SEPARATORS: dict[str, str | None] = {"line": "\n", "paragraph": "\n\n", "document": None}
-# Longer lines, paragraphs and documents are encoded in parts of this many characters.
+# Longer lines, paragraphs and documents are tokenized in parts of this many characters.
 _PART_CHARACTERS = 1 << 20
 
 
-class Place(NamedTuple):
-    """Where a piece of text begins; lines count from 1."""
+class Location(NamedTuple):
+    """Where a piece of text starts; lines count from 1."""
 
     file: str
     line: int
@@ -32,34 +32,34 @@ class Place(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Text that is encoded at once; `ends` tells whether its sequence ends with it."""
+    """Text that is tokenized at once; `ends`: whether its sequence ends with it."""
 
     text: str
     ends: bool
-    place: Place
+    location: Location
 
 
 def read_pieces(file: str, boundaries: Boundaries, field: str, meter: Meter) -> Iterator[Piece]:
     """The sequences of a text file, long ones in several pieces.
 
-    Lines and paragraphs without a visible character are no sequences. A sequence above 2**20
-    characters is cut before a line end or a space, where byte-level BPE and SentencePiece encode
-    the parts as they would the whole.
+    Lines and paragraphs of white space are skipped. A sequence above 2**20 characters is split
+    before a line end or a space, where byte-level BPE and SentencePiece tokenize the parts as they
+    would the whole.
 
     Args:
         file: a path, or "-" for standard input; .gz and .zst are decompressed, .jsonl (also
-            below .gz or .zst) has a JSON object on each line.
-        boundaries: what a sequence is: a line, a paragraph (set off by empty lines), or the
-            document: a whole text file, or the text of one .jsonl object.
+            compressed) has a JSON object on each line.
+        boundaries: the unit of a sequence: a line, a paragraph (separated by empty lines), or a
+            document, which is a whole text file or the text of one .jsonl object.
         field: the .jsonl field with the text.
-        meter: is told how far reading has come.
+        meter: counts the bytes read.
 
     Raises:
         OSError: the file cannot be read.
         FormatError: damaged compression, bytes that are not UTF-8, or lines that are not JSON
             with that field; the message has file, line and byte.
         ValueError: the file is empty.
-        ImportError: zstandard is missing (extra ``train``).
+        ImportError: zstandard is not installed (extra ``train``).
     """
     blocks = _decode_blocks(file, meter)
     empty = True
@@ -74,64 +74,66 @@ def read_pieces(file: str, boundaries: Boundaries, field: str, meter: Meter) -> 
 
 
 def is_jsonl(file: str) -> bool:
-    """Whether a file's name says that it has a JSON object on each line."""
+    """Whether the file name is that of a file of JSON lines."""
     return re.search(r"\.(jsonl|ndjson)(\.gz|\.zst)?$", file) is not None
 
 
-def _decode_blocks(file: str, meter: Meter) -> Iterator[tuple[str, Place]]:
-    """The text in blocks that end before white space, and where each begins."""
-    place = Place("<standard input>" if file == STANDARD_INPUT else file, 1)
+def _decode_blocks(file: str, meter: Meter) -> Iterator[tuple[str, Location]]:
+    """The text in blocks that end before white space, with their locations."""
+    location = Location("<standard input>" if file == STANDARD_INPUT else file, 1)
     byte = 0
     held = b""
     for chunk in itertools.chain(read_chunks(file, meter), [b""]):
         held += chunk
         cut = max(held.rfind(b"\n"), held.rfind(b" ")) if chunk else len(held)
         if cut > 0:
-            yield _decode(held[:cut], place, byte), place
-            place = Place(place.file, place.line + held.count(b"\n", 0, cut))
+            yield _decode(held[:cut], location, byte), location
+            location = Location(location.file, location.line + held.count(b"\n", 0, cut))
             byte += cut
             held = held[cut:]
 
 
-def _decode(data: bytes, place: Place, byte: int) -> str:
+def _decode(data: bytes, location: Location, byte: int) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = place.line + data.count(b"\n", 0, error.start)
+        line = location.line + data.count(b"\n", 0, error.start)
         raise FormatError(
-            f"{place.file}, line {line}: byte {byte + error.start} (0x{data[error.start]:02x}) is "
-            f"not UTF-8 ({error.reason}); convert the file, for example with iconv -f latin1 -t "
+            f"{location.file}, line {line}: byte {byte + error.start} (0x{data[error.start]:02x}) "
+            f"is not UTF-8 ({error.reason}); convert the file, for example with iconv -f latin1 -t "
             "utf-8"
         ) from error
 
 
-def _split(blocks: Iterator[tuple[str, Place]], boundaries: Boundaries) -> Iterator[Piece]:
-    """Cut a stream of blocks into sequences."""
+def _split(blocks: Iterator[tuple[str, Location]], boundaries: Boundaries) -> Iterator[Piece]:
+    """Splits a stream of blocks into sequences."""
     separator = _SEPARATORS[boundaries]
-    held, begun = "", False  # text of the sequence not yet given out; whether some was
-    place = Place("", 1)
-    for block, here in blocks:
-        place = place if held else here
+    held, begun = "", False  # text of the sequence not yet yielded; whether a part was
+    location = Location("", 1)
+    for block, start in blocks:
+        location = location if held else start
         held += block
         if separator:
             held = held.replace("\r\n", "\n")
             *whole, held = held.split(separator)
             for text in whole:
                 if begun or text.strip():
-                    yield Piece(text, True, place)
+                    yield Piece(text, True, location)
                 begun = False
-                place = Place(place.file, place.line + text.count("\n") + len(separator))
+                location = Location(
+                    location.file, location.line + text.count("\n") + len(separator)
+                )
         while (not separator and held) or len(held) > _PART_CHARACTERS:
             part, held = _take_part(held)
-            yield Piece(part, False, place)
-            place = Place(place.file, place.line + part.count("\n"))
+            yield Piece(part, False, location)
+            location = Location(location.file, location.line + part.count("\n"))
             begun = True
     if begun or held.strip():
-        yield Piece(held, True, place)
+        yield Piece(held, True, location)
 
 
 def _take_part(text: str) -> tuple[str, str]:
-    """The first part of a long text and the rest, cut before white space where there is some."""
+    """The first part of a long text and the remainder, split before white space if possible."""
     if len(text) <= _PART_CHARACTERS:
         return text, ""
     cut = max(text.rfind("\n", 1, _PART_CHARACTERS), text.rfind(" ", 1, _PART_CHARACTERS))
@@ -140,47 +142,47 @@ def _take_part(text: str) -> tuple[str, str]:
 
 
 def _read_jsonl(
-    blocks: Iterator[tuple[str, Place]], boundaries: Boundaries, field: str
+    blocks: Iterator[tuple[str, Location]], boundaries: Boundaries, field: str
 ) -> Iterator[Piece]:
     parts: list[str] = []
     for piece in _split(blocks, "line"):
         parts.append(piece.text)
         if piece.ends:
-            text = json_field("".join(parts), field, piece.place)
+            text = json_field("".join(parts), field, piece.location)
             parts = []
-            yield from split_text(text, boundaries, piece.place)
+            yield from split_text(text, boundaries, piece.location)
 
 
-def split_text(text: str, boundaries: Boundaries, place: Place) -> Iterator[Piece]:
-    """The sequences of a text that is at hand, as read_pieces cuts those of a file.
+def split_text(text: str, boundaries: Boundaries, location: Location) -> Iterator[Piece]:
+    """The sequences of a string, split as read_pieces splits a file.
 
     The last piece always ends its sequence.
     """
     if boundaries != "document" or len(text) > _PART_CHARACTERS:
-        yield from _split(iter([(text, place)]), boundaries)
+        yield from _split(iter([(text, location)]), boundaries)
     elif text.strip():
-        yield Piece(text, True, place)
+        yield Piece(text, True, location)
 
 
-def json_field(line: str, field: str, place: Place) -> str:
+def json_field(line: str, field: str, location: Location) -> str:
     """The text in a field of a JSON object.
 
     Raises:
-        FormatError: the line is no JSON object, or has no text there.
+        FormatError: the line is not a JSON object, or has no text there.
     """
     try:
         record = json.loads(line)
     except ValueError as error:
         raise FormatError(
-            f"{place}: not JSON ({error}); expected an object on each line"
+            f"{location}: not JSON ({error}); expected an object on each line"
         ) from error
     if not isinstance(record, dict):
-        raise FormatError(f"{place}: a JSON {type(record).__name__}; expected an object")
+        raise FormatError(f"{location}: a JSON {type(record).__name__}; expected an object")
     text = record.get(field)
     if not isinstance(text, str):
-        found = ", ".join(sorted(key for key, value in record.items() if isinstance(value, str)))
+        fields = ", ".join(sorted(key for key, value in record.items() if isinstance(value, str)))
         raise FormatError(
-            f"{place}: no text in field {field!r}; its text fields are: {found or 'none'}; name "
-            "one of them (field, --field)"
+            f"{location}: no text in field {field!r}; its text fields are: {fields or 'none'}; "
+            "give one of them (field, --field)"
         )
     return text

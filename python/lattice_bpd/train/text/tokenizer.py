@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer from text, by the `tokenizers` library."""
+"""Training of byte-level BPE tokenizers with the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
-"""Special token 0: it stands behind every document in training, and decoding stops at it."""
+"""Special token 0: ends every document in training, and stops decoding."""
 
 
 def train_byte_bpe(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
-    """Train a byte-level BPE: every text can be encoded, and decoded without loss.
+    """Trains a byte-level BPE, which encodes every text without loss.
 
     Args:
         texts: documents.
-        vocab_size: V, the 256 bytes and END_OF_TEXT (id 0) included.
+        vocab_size: V, including the 256 bytes and END_OF_TEXT (id 0).
 
     Returns:
-        The tokenizer; its vocabulary is smaller than V where the texts have too few pairs.
+        The tokenizer; its vocabulary is smaller than V if the texts have too few pairs.
 
     Raises:
-        ImportError: `tokenizers` is missing (extra `train`).
+        ImportError: `tokenizers` is not installed (extra `train`).
         ValueError: vocab_size below 257.
     """
     if vocab_size < 257:

@@ -1,0 +1,119 @@
+"""Files that are replaced as a whole, and the headers of JSON formats."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path next to `path` that is renamed to it at the end of the block.
+
+    Readers see the old file or the new one. If the block raises, the temporary file is removed and
+    `path` is untouched.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file by UTF-8 text; see :func:`replacing`."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any, *, indent: int = 2) -> None:
+    """Replaces a file by JSON; see :func:`replacing`."""
+    write_text(path, json.dumps(value, indent=indent) + "\n")
+
+
+@contextmanager
+def replacing_durably(path: Path) -> Iterator[Path]:
+    """As :func:`replacing`, for large files and concurrent writers.
+
+    The temporary file lies in a folder named after the process, next to `path`; folders of
+    processes that were killed are removed. It is flushed to the disk before it is renamed.
+
+    Raises:
+        OSError: The file cannot be written, or `path` is not a regular file.
+    """
+    if path.exists() and not path.is_file():
+        number = errno.EISDIR if path.is_dir() else errno.EINVAL
+        raise OSError(
+            number,
+            f"cannot replace {path}: it is not a regular file; what was there before is untouched",
+            os.fspath(path),
+        )
+    folder = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        _remove_leftovers(path)
+        folder.mkdir(exist_ok=True)
+        temporary = folder / path.name
+        yield temporary
+        flush_to_disk(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise OSError(
+            error.errno,
+            f"cannot write {path}: {reason}; what was there before is untouched",
+            os.fspath(path),
+        ) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Flushes a file or folder, so that a later rename cannot reach the disk before it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_header(value: Any, name: str, version: int) -> dict[str, Any]:
+    """The content of a JSON object, without its keys "format" and "version".
+
+    Raises:
+        ValueError: Not an object, or not of format `name` and this version.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError(f"it holds a {type(value).__name__}; expected an object")
+    header = (value.get("format"), value.get("version"))
+    if header != (name, version):
+        raise ValueError(f"format and version are {header}; expected {(name, version)}")
+    return {key: item for key, item in value.items() if key not in ("format", "version")}
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Removes the folders of processes that were killed while they wrote the file."""
+    for folder in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        process = folder.name.removeprefix(f".{path.name}.").removesuffix(".tmp")
+        if process.isdecimal() and not _is_running(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
