@@ -1,4 +1,4 @@
-"""Checks that decoding writes what a model's own `generate` writes, for any architecture.
+"""Comparison of decoded outputs with a model's own `generate`, for any architecture.
 
     from lattice_bpd.conformance import Checker, list_cases, random_prompts
     verdicts = Checker(model, random_prompts(model.config.vocab_size)).run(list_cases())

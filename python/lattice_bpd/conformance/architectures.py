@@ -22,7 +22,7 @@ class Architecture:
 
     Attributes:
         model_type: of the config, such as "llama".
-        kind: "causal", "encoder-decoder" or "image-text" (read here as text only).
+        kind: "causal", "encoder-decoder" or "image-text" (checked with text only).
         class_name: of the model.
     """
 
@@ -32,12 +32,12 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """Unique: a model type may have a decoder and an encoder-decoder."""
+        """A unique name: a model type may have a decoder and an encoder-decoder."""
         return self.model_type if self.kind == "causal" else f"{self.model_type} ({self.kind})"
 
     @property
     def model_class(self) -> Any:
-        """The class; imported now."""
+        """The class, imported at first use."""
         return getattr(transformers, self.class_name)
 
     def default_config(self) -> PreTrainedConfig:
@@ -46,14 +46,14 @@ class Architecture:
 
 
 def list_architectures() -> list[Architecture]:
-    """All that the installed `transformers` maps, each class of a model type once."""
-    found: dict[tuple[str, str], Architecture] = {}
+    """All architectures that the installed `transformers` maps; a class of a model type once."""
+    architectures: dict[tuple[str, str], Architecture] = {}
     for kind, mapping in KINDS.items():
         for model_type, class_name in mapping.items():
             if isinstance(class_name, str):
-                found.setdefault((model_type, class_name),
-                                 Architecture(model_type, kind, class_name))  # fmt: skip
-    return list(found.values())
+                architecture = Architecture(model_type, kind, class_name)
+                architectures.setdefault((model_type, class_name), architecture)
+    return list(architectures.values())
 
 
 def find_class(config: PreTrainedConfig) -> Any:

@@ -1,15 +1,14 @@
-"""What is checked: strategies, layouts, batch sizes, interfaces and generation settings."""
+"""The cases of a check: strategies, layouts, batch sizes, interfaces and generation settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lattice_bpd.decode.huggingface.generate import STRATEGIES
+from lattice_bpd.draft.config import STRATEGIES
 
 BATCHES = (1, 3)
 SETTINGS = ("", "penalty", "eos")
-_SEVERAL_DRAFTS = ("p_best", "tree", "drawn", "auto", "combined")
 
 
 @dataclass(frozen=True)
@@ -17,13 +16,13 @@ class Case:
     """One way to decode.
 
     Attributes:
-        strategy: of `lattice_bpd.decode.STRATEGIES`.
-        batch_size: prompts that are decoded together.
+        strategy: of `lattice_bpd.draft.config.STRATEGIES`.
+        batch_size: prompts per batch.
         layout: "tree" (tree attention), "rows" (batched verification) or "auto".
-        custom_generate: by `model.generate(custom_generate=CustomGenerate(..))` instead of
+        custom_generate: call `model.generate(custom_generate=CustomGenerate(..))` instead of
             `lattice_bpd.decode.generate`.
-        settings: generation settings of the model: "" as they are, "penalty" (repetition), "eos" (a
-            token of the output ends it).
+        settings: generation settings of the model: "" unchanged, "penalty" (repetition penalty),
+            "eos" (a token of the output is a stop token).
     """
 
     strategy: str
@@ -42,7 +41,7 @@ class Case:
 
 
 def list_cases(strategies: Sequence[str] | None = None) -> list[Case]:
-    """Every combination that can be asked for.
+    """All combinations.
 
     Args:
         strategies: names; None: all.
@@ -61,7 +60,7 @@ def list_cases(strategies: Sequence[str] | None = None) -> list[Case]:
         layouts = ("tree", "rows") if strategy != "greedy" else ("auto",)
         cases += [Case(strategy, size, layout) for layout in layouts for size in BATCHES]
         cases += [Case(strategy, 3, settings=settings) for settings in SETTINGS[1:]]
-        if strategy != "oracle":  # decodes twice, which CustomGenerate refuses by name
+        if strategy != "oracle":  # decodes twice, which CustomGenerate refuses
             cases += [
                 Case(strategy, size, custom_generate=True, settings=settings)
                 for settings in SETTINGS
@@ -71,7 +70,7 @@ def list_cases(strategies: Sequence[str] | None = None) -> list[Case]:
 
 
 def list_quick_cases() -> list[Case]:
-    """A selection that reaches every strategy, layout, batch size, interface and setting once."""
+    """A selection with every strategy, layout, batch size, interface and setting."""
     cases = [Case("greedy", 1), Case("greedy", 3), Case("tree", 1)]
     cases += [Case(name, size, layout)
               for name in ("bpd", "p_best", "tree") for size in BATCHES

@@ -1,4 +1,4 @@
-"""Runs a model through ways to decode, and compares each with the model's own `generate`."""
+"""The checker: compares decoded outputs with the model's own `generate`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from lattice_bpd.conformance.informed import InformedHeads
 from lattice_bpd.conformance.reference import (
     Reference,
     ReferenceText,
+    cut_at_end,
     generation_settings,
     rounding_bound,
 )
 from lattice_bpd.decode.huggingface.custom_generate import CustomGenerate
-from lattice_bpd.decode.huggingface.generate import generate_batch
+from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.lm.ngram import NGramLM
 
@@ -31,26 +33,27 @@ MAX_NEW_TOKENS = 24
 OUTCOMES = ("equal", "tie", "refused", "different", "error")
 FAILURES = ("different", "error")
 _PACKAGE = str(Path(lattice_bpd.__file__).parent)
-_EOS_INDEX = 9  # of the output token that the "eos" setting makes an end-of-text token
-_COPIED = 50_000_000  # parameters up to which a noisy copy of the model drafts, not itself
+_EOS_INDEX = 9  # of the output token that the "eos" setting makes a stop token
+_MAX_COPIED = 50_000_000  # parameters up to which the draft model is a noisy copy of the model
 _REFUSALS = (ValueError, TypeError, NotImplementedError)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
-        case: how it was decoded.
-        outcome: "equal": the tokens of the model's own `generate`. "tie": another token where two
-            plain calls of the model put both within rounding. "refused": by this library, before
-            anything was decoded. "different": other tokens. "error": any other exception.
+        case: the case.
+        outcome: "equal": the tokens of the model's own `generate`. "tie": another token whose logit
+            is within rounding of the model's own, by two plain calls of the model. "refused": this
+            library refused before it decoded anything. "different": other tokens. "error": any
+            other exception.
         detail: the refusal's reason, the tokens that differ, or the last line of the traceback.
-        prompt: of a difference, its number in the batch.
+        prompt: of a difference, the index of the prompt.
         position: of a difference, the index of the first token that differs.
         margin: of a difference, the logit of the model's own token minus that of the other; None
-            where processors or an early end decided.
-        bound: what rounding explains there.
+            after logits processors or an early end.
+        bound: of a difference, the largest margin that rounding explains.
     """
 
     case: Case
@@ -67,18 +70,18 @@ class Verdict:
         return self.outcome in FAILURES
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, those of the case beside them."""
-        found = asdict(self)
-        return {**found.pop("case"), **found}
+        """The fields by name, and those of the case."""
+        fields = asdict(self)
+        return {**fields.pop("case"), **fields}
 
 
 class Checker:
-    """Checks one model; what cases share is made once.
+    """Checks one model; reference outputs are computed once.
 
     Args:
         model: a PreTrainedModel in evaluation mode.
         prompts: token ids of three or more prompts, of different lengths.
-        max_new_tokens: of each text.
+        max_new_tokens: per text.
     """
 
     def __init__(
@@ -94,9 +97,6 @@ class Checker:
             "penalty": {"repetition_penalty": 1.5},
             "eos": {"eos_token_id": _choose_end(plain), "pad_token_id": 0},
         }
-        self._lm: NGramLM | None = None
-        self._draft_model: Any = None
-        self._scorer: Any = None
 
     def run(
         self, cases: Sequence[Case], report: Callable[[Verdict], None] | None = None
@@ -105,7 +105,7 @@ class Checker:
 
         Args:
             cases: see `list_cases`.
-            report: called with each verdict as it comes.
+            report: called with each verdict.
         """
         verdicts = []
         for case in cases:
@@ -116,7 +116,7 @@ class Checker:
         return verdicts
 
     def check(self, case: Case) -> Verdict:
-        """Decode as the case says, and compare."""
+        """Decode one case and compare its outputs."""
         settings = self._settings[case.settings]
         texts = self.reference.texts(settings)[: case.batch_size]
         begin = 0 if self.model.config.is_encoder_decoder else None
@@ -133,95 +133,93 @@ class Checker:
         return self._compare(case, texts, outputs)
 
     def _decode(self, case: Case, heads: InformedHeads) -> list[list[int]]:
-        """The new tokens of each prompt, of an encoder-decoder all ids."""
+        """The new tokens of each prompt; of an encoder-decoder all ids."""
         prompts = self.reference.prompts[: case.batch_size]
         options = self._options(case)
         if case.strategy not in ("greedy", "lookup"):
             options["heads"] = heads
         if case.custom_generate:
             return self._custom_generate(case, prompts, options)
-        found = generate_batch(
+        results = generate(
             self.model, prompts, case.strategy, max_new_tokens=self.max_new_tokens,
-            form=case.layout, **options,
+            layout=case.layout, **options,
         )  # fmt: skip
         start: list[int] = []
         if self.model.config.is_encoder_decoder:
             start = DraftingModel(self.model).target.decoder_prompt or []
-        return [[*start, *result.token_ids] for result in found]
+        return [[*start, *result.token_ids] for result in results]
 
     def _custom_generate(
         self, case: Case, prompts: list[list[int]], options: dict[str, Any]
     ) -> list[list[int]]:
         longest = max(map(len, prompts))
-        # Padded with a token of the prompt: processors see padding as text that came before.
+        # Padded with a token of the prompt, since processors treat padding as text.
         rows = [prompt[:1] * (longest - len(prompt)) + prompt for prompt in prompts]
         masks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        found = self.model.generate(
+        outputs = self.model.generate(
             torch.tensor(rows, device=self.model.device),
             attention_mask=torch.tensor(masks, device=self.model.device),
             do_sample=False,
             max_new_tokens=self.max_new_tokens,
-            custom_generate=CustomGenerate(strategy=case.strategy, form=case.layout, **options),
+            custom_generate=CustomGenerate(drafter=case.strategy, layout=case.layout, **options),
         )
-        return [_until_end(row[longest:].tolist(), self._ends(case)) for row in found]
+        return [cut_at_end(row[longest:].tolist(), self._ends(case)) for row in outputs]
 
     def _ends(self, case: Case) -> list[int]:
-        """The tokens that end a text under the case's settings."""
+        """The stop tokens of a case."""
         own = getattr(self.model.generation_config, "eos_token_id", None)
         ends = self._settings[case.settings].get("eos_token_id", own)
         return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
     def _options(self, case: Case) -> dict[str, Any]:
-        """What a strategy needs."""
+        """The options of a case's strategy."""
         options: dict[str, Any] = {"top_k": min(6, self.vocab_size), "num_drafts": 5}
         options["max_nodes"] = 12
         if case.strategy in ("ngram", "p_best", "tree", "combined"):
-            options["lm"] = self._language_model()
+            options["lm"] = self._lm
         if case.strategy == "neural":
-            options["scorer"] = self._small_model()
+            options["lm"] = self._scorer
         if case.strategy == "draft_model":
-            options["draft_model"], options["num_slots"] = self._drafting_model(), 4
+            options["draft_model"], options["draft_length"] = self._draft_model, 4
         return options
 
-    def _language_model(self) -> NGramLM:
-        if self._lm is None:
-            texts = [text.prompt + text.output for text in self.reference.texts()]
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # few n-grams to estimate discounts from
-                self._lm = NGramLM.train(texts, 3, vocab_size=self.vocab_size)
-        return self._lm
+    @cached_property
+    def _lm(self) -> NGramLM:
+        texts = [text.prompt + text.output for text in self.reference.texts()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # few n-grams to estimate discounts from
+            return NGramLM.train(texts, 3, vocab_size=self.vocab_size)
 
-    def _small_model(self) -> Any:
-        if self._scorer is None:
-            torch.manual_seed(1)
-            config = LlamaConfig(
-                vocab_size=self.vocab_size, hidden_size=16, intermediate_size=16,
-                num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=2048,
-                eos_token_id=None, bos_token_id=None,
-            )  # fmt: skip
-            self._scorer = LlamaForCausalLM(config).eval().to(self.model.device)  # type: ignore[no-untyped-call]
-        return self._scorer
+    @cached_property
+    def _scorer(self) -> Any:
+        torch.manual_seed(1)
+        config = LlamaConfig(
+            vocab_size=self.vocab_size, hidden_size=16, intermediate_size=16,
+            num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=2048,
+            eos_token_id=None, bos_token_id=None,
+        )  # fmt: skip
+        return LlamaForCausalLM(config).eval().to(self.model.device)  # type: ignore[no-untyped-call]
 
+    @cached_property
     @torch.no_grad()
-    def _drafting_model(self) -> Any:
-        """The model with noise on its weights, so that its drafts are mostly right."""
+    def _draft_model(self) -> Any:
+        """The model with noise on its weights, so that most of its drafts are accepted."""
         if self.model.config.is_encoder_decoder:
-            return self._small_model()
-        if self._draft_model is None:
-            self._draft_model = self.model
-            if sum(weight.numel() for weight in self.model.parameters()) <= _COPIED:
-                self._draft_model = copy.deepcopy(self.model)
-                generator = torch.Generator().manual_seed(2)
-                for weight in self._draft_model.parameters():
-                    if weight.ndim >= 2 and weight.is_floating_point():
-                        noise = torch.randn(weight.shape, generator=generator)
-                        weight.mul_(1 + 0.02 * noise.to(weight))
-        return self._draft_model
+            return self._scorer
+        if sum(weight.numel() for weight in self.model.parameters()) > _MAX_COPIED:
+            return self.model
+        model = copy.deepcopy(self.model)
+        generator = torch.Generator().manual_seed(2)
+        for weight in model.parameters():
+            if weight.ndim >= 2 and weight.is_floating_point():
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.mul_(1 + 0.02 * noise.to(weight))
+        return model
 
     def _compare(
         self, case: Case, texts: Sequence[ReferenceText], outputs: Sequence[list[int]]
     ) -> Verdict:
-        """The verdict on the first text that differs; a tie only if no other is worse."""
+        """The verdict on the first text that is different, else the first tie."""
         tie = None
         for number, (text, output) in enumerate(zip(texts, outputs, strict=True)):
             if output == text.output:
@@ -246,7 +244,7 @@ class Checker:
             return Verdict(case, "different", detail, number, index)
         try:
             one, other, scale = self.reference.margins(text, index, output[index])
-        except Exception:  # a model that cannot read a whole text has no second opinion
+        except Exception:  # the model cannot read a whole text in one call
             return Verdict(case, "different", detail, number, index)
         bound = rounding_bound(self.model, scale)
         outcome = "tie" if max(abs(one), abs(other)) <= bound else "different"
@@ -254,30 +252,22 @@ class Checker:
 
 
 def _verdict_of_error(case: Case, error: Exception, heads: InformedHeads) -> Verdict:
-    """A refusal is raised by this library's own code, before the second token."""
+    """The verdict "refused" if this library raised before the second token, else "error"."""
     frames = traceback.extract_tb(error.__traceback__)
     own = bool(frames) and frames[-1].filename.startswith(_PACKAGE)
     message = " ".join(str(error).split())
-    if own and isinstance(error, _REFUSALS) and heads.most_decoded == 0:
+    if own and isinstance(error, _REFUSALS) and heads.max_decoded == 0:
         return Verdict(case, "refused", message)
-    place = frames[-1] if frames else None
-    where = "" if place is None else f" ({Path(place.filename).name}:{place.lineno})"
-    late = " after decoding began" if heads.most_decoded else ""
+    frame = frames[-1] if frames else None
+    where = "" if frame is None else f" ({Path(frame.filename).name}:{frame.lineno})"
+    late = " after decoding began" if heads.max_decoded else ""
     return Verdict(case, "error", f"{type(error).__name__}{late}: {message[:300]}{where}")
 
 
 def _choose_end(texts: Sequence[ReferenceText]) -> list[int]:
-    """A token that ends the first text about in its middle, and one that the second has later."""
+    """A stop token near the middle of the first text, and a later one of the second."""
     ends = []
     for text, offset in zip(texts[:2], (0, 5), strict=True):
         generated = text.output[-len(text.logits) :]
         ends.append(generated[min(_EOS_INDEX + offset, len(generated) - 1)])
     return sorted(set(ends))
-
-
-def _until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
-    """The tokens up to the first end-of-text token, which is kept; what follows is padding."""
-    for index, token in enumerate(tokens):
-        if token in ends:
-            return tokens[: index + 1]
-    return tokens

@@ -1,7 +1,7 @@
-"""Heads that know the greedy output and make planned mistakes.
+"""Heads for tests that know the greedy output and make planned mistakes.
 
-Random heads are never accepted, so they test neither acceptance nor what a cache keeps. These give
-the right token the highest logit, the second highest, or none at all, by position.
+Drafts of random heads are never accepted, so they test neither acceptance nor cache updates. These
+heads give the right token the highest logit, the second highest, or a very low one, by position.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ _RANKS = (0, 0, 1, 0, None, 0, 1, 0, 0)  # of the right token; None: not among t
 
 
 class InformedHeads:
-    """A source of head logits; see `lattice_bpd.decode.StateHeads`.
+    """A source of head logits; see `lattice_bpd.decode.state.StateHeads`.
 
     Args:
-        texts: outputs with what they begin with, as token ids.
+        texts: token ids of prompts and outputs; of encoder-decoders outputs only.
         vocab_size: V.
         num_slots: H.
 
     Attributes:
         num_slots: H.
-        most_decoded: the most tokens that a sequence had after its beginning when heads ran.
+        max_decoded: the most new tokens of any sequence when heads ran.
     """
 
     def __init__(self, texts: Sequence[Sequence[int]], vocab_size: int, num_slots: int = 4) -> None:
         self.texts = [list(text) for text in texts]
         self.vocab_size, self.num_slots = vocab_size, num_slots
-        self.most_decoded = 0
+        self.max_decoded = 0
 
     def read_states(self, states: Sequence[Any]) -> Tensor:
         """(B, H, V) float32."""
         decoded = [len(state.tokens) - state.prompt_length for state in states]
-        self.most_decoded = max(self.most_decoded, *decoded)
+        self.max_decoded = max(self.max_decoded, *decoded)
         return torch.stack([self._logits(list(state.tokens)) for state in states])
 
     def _logits(self, tokens: list[int]) -> Tensor:

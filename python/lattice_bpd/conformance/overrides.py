@@ -1,4 +1,4 @@
-"""What the shrinker's rules on names cannot know, by model type."""
+"""Config attributes that the shrinker's rules cannot derive, by model type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2,
 _NO_MROPE = "its default has no sections of rotary positions"
 _OMNI = {"vision_start_token_id": 130, "vision_end_token_id": 131}
 
-# model type, or class of a part that has none -> (attributes, why)
+# model type, or class of a sub-config that has none -> (attributes, reason)
 _OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
     "bamba": ({"attn_layer_indices": [1]}, "its default has no attention layer"),
     "blt": ({"encoder_hash_byte_group_vocab": 32}, "a hash table of 500,002 rows"),
@@ -115,7 +115,7 @@ _OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-# name of an architecture -> why no tiny model of it is checked
+# name of an architecture -> the reason why it is not checked
 _CODES = "reads several audio codes at each position, not token ids"
 _ASSISTANT = "drafts for another model, whose keys and values it reads"
 _IMAGE = "its own `generate` reads an image, not token ids alone"
@@ -152,5 +152,5 @@ NOT_BUILT: dict[str, str] = {
 
 
 def overrides_of(model_type: str, class_name: str) -> dict[str, Any]:
-    """Attributes of a tiny config that replace those of the rules."""
+    """Attributes that replace those of the rules."""
     return _OVERRIDES.get(model_type or class_name, ({}, ""))[0]

@@ -1,4 +1,4 @@
-"""The table of architectures, `docs/architectures.md`."""
+"""The generator of the page `docs/architectures.md`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _cell(verdicts: Sequence[Verdict]) -> str:
 
 def _reasons(result: ArchitectureResult) -> list[str]:
     """Distinct details of all verdicts that are not equal, without the name of the class."""
-    found = []
+    reasons = []
     for verdict in result.verdicts:
         if verdict.outcome in ("equal", "tie"):
             continue
@@ -111,8 +111,8 @@ def _reasons(result: ArchitectureResult) -> list[str]:
         text = re.sub(rf"\b{name}\b", "the model", text)
         text = re.sub(r"\b[A-Z]\w+(Model|DecoderWrapper)\b", "its decoder", text)
         text = re.sub(r"\btexts of up to \d+", "texts of up to N", text)
-        found.append(text.replace("|", "\\|").replace("<", "&lt;"))
-    return list(dict.fromkeys(found))
+        reasons.append(text.replace("|", "\\|").replace("<", "&lt;"))
+    return list(dict.fromkeys(reasons))
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Prompts of different lengths that repeat themselves."""
+"""Test prompts of different lengths, with repetitions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-LENGTHS = (5, 12, 19)  # ragged; the two longer ones exceed the windows of tiny models
+LENGTHS = (5, 12, 19)  # the two longer ones exceed the windows of tiny models
 _TEXTS = (
     "The capital of France is",
     "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n    return",
@@ -15,11 +15,11 @@ _TEXTS = (
 
 
 def random_prompts(vocab_size: int, seed: int = 3) -> list[list[int]]:
-    """Token ids; pieces repeat, so that lookup has something to propose.
+    """Random token ids with repetitions, so that lookup finds drafts.
 
     Args:
-        vocab_size: V; ids are drawn from its middle, which special tokens are rarely in.
-        seed: of the draws.
+        vocab_size: V; ids are from its middle, where special tokens are rare.
+        seed: of the random numbers.
     """
     rng = np.random.default_rng(seed)
     low, high = vocab_size // 10, max(vocab_size * 3 // 4, vocab_size // 10 + 2)

@@ -1,6 +1,6 @@
-"""What `model.generate(do_sample=False)` writes, and how near its choices are.
+"""Reference outputs of `model.generate(do_sample=False)`, and margins of its choices.
 
-Nothing here uses this library: each prompt is generated alone by the model's own method.
+Nothing here uses this library: the model's own method continues each prompt alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ReferenceText:
 
     Attributes:
         prompt: (T,) ints; of an encoder-decoder the source.
-        output: all ids that `generate` returned but the prompt; of an encoder-decoder all of them.
+        output: the ids that `generate` returned after the prompt; of an encoder-decoder all ids.
         logits: (m, V) float32 of each generated token, before any processor.
     """
 
@@ -49,10 +49,10 @@ class Reference:
     _texts: dict[str, list[ReferenceText]] = field(default_factory=dict)
 
     def texts(self, settings: dict[str, Any] | None = None) -> list[ReferenceText]:
-        """One for each prompt, under changes of the model's generation config.
+        """The output of each prompt.
 
         Args:
-            settings: attributes of a GenerationConfig.
+            settings: attributes of a GenerationConfig that replace the model's.
         """
         settings = settings or {}
         key = repr(sorted(settings.items()))
@@ -64,7 +64,7 @@ class Reference:
     @torch.inference_mode()
     def _generate(self, prompt: Sequence[int]) -> ReferenceText:
         ids = torch.tensor([list(prompt)], device=self.model.device)
-        found = self.model.generate(
+        generated = self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
@@ -73,20 +73,20 @@ class Reference:
             return_dict_in_generate=True,
             output_logits=True,
         )
-        output = found.sequences[0].tolist()
+        output = generated.sequences[0].tolist()
         if not self.model.config.is_encoder_decoder:
             output = output[len(prompt) :]
-        logits = torch.stack([step[0].float().cpu() for step in found.logits])
+        logits = torch.stack([step[0].float().cpu() for step in generated.logits])
         return ReferenceText(list(prompt), output, logits)
 
     @torch.inference_mode()
     def margins(self, text: ReferenceText, index: int, other: int) -> tuple[float, float, float]:
-        """How much the model prefers its own token to another one, by two plain calls.
+        """The logit margin of the model's own token over another, by two plain calls.
 
         Args:
             text: of `texts()`.
             index: into `text.output`.
-            other: the token that was written instead.
+            other: the other token.
 
         Returns:
             Logit of the model's token minus that of the other in its own `generate`, the same by
@@ -100,7 +100,7 @@ class Reference:
         return float(row[token] - row[other]), float(whole[token] - whole[other]), scale
 
     def _read(self, text: ReferenceText, index: int) -> Tensor:
-        """(V,) logits of a token by one call over all that precedes it."""
+        """(V,) logits of a token by one call over all tokens before it."""
         source = torch.tensor([text.prompt], device=self.model.device)
         before = torch.tensor([text.output[:index]], dtype=torch.long, device=self.model.device)
         if self.model.config.is_encoder_decoder:
@@ -112,11 +112,11 @@ class Reference:
 
 
 def rounding_bound(model: Any, scale: float) -> float:
-    """The largest difference of two logits that rounding explains, from the dtype alone.
+    """The largest difference of two logits that rounding explains, from dtype and layers alone.
 
-    Each layer rounds about 16 times in a row, errors of L layers add up like a random walk, so a
-    logit errs by eps * sqrt(16 L) * scale; two logits err in opposite directions, in both of the
-    calls that are compared: a factor of 2, taken twice.
+    Each layer rounds about 16 times in sequence, and errors of L layers add up like a random walk,
+    so the error of a logit is eps * sqrt(16 L) * scale. Two logits may err in opposite directions,
+    in both calls that are compared: a factor of 2, twice.
     """
     config = model.config.get_text_config()
     layers = int(getattr(config, "num_hidden_layers", 1) or 1)
@@ -124,9 +124,15 @@ def rounding_bound(model: Any, scale: float) -> float:
     return 4 * eps * math.sqrt(_ROUNDINGS_IN_A_LAYER * layers) * scale
 
 
+def cut_at_end(token_ids: list[int], end_token_ids: Sequence[int]) -> list[int]:
+    """The tokens up to the first that ends a text, itself included; what follows is padding."""
+    ends = (index for index, token in enumerate(token_ids, 1) if token in end_token_ids)
+    return token_ids[: next(ends, None)]
+
+
 @contextmanager
 def generation_settings(model: Any, settings: dict[str, Any]) -> Iterator[None]:
-    """The model with a greedy generation config and some changes of it, taken back afterwards."""
+    """Give the model a greedy generation config with some changes, and restore it afterwards."""
     before = model.generation_config
     changed = copy.deepcopy(before)
     for name, value in {"do_sample": False, **settings}.items():

@@ -1,4 +1,4 @@
-"""Tiny configs of any `transformers` architecture, by rules on attribute names.
+"""Shrinking of any `transformers` config to a tiny one, by rules on attribute names.
 
 `shrink_config` copies a config with every size reduced: few and narrow layers, a small vocabulary,
 few experts, and attention windows shorter than a test prompt. Layer patterns keep one layer of each
@@ -17,7 +17,7 @@ from lattice_bpd.conformance.overrides import overrides_of
 
 VOCAB, HIDDEN, HEADS, HEAD_DIM, WINDOW = 128, 64, 4, 16, 8
 POSITIONS = 256
-MOST_LAYERS = 4
+MAX_LAYERS = 4
 
 _LAYER_COUNTS = re.compile(
     r"(num_hidden_layers|n_layers?|num_layers|num_blocks|layers|(\w+_)?(encoder|decoder)_layers"
@@ -133,7 +133,7 @@ def _choose_layers(values: dict[str, Any]) -> tuple[list[int], int] | None:
         return None
     lists = [v for v in values.values() if isinstance(v, list | tuple) and len(v) == total]
     kinds = [tuple(str(values[index]) for values in lists) for index in range(total)]
-    kept = [index for index, kind in enumerate(kinds) if kinds.index(kind) == index][:MOST_LAYERS]
+    kept = [index for index, kind in enumerate(kinds) if kinds.index(kind) == index][:MAX_LAYERS]
     if len(kept) < 2:
         kept = list(range(min(2, total)))
     return kept, total
@@ -153,10 +153,10 @@ def _shrink_value(name: str, value: Any) -> Any:
 
 
 def _token_ids(name: str, value: Any) -> Any:
-    """Special tokens: never generated, so that each text goes to its limit.
+    """Special tokens, chosen so that outputs reach their maximum length.
 
-    Padding must be in the vocabulary and a start token is read; those of images and sound lie
-    beyond it, since a text that contained one would ask for an image.
+    Padding and start tokens must be in the vocabulary; those of images and sound are outside of it,
+    since a text that contained one would need an image.
     """
     if value is None or isinstance(value, Sequence):
         return value if value is None else [VOCAB + index for index, _ in enumerate(value)]
@@ -168,7 +168,7 @@ def _token_ids(name: str, value: Any) -> Any:
 
 
 def _fit_heads(values: dict[str, Any], given: dict[str, Any]) -> None:
-    """Sizes of heads that attributes without a value or with another's stand for."""
+    """Resolve head sizes whose attribute is None or equals another attribute."""
     if "head_dim" in values and values["head_dim"] is None:
         values["head_dim"] = HEAD_DIM
     rotary = "qk_rope_head_dim"
@@ -180,7 +180,7 @@ def _fit_heads(values: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def _fit_mamba(values: dict[str, Any], given: dict[str, Any]) -> None:
-    """Make heads times head size the expanded width of state-space layers."""
+    """Make heads times head size equal the expanded width of state-space layers."""
     expand = values.get("mamba_expand", values.get("expand"))
     if not isinstance(expand, int):
         return

@@ -1,4 +1,4 @@
-"""Tiny random models whose greedy output is not constant."""
+"""Tiny random models with diverse greedy outputs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from transformers import PreTrainedConfig
 
 from lattice_bpd.conformance.shrink import VOCAB, shrink_config
 
-MOST_PARAMETERS = 20_000_000
+MAX_PARAMETERS = 20_000_000
 _GAINS = (1.5, 3.0, 0.7, 6.0)
 _STRUCTURED = re.compile(r"A_log|dt_bias|dt_proj|\.D$|inv_freq|conv1d|time_|_scale$|beta|sinks")
 _TRIAL_TOKENS = 16
-_FEWEST_DISTINCT = 6
+_MIN_DISTINCT = 6
 
 
 def make_tiny_model(model_class: Any, config: PreTrainedConfig, seed: int = 0) -> Any:
-    """A small model of a config's architecture with random weights, float32, on the CPU.
+    """A tiny model of a config's architecture with random weights, float32, on the CPU.
 
-    Weights are drawn with a standard deviation that keeps states at a scale of 1, since default
-    initializers make small models repeat one token; several scales are tried until greedy output is
-    diverse.
+    Default initializers make small models repeat one token. So weights are sampled with a standard
+    deviation that keeps states at a scale of 1, times the first of several gains with which greedy
+    output is diverse.
 
     Args:
         model_class: of `transformers`.
@@ -34,14 +34,14 @@ def make_tiny_model(model_class: Any, config: PreTrainedConfig, seed: int = 0) -
         A PreTrainedModel in evaluation mode, with eager attention and no end-of-text token.
 
     Raises:
-        ValueError: the shrunken model still has more than MOST_PARAMETERS parameters.
+        ValueError: the tiny model has more than MAX_PARAMETERS parameters.
         Exception: whatever `transformers` raises while it builds the model.
     """
     tiny = _config_for(model_class, shrink_config(config))
     with torch.device("meta"):
         count = sum(weight.numel() for weight in _build(model_class, tiny).parameters())
-    if count > MOST_PARAMETERS:
-        raise ValueError(f"shrinking leaves {count:,} parameters; expected {MOST_PARAMETERS:,}")
+    if count > MAX_PARAMETERS:
+        raise ValueError(f"shrinking leaves {count:,} parameters; expected {MAX_PARAMETERS:,}")
     torch.manual_seed(seed)
     model = _build(model_class, tiny).eval()
     model.generation_config.eos_token_id = None
@@ -49,18 +49,18 @@ def make_tiny_model(model_class: Any, config: PreTrainedConfig, seed: int = 0) -
     original = {name: weight.clone() for name, weight in model.state_dict().items()}
     best, most = _GAINS[0], 0
     for gain in _GAINS:
-        _draw_weights(model, original, seed, gain)
+        _set_weights(model, original, seed, gain)
         distinct = _count_distinct(model)
         if distinct > most:
             best, most = gain, distinct
-        if distinct >= _FEWEST_DISTINCT:
+        if distinct >= _MIN_DISTINCT:
             return model
-    _draw_weights(model, original, seed, best)
+    _set_weights(model, original, seed, best)
     return model
 
 
 def _config_for(model_class: Any, config: PreTrainedConfig) -> PreTrainedConfig:
-    """The part of a composite config that the class takes."""
+    """The sub-config of a composite config that the class takes."""
     expected = model_class.config_class
     if expected is None or isinstance(config, expected):
         return config
@@ -73,8 +73,8 @@ def _build(model_class: Any, config: PreTrainedConfig) -> Any:
 
 
 @torch.no_grad()
-def _draw_weights(model: nn.Module, original: dict[str, Tensor], seed: int, gain: float) -> None:
-    """Random weights; those that have a structure keep it, scales stay near 1."""
+def _set_weights(model: nn.Module, original: dict[str, Tensor], seed: int, gain: float) -> None:
+    """Set random weights; structured ones keep their values, scales stay near 1."""
     generator = torch.Generator().manual_seed(seed)
     model.load_state_dict(original)
     seen: set[int] = set()

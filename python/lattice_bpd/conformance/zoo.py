@@ -1,4 +1,4 @@
-"""All architectures of the installed `transformers`, tiny, through the checker."""
+"""Checks of tiny models of all architectures of `transformers`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ THIRDS = 3
 
 @dataclass(frozen=True)
 class ArchitectureResult:
-    """What came of an architecture.
+    """The verdicts of an architecture.
 
     Attributes:
-        architecture: which.
-        verdicts: one for each case.
-        not_built: why it was not checked, of those that are known not to work without this library.
-        seconds: it took.
+        architecture: the architecture.
+        verdicts: one per case.
+        not_built: why it was not checked, if it is known not to work even without this library.
+        seconds: duration of the check.
     """
 
     architecture: Architecture
@@ -43,7 +43,7 @@ def check_architecture(
 
     Args:
         architecture: of `list_architectures`.
-        cases: None: the quick ones.
+        cases: None: those of `list_quick_cases`.
 
     Raises:
         Exception: whatever `transformers` raises for an architecture that is not known to fail.
@@ -61,5 +61,5 @@ def check_architecture(
 
 
 def is_in_third(architecture: Architecture) -> bool:
-    """Whether an architecture is in the third that is always tested; its name decides."""
+    """Whether an architecture is in the third that is always tested, by a hash of its name."""
     return zlib.crc32(architecture.name.encode()) % THIRDS == 0

@@ -1,12 +1,12 @@
-"""Blockwise models: any causal LM of `transformers` plus heads that draft the next tokens at once.
+"""Prediction heads on causal LMs, block drafters for encoder-decoders, and their checkpoints.
 
-This room uses torch and transformers only. Importing it without them names the extra to install.
+Uses torch and transformers only; importing it without them raises an error that names the extra.
 """
 
 from __future__ import annotations
 
 try:
-    import torch as _torch  # noqa: F401  (only to fail early, with the cure)
+    import torch as _torch  # noqa: F401  (to fail early, with advice)
     import transformers as _transformers  # noqa: F401
 except ImportError as error:
     raise ImportError(

@@ -1,4 +1,4 @@
-"""The layers of a SpecDrafter: attention to what a mask allows, to a source, feed-forward."""
+"""The transformer layers of a SpecDrafter."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ KeysValues = tuple[Tensor, Tensor]
 
 
 class BlockLayer(nn.Module):
-    """One transformer layer, normed behind each part (Vaswani et al. 2017), as Marian's and BART's.
+    """A post-norm transformer layer (Vaswani et al. 2017), as in Marian and BART.
 
     Args:
         size: D.
         inner_size: width of the feed-forward layer.
         heads: attention heads.
-        crossed: whether it looks at a source as well.
+        crossed: whether it has cross-attention to a source.
     """
 
     def __init__(self, size: int, inner_size: int, heads: int, *, crossed: bool) -> None:
@@ -42,7 +42,7 @@ class BlockLayer(nn.Module):
         states: Tensor,
         own: Tensor | None,
         *,
-        before: KeysValues | None = None,
+        past: KeysValues | None = None,
         source: KeysValues | None = None,
         source_hidden: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
@@ -50,10 +50,10 @@ class BlockLayer(nn.Module):
 
         Args:
             states: (B, T, D) float.
-            own: (B or 1, 1, T, P + T) float, added to the scores of its own attention, or None.
-            before: keys and values of P states that stand before these.
-            source: what `cross` gave.
-            source_hidden: (B, 1, 1, S) float, added to the scores of the source, or None.
+            own: (B or 1, 1, T, P + T) float, added to the scores of self-attention, or None.
+            past: keys and values of the P states before these.
+            source: what `cross` returned.
+            source_hidden: (B, 1, 1, S) float, added to the scores of cross-attention, or None.
 
         Returns:
             (B, T, D) float, and keys and values of the P + T states.
@@ -61,23 +61,23 @@ class BlockLayer(nn.Module):
         query, keys, values = (
             self._split(part) for part in self.own_inputs(states).chunk(3, dim=-1)
         )
-        if before is not None:
-            keys = torch.cat([before[0], keys], dim=2)
-            values = torch.cat([before[1], values], dim=2)
+        if past is not None:
+            keys = torch.cat([past[0], keys], dim=2)
+            values = torch.cat([past[1], values], dim=2)
         states = self.own_norm(states + self.own_output(_attend(query, keys, values, own)))
         if source is not None:
             query = self._split(self.cross_query(states))
-            found = self.cross_output(_attend(query, *source, source_hidden))
-            states = self.cross_norm(states + found)
+            crossed = self.cross_output(_attend(query, *source, source_hidden))
+            states = self.cross_norm(states + crossed)
         states = self.inner_norm(states + self.outer(torch.relu(self.inner(states))))
         return states, (keys, values)
 
     @torch.no_grad()
     def start_from(self, layer: Any) -> None:
-        """Take over the weights of a decoder layer of Marian or BART, of the same sizes.
+        """Copy the weights of a decoder layer of Marian or BART, of the same sizes.
 
         Raises:
-            AttributeError: a layer with parts of other names.
+            AttributeError: a layer whose modules have other names.
             RuntimeError: other sizes.
         """
         own, cross = layer.self_attn, layer.encoder_attn
@@ -105,34 +105,35 @@ class BlockLayer(nn.Module):
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
-    """(B, T, D). Plain, since the fused kernel's backward pass is slow on CPUs."""
+    """(B, T, D). Not fused, since the fused kernel's backward pass is slow on CPUs."""
     scores = query @ keys.transpose(2, 3) * query.shape[-1] ** -0.5
     if hidden is not None:
         scores = scores + hidden
-    found: Tensor = (scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2)
-    return found
+    output: Tensor = (scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2)
+    return output
 
 
-def hide(sees: Tensor) -> Tensor:
-    """(B, T, S) bool -> (B, 1, T, S) float: what is added to scores so that the rest is unseen."""
+def additive_mask(visible: Tensor) -> Tensor:
+    """(B, T, S) bool -> (B, 1, T, S) float, which is added to attention scores."""
     lowest = torch.finfo(torch.float32).min
-    return torch.zeros(sees.shape, device=sees.device).masked_fill_(~sees, lowest).unsqueeze(1)
+    mask = torch.zeros(visible.shape, device=visible.device)
+    return mask.masked_fill_(~visible, lowest).unsqueeze(1)
 
 
-def embed_positions(places: Tensor, size: int) -> Tensor:
+def embed_positions(positions: Tensor, size: int) -> Tensor:
     """Sines and cosines of positions, (..., size) float (Vaswani et al. 2017, section 3.5)."""
-    steps = torch.arange(size // 2, device=places.device)
-    angles = places.unsqueeze(-1) * torch.exp(steps * (-2.0 * math.log(10000.0) / size))
+    steps = torch.arange(size // 2, device=positions.device)
+    angles = positions.unsqueeze(-1) * torch.exp(steps * (-2.0 * math.log(10000.0) / size))
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
-def see_blocks(length: int, starts: Tensor, slots: int) -> Tensor:
-    """(B, T + N * H, T + N * H) bool: what prefix tokens and blocks may look at."""
+def visible_to_blocks(length: int, starts: Tensor, slots: int) -> Tensor:
+    """(B, T + N * H, T + N * H) bool: which tokens and slots each token and slot attends to."""
     batch, blocks = starts.shape
-    places = torch.arange(length, device=starts.device)
-    causal = places[:, None] >= places  # (T, T)
-    # Slot 0 stands in for the last token of the prefix.
-    prefix = (places < starts.unsqueeze(-1)).repeat_interleave(slots, dim=1)  # (B, N * H, T)
+    positions = torch.arange(length, device=starts.device)
+    causal = positions[:, None] >= positions  # (T, T)
+    # Slot 0 replaces the last token of the prefix.
+    prefix = (positions < starts.unsqueeze(-1)).repeat_interleave(slots, dim=1)  # (B, N * H, T)
     own = torch.arange(blocks * slots, device=starts.device) // slots
     same = own[:, None] == own  # (N * H, N * H)
     top = torch.cat([causal, causal.new_zeros(length, blocks * slots)], dim=1)

@@ -1,4 +1,4 @@
-"""BlockwiseLM: a causal LM (the target) with heads that predict h tokens from one position.
+"""BlockwiseLM: a causal LM (the target) with heads for the next h tokens.
 
     y_1 .. y_t  ->  target  ->  hidden state x_t  -> output embedding -> y_{t+1}     (head 1, exact)
                                       |-> head 2  -> output embedding -> y_{t+2}     (drafts)
@@ -21,10 +21,11 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from lattice_bpd.models.checkpoint import load_checkpoint, save_checkpoint
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.lm_call import (
+    build_inputs,
     cache_argument,
     call_forward,
+    find_max_positions,
     inner_call_is_exact,
-    takes_position_ids,
     unwrap_model,
 )
 from lattice_bpd.models.sources import HeadSource, check_heads
@@ -42,8 +43,8 @@ class BlockwiseOutput:
             forward.
         hidden: (B, T, D) float, the states that enter the output embedding, as
             `lattice_bpd.models.lm_call` defines them; heads start here.
-        cache: the KV cache that now covers the input as well, or None when it was not asked for.
-        head_logits: (B, N, H, V) float at the positions asked for, or None.
+        cache: the KV cache, extended by the input; None without use_cache.
+        head_logits: (B, N, H, V) float at `head_positions`, or None.
     """
 
     logits: Tensor
@@ -57,11 +58,11 @@ class BlockwiseLM(nn.Module):
 
     Args:
         base: the target; any `...ForCausalLM` with an output embedding, or a wrapper such as
-            `torch.compile(model)`. It is kept, not copied.
+            `torch.compile(model)`. It is not copied.
         num_heads: h, the target's own head included.
         inner_size: width of each head's hidden layer; the target's hidden size when None.
-        heads: heads to use instead of new ones, ours or any `HeadSource`; num_heads and inner_size
-            then follow it. A source is run once, to see that its logits fit.
+        heads: existing heads, `BlockwiseHeads` or any `HeadSource`; num_heads and inner_size are
+            then ignored. A source is run once, to check the shape of its logits.
 
     Raises:
         TypeError: base is an encoder-decoder or has no output embedding, or heads is no source.
@@ -96,7 +97,7 @@ class BlockwiseLM(nn.Module):
 
     @property
     def num_slots(self) -> int:
-        """H = h-1: slots of the lattice behind the exact next token."""
+        """H = h-1: slots of the lattice after the exact next token."""
         return self.heads.num_slots
 
     @property
@@ -106,13 +107,12 @@ class BlockwiseLM(nn.Module):
 
     @property
     def max_positions(self) -> int | None:
-        """Input tokens the target has positions for, or None where its config names no limit."""
-        limit = getattr(self.base.config, "max_position_embeddings", None)
-        return None if limit is None or int(limit) < 1 else int(limit)
+        """The target's longest input in tokens, or None where its config names no limit."""
+        return find_max_positions(self.base.config)
 
     @property
     def device(self) -> torch.device:
-        """Where the output embedding lives; inputs go there."""
+        """The device of the output embedding, and of inputs."""
         return self.output_embedding.weight.device
 
     @property
@@ -129,45 +129,36 @@ class BlockwiseLM(nn.Module):
         logit_positions: int | None = None,
         head_positions: Tensor | None = None,
     ) -> BlockwiseOutput:
-        """Run the target over new tokens.
+        """Run the target on new tokens.
 
         Args:
-            input_ids: (B, T) int64, the tokens behind those that the cache covers.
+            input_ids: (B, T) int64, the tokens after those in the cache.
             cache: keys and values of the earlier tokens of each row; extended in place.
             use_cache: return a cache even if none was given.
-            logit_positions: give logits of the last so many positions only; None: of all.
-            head_positions: (B, N) int64 indices into T where the extra heads are wanted; None:
-                nowhere. In decoding one position is needed, after verification: leave this None
-                and call `head_logits` with the row of `hidden` that was accepted.
+            logit_positions: number of last positions to compute logits of; None: all.
+            head_positions: (B, N) int64 indices into T at which the extra heads are computed; None:
+                nowhere. Decoding needs one position, after verification: leave this None and call
+                `head_logits` with the accepted row of `hidden`.
 
         Returns:
             BlockwiseOutput; logits is (B, logit_positions or T, V).
 
         Raises:
-            ValueError: input_ids is not (B, T) or is empty. Ids are not looked at here, since that
-                would make a GPU wait; see `check_token_ids`.
+            ValueError: input_ids is not (B, T) or is empty. Ids are not checked here, since that
+                would synchronize a GPU; see `check_token_ids`.
         """
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
             raise ValueError(
                 f"BlockwiseLM: input_ids has shape {tuple(input_ids.shape)}; expected (batch, "
                 "tokens) with one token or more; add the batch axis or give a prompt"
             )
-        inputs: dict[str, Any] = {
-            "input_ids": input_ids,
-            "use_cache": use_cache or cache is not None,
-        }
-        name = cache_argument(self.base)
-        if inputs["use_cache"] and name is not None:
-            cache = DynamicCache(config=self.base.config) if cache is None else cache
-            inputs[name] = cache
-        if takes_position_ids(self.base):
-            start = 0 if cache is None else int(cache.get_seq_length())
-            steps = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
-            inputs["position_ids"] = steps.expand(len(input_ids), -1)
+        if use_cache and cache is None and cache_argument(self.base) is not None:
+            cache = DynamicCache(config=self.base.config)
+        inputs = build_inputs(self.base, input_ids, cache, use_cache=use_cache or cache is not None)
         if inner_call_is_exact(self.base, self.output_embedding):
             hidden: Tensor = self.base.base_model(**inputs).last_hidden_state  # (B, T, D)
-            wanted = hidden if logit_positions is None else hidden[:, -logit_positions:]
-            logits = self.output_embedding(wanted)
+            last = hidden if logit_positions is None else hidden[:, -logit_positions:]
+            logits = self.output_embedding(last)
         else:
             logits, hidden = call_forward(self.base, self.output_embedding, inputs)
             logits = logits if logit_positions is None else logits[:, -logit_positions:]
@@ -186,11 +177,11 @@ class BlockwiseLM(nn.Module):
 
         Args:
             hidden: (..., D) float, rows of `BlockwiseOutput.hidden`.
-            exact_tokens: (...) int64, the tokens chosen behind them, for heads that look at them;
-                None: the target's argmax.
+            exact_tokens: (...) int64, the exact tokens after them, for heads that read them; None:
+                the target's argmax.
 
         Returns:
-            (..., H, V) float; slot j predicts the token j+2 places after the hidden state's.
+            (..., H, V) float; slot j predicts the token j+2 positions after the hidden state's.
         """
         if isinstance(self.heads, BlockwiseHeads):
             return cast(Tensor, self.output_embedding(self.heads(hidden)))
@@ -245,7 +236,7 @@ class BlockwiseLM(nn.Module):
 
 
 def _output_shape(base: PreTrainedModel) -> tuple[int, int]:
-    """(V, D) of the target's output embedding, or TypeError where heads cannot be attached."""
+    """(V, D) of the target's output embedding; TypeError where heads cannot be attached."""
     name = type(base).__name__
     if getattr(base.config, "is_encoder_decoder", False):
         raise TypeError(

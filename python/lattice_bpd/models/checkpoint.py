@@ -1,19 +1,18 @@
-"""Files of a blockwise model.
+"""Reading and writing of blockwise models.
 
-A directory that is a plain `transformers` checkpoint of the target, with two files of the heads
-beside it (`head_files`):
+The directory is a plain `transformers` checkpoint of the target, plus two files of the heads
+(`head_files`):
 
     config.json, model.safetensors, ...          the target, as `PreTrainedModel` writes it
     blockwise_heads.safetensors, ..heads.json    BlockwiseHeads, or
     medusa_heads.safetensors, ..heads.json       MedusaHeads
 
-The target comes first and the heads' JSON last, each renamed from a temporary name, so that a
-directory with that JSON is whole.
+The target is written first and the heads' JSON last, each renamed from a temporary name, so a
+directory with that JSON is complete.
 """
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.models.head_files import staged_folder
 from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
 from lattice_bpd.models.medusa import MEDUSA_FILES, MedusaHeads
 
@@ -38,11 +38,8 @@ def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> No
             "expected BlockwiseHeads or MedusaHeads; save the target with "
             "model.base.save_pretrained(directory) and attach the heads again after loading"
         )
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name:
-        base.save_pretrained(name)
-        for path in sorted(Path(name).iterdir()):
-            path.replace(directory / path.name)
+    with staged_folder(directory) as folder:
+        base.save_pretrained(folder)
     heads.save_pretrained(directory)
     other = MEDUSA_FILES if isinstance(heads, BlockwiseHeads) else BLOCKWISE_FILES
     for stale in (other.config_name, other.weights_name):

@@ -1,15 +1,16 @@
-"""Files of trained heads: STEM.safetensors with the tensors and STEM.json that describes them.
+"""Files of trained heads: tensors in STEM.safetensors, sizes in STEM.json.
 
 The JSON has "format" (`lattice_bpd.STEM`), "version" and the sizes from which the module is built.
-Both are written to a temporary folder beside them and renamed, the JSON last, so that a directory
-with STEM.json is whole.
+Both are written to a temporary folder and renamed, the JSON last, so a directory with STEM.json is
+complete.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +18,51 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from lattice_bpd._core import FormatError
 
 Heads = TypeVar("Heads", bound=nn.Module)
+
+
+@contextmanager
+def staged_folder(directory: Path, last: str = "") -> Iterator[Path]:
+    """A temporary folder whose files are renamed into `directory` on success.
+
+    Args:
+        directory: made if missing.
+        last: name of the file that is renamed last, so that it marks a complete directory.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name:
+        yield Path(name)
+        for path in sorted(Path(name).iterdir(), key=lambda path: (path.name == last, path.name)):
+            path.replace(directory / path.name)
+
+
+def read_json(path: Path, advice: str) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        FormatError: missing or damaged; ends with `advice`.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: cannot be read ({error}); {advice}") from error
+
+
+def check_sizes(path: Path, config: Any, minima: Mapping[str, int], advice: str) -> None:
+    """Raise FormatError unless a JSON file's content has integers of so much or more."""
+    for key, minimum in minima.items():
+        value = config.get(key) if isinstance(config, dict) else None
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise FormatError(
+                f"{path}: {key} is {value!r}, expected an integer of {minimum} or more; {advice}"
+            )
 
 
 @dataclass(frozen=True)
@@ -30,12 +71,12 @@ class HeadFiles:
 
     Attributes:
         stem: of the file names.
-        least: smallest value of each size in the JSON, all integers.
+        minima: the smallest value of each size in the JSON, all integers.
         version: of the format.
     """
 
     stem: str
-    least: Mapping[str, int]
+    minima: Mapping[str, int]
     version: int = 1
 
     @property
@@ -54,17 +95,13 @@ class HeadFiles:
         Raises:
             OSError: the directory cannot be written.
         """
-        directory.mkdir(parents=True, exist_ok=True)
         config = {"format": f"lattice_bpd.{self.stem}", "version": self.version, **sizes}
-        with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name:
-            temporary = Path(name)
+        with staged_folder(directory, last=self.config_name) as folder:
             save_file(
-                {key: value.detach().cpu().contiguous() for key, value in _tensors(heads)},
-                temporary / self.weights_name,
+                {key: part.detach().cpu().contiguous() for key, part in heads.state_dict().items()},
+                folder / self.weights_name,
             )
-            (temporary / self.config_name).write_text(json.dumps(config, indent=2) + "\n")
-            for name in (self.weights_name, self.config_name):
-                (temporary / name).replace(directory / name)
+            (folder / self.config_name).write_text(json.dumps(config, indent=2) + "\n")
 
     def read_config(self, directory: Path) -> dict[str, Any]:
         """The JSON's content.
@@ -73,31 +110,23 @@ class HeadFiles:
             FormatError: missing, cut, altered, of another version, or a size out of range.
         """
         path = directory / self.config_name
-        cure = "give a directory that save_pretrained wrote"
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise FormatError(f"{path}: cannot be read ({error}); {cure}") from error
-        wanted = f"lattice_bpd.{self.stem}"
-        if not isinstance(config, dict) or config.get("format") != wanted:
-            raise FormatError(f"{path}: is not a {wanted!r} file; {cure}")
+        advice = "give a directory that save_pretrained wrote"
+        config = read_json(path, advice)
+        expected = f"lattice_bpd.{self.stem}"
+        if not isinstance(config, dict) or config.get("format") != expected:
+            raise FormatError(f"{path}: is not a {expected!r} file; {advice}")
         if config.get("version") != self.version:
             raise FormatError(
                 f"{path}: format version {config.get('version')!r}, expected {self.version}; "
                 "install the version of lattice-bpd that wrote it"
             )
-        for key, least in self.least.items():
-            value = config.get(key)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise FormatError(
-                    f"{path}: {key} is {value!r}, expected an integer of {least} or more"
-                )
+        check_sizes(path, config, self.minima, advice)
         return config
 
     def read_heads(self, directory: Path, build: Callable[[], Heads]) -> Heads:
-        """The module that `build` makes by the JSON's sizes, with the file's tensors, on the CPU.
+        """The module that `build` makes from the JSON's sizes, with the file's tensors, on the CPU.
 
-        It is built without memory, so that sizes out of all reason meet the file's own first.
+        It is built on the meta device, so that absurd sizes allocate nothing before the check.
 
         Raises:
             FormatError: missing, cut, or tensors other than the module's.
@@ -114,7 +143,3 @@ class HeadFiles:
                 f"{path}: the heads' weights cannot be read ({error}); expected the tensors that "
                 f"{self.config_name} beside it describes; save or train the model again"
             ) from error
-
-
-def _tensors(heads: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    return heads.state_dict().items()

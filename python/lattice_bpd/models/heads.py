@@ -1,9 +1,9 @@
-"""The extra heads of a blockwise parallel LM.
+"""The extra prediction heads of blockwise parallel decoding.
 
-Head 1 is the target LM's own softmax and lives in the target. Heads 2..h are here: each is a
-feed-forward network with one hidden layer and a residual connection on the target's last hidden
-state; its output goes through the target's own (tied) output embedding, so a head never owns a
-V-sized matrix (Stern et al. 2018, section 6; Kim et al. 2024, section 4).
+Head 1 is the target's own output embedding. Heads 2..h are here: each is a feed-forward network
+with one hidden layer and a residual connection on the target's last hidden state; its output goes
+through the target's output embedding, so no head has a V-sized matrix (Stern et al. 2018, section
+6; Kim et al. 2024, section 4).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ BLOCKWISE_FILES = HeadFiles("blockwise_heads", {"num_heads": 2, "hidden_size": 1
 class BlockwiseHeads(nn.Module):
     """Feed-forward heads 2..h on one hidden state, evaluated together.
 
-    The heads' matrices are kept stacked as two 2-D parameters, so that h-1 heads cost two matrix
-    products rather than 2(h-1) small ones, and so that `torch.optim.Muon` can train them.
+    The heads' matrices are stacked in two 2-D parameters, so that h-1 heads take two matrix
+    products rather than 2(h-1) small ones, and `torch.optim.Muon` can train them.
 
     Args:
         hidden_size: D, the width of the target's last hidden state.
         num_heads: h, head 1 (the target's own) included; at least 2.
         inner_size: F, the width of each head's hidden layer; D when None.
-        vocab_size: V of the target that they are trained on, where it is known: `BlockwiseLM`
-            refuses a target of another vocabulary.
+        vocab_size: V of the target that they are trained on, if known: `BlockwiseLM` refuses a
+            target with another vocabulary.
 
     Raises:
         ValueError: num_heads below 2 or a size below 1.
@@ -75,7 +75,7 @@ class BlockwiseHeads(nn.Module):
 
         Args:
             hidden: (..., D) float, the target's hidden states that enter its output embedding.
-            slots: which slots are wanted, 0..H-1 in order; None: all H.
+            slots: the slots to compute, 0..H-1 in order; None: all H.
 
         Returns:
             (..., S, D) float for S slots; row j goes through the output embedding to give the

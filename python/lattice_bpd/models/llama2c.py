@@ -1,15 +1,15 @@
-"""Llama checkpoints of the llama2.c project's first format, as a `transformers` model.
+"""Loading of llama2.c checkpoints (version 0) as `transformers` models.
 
 One little-endian file: seven int32 (dim, hidden_dim, layers, heads, key/value heads, vocabulary,
 positions), then float32 tensors in a fixed order, each for all layers at once:
 
     embedding [V,D]; attention norm [L,D]; wq [L,D,D]; wk, wv [L,K,D]; wo [L,D,D]; FFN norm [L,D];
     w1 [L,F,D]; w2 [L,D,F]; w3 [L,F,D]; final norm [D]; rotary cosines and sines [S,d/2] each
-    (unused: they follow from the sizes); output embedding [V,D] if the vocabulary is written as a
-    negative number, else the embedding serves for both.
+    (unused: they follow from the sizes); output embedding [V,D] if the vocabulary size is negative,
+    else it is tied to the embedding.
 
-Rotary positions turn neighbouring pairs (0 1), (2 3) .. there, and (0 d/2), (1 d/2+1) .. in
-`transformers`: the rows of wq and wk are put into that order, which leaves q.k as it was.
+Rotary positions rotate adjacent pairs (0 1), (2 3) .. there, and (0 d/2), (1 d/2+1) .. in
+`transformers`: the rows of wq and wk are permuted accordingly, which does not change q.k.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lattice_bpd._core import FormatError
 
 _HEADER = struct.Struct("<7i")
-_MOST = 1 << 24  # of any size in the header: larger ones are damage
+_MAX_SIZE = 1 << 24  # of any size in the header: larger ones are damage
 
 
 class Llama2cSizes(NamedTuple):
@@ -72,15 +72,15 @@ def load_llama2c(path: str | Path, *, attn_implementation: str = "eager") -> Lla
 
     Args:
         path: the .bin file.
-        attn_implementation: of `transformers`; plain attention is the quickest for small models.
+        attn_implementation: of `transformers`; eager attention is the fastest for small models.
 
     Returns:
-        The model in evaluation mode, float32, on the CPU. Token 1 begins a text and 2 ends one,
+        The model in evaluation mode, float32, on the CPU. Token 1 starts a text and 2 ends one,
         as in every Llama vocabulary of that project.
 
     Raises:
         OSError: the file cannot be read.
-        FormatError: it is no such checkpoint, or was cut.
+        FormatError: the file is another format, or truncated.
     """
     sizes, tensors = read_llama2c(path)
     config = LlamaConfig(
@@ -107,11 +107,11 @@ def load_llama2c(path: str | Path, *, attn_implementation: str = "eager") -> Lla
 
 
 def read_llama2c(path: str | Path) -> tuple[Llama2cSizes, dict[str, Tensor]]:
-    """The header and the tensors as they stand in the file; see the module's text for shapes.
+    """The header and the tensors as stored in the file; see the module's text for shapes.
 
     Raises:
         OSError: the file cannot be read.
-        FormatError: it is no such checkpoint, or was cut.
+        FormatError: the file is another format, or truncated.
     """
     data = Path(path).read_bytes()
     sizes = _read_header(path, data)
@@ -120,7 +120,7 @@ def read_llama2c(path: str | Path) -> tuple[Llama2cSizes, dict[str, Tensor]]:
     if len(data) != expected:
         raise FormatError(
             f"{path}: has {len(data):,} bytes; its header (dim {sizes.dim}, layers "
-            f"{sizes.num_layers}, vocabulary {sizes.vocab_size}) asks for {expected:,}; copy the "
+            f"{sizes.num_layers}, vocabulary {sizes.vocab_size}) needs {expected:,}; copy the "
             "file again, or export it in llama2.c's version 0"
         )
     numbers = torch.from_numpy(np.frombuffer(data, "<f4", offset=_HEADER.size).copy())
@@ -143,7 +143,7 @@ def _read_header(path: str | Path, data: bytes) -> Llama2cSizes:
     sizes = Llama2cSizes(
         dim, hidden_dim, layers, heads, kv_heads, abs(vocab), positions, tied=vocab > 0
     )
-    fits = all(0 < size <= _MOST for size in sizes[:-1])
+    fits = all(0 < size <= _MAX_SIZE for size in sizes[:-1])
     if not fits or dim % (2 * heads) or heads % kv_heads:
         raise FormatError(
             f"{path}: the header reads {sizes[:-1]}; expected seven sizes above 0 with dim a "
@@ -178,6 +178,6 @@ def _rename(sizes: Llama2cSizes, tensors: dict[str, Tensor]) -> dict[str, Tensor
 
 
 def _pairs_to_halves(weight: Tensor, heads: int) -> Tensor:
-    """Rows 0 1 2 3 .. of each head in the order 0 2 .. 1 3 ..; (heads * d, D) stays its shape."""
+    """Permute the rows of each head, 0 1 2 3 .. to 0 2 .. 1 3 ..; (heads * d, D)."""
     rows, width = weight.shape
     return weight.view(heads, rows // heads // 2, 2, width).transpose(1, 2).reshape(rows, width)

@@ -1,6 +1,6 @@
-"""The call of a causal LM: its own forward, and the hidden states that give the logits.
+"""Calls of causal LMs that return logits and the hidden states they come from.
 
-The logits of a target are those of its own `forward`, always. Its *hidden states* are what
+The logits of a target are always those of its own `forward`. Its *hidden states* are what
 `forward` passes to the output embedding (`get_output_embeddings()`):
 
     ids -> decoder -> (transform, scale) -> hidden -> output embedding -> (scale, cap) -> logits
@@ -9,26 +9,39 @@ so they include every layer and scale before the output embedding (the transform
 the division of MiniCPM3), and exclude every scale or cap of the logits (Granite, Cohere, Gemma 2).
 Heads are trained on these states and get them in every call.
 
-Most LMs compute nothing between `base_model` and the output embedding and nothing after it. For
-those `call_inner` gives the same tensors with less overhead, and can leave out logits that are not
-needed. `inner_call_is_exact` decides whether it may be used, by comparing both on the model.
+Most LMs compute nothing between `base_model` and the output embedding, and nothing after it. For
+those, `call_inner` returns the same tensors with less overhead. `inner_call_is_exact` decides
+whether it may be used, by comparing both on the model.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-_PROMPT, _NEXT = (1, 2, 3, 5, 4), (6, 3, 7)  # token ids that the comparison reads
-_EXACT: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-_TAKES_POSITIONS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-_PARAMETERS: WeakKeyDictionary[type, Mapping[str, inspect.Parameter]] = WeakKeyDictionary()
+_PROMPT, _NEXT = (1, 2, 3, 5, 4), (6, 3, 7)  # token ids for comparisons
+Result = TypeVar("Result")
+
+
+def _once(compute: Callable[..., Result]) -> Callable[..., Result]:
+    """Remember a function's result for each first argument, as long as that exists."""
+    results: WeakKeyDictionary[Any, Result] = WeakKeyDictionary()
+
+    @functools.wraps(compute)
+    def remembered(key: Any, *arguments: Any) -> Result:
+        result = results.get(key)
+        if result is None:
+            result = results[key] = compute(key, *arguments)
+        return result
+
+    return remembered
 
 
 class LMOutput(NamedTuple):
@@ -44,14 +57,14 @@ class LMOutput(NamedTuple):
 
 
 def unwrap_model(model: Any) -> Any:
-    """The `PreTrainedModel` in a wrapper, or what was given where there is no wrapper.
+    """The `PreTrainedModel` inside a wrapper; other objects are returned as they are.
 
     Args:
         model: a `torch.compile`d model, a DataParallel, a PEFT model or any `nn.Module` that holds
             exactly one PreTrainedModel at its top.
 
     Raises:
-        TypeError: the wrapper computes other logits than the model that it wraps.
+        TypeError: the wrapper computes other logits than the wrapped model.
     """
     inner = model
     while isinstance(inner, nn.Module) and not isinstance(inner, PreTrainedModel):
@@ -75,16 +88,16 @@ def _check_wrapper(wrapper: nn.Module, inner: PreTrainedModel) -> None:
     """Raise TypeError if the wrapper's logits are not those of the wrapped model."""
     ids = torch.tensor([_PROMPT], device=inner.device)
     try:
-        found = wrapper(input_ids=ids)
+        output = wrapper(input_ids=ids)
     except Exception:  # it cannot be called like an LM, so it is only a container
         return
-    logits = getattr(found, "logits", None)
-    wanted = getattr(inner(input_ids=ids), "logits", None)
+    logits = getattr(output, "logits", None)
+    expected = getattr(inner(input_ids=ids), "logits", None)
     if not (
         isinstance(logits, Tensor)
-        and isinstance(wanted, Tensor)
-        and logits.shape == wanted.shape
-        and torch.allclose(logits.float(), wanted.float(), rtol=1e-3, atol=1e-5, equal_nan=True)
+        and isinstance(expected, Tensor)
+        and logits.shape == expected.shape
+        and torch.allclose(logits.float(), expected.float(), rtol=1e-3, atol=1e-5, equal_nan=True)
     ):
         raise TypeError(
             f"decode: model is a {type(wrapper).__name__} around a {type(inner).__name__}, and "
@@ -93,22 +106,56 @@ def _check_wrapper(wrapper: nn.Module, inner: PreTrainedModel) -> None:
         )
 
 
+def find_max_positions(config: Any) -> int | None:
+    """The longest text of a decoder, in tokens; None where its config names no limit."""
+    limit = getattr(config, "max_position_embeddings", None)
+    return None if limit is None or int(limit) < 1 else int(limit)
+
+
 def cache_argument(base: PreTrainedModel) -> str | None:
-    """The name by which `forward` takes a cache; None where it takes none."""
+    """The name of `forward`'s cache argument; None if it has none."""
     names = ("past_key_values", "cache_params")
     return next((name for name in names if name in _parameters(type(base))), None)
 
 
-def takes_position_ids(base: PreTrainedModel) -> bool:
-    """Whether `forward` can be told positions 0, 1, .. of a text, itself or the decoder below it.
+def build_inputs(
+    base: PreTrainedModel,
+    input_ids: Tensor,
+    cache: Any = None,
+    position_ids: Tensor | None = None,
+    *,
+    use_cache: bool = True,
+) -> dict[str, Any]:
+    """The arguments of `forward` for new tokens after those of a cache.
 
-    Not where a model numbers its tokens in another way and `generate` leaves that to it, as
-    Kosmos-2.5 does.
+    Args:
+        base: the model.
+        input_ids: (B, T) int64.
+        cache: keys and values of the earlier tokens; None: there are none.
+        position_ids: (B, T) int64, where the model takes positions; None: those after the cache.
+        use_cache: whether the model keeps what it computes.
     """
-    known = _TAKES_POSITIONS.get(base)
-    if known is None:
-        known = _TAKES_POSITIONS[base] = _has_position_ids(base) and not _numbers_itself(base)
-    return known
+    inputs: dict[str, Any] = {"input_ids": input_ids, "use_cache": use_cache}
+    name = cache_argument(base)
+    if cache is not None and name is not None:
+        inputs[name] = cache
+    if takes_position_ids(base):
+        # Given as `generate` gives them: the model's own numbering may differ (RoBERTa).
+        if position_ids is None:
+            start = 0 if cache is None else int(cache.get_seq_length())
+            steps = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
+            position_ids = steps.expand(len(input_ids), -1)
+        inputs["position_ids"] = position_ids
+    return inputs
+
+
+@_once
+def takes_position_ids(base: PreTrainedModel) -> bool:
+    """Whether `forward`, or the decoder that it calls, takes position ids 0, 1, .. of a text.
+
+    False where `generate` passes none and the model numbers its tokens in another way (Kosmos-2.5).
+    """
+    return _has_position_ids(base) and not _numbers_itself(base)
 
 
 def _has_position_ids(base: PreTrainedModel) -> bool:
@@ -122,7 +169,7 @@ def _has_position_ids(base: PreTrainedModel) -> bool:
 
 @torch.inference_mode()
 def _numbers_itself(base: PreTrainedModel) -> bool:
-    """Whether `generate` tells a model no positions, and telling it makes a difference."""
+    """Whether `generate` passes a model no positions, and passing them changes its logits."""
     device = next(base.parameters()).device
     ids = torch.tensor([_PROMPT], device=device)
     steps = torch.arange(len(_PROMPT), device=device)[None]
@@ -134,26 +181,24 @@ def _numbers_itself(base: PreTrainedModel) -> bool:
         )  # fmt: skip
         if prepared.get("position_ids") is not None:
             return False
-        own, told = (
-            model(input_ids=ids, use_cache=False, **given).logits
-            for given in ({}, {"position_ids": steps})
+        without, given = (
+            model(input_ids=ids, use_cache=False, **positions).logits
+            for positions in ({}, {"position_ids": steps})
         )
     except Exception:  # of any kind; the first call of decoding reports it
         return False
-    scale = float(own.abs().max())
-    return not torch.allclose(own, told, rtol=0.0, atol=1e-2 * scale)
+    scale = float(without.abs().max())
+    return not torch.allclose(without, given, rtol=0.0, atol=1e-2 * scale)
 
 
+@_once
 def _parameters(kind: type[nn.Module]) -> Mapping[str, inspect.Parameter]:
     """The parameters of a class's `forward`."""
-    known = _PARAMETERS.get(kind)
-    if known is None:
-        known = _PARAMETERS[kind] = inspect.signature(kind.forward).parameters
-    return known
+    return inspect.signature(kind.forward).parameters
 
 
 def call_forward(base: Any, embedding: nn.Module, inputs: dict[str, Any]) -> LMOutput:
-    """The LM's own forward pass; the hidden states are read where they enter its output embedding.
+    """The LM's own forward pass; hidden states are captured at the input of the output embedding.
 
     Args:
         base: LM of `transformers`.
@@ -183,52 +228,43 @@ def call_forward(base: Any, embedding: nn.Module, inputs: dict[str, Any]) -> LMO
 
 
 def call_inner(base: Any, embedding: nn.Module, inputs: dict[str, Any]) -> LMOutput:
-    """`base_model` and the output embedding; only where `inner_call_is_exact`."""
+    """`base_model` and then the output embedding; only if `inner_call_is_exact`."""
     hidden: Tensor = base.base_model(**inputs).last_hidden_state
     return LMOutput(embedding(hidden), hidden)
 
 
+@_once
 def inner_call_is_exact(base: PreTrainedModel, embedding: nn.Module) -> bool:
-    """Whether `call_inner` gives the very numbers of `call_forward`, found out once for each model.
+    """Whether `call_inner` returns the numbers of `call_forward`; compared once per model.
 
-    Both read three tokens over a cache that the model's own forward has filled with a prompt; all
-    logits and hidden states must be equal bit for bit.
+    Both read three tokens after a prompt that the model's own forward has read; all logits and
+    hidden states must be equal bit for bit.
     """
-    known = _EXACT.get(base)
-    if known is None:
-        modes = [(module, module.training) for module in base.modules()]
-        base.eval()  # type: ignore[no-untyped-call]  # dropout differs from call to call
-        try:
-            known = _EXACT[base] = base.base_model is not base and _compare(base, embedding)
-        finally:
-            for module, training in modes:
-                module.training = training
-    return known
+    modes = [(module, module.training) for module in base.modules()]
+    base.eval()  # type: ignore[no-untyped-call]  # dropout differs from call to call
+    try:
+        return base.base_model is not base and _compare(base, embedding)
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @torch.inference_mode()
 def _compare(base: PreTrainedModel, embedding: nn.Module) -> bool:
     try:
-        wanted, found = (_probe(base, embedding, call) for call in (call_forward, call_inner))
+        expected, actual = (_probe(base, embedding, call) for call in (call_forward, call_inner))
     except Exception:  # of any kind: then the model's own forward is called
         return False
-    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    pairs = zip(expected, actual, strict=True)
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
 def _probe(base: PreTrainedModel, embedding: Any, call: Any) -> LMOutput:
-    """What a call gives for several positions over the cache of a prompt."""
-    name = cache_argument(base)
-    cache = DynamicCache(config=base.config)
-    inputs: dict[str, Any] = (
-        {"use_cache": True} if name is None else {"use_cache": True, name: cache}
-    )
-    size, positions = len(embedding.weight), takes_position_ids(base)
-    start = 0
-    for read, ids in ((call_forward, _PROMPT), (call, _NEXT)):
-        inputs["input_ids"] = torch.tensor([ids], device=embedding.weight.device) % size
-        if positions:
-            steps = torch.arange(start, start + len(ids), device=embedding.weight.device)
-            inputs["position_ids"] = steps[None]
-        output: LMOutput = read(base, embedding, inputs)
-        start += len(ids)
+    """The output of a call on several tokens after a cached prompt."""
+    weight, cache, start = embedding.weight, DynamicCache(config=base.config), 0
+    for read, tokens in ((call_forward, _PROMPT), (call, _NEXT)):
+        ids = torch.tensor([tokens], device=weight.device) % len(weight)
+        steps = torch.arange(start, start + len(tokens), device=weight.device)[None]
+        output: LMOutput = read(base, embedding, build_inputs(base, ids, cache, steps))
+        start += len(tokens)
     return output

@@ -1,20 +1,22 @@
-"""Medusa checkpoints, read and written.
+"""Reading and writing of Medusa checkpoints.
 
 v0.1   config.json (medusa_num_heads, medusa_num_layers, base_model_name_or_path) and
-medusa_lm_head.pt (or .safetensors) with the heads alone; the target is elsewhere
+       medusa_lm_head.pt (or .safetensors) with the heads; the target is elsewhere
 v1.0   a `transformers` checkpoint of the target whose config.json has the two numbers too and
-whose weights hold the heads as medusa_head.*
+       whose weights include the heads as medusa_head.*
+
+Pickles are read with `weights_only=True`: a file cannot run code.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -22,14 +24,18 @@ from transformers import PreTrainedModel
 from lattice_bpd._core import FormatError
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.checkpoint import load_target
-from lattice_bpd.models.medusa import MedusaHeads
-from lattice_bpd.models.medusa_files import (
-    CONFIG_NAME,
-    HEADS_ALONE,
-    read_medusa_config,
-    read_medusa_tensors,
+from lattice_bpd.models.head_files import check_sizes, read_json, staged_folder
+from lattice_bpd.models.medusa import (
+    PREFIX,
+    MedusaHeads,
+    from_medusa_names,
+    to_medusa_names,
 )
-from lattice_bpd.models.medusa_tensors import PREFIX, from_medusa_names, to_medusa_names
+
+_CONFIG_NAME = "config.json"
+_HEADS_ALONE = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_ADVICE = "give the directory of a Medusa checkpoint"
 
 
 class SharedBlocksWarning(UserWarning):
@@ -88,18 +94,18 @@ def load_medusa_heads(directory: str | Path, *, num_slots: int | None = None) ->
             logits are right; what its author meant may have been n blocks.
     """
     directory = Path(directory)
-    config = read_medusa_config(directory)
-    path, tensors = read_medusa_tensors(directory)
+    config = _read_config(directory)
+    path, tensors = _read_tensors(directory)
     heads = from_medusa_names(
         tensors,
         path,
         config["medusa_num_heads"] if num_slots is None else num_slots,
         config["medusa_num_layers"],
     )
-    for key, found in (("hidden_size", heads.hidden_size), ("vocab_size", heads.vocab_size)):
-        if config.get(key, found) != found:
+    for key, size in (("hidden_size", heads.hidden_size), ("vocab_size", heads.vocab_size)):
+        if config.get(key, size) != size:
             raise FormatError(
-                f"{path}: the heads have {key} {found}, {directory / CONFIG_NAME} has "
+                f"{path}: the heads have {key} {size}, {directory / _CONFIG_NAME} has "
                 f"{config[key]}; expected the same; copy config and weights from one checkpoint"
             )
     if heads.num_layers > 1 and _blocks_are_equal(heads):
@@ -134,24 +140,20 @@ def save_medusa(
         OSError: the directory cannot be written.
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name:
-        temporary = Path(name)
+    with staged_folder(directory, last=_CONFIG_NAME) as folder:
         if base is None:
-            torch.save(to_medusa_names(heads), temporary / "medusa_lm_head.pt")
+            torch.save(to_medusa_names(heads), folder / "medusa_lm_head.pt")
         else:
-            base.save_pretrained(temporary)
-            config = json.loads((temporary / CONFIG_NAME).read_text(encoding="utf-8"))
-            _add_heads(temporary, to_medusa_names(heads, PREFIX))
+            base.save_pretrained(folder)
+            config = json.loads((folder / _CONFIG_NAME).read_text(encoding="utf-8"))
+            _add_heads(folder, to_medusa_names(heads, PREFIX))
         config |= {
             "medusa_num_heads": heads.num_slots,
             "medusa_num_layers": heads.num_layers,
             "base_model_name_or_path": base_model_name_or_path,
         }
-        (temporary / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        for path in sorted(temporary.iterdir(), key=lambda path: path.name == CONFIG_NAME):
-            path.replace(directory / path.name)
+        (folder / _CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _add_heads(directory: Path, tensors: dict[str, Tensor]) -> None:
@@ -168,10 +170,10 @@ def _add_heads(directory: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _target_folder(directory: Path) -> Path:
-    """Where the target of a checkpoint lies on this machine."""
-    if not any((directory / name).is_file() for name in HEADS_ALONE):
+    """The local folder of a checkpoint's target."""
+    if not any((directory / name).is_file() for name in _HEADS_ALONE):
         return directory
-    name = read_medusa_config(directory).get("base_model_name_or_path")
+    name = _read_config(directory).get("base_model_name_or_path")
     if isinstance(name, str) and name and Path(name).is_dir():
         return Path(name)
     raise ValueError(
@@ -181,8 +183,72 @@ def _target_folder(directory: Path) -> Path:
 
 
 def _blocks_are_equal(heads: MedusaHeads) -> bool:
-    """Whether every head repeats one block."""
+    """Whether the blocks of every head are equal."""
     return all(
         torch.equal(part, part[:1].expand_as(part))
         for part in (heads.block_weight, heads.block_bias)
     )
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    """config.json, which has medusa_num_heads and medusa_num_layers.
+
+    Raises:
+        FormatError: it is missing, cut, or of another kind of model.
+    """
+    path = directory / _CONFIG_NAME
+    config = read_json(path, _ADVICE)
+    check_sizes(path, config, {"medusa_num_heads": 1, "medusa_num_layers": 0}, _ADVICE)
+    return dict(config)
+
+
+def _read_tensors(directory: Path) -> tuple[Path, dict[str, Tensor]]:
+    """The file (for shards: the index) that holds the heads, and their tensors.
+
+    Raises:
+        FormatError: no such file, a cut one, or one that would run code.
+    """
+    for name in _HEADS_ALONE:
+        if (path := directory / name).is_file():
+            return path, _read_file(path, "")
+    for name in _WHOLE:
+        index = directory / f"{name}.index.json"
+        if index.is_file():
+            return index, _read_shards(index)
+        if (path := directory / name).is_file():
+            return path, _read_file(path, PREFIX)
+    expected = ", ".join((*_HEADS_ALONE, *_WHOLE))
+    raise FormatError(f"{directory}: has none of {expected} (or an index of shards); {_ADVICE}")
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = {file for name, file in weight_map.items() if name.startswith(PREFIX)}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(
+            f"{index}: is no index of shards ({error!r}); expected a weight_map; copy it again"
+        ) from error
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(shards):
+        tensors |= _read_file(index.parent / Path(str(shard)).name, PREFIX)
+    return tensors
+
+
+def _read_file(path: Path, prefix: str) -> dict[str, Tensor]:
+    """The tensors of a file whose names begin with the prefix."""
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as file:
+                names = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118
+                return {key: file.get_tensor(key) for key in names}
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of pickles that were altered, any
+        reason = str(error).strip().split("\n")[0]
+        raise FormatError(
+            f"{path}: cannot be read ({reason}); expected the tensors of a Medusa checkpoint, no "
+            "code; copy the file again"
+        ) from error
+    if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
+        raise FormatError(f"{path}: holds no named tensors; expected a state dict; {_ADVICE}")
+    return {str(key): value for key, value in content.items() if str(key).startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Models to train from scratch: a GPT for a CPU (the demo's target), and the paper's rescorers."""
+"""Small models to train from scratch: the demo's target and neural rescorers."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def build_small_gpt(
 ) -> BlockwiseLM:
     """A GPT of about 1.2 M parameters with `num_heads` prediction heads, randomly initialised.
 
-    GPT-NeoX rather than GPT-2, since with few tokens to learn from rotary positions are worth a
-    third of the training (held-out loss of head 1 after 600 K tokens of Python: 4.31 against
-    4.68). ReLU rather than GELU, and few wide attention heads: both only for speed on a CPU.
+    GPT-NeoX rather than GPT-2: on little text, rotary positions save a third of the training
+    (held-out loss of head 1 after 600 K tokens of Python: 4.31 against 4.68). ReLU rather than
+    GELU, and few wide attention heads, for speed on a CPU.
 
     Args:
         vocab_size: V.
         hidden_size: D; a multiple of num_attention_heads.
         num_layers: transformer blocks.
         num_attention_heads: attention heads of a block.
-        num_heads: h, prediction heads with the target's own.
-        max_positions: longest prompt plus output that the model has positions for.
+        num_heads: h, prediction heads, the target's own included.
+        max_positions: longest prompt plus output, in tokens.
 
     Returns:
-        The untrained model in evaluation mode; its initial weights follow torch's global seed.
+        The untrained model in evaluation mode; its weights depend on torch's global seed.
     """
     config = GPTNeoXConfig(
         vocab_size=vocab_size,
@@ -62,11 +62,11 @@ def build_small_gpt(
         bos_token_id=None,
         eos_token_id=None,
     )
-    # Plain attention: quicker here than the fused kernel, whose backward pass is slow on CPUs.
+    # Faster here than the fused kernel, whose backward pass is slow on CPUs.
     config._attn_implementation = "eager"
     base: PreTrainedModel = GPTNeoXForCausalLM(config)  # type: ignore[no-untyped-call]
-    # The usual 0.02 is made for D = 768. With D = 128 and a tied softmax it lets the unigram
-    # distribution swamp the embeddings: the loss then stays at the unigram entropy for long.
+    # The usual 0.02 suits D = 768. With D = 128 and tied embeddings the loss would stay at the
+    # unigram entropy for long.
     nn.init.normal_(cast(nn.Embedding, base.get_input_embeddings()).weight, std=0.05)
     return BlockwiseLM(base, num_heads=num_heads).eval()
 
@@ -81,21 +81,21 @@ def build_rescorer(
 ) -> GPT2LMHeadModel:
     """A neural rescorer of the paper, randomly initialised, for `NeuralScorer`.
 
-    A decoder-only transformer with learned absolute positions and twelve attention heads a layer.
-    The name counts the embedding table too, so that the parameters depend on the vocabulary.
+    A decoder-only transformer with learned absolute positions and 12 attention heads per layer.
+    The sizes include the embedding table of the paper's vocabulary.
 
     Args:
         size: "32M", "61M" or "94M"; see RESCORER_SIZES.
         vocab_size: V, the target's.
-        max_positions: as many as the target's, or its texts' longest.
+        max_positions: of the target, or of the longest text.
         num_layers: instead of the size's.
         hidden_size: instead of the size's, a multiple of 12; the inner size is four times as much.
 
     Returns:
-        The untrained model in evaluation mode; its weights follow torch's global seed.
+        The untrained model in evaluation mode; its weights depend on torch's global seed.
 
     Raises:
-        ValueError: an unknown size, or a hidden size that twelve heads do not divide.
+        ValueError: an unknown size, or a hidden size that is not a multiple of 12.
 
     Source: Kim et al. 2024, appendix C.2.
     """

@@ -1,12 +1,12 @@
-"""Head sources: where the logits of a lattice come from.
+"""Head sources: the modules that compute the logits of a lattice.
 
-    BlockwiseHeads    ours: states that go through the target's own output embedding
+    BlockwiseHeads    states that go through the target's own output embedding
     MedusaHeads       Medusa checkpoints: every head has its own projection
-    SequentialHeads   multi-token prediction: each head runs on the one before it
-    CallableHeads     any function hidden states -> logits
+    SequentialHeads   multi-token prediction: each head runs on the previous one
+    CallableHeads     any function from hidden states to logits
 
-`BlockwiseLM(target, heads=source)` decodes with any of them. The last three follow `HeadSource`;
-write a class of your own to plug in another.
+`BlockwiseLM(target, heads=source)` decodes with any of them. The last three implement
+`HeadSource`, as may a class of yours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lattice_bpd.models.heads import BlockwiseHeads
 
 @runtime_checkable
 class HeadSource(Protocol):
-    """Anything that gives logits for the slots behind the exact token.
+    """An object that computes logits for the slots after the exact token.
 
     Attributes:
         num_slots: H.
@@ -36,11 +36,11 @@ class HeadSource(Protocol):
 
         Args:
             hidden: (..., D) float, the target's hidden states that predicted the exact tokens.
-            exact_tokens: (...) int64, the token y_{t+1} that the target chose in each place; None
-                where the caller has not chosen yet.
+            exact_tokens: (...) int64, the token y_{t+1} that the target chose from each state; None
+                if the caller has not chosen yet.
 
         Returns:
-            (..., H, V) float; slot 0 predicts the token right behind the exact one.
+            (..., H, V) float; slot 0 predicts the token after the exact one.
         """
         ...
 
@@ -50,7 +50,7 @@ class CallableHeads(nn.Module):
 
     Args:
         function: hidden states (B, D) float -> logits (B, H, V) float. A module is moved to the
-            target's device and dtype with the rest.
+            target's device and dtype.
         num_slots: H.
     """
 
@@ -62,7 +62,7 @@ class CallableHeads(nn.Module):
         """See HeadSource.
 
         Raises:
-            ValueError: the function gave something else than (B, H, V).
+            ValueError: the function returned another shape than (B, H, V).
         """
         rows = hidden.reshape(-1, hidden.shape[-1])
         logits = self.function(rows)
@@ -76,17 +76,17 @@ class CallableHeads(nn.Module):
 
 
 class SequentialHeads(nn.Module):
-    """Heads that run in turn: multi-token prediction (DeepSeek-AI 2024, section 2.2).
+    """Sequential heads, as in multi-token prediction (DeepSeek-AI 2024, section 2.2).
 
         state_0 = step(hidden,  embedding of the exact token,       0) -> logits of slot 0
-        state_1 = step(state_0, embedding of slot 0's likeliest,    1) -> logits of slot 1 ..
+        state_1 = step(state_0, embedding of slot 0's argmax,       1) -> logits of slot 1 ..
 
     Args:
-        step: (states (N, D), embeddings (N, E), slot number) -> states (N, D). One module for
-            every depth, or one that picks its layers by the number. It should keep no memory:
-            it is called for any row, and once when it is attached.
-        num_slots: H, how often it runs.
-        target: gives the input embedding, and the output embedding that turns states into logits.
+        step: (states (N, D), embeddings (N, E), slot index) -> states (N, D). One module for all
+            slots, or one that selects its layers by the index. It must be stateless: it is called
+            for any rows, and once when it is attached.
+        num_slots: H.
+        target: its input embedding embeds tokens, its output embedding maps states to logits.
         unembed: states (N, D) -> logits (N, V) instead of the target's output embedding, for
             models whose heads have a norm or a projection of their own.
     """
@@ -105,7 +105,7 @@ class SequentialHeads(nn.Module):
         self._target = (target,)  # a tuple: its weights are the target's, not these heads'
 
     def forward(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
-        """See HeadSource; without exact_tokens the target's own argmax stands for them."""
+        """See HeadSource; exact_tokens default to the target's argmax."""
         target: Any = self._target[0]
         embed, project = target.get_input_embeddings(), target.get_output_embeddings()
         states = hidden.reshape(-1, hidden.shape[-1])
@@ -116,9 +116,9 @@ class SequentialHeads(nn.Module):
         logits = []
         for slot in range(self.num_slots):
             states = self.step(states, embed(tokens), slot)
-            found = cast(Tensor, (self.unembed or project)(states))
-            tokens = found.argmax(dim=-1)
-            logits.append(found)
+            slot_logits = cast(Tensor, (self.unembed or project)(states))
+            tokens = slot_logits.argmax(dim=-1)
+            logits.append(slot_logits)
         return torch.stack(logits, dim=1).reshape(*hidden.shape[:-1], self.num_slots, -1)
 
 
@@ -129,14 +129,14 @@ def _count(where: str, num_slots: int) -> int:
 
 
 def check_heads(heads: BlockwiseHeads | HeadSource, output_weight: Tensor) -> None:
-    """Raise unless heads fit a target; what BlockwiseHeads did not know, its vocabulary, is set.
+    """Raise unless heads fit a target; sets the vocabulary of BlockwiseHeads that have none.
 
     Args:
-        heads: run once, unless they are ours.
+        heads: run once unless they are BlockwiseHeads.
         output_weight: (V, D) of the target's output embedding.
 
     Raises:
-        TypeError: no heads.
+        TypeError: not a head source.
         ValueError: another width, vocabulary or number of slots.
     """
     ours = isinstance(heads, BlockwiseHeads)
@@ -167,7 +167,7 @@ def check_heads(heads: BlockwiseHeads | HeadSource, output_weight: Tensor) -> No
 
 @torch.inference_mode()
 def _try_source(source: HeadSource, output_weight: Tensor) -> int:
-    """V of the logits that a source gives for one hidden state."""
+    """V of the logits that a source returns for one hidden state."""
     logits = source(output_weight.new_zeros(1, output_weight.shape[1]))
     if logits.ndim != 3 or logits.shape[:2] != (1, source.num_slots):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a SpecDrafter is built from, what it keeps of a text, and its files."""
+"""The config, the KV cache and the files of a SpecDrafter."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class SpecDrafterConfig:
         hidden_size: D, even and a multiple of attention_heads.
         inner_size: width of feed-forward layers.
         attention_heads: of each layer.
-        encoder_layers: of its own encoder; 0: it reads the target's encoder states.
+        encoder_layers: of its own encoder; 0: it uses the target's encoder states.
         decoder_layers: 1 or more.
         source_size: width of the target's encoder states; 0 where it has its own encoder.
-        state_size: width of the target's hidden state; 0: it is not read.
+        state_size: width of the target's hidden state; 0: it is not used.
     """
 
     vocab_size: int
@@ -64,12 +64,12 @@ class SpecDrafterConfig:
 
 
 @dataclass
-class DraftMemory:
-    """What a drafter keeps of one text between blocks.
+class SpecDrafterCache:
+    """The keys and values of one text, kept from block to block.
 
     Attributes:
-        source: of each layer the source's keys and values, (1, heads, S, D/heads) float.
-        prefix: of each layer the prefix's keys and values.
+        source: of each layer the keys and values of the source, (1, heads, S, D/heads) float.
+        prefix: of each layer the keys and values of the prefix.
         length: tokens of the prefix.
     """
 

@@ -1,13 +1,13 @@
-"""The KV cache of several sequences that progress at different speeds.
+"""The KV cache of several sequences that accept different numbers of tokens.
 
-Every call appends as many slots to all sequences; each keeps what it accepted. Where another one
-accepted more, a sequence has holes:
+Every call appends the same number of cache positions to all sequences. A sequence that accepted
+fewer tokens than another has holes, which the mask hides:
 
-    slots        0  1  2  3 | 4  5  6 | 7 ..
-    sequence 0   .  a  b  c | d  e  f |         . left padding of the prompt
-    sequence 1   a  b  c  d | e  .  . |         . hole: the mask hides it
+    cache position   0  1  2  3 | 4  5  6 | 7 ..
+    sequence 0       .  a  b  c | d  e  f |         . left padding of the prompt
+    sequence 1       a  b  c  d | e  .  . |         . hole
 
-so no accepted prefix is ever moved, but for a clean-up when holes are a third of the cache. One
+so accepted prefixes are moved only by a compaction, when holes are a third of the cache. One
 sequence alone never has holes.
 """
 
@@ -20,27 +20,27 @@ import numpy.typing as npt
 import torch
 from transformers import StaticCache
 
-from lattice_bpd.verify.cache import get_width, move_slots, select_sequences, set_width
+from lattice_bpd.verify.cache import get_width, move_positions, select_sequences, set_width
 from lattice_bpd.verify.repeated_rows import RepeatedRows
 from lattice_bpd.verify.source_cache import Source, SourceCache
 from lattice_bpd.verify.stacked_cache import StackedCache
 
-MAX_HOLES = 64  # fewer are never cleaned up
+MAX_HOLES = 64  # fewer are never compacted
 
 
 class BatchCache:
-    """A target's cache over B sequences, and which slots of it are whose.
+    """A target's cache over B sequences, and the tokens that its positions hold.
 
     Args:
         cache: what the target's calls read and extend, with B rows.
-        lengths: tokens of each sequence that the cache covers; None: one sequence, all slots.
+        lengths: tokens of each sequence that the cache covers; None: one sequence, all positions.
 
     Attributes:
-        width: slots in use.
+        width: cache positions in use.
         lengths: tokens of each sequence; the next one has this position.
-        capacity: slots of a static cache; None where the cache grows.
-        positions: (B, width) int32, the position in its text that each slot holds; -1 for padding
-            and holes. None where all slots hold tokens.
+        capacity: cache positions of a static cache; None where the cache grows.
+        positions: (B, width) int32, the text position of the token at each cache position; -1 for
+            padding and holes. None where every cache position holds a token.
     """
 
     def __init__(self, cache: Any, lengths: list[int] | None = None) -> None:
@@ -52,9 +52,9 @@ class BatchCache:
         self.lengths = [self.width] if lengths is None else list(lengths)
         self.positions: npt.NDArray[np.int32] | None = None
         if any(length != self.width for length in self.lengths):
-            slots = np.arange(self.width, dtype=np.int32)
+            steps = np.arange(self.width, dtype=np.int32)
             padding = self.width - np.array(self.lengths, np.int32)
-            self.positions = np.maximum(slots[None] - padding[:, None], -1)
+            self.positions = np.maximum(steps[None] - padding[:, None], -1)
 
     def __len__(self) -> int:
         """B."""
@@ -65,55 +65,59 @@ class BatchCache:
         cache = self.cache
         return cache.source.row(number) if isinstance(cache, SourceCache) else None
 
-    def call_size(self, wanted: int) -> int:
-        """Tokens of a row that holds `wanted`: a static cache asks for few different shapes."""
+    def call_size(self, num_tokens: int) -> int:
+        """Tokens per row of a call; with a static cache it never shrinks, to limit recompilation.
+
+        Raises:
+            ValueError: the static cache is full.
+        """
         if self.capacity is None:
-            return wanted
-        self._call_size = max(self._call_size, wanted)
+            return num_tokens
+        self._call_size = max(self._call_size, num_tokens)
         if self.width + self._call_size > self.capacity:
             raise ValueError(
-                f"verify: the static cache has {self.capacity} slots, {self.width} of them in use; "
-                f"expected room for {self._call_size} more; make it longer by the drafts of a call"
+                f"verify: the static cache has {self.capacity} positions, {self.width} of them in "
+                f"use; expected {self._call_size} free ones; make it longer by the drafts of a call"
             )
         return self._call_size
 
-    def free_slots(self, size: int) -> int:
-        """Slots of a static cache behind a call of `size` tokens."""
+    def free_positions(self, size: int) -> int:
+        """Positions of a static cache that are free after a call of `size` tokens."""
         return 0 if self.capacity is None else self.capacity - self.width - size
 
     def keep_nodes(self, accepted: list[list[int]], size: int) -> None:
-        """After a call with `size` more slots, keep those of the accepted nodes, by number.
+        """After a tree-attention call of `size` tokens, keep the accepted nodes, given by index.
 
-        Nodes that stand first and in order are kept where they are; others are copied down.
+        Nodes 0, 1, 2, .. stay where they are; others are copied down.
         """
         counts = [len(nodes) for nodes in accepted]
         longest, start = max(counts), self.width
         for nodes in accepted:
-            if nodes[-1] >= len(nodes):  # they rise, so others are 0, 1, 2, ..
-                # node 0 stays, whatever else is accepted
+            if nodes[-1] >= len(nodes):  # indices increase, so otherwise they are 0, 1, 2, ..
+                # node 0 is always accepted and never moves
                 moved = [[start + node for node in nodes[1:]] for nodes in accepted]
-                move_slots(self.cache, start + 1, moved)
+                move_positions(self.cache, start + 1, moved)
                 break
         set_width(self.cache, start + longest, start + size)
         self._extend(counts, longest)
 
-    def repeated(self, sequences: list[int], room: int) -> Any:
-        """A cache of R rows, row r a copy of sequence `sequences[r]`, for one call."""
+    def repeated(self, sequences: list[int], num_free: int) -> Any:
+        """A cache of R rows, row r a copy of `sequences[r]`, for one call of `num_free` tokens."""
         if isinstance(self.cache, StackedCache):
-            return self._rows.repeat(self.cache, sequences, room)
+            return self._rows.repeat(self.cache, sequences, num_free)
         select_sequences(self.cache, sequences)
         return self.cache
 
     def keep_rows(
         self, repeated: Any, rows: list[int], counts: list[int], size: int, *, repeats: bool
     ) -> None:
-        """After a call in rows, keep the first so many slots of the chosen ones.
+        """After a batched-verification call, keep the first positions of the chosen rows.
 
         Args:
-            repeated: what `repeated` gave, or this cache itself where no row was repeated.
+            repeated: what `repeated` returned, or this cache itself where no row was repeated.
             rows: the row of each sequence.
             counts: accepted tokens of each sequence.
-            size: slots that the call added.
+            size: positions that the call added.
             repeats: whether rows were repeated.
         """
         longest = max(counts)
@@ -126,29 +130,29 @@ class BatchCache:
         self._extend(counts, longest)
 
     def roll_back(self, lengths: list[int]) -> None:
-        """Forget all but the first tokens of each sequence, one token or more."""
+        """Keep the first `lengths[b]` tokens of each sequence, one or more."""
         positions = self.positions
         if positions is None:
             positions = np.tile(np.arange(self.width, dtype=np.int32), (len(self), 1))
         positions = np.where(positions < np.array(lengths)[:, None], positions, np.int32(-1))
         width = int(np.flatnonzero((positions >= 0).any(axis=0))[-1]) + 1
         set_width(self.cache, width, self.width)
-        self._rows.keep_slots(width)
+        self._rows.keep_positions(width)
         self.width, self.lengths = width, list(lengths)
         self.positions = None if min(lengths) == width else positions[:, :width]
-        self._clean_up()
+        self._compact()
 
     def keep_sequences(self, sequences: list[int]) -> None:
-        """Let the others go; one may come several times."""
+        """Drop all other sequences; a sequence may be kept several times."""
         self._rows.forget()
         select_sequences(self.cache, sequences)
         self.lengths = [self.lengths[number] for number in sequences]
         if self.positions is not None:
             self.positions = self.positions[sequences]
-            self._clean_up()
+            self._compact()
 
     def _extend(self, counts: list[int], longest: int) -> None:
-        """Note that each sequence now covers so many more tokens in `longest` more slots."""
+        """Note that each sequence has `counts[b]` more tokens in `longest` more positions."""
         starts = self.lengths
         self.lengths = [length + count for length, count in zip(starts, counts, strict=True)]
         self.width += longest
@@ -161,10 +165,10 @@ class BatchCache:
         added = np.array(starts, np.int32)[:, None] + steps
         added[steps >= np.array(counts)[:, None]] = -1
         self.positions = np.concatenate([self.positions, added], axis=1)
-        self._clean_up()
+        self._compact()
 
-    def _clean_up(self) -> None:
-        """Move all sequences together where holes are a third of the cache."""
+    def _compact(self) -> None:
+        """Remove the holes where they are a third of the cache."""
         longest = max(self.lengths)
         if self.positions is None or self.width - longest < max(MAX_HOLES, longest // 2):
             return
@@ -176,13 +180,13 @@ class BatchCache:
             used: list[int] = np.flatnonzero(self.positions[number] >= 0).tolist()
             sources.append([used[0]] * (longest - length) + used)
             positions[number, longest - length :] = np.arange(length)
-        move_slots(self.cache, 0, sources)
+        move_positions(self.cache, 0, sources)
         set_width(self.cache, longest, self.width)
         self.width = longest
         self.positions = positions if min(self.lengths) < longest else None
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """The array as a tensor; quicker than torch.tensor of lists, and without a copy on the host."""
-    found = torch.from_numpy(array)
-    return found if device.type == "cpu" else found.to(device)
+    """The array as a tensor; faster than torch.tensor of lists, and without a copy on the host."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device)

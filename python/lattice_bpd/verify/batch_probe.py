@@ -1,4 +1,4 @@
-"""Whether a target reads texts of different lengths in one batch as it reads each alone."""
+"""A probe of whether a target masks padding and holes in batches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.layout import lay_out_rows
 from lattice_bpd.verify.memory import is_lack_of_memory, try_once
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.rounding import reads_alike
+from lattice_bpd.verify.rounding import logits_match
 
 _LONG, _SHORT = [1, 2, 3, 5, 4, 6, 7], [8, 5, 9]
 _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[str, bool], str | None]] = WeakKeyDictionary()
 
 
 def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
-    """Why texts cannot be decoded together; None where they can. Tried once for each model.
+    """Why texts cannot be decoded in a batch, or None; probed once per model.
 
     Args:
         target: a CausalLMTarget or a Seq2SeqTarget.
@@ -47,21 +47,21 @@ def _try_batch(target: Any, padded: bool) -> str | None:
     long, short = ([token % size for token in text] for text in (_LONG, _SHORT))
     first = long if padded else long[: len(short)]
     try:
-        found = _read(target, [first, short])
-        wanted = _read(target, [short])
+        actual = _read(target, [first, short])
+        expected = _read(target, [short])
         wrong = _read(target, [[*long[: len(long) - len(short)], *short]])
     except Exception as error:
         if is_lack_of_memory(error):
             raise
         return f"{name} fails on a batch of padded texts ({type(error).__name__}: {error})"
-    if reads_alike(target.base, found, wanted, wrong):
+    if logits_match(target.base, actual, expected, wrong):
         return None
     what = "padded texts" if padded else "texts that progress at different speeds"
     return f"{name} does not keep to the attention mask of {what}"
 
 
 def _read(target: Any, texts: list[list[int]]) -> Tensor:
-    """(V,) logits that end the last text, after two verifying calls that leave it a hole."""
+    """(V,) last logits of the last text, after two verifying calls that leave a hole in it."""
     longest = max(map(len, texts))
     rows = [[0] * (longest - len(text)) + text for text in texts]
     padding = torch.tensor([[longest - len(text)] for text in texts])

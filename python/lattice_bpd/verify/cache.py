@@ -1,4 +1,4 @@
-"""KV caches of `transformers`: built for a model, rolled back to the accepted tokens.
+"""Building KV caches of `transformers` and rolling them back to accepted tokens.
 
 Verification keeps the first so many cache positions, copies a few of them elsewhere, or keeps some
 sequences. `StackedCache` does it for all layers at once; this module for caches of `transformers`.
@@ -21,7 +21,7 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-from lattice_bpd.verify.device_slots import pad_slots
+from lattice_bpd.verify.device_copies import pad_sources
 from lattice_bpd.verify.stacked_cache import StackedCache, StackedLayer
 
 # Layers whose cache positions can be dropped, copied and selected. `_STATES` keep a recurrent or
@@ -31,7 +31,7 @@ _STATES = (LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
 
 
 def build_cache(base: Any) -> Cache:
-    """An empty cache for a model, with layers of the kinds that its config asks for.
+    """An empty cache for a model, with the kinds of layers that its config names.
 
     Sliding-window layers keep everything instead of their window, so that rejected drafts can be
     dropped; the window is then applied by the mask.
@@ -88,28 +88,28 @@ def check_cache(cache: Cache) -> None:
         raise ValueError(
             f"verify_drafts: the target's {type(cache).__name__} cannot be rolled back (a layer "
             "has a sliding window or a recurrent state); expected full attention in every layer; "
-            "use CausalLMTarget(model).new_cache(), which keeps all of a sliding window's "
-            "past"
+            "use CausalLMTarget(model).new_cache(), which keeps all tokens of a sliding "
+            "window"
         )
 
 
 def _is_empty(layer: Any) -> bool:
-    """Whether a layer holds nothing, as those of models whose layer has no attention."""
+    """Whether a layer holds nothing, as where the model's layer has no attention."""
     return getattr(layer, "keys", None) is None and getattr(layer, "device", None) is None
 
 
 def _partly_filled(cache: Any) -> bool:
-    """Whether layers must be treated one by one, since some of them are empty."""
+    """Whether some layers are empty, so that layers must be treated one by one."""
     return isinstance(cache, Cache) and any(_is_empty(layer) for layer in cache.layers)
 
 
 def get_width(cache: Any) -> int:
-    """Slots in use."""
+    """Cache positions in use."""
     return cache.width if isinstance(cache, StackedCache) else int(cache.get_seq_length())
 
 
 def set_width(cache: Any, width: int, now: int) -> None:
-    """Forget all slots from `width` on; `now` are in use."""
+    """Drop all cache positions from `width` on; `now` are in use."""
     if isinstance(cache, StackedCache):
         cache.set_width(width)
     elif isinstance(cache, StaticCache):
@@ -126,32 +126,31 @@ def set_width(cache: Any, width: int, now: int) -> None:
                 layer.crop(width - now)
 
 
-def move_slots(cache: Any, start: int, sources: Sequence[Sequence[int]]) -> None:
-    """Copy slots of each sequence to `start`, `start`+1, ... in every layer.
+def move_positions(cache: Any, start: int, sources: Sequence[Sequence[int]]) -> None:
+    """Copy cache positions of each sequence to `start`, `start`+1, ... in every layer.
 
-    What stands behind those of a sequence with fewer slots than others is anybody's afterwards.
+    Sequences with fewer sources than others get undefined values after theirs.
     """
     if isinstance(cache, StackedCache):
-        cache.move_slots(start, sources)
+        cache.move_positions(start, sources)
         return
-    index = pad_slots(sources)
+    index = pad_sources(sources)
     end = start + index.shape[1]
     for layer in cache.layers:
         for states in (layer.keys, layer.values):
             if states is None:  # a layer without attention
                 continue
             batch, heads, _, size = states.shape
-            places = index.to(states.device).view(batch, 1, -1, 1)
-            moved = states.gather(2, places.expand(batch, heads, -1, size))
-            states[:, :, start:end] = moved
+            rows = index.to(states.device).view(batch, 1, -1, 1)
+            states[:, :, start:end] = states.gather(2, rows.expand(batch, heads, -1, size))
         indexed = getattr(layer, "indexer_keys", None)
-        if indexed is not None:  # (B, slots, D)
-            places = index.to(indexed.device).unsqueeze(-1).expand(-1, -1, indexed.shape[-1])
-            indexed[:, start:end] = indexed.gather(1, places)
+        if indexed is not None:  # (B, positions, D)
+            rows = index.to(indexed.device).unsqueeze(-1).expand(-1, -1, indexed.shape[-1])
+            indexed[:, start:end] = indexed.gather(1, rows)
 
 
 def select_sequences(cache: Any, sequences: list[int]) -> None:
-    """Keep the sequences of these numbers; one may come several times."""
+    """Keep the sequences of these indices; one may be kept several times."""
     if isinstance(cache, StackedCache):
         cache.select_sequences(sequences)
         return

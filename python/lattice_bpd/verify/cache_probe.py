@@ -1,23 +1,24 @@
-"""Whether a target reads several tokens over its cache as it reads them one after another."""
+"""A probe of whether a target can verify a draft in one call."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from lattice_bpd.models.lm_call import call_forward
+from lattice_bpd.models.lm_call import build_inputs, call_forward
 from lattice_bpd.verify.memory import is_lack_of_memory, try_once
-from lattice_bpd.verify.rounding import reads_alike
+from lattice_bpd.verify.rounding import logits_match
 
 _PROMPT, _NEXT = [1, 2, 3, 5, 4], [6, 3]
 _KNOWN: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
 
 
 def find_cache_refusal(target: Any) -> str | None:
-    """Why drafts cannot be verified in one call; None where they can. Tried once for each model.
+    """Why drafts cannot be verified in one call, or None; probed once per model.
 
     Args:
         target: a CausalLMTarget whose layers are attention; for others see `find_mixers`.
@@ -41,7 +42,7 @@ def _try_cache(target: Any) -> str | None:
         return f"{name} fails on tokens that follow a cache ({type(error).__name__}: {error})"
     if bool(torch.isnan(singly).any()):
         return None  # the first call of decoding reports it
-    if reads_alike(target.base, together, singly, without):
+    if logits_match(target.base, together, singly, without):
         return None
     return (
         f"{name} gives other logits for several tokens at once than for one after another: it "
@@ -50,15 +51,19 @@ def _try_cache(target: Any) -> str | None:
     )
 
 
-def _read(target: Any, prompt: list[int], rest: list[list[int]]) -> Tensor:
-    """(N, V) logits of the tokens after the prompt, with a call for it and for each part."""
+def _read(target: Any, prompt: list[int], parts: list[list[int]]) -> Tensor:
+    """(N, V) logits of the tokens after the prompt, which is read in one call, as each part is."""
     cache, start = target.new_cache(), 0
-    found = []
-    for part in (prompt, *rest):
-        ids = torch.tensor([part], device=target.device) % target.vocab_size
-        positions = torch.arange(start, start + len(part), device=target.device)[None]
-        inputs = target.inputs(ids, cache, positions)
-        output = call_forward(target.base, target.embedding, inputs)
+    logits = []
+    for part in (prompt, *parts):
+        logits.append(read_tokens(target, part, cache, start))
         start += len(part)
-        found.append(output.logits[0].float())
-    return torch.cat(found[1:])
+    return torch.cat(logits[1:])
+
+
+def read_tokens(target: Any, tokens: Sequence[int], cache: Any, start: int) -> Tensor:
+    """(T, V) float32 logits of the tokens from position `start` on, by the model's own forward."""
+    ids = torch.tensor([list(tokens)], device=target.device) % int(target.vocab_size)
+    positions = torch.arange(start, start + ids.shape[1], device=target.device)[None]
+    inputs = build_inputs(target.base, ids, cache, positions)
+    return call_forward(target.base, target.embedding, inputs).logits[0].float()

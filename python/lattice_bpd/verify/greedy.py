@@ -1,4 +1,4 @@
-"""The target's own choice, and how far drafts agree with it."""
+"""The target's greedy choice, and how many draft tokens agree with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAN = (
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:
-    """The target's choice at each position; every strategy decides with this one function.
+    """The target's greedy choice at each position; all strategies decide with this function.
 
     Args:
         logits: (..., V) float.
@@ -33,14 +33,14 @@ def greedy_tokens(logits: Tensor) -> Tensor:
         ValueError: a NaN among the logits.
     """
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        rows = logits.reshape(-1, logits.shape[-1]).numpy()  # ten times quicker than torch's max
+        rows = logits.reshape(-1, logits.shape[-1]).numpy()  # ten times faster than torch's max
         best = rows.argmax(axis=-1)
         token_ids = torch.from_numpy(best).view(logits.shape[:-1])
         has_nan = bool(np.isnan(rows[np.arange(len(rows)), best]).any())
     else:
         maxima, token_ids = logits.max(dim=-1)
         has_nan = bool(maxima.isnan().any())
-    if has_nan:  # both take the first maximum, and a NaN for the greatest number
+    if has_nan:  # both return the first maximum and treat NaN as the largest number
         raise ValueError(_NAN)
     return token_ids
 
@@ -48,52 +48,52 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 def follow_greedy(
     trees: Sequence[PrefixTree],
     logits: Tensor,
-    places: list[npt.NDArray[np.int64]] | None,
+    indices: list[npt.NDArray[np.int64]] | None,
 ) -> list[tuple[list[int], list[int], int]]:
-    """Walk down each tree as long as the target's choice is among the drafts.
+    """Follow each tree as long as the target's choice is among the drafts.
 
     Args:
         trees: of B sequences.
         logits: (R, T, V) float.
-        places: for each tree, (n+1,), where the logits behind its nodes stand in the first two
-            axes laid flat; None where row b has those of tree b in order.
+        indices: for each tree (n+1,), the index of each node's logits after flattening the first
+            two axes; None where row b has the nodes of tree b in order.
 
     Returns:
-        For each tree the accepted nodes and the target's tokens behind them, see
-        `PrefixTree.follow`, and the place of the last node.
+        For each tree the accepted nodes and the target's tokens after them, see
+        `PrefixTree.follow`, and the index of the last node's logits.
 
     Raises:
-        ValueError: a NaN among the logits on the way; on an accelerator, where all places are
-            decided at once so that it is waited for once, anywhere.
+        ValueError: a NaN among the logits of accepted nodes; on an accelerator, where all nodes
+            are decided in one synchronization, among any.
     """
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         cores = [tree._core for tree in trees]
-        return _core.follow_greedy(cores, logits.contiguous().numpy(), places)
+        return _core.follow_greedy(cores, logits.contiguous().numpy(), indices)
     token_ids: list[int] = greedy_tokens(logits).flatten().tolist()
     followed = []
     for number, tree in enumerate(trees):
-        at = place_finder(places, number, logits.shape[1])
-        nodes, tokens = tree.follow(lambda node, at=at: token_ids[at(node)])  # type: ignore[misc]
-        followed.append((nodes, tokens, at(nodes[-1])))
+        index_of = logits_index(indices, number, logits.shape[1])
+        nodes, tokens = tree.follow(lambda node, at=index_of: token_ids[at(node)])  # type: ignore[misc]
+        followed.append((nodes, tokens, index_of(nodes[-1])))
     return followed
 
 
-def place_finder(
-    places: list[npt.NDArray[np.int64]] | None, number: int, size: int
+def logits_index(
+    indices: list[npt.NDArray[np.int64]] | None, number: int, size: int
 ) -> Callable[[int], int]:
-    """Where the logits behind a node of tree `number` stand; see `follow_greedy`."""
-    if places is None:
+    """The function from a node of tree `number` to the index of its logits; see `follow_greedy`."""
+    if indices is None:
         return (number * size).__add__
-    return places[number].item
+    return indices[number].item
 
 
 def logits_row(logits: Tensor) -> FloatRow:
-    """Logits of one place, (V,) of any float dtype and device, as numpy's float32."""
+    """Logits of one position, (V,) of any float dtype and device, as numpy's float32."""
     return logits.float().numpy(force=True)
 
 
 def greedy_token(row: FloatRow) -> int:
-    """The target's choice at one place.
+    """The target's greedy choice at one position.
 
     Args:
         row: (V,) float32 logits.
@@ -111,11 +111,11 @@ def greedy_token(row: FloatRow) -> int:
 
 
 def accept_lengths(drafts: Tensor, predictions: Tensor) -> Tensor:
-    """How many leading tokens of each draft the target agrees with.
+    """The number of leading tokens of each draft that the target agrees with.
 
     Args:
         drafts: (p, H) int64.
-        predictions: (p, H+1) int64 or (p, H); column j is the target's token in place of draft j.
+        predictions: (p, H+1) int64 or (p, H); column j is the target's token for draft token j.
 
     Returns:
         (p,) int64, 0..H. Drafts 5 7 9 against 5 7 2 8: 2.

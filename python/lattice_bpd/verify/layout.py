@@ -55,7 +55,7 @@ def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
         input_ids, position_ids = to_device(np.stack(inputs), target.device).unbind()
     masks: tuple[Tensor, Tensor | None]
     if target.device.type == "cpu" and state.positions is None and target.sliding_window is None:
-        slots = state.width + size + state.free_slots(size)
+        slots = state.width + size + state.free_positions(size)
         lowest = _lowest(target.dtype)
         mask = torch.from_numpy(_core.additive_masks(cores, size, state.width, slots, lowest))
         masks = mask if target.dtype == torch.float32 else mask.to(target.dtype), None
@@ -130,7 +130,9 @@ def _masks(
         windowed = mask.masked_fill(
             _too_far(state, position_ids, sequences, target.sliding_window), lowest
         )
-    free = state.free_slots(sees.shape[1])  # of a static cache, which the target looks at as well
+    free = state.free_positions(
+        sees.shape[1]
+    )  # of a static cache, which the target looks at as well
     if free > 0:
         mask = F.pad(mask, (0, free), value=lowest)
         windowed = None if windowed is None else F.pad(windowed, (0, free), value=lowest)

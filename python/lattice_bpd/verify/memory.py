@@ -1,47 +1,65 @@
-"""A verifying call that does not fit into memory."""
+"""Recognition of out-of-memory errors, and advice on what to lower."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 
 def is_lack_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed; torch says it in several ways."""
-    known = ("out of memory", "can't allocate memory", "not enough memory")
+    """Whether an allocation failed; torch reports it in several ways."""
+    messages = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        text in str(error) for text in known
+        text in str(error) for text in messages
     )
 
 
-def try_once(
-    known: MutableMapping[Any, str | None], key: Any, probe: Callable[[], str | None]
-) -> str | None:
-    """What a probe of a target says, kept for the next time; None where it had no memory.
+@contextmanager
+def describe_lack_of_memory(action: str, advice: str) -> Iterator[None]:
+    """Turn an out-of-memory error into a MemoryError that says what failed and what to do.
 
     Args:
-        known: what was found out before.
-        key: of this probe.
-        probe: why the target is refused, or None; raises where memory lacks.
+        action: what the memory was for, such as "read 3 prompts".
+        advice: what to do.
     """
-    if key not in known:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_lack_of_memory(error):
+            raise
+        cause = str(error).strip().splitlines()[:1]
+        raise MemoryError(f"decode: no memory to {action} ({cause}); {advice}") from error
+
+
+def try_once(
+    results: MutableMapping[Any, str | None], key: Any, probe: Callable[[], str | None]
+) -> str | None:
+    """The result of a probe of a target, computed once; None if it ran out of memory.
+
+    Args:
+        results: of earlier probes; an out-of-memory error is not stored.
+        key: of this probe.
+        probe: returns why the target is refused, or None; may raise an out-of-memory error.
+    """
+    if key not in results:
         try:
-            known[key] = probe()
+            results[key] = probe()
         except (RuntimeError, MemoryError) as error:
             if not is_lack_of_memory(error):
                 raise
             return None  # the first call of decoding reports it
-    return known[key]
+    return results[key]
 
 
-def memory_advice(error: Exception, shape: Sequence[int], num_sequences: int, form: str) -> str:
-    """What did not fit, and what to lower."""
+def memory_advice(error: Exception, shape: Sequence[int], num_sequences: int, layout: str) -> str:
+    """The message of a verifying call that did not fit: its size, and what to lower."""
     rows, size = shape
-    cure = "num_drafts (or use form='tree')" if form == "rows" else "max_nodes or num_drafts"
+    advice = "num_drafts (or use layout='tree')" if layout == "rows" else "max_nodes or num_drafts"
     return (
         f"verify: no memory for a call of {rows} rows x {size} tokens over {num_sequences} "
-        f"sequences ({str(error).strip().splitlines()[:1]}); lower {cure}, or decode fewer "
+        f"sequences ({str(error).strip().splitlines()[:1]}); lower {advice}, or decode fewer "
         "sequences at once"
     )

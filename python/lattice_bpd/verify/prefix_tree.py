@@ -10,7 +10,7 @@ A p-best list and a tree become the same thing here, so that verification knows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,31 +34,35 @@ class PrefixTree:
             forest, whose first tokens have depth 0; nothing can be followed there.)
 
     Attributes:
-        drawn_from: for a node the distribution that its children were drawn from, see
-            `lattice_bpd.verify.Offer`; None where nothing was drawn.
+        sampled_from: gives for a node the distribution that its children were sampled from without
+            replacement: token ids (k,) int and probabilities (k,) float64 that sum to 1, or None
+            for a node without children. None where the tree was not sampled.
+        kind: label of trees without probabilities that are accepted about as often, such as the
+            length of a match; `CombinedDrafter` learns a rate for each. None: no label.
 
     Raises:
         ValueError: a parent does not stand before its child, or the lengths differ.
     """
 
-    __slots__ = ("_core", "drawn_from")
+    __slots__ = ("_core", "kind", "sampled_from")
 
     def __init__(self, token_ids: Sequence[int], parents: Sequence[int]) -> None:
         self._core = _core.PrefixTree(token_ids, parents)
-        self.drawn_from: Callable[[int], tuple[Any, Any] | None] | None = None
+        self.sampled_from: Callable[[int], tuple[Any, Any] | None] | None = None
+        self.kind: Hashable = None
 
     @classmethod
     def _of(cls, core: _core.PrefixTree) -> PrefixTree:
         tree = cls.__new__(cls)
-        tree._core, tree.drawn_from = core, None
+        tree._core, tree.sampled_from, tree.kind = core, None, None
         return tree
 
     def __reduce__(self) -> tuple[Callable[..., PrefixTree], tuple[Any, ...]]:
         """Pickles and copies hold the nodes, and of sampled trees all distributions."""
         sampled = None
-        if self.drawn_from is not None:
-            sampled = [self.drawn_from(node) for node in range(len(self))]
-        return _rebuild, (self.token_ids, self.parents, self.log_probs, sampled)
+        if self.sampled_from is not None:
+            sampled = [self.sampled_from(node) for node in range(len(self))]
+        return _rebuild, (self.token_ids, self.parents, self.log_probs, sampled, self.kind)
 
     @classmethod
     def from_drafts(
@@ -89,8 +93,9 @@ class PrefixTree:
         parents: Sequence[int] | IntArray,
         max_depth: int,
         log_probs: npt.NDArray[np.float32] | None = None,
+        sampled_from: Sequence[tuple[Any, Any] | None] | None = None,
     ) -> PrefixTree:
-        """The tree of a row of `DraftTree`.
+        """The tree of a row of `DraftTree`, or of nodes that were sampled.
 
         Args:
             exact_token: y_{t+1}.
@@ -98,11 +103,22 @@ class PrefixTree:
             parents: (n,) ints, -1 for the first tokens.
             max_depth: longest path to keep, in tokens; deeper nodes are left out.
             log_probs: (n,) natural logs of the nodes' probabilities, if they are known.
+            sampled_from: of the exact token and of each node the distribution that its children
+                were sampled from, see the class; None where nothing was sampled.
 
         Raises:
             TypeError: token ids or parents that are no integers.
-            ValueError: a parent does not stand before its child, or the lengths differ.
+            ValueError: a parent is not before its child, or the lengths differ.
         """
+        if sampled_from is not None:
+            if len(sampled_from) != len(token_ids) + 1:
+                raise ValueError(
+                    f"PrefixTree: {len(token_ids)} token ids and {len(sampled_from)} "
+                    "distributions; expected one distribution more (that of the exact token)"
+                )
+            tree = cls.from_nodes(exact_token, token_ids, parents, len(token_ids), log_probs)
+            tree.sampled_from = list(sampled_from).__getitem__
+            return tree.cut(len(tree), max_depth) if tree.max_depth > max_depth else tree
         ids, above = _integers(token_ids), _integers(parents)
         if ids.dtype != above.dtype:
             ids, above = ids.astype(np.int64), above.astype(np.int64)
@@ -117,6 +133,11 @@ class PrefixTree:
     def __repr__(self) -> str:
         """The nodes."""
         return f"PrefixTree(token_ids={self.token_ids}, parents={self.parents})"
+
+    @property
+    def exact_token(self) -> int:
+        """y_{t+1}, the token of node 0."""
+        return self._core.exact_token
 
     @property
     def token_ids(self) -> list[int]:
@@ -160,12 +181,12 @@ class PrefixTree:
             max_depth: longest path to keep, in tokens; deeper nodes are left out.
         """
         tree = PrefixTree._of(self._core.cut(num_drafted + 1, max_depth))
-        drawn_from = self.drawn_from
-        if drawn_from is not None and self.max_depth > max_depth:  # then nodes have other numbers
+        sampled_from = self.sampled_from
+        if sampled_from is not None and self.max_depth > max_depth:  # then nodes have other numbers
             kept = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
-            tree.drawn_from = lambda node: drawn_from(kept[node])
+            tree.sampled_from = lambda node: sampled_from(kept[node])
         else:
-            tree.drawn_from = drawn_from
+            tree.sampled_from = sampled_from
         return tree
 
     def best_chain(self) -> PrefixTree:
@@ -184,9 +205,9 @@ class PrefixTree:
         while nodes[-1] in best:
             nodes.append(best[nodes[-1]])
         chain = PrefixTree([token_ids[node] for node in nodes], list(range(-1, len(nodes) - 1)))
-        drawn_from = self.drawn_from
-        if drawn_from is not None:
-            chain.drawn_from = lambda node: drawn_from(nodes[node])
+        sampled_from = self.sampled_from
+        if sampled_from is not None:
+            chain.sampled_from = lambda node: sampled_from(nodes[node])
         return chain
 
     def kept(self, written: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -273,6 +294,7 @@ def _rebuild(
     parents: list[int],
     log_probs: npt.NDArray[np.float32] | None,
     sampled: list[tuple[Any, Any] | None] | None,
+    kind: Hashable,
 ) -> PrefixTree:
     """The tree of a pickle."""
     if log_probs is None:
@@ -282,5 +304,6 @@ def _rebuild(
         ids = np.array(token_ids[1:], np.int64)
         tree = PrefixTree.from_nodes(token_ids[0], ids, above, len(token_ids), log_probs)
     if sampled is not None:
-        tree.drawn_from = sampled.__getitem__
+        tree.sampled_from = sampled.__getitem__
+    tree.kind = kind
     return tree

@@ -1,18 +1,17 @@
-"""Targets with recurrent or convolution states: read in segments, rolled back to a snapshot.
+"""Verification with targets that keep recurrent or convolution states.
 
-A state cannot drop tokens as a KV cache can. So each verifying call is read in two segments by the
-layers that keep states (their *mixers*), and all at once by all others:
+A state cannot drop tokens as a KV cache can. So the modules that keep states (*mixers*) read a
+verifying call in two segments, all other layers at once:
 
     certain   accepted tokens that are not in the cache yet, and the exact token   -> snapshot
-    draft     the draft tokens                                                     -> verdict
+    draft     the draft tokens
 
 If all draft tokens are accepted, the states stay. Otherwise the snapshot is restored, attention
-layers drop the draft, and the accepted tokens are read once more, as the first segment of the next
-call. So no call is spent on rolling back, and no more than one draft is ever read again.
+layers drop the draft, and the accepted tokens are read again in the first segment of the next
+call. So rolling back takes no call of its own, and at most one draft is read twice.
 
 Some mixers (Mamba, Jamba) start from an empty state when they read several tokens; they read one
-token at a time, as in `generate`. Which ones is found out by comparing numbers, once for each
-model.
+token at a time, as in `generate`. A probe per model decides, by comparing logits.
 """
 
 from __future__ import annotations
@@ -28,8 +27,10 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-from lattice_bpd.models.lm_call import LMOutput, call_forward
-from lattice_bpd.verify.rounding import reads_alike
+from lattice_bpd.models.lm_call import LMOutput
+from lattice_bpd.verify.cache_probe import read_tokens
+from lattice_bpd.verify.memory import describe_lack_of_memory, is_lack_of_memory
+from lattice_bpd.verify.rounding import logits_match
 
 StateKey = tuple[int, int]  # layer, number of the state in that layer
 States = dict[StateKey, tuple[Tensor | None, Tensor | None]]  # convolution and recurrent states
@@ -56,7 +57,7 @@ class Mixers:
     """The modules of a model that keep states.
 
     Args:
-        states: which states each updates.
+        states: the states that each of them updates.
         one_by_one: whether they must read one token at a time.
     """
 
@@ -67,7 +68,7 @@ class Mixers:
 
     @contextmanager
     def split(self, cache: Any, certain: int, total: int) -> Iterator[States]:
-        """Have the mixers read the tokens of one call in segments.
+        """Make the mixers read the tokens of one call in segments.
 
         Args:
             cache: what the call extends.
@@ -75,26 +76,25 @@ class Mixers:
             total: tokens of the call.
 
         Yields:
-            The states that follow the first segment, once the call has been made.
+            The states after the first segment, once the call has been made.
         """
         sizes = [1] * total if self.one_by_one else [certain, total - certain]
-        saved: States = {}
+        snapshot: States = {}
 
         def save(keys: Sequence[StateKey]) -> None:
-            saved.update({key: _copy(cache.layers[key[0]], key[1]) for key in keys})
+            snapshot.update({key: _copy(cache.layers[key[0]], key[1]) for key in keys})
 
         with ExitStack() as stack:
             for module, keys in self.states.items():
-                done = functools.partial(save, keys)
-                stack.enter_context(_read_in(module, sizes, certain, done))
-            yield saved
+                stack.enter_context(_read_in(module, sizes, certain, functools.partial(save, keys)))
+            yield snapshot
 
 
 @contextmanager
 def _read_in(
     module: nn.Module, sizes: Sequence[int], certain: int, save: Callable[[], None]
 ) -> Iterator[None]:
-    """Replace a module's forward by one that reads its tokens in segments."""
+    """Replace a module's forward with one that reads its tokens in segments."""
     whole, total = module.forward, sum(sizes)
 
     def forward(*arguments: Any, **named: Any) -> Any:
@@ -125,7 +125,7 @@ def _read_in(
 
 
 def _cut(value: Any, start: int, end: int, total: int) -> Any:
-    """Tokens `start` .. `end` of what holds `total` tokens in its second axis."""
+    """Tokens `start` .. `end` of a value that has `total` tokens in its second axis."""
     if isinstance(value, Tensor) and value.ndim >= 2 and value.shape[1] == total:
         return value[:, start:end]
     if isinstance(value, tuple):
@@ -145,13 +145,13 @@ def _join(outputs: list[Any]) -> Any:
 
 
 def _copy(layer: Any, number: int) -> tuple[Tensor | None, Tensor | None]:
-    """A state of a layer, which later tokens overwrite."""
+    """A copy of a layer's state, which later tokens overwrite."""
     conv, recurrent = layer.conv_states[number], layer.recurrent_states[number]
     return None if conv is None else conv.clone(), None if recurrent is None else recurrent.clone()
 
 
 class RecurrentCache:
-    """The cache of one text over a target with states; used where BatchCache is for others.
+    """The cache of one text over a target with states, as BatchCache is for other targets.
 
     Args:
         cache: what the target's calls read and extend; it covers the prompt.
@@ -159,7 +159,7 @@ class RecurrentCache:
 
     Attributes:
         lengths: tokens of the text that are accepted and read.
-        pending: the last of them, which the cache does not cover: the next call reads them again.
+        pending: the last of them, which were dropped with a draft: the next call reads them again.
     """
 
     capacity = None
@@ -168,7 +168,7 @@ class RecurrentCache:
         self.cache, self.lengths = cache, [length]
         self.pending: list[int] = []
         self._draft: list[int] = []
-        self._saved: States = {}
+        self._snapshot: States = {}
 
     def __len__(self) -> int:
         """1: states of several texts cannot progress at different speeds."""
@@ -191,7 +191,7 @@ class RecurrentCache:
         start = self.lengths[0] - pending
         ids = torch.tensor([[*self.pending, *token_ids]], device=target.device)
         positions = torch.arange(start, start + ids.shape[1], device=target.device)[None]
-        output, self._saved = target.read_segments(ids, self.cache, positions, pending + 1)
+        output, self._snapshot = target.read_segments(ids, self.cache, positions, pending + 1)
         self._draft = token_ids[1:]
         return LMOutput(output.logits[:, pending:], output.hidden[:, pending:])
 
@@ -202,17 +202,17 @@ class RecurrentCache:
             self.pending = []
             return
         layers: list[Any] = self.cache.layers
-        for (number, state), (conv, recurrent) in self._saved.items():
+        for (number, state), (conv, recurrent) in self._snapshot.items():
             layers[number].conv_states[state] = conv
             layers[number].recurrent_states[state] = recurrent
         for layer in layers:
             if isinstance(layer, DynamicLayer) and layer.keys is not None:
-                _drop_slots(layer, len(self._draft))
+                _drop_positions(layer, len(self._draft))
         self.pending = self._draft[:count]
 
 
-def _drop_slots(layer: Any, count: int) -> None:
-    """Drop the last cache positions of a layer that may keep states besides."""
+def _drop_positions(layer: Any, count: int) -> None:
+    """Drop the last cache positions of a layer, which may keep states too."""
     if isinstance(layer, LinearAttentionLayer):
         DynamicLayer.crop(layer, -count)  # type: ignore[arg-type]
     else:
@@ -220,15 +220,19 @@ def _drop_slots(layer: Any, count: int) -> None:
 
 
 def find_mixers(target: Any) -> Mixers:
-    """The modules of a target that keep states, and how they read several tokens.
+    """The modules of a target that keep states, and how they read several tokens; probed once.
 
     Raises:
-        ValueError: they cannot be read in segments, so that drafts cannot be taken back.
+        ValueError: they cannot be read in segments, so drafts cannot be rolled back.
+        MemoryError: no memory to test it; nothing is remembered.
     """
-    known = _KNOWN.get(target.base)
-    if known is None:
-        known = _KNOWN[target.base] = _find_mixers(target)
-    return known
+    mixers = _KNOWN.get(target.base)
+    if mixers is None:
+        action = f"test how {type(target.base).__name__} reads several tokens"
+        advice = "expected memory for a few tokens; free some, or load the model in a smaller dtype"
+        with describe_lack_of_memory(action, advice):
+            mixers = _KNOWN[target.base] = _find_mixers(target)
+    return mixers
 
 
 @torch.inference_mode()
@@ -239,17 +243,17 @@ def _find_mixers(target: Any) -> Mixers:
     advice = "use the model's own generate, or another target"
     if not mixers.states:
         raise ValueError(f"{refusal}: no module of it updates the states of its cache; {advice}")
-    wanted, cold = _read_singly(target, empty=False), _read_singly(target, empty=True)
+    expected, cold = _read_singly(target, empty=False), _read_singly(target, empty=True)
     singly = _read_segments(target, mixers)
     mixers.one_by_one = False
     segments = _read_segments(target, mixers)
-    if segments is not None and reads_alike(target.base, segments, wanted, cold):
-        # Where rounding is coarse, a mixer that forgets its state may look alike as well.
-        noise = _distance(singly, wanted) + torch.finfo(target.dtype).eps * float(wanted.norm())
-        if singly is None or _distance(segments, wanted) <= 4.0 * noise:
+    if segments is not None and logits_match(target.base, segments, expected, cold):
+        # Where rounding is coarse, a mixer that forgets its state may match as well.
+        noise = _distance(singly, expected) + torch.finfo(target.dtype).eps * float(expected.norm())
+        if singly is None or _distance(segments, expected) <= 4.0 * noise:
             return mixers
     mixers.one_by_one = True
-    if singly is not None and reads_alike(target.base, singly, wanted, cold):
+    if singly is not None and logits_match(target.base, singly, expected, cold):
         return mixers
     raise ValueError(
         f"{refusal}: several tokens read in one call give other logits than one after another; "
@@ -258,38 +262,39 @@ def _find_mixers(target: Any) -> Mixers:
 
 
 def _read_segments(target: Any, mixers: Mixers) -> Tensor | None:
-    """(T, V) logits of a few tokens read in one call; None where that does not work."""
-    ids = _ids(target, _NEXT)
+    """(T, V) logits of a few tokens read in one call; None where that fails."""
     cache = _read_prompt(target)
     try:
-        with mixers.split(cache, 1, len(_NEXT)) as saved:
-            found = _call(target, ids, cache, len(_PROMPT))
-    except Exception:  # of any kind
+        with mixers.split(cache, 1, len(_NEXT)) as snapshot:
+            logits = read_tokens(target, _NEXT, cache, len(_PROMPT))
+    except Exception as error:  # of any kind
+        if is_lack_of_memory(error):
+            raise
         return None
-    complete = len(saved) == sum(map(len, mixers.states.values()))
-    return found if complete else None
+    complete = len(snapshot) == sum(map(len, mixers.states.values()))
+    return logits if complete else None
 
 
-def _distance(found: Tensor | None, wanted: Tensor) -> float:
-    return 0.0 if found is None else float((found - wanted).norm())
+def _distance(actual: Tensor | None, expected: Tensor) -> float:
+    return 0.0 if actual is None else float((actual - expected).norm())
 
 
 def _read_singly(target: Any, *, empty: bool) -> Tensor:
-    """(T, V) logits of a few tokens that are read one after another, as in `generate`."""
+    """(T, V) logits of a few tokens that are read one at a time, as in `generate`."""
     cache = _read_prompt(target)
     if empty:  # as if the mixers had read nothing: how much do their states matter?
         for layer in cache.layers:
             if isinstance(layer, LinearAttentionLayer):
                 _empty(layer)
     rows = [
-        _call(target, _ids(target, [token]), cache, len(_PROMPT) + place)
-        for place, token in enumerate(_NEXT)
+        read_tokens(target, [token], cache, len(_PROMPT) + index)
+        for index, token in enumerate(_NEXT)
     ]
     return torch.cat(rows)
 
 
 def _empty(layer: Any) -> None:
-    """Set the recurrent states to zero, or where there are none the convolution's."""
+    """Set the recurrent states to zero, or the convolution states where there are none."""
     recurrent = [state for state in layer.recurrent_states.values() if state is not None]
     for state in recurrent or layer.conv_states.values():
         if state is not None:
@@ -298,34 +303,22 @@ def _empty(layer: Any) -> None:
 
 def _read_prompt(target: Any) -> Any:
     cache = target.new_cache()
-    _call(target, _ids(target, _PROMPT), cache, 0)
+    read_tokens(target, _PROMPT, cache, 0)
     return cache
 
 
-def _ids(target: Any, tokens: Sequence[int]) -> Tensor:
-    ids = torch.tensor([list(tokens)], device=target.device)
-    return ids % int(target.vocab_size)
-
-
-def _call(target: Any, ids: Tensor, cache: Any, start: int) -> Tensor:
-    positions = torch.arange(start, start + ids.shape[1], device=target.device)[None]
-    output = call_forward(target.base, target.embedding, target.inputs(ids, cache, positions))
-    logits: Tensor = output.logits[0]
-    return logits.float()
-
-
 def _record_mixers(target: Any) -> dict[nn.Module, list[StateKey]]:
-    """Which states each module of a model updates."""
+    """The states that each module of a model updates."""
     running: list[nn.Module] = []
-    found: dict[nn.Module, list[StateKey]] = {}
+    states: dict[nn.Module, list[StateKey]] = {}
     cache: Any = target.new_cache()
 
     def watch(update: Any) -> Any:
-        def updated(states: Tensor, layer_idx: int, state_idx: int = 0, **named: Any) -> Any:
-            keys = found.setdefault(running[-1], [])
+        def updated(value: Tensor, layer_idx: int, state_idx: int = 0, **named: Any) -> Any:
+            keys = states.setdefault(running[-1], [])
             if (layer_idx, state_idx) not in keys:
                 keys.append((layer_idx, state_idx))
-            return update(states, layer_idx, state_idx, **named)
+            return update(value, layer_idx, state_idx, **named)
 
         return updated
 
@@ -336,8 +329,8 @@ def _record_mixers(target: Any) -> dict[nn.Module, list[StateKey]]:
         handles.append(module.register_forward_pre_hook(lambda one, _: running.append(one)))
         handles.append(module.register_forward_hook(lambda *_: running.pop() and None))
     try:
-        _call(target, _ids(target, _PROMPT), cache, 0)
+        read_tokens(target, _PROMPT, cache, 0)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return states

@@ -1,40 +1,37 @@
-"""Rows that repeat the sequences of a cache, one for each draft, kept from call to call."""
+"""Caches for batched verification: a row per draft, reused from call to call."""
 
 from __future__ import annotations
 
 from lattice_bpd.verify.stacked_cache import StackedCache
 
-_SPARE = 64  # slots beyond those of the call at hand, so that buffers serve a while
+_SPARE = 64  # positions beyond those of the current call, so that buffers last for several calls
 
 
 class RepeatedRows:
-    """Buffers for calls in rows.
+    """Buffers for batched verification.
 
-    What a row has in common with its sequence is copied once: a call adds only the slots that the
-    cache has got since the last one.
+    What a row shares with its sequence is copied once: a call copies only the positions that the
+    cache has gained since the call before.
     """
 
     def __init__(self) -> None:
         self._buffers: StackedCache | None = None  # of all rows
-        self._rows: StackedCache | None = None  # the last call's
+        self._rows: StackedCache | None = None  # of the last call
         self._sequences: list[int] = []  # of each row that was filled
-        self._known = 0  # slots that those rows share with their sequences
+        self._num_shared = 0  # positions that those rows share with their sequences
 
-    def repeat(self, cache: StackedCache, sequences: list[int], room: int) -> StackedCache:
-        """A cache of R rows, row r like sequence `sequences[r]`, with `room` free slots.
+    def repeat(self, cache: StackedCache, sequences: list[int], num_free: int) -> StackedCache:
+        """A cache of R rows over this object's buffers, valid for one call.
 
         Args:
             cache: of B sequences.
-            sequences: R numbers.
-            room: slots that the call at hand will write.
-
-        Returns:
-            A cache over this object's buffers, for one call.
+            sequences: the sequence that each of R rows repeats.
+            num_free: positions that the call writes.
         """
         rows, filled = len(sequences), self._sequences
-        buffers = self._with_room(cache, rows, cache.width + room)
+        buffers = self._reserve(cache, rows, cache.width + num_free)
         if buffers is self._buffers and sequences[: len(filled)] == filled[:rows]:
-            _fill(buffers, cache, filled, 0, self._known)
+            _fill(buffers, cache, filled, 0, self._num_shared)
             sequences = [*sequences, *filled[rows:]]
             _fill(buffers, cache, sequences, len(filled), 0)
         else:
@@ -44,42 +41,42 @@ class RepeatedRows:
             keys, values = (part.narrow(1, 0, rows) for part in (buffers.keys, buffers.values))
             self._rows = cache.over(keys, values, sequences[:rows])
         self._rows.set_width(cache.width)
-        self._buffers, self._sequences, self._known = buffers, sequences, cache.width
+        self._buffers, self._sequences, self._num_shared = buffers, sequences, cache.width
         return self._rows
 
     def append_to(self, cache: StackedCache, rows: list[int], count: int) -> None:
-        """Append to each of the cache's sequences what the last call wrote to a row.
+        """Append to each sequence of the cache the first positions that the last call wrote.
 
         Args:
-            cache: the one that was repeated.
+            cache: the cache that was repeated.
             rows: the row of each sequence.
-            count: slots that are kept.
+            count: positions to append.
         """
         assert self._buffers is not None
         cache.append_rows(self._buffers, rows, count)
 
-    def keep_slots(self, width: int) -> None:
-        """The sequences may change from slot `width` on."""
-        self._known = min(self._known, width)
+    def keep_positions(self, width: int) -> None:
+        """Note that the sequences may change from cache position `width` on."""
+        self._num_shared = min(self._num_shared, width)
 
     def forget(self) -> None:
-        """The sequences change; a call in rows will begin anew."""
-        self._buffers, self._rows, self._sequences, self._known = None, None, [], 0
+        """Note that all sequences change: the next call copies them whole."""
+        self._buffers, self._rows, self._sequences, self._num_shared = None, None, [], 0
 
-    def _with_room(self, cache: StackedCache, rows: int, width: int) -> StackedCache:
-        """The buffers, or new ones."""
+    def _reserve(self, cache: StackedCache, rows: int, width: int) -> StackedCache:
+        """The buffers, or new ones where they are too small."""
         if self._buffers is not None:
-            _, has_rows, _, has_slots, _ = self._buffers.keys.shape
-            if rows <= has_rows and width <= has_slots:
+            _, max_rows, _, capacity, _ = self._buffers.keys.shape
+            if rows <= max_rows and width <= capacity:
                 return self._buffers
-            rows = max(rows, has_rows)
-        self.forget()  # the old ones go before the new ones come
+            rows = max(rows, max_rows)
+        self.forget()  # frees the old buffers before new ones are allocated
         return StackedCache(*cache.new_buffers(rows, width + _SPARE), cache.width)
 
 
 def _fill(
-    buffers: StackedCache, cache: StackedCache, sequences: list[int], row: int, slot: int
+    buffers: StackedCache, cache: StackedCache, sequences: list[int], row: int, start: int
 ) -> None:
-    """Copy the cache's slots from `slot` on to the rows from `row` on."""
-    if slot < cache.width and row < len(sequences):
-        buffers.copy_slots(cache, sequences[row:], row, slot, cache.width - slot)
+    """Copy the cache's positions from `start` on to the rows from `row` on."""
+    if start < cache.width and row < len(sequences):
+        buffers.copy_positions(cache, sequences[row:], row, start, cache.width - start)

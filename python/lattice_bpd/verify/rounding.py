@@ -1,6 +1,6 @@
-"""How far rounding alone can move logits between two calls of the same model.
+"""Bounds on the rounding differences of logits between calls of one model.
 
-Calls of different shapes add up in different orders. Each of the 2 L + 1 additions to the residual
+Calls of different shapes sum in different orders. Each of the 2 L + 1 additions to the residual
 stream of L layers, and the logits themselves, is rounded to the model's dtype (relative error below
 eps / 2) after a sum of up to n terms that hardware keeps in float32 or better, whose errors grow
 like sqrt(n) eps32 (Higham and Mary 2019: rounding errors are independent, so they add up like a
@@ -9,7 +9,7 @@ random walk). Independent errors of 2 L + 1 steps grow like their square root:
     error of a logit      sqrt(2 L + 1) (eps + sqrt(n) eps32) scale        scale: largest |logit|
     bound                 4 times that: two calls differ (2), and two logits approach each other (2)
 
-The bound follows from dtype and size of the model alone, never from a measured difference.
+The bound depends on dtype and size of the model only, never on a measured difference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EPS32 = float(torch.finfo(torch.float32).eps)
 
 
 def rounding_bound(base: Any) -> float:
-    """How far the lead of a logit over another may change, relative to the largest |logit|.
+    """The largest change of a difference of two logits, relative to the largest |logit|.
 
     Args:
         base: a model of `transformers`.
@@ -37,23 +37,23 @@ def rounding_bound(base: Any) -> float:
     return 4.0 * math.sqrt(2 * layers + 1) * (eps + math.sqrt(terms) * _EPS32)
 
 
-def reads_alike(base: Any, found: Tensor, wanted: Tensor, wrong: Tensor) -> bool:
-    """Whether two ways to read the same tokens give the same logits, but for rounding.
+def logits_match(base: Any, actual: Tensor, expected: Tensor, wrong: Tensor) -> bool:
+    """Whether two ways to read the same tokens give the same logits up to rounding.
 
-    No logit may differ by more than 8 times what rounding explains, and all of a token together by
-    no more than a fifth of what they differ by where it sees something else: the first decides in
-    float32, the second in bfloat16, where rounding may also choose other experts.
+    No logit may differ by more than 8 rounding bounds, and the logits of a token (as a vector) by
+    no more than a fifth of their distance to those of a wrong context. The first test decides in
+    float32, the second in bfloat16, where rounding may also select other experts.
 
     Args:
         base: a model of `transformers`.
-        found: (N, V) float, logits of one way.
-        wanted: (N, V) float, of the other.
-        wrong: (N, V) float, of tokens that see something else.
+        actual: (N, V) float, logits of one way.
+        expected: (N, V) float, of the other.
+        wrong: (N, V) float, of the same tokens in a wrong context.
     """
-    scale = float(wanted[wanted.isfinite()].abs().max())
-    differences = found - wanted
-    most = 0.2 * (wrong - wanted).norm(dim=-1) + 1e-6 * scale
+    scale = float(expected[expected.isfinite()].abs().max())
+    differences = actual - expected
+    limit = 0.2 * (wrong - expected).norm(dim=-1) + 1e-6 * scale
     return bool(
         (differences.abs().max() <= 8.0 * rounding_bound(base) * scale)
-        and (differences.norm(dim=-1) <= most).all()
+        and (differences.norm(dim=-1) <= limit).all()
     )

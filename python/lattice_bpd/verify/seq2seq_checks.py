@@ -1,4 +1,4 @@
-"""What an encoder-decoder says of itself: its kind, its positions, how outputs begin and end."""
+"""Checks of encoder-decoders, and reading of their start and stop tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 
 def check_encoder_decoder(model: Any) -> Any:
-    """The model, if it is an encoder-decoder with an output embedding; else TypeError."""
+    """The model itself; TypeError unless it is an encoder-decoder with an output embedding."""
     embedding = None
     if isinstance(model, PreTrainedModel) and getattr(model.config, "is_encoder_decoder", False):
         embedding = model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -24,7 +24,7 @@ def check_encoder_decoder(model: Any) -> Any:
 
 
 def count_source_ids(base: Any) -> int:
-    """The rows of the encoder's input embedding.
+    """The number of rows of the encoder's input embedding.
 
     Raises:
         TypeError: neither encoder nor model names an input embedding.
@@ -40,18 +40,17 @@ def count_source_ids(base: Any) -> int:
     )
 
 
-def find_positions(decoder: nn.Module) -> nn.Module | None:
-    """The decoder's position embedding, where it can be told the positions."""
-    places: nn.Module | None = getattr(decoder, "embed_positions", None)
-    if not isinstance(places, nn.Embedding):
+def find_position_embedding(decoder: nn.Module) -> nn.Module | None:
+    """The decoder's position embedding if it takes position ids, else None."""
+    embedding: nn.Module | None = getattr(decoder, "embed_positions", None)
+    if not isinstance(embedding, nn.Embedding):
         return None
-    if "position_ids" not in inspect.signature(places.forward).parameters:
-        return None
-    return places
+    takes_ids = "position_ids" in inspect.signature(embedding.forward).parameters
+    return embedding if takes_ids else None
 
 
 def read_decoder_prompt(base: Any, given: Sequence[int] | None, vocab_size: int) -> list[int]:
-    """What outputs begin with: as given, or the model's start token and forced first token."""
+    """The first tokens of outputs: as given, or the model's start and forced first token."""
     settings = base.generation_config
     if given is None:
         start = settings.decoder_start_token_id
@@ -73,7 +72,7 @@ def read_decoder_prompt(base: Any, given: Sequence[int] | None, vocab_size: int)
 
 
 def read_stop_tokens(base: Any, given: Sequence[int] | None) -> frozenset[int]:
-    """What ends outputs: as given, or what the model's generation config names."""
+    """The stop tokens: as given, or those of the model's generation config."""
     if given is None:
         ends = base.generation_config.eos_token_id
         given = [] if ends is None else ends if isinstance(ends, list) else [ends]

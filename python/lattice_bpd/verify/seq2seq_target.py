@@ -1,6 +1,6 @@
-"""An encoder-decoder as a target: the encoder runs once, verification drives the decoder alone.
+"""Encoder-decoders as targets: one encoder call, then verification with the decoder.
 
-    source ids -> encoder -> Source          once for each text
+    source ids -> encoder -> Source          once per text
     start token, exact tokens, drafts -> decoder over SourceCache -> logits      every call
 
 Stern et al. 2018 and Xia et al. 2022 (SpecDec) draft and verify with such models.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -18,40 +18,41 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from lattice_bpd.models.lm_call import call_forward
-from lattice_bpd.verify.memory import is_lack_of_memory
+from lattice_bpd.models.lm_call import call_forward, find_max_positions
+from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.seq2seq_checks import (
     check_encoder_decoder,
     count_source_ids,
-    find_positions,
+    find_position_embedding,
     read_decoder_prompt,
     read_stop_tokens,
 )
 from lattice_bpd.verify.source_cache import Source, SourceCache
-from lattice_bpd.verify.target import TargetOutput, find_max_positions
+from lattice_bpd.verify.target import TargetOutput
 from lattice_bpd.verify.tree_probe import find_tree_refusal
 
 
 class Seq2SeqTarget:
     """Any encoder-decoder LM of `transformers` (T5, BART, Marian, ..) as a target.
 
-    A decoder whose positions come from an embedding that can be told them (BART, Marian, mBART,
-    Pegasus) takes trees and batches; relative positions (T5) allow rows of one text only.
+    A decoder with a position embedding that takes position ids (BART, Marian, mBART, Pegasus)
+    supports tree attention and batches; relative positions (T5) allow batched verification of one
+    text only.
 
     Args:
         model: the model.
         decoder_prompt: ids that every output begins with, the start token first; None: the model's
-            start token, and the forced first token where its generation config names one.
-        stop_token_ids: end a text where the caller names none; None: those of the model's
-            generation config.
+            start token, then the forced first token of its generation config, if any.
+        stop_token_ids: used where the caller gives none; None: those of the model's generation
+            config.
 
     Attributes:
         base: the model.
-        embedding: its output embedding, which hidden states enter.
+        embedding: its output embedding, which maps hidden states to logits.
         vocab_size: V, of the outputs.
         source_vocab_size: of the sources.
         max_positions: of decoder and encoder; None where the config names no limit.
-        takes_positions: whether tokens may stand elsewhere than in their slot.
+        takes_positions: whether the position of a token may differ from its cache position.
 
     Raises:
         TypeError: no encoder-decoder with an output embedding.
@@ -77,13 +78,13 @@ class Seq2SeqTarget:
         self.dtype: torch.dtype = self.base.dtype
         self.source_vocab_size = count_source_ids(base)
         self.max_positions = find_max_positions(self.base.config)
-        self._places = find_positions(self.decoder)
-        self.takes_positions = self._places is not None
+        self._position_embedding = find_position_embedding(self.decoder)
+        self.takes_positions = self._position_embedding is not None
         self.decoder_prompt = read_decoder_prompt(self.base, decoder_prompt, self.vocab_size)
         self.stop_token_ids = read_stop_tokens(self.base, stop_token_ids)
-        self._refusal: tuple[str | None] | None = None  # of the tree form, once it was asked for
-        self._encoded: Any = BaseModelOutput  # what the encoder returns
-        self._plain: bool | None = None  # logits are the embedding of the decoder's output, no more
+        self._refusals: dict[str, str | None] = {}  # of tree attention, once it is known
+        self._encoder_output: Any = BaseModelOutput  # the class that the encoder returns
+        self._plain: bool | None = None  # logits are the embedding of the decoder's output itself
 
     @torch.inference_mode()
     def encode(self, sources: Sequence[Sequence[int]]) -> Source:
@@ -102,10 +103,10 @@ class Seq2SeqTarget:
         if min(map(len, sources)) < longest:
             sizes = torch.tensor([len(source) for source in sources])
             mask = (torch.arange(longest) < sizes[:, None]).long().to(self.device)
-        with _named_lack_of_memory("encode", ids):
-            found = self.encoder(input_ids=ids, attention_mask=mask)
-        states: Tensor = found.last_hidden_state
-        self._encoded = type(found)
+        with _describe_lack_of_memory("encode", ids):
+            output = self.encoder(input_ids=ids, attention_mask=mask)
+        states: Tensor = output.last_hidden_state
+        self._encoder_output = type(output)
         return Source([list(source) for source in sources], states, mask)
 
     def read_prompts(
@@ -143,7 +144,7 @@ class Seq2SeqTarget:
             )
         )
         try:
-            with _named_lack_of_memory("read", input_ids):
+            with _describe_lack_of_memory("read", input_ids):
                 output = self._call_whole(input_ids, cache, source, None)
         finally:
             handle.remove()
@@ -178,10 +179,8 @@ class Seq2SeqTarget:
         return TargetOutput(self.embedding(hidden), hidden)
 
     def refuses_tree(self) -> str | None:
-        """See TargetModel; found out by trying, once for each model."""
-        if self._refusal is None:
-            self._refusal = (find_tree_refusal(self),)
-        return self._refusal[0]
+        """See TargetModel; probed once per model."""
+        return try_once(self._refusals, "tree", lambda: find_tree_refusal(self))
 
     def new_cache(self) -> Any:
         """A cache that covers no token, over a source of one token."""
@@ -195,7 +194,7 @@ class Seq2SeqTarget:
         self, input_ids: Tensor, cache: Any, source: Source, mask: Tensor | None
     ) -> TargetOutput:
         inputs = {
-            "encoder_outputs": self._encoded(last_hidden_state=source.states),
+            "encoder_outputs": self._encoder_output(last_hidden_state=source.states),
             "attention_mask": source.mask,
             "decoder_input_ids": input_ids,
             "decoder_attention_mask": mask,
@@ -206,37 +205,31 @@ class Seq2SeqTarget:
 
     @contextmanager
     def _at(self, position_ids: Tensor | None) -> Iterator[None]:
-        """Have the decoder put its tokens at (B, T) positions instead of their slots'."""
-        if position_ids is None or self._places is None:
+        """Give the decoder's tokens (B, T) positions instead of their cache positions."""
+        embedding = self._position_embedding
+        if position_ids is None or embedding is None:
             yield
             return
         shape = position_ids.shape
 
-        def place(module: nn.Module, arguments: Any, named: dict[str, Any]) -> Any:
-            before = list(inspect.signature(module.forward).parameters).index("position_ids")
-            return arguments[:before], {**named, "position_ids": position_ids.flatten()}
+        def set_positions(module: nn.Module, arguments: Any, named: dict[str, Any]) -> Any:
+            index = list(inspect.signature(module.forward).parameters).index("position_ids")
+            return arguments[:index], {**named, "position_ids": position_ids.flatten()}
 
-        def fold(_module: nn.Module, _arguments: Any, embedded: Tensor) -> Tensor:
+        def unflatten(_module: nn.Module, _arguments: Any, embedded: Tensor) -> Tensor:
             return embedded.reshape(*shape, -1)
 
-        before = self._places.register_forward_pre_hook(place, with_kwargs=True)
-        behind = self._places.register_forward_hook(fold)
+        hooks = (
+            embedding.register_forward_pre_hook(set_positions, with_kwargs=True),
+            embedding.register_forward_hook(unflatten),
+        )
         try:
             yield
         finally:
-            before.remove()
-            behind.remove()
+            for hook in hooks:
+                hook.remove()
 
 
-@contextmanager
-def _named_lack_of_memory(what: str, ids: Tensor) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_lack_of_memory(error):
-            raise
-        rows, size = ids.shape
-        raise MemoryError(
-            f"decode: no memory to {what} {rows} sequences of {size} tokens "
-            f"({str(error).strip().splitlines()[:1]}); decode fewer at once, or shorter ones"
-        ) from error
+def _describe_lack_of_memory(verb: str, ids: Tensor) -> AbstractContextManager[None]:
+    action = f"{verb} {ids.shape[0]} sequences of {ids.shape[1]} tokens"
+    return describe_lack_of_memory(action, "decode fewer at once, or shorter ones")

@@ -1,10 +1,10 @@
-"""What a decoder reads besides its own tokens: the sources, encoded once, and a cache with them.
+"""Encoded sources, and a decoder's KV cache that contains them.
 
     source ids -> encoder -> states -> keys and values of every cross-attention layer
                                        (computed in the first call of the decoder, then only read)
 
-A SourceCache is a StackedCache of the decoder's own tokens that carries the sources' rows along,
-so that all that verification does with caches works on it as it is.
+A SourceCache is a StackedCache of the decoder's tokens that selects the sources' rows along with
+its own, so verification treats it as any other cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Source:
     """Encoded sources of B sequences, padded on the right.
 
     Attributes:
-        token_ids: (S_i,) ints of each, without padding.
+        token_ids: (S_b,) ints of each sequence, without padding.
         states: (B, S, D) float, the encoder's output.
         mask: (B, S) int64, 0 for padding; None where nothing is padded.
         keys: of each cross-attention layer (B, heads, S, D) float; empty before the first call.
@@ -44,8 +44,8 @@ class Source:
         return len(self.token_ids)
 
     def select(self, rows: Sequence[int]) -> Source:
-        """The sources of these rows; one may come several times."""
-        if len(self) == 1:  # a view will do
+        """The sources of these rows; one may be selected several times."""
+        if len(self) == 1:  # a view is enough
 
             def take(part: Tensor) -> Tensor:
                 return part.expand(len(rows), *part.shape[1:])
@@ -76,11 +76,11 @@ class Source:
 
 
 class SourceCache(StackedCache):
-    """The decoder's own keys and values, and the sources that its rows belong to.
+    """The decoder's keys and values, and the sources of its rows.
 
     Attributes:
         source: a row for each row of the cache.
-        paired: both as the decoders of `transformers` want them.
+        paired: both, in the type that decoders of `transformers` take.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, width: int, source: Source) -> None:
@@ -88,7 +88,7 @@ class SourceCache(StackedCache):
         self.set_source(source)
 
     def set_source(self, source: Source) -> None:
-        """Belong to other sources."""
+        """Replace the sources."""
         self.source = source
         self.paired = EncoderDecoderCache(self, _to_cache(source))
 
@@ -116,12 +116,12 @@ class SourceCache(StackedCache):
         return cls(own.keys, own.values, own.width, read)
 
     def select_sequences(self, sequences: Sequence[int]) -> None:
-        """See StackedCache; the sources go along."""
+        """See StackedCache; the sources are selected too."""
         super().select_sequences(sequences)
         self.set_source(self.source.select(sequences))
 
     def over(self, keys: Tensor, values: Tensor, sequences: Sequence[int]) -> StackedCache:
-        """See StackedCache; the sources go along."""
+        """See StackedCache; the sources are selected too."""
         return SourceCache(keys, values, self.width, self.source.select(sequences))
 
 

@@ -1,8 +1,8 @@
-"""A KV cache that rolls back cheaply: all layers in two buffers with room at the end.
+"""A KV cache of two preallocated buffers, which appends and rolls back without copies.
 
-A `DynamicCache` copies itself whenever it grows. Here new keys are written behind the old ones, a
-rejected draft is forgotten by lowering a number, and an accepted path is moved by one copy for
-all layers, of its own few positions only.
+A `DynamicCache` copies itself whenever it grows. Here new keys are written after the old ones, a
+rejected draft is dropped by lowering a number, and an accepted path is moved by one copy for all
+layers, of its own few positions only.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from lattice_bpd import _core
-from lattice_bpd.verify.device_slots import copy_on_device, move_on_device
+from lattice_bpd.verify.device_copies import copy_on_device, move_on_device
 
-_ROOM = 256  # slots by which a full buffer grows at least
+_MIN_GROWTH = 256  # cache positions that a full buffer grows by
 
 
 Parts = tuple[tuple[Tensor, ...], ...]  # four of them, each with an entry for each layer
@@ -40,7 +40,7 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     @property
     def keys(self) -> Tensor:
-        """(B, heads, width, D) what the layer holds, for models that look at it (Mllama)."""
+        """(B, heads, width, D) the layer's keys, for models that read them (Mllama)."""
         return self.stack.keys[self.number].narrow(2, 0, self.width)
 
     @keys.setter
@@ -66,7 +66,7 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         *args: Any,  # noqa: ARG002
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
-        """Write (B, heads, T, D) keys and values behind the old ones, and give all of them."""
+        """Append (B, heads, T, D) keys and values; return all of them."""
         start, self.width = self.width, self.width + key_states.shape[2]
         keys, values, new_keys, new_values = self.stack.parts(start, self.width)
         new_keys[self.number].copy_(key_states)
@@ -74,11 +74,11 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return keys[self.number], values[self.number]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Slots after the next call, and offset of the first."""
+        """Positions after the next call, and offset of the first."""
         return self.width + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Slots in use."""
+        """Positions in use."""
         return self.width
 
     def get_max_length(self) -> int:
@@ -92,6 +92,7 @@ class StackedCache(Cache):
     Attributes:
         keys: (L, B, heads, capacity, D) float.
         values: (L, B, heads, capacity, D') float.
+        width: cache positions in use.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, width: int) -> None:
@@ -101,10 +102,15 @@ class StackedCache(Cache):
         super().__init__(layers=[StackedLayer(self, number) for number in range(keys.shape[0])])
 
     @classmethod
-    def from_cache(cls, cache: Cache, room: int) -> StackedCache | None:
-        """The same keys and values with `room` free slots; None where layers differ in shape."""
+    def from_cache(cls, cache: Cache, num_free: int) -> StackedCache | None:
+        """The same keys and values with free capacity; None where layers differ in shape.
+
+        Args:
+            cache: a DynamicCache, or a StackedCache, which is returned itself.
+            num_free: positions that can be appended without a copy.
+        """
         if isinstance(cache, StackedCache):
-            cache.make_room(cache.width + room)
+            cache.reserve(cache.width + num_free)
             return cache
         layers: list[Any] = cache.layers
         if type(cache) is not DynamicCache or any(
@@ -126,7 +132,7 @@ class StackedCache(Cache):
         for name in ("keys", "values"):
             first = getattr(layers[0], name)
             batch, heads, _, size = first.shape
-            buffer = first.new_empty((len(layers), batch, heads, width + room, size))
+            buffer = first.new_empty((len(layers), batch, heads, width + num_free, size))
             for number, layer in enumerate(layers):
                 buffer[number, :, :, :width] = getattr(layer, name)
             parts.append(buffer)
@@ -135,42 +141,42 @@ class StackedCache(Cache):
     def parts(self, start: int, end: int) -> Parts:
         """Keys and values up to `end` of each layer, (B, heads, end, D), and those from `start` on.
 
-        Cut for all layers at once when the first of them asks: it takes a call of torch for each
-        cut, which are dearer than the copies where models are small.
+        The views of all layers are made at once, for the first layer of a call: in small models
+        the calls of torch that make views take longer than the copies.
         """
         if self._parts is not None:
             (known_start, known_end, buffer), parts = self._parts
             if known_start == start and known_end == end and buffer is self.keys:
                 return parts
-        self.make_room(end)
-        seen = [buffer.narrow(3, 0, end) for buffer in (self.keys, self.values)]
-        new = [part.narrow(3, start, end - start) for part in seen]
-        found = tuple(_by_layer(part) for part in (*seen, *new))
-        self._parts = (start, end, self.keys), found
-        return found
+        self.reserve(end)
+        whole = [buffer.narrow(3, 0, end) for buffer in (self.keys, self.values)]
+        new = [part.narrow(3, start, end - start) for part in whole]
+        parts = tuple(_by_layer(part) for part in (*whole, *new))
+        self._parts = (start, end, self.keys), parts
+        return parts
 
-    def make_room(self, width: int) -> None:
-        """Move to larger buffers unless `width` slots fit."""
+    def reserve(self, width: int) -> None:
+        """Move to larger buffers unless `width` positions fit."""
         capacity = self.keys.shape[3]
         if width <= capacity:
             return
-        room = max(width - capacity, _ROOM, capacity // 2)
-        self.keys = torch.cat([self.keys, _empty_like(self.keys, room)], dim=3)
-        self.values = torch.cat([self.values, _empty_like(self.values, room)], dim=3)
+        added = max(width - capacity, _MIN_GROWTH, capacity // 2)
+        self.keys = torch.cat([self.keys, _new_empty(self.keys, added)], dim=3)
+        self.values = torch.cat([self.values, _new_empty(self.values, added)], dim=3)
 
     def set_width(self, width: int) -> None:
-        """Forget all slots from `width` on."""
+        """Drop all positions from `width` on."""
         self.width = width
         layers: list[Any] = self.layers
         for layer in layers:
             layer.width = width
 
-    def move_slots(self, start: int, sources: Sequence[Sequence[int]]) -> None:
-        """Copy slots to `start`, `start`+1, ... in every layer.
+    def move_positions(self, start: int, sources: Sequence[Sequence[int]]) -> None:
+        """Copy cache positions to `start`, `start`+1, ... in every layer.
 
         Args:
-            start: first slot to write.
-            sources: of each of B sequences, which slots to copy there.
+            start: first position to write.
+            sources: for each of B sequences the positions to copy.
         """
         if self.keys.device.type == "cpu":
             _core.move_slots(self._bytes(), start, sources)
@@ -186,47 +192,43 @@ class StackedCache(Cache):
         return self._views[1]
 
     def select_sequences(self, sequences: Sequence[int]) -> None:
-        """Keep the sequences of these numbers; one may come several times."""
+        """Keep the sequences of these indices; one may be kept several times."""
         index = self.index(sequences)
         self.keys = self.keys.index_select(1, index)
         self.values = self.values.index_select(1, index)
 
     def index(self, sequences: Sequence[int]) -> Tensor:
-        """Numbers of sequences as torch selects by them, (R,) int64."""
+        """Indices of sequences on the cache's device, (R,) int64."""
         return torch.tensor(sequences, device=self.keys.device)
 
-    def new_buffers(self, rows: int, slots: int) -> tuple[Tensor, Tensor]:
-        """Room for keys and values of so many rows, nothing written yet."""
-
-        def room(buffer: Tensor) -> Tensor:
-            layers, _, heads, _, size = buffer.shape
-            return buffer.new_empty((layers, rows, heads, slots, size))
-
-        return room(self.keys), room(self.values)
+    def new_buffers(self, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
+        """Uninitialized buffers for keys and values of so many rows and positions."""
+        return _new_empty(self.keys, capacity, rows), _new_empty(self.values, capacity, rows)
 
     def over(self, keys: Tensor, values: Tensor, sequences: Sequence[int]) -> StackedCache:
-        """A cache as wide as this one over other buffers, row r of which repeats sequences[r]."""
+        """A cache of this width over other buffers, whose row r repeats sequences[r]."""
         del sequences
         return StackedCache(keys, values, self.width)
 
-    def repeat_sequences(self, sequences: Sequence[int], room: int) -> StackedCache:
-        """A new cache of R rows, row r a copy of `sequences[r]`, with `room` free slots."""
-        copies, index = self.new_buffers(len(sequences), self.width + room), self.index(sequences)
+    def repeat_sequences(self, sequences: Sequence[int], num_free: int) -> StackedCache:
+        """A new cache of R rows, row r a copy of `sequences[r]`, with `num_free` free positions."""
+        copies = self.new_buffers(len(sequences), self.width + num_free)
+        index = self.index(sequences)
         for copy, buffer in zip(copies, (self.keys, self.values), strict=True):
             copy[:, :, :, : self.width] = buffer[:, :, :, : self.width].index_select(1, index)
         return self.over(*copies, sequences)
 
     def append_rows(self, other: StackedCache, rows: Sequence[int], count: int) -> None:
-        """Append `count` slots of other's rows, one for each of B, where this cache ends."""
+        """Append `count` positions of other's rows, one row for each of B sequences."""
         start = self.width
-        self.make_room(start + count)
-        self.copy_slots(other, rows, 0, start, count)
+        self.reserve(start + count)
+        self.copy_positions(other, rows, 0, start, count)
         self.set_width(start + count)
 
-    def copy_slots(
+    def copy_positions(
         self, other: StackedCache, rows: Sequence[int], first_row: int, start: int, count: int
     ) -> None:
-        """Copy `count` slots of other's rows, from `start` on, to rows from `first_row` on."""
+        """Copy `count` positions of other's rows, from `start` on, to rows from `first_row` on."""
         if self.keys.device.type == "cpu":
             _core.copy_slots(other._bytes(), rows, self._bytes(), first_row, start, count)
             return
@@ -235,12 +237,14 @@ class StackedCache(Cache):
 
 
 def _by_layer(buffer: Tensor) -> tuple[Tensor, ...]:
-    """The entries of the first axis; autograd forbids writing to those that `unbind` gives."""
+    """The entries of the first axis; autograd forbids writes to the views of `unbind`."""
     if torch.is_grad_enabled():
         return tuple(buffer[number] for number in range(len(buffer)))
     return buffer.unbind(0)
 
 
-def _empty_like(buffer: Tensor, room: int) -> Tensor:
+def _new_empty(buffer: Tensor, positions: int, rows: int | None = None) -> Tensor:
+    """An uninitialized buffer like another, with so many positions and rows."""
     layers, batch, heads, _, size = buffer.shape
-    return buffer.new_empty((layers, batch, heads, room, size))
+    rows = batch if rows is None else rows
+    return buffer.new_empty((layers, rows, heads, positions, size))

@@ -1,6 +1,6 @@
-"""The target as verification sees it: tokens and a cache in, logits and hidden states out.
+"""The interface of target models, and its implementation for causal LMs.
 
-What its logits and hidden states are is defined in `lattice_bpd.models.lm_call`.
+`lattice_bpd.models.lm_call` defines a target's logits and hidden states.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from transformers import Cache, PreTrainedModel
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.lm_call import (
     LMOutput,
+    build_inputs,
     cache_argument,
     call_forward,
     call_inner,
+    find_max_positions,
     inner_call_is_exact,
     takes_position_ids,
     unwrap_model,
 )
-from lattice_bpd.verify.cache import build_cache, get_width
-from lattice_bpd.verify.memory import is_lack_of_memory
+from lattice_bpd.verify.cache import build_cache
+from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.recurrent import States, find_mixers, keeps_states
 from lattice_bpd.verify.tree_probe import find_tree_refusal
 from lattice_bpd.verify.windows import find_windows
@@ -32,12 +34,13 @@ TargetOutput = LMOutput
 
 
 class TargetModel(Protocol):
-    """What verification needs of a model. `CausalLMTarget` makes one of any causal LM.
+    """What verification needs of a model; `CausalLMTarget` wraps any causal LM.
 
     Attributes:
-        device: where inputs go.
+        device: of the inputs.
         dtype: of the attention mask.
-        sliding_window: how many tokens a sliding layer sees, itself among them; None without one.
+        sliding_window: tokens in the window of sliding layers, the current one included; None
+            without one.
     """
 
     device: torch.device
@@ -53,15 +56,15 @@ class TargetModel(Protocol):
         windowed_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> TargetOutput:
-        """Run the target over (B, T) new tokens behind those of the cache, which grows by them.
+        """Run the target over (B, T) new tokens after the P of the cache, and append them to it.
 
-        attention_mask is (B, slots + T) int64 or (B, 1, T, slots + T) float to be added to the
-        attention scores; windowed_mask is the same for layers with a sliding window.
+        attention_mask is (B, P + T) int64, or (B, 1, T, P + T) float that is added to the attention
+        scores; windowed_mask is the same for layers with a sliding window.
         """
         ...
 
     def refuses_tree(self) -> str | None:
-        """Why the target cannot take four-dimensional masks; None where it can."""
+        """Why the target cannot use tree attention (four-dimensional masks), or None."""
         ...
 
 
@@ -74,11 +77,11 @@ class CausalLMTarget:
 
     Attributes:
         base: the model itself.
-        embedding: its output embedding, which hidden states enter.
+        embedding: its output embedding, which maps hidden states to logits.
         vocab_size: V.
-        max_positions: tokens that the config has positions for; None without a limit.
+        max_positions: the longest text, in tokens; None without a limit.
         sliding_window: see TargetModel.
-        takes_positions: whether the model is told the positions of its tokens.
+        takes_positions: whether the model takes position ids.
         is_recurrent: whether layers keep a recurrent or convolution state; see
             `lattice_bpd.verify.recurrent`.
 
@@ -87,8 +90,8 @@ class CausalLMTarget:
         ValueError: a model whose state cannot be rolled back.
     """
 
-    decoder_prompt: list[int] | None = None  # prompts begin as they are given
-    stop_token_ids: frozenset[int] = frozenset()  # the caller names them
+    decoder_prompt: list[int] | None = None
+    stop_token_ids: frozenset[int] = frozenset()  # given by the caller
 
     def __init__(self, model: PreTrainedModel | BlockwiseLM) -> None:
         base = unwrap_model(model.base if isinstance(model, BlockwiseLM) else model)
@@ -99,12 +102,11 @@ class CausalLMTarget:
         self.dtype: torch.dtype = base.dtype
         config = base.config.get_text_config(decoder=True)
         self.max_positions = find_max_positions(config)
-        self._cache_argument = cache_argument(self.base)
         self.windows = find_windows(config)
         self.sliding_window = self.windows.sliding
         self.takes_positions = takes_position_ids(base)
         self.source_vocab_size = self.vocab_size
-        self._refusal: tuple[str | None] | None = None  # of tree attention, once it is known
+        self._refusals: dict[str, str | None] = {}  # of tree attention, once it is known
         self.is_recurrent = keeps_states(base, self.new_cache())
 
     def __call__(
@@ -117,14 +119,9 @@ class CausalLMTarget:
         position_ids: Tensor | None = None,
     ) -> TargetOutput:
         """See TargetModel."""
-        if position_ids is None and self.takes_positions:
-            # told as `generate` tells them: the model's own numbering may differ (RoBERTa)
-            start = get_width(cache)
-            position_ids = torch.arange(start, start + input_ids.shape[1], device=self.device)
-            position_ids = position_ids.expand(len(input_ids), -1)
         if self.is_recurrent and input_ids.shape[1] > 1:
             return self.read_segments(input_ids, cache, position_ids, 0)[0]
-        inputs = self.inputs(input_ids, cache, position_ids)
+        inputs = build_inputs(self.base, input_ids, cache, position_ids)
         if attention_mask is not None:
             inputs["attention_mask"] = self._for_layers(attention_mask, windowed_mask)
         return self._call(inputs)
@@ -151,7 +148,7 @@ class CausalLMTarget:
 
         Returns:
             Output of the last position, logits (B, 1, V) and hidden (B, 1, D), and the cache, which
-            keeps everything, even where the model has a sliding window.
+            keeps all tokens, even where the model has a sliding window.
 
         Raises:
             ValueError: the model did not fill the cache.
@@ -159,23 +156,15 @@ class CausalLMTarget:
         """
         rows, size = input_ids.shape
         cache = self.new_cache() if cache is None else cache
-        if position_ids is None:
-            position_ids = torch.arange(size, device=input_ids.device).expand(rows, -1)
-        inputs = self.inputs(input_ids, cache, position_ids)
+        inputs = build_inputs(self.base, input_ids, cache, position_ids)
         if attention_mask is not None:
             inputs["attention_mask"] = attention_mask
         supports = getattr(self.base, "_supports_logits_to_keep", None)
         if supports is not None and supports():
             inputs["logits_to_keep"] = 1
-        try:
+        action = f"read {rows} prompts of {size} tokens"
+        with describe_lack_of_memory(action, "decode fewer at once, or shorter ones"):
             output = call_forward(self.base, self.embedding, inputs)
-        except (RuntimeError, MemoryError) as error:
-            if not is_lack_of_memory(error):
-                raise
-            raise MemoryError(
-                f"decode: no memory to read {rows} prompts of {size} tokens "
-                f"({str(error).strip().splitlines()[:1]}); decode fewer at once, or shorter ones"
-            ) from error
         if not _is_filled(cache):
             raise ValueError(
                 f"decode: {type(self.base).__name__} left its KV cache empty, so each call would "
@@ -196,20 +185,18 @@ class CausalLMTarget:
             certain: tokens of the first segment.
 
         Returns:
-            The output, and the states that follow the first segment; none where that is all of the
-            call, or nothing.
+            The output, and the states after the first segment; none where that is the whole call,
+            or empty.
         """
-        inputs = self.inputs(input_ids, cache, position_ids)
+        inputs = build_inputs(self.base, input_ids, cache, position_ids)
         if input_ids.shape[1] == 1:
             return self._call(inputs), {}
-        with find_mixers(self).split(cache, certain, input_ids.shape[1]) as saved:
-            return self._call(inputs), saved
+        with find_mixers(self).split(cache, certain, input_ids.shape[1]) as snapshot:
+            return self._call(inputs), snapshot
 
     def refuses_tree(self) -> str | None:
-        """See TargetModel; found out by trying, once for each model."""
-        if self._refusal is None:
-            self._refusal = (self._find_tree_refusal(),)
-        return self._refusal[0]
+        """See TargetModel; probed once per model."""
+        return try_once(self._refusals, "tree", self._find_tree_refusal)
 
     def new_cache(self) -> Cache:
         """A cache that covers no token, built with the model's config.
@@ -222,23 +209,13 @@ class CausalLMTarget:
     def _find_tree_refusal(self) -> str | None:
         if self.is_recurrent:
             return f"{type(self.base).__name__} keeps a recurrent state, which cannot branch"
-        if self.windows.by_slot is not None:
+        window = self.windows.by_cache_position
+        if window is not None:
             return (
-                f"{type(self.base).__name__} has layers that see the last {self.windows.by_slot} "
+                f"{type(self.base).__name__} has layers that see the last {window} "
                 "cache positions, whichever tokens they hold"
             )
         return find_tree_refusal(self)
-
-    def inputs(self, input_ids: Tensor, cache: Any, position_ids: Tensor | None) -> dict[str, Any]:
-        """What the model's `forward` is given, by name; (B, T) int64 ids and positions."""
-        inputs: dict[str, Any] = {
-            "input_ids": input_ids,
-            str(self._cache_argument): cache,
-            "use_cache": True,
-        }
-        if position_ids is not None and self.takes_positions:
-            inputs["position_ids"] = position_ids
-        return inputs
 
     def _for_layers(self, mask: Tensor, windowed: Tensor | None) -> Mask:
         if windowed is None or mask.ndim == 2:
@@ -248,14 +225,8 @@ class CausalLMTarget:
         return windowed
 
 
-def find_max_positions(config: Any) -> int | None:
-    """Tokens that a decoder's config has positions for; None where it names no limit."""
-    limit = getattr(config, "max_position_embeddings", None)
-    return None if limit is None or int(limit) < 1 else int(limit)
-
-
 def _is_filled(cache: Cache) -> bool:
-    """Whether a call wrote to any layer."""
+    """Whether any layer of a cache holds something."""
     layers: list[Any] = cache.layers
     return any(
         getattr(layer, "keys", None) is not None or getattr(layer, "device", None) is not None

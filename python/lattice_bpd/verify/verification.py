@@ -24,7 +24,7 @@ from torch import Tensor
 from lattice_bpd import _core
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
-from lattice_bpd.verify.greedy import follow_greedy, place_finder
+from lattice_bpd.verify.greedy import follow_greedy, logits_index
 from lattice_bpd.verify.layout import Call, lay_out_rows, lay_out_tree
 from lattice_bpd.verify.memory import is_lack_of_memory, memory_advice
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -32,7 +32,7 @@ from lattice_bpd.verify.recurrent import RecurrentCache
 from lattice_bpd.verify.target import TargetModel, TargetOutput
 
 Places = list[npt.NDArray[np.int64]] | None  # see `layout.Call`
-FORMS = ("auto", "tree", "rows")
+LAYOUTS = ("auto", "tree", "rows")
 
 
 @dataclass
@@ -58,13 +58,13 @@ class BatchVerification:
 
     Attributes:
         sequences: of each sequence.
-        form: "tree" or "rows".
+        layout: "tree" or "rows".
         target_seconds: wall time of the target's call alone.
         shape: rows and tokens of the call.
     """
 
     sequences: list[Verification]
-    form: str
+    layout: str
     target_seconds: float
     shape: tuple[int, int] = (0, 0)
 
@@ -74,15 +74,15 @@ class Offer(NamedTuple):
 
     Attributes:
         token_ids: the drafted tokens, different from each other, in the order in which they were
-            proposed; empty behind the end of a draft.
+            proposed; empty after the end of a draft.
         depth: draft tokens that this call has accepted so far.
-        drawn_from: the distribution that the tokens were drawn from without replacement, token ids
-            (k,) int and probabilities (k,) float64 that sum to 1; None where they were not drawn.
+        sampled_from: the distribution that the tokens were sampled from without replacement: token
+            ids (k,) int and probabilities (k,) float64 that sum to 1; None: not sampled.
     """
 
     token_ids: Sequence[int]
     depth: int
-    drawn_from: tuple[Any, Any] | None = None
+    sampled_from: tuple[Any, Any] | None = None
 
 
 NO_OFFER = Offer((), 0)
@@ -116,7 +116,7 @@ def verify_trees(
     state: BatchCache | RecurrentCache,
     trees: list[PrefixTree],
     *,
-    form: str = "auto",
+    layout: str = "auto",
     choosers: Sequence[Chooser] | None = None,
 ) -> BatchVerification:
     """Verify the drafts of B sequences with one call of the target, and roll its cache back.
@@ -126,7 +126,7 @@ def verify_trees(
         state: covers y_1..y_t of each sequence. Afterwards it covers y_{t+1} and the accepted
             tokens as well; the bonus token is not in it yet.
         trees: the exact token and the drafts of each sequence.
-        form: "tree", "rows", or "auto": whichever has fewer tokens to compute, rows among equals
+        layout: "tree", "rows", or "auto": whichever has fewer tokens to compute, rows among equals
             (they need no mask), rows where the target takes no tree.
         choosers: one for each sequence instead of argmax, asked along accepted paths only, once
             for each token, in order.
@@ -135,16 +135,16 @@ def verify_trees(
         BatchVerification.
 
     Raises:
-        ValueError: NaN logits, or a form that this target or cache cannot take.
+        ValueError: NaN logits, or a layout that this target or cache cannot take.
         MemoryError: the call did not fit; the message says what to lower.
     """
     if not torch.is_inference_mode_enabled():  # asked first: entering it again takes microseconds
         with torch.inference_mode():
-            return verify_trees(target, state, trees, form=form, choosers=choosers)
+            return verify_trees(target, state, trees, layout=layout, choosers=choosers)
     if isinstance(state, RecurrentCache):
-        return _verify_chain(target, state, trees, form, choosers)
-    form = choose_form(target, state, trees, form)
-    call = (lay_out_tree if form == "tree" else lay_out_rows)(target, state, trees)
+        return _verify_chain(target, state, trees, layout, choosers)
+    layout = choose_layout(target, state, trees, layout)
+    call = (lay_out_tree if layout == "tree" else lay_out_rows)(target, state, trees)
     cache, size = state.cache, call.input_ids.shape[1]
     try:
         if call.sequences is not None:
@@ -154,7 +154,7 @@ def verify_trees(
     except (RuntimeError, MemoryError) as error:
         if not is_lack_of_memory(error):
             raise
-        raise MemoryError(memory_advice(error, call.input_ids.shape, len(trees), form)) from error
+        raise MemoryError(memory_advice(error, call.input_ids.shape, len(trees), layout)) from error
     seconds = time.perf_counter() - start
     if choosers is None:
         followed = follow_greedy(trees, output.logits, call.places)
@@ -162,27 +162,27 @@ def verify_trees(
         followed = _ask_choosers(call.places, output, trees, choosers)
     hidden = output.hidden.flatten(0, 1)
     found = [Verification(tokens, len(nodes) - 1, hidden[end]) for nodes, tokens, end in followed]
-    if form == "tree":
+    if layout == "tree":
         state.keep_nodes([nodes for nodes, _, _ in followed], size)
     else:
         rows = [end // size for _, _, end in followed]
         counts = [len(nodes) for nodes, _, _ in followed]
         state.keep_rows(cache, rows, counts, size, repeats=call.sequences is not None)
-    return BatchVerification(found, form, seconds, (call.input_ids.shape[0], size))
+    return BatchVerification(found, layout, seconds, (call.input_ids.shape[0], size))
 
 
 def _verify_chain(
     target: TargetModel,
     state: RecurrentCache,
     trees: list[PrefixTree],
-    form: str,
+    layout: str,
     choosers: Sequence[Chooser] | None,
 ) -> BatchVerification:
     """`verify_trees` for a target with recurrent states: one text, one draft."""
-    if form == "tree" or len(trees) != 1 or trees[0].max_depth + 1 != len(trees[0]):
+    if layout == "tree" or len(trees) != 1 or trees[0].max_depth + 1 != len(trees[0]):
         raise ValueError(
             "verify: the target keeps a recurrent state, which cannot branch; expected one text "
-            "with one draft (PrefixTree.best_chain), and form 'auto' or 'rows'"
+            "with one draft (PrefixTree.best_chain), and layout 'auto' or 'rows'"
         )
     token_ids = trees[0].token_ids
     size = len(state.pending) + len(token_ids)
@@ -203,33 +203,33 @@ def _verify_chain(
     return BatchVerification([found], "rows", seconds, (1, size))
 
 
-def choose_form(
-    target: TargetModel, state: BatchCache, trees: list[PrefixTree], form: str = "auto"
+def choose_layout(
+    target: TargetModel, state: BatchCache, trees: list[PrefixTree], layout: str = "auto"
 ) -> str:
-    """Which form `verify_trees` takes; see there.
+    """Which layout `verify_trees` takes; see there.
 
     Raises:
-        ValueError: an unknown form, or one that this target or cache cannot take.
+        ValueError: an unknown layout, or one that this target or cache cannot take.
     """
-    if form not in FORMS:
-        raise ValueError(f"verify: form is {form!r}; expected one of {', '.join(FORMS)}")
-    if state.capacity is not None and form == "rows":
+    if layout not in LAYOUTS:
+        raise ValueError(f"verify: layout is {layout!r}; expected one of {', '.join(LAYOUTS)}")
+    if state.capacity is not None and layout == "rows":
         raise ValueError(
-            "verify: a static cache cannot be copied into rows; use form='tree', or a cache that "
+            "verify: a static cache cannot be copied into rows; use layout='tree', or a cache that "
             "grows"
         )
-    if form == "rows":
-        return form
-    if form == "auto" and state.capacity is None:
+    if layout == "rows":
+        return layout
+    if layout == "auto" and state.capacity is None:
         size, depth, num_rows = _core.tree_extents([tree._core for tree in trees])
         if num_rows * (1 + depth) <= len(trees) * size:
             return "rows"
     refusal = target.refuses_tree()
     if refusal is None:
         return "tree"
-    if form == "auto" and state.capacity is None:
+    if layout == "auto" and state.capacity is None:
         return "rows"
-    raise ValueError(f"verify: the tree form is not possible: {refusal}; or use form='rows'")
+    raise ValueError(f"verify: the tree layout is not possible: {refusal}; or use layout='rows'")
 
 
 def verify_drafts(
@@ -238,7 +238,7 @@ def verify_drafts(
     exact_token: int,
     drafts: Tensor,
     *,
-    form: str = "auto",
+    layout: str = "auto",
 ) -> Verification:
     """Verify p drafts of one sequence with one call and roll the cache to what was accepted.
 
@@ -248,8 +248,8 @@ def verify_drafts(
             tokens; the bonus token is not in it yet.
         exact_token: y_{t+1}, which the target has already chosen.
         drafts: (p, H) ints on any device; p at least 1, H may be 0 (plain greedy decoding).
-            Negative ids (padding) end a draft; shared prefixes are computed once in the tree form.
-        form: "auto", "tree" or "rows".
+            Negative ids (padding) end a draft; the tree layout computes shared prefixes once.
+        layout: "auto", "tree" or "rows".
 
     Returns:
         Verification.
@@ -264,7 +264,7 @@ def verify_drafts(
         )
     check_cache(cache)
     tree = PrefixTree.from_drafts(exact_token, drafts.tolist())
-    return verify_trees(model, BatchCache(cache), [tree], form=form).sequences[0]
+    return verify_trees(model, BatchCache(cache), [tree], layout=layout).sequences[0]
 
 
 def _run(target: TargetModel, call: Call, cache: Any) -> TargetOutput:
@@ -284,11 +284,11 @@ def _ask_choosers(
     logits, size = output.logits.flatten(0, 1), output.logits.shape[1]
 
     def follow(number: int, tree: PrefixTree, chooser: Chooser) -> tuple[list[int], list[int], int]:
-        depths, place_of = tree.depths, place_finder(places, number, size)
+        depths, place_of = tree.depths, logits_index(places, number, size)
 
         def choose(node: int) -> int | None:
-            drawn_from = None if tree.drawn_from is None else tree.drawn_from(node)
-            offer = Offer(tree.children(node), depths[node], drawn_from)
+            sampled_from = None if tree.sampled_from is None else tree.sampled_from(node)
+            offer = Offer(tree.children(node), depths[node], sampled_from)
             return chooser.choose(logits[place_of(node)], offer)
 
         nodes, tokens = tree.follow(choose)

@@ -1,4 +1,4 @@
-"""Acceptance rules: which draft tokens are kept."""
+"""Acceptance rules: which draft tokens are accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acceptance rules as text, for command lines and tables: `specdec++:3,1.0`."""
+"""Parsing of acceptance rules given as text, such as `specdec++:3,1.0`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def parse_acceptance(text: str) -> Acceptance:
         sampled:0.8,top_p=0.95,seed=1      rejection:0.8
 
     Args:
-        text: name, and behind a colon its numbers, those at the end optional where the rule has
-            defaults; behind the length of minimum_block any rule to go beneath; for rules that
-            sample also top_k=, top_p=, min_p= and seed=.
+        text: name, then a colon and its numbers; the last ones are optional where the rule has
+            defaults. The length of minimum_block may be followed by an inner rule. Sampling rules
+            also take top_k=, top_p=, min_p= and seed=.
 
     Returns:
         The rule; `str` of it gives the text again.
@@ -45,53 +45,40 @@ def parse_acceptance(text: str) -> Acceptance:
         raise ValueError(
             f"acceptance: unknown rule {name!r}; {hint}expected one of {', '.join(_RULES)}"
         )
-    make, kinds, needed = _RULES[name]
+    make, kinds, needed, example = _RULES[name]
     words = rest.split(",") if rest else []
-    beneath = []
+    inner = []
     if name == MinimumBlock.name and len(words) > 1:
-        beneath.append(cast("RelaxedAcceptance | Exact", parse_acceptance(",".join(words[1:]))))
+        inner.append(cast("RelaxedAcceptance | Exact", parse_acceptance(",".join(words[1:]))))
         words = words[:1]
     named = [word.partition("=")[::2] for word in words if "=" in word]
     words = [word for word in words if "=" not in word]
     if not needed <= len(words) <= len(kinds):
         raise ValueError(
-            f"acceptance: {text!r} has {len(words)} numbers behind {name!r}; expected "
+            f"acceptance: {text!r} has {len(words)} numbers after {name!r}; expected "
             f"{needed if needed == len(kinds) else f'{needed}..{len(kinds)}'}, such as "
-            f"{_EXAMPLES[name]}"
+            f"{example}"
         )
     try:
         numbers = [kind(word) for kind, word in zip(kinds, words, strict=False)]
         options = {key: _SAMPLING.get(key, str)(value) for key, value in named}
-        return make(*numbers, *beneath, **options)
+        return make(*numbers, *inner, **options)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"acceptance: {text!r}: {error}; such as {_EXAMPLES[name]}") from error
+        raise ValueError(f"acceptance: {text!r}: {error}; such as {example}") from error
 
 
-_RULES: dict[str, tuple[Maker, Sequence[Callable[[str], float]], int]] = {
-    Exact.name: (Exact, (), 0),
-    TopKMatch.name: (TopKMatch, (int,), 1),
-    Distance.name: (Distance, (float,), 1),
-    MinimumBlock.name: (MinimumBlock, (int,), 1),
-    SpecDecPlusPlus.name: (SpecDecPlusPlus, (int, float), 0),
-    Typical.name: (Typical, (float, float), 0),
-    Sampled.name: (Sampled, (float,), 0),
-    Rejection.name: (Rejection, (float,), 0),
-}  # what makes each rule, its numbers, and how many of them have no default
+# of each rule: the class, the types of its numbers, how many have no default, an example
+_RULES: dict[str, tuple[Maker, Sequence[Callable[[str], float]], int, str]] = {
+    Exact.name: (Exact, (), 0, "exact"),
+    TopKMatch.name: (TopKMatch, (int,), 1, "top_k:4"),
+    Distance.name: (Distance, (float,), 1, "distance:2"),
+    MinimumBlock.name: (MinimumBlock, (int,), 1, "minimum_block:3"),
+    SpecDecPlusPlus.name: (SpecDecPlusPlus, (int, float), 0, "specdec++:3,1.0"),
+    Typical.name: (Typical, (float, float), 0, "typical:0.09,0.3"),
+    Sampled.name: (Sampled, (float,), 0, "sampled:0.8,top_p=0.95,seed=1"),
+    Rejection.name: (Rejection, (float,), 0, "rejection:0.8,seed=1"),
+}
 
 _SAMPLING: dict[str, Callable[[str], float]] = {
     "top_k": int, "top_p": float, "min_p": float, "seed": int,
 }  # fmt: skip
-
-_EXAMPLES = {
-    Exact.name: "exact",
-    TopKMatch.name: "top_k:4",
-    Distance.name: "distance:2",
-    MinimumBlock.name: "minimum_block:3",
-    SpecDecPlusPlus.name: "specdec++:3,1.0",
-    Typical.name: "typical:0.09,0.3",
-    Sampled.name: "sampled:0.8,top_p=0.95,seed=1",
-    Rejection.name: "rejection:0.8,seed=1",
-}
-
-RULE_NAMES = tuple(_RULES)
-"""The names that `parse_acceptance` knows."""

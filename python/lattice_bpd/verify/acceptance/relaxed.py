@@ -1,7 +1,7 @@
-"""What the lossy rules share: which draft tokens pass, which of them is taken, what that costs.
+"""The base class of lossy acceptance rules, and its token selector.
 
-A rule says only what it admits. Behind the end of a draft, and where nothing passes, the target's
-argmax is written, as the exact rule does.
+A rule defines only which draft tokens it admits. Where it admits none, and after the end of a
+draft, the output is the target's argmax, as under the exact rule.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from lattice_bpd.verify.verification import Offer
 
 
 class RelaxedAcceptance(ABC):
-    """A rule that keeps some draft tokens which are not the target's argmax; subclass for yours.
+    """A rule that accepts some draft tokens that are not the target's argmax; subclass it.
 
     Attributes:
         name: see `Acceptance`.
         lossless: False.
-        guarantee: what holds of the output, in one sentence.
+        guarantee: what the rule guarantees of the output, in one sentence.
     """
 
     name: ClassVar[str]
@@ -34,50 +34,50 @@ class RelaxedAcceptance(ABC):
 
     @abstractmethod
     def admits(self, row: FloatRow, best: int, token_ids: Sequence[int]) -> Sequence[bool]:
-        """Which draft tokens may stand in place of the target's argmax.
+        """Which draft tokens may replace the target's argmax.
 
         Args:
             row: (V,) float32, the target's logits.
             best: its argmax.
-            token_ids: (n,) drafted tokens, none of them the argmax; one or more.
+            token_ids: (n,) draft tokens, n at least 1, none of them the argmax.
 
         Returns:
             (n,) bools.
         """
 
     def pick(self, row: FloatRow, best: int, offer: Offer) -> int:
-        """The token that is written.
+        """The next token of the output.
 
-        The argmax where it is offered, else the admitted token that the target likes best (among
-        equals the one that was offered first), else the argmax.
+        The argmax if it is a candidate, else the admitted candidate with the largest logit (the
+        first of several), else the argmax.
         """
         token_ids = offer.token_ids
         if not token_ids or best in token_ids:
             return best
         passing = self.admits(row, best, token_ids)
-        found = [token for token, passes in zip(token_ids, passing, strict=True) if passes]
-        return max(found, key=row.__getitem__, default=best)
+        admitted = [token for token, passes in zip(token_ids, passing, strict=True) if passes]
+        return max(admitted, key=row.__getitem__, default=best)
 
     def start(self, sequence: int, prompt: Sequence[int]) -> RelaxedChooser:  # noqa: ARG002
-        """The chooser of one text."""
+        """The token selector of one text."""
         return RelaxedChooser(self)
 
     def __str__(self) -> str:
-        """Name and numbers in the form that `parse_acceptance` reads: specdec++:3,1.0."""
+        """Name and numbers as `parse_acceptance` reads them: specdec++:3,1.0."""
         values = [getattr(self, field.name) for field in fields(self) if field.repr]  # type: ignore[arg-type]
         return f"{self.name}:{','.join(map(str, values))}"
 
 
 class RelaxedChooser:
-    """Chooses the tokens of one text by a relaxed rule, and keeps count of what that costs.
+    """Selects the tokens of one text by a relaxed rule, and records their regret.
 
     Args:
-        rule: what is admitted.
+        rule: decides which tokens are admitted.
 
     Attributes:
-        ended: False; stop tokens are the loop's.
-        regrets: of each chosen token that is not the target's argmax its number among the chosen
-            ones, from 0, and how many nats the target likes it less than its argmax.
+        ended: False; the decoding loop handles stop tokens.
+        regrets: (index, regret) of each selected token that is not the target's argmax: its index
+            among the selected tokens, and by how many nats it is less likely than the argmax.
     """
 
     ended = False
@@ -87,7 +87,7 @@ class RelaxedChooser:
         self.regrets: list[tuple[int, float]] = []
 
     def choose(self, logits: Tensor, offer: Offer) -> int:
-        """See `lattice_bpd.verify.Chooser`.
+        """See `lattice_bpd.verify.verification.Chooser`.
 
         Raises:
             ValueError: a NaN among the logits.

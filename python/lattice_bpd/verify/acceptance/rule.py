@@ -1,4 +1,4 @@
-"""What an acceptance rule is, and the exact one."""
+"""The interface of acceptance rules, and the exact rule."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from lattice_bpd.verify.verification import Chooser
 
 
 class Acceptance(Protocol):
-    """Which draft tokens are kept, and what is written where none is; write one to plug in yours.
+    """Decides which draft tokens are accepted, and the next token where none is.
 
-    A rule is a value that many decodes may share; what changes from token to token lives in the
-    choosers that it starts.
+    Rules are immutable and may be shared; the state of a text is in the selector from `start`.
 
     Attributes:
         name: one word for tables.
-        lossless: whether the output is what the target alone would have written: its greedy
-            output, or, for a rule that samples, its distribution.
-        guarantee: what holds of the output, in one sentence.
+        lossless: whether the output is the target's own: its greedy output or, for sampling rules,
+            a sample of its distribution.
+        guarantee: what the rule guarantees of the output, in one sentence.
     """
 
     name: ClassVar[str]
@@ -26,10 +25,10 @@ class Acceptance(Protocol):
     guarantee: ClassVar[str]
 
     def start(self, sequence: int, prompt: Sequence[int]) -> Chooser | None:
-        """The chooser of one text.
+        """The token selector of one text.
 
         Args:
-            sequence: number of the text in its batch.
+            sequence: index of the text in its batch.
             prompt: its token ids.
 
         Returns:
@@ -39,16 +38,16 @@ class Acceptance(Protocol):
 
 
 class Exact:
-    """Keep a draft token if and only if it is the target's argmax: the default."""
+    """Accept a draft token if and only if it is the target's argmax: the default."""
 
     name: ClassVar[str] = "exact"
     lossless: ClassVar[bool] = True
     guarantee: ClassVar[str] = "the target's greedy output, token for token"
 
     def start(self, sequence: int, prompt: Sequence[int]) -> None:  # noqa: ARG002
-        """None: plain argmax, decided for all places at once."""
+        """None: argmax, computed for all positions at once."""
         return
 
     def __str__(self) -> str:
-        """The form that `parse_acceptance` reads."""
+        """The name, as `parse_acceptance` reads it."""
         return self.name

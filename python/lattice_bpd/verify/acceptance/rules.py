@@ -1,4 +1,4 @@
-"""The lossy rules of the papers, a few lines each."""
+"""The lossy acceptance rules of the literature."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lattice_bpd.verify.verification import Offer
 
 @dataclass(frozen=True)
 class TopKMatch(RelaxedAcceptance):
-    """Keep a draft token that is among the target's k best (Stern et al. 2018, section 5.1).
+    """Accept a draft token among the target's top k (Stern et al. 2018, section 5.1).
 
     Args:
-        k: how many, 1 or more; 1 is the exact rule. Equal logits rank by the smaller token id.
+        k: 1 or more; 1 is the exact rule. Equal logits rank by the smaller token id.
 
     Raises:
         TypeError: k is not an int.
@@ -34,7 +34,7 @@ class TopKMatch(RelaxedAcceptance):
 
     k: int
     name: ClassVar[str] = "top_k"
-    guarantee: ClassVar[str] = "every token is among the target's k best behind those before it"
+    guarantee: ClassVar[str] = "every token is among the target's top k given the tokens before it"
 
     def __post_init__(self) -> None:
         check_count("TopKMatch", "k", self.k)
@@ -47,16 +47,17 @@ class TopKMatch(RelaxedAcceptance):
 
 @dataclass(frozen=True)
 class Distance(RelaxedAcceptance):
-    """Keep a draft token near the target's argmax, for tokens that have an order, such as pixel
-    intensities (Stern et al. 2018, section 5.2: |a - b| <= epsilon).
+    """Accept a draft token near the target's argmax (Stern et al. 2018, section 5.2).
+
+    For ordered tokens, such as pixel intensities: |a - b| <= epsilon.
 
     Args:
         epsilon: largest distance, 0 or more; 0 is the exact rule.
-        values: (V,) what each token stands for; None: its id.
+        values: (V,) the value of each token; None: its id.
 
     Raises:
         ValueError: epsilon is negative or no number, or values are no row of numbers.
-    """  # noqa: D205
+    """
 
     epsilon: float
     values: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
@@ -87,11 +88,11 @@ class Distance(RelaxedAcceptance):
 
 @dataclass(frozen=True)
 class SpecDecPlusPlus(RelaxedAcceptance):
-    """Keep a draft token that the target ranks and likes well enough (Xia et al. 2023, SpecDec++).
+    """Accept a likely draft token among the target's top beta (Xia et al. 2023, SpecDec++).
 
     Args:
-        top_beta: it must be among as many of the target's best, 1 or more; 1 is the exact rule.
-        tau: and at most as many nats less likely than its best, 0 or more.
+        top_beta: largest rank among the target's tokens, 1 or more; 1 is the exact rule.
+        tau: largest difference in nats to the log probability of the argmax, 0 or more.
 
     Raises:
         TypeError: top_beta is not an int.
@@ -102,8 +103,8 @@ class SpecDecPlusPlus(RelaxedAcceptance):
     tau: float = 1.0
     name: ClassVar[str] = "specdec++"
     guarantee: ClassVar[str] = (
-        "every token is among the target's top_beta best behind those before it, and at most tau "
-        "nats less likely than its best"
+        "every token is among the target's top_beta given the tokens before it, and at most tau "
+        "nats less likely than the argmax"
     )
 
     def __post_init__(self) -> None:
@@ -113,24 +114,23 @@ class SpecDecPlusPlus(RelaxedAcceptance):
     def admits(self, row: FloatRow, best: int, token_ids: Sequence[int]) -> list[bool]:
         """See RelaxedAcceptance."""
         least = float(row[best]) - self.tau
-        liked = [token for token in token_ids if float(row[token]) >= least]
-        passing = among_best(row, liked, self.top_beta)
+        likely = [token for token in token_ids if float(row[token]) >= least]
+        passing = among_best(row, likely, self.top_beta)
         return [token in passing for token in token_ids]
 
 
 @dataclass(frozen=True)
 class Typical(RelaxedAcceptance):
-    """Keep a draft token that is not improbable there: p > min(epsilon, delta exp(-entropy)).
+    """Accept a draft token with probability p > min(epsilon, delta exp(-entropy)).
 
-    Cai et al. 2024 (Medusa), section 2.3.1: the less sure the target, the more passes. Made for
-    plausible text rather than for a given one: a draft token that sampling at temperature 1 could
-    well have drawn is kept. Nothing is drawn here, and what is not kept is argmax: beside greedy
-    decoding it is a looser match, beside sampling it is no sample of the target's distribution.
+    Typical acceptance of Medusa (Cai et al. 2024, section 2.3.1): the higher the target's entropy,
+    the more tokens are accepted. It accepts what sampling at temperature 1 might generate. But it
+    does not sample: rejected tokens are replaced by the argmax, so the output is neither greedy
+    nor a sample of the target's distribution.
 
     Args:
-        epsilon: a probability that is enough at any entropy, above 0 and below 1.
-        delta: share of exp(-entropy) that is enough too, above 0 and below 1; Medusa takes the
-            square root of epsilon.
+        epsilon: probability that suffices at any entropy, above 0 and below 1.
+        delta: factor of exp(-entropy), above 0 and below 1; Medusa uses the square root of epsilon.
 
     Raises:
         ValueError: epsilon or delta out of range.
@@ -141,7 +141,7 @@ class Typical(RelaxedAcceptance):
     name: ClassVar[str] = "typical"
     guarantee: ClassVar[str] = (
         "every token is the target's argmax or has a probability above min(epsilon, delta "
-        "exp(-entropy)) behind those before it"
+        "exp(-entropy)) given the tokens before it"
     )
 
     def __post_init__(self) -> None:
@@ -153,7 +153,7 @@ class Typical(RelaxedAcceptance):
 
     def admits(self, row: FloatRow, best: int, token_ids: Sequence[int]) -> list[bool]:
         """See RelaxedAcceptance."""
-        shifted = np.maximum(row - row[best], np.float32(-1e4))  # 0 * -inf is no number
+        shifted = np.maximum(row - row[best], np.float32(-1e4))  # 0 * -inf is NaN
         parts = np.exp(shifted)
         total = float(parts.sum(dtype=np.float64))
         probs = [float(parts[token]) / total for token in token_ids]
@@ -166,20 +166,18 @@ class Typical(RelaxedAcceptance):
 
 @dataclass(frozen=True)
 class MinimumBlock(RelaxedAcceptance):
-    """Write at least some tokens in each call, whatever the target thinks of them.
+    """Output at least `length` tokens per call (Stern et al. 2018, section 5.3).
 
-    Stern et al. 2018, section 5.3: a block counts its first token, which is the target's own, so
-    that a minimum of l forces the first l - 1 draft tokens of a call. Up to there, what the other
-    rule does not keep is replaced by the first draft that is offered; where drafts are shorter,
-    so is the block.
+    A block includes its first token, which is the target's own, so a minimum of l forces the first
+    l - 1 draft tokens of a call. Where the inner rule accepts none of the candidates, the first of
+    them is forced; where drafts are shorter, so is the block.
 
     Args:
-        length: tokens of a block, 1 or more; 1 leaves the other rule as it is.
-        rule: Exact, or any rule of this kind; which tokens are kept beyond the forced ones, and
-            rather than those that would be forced.
+        length: tokens of a block, 1 or more; with 1 only the inner rule applies.
+        rule: the inner rule, Exact or any relaxed rule.
 
     Raises:
-        TypeError: length is not an int, or rule is of another kind.
+        TypeError: length is not an int, or rule is another kind of object.
         ValueError: length is below 1.
     """
 
@@ -187,8 +185,8 @@ class MinimumBlock(RelaxedAcceptance):
     rule: RelaxedAcceptance | Exact = field(default_factory=Exact)
     name: ClassVar[str] = "minimum_block"
     guarantee: ClassVar[str] = (
-        "every call writes length tokens or more as far as the drafts behind them reach; nothing "
-        "is promised of the forced ones, and the others are those of the rule beneath"
+        "every call outputs length tokens or more if its drafts are long enough; forced tokens "
+        "have no guarantee, all others that of the inner rule"
     )
 
     def __post_init__(self) -> None:
@@ -197,11 +195,11 @@ class MinimumBlock(RelaxedAcceptance):
         if not isinstance(rule, (Exact, RelaxedAcceptance)):
             raise TypeError(
                 f"MinimumBlock: rule is a {type(rule).__name__}; expected Exact or a relaxed rule, "
-                "since forced tokens are neither drawn nor argmax"
+                "since forced tokens are neither samples nor argmax"
             )
 
     def admits(self, row: FloatRow, best: int, token_ids: Sequence[int]) -> Sequence[bool]:
-        """See RelaxedAcceptance: what the rule beneath admits."""
+        """See RelaxedAcceptance; the inner rule decides."""
         if isinstance(self.rule, Exact):
             return [False] * len(token_ids)
         return self.rule.admits(row, best, token_ids)
@@ -213,28 +211,28 @@ class MinimumBlock(RelaxedAcceptance):
         return offer.token_ids[0] if forced and token not in offer.token_ids else token
 
     def __str__(self) -> str:
-        """See RelaxedAcceptance; the rule beneath follows unless it is the exact one."""
-        beneath = "" if isinstance(self.rule, Exact) else f",{self.rule}"
-        return f"{self.name}:{self.length}{beneath}"
+        """See RelaxedAcceptance; the inner rule follows unless it is the exact one."""
+        inner = "" if isinstance(self.rule, Exact) else f",{self.rule}"
+        return f"{self.name}:{self.length}{inner}"
 
 
 def among_best(row: FloatRow, token_ids: Sequence[int], count: int) -> set[int]:
-    """Those of the tokens that are among the count best by logit, then by smaller id."""
-    found = set()
+    """The tokens that are among the top `count` by logit, then by smaller id."""
+    best = set()
     for token in sorted(token_ids, key=lambda token: (-row[token], token)):
         ahead = np.count_nonzero(row > row[token]) + np.count_nonzero(row[:token] == row[token])
         if ahead >= count:
-            break  # so are all behind it
-        found.add(token)
-    return found
+            break  # all following tokens rank lower
+        best.add(token)
+    return best
 
 
 def _value_row(values: Any) -> npt.NDArray[np.float64]:
     row = np.asarray(values, np.float64)
     finite = bool(np.isfinite(row).all())
     if row.ndim != 1 or not finite:
-        found = f"shape {row.shape}" if finite else "NaN or infinity among them"
+        problem = f"shape {row.shape}" if finite else "NaN or infinity among them"
         raise ValueError(
-            f"Distance: values have {found}; expected (V,) finite numbers, one for each token"
+            f"Distance: values have {problem}; expected (V,) finite numbers, one for each token"
         )
     return row

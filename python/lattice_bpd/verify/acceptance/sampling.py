@@ -1,11 +1,12 @@
-"""Lossless sampling: the output has the distribution of plain sampling, or is the same, by seed.
+"""Lossless acceptance rules for sampling.
 
-Sampled    the target draws its own token at each place, with noise that belongs to the place; a
-           draft token is accepted if it is that token. Right for any draft, and the same tokens
-           as plain sampling with the same seed (Gumbel coupling: Daliri, Musco, Suresh 2024).
-Rejection  draft tokens are draws; each is accepted with probability min(1, r/q), r the target's
-           distribution less what rejected draws have covered (Leviathan et al. 2023; without
-           replacement: Jeon et al. 2024). Right for drafts that were drawn.
+Sampled    samples the target's token at each position with shared Gumbel noise and accepts a draft
+           token if it is that token. Works with any drafts; the output is the same tokens as plain
+           sampling with the same seed (Gumbel coupling: Daliri, Musco, Suresh 2024).
+Rejection  accepts a sampled draft token with probability min(1, r/q), r being the target's
+           distribution minus what rejected samples have covered (Leviathan et al. 2023; without
+           replacement: Jeon et al. 2024). Needs sampled drafts; the output has the distribution of
+           plain sampling.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _Sampling:
         object.__setattr__(self, "seed", seed)
 
     def __str__(self) -> str:
-        """Name and numbers in the form that `parse_acceptance` reads."""
+        """Name and numbers as `parse_acceptance` reads them."""
         plain, warp = Warp(), self.warp
         named = [
             f"{key}={getattr(warp, key)}"
@@ -64,7 +65,7 @@ class _Sampling:
         return f"{self.name}:{','.join([str(warp.temperature), *named])}"
 
     def key_of(self, sequence: int, prompt: Sequence[int]) -> int:
-        """The key of a text's noise: of seed and prompt, so that its place in a batch is nothing.
+        """The key of a text's noise, from seed and prompt but not its index in the batch.
 
         Raises:
             ValueError: fewer seeds than texts.
@@ -81,8 +82,8 @@ class _Sampling:
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
-class _Drawing:
-    """What both choosers keep of their text."""
+class _TextState:
+    """What both selectors keep of their text."""
 
     ended = False
 
@@ -91,20 +92,20 @@ class _Drawing:
 
 
 class Sampled(_Sampling):
-    """Sample, and keep a draft token if and only if it is the target's own draw.
+    """Sample, and accept a draft token if and only if it is the target's sample.
 
-    The draw of a place is argmax of log p + Gumbel noise, and the noise is a function of seed,
-    prompt, place and token. So the output does not depend on drafts, batch size or form, up to
-    rounding of the target's logits: it is what plain sampling, strategy "greedy" under this rule,
-    gives with the same seed. `TreeDrafter` knows the noise and drafts what it favours.
+    The sample is the argmax of log p + Gumbel noise, and the noise is a function of seed, prompt,
+    position and token. So, up to rounding of the target's logits, the output does not depend on
+    drafts, batch size or verification layout: it is that of plain sampling (strategy "greedy"
+    under this rule) with the same seed. `TreeDrafter` shares the noise.
 
     Args:
         temperature: divides the logits, above 0.
-        top_k: sample among so many most likely tokens; None: all.
-        top_p: sample among the fewest most likely tokens that hold this probability, (0, 1].
-        min_p: sample among tokens of at least this share of the most likely one's probability.
-        seed: any int, or one for each text of a batch. Texts of the same prompt and seed come out
-            the same.
+        top_k: see Warp, as for top_p and min_p.
+        top_p: see there.
+        min_p: see there.
+        seed: any int, or one for each text of a batch. Equal prompts with equal seeds give equal
+            outputs.
 
     Raises:
         ValueError: a number out of range.
@@ -119,18 +120,18 @@ class Sampled(_Sampling):
         return SampledChooser(self.warp, self.key_of(sequence, prompt))
 
 
-class SampledChooser(_Drawing):
-    """Draws the tokens of one text; see Sampled.
+class SampledChooser(_TextState):
+    """Samples the tokens of one text; see Sampled.
 
     Args:
         warp: the distribution to sample from.
         key: of the noise.
-        is_warped: whether `choose` is given logits that are warped already.
+        is_warped: whether `choose` gets logits that are warped already.
 
     Attributes:
         warp: the distribution to sample from.
         key: of the noise.
-        position: tokens drawn so far, and so the place of the next one.
+        position: tokens sampled so far, the position of the next one.
     """
 
     def __init__(self, warp: Warp, key: int, *, is_warped: bool = False) -> None:
@@ -138,18 +139,18 @@ class SampledChooser(_Drawing):
         self._applied = Warp() if is_warped else warp
 
     def choose(self, logits: Tensor, offer: Offer) -> int:  # noqa: ARG002
-        """See `lattice_bpd.verify.Chooser`."""
+        """See `lattice_bpd.verify.verification.Chooser`."""
         token = _core.sample_token(self._applied.apply(logits), 1.0, self.key, self.position)
         self.position += 1
         return token
 
 
 class Rejection(_Sampling):
-    """Sample, and keep drawn draft tokens by multi-draft rejection without replacement.
+    """Sample, with multi-draft rejection sampling without replacement of sampled drafts.
 
-    For drafts that were drawn (`DrawnTreeDrafter`): accepts more of them than Sampled where they
-    come close to the target's distribution and the noise is not known. Tokens that were not drawn
-    are kept if they are the target's own draw.
+    For sampled drafts (`SampledTreeDrafter`): accepts more of them than Sampled if their
+    distribution is close to the target's and the noise is not shared. Other draft tokens are
+    accepted if they are the target's sample.
 
     Args:
         temperature: see Sampled, as for all arguments.
@@ -171,21 +172,21 @@ class Rejection(_Sampling):
         return RejectionChooser(self.warp, self.key_of(sequence, prompt))
 
 
-class RejectionChooser(_Drawing):
-    """Accepts and draws the tokens of one text; see Rejection.
+class RejectionChooser(_TextState):
+    """Accepts and samples the tokens of one text; see Rejection.
 
     Attributes:
         warp: the distribution to sample from.
-        key: of the random numbers; that of drafts must differ.
-        position: tokens chosen so far.
+        key: of the random numbers; the drafts' key must differ.
+        position: tokens selected so far.
     """
 
     def choose(self, logits: Tensor, offer: Offer) -> int:
-        """See `lattice_bpd.verify.Chooser`."""
-        drawn_from = offer.drawn_from
-        draws = [] if drawn_from is None else offer.token_ids
-        token_ids, probabilities = ((), ()) if drawn_from is None else drawn_from
-        token = _core.choose_draw(
+        """See `lattice_bpd.verify.verification.Chooser`."""
+        sampled_from = offer.sampled_from
+        draws = [] if sampled_from is None else offer.token_ids
+        token_ids, probabilities = ((), ()) if sampled_from is None else sampled_from
+        token = _core.rejection_sample(
             self.warp.apply(logits),
             np.array(draws, np.int32),
             np.asarray(token_ids, np.int32),

@@ -1,4 +1,4 @@
-"""The distribution that a target samples from: temperature, top-k, top-p, min-p."""
+"""Temperature, top-k, top-p and min-p of the target's distribution."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-_MOST_LIKELY = 1024  # looked at first for top-p; nearly always enough
+_MOST_LIKELY = 1024  # tokens that top-p sorts first; nearly always enough
 
 
 @dataclass(frozen=True)
 class Warp:
-    """How logits become the distribution to sample from, in the order of `transformers`.
+    """How logits become the distribution to sample from; same order as in `transformers`.
 
     Attributes:
         temperature: divides the logits, above 0.
-        top_k: keep so many most likely tokens, ties with the last one too; None: all.
-        top_p: keep the fewest most likely tokens that hold this probability, (0, 1].
-        min_p: keep tokens of at least this share of the most likely one's probability, [0, 1).
+        top_k: keep the k most likely tokens, and ties with the last of them; None: all.
+        top_p: keep the smallest set of most likely tokens with this total probability, (0, 1].
+        min_p: keep tokens with at least this share of the highest probability, [0, 1).
 
     Raises:
         ValueError: a number out of range.
@@ -55,25 +55,25 @@ class Warp:
             logits: (V,) float.
 
         Returns:
-            (V,) float32; -inf for tokens that are never drawn.
+            (V,) float32; -inf for tokens with probability 0.
 
         Raises:
             ValueError: NaN among the logits.
         """
-        found: Any = logits.float().cpu().numpy() / np.float32(self.temperature)
-        if np.isnan(found[found.argmax()]):  # argmax takes a NaN for the greatest number
+        scores: Any = logits.float().cpu().numpy() / np.float32(self.temperature)
+        if np.isnan(scores[scores.argmax()]):  # argmax treats NaN as the largest number
             raise ValueError(
-                "sampling: the target's logits hold NaN; expected numbers; check its weights, and "
-                "its dtype (float16 overflows on some models: use bfloat16 or float32)"
+                "sampling: the target's logits hold NaN; expected numbers; check its weights, "
+                "and its dtype (float16 overflows on some models: use bfloat16 or float32)"
             )
-        if self.top_k is not None and self.top_k < len(found):
-            least = np.partition(found, -self.top_k)[-self.top_k]
-            found = np.where(found < least, -np.inf, found)
+        if self.top_k is not None and self.top_k < len(scores):
+            least = np.partition(scores, -self.top_k)[-self.top_k]
+            scores = np.where(scores < least, -np.inf, scores)
         if self.top_p < 1.0:
-            found = self._keep_top_p(found)
+            scores = self._keep_top_p(scores)
         if self.min_p > 0.0:
-            found = np.where(found < found.max() + math.log(self.min_p), -np.inf, found)
-        warped: npt.NDArray[np.float32] = found.astype(np.float32, copy=False)
+            scores = np.where(scores < scores.max() + math.log(self.min_p), -np.inf, scores)
+        warped: npt.NDArray[np.float32] = scores.astype(np.float32, copy=False)
         return warped
 
     def _keep_top_p(self, scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -93,7 +93,7 @@ class Warp:
 
 
 def _softmax(scores: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Probabilities of (V,) scores, of which one or more are finite; float64."""
+    """(V,) float64 probabilities of scores, at least one of which is finite."""
     exponentials = np.exp(scores.astype(np.float64) - float(scores.max()))
-    found: npt.NDArray[np.float64] = exponentials / exponentials.sum()
-    return found
+    probabilities: npt.NDArray[np.float64] = exponentials / exponentials.sum()
+    return probabilities
