@@ -12,33 +12,28 @@ Importing this package imports neither torch nor pywrapfst.
 """
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.draft import (
-    Drafts,
-    DraftTree,
-    DrawnTree,
-    TargetNoise,
-    draw_tree,
-    rescore_fst,
-    rescore_lattice,
-    rescore_tree,
-)
-from lattice_bpd.lattice import SausageLattice
-from lattice_bpd.lm import ContextNGram, NGramLM
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.draft_tree import DraftTree
+from lattice_bpd.draft.drafts import Drafts
+from lattice_bpd.draft.rescore import rescore_lattice, rescore_tree
+from lattice_bpd.draft.rescore_fst import rescore_fst
+from lattice_bpd.draft.sampled_tree import SampledTree, sample_tree
+from lattice_bpd.lattice.sausage import SausageLattice
+from lattice_bpd.lm.ngram import NGramLM
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "ContextNGram",
+    "DraftConfig",
     "DraftTree",
     "Drafts",
-    "DrawnTree",
     "FormatError",
     "NGramLM",
+    "SampledTree",
     "SausageLattice",
-    "TargetNoise",
     "__version__",
-    "draw_tree",
     "rescore_fst",
     "rescore_lattice",
     "rescore_tree",
+    "sample_tree",
 ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.draft_tree import DraftTree
 from lattice_bpd.draft.drafts import Drafts
 from lattice_bpd.draft.search import MAX_DRAFTS, check_search, count_of, engine_of
@@ -23,14 +24,14 @@ def rescore_lattice(
     context: Any,
     lm: NGramLM | None,
     *,
-    top_k: int = 16,
-    num_drafts: int = 16,
-    alpha: float = 1.0,
+    top_k: int = DraftConfig.top_k,
+    num_drafts: int = DraftConfig.num_drafts,
+    alpha: float = DraftConfig.alpha,
     engine: str = "auto",
     bos: bool = True,
     log_softmax: bool = False,
     threads: int = 0,
-    cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
+    ngram_cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
 ) -> Drafts:
     """Finds the best drafts through the top-k lattice of the heads.
 
@@ -54,10 +55,10 @@ def rescore_lattice(
         bos: Whether ``<s>`` stands before the context.
         log_softmax: Head scores are log probabilities over the vocabulary, else raw logits.
         threads: How many threads share a batch, 0 for all cores.
-        cache: N-grams of the text so far, to be mixed into the LM: P is then that of
+        ngram_cache: N-grams of the text so far, to be mixed into the LM: P is then that of
             :meth:`ContextNGram.log_prob`, with the LM uniform where it is None. One for all
             lattices or a list with one (or None) for each; not for the ``"openfst"`` engine. The
-            context must reach back cache.order - 1 tokens for all histories to match.
+            context must reach back ngram_cache.order - 1 tokens for all histories to match.
 
     Returns:
         :class:`Drafts` with token_ids (B, p, H) int32, scores (B, p) float32 and counts (B,)
@@ -83,7 +84,7 @@ def rescore_lattice(
         bos=bos,
         log_softmax=log_softmax,
         threads=threads,
-        cache=cache,
+        ngram_cache=ngram_cache,
     )
     return search.find_drafts(number, name)
 
@@ -93,13 +94,13 @@ def rescore_tree(
     context: Any,
     lm: NGramLM | None,
     *,
-    max_nodes: int = 64,
-    top_k: int = 16,
-    alpha: float = 1.0,
+    max_nodes: int = DraftConfig.max_nodes,
+    top_k: int = DraftConfig.top_k,
+    alpha: float = DraftConfig.alpha,
     bos: bool = True,
     log_softmax: bool = False,
     threads: int = 0,
-    cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
+    ngram_cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
 ) -> DraftTree:
     """Finds the tree of the most probable prefixes through the top-k lattice of the heads.
 
@@ -118,7 +119,7 @@ def rescore_tree(
         bos: See there.
         log_softmax: See there. It moves all scores of a slot alike, so the tree stays the same.
         threads: See there.
-        cache: See there.
+        ngram_cache: See there.
 
     Returns:
         :class:`DraftTree` with (B, N) arrays; B is 1 for a single lattice.
@@ -140,6 +141,6 @@ def rescore_tree(
         bos=bos,
         log_softmax=log_softmax,
         threads=threads,
-        cache=cache,
+        ngram_cache=ngram_cache,
     )
     return search.find_tree("rescore_tree", max_nodes)

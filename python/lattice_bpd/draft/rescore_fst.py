@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lattice_bpd import _core
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.drafts import Drafts
 from lattice_bpd.draft.search import (
     MAX_DRAFTS,
@@ -21,9 +22,9 @@ _WHERE = "rescore_fst"
 def rescore_fst(
     acceptor: Any,
     lm: NGramLM | None,
-    num_drafts: int = 16,
+    num_drafts: int = DraftConfig.num_drafts,
     context: Any = (),
-    alpha: float = 1.0,
+    alpha: float = DraftConfig.alpha,
     bos: bool = True,
     *,
     engine: str = "auto",

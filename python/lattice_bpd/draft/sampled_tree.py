@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.contents import have_same_contents
 from lattice_bpd.draft.search import check_search, number_of
 from lattice_bpd.lm.context import ContextNGram
@@ -18,7 +19,7 @@ _KEYS = 1 << 64
 
 
 @dataclass(frozen=True, eq=False)
-class DrawnTree:
+class SampledTree:
     """For each lattice of a batch a tree whose siblings are draws without replacement.
 
     Nodes stand in the order of their draws, parents before their children, the children of a node
@@ -37,7 +38,7 @@ class DrawnTree:
         child_probs: (B, N + 1, K) float64, the exact probability of each candidate of the next
             slot: behind the context, then behind each node; 0 in the padding and behind the last
             slot.
-        is_drawn: whether siblings are draws; False where the tree was made with target noise.
+        is_sampled: whether siblings are draws; False where the tree was made with target noise.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -47,7 +48,7 @@ class DrawnTree:
     counts: npt.NDArray[np.int32]
     slot_token_ids: npt.NDArray[np.int32]
     child_probs: npt.NDArray[np.float64]
-    is_drawn: bool = True
+    is_sampled: bool = True
 
     def __eq__(self, other: object) -> bool:
         """Whether the arrays of both have the same contents, wherever they live."""
@@ -59,7 +60,7 @@ class DrawnTree:
         """B, the number of lattices."""
         return len(self.counts)
 
-    def drawn_from(
+    def sampled_from(
         self, row: int, node: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]] | None:
         """The distribution that the children of a node were drawn from.
@@ -83,7 +84,7 @@ class DrawnTree:
 
 
 @dataclass(frozen=True)
-class TargetNoise:
+class SharedNoise:
     """The Gumbel noise by which a target draws its tokens, so that drafts may know it.
 
     Attributes:
@@ -99,21 +100,21 @@ class TargetNoise:
     sharpness: float = 0.5
 
 
-def draw_tree(
+def sample_tree(
     head_logits: Any,
     context: Any,
     lm: NGramLM | None,
     *,
-    max_nodes: int = 64,
-    top_k: int = 16,
-    alpha: float = 1.0,
+    max_nodes: int = DraftConfig.max_nodes,
+    top_k: int = DraftConfig.top_k,
+    alpha: float = DraftConfig.alpha,
     seed: int | Sequence[int] = 0,
-    noise: TargetNoise | None = None,
+    noise: SharedNoise | None = None,
     bos: bool = True,
     log_softmax: bool = False,
     threads: int = 0,
-    cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
-) -> DrawnTree:
+    ngram_cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
+) -> SampledTree:
     """Draws paths from the rescored lattice without replacement, as one tree of their prefixes.
 
     The score of `rescore_lattice`, normalised over the lattice, is a distribution over its paths.
@@ -134,10 +135,10 @@ def draw_tree(
         bos: See there.
         log_softmax: See there.
         threads: See there.
-        cache: See there.
+        ngram_cache: See there.
 
     Returns:
-        :class:`DrawnTree`; B is 1 for a single lattice.
+        :class:`SampledTree`; B is 1 for a single lattice.
 
     Raises:
         TypeError: Arguments of the wrong kind or element type.
@@ -147,7 +148,7 @@ def draw_tree(
     Source: Gumbel top-k without replacement (Kool, van Hoof, Welling 2019) on the exact sums of
     forward filtering, backward sampling; see docs/search.md.
     """
-    where = "draw_tree"
+    where = "sample_tree"
     search = check_search(
         where,
         head_logits,
@@ -158,7 +159,7 @@ def draw_tree(
         bos=bos,
         log_softmax=log_softmax,
         threads=threads,
-        cache=cache,
+        ngram_cache=ngram_cache,
     )
     batch = len(search.contexts[1]) - 1
     if noise is None:
@@ -168,8 +169,8 @@ def draw_tree(
         keys, positions = list(noise.keys), list(noise.positions)
         sharpness = number_of(where, "sharpness", noise.sharpness)
     arrays = (_to_uint64(where, "seed", keys), _to_uint64(where, "position", positions))
-    found: Any = search.draw_tree(where, max_nodes, (*arrays, noise is not None, sharpness))
-    return replace(DrawnTree(*found), is_drawn=noise is None)
+    found: Any = search.sample_tree(where, max_nodes, (*arrays, noise is not None, sharpness))
+    return replace(SampledTree(*found), is_sampled=noise is None)
 
 
 def _to_uint64(where: str, name: str, values: Sequence[int]) -> npt.NDArray[np.uint64]:

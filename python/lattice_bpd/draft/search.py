@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lattice_bpd import _core
+from lattice_bpd.draft.config import MAX_NODES
 from lattice_bpd.draft.draft_tree import DraftTree
 from lattice_bpd.draft.drafts import Drafts
 from lattice_bpd.lattice.device import copy_to_device
@@ -26,7 +27,6 @@ from lattice_bpd.token_ids import (
 )
 
 MAX_DRAFTS = 1 << 12  # as many as nodes of a tree
-MAX_NODES = 1 << 12  # kMaxTreeNodes of draft/find_tree.h
 _MAX_THREADS = 1024  # kMaxThreads of base/parallel.cc
 
 
@@ -90,13 +90,13 @@ class Search(NamedTuple):
         *nodes, mask, leaf_paths = found
         return DraftTree(*self._on_device((*nodes, mask.view(np.bool_), leaf_paths)))
 
-    def draw_tree(self, where: str, max_nodes: int, noise: tuple[Any, Any, bool, float]) -> Any:
+    def sample_tree(self, where: str, max_nodes: int, noise: tuple[Any, Any, bool, float]) -> Any:
         """Trees drawn with the noise of keys, positions, whether it is the target's, sharpness."""
         number = count_of(where, "max_nodes", max_nodes, MAX_NODES)
         draw: Any = (
-            _core.draw_tree_of_candidates
+            _core.sample_tree_of_candidates
             if len(self.lattices) == 2
-            else _core.draw_tree_of_sausages
+            else _core.sample_tree_of_sausages
         )
         return draw(
             *self.lattices,
@@ -127,7 +127,7 @@ def check_search(
     bos: bool,
     log_softmax: bool,
     threads: int,
-    cache: ContextNGram | Sequence[ContextNGram | None] | None,
+    ngram_cache: ContextNGram | Sequence[ContextNGram | None] | None,
 ) -> Search:
     """Checks what `rescore_lattice` and `rescore_tree` share, and selects the candidates.
 
@@ -141,12 +141,12 @@ def check_search(
         batch = len(head_logits.token_ids)
         contexts = _contexts(where, context, batch, True, None)
         candidates = (head_logits.token_ids, head_logits.scores)
-        caches = caches_of(where, cache, batch)
+        caches = caches_of(where, ngram_cache, batch)
         return Search(candidates, core_lm, contexts, bool(bos), weight, number, None, caches)
     sausages = _sausages(head_logits)
     if sausages is not None:
         contexts = _contexts(where, context, len(sausages), isinstance(head_logits, list), None)
-        caches = caches_of(where, cache, len(sausages))
+        caches = caches_of(where, ngram_cache, len(sausages))
         return Search((sausages,), core_lm, contexts, bool(bos), weight, number, None, caches)
     check_shape(head_logits, where)
     shape = tuple(int(n) for n in head_logits.shape)
@@ -161,7 +161,7 @@ def check_search(
     contexts = _contexts(where, context, batch, len(shape) == 3, shape[-1])
     device = head_logits.device if is_torch_tensor(head_logits) else None
     candidates = (best.token_ids, best.scores)
-    caches = caches_of(where, cache, batch)
+    caches = caches_of(where, ngram_cache, batch)
     return Search(candidates, core_lm, contexts, bool(bos), weight, number, device, caches)
 
 
@@ -208,7 +208,7 @@ def engine_of(where: str, engine: str) -> str:
 
 
 def caches_of(
-    where: str, cache: ContextNGram | Sequence[ContextNGram | None] | None, batch: int
+    where: str, ngram_cache: ContextNGram | Sequence[ContextNGram | None] | None, batch: int
 ) -> list[_core.ContextNgram | None]:
     """The core's cache of each lattice, or an empty list for no caches.
 
@@ -216,16 +216,18 @@ def caches_of(
         TypeError: Something else than caches.
         ValueError: A number of caches other than that of the lattices.
     """
-    if cache is None:
+    if ngram_cache is None:
         return []
-    if isinstance(cache, ContextNGram):
-        return [cache._core] * batch
-    listed: list[Any] = list(cache) if isinstance(cache, (list, tuple)) else [cache]
+    if isinstance(ngram_cache, ContextNGram):
+        return [ngram_cache._core] * batch
+    listed: list[Any] = (
+        list(ngram_cache) if isinstance(ngram_cache, (list, tuple)) else [ngram_cache]
+    )
     for item in listed:
         if item is not None and not isinstance(item, ContextNGram):
             raise TypeError(
-                f"{where}: cache is a {type(item).__name__}; expected a ContextNGram, a list with "
-                "one for each lattice, or None"
+                f"{where}: ngram_cache is a {type(item).__name__}; expected a ContextNGram, "
+                "a list with one for each lattice, or None"
             )
     if len(listed) != batch:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What strategy "auto" has learned of a model: what steps cost, and what drafts give."""
+"""Measurements of strategy "auto" that are kept for a model: latencies and acceptance."""
 
 from __future__ import annotations
 
@@ -8,123 +8,132 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from lattice_bpd.decode.adaptive.step_costs import StepCosts
-from lattice_bpd.decode.adaptive.throughput import Balance
+from lattice_bpd.decode.adaptive.latencies import Latencies
 from lattice_bpd.decode.drafters.acceptance_rates import Calibration
 
-_SHORTEST_REST = 8  # greedy steps after drafts that did not pay, doubled each time ..
-_LONGEST_REST = 512  # .. up to here, so that trying again costs half a percent
-_PAID = 24.0  # steps of late with drafts that paid, behind which the next rest is short again
-_PAYS = 0.98  # of the tokens of greedy steps, below which drafts rest ..
-_HOPE = 0.75  # .. or this, in a trial ..
-_TRIAL = 1.0 / 64.0  # .. which may take this share of the next rest
-_TEXTS = 0.2  # what a text counts among those before it, see Book.worth
-_WORTH = 0.2  # share of the texts, above which drafts are tried in each
-_USUAL = 0.9  # what the mean of the trees before counts beside a tree
+_FIRST_COOLDOWN, _LONGEST_COOLDOWN = 8, 512  # greedy steps after drafts that did not pay
+_PAYS = 0.98  # throughput relative to greedy decoding, below which drafting pauses, ..
+_PAYS_IN_TRIAL = 0.8  # .. or this, in the first steps after a pause
+_TRIAL = 1.0 / 64.0  # length of a trial, relative to the pause that would follow it
+_PRIOR_STEPS = 4.0  # steps that the expected number of tokens counts for
+_STEPS_FADE, _TEXT_FADE = 0.75, 0.8  # weight of earlier intervals at each interval
+_KEPT_RATE = 0.2  # weight of a tree in the moving average of accepted draft tokens
+_WORTH_RATE, _LEAST_WORTH = 0.2, 0.2  # see Profile.worth
+_SETTLED = 24.0  # steps with drafts that paid, after which the next pause is short again
 
 
 @dataclass
-class Book:
-    """What was measured at one batch size.
+class Profile:
+    """Measurements at one batch size; tokens are those of each sequence.
 
     Attributes:
-        costs: seconds of a step, by draft tokens of each sequence.
-        kept: draft tokens that trees of a size were expected to give, a mean over those of late.
-        largest: nodes of the last of those trees.
-        balance: of the steps with drafts of late.
-        size: draft tokens that paid best over the trees of late.
-        gap: steps until the next look, and
-        gap_sizes: their draft tokens, by turns.
-        trials: looks at steps with drafts since the last rest.
-        resting: greedy steps still to go.
-        rest: how long the next rest will be.
-        looks: looks at steps of any kind.
-        worth: share of the texts of late at whose end drafts paid.
+        latencies: seconds of a step, by draft tokens.
+        accepted: draft tokens that trees of a size are expected to give.
+        size: the size of highest estimated throughput; 0 before the first tree.
+        largest: draft tokens of the last tree.
+        decisions: decisions so far.
+        steps: recent steps with drafts, earlier ones with less weight.
+        speedup: throughput of these steps relative to greedy decoding.
+        is_paused: whether drafts did not pay when they were last tried.
+        cooldown: greedy steps until drafting is tried again.
+        next_cooldown: greedy steps of the next pause.
+        worth: share of the recent texts in which drafting paid; below a fifth, a new text does not
+            end a pause.
     """
 
-    costs: StepCosts = field(default_factory=StepCosts)
-    kept: dict[int, float] = field(default_factory=dict)
-    largest: int = 0
-    balance: Balance = field(default_factory=Balance)
+    latencies: Latencies = field(default_factory=Latencies)
+    accepted: dict[int, float] = field(default_factory=dict)
     size: int = 0
-    gap: int = 0
-    gap_sizes: tuple[int, ...] = (0,)
-    trials: int = 0
-    resting: int = 0
-    rest: int = _SHORTEST_REST
-    looks: int = 0
+    largest: int = 0
+    decisions: int = 0
+    steps: float = 0.0
+    speedup: float = 1.0
+    is_paused: bool = False
+    cooldown: int = 0
+    next_cooldown: int = _FIRST_COOLDOWN
     worth: float = 0.5
+    _accepted_in_text: float = 0.0
+    _expected_in_text: float = 0.0
 
     def begin_text(self) -> None:
-        """Another text, in which drafts may be worth more, or less, than in the one before."""
-        if self.resting > 0 or self.balance.is_known():
-            paid = self.resting == 0 and self.pays()
-            self.worth += _TEXTS * (paid - self.worth)
-        self.balance.begin_text()
-        if self.worth >= _WORTH:
-            self.rest = _SHORTEST_REST
-            if self.resting > 0:
-                self.resting = self.gap = 0
-                self.try_again()
+        """Other sequences follow, whose drafts may be accepted more or less often."""
+        if self.is_paused or self.steps > _PRIOR_STEPS:
+            paid = not self.is_paused and self.speedup >= _PAYS
+            self.worth += _WORTH_RATE * (paid - self.worth)
+        self.steps = min(self.steps, 2.0)
+        self._accepted_in_text = self._expected_in_text = 0.0
+        if self.worth >= _LEAST_WORTH:
+            self.cooldown, self.next_cooldown = 0, _FIRST_COOLDOWN
+            self.is_paused = False
 
-    def pays(self) -> bool:
-        """Whether drafts do, or may yet: the longer the rest would be, the longer the trial."""
-        in_trial = self.balance.steps < _TRIAL * self.rest
-        return self.balance.ratio() >= (_HOPE if in_trial else _PAYS)
+    def add_tree(self, sizes: Sequence[int], accepted: Sequence[float]) -> None:
+        """Updates the expected accepted tokens with those of a tree.
 
-    def note(self, steps: int, tokens: float, promised: float, seconds: float) -> None:
-        """Steps with drafts, and what each gave, promised and took in the mean."""
-        self.balance.note(steps, tokens, promised, seconds / self.costs.at(0))
-        if self.balance.steps > _PAID and self.pays():
-            self.rest = _SHORTEST_REST
+        A size beyond the previous tree is out of date: it continues from the next smaller one.
 
-    def usual(self, sizes: Sequence[int], kept: Sequence[float]) -> list[float]:
-        """Draft tokens that trees of these sizes give, once this tree's are counted in.
-
-        What the tree before had no nodes for, and may be of another text, begins anew.
+        Args:
+            sizes: rising numbers of draft tokens.
+            accepted: draft tokens that the tree's first nodes are expected to give.
         """
-        usual, more = 0.0, 0.0  # of the size before; tokens that this tree has beyond that
-        for size, tokens in zip(sizes, kept, strict=True):
-            known = size in self.kept and size <= self.largest
-            before = self.kept[size] if known else usual + tokens - more
-            usual, more = _USUAL * before + (1.0 - _USUAL) * tokens, tokens
-            self.kept[size] = usual
+        below = below_of_tree = 0.0
+        for size, of_tree in zip(sizes, accepted, strict=True):
+            is_known = size in self.accepted and size <= self.largest
+            before = self.accepted[size] if is_known else below + of_tree - below_of_tree
+            below = self.accepted[size] = before + _KEPT_RATE * (of_tree - before)
+            below_of_tree = of_tree
         self.largest = sizes[-1]
-        return [self.kept[size] for size in sizes]
 
-    def begin_rest(self) -> None:
-        """Drafts did not pay."""
-        self.resting, self.rest = self.rest - 1, min(2 * self.rest, _LONGEST_REST)
+    def add_interval(self, steps: int, tokens: float, expected: float, seconds: float) -> None:
+        """Steps with drafts: updates the speedup and pauses drafting where it does not pay.
 
-    def try_again(self) -> None:
-        """Drafts have rested."""
-        self.balance.forget()
-        self.trials = 0
+        Args:
+            steps: number of steps.
+            tokens: tokens that they decoded.
+            expected: tokens expected of each.
+            seconds: mean latency of a step.
+        """
+        drafted = max(expected - 1.0, 1e-3)
+        self._accepted_in_text = _TEXT_FADE * self._accepted_in_text + tokens - steps
+        self._expected_in_text = _TEXT_FADE * self._expected_in_text + steps * drafted
+        prior = _PRIOR_STEPS * drafted
+        share = (prior + self._accepted_in_text) / (prior + self._expected_in_text)
+        per_step = (tokens + _PRIOR_STEPS * (1.0 + share * drafted)) / (steps + _PRIOR_STEPS)
+        self.steps = _STEPS_FADE * self.steps + steps
+        speedup = per_step * self.latencies.at(0) / seconds
+        self.speedup += min(steps / self.steps, 1.0) * (speedup - self.speedup)
+        in_trial = self.steps < _TRIAL * self.next_cooldown
+        self.is_paused = self.speedup < (_PAYS_IN_TRIAL if in_trial else _PAYS)
+        if self.is_paused:
+            self.cooldown = self.next_cooldown
+            self.next_cooldown = min(2 * self.next_cooldown, _LONGEST_COOLDOWN)
+            self.steps, self.speedup = 0.0, 1.0
+        elif self.steps > _SETTLED:
+            self.next_cooldown = _FIRST_COOLDOWN
 
 
 class Experience:
-    """Times and acceptance that outlast a text; several controllers may share them."""
+    """Latencies and acceptance that outlast a text; several controllers may share them."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.calibration = Calibration()
-        self.books: dict[int, Book] = {}
+        self.profiles: dict[int, Profile] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A new one: times belong to a process and its machine."""
+        """A new one: latencies belong to a process and its machine."""
         return type(self), ()
 
-    def book(self, batch: int) -> Book:
-        """What is known for batches of this many sequences."""
-        book = self.books.get(batch)
-        return self.books.setdefault(batch, Book()) if book is None else book
+    def profile(self, batch: int) -> Profile:
+        """The measurements for batches of this many sequences."""
+        profile = self.profiles.get(batch)
+        return self.profiles.setdefault(batch, Profile()) if profile is None else profile
 
 
 _OF_MODELS: WeakKeyDictionary[Any, Experience] = WeakKeyDictionary()
 
 
 def experience_of(model: Any) -> Experience:
-    """What decoding with strategy "auto" has learned of a model; kept as long as the model is.
+    """The measurements of strategy "auto" for a model; kept as long as the model is.
 
     Args:
         model: a causal LM or a BlockwiseLM.

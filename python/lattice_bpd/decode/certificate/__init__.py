@@ -1,1 +1,11 @@
-"""Certificates that floating-point rounding did not change an output."""
+"""Certificates that rounding did not change a decoded text."""
+
+from __future__ import annotations
+
+from lattice_bpd.decode.certificate.certificate import (
+    Certificate,
+    CertificateError,
+    CheckedPosition,
+)
+
+__all__ = ["Certificate", "CertificateError", "CheckedPosition"]

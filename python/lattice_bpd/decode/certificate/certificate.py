@@ -1,17 +1,18 @@
-"""Lossless certificates: could floating point have decided otherwise, and did it?
+"""Certificates that a decoded text equals plain greedy decoding despite rounding.
 
-Calls of different shapes add up in different orders, so the logits of a verifying call and those of
-plain greedy decoding differ by rounding. Where the target's two best logits differ by more than a
-bound, rounding cannot decide; the few other tokens are decided again by plain calls: the prompt in
-one call, then one token at a time, through the model's own `forward` (`plain_calls`).
+Calls of different shapes sum in different orders, so the logits of a verifying call differ from
+those of plain greedy decoding by rounding. If the target's two best logits differ by more than a
+bound, rounding cannot change the argmax. The few other tokens are checked by plain calls: the
+prompt in one call, then one token at a time, through the model's own `forward` (`plain_calls`).
 
     bound      4 sqrt(2 layers + 1) (eps + sqrt(terms) eps32) scale     see `verify.rounding`
     scale      largest |logit| of the position
-    measured   largest difference of logits / scale between verifying and plain calls, on 16 tokens
-               of this very text that calls with drafts gave, and on its first 16
+    measured   largest difference of logits / scale between verifying and plain calls, on the first
+               16 tokens of the text and the first 16 that calls with drafts returned
 
-The bound follows from the dtype and the size of the model. A measured difference of more than half
-of it (two logits share the bound) is more than rounding explains: then the verdict is "different".
+The bound follows from the dtype and the size of the model. Rounding explains a measured
+difference of up to half the bound, since it applies to the difference of two logits. A larger one
+gives the verdict "different".
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.atomic_files import check_header, write_json
 from lattice_bpd.decode.certificate.plain_calls import PlainCalls, margin_of, scale_of
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
@@ -33,26 +35,26 @@ from lattice_bpd.verify.source_cache import Source
 from lattice_bpd.verify.verification import Offer
 
 FORMAT, VERSION = "lattice-bpd certificate", 2
-MEASURED = 16  # tokens on which rounding is measured, of either kind
+MEASURED = 16  # measured tokens of each kind: first tokens, and tokens of calls with drafts
 
 CallShape = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class CheckedPlace:
-    """A token whose margin is below the bound, decided once more by a plain call.
+class CheckedPosition:
+    """A token with a margin below the bound, checked by a plain call.
 
     Attributes:
-        place: its number among the decoded tokens, from 0.
-        token_id: what was written.
+        position: index of the token in the decoded text, from 0.
+        token_id: the decoded token.
         margin: the best logit minus the second in the verifying call.
-        bound: below which rounding could decide.
-        plain_token_id: what the plain call writes there.
-        plain_margin: the logit of token_id minus the best other one in the plain call; below 0
-            where it writes another token.
+        bound: smaller margins can be due to rounding.
+        plain_token_id: argmax of the plain call.
+        plain_margin: the logit of token_id minus the best other logit in the plain call; below 0
+            if the plain call prefers another token.
     """
 
-    place: int
+    position: int
     token_id: int
     margin: float
     bound: float
@@ -61,33 +63,33 @@ class CheckedPlace:
 
     @property
     def agrees(self) -> bool:
-        """Whether the plain call writes the same token."""
+        """Whether the plain call selects the same token."""
         return self.plain_token_id == self.token_id
 
 
 @dataclass
 class Certificate:
-    """What stands behind the claim that a text is greedy's.
+    """Evidence that a text equals the target's greedy output.
 
     Attributes:
         prompt_token_ids: (T,) ints.
         token_ids: (m,) ints, the decoded text.
-        margins: (m,) the target's best logit minus its second, in the call that verified.
-        bounds: (m,) below which rounding could have decided otherwise.
-        rounding: the measured difference of logits, relative to the largest |logit|; more than
-            half of `tolerance` is no rounding.
-        tolerance: what the bounds are, relative to the largest |logit| of their position.
-        eps: of the dtype.
+        margins: (m,) the target's best logit minus its second, in the verifying call.
+        bounds: (m,) margins below these can be due to rounding.
+        rounding: the measured difference of logits, relative to the largest |logit|; rounding
+            explains up to half of `tolerance`.
+        tolerance: the bounds relative to the largest |logit| of their position.
+        eps: machine epsilon of the dtype.
         dtype: the target's.
-        device: where it ran.
+        device: the target's.
         batch_size: texts that were decoded together.
-        shapes: form ("prompt", "tree" or "rows"), rows and tokens of the calls that verified.
-        checked: the places below their bounds, each decided again.
-        plain_calls: calls that measuring and checking took.
-        verdict: "lossless": every place below its bound came out the same again. "tie": at one at
-            least the plain call prefers another token, and the bound holds for that too: rounding
-            decides there, and plain decoding may go on differently. "different": a plain call
-            disagrees by more than the bound.
+        shapes: form ("prompt", "tree" or "rows"), rows and tokens of the verifying calls.
+        checked: the positions with margins below their bounds.
+        plain_calls: number of plain calls for measuring and checking.
+        verdict: "lossless": plain calls agree at all checked positions. "tie": at one or more of
+            them the plain call prefers another token by less than the bound, so that rounding
+            decides and plain decoding may continue differently. "different": the logits differ by
+            more than rounding explains, or a plain call disagrees by more than the bound.
     """
 
     prompt_token_ids: list[int]
@@ -101,37 +103,31 @@ class Certificate:
     device: str
     batch_size: int
     shapes: list[CallShape]
-    checked: list[CheckedPlace] = field(default_factory=list)
+    checked: list[CheckedPosition] = field(default_factory=list)
     plain_calls: int = 0
     verdict: str = "lossless"
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, with format, formula and the count of places below their bounds."""
-        found = {"format": FORMAT, "version": VERSION, "formula": FORMULA, **asdict(self)}
-        found["checked"] = [
-            {**asdict(place), "agrees": place.agrees} for place in self.checked
-        ]  # fmt: skip
-        return {**found, "below_bound": len(self.checked)}
+        """The fields by name, with format, formula and the number of checked positions."""
+        fields = {"format": FORMAT, "version": VERSION, "formula": FORMULA, **asdict(self)}
+        fields["checked"] = [_checked_to_json(checked) for checked in self.checked]
+        return {**fields, "below_bound": len(self.checked)}
 
     @classmethod
     def load(cls, path: str | Path) -> Certificate:
-        """Read what `save` wrote.
+        """Read a file of `save`.
 
         Raises:
-            FormatError: no certificate, or one of another version.
+            FormatError: not a certificate, or one of another version.
             OSError: the file cannot be read.
         """
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-            if (found.pop("format"), found.pop("version")) != (FORMAT, VERSION):
-                raise ValueError("another format or version")
-            checked = [
-                CheckedPlace(**{name: value for name, value in place.items() if name != "agrees"})
-                for place in found.pop("checked")
-            ]
-            shapes = [(form, rows, tokens) for form, rows, tokens in found.pop("shapes")]
-            del found["formula"], found["below_bound"]
-            loaded = cls(**found, shapes=shapes, checked=checked)
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            fields = check_header(content, FORMAT, VERSION)
+            checked = [_checked_from_json(item) for item in fields.pop("checked")]
+            shapes = [(form, rows, tokens) for form, rows, tokens in fields.pop("shapes")]
+            del fields["formula"], fields["below_bound"]
+            loaded = cls(**fields, shapes=shapes, checked=checked)
             if not len(loaded.token_ids) == len(loaded.margins) == len(loaded.bounds):
                 raise ValueError("tokens, margins and bounds are not as many")
             return loaded
@@ -142,48 +138,42 @@ class Certificate:
             ) from error
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file; whoever reads meanwhile sees the old one or the new one.
+        """Writes a JSON file atomically.
 
         Raises:
             OSError: the file cannot be written.
         """
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}")
-        try:
-            temporary.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_json(Path(path), self.to_json(), indent=1)
 
 
 class CertificateError(ValueError):
-    """The text, or the logits it was chosen by, are not those of plain greedy decoding.
+    """The text or its logits differ from plain greedy decoding by more than rounding.
 
     Attributes:
-        certificate: what was measured, with the verdict "different".
+        certificate: the measurements, with the verdict "different".
     """
 
     def __init__(self, certificate: Certificate) -> None:
         self.certificate = certificate
-        apart = [checked.place for checked in certificate.checked if not checked.agrees]
+        differing = [checked.position for checked in certificate.checked if not checked.agrees]
         super().__init__(
             f"certificate: the output differs from plain greedy decoding by more than rounding: "
             f"the logits differ by {certificate.rounding:.2g} of the largest, rounding in "
             f"{certificate.dtype} explains {certificate.tolerance / 2:.2g}"
-            + (f"; other tokens at {apart[:5]}" if apart else "")
-            + "; decode with strategy 'greedy' and report the model's class, or ask for "
+            + (f"; other tokens at positions {differing[:5]}" if differing else "")
+            + "; decode with strategy 'greedy' and report the model's class, or set "
             "certificate='report' to get the result anyway"
         )
 
 
 class MarginChooser:
-    """Argmax that remembers by how much it led; a Chooser for one text.
+    """Argmax that records margins; a Chooser for one text.
 
     Attributes:
         ended: False.
-        margins: of each chosen token.
-        scales: largest |logit| of each place.
-        rows: (V,) float32 logits by place, of those that rounding is measured on.
+        margins: of each selected token.
+        scales: largest |logit| of each position.
+        rows: (V,) float32 logits by position, for those on which rounding is measured.
     """
 
     ended = False
@@ -195,14 +185,14 @@ class MarginChooser:
         self._drafted = 0
 
     def choose(self, logits: torch.Tensor, offer: Offer) -> int:
-        """See `lattice_bpd.verify.Chooser`."""
-        row, place = logits_row(logits), len(self.margins)
+        """See `lattice_bpd.verify.verification.Chooser`."""
+        row, position = logits_row(logits), len(self.margins)
         best = greedy_token(row)
         self.margins.append(margin_of(row, best))
         self.scales.append(scale_of(row))
         drafted = offer.depth > 0 or len(offer.token_ids) > 0
-        if place < MEASURED or (drafted and self._drafted < MEASURED):
-            self.rows[place] = row.copy()
+        if position < MEASURED or (drafted and self._drafted < MEASURED):
+            self.rows[position] = row.copy()
         self._drafted += drafted
         return best
 
@@ -217,50 +207,62 @@ def certify(
     batch_size: int,
     source: Source | None = None,
 ) -> Certificate:
-    """Measure rounding, decide the places below the bound again, and say what was found.
+    """Measure rounding, and check the positions with margins below their bounds.
 
     Args:
         model: the target.
         prompt: (T,) ints.
-        token_ids: (m,) ints, what was decoded.
-        chooser: which has seen all m places.
+        token_ids: (m,) ints, the decoded text.
+        chooser: has recorded all m positions.
         shapes: of the verifying calls.
         batch_size: texts decoded together.
-        source: of an encoder-decoder the encoded source, one row.
+        source: the encoded source of an encoder-decoder, one row.
 
     Returns:
         Certificate.
     """
     count, base = len(token_ids), model.target.base
-    rows = {place: row for place, row in chooser.rows.items() if place < count}
+    rows = {position: row for position, row in chooser.rows.items() if position < count}
     source_ids = None if source is None else source.token_ids[0]
     plain = PlainCalls(base, prompt, token_ids, rows, source_ids)
-    plain.go_to(max(rows))
+    plain.advance_to(max(rows))
     tolerance, eps = rounding_bound(base), float(torch.finfo(base.dtype).eps)
     bounds = [tolerance * scale for scale in chooser.scales[:count]]
-    found = Certificate(
+    certificate = Certificate(
         list(prompt), list(token_ids), chooser.margins[:count], bounds, plain.rounding, tolerance,
         eps, str(base.dtype).removeprefix("torch."), str(model.device), batch_size, sorted(shapes),
     )  # fmt: skip
-    places = [place for place in range(count) if found.margins[place] < bounds[place]]
-    if places:
-        plain.go_to(places[-1])
-    found.checked = [
-        CheckedPlace(place, token_ids[place], found.margins[place], bounds[place],
-                     plain.choices[place], plain.margins[place])
-        for place in places
+    margins = certificate.margins
+    below = [position for position in range(count) if margins[position] < bounds[position]]
+    if below:
+        plain.advance_to(below[-1])
+    certificate.checked = [
+        CheckedPosition(position, token_ids[position], margins[position], bounds[position],
+                        plain.choices[position], plain.margins[position])
+        for position in below
     ]  # fmt: skip
-    found.plain_calls = plain.calls
-    found.rounding = plain.rounding
-    found.verdict = _verdict(found, set(plain.disagreeing()) - set(places))
-    return found
+    certificate.plain_calls = plain.calls
+    certificate.rounding = plain.rounding
+    certificate.verdict = _verdict(certificate, set(plain.disagreeing()) - set(below))
+    return certificate
 
 
-def _verdict(found: Certificate, others: set[int]) -> str:
-    """See Certificate; others are places above the bound where a plain call disagrees."""
-    apart = [place for place in found.checked if not place.agrees]
-    if found.rounding > found.tolerance / 2 or others:
+def _verdict(certificate: Certificate, others: set[int]) -> str:
+    """See Certificate; others are positions above the bound where a plain call disagrees."""
+    differing = [checked for checked in certificate.checked if not checked.agrees]
+    if certificate.rounding > certificate.tolerance / 2 or others:
         return "different"
-    if any(place.plain_margin < -place.bound for place in apart):
+    if any(checked.plain_margin < -checked.bound for checked in differing):
         return "different"
-    return "tie" if apart else "lossless"
+    return "tie" if differing else "lossless"
+
+
+def _checked_to_json(checked: CheckedPosition) -> dict[str, Any]:
+    """The fields as in files, where the position is called place."""
+    fields = asdict(checked)
+    return {"place": fields.pop("position"), **fields, "agrees": checked.agrees}
+
+
+def _checked_from_json(item: dict[str, Any]) -> CheckedPosition:
+    fields = {name: value for name, value in item.items() if name not in ("place", "agrees")}
+    return CheckedPosition(item["place"], **fields)

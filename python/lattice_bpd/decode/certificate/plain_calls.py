@@ -1,8 +1,8 @@
-"""Plain greedy calls along a given text: the prompt in one call, then one token at a time.
+"""Plain greedy calls along a given text, to check verifying calls.
 
-They call the model's own `forward` with a cache that transformers builds from the model's config,
-as its `generate` does. They share no code with the calls that they check: neither target nor cache
-of `lattice_bpd.verify`.
+The prompt is read in one call, then one token at a time. The calls use the model's own `forward`
+with a cache that transformers builds from the model's config, as `generate` does. They share no
+code with the calls that they check: neither target nor cache of `lattice_bpd.verify`.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
 
 
 class PlainCalls:
-    """Plain greedy calls along a given text, as far as they are asked for.
+    """Plain greedy calls along a given text, made on demand.
 
     Args:
         base: a causal LM or an encoder-decoder of `transformers`.
-        prompt: (T,) ints; of an encoder-decoder what its output begins with.
+        prompt: (T,) ints; for an encoder-decoder the decoder prompt.
         token_ids: (m,) ints, the text that follows.
-        compared: (V,) logits of other calls by index in token_ids, to measure how far these differ.
-        source: of an encoder-decoder the source, (S,) ints.
+        compared: (V,) logits of other calls by index in token_ids, to measure their difference.
+        source: (S,) ints, the source of an encoder-decoder.
 
     Attributes:
-        calls: of the model so far.
-        choices: of each index passed so far the model's token.
-        margins: and the logit of the text's token minus the best other one.
-        rounding: the largest difference from the compared logits so far, over their scale.
+        calls: number of calls so far.
+        choices: argmax at each index read so far.
+        margins: logit of the text's token minus the best other logit, at each of them.
+        rounding: largest difference from the compared logits so far, over their scale.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PlainCalls:
         self._row = self._take(self._call(prompt))
 
     def _inputs_of(self, source: Sequence[int] | None) -> dict[str, Any]:
-        """What all calls have in common: the cache, and an encoder-decoder's encoded source."""
+        """The inputs of all calls: the cache, and the encoded source of an encoder-decoder."""
         base, config = self._base, self._base.config
         if source is None:
             name = "cache_params" if "mamba" in type(base).__name__.lower() else "past_key_values"
@@ -68,7 +68,7 @@ class PlainCalls:
         return {"encoder_outputs": states, "past_key_values": cache, "use_cache": True}
 
     def _call(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """(V,) logits that follow some more tokens of the text."""
+        """Read the next tokens of the text; (V,) logits of the token after them."""
         ids = torch.tensor([list(token_ids)], device=self._device)
         start, self._read = self._read, self._read + len(token_ids)
         self.calls += 1
@@ -80,36 +80,36 @@ class PlainCalls:
             inputs["position_ids"] = torch.arange(start, self._read, device=self._device)[None]
         return self._base(**inputs).logits[0, -1]  # type: ignore[no-any-return]
 
-    def go_to(self, place: int) -> FloatRow:
-        """(V,) logits at a place that is the last one passed, or behind it."""
-        while len(self.choices) <= place:
+    def advance_to(self, index: int) -> FloatRow:
+        """(V,) logits at an index, which is not before the last one read."""
+        while len(self.choices) <= index:
             self._row = self._take(self._call([self._token_ids[len(self.choices) - 1]]))
         return self._row
 
     def disagreeing(self) -> list[int]:
-        """The places passed so far where the target's token is another."""
+        """The indices read so far at which the target prefers another token."""
         pairs = zip(self.choices, self._token_ids, strict=False)
-        return [place for place, (plain, token) in enumerate(pairs) if plain != token]
+        return [index for index, (plain, token) in enumerate(pairs) if plain != token]
 
     def _take(self, logits: torch.Tensor) -> FloatRow:
-        row, place = logits_row(logits), len(self.choices)
+        row, index = logits_row(logits), len(self.choices)
         self.choices.append(greedy_token(row))
-        self.margins.append(margin_of(row, self._token_ids[place]))
-        if place in self._compared:
-            self.rounding = max(self.rounding, difference_of(self._compared[place], row))
+        self.margins.append(margin_of(row, self._token_ids[index]))
+        if index in self._compared:
+            self.rounding = max(self.rounding, difference_of(self._compared[index], row))
         return row
 
 
 @torch.inference_mode()
-def disagreeing_places(
+def disagreeing_positions(
     model: DraftingModel, prompt: Sequence[int], token_ids: Sequence[int]
 ) -> list[int]:
-    """The places of a text where plain greedy calls write another token, all of them read again.
+    """The positions of a text at which plain greedy calls select another token.
 
     Args:
         model: the target.
         prompt: (T,) ints.
-        token_ids: (m,) ints, the text behind it.
+        token_ids: (m,) ints, the text after it.
 
     Raises:
         ValueError: no token, or ids outside the target's vocabulary.
@@ -119,22 +119,22 @@ def disagreeing_places(
             raise ValueError(f"certificate: {name} is empty; expected one token or more")
         model.check_token_ids(torch.tensor(ids), f"certificate: {name}")
     plain = PlainCalls(model.target.base, prompt, token_ids)
-    plain.go_to(len(token_ids) - 1)
+    plain.advance_to(len(token_ids) - 1)
     return plain.disagreeing()
 
 
 def margin_of(row: FloatRow, token: int) -> float:
-    """The logit of a token minus the best other one; infinite where there is no other."""
+    """The logit of a token minus the best other logit; infinite if there is no other."""
     others = (row[:token].max(initial=-np.inf), row[token + 1 :].max(initial=-np.inf))
     return float(row[token]) - float(max(others))
 
 
 def scale_of(row: FloatRow) -> float:
-    """The largest |logit|, masked tokens left out."""
+    """The largest |logit| of the tokens that are not masked."""
     return float(np.abs(row[np.isfinite(row)]).max(initial=0.0))
 
 
 def difference_of(row: FloatRow, other: FloatRow) -> float:
     """The largest difference of two rows of logits over the scale of the first."""
-    known = np.isfinite(row) & np.isfinite(other)
-    return float(np.abs(row[known] - other[known]).max(initial=0.0)) / (scale_of(row) or 1.0)
+    finite = np.isfinite(row) & np.isfinite(other)
+    return float(np.abs(row[finite] - other[finite]).max(initial=0.0)) / (scale_of(row) or 1.0)

@@ -1,4 +1,4 @@
-"""The target's choice among the tokens that a constraint allows."""
+"""Token selection among the tokens that a constraint allows."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lattice_bpd.decode.constraint.place import MergedPlaces, Place
+from lattice_bpd.decode.constraint.automaton_state import AutomatonState, MergedStates
 from lattice_bpd.decode.constraint.protocol import Constraint
 from lattice_bpd.verify.greedy import greedy_tokens
 from lattice_bpd.verify.verification import Chooser, Offer
 
 
 class ConstrainedChooser:
-    """Chooses the tokens of one text: another chooser's choice, or argmax, among those allowed.
+    """Selects the tokens of one text, by another chooser or argmax, among the allowed tokens.
 
     Args:
-        constraint: what the text must obey.
-        stop_token_ids: tokens that end the text, allowed where the constraint accepts.
-        inner: chooses from logits that are -inf where a token is not allowed; None: argmax.
-        merged: what drafting has learned of the constraint; texts of a batch share it.
+        constraint: constraint that the text satisfies.
+        stop_token_ids: tokens that end the text, allowed in accepting states.
+        inner: selects from logits that are -inf for tokens that are not allowed; None: argmax.
+        merged: states that drafting has computed; texts of a batch share it.
 
     Attributes:
-        place: where the text stands.
-        ended: whether the last chosen token ended the text.
+        automaton_state: state after the selected tokens.
+        ended: whether the last selected token ended the text.
     """
 
     def __init__(
@@ -33,60 +33,60 @@ class ConstrainedChooser:
         constraint: Constraint,
         stop_token_ids: Collection[int] = (),
         inner: Chooser | None = None,
-        merged: MergedPlaces | None = None,
+        merged: MergedStates | None = None,
     ) -> None:
         self.constraint, self.inner = constraint, inner
         stops = frozenset(stop_token_ids) | constraint.end_token_ids
-        self.place = Place(constraint.start(), stops)
-        self.merged = MergedPlaces() if merged is None else merged
-        self.ended = self.place.ended
+        self.automaton_state = AutomatonState(constraint.start(), stops)
+        self.merged = MergedStates() if merged is None else merged
+        self.ended = self.automaton_state.ended
         self._tokens: list[int] = []
 
     def choose(self, logits: Tensor, offer: Offer) -> int | None:
-        """See `lattice_bpd.verify.Chooser`.
+        """See `lattice_bpd.verify.verification.Chooser`.
 
         Raises:
-            ValueError: NaN logits, no token that may follow, or an inner chooser that chose one
-                which may not.
+            ValueError: NaN logits, no allowed token, or a token of the inner chooser that is not
+                allowed.
         """
         if self.ended:
             return None
-        if self.place.count == 0:
+        if self.automaton_state.count == 0:
             raise ValueError(
-                f"decode: the constraint has no legal continuation behind {self._shown()}; "
-                "expected a token that may follow, or an accepting state; check that the "
-                "tokenizer's tokens can write what the constraint asks for"
+                f"decode: the constraint has no legal continuation after {self._shown()}; "
+                "expected an allowed token or an accepting state; check that the tokenizer's "
+                "tokens can spell the text that the constraint requires"
             )
-        token = self._greedy(logits) if self.inner is None else self._ask(logits, offer)
+        token = self._greedy(logits) if self.inner is None else self._select(logits, offer)
         if token is None:
             return None
-        behind = self.place.advance(token)
-        if behind is None:
+        following = self.automaton_state.advance(token)
+        if following is None:
             raise ValueError(
-                f"decode: {type(self.inner).__name__} chose token {token} behind {self._shown()}, "
-                "which the constraint does not allow; expected one whose logit is above -inf, or "
+                f"decode: {type(self.inner).__name__} chose token {token} after {self._shown()}, "
+                "which the constraint does not allow; expected a token with a logit above -inf, or "
                 "one of the offer"
             )
-        self.place = behind
+        self.automaton_state = following
         self._tokens.append(token)
-        self.ended = behind.ended or (self.inner is not None and self.inner.ended)
+        self.ended = following.ended or (self.inner is not None and self.inner.ended)
         return token
 
     def _greedy(self, logits: Tensor) -> int:
-        """The greatest logit among the tokens allowed, the smallest id among equals."""
+        """The allowed token with the highest logit, the smallest id among ties."""
         values = logits.detach().float().cpu().numpy()
         if np.isnan(values.max()):
-            greedy_tokens(logits)  # says what is wrong
-        token_ids = self.place.token_ids
+            greedy_tokens(logits)  # raises
+        token_ids = self.automaton_state.token_ids
         return int(token_ids[values[token_ids].argmax()])
 
-    def _ask(self, logits: Tensor, offer: Offer) -> int | None:
+    def _select(self, logits: Tensor, offer: Offer) -> int | None:
         assert self.inner is not None
-        mask = torch.from_numpy(self.place.mask).to(logits.device)
+        mask = torch.from_numpy(self.automaton_state.mask).to(logits.device)
         masked = torch.where(mask, logits, float("-inf"))
-        if offer.drawn_from is None:  # of tokens that were drawn, none may be left out
-            place = self.place
-            allowed = [token for token in offer.token_ids if place.advance(token) is not None]
+        if offer.sampled_from is None:  # of sampled tokens, none may be left out
+            state = self.automaton_state
+            allowed = [token for token in offer.token_ids if state.advance(token) is not None]
             offer = offer._replace(token_ids=allowed)
         return self.inner.choose(masked, offer)
 
@@ -97,11 +97,11 @@ class ConstrainedChooser:
 def start_constrained(
     constraint: Constraint, stop_token_ids: Collection[int], inner: Sequence[Chooser | None]
 ) -> list[ConstrainedChooser]:
-    """The choosers of a batch of texts under one constraint, around those of `inner`.
+    """Constrained choosers for a batch of texts, each around its chooser of `inner`.
 
-    What drafting learns of a constraint stays with it, where it has a dict `learned`.
+    If the constraint has a dict `learned`, states that drafting computes are kept in it.
     """
     stops = frozenset(stop_token_ids)
-    learned: dict[frozenset[int], MergedPlaces] = getattr(constraint, "learned", {})
-    merged = learned.setdefault(stops, MergedPlaces())
+    learned: dict[frozenset[int], MergedStates] = getattr(constraint, "learned", {})
+    merged = learned.setdefault(stops, MergedStates())
     return [ConstrainedChooser(constraint, stop_token_ids, chooser, merged) for chooser in inner]

@@ -1,4 +1,4 @@
-"""Constraints from acceptors over token labels, made deterministic while they are walked."""
+"""Constraints from acceptors over token labels, determinized on demand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lattice_bpd.decode.constraint.acceptor_bytes import Acceptor, read_acceptor, write_acceptor
-from lattice_bpd.decode.constraint.place import MergedPlaces
+from lattice_bpd.decode.constraint.automaton_state import MergedStates
 from lattice_bpd.decode.constraint.protocol import Mask
 
 _WHERE = "FstConstraint"
@@ -17,40 +17,40 @@ _WHERE = "FstConstraint"
 class FstConstraint:
     """The texts that an acceptor over token labels accepts.
 
-    It may have cycles, epsilon arcs and several arcs of one label; weights are not looked at, but
-    for infinite ones, which are no arcs and no final states. What leads to no final state is left
-    out, so that a text never ends up where nothing may follow.
+    The acceptor may have cycles, epsilon arcs and several arcs with one label. Finite weights are
+    ignored; arcs and final states with infinite weight do not exist. States from which no final
+    state is reachable are trimmed, so that a text never reaches a dead end.
 
     Args:
         acceptor: a `pywrapfst` FST over standard arcs, or the bytes that `write_to_string` of a
-            VectorFst gives. Labels are token id + 1, 0 is epsilon.
+            VectorFst returns. Labels are token id + 1, 0 is epsilon.
         vocab_size: V of the target.
-        end_token_ids: tokens that end a text, allowed in final states alone.
+        end_token_ids: tokens that end a text, allowed only in final states.
 
     Raises:
         TypeError: neither an FST nor bytes.
-        ValueError: bytes that are no FST, a transducer, labels outside the vocabulary, or an
+        ValueError: bytes that are not an FST, a transducer, labels outside the vocabulary, or an
             acceptor that accepts no text.
 
-    Source: subset construction, Rabin and Scott 1959, done lazily.
+    Source: subset construction, Rabin and Scott 1959, computed lazily.
     """
 
     def __init__(
         self, acceptor: Any, vocab_size: int, *, end_token_ids: Collection[int] = ()
     ) -> None:
-        found = read_acceptor(_bytes_of(acceptor))
+        parsed = read_acceptor(_bytes_of(acceptor))
         self.vocab_size, self.end_token_ids = vocab_size, frozenset(end_token_ids)
-        self.learned: dict[frozenset[int], MergedPlaces] = {}
-        self._arcs = [_labels_of(arcs, vocab_size) for arcs in found.arcs]
-        self._final = np.isfinite(found.final).tolist()
-        self._useful = _find_useful(found, self._final)
-        if found.start < 0 or found.start not in self._useful:
+        self.learned: dict[frozenset[int], MergedStates] = {}
+        self._arcs = [_labels_of(arcs, vocab_size) for arcs in parsed.arcs]
+        self._final = np.isfinite(parsed.final).tolist()
+        self._useful = _find_useful(parsed, self._final)
+        if parsed.start < 0 or parsed.start not in self._useful:
             raise ValueError(
                 f"{_WHERE}: the acceptor accepts no text; expected a path from its start to a "
                 "final state"
             )
         self._states: dict[frozenset[int], FstState] = {}
-        self._start = self._close([found.start])
+        self._start = self._close([parsed.start])
 
     @classmethod
     def from_arcs(
@@ -61,7 +61,7 @@ class FstConstraint:
         *,
         end_token_ids: Collection[int] = (),
     ) -> FstConstraint:
-        """The constraint of an acceptor that is listed arc by arc.
+        """Make a constraint from a list of arcs.
 
         Args:
             arcs: (state, token id or None for epsilon, next state); state 0 is the start.
@@ -73,12 +73,12 @@ class FstConstraint:
             ValueError: a negative state, or as the class.
         """
         listed = list(arcs)
-        states = {0, *final, *(s for source, _, target in listed for s in (source, target))}
+        states = {0, *final, *(s for source, _, end in listed for s in (source, end))}
         if min(states) < 0:
             raise ValueError(f"{_WHERE}: found state {min(states)}; expected 0 and above")
         rows: list[list[tuple[int, float, int]]] = [[] for _ in range(max(states) + 1)]
-        for source, token, target in listed:
-            rows[source].append((0 if token is None else token + 1, 0.0, target))
+        for source, token, end in listed:
+            rows[source].append((0 if token is None else token + 1, 0.0, end))
         costs = [0.0 if state in final else np.inf for state in range(len(rows))]
         data = write_acceptor(np.array(costs, np.float32), rows)
         return cls(data, vocab_size, end_token_ids=end_token_ids)
@@ -92,14 +92,14 @@ class FstConstraint:
         return f"token ids {list(token_ids)}"
 
     def _close(self, sources: Iterable[int]) -> FstState:
-        """The set of states that these and epsilon arcs reach, as one state."""
+        """The epsilon closure of `sources`, as one state."""
         seen = {source for source in sources if source in self._useful}
         stack = list(seen)
         while stack:
-            for label, target in self._arcs[stack.pop()]:
-                if label == 0 and target in self._useful and target not in seen:
-                    seen.add(target)
-                    stack.append(target)
+            for label, end in self._arcs[stack.pop()]:
+                if label == 0 and end in self._useful and end not in seen:
+                    seen.add(end)
+                    stack.append(end)
         members = frozenset(seen)
         if members not in self._states:
             self._states[members] = FstState(self, members, len(self._states))
@@ -107,22 +107,22 @@ class FstConstraint:
 
 
 class FstState:
-    """A set of the acceptor's states; equal sets are the same object."""
+    """A set of acceptor states; equal sets are the same object."""
 
     def __init__(self, constraint: FstConstraint, members: frozenset[int], number: int) -> None:
         self._constraint = constraint
         self._number = number
-        self._targets: dict[int, set[int]] = {}
+        self._next: dict[int, set[int]] = {}  # by token id
         for member in sorted(members):
-            for label, target in constraint._arcs[member]:
-                if label > 0 and target in constraint._useful:
-                    self._targets.setdefault(label - 1, set()).add(target)
+            for label, end in constraint._arcs[member]:
+                if label > 0 and end in constraint._useful:
+                    self._next.setdefault(label - 1, set()).add(end)
         self._accepting = any(constraint._final[member] for member in members)
         self._mask: Mask | None = None
 
     @property
     def key(self) -> Hashable:
-        """Exact: states of equal keys are the same."""
+        """The number of the state; equal keys mean the same state."""
         return self._number
 
     @property
@@ -134,18 +134,18 @@ class FstState:
         """See ConstraintState."""
         if self._mask is None:
             self._mask = np.zeros(self._constraint.vocab_size, np.bool_)
-            self._mask[list(self._targets)] = True
+            self._mask[list(self._next)] = True
             self._mask.flags.writeable = False
         return self._mask
 
     def advance(self, token_id: int) -> FstState | None:
         """See ConstraintState."""
-        targets = self._targets.get(token_id)
-        return None if targets is None else self._constraint._close(targets)
+        members = self._next.get(token_id)
+        return None if members is None else self._constraint._close(members)
 
     def expected_tokens(self) -> list[int]:
-        """The one token that may follow, where the text cannot end instead."""
-        return list(self._targets) if len(self._targets) == 1 and not self._accepting else []
+        """The only token that may follow, unless the text may end here."""
+        return list(self._next) if len(self._next) == 1 and not self._accepting else []
 
 
 def _bytes_of(acceptor: Any) -> bytes:
@@ -167,27 +167,28 @@ def _bytes_of(acceptor: Any) -> bytes:
 
 
 def _labels_of(arcs: Any, vocab_size: int) -> list[tuple[int, int]]:
-    """(label, next state) of the arcs of one state that can be taken."""
-    kept = arcs[arcs["weight"] < np.inf]
-    wrong = kept["input"][(kept["input"] < 0) | (kept["input"] > vocab_size)]
-    if len(wrong):
+    """(label, next state) of the arcs of one state with finite weight."""
+    finite = arcs[arcs["weight"] < np.inf]
+    labels = finite["input"]
+    invalid = labels[(labels < 0) | (labels > vocab_size)]
+    if len(invalid):
         raise ValueError(
-            f"{_WHERE}: an arc has label {int(wrong[0])}; expected 0 for epsilon, or token id + 1 "
-            f"in 1..{vocab_size}; build the acceptor over the target's token ids"
+            f"{_WHERE}: an arc has label {int(invalid[0])}; expected 0 for epsilon, or token id + "
+            f"1 in 1..{vocab_size}; build the acceptor over the target's token ids"
         )
-    return list(zip(kept["input"].tolist(), kept["next"].tolist(), strict=True))
+    return list(zip(labels.tolist(), finite["next"].tolist(), strict=True))
 
 
 def _find_useful(acceptor: Acceptor, final: list[bool]) -> set[int]:
-    """The states from which a final one can be reached."""
-    before: dict[int, list[int]] = {}
+    """The coaccessible states: those from which a final state is reachable."""
+    sources: dict[int, list[int]] = {}
     for state, arcs in enumerate(acceptor.arcs):
-        for target in arcs["next"][arcs["weight"] < np.inf].tolist():
-            before.setdefault(target, []).append(state)
+        for end in arcs["next"][arcs["weight"] < np.inf].tolist():
+            sources.setdefault(end, []).append(state)
     useful = {state for state, is_final in enumerate(final) if is_final}
     stack = list(useful)
     while stack:
-        for state in before.get(stack.pop(), ()):
+        for state in sources.get(stack.pop(), ()):
             if state not in useful:
                 useful.add(state)
                 stack.append(state)

@@ -1,4 +1,4 @@
-"""Constraints from regular expressions and JSON schemas, on llguidance (extra `grammar`)."""
+"""Constraints from regular expressions and JSON schemas, using llguidance (extra `grammar`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lattice_bpd.decode.constraint.place import MergedPlaces
+from lattice_bpd.decode.constraint.automaton_state import MergedStates
 from lattice_bpd.decode.constraint.protocol import Mask
 from lattice_bpd.decode.constraint.token_texts import show_tokens, to_guidance_tokenizer
 from lattice_bpd.extras import require
@@ -17,22 +17,22 @@ _WHERE = "GuidanceConstraint"
 
 
 class GuidanceConstraint:
-    """The texts of a grammar; make one by `from_regex`, `from_json_schema` or `from_lark`.
+    """The texts of a grammar; see `from_regex` and `from_json_schema`.
 
-    Where the grammar leaves a choice, every token that it can go on from is allowed. Text that must
-    come, such as a key of a JSON schema, is written in the tokenizer's own tokens.
+    Every token that the grammar can continue after is allowed. Forced text, such as a key of a JSON
+    schema, is drafted in the tokenizer's canonical tokenization.
 
     Args:
-        grammar: what `llguidance.LLMatcher.grammar_from_regex` and its like return.
+        grammar: a grammar of `llguidance.LLMatcher.grammar_from_regex` and similar methods.
         tokenizer: the target's; see `from_regex`.
-        vocab_size: see there.
-        end_token_ids: see there.
+        vocab_size: see `from_regex`.
+        end_token_ids: see `from_regex`.
 
     Raises:
         ImportError: llguidance is missing.
-        TypeError: no tokenizer of a known kind.
-        ValueError: a grammar that llguidance refuses, a tokenizer of more than vocab_size tokens,
-            or one that names no token which ends a text.
+        TypeError: an unsupported tokenizer.
+        ValueError: a grammar that llguidance rejects, a tokenizer with more than vocab_size tokens,
+            or without an end-of-text token.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class GuidanceConstraint:
     ) -> None:
         guidance: Any = require("llguidance", "grammar")
         self._tokenizer = to_guidance_tokenizer(tokenizer, end_token_ids)
-        known = int(self._tokenizer.vocab_size)
-        if vocab_size is not None and vocab_size < known:
+        num_tokens = int(self._tokenizer.vocab_size)
+        if vocab_size is not None and vocab_size < num_tokens:
             raise ValueError(
-                f"{_WHERE}: the tokenizer has {known} tokens, vocab_size is {vocab_size}; expected "
-                "as many or more; use the tokenizer that the target was trained with"
+                f"{_WHERE}: the tokenizer has {num_tokens} tokens, vocab_size is {vocab_size}; "
+                "expected as many or more; use the tokenizer that the target was trained with"
             )
-        self.vocab_size = known if vocab_size is None else vocab_size
-        self.learned: dict[frozenset[int], MergedPlaces] = {}
+        self.vocab_size = num_tokens if vocab_size is None else vocab_size
+        self.learned: dict[frozenset[int], MergedStates] = {}
         self.end_token_ids = frozenset(map(int, self._tokenizer.eos_tokens))
         matcher = guidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         self._start = GuidanceState(self, matcher)
@@ -60,7 +60,7 @@ class GuidanceConstraint:
         if matcher.is_error():
             raise ValueError(
                 f"{_WHERE}: no such grammar: {_first_lines(matcher.get_error())}; expected "
-                "one that llguidance takes and that some text obeys"
+                "a grammar that llguidance accepts and that some text obeys"
             )
 
     @classmethod
@@ -72,13 +72,13 @@ class GuidanceConstraint:
         vocab_size: int | None = None,
         end_token_ids: Collection[int] | None = None,
     ) -> GuidanceConstraint:
-        """The texts that a regular expression matches as a whole.
+        """The texts that match a regular expression completely.
 
         Args:
             regex: in the syntax of Rust's regex crate.
             tokenizer: the target's: a fast tokenizer of `transformers`, a `tokenizers.Tokenizer`, a
                 SentencePieceProcessor, an LLTokenizer, or a list with the bytes of every token.
-            vocab_size: V of the target, where it has more rows than its tokenizer has tokens.
+            vocab_size: V of the target, if its embedding has more rows than its tokenizer tokens.
             end_token_ids: tokens that end a text; None: the tokenizer's own.
 
         Raises:
@@ -102,11 +102,11 @@ class GuidanceConstraint:
 
         Args:
             schema: JSON Schema, as text or as a dict.
-            tokenizer: see `from_regex`, as for all arguments that are not listed here.
-            vocab_size: see there.
-            end_token_ids: see there.
-            whitespace: whether white space may stand between the parts; without it, texts cannot
-                grow by spaces alone.
+            tokenizer: see `from_regex`.
+            vocab_size: see `from_regex`.
+            end_token_ids: see `from_regex`.
+            whitespace: whether white space is allowed between JSON elements. Without it, a text
+                cannot grow by white space forever.
 
         Raises:
             ImportError: as the class; so are TypeError and ValueError.
@@ -131,9 +131,9 @@ class GuidanceConstraint:
 
 
 class GuidanceState:
-    """A matcher that stands still; `advance` copies it.
+    """An immutable matcher; `advance` copies it.
 
-    The parser's states cannot be compared, so the key is what they allow next.
+    Parser states cannot be compared, so the key is the set of allowed tokens.
     """
 
     def __init__(self, constraint: GuidanceConstraint, matcher: Any) -> None:
@@ -144,7 +144,7 @@ class GuidanceState:
 
     @property
     def key(self) -> Hashable:
-        """The allowed tokens as bits, and whether the text may end."""
+        """The allowed tokens as a bit mask, and whether the text may end."""
         return self._allowed_bits(), self._accepting
 
     @property
@@ -163,8 +163,9 @@ class GuidanceState:
             constraint = self._constraint
             self._mask = np.zeros(constraint.vocab_size, np.bool_)
             bits = np.frombuffer(self._allowed_bits(), np.uint8)
-            known = constraint._tokenizer.vocab_size
-            self._mask[:known] = np.unpackbits(bits, count=known, bitorder="little")
+            num_tokens = constraint._tokenizer.vocab_size
+            unpacked = np.unpackbits(bits, count=num_tokens, bitorder="little")
+            self._mask[:num_tokens] = unpacked
             self._mask[list(constraint.end_token_ids)] = False
             self._mask.flags.writeable = False
         return self._mask
@@ -172,8 +173,8 @@ class GuidanceState:
     def advance(self, token_id: int) -> GuidanceState | None:
         """See ConstraintState."""
         constraint = self._constraint
-        known = 0 <= token_id < constraint._tokenizer.vocab_size
-        if not known or token_id in constraint.end_token_ids:
+        in_vocab = 0 <= token_id < constraint._tokenizer.vocab_size
+        if not in_vocab or token_id in constraint.end_token_ids:
             return None
         if not self._allowed_bits()[token_id >> 3] >> (token_id & 7) & 1:
             return None
@@ -183,7 +184,7 @@ class GuidanceState:
         return GuidanceState(constraint, matcher)
 
     def expected_tokens(self) -> list[int]:
-        """How the tokenizer writes the text that must come; else the token without a rival."""
+        """The canonical tokens of forced text; else the token, if only one is allowed."""
         expected: list[int] = self._matcher.compute_ff_tokens()
         if expected:
             return expected

@@ -1,4 +1,4 @@
-"""What a constraint on the decoded text is: an automaton over token ids, walked one at a time."""
+"""The interface of constraints on decoded text: automata over token ids."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Mask = npt.NDArray[np.bool_]
 
 
 class ConstraintState(Protocol):
-    """A state of a constraint; a value that never changes, so that drafts may branch from it."""
+    """A state of a constraint; immutable, so that drafts can branch from it."""
 
     @property
     def key(self) -> Hashable:
-        """States of equal keys allow the same tokens, and are taken for one while drafting.
+        """States with equal keys allow the same tokens; drafting merges them.
 
-        Where states of equal keys go on differently, drafts may be cut short, no more.
+        If their successors differ, drafts may become shorter; the output stays the same.
         """
         ...
 
@@ -28,29 +28,28 @@ class ConstraintState(Protocol):
         ...
 
     def allowed_tokens(self) -> Mask:
-        """(V,) bool, read-only: the tokens that may follow, those that end a text left out."""
+        """(V,) bool, read-only: the tokens that may follow, without those that end a text."""
         ...
 
     def advance(self, token_id: int) -> ConstraintState | None:
-        """The state behind one more token; None where it is not allowed."""
+        """The state after `token_id`; None if the token is not allowed."""
         ...
 
     def expected_tokens(self) -> Sequence[int]:
-        """Tokens that are certain or likely to come, by the constraint alone; maybe none."""
+        """The next tokens that are certain or likely given only the constraint; may be empty."""
         ...
 
 
 class Constraint(Protocol):
-    """Which texts may be decoded; write one to plug in yours.
+    """Restricts which texts may be decoded; implement it for your own constraints.
 
-    A constraint is a value that many decodes may share. It is about the new tokens alone: the
-    prompt is not looked at.
+    A constraint is immutable, so runs may share it. It applies to new tokens only, not to the
+    prompt.
 
     Attributes:
-        vocab_size: V, must be the target's.
-        end_token_ids: tokens that end a text besides the stop tokens of the decode.
-        learned: may be left out; an empty dict, where drafting keeps for the next decode what it
-            has learned of the constraint.
+        vocab_size: V, equal to the target's.
+        end_token_ids: tokens that end a text, besides the stop tokens of the decoding run.
+        learned: optional; an empty dict in which drafting keeps computed states for later runs.
     """
 
     vocab_size: int
@@ -61,15 +60,15 @@ class Constraint(Protocol):
         ...
 
     def show(self, token_ids: Sequence[int]) -> str:
-        """A decoded prefix as messages quote it."""
+        """A decoded prefix as it is quoted in error messages."""
         ...
 
 
 def check_constraint(constraint: Constraint, vocab_size: int) -> None:
-    """Refuse what cannot constrain a target of `vocab_size` tokens.
+    """Raise unless `constraint` is one for a target with `vocab_size` tokens.
 
     Raises:
-        TypeError: no constraint.
+        TypeError: not a constraint.
         ValueError: a constraint over another vocabulary.
     """
     if not hasattr(constraint, "start") or not hasattr(constraint, "vocab_size"):
@@ -81,5 +80,5 @@ def check_constraint(constraint: Constraint, vocab_size: int) -> None:
         raise ValueError(
             f"decode: the constraint has a vocabulary of {constraint.vocab_size}, the target one "
             f"of {vocab_size}; expected the same; build it with the target's own tokenizer, and "
-            f"with vocab_size={vocab_size} where the target has rows that the tokenizer lacks"
+            f"with vocab_size={vocab_size} if the target has more rows than the tokenizer tokens"
         )

@@ -1,4 +1,4 @@
-"""Tokenizers of several kinds in the form that llguidance takes."""
+"""Converts tokenizers of several libraries to llguidance tokenizers."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 from lattice_bpd.extras import require
 
 _WHERE = "GuidanceConstraint"
-_SPACE = "\u2581"  # what SentencePiece writes for a space
+_SPACE = "\u2581"  # how SentencePiece spells a space
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def to_guidance_tokenizer(tokenizer: Any, end_token_ids: Collection[int] | None) -> Any:
-    """An `llguidance.LLTokenizer`.
+    """Convert a tokenizer to an `llguidance.LLTokenizer`.
 
     Args:
         tokenizer: a fast tokenizer of `transformers`, a `tokenizers.Tokenizer`, a
             `sentencepiece.SentencePieceProcessor`, the bytes of every token in a list, or an
-            LLTokenizer, which is returned as it is.
-        end_token_ids: tokens that end a text; None: what the tokenizer names.
+            LLTokenizer, which is returned unchanged.
+        end_token_ids: tokens that end a text; None: the tokenizer's own.
 
     Raises:
         ImportError: llguidance is missing.
-        TypeError: no such tokenizer.
-        ValueError: no token is known to end a text.
+        TypeError: an unsupported tokenizer.
+        ValueError: there is no end-of-text token.
     """
     guidance: Any = require("llguidance", "grammar")
     if isinstance(tokenizer, guidance.LLTokenizer):
@@ -59,7 +59,7 @@ def _ends_of(given: Collection[int] | None, own: int | None) -> list[int]:
 
 
 def _pieces_of(processor: Any) -> tuple[list[bytes], set[int]]:
-    """The text of each piece of SentencePiece, and the ids that stand for no text."""
+    """The bytes of each SentencePiece piece, and the ids of control and unknown pieces."""
     texts, special = [], set()
     for token in range(processor.get_piece_size()):
         piece: str = processor.id_to_piece(token)
@@ -71,15 +71,17 @@ def _pieces_of(processor: Any) -> tuple[list[bytes], set[int]]:
 
 
 def _of_texts(guidance: Any, texts: list[bytes], special: set[int], ends: list[int]) -> Any:
-    wrong = [token for token in ends if not 0 <= token < len(texts)]
-    if wrong:
-        raise ValueError(f"{_WHERE}: end_token_ids holds {wrong[0]}; expected 0..{len(texts) - 1}")
+    invalid = [token for token in ends if not 0 <= token < len(texts)]
+    if invalid:
+        raise ValueError(
+            f"{_WHERE}: end_token_ids holds {invalid[0]}; expected 0..{len(texts) - 1}"
+        )
     wrapper = guidance.TokenizerWrapper(_TokenTexts(texts, special | set(ends), ends[0]))
     return guidance.LLTokenizer(wrapper, eos_token=ends)
 
 
 class _TokenTexts:
-    """What llguidance asks of a tokenizer, for a plain list of texts."""
+    """The tokenizer interface of llguidance for a list of token bytes."""
 
     bos_token_id = None
 
@@ -91,20 +93,20 @@ class _TokenTexts:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """The longest token at each place, up to the first byte that no token begins with."""
+        """Greedy longest-match tokenization, up to the first byte that starts no token."""
         data = text.encode() if isinstance(text, str) else text
-        found, place = [], 0
-        while place < len(data):
-            sizes = range(min(self._longest, len(data) - place), 0, -1)
-            size = next((n for n in sizes if data[place : place + n] in self._ids), 0)
+        token_ids, offset = [], 0
+        while offset < len(data):
+            sizes = range(min(self._longest, len(data) - offset), 0, -1)
+            size = next((n for n in sizes if data[offset : offset + n] in self._ids), 0)
             if size == 0:
                 break
-            found.append(self._ids[data[place : place + size]])
-            place += size
-        return found
+            token_ids.append(self._ids[data[offset : offset + size]])
+            offset += size
+        return token_ids
 
 
 def show_tokens(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """The last tokens of a prefix, as text and as ids."""
+    """The last tokens of a prefix, as text and as ids, for error messages."""
     text = str(tokenizer.decode_str(list(token_ids[-40:])))
     return f"{text!r} (token ids .. {list(token_ids[-8:])})"

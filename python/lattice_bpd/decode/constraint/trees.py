@@ -1,130 +1,118 @@
-"""Trees of drafts under a constraint: what it forbids is cut off, what it foresees is added."""
+"""Prunes draft trees to a constraint and adds forced tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from lattice_bpd.decode.constraint.place import Place
-from lattice_bpd.draft.draft_tree import DraftTree
-from lattice_bpd.draft.growing_tree import Nodes, build_draft_tree
-from lattice_bpd.draft.search import MAX_NODES
+from lattice_bpd.decode.constraint.automaton_state import AutomatonState
+from lattice_bpd.draft.config import MAX_NODES
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
-MOST_EXPECTED = 32  # nodes that a constraint adds to the drafts of a step, at most
-_SPARE = 3  # nodes to search for each that is kept
+MOST_EXPECTED = 32  # most nodes that a constraint adds to a draft tree
+_SPARE = 3  # searched nodes / kept nodes
 
 
-def constrain_tree(tree: PrefixTree, place: Place, room: int, *, extend: bool = True) -> PrefixTree:
-    """The nodes of a tree that a text may take, and the tokens that the constraint foresees.
+def constrain_tree(
+    tree: PrefixTree, state: AutomatonState, max_depth: int, *, extend: bool = True
+) -> PrefixTree:
+    """Remove the nodes that the constraint forbids, and add the tokens that it expects.
 
-    Where the constraint allows one token, that one is certain, and needs no call of its own. Where
-    it foresees text, such as a key of a JSON schema, the tokens that the tokenizer would write are
-    a draft like others.
+    A token that is the only allowed one is certain and needs no call of its own. For forced text,
+    such as a key of a JSON schema, the canonical tokens are drafted.
 
     Args:
-        tree: below the exact token. A tree of drawn tokens stays as it is: of those none may be
-            left out, none added.
-        place: where the text stands, the exact token counted in.
-        room: tokens that may be decoded behind the exact one.
-        extend: whether to add what is foreseen, up to MOST_EXPECTED nodes.
+        tree: below the exact token. A sampled tree is returned unchanged, since its tokens must not
+            be left out or extended.
+        state: state after the exact token.
+        max_depth: longest draft.
+        extend: whether to add expected tokens, up to MOST_EXPECTED nodes.
     """
-    if tree.drawn_from is not None:
+    if tree.sampled_from is not None:
         return tree
-    found = _Growing(tree.token_ids[0], place)
+    result = _GrowingTree(tree.token_ids[0], state)
     kept = {0: 0}
     for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
-        above = kept.get(parent)
-        below = None if above is None else found.add(above, token)
-        if below is not None:
-            kept[node] = below
+        kept_parent = kept.get(parent)
+        added = None if kept_parent is None else result.add(kept_parent, token)
+        if added is not None:
+            kept[node] = added
     if extend:
-        found.add_expected(room)
-    return PrefixTree(found.token_ids, found.parents)
+        result.add_expected(max_depth)
+    return PrefixTree(result.token_ids, result.parents)
 
 
-class _Growing:
-    """A tree that grows, with the place of each node."""
+class _GrowingTree:
+    """A draft tree with the automaton state of each node."""
 
-    def __init__(self, exact_token: int, place: Place) -> None:
+    def __init__(self, exact_token: int, state: AutomatonState) -> None:
         self.token_ids, self.parents, self.depths = [exact_token], [-1], [0]
-        self.places = [place]
+        self.states = [state]
         self.children: dict[tuple[int, int], int] = {}
 
-    def add(self, above: int, token: int) -> int | None:
-        """The node of a token behind another node, old or new; None where it is not allowed."""
-        edge = (above, token)
+    def add(self, parent: int, token: int) -> int | None:
+        """The child of `parent` with this token, added if new; None if it is not allowed."""
+        edge = (parent, token)
         if edge in self.children:
             return self.children[edge]
-        place = self.places[above].advance(token)
-        if place is None:
+        state = self.states[parent].advance(token)
+        if state is None:
             return None
         self.children[edge] = len(self.token_ids)
         self.token_ids.append(token)
-        self.parents.append(above)
-        self.depths.append(self.depths[above] + 1)
-        self.places.append(place)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.states.append(state)
         return self.children[edge]
 
-    def add_expected(self, room: int) -> None:
-        """What each node foresees, those that are added looked at, too."""
+    def add_expected(self, max_depth: int) -> None:
+        """Add the expected tokens of every node, including the added ones."""
         inner = set(self.parents)
-        most = len(self.token_ids) + MOST_EXPECTED
+        max_nodes = len(self.token_ids) + MOST_EXPECTED
         node = 0
         while node < len(self.token_ids):
-            place, below = self.places[node], node
-            expected = place.expected_tokens()
+            state, parent = self.states[node], node
+            expected = state.expected_tokens()
             if not expected and node not in inner:
-                expected = place.forced_end()
+                expected = state.forced_stop()
             for token in expected:
-                if self.depths[below] == room or len(self.token_ids) == most:
+                if self.depths[parent] == max_depth or len(self.token_ids) == max_nodes:
                     break
-                added = self.add(below, token)
+                added = self.add(parent, token)
                 if added is None:
                     break
-                below = added
+                parent = added
             node += 1
 
 
 def with_spare(max_nodes: int) -> int:
-    """Nodes to search, where `cut_trees` is to leave `max_nodes` of them."""
+    """The number of nodes to search so that `cut_tree` likely keeps `max_nodes`."""
     return max(max_nodes, min(_SPARE * max_nodes, MAX_NODES))
 
 
-def cut_trees(trees: DraftTree, places: Sequence[Place], max_nodes: int) -> DraftTree:
-    """The first nodes of each tree that its text may take.
+def cut_tree(tree: PrefixTree, state: AutomatonState, max_nodes: int) -> PrefixTree:
+    """The first nodes of a tree that the constraint allows.
 
     Args:
-        trees: (B, M) nodes, by falling probability.
-        places: of the B texts, the exact token counted in.
-        max_nodes: N, most nodes to keep of each.
+        tree: nodes by descending probability.
+        state: state after the exact token.
+        max_nodes: N, most draft tokens to keep.
 
     Returns:
-        (B, N) or fewer nodes. The probabilities stay those among all paths of the lattice.
+        At most N draft tokens. Their probabilities are not renormalized.
     """
-    rows = [_allowed_nodes(trees, row, place, max_nodes) for row, place in enumerate(places)]
-    return build_draft_tree([_nodes_of(trees, row, kept) for row, kept in enumerate(rows)])
-
-
-def _nodes_of(trees: DraftTree, row: int, kept: list[int]) -> Nodes:
-    """The kept nodes of a row, under their new numbers."""
-    numbers = {-1: -1, **{node: number for number, node in enumerate(kept)}}
-    return Nodes(
-        trees.token_ids[row, kept].tolist(),
-        [numbers[parent] for parent in trees.parents[row, kept].tolist()],
-        trees.log_probs[row, kept].tolist(),
-    )
-
-
-def _allowed_nodes(trees: DraftTree, row: int, place: Place, most: int) -> list[int]:
-    places: dict[int, Place] = {-1: place}
+    numbers, states = {0: -1}, {0: state}  # of kept nodes; numbers do not count the exact token
+    token_ids: list[int] = []
+    parents: list[int] = []
     kept: list[int] = []
-    nodes = zip(trees.token_ids[row].tolist(), trees.parents[row].tolist(), strict=True)
-    for node, (token, parent) in enumerate(nodes):
-        if len(kept) == most or node == trees.counts[row]:
+    nodes = zip(tree.token_ids[1:], tree.parents[1:], strict=True)
+    for node, (token, parent) in enumerate(nodes, start=1):
+        if len(kept) == max_nodes:
             break
-        above = places.get(parent)
-        found = None if above is None else above.advance(token)
-        if found is not None:
-            places[node] = found
-            kept.append(node)
-    return kept
+        parent_state = states.get(parent)
+        next_state = None if parent_state is None else parent_state.advance(token)
+        if next_state is not None:
+            states[node], numbers[node] = next_state, len(kept)
+            token_ids.append(token)
+            parents.append(numbers[parent])
+            kept.append(node - 1)
+    log_probs = tree.log_probs
+    kept_log_probs = None if log_probs is None else log_probs[kept]
+    return PrefixTree.from_nodes(tree.exact_token, token_ids, parents, len(kept), kept_log_probs)

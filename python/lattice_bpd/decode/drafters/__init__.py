@@ -1,1 +1,36 @@
 """Drafters: what is proposed for verification. The decoding loop is the same for all."""
+
+from __future__ import annotations
+
+from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
+from lattice_bpd.decode.drafters.combined import CombinedDrafter
+from lattice_bpd.decode.drafters.continuation import ContinuationDrafter
+from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
+from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
+from lattice_bpd.decode.drafters.failures import DraftError, DraftWarning
+from lattice_bpd.decode.drafters.lookup import LookupDrafter
+from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
+from lattice_bpd.decode.drafters.oracle import OracleDrafter
+from lattice_bpd.decode.drafters.p_best import PBestDrafter
+from lattice_bpd.decode.drafters.sampled import SampledTreeDrafter
+from lattice_bpd.decode.drafters.scorer import ScorerDrafter, ScorerWarning
+from lattice_bpd.decode.drafters.tree import TreeDrafter
+
+__all__ = [
+    "ArgmaxDrafter",
+    "CombinedDrafter",
+    "ContinuationDrafter",
+    "DraftError",
+    "DraftModelDrafter",
+    "DraftWarning",
+    "Drafter",
+    "LookupDrafter",
+    "NeuralScorer",
+    "NoDrafter",
+    "OracleDrafter",
+    "PBestDrafter",
+    "SampledTreeDrafter",
+    "ScorerDrafter",
+    "ScorerWarning",
+    "TreeDrafter",
+]

@@ -1,12 +1,12 @@
-"""Several drafters, one tree, one budget of nodes.
+"""Merges the proposals of several drafters into one tree with one budget of nodes.
 
-Every part proposes; equal prefixes become one node; the N most probable nodes are verified. What a
-part believes is not comparable with what another one does, so it is calibrated by what was kept:
+Equal prefixes become one node, and the N most probable nodes are verified. The probabilities of
+different parts are not comparable, so each part is calibrated by what was accepted:
 
-tree    a node's probability is how often nodes of about that probability were kept
-chain   each token is right with the rate at which tokens of this kind of chain were right so far,
-        so that the node of slot j has the j-th power of it; the kind is the length of the match
-        for prompt lookup, and the place in its list for other drafts
+tree    a node's probability is the rate at which nodes of about that probability were accepted
+chain   each token is correct with the rate at which tokens of this kind of chain were correct so
+        far, so that the node of slot j has its j-th power; the kind is the length of the match for
+        prompt lookup, and the rank of the path for other drafts
 
 Where two parts propose the same prefix, the greater probability counts.
 """
@@ -21,48 +21,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.decode.drafters.acceptance_rates import Calibration, Rate, kept_nodes
-from lattice_bpd.decode.drafters.basic import Drafter
-from lattice_bpd.decode.drafters.per_sequence import BySequence
-from lattice_bpd.decode.drafters.proposals import ask_drafter, rows_of, to_numpy
+from lattice_bpd.decode.drafters.acceptance_rates import Calibration, Rate
+from lattice_bpd.decode.drafters.drafter import Drafter
+from lattice_bpd.decode.drafters.growing_tree import GrowingTree
+from lattice_bpd.decode.drafters.per_sequence import PerSequence
+from lattice_bpd.decode.drafters.proposals import propose_checked
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.draft_tree import DraftTree
-from lattice_bpd.draft.drafts import Drafts
-from lattice_bpd.draft.growing_tree import Growth, build_draft_tree, is_ranked_tree
-
-
-@dataclass
-class _Tree:
-    """A tree that a part proposed."""
-
-    part: int
-    token_ids: list[int]
-    parents: list[int]
-    depths: list[int]
-    log_probs: npt.NDArray[np.float32]
-
-
-@dataclass
-class _Chain:
-    """A draft that a part proposed."""
-
-    part: int
-    kind: Hashable
-    token_ids: list[int]
+from lattice_bpd.verify.prefix_tree import PrefixTree
 
 
 @dataclass
 class _Step:
-    """What was proposed behind so many tokens of a sequence."""
+    """The proposals of one step: the part that made each, and how many tokens there were."""
 
     length: int = 0
-    branches: list[_Tree | _Chain] = field(default_factory=list)
+    proposals: list[tuple[int, PrefixTree]] = field(default_factory=list)
 
 
 class CombinedDrafter(Drafter):
     """One tree of the most probable prefixes that several drafters propose.
 
-    What it learned of its parts is shared by all sequences that it serves, and outlasts them.
+    What it has learned of its parts is shared by all sequences that it serves, and outlasts them.
 
     Args:
         drafters: the parts, such as a TreeDrafter, a ContinuationDrafter, a LookupDrafter, a
@@ -71,7 +50,7 @@ class CombinedDrafter(Drafter):
 
     Raises:
         ValueError: no drafters, or max_nodes below 1.
-        TypeError: in `propose`, a part that draws at random: its draws cannot be chosen among.
+        TypeError: in `propose`, a part that samples: its siblings cannot be selected from.
     """
 
     def __init__(self, drafters: Sequence[Drafter], *, max_nodes: int = 36) -> None:
@@ -83,102 +62,99 @@ class CombinedDrafter(Drafter):
         self.drafters, self.max_nodes = list(drafters), max_nodes
         self._calibrations = [Calibration() for _ in drafters]
         self._rates: dict[Hashable, Rate] = {}
-        self._steps: BySequence[_Step] = BySequence(_new_step)
+        self._steps: PerSequence[_Step] = PerSequence(_new_step)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By its parts, with nothing learned of them."""
         return _combine, (type(self), self.drafters, self.max_nodes)
 
-    def propose(self, state: DecodeState) -> DraftTree:
-        """(1, N) nodes."""
-        return self.propose_batch([state])
-
-    def propose_batch(self, states: Sequence[DecodeState]) -> DraftTree:
-        """(B, N) nodes."""
+    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
+        """A tree of at most N draft tokens for each state."""
         for state in states:
             self._learn(self._steps.of(state), state)
-        found = [ask_drafter(drafter, states) for drafter in self.drafters]
-        rows = []
+        proposals = [propose_checked(drafter, states) for drafter in self.drafters]
         with states[0].stats.stage("rescore"):
-            for number, state in enumerate(states):
-                step = self._steps.renew(state)
-                step.length = len(state.tokens)
-                for part in range(len(self.drafters)):
-                    step.branches += self._read(part, *found[part][number], state.room)
-                rows.append(self._merge(step.branches).best(self.max_nodes))
-            return build_draft_tree(rows)
+            return [
+                self._merge([trees[number] for trees in proposals], state)
+                for number, state in enumerate(states)
+            ]
 
     def rate(self, part: int, kind: Hashable) -> float:
-        """The share of right tokens that a kind of chain is now believed to have."""
+        """The estimated share of correct tokens of a kind of chain."""
         return self._rates.get((part, kind), Rate()).value
 
-    def _read(self, part: int, proposal: Any, row: int, room: int) -> list[_Tree | _Chain]:
-        drafter = self.drafters[part]
-        if proposal is None:
-            return []
-        if is_ranked_tree(proposal):
-            count = int(proposal.counts[row])
-            names = ("token_ids", "parents", "depths", "log_probs")
-            ids, parents, depths, lps = (to_numpy(getattr(proposal, n))[row, :count] for n in names)
-            if count == 0:
-                return []
-            return [_Tree(part, ids.tolist(), parents.tolist(), depths.tolist(), lps)]
-        if not isinstance(proposal, Drafts):
-            raise TypeError(
-                f"CombinedDrafter: {type(drafter).__name__} proposed a {type(proposal).__name__}; "
-                "expected Drafts or a DraftTree; draws at random cannot be merged, so give that "
-                "drafter alone"
-            )
-        kind_of = getattr(drafter, "kind_of", None)
-        return [
-            _Chain(part, place if kind_of is None else kind_of(proposal, row, place), draft)
-            for place, draft in enumerate(rows_of(proposal, row, room))
-        ]
-
-    def _merge(self, branches: Sequence[_Tree | _Chain]) -> Growth:
-        tree = Growth()
-
-        def add(token: int, parent: int, probability: float) -> int:
-            return tree.merge(token, parent, math.log(max(probability, 1e-30)))
-
-        for branch in branches:
-            if isinstance(branch, _Chain):
-                rate, node = self.rate(branch.part, branch.kind), -1
-                for depth, token in enumerate(branch.token_ids):
-                    node = add(token, node, rate ** (depth + 1))
+    def _merge(self, proposals: Sequence[PrefixTree | None], state: DecodeState) -> PrefixTree:
+        """The best nodes of all parts' proposals, which are kept to learn from."""
+        step, merged = self._steps.renew(state), GrowingTree()
+        step.length = len(state.tokens)
+        for part, tree in enumerate(proposals):
+            if tree is None or len(tree) == 1:
                 continue
-            shares = self._calibrations[branch.part].probabilities(branch.log_probs)
-            nodes: list[int] = []
-            for token, parent, share in zip(
-                branch.token_ids, branch.parents, shares.tolist(), strict=True
+            if tree.sampled_from is not None:
+                raise TypeError(
+                    f"CombinedDrafter: {type(self.drafters[part]).__name__} proposed a sampled "
+                    "tree; expected drafts that are not sampled, because none of those can be left "
+                    "out; use that drafter alone"
+                )
+            step.proposals.append((part, tree))
+            probabilities = self._probabilities(part, tree)
+            nodes = [-1]
+            for token, parent, probability in zip(
+                tree.token_ids[1:], tree.parents[1:], probabilities, strict=True
             ):
-                nodes.append(add(token, -1 if parent < 0 else nodes[parent], share))
-        return tree
+                log_prob = math.log(max(probability, 1e-30))
+                nodes.append(merged.merge(token, nodes[parent], log_prob))
+        merged.keep_best(self.max_nodes)
+        return merged.to_tree(state.tokens[-1])
+
+    def _probabilities(self, part: int, tree: PrefixTree) -> list[float]:
+        """The calibrated probability of each draft token."""
+        log_probs = tree.log_probs
+        if log_probs is not None:
+            calibrated: list[float] = self._calibrations[part].probabilities(log_probs).tolist()
+            return calibrated
+        probabilities = [0.0] * (len(tree) - 1)
+        for kind, path in _chains(tree):
+            rate = self.rate(part, kind)
+            for depth, node in enumerate(path):
+                probabilities[node - 1] = max(probabilities[node - 1], rate ** (depth + 1))
+        return probabilities
 
     def _learn(self, step: _Step, state: DecodeState) -> None:
-        """Compare what was proposed with what came."""
-        written = state.tokens[step.length :]
-        if not written:
+        """Compares the last step's proposals with what was decoded."""
+        decoded = state.tokens[step.length :]
+        if not decoded:
             return
-        for branch in step.branches:
-            if isinstance(branch, _Tree):
-                agrees = kept_nodes(branch.token_ids, branch.parents, branch.depths, written)
-                kept = np.array(agrees, np.bool_)
-                known = ~_open_nodes(branch, kept, len(written))
-                self._calibrations[branch.part].add(branch.log_probs[known], kept[known])
+        for part, tree in step.proposals:
+            log_probs, token_ids = tree.log_probs, tree.token_ids
+            if log_probs is not None:
+                accepted = tree.kept(decoded)
+                known = ~_undecided(tree, accepted, len(decoded))
+                self._calibrations[part].add(log_probs[known], accepted[known])
                 continue
-            pairs = list(zip(branch.token_ids, written, strict=False))
-            right = next((n for n, (a, b) in enumerate(pairs) if a != b), len(pairs))
-            rate = self._rates.setdefault((branch.part, branch.kind), Rate())
-            rate.add(right, min(right + 1, len(pairs)))
+            for kind, path in _chains(tree):
+                pairs = [(token_ids[node], token) for node, token in zip(path, decoded)]  # noqa: B905
+                correct = next((n for n, (a, b) in enumerate(pairs) if a != b), len(pairs))
+                rate = self._rates.setdefault((part, kind), Rate())
+                rate.add(correct, min(correct + 1, len(pairs)))
 
 
-def _open_nodes(tree: _Tree, kept: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.bool_]:
-    """Nodes deeper than the `count` tokens written, behind a path that agrees with all of them."""
-    found = np.zeros(len(kept), np.bool_)
-    for node, (parent, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
-        found[node] = depth >= count and bool(kept[parent] or found[parent])
-    return found
+def _chains(tree: PrefixTree) -> list[tuple[Hashable, list[int]]]:
+    """The paths of a tree without probabilities, best first, and the kind of each."""
+    paths = enumerate(tree.list_paths())
+    return [(rank if tree.kind is None else tree.kind, path[1:]) for rank, path in paths]
+
+
+def _undecided(
+    tree: PrefixTree, accepted: npt.NDArray[np.bool_], count: int
+) -> npt.NDArray[np.bool_]:
+    """Draft tokens deeper than the `count` tokens decoded, on a path that agrees with all."""
+    undecided = np.zeros(len(tree), np.bool_)
+    nodes = zip(tree.parents[1:], tree.depths[1:], strict=True)
+    for node, (parent, depth) in enumerate(nodes, start=1):
+        agrees = undecided[parent] or parent == 0 or accepted[parent - 1]
+        undecided[node] = depth > count and agrees
+    return undecided[1:]
 
 
 def _new_step(_state: DecodeState) -> _Step:

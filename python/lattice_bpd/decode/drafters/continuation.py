@@ -1,8 +1,7 @@
-"""Beyond the last head: a tree of drafts goes on with what the n-gram LM finds likely.
+"""Extends a draft tree beyond the last head with likely tokens of the n-gram LM.
 
-Heads end after H slots; where text is predictable an LM that knows it can go on. A node behind the
-last slot has the probability of the prefix before it times the LM's, so that all nodes compete for
-the same budget and the best N of both are kept.
+A node after the last slot has the probability of its prefix times the LM's, so that all nodes
+compete for the same budget and the N best of both are kept.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from lattice_bpd.decode.drafters.basic import Drafter
-from lattice_bpd.decode.drafters.proposals import ask_drafter, to_numpy
+from lattice_bpd.decode.drafters.drafter import Drafter
+from lattice_bpd.decode.drafters.growing_tree import GrowingTree
+from lattice_bpd.decode.drafters.proposals import propose_checked
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.draft_tree import DraftTree
-from lattice_bpd.draft.growing_tree import Growth, build_draft_tree, is_ranked_tree
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.token_ids import concatenate, to_token_ids
+from lattice_bpd.verify.prefix_tree import PrefixTree
 
 _MOST_HISTORIES = 1 << 16  # remembered
 
 
 class LikelyTokens:
-    """The k most likely tokens behind a history, by an n-gram LM.
+    """The k most likely tokens after a history, by an n-gram LM.
 
-    The whole vocabulary is scored for each new history (3 ms for 32,000 tokens), and the answer
-    remembered.
+    The whole vocabulary is scored for each new history (3 ms for 32,000 tokens), and the result
+    cached.
 
     Args:
         lm: the LM.
@@ -44,31 +43,31 @@ class LikelyTokens:
     def after(self, text: Sequence[int]) -> list[tuple[int, float]]:
         """Token and ln P of each, best first, equal ones by rising id; text is (T,) ints, whole."""
         history = tuple(text[-self._reach :])
-        found = self._known.get(history)
-        if found is None:
+        likely = self._known.get(history)
+        if likely is None:
             if len(self._known) >= _MOST_HISTORIES:
                 self._known.clear()
             ids = to_token_ids(list(history), "ContinuationDrafter", self.lm.vocab_size)
             log_probs = self.lm._core.score_candidates(*concatenate([ids]), self._all, True)[0]
             best = np.argsort(-log_probs, kind="stable")[: self.top_k]
-            found = [(int(token), float(log_probs[token])) for token in best]
-            self._known[history] = found
-        return found
+            likely = [(int(token), float(log_probs[token])) for token in best]
+            self._known[history] = likely
+        return likely
 
 
 class ContinuationDrafter(Drafter):
     """The max_nodes most probable prefixes of another drafter's tree and its LM continuations.
 
     Args:
-        drafter: proposes a DraftTree, such as TreeDrafter; None: the LM alone drafts.
+        drafter: proposes trees with probabilities, such as TreeDrafter; None: the LM alone drafts.
         lm: n-gram LM over the target's token ids.
-        num_slots: how far to go on behind the last slot, 1 or more.
+        num_slots: most slots to add after the last one, 1 or more.
         top_k: continuations of a node, at most V.
         max_nodes: N.
 
     Raises:
         ValueError: sizes out of range; in `propose`, an LM of another vocabulary.
-        TypeError: in `propose`, a drafter that proposes no trees.
+        TypeError: in `propose`, a drafter whose trees have no probabilities.
     """
 
     def __init__(
@@ -90,51 +89,46 @@ class ContinuationDrafter(Drafter):
         self.drafter, self.lm, self.num_slots, self.max_nodes = drafter, lm, num_slots, max_nodes
         self._likely = LikelyTokens(lm, top_k)
 
-    def propose(self, state: DecodeState) -> DraftTree:
-        """(1, N) nodes."""
-        return self.propose_batch([state])
-
-    def propose_batch(self, states: Sequence[DecodeState]) -> DraftTree:
-        """(B, N) nodes."""
-        wanted = states[0].model.vocab_size
-        if self.lm.vocab_size != wanted:
+    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
+        """A tree of at most N draft tokens for each state."""
+        vocab_size = states[0].model.vocab_size
+        if self.lm.vocab_size != vocab_size:
             raise ValueError(
                 f"ContinuationDrafter: the LM has a vocabulary of {self.lm.vocab_size}, the target "
-                f"one of {wanted}; expected the same; train the LM on the target's token ids"
+                f"one of {vocab_size}; expected the same; train the LM on the target's token ids"
             )
-        nothing: list[tuple[Any, int]] = [(None, 0)] * len(states)
-        found = nothing if self.drafter is None else ask_drafter(self.drafter, states)
-        rows = []
-        for state, (proposal, row) in zip(states, found, strict=True):
-            tree = self._read(proposal, row)
+        proposals: list[PrefixTree | None] = [None] * len(states)
+        if self.drafter is not None:
+            proposals = propose_checked(self.drafter, states)
+        trees = []
+        for state, proposal in zip(states, proposals, strict=True):
+            tree = self._read(proposal)
             with state.stats.stage("rescore"):
-                self._go_on(tree, state, self._last_slot(state))
-            rows.append(tree.best(self.max_nodes))
-        return build_draft_tree(rows)
+                self._extend(tree, state, self._last_slot(state))
+                tree.keep_best(self.max_nodes)
+            trees.append(tree.to_tree(state.tokens[-1]))
+        return trees
 
     def _last_slot(self, state: DecodeState) -> int:
-        """The depth behind which the LM goes on: -1 where nothing else drafts."""
+        """The depth of the nodes that the LM extends: -1 where nothing else drafts."""
         if self.drafter is None:
             return -1
         slots = getattr(self.drafter, "num_slots", None)
-        return min(state.num_slots if slots is None else int(slots), state.room) - 1
+        return min(state.num_slots if slots is None else int(slots), state.max_draft_length) - 1
 
-    def _read(self, proposal: Any, row: int) -> Growth:
-        if proposal is None:
-            return Growth()
-        if not is_ranked_tree(proposal):
+    def _read(self, proposal: PrefixTree | None) -> GrowingTree:
+        if proposal is None or len(proposal) == 1:
+            return GrowingTree()
+        if proposal.log_probs is None or proposal.sampled_from is not None:
             raise TypeError(
-                f"ContinuationDrafter: {type(self.drafter).__name__} proposed a "
-                f"{type(proposal).__name__}; expected a DraftTree, whose nodes have probabilities; "
-                "use TreeDrafter"
+                f"ContinuationDrafter: {type(self.drafter).__name__} proposed a tree without "
+                "probabilities or a sampled one; expected nodes with probabilities; use TreeDrafter"
             )
-        count = int(proposal.counts[row])
-        parts = (proposal.token_ids, proposal.parents, proposal.depths, proposal.log_probs)
-        return Growth.of_nodes(*(to_numpy(part)[row, :count].tolist() for part in parts))
+        return GrowingTree.from_tree(proposal)
 
-    def _go_on(self, tree: Growth, state: DecodeState, last: int) -> None:
+    def _extend(self, tree: GrowingTree, state: DecodeState, last: int) -> None:
         """Expand the most probable node again and again, as long as that can change the best N."""
-        deepest = min(last + self.num_slots, state.room - 1)
+        deepest = min(last + self.num_slots, state.max_draft_length - 1)
         best = heapq.nlargest(self.max_nodes, tree.log_probs)[::-1]  # rising: a heap
         waiting = [
             (-lp, node) for node, lp in enumerate(tree.log_probs) if tree.depths[node] == last
@@ -153,7 +147,7 @@ class ContinuationDrafter(Drafter):
                 total = log_prob - cost
                 if len(best) >= self.max_nodes and total <= best[0]:
                     break
-                if (node, token) in tree.children:  # a tree that goes on by itself
+                if (node, token) in tree.children:  # the tree has it already
                     continue
                 tree.add(token, node, total)
                 heapq.heappush(waiting, (-total, len(tree.token_ids) - 1))

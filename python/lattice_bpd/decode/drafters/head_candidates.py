@@ -1,4 +1,4 @@
-"""What drafters on a lattice begin with: head logits of all sequences, and their candidates."""
+"""Head logits of all sequences, and the candidates of each slot."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import torch
 
 from lattice_bpd.decode.constraint.lattice import Intersection
 from lattice_bpd.decode.constraint.search import find_candidates
-from lattice_bpd.decode.drafters.ngram_caches import SequenceCaches
+from lattice_bpd.decode.drafters.ngram_caches import NGramCaches
 from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
 
 
-def batch_head_logits(states: Sequence[DecodeState], *, whole: bool = False) -> torch.Tensor:
+def batch_head_logits(states: Sequence[DecodeState], *, all_slots: bool = False) -> torch.Tensor:
     """Head logits of all states in one call of the heads.
 
     Returns:
-        (B, H, V) float, H the most slots that any of the states may use, or, if `whole`, all.
+        (B, H, V) float, H the most slots that any of the states may use, or all slots.
     """
     first, start = states[0], time.perf_counter()
     slots = first.num_slots
@@ -28,24 +30,39 @@ def batch_head_logits(states: Sequence[DecodeState], *, whole: bool = False) -> 
             slots = state.num_slots
     logits = first.model.state_logits(states)
     first.stats.lap("heads", start)
-    return logits if whole or logits.shape[1] <= slots else logits[:, :slots]
+    return logits if all_slots or logits.shape[1] <= slots else logits[:, :slots]
 
 
 def prepare_rescoring(
+    config: DraftConfig,
     lm: NGramLM | None,
     states: Sequence[DecodeState],
-    top_k: int,
-    caches: SequenceCaches | None,
+    caches: NGramCaches | None,
     where: str,
     *,
-    whole: bool = False,
+    top_k: int | None = None,
+    all_slots: bool = False,
 ) -> tuple[Candidates, list[list[int]], list[Intersection] | None]:
-    """The candidates of each slot, and the contexts as far back as LM and caches can see.
+    """What a search of the lattices starts from.
 
-    `whole` takes in slots beyond those that may be used, so that nothing depends on their number.
-    Third, what `find_candidates` has to tell of constraints.
+    Args:
+        config: options of the drafter.
+        lm: n-gram LM, or None.
+        states: of the B sequences.
+        caches: their n-gram caches, or None.
+        where: the drafter's name, for error messages.
+        top_k: k, if it is not the config's.
+        all_slots: keep slots deeper than any draft may be, so that samples do not depend on the
+            remaining length.
+
+    Returns:
+        Candidates (B, H, k); the contexts as far back as LM and caches reach; and the intersections
+        with constraints, see `find_candidates`.
+
+    Raises:
+        ValueError: an LM of another vocabulary, top_k above V, head_scales for fewer slots.
     """
-    logits = batch_head_logits(states, whole=whole)
+    logits = batch_head_logits(states, all_slots=all_slots)
     start = time.perf_counter()
     vocab_size, reach = int(logits.shape[2]), 1 if caches is None else caches.order
     if lm is not None:
@@ -57,7 +74,11 @@ def prepare_rescoring(
             )
         order = lm.order
         reach = order if order > reach else reach
-    candidates, found = find_candidates(states, logits, top_k, where)
+    k = config.top_k if top_k is None else top_k
+    candidates, intersections = find_candidates(states, logits, k, where)
+    if config.weighs_heads:
+        scores = weigh_heads(candidates.scores, config.head_scales, config.entropy_weight, where)
+        candidates = Candidates(candidates.token_ids, scores)
     contexts = [state.tokens[-reach:] for state in states]
     states[0].stats.lap("top_k", start)
-    return candidates, contexts, found
+    return candidates, contexts, intersections

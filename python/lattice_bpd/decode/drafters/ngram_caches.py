@@ -1,11 +1,11 @@
-"""The cache of each sequence that a drafter serves, fed with its prompt and output."""
+"""The n-gram cache of each sequence that a drafter serves, fed with its prompt and output."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lattice_bpd.decode.drafters.per_sequence import BySequence
+from lattice_bpd.decode.drafters.per_sequence import PerSequence
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.ngram import NGramLM
@@ -21,40 +21,24 @@ class _Fed:
     tokens: int = 0
 
 
-class SequenceCaches:
-    """Caches by sequence; one goes when its sequence does.
-
-    So one drafter may serve several sequences at once, each as if it were alone.
+class NGramCaches:
+    """N-gram caches by sequence; each exists as long as its sequence.
 
     Args:
         order: of the caches, 1..6.
         lm: the static LM that they are mixed with, or None.
-
-    Raises:
-        ValueError: an order out of range.
     """
 
     def __init__(self, order: int, lm: NGramLM | None) -> None:
-        ContextNGram(1, order)  # says what is wrong with the order before anything is decoded
         self.order, self.lm = order, lm
-        self._fed = BySequence(self._begin)
+        self._fed = PerSequence(self._begin)
 
     @classmethod
-    def of_option(cls, cache: bool | int, lm: NGramLM | None) -> SequenceCaches | None:
-        """What the drafters' option `cache` asks for: None, or caches of an order.
-
-        Raises:
-            TypeError: neither bool nor int.
-            ValueError: an order out of range.
-        """
-        if not isinstance(cache, int):
-            raise TypeError(
-                f"cache is {cache!r}; expected True, False or an order (a ContextNGram of your own "
-                "goes to rescore_lattice or rescore_tree)"
-            )
-        if cache is False:
+    def of_option(cls, ngram_cache: bool | int, lm: NGramLM | None) -> NGramCaches | None:
+        """The caches for a `DraftConfig.ngram_cache`; None for False."""
+        if ngram_cache is False:
             return None
-        return cls(DEFAULT_ORDER if cache is True else cache, lm)
+        return cls(DEFAULT_ORDER if ngram_cache is True else ngram_cache, lm)
 
     def update(self, states: Sequence[DecodeState]) -> list[ContextNGram]:
         """The states' caches, which have seen all tokens of their sequences."""

@@ -1,4 +1,4 @@
-"""What a drafter notes of each sequence that it serves."""
+"""Data that a drafter keeps for each sequence that it serves."""
 
 from __future__ import annotations
 
@@ -11,43 +11,42 @@ from lattice_bpd.decode.state.sequence import DecodeState
 T = TypeVar("T")
 
 
-class BySequence(Generic[T]):
-    """One note for each sequence; it goes when its sequence does.
+class PerSequence(Generic[T]):
+    """One value for each sequence, dropped with its sequence.
 
-    So one drafter may serve several sequences at once, each as if it were alone.
-
-    A copy or a pickle has no notes, since it has none of their sequences.
+    So one drafter may serve several sequences at once, each as if it were alone. Copies and pickles
+    are empty, because they have none of the sequences.
 
     Args:
-        make: gives the note of a sequence that is new; a function or method that pickles.
+        make: returns the value of a new sequence; a function or method that pickles.
     """
 
     def __init__(self, make: Callable[[DecodeState], T]) -> None:
         self._make = make
         # By id: states compare by value, so they have no hash.
-        self._notes: dict[int, tuple[weakref.ref[DecodeState], T]] = {}
+        self._values: dict[int, tuple[weakref.ref[DecodeState], T]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without notes."""
+        """Without values."""
         return type(self), (self._make,)
 
     def of(self, state: DecodeState) -> T:
-        """The note of a sequence, made if there is none."""
-        held = self._notes.get(id(state))
+        """The value of a sequence, made if there is none."""
+        held = self._values.get(id(state))
         return self.renew(state) if held is None or held[0]() is not state else held[1]
 
     def renew(self, state: DecodeState) -> T:
-        """A new note in place of the sequence's old one."""
-        key, notes = id(state), self._notes
+        """A new value in place of the sequence's old one."""
+        key, values = id(state), self._values
 
         def forget(gone: weakref.ref[DecodeState]) -> None:
-            if key in notes and notes[key][0] is gone:
-                del notes[key]
+            if key in values and values[key][0] is gone:
+                del values[key]
 
-        note = self._make(state)
-        notes[key] = (weakref.ref(state, forget), note)
-        return note
+        value = self._make(state)
+        values[key] = (weakref.ref(state, forget), value)
+        return value
 
     def __len__(self) -> int:
         """The number of sequences that are still there."""
-        return len(self._notes)
+        return len(self._values)

@@ -1,58 +1,59 @@
-"""Drafts drawn from the rescored lattice, for targets that sample by rejection."""
+"""Drafts sampled from the rescored lattice, for targets that sample by rejection."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
 from lattice_bpd.decode.drafters.target_noise import keys_of_draws, sampling_temperature
 from lattice_bpd.decode.drafters.tree import LatticeTreeDrafter
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.sampled_tree import DrawnTree, draw_tree
+from lattice_bpd.draft.sampled_tree import SampledTree, sample_tree
+from lattice_bpd.verify.prefix_tree import PrefixTree
 
 
-class DrawnTreeDrafter(LatticeTreeDrafter):
-    """Paths drawn from the lattice's joint distribution without replacement, as one tree.
+class SampledTreeDrafter(LatticeTreeDrafter):
+    """Paths sampled from the lattice's joint distribution without replacement, as one tree.
 
-    The joint is taken at the temperature of sampling. With
+    The joint distribution is taken at the target's sampling temperature. With
     `acceptance=lattice_bpd.verify.Rejection(...)` the output has the distribution of plain
-    sampling; under other rules the tree is a list of guesses.
+    sampling; other rules take the tree as a list of guesses.
 
     Args:
         lm: n-gram LM over the target's token ids, or None: independent heads.
-        top_k: k, candidates of a slot.
-        max_nodes: N, tokens verified together besides the exact one.
-        alpha: weight of the LM's log probabilities.
-        temperature: divides all scores besides the temperature of sampling, above 0.
-        cache: see `LatticeDrafter`.
-
-    Raises:
-        TypeError: a cache that is neither bool nor int.
-        ValueError: a temperature that is not above 0, or a cache of an order out of range.
+        config: options; None: the defaults.
+        options: as those of `TreeDrafter`.
     """
 
-    def propose(self, state: DecodeState) -> DrawnTree:
-        """(1, N) nodes; see `draw_tree`.
-
-        Raises:
-            ValueError: the LM's vocabulary is not the target's, or top_k exceeds it.
-        """
-        return self.propose_batch([state])
-
-    def propose_batch(self, states: Sequence[DecodeState]) -> DrawnTree:
-        """(B, N) nodes."""
+    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
+        """A tree of N draft tokens for each state; see `sample_tree`."""
         caches = self._caches
         candidates, contexts, _ = prepare_rescoring(
-            self.lm, states, self.top_k, caches, "DrawnTreeDrafter", whole=True
+            self.config, self.lm, states, caches, "SampledTreeDrafter", all_slots=True
         )
         with states[0].stats.stage("rescore"):
-            temperature = self.temperature * sampling_temperature(states)
-            return draw_tree(
+            temperature = self.config.temperature * sampling_temperature(states)
+            batch = sample_tree(
                 candidates.at_temperature(temperature),
                 contexts,
                 self.lm,
                 max_nodes=self.max_nodes,
-                alpha=self.alpha / temperature,
+                alpha=self.config.alpha / temperature,
                 seed=keys_of_draws(states),
-                cache=None if caches is None else caches.update(states),
+                ngram_cache=None if caches is None else caches.update(states),
             )
+            return [_row_tree(batch, row, state) for row, state in enumerate(states)]
+
+
+def _row_tree(batch: SampledTree, row: int, state: DecodeState) -> PrefixTree:
+    """A row as a tree no deeper than the draft may be; children keep their distributions."""
+    count, limit = int(batch.counts[row]), state.max_draft_length
+    tree = PrefixTree.from_nodes(
+        state.tokens[-1], batch.token_ids[row, :count], batch.parents[row, :count], limit,
+        batch.log_probs[row, :count],
+    )  # fmt: skip
+    nodes = [-1, *np.flatnonzero(batch.depths[row, :count] < limit).tolist()]
+    tree.sampled_from = lambda node: batch.sampled_from(row, nodes[node])
+    return tree

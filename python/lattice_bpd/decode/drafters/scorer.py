@@ -7,7 +7,6 @@ counts the step.
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import warnings
@@ -17,10 +16,12 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from lattice_bpd.decode.constraint.search import find_candidates
-from lattice_bpd.decode.drafters.basic import Drafter
+from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
+from lattice_bpd.decode.drafters.p_best import build_list_trees
 from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.drafts import Drafts
 from lattice_bpd.draft.rescore import rescore_lattice
 from lattice_bpd.draft.scorers.beam import ScorerError, search_drafts
@@ -28,6 +29,7 @@ from lattice_bpd.draft.scorers.ngram import as_scorer
 from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.verify.prefix_tree import PrefixTree
 
 
 class ScorerWarning(UserWarning):
@@ -35,23 +37,22 @@ class ScorerWarning(UserWarning):
 
 
 class ScorerDrafter(Drafter):
-    """The best paths through the top-k lattice under heads + alpha * scorer, found slot by slot.
+    """The best paths through the top-k lattice under heads + alpha * scorer, slot by slot.
 
     With one draft and a neural LM: local rescoring, paper algorithm 2. With an n-gram LM alone
-    `LatticeDrafter` finds the best paths exactly and faster.
+    `PBestDrafter` finds the best paths exactly and faster.
 
     Args:
         scorer: a TransitionScorer, an NGramLM, or a causal LM of `transformers`.
-        top_k: k, candidates of a slot.
-        num_drafts: p, drafts verified together.
-        alpha: weight of the scorer's log probabilities.
-        beam: prefixes kept behind each slot, at least p; None: p, greedy for one draft.
-        timeout: seconds that the scorer may take in one step; None: as long as it likes. With a
-            timeout it runs in a thread of its own. A step that takes longer counts as "slow", its
-            thread is left to itself, and the scorer is not asked again by this drafter.
+        config: options; None: the defaults with one draft. Strategy "neural" drafts one path.
+        timeout: seconds that the scorer may take in one step; None: no limit. With a timeout it
+            runs in a thread of its own. A step that takes longer counts as "slow", its thread is
+            abandoned, and this drafter does not call the scorer again.
+        options: by name, instead of the config's: top_k, num_drafts, alpha, beam; see
+            `DraftConfig`.
 
     Attributes:
-        dropped: whether the scorer was too slow once, and is not asked any more.
+        dropped: whether the scorer was too slow once, and is not called any more.
 
     Raises:
         TypeError: no scorer.
@@ -61,52 +62,48 @@ class ScorerDrafter(Drafter):
     def __init__(
         self,
         scorer: Any,
+        config: DraftConfig | None = None,
         *,
-        top_k: int = 16,
-        num_drafts: int = 1,
-        alpha: float = 0.5,
-        beam: int | None = None,
         timeout: float | None = None,
+        **options: Any,
     ) -> None:
         self.scorer = _to_scorer(scorer)
-        if num_drafts < 1 or (beam is not None and beam < num_drafts):
+        config = config or DraftConfig("p_best", num_drafts=1)
+        self.config = config = DraftConfig.make("ScorerDrafter", config, options)
+        self.num_drafts = 1 if config.strategy == "neural" else config.num_drafts
+        if config.beam is not None and config.beam < self.num_drafts:
             raise ValueError(
-                f"ScorerDrafter: num_drafts is {num_drafts}, beam {beam}; expected 1 or more "
-                "drafts and a beam of as many at least"
+                f"ScorerDrafter: beam is {config.beam} for {self.num_drafts} drafts; expected as "
+                "many at least"
             )
-        if not math.isfinite(alpha):
-            raise ValueError(f"ScorerDrafter: alpha is {alpha}; expected a finite number")
         if timeout is not None and not timeout > 0.0:
             raise ValueError(f"ScorerDrafter: timeout is {timeout}; expected seconds above 0")
-        self.top_k, self.num_drafts, self.alpha, self.beam = top_k, num_drafts, alpha, beam
         self.timeout, self.dropped = timeout, False
         self._worker: Worker | None = None
         self._warned = False
 
-    def propose(self, state: DecodeState) -> Drafts:
-        """(1, p, num_slots) token ids.
+    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
+        """A tree of p drafts for each state.
 
         Raises:
             ValueError: the scorer's vocabulary is not the target's, or top_k exceeds it.
         """
-        return self.propose_batch([state])
-
-    def propose_batch(self, states: Sequence[DecodeState]) -> Drafts:
-        """(B, p, H) token ids."""
         self._check_vocabulary(states[0].model.vocab_size)
         logits = batch_head_logits(states)
         with states[0].stats.stage("top_k"):
-            found, _ = find_candidates(states, logits, self.top_k, "ScorerDrafter")
+            candidates, _ = find_candidates(states, logits, self.config.top_k, "ScorerDrafter")
         contexts = [state.tokens for state in states]
         with states[0].stats.stage("rescore"):
             if self.dropped:
                 _count(states, "dropped")
-                return self._by_heads(found, contexts)
-            try:
-                return self._search(found, contexts)
-            except Exception as error:  # whatever a scorer may raise: drafts are only guesses
-                self._note(error, states)
-                return self._by_heads(found, contexts)
+                drafts = self._by_heads(candidates, contexts)
+            else:
+                try:
+                    drafts = self._search(candidates, contexts)
+                except Exception as error:  # whatever a scorer may raise: drafts are only guesses
+                    self._note(error, states)
+                    drafts = self._by_heads(candidates, contexts)
+            return build_list_trees(drafts, states)
 
     def _search(self, found: Candidates, contexts: list[list[int]]) -> Drafts:
         def search() -> Drafts:
@@ -115,8 +112,8 @@ class ScorerDrafter(Drafter):
                 contexts,
                 self.scorer,
                 num_drafts=self.num_drafts,
-                alpha=self.alpha,
-                beam=self.beam,
+                alpha=self.config.alpha,
+                beam=self.config.beam,
             )
 
         if self.timeout is None:
@@ -144,7 +141,7 @@ class ScorerDrafter(Drafter):
         after = "this step is drafted by the heads alone, and so are all in which it fails"
         if isinstance(error, SlowScorerError):
             kind, self.dropped = "slow", True
-            after = "it is not asked any more, the heads alone draft from now on"
+            after = "it is not called any more, the heads alone draft from now on"
         _count(states, kind)
         if not self._warned:
             self._warned = True

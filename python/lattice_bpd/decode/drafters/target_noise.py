@@ -11,7 +11,7 @@ import numpy as np
 from lattice_bpd import _core
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.text_rules import ProcessedChooser
-from lattice_bpd.draft.sampled_tree import TargetNoise
+from lattice_bpd.draft.sampled_tree import SharedNoise
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.verify.acceptance.sampling import RejectionChooser, SampledChooser
 from lattice_bpd.verify.acceptance.warp import Warp
@@ -35,7 +35,7 @@ def sampling_temperature(states: Sequence[DecodeState]) -> float:
     return found[0] if len(found) == 1 else 1.0
 
 
-def target_noise(states: Sequence[DecodeState], sharpness: float) -> TargetNoise | None:
+def target_noise(states: Sequence[DecodeState], sharpness: float) -> SharedNoise | None:
     """The noise of the next draws of all texts; None where one is not drawn by it alone."""
     if states[0].chooser is None or any(state.constrained is not None for state in states):
         return None
@@ -43,7 +43,7 @@ def target_noise(states: Sequence[DecodeState], sharpness: float) -> TargetNoise
     sampled = [chooser for chooser in choosers if isinstance(chooser, SampledChooser)]
     if len(sampled) < len(choosers):
         return None
-    return TargetNoise(
+    return SharedNoise(
         [chooser.key for chooser in sampled], [chooser.position for chooser in sampled], sharpness
     )
 
@@ -63,7 +63,7 @@ def _sampler(state: DecodeState) -> Chooser | None:
     return chooser.chooser if isinstance(chooser, ProcessedChooser) else chooser
 
 
-def favoured(candidates: Candidates, noise: TargetNoise, top_k: int) -> Candidates:
+def favoured(candidates: Candidates, noise: SharedNoise, top_k: int) -> Candidates:
     """Of each slot the top_k candidates by score and noise together.
 
     Args:

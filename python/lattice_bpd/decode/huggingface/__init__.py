@@ -1,1 +1,1 @@
-"""The interfaces to transformers: `generate`, and a method for a model's own `generate`."""
+"""Interfaces to transformers: `generate`, and `CustomGenerate` for `model.generate`."""

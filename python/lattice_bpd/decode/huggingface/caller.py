@@ -1,4 +1,4 @@
-"""What `model.generate` keeps from the callables that it is given as `custom_generate`."""
+"""Arguments that `model.generate` does not pass to its `custom_generate` callable."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 
 
 def find_arguments(method: Any) -> dict[str, Any]:
-    """The arguments of the `generate` that is calling `method`; empty where none is.
+    """`streamer` and `assistant_model` of the `generate` call that calls `method`, else empty.
 
-    transformers 5.20 gives the prompt to `streamer`, but neither that nor `assistant_model` to a
-    callable, and offers no other way to them. So they are read from the frame of the call.
+    transformers 5.20 puts the prompt into `streamer`, but passes neither it nor `assistant_model`
+    to the callable, so they are read from the frame of the call.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -1,4 +1,4 @@
-"""What `CustomGenerate` and `generate` cannot honor, refused by name before they decode."""
+"""Refuses settings and inputs that `generate` and `CustomGenerate` cannot honor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 from lattice_bpd.decode.huggingface.prefill import PROMPT_INPUTS, is_multimodal
 from lattice_bpd.decode.huggingface.text_inputs import check_token_types
 
-# Settings of a GenerationConfig that change the output or what is returned beside it.
+# Settings of a GenerationConfig that change the output or add outputs.
 _REFUSED = {
     "penalty_alpha": "contrastive search",
     "dola_layers": "DoLa decoding",
@@ -29,7 +29,7 @@ _REFUSED = {
     "assistant_early_exit": "drafts of the target's first layers (give a drafter instead)",
     "use_mtp": "drafts of the checkpoint's own heads (give heads= instead)",
     "token_healing": "token healing, which needs a tokenizer",
-    "prefill_chunk_size": "reading the prompt in pieces",
+    "prefill_chunk_size": "chunked prefill",
     "constraints": "constrained beam search",
     "force_words_ids": "constrained beam search",
     "output_scores": "scores of each step",
@@ -40,7 +40,7 @@ _REFUSED = {
 _CACHES = (None, "dynamic", "static")
 _CACHE_NAMES = ("past_key_values", "cache_params")
 _KNOWN_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *_CACHE_NAMES}
-# These look at the number of a row, or at all rows together.
+# These depend on the row index, or on all rows together.
 _SINGLE_ROW_ONLY = {
     "PrefixConstrainedLogitsProcessor",
     "SynthIDTextWatermarkLogitsProcessor",
@@ -49,7 +49,7 @@ _SINGLE_ROW_ONLY = {
 
 
 def refuse_settings(config: GenerationConfig, where: str = "CustomGenerate") -> None:
-    """Raise ValueError for a setting that would change the output or what comes with it."""
+    """Raise ValueError for a setting that would change the output or add outputs."""
     for name, what in _REFUSED.items():
         returned = name.startswith("output_")
         if getattr(config, name, None) and (not returned or config.return_dict_in_generate):
@@ -68,7 +68,7 @@ def refuse_settings(config: GenerationConfig, where: str = "CustomGenerate") -> 
 
 
 def refuse_cache(implementation: str | None, where: str) -> None:
-    """Raise ValueError for a cache that cannot roll back, or that changes what is kept in it."""
+    """Raise ValueError for a cache that cannot roll back or that is lossy."""
     if implementation not in _CACHES:
         raise ValueError(
             f"{where}: cache_implementation={implementation!r} cannot be rolled back; expected one "
@@ -77,7 +77,7 @@ def refuse_cache(implementation: str | None, where: str) -> None:
 
 
 def refuse_inputs(base: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
-    """Raise ValueError for an input that the model needs with the generated text as well."""
+    """Raise ValueError for an input that the model needs after the prompt as well."""
     unknown = sorted(
         name for name, value in model_kwargs.items()
         if value is not None and name not in _KNOWN_INPUTS | PROMPT_INPUTS
@@ -85,14 +85,14 @@ def refuse_inputs(base: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) ->
     if unknown:
         raise ValueError(
             f"CustomGenerate: cannot hand {', '.join(unknown)} to {type(base).__name__}; expected "
-            "input_ids, attention_mask, and what is read with the prompt alone, such as "
+            "input_ids, attention_mask, and inputs that belong to the prompt only, such as "
             "pixel_values; use the model's own generate"
         )
     embedded = model_kwargs.get("inputs_embeds")
     if embedded is not None and embedded.shape[1] != input_ids.shape[1]:
         raise ValueError(
             f"CustomGenerate: inputs_embeds has {embedded.shape[1]} positions, input_ids "
-            f"{input_ids.shape[1]}; expected the token ids of the whole prompt beside its "
+            f"{input_ids.shape[1]}; expected the token ids of the whole prompt along with its "
             "embeddings; give input_ids too"
         )
     if not is_multimodal(base):
@@ -101,27 +101,27 @@ def refuse_inputs(base: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) ->
         cache = model_kwargs.get(name)
         if cache is not None and (getattr(cache, "_is_user_defined", False) or _covers_text(cache)):
             raise ValueError(
-                f"CustomGenerate: {name} cannot be honored; it keeps a cache of its own; leave "
-                f"{name} out and give the whole text"
+                f"CustomGenerate: {name} cannot be honored; CustomGenerate makes its own cache; "
+                f"leave {name} out and give the whole text"
             )
 
 
 def _covers_text(cache: Any) -> bool:
     try:
         return int(cache.get_seq_length()) > 0
-    except ValueError:  # no layer of it has attention
+    except ValueError:  # no layer has attention
         return bool(cache.has_previous_state())
 
 
 def refuse_for_batches(
     batch_size: int, processors: LogitsProcessorList, criteria: StoppingCriteriaList
 ) -> None:
-    """Raise ValueError for what must see all rows at once: each goes at its own speed."""
+    """Raise ValueError for processors and criteria that need all rows at the same length."""
     if batch_size == 1:
         return
     names = sorted({type(item).__name__ for item in processors} & _SINGLE_ROW_ONLY)
     if not any(isinstance(item, EosTokenCriteria) for item in criteria):
-        # Without an end-of-text token, plain generate writes on until all rows are finished.
+        # Without an end-of-text token, plain generate continues until all rows are finished.
         names += [
             type(item).__name__ for item in criteria if not isinstance(item, MaxLengthCriteria)
         ]
@@ -133,9 +133,9 @@ def refuse_for_batches(
 
 
 def refuse_sharded(model: PreTrainedModel) -> None:
-    """Raise ValueError where processes must call the target equally often.
+    """Raise ValueError if all processes must call the target equally often.
 
-    `generate` keeps `synced_gpus` from callables; this looks where its default comes from.
+    `generate` does not pass `synced_gpus` to callables, so its default is computed again here.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
@@ -143,26 +143,26 @@ def refuse_sharded(model: PreTrainedModel) -> None:
     sharded = zero3 or is_fsdp_managed_module(model)
     if sharded and torch.distributed.get_world_size() > 1:
         raise ValueError(
-            "CustomGenerate: synced_gpus cannot be honored: the target's weights are spread over "
-            "processes (FSDP or DeepSpeed ZeRO 3), and each would call it as often as its own "
-            "drafts need; gather the weights first, or use the model's own generate"
+            "CustomGenerate: synced_gpus cannot be honored: the target's weights are sharded over "
+            "processes (FSDP or DeepSpeed ZeRO 3), but the number of calls depends on the drafts "
+            "of each process; gather the weights first, or use the model's own generate"
         )
 
 
 def visible_tokens(target: Any, row: Tensor, mask: Tensor | None, where: str) -> Tensor:
-    """The tokens of a row that a mask does not hide.
+    """The tokens of a row that are not masked.
 
-    Positions count visible tokens, so a hidden token between others is as good as none, except
-    where the model counts positions or windows by the cache.
+    Positions count visible tokens, so a masked token between others has no effect, unless the model
+    counts positions or windows by cache position.
 
     Args:
-        target: of the text.
+        target: the target.
         row: (T,) int64.
-        mask: (T,) int64, 0 where a token is hidden; None: nothing is.
-        where: for messages.
+        mask: (T,) int64, 0 for masked tokens; None: nothing is masked.
+        where: the caller's name, for error messages.
 
     Raises:
-        ValueError: the last token is hidden, or one between others where that makes a difference.
+        ValueError: the last token is masked, or a token between others is and affects the output.
     """
     if mask is None:
         return row
@@ -173,14 +173,14 @@ def visible_tokens(target: Any, row: Tensor, mask: Tensor | None, where: str) ->
     if not bool(used[-1]):
         raise ValueError(
             f"{where}: the last token, {int(row[-1])}, is hidden as padding; expected padding on "
-            "the left only; set padding_side='left', or give attention_mask=[1, 1, ..] where it is "
+            "the left only; set padding_side='left', or give attention_mask=[1, 1, ..] if it is "
             "text"
         )
     if target.sliding_window is not None or not target.takes_positions:
         raise ValueError(
             f"{where}: attention_mask hides tokens between others, which "
-            f"{type(target.base).__name__} counts all the same; expected padding on the left only; "
-            "leave the hidden tokens out"
+            f"{type(target.base).__name__} still counts; expected padding on the left only; leave "
+            "the hidden tokens out"
         )
     return row[used]
 
@@ -198,5 +198,5 @@ def check_positions(rows: Sequence[Tensor], model_kwargs: dict[str, Any]) -> Non
         if used.tolist() != list(range(len(row))):
             raise ValueError(
                 "CustomGenerate: position_ids cannot be honored; expected 0, 1, 2, .. from the "
-                "first token on; leave position_ids out"
+                "first token; leave position_ids out"
             )

@@ -1,13 +1,16 @@
-"""`model.generate(..., custom_generate=CustomGenerate(heads, lm=lm))` of transformers 5.
+"""`CustomGenerate`: a decoding method for `model.generate` of transformers 5.
 
-The model's own `generate` prepares prompts, logits processors and stopping criteria; this class
-decodes in place of its greedy loop and returns the same tokens. With `do_sample=True` it samples
-from the same distribution. Processors are called once for each decoded token, in order, with the
-true prefix, as the greedy loop calls them. What cannot be honored is refused by name.
+    model.generate(**inputs, custom_generate=CustomGenerate(heads, lm=lm))
+
+The model's own `generate` prepares prompts, logits processors and stopping criteria. This class
+replaces its greedy loop and returns the same tokens; with `do_sample=True` it samples from the same
+distribution. Processors are called once for each decoded token, in order, with the decoded prefix,
+as in the greedy loop. Settings that cannot be honored raise a ValueError that names them.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,8 +27,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from lattice_bpd.decode.adaptive.experience import experience_of
 from lattice_bpd.decode.constraint.protocol import Constraint, check_constraint
 from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
-from lattice_bpd.decode.drafters.basic import Drafter
-from lattice_bpd.decode.huggingface.arguments import ending
+from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.huggingface.caller import find_arguments
 from lattice_bpd.decode.huggingface.checks import (
     check_positions,
@@ -35,15 +37,17 @@ from lattice_bpd.decode.huggingface.checks import (
     refuse_sharded,
     visible_tokens,
 )
-from lattice_bpd.decode.huggingface.generate import make_drafter
+from lattice_bpd.decode.huggingface.generate import read_config
 from lattice_bpd.decode.huggingface.prefill import Prefill, needs_prefill
 from lattice_bpd.decode.huggingface.sampling_settings import sampling_rule
-from lattice_bpd.decode.loop.batch import check_rule, count_most_nodes
+from lattice_bpd.decode.loop.arguments import ending_stream
+from lattice_bpd.decode.loop.decode import check_rule, count_draft_nodes
 from lattice_bpd.decode.loop.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.loop.prompts import check_prompts
 from lattice_bpd.decode.state.model import DraftHeads, DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules
-from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.verify.acceptance.rule import Acceptance
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 
@@ -52,64 +56,48 @@ class CustomGenerate:
     """A decoding method for `model.generate`; see the module.
 
     Args:
-        heads: callable, hidden states (B, D) -> logits (B, H, V); None where the drafter needs
-            none.
-        strategy: see `lattice_bpd.decode.generate`, as for all other arguments.
-        drafter: your own instead of a strategy's, for a single sequence if it observes.
+        heads: callable, hidden states (B, D) -> logits (B, H, V); None if the drafter needs none.
+        drafter: see `lattice_bpd.decode.generate`, also for lm, draft_model, layout and options.
         lm: n-gram LM over the target's token ids.
-        scorer: a small causal LM or a TransitionScorer, of "neural" and "p_best".
-        top_k: k.
-        num_drafts: p of "p_best".
-        max_nodes: N of "tree".
-        alpha: weight of the LM.
-        temperature: of "tree"; it shapes drafts, never the output.
-        cache: mixes n-grams of prompt and output so far into the LM, of each sequence its own.
         draft_model: of "draft_model" and "combined".
-        num_slots: longest draft of "draft_model" and "lookup".
-        form: "auto", "tree" or "rows".
-        streamer: of `transformers`, where `generate` is not given one.
-        acceptance: which draft tokens are kept, judged by the processed logits; with a lossy rule
-            the output is not that of plain `generate`, and `results` say so. None: Exact, or with
-            `do_sample=True` Sampled, with seeds from torch's default generator.
-        constraint: what each sequence's new tokens must obey; the output is that of plain
-            `generate` with a logits processor that forbids what the constraint does.
+        layout: verification layout: "auto", "tree" or "rows".
+        streamer: of `transformers`, used if `generate` has none.
+        acceptance: acceptance rule, applied to processed logits. With a lossy rule the output
+            differs from plain `generate`, and `lossless` of the results is False. None: Exact, or
+            with `do_sample=True` Sampled, with seeds from torch's default generator.
+        constraint: constraint on the new tokens of each sequence; the output is that of plain
+            `generate` with a logits processor that masks the tokens that are not allowed.
+        options: fields of `DraftConfig` by name.
 
     Attributes:
         results: the DecodeResult of each sequence of the last call, with statistics.
+
+    Raises:
+        ValueError: strategy "oracle", which decodes twice, or see `generate`.
+        TypeError: an unknown option, or acceptance is not an acceptance rule.
     """
 
     def __init__(
         self,
         heads: DraftHeads | None = None,
-        strategy: str = "tree",
+        drafter: str | DraftConfig | Drafter = "tree",
         *,
-        drafter: Drafter | None = None,
-        lm: NGramLM | None = None,
-        scorer: Any = None,
-        top_k: int = 16,
-        num_drafts: int = 16,
-        max_nodes: int = 36,
-        alpha: float = 0.5,
-        temperature: float = 1.0,
-        cache: bool | int = False,
+        lm: Any = None,
         draft_model: Any = None,
-        num_slots: int | None = None,
-        form: str = "auto",
+        layout: str = "auto",
         streamer: Any = None,
         acceptance: Acceptance | None = None,
         constraint: Constraint | None = None,
+        **options: Any,
     ) -> None:
         if acceptance is not None:
             check_rule(acceptance)
         self.acceptance, self.constraint = acceptance, constraint
-        self.heads, self.strategy, self.drafter = heads, strategy, drafter
-        self.form, self.streamer = form, streamer
-        self._sizes: dict[str, Any] = {
-            "lm": lm, "scorer": scorer, "top_k": top_k, "num_drafts": num_drafts,
-            "max_nodes": max_nodes, "alpha": alpha, "temperature": temperature, "cache": cache,
-            "draft_model": draft_model, "num_slots": num_slots, "has_heads": heads is not None,
-        }  # fmt: skip
-        if strategy == "oracle":
+        self.heads, self.layout, self.streamer = heads, layout, streamer
+        self.config = read_config("CustomGenerate", drafter, options)
+        self.drafter: Any = drafter if self.config is None else None
+        self.sources = DraftSources(lm, draft_model, heads is not None)
+        if self.config is not None and self.config.strategy == "oracle":
             raise ValueError("CustomGenerate: strategy 'oracle' decodes twice; use decode.generate")
         self.results: list[DecodeResult] = []
 
@@ -122,7 +110,7 @@ class CustomGenerate:
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """What `generate` calls.
+        """Decode; called by `generate`.
 
         Args:
             model: the target.
@@ -130,24 +118,24 @@ class CustomGenerate:
             logits_processor: prepared by `generate`.
             stopping_criteria: prepared by `generate`.
             generation_config: settings.
-            model_kwargs: attention_mask, pixel_values and the like.
+            model_kwargs: attention_mask, pixel_values and other model inputs.
 
         Returns:
             (B, T + new) int64, or a GenerateDecoderOnlyOutput with it.
 
         Raises:
-            ValueError: a setting, input or processor that cannot be honored, by name.
+            ValueError: a setting, input or processor that cannot be honored.
         """
         caller = find_arguments(self)
-        given = caller.get("streamer")
-        streamer = self.streamer if given is None else given
-        with ending(streamer):
+        passed = caller.get("streamer")
+        streamer = self.streamer if passed is None else passed
+        with ending_stream(streamer):
             if caller.get("assistant_model") is not None:
                 raise ValueError(
                     "CustomGenerate: assistant_model cannot be honored; give "
-                    "CustomGenerate(strategy='draft_model', draft_model=...) instead"
+                    "CustomGenerate(None, 'draft_model', draft_model=...) instead"
                 )
-            drafting = DraftingModel(model, self.heads)  # a recurrent target is named as such
+            drafting = DraftingModel(model, self.heads)
             drafting.require_causal("CustomGenerate")
             refuse_settings(generation_config)
             refuse_inputs(model, input_ids, model_kwargs)
@@ -160,13 +148,13 @@ class CustomGenerate:
             ]
             options = Options(
                 limits=[limit] * len(rules),
-                short_of_positions=[False] * len(rules),
+                limited_by_positions=[False] * len(rules),
                 rules=rules,
                 stop_token_ids=rules[0].end_token_ids,
                 constraint=self.constraint,
-                form=self.form,
+                layout=self.layout,
                 streamer=streamer,
-                streams_prompt=given is None,
+                streams_prompt=passed is None,
                 acceptance=self._rule(generation_config, len(rules)),
                 static_cache=generation_config.cache_implementation == "static" and len(rules) == 1,
             )
@@ -185,20 +173,18 @@ class CustomGenerate:
         model_kwargs: dict[str, Any],
         options: Options,
     ) -> list[DecodeResult]:
-        """Decode the rows of `generate`; see `__call__`."""
-        drafter = self.drafter or make_drafter(
-            self.strategy,
-            drafting.vocab_size,
-            **self._sizes,
-            experience=experience_of(drafting.target.base),
-        )
+        """Decode the rows of input_ids; see `__call__`."""
+        drafter = self.drafter
+        if self.config is not None:
+            experience = experience_of(drafting.target.base)
+            drafter = make_drafter(self.config, replace(self.sources, experience=experience))
         rows = _visible_rows(drafting, input_ids, model_kwargs)
         prompts = check_prompts(drafting, rows, beyond_positions=True)
-        options.most_nodes = count_most_nodes(drafter, drafting)
+        options.max_draft_nodes = count_draft_nodes(drafter, drafting)
         if self.constraint is not None:
             check_constraint(self.constraint, drafting.vocab_size)
             options.stop_token_ids |= self.constraint.end_token_ids
-            options.most_nodes += MOST_EXPECTED
+            options.max_draft_nodes += MOST_EXPECTED
         if needs_prefill(drafting.target.base, model_kwargs):
             options.prefill = Prefill(drafting, input_ids, model_kwargs, prompts.lengths)
         else:
@@ -206,7 +192,7 @@ class CustomGenerate:
         return run_loop(drafting, prompts, [drafter] * len(rows), options)
 
     def _rule(self, config: GenerationConfig, count: int) -> Acceptance:
-        """The acceptance rule of a call: what was given, else greedy or sampling."""
+        """The given acceptance rule, else greedy or sampling."""
         if not config.do_sample:
             return check_rule(self.acceptance)
         if self.acceptance is None:
@@ -222,22 +208,22 @@ class CustomGenerate:
 def _visible_rows(
     drafting: DraftingModel, input_ids: Tensor, model_kwargs: dict[str, Any]
 ) -> list[Tensor]:
-    """The tokens of each row that its mask does not hide."""
+    """The tokens of each row that are not masked."""
     mask = model_kwargs.get("attention_mask")
-    own = needs_prefill(drafting.target.base, model_kwargs)
+    has_prefill = needs_prefill(drafting.target.base, model_kwargs)
     masks = [None] * len(input_ids) if mask is None else list(mask)
     rows = [
         visible_tokens(drafting.target, row, used, "CustomGenerate")
         for row, used in zip(input_ids, masks, strict=True)
     ]
     if (
-        own
+        has_prefill
         and mask is not None
         and any(bool((used[-len(row) :] == 0).any()) for row, used in zip(rows, mask, strict=True))
     ):
         raise ValueError(
             "CustomGenerate: attention_mask hides tokens between others in a prompt that the model "
-            "reads itself; expected padding on the left only; set padding_side='left'"
+            "prepares itself; expected padding on the left only; set padding_side='left'"
         )
     return rows
 

@@ -1,8 +1,8 @@
-"""Prompts that the model prepares itself: images, and positions that do not count the tokens.
+"""Reads prompts that the model prepares itself: images, and special position ids.
 
 The model reads such a prompt by its own `prepare_inputs_for_generation` and `forward`, as in
-`generate`. What follows is text: drafts are verified as usual, at positions that are shifted by
-what the prompt's own positions differ from the number of its tokens (M-RoPE, PaliGemma).
+`generate`. The text after it is decoded as usual, at positions shifted by the difference between
+the prompt's next position and its number of tokens (M-RoPE, PaliGemma).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lattice_bpd.decode.state.text_rules import TextRules
 from lattice_bpd.verify.cache import get_width
 from lattice_bpd.verify.target import TargetOutput
 
-# What `generate` gives the model with the prompt alone, or what says nothing of text after it.
+# Inputs that `generate` passes only with the prompt, or that do not describe the text after it.
 PROMPT_INPUTS = frozenset(
     getattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ())
 ) | {
@@ -29,26 +29,27 @@ PROMPT_INPUTS = frozenset(
 
 
 class ShiftedTarget:
-    """A target whose tokens have other positions than their numbers in the text.
+    """A target whose position ids are shifted against the token indices.
 
     Args:
-        target: the target; what is not defined here is asked of it.
+        target: the target, which provides all other attributes.
+        shift: added to every position.
 
     Attributes:
-        shift: added to every position.
+        shift: see Args.
     """
 
     def __init__(self, target: Any, shift: int = 0) -> None:
         self._target, self.shift = target, shift
 
     def __getattr__(self, name: str) -> Any:
-        """The target's own."""
+        """The attribute of the target."""
         return getattr(self._target, name)
 
     def __call__(
         self, input_ids: Tensor, cache: Any, *, position_ids: Tensor | None = None, **masks: Any
     ) -> TargetOutput:
-        """See `lattice_bpd.verify.TargetModel`; positions are always given."""
+        """See `lattice_bpd.verify.target.TargetModel`; position ids are always passed."""
         if position_ids is None:
             width = get_width(cache)
             steps = torch.arange(width, width + input_ids.shape[1], device=input_ids.device)
@@ -69,19 +70,19 @@ class ShiftedTarget:
         if position_ids is None:
             steps = torch.arange(input_ids.shape[1], device=input_ids.device)
             position_ids = steps.expand(len(input_ids), -1)
-        found: tuple[TargetOutput, Any] = self._target.read_prompts(
+        result: tuple[TargetOutput, Any] = self._target.read_prompts(
             input_ids, attention_mask, position_ids + self.shift, cache
         )
-        return found
+        return result
 
 
 class Prefill:
     """Reads the prompts of `generate` by the model's own call.
 
     Args:
-        model: the target; its positions are shifted from here on.
+        model: the target, which is replaced by a ShiftedTarget.
         input_ids: (B, T) int64, padded on the left.
-        inputs: the further inputs that `generate` prepared.
+        inputs: further inputs that `generate` prepared.
         lengths: visible tokens of each prompt.
     """
 
@@ -102,7 +103,7 @@ class Prefill:
 
         Raises:
             ValueError: positions that differ among the rows or count padding, or a prompt that
-                became longer or shorter on its way into the cache.
+                takes another number of cache positions than tokens.
         """
         base: Any = self._base
         cache = self._target.new_cache() if cache is None else cache
@@ -115,14 +116,14 @@ class Prefill:
         if positions is None and min(self._lengths) < self._input_ids.shape[1]:
             raise ValueError(
                 f"CustomGenerate: {type(base).__name__} counts the padding of prompts as "
-                "positions, so prompts of different lengths would not be continued as if alone; "
+                "positions, so prompts of different lengths would change each other's output; "
                 "generate them one at a time"
             )
         self._target.shift = find_shift(base, positions, self._lengths)
-        seen: list[Tensor] = []
+        hidden: list[Tensor] = []
         embedding = base.get_output_embeddings()
         handle = embedding.register_forward_pre_hook(
-            lambda _module, arguments: seen.append(arguments[0])
+            lambda _module, arguments: hidden.append(arguments[0])
         )
         try:
             logits: Tensor = base(**inputs, return_dict=True).logits
@@ -134,11 +135,11 @@ class Prefill:
                 f"prompt of {self._input_ids.shape[1]} tokens; expected one for each token; use "
                 "the model's own generate"
             )
-        return TargetOutput(logits[:, -1:], seen[-1][:, -1:]), cache
+        return TargetOutput(logits[:, -1:], hidden[-1][:, -1:]), cache
 
 
 def shift_positions(model: DraftingModel, rules: Sequence[TextRules]) -> None:
-    """Have a target of text and images count positions as the model does for these prompts."""
+    """Shift the positions of a multimodal target as the model does for these prompts."""
     base: Any = model.target.base
     if not is_multimodal(base):
         return
@@ -147,8 +148,8 @@ def shift_positions(model: DraftingModel, rules: Sequence[TextRules]) -> None:
     if several and getattr(text_config, "use_bidirectional_attention", None) is True:
         raise ValueError(
             f"generate: {type(base).__name__} reads a prompt without padding in both directions, "
-            "a padded one in one direction only, so prompts of different lengths would not come "
-            "out as if alone; generate them one at a time"
+            "a padded one in one direction only, so prompts of different lengths would change "
+            "each other's output; generate them one at a time"
         )
     shifts = set()
     for text in rules:
@@ -165,7 +166,7 @@ def shift_positions(model: DraftingModel, rules: Sequence[TextRules]) -> None:
 
 
 def find_shift(base: Any, position_ids: Tensor | None, lengths: Sequence[int]) -> int:
-    """What positions after the prompt exceed the number of tokens before them.
+    """The next position after the prompt minus the number of its tokens.
 
     Args:
         base: the model.
@@ -173,7 +174,7 @@ def find_shift(base: Any, position_ids: Tensor | None, lengths: Sequence[int]) -
         lengths: visible tokens of each prompt.
 
     Raises:
-        ValueError: more than one answer.
+        ValueError: the prompts or position axes have different shifts.
     """
     if position_ids is None:
         return 0
@@ -193,7 +194,7 @@ def is_multimodal(base: Any) -> bool:
 
 
 def needs_prefill(base: Any, model_kwargs: dict[str, Any]) -> bool:
-    """Whether a prompt is more than token ids that stand at positions 0, 1, 2, ..
+    """Whether a prompt is more than token ids at positions 0, 1, 2, ..
 
     Args:
         base: the model.
@@ -206,6 +207,6 @@ def needs_prefill(base: Any, model_kwargs: dict[str, Any]) -> bool:
 
 def _different_shifts(base: Any, count: int) -> str:
     return (
-        f"CustomGenerate: {type(base).__name__} continues {count} prompts at positions that differ "
-        "from their lengths in different ways; generate them one at a time"
+        f"CustomGenerate: {type(base).__name__} shifts the positions of {count} prompts by "
+        "different amounts; generate them one at a time"
     )

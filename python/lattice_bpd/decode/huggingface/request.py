@@ -1,4 +1,4 @@
-"""A request of `generate`: prompts and settings, made into options of the decoding loop."""
+"""Converts a request of `generate` into prompts and options of the decoding loop."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase, StopStringCriteria
 from transformers.modeling_outputs import BaseModelOutput
 
-from lattice_bpd.decode.huggingface.arguments import is_default
 from lattice_bpd.decode.huggingface.checks import refuse_cache, refuse_settings, visible_tokens
 from lattice_bpd.decode.huggingface.prefill import shift_positions
 from lattice_bpd.decode.huggingface.sampling_settings import sampling_rule
 from lattice_bpd.decode.huggingface.text_inputs import TextInput
-from lattice_bpd.decode.loop.batch import check_rule
+from lattice_bpd.decode.loop.arguments import MAX_NEW_TOKENS
+from lattice_bpd.decode.loop.decode import check_rule
 from lattice_bpd.decode.loop.loop import Options
 from lattice_bpd.decode.loop.prompts import Prompts, check_prompts
 from lattice_bpd.decode.state.model import DraftingModel
@@ -31,31 +31,31 @@ from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 
 @dataclass
 class Request:
-    """What the caller of `generate` asked for.
+    """The arguments of one `generate` call.
 
     Attributes:
         model: target and heads.
         texts: the prompts.
         config: the caller's generation config; None: the model's own.
-        max_new_tokens: most tokens of each text, maybe the default.
+        max_new_tokens: most tokens of each text; None: the generation config's.
         stop_token_ids: end a text; None: those of the generation config.
-        acceptance: rule of acceptance; None: Exact, or sampling where config says so.
+        acceptance: acceptance rule; None: Exact, or sampling if the config has do_sample=True.
         tokenizer: for stop strings.
     """
 
     model: DraftingModel
     texts: list[TextInput]
     config: GenerationConfig | None
-    max_new_tokens: int
+    max_new_tokens: int | None
     stop_token_ids: frozenset[int] | None
     acceptance: Acceptance | None
     tokenizer: Any
 
     def __post_init__(self) -> None:
-        """Refuse a generation config that is none.
+        """Check the type of the generation config.
 
         Raises:
-            TypeError: it is something else.
+            TypeError: it is not a GenerationConfig.
         """
         if self.config is not None and not isinstance(self.config, GenerationConfig):
             raise TypeError(
@@ -64,7 +64,7 @@ class Request:
             )
 
     def prepare(self, options: dict[str, Any]) -> tuple[Prompts, Options]:
-        """Prompts and options of one run; processors and criteria are new each time.
+        """Prompts and options of one run, with new processors and criteria.
 
         Raises:
             ValueError: prompts or settings that cannot be decoded.
@@ -75,10 +75,13 @@ class Request:
         rule = self._rule()
         base: Any = self.model.target.base
         settings = Options([], [], self.stop_token_ids or frozenset(), acceptance=rule, **options)
-        if not callable(getattr(base, "generate", None)):  # no model of transformers' generate
+        if not callable(getattr(base, "generate", None)):  # not a model of transformers
             settings.limits = [self._limit(length) for length in prompts.lengths]
             return check_prompts(self.model, [text.visible() for text in self.texts]), settings
-        refuse_cache(find_setting("cache_implementation", base, self.config), "generate")
+        implementation = find_setting("cache_implementation", base, self.config)
+        refuse_cache(implementation, "generate")
+        given = getattr(self.config, "cache_implementation", None)
+        settings.static_cache = given == "static" and len(self.texts) == 1
         settings.rules = rules = [self._rules(text) for text in self.texts]
         settings.limits = [text_rules.max_new_tokens for text_rules in rules]
         settings.stop_token_ids = rules[0].end_token_ids
@@ -127,7 +130,7 @@ class Request:
 
     def _limit(self, length: int) -> int:
         """Most new tokens of a prompt of `length` tokens."""
-        if not is_default(self.max_new_tokens):
+        if self.max_new_tokens is not None:
             return int(self.max_new_tokens)
         base = self.model.target.base
         new = find_setting("max_new_tokens", base, self.config)
@@ -135,7 +138,7 @@ class Request:
             return int(new)
         total = find_setting("max_length", base, self.config)
         if total is None:
-            return int(self.max_new_tokens)
+            return MAX_NEW_TOKENS
         if total <= length:
             raise ValueError(
                 f"generate: max_length of the generation config is {total}, the prompt has "
@@ -156,9 +159,9 @@ class Request:
 
 
 def _mask_of(rules: TextRules) -> Tensor | None:
-    """The mask of a text that `model.generate` made, given or inferred; None: nothing is hidden."""
+    """The mask of a text that `model.generate` prepared; None: nothing is masked."""
     mask = rules.inputs.get("attention_mask")
     if mask is None or not bool(mask.any()):
         return None
-    found: Tensor = mask[0].cpu()
-    return found
+    row: Tensor = mask[0].cpu()
+    return row

@@ -1,4 +1,4 @@
-"""Sampling by the settings of a GenerationConfig, with the acceptance rule `Sampled`."""
+"""The acceptance rule `Sampled` for the sampling settings of a GenerationConfig."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lattice_bpd.verify.acceptance.sampling import Sampled, SampledChooser
 
 
 class ProcessedSampling(Sampled):
-    """Sampled, for logits that transformers' own processors have warped already.
+    """Sampled for logits that transformers' processors have warped already.
 
-    The processors end in temperature, top-k, top-p and the like, so the draw is from the softmax of
-    what they give. The temperature is kept for drafters, which draft at the same one.
+    The processors apply temperature, top-k, top-p and others, so tokens are sampled from the
+    softmax of the processed logits. Drafters draft at the same temperature.
 
     Args:
-        temperature: that the processors apply.
+        temperature: of the processors.
         seed: see Sampled.
     """
 
@@ -26,11 +26,11 @@ class ProcessedSampling(Sampled):
 
 
 def sampling_rule(temperature: float | None, count: int) -> ProcessedSampling:
-    """The rule that samples `count` texts, with seeds from torch's default generator.
+    """The rule for sampling `count` texts, with seeds from torch's default generator.
 
     Args:
         temperature: of the settings; None: 1.
-        count: texts.
+        count: number of texts.
     """
     seeds = torch.randint(0, 2**63 - 1, (count,)).tolist()
     return ProcessedSampling(1.0 if temperature is None else float(temperature), seed=seeds)

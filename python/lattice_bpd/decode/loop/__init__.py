@@ -1,1 +1,1 @@
-"""The decoding loop: read the prompts, then draft, verify and keep tokens until every text ends."""
+"""The decoding loop: reads prompts, then drafts and verifies until every text ends."""

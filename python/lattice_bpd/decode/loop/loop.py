@@ -1,19 +1,18 @@
-"""The decoding loop, the same for every strategy; only the drafter is exchanged.
+"""The decoding loop that all strategies share.
 
-Prediction and verification are merged: the call that verifies a draft also yields the next exact
-token and the hidden state of the next draft, so a text of m tokens with k tokens a step costs
+Prediction and verification are merged: the call that verifies a draft also returns the next exact
+token and the hidden state for the next draft, so a text of m tokens with k tokens per step takes
 m/k + 1 calls (Stern et al. 2018, section 4). Greedy decoding is this loop with empty drafts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lattice_bpd.decode.certificate.certificate import (
     CallShape,
@@ -24,7 +23,7 @@ from lattice_bpd.decode.certificate.certificate import (
 )
 from lattice_bpd.decode.constraint.chooser import start_constrained
 from lattice_bpd.decode.constraint.protocol import Constraint
-from lattice_bpd.decode.drafters.basic import Drafter
+from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.proposals import propose_trees
 from lattice_bpd.decode.loop.prompts import Prompts, read_prompts
 from lattice_bpd.decode.state.model import DraftingModel
@@ -43,16 +42,16 @@ class DecodeResult:
     """A decoded text.
 
     Attributes:
-        token_ids: the decoded tokens without the prompt, a stop token included.
+        token_ids: the decoded tokens without the prompt, including a stop token.
         finish: "stop_token", "length" (max_new_tokens reached), "positions" (the target has no
             further positions), "criterion" (another stopping criterion, such as a stop string) or
-            "constraint" (nothing may follow, not even a stop token).
+            "constraint" (no token may follow, not even a stop token).
         stats: counts and stage times.
-        acceptance: name of the rule that kept the draft tokens.
-        lossless: whether that rule keeps what the target alone would have written.
-        certificate: margins, and what was decided again, where that was asked for.
-        notes: what was done otherwise than asked, in a sentence each.
-        text: the decoded tokens as text, where a tokenizer was given.
+        acceptance: name of the acceptance rule.
+        lossless: whether that rule preserves the target's own output.
+        certificate: margins and checked positions, if requested.
+        notes: deviations from the requested options, a sentence each.
+        text: the decoded tokens as text, if a tokenizer was given.
     """
 
     token_ids: list[int]
@@ -67,31 +66,31 @@ class DecodeResult:
 
 @dataclass
 class Options:
-    """How to decode, whatever is drafted.
+    """Options of the decoding loop, independent of the drafter.
 
     Attributes:
         limits: most tokens to decode, for each sequence.
-        short_of_positions: for each sequence, whether its limit is the target's positions.
-        stop_token_ids: decoding ends behind the first of these, which is kept.
-        form: how drafts are verified: "auto", "tree" or "rows".
-        streamer: of `transformers`; gets the tokens as they are decoded, one at a time.
-        streams_prompt: whether it gets the prompt first.
-        acceptance: which draft tokens are kept.
+        limited_by_positions: for each sequence, whether its limit is the target's positions.
+        stop_token_ids: decoding ends after the first of these, which is kept.
+        layout: verification layout: "auto", "tree" or "rows".
+        streamer: of `transformers`; receives the decoded tokens one at a time.
+        streams_prompt: whether it receives the prompt first.
+        acceptance: acceptance rule.
         rules: logits processors and stopping criteria of each sequence; None: neither.
-        prefill: reads the prompts instead of the target's `read_prompts`; gets the cache to fill,
-            or None, and returns what `read_prompts` does.
-        choosers: one for each sequence instead of the acceptance rule's.
-        constraint: what the new tokens must obey; None: nothing.
-        static_cache: decode in a cache of fixed size, for compiled targets.
-        most_nodes: draft tokens of a call, for which a static cache must have room.
-        certificate: whether margins are kept, and tokens decided again where they are small;
-            "report": the same, and a verdict "different" does not raise.
+        prefill: reads the prompts instead of the target's `read_prompts`; takes the cache to fill,
+            or None, and returns the same as `read_prompts`.
+        choosers: one for each sequence, instead of the acceptance rule's.
+        constraint: constraint on the new tokens; None: no constraint.
+        static_cache: use a KV cache of fixed size, for compiled targets.
+        max_draft_nodes: most draft tokens of a call, for which a static cache needs capacity.
+        certificate: whether to certify the output; "report": the verdict "different" does not
+            raise.
     """
 
     limits: list[int]
-    short_of_positions: list[bool]
+    limited_by_positions: list[bool]
     stop_token_ids: frozenset[int] = frozenset()
-    form: str = "auto"
+    layout: str = "auto"
     streamer: Any = None
     streams_prompt: bool = True
     acceptance: Acceptance = field(default_factory=Exact)
@@ -100,13 +99,13 @@ class Options:
     choosers: list[Chooser] | None = None
     constraint: Constraint | None = None
     static_cache: bool = False
-    most_nodes: int = 256
+    max_draft_nodes: int = 256
     certificate: bool | str = False
 
 
 @dataclass
 class _Run:
-    """Sequences that go on, and what they share."""
+    """The active sequences and their shared state."""
 
     model: DraftingModel
     options: Options
@@ -118,36 +117,36 @@ class _Run:
     shapes: set[CallShape] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Statistics whose seconds are everybody's, and who is told what was decoded."""
+        """Set up the shared statistics and the drafters that observe decoded tokens."""
         self.stats: DecodeStats = self.states[0].stats
         observers = [getattr(drafter, "observe", None) for drafter in self.drafters]
-        nobody = Drafter.observe
-        self.observers = [
-            None if getattr(tell, "__func__", None) is nobody else tell for tell in observers
+        self.observers = [  # None if observing is a no-op
+            None if getattr(observe, "__func__", None) is Drafter.observe else observe
+            for observe in observers
         ]
 
     def step(self) -> None:
-        """Draft, verify, keep; for all active sequences in one call of the target."""
+        """Draft and verify for all active sequences, in one call of the target."""
         states = [self.states[number] for number in self.active]
         trees = propose_trees([self.drafters[number] for number in self.active], states)
         choosers, start = self.options.choosers, time.perf_counter()
-        found = verify_trees(
+        verified = verify_trees(
             self.model.target,
             self.cache,
             trees,
-            form=self.options.form,
+            layout=self.options.layout,
             choosers=None if choosers is None else [choosers[n] for n in self.active],
         )
-        self.stats.lap("verify", start + found.target_seconds)
-        self.seconds["target"] = self.seconds.get("target", 0.0) + found.target_seconds
-        self.shapes.add((found.form, *found.shape))
-        for number, verified in zip(self.active, found.sequences, strict=True):
+        self.stats.lap("verify", start + verified.target_seconds)
+        self.seconds["target"] = self.seconds.get("target", 0.0) + verified.target_seconds
+        self.shapes.add((verified.layout, *verified.shape))
+        for number, verification in zip(self.active, verified.sequences, strict=True):
             self.states[number].stats.target_calls += 1
-            self.keep(number, verified)
+            self.append(number, verification)
         self.drop_finished()
 
-    def keep(self, number: int, verified: Verification, *, is_prompt: bool = False) -> None:
-        """Take over what was verified for one sequence, up to a stop token or the limit."""
+    def append(self, number: int, verified: Verification, *, is_prompt: bool = False) -> None:
+        """Append verified tokens to one sequence, up to a stop token, and set its finish reason."""
         state, options, stats = self.states[number], self.options, self.states[number].stats
         new = verified.token_ids
         if options.stop_token_ids:
@@ -161,25 +160,25 @@ class _Run:
         ended = options.choosers is not None and options.choosers[number].ended
         if stopped:
             state.finish = "stop_token"
-        elif state.constrained is not None and state.constrained.place.ended:
+        elif state.constrained is not None and state.constrained.automaton_state.ended:
             state.finish = "constraint"
         elif stats.tokens >= state.limit:
-            state.finish = "positions" if options.short_of_positions[number] else "length"
+            state.finish = "positions" if options.limited_by_positions[number] else "length"
         elif ended:
             state.finish = "criterion"
         observe = self.observers[number]
         if observe is not None:
-            observe(new)
+            observe(state, new)
         if options.streamer is not None:
             for token in new:  # one at a time, as `model.generate` does
                 options.streamer.put(torch.tensor([token]))
 
     def drop_finished(self) -> None:
-        """Finished sequences leave the cache."""
-        going = [place for place, n in enumerate(self.active) if self.states[n].finish is None]
-        if 0 < len(going) < len(self.active) and isinstance(self.cache, BatchCache):
-            self.cache.keep_sequences(going)
-        self.active = [self.active[place] for place in going]
+        """Remove finished sequences from the batch and the KV cache."""
+        kept = [row for row, n in enumerate(self.active) if self.states[n].finish is None]
+        if 0 < len(kept) < len(self.active) and isinstance(self.cache, BatchCache):
+            self.cache.keep_sequences(kept)
+        self.active = [self.active[row] for row in kept]
 
 
 @torch.inference_mode()
@@ -191,7 +190,7 @@ def run_loop(
     Args:
         model: target and heads.
         prompts: checked prompts.
-        drafters: one for each prompt; the same one may stand for several.
+        drafters: one for each prompt; prompts may share a drafter.
         options: see Options.
 
     Returns:
@@ -210,9 +209,9 @@ def run_loop(
         with clock.stage("prompt"):
             first, cache = read_prompts(model, prompts, options)
         states = [
-            DecodeState(model, list(tokens), len(tokens), found.hidden, limit,
+            DecodeState(model, list(tokens), len(tokens), verified.hidden, limit,
                         DecodeStats(target_calls=1, seconds=seconds))
-            for tokens, found, limit in zip(prompts.tokens, first, options.limits, strict=True)
+            for tokens, verified, limit in zip(prompts.tokens, first, options.limits, strict=True)
         ]  # fmt: skip
         for number, state in enumerate(states):
             state.chooser = None if inner is None else inner[number]
@@ -220,8 +219,8 @@ def run_loop(
             state.source = cache.source_of(number)
         run = _Run(model, options, list(drafters), states, cache, seconds)
         run.active = list(range(len(states)))
-        for number, found in enumerate(first):
-            run.keep(number, found, is_prompt=True)
+        for number, verified in enumerate(first):
+            run.append(number, verified, is_prompt=True)
         run.drop_finished()
         while run.active:
             run.step()
@@ -229,7 +228,7 @@ def run_loop(
 
 
 def _start_choosers(options: Options, prompts: Prompts) -> list[Chooser] | None:
-    """One for each sequence; None where argmax is what is wanted."""
+    """One for each sequence; None: argmax."""
     if options.certificate:
         return [MarginChooser() for _ in prompts.tokens]
     if options.choosers is not None:
@@ -242,7 +241,7 @@ def _start_choosers(options: Options, prompts: Prompts) -> list[Chooser] | None:
 
 
 def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
-    """What was decoded, with shared-out seconds, what a lossy rule cost, and certificates."""
+    """Build the results: divide the seconds, count relaxed tokens, make certificates."""
     states, rule = run.states, run.options.acceptance
     shares = {name: value / len(states) for name, value in run.seconds.items()}
     shapes = {("prompt", len(states), max(prompts.lengths)), *run.shapes}
@@ -281,73 +280,3 @@ def _until_stop(token_ids: list[int], stop: frozenset[int]) -> list[int]:
             if token in stop:
                 return token_ids[: index + 1]
     return token_ids
-
-
-def decode(
-    model: Any,
-    prompt: Sequence[int] | Tensor,
-    drafter: Drafter,
-    *,
-    heads: Any = None,
-    max_new_tokens: int = 64,
-    stop_token_ids: Collection[int] = (),
-    form: str = "auto",
-    streamer: Any = None,
-    static_cache: bool = False,
-    acceptance: Acceptance | None = None,
-    certificate: bool | str = False,
-    constraint: Constraint | None = None,
-) -> DecodeResult:
-    """Decode one text: the target's greedy output, whatever the drafter proposes.
-
-    The model's generation config is not read: `generate` does that.
-
-    Args:
-        model: a BlockwiseLM, a causal LM or an encoder-decoder of `transformers`, or a
-            Seq2SeqTarget.
-        prompt: (T,) ints, 1 or more, at most the target's positions; of an encoder-decoder the
-            source.
-        drafter: proposes drafts; its mistakes cost time, never output.
-        heads: callable (B, D) hidden states -> (B, H, V) logits, where the model brings none and
-            the drafter asks for them.
-        max_new_tokens: most tokens to decode, 1 or more.
-        stop_token_ids: decoding ends behind the first of these, which is kept.
-        form: how drafts are verified: "tree" (one row under a four-dimensional mask), "rows"
-            (a row for each draft) or "auto" (see `lattice_bpd.verify.verify_trees`).
-        streamer: of `transformers`, such as TextStreamer; gets the prompt, then each token, then
-            the end, by an error too.
-        static_cache: keep keys and values in a cache of fixed size, for compiled targets.
-        acceptance: which draft tokens are kept, see `lattice_bpd.verify.Acceptance`; None: Exact.
-            The result names a lossy rule as such, and its statistics what it cost.
-        certificate: keep every token's margin, and decide those by plain calls again where rounding
-            could have decided; see `Certificate`. For the exact rule only. A verdict "different"
-            raises CertificateError; with "report" it is only in the result.
-        constraint: what the new tokens must obey, see `lattice_bpd.decode.Constraint`; the output
-            is then the greedy one among the tokens that it allows.
-
-    Returns:
-        DecodeResult.
-
-    Raises:
-        ValueError: an empty or too long prompt, ids outside the vocabulary, max_new_tokens
-            below 1, a cache that cannot roll back, NaN logits, or a constraint of another
-            vocabulary or without a legal continuation.
-        CertificateError: the output is not plain greedy decoding's (a ValueError).
-        TypeError: model is no causal LM, or constraint no constraint.
-        MemoryError: a call did not fit.
-    """
-    from lattice_bpd.decode.loop.batch import decode_batch
-
-    if isinstance(prompt, (list, tuple)):
-        prompt = torch.as_tensor(prompt)
-    if getattr(prompt, "ndim", 1) != 1 or len(prompt) == 0:
-        raise ValueError(
-            f"decode: prompt has shape {tuple(getattr(prompt, 'shape', ()))}; expected (tokens,) "
-            "with one token or more; use decode_batch for several texts, and begin with a start "
-            "token where there is none"
-        )
-    return decode_batch(
-        model, [prompt], drafter, heads=heads, max_new_tokens=max_new_tokens,
-        stop_token_ids=stop_token_ids, form=form, streamer=streamer, static_cache=static_cache,
-        acceptance=acceptance, certificate=certificate, constraint=constraint,
-    )[0]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Prompts: checked, padded on the left, and read by the target in one call."""
+"""Checks prompts, pads them on the left and reads them in one call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lattice_bpd.verify.verification import NO_OFFER, Verification
 if TYPE_CHECKING:
     from lattice_bpd.decode.loop.loop import Options
 
-_ROOM = 512  # slots that a growing cache is given behind the prompt, at most
+_MAX_EXTRA_CAPACITY = 512  # cache positions allocated after the prompt; the cache can grow
 
 
 @dataclass
@@ -33,8 +33,8 @@ class Prompts:
     """B checked prompts.
 
     Attributes:
-        tokens: token ids of each, one or more; of an encoder-decoder what outputs begin with.
-        sources: of an encoder-decoder the sources; else None.
+        tokens: token ids of each, one or more; for an encoder-decoder the decoder prompts.
+        sources: sources of an encoder-decoder; else None.
     """
 
     tokens: list[list[int]]
@@ -42,22 +42,22 @@ class Prompts:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each."""
+        """Number of tokens of each."""
         return [len(tokens) for tokens in self.tokens]
 
 
 def check_prompts(
     model: DraftingModel, prompts: Sequence[Any], *, beyond_positions: bool = False
 ) -> Prompts:
-    """Prompts as lists of ints.
+    """Convert prompts to lists of ints.
 
     Args:
         model: target.
         prompts: B sequences, arrays or tensors of (T_i,) ints.
-        beyond_positions: let prompts be longer than what the target's config names.
+        beyond_positions: allow prompts longer than the target's number of positions.
 
     Raises:
-        ValueError: no prompt, an empty or too long one, or ids outside the vocabulary.
+        ValueError: no prompt, an empty or too long prompt, or ids outside the vocabulary.
     """
     if len(prompts) == 0:
         raise ValueError("decode: there is no prompt; expected one or more")
@@ -68,7 +68,7 @@ def check_prompts(
         if ids.ndim != 1 or ids.numel() == 0:
             raise ValueError(
                 f"decode: {name} has shape {tuple(ids.shape)}; expected (tokens,) with one token "
-                "or more; begin with a start token where there is none"
+                "or more; for an empty prompt give a start token"
             )
         model.check_token_ids(ids, f"decode: {name}", model.target.source_vocab_size)
         if not beyond_positions and len(ids) > (model.max_positions or len(ids)):
@@ -84,45 +84,48 @@ def check_prompts(
 def read_prompts(
     model: DraftingModel, prompts: Prompts, options: Options
 ) -> tuple[list[Verification], BatchCache | RecurrentCache]:
-    """The first call: the exact token behind each prompt, its hidden state, and the cache."""
+    """Read the prompts; the exact token after each with its hidden state, and the cache."""
     if options.streamer is not None and options.streams_prompt:
         options.streamer.put(torch.tensor(prompts.tokens))
     lengths, longest = prompts.lengths, max(prompts.lengths)
     rows = [[0] * (longest - len(tokens)) + tokens for tokens in prompts.tokens]
     input_ids = torch.tensor(rows, device=model.device)
-    mask = places = None
+    mask = positions = None
     if min(lengths) < longest:
         steps = torch.arange(longest).expand(len(rows), -1)
         padding = longest - torch.tensor(lengths)[:, None]
         mask = (steps >= padding).long().to(model.device)
-        places = (steps - padding).clamp(min=0).to(model.device)
+        positions = (steps - padding).clamp(min=0).to(model.device)
     _check_target(model, longest, options)
     _check_batch(model, lengths, options)
     static = _static_cache(model, longest, options) if options.static_cache else None
-    given: Any = static
+    initial: Any = static
     if isinstance(model.target, Seq2SeqTarget):
-        given = model.target.encode(prompts.sources or [])
+        initial = model.target.encode(prompts.sources or [])
     if options.prefill is not None:
-        output, cache = options.prefill(given)
+        output, cache = options.prefill(initial)
     else:
-        output, cache = model.target.read_prompts(input_ids, mask, places, given)
+        output, cache = model.target.read_prompts(input_ids, mask, positions, initial)
     if not model.target.is_recurrent:
         check_cache(cache)
-    room = min(_ROOM, max(options.limits) + options.most_nodes)
-    kept: Any = cache if static is not None else StackedCache.from_cache(cache, room) or cache
+    capacity = min(_MAX_EXTRA_CAPACITY, max(options.limits) + options.max_draft_nodes)
+    stacked = None if static is not None else StackedCache.from_cache(cache, capacity)
+    kv_cache: Any = stacked or cache
     state = (
-        RecurrentCache(kept, longest) if model.target.is_recurrent else BatchCache(kept, lengths)
+        RecurrentCache(kv_cache, longest)
+        if model.target.is_recurrent
+        else BatchCache(kv_cache, lengths)
     )
     tokens = _first_tokens(output.logits[:, -1], options)
     if model.heads is not None and model.num_slots is None:
-        # tells how many slots there are
+        # sets num_slots
         model.head_logits(output.hidden[:1, -1], tokens[0][-1:] or None)
-    found = [Verification(t, 0, output.hidden[row, -1]) for row, t in enumerate(tokens)]
-    return found, state
+    first = [Verification(t, 0, output.hidden[row, -1]) for row, t in enumerate(tokens)]
+    return first, state
 
 
 def _first_tokens(logits: Tensor, options: Options) -> list[list[int]]:
-    """The exact token behind each prompt, from (B, V) logits."""
+    """The exact token after each prompt, from (B, V) logits."""
     if options.choosers is None:
         return [[token] for token in greedy_tokens(logits).tolist()]
     chosen = [
@@ -132,35 +135,37 @@ def _first_tokens(logits: Tensor, options: Options) -> list[list[int]]:
 
 
 def _check_target(model: DraftingModel, longest: int, options: Options) -> None:
-    """Raise ValueError where the target cannot verify drafts, before anything is decoded."""
+    """Raise ValueError if the target cannot verify drafts."""
     target = model.target
-    refusal = target.refuses_tree() if options.form == "tree" and options.most_nodes > 0 else None
+    needs_tree = options.layout == "tree" and options.max_draft_nodes > 0
+    refusal = target.refuses_tree() if needs_tree else None
     if refusal is not None:
-        raise ValueError(f"decode: form='tree' is not possible: {refusal}; or use form='rows'")
+        raise ValueError(f"decode: layout='tree' is not possible: {refusal}; or use layout='rows'")
     if isinstance(target, Seq2SeqTarget):
         return
     if target.is_recurrent:
         find_mixers(target)
     elif (refusal := find_cache_refusal(target)) is not None:
         raise ValueError(f"decode: {refusal}; use the model's own generate, or another target")
-    most, selected = longest + max(options.limits) + options.most_nodes, target.windows.selected
-    if selected is not None and most > selected:
+    longest_text = longest + max(options.limits) + options.max_draft_nodes
+    selected = target.windows.selected
+    if selected is not None and longest_text > selected:
         raise ValueError(
             f"decode: {type(target.base).__name__} has sparse attention that selects {selected} "
-            f"tokens, found texts of up to {most} with their drafts; which of several equal scores "
-            "it selects depends on the shape of a call, so that the output would not be the "
+            f"tokens, and texts have up to {longest_text} with their drafts; its selection among "
+            "equal scores depends on the shape of a call, so the output could differ from the "
             "target's; expected shorter texts or fewer drafts; use the model's own generate"
         )
 
 
 def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> None:
-    """Raise ValueError for what the target cannot do with prompts of these lengths together."""
+    """Raise ValueError if the target cannot decode prompts of these lengths together."""
     target, batch_size, longest = model.target, len(lengths), max(lengths)
     if options.static_cache and (isinstance(target, Seq2SeqTarget) or target.is_recurrent):
         what = "keeps a recurrent state" if target.is_recurrent else "is an encoder-decoder"
         raise ValueError(
             f"decode: {type(target.base).__name__} {what}, which needs a cache of its own; leave "
-            "static_cache out"
+            "static_cache (cache_implementation='static') out"
         )
     if batch_size == 1:
         return
@@ -174,7 +179,7 @@ def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> 
             f"decode: a static cache holds one text, found {batch_size} prompts; decode them one "
             "at a time, or without static_cache"
         )
-    # a prompt that the model prepares itself is read under its own mask
+    # the model pads and masks the prompts that it prepares itself
     padded = min(lengths) < longest and options.prefill is None
     refusal = _exceeds_window(target, longest, options) or find_batch_refusal(target, padded=padded)
     if refusal is not None:
@@ -182,20 +187,19 @@ def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> 
 
 
 def _exceeds_window(target: Any, longest: int, options: Options) -> str | None:
-    """Why texts are too long for windows that count cache positions; None where they are not."""
-    window = None if isinstance(target, Seq2SeqTarget) else target.windows.by_slot
+    """Why texts are too long for windows that count cache positions; None: they are not."""
+    window = None if isinstance(target, Seq2SeqTarget) else target.windows.by_cache_position
     if window is None:
         return None
-    most = longest + max(options.limits) + options.most_nodes
-    if most + max(MAX_HOLES, most // 2) <= window:
+    length = longest + max(options.limits) + options.max_draft_nodes
+    if length + max(MAX_HOLES, length // 2) <= window:
         return None
     return (
         f"{type(target.base).__name__} has layers that see the last {window} cache positions, "
-        f"whichever tokens they hold, and texts of up to {most} tokens in a batch have padding "
-        "among them"
+        f"including padding, so they cannot see all of texts of up to {length} tokens in a batch"
     )
 
 
 def _static_cache(model: DraftingModel, length: int, options: Options) -> StaticCache:
-    slots = length + options.limits[0] + options.most_nodes + 1
-    return StaticCache(config=model.target.base.config, max_cache_len=slots)
+    capacity = length + options.limits[0] + options.max_draft_nodes + 1
+    return StaticCache(config=model.target.base.config, max_cache_len=capacity)

@@ -1,1 +1,17 @@
-"""The state of decoding: target and heads, one state per sequence, statistics."""
+"""Decoding state: target and heads, state of each sequence, statistics."""
+
+from __future__ import annotations
+
+from lattice_bpd.decode.state.model import DraftHeads, DraftingModel, StateHeads
+from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.decode.state.spec_heads import SpecDrafterHeads
+from lattice_bpd.decode.state.statistics import DecodeStats
+
+__all__ = [
+    "DecodeState",
+    "DecodeStats",
+    "DraftHeads",
+    "DraftingModel",
+    "SpecDrafterHeads",
+    "StateHeads",
+]

@@ -1,4 +1,4 @@
-"""The target together with what drafts for it."""
+"""The target with its draft heads."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 class DraftHeads(Protocol):
-    """Any source of head logits: a module, a method, a function.
+    """A callable that computes head logits: a module, a method or a function.
 
-    One with a parameter `exact_tokens` is given y_{t+1} of each row by that name, (B,) int64: the
-    token that was chosen, which behind logits processors need not be the target's argmax.
+    If it has a parameter `exact_tokens`, it is passed y_{t+1} of each row, (B,) int64: the selected
+    token, which may differ from the target's argmax because of logits processors.
     """
 
     def __call__(self, hidden: Tensor, /) -> Tensor:
         """Logits of the next positions.
 
         Args:
-            hidden: (B, D) float, the states that the target's output embedding turned into its
-                choice y_{t+1}: what enters that embedding, see `lattice_bpd.models.lm_call`.
+            hidden: (B, D) float, the inputs of the output embedding that predicted y_{t+1}; see
+                `lattice_bpd.models.lm_call`.
 
         Returns:
-            (B, H, V) float; slot 0 guesses y_{t+2}.
+            (B, H, V) float; slot 0 predicts y_{t+2}.
         """
         ...
 
 
 @runtime_checkable
 class StateHeads(Protocol):
-    """A source of head logits that sees all of a sequence, not just its last hidden state.
+    """Draft heads that read the state of a sequence, not just its last hidden state.
 
     Attributes:
         num_slots: H.
@@ -55,38 +55,37 @@ class StateHeads(Protocol):
         """Logits of the next positions.
 
         Args:
-            states: B sequences. `state.memory` is the heads' own, to keep what they like.
+            states: B sequences. Heads can store data of their own in `state.memory`.
 
         Returns:
-            (B, H, V) float; slot 0 guesses the token behind `state.tokens`.
+            (B, H, V) float; slot 0 predicts the token after `state.tokens`.
         """
         ...
 
 
 AnyHeads = DraftHeads | BlockwiseHeads | StateHeads
-"""What may stand for `heads=`."""
+"""Types of the argument `heads`."""
 
 
 class DraftingModel:
-    """A target and its heads, as decoding and drafters use them.
+    """A target and its heads, for decoding and drafters.
 
     Args:
-        model: a causal LM or an encoder-decoder of `transformers`, a BlockwiseLM, which brings its
-            heads, or a Seq2SeqTarget.
-        heads: source of head logits: a callable, BlockwiseHeads, whose states go through the
-            target's output embedding, or StateHeads; None for the BlockwiseLM's own, or for none.
+        model: a causal LM or an encoder-decoder of `transformers`, a BlockwiseLM, which has heads,
+            or a Seq2SeqTarget.
+        heads: a callable that returns logits, BlockwiseHeads, whose states pass through the
+            target's output embedding, or StateHeads; None: the BlockwiseLM's own, or no heads.
 
     Attributes:
-        target: the model as verification sees it.
+        target: the model with the interface that verification uses.
         vocab_size: V, columns of the logits.
-        device: where inputs go.
-        max_positions: tokens that the target has positions for; None where its config names no
-            limit.
-        num_slots: H; None before heads were first called, or without heads.
-        heads_owner: what holds the heads' weights, if they are a module's.
+        device: device of the inputs.
+        max_positions: the target's number of positions; None if its config has no limit.
+        num_slots: H; None before the first call of the heads, or without heads.
+        heads_owner: object that holds the heads' weights, if they are a module's.
 
     Raises:
-        TypeError: model is no LM, or heads cannot be called.
+        TypeError: model is not an LM, or heads are not callable.
         ValueError: BlockwiseHeads of another width or vocabulary.
     """
 
@@ -110,7 +109,7 @@ class DraftingModel:
         if heads is None and isinstance(model, BlockwiseLM):
             heads = model.heads
         self.num_slots = cast("int | None", getattr(heads, "num_slots", None))
-        self._look_at_tokens = _take_exact_tokens(heads)
+        self._takes_exact_tokens = _takes_exact_tokens(heads)
         if isinstance(heads, BlockwiseHeads):
             heads = _through_embedding(heads, self.target.embedding)
         if heads is not None and not (callable(heads) or isinstance(heads, StateHeads)):
@@ -119,11 +118,11 @@ class DraftingModel:
                 "states (B, D) into logits (B, H, V)"
             )
         self.heads = heads
-        # asked once, since whether something has a protocol's members takes long to say
+        # checked once, since isinstance with a runtime protocol is slow
         self._state_heads = heads if isinstance(heads, StateHeads) else None
 
     def require_causal(self, where: str) -> None:
-        """Raise TypeError where the target is an encoder-decoder."""
+        """Raise TypeError if the target is an encoder-decoder."""
         if isinstance(self.target, Seq2SeqTarget):
             raise TypeError(
                 f"{where}: {type(self.target.base).__name__} is an encoder-decoder; expected a "
@@ -151,21 +150,21 @@ class DraftingModel:
 
         Args:
             hidden: (B, D) float.
-            exact_tokens: (B,) ints, the tokens y_{t+1} that were chosen behind them, for heads that
-                look at them; None where they are not known.
+            exact_tokens: (B,) ints, the selected tokens y_{t+1}, for heads that take them; None if
+                unknown.
 
         Returns:
             (B, H, V) float.
 
         Raises:
-            ValueError: there are no heads, or they give another shape.
+            ValueError: there are no heads, or they return another shape.
         """
         if self.heads is None or self._state_heads is not None:
             raise ValueError(
                 "decode: this drafter needs head logits and the model has no heads; give heads=, a "
                 "callable that turns hidden states (B, D) into logits (B, H, V), or a BlockwiseLM"
             )
-        if exact_tokens is not None and self._look_at_tokens:
+        if exact_tokens is not None and self._takes_exact_tokens:
             chosen = torch.tensor(exact_tokens, device=hidden.device)
             logits = cast("HeadSource", self.heads)(hidden, exact_tokens=chosen)
         else:
@@ -173,7 +172,7 @@ class DraftingModel:
         return self._check(logits, len(hidden))
 
     def _check(self, logits: Any, rows: int) -> Tensor:
-        """The logits, if they are a tensor of shape (rows, H, V)."""
+        """Return the logits if they are a tensor of shape (rows, H, V), and set num_slots."""
         if not isinstance(logits, Tensor):
             raise TypeError(
                 f"decode: heads returned {type(logits).__name__}; expected a tensor of logits "
@@ -182,7 +181,7 @@ class DraftingModel:
         shape = logits.shape
         if len(shape) != 3 or shape[0] != rows or shape[1] == 0:
             raise ValueError(
-                f"decode: the heads give logits of shape {tuple(shape)} for {rows} hidden states; "
+                f"decode: heads returned logits of shape {tuple(shape)} for {rows} hidden states; "
                 "expected (B, H, V) with one slot or more"
             )
         if shape[2] != self.vocab_size:
@@ -207,7 +206,7 @@ class DraftingModel:
 
 
 def _through_embedding(heads: BlockwiseHeads, embedding: nn.Module) -> DraftHeads:
-    """Heads that give states, as a source of logits."""
+    """Apply the output embedding to heads that return states."""
     check_heads(heads, cast(Tensor, embedding.weight))
 
     def logits(hidden: Tensor, /) -> Tensor:
@@ -216,12 +215,12 @@ def _through_embedding(heads: BlockwiseHeads, embedding: nn.Module) -> DraftHead
     return logits
 
 
-def _take_exact_tokens(heads: Any) -> bool:
-    """Whether heads are to be told the exact token."""
+def _takes_exact_tokens(heads: Any) -> bool:
+    """Whether the heads have a parameter `exact_tokens`."""
     if heads is None or isinstance(heads, BlockwiseHeads):
         return False
     try:
         signature = inspect.signature(heads.forward if isinstance(heads, nn.Module) else heads)
-    except (TypeError, ValueError):  # some functions of C tell none
+    except (TypeError, ValueError):  # some C functions have no signature
         return False
     return "exact_tokens" in signature.parameters

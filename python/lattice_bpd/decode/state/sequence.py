@@ -1,4 +1,4 @@
-"""Where a decoding run stands between two calls of the target."""
+"""The state of one sequence between two calls of the target."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from lattice_bpd.verify.verification import Chooser
 
 @dataclass
 class DecodeState:
-    """What a drafter sees of one sequence.
+    """The state of one sequence, which drafters read.
 
     Attributes:
         model: the target with its heads.
-        tokens: prompt and decoded tokens; the last one is the exact token y_{t+1}, which the
-            target chose but has not read yet. This is the context of the lattice.
-        prompt_length: tokens of the prompt among them.
-        hidden: (D,) float, the hidden state that predicted y_{t+1}; heads start from it.
+        tokens: prompt and decoded tokens. The last one is the exact token y_{t+1}, which the target
+            has selected but not read yet. They are the context of the lattice.
+        prompt_length: number of prompt tokens among them.
+        hidden: (D,) float, the hidden state that predicted y_{t+1}; the input of the heads.
         limit: most tokens to decode.
-        stats: counts and stage times; time yours with `stats.stage(name)`.
-        num_slots: longest draft of the heads that may still be used: the heads and `room` bound it.
-        room: longest draft of any kind that may still be used: the output limit and the target's
-            positions bound it.
-        finish: why the text ended; None while it goes on.
-        chooser: of the acceptance rule, which drafters of a kind may ask; None for argmax.
-        constrained: where the text stands in its constraint; None where it has none.
-        source: of an encoder-decoder the encoded source, one row; else None.
-        memory: what heads that see states keep of this sequence.
+        stats: counts and stage times; a drafter can time its own with `stats.stage(name)`.
+        num_slots: longest draft of the heads in this step: the smaller of their number of slots and
+            max_draft_length.
+        max_draft_length: longest draft of any drafter in this step, limited by the output limit
+            and the target's positions.
+        finish: finish reason; None while the text is not finished.
+        chooser: of the acceptance rule, for drafters that share its random numbers; None: argmax.
+        constrained: chooser with the automaton state of the constraint; None: no constraint.
+        source: encoded source of an encoder-decoder, one row; else None.
+        memory: data that StateHeads store for this sequence.
     """
 
     model: DraftingModel
@@ -43,7 +44,7 @@ class DecodeState:
     limit: int
     stats: DecodeStats
     num_slots: int = 0
-    room: int = 0
+    max_draft_length: int = 0
     finish: str | None = None
     chooser: Chooser | None = None
     constrained: ConstrainedChooser | None = None
@@ -55,17 +56,12 @@ class DecodeState:
         """The decoded tokens."""
         return self.tokens[self.prompt_length :]
 
-    def head_logits(self) -> Tensor:
-        """Logits of the draft heads for the slots that may be used: (num_slots, V) float."""
-        with self.stats.stage("heads"):
-            return self.model.state_logits([self])[0, : self.num_slots]
-
-    def update_num_slots(self) -> None:
-        """Bound drafts by output limit and positions, those of heads by the heads as well."""
+    def update_limits(self) -> None:
+        """Compute max_draft_length and num_slots for the next step."""
         model, length = self.model, len(self.tokens)
-        room = self.limit - (length - self.prompt_length) - 1
-        if model.max_positions is not None and model.max_positions - length < room:
-            room = model.max_positions - length
-        self.room = room if room > 0 else 0
-        heads = model.num_slots
-        self.num_slots = heads if heads is not None and heads < self.room else self.room
+        longest = self.limit - (length - self.prompt_length) - 1
+        if model.max_positions is not None and model.max_positions - length < longest:
+            longest = model.max_positions - length
+        self.max_draft_length = longest if longest > 0 else 0
+        slots = model.num_slots
+        self.num_slots = slots if slots is not None and slots < longest else self.max_draft_length

@@ -1,6 +1,6 @@
-"""A SpecDrafter as heads: it sees the source and all decoded tokens, not one hidden state.
+"""Draft heads made of a SpecDrafter, which reads the source and all decoded tokens.
 
-So every strategy drafts with it: "bpd" is SpecDec, "ngram", "p_best" and "tree" rescore its block.
+Every strategy can use them: "bpd" is SpecDec; "ngram", "p_best" and "tree" rescore its blocks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.models.spec_config import DraftMemory
+from lattice_bpd.models.spec_config import SpecDrafterCache
 from lattice_bpd.models.spec_drafter import SpecDrafter
 from lattice_bpd.verify.source_cache import Source
 
@@ -21,14 +21,14 @@ from lattice_bpd.verify.source_cache import Source
 class SpecDrafterHeads:
     """The blocks of a SpecDrafter as head logits of an encoder-decoder: `generate(.., heads=..)`.
 
-    A text alone keeps the drafter's keys and values from step to step; texts of a batch are read
-    anew in each step, all in one call.
+    For a single text the drafter's keys and values are cached between steps. The texts of a batch
+    are read again in each step, all in one call.
 
     Args:
         drafter: trained for the target; on the target's device.
 
     Raises:
-        TypeError: no SpecDrafter.
+        TypeError: not a SpecDrafter.
     """
 
     def __init__(self, drafter: SpecDrafter) -> None:
@@ -40,39 +40,39 @@ class SpecDrafterHeads:
         self._dtype = drafter.embedding.weight.dtype
 
     def read_states(self, states: Sequence[DecodeState]) -> Tensor:
-        """See `lattice_bpd.decode.StateHeads`.
+        """See `lattice_bpd.decode.state.StateHeads`.
 
         Raises:
-            ValueError: the target is no encoder-decoder, or of other widths.
+            ValueError: the target is not an encoder-decoder, or has other widths.
         """
         sources = [self._source_of(state) for state in states]
         if len(states) == 1:
             return self._read_one(states[0], sources[0])[None]
         length = torch.tensor([len(source.token_ids[0]) for source in sources])
         tokens = [torch.tensor(state.tokens) for state in states]
-        read = pad_sequence([self._given(source)[0] for source in sources], batch_first=True)
-        device = read.device
+        padded = pad_sequence([self._inputs_of(source)[0] for source in sources], batch_first=True)
+        device = padded.device
         mask = (torch.arange(int(length.max())) < length[:, None]).to(device)
         starts = torch.tensor([[len(state.tokens) - 1] for state in states], device=device)
         hidden = None
         if self.drafter.config.state_size:
             hidden = torch.stack([state.hidden for state in states])[:, None].to(self._dtype)
         logits: Tensor = self.drafter(
-            self.drafter.read_source(read, mask), mask,
+            self.drafter.read_source(padded, mask), mask,
             pad_sequence(tokens, batch_first=True).to(device), starts, hidden,
         )  # fmt: skip
         return logits[:, 0]
 
     def _read_one(self, state: DecodeState, source: Source) -> Tensor:
         if state.memory is None:
-            state.memory = self.drafter.begin(self.drafter.read_source(self._given(source)))
-        memory = cast(DraftMemory, state.memory)
+            state.memory = self.drafter.new_cache(self.drafter.read_source(self._inputs_of(source)))
+        memory = cast(SpecDrafterCache, state.memory)
         new = torch.tensor(state.tokens[memory.length :], device=source.states.device)
         hidden = state.hidden.to(self._dtype) if self.drafter.config.state_size else None
         return self.drafter.draft(memory, new, hidden)
 
-    def _given(self, source: Source) -> Tensor:
-        """What the drafter reads of a source: its ids, or the target's encoder states."""
+    def _inputs_of(self, source: Source) -> Tensor:
+        """The drafter's source input: token ids, or the target's encoder states."""
         if self.drafter.config.source_size:
             return source.states.to(self._dtype)
         return torch.tensor(source.token_ids, device=source.states.device)
@@ -84,11 +84,11 @@ class SpecDrafterHeads:
                 "expected one; use heads on hidden states for a decoder-only LM"
             )
         config = self.drafter.config
-        found = (state.source.states.shape[-1], state.hidden.shape[-1])
-        wanted = (config.source_size or found[0], config.state_size or found[1])
-        if found != wanted:
+        widths = (state.source.states.shape[-1], state.hidden.shape[-1])
+        expected = (config.source_size or widths[0], config.state_size or widths[1])
+        if widths != expected:
             raise ValueError(
-                f"SpecDrafterHeads: the target's encoder and decoder states have widths {found}, "
-                f"the drafter reads {wanted}; use a drafter trained on this target"
+                f"SpecDrafterHeads: the target's encoder and decoder states have widths {widths}, "
+                f"the drafter expects {expected}; use a drafter trained on this target"
             )
         return state.source

@@ -1,4 +1,4 @@
-"""What a decoding run counts and times."""
+"""Counts and stage times of decoding."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from dataclasses import dataclass, field
 
 @dataclass
 class DecodeStats:
-    """Counts and seconds of one or more decoded texts; `merge` adds them up.
+    """Counts and seconds of one or more decoded texts; `merge` sums them.
 
     Attributes:
-        target_calls: serial calls of the target, the call that reads the prompt among them.
-        tokens: decoded tokens; each call gives one exact token besides the drafts it accepts.
-        accept_lengths: draft tokens kept by each verifying call.
-        repeats: neighbouring positions of first drafts that hold the same token.
-        neighbours: neighbouring positions of first drafts, all.
-        verified_tokens: draft tokens sent to the target, those with a shared prefix counted once.
-        flattened_trees: steps whose draft tree was cut to its best chain, since the target keeps a
-            recurrent state.
-        scorer_failures: steps in which a scorer failed and heads alone drafted, by kind: "nan",
-            "shape", "slow", "error"; and "dropped", those after a call that was too slow.
-        relaxed_tokens: decoded tokens that a lossy rule kept though they are not the target's
-            argmax.
-        regret: what that cost, in nats: how much less the target likes each of them than its
-            argmax, added up.
+        target_calls: serial calls of the target, including the call that reads the prompt.
+        tokens: decoded tokens; each call returns one exact token besides the accepted drafts.
+        accept_lengths: accepted draft tokens of each verifying call.
+        repeats: adjacent positions of first drafts with the same token.
+        neighbours: all adjacent positions of first drafts.
+        verified_tokens: draft tokens sent to the target; shared prefixes count once.
+        flattened_trees: steps whose draft tree was reduced to its best chain, since the target
+            has a recurrent state.
+        scorer_failures: steps in which a scorer failed and only heads drafted, by kind: "nan",
+            "shape", "slow", "error"; and "dropped", the steps after a call that was too slow.
+        relaxed_tokens: decoded tokens that a lossy rule accepted although they are not the
+            target's argmax.
+        regret: sum over relaxed tokens of the target's log probability of its argmax minus that of
+            the token, in nats.
         draft_failures: steps whose draft failed, so that they decoded one token, by kind: "nan",
-            "shape", "memory", or what the drafter calls it.
-        seconds: wall time by stage: "prompt", "heads", "top_k", "rescore", "draft_model" (all that
-            it does), "lookup", "target" (the verifying calls alone), "verify" (laying out,
-            accepting, rolling back) and "total" (everything).
-            On a GPU a stage's launches are timed, waits fall to "verify". Sequences of a batch
-            share its seconds equally, so that merged they are the batch's.
+            "shape", "memory", or a kind defined by the drafter.
+        seconds: wall time by stage: "prompt", "heads", "top_k", "rescore", "draft_model" (all of
+            its work), "lookup", "target" (only the verifying calls), "verify" (layout, acceptance,
+            rollback) and "total".
+            On a GPU only the launches of a stage are timed; waiting is part of "verify". Sequences
+            of a batch share its seconds equally, so that their sum is the batch's.
     """
 
     target_calls: int = 0
@@ -50,79 +50,79 @@ class DecodeStats:
 
     @property
     def block_efficiency(self) -> float:
-        """Decoded tokens / target calls, exact tokens counted (Kim et al. 2024, section 5)."""
+        """Decoded tokens / target calls, including exact tokens (Kim et al. 2024, section 5)."""
         return self.tokens / self.target_calls if self.target_calls else 0.0
 
     @property
     def repeat_share(self) -> float:
-        """Share of neighbouring draft positions with the same token (paper table 3)."""
+        """Fraction of adjacent draft positions with the same token (paper table 3)."""
         return self.repeats / self.neighbours if self.neighbours else 0.0
 
     @property
     def relaxed_share(self) -> float:
-        """Share of decoded tokens that are not the target's argmax."""
+        """Fraction of decoded tokens that are not the target's argmax."""
         return self.relaxed_tokens / self.tokens if self.tokens else 0.0
 
     @property
     def regret_per_token(self) -> float:
-        """Nats for each decoded token by which the target would have preferred its argmax."""
+        """Regret per decoded token, in nats."""
         return self.regret / self.tokens if self.tokens else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoded tokens / seconds in all."""
+        """Decoded tokens / total seconds."""
         total = self.seconds.get("total", 0.0)
         return self.tokens / total if total else 0.0
 
     @property
     def accept_histogram(self) -> list[int]:
-        """How many verifying calls kept 0, 1, 2, .. draft tokens."""
+        """Number of verifying calls that accepted 0, 1, 2, .. draft tokens."""
         longest = max(self.accept_lengths, default=-1)
         return [self.accept_lengths.count(length) for length in range(longest + 1)]
 
     @property
     def own_seconds(self) -> float:
-        """Wall time of everything but the models: no target, heads, draft model, or prompt."""
+        """Wall time without the models: without prompt, heads, draft model and target."""
         models = ("prompt", "heads", "draft_model", "target")
         return self.seconds.get("total", 0.0) - sum(self.seconds.get(n, 0.0) for n in models)
 
     def add_seconds(self, name: str, seconds: float) -> None:
-        """Add to a stage what was timed elsewhere."""
+        """Add seconds to a stage."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def lap(self, name: str, start: float) -> float:
         """Add the time since `start` of `time.perf_counter` to a stage; returns the time now.
 
-        What `stage` does, for the steps of a loop that count in microseconds.
+        Like `stage`, with less overhead.
         """
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - start
         return now
 
     def count_scorer_failure(self, kind: str, count: int = 1) -> None:
-        """Take note of steps in which a scorer failed."""
+        """Count steps in which a scorer failed."""
         self.scorer_failures[kind] = self.scorer_failures.get(kind, 0) + count
 
     def count_draft_failure(self, kind: str) -> None:
-        """Take note of a step whose draft failed."""
+        """Count a step whose draft failed."""
         self.draft_failures[kind] = self.draft_failures.get(kind, 0) + 1
 
     def stage(self, name: str) -> Stage:
-        """Add the wall time of the block to `seconds[name]`."""
+        """A context manager that adds the wall time of its block to `seconds[name]`."""
         return Stage(self, name)
 
     def add_repeats(self, repeats: int, neighbours: int) -> None:
-        """Count stutter in a step's first draft; see `PrefixTree.count_repeats`."""
+        """Count repeated tokens of a step's first draft; see `PrefixTree.count_repeats`."""
         self.repeats += repeats
         self.neighbours += neighbours
 
     def count_relaxed(self, regrets: Sequence[tuple[int, float]]) -> None:
-        """Take over what a chooser of a lossy rule counted: (number of the token, nats) of each.
+        """Count relaxed tokens: (token index, nats) of each, as a lossy rule's chooser lists them.
 
-        Tokens behind a stop token were chosen, but are no output; `tokens` must be set before.
+        Set `tokens` first: tokens selected after a stop token are not part of the output.
         """
-        kept = [nats for number, nats in regrets if number < self.tokens]
-        self.relaxed_tokens, self.regret = len(kept), sum(kept)
+        output = [nats for index, nats in regrets if index < self.tokens]
+        self.relaxed_tokens, self.regret = len(output), sum(output)
 
     def merge(self, other: DecodeStats) -> None:
         """Add another run's counts and seconds to this one's."""
@@ -144,7 +144,7 @@ class DecodeStats:
 
 
 class Stage:
-    """The context manager of `DecodeStats.stage`: a class is quicker than a generator."""
+    """The context manager of `DecodeStats.stage`; a class is faster than a generator."""
 
     __slots__ = ("_name", "_start", "_stats")
 

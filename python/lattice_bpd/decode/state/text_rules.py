@@ -1,7 +1,7 @@
-"""Logits processors and stopping criteria of a text, as `model.generate` prepares them.
+"""Logits processors and stopping criteria of a text, prepared by `model.generate`.
 
-`CustomGenerate` is given them by `model.generate`. `decode.generate` asks the same `generate` for
-them, with a callable that keeps what it is given, so both decode by transformers' own builders.
+`CustomGenerate` receives them from `model.generate`. `decode.generate` calls the same `generate`
+with a callable that records its arguments, so transformers builds them in both cases.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from transformers import (
 from lattice_bpd.verify.greedy import greedy_tokens
 from lattice_bpd.verify.verification import Chooser, Offer
 
-# Settings of sampling; without sampling transformers only warns about them.
+# Sampling settings; without sampling transformers only warns about them.
 _SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
 )  # fmt: skip
-# What is returned beside the text, or how the KV cache is kept: not a question of which tokens.
+# Settings of extra outputs and of the KV cache, which do not change the tokens.
 _UNUSED = {
     "max_length": None,
     "use_cache": False,  # so that no cache is allocated
@@ -40,15 +40,15 @@ _UNUSED = {
 
 @dataclass
 class TextRules:
-    """How the tokens of one text are chosen, and when it ends.
+    """Logits processors, stopping criteria and settings of one text.
 
     Attributes:
-        prompt: (T,) int64, the prompt as logits processors see it, padding included.
+        prompt: (T,) int64, the prompt that logits processors receive, including padding.
         max_new_tokens: most tokens to decode.
         processors: applied to the logits of every token, in order.
-        criteria: end the text; max_new_tokens ends it as well.
-        config: all settings, defaults filled in.
-        inputs: inputs of the model that `generate` prepared besides input_ids.
+        criteria: end the text, besides max_new_tokens.
+        config: all settings, including defaults.
+        inputs: model inputs that `generate` prepared besides input_ids.
     """
 
     prompt: Tensor
@@ -66,27 +66,27 @@ class TextRules:
 
     @property
     def is_plain(self) -> bool:
-        """Whether logits are used as they are, and only length and end tokens end the text."""
+        """Whether logits are not processed, and only length and end tokens end the text."""
         kinds = (MaxLengthCriteria, EosTokenCriteria)
         return len(self.processors) == 0 and all(isinstance(c, kinds) for c in self.criteria)
 
     def start(self, chooser: Chooser | None) -> ProcessedChooser:
-        """The chooser of the text around that of an acceptance rule; None: argmax."""
+        """Wrap the chooser of an acceptance rule; None: argmax."""
         return ProcessedChooser(self, chooser)
 
 
 class ProcessedChooser:
-    """Chooses from processed logits until a stopping criterion is met; for one text.
+    """Selects tokens from processed logits until a stopping criterion is met; for one text.
 
-    Processors and criteria are called once for each token, in order and with the true prefix, as
-    the greedy loop of transformers calls them, so that those with a state work too.
+    Processors and criteria are called once for each token, in order and with the decoded prefix, as
+    in the greedy loop of transformers, so that stateful ones work too.
 
     Args:
         rules: processors and criteria.
         chooser: of the acceptance rule, called with processed logits; None: argmax.
 
     Attributes:
-        chooser: the same.
+        chooser: see Args.
         ended: whether a criterion was met.
     """
 
@@ -99,11 +99,11 @@ class ProcessedChooser:
 
     @property
     def regrets(self) -> Any:
-        """Of the rule's chooser, where it counts any."""
+        """Regrets of the rule's chooser; empty if it records none."""
         return getattr(self.chooser, "regrets", ())
 
     def choose(self, logits: Tensor, offer: Offer) -> int | None:
-        """See `lattice_bpd.verify.Chooser`.
+        """See `lattice_bpd.verify.verification.Chooser`.
 
         Raises:
             ValueError: NaN among the processed logits.
@@ -137,20 +137,20 @@ def prepare_rules(
     inputs: dict[str, Any] | None = None,
     criteria: Sequence[Any] = (),
 ) -> TextRules:
-    """What `model.generate` would decode a text by.
+    """Have `model.generate` prepare the processors and criteria of a text.
 
     Args:
-        model: with transformers' `generate`.
-        prompt: (T,) int64; of an encoder-decoder the source.
-        attention_mask: (T,) int64, 0 where a token is hidden; None: as `generate` infers it.
-        settings: of `merge_settings`.
+        model: has the `generate` of transformers.
+        prompt: (T,) int64; the source of an encoder-decoder.
+        attention_mask: (T,) int64, 0 for masked tokens; None: `generate` infers it.
+        settings: see `merge_settings`.
         max_new_tokens: most tokens to decode.
         inputs: further inputs of the model.
-        criteria: stopping criteria of one's own.
+        criteria: additional stopping criteria.
     """
-    kept: list[TextRules] = []
+    recorded: list[TextRules] = []
 
-    def keep(
+    def record(
         model: Any,  # noqa: ARG001
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
@@ -158,7 +158,7 @@ def prepare_rules(
         generation_config: GenerationConfig,
         **model_inputs: Any,
     ) -> Tensor:
-        kept.append(
+        recorded.append(
             TextRules(
                 input_ids[0], max_new_tokens, logits_processor, stopping_criteria,
                 generation_config, model_inputs,
@@ -166,35 +166,35 @@ def prepare_rules(
         )  # fmt: skip
         return input_ids
 
-    given = dict(inputs or {})
+    call_inputs = dict(inputs or {})
     if attention_mask is not None:
-        given["attention_mask"] = attention_mask[None].to(model.device)
+        call_inputs["attention_mask"] = attention_mask[None].to(model.device)
     model.generate(
         input_ids=prompt[None].to(model.device),
-        custom_generate=keep,
+        custom_generate=record,
         stopping_criteria=StoppingCriteriaList(criteria),
         max_new_tokens=max_new_tokens,
-        **given,
+        **call_inputs,
         **settings,
     )
-    return kept[0]
+    return recorded[0]
 
 
 def merge_settings(
     config: GenerationConfig | None, end_token_ids: Collection[int] | None, *, do_sample: bool
 ) -> dict[str, Any]:
-    """Settings for `prepare_rules`; those left out are the model's own.
+    """Settings for `prepare_rules`; missing ones are taken from the model.
 
     Args:
-        config: given by the caller, or None.
+        config: the caller's, or None.
         end_token_ids: end a text instead of those of the configs; None: those of the configs.
-        do_sample: whether the processors of sampling are wanted.
+        do_sample: whether to include the processors of sampling.
     """
-    bare = GenerationConfig()  # type: ignore[no-untyped-call]
-    known = vars(bare)
+    defaults = GenerationConfig()  # type: ignore[no-untyped-call]
+    known = vars(defaults)
     settings = {
         name: value
-        for name, value in vars(config or bare).items()
+        for name, value in vars(config or defaults).items()
         if value is not None and name in known and not name.startswith("_")
     }
     settings.pop("transformers_version", None)
@@ -209,7 +209,7 @@ def merge_settings(
 
 
 def find_setting(name: str, model: Any, config: GenerationConfig | None) -> Any:
-    """A setting of the caller's generation config, else of the model's; None where neither has."""
+    """A setting of the caller's generation config, else of the model's, else None."""
     for source in (config, getattr(model, "generation_config", None)):
         value = getattr(source, name, None)
         if value is not None:

@@ -3,98 +3,59 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from lattice_bpd._core import FormatError
-from lattice_bpd.decode.drafters.basic import (
-    BlockDrafter,
-    Drafter,
-    LatticeDrafter,
-    NoDrafter,
-)
-from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
-from lattice_bpd.decode.drafters.tree import TreeDrafter
-from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.draft_tree import DraftTree
-from lattice_bpd.draft.drafts import Drafts
-from lattice_bpd.draft.rescore import rescore_lattice, rescore_tree
-from lattice_bpd.lattice.logits import Candidates, select_top_k
+from lattice_bpd.atomic_files import check_header, write_json
+from lattice_bpd.decode.drafters.drafter import Drafter
+from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
 
 _FORMAT, _VERSION = "lattice-bpd drafter", 1
 _STRATEGIES = ("greedy", "bpd", "p_best", "tree")
 _HINT = "make one with lattice-bpd tune"
-
-Float32Array = npt.NDArray[np.float32]
+_OPTIONS = (
+    "strategy", "top_k", "num_drafts", "max_nodes", "alpha", "temperature", "head_scales",
+    "entropy_weight",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class DrafterFile:
-    """What drafter.json holds.
+    """What drafter.json holds; in the file the fields of `config` stand beside the others.
 
     Attributes:
-        strategy: "greedy", "bpd", "p_best" or "tree"; see `generate`.
+        config: strategy and options.
         vocab_size: V of the target.
         num_slots: H of the heads.
         lm: None, or the LM's "file", "order" and "vocab_size".
-        top_k: k.
-        num_drafts: p of "p_best".
-        max_nodes: N of "tree".
-        alpha: weight of the LM.
-        temperature: of "tree".
-        head_scales: H factors of the heads' scores, above 0; None for none. alpha divided by a
-            head's factor is that head's own weight of the LM.
-        entropy_weight: see `weigh_heads`.
         predicted: what tuning expected of it, for people.
     """
 
-    strategy: str
+    config: DraftConfig
     vocab_size: int
     num_slots: int
     lm: dict[str, Any] | None = None
-    top_k: int = 16
-    num_drafts: int = 16
-    max_nodes: int = 36
-    alpha: float = 0.5
-    temperature: float = 1.0
-    head_scales: tuple[float, ...] | None = None
-    entropy_weight: float = 0.0
     predicted: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise ValueError for what cannot be drafted with."""
-        if self.strategy not in _STRATEGIES:
+        if self.config.strategy not in _STRATEGIES:
             raise ValueError(
-                f"strategy is {self.strategy!r}; expected one of {', '.join(_STRATEGIES)}"
+                f"strategy is {self.config.strategy!r}; expected one of {', '.join(_STRATEGIES)}"
             )
-        for name in ("vocab_size", "num_slots", "top_k", "num_drafts", "max_nodes"):
+        for name in ("vocab_size", "num_slots"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}; expected a whole number, 1 or more")
-        for name in ("alpha", "entropy_weight"):
-            _check_number(name, getattr(self, name), above=-math.inf)
-        _check_number("temperature", self.temperature, above=0.0)
         if self.lm is not None and not isinstance(self.lm, dict):
             raise ValueError(f"lm is {self.lm!r}; expected null or an object")
-        if self.head_scales is not None:
-            if len(self.head_scales) != self.num_slots:
-                raise ValueError(
-                    f"{len(self.head_scales)} head_scales; expected {self.num_slots}, one a slot"
-                )
-            for scale in self.head_scales:
-                _check_number("head_scales", scale, above=0.0)
-
-    @property
-    def weighs_heads(self) -> bool:
-        """Whether the heads' scores are changed before the search."""
-        return self.head_scales is not None or self.entropy_weight != 0.0
+        scales = self.config.head_scales
+        if scales is not None and len(scales) != self.num_slots:
+            raise ValueError(f"{len(scales)} head_scales; expected {self.num_slots}, one per slot")
 
     def save(self, path: str | Path) -> None:
         """Write the file; an old one stays until the new one is complete.
@@ -103,13 +64,11 @@ class DrafterFile:
             OSError: it cannot be written.
         """
         path = Path(path)
-        value = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
-        temporary = path.with_name(f".{path.name}")
-        try:
-            temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        config = {name: getattr(self.config, name) for name in _OPTIONS}
+        rest = asdict(self)
+        del rest["config"]
+        value = {"format": _FORMAT, "version": _VERSION, **config, **rest}
+        write_json(path, value)
 
 
 def read_drafter_file(path: str | Path) -> DrafterFile:
@@ -121,19 +80,15 @@ def read_drafter_file(path: str | Path) -> DrafterFile:
     """
     path = Path(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(value, dict):
-            raise TypeError("expected an object")
-        found = (value.pop("format", None), value.pop("version", None))
-        if found != (_FORMAT, _VERSION):
-            raise ValueError(f"format and version are {found}; expected {(_FORMAT, _VERSION)}")
-        known = [one.name for one in fields(DrafterFile)]
+        value = check_header(json.loads(path.read_text(encoding="utf-8")), _FORMAT, _VERSION)
+        known = [*_OPTIONS, *(one.name for one in fields(DrafterFile) if one.name != "config")]
         unknown = sorted(set(value) - set(known))
         if unknown:
             raise ValueError(f"unknown fields {', '.join(unknown)}; expected {', '.join(known)}")
         if value.get("head_scales") is not None:
             value["head_scales"] = tuple(value["head_scales"])
-        return DrafterFile(**value)
+        options = {name: value.pop(name) for name in _OPTIONS if name in value}
+        return DrafterFile(DraftConfig(**options), **value)
     except (ValueError, TypeError) as error:
         raise FormatError(f"{path}: not a drafter.json ({error}); {_HINT}") from error
 
@@ -163,92 +118,7 @@ def load_drafter(path: str | Path, lm: NGramLM | None = None) -> Drafter:
             f"load_drafter: the LM has a vocabulary of {lm.vocab_size}, {path} is for one of "
             f"{file.vocab_size}; give the LM that it was tuned with"
         )
-    if file.weighs_heads and file.strategy in ("p_best", "tree"):
-        return WeighedDrafter(file, lm)
-    if file.strategy == "tree":
-        return TreeDrafter(
-            lm, top_k=file.top_k, max_nodes=file.max_nodes, alpha=file.alpha,
-            temperature=file.temperature,
-        )  # fmt: skip
-    if file.strategy == "p_best":
-        return LatticeDrafter(
-            lm, top_k=file.top_k, num_drafts=file.num_drafts, alpha=file.alpha
-        )  # fmt: skip
-    return BlockDrafter() if file.strategy == "bpd" else NoDrafter()
-
-
-def weigh_heads(
-    scores: Float32Array, head_scales: Sequence[float] | None, entropy_weight: float
-) -> Float32Array:
-    """Scores of heads that are trusted more or less than others.
-
-    Args:
-        scores: (.., H, k) float32, raw logits of the candidates; -inf masks.
-        head_scales: H factors or more, above 0; None for ones.
-        entropy_weight: w; a slot's scores are multiplied by exp(-w e), e being the entropy of the
-            softmax over its candidates divided by ln k, 0..1. Above 0 unsure heads count less.
-
-    Returns:
-        (.., H, k) float32; the rank of a slot's candidates stays.
-    """
-    slots, top_k = scores.shape[-2:]
-    scales = np.ones(slots) if head_scales is None else np.asarray(head_scales[:slots])
-    factors = np.broadcast_to(scales, scores.shape[:-1])
-    if entropy_weight != 0.0 and top_k > 1:
-        best = scores.max(axis=-1, keepdims=True)
-        weights = np.exp(scores.astype(np.float64) - np.where(np.isfinite(best), best, 0.0))
-        total = weights.sum(axis=-1, keepdims=True)
-        shares = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-        logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
-        factors = factors * np.exp(entropy_weight * (shares * logs).sum(axis=-1) / math.log(top_k))
-    return np.asarray(scores * factors[..., None], np.float32)
-
-
-class WeighedDrafter(Drafter):
-    """Lists or trees over heads' scores that `weigh_heads` has changed.
-
-    Args:
-        file: strategy "p_best" or "tree" and its numbers.
-        lm: n-gram LM, or None: heads alone.
-    """
-
-    def __init__(self, file: DrafterFile, lm: NGramLM | None) -> None:
-        self.file, self.lm = file, lm
-
-    def propose(self, state: DecodeState) -> Drafts | DraftTree:
-        """(1, p, num_slots) token ids, or a tree of (1, N) nodes.
-
-        Raises:
-            ValueError: heads or a target of another shape than the file's.
-        """
-        return self.propose_batch([state])
-
-    def propose_batch(self, states: Sequence[DecodeState]) -> Drafts | DraftTree:
-        """(B, p, H) token ids, or a tree of (B, N) nodes."""
-        file, model = self.file, states[0].model
-        logits = batch_head_logits(states)
-        if model.vocab_size != file.vocab_size or logits.shape[1] > file.num_slots:
-            raise ValueError(
-                f"WeighedDrafter: the target has a vocabulary of {model.vocab_size} and "
-                f"{logits.shape[1]} slots, drafter.json is for {file.vocab_size} and "
-                f"{file.num_slots}; tune for this model: lattice-bpd tune"
-            )
-        with states[0].stats.stage("top_k"):
-            found = select_top_k(logits, file.top_k, log_softmax=False, where="WeighedDrafter")
-        reach = 1 if self.lm is None else self.lm.order
-        contexts = [state.tokens[-reach:] for state in states]
-        with states[0].stats.stage("rescore"):
-            scores = weigh_heads(found.scores, file.head_scales, file.entropy_weight)
-            found = Candidates(found.token_ids, scores)
-            if file.strategy == "p_best":
-                return rescore_lattice(
-                    found, contexts, self.lm, num_drafts=file.num_drafts, alpha=file.alpha
-                )
-            found = found.at_temperature(file.temperature)
-            return rescore_tree(
-                found, contexts, self.lm, max_nodes=file.max_nodes,
-                alpha=file.alpha / file.temperature,
-            )  # fmt: skip
+    return make_drafter(file.config, DraftSources(lm))
 
 
 def _find_lm(file: DrafterFile, path: Path) -> NGramLM:
@@ -261,10 +131,3 @@ def _find_lm(file: DrafterFile, path: Path) -> NGramLM:
         f"load_drafter: {path} needs an n-gram LM and {name or 'its file'} is not there; give "
         "lm=NGramLM.load(path)"
     )
-
-
-def _check_number(name: str, value: Any, *, above: float) -> None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or value <= above:
-        more = " above 0" if above == 0.0 else ""
-        raise ValueError(f"{name} is {value!r}; expected a finite number{more}")

@@ -1,127 +1,141 @@
-"""The drafter of each strategy by name."""
+"""Builds the drafter of a strategy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lattice_bpd.decode.adaptive.controller import Controller
 from lattice_bpd.decode.adaptive.experience import Experience
-from lattice_bpd.decode.drafters.basic import (
-    BlockDrafter,
-    Drafter,
-    LatticeDrafter,
-    NoDrafter,
-)
-from lattice_bpd.decode.drafters.sampled import DrawnTreeDrafter
+from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
+from lattice_bpd.decode.drafters.combined import CombinedDrafter
+from lattice_bpd.decode.drafters.continuation import ContinuationDrafter
+from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
+from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
+from lattice_bpd.decode.drafters.lookup import LookupDrafter
+from lattice_bpd.decode.drafters.oracle import OracleDrafter
+from lattice_bpd.decode.drafters.p_best import PBestDrafter
+from lattice_bpd.decode.drafters.sampled import SampledTreeDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
 from lattice_bpd.decode.drafters.tree import TreeDrafter
-from lattice_bpd.decode.huggingface.arguments import check_lm, check_numbers, check_sizes
-from lattice_bpd.decode.strategies.model_strategies import (
-    MODEL_STRATEGIES,
-    check_draft_model,
-    make_model_drafter,
-)
+from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
 
-STRATEGIES = (
-    "greedy", "bpd", "ngram", "neural", "p_best", "tree", "drawn", "auto", *MODEL_STRATEGIES,
-    "oracle",
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class DraftSources:
+    """What drafts can be made from.
+
+    Attributes:
+        lm: n-gram LM over the target's token ids; of "neural" and "p_best" also a TransitionScorer
+            or a small causal LM of `transformers`.
+        draft_model: a small causal LM of `transformers` with the target's tokenizer.
+        has_heads: whether the model has draft heads.
+        experience: what "auto" has learned of the model; None: nothing.
+        output: what "oracle" looks up.
+    """
+
+    lm: Any = None
+    draft_model: Any = None
+    has_heads: bool = True
+    experience: Experience | None = None
+    output: Sequence[int] = ()
 
 
-def make_drafter(
-    strategy: str,
-    vocab_size: int,
-    *,
-    lm: NGramLM | None = None,
-    scorer: Any = None,
-    top_k: int = 16,
-    num_drafts: int = 16,
-    max_nodes: int = 36,
-    alpha: float = 0.5,
-    temperature: float = 1.0,
-    cache: bool | int = False,
-    draft_model: Any = None,
-    num_slots: int | None = None,
-    has_heads: bool = True,
-    experience: Experience | None = None,
-) -> Drafter:
-    """The drafter of a strategy; all but "oracle", which needs the output first.
+def make_drafter(config: DraftConfig, sources: DraftSources | None = None) -> Drafter:
+    """The drafter of a strategy.
 
     Args:
-        strategy: see `generate`, as for all other arguments.
-        vocab_size: V of the target.
-        lm: n-gram LM.
-        scorer: of "neural", or instead of the LM of "p_best".
-        top_k: k.
-        num_drafts: p of "p_best".
-        max_nodes: N of "tree" and "drawn", and the most of "auto".
-        alpha: weight of the LM.
-        temperature: of "tree", "drawn" and "auto".
-        cache: of "ngram", "p_best", "tree", "drawn" and "auto".
-        draft_model: of "draft_model" and "combined".
-        num_slots: longest draft of "draft_model" and "lookup".
-        has_heads: whether "combined" has heads to draft with.
-        experience: of "auto"; None to begin anew.
+        config: strategy and options.
+        sources: LM, draft model and what else the strategy uses.
 
     Raises:
-        ValueError: an unknown strategy, "ngram" without an LM, "neural" without a scorer, a
-            scorer or draft model that is missing or not used, or sizes out of range.
-        TypeError: an LM, a scorer or a draft model that is none, sizes that are no ints, or a cache
-            that is neither bool nor int.
+        ValueError: a source that is missing, or that the strategy does not use.
+        TypeError: an LM or a draft model of another type.
     """
-    if strategy not in STRATEGIES:
+    sources, strategy = sources or DraftSources(), config.strategy
+    info = STRATEGIES[strategy]
+    if "lm" in info.needs and sources.lm is None:
+        neural = "a small causal LM with the target's tokenizer, or a TransitionScorer"
+        needed = neural if strategy == "neural" else "NGramLM.load(path)"
+        raise ValueError(f"generate: strategy {strategy!r} needs an LM; give lm=, {needed}")
+    if "draft_model" in info.needs and sources.draft_model is None:
         raise ValueError(
-            f"generate: strategy is {strategy!r}; expected one of {', '.join(STRATEGIES)}"
+            f"generate: strategy {strategy!r} needs a draft model; give draft_model=, a small "
+            "causal LM with the target's tokenizer"
         )
-    check_lm(lm)
-    if strategy == "ngram" and lm is None:
+    if sources.draft_model is not None and "draft_model" not in (*info.needs, *info.takes):
+        users = [name for name, one in STRATEGIES.items() if "draft_model" in one.needs + one.takes]
         raise ValueError(
-            "generate: strategy 'ngram' needs an n-gram LM; give lm=NGramLM.load(path), or use "
-            "'tree' or 'p_best', which also work on the heads alone"
+            f"generate: strategy {strategy!r} does not use a draft model; use "
+            f"{' or '.join(map(repr, users))}, or leave draft_model out"
         )
-    _check_scorer(strategy, lm, scorer)
-    check_draft_model(strategy, draft_model, num_slots)
-    check_sizes(vocab_size, top_k, num_drafts, max_nodes)
-    check_numbers(alpha, temperature)
-    if strategy in MODEL_STRATEGIES:
-        return make_model_drafter(
-            strategy, lm=lm, draft_model=draft_model, num_slots=num_slots, has_heads=has_heads,
-            top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature, cache=cache,
-        )  # fmt: skip
-    if strategy == "bpd":
-        return BlockDrafter()
-    if strategy in ("tree", "drawn", "auto"):
-        make = DrawnTreeDrafter if strategy == "drawn" else TreeDrafter
-        tree = make(
-            lm, top_k=top_k, max_nodes=max_nodes, alpha=alpha, temperature=temperature, cache=cache
-        )
-        return Controller(tree, experience) if strategy == "auto" else tree
-    if scorer is not None:
-        drafts = 1 if strategy == "neural" else num_drafts
-        return ScorerDrafter(scorer, top_k=top_k, num_drafts=drafts, alpha=alpha)
-    if strategy in ("ngram", "p_best"):
-        drafts = 1 if strategy == "ngram" else num_drafts
-        return LatticeDrafter(lm, top_k=top_k, num_drafts=drafts, alpha=alpha, cache=cache)
-    return NoDrafter()
-
-
-def _check_scorer(strategy: str, lm: NGramLM | None, scorer: Any) -> None:
-    """Refuse scorers that are missing, or that would not be asked."""
-    if strategy == "neural" and scorer is None:
+    if config.draft_length is not None and "draft_length" not in info.options:
         raise ValueError(
-            "generate: strategy 'neural' needs a scorer; give scorer=, a small causal LM with the "
-            "target's tokenizer, or a TransitionScorer"
+            f"generate: strategy {strategy!r} drafts as many slots as there are heads; "
+            "draft_length is for draft_model, lookup, combined; leave it out"
         )
-    if scorer is None:
-        return
     if strategy not in ("neural", "p_best"):
-        raise ValueError(
-            f"generate: strategy {strategy!r} does not use a scorer; use 'neural' or 'p_best', or "
-            "leave scorer out"
-        )
+        _check_ngram_lm(sources.lm)
+    return _BUILDERS[strategy](config, sources)
+
+
+def _check_ngram_lm(lm: Any) -> None:
+    if lm is None or isinstance(lm, NGramLM):
+        return
+    hint = f"NGramLM.load({lm!r})" if isinstance(lm, str) else "NGramLM.load(path)"
+    raise TypeError(
+        f"generate: lm is a {type(lm).__name__}; expected an NGramLM; load one with {hint} "
+        "(scorers and neural LMs are for 'neural' and 'p_best')"
+    )
+
+
+def _p_best(config: DraftConfig, sources: DraftSources) -> Drafter:
+    if isinstance(sources.lm, str):
+        _check_ngram_lm(sources.lm)
+    if sources.lm is None or isinstance(sources.lm, NGramLM):
+        return PBestDrafter(sources.lm, config)
+    return ScorerDrafter(sources.lm, config)
+
+
+def _draft_model(config: DraftConfig, sources: DraftSources) -> Drafter:
+    """A chain, or with an LM a tree of its rescored lattice."""
+    shape = "chain" if sources.lm is None else "tree"
+    return DraftModelDrafter(sources.draft_model, config, shape=shape, lm=sources.lm)
+
+
+def _lookup(config: DraftConfig, _: DraftSources) -> Drafter:
+    length = config.draft_length
+    return LookupDrafter() if length is None else LookupDrafter(draft_length=length)
+
+
+def _combined(config: DraftConfig, sources: DraftSources) -> Drafter:
+    """Heads and their continuation by the LM, draft model and lookup, as far as there are any."""
+    lm = sources.lm
+    parts: list[Drafter] = []
+    heads = TreeDrafter(lm, config) if sources.has_heads else None
     if lm is not None:
-        raise ValueError(
-            "generate: found both lm and scorer; expected one; to use both give "
-            "scorer=MixtureScorer([(scorer, weight), (lm, weight)])"
-        )
+        top_k = min(config.top_k, lm.vocab_size)
+        parts.append(ContinuationDrafter(heads, lm, top_k=top_k, max_nodes=config.max_nodes))
+    elif heads is not None:
+        parts.append(heads)
+    if sources.draft_model is not None:
+        parts.append(_draft_model(config, sources))
+    return CombinedDrafter([*parts, _lookup(config, sources)], max_nodes=config.max_nodes)
+
+
+_BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
+    "greedy": lambda _config, _sources: NoDrafter(),
+    "bpd": lambda _config, _sources: ArgmaxDrafter(),
+    "ngram": lambda config, sources: PBestDrafter(sources.lm, config),
+    "neural": lambda config, sources: ScorerDrafter(sources.lm, config),
+    "p_best": _p_best,
+    "tree": lambda config, sources: TreeDrafter(sources.lm, config),
+    "sampled": lambda config, sources: SampledTreeDrafter(sources.lm, config),
+    "auto": lambda config, sources: Controller(TreeDrafter(sources.lm, config), sources.experience),
+    "draft_model": _draft_model,
+    "lookup": _lookup,
+    "combined": _combined,
+    "oracle": lambda config, sources: OracleDrafter(sources.output, top_k=config.top_k),
+}

@@ -5,7 +5,7 @@ NGramScorer        an NGramLM
 KenlmScorer        a KenLM binary or ARPA file, through the kenlm module
 MixtureScorer      several scorers with weights
 
-A neural LM is one more: `lattice_bpd.decode.NeuralScorer`, which needs torch.
+A neural LM is one more: `lattice_bpd.decode.drafters.NeuralScorer`, which needs torch.
 """
 
 from lattice_bpd.draft.scorers.beam import ScorerError, search_drafts

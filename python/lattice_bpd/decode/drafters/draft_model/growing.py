@@ -1,7 +1,7 @@
 """Trees of a draft model: level by level, one call with tree attention for each.
 
 best     the most probable prefixes under the draft model
-drawn    so many children of each node, drawn without replacement
+sampled  so many children of each node, sampled without replacement
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from lattice_bpd.decode.drafters.cached_reader import CachedReader, ReadTexts
 from lattice_bpd.decode.drafters.draft_model.candidates import Best, draw, find_best, probabilities
-from lattice_bpd.draft.growing_tree import Growth
+from lattice_bpd.decode.drafters.growing_tree import GrowingTree
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
-AddChildren = Callable[[Growth, int, Int32Array, Float32Array], None]
+AddChildren = Callable[[GrowingTree, int, Int32Array, Float32Array], None]
 
 
 def grow_best(
@@ -33,7 +33,7 @@ def grow_best(
     top_k: int,
     max_nodes: int,
     temperature: float,
-) -> list[Growth]:
+) -> list[GrowingTree]:
     """The max_nodes most probable prefixes under the draft model.
 
     A prefix is at most as probable as the one without its last token. So a node that is not among
@@ -50,20 +50,20 @@ def grow_best(
         temperature: divides the logits.
     """
 
-    def add_children(tree: Growth, parent: int, ids: Int32Array, scores: Float32Array) -> None:
+    def add_children(tree: GrowingTree, parent: int, ids: Int32Array, scores: Float32Array) -> None:
         above = 0.0 if parent < 0 else tree.log_probs[parent]
         for token, log_prob in zip(ids.tolist(), scores.tolist(), strict=True):
             if log_prob > -math.inf:
                 tree.add(token, parent, above + min(log_prob, 0.0))
 
-    def prune(tree: Growth) -> None:
+    def prune(tree: GrowingTree) -> None:
         tree.keep_best(max_nodes)
 
     best = partial(find_best, top_k=top_k, temperature=temperature)
     return _grow(reader, texts, logits, depths, best, lambda _row: add_children, prune)
 
 
-def grow_drawn(
+def grow_sampled(
     reader: CachedReader,
     texts: ReadTexts,
     logits: Tensor,
@@ -73,7 +73,7 @@ def grow_drawn(
     draws: Sequence[int],
     temperature: float,
     generators: Sequence[np.random.Generator],
-) -> list[Growth]:
+) -> list[GrowingTree]:
     """A tree drawn from the draft model: draws[j] children of each node of level j.
 
     Args:
@@ -89,11 +89,13 @@ def grow_drawn(
     """
 
     def children_of(row: int) -> AddChildren:
-        def add_children(tree: Growth, parent: int, ids: Int32Array, scores: Float32Array) -> None:
+        def add_children(
+            tree: GrowingTree, parent: int, ids: Int32Array, scores: Float32Array
+        ) -> None:
             depth = 0 if parent < 0 else tree.depths[parent] + 1
             shares = probabilities(scores)
             above = 0.0 if parent < 0 else tree.log_probs[parent]
-            tree.drawn_from[parent + 1] = (ids, shares)
+            tree.sampled_from[parent + 1] = (ids, shares)
             for place in draw(shares, draws[depth], generators[row]).tolist():
                 tree.add(int(ids[place]), parent, above + math.log(shares[place]))
 
@@ -110,9 +112,9 @@ def _grow(
     depths: Sequence[int],
     find: Callable[[Tensor], Best],
     children_of: Callable[[int], AddChildren],
-    prune: Callable[[Growth], None],
-) -> list[Growth]:
-    trees = [Growth() for _ in depths]
+    prune: Callable[[GrowingTree], None],
+) -> list[GrowingTree]:
+    trees = [GrowingTree() for _ in depths]
     best = find(logits)
     for row, tree in enumerate(trees):
         tree.failed = bool(best.failed[row])
@@ -140,7 +142,7 @@ def _grow(
 
 
 def _read_level(
-    tree: Growth, logits: Tensor, level: int, find: Callable[[Tensor], Best], add: AddChildren
+    tree: GrowingTree, logits: Tensor, level: int, find: Callable[[Tensor], Best], add: AddChildren
 ) -> None:
     """Children of all nodes of a level, from (N, V) logits behind the nodes."""
     nodes = [node for node, depth in enumerate(tree.depths) if depth == level]

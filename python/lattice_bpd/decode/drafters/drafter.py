@@ -1,0 +1,53 @@
+"""The interface of drafters, and the one that drafts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.verify.prefix_tree import PrefixTree
+
+
+class Drafter(Protocol):
+    """Proposes drafts for verification; write one to plug in your own.
+
+    A mistake of a drafter costs time, never output. One drafter may serve several sequences.
+    """
+
+    def propose(self, states: Sequence[DecodeState]) -> Sequence[PrefixTree | None]:
+        """Drafts of the tokens that follow `state.tokens`, for all active sequences at once.
+
+        Args:
+            states: one per sequence. `state.num_slots` (for drafts of heads) and
+                `state.max_draft_length` (for any other) are at least 1. Do not change them, except
+                for `state.memory` and `state.stats`.
+
+        Returns:
+            For each state a tree below its exact token, `state.tokens[-1]`, or None to draft
+            nothing in this step. `PrefixTree.from_drafts` makes one of a list of drafts,
+            `PrefixTree.from_nodes` of a row of a DraftTree. Nodes deeper than
+            `state.max_draft_length` are dropped.
+
+        Raises:
+            DraftError: it cannot draft in this step, which then decodes one token.
+        """
+        ...
+
+    def observe(self, state: DecodeState, token_ids: Sequence[int]) -> None:  # noqa: ARG002
+        """Called with the tokens decoded in each call of the target.
+
+        Args:
+            state: the sequence, with these tokens appended.
+            token_ids: the accepted draft tokens, then the exact token; after the prompt was read,
+                the first exact token alone.
+        """
+        return
+
+
+class NoDrafter(Drafter):
+    """Greedy decoding: every call of the target decodes one token."""
+
+    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
+        """None for each state."""
+        return [None] * len(states)

@@ -1,0 +1,94 @@
+"""Draft trees built node by node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lattice_bpd.verify.prefix_tree import PrefixTree
+
+Distribution = tuple[Any, Any]  # token ids (k,) and probabilities (k,) that sum to 1
+
+
+@dataclass
+class GrowingTree:
+    """A draft tree under construction; no node is more probable than its parent.
+
+    Attributes:
+        token_ids: of the nodes, parents before children.
+        parents: of the nodes, -1 for first tokens.
+        depths: of the nodes, 0 for first tokens.
+        log_probs: of the nodes, ln of the probability of the prefix that ends there.
+        sampled_from: of the exact token and the nodes, what their children were sampled from.
+        failed: whether logits were NaN or infinite.
+        children: the node of each parent and token.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    sampled_from: list[Distribution | None] = field(default_factory=lambda: [None])
+    failed: bool = False
+    children: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @classmethod
+    def from_tree(cls, tree: PrefixTree) -> GrowingTree:
+        """The draft tokens of a tree whose log probabilities are known."""
+        grown, log_probs = cls(), tree.log_probs
+        assert log_probs is not None
+        nodes = zip(tree.token_ids[1:], tree.parents[1:], log_probs.tolist(), strict=True)
+        for token, parent, log_prob in nodes:
+            grown.add(token, parent - 1, log_prob)
+        return grown
+
+    def add(self, token: int, parent: int, log_prob: float) -> int:
+        """Adds a node, and returns its number."""
+        node = self.children[parent, token] = len(self.token_ids)
+        self.token_ids.append(token)
+        self.parents.append(parent)
+        self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
+        self.log_probs.append(log_prob)
+        self.sampled_from.append(None)
+        return node
+
+    def merge(self, token: int, parent: int, log_prob: float) -> int:
+        """The node of a token below a parent, new or with the greater of both probabilities."""
+        node = self.children.get((parent, token))
+        if node is None:
+            return self.add(token, parent, log_prob)
+        self.log_probs[node] = max(self.log_probs[node], log_prob)
+        return node
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from the first one down to a node; none for -1."""
+        tokens = []
+        while node >= 0:
+            tokens.append(self.token_ids[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def keep_best(self, max_nodes: int) -> None:
+        """Drops all but the most probable nodes; the rest is in order of falling probability."""
+        order = sorted(range(len(self.log_probs)), key=lambda node: -self.log_probs[node])
+        numbers = {-1: -1, **{node: number for number, node in enumerate(order[:max_nodes])}}
+        kept = GrowingTree()
+        for node in order[:max_nodes]:
+            kept.add(self.token_ids[node], numbers[self.parents[node]], self.log_probs[node])
+        vars(self).update(vars(kept), failed=self.failed)
+
+    def to_tree(self, exact_token: int) -> PrefixTree:
+        """The tree below an exact token, with log probabilities."""
+        return PrefixTree.from_nodes(
+            exact_token, self.token_ids, self.parents, len(self.token_ids),
+            np.array(self.log_probs, np.float32),
+        )  # fmt: skip
+
+    def to_sampled_tree(self, exact_token: int) -> PrefixTree:
+        """The tree below an exact token, with the distributions of its children."""
+        return PrefixTree.from_nodes(
+            exact_token, self.token_ids, self.parents, len(self.token_ids),
+            sampled_from=self.sampled_from,
+        )  # fmt: skip

@@ -1,0 +1,91 @@
+"""The p best paths through the top-k lattice as drafts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from lattice_bpd.decode.constraint.search import rescore_intersections
+from lattice_bpd.decode.drafters.drafter import Drafter
+from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
+from lattice_bpd.decode.drafters.ngram_caches import NGramCaches
+from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.drafts import Drafts
+from lattice_bpd.lattice.logits import Candidates
+from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.search import search_drafts
+
+
+class PBestDrafter(Drafter):
+    """The p best paths through the top-k lattice under heads + alpha * n-gram LM.
+
+    Args:
+        lm: n-gram LM over the target's token ids, or None: heads alone ("0-gram").
+        config: options; None: the defaults.
+        options: by name, instead of the config's: top_k, num_drafts, alpha, ngram_cache,
+            head_scales, entropy_weight; see `DraftConfig`.
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: an option out of range; in `propose`, an LM of another vocabulary than the
+            target's, or a top_k above V.
+
+    Source: Kim et al. 2024, section 7.2.
+    """
+
+    def __init__(
+        self, lm: NGramLM | None, config: DraftConfig | None = None, **options: Any
+    ) -> None:
+        self.lm, self.config = lm, DraftConfig.make("PBestDrafter", config, options)
+        self.num_drafts = 1 if self.config.strategy == "ngram" else self.config.num_drafts
+        self._caches = NGramCaches.of_option(self.config.ngram_cache, lm)
+
+    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
+        """A tree of p drafts for each state."""
+        caches = self._caches
+        candidates, contexts, intersections = prepare_rescoring(
+            self.config, self.lm, states, caches, "PBestDrafter"
+        )
+        if intersections is not None and caches is None:
+            with states[0].stats.stage("rescore"):
+                drafts = rescore_intersections(
+                    candidates, intersections, contexts, self.lm, self.num_drafts, self.config.alpha
+                )
+                return build_list_trees(drafts, states)
+        return search_lists(
+            states, candidates, contexts, self.lm, "rescore",
+            num_drafts=self.num_drafts, alpha=self.config.alpha,
+            caches=None if caches is None else caches.update(states),
+        )  # fmt: skip
+
+
+def search_lists(
+    states: Sequence[DecodeState],
+    candidates: Candidates,
+    contexts: Sequence[Sequence[int]],
+    lm: NGramLM | None,
+    stage: str,
+    **options: Any,
+) -> list[PrefixTree]:
+    """The best drafts of each lattice as a tree; counts repeated tokens of the first draft."""
+    start = time.perf_counter()
+    lengths = [state.max_draft_length for state in states]
+    trees = search_drafts(candidates, contexts, lm, lengths, **options)
+    for state, tree in zip(states, trees, strict=True):
+        state.stats.add_repeats(*tree.count_repeats())
+    states[0].stats.lap(stage, start)
+    return trees
+
+
+def build_list_trees(drafts: Drafts, states: Sequence[DecodeState]) -> list[PrefixTree]:
+    """The drafts of each row as a tree; counts repeated tokens of the first draft."""
+    trees = []
+    for row, state in enumerate(states):
+        lists = drafts.token_ids[row, : int(drafts.counts[row]), : state.max_draft_length]
+        tree = PrefixTree.from_drafts(state.tokens[-1], lists)
+        state.stats.add_repeats(*tree.count_repeats())
+        trees.append(tree)
+    return trees

@@ -1,0 +1,77 @@
+"""Argument checks of `decode` and `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+MAX_NEW_TOKENS = 64
+"""Most tokens to decode if neither the caller nor a generation config sets it."""
+
+
+def check_int(where: str, name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return the value if it is an int in least..most.
+
+    Raises:
+        TypeError: not an int.
+        ValueError: out of range.
+    """
+    expected = f"an int, {least} or more" if most is None else f"an int, {least}..{most}"
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{where}: {name} is {value!r}; expected {expected}")
+    if value < least or (most is not None and value > most):
+        raise ValueError(
+            f"{where}: {name} is {value}; expected {expected.removeprefix('an int, ')}"
+        )
+    return int(value)
+
+
+def check_max_new_tokens(value: Any) -> int:
+    """See `check_int`."""
+    return check_int("decode", "max_new_tokens", value, 1)
+
+
+def check_stop_tokens(value: Collection[int] | int, vocab_size: int) -> frozenset[int]:
+    """Stop tokens as a set.
+
+    Raises:
+        TypeError: not ints.
+        ValueError: ids outside the vocabulary.
+    """
+    token_ids = [value] if isinstance(value, (int, np.integer)) else value
+    if hasattr(token_ids, "tolist"):
+        token_ids = token_ids.tolist()
+    if isinstance(token_ids, (str, bytes)) or not isinstance(token_ids, Collection):
+        raise TypeError(
+            f"decode: stop_token_ids is {value!r}; expected a list of token ids; a tokenizer has "
+            "convert_tokens_to_ids(token)"
+        )
+    return frozenset(
+        check_int("decode", "a stop token id", token, 0, vocab_size - 1) for token in token_ids
+    )
+
+
+def check_weights(model: Any) -> None:
+    """Raise ValueError if the target's weights are on the meta device, which holds no values."""
+    base = getattr(model, "base", model)
+    parameters = getattr(base, "parameters", None)
+    if parameters is None or hasattr(base, "hf_device_map"):  # offloaded: loaded on demand
+        return
+    if any(weight.is_meta for weight in parameters()):
+        raise ValueError(
+            "generate: the model's weights are on the meta device, which holds no values; expected "
+            "a loaded model; load it with from_pretrained"
+        )
+
+
+@contextmanager
+def ending_stream(streamer: Any) -> Iterator[None]:
+    """End the stream after the block, also after an exception, so that no consumer hangs."""
+    try:
+        yield
+    finally:
+        if streamer is not None:
+            streamer.end()

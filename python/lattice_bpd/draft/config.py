@@ -1,0 +1,189 @@
+"""Drafting strategies and their options: declared, documented and checked here only."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+MAX_NODES = 1 << 12  # kMaxTreeNodes of cpp/lattice_bpd/draft/find_tree.h
+
+
+class StrategyInfo(NamedTuple):
+    """What a strategy does, and what it uses.
+
+    Attributes:
+        summary: for help texts and tables.
+        options: the fields of DraftConfig that matter to it.
+        needs: of "heads", "lm" and "draft_model", those that it cannot draft without.
+        takes: those that it can use besides.
+    """
+
+    summary: str
+    options: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+
+
+_PATHS = ("top_k", "alpha", "ngram_cache", "head_scales", "entropy_weight")
+_TREE = ("max_nodes", "temperature", *_PATHS)
+
+STRATEGIES: Mapping[str, StrategyInfo] = {
+    "greedy": StrategyInfo("no drafts"),
+    "bpd": StrategyInfo("the most likely token of each head", needs=("heads",)),
+    "ngram": StrategyInfo("the best path with the LM", _PATHS, ("heads", "lm")),
+    "neural": StrategyInfo(
+        "the path that a neural LM scores best, slot by slot", ("top_k", "alpha", "beam"),
+        ("heads", "lm"),
+    ),
+    "p_best": StrategyInfo(
+        "the num_drafts best paths", ("num_drafts", "beam", *_PATHS), ("heads",), ("lm",)
+    ),
+    "tree": StrategyInfo("the max_nodes most probable prefixes", _TREE, ("heads",), ("lm",)),
+    "sampled": StrategyInfo("paths sampled as one tree, for Rejection", _TREE, ("heads",), ("lm",)),
+    "auto": StrategyInfo("trees whose size is chosen at run time", _TREE, ("heads",), ("lm",)),
+    "draft_model": StrategyInfo(
+        "the greedy continuation of a small causal LM; with an LM a tree",
+        ("draft_length", "top_k", "max_nodes", "alpha", "temperature"), ("draft_model",), ("lm",),
+    ),
+    "lookup": StrategyInfo("what followed the last tokens earlier in the text", ("draft_length",)),
+    "combined": StrategyInfo(
+        "one tree of heads, their continuation by the LM, draft model and lookup",
+        ("draft_length", *_TREE), (), ("heads", "lm", "draft_model"),
+    ),
+    "oracle": StrategyInfo(
+        "the best path in hindsight; decodes greedily first", ("top_k",), ("heads",)
+    ),
+}  # fmt: skip
+"""Every strategy by name, in the order of tables and help texts."""
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """How to draft; options that a strategy does not use are ignored.
+
+    Attributes:
+        strategy: a name of `STRATEGIES`.
+        top_k: k, candidates of each slot, 1 to the vocabulary size.
+        num_drafts: p, drafts of "p_best", 1..4096.
+        max_nodes: N, draft tokens of a tree, 1..4096; for "auto" the upper limit.
+        alpha: weight of the LM's natural log probabilities.
+        temperature: divides the scores of trees; above 1 a tree is wider and less deep.
+        ngram_cache: mix n-grams of prompt and output into the LM; the order is 1..6 (True: 4).
+            Trees then also extend beyond the last slot with what followed earlier in the text.
+        draft_length: longest draft of "draft_model" (None: 5) and "lookup" (None: 10).
+        beam: prefixes that a neural LM keeps at each slot; None: as many as there are drafts.
+        head_scales: H factors of the heads' scores, above 0; None: 1 for each head.
+        entropy_weight: w; a slot's scores are multiplied by exp(-w e), where e is the entropy of
+            its candidates divided by ln k.
+
+    Raises:
+        TypeError: a value of another type.
+        ValueError: an unknown strategy, or a value out of range.
+    """
+
+    strategy: str = "tree"
+    top_k: int = 16
+    num_drafts: int = 16
+    max_nodes: int = 36
+    alpha: float = 0.5
+    temperature: float = 1.0
+    ngram_cache: bool | int = False
+    draft_length: int | None = None
+    beam: int | None = None
+    head_scales: tuple[float, ...] | None = None
+    entropy_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise for values that cannot be drafted with."""
+        if self.strategy not in STRATEGIES:
+            near = difflib.get_close_matches(str(self.strategy), STRATEGIES, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(
+                f"strategy is {self.strategy!r}; {hint}expected one of {', '.join(STRATEGIES)}"
+            )
+        for name in ("top_k", "num_drafts", "max_nodes", "draft_length", "beam"):
+            value = getattr(self, name)
+            if value is not None or name in ("top_k", "num_drafts", "max_nodes"):
+                _check_int(name, value, MAX_NODES if name in ("num_drafts", "max_nodes") else None)
+        for name in ("alpha", "temperature", "entropy_weight"):
+            _check_number(name, getattr(self, name), positive=name == "temperature")
+        for scale in self.head_scales or ():
+            _check_number("head_scales", scale, positive=True)
+        if not isinstance(self.ngram_cache, int):
+            raise TypeError(
+                f"ngram_cache is {self.ngram_cache!r}; expected True, False or an order (a "
+                "ContextNGram of your own goes to rescore_lattice or rescore_tree)"
+            )
+        if self.ngram_cache is not False and not 1 <= self.ngram_cache <= 6:
+            raise ValueError(f"ngram_cache is {self.ngram_cache}; expected an order of 1..6")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that matter to the strategy."""
+        return {name: getattr(self, name) for name in STRATEGIES[self.strategy].options}
+
+    @property
+    def weighs_heads(self) -> bool:
+        """Whether the heads' scores are changed before the search."""
+        return self.head_scales is not None or self.entropy_weight != 0.0
+
+    @classmethod
+    def make(
+        cls, where: str, config: DraftConfig | None, options: Mapping[str, Any]
+    ) -> DraftConfig:
+        """A config with some options replaced.
+
+        Args:
+            where: the caller's name, for error messages.
+            config: the config; None: the defaults.
+            options: values by name.
+
+        Raises:
+            TypeError: an unknown option; or as the class.
+            ValueError: as the class.
+        """
+        known = [one.name for one in fields(cls)]
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}=? " if near else ""
+            raise TypeError(
+                f"{where}: unknown option {unknown[0]!r}; {hint}expected of {', '.join(known)}"
+            )
+        try:
+            return replace(config or cls(), **options)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from None
+
+    @classmethod
+    def describe(cls, name: str) -> str:
+        """The description of an option, as the class documents it."""
+        text = inspect.cleandoc(cls.__doc__ or "")
+        found = re.search(rf"^    {name}: (.*?)(?=^    \w+: |^\S|\Z)", text, re.M | re.S)
+        return "" if found is None else " ".join(found.group(1).split())
+
+
+def _check_int(name: str, value: Any, most: int | None) -> None:
+    expected = "a whole number, 1 or more" if most is None else f"a whole number, 1..{most}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; expected {expected}") from None
+    if isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}; expected {expected}")
+    if number < 1 or number > (most or number):
+        raise ValueError(f"{name} is {value}; expected {expected}")
+
+
+def _check_number(name: str, value: Any, *, positive: bool) -> None:
+    expected = "a finite number above 0" if positive else "a finite number"
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} is {value!r}; expected {expected}")
+    if not math.isfinite(value) or (positive and not value > 0.0):
+        raise ValueError(f"{name} is {value}; expected {expected}")
