@@ -1,1 +1,1 @@
-"""What a call of the target and a decoded token cost."""
+"""Measured time of a target call, and modeled cost of a decoded token."""

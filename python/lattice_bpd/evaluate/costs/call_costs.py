@@ -1,17 +1,18 @@
-"""What a call of the target costs by its draft tokens: from a file, or measured."""
+"""Time of a target call by its number of draft tokens: from a file, or measured."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.evaluate.costs.cost_curve import CostCurve
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.stacked_cache import StackedCache
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 SIZES = (0, 1, 4, 8, 12, 18, 24, 36, 54, 72, 108, 144)
 ROUNDS = 15
 _CONTEXT = 64  # tokens before the measured call
+_FAR = 1 << 20  # more draft tokens than any call has
 
 
 def read_costs(path: str | Path) -> dict[int, float]:
-    """A cost curve from JSON.
+    """Call times from JSON.
 
     Args:
         path: a file with one object, draft tokens -> milliseconds: {"0": 1.9, "36": 2.4}.
@@ -41,26 +43,37 @@ def read_costs(path: str | Path) -> dict[int, float]:
     path = Path(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        found = {int(size): float(cost) for size, cost in value.items()}
-        for size, cost in found.items():
+        costs = {int(size): float(cost) for size, cost in value.items()}
+        for size, cost in costs.items():
             if size < 0 or not 0.0 < cost < math.inf:
                 raise ValueError(f"{size} draft tokens in {cost} ms")
-        if len(found) < 2:
-            raise ValueError(f"{len(found)} sizes; expected two or more")
+        if len(costs) < 2:
+            raise ValueError(f"{len(costs)} sizes; expected two or more")
     except (ValueError, TypeError, AttributeError) as error:
         raise FormatError(
             f"{path}: not a cost curve ({error}); expected draft tokens and milliseconds above 0, "
             'such as {"0": 1.9, "36": 2.4}'
         ) from error
-    return dict(sorted(found.items()))
+    return dict(sorted(costs.items()))
 
 
-def make_curve(costs: dict[int, float]) -> CostCurve:
-    """The curve through milliseconds by draft tokens."""
-    curve = CostCurve()
-    for size, cost in costs.items():
-        curve.add(size, cost / 1e3)
-    return curve
+def interpolate_costs(costs: Mapping[int, float], sizes: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Expected time of calls, where no call takes longer than one with more draft tokens.
+
+    Linear between known sizes; beyond the largest with the mean slope of the known range.
+
+    Args:
+        costs: time by draft tokens, one size or more.
+        sizes: (n,) draft tokens of each call.
+
+    Returns:
+        (n,) float64, in the unit of `costs`.
+    """
+    known, times = zip(*sorted(costs.items()), strict=True)
+    rising = np.minimum.accumulate(times[::-1])[::-1]
+    slope = (rising[-1] - rising[0]) / max(1, known[-1] - known[0])
+    far = rising[-1] + slope * (_FAR - known[-1])
+    return np.asarray(np.interp(sizes, [*known, _FAR], [*rising, far]), np.float64)
 
 
 def measure_costs(
@@ -69,19 +82,19 @@ def measure_costs(
     rounds: int = ROUNDS,
     on_round: Callable[[], None] | None = None,
 ) -> dict[int, float]:
-    """Time verifying calls of the target; sizes take turns, so that a busy machine is for all.
+    """Time verifying calls of the target; sizes take turns, so that other load affects all alike.
 
     Args:
         model: target and heads.
         sizes: draft tokens of a call.
-        rounds: calls of each size; their median counts, the first one warms up.
+        rounds: timed calls of each size, after one call to warm up.
         on_round: called after each round.
 
     Returns:
-        Milliseconds by draft tokens.
+        Median milliseconds by draft tokens, made monotone as by `interpolate_costs`.
     """
     context = min(_CONTEXT, (model.max_positions or 2 * _CONTEXT) // 2)
-    curve = CostCurve()
+    times: dict[int, list[float]] = {size: [] for size in sizes}
     with torch.inference_mode():
         prompt = torch.arange(context, device=model.device)[None] % model.vocab_size
         _, cache = model.target.read_prompts(prompt)
@@ -90,8 +103,10 @@ def measure_costs(
                 drafts = [[token % model.vocab_size] for token in range(size)]
                 tree = PrefixTree.from_drafts(1, drafts)
                 state = BatchCache(StackedCache.from_cache(cache, size + 2))
-                found = verify_trees(model.target, state, [tree], form="tree")
-                curve.add(size, found.target_seconds)
+                verified = verify_trees(model.target, state, [tree], layout="tree")
+                times[size].append(1e3 * verified.target_seconds)
             if on_round is not None:
                 on_round()
-    return {size: 1e3 * float(curve.seconds([size])[0]) for size in sizes}
+    # The first call of a size may include compilation and allocation.
+    medians = {size: float(np.median(of_size[1:] or of_size)) for size, of_size in times.items()}
+    return dict(zip(sizes, interpolate_costs(medians, sizes).tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""What a decoded token costs by block efficiency: memory traffic and arithmetic at any model size.
+"""Memory traffic and arithmetic of a decoded token, for any model size and block efficiency.
 
 The model behind table 11 of Kim et al. 2024: a call of the target reads its parameters once and the
 keys and values of all tokens that it attends to, drafted ones included, and it computes for the
@@ -8,15 +8,15 @@ context and for each drafted token. A decoded token costs that divided by block 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 SEQUENCE_LENGTHS = (128, 512, 1024, 2048)
 """Context lengths of table 11."""
 
 
-@dataclass(frozen=True)
-class TokenCost:
-    """Per decoded token, at batch size 1.
+class TokenCost(NamedTuple):
+    """Cost of a decoded token at batch size 1.
 
     Attributes:
         parameter_gb: parameters read, in GB (1e9 bytes).
@@ -28,21 +28,17 @@ class TokenCost:
     kv_gb: float
     tera_flops: float
 
-    def to_json(self) -> dict[str, float]:
-        """The fields by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class CostModel:
-    """One model's share of a call.
+    """What a call of one model reads and computes.
 
     Attributes:
         parameter_bytes: read by every call.
-        kv_bytes: of a token's keys and values in all layers.
-        flops_per_call: for what does not depend on the draft.
+        kv_bytes: keys and values of a token in all layers.
+        flops_per_call: independent of the draft.
         flops_per_draft_token: for each drafted token.
-        attention_flops: for each pair of a token that is read and one that it sees.
+        attention_flops: for each pair of a query token and a token that it attends to.
     """
 
     parameter_bytes: float
@@ -59,8 +55,8 @@ class CostModel:
 
         Args:
             num_parameters: of target and heads, all read by each call.
-            num_layers: with attention.
-            kv_width: numbers of a token's keys in one layer, key-value heads x head size.
+            num_layers: attention layers.
+            kv_width: values of a token's keys in one layer, key-value heads x head size.
             bytes_per_value: 2 for bfloat16.
 
         Returns:
@@ -92,11 +88,11 @@ class CostModel:
         """The cost of a decoded token.
 
         Args:
-            block_efficiency: decoded tokens for each call, 1 for greedy decoding.
+            block_efficiency: decoded tokens per call, 1 for greedy decoding.
             sequence_length: tokens of the context.
             draft_tokens: verified by each call: p x h for a list (the paper counts 9 for each
                 draft, head 1 among them), the nodes of a tree.
-            rescorer: a neural rescorer's share of each call.
+            rescorer: a neural rescorer that runs once per call.
 
         Raises:
             ValueError: a block efficiency that is not above 0, or negative sizes.
@@ -121,7 +117,7 @@ class CostModel:
 
 PAPER_TARGET = CostModel(
     parameter_bytes=3.0e9,  # 1.5 B parameters in bfloat16
-    kv_bytes=18 * 12_288 * 2 * 2,  # 18 layers, K and V; table 11 takes the hidden width of table 6
+    kv_bytes=18 * 12_288 * 2 * 2,  # 18 layers, K and V; table 11 uses the feed-forward width
     flops_per_call=0.931e12,
     flops_per_draft_token=0.00094e12,
 )
@@ -129,8 +125,8 @@ PAPER_TARGET = CostModel(
 
 PAPER_RESCORER = CostModel(
     parameter_bytes=0.122e9,  # 61 M parameters in bfloat16
-    kv_bytes=12 * 1_536 * 2 * 2,  # 12 layers, by the hidden width again
-    flops_per_call=0.155e12,  # what table 11's one cell leaves; the paper gives no formula
+    kv_bytes=12 * 1_536 * 2 * 2,  # 12 layers
+    flops_per_call=0.155e12,  # derived from table 11's one cell; the paper gives no formula
     flops_per_draft_token=0.0,
 )
-"""Its 61 M neural rescorer."""
+"""The paper's 61 M neural rescorer."""

@@ -22,7 +22,8 @@ import torch
 
 import lattice_bpd
 from lattice_bpd._core import FormatError
-from lattice_bpd.evaluate.replay.settings import DraftOptions
+from lattice_bpd.atomic_files import write_json
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.extras import require
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.blockwise import BlockwiseLM
@@ -71,16 +72,16 @@ class DemoSettings:
     training: dict[str, Any] = field(default_factory=dict)
     loops: dict[str, float] = field(default_factory=dict)
 
-    def options(self, name: str) -> DraftOptions:
+    def options(self, name: str) -> DraftConfig:
         """The options of the setting `name`; "adaptive" has a cache of the text's n-grams."""
         base = _SAME_AS.get(name, name)
-        return DraftOptions(
+        return DraftConfig(
             top_k=self.top_k,
             num_drafts=self.num_drafts,
             max_nodes=self.max_nodes,
             alpha=self.alpha.get(name, self.alpha.get(base, 0.0)),
             temperature=self.temperature.get(name, self.temperature.get(base, 1.0)),
-            cache=name == "adaptive",
+            ngram_cache=name == "adaptive",
         )
 
     def save(self, directory: Path) -> None:
@@ -90,9 +91,7 @@ class DemoSettings:
             OSError: the folder cannot be written.
         """
         content = {"version": _VERSION, **asdict(self)}
-        temporary = directory / f".{SETTINGS_FILE}"
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(directory / SETTINGS_FILE)
+        write_json(directory / SETTINGS_FILE, content)
 
     @classmethod
     def load(cls, directory: Path) -> DemoSettings:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.atomic_files import write_json
 from lattice_bpd.evaluate.demo.library_text import Corpus
 from lattice_bpd.evaluate.demo.model_folder import LM_FILE, TOKENIZER_FILE, encode
 from lattice_bpd.evaluate.demo.recipe import Recipe
@@ -141,9 +142,7 @@ def train_parts(directory: Path, recipe: Recipe, corpus: Corpus, watcher: Watche
         "ngram_notes": notes,
     }
     record = {"made_from": _made_from(recipe, corpus), "training": training, "seconds": seconds}
-    temporary = directory / f".{RECIPE_FILE}"
-    temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(directory / RECIPE_FILE)
+    write_json(directory / RECIPE_FILE, record)
     return Parts(tokenizer, model, lm, False, seconds, training)
 
 

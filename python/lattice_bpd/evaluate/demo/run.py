@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -110,7 +110,10 @@ class DemoRun:
         return {
             "strategies": comparison.to_json(),
             "options": {
-                setting.name: asdict(settings.options(setting.name)) for setting in DEMO_SETTINGS
+                setting.name: replace(
+                    settings.options(setting.name), strategy=setting.strategy
+                ).options
+                for setting in DEMO_SETTINGS
             },
             "alpha": settings.alpha["p_best_ngram"],
             "top_k": settings.top_k,

@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lattice_bpd.decode.drafters.basic import NoDrafter
-from lattice_bpd.decode.loop.loop import decode
+from lattice_bpd.decode.drafters.drafter import NoDrafter
+from lattice_bpd.decode.loop.decode import decode
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.demo.library_text import Corpus, draw_prompts
 from lattice_bpd.evaluate.demo.model_folder import DemoModel, DemoSettings
 from lattice_bpd.evaluate.demo.parts import Parts, load_parts, train_parts
 from lattice_bpd.evaluate.demo.recipe import DraftRecipe, Recipe
 from lattice_bpd.evaluate.replay.replay import Recording, record
-from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS, DraftOptions
+from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.watcher import Watcher
 
@@ -54,7 +56,7 @@ def train_demo_model(
     return DemoModel(directory, parts.tokenizer, parts.model, parts.lm, settings), parts
 
 
-Tried = dict[str, dict[DraftOptions, float]]
+Tried = dict[str, dict[DraftConfig, float]]
 
 
 def tune_drafts(recording: Recording, lm: NGramLM, recipe: DraftRecipe) -> Tried:
@@ -75,14 +77,14 @@ def tune_drafts(recording: Recording, lm: NGramLM, recipe: DraftRecipe) -> Tried
         "tree_0gram": itertools.product([0.0], recipe.temperatures),
         "tree": itertools.product(recipe.alphas, recipe.temperatures),
     }
-    sizes = (recipe.top_k, recipe.num_drafts, recipe.max_nodes)
+    sizes = DraftConfig("tree", recipe.top_k, recipe.num_drafts, recipe.max_nodes)
     settings = {setting.name: setting for setting in DEMO_SETTINGS}
     return {
         name: {
-            (options := DraftOptions(*sizes, *point)): recording.block_efficiency(
-                settings[name], lm, options
-            )
-            for point in grid
+            (
+                options := replace(sizes, alpha=alpha, temperature=temperature)
+            ): recording.block_efficiency(settings[name], lm, options)
+            for alpha, temperature in grid
         }
         for name, grid in grids.items()
     }

@@ -1,1 +1,1 @@
-"""Evaluations of recorded tasks: replay, tune, tabulate, write the run folder."""
+"""Evaluation of recorded tasks: tuning, replays, tables, run folders."""

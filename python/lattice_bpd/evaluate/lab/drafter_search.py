@@ -1,8 +1,8 @@
-"""The drafts of the least predicted time for a token: sizes, LM, weights, heads' factors.
+"""Search for the drafting strategy and options with the lowest predicted time per token.
 
-A replay tells the draft tokens of every call, a cost curve what such a call takes. Texts are split
-in three: numbers are searched on the first part, factors for single heads and entropies are kept
-only if they win on the second, and the third says what to expect.
+A replay gives the number of draft tokens of every call, and a cost curve the time of such a call.
+Texts are split in three parts: the first is searched on, the second decides whether factors for
+heads and entropies are kept, and the third gives an unbiased estimate.
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.decode.strategies.drafter_file import weigh_heads
-from lattice_bpd.evaluate.costs.cost_curve import CostCurve
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.evaluate.costs.call_costs import interpolate_costs
 from lattice_bpd.evaluate.lab.options import DEFAULT_ALPHAS, split_texts
-from lattice_bpd.evaluate.replay.positions import PositionBatch, Proposal, Rescorers
 from lattice_bpd.evaluate.replay.replay import Recording, Replayed
-from lattice_bpd.evaluate.replay.settings import DraftOptions
-from lattice_bpd.evaluate.replay.strategies import STRATEGIES, Strategy
+from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.evaluate.replay.sweep import Point, sweep
 from lattice_bpd.evaluate.statistics.bootstrap import PairedTest, compare_paired
-from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
 
 _FAMILIES = ("greedy", "bpd", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree")
-_ROUNDS = 3  # over all knobs; most searches end after two
+_ROUNDS = 3  # over all options; most searches end after two
 _FACTORS = (0.5, 0.7, 1.4, 2.0)
 _ENTROPY_WEIGHTS = (-1.0, -0.5, -0.25, 0.25, 0.5, 1.0)
 
@@ -38,44 +35,29 @@ class Choice:
 
     Attributes:
         name: a strategy of `STRATEGIES`.
-        options: its numbers.
-        lm: name of the LM; empty without.
-        head_scales: see `weigh_heads`.
-        entropy_weight: see `weigh_heads`.
+        options: its options.
+        lm: name of the LM; empty without one.
     """
 
     name: str
-    options: DraftOptions
+    options: DraftConfig = field(default_factory=DraftConfig)
     lm: str = ""
-    head_scales: tuple[float, ...] | None = None
-    entropy_weight: float = 0.0
 
     @property
     def point(self) -> Point:
         """What to replay."""
-        strategy = STRATEGIES[self.name]
-        if self.head_scales is not None or self.entropy_weight != 0.0:
-            strategy = _weighed(strategy, self.head_scales, self.entropy_weight)
-        return Point(strategy, self.options, self.lm)
+        return Point(STRATEGIES[self.name], self.options, self.lm)
 
-    def with_knob(self, knob: str, value: Any) -> Choice:
-        """The same with another number or LM."""
-        if knob == "lm":
+    def with_option(self, name: str, value: Any) -> Choice:
+        """The same with another value of one option, or another LM."""
+        if name == "lm":
             return replace(self, lm=value)
-        return replace(self, options=replace(self.options, **{knob: value}))
+        return replace(self, options=replace(self.options, **{name: value}))
 
 
 @dataclass(frozen=True)
-class Knobs:
-    """Values to try.
-
-    Attributes:
-        top_k: k.
-        num_drafts: p.
-        max_nodes: N.
-        alpha: weight of the LM.
-        temperature: of trees.
-    """
+class SearchSpace:
+    """Values to try: k, p, N, weights of the LM, and temperatures of trees."""
 
     top_k: tuple[int, ...] = (4, 8, 16)
     num_drafts: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -86,17 +68,17 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         choice: the best.
-        plain: the best without factors of heads; the same where those did not win.
-        adopted: factors or entropies against plain, on the second part.
-        milliseconds: predicted for a token, on the third part.
-        over_greedy: gain in predicted tokens a second over greedy decoding, third part.
+        plain: the best without factors of heads; equal to `choice` where those did not win.
+        adopted: gain of factors or entropies over `plain` on the second part.
+        milliseconds: predicted time per token on the third part.
+        over_greedy: gain in predicted tokens per second over greedy decoding, third part.
         over_bpd: the same over BPD.
-        block_efficiency: tokens a call, third part.
-        texts: of each part.
+        block_efficiency: tokens per call, third part.
+        texts: number of texts in each part.
     """
 
     choice: Choice
@@ -111,24 +93,24 @@ class Tuned:
 
 @dataclass
 class DrafterSearch:
-    """Searches on replays.
+    """Searches by replaying a recording.
 
     Args:
         lms: n-gram LMs by name.
-        curve: seconds of a call by its draft tokens.
-        knobs: values to try.
+        costs: milliseconds of a call by its number of draft tokens.
+        space: values to try.
         on_replay: called after each replay.
-        seed: of the split and of the draws.
+        seed: of the split and of the bootstrap.
     """
 
     lms: Mapping[str, NGramLM]
-    curve: CostCurve
-    knobs: Knobs = field(default_factory=Knobs)
+    costs: Mapping[int, float]
+    space: SearchSpace = field(default_factory=SearchSpace)
     on_replay: Callable[[], None] | None = None
     seed: int = 0
 
     def run(self, recording: Recording) -> Tuned:
-        """The best drafts for what was recorded.
+        """The best way of drafting for the recorded texts.
 
         Args:
             recording: three texts or more.
@@ -136,63 +118,69 @@ class DrafterSearch:
         Raises:
             ValueError: fewer texts, or an LM of another vocabulary.
         """
-        parts = self._split(recording)
-        plain = self._search_all(parts[0])
-        weighed = self._search_factors(parts[0], plain)
-        adopted = None
-        if weighed != plain:
-            adopted = self._compare(parts[1], weighed, plain)
+        searched, selected, test = self._split(recording)
+        plain = self._search_strategies(searched)
+        weighed = self._search_factors(searched, plain)
+        adopted = self._compare(selected, weighed, plain) if weighed != plain else None
         choice = weighed if adopted is not None and adopted.gain.low > 0.0 else plain
-        return self._confirm(parts, choice, plain, adopted)
+        (replayed,) = self._replay(test, [choice])
+        return Tuned(
+            choice, plain, adopted,
+            self._time_per_token(replayed),
+            self._compare(test, choice, Choice("greedy")),
+            self._compare(test, choice, Choice("bpd")),
+            replayed.block_efficiency,
+            (len(searched.texts), len(selected.texts), len(test.texts)),
+        )  # fmt: skip
 
     def milliseconds(self, replayed: Replayed) -> npt.NDArray[np.float64]:
         """(N,) predicted time of each text; the prompt's call counts as one without drafts."""
-        steps = 1e3 * self.curve.seconds(replayed.nodes.tolist())
-        prompt = 1e3 * float(self.curve.seconds([0])[0])
-        found = np.bincount(replayed.texts, steps, minlength=len(replayed.tokens))
-        return np.asarray(prompt + found, np.float64)
+        calls = interpolate_costs(self.costs, replayed.nodes.tolist())
+        decoding = np.bincount(replayed.texts, calls, minlength=len(replayed.tokens))
+        return np.asarray(interpolate_costs(self.costs, [0]) + decoding, np.float64)
 
     def _split(self, recording: Recording) -> list[Recording]:
         count = len(recording.texts)
         if count < 3:
             raise ValueError(
-                f"tune: {count} texts; expected three or more: numbers are searched on some, "
-                "chosen on others and confirmed on others; record more"
+                f"tune: {count} texts; expected three or more, since texts are split in three "
+                "parts: to search, to select and to confirm; record more"
             )
         third, rest = split_texts(count, count // 3, self.seed)
         second, first = split_texts(len(rest), len(rest) // 2, self.seed + 1)
-        chosen = ([rest[n] for n in first], [rest[n] for n in second], third)
-        return [recording.select(part) for part in chosen]
+        parts = ([rest[n] for n in first], [rest[n] for n in second], third)
+        return [recording.select(part) for part in parts]
 
-    def _search_all(self, recording: Recording) -> Choice:
-        """The best numbers of the best family."""
-        known = [n for n in _FAMILIES if self.lms or not STRATEGIES[n].uses_lm]
-        top_k = max((k for k in self.knobs.top_k if k <= recording.top_k), default=recording.top_k)
+    def _search_strategies(self, recording: Recording) -> Choice:
+        """The best options of the best strategy."""
+        top_k = max((k for k in self.space.top_k if k <= recording.top_k), default=recording.top_k)
         first_lm = next(iter(self.lms), "")
-        starts = [
-            Choice(name, DraftOptions(top_k=top_k), first_lm if STRATEGIES[name].uses_lm else "")
-            for name in known
+        best = [
+            self._descend(
+                recording,
+                Choice(name, DraftConfig(top_k=top_k), first_lm if uses_lm else ""),
+            )
+            for name in _FAMILIES
+            if not (uses_lm := STRATEGIES[name].uses_lm) or self.lms
         ]
-        ends = [self._descend(recording, start) for start in starts]
-        return ends[int(np.argmin(self._times(recording, ends)))]
+        return self._fastest(recording, best)
 
-    def _descend(self, recording: Recording, start: Choice) -> Choice:
-        """One knob after the other, until none helps."""
-        strategy = STRATEGIES[start.name]
+    def _descend(self, recording: Recording, best: Choice) -> Choice:
+        """Coordinate descent: one option after the other, until none improves."""
+        strategy = STRATEGIES[best.name]
         values: dict[str, Sequence[Any]] = {}
         if strategy.uses_lm and len(self.lms) > 1:
             values["lm"] = tuple(self.lms)
-        for knob in ("max_nodes", "num_drafts", "alpha", "temperature", "top_k"):
-            if knob in strategy.knobs:
-                values[knob] = getattr(self.knobs, knob)
+        for name in ("max_nodes", "num_drafts", "alpha", "temperature", "top_k"):
+            if name in strategy.option_names:
+                values[name] = getattr(self.space, name)
         if "top_k" in values:
             values["top_k"] = [k for k in values["top_k"] if k <= recording.top_k]
-        best = start
         for _ in range(_ROUNDS):
-            before = best
-            for knob, tried in values.items():
-                best = self._best(recording, best, [best.with_knob(knob, v) for v in tried])
-            if best == before:
+            start = best
+            for name, tried in values.items():
+                best = self._fastest(recording, [best, *(best.with_option(name, v) for v in tried)])
+            if best == start:
                 break
         return best
 
@@ -200,64 +188,35 @@ class DrafterSearch:
         """Entropies first, then one factor for each head."""
         if plain.name in ("greedy", "bpd"):
             return plain
-        tried = [replace(plain, entropy_weight=weight) for weight in _ENTROPY_WEIGHTS]
-        best = self._best(recording, plain, tried)
+        tried = [plain.with_option("entropy_weight", weight) for weight in _ENTROPY_WEIGHTS]
+        best = self._fastest(recording, [plain, *tried])
         for slot in range(recording.num_slots):
-            scales = best.head_scales or (1.0,) * recording.num_slots
+            scales = best.options.head_scales or (1.0,) * recording.num_slots
             tried = [
-                replace(best, head_scales=(*scales[:slot], scales[slot] * f, *scales[slot + 1 :]))
+                best.with_option(
+                    "head_scales", (*scales[:slot], scales[slot] * f, *scales[slot + 1 :])
+                )
                 for f in _FACTORS
             ]
-            best = self._best(recording, best, tried)
+            best = self._fastest(recording, [best, *tried])
         return best
 
-    def _best(self, recording: Recording, known: Choice, tried: list[Choice]) -> Choice:
-        """The fastest; the known one unless another is faster."""
-        choices = [known, *(choice for choice in tried if choice != known)]
-        times = self._times(recording, choices)
-        return choices[int(np.argmin(times))]
+    def _fastest(self, recording: Recording, choices: Sequence[Choice]) -> Choice:
+        """The choice with the lowest predicted time per token, the first of several."""
+        distinct = list(dict.fromkeys(choices))
+        times = [self._time_per_token(replayed) for replayed in self._replay(recording, distinct)]
+        return distinct[int(np.argmin(times))]
 
-    def _times(self, recording: Recording, choices: Sequence[Choice]) -> list[float]:
-        """Predicted milliseconds a token of each."""
-        return [
-            float(self.milliseconds(found).sum() / found.tokens.sum())
-            for found in self._replay(recording, choices)
-        ]
+    def _time_per_token(self, replayed: Replayed) -> float:
+        """Predicted milliseconds."""
+        return float(self.milliseconds(replayed).sum() / replayed.tokens.sum())
 
     def _replay(self, recording: Recording, choices: Sequence[Choice]) -> list[Replayed]:
         points = [choice.point for choice in choices]
         return sweep([recording], points, self.lms, on_point=self.on_replay)[0]
 
     def _compare(self, recording: Recording, one: Choice, other: Choice) -> PairedTest:
-        """Gain in predicted tokens a second."""
+        """Gain in predicted tokens per second."""
         first, second = self._replay(recording, [one, other])
         times = self.milliseconds(first), self.milliseconds(second)
         return compare_paired(first.tokens, *times, seed=self.seed)
-
-    def _confirm(
-        self, parts: Sequence[Recording], choice: Choice, plain: Choice, adopted: PairedTest | None
-    ) -> Tuned:
-        test = parts[2]
-        (found,) = self._replay(test, [choice])
-        greedy, bpd = (Choice(name, DraftOptions()) for name in ("greedy", "bpd"))
-        return Tuned(
-            choice, plain, adopted,
-            float(self.milliseconds(found).sum() / found.tokens.sum()),
-            self._compare(test, choice, greedy), self._compare(test, choice, bpd),
-            found.block_efficiency,
-            (len(parts[0].texts), len(parts[1].texts), len(test.texts)),
-        )  # fmt: skip
-
-
-def _weighed(
-    strategy: Strategy, head_scales: tuple[float, ...] | None, entropy_weight: float
-) -> Strategy:
-    """A strategy over scores that `weigh_heads` has changed, as WeighedDrafter drafts."""
-
-    def draft(batch: PositionBatch, rescorers: Rescorers, options: DraftOptions) -> Proposal:
-        found = batch.top(options.top_k)
-        scores = weigh_heads(found.scores, head_scales, entropy_weight)
-        weighed = replace(batch, candidates=Candidates(found.token_ids, scores))
-        return strategy.draft(weighed, rescorers, options)
-
-    return replace(strategy, draft=draft)

@@ -1,4 +1,4 @@
-"""What an evaluation replays: weights to tune over, texts held out for that, curves."""
+"""Options of an evaluation: tuning, held-out texts, curves."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.replay.replay import Recording
-from lattice_bpd.evaluate.replay.settings import DraftOptions
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.evaluate.replay.sweep import Point
 
@@ -24,25 +24,25 @@ class LabOptions:
     """What to replay.
 
     Attributes:
-        strategies: by name; "bpd" is always among them, since gains are over it.
-        options: numbers that are not tuned.
+        strategies: by name; "bpd", the baseline of gains, is always among them.
+        options: options that are not tuned.
         alphas: weights tried for strategies with an LM.
         temperatures: tried for trees.
-        held_out: texts of each task that these are tuned on; at most half of them.
+        held_out: texts of each task to tune on; at most half of them.
         top_ks: k of the oracle (figure 6).
         num_drafts: p of the curves (figure 7).
         max_nodes: N of the curves of trees.
         num_heads: h, the target's own head included (table 10).
         workers: threads; 0 for all cores.
-        seed: of splits and draws.
+        seed: of splits and bootstrap samples.
         rules: acceptance rules to compare by decoding live, as `parse_acceptance` reads them;
-            the exact one is always among them, unless there are none.
-        rule_texts: most texts of each task that they are compared on.
-        speed_texts: most texts of each task whose live decoding is timed; 0: none.
+            the exact rule is added unless there are none.
+        rule_texts: maximum number of texts of each task for that.
+        speed_texts: maximum number of texts of each task whose live decoding is timed.
     """
 
     strategies: tuple[str, ...] = tuple(name for name in STRATEGIES if name != "greedy")
-    options: DraftOptions = field(default_factory=DraftOptions)
+    options: DraftConfig = field(default_factory=DraftConfig)
     alphas: tuple[float, ...] = DEFAULT_ALPHAS
     temperatures: tuple[float, ...] = (0.5, 1.0, 2.0)
     held_out: int = HELD_OUT
@@ -66,55 +66,49 @@ def curve_points(
         options: the sizes.
         recording: has heads and candidates.
         tuned: the point of each strategy that can run.
-        lms: names of LMs; a single one makes no comparison.
+        lms: names of LMs; a single one gives no curve.
 
     Returns:
-        For each curve the number of heads (the target's own included) and the point of each place.
+        For each curve the number of heads (the target's own included) and the point of each value.
     """
     all_heads = recording.num_slots + 1
     heads = sorted({min(h, all_heads) for h in options.num_heads if h >= 2})
     top_ks = [k for k in options.top_ks if k <= recording.top_k]
-    many = lms if len(lms) > 1 else ()
+
+    def by_size(size: str, *names: str) -> list[tuple[int, Point]]:
+        return [
+            (all_heads, replace(point, options=replace(point.options, **{size: value})))
+            for name in names
+            if (point := tuned.get(name)) is not None
+            for value in getattr(options, size)
+        ]
+
     return {
         "by_heads": [(h, tuned["bpd"]) for h in heads],
         "oracle_by_top_k": [
-            (h, Point(STRATEGIES["oracle"], DraftOptions(top_k=k))) for h in heads for k in top_ks
+            (h, Point(STRATEGIES["oracle"], DraftConfig(top_k=k))) for h in heads for k in top_ks
         ],
-        "by_num_drafts": [
-            (all_heads, _with(tuned[name], num_drafts=size))
-            for name in ("p_best_0gram", "p_best_ngram")
-            if name in tuned
-            for size in options.num_drafts
-        ],
-        "by_max_nodes": [
-            (all_heads, _with(tuned[name], max_nodes=size))
-            for name in ("tree_0gram", "tree")
-            if name in tuned
-            for size in options.max_nodes
-        ],
+        "by_num_drafts": by_size("num_drafts", "p_best_0gram", "p_best_ngram"),
+        "by_max_nodes": by_size("max_nodes", "tree_0gram", "tree"),
         "by_lm": [
             (all_heads, replace(tuned[name], lm=lm))
-            for lm in many
+            for lm in (lms if len(lms) > 1 else ())
             for name in ("ngram_1best", "p_best_ngram", "tree")
             if name in tuned
         ],
     }
 
 
-def _with(point: Point, **sizes: int) -> Point:
-    return replace(point, options=replace(point.options, **sizes))
-
-
 def split_texts(count: int, held_out: int, seed: int) -> tuple[list[int], list[int]]:
-    """Texts to tune on and texts to report on, drawn at random.
+    """A random split into texts to tune on and texts to report on.
 
     Args:
         count: N texts.
-        held_out: wanted to tune on; at most half of N are taken.
-        seed: of the draw.
+        held_out: number of texts to tune on; at most half of N are taken.
+        seed: of the split.
 
     Returns:
-        Two sorted lists of numbers without common ones.
+        Two disjoint sorted lists of text numbers.
 
     Raises:
         ValueError: fewer than two texts.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.atomic_files import check_header, write_text
 from lattice_bpd.evaluate.costs.cost_model import PAPER_TARGET, SEQUENCE_LENGTHS
 from lattice_bpd.evaluate.lab.result_tables import line_of, make_tables
 from lattice_bpd.evaluate.statistics.heads import correlate
@@ -23,19 +23,17 @@ def finish_results(
 
     Args:
         tasks: of `Lab.evaluate`, by name.
-        lms: what is to be told about each LM, by name.
+        lms: file, order and sizes of each LM, by name.
         more: further keys, such as model, seconds.
     """
     bpd = [line_of(task, "bpd")["block_efficiency"] for task in tasks.values()]
+    h_max = [task["entropies"]["h_max"] for task in tasks.values()]
+    names = [line["name"] for task in list(tasks.values())[:1] for line in task["strategies"]]
+    costs = [_cost(name, [line_of(task, name) for task in tasks.values()]) for name in names]
     return {
-        "format": FORMAT,
-        "version": VERSION,
-        **more,
-        "lms": lms,
-        "tasks": tasks,
-        "h_max_correlation": correlate([t["entropies"]["h_max"] for t in tasks.values()], bpd),
-        "costs": _costs(list(tasks.values())),
-    }
+        "format": FORMAT, "version": VERSION, **more, "lms": lms, "tasks": tasks,
+        "h_max_correlation": correlate(h_max, bpd), "costs": costs,
+    }  # fmt: skip
 
 
 def read_results(directory: str | Path) -> dict[str, Any]:
@@ -43,7 +41,7 @@ def read_results(directory: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is none.
-        FormatError: it is none, or of another version.
+        FormatError: another format or version.
     """
     path = Path(directory) / RESULTS_FILE
     if not path.is_file():
@@ -52,9 +50,7 @@ def read_results(directory: str | Path) -> dict[str, Any]:
         )
     try:
         results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = (results["format"], results["version"])
-        if found != (FORMAT, VERSION):
-            raise ValueError(f"format and version are {found}, not {(FORMAT, VERSION)}")
+        check_header(results, FORMAT, VERSION)
         if not all(isinstance(results[key], dict) for key in ("tasks", "lms")):
             raise TypeError("tasks and lms are not objects")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -79,32 +75,21 @@ def write_results(directory: Path, results: dict[str, Any]) -> list[Path]:
         files[f"{table.name}.csv"] = table.to_csv()
         files[f"{table.name}.tex"] = table.to_latex()
     for name, text in files.items():
-        temporary = directory / f".{name}"
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(directory / name)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_text(directory / name, text)
     return [directory / name for name in files]
 
 
-def _costs(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Table 11 with these block efficiencies, for the paper's 1.5 B target."""
-    names = [line["name"] for line in tasks[0]["strategies"]] if tasks else []
-    found = []
-    for name in names:
-        lines = [line_of(task, name) for task in tasks]
-        mean = sum(line["block_efficiency"] for line in lines) / len(lines)
-        drafted = sum(line["draft_tokens_per_call"] for line in lines) / len(lines)
-        costs = [PAPER_TARGET.per_token(mean, n, drafted) for n in SEQUENCE_LENGTHS]
-        found.append(
-            {
-                "strategy": name,
-                "mean_block_efficiency": mean,
-                "draft_tokens_per_call": drafted,
-                "parameter_gb": costs[0].parameter_gb,
-                "kv_gb": {str(n): c.kv_gb for n, c in zip(SEQUENCE_LENGTHS, costs, strict=True)},
-                "tera_flops": costs[0].tera_flops,
-            }
-        )
-    return found
+def _cost(strategy: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Table 11 for the paper's 1.5 B target, at a strategy's mean block efficiency over tasks."""
+    efficiency = sum(line["block_efficiency"] for line in lines) / len(lines)
+    drafted = sum(line["draft_tokens_per_call"] for line in lines) / len(lines)
+    costs = {n: PAPER_TARGET.per_token(efficiency, n, drafted) for n in SEQUENCE_LENGTHS}
+    first = costs[SEQUENCE_LENGTHS[0]]
+    return {
+        "strategy": strategy,
+        "mean_block_efficiency": efficiency,
+        "draft_tokens_per_call": drafted,
+        "parameter_gb": first.parameter_gb,
+        "kv_gb": {str(n): cost.kv_gb for n, cost in costs.items()},
+        "tera_flops": first.tera_flops,
+    }

@@ -1,18 +1,19 @@
-"""A run folder: records, results and tables of one evaluation, complete in itself.
+"""A run folder: records, results and tables of one evaluation.
 
 DIR/record/TASK/     the record of each task
-DIR/results.json     everything; docs/evaluate.md has the schema
+DIR/results.json     all results; docs/evaluate.md has the schema
 DIR/*.csv, *.tex     its tables
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.demo.quick import Source
 from lattice_bpd.evaluate.lab.lab import Lab
 from lattice_bpd.evaluate.lab.live_check import check_live
@@ -20,18 +21,14 @@ from lattice_bpd.evaluate.lab.options import LabOptions, split_texts
 from lattice_bpd.evaluate.lab.results import finish_results
 from lattice_bpd.evaluate.live.rule_quality import compare_rules
 from lattice_bpd.evaluate.live.speed import SPEED_ROUNDS, SPEED_SETTINGS, measure_speed
-from lattice_bpd.evaluate.record.manifest import Manifest
 from lattice_bpd.evaluate.record.read import RECORDS_FOLDER, read_record
-from lattice_bpd.evaluate.record.texts import RecordedText
-from lattice_bpd.evaluate.record.write import write_record
+from lattice_bpd.evaluate.record.write import TextProgress, write_record
 from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.replay import Recording
-from lattice_bpd.evaluate.replay.settings import DraftOptions
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.evaluate.replay.sweep import Point
 from lattice_bpd.evaluate.statistics.loops import loop_share
 from lattice_bpd.evaluate.tasks.metrics import METRICS, Judge, measure_perplexity
-from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.acceptance.parse import parse_acceptance
 from lattice_bpd.verify.acceptance.rule import Exact
 from lattice_bpd.watcher import Watcher
@@ -46,26 +43,23 @@ def evaluate_source(
     watcher: Watcher,
     *,
     live_texts: int = 2,
-    on_text: Callable[[str], Callable[[int, int], None]] | None = None,
 ) -> dict[str, Any]:
     """Record all tasks, replay all strategies, decode some prompts live.
 
     Args:
-        directory: the run folder; records that are there already are used.
+        directory: the run folder; existing records are used.
         source: model, prompts, LMs.
         options: what to replay.
-        watcher: told of the stages.
+        watcher: notified of the stages.
         live_texts: prompts of each task that are decoded live.
-        on_text: given a task, what `write_record` is to call.
 
     Returns:
         results.json, not written yet.
 
     Raises:
-        ValueError: what recording and replaying refuse.
+        ValueError: from recording and replaying.
         OSError: the folder cannot be written.
     """
-    rescorers = Rescorers(trie=source.trie)
     tasks: dict[str, dict[str, Any]] = {}
     for task, prompts in source.prompts.items():
         folder = directory / RECORDS_FOLDER / task
@@ -73,154 +67,139 @@ def evaluate_source(
         manifest = write_record(
             folder, source.model, prompts, source.record, task=task,
             model_name=source.model_name, tokenizer=source.tokenizer_file,
-            on_text=None if on_text is None else on_text(task),
+            on_text=TextProgress(watcher),
         )  # fmt: skip
         watcher.end()
         recording = Recording(read_record(folder).texts)
-        tasks[task] = _evaluate_task(
-            task, recording, source, rescorers, options, watcher, live_texts
-        )
-        tasks[task]["record"] = _about_record(folder.relative_to(directory), manifest)
+        tasks[task] = _TaskRun(task, recording, source, options, watcher).results(live_texts)
+        copied = ("model_fingerprint", "num_slots", "top_k", "max_new_tokens")
+        tasks[task]["record"] = {
+            "folder": folder.relative_to(directory).as_posix(),
+            **{name: getattr(manifest, name) for name in copied},
+            "bytes_per_step": round(manifest.bytes_per_step, 1),
+        }
     lms = {
-        name: {"file": source.lm_files.get(name), **_about_lm(lm)}
+        name: {"file": source.lm_files.get(name), "order": lm.order, "num_ngrams": lm.num_ngrams}
         for name, lm in source.lms.items()
     }
     return finish_results(tasks, lms, model=source.model_name)
 
 
-def _evaluate_task(
-    task: str, recording: Recording, source: Source, rescorers: Rescorers, options: LabOptions,
-    watcher: Watcher, live_texts: int,
-) -> dict[str, Any]:  # fmt: skip
-    lms = dict(source.lms)
-    if task in source.domain_lms:
-        lms[DOMAIN] = source.domain_lms[task]
-    running = False
+class _TaskRun:
+    """The stages of evaluating one recorded task."""
 
-    def begin(stage: str, total: int) -> None:
-        nonlocal running
-        if running:
-            watcher.end()
-        running = True
-        watcher.begin(stage, total)
+    def __init__(
+        self, task: str, recording: Recording, source: Source, options: LabOptions, watcher: Watcher
+    ) -> None:
+        self._task, self._source, self._options, self._watcher = task, source, options, watcher
+        self._recording = recording
+        self._lms = dict(source.lms)
+        if task in source.domain_lms:
+            self._lms[DOMAIN] = source.domain_lms[task]
+        self._rescorers = Rescorers(trie=source.trie)
+        self._reported = split_texts(len(recording.texts), options.held_out, options.seed)[1]
+        self._decoding: dict[str, Any] = {
+            "max_new_tokens": source.record.max_new_tokens,
+            "stop_token_ids": source.record.stop_token_ids,
+        }
+        self._in_stage = False
 
-    results = Lab(lms, rescorers, options, begin, watcher.advance).evaluate(task, recording)
-    if live_texts:
-        few = recording.select(range(min(live_texts, len(recording.texts))))
-        points = _tuned_points(results, next(iter(lms), ""))
-        begin(f"{task}: decoding live", len(points) * len(few.texts))
-        checks = check_live(
-            source.model, few, points, lms, rescorers,
-            max_new_tokens=source.record.max_new_tokens,
-            stop_token_ids=source.record.stop_token_ids, on_text=watcher.advance,
-        )  # fmt: skip
-        results["live"] = [check.to_json() for check in checks]
-    if options.rules:
-        begin(f"{task}: acceptance rules", 0)
-        results["acceptance"] = _compare_rules(task, results, recording, source, lms, options)
-    reported = split_texts(len(recording.texts), options.held_out, options.seed)[1]
-    if options.speed_texts:
-        timed = [recording.texts[number].prompt.tolist() for number in reported]
-        timed = timed[: options.speed_texts]
-        runs = len(timed) * len(SPEED_SETTINGS) * SPEED_ROUNDS
-        begin(f"{task}: timing live decoding", runs)
-        results["speed"] = measure_speed(
-            source.model, next(iter(lms.values()), None), timed,
-            {name: DraftOptions(**tuned) for name, tuned in results["tuned"].items()},
-            max_new_tokens=source.record.max_new_tokens,
-            stop_token_ids=source.record.stop_token_ids, on_prompt=watcher.advance,
-        )  # fmt: skip
-    if running:
-        watcher.end()
-    if task in source.human:
-        texts = [recording.texts[number] for number in reported]
-        human = [source.human[task][number] for number in reported]
-        results["human_loop_share"] = loop_share(
-            [text.prompt.tolist() for text in texts],
-            [ids[: len(text.output)] for text, ids in zip(texts, human, strict=True)],
-        )
-    results["performance"] = _performance(source, recording.texts, source.metrics.get(task))
-    return results
+    def results(self, live_texts: int) -> dict[str, Any]:
+        """A task of results.json, without its record."""
+        source, options, recording = self._source, self._options, self._recording
+        lab = Lab(self._lms, self._rescorers, options, self._begin, self._watcher.advance)
+        results = lab.evaluate(recording)
+        tuned = {name: DraftConfig(**numbers) for name, numbers in results["tuned"].items()}
+        if live_texts:
+            results["live"] = self._check_live(tuned, live_texts)
+        if options.rules:
+            self._begin("acceptance rules", 0)
+            results["acceptance"] = self._compare_rules(tuned)
+        if options.speed_texts:
+            timed = self._reported[: options.speed_texts]
+            self._begin("timing live decoding", len(timed) * len(SPEED_SETTINGS) * SPEED_ROUNDS)
+            results["speed"] = measure_speed(
+                source.model, next(iter(self._lms.values()), None),
+                [recording.texts[number].prompt.tolist() for number in timed], tuned,
+                **self._decoding, on_prompt=self._watcher.advance,
+            )  # fmt: skip
+        if self._in_stage:
+            self._watcher.end()
+        if self._task in source.human:
+            texts = [recording.texts[number] for number in self._reported]
+            human = [source.human[self._task][number] for number in self._reported]
+            results["human_loop_share"] = loop_share(
+                [text.prompt.tolist() for text in texts],
+                [ids[: len(text.output)] for text, ids in zip(texts, human, strict=True)],
+            )
+        results["performance"] = self._performance()
+        return results
 
+    def _begin(self, stage: str, total: int) -> None:
+        if self._in_stage:
+            self._watcher.end()
+        self._in_stage = True
+        self._watcher.begin(f"{self._task}: {stage}", total)
 
-def _tuned_points(results: dict[str, Any], lm: str) -> list[Point]:
-    tuned = {name: DraftOptions(**options) for name, options in results["tuned"].items()}
-    return [
-        Point(STRATEGIES[name], options, lm if STRATEGIES[name].uses_lm else "")
-        for name, options in tuned.items()
-    ]
-
-
-def _compare_rules(
-    task: str, results: dict[str, Any], recording: Recording, source: Source,
-    lms: dict[str, NGramLM], options: LabOptions,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """The rules on reported texts, with the drafts of the tree at its tuned weights."""
-    texts = [
-        recording.texts[number]
-        for number in split_texts(len(recording.texts), options.held_out, options.seed)[1]
-    ][: options.rule_texts]
-    rules = [parse_acceptance(rule) for rule in options.rules]
-    rules = [Exact(), *(rule for rule in rules if rule.name != Exact.name)]
-    name = next(name for name in ("tree", "tree_0gram", "bpd") if name in results["tuned"])
-    strategy, tuned = STRATEGIES[name], DraftOptions(**results["tuned"][name])
-    used = Rescorers(next(iter(lms.values())) if strategy.uses_lm else None)
-    judge = METRICS.get(source.metrics.get(task, ""))
-
-    def judge_tokens(outputs: Sequence[Sequence[int]]) -> float:
-        words = [source.tokenizer.decode(list(output)) for output in outputs]
-        return cast("Judge", judge)(words, [text.references for text in texts])
-
-    judged = judge is not None and all(text.references for text in texts)
-    found = compare_rules(
-        source.model, [text.prompt.tolist() for text in texts], rules,
-        lambda: strategy.make_drafter(used, (), tuned),
-        max_new_tokens=source.record.max_new_tokens,
-        stop_token_ids=source.record.stop_token_ids, judge=judge_tokens if judged else None,
-    )  # fmt: skip
-    return [result.to_json() for result in found]
-
-
-def _performance(
-    source: Source, texts: Sequence[RecordedText], metric: str | None
-) -> dict[str, Any] | None:
-    """How good greedy's texts are (table 1); None where there is nothing to judge them by."""
-    if metric is None:
-        return None
-    judge = METRICS[metric]
-    if judge is None:
-        whole = [
-            [*text.prompt.tolist(), *source.tokenizer.encode(f" {text.references[0]}").ids]
-            if text.references
-            else text.prompt.tolist()
-            for text in texts
+    def _check_live(self, tuned: Mapping[str, DraftConfig], count: int) -> list[dict[str, Any]]:
+        few = self._recording.select(range(min(count, len(self._recording.texts))))
+        main_lm = next(iter(self._lms), "")
+        points = [
+            Point(STRATEGIES[name], options, main_lm if STRATEGIES[name].uses_lm else "")
+            for name, options in tuned.items()
         ]
-        value = measure_perplexity(DraftingModel(source.model), whole)
-        return {"metric": metric, "value": value, "texts": len(texts)}
-    judged = [text for text in texts if text.references]
-    if not judged:
-        return None
-    outputs = [source.tokenizer.decode(text.output.tolist()) for text in judged]
-    value = judge(outputs, [text.references for text in judged])
-    return {"metric": metric, "value": value, "texts": len(judged)}
+        self._begin("decoding live", len(points) * len(few.texts))
+        return check_live(
+            self._source.model, few, points, self._lms, self._rescorers, self._watcher.advance,
+            **self._decoding,
+        )  # fmt: skip
 
+    def _compare_rules(self, tuned: Mapping[str, DraftConfig]) -> list[dict[str, Any]]:
+        """The acceptance rules on reported texts, with the drafts of the tuned tree."""
+        source, numbers = self._source, self._reported[: self._options.rule_texts]
+        texts = [self._recording.texts[number] for number in numbers]
+        rules = [parse_acceptance(rule) for rule in self._options.rules]
+        rules = [Exact(), *(rule for rule in rules if rule.name != Exact.name)]
+        name = next(name for name in ("tree", "tree_0gram", "bpd") if name in tuned)
+        strategy = STRATEGIES[name]
+        used = Rescorers(next(iter(self._lms.values())) if strategy.uses_lm else None)
+        metric = METRICS.get(source.metrics.get(self._task, ""))
 
-def _about_record(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    return {
-        "folder": folder.as_posix(),
-        "model_fingerprint": manifest.model_fingerprint,
-        "num_slots": manifest.num_slots,
-        "top_k": manifest.top_k,
-        "max_new_tokens": manifest.max_new_tokens,
-        "bytes_per_step": round(manifest.bytes_per_step, 1),
-    }
+        def judge_tokens(outputs: Sequence[Sequence[int]]) -> float:
+            decoded = [source.tokenizer.decode(list(output)) for output in outputs]
+            return cast("Judge", metric)(decoded, [text.references for text in texts])
 
+        is_judged = metric is not None and all(text.references for text in texts)
+        results = compare_rules(
+            source.model, [text.prompt.tolist() for text in texts], rules,
+            lambda: strategy.make_drafter(used, (), tuned[name]),
+            **self._decoding, judge=judge_tokens if is_judged else None,
+        )  # fmt: skip
+        return [result.to_json() for result in results]
 
-def _about_lm(lm: NGramLM) -> dict[str, Any]:
-    return {"order": lm.order, "num_ngrams": lm.num_ngrams}
+    def _performance(self) -> dict[str, Any] | None:
+        """Quality of the greedy outputs (table 1); None without a metric or references."""
+        metric, tokenizer = self._source.metrics.get(self._task), self._source.tokenizer
+        if metric is None:
+            return None
+        texts, judge = self._recording.texts, METRICS[metric]
+        if judge is None:
+            whole = [
+                text.prompt.tolist()
+                + (tokenizer.encode(f" {text.references[0]}").ids if text.references else [])
+                for text in texts
+            ]
+            value = measure_perplexity(DraftingModel(self._source.model), whole)
+            return {"metric": metric, "value": value, "texts": len(texts)}
+        judged = [text for text in texts if text.references]
+        if not judged:
+            return None
+        outputs = [tokenizer.decode(text.output.tolist()) for text in judged]
+        value = judge(outputs, [text.references for text in judged])
+        return {"metric": metric, "value": value, "texts": len(judged)}
 
 
 def quick_options(options: LabOptions, top_k: int) -> LabOptions:
-    """Fewer texts held out, a k that the record has and few timed texts, for a short run."""
+    """Fewer held-out and timed texts, and a k that the record has, for a short run."""
     plain = replace(options.options, top_k=min(options.options.top_k, top_k))
     return replace(options, options=plain, held_out=8, speed_texts=2)

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 
 from lattice_bpd.decode.adaptive.controller import Controller
-from lattice_bpd.decode.drafters.basic import Drafter
-from lattice_bpd.decode.loop.loop import DecodeResult, decode
+from lattice_bpd.decode.drafters.drafter import Drafter
+from lattice_bpd.decode.loop.decode import decode
+from lattice_bpd.decode.loop.loop import DecodeResult
 from lattice_bpd.decode.state.statistics import DecodeStats
-from lattice_bpd.evaluate.replay.settings import STANDARD_SETTINGS, DraftOptions, Setting
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.evaluate.replay.settings import STANDARD_SETTINGS, Setting
 from lattice_bpd.evaluate.statistics.bootstrap import Interval, bootstrap_block_efficiency
 from lattice_bpd.evaluate.statistics.loops import count_looping
 from lattice_bpd.lm.ngram import NGramLM
@@ -158,7 +160,7 @@ def compare_strategies(
     top_k: int = 16,
     num_drafts: int = 16,
     alpha: float = 0.5,
-    options: Mapping[str, DraftOptions] | None = None,
+    options: Mapping[str, DraftConfig] | None = None,
     sources: Mapping[str, Any] | None = None,
     max_new_tokens: int = 64,
     stop_token_ids: Sequence[int] = (),
@@ -205,7 +207,7 @@ def compare_strategies(
             f"compare_strategies: rounds is {rounds} and timed_prompts {timed_prompts}; expected 1 "
             "or more"
         )
-    common = DraftOptions(top_k=top_k, num_drafts=num_drafts, alpha=alpha)
+    common = DraftConfig(top_k=top_k, num_drafts=num_drafts, alpha=alpha)
     runs = [
         _Runs(
             StrategyResult(setting),
@@ -247,7 +249,7 @@ class _Runs:
 
     result: StrategyResult
     source: Any
-    options: DraftOptions
+    options: DraftConfig
     found: list[list[DecodeResult]] = field(default_factory=list)
     _shared: Drafter | None = None
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from lattice_bpd.decode.drafters.basic import Drafter
-from lattice_bpd.decode.loop.loop import decode
+from lattice_bpd.decode.drafters.drafter import Drafter
+from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.verify.acceptance.rule import Acceptance

@@ -1,7 +1,7 @@
-"""Sampling at several temperatures: how much of each kind of drafts is accepted.
+"""Accepted lengths of each kind of drafts under sampling, by temperature.
 
-Weights of drafts are tuned at each temperature on other texts than those reported on. Outputs under
-`Sampled` are compared with plain sampling, token for token.
+The weights of drafts are tuned at each temperature on other texts than the reported ones. Outputs
+under `Sampled` are compared with plain sampling token by token.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lattice_bpd.decode.drafters.basic import Drafter, NoDrafter
-from lattice_bpd.decode.drafters.sampled import DrawnTreeDrafter
+from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
+from lattice_bpd.decode.drafters.sampled import SampledTreeDrafter
 from lattice_bpd.decode.drafters.tree import TreeDrafter
-from lattice_bpd.decode.huggingface.generate import generate_batch
+from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.acceptance.rule import Acceptance
@@ -32,29 +32,29 @@ class SampledDrafts:
     Attributes:
         name: for tables.
         rule: Sampled or Rejection.
-        drawn: whether drafts are drawn; else they are the most probable tree.
+        is_sampled: whether drafts are sampled; otherwise they are the most probable tree.
         uses_lm: whether the n-gram LM rescores them.
     """
 
     name: str
     rule: type[Sampled] | type[Rejection]
-    drawn: bool
+    is_sampled: bool
     uses_lm: bool
 
     def make_drafter(self, lm: NGramLM, weights: Weights, max_nodes: int) -> Drafter:
         """A drafter of this kind."""
         used = lm if self.uses_lm else None
-        make = DrawnTreeDrafter if self.drawn else TreeDrafter
+        make = SampledTreeDrafter if self.is_sampled else TreeDrafter
         return make(used, max_nodes=max_nodes, alpha=weights[0], temperature=weights[1])
 
 
 SAMPLED_DRAFTS = (
-    SampledDrafts("independent heads, drawn", Rejection, True, False),
-    SampledDrafts("rescored, drawn", Rejection, True, True),
+    SampledDrafts("independent heads, sampled", Rejection, True, False),
+    SampledDrafts("rescored, sampled", Rejection, True, True),
     SampledDrafts("heads' tree", Rejection, False, False),
     SampledDrafts("rescored tree", Rejection, False, True),
-    SampledDrafts("heads' tree, noise known", Sampled, False, False),
-    SampledDrafts("rescored tree, noise known", Sampled, False, True),
+    SampledDrafts("heads' tree, shared noise", Sampled, False, False),
+    SampledDrafts("rescored tree, shared noise", Sampled, False, True),
 )
 
 
@@ -112,7 +112,7 @@ def compare_sampling(
         prompts: reported on.
         temperatures: of sampling.
         max_nodes: draft tokens of a call.
-        max_new_tokens: behind each prompt; texts end at no stop token.
+        max_new_tokens: after each prompt; there are no stop tokens.
         on_decode: called after each batch of prompts.
 
     Returns:
@@ -128,7 +128,7 @@ def compare_sampling(
         )
 
     def decode(texts: Sequence[Sequence[int]], drafter: Drafter, rule: Acceptance) -> Any:
-        found = generate_batch(
+        found = generate(
             model, texts, drafter=drafter, acceptance=rule, max_new_tokens=max_new_tokens
         )
         if on_decode is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.live.compare import compare_strategies
-from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS, DraftOptions
+from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS
 from lattice_bpd.lm.ngram import NGramLM
 
 SPEED_SETTINGS = ("greedy", "bpd", "p_best_ngram", "tree_0gram", "tree", "auto")
@@ -17,7 +18,7 @@ def measure_speed(
     model: Any,
     lm: NGramLM | None,
     prompts: Sequence[Sequence[int]],
-    tuned: Mapping[str, DraftOptions],
+    tuned: Mapping[str, DraftConfig],
     *,
     max_new_tokens: int,
     stop_token_ids: Sequence[int] = (),
@@ -37,7 +38,7 @@ def measure_speed(
     Returns:
         A "speed" line of results.json for each strategy.
     """
-    tree = tuned.get("tree") or tuned.get("tree_0gram") or DraftOptions()
+    tree = tuned.get("tree") or tuned.get("tree_0gram") or DraftConfig()
     settings = [
         setting
         for setting in DEMO_SETTINGS

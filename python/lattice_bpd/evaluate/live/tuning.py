@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from lattice_bpd.decode.drafters.basic import LatticeDrafter
-from lattice_bpd.decode.loop.loop import decode
+from lattice_bpd.decode.drafters.p_best import PBestDrafter
+from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.blockwise import BlockwiseLM
@@ -53,7 +53,7 @@ def tune_alpha(
     found: dict[float, float] = {}
     for alpha in alphas:
         stats = DecodeStats()
-        drafter = LatticeDrafter(lm, top_k=top_k, num_drafts=num_drafts, alpha=alpha)
+        drafter = PBestDrafter(lm, top_k=top_k, num_drafts=num_drafts, alpha=alpha)
         for prompt in prompts:
             result = decode(
                 model,

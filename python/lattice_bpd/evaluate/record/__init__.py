@@ -1,5 +1,5 @@
-"""Recorded runs of a target: greedy outputs with the heads at every position, on the disk.
+"""Recorded runs of a target on disk: greedy outputs with the heads' candidates.
 
 Submodules are imported by name (`record.write`, `record.read`, `record.texts`), since reading
-needs neither a model nor torch's heads.
+needs neither a model nor torch.
 """

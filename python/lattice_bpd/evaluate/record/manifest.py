@@ -1,4 +1,4 @@
-"""The manifest of a record: what was recorded, by which model and options, in which shards."""
+"""The manifest of a record: its model, prompts, options and shards."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.atomic_files import check_header, write_json
 
 if TYPE_CHECKING:
     from lattice_bpd.decode.state.model import DraftingModel
@@ -41,23 +42,23 @@ class Shard:
 
 @dataclass
 class Manifest:
-    """What a record says of itself.
+    """Contents and origin of a record.
 
     Attributes:
         task: name of the task.
-        model: the model's folder, as it was given.
+        model: the model's folder, as given.
         model_fingerprint: changes with any weight of target or heads.
         prompts_fingerprint: changes with any token of any prompt.
         vocab_size: V.
         num_slots: H.
-        max_positions: of the target; None where its config names no limit.
+        max_positions: of the target; None if its config has no limit.
         top_k: k.
-        max_new_tokens: most tokens decoded behind each prompt.
-        stop_token_ids: decoding ends behind these.
+        max_new_tokens: maximum number of tokens decoded after each prompt.
+        stop_token_ids: decoding ends after these.
         num_texts: texts of the finished record.
         texts_per_shard: of all shards but the last.
-        tokenizer: file of the tokenizer, as it was given; None where prompts were token ids.
-        shards: in order; None for one that is not there yet.
+        tokenizer: the tokenizer's file, as given; None if prompts were token ids.
+        shards: in order; None for one that is not written yet.
     """
 
     task: str
@@ -82,27 +83,22 @@ class Manifest:
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes on the disk for each recorded position; 0 before there is one."""
-        there = [shard for shard in self.shards if shard is not None]
-        steps = sum(shard.steps for shard in there)
-        return sum(shard.num_bytes for shard in there) / steps if steps else 0.0
+        """Bytes on disk per recorded position; 0 without any."""
+        written = [shard for shard in self.shards if shard is not None]
+        steps = sum(shard.steps for shard in written)
+        return sum(shard.num_bytes for shard in written) / steps if steps else 0.0
 
     def differences(self, other: Manifest) -> list[str]:
-        """What another record would not share, such as "top_k: 16 there, 8 now"."""
+        """What another record does not share, such as "top_k: 16 there, 8 now"."""
         mine, its = asdict(self), asdict(other)
         names = [name for name in mine if name not in ("shards", "model", "tokenizer")]
         return [f"{n}: {mine[n]} there, {its[n]} now" for n in names if mine[n] != its[n]]
 
     def save(self, directory: Path) -> None:
-        """Write the manifest; the old one stays until the new one is complete."""
+        """Write the manifest; an existing one is replaced only when the new one is complete."""
         value = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
         value.update(complete=self.complete, bytes_per_step=round(self.bytes_per_step, 1))
-        temporary = directory / f".{MANIFEST_FILE}"
-        try:
-            temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-            temporary.replace(directory / MANIFEST_FILE)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_json(directory / MANIFEST_FILE, value)
 
 
 def load_manifest(directory: Path) -> Manifest:
@@ -110,7 +106,7 @@ def load_manifest(directory: Path) -> Manifest:
 
     Raises:
         FileNotFoundError: there is none.
-        FormatError: it is none, or of another version.
+        FormatError: another format or version.
     """
     path = directory / MANIFEST_FILE
     if not path.is_file():
@@ -119,9 +115,7 @@ def load_manifest(directory: Path) -> Manifest:
             "record"
         )
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if value.pop("format") != _FORMAT or value.pop("version") != _VERSION:
-            raise ValueError("another format or version")
+        value = check_header(json.loads(path.read_text(encoding="utf-8")), _FORMAT, _VERSION)
         value.pop("complete"), value.pop("bytes_per_step")
         shards = [None if shard is None else Shard(**shard) for shard in value.pop("shards")]
         return Manifest(**value, shards=shards)
@@ -132,7 +126,7 @@ def load_manifest(directory: Path) -> Manifest:
 
 
 def fingerprint_prompts(prompts: Sequence[Sequence[int]]) -> str:
-    """Changes with any token of any prompt."""
+    """A hash that changes with any token of any prompt."""
     digest = hashlib.sha256()
     for prompt in prompts:
         digest.update(f"{len(prompt)} ".encode())
@@ -141,7 +135,7 @@ def fingerprint_prompts(prompts: Sequence[Sequence[int]]) -> str:
 
 
 def fingerprint_model(model: DraftingModel) -> str:
-    """Changes with any weight of the target or, where they are a module, of the heads."""
+    """A hash that changes with any weight of the target or, if they are a module, of the heads."""
     import torch
 
     base: Any = model.target.base

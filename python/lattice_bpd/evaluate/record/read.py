@@ -1,4 +1,4 @@
-"""Reading records back; a damaged shard costs that shard only."""
+"""Reading records; damaged shards are left out."""
 
 from __future__ import annotations
 
@@ -16,14 +16,7 @@ RECORDS_FOLDER = "record"
 
 @dataclass(frozen=True)
 class Record:
-    """A record that was read.
-
-    Attributes:
-        directory: where it lies.
-        manifest: what it says of itself.
-        texts: of all whole shards, in order.
-        skipped: names of the shards that were left out.
-    """
+    """A record in memory: the texts of all intact shards, and the names of the others."""
 
     directory: Path
     manifest: Manifest
@@ -32,18 +25,11 @@ class Record:
 
 
 def read_record(directory: str | Path) -> Record:
-    """Read a record.
-
-    Args:
-        directory: of the record.
-
-    Returns:
-        Record. Shards that are missing, cut or altered are left out, each with a warning that
-        names it.
+    """Read a record; shards that are missing, cut or altered are left out with a warning each.
 
     Raises:
         FileNotFoundError: no record there.
-        FormatError: a damaged manifest, or no shard that is whole.
+        FormatError: a damaged manifest, or no intact shard.
         ImportError: pyarrow is missing (extra `eval`).
     """
     directory = Path(directory)

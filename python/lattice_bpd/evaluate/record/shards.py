@@ -1,6 +1,6 @@
-"""Shards: Parquet files of recorded texts, one row a text. The columns are in docs/evaluate.md.
+"""Shards: Parquet files with one recorded text per row; columns are in docs/evaluate.md.
 
-A shard is written to a temporary name and renamed, so that one with its name is whole; its
+A shard is written to a temporary name and renamed, so that a file with its name is complete; its
 checksum is in the manifest.
 """
 
@@ -16,14 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.atomic_files import replacing
 from lattice_bpd.evaluate.record.texts import RecordedText
 from lattice_bpd.extras import require
 
-_PLAIN = ("prompt_token_ids", "output_token_ids", "margins", "entropies", "token_ids", "scores")
+_ARRAYS = {
+    "prompt_token_ids": "prompt", "output_token_ids": "output", "margins": "margins",
+    "entropies": "entropies", "token_ids": "token_ids", "scores": "scores",
+}  # fmt: skip
+"""Fields of RecordedText by column."""
 
 
 def write_shard(path: Path, texts: Sequence[RecordedText]) -> None:
-    """Write one shard; on any failure nothing is left of it.
+    """Write one shard; a failure leaves no partial file.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written; the message says what to do.
@@ -31,21 +36,18 @@ def write_shard(path: Path, texts: Sequence[RecordedText]) -> None:
     """
     parquet = require("pyarrow.parquet", "eval")
     table = _to_table(texts)
-    temporary = path.with_name(f".{path.name}")
     try:
-        parquet.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            use_dictionary=["finish", "task"],
-            column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in _PLAIN},
-            row_group_size=max(1, len(texts)),
-        )
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            parquet.write_table(
+                table,
+                temporary,
+                compression="zstd",
+                use_dictionary=["finish", "task"],
+                column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in _ARRAYS},
+                row_group_size=max(1, len(texts)),
+            )
     except OSError as error:
         raise _explain(error, path) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_shard(path: Path, num_slots: int, top_k: int) -> list[RecordedText]:
@@ -85,22 +87,20 @@ def checksum(path: Path) -> str:
 
 def _to_table(texts: Sequence[RecordedText]) -> Any:
     pyarrow = require("pyarrow", "eval")
-    columns: dict[str, Any] = {
-        "task": pyarrow.array([text.task for text in texts], pyarrow.string()),
-        "name": pyarrow.array([text.name for text in texts], pyarrow.string()),
-        "references": pyarrow.array(
-            [list(text.references) for text in texts], pyarrow.list_(pyarrow.string())
-        ),
-        "finish": pyarrow.array([text.finish for text in texts], pyarrow.string()),
-        "limit": pyarrow.array([text.limit for text in texts], pyarrow.int32()),
-        "prompt_token_ids": _lists([text.prompt for text in texts]),
-        "output_token_ids": _lists([text.output for text in texts]),
-        "margins": _lists([text.margins for text in texts]),
-        "entropies": _lists([text.entropies for text in texts]),
-        "token_ids": _lists([text.token_ids for text in texts]),
-        "scores": _lists([text.scores for text in texts]),
-    }
-    return pyarrow.table(columns)
+    string, strings = pyarrow.string(), pyarrow.list_(pyarrow.string())
+    return pyarrow.table(
+        {
+            "task": pyarrow.array([text.task for text in texts], string),
+            "name": pyarrow.array([text.name for text in texts], string),
+            "references": pyarrow.array([list(text.references) for text in texts], strings),
+            "finish": pyarrow.array([text.finish for text in texts], string),
+            "limit": pyarrow.array([text.limit for text in texts], pyarrow.int32()),
+            **{
+                name: _lists([getattr(text, field) for text in texts])
+                for name, field in _ARRAYS.items()
+            },
+        }
+    )
 
 
 def _lists(arrays: Sequence[npt.NDArray[Any]]) -> Any:
@@ -114,32 +114,27 @@ def _lists(arrays: Sequence[npt.NDArray[Any]]) -> Any:
 
 
 def _from_row(table: Any, row: int, num_slots: int, top_k: int) -> RecordedText:
-    def numbers(name: str) -> npt.NDArray[Any]:
-        found: npt.NDArray[Any] = table[name][row].values.to_numpy(zero_copy_only=False)
-        return found
-
-    output = numbers("output_token_ids")
-    shape = (len(output), num_slots, top_k)
+    arrays = {
+        field: table[name][row].values.to_numpy(zero_copy_only=False)
+        for name, field in _ARRAYS.items()
+    }
+    num_tokens = len(arrays["output"])
+    shapes = {
+        "token_ids": (num_tokens, num_slots, top_k), "scores": (num_tokens, num_slots, top_k),
+        "entropies": (num_tokens, num_slots + 1), "margins": (num_tokens,),
+    }  # fmt: skip
     return RecordedText(
-        prompt=numbers("prompt_token_ids"),
-        output=output,
-        limit=table["limit"][row].as_py(),
-        token_ids=numbers("token_ids").reshape(shape),
-        scores=numbers("scores").reshape(shape),
-        entropies=numbers("entropies").reshape(len(output), num_slots + 1),
-        margins=numbers("margins").reshape(shape[:1]),
-        finish=table["finish"][row].as_py(),
-        task=table["task"][row].as_py(),
-        name=table["name"][row].as_py(),
+        **{field: array.reshape(shapes.get(field, -1)) for field, array in arrays.items()},
+        **{name: table[name][row].as_py() for name in ("limit", "finish", "task", "name")},
         references=tuple(table["references"][row].as_py()),
     )
 
 
 def _explain(error: OSError, path: Path) -> OSError:
-    """What to do about a shard that could not be written."""
+    """The error of a shard that could not be written, with what to do."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    advice = "the disk is full: free some room" if full else "expected a folder that can be written"
+    advice = "the disk is full: free some space" if full else "expected a writable folder"
     return OSError(
-        f"{path}: could not be written ({error}); {advice} and run the same command again; whole "
-        "shards are kept"
+        f"{path}: could not be written ({error}); {advice} and run the same command again; "
+        "complete shards are kept"
     )

@@ -1,7 +1,6 @@
-"""One recorded text: what greedy decoding wrote, and what the heads guessed at every position.
+"""One recorded text: a greedy output, and the heads' candidates at every position.
 
-The text is read by the target as a whole, once it is known: the heads of all its positions then
-come from one call, where decoding would make one for each.
+The target reads the complete output in one call, which gives the heads at all positions.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ if TYPE_CHECKING:
     from lattice_bpd.decode.state.model import DraftingModel
 
 Float32Array = npt.NDArray[np.float32]
-_CHUNK_ELEMENTS = 1 << 24  # head logits held at once: 64 MiB of float32
+_CHUNK_ELEMENTS = 1 << 24  # head logits computed at once: 64 MiB of float32
 
 
 @dataclass(frozen=True)
 class RecordedText:
-    """A prompt, greedy's output of m tokens behind it, and the heads at its m positions.
+    """A prompt, greedy's output of m tokens, and the heads at its m positions.
 
     Position i is that of output[i], the exact token of a call; its candidates start from the
-    hidden state that gave this token and guess output[i + 1], output[i + 2], ...
+    hidden state that gave this token and predict output[i + 1], output[i + 2], ...
 
     Attributes:
         prompt: (T,) int32.
         output: (m,) int32.
-        limit: most tokens that decoding would have written; m, unless a stop token ended it.
+        limit: maximum length of the output; m, unless a stop token ended it.
         token_ids: (m, H, k) int32, the k best tokens of each head, best first.
         scores: (m, H, k) float32, their raw logits.
         entropies: (m, H + 1) float32, of each head over the whole vocabulary, in nats; the target's
             own head comes first.
         margins: (m,) float32, the target's logit of output[i] minus the best other one. Below 0
-            where the two calls of the target that decode and record round a tie differently.
+            where the calls that decode and record round a tie differently.
         finish: why the text ended: "stop_token", "length" or "positions".
-        task: the name of its task; empty where there is none.
-        name: what its task calls it, such as "HumanEval/3"; empty where it has no name.
+        task: name of its task, with "/category" if it has one; may be empty.
+        name: its id within the task, such as "HumanEval/3"; may be empty.
         references: texts that the output is judged by.
     """
 
@@ -74,29 +73,29 @@ class RecordedText:
         return replace(self, token_ids=self.token_ids[..., :top_k], scores=self.scores[..., :top_k])
 
     def contexts(self, most: int) -> Iterator[Int32Array]:
-        """The last `most` tokens up to each position, its exact token last: (<= most,) int32."""
+        """At most `most` tokens up to and including each position's exact token, int32."""
         tokens = np.concatenate([self.prompt[-most:], self.output]).astype(np.int32, copy=False)
         for end in range(len(tokens) - len(self.output) + 1, len(tokens) + 1):
             yield tokens[max(0, end - most) : end]
 
     def wanted(self) -> Int32Array:
-        """(m, H) int32, what greedy wrote behind each position; -1 behind the end."""
+        """(m, H) int32, the output after each position; -1 after its end."""
         padded = np.concatenate([self.output[1:], np.full(self.num_slots, -1)]).astype(np.int32)
         return np.lib.stride_tricks.sliding_window_view(padded, self.num_slots)[: len(self.output)]
 
     @cached_property
     def lookups(self) -> Int32Array:
-        """(m, H) int32, what prompt lookup drafts at each position; -1 behind its end."""
-        index, found = SuffixIndex(), np.full((len(self.output), self.num_slots), -1, np.int32)
+        """(m, H) int32, the drafts of prompt lookup at each position; -1 after their end."""
+        index, drafts = SuffixIndex(), np.full((len(self.output), self.num_slots), -1, np.int32)
         index.extend(self.prompt.tolist())
         for position, token in enumerate(self.output.tolist()):
             index.extend([token])
             draft = index.look_up(self.num_slots)
-            found[position, : len(draft)] = draft
-        return found
+            drafts[position, : len(draft)] = draft
+        return drafts
 
     def usable_slots(self) -> Int64Array:
-        """(m,) int64: 0..H slots whose tokens could be kept before the limit."""
+        """(m,) int64: number of slots, 0..H, whose tokens fit before the limit."""
         left = self.limit - 2 - np.arange(len(self.output))
         return np.clip(left, 0, self.num_slots).astype(np.int64)
 
@@ -110,18 +109,15 @@ def record_text(
     max_new_tokens: int | None = None,
     **about: Any,
 ) -> RecordedText:
-    """Read one greedy output and keep what the heads guess at each position.
+    """Read one greedy output and keep the heads' candidates at each position.
 
     Args:
         model: target and heads.
         prompt: (T,) ints.
-        output: (m,) ints, 1 or more, which the target writes behind the prompt.
+        output: (m,) ints, 1 or more, the target's greedy continuation of the prompt.
         top_k: k, 1..V.
-        max_new_tokens: what decoding was limited to; None: m.
+        max_new_tokens: limit of decoding; None: m.
         about: further fields of RecordedText.
-
-    Returns:
-        RecordedText.
 
     Raises:
         ValueError: an empty prompt or output, or top_k outside 1..V.
@@ -158,37 +154,36 @@ def _read(
     first, cache = model.target.read_prompts(text)
     logits, hidden = [first.logits[0]], [first.hidden[0]]
     if len(output) > 1:
-        behind = torch.tensor([list(output[:-1])], device=model.device)
-        rest = model.target(behind, cache)
+        rest = model.target(torch.tensor([list(output[:-1])], device=model.device), cache)
         logits.append(rest.logits[0])
         hidden.append(rest.hidden[0])
     return torch.cat(logits), torch.cat(hidden)
 
 
 def _margins(logits: torch.Tensor, output: Sequence[int]) -> Float32Array:
-    """(m,) the logit of each token written minus the best other one's."""
+    """(m,) the logit of each token of the output minus the best other one's."""
     import torch
 
-    written = torch.tensor(list(output), device=logits.device)[:, None]
-    own = logits.gather(1, written)[:, 0].float()
-    best, where = logits.topk(2, dim=1)
-    others = torch.where(where[:, 0] == written[:, 0], best[:, 1], best[:, 0]).float()
+    tokens = torch.tensor(list(output), device=logits.device)
+    own = logits.gather(1, tokens[:, None])[:, 0].float()
+    best, ids = logits.topk(2, dim=1)
+    others = torch.where(ids[:, 0] == tokens, best[:, 1], best[:, 0]).float()
     return np.asarray((own - others).cpu().numpy(), np.float32)
 
 
 def _read_heads(
     model: DraftingModel, hidden: torch.Tensor, output: Sequence[int], top_k: int
 ) -> tuple[Int32Array, Float32Array, Float32Array]:
-    """Candidates (m, H, k), their scores and entropies (m, H), some positions at a time."""
+    """Candidates (m, H, k), their scores and entropies (m, H), a chunk of positions at a time."""
     ids, scores, entropies = [], [], []
     slots = model.num_slots or 8
     size = max(1, _CHUNK_ELEMENTS // (slots * model.vocab_size))
     for start in range(0, len(output), size):
         rows = hidden[start : start + size]
         logits = model.head_logits(rows, list(output[start : start + size]))
-        found = select_top_k(logits, top_k, log_softmax=False, where="record")
-        ids.append(found.token_ids)
-        scores.append(found.scores)
+        top = select_top_k(logits, top_k, log_softmax=False, where="record")
+        ids.append(top.token_ids)
+        scores.append(top.scores)
         entropies.append(_entropies(logits))
     return np.concatenate(ids), np.concatenate(scores), np.concatenate(entropies)
 
@@ -197,5 +192,5 @@ def _entropies(logits: torch.Tensor) -> Float32Array:
     """Entropy of each distribution (.., V), in nats; masked tokens have probability 0."""
     import torch
 
-    found = torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1)
-    return np.asarray(found.cpu().numpy(), np.float32)
+    entropies = torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1)
+    return np.asarray(entropies.cpu().numpy(), np.float32)

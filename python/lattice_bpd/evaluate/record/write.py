@@ -1,6 +1,6 @@
-"""Recording a task: decode its prompts, keep the heads at every position, shard by shard.
+"""Recording: decode prompts and keep the heads' candidates, shard by shard.
 
-A run that was stopped goes on behind its last whole shard; damaged shards are recorded anew.
+An interrupted run continues after its last complete shard; damaged shards are recorded again.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lattice_bpd.decode.drafters.basic import BlockDrafter
-from lattice_bpd.decode.loop.batch import decode_batch
+from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
+from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.evaluate.record.manifest import (
     MANIFEST_FILE,
@@ -24,6 +24,7 @@ from lattice_bpd.evaluate.record.manifest import (
 from lattice_bpd.evaluate.record.shards import checksum, write_shard
 from lattice_bpd.evaluate.record.texts import RecordedText, record_text
 from lattice_bpd.extras import require
+from lattice_bpd.watcher import Watcher
 
 MAX_TOP_K = 64
 
@@ -34,9 +35,9 @@ class Prompt:
 
     Attributes:
         token_ids: (T,) ints.
-        name: what its task calls it.
+        name: its id within the task.
         references: texts that the output is judged by.
-        kind: its category within the task, where there are some.
+        kind: its category within the task, if there are any.
     """
 
     token_ids: Sequence[int]
@@ -51,11 +52,11 @@ class RecordOptions:
 
     Attributes:
         top_k: k, candidates kept of each head, 1..64.
-        max_new_tokens: most tokens behind each prompt.
-        stop_token_ids: a text ends behind the first of these.
+        max_new_tokens: maximum number of tokens after each prompt.
+        stop_token_ids: a text ends after the first of these.
         batch_size: prompts decoded together.
-        texts_per_shard: where a stopped run can go on.
-        truncate: cut too long prompts at their beginning, so that max_new_tokens have room.
+        texts_per_shard: texts that an interruption can lose.
+        truncate: cut overlong prompts at their beginning, so that max_new_tokens fit after them.
     """
 
     top_k: int = 16
@@ -66,12 +67,27 @@ class RecordOptions:
     truncate: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
+        """Check ranges."""
         if not 1 <= self.top_k <= MAX_TOP_K:
             raise ValueError(f"record: top_k is {self.top_k}; expected 1..{MAX_TOP_K}")
         for name in ("max_new_tokens", "batch_size", "texts_per_shard"):
             if getattr(self, name) < 1:
                 raise ValueError(f"record: {name} is {getattr(self, name)}; expected 1 or more")
+
+
+class TextProgress:
+    """Advances a watcher by each text, where recording reports batches."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._done: int | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Texts done of all; the first call has those that an earlier run recorded."""
+        if self._done is not None:
+            for _ in range(done - self._done):
+                self._watcher.advance(total)
+        self._done = done
 
 
 def write_record(
@@ -89,8 +105,8 @@ def write_record(
     """Decode prompts greedily and record the heads at every position of the outputs.
 
     Args:
-        directory: the record's folder; made where it is missing. Where it holds a part of the same
-            record, recording goes on behind it.
+        directory: the record's folder, created if missing. If it holds a part of the same record,
+            recording continues after that part.
         model: a BlockwiseLM, or a causal LM of `transformers` with heads.
         prompts: one or more.
         options: how to record.
@@ -98,18 +114,15 @@ def write_record(
         task: name of the task.
         model_name: the model's folder, for the manifest.
         tokenizer: the tokenizer's file, for the manifest.
-        on_text: called with the texts done and all texts, at first and after each batch.
-
-    Returns:
-        The manifest.
+        on_text: called with the number of texts done and of all texts, first and after each batch.
 
     Raises:
         ValueError: no prompts, prompts longer than the target's positions, options out of range,
             or a folder with the record of something else.
-        OSError: the disk is full, or the folder cannot be written; whole shards are kept.
+        OSError: the disk is full, or the folder cannot be written; complete shards are kept.
         ImportError: pyarrow is missing (extra `eval`).
     """
-    require("pyarrow", "eval")  # before the target has done any work
+    require("pyarrow", "eval")  # before the target does any work
     options, directory = options or RecordOptions(), Path(directory)
     drafting = DraftingModel(model, heads)
     drafting.require_causal("record")
@@ -118,13 +131,24 @@ def write_record(
             f"record: top_k is {options.top_k}; expected 1..{drafting.vocab_size}, the vocabulary"
         )
     prompts = _fit(prompts, drafting, options)
-    manifest = _begin(directory, drafting, prompts, options, task, model_name, tokenizer)
+    if drafting.num_slots is None:  # callables show their number of heads in their first output
+        drafting.head_logits(drafting.target.embedding.weight[:1], [0])
+    manifest = Manifest(
+        task=task, model=model_name, model_fingerprint=fingerprint_model(drafting),
+        prompts_fingerprint=fingerprint_prompts([prompt.token_ids for prompt in prompts]),
+        vocab_size=drafting.vocab_size, num_slots=drafting.num_slots or 0,
+        max_positions=drafting.max_positions, top_k=options.top_k,
+        max_new_tokens=options.max_new_tokens, stop_token_ids=sorted(options.stop_token_ids),
+        num_texts=len(prompts), texts_per_shard=options.texts_per_shard, tokenizer=tokenizer,
+        shards=[None] * -(-len(prompts) // options.texts_per_shard),
+    )  # fmt: skip
+    _resume(directory, manifest)
     size = options.texts_per_shard
     done = sum(shard.texts for shard in manifest.shards if shard is not None)
     if on_text is not None:
         on_text(done, len(prompts))
-    for number, there in enumerate(manifest.shards):
-        if there is not None:
+    for number, written in enumerate(manifest.shards):
+        if written is not None:
             continue
         part, texts = prompts[number * size : (number + 1) * size], []
         for start in range(0, len(part), options.batch_size):
@@ -146,11 +170,11 @@ def write_record(
 def _record_batch(
     model: DraftingModel, prompts: Sequence[Prompt], options: RecordOptions, task: str
 ) -> list[RecordedText]:
-    """Greedy outputs, found by decoding with BPD, and the heads along them."""
-    outputs = decode_batch(
+    """Greedy outputs, decoded with BPD drafts, and the heads along them."""
+    outputs = decode(
         model,
         [prompt.token_ids for prompt in prompts],
-        BlockDrafter(),
+        ArgmaxDrafter(),
         max_new_tokens=options.max_new_tokens,
         stop_token_ids=options.stop_token_ids,
     )
@@ -158,29 +182,29 @@ def _record_batch(
         record_text(
             model,
             prompt.token_ids,
-            found.token_ids,
+            output.token_ids,
             top_k=options.top_k,
             max_new_tokens=options.max_new_tokens,
-            finish=found.finish,
+            finish=output.finish,
             task=f"{task}/{prompt.kind}" if prompt.kind else task,
             name=prompt.name,
             references=prompt.references,
         )
-        for prompt, found in zip(prompts, outputs, strict=True)
+        for prompt, output in zip(prompts, outputs, strict=True)
     ]
 
 
 def _fit(
     prompts: Sequence[Prompt], model: DraftingModel, options: RecordOptions
 ) -> Sequence[Prompt]:
-    """Prompts that the target has positions for."""
+    """Prompts that fit the target's positions, truncated if wished."""
     if not prompts:
         raise ValueError("record: no prompts; expected one or more")
     most = model.max_positions
     if most is None:
         return prompts
     keep = max(1, most - options.max_new_tokens + 1)
-    found = []
+    fitting = []
     for number, prompt in enumerate(prompts):
         length = len(prompt.token_ids)
         if length > (keep if options.truncate else most):
@@ -191,42 +215,26 @@ def _fit(
                     "(truncate=True, --truncate)"
                 )
             prompt = replace(prompt, token_ids=prompt.token_ids[length - keep :])
-        found.append(prompt)
-    return found
+        fitting.append(prompt)
+    return fitting
 
 
-def _begin(
-    directory: Path, model: DraftingModel, prompts: Sequence[Prompt], options: RecordOptions,
-    task: str, model_name: str, tokenizer: str | None,
-) -> Manifest:  # fmt: skip
-    """The manifest to go on with: a new one, or that of the same record without damaged shards."""
-    if model.num_slots is None:  # callables tell with their first answer
-        model.head_logits(model.target.embedding.weight[:1], [0])
-    shards = -(-len(prompts) // options.texts_per_shard)
-    new = Manifest(
-        task=task, model=model_name, model_fingerprint=fingerprint_model(model),
-        prompts_fingerprint=fingerprint_prompts([prompt.token_ids for prompt in prompts]),
-        vocab_size=model.vocab_size, num_slots=model.num_slots or 0,
-        max_positions=model.max_positions, top_k=options.top_k,
-        max_new_tokens=options.max_new_tokens, stop_token_ids=sorted(options.stop_token_ids),
-        num_texts=len(prompts), texts_per_shard=options.texts_per_shard, tokenizer=tokenizer,
-        shards=[None] * shards,
-    )  # fmt: skip
+def _resume(directory: Path, manifest: Manifest) -> None:
+    """Take over the intact shards of the same record, and save the manifest."""
     if (directory / MANIFEST_FILE).is_file():
         old = load_manifest(directory)
-        differing = old.differences(new)
+        differing = old.differences(manifest)
         if differing:
             raise ValueError(
                 f"{directory}: has the record of something else ({'; '.join(differing)}); expected "
                 "an empty folder or the same record; give another folder or delete this one"
             )
-        new.shards = [shard if _is_whole(directory, shard) else None for shard in old.shards]
+        manifest.shards = [s if _is_intact(directory, s) else None for s in old.shards]
     directory.mkdir(parents=True, exist_ok=True)
-    new.save(directory)
-    return new
+    manifest.save(directory)
 
 
-def _is_whole(directory: Path, shard: Shard | None) -> bool:
+def _is_intact(directory: Path, shard: Shard | None) -> bool:
     if shard is None or not (directory / shard.file).is_file():
         return False
     return checksum(directory / shard.file) == shard.sha256

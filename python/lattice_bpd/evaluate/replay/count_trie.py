@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.decode.drafters.basic import Drafter
+from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.draft_tree import DraftTree
-from lattice_bpd.draft.growing_tree import Nodes, build_draft_tree
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.token_ids import to_token_ids
+from lattice_bpd.verify.prefix_tree import PrefixTree
 
 Float64Array = npt.NDArray[np.float64]
 UInt64Array = npt.NDArray[np.uint64]
@@ -208,24 +207,30 @@ class CountTrieDrafter(Drafter):
             raise ValueError("CountTrieDrafter: no trie; expected a CountTrie")
         self.trie, self.top_k, self.max_nodes, self.alpha = trie, top_k, max_nodes, alpha
 
-    def propose(self, state: DecodeState) -> DraftTree | None:
-        """(1, N) nodes; None where no candidate is in the corpus.
+    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
+        """A tree of N nodes for each state; None where no candidate is in the corpus.
 
         Raises:
             ValueError: counts of another vocabulary.
         """
+        return [self._propose(state) for state in states]
+
+    def _propose(self, state: DecodeState) -> PrefixTree | None:
         if self.trie.vocab_size != state.model.vocab_size:
             raise ValueError(
                 f"CountTrieDrafter: counts of a vocabulary of {self.trie.vocab_size}, the target "
                 f"has {state.model.vocab_size}; count text of the target's tokenizer"
             )
-        found = select_top_k(
+        candidates = select_top_k(
             batch_head_logits([state]), self.top_k, log_softmax=False, where="CountTrieDrafter"
         )
         tree = grow_tree(
-            self.trie, found.token_ids[0], found.scores[0], state.tokens[-self.trie.order :],
-            max_nodes=self.max_nodes, alpha=self.alpha,
+            self.trie, candidates.token_ids[0], candidates.scores[0],
+            state.tokens[-self.trie.order :], max_nodes=self.max_nodes, alpha=self.alpha,
         )  # fmt: skip
         if not tree.token_ids:
             return None
-        return build_draft_tree([Nodes(tree.token_ids, tree.parents, tree.scores)])
+        return PrefixTree.from_nodes(
+            state.tokens[-1], tree.token_ids, tree.parents, len(tree.token_ids),
+            np.array(tree.scores, np.float32),
+        )  # fmt: skip

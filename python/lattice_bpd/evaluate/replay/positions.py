@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.draft.rescore import rescore_lattice, rescore_tree
 from lattice_bpd.evaluate.replay.count_trie import CountTrie, grow_tree
-from lattice_bpd.evaluate.replay.settings import DraftOptions
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.token_ids import Int32Array, Int64Array
@@ -113,20 +114,20 @@ class Proposal(NamedTuple):
         return count_nodes(self.paths) if self.nodes is None else self.nodes
 
 
-Draft = Callable[[PositionBatch, Rescorers, DraftOptions], Proposal]
+Draft = Callable[[PositionBatch, Rescorers, DraftConfig], Proposal]
 
 
-def draft_nothing(batch: PositionBatch, _rescorers: Rescorers, _options: DraftOptions) -> Proposal:
+def draft_nothing(batch: PositionBatch, _rescorers: Rescorers, _options: DraftConfig) -> Proposal:
     """Greedy decoding: no tokens."""
     return Proposal(np.full((len(batch.wanted), 1, batch.wanted.shape[1]), _NONE, np.int32))
 
 
-def draft_argmax(batch: PositionBatch, _rescorers: Rescorers, _options: DraftOptions) -> Proposal:
+def draft_argmax(batch: PositionBatch, _rescorers: Rescorers, _options: DraftConfig) -> Proposal:
     """The argmax of every head: BPD."""
     return Proposal(batch.candidates.token_ids[:, None, :, 0])
 
 
-def draft_oracle(batch: PositionBatch, _rescorers: Rescorers, options: DraftOptions) -> Proposal:
+def draft_oracle(batch: PositionBatch, _rescorers: Rescorers, options: DraftConfig) -> Proposal:
     """What greedy wrote as far as the lattice holds it, the argmax from there on (6.3)."""
     ids = batch.candidates.token_ids[..., : options.top_k]
     holds = (ids == batch.wanted[..., None]).any(axis=-1)
@@ -134,10 +135,10 @@ def draft_oracle(batch: PositionBatch, _rescorers: Rescorers, options: DraftOpti
     return Proposal(np.where(agrees, batch.wanted, ids[..., 0])[:, None])
 
 
-def draft_lattice(batch: PositionBatch, rescorers: Rescorers, options: DraftOptions) -> Proposal:
+def draft_lattice(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
     """The p best paths; see `rescore_lattice`."""
     drafts = rescore_lattice(
-        batch.top(options.top_k),
+        _weighed_candidates(batch, options),
         batch.contexts,
         rescorers.lm,
         num_drafts=options.num_drafts,
@@ -147,11 +148,11 @@ def draft_lattice(batch: PositionBatch, rescorers: Rescorers, options: DraftOpti
     return Proposal(drafts.token_ids)
 
 
-def draft_tree(batch: PositionBatch, rescorers: Rescorers, options: DraftOptions) -> Proposal:
+def draft_tree(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
     """The tree of the most probable prefixes; see `rescore_tree`."""
-    found = batch.top(options.top_k).at_temperature(options.temperature)
+    candidates = _weighed_candidates(batch, options).at_temperature(options.temperature)
     tree = rescore_tree(
-        found,
+        candidates,
         batch.contexts,
         rescorers.lm,
         max_nodes=options.max_nodes,
@@ -164,7 +165,16 @@ def draft_tree(batch: PositionBatch, rescorers: Rescorers, options: DraftOptions
     return Proposal(paths, tree.counts.astype(np.int64))
 
 
-def draft_counts(batch: PositionBatch, rescorers: Rescorers, options: DraftOptions) -> Proposal:
+def _weighed_candidates(batch: PositionBatch, options: DraftConfig) -> Candidates:
+    """The top_k best candidates with the scores that decoding searches with."""
+    candidates = batch.top(options.top_k)
+    if not options.weighs_heads:
+        return candidates
+    scores = weigh_heads(candidates.scores, options.head_scales, options.entropy_weight, "replay")
+    return Candidates(candidates.token_ids, scores)
+
+
+def draft_counts(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
     """The tree by raw counts; see `count_trie`."""
     trie = rescorers.trie
     assert trie is not None
@@ -185,7 +195,7 @@ def draft_counts(batch: PositionBatch, rescorers: Rescorers, options: DraftOptio
     return Proposal(paths, nodes)
 
 
-def draft_lookup(batch: PositionBatch, _rescorers: Rescorers, _options: DraftOptions) -> Proposal:
+def draft_lookup(batch: PositionBatch, _rescorers: Rescorers, _options: DraftConfig) -> Proposal:
     """What followed the same tokens before; see `LookupDrafter`."""
     slots = batch.wanted.shape[1]
     rows = zip(batch.numbers.tolist(), batch.positions.tolist(), strict=True)

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.record.texts import RecordedText, record_text
 from lattice_bpd.evaluate.replay.positions import PositionBatch, Rescorers
-from lattice_bpd.evaluate.replay.settings import DraftOptions, Setting
+from lattice_bpd.evaluate.replay.settings import Setting
 from lattice_bpd.evaluate.replay.strategies import Strategy, strategy_of
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
@@ -135,9 +136,7 @@ class Recording:
         ]
         return Recording(cut)
 
-    def block_efficiency(
-        self, setting: Setting, lm: NGramLM | None, options: DraftOptions
-    ) -> float:
+    def block_efficiency(self, setting: Setting, lm: NGramLM | None, options: DraftConfig) -> float:
         """Decoded tokens / target calls that decoding with this setting has.
 
         Args:
@@ -151,7 +150,7 @@ class Recording:
         """
         return self.replay(strategy_of(setting), Rescorers(lm), options).block_efficiency
 
-    def replay(self, strategy: Strategy, rescorers: Rescorers, options: DraftOptions) -> Replayed:
+    def replay(self, strategy: Strategy, rescorers: Rescorers, options: DraftConfig) -> Replayed:
         """Walk along all texts as decoding would.
 
         Args:
@@ -185,7 +184,7 @@ class Recording:
         self,
         strategy: Strategy,
         rescorers: Rescorers,
-        options: DraftOptions,
+        options: DraftConfig,
         places: npt.NDArray[np.int64] | None = None,
     ) -> tuple[Int64Array, Int64Array]:
         """Draft at some positions, whether decoding stops there or not.
@@ -252,7 +251,7 @@ def record(
         top_k: k, the most that a replay may use.
         max_new_tokens: what decoding was limited to, which bounds its last drafts; None: where
             each output ends.
-        heads: instead of the model's own; see `lattice_bpd.decode.DraftHeads`.
+        heads: instead of the model's own; see `lattice_bpd.decode.state.DraftHeads`.
 
     Returns:
         Recording.

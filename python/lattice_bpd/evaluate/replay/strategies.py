@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from lattice_bpd.decode.drafters.lookup import LookupDrafter
 from lattice_bpd.decode.drafters.suffix_index import LONGEST_MATCH
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.replay.count_trie import CountTrieDrafter
 from lattice_bpd.evaluate.replay.positions import (
     Draft,
+    PositionBatch,
     Rescorers,
     draft_argmax,
     draft_counts,
@@ -30,17 +30,12 @@ from lattice_bpd.evaluate.replay.positions import (
     draft_oracle,
     draft_tree,
 )
-from lattice_bpd.evaluate.replay.settings import (
-    STANDARD_SETTINGS,
-    TREE_SETTINGS,
-    DraftOptions,
-    Setting,
-)
+from lattice_bpd.evaluate.replay.settings import STANDARD_SETTINGS, TREE_SETTINGS, Setting
 
 if TYPE_CHECKING:
-    from lattice_bpd.decode.drafters.basic import Drafter
+    from lattice_bpd.decode.drafters.drafter import Drafter
 
-MakeDrafter = Callable[[Rescorers, Sequence[int], DraftOptions], "Drafter"]
+MakeDrafter = Callable[[Rescorers, Sequence[int], DraftConfig], "Drafter"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Strategy:
         label: in tables; {p}, {k}, {n} and {nodes} stand for num_drafts, top_k, order, max_nodes.
         draft: paths (B, p, S) int32 of a batch; -1 and -2 are no tokens.
         make_drafter: the drafter of live decoding for one prompt, given greedy's output behind it.
-        knobs: the fields of DraftOptions that matter to it.
+        option_names: the fields of DraftConfig that matter to it.
         uses_lm: needs an n-gram LM.
         uses_trie: needs raw counts.
     """
@@ -61,11 +56,11 @@ class Strategy:
     label: str
     draft: Draft
     make_drafter: MakeDrafter
-    knobs: tuple[str, ...] = ()
+    option_names: tuple[str, ...] = ()
     uses_lm: bool = False
     uses_trie: bool = False
 
-    def check(self, rescorers: Rescorers, options: DraftOptions, top_k: int) -> None:
+    def check(self, rescorers: Rescorers, options: DraftConfig, top_k: int) -> None:
         """Raise ValueError where something is missing or out of range; top_k is the recording's."""
         if self.uses_lm and rescorers.lm is None:
             raise ValueError(
@@ -77,25 +72,20 @@ class Strategy:
                 f"strategy {self.name} needs raw n-gram counts; give a text to count (trie, "
                 "--count-text)"
             )
-        if "top_k" in self.knobs and not 1 <= options.top_k <= top_k:
+        if "top_k" in self.option_names and not 1 <= options.top_k <= top_k:
             raise ValueError(
                 f"top_k is {options.top_k}; expected 1..{top_k}, the candidates that were "
                 "recorded; record again with a larger --top-k"
             )
-        for knob in ("num_drafts", "max_nodes"):
-            if knob in self.knobs and getattr(options, knob) < 1:
-                raise ValueError(f"{knob} is {getattr(options, knob)}; expected 1 or more")
-        if options.cache:
+        if options.ngram_cache:
             raise ValueError(
-                f"strategy {self.name}: cache is {options.cache}, but a cache learns as decoding "
-                "goes on and is not recorded; decode live (compare_strategies)"
+                f"strategy {self.name}: ngram_cache is {options.ngram_cache}, but such a cache "
+                "learns during decoding and is not recorded; decode live (compare_strategies)"
             )
-        if "temperature" in self.knobs and not 0.0 < options.temperature < np.inf:
-            raise ValueError(f"temperature is {options.temperature}; expected a number above 0")
 
-    def kept(self, options: DraftOptions) -> dict[str, Any]:
+    def kept(self, options: DraftConfig) -> dict[str, Any]:
         """The options that matter."""
-        return {knob: getattr(options, knob) for knob in self.knobs}
+        return {name: getattr(options, name) for name in self.option_names}
 
 
 def strategy_of(setting: Setting) -> Strategy:
@@ -120,18 +110,15 @@ def strategy_of(setting: Setting) -> Strategy:
     uses_lm = setting.uses_lm or bool(setting.source)
 
     def make_drafter(
-        rescorers: Rescorers, continuation: Sequence[int], options: DraftOptions
+        rescorers: Rescorers, continuation: Sequence[int], options: DraftConfig
     ) -> Drafter:
         return setting.drafter(rescorers.lm if uses_lm else None, continuation, options)
 
-    draft, knobs = _KINDS[kind]
-    if kind == "lattice" and not setting.many:
-        draft = _with_one_draft(draft)
-        knobs = tuple(knob for knob in knobs if knob != "num_drafts")
+    draft, option_names = _KINDS[kind]
     if not uses_lm:
         draft = _without_lm(draft)
-        knobs = tuple(knob for knob in knobs if knob != "alpha")
-    return Strategy(setting.name, setting.label, draft, make_drafter, knobs, uses_lm)
+        option_names = tuple(name for name in option_names if name != "alpha")
+    return Strategy(setting.name, setting.label, draft, make_drafter, option_names, uses_lm)
 
 
 def find_strategies(names: Iterable[str]) -> list[Strategy]:
@@ -152,8 +139,8 @@ def find_strategies(names: Iterable[str]) -> list[Strategy]:
     return found
 
 
-def _with_one_draft(draft: Draft) -> Draft:
-    return lambda batch, rescorers, options: draft(batch, rescorers, replace(options, num_drafts=1))
+def _draft_best_path(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Any:
+    return draft_lattice(batch, rescorers, replace(options, num_drafts=1))
 
 
 def _without_lm(draft: Draft) -> Draft:
@@ -163,7 +150,8 @@ def _without_lm(draft: Draft) -> Draft:
 _KINDS: dict[str, tuple[Draft, tuple[str, ...]]] = {
     "greedy": (draft_nothing, ()),
     "bpd": (draft_argmax, ()),
-    "lattice": (draft_lattice, ("top_k", "num_drafts", "alpha")),
+    "ngram": (_draft_best_path, ("top_k", "alpha")),
+    "p_best": (draft_lattice, ("top_k", "num_drafts", "alpha")),
     "tree": (draft_tree, ("top_k", "max_nodes", "alpha", "temperature")),
     "oracle": (draft_oracle, ("top_k",)),
 }
@@ -183,7 +171,7 @@ _BASELINES = (
         "prompt_lookup",
         "prompt lookup",
         draft_lookup,
-        lambda _rescorers, _continuation, _options: LookupDrafter(LONGEST_MATCH, num_slots=None),
+        lambda _rescorers, _continuation, _options: LookupDrafter(LONGEST_MATCH, draft_length=None),
     ),
 )
 

@@ -9,9 +9,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.replay import Recording, Replayed
-from lattice_bpd.evaluate.replay.settings import DraftOptions
 from lattice_bpd.evaluate.replay.strategies import Strategy
 from lattice_bpd.lm.ngram import NGramLM
 
@@ -29,7 +29,7 @@ class Point:
     """
 
     strategy: Strategy
-    options: DraftOptions
+    options: DraftConfig
     lm: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def make_grid(
 
     Args:
         strategies: any.
-        values: for fields of DraftOptions the values to try; the others keep their defaults.
+        values: for fields of DraftConfig the values to try; the others keep their defaults.
         lms: names of the LMs to try, for strategies that use one.
 
     Returns:
@@ -53,10 +53,10 @@ def make_grid(
     """
     points = []
     for strategy in strategies:
-        knobs = [knob for knob in strategy.knobs if knob in values]
+        knobs = [knob for knob in strategy.option_names if knob in values]
         names = lms if strategy.uses_lm else ("",)
         for chosen in itertools.product(names, *(values[knob] for knob in knobs)):
-            options = replace(DraftOptions(), **dict(zip(knobs, chosen[1:], strict=True)))
+            options = replace(DraftConfig(), **dict(zip(knobs, chosen[1:], strict=True)))
             points.append(Point(strategy, options, chosen[0]))
     return points
 

@@ -1,4 +1,4 @@
-"""A run folder as one HTML page: tables, charts, and the lattice of single steps."""
+"""A run folder as one HTML page: tables, charts, and lattices of single steps."""
 
 from __future__ import annotations
 

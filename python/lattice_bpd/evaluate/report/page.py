@@ -1,128 +1,109 @@
-"""The report's page: one file, no network, readable in the dark and on a phone."""
+"""The HTML page of an evaluation; it needs no other file and no network."""
 
 from __future__ import annotations
 
-import json
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from lattice_bpd.atomic_files import write_text
+from lattice_bpd.evaluate.lab.result_tables import make_tables
 from lattice_bpd.evaluate.report.charts import draw_charts
+from lattice_bpd.evaluate.report.paper_figures import paper_efficiency, paper_gain
 from lattice_bpd.evaluate.report.steps import Steps
-from lattice_bpd.evaluate.report.tables import (
-    all_tables,
-    html_table,
-    live_checks,
-    strategies_by_tasks,
-)
-from lattice_bpd.svg import escape
+from lattice_bpd.extras import require
 
 REPORT_FILE = "report.html"
 
 
 def render_report(results: dict[str, Any], steps: Steps | None = None, notes: str = "") -> str:
-    """The page.
+    """The page as a whole HTML document; text from files is escaped.
 
     Args:
         results: of results.json.
-        steps: whose lattices to draw; None for none.
-        notes: what the reader should know of what is missing.
-
-    Returns:
-        A whole HTML document. All that comes from files is escaped.
+        steps: steps whose lattices are drawn; None for none.
+        notes: about missing files, for the reader.
 
     Raises:
-        KeyError: results without what docs/evaluate.md promises.
+        KeyError: results without a key that docs/evaluate.md lists.
+        ImportError: jinja2 is missing (extra `eval`).
     """
-    title = f"lattice-bpd: {results.get('model') or 'evaluation'}"
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        _introduction(results),
-        f'<p class="note">{escape(notes)}</p>' if notes else "",
-        "<h2>Strategies and tasks</h2>",
-        strategies_by_tasks(results["tasks"]),
-        live_checks(results["tasks"]),
-        _lattices(steps) if steps is not None and steps.steps else "",
-        *(_task(name, task) for name, task in results["tasks"].items()),
-        "<h2>All tables</h2>",
-        all_tables(results),
-    ]
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title>",
-            f"<style>\n{_resource('report.css')}</style></head><body>",
-            *(part for part in body if part),
-            "</body></html>\n",
-        ]
-    )
+    jinja2, markup = require("jinja2", "eval"), require("markupsafe", "eval").Markup
+    tasks = results["tasks"]
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_read), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
+    page: str = environment.get_template("page.html").render(
+        title=f"lattice-bpd: {results.get('model') or 'evaluation'}",
+        css=markup(_read("report.css")),
+        script=markup(_read("report.js")),
+        notes=notes,
+        lms=[
+            (name, lm.get("order"), f"{sum(lm['num_ngrams']):,}", lm.get("file"))
+            for name, lm in results["lms"].items()
+        ],
+        tasks=tasks,
+        efficiencies=_efficiencies(tasks),
+        checks=[
+            (name, check["strategy"], check["texts"], check["lossless"], check["same_calls"],
+             check["tied"], "yes" if check["holds"] else "NO")
+            for name, task in tasks.items()
+            for check in task.get("live", ())
+        ],
+        steps=steps if steps is not None and steps.steps else None,
+        sections=[
+            (name, _summary(task), map(markup, draw_charts(task)))  # escaped by svg.py
+            for name, task in tasks.items()
+        ],
+        tables=make_tables(results),
+    )  # fmt: skip
+    return page
 
 
 def write_report(path: Path, page: str) -> None:
-    """Write the page; an old one stays until the new one is complete.
+    """Write the page; an existing one is replaced only when the new one is complete.
 
     Raises:
         OSError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, page)
 
 
-def _introduction(results: dict[str, Any]) -> str:
-    lms = [
-        (name, lm.get("order"), f"{sum(lm['num_ngrams']):,}", lm.get("file"))
-        for name, lm in results["lms"].items()
-    ]
-    table = html_table(("LM", "order", "n-grams", "file"), lms) if lms else ""
-    return (
-        "<p>Block efficiency is decoded tokens / calls of the target; the exact token of each call "
-        "counts, and so does the call that reads the prompt. Intervals are 95 % bootstrap "
-        "intervals over texts. Weights were tuned on other texts than those reported on. "
-        f"The paper is Kim et al. 2024.</p>\n{table}"
-    )
-
-
-def _task(name: str, task: dict[str, Any]) -> str:
-    charts = "\n".join(f"<figure>{chart}</figure>" for chart in draw_charts(task))
-    performance = task.get("performance")
-    judged = f", {performance['metric']} {performance['value']:.2f}" if performance else ""
-    return (
-        f"<h2>{escape(name)}</h2>\n<p>{task['texts']} texts reported on, "
-        f"{task['texts_held_out']} held out for tuning, {task['tokens']:,} tokens, "
-        f"{task['loop_share']:.0%} of them in loops{escape(judged)}.</p>\n"
-        f'<div class="charts">{charts}</div>'
-    )
-
-
-def _lattices(steps: Steps) -> str:
-    """The drawing of single steps: its frame, its data and its script."""
-    data = {"labels": steps.labels, "steps": steps.steps}
-    # "<" would end the element or begin another one, whatever stands around it.
-    embedded = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
-    options = "".join(
-        f'<option value="{escape(name)}">{escape(label)}</option>'
-        for name, label in reversed(steps.labels.items())
-    )
-    stops = ", ".join(dict.fromkeys(steps.walked.values()))
-    return f"""<h2>Lattices</h2>
-<p>The first {len(steps.steps):,} of {steps.positions:,} recorded positions, where decoding with
-{escape(stops)} stops. Arcs stand by falling head score, the widest is the most likely; colour marks
-drafts, green what the target wrote, bold green what was kept. The address takes #step=N.</p>
-<p class="controls"><label>step <input id="step" type="range" min="0" max="{len(steps.steps) - 1}"
-value="0"></label> <output id="number" for="step"></output>
-<label>drafts <select id="strategy">{options}</select></label></p>
-<p id="about"></p>
-<div class="scroll" id="lattice" data-step=""></div>
-<script type="application/json" id="steps">{embedded}</script>
-<script>
-{_resource("report.js")}</script>"""
-
-
-def _resource(name: str) -> str:
+def _read(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _efficiencies(tasks: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Block efficiency, strategies down and tasks across, beside the paper's."""
+    labels = {line["name"]: line["label"] for task in tasks.values() for line in task["strategies"]}
+    lines = {
+        (name, line["name"]): line for name, task in tasks.items() for line in task["strategies"]
+    }
+    return [
+        [label, *(_efficiency(task, name, lines.get((task, name))) for task in tasks)]
+        for name, label in labels.items()
+    ]
+
+
+def _efficiency(task: str, name: str, line: dict[str, Any] | None) -> str:
+    if line is None:
+        return ""
+    interval, gain = line["interval"], line["over_bpd"]["gain"]["value"]
+    text = f"{interval['value']:.2f} ({interval['low']:.2f}\u2013{interval['high']:.2f})"
+    text += "" if name == "bpd" else f", {gain:+.1%}"
+    in_paper, gain = paper_efficiency(task, name), paper_gain(task, name)
+    if in_paper is not None:
+        text += f" \u00b7 paper {in_paper:.2f}"
+        text += "" if name == "bpd" or gain is None else f", {gain:+.1%}"
+    return text
+
+
+def _summary(task: dict[str, Any]) -> str:
+    performance = task.get("performance")
+    metric = f", {performance['metric']} {performance['value']:.2f}" if performance else ""
+    return (
+        f"{task['texts']} texts reported on, {task['texts_held_out']} held out for tuning, "
+        f"{task['tokens']:,} tokens, {task['loop_share']:.0%} of them in loops{metric}."
+    )

@@ -8,10 +8,10 @@
   const escape = text => String(text).replace(/[&<>"']/g, mark => marks[mark]);
   const show = token => escape(token.replace(/\n/g, "\u21b5").replace(/ /g, "\u00b7"));
 
-  function drawArc(slot, place, count, arc, share, kind, middle) {
+  function drawArc(slot, index, count, arc, share, kind, middle) {
     const [rank, token, score] = arc;
     const left = 20 + slot * width, right = left + width;
-    const y = middle + (place - (count - 1) / 2) * row;
+    const y = middle + (index - (count - 1) / 2) * row;
     const about = `${token}, rank ${rank + 1}, score ${score === null ? "-inf" : score}`;
     return `<g class="${kind}"><title>${escape(about)}</title>` +
       `<path class="arc" stroke-width="${(0.7 + 4 * share).toFixed(2)}" d="M${left} ${middle} ` +
@@ -35,11 +35,11 @@
     step.arcs.forEach((arcs, slot) => {
       const weights = shares(arcs);
       const drafted = new Set(drafts.paths.map(path => path[slot]));
-      arcs.forEach((arc, place) => {
+      arcs.forEach((arc, index) => {
         const greedy = arc[0] === step.wanted[slot];
         const kind = (drafted.has(arc[0]) ? "drafted " : "") + (greedy ? "greedy " : "") +
           (greedy && slot < drafts.accepted ? "kept" : "");
-        parts.push(drawArc(slot, place, arcs.length, arc, weights[place], kind.trim(), middle));
+        parts.push(drawArc(slot, index, arcs.length, arc, weights[index], kind.trim(), middle));
       });
     });
     for (let slot = 0; slot <= step.arcs.length; slot++) {
@@ -56,22 +56,22 @@
   function draw() {
     const number = Number(slider.value), step = data.steps[number];
     const drafts = step.drafts[strategy.value] || {paths: [], accepted: 0};
-    const place = document.getElementById("lattice");
-    place.innerHTML = drawLattice(step, drafts);
-    place.dataset.step = number;
+    const lattice = document.getElementById("lattice");
+    lattice.innerHTML = drawLattice(step, drafts);
+    lattice.dataset.step = number;
     document.getElementById("number").textContent = `${number} of 0..${data.steps.length - 1}`;
-    const written = step.greedy.map(show);
+    const output = step.greedy.map(show);
     document.getElementById("about").innerHTML =
       `${escape(step.task)}, text ${step.text}${step.name ? ` (${escape(step.name)})` : ""}, ` +
       `position ${step.position}, ${step.candidates} candidates a slot: ` +
-      `${step.context.map(show).join(" ")} <b>${written.slice(0, drafts.accepted).join(" ")}</b> ` +
-      `${written.slice(drafts.accepted).join(" ")} \u2014 ${drafts.accepted} draft tokens kept of ` +
+      `${step.context.map(show).join(" ")} <b>${output.slice(0, drafts.accepted).join(" ")}</b> ` +
+      `${output.slice(drafts.accepted).join(" ")} \u2014 ${drafts.accepted} draft tokens accepted of ` +
       `${drafts.paths.length} paths`;
   }
 
   function follow() {
-    const found = /step=(\d+)/.exec(location.hash);
-    if (found) slider.value = Math.min(Number(found[1]), data.steps.length - 1);
+    const match = /step=(\d+)/.exec(location.hash);
+    if (match) slider.value = Math.min(Number(match[1]), data.steps.length - 1);
     draw();
   }
 

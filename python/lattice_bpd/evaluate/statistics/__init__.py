@@ -1,4 +1,8 @@
-"""Statistics of replays: the tables and figures of Kim et al. 2024, and how sure they are."""
+"""Statistics of replays: tables and figures of Kim et al. 2024, intervals and tests.
+
+Functions that fill a part of results.json return it as plain dicts, with the keys of
+docs/evaluate.md.
+"""
 
 from __future__ import annotations
 

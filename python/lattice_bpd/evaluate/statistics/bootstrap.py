@@ -1,29 +1,23 @@
-"""How sure block efficiencies are: intervals and paired tests that draw prompts, not tokens.
+"""Bootstrap intervals and paired tests of block efficiency, resampled by text.
 
-Tokens of one text depend on each other, texts do not; so texts are what is drawn again.
+Tokens of one text depend on each other, texts do not; so texts are resampled.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 SAMPLES = 2000
 LEVEL = 0.95
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with its bootstrap interval.
-
-    Attributes:
-        value: of all texts.
-        low: lower end.
-        high: upper end.
-    """
+    """A value of all texts with its bootstrap interval low..high."""
 
     value: float
     low: float
@@ -40,15 +34,11 @@ class PairedTest:
 
     Attributes:
         gain: relative gain in block efficiency, such as 0.21, with its interval.
-        p_value: of the hypothesis that calls could be exchanged text by text, two-sided.
+        p_value: two-sided, of the hypothesis that the calls of each text are exchangeable.
     """
 
     gain: Interval
     p_value: float
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
-        return asdict(self)
 
 
 def bootstrap_block_efficiency(
@@ -64,15 +54,15 @@ def bootstrap_block_efficiency(
     Args:
         tokens: (N,) decoded tokens of each text.
         calls: (N,) target calls of each.
-        samples: how often N texts are drawn with replacement.
+        samples: number of bootstrap samples.
         level: of the interval.
-        seed: of the draws.
+        seed: of the samples.
 
     Raises:
         ValueError: no texts, or arrays that do not match.
     """
     tokens, calls = _checked(tokens, calls)
-    weights = _draws(len(tokens), samples, seed)
+    weights = _resample(len(tokens), samples, seed)
     ratios = (weights @ tokens) / (weights @ calls)
     return _interval(float(tokens.sum() / calls.sum()), ratios, level)
 
@@ -92,27 +82,25 @@ def compare_paired(
         tokens: (N,) decoded tokens of each text, the same for both.
         calls: (N,) target calls of the strategy.
         baseline_calls: (N,) of the baseline.
-        samples: draws of the interval and of the sign-flip test (Fisher 1935).
+        samples: of the bootstrap and of the sign-flip test (Fisher 1935).
         level: of the interval.
-        seed: of the draws.
+        seed: of the samples.
 
     Raises:
         ValueError: no texts, or arrays that do not match.
     """
     tokens, calls = _checked(tokens, calls)
-    tokens, before = _checked(tokens, baseline_calls)
-    weights = _draws(len(tokens), samples, seed)
-    ratios = (weights @ before) / (weights @ calls) - 1.0
-    gain = _interval(float(before.sum() / calls.sum() - 1.0), ratios, level)
-    saved = before - calls
+    tokens, baseline = _checked(tokens, baseline_calls)
+    weights = _resample(len(tokens), samples, seed)
+    ratios = (weights @ baseline) / (weights @ calls) - 1.0
+    gain = _interval(float(baseline.sum() / calls.sum() - 1.0), ratios, level)
+    saved = baseline - calls
     signs = np.random.default_rng([seed, 1]).choice([-1.0, 1.0], (samples, len(saved)))
     extreme = np.abs(signs @ saved) >= abs(saved.sum()) - 1e-9
     return PairedTest(gain, float((1 + extreme.sum()) / (1 + samples)))
 
 
-def _checked(
-    tokens: npt.ArrayLike, calls: npt.ArrayLike
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _checked(tokens: npt.ArrayLike, calls: npt.ArrayLike) -> tuple[Array, Array]:
     first, second = np.asarray(tokens, np.float64), np.asarray(calls, np.float64)
     if first.ndim != 1 or first.shape != second.shape or len(first) == 0:
         raise ValueError(
@@ -122,12 +110,12 @@ def _checked(
     return first, second
 
 
-def _draws(count: int, samples: int, seed: int) -> npt.NDArray[np.float64]:
-    """(samples, count) how often each text is drawn."""
+def _resample(count: int, samples: int, seed: int) -> Array:
+    """(samples, count) how often each text is in each sample."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(count, np.full(count, 1.0 / count), samples).astype(np.float64)
 
 
-def _interval(value: float, drawn: npt.NDArray[np.float64], level: float) -> Interval:
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+def _interval(value: float, sampled: Array, level: float) -> Interval:
+    low, high = np.quantile(sampled, [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, float(low), float(high))

@@ -1,6 +1,6 @@
-"""Loops: small models repeat themselves, and repetition flatters every drafter.
+"""Looping output: positions whose last 8 tokens occurred earlier in the text.
 
-A position loops if the 8 tokens that end there already stood together earlier in the text.
+Small models repeat themselves, and repetition inflates the gains of every drafter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def count_looping(prompt: Sequence[int], output: Sequence[int], window: int = LO
     Args:
         prompt: (T,) ints; windows may begin in it.
         output: (m,) ints.
-        window: tokens that must have occurred before.
+        window: number of tokens that must have occurred before.
 
     Returns:
         0..m. Window 2, prompt 1 2, output 3 1 2 3: the last two positions, so 2.
@@ -25,28 +25,20 @@ def count_looping(prompt: Sequence[int], output: Sequence[int], window: int = LO
 
 
 def find_repeats(tokens: Sequence[int], window: int) -> list[bool]:
-    """Whether each position ends a window that occurred earlier in the text.
-
-    Args:
-        tokens: (T,) ints.
-        window: tokens of a window.
-
-    Returns:
-        T bools.
-    """
+    """For each of T positions, whether the window that ends there occurred earlier in the text."""
     seen: set[tuple[int, ...]] = set()
-    found = [False] * len(tokens)
+    repeats = [False] * len(tokens)
     for end in range(window, len(tokens) + 1):
         last = tuple(tokens[end - window : end])
-        found[end - 1] = last in seen
+        repeats[end - 1] = last in seen
         seen.add(last)
-    return found
+    return repeats
 
 
 def loop_share(
     prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], window: int = LOOP_WINDOW
 ) -> float:
-    """Share of all output positions that loop, 0..1; 0 where there is no output."""
+    """Share of all output positions that loop, 0..1; 0 without output."""
     total = sum(map(len, outputs))
     pairs = zip(prompts, outputs, strict=True)
     looping = sum(count_looping(prompt, output, window) for prompt, output in pairs)

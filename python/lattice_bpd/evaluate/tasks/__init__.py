@@ -1,4 +1,4 @@
-"""Evaluation tasks: prompts and references from files that the user names."""
+"""Evaluation tasks: prompts and references from the user's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From items of a file to prompts with references, by a line of the table of tasks."""
+"""Prompts with references, from the items of a file by the template of a task."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NAMES = ("id", "task_id", "question_id")
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt, and what a good answer would be.
+    """A prompt and its references.
 
     Attributes:
         prompt: text.
-        references: texts; empty where the task is not judged.
-        name: the file's id of it, else its number.
-        kind: its category, where the task has some.
+        references: texts; empty if the task is not judged.
+        name: its id in the file, else its number.
+        kind: its category, if the task has any.
     """
 
     prompt: str
@@ -40,14 +40,14 @@ def read_task(
     Args:
         task: which fields make the prompt, and how.
         path: see `lattice_bpd.evaluate.tasks.files.read_items`.
-        limit: the first so many.
-        field: the field with the text, for tasks with a single one.
+        limit: maximum number of examples.
+        field: the field with the text, for tasks with a single slot.
 
     Raises:
         OSError: it cannot be read.
-        FormatError: damaged, or an example without a field or with an empty one; the message has
-            file and line.
-        ValueError: nothing in it, or limit below 1.
+        FormatError: damaged, or an example with a missing or empty field; the message has file
+            and line.
+        ValueError: an empty file, or limit below 1.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}; expected 1 or more")
@@ -75,24 +75,24 @@ def _examples(task: Task, fields: dict[str, Names], path: str | Path) -> Iterato
 
 
 def _text(item: Item, names: Names, optional: bool) -> str:
-    """The first of these fields that is there."""
+    """The first of these fields that is present."""
     for name in names:
         if name in item.fields:
-            found = _texts(item.fields[name])
-            if found and found[0].strip():
-                return found[0]
+            texts = _texts(item.fields[name])
+            if texts and texts[0].strip():
+                return texts[0]
             if optional:
                 return ""
             raise FormatError(
-                f"{item.place}: field {name!r} is empty or no text; expected some; repair the "
+                f"{item.location}: field {name!r} is empty or no text; expected some; repair the "
                 "example or leave it out"
             )
     if optional:
         return ""
-    there = ", ".join(map(repr, item.fields)) or "none"
+    present = ", ".join(map(repr, item.fields)) or "none"
     raise FormatError(
-        f"{item.place}: no field {' or '.join(map(repr, names))}; its fields are: {there}; check "
-        "that the file belongs to the task"
+        f"{item.location}: no field {' or '.join(map(repr, names))}; its fields are: {present}; "
+        "check that the file belongs to the task"
     )
 
 
@@ -115,8 +115,8 @@ def _texts(value: Any) -> Sequence[str]:
 
 
 def _without_last_word(text: str, item: Item) -> tuple[str, tuple[str, ...]]:
-    """LAMBADA's passages are one text: its last word is to be guessed (Paperno et al. 2016)."""
+    """LAMBADA's passages end in the word to predict (Paperno et al. 2016)."""
     context, _, word = text.rstrip().rpartition(" ")
     if not context:
-        raise FormatError(f"{item.place}: a passage of one word; expected more")
+        raise FormatError(f"{item.location}: a passage of one word; expected more")
     return context, (word,)

@@ -1,4 +1,4 @@
-"""The items of evaluation files: JSON lines, JSON, CSV or plain text, .gz and .zst too."""
+"""Items of evaluation files: JSON lines, JSON, CSV or plain text, also compressed."""
 
 from __future__ import annotations
 
@@ -15,30 +15,25 @@ from lattice_bpd.train.text.file_bytes import Meter, read_chunks
 
 
 class Item(NamedTuple):
-    """One example.
-
-    Attributes:
-        fields: its values by name.
-        place: file and line, or number, for messages.
-    """
+    """One example: its values by name, and its file and line for messages."""
 
     fields: dict[str, Any]
-    place: str
+    location: str
 
 
 def read_items(path: str | Path) -> Iterator[Item]:
-    """The examples of a file, by its ending.
+    """The examples of a file, in the format of its suffix (before .gz or .zst).
 
     Args:
-        path: .jsonl or .ndjson: an object on each line. .json: a list of objects, an object with
-            such a list under "data", or SQuAD's nested form (questions without an answer are left
-            out). .csv: a line of names, then values. Else plain text: paragraphs that empty lines
-            part, each the field "text".
+        path: .jsonl or .ndjson: an object per line. .json: a list of objects, an object with such
+            a list under "data", or SQuAD's nested format (questions without an answer are left
+            out). .csv: a header, then values. Else plain text: paragraphs separated by empty
+            lines, each the field "text".
 
     Raises:
         OSError: it cannot be read.
-        FormatError: damaged, not UTF-8, or not of the form that its ending says.
-        ValueError: there is nothing in it.
+        FormatError: damaged, not UTF-8, or not in the format of its suffix.
+        ValueError: an empty file.
     """
     path = Path(path)
     text = _decode(b"".join(read_chunks(str(path), Meter())), path)
@@ -66,14 +61,14 @@ def _decode(data: bytes, path: Path) -> str:
 def _read_lines(text: str, path: Path) -> Iterator[Item]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            place = f"{path}, line {number}"
+            location = f"{path}, line {number}"
             try:
                 value = json.loads(line)
             except ValueError as error:
                 raise FormatError(
-                    f"{place}: not JSON ({error}); expected an object on each line"
+                    f"{location}: not JSON ({error}); expected an object on each line"
                 ) from error
-            yield _to_item(value, place)
+            yield _to_item(value, location)
 
 
 def _read_json(text: str, path: Path) -> Iterator[Item]:
@@ -97,7 +92,7 @@ def _read_json(text: str, path: Path) -> Iterator[Item]:
             yield _to_item(entry, f"{path}, item {number}")
 
 
-def _read_article(article: dict[str, Any], place: str) -> Iterator[Item]:
+def _read_article(article: dict[str, Any], location: str) -> Iterator[Item]:
     """SQuAD's nesting: articles of paragraphs of questions."""
     try:
         for paragraph in article["paragraphs"]:
@@ -105,10 +100,10 @@ def _read_article(article: dict[str, Any], place: str) -> Iterator[Item]:
                 if question.get("is_impossible") or not question.get("answers"):
                     continue
                 fields = {**question, "context": paragraph["context"]}
-                yield Item(fields, f"{place}, question {question.get('id', '?')}")
+                yield Item(fields, f"{location}, question {question.get('id', '?')}")
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(
-            f"{place}: not SQuAD's form ({error!r}); expected paragraphs with context and qas"
+            f"{location}: not SQuAD's format ({error!r}); expected paragraphs with context and qas"
         ) from error
 
 
@@ -116,13 +111,13 @@ def _read_csv(text: str, path: Path) -> Iterator[Item]:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         for row in reader:
-            place = f"{path}, line {reader.line_num}"
+            location = f"{path}, line {reader.line_num}"
             if None in row or None in row.values():
                 raise FormatError(
-                    f"{place}: another number of values than the first line has names "
+                    f"{location}: another number of values than the first line has names "
                     f"({len(reader.fieldnames or ())}); quote values that hold commas"
                 )
-            yield Item({str(key): value for key, value in row.items()}, place)
+            yield Item({str(key): value for key, value in row.items()}, location)
     except csv.Error as error:
         raise FormatError(f"{path}, line {reader.line_num}: damaged CSV ({error})") from error
 
@@ -135,10 +130,10 @@ def _read_paragraphs(text: str, path: Path) -> Iterator[Item]:
         line += piece.count("\n")
 
 
-def _to_item(value: Any, place: str) -> Item:
+def _to_item(value: Any, location: str) -> Item:
     if not isinstance(value, dict):
-        raise FormatError(f"{place}: a JSON {type(value).__name__}; expected an object")
-    return Item(value, place)
+        raise FormatError(f"{location}: a JSON {type(value).__name__}; expected an object")
+    return Item(value, location)
 
 
 _READERS = {"jsonl": _read_lines, "ndjson": _read_lines, "json": _read_json, "csv": _read_csv}

@@ -1,4 +1,4 @@
-"""How good greedy's texts are: the metrics of table 1 of Kim et al. 2024, and one for GSM8K."""
+"""Metrics of output quality: those of Kim et al. 2024, table 1, and one for GSM8K."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Judge = Callable[[Sequence[str], Sequence[Sequence[str]]], float]
 def exact_match(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Percentage of outputs whose first line is one of the answers.
 
-    Case, punctuation, articles and white space do not count (Rajpurkar et al. 2016).
+    Case, punctuation, articles and white space are ignored (Rajpurkar et al. 2016).
     """
     hits = [
         any(_normalise(_first_line(output)) == _normalise(answer) for answer in answers)
@@ -35,15 +35,15 @@ def rouge_l(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> floa
         ImportError: rouge-score is missing (extra `eval`).
     """
     scorer = require("rouge_score.rouge_scorer", "eval").RougeScorer(["rougeL"], use_stemmer=True)
-    found = [
+    scores = [
         max(scorer.score(answer, output)["rougeL"].fmeasure for answer in answers)
         for output, answers in zip(outputs, references, strict=True)
     ]
-    return _percentage(found)
+    return _percentage(scores)
 
 
 def number_match(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Percentage of outputs whose last number is that of the reference, behind #### (GSM8K)."""
+    """Percentage of outputs whose last number is that of the reference, after #### (GSM8K)."""
     hits = [
         any(_last_number(output) == _last_number(answer) is not None for answer in answers)
         for output, answers in zip(outputs, references, strict=True)
@@ -56,8 +56,8 @@ def measure_perplexity(model: DraftingModel, texts: Sequence[Sequence[int]]) -> 
 
     Args:
         model: target.
-        texts: token ids of each; those of one token are left out. Longer ones than the target's
-            positions are cut at their end.
+        texts: token ids of each; texts of one token are left out, and texts longer than the
+            target's positions are cut at their end.
 
     Raises:
         ValueError: no text of two tokens or more.
@@ -85,7 +85,7 @@ METRICS: dict[str, Judge | None] = {
     "exact_match": exact_match,
     "rouge_l": rouge_l,
     "number_match": number_match,
-    "perplexity": None,  # of the target on the texts, not of its output: measure_perplexity
+    "perplexity": None,  # of the texts, not of the output: measure_perplexity
 }
 """Metrics by name: (outputs, references of each) -> a number."""
 
@@ -104,5 +104,5 @@ def _normalise(text: str) -> str:
 
 
 def _last_number(text: str) -> float | None:
-    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
-    return float(found[-1].replace(",", "")) if found else None
+    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+    return float(numbers[-1].replace(",", "")) if numbers else None

@@ -1,4 +1,4 @@
-"""The tasks: templates of Kim et al. 2024, appendix C.4, and where files hold what they ask for."""
+"""The tasks: templates of Kim et al. 2024, appendix C.4, and the fields that fill them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Task:
     Attributes:
         name: on the command line and in results.json.
         title: in tables.
-        group: line of the paper's tables: "LM", "QA", "S-Sum", "L-Sum", or our own.
+        group: line of the paper's tables ("LM", "QA", "S-Sum", "L-Sum"), or our own.
         template: the prompt; {slots} are filled from the fields of an item.
-        fields: for each slot the field names that files use for it, the first one found is taken.
-        references: field names of what the output is judged by; none: it is not judged.
+        fields: for each slot the field names that files use; the first one present is taken.
+        references: names of the field with references; none: the output is not judged.
         metric: of METRICS; None: the output is not judged.
-        optional: slots that may be missing; they are left empty.
-        prompt_tokens: texts without a question of their own are cut to so many tokens.
-        kind_field: the field with the category that results are told apart by.
+        optional: slots that are left empty if missing.
+        prompt_tokens: length in tokens that texts without a question are cut to.
+        kind_field: the field with the category.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Task:
     kind_field: str | None = None
 
     def __post_init__(self) -> None:
-        """A metric that nobody knows is a mistake in the table."""
+        """Check that the metric exists."""
         if self.metric is not None and self.metric not in METRICS:
             raise ValueError(f"Task {self.name}: unknown metric {self.metric!r}")
 
