@@ -24,7 +24,8 @@ from machine import describe_machine
 from report import print_table, write_json
 from timing import Contender, time_in_turns
 
-from lattice_bpd import ContextNGram, NGramLM, _core
+from lattice_bpd import NGramLM, _core
+from lattice_bpd.lm import ContextNGram
 
 DRAFTS = 16
 NODES = 36

@@ -80,13 +80,16 @@ class DraftsUnaware:
     def __init__(self, drafter: Any) -> None:
         self.drafter, self.max_nodes = drafter, 256
 
-    def propose(self, state: Any) -> Any:
-        """What the drafter proposes for a text without a constraint."""
-        constrained, state.constrained = state.constrained, None
+    def propose(self, states: Any) -> Any:
+        """What the drafter proposes for texts without a constraint."""
+        constrained = [state.constrained for state in states]
+        for state in states:
+            state.constrained = None
         try:
-            return self.drafter.propose(state)
+            return self.drafter.propose(states)
         finally:
-            state.constrained = constrained
+            for state, one in zip(states, constrained, strict=True):
+                state.constrained = one
 
 
 class ConstrainedRule:
@@ -99,7 +102,7 @@ class ConstrainedRule:
 
     def start(self, sequence: int, prompt: Any) -> Any:  # noqa: ARG002
         """A chooser of its own for each text."""
-        from lattice_bpd.decode import ConstrainedChooser
+        from lattice_bpd.decode.constraint import ConstrainedChooser
 
         return ConstrainedChooser(self.constraint)
 
@@ -121,17 +124,15 @@ def measure(
     model: Any, lm: Any, prompts: list[list[int]], constraint: Any, name: str
 ) -> list[dict[str, Any]]:
     """A line for each strategy: block efficiency and speed of each way, which take turns."""
-    from lattice_bpd.decode import DecodeStats, make_drafter
+    from lattice_bpd.decode import DecodeStats, DraftSources, make_drafter
+    from lattice_bpd.draft.config import DraftConfig
 
     cases = [(strategy, way) for strategy in ("bpd", "p_best", "tree") for way in WAYS]
     drafters = {
-        strategy: make_drafter(
-            strategy, model.vocab_size, lm=None if strategy == "bpd" else lm, alpha=0.8,
-            temperature=2.0,
-        )
+        strategy: make_drafter(DraftConfig(strategy, alpha=0.8, temperature=2.0), DraftSources(lm))
         for strategy, _ in cases
-    }  # fmt: skip
-    plain = make_drafter("greedy", model.vocab_size)
+    }
+    plain = make_drafter(DraftConfig("greedy"))
     totals = {case: DecodeStats() for case in cases}
     speeds: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
     for prompt in prompts:

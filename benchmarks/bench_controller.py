@@ -62,10 +62,10 @@ def time_task(
     from lattice_bpd.decode import generate
 
     settings: dict[str, dict[str, Any]] = {
-        "greedy": {"strategy": "greedy"},
-        **{name: {"strategy": "tree", **options} for name, options in FIXED.items()},
-        AGAIN: {"strategy": "tree", **FIXED[TWICE]},
-        "auto": {"strategy": "auto", "max_nodes": 72},
+        "greedy": {"drafter": "greedy"},
+        **{name: {"drafter": "tree", **options} for name, options in FIXED.items()},
+        AGAIN: {"drafter": "tree", **FIXED[TWICE]},
+        "auto": {"drafter": "auto", "max_nodes": 72},
     }
     seconds = {name: np.zeros((rounds + 1, len(prompts))) for name in settings}
     for place in np.ndindex(rounds + 1, len(prompts)):

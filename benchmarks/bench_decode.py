@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
     name: str
     strategy: str
-    form: str = "auto"
+    layout: str = "auto"
     options: dict[str, Any] = {}  # noqa: RUF012
     uses_lm: bool = True
 
@@ -65,7 +65,7 @@ def decode_all(subject: Subject, rounds: int) -> dict[str, list[Any]]:
             greedy: list[int] | None = None
             for setting in SETTINGS:
                 result = generate(
-                    subject.model, prompt, setting.strategy, form=setting.form,
+                    subject.model, prompt, setting.strategy, layout=setting.layout,
                     lm=subject.lm if setting.uses_lm else None, max_new_tokens=TOKENS,
                     **setting.options,
                 )  # fmt: skip
@@ -124,8 +124,10 @@ def time_calls(subject: Subject, rounds: int) -> list[dict[str, Any]]:
     """One call of the target behind 64 tokens: one row of a tree's tokens, and rows of nine."""
     import torch
 
-    from lattice_bpd.verify import BatchCache, CausalLMTarget, PrefixTree, StackedCache
+    from lattice_bpd.verify import CausalLMTarget, PrefixTree
     from lattice_bpd.verify import verify_trees as verify
+    from lattice_bpd.verify.batch_cache import BatchCache
+    from lattice_bpd.verify.stacked_cache import StackedCache
 
     target = CausalLMTarget(subject.model)
     shapes = [("tree", n) for n in (1, 9, 18, 36, 72, 144)] + [("rows", n) for n in (36, 144)]
@@ -133,24 +135,24 @@ def time_calls(subject: Subject, rounds: int) -> list[dict[str, Any]]:
     with torch.inference_mode():
         _, cache = target.read_prompts(torch.arange(64)[None] % target.vocab_size)
         for _ in range(rounds * 5):
-            for form, tokens in shapes:
+            for layout, tokens in shapes:
                 chains = [[r * 8 + c for c in range(8)] for r in range((tokens + 7) // 9)]
                 tree = PrefixTree.from_drafts(1, chains)
-                if form == "tree":
+                if layout == "tree":
                     tree = PrefixTree.from_drafts(1, [[r] for r in range(tokens - 1)])
                 state = BatchCache(StackedCache.from_cache(cache, 160))
-                found = verify(target, state, [tree], form=form)
-                samples[form, tokens].append(found.target_seconds)
+                found = verify(target, state, [tree], layout=layout)
+                samples[layout, tokens].append(found.target_seconds)
     one = median(samples["tree", 1])
     return [
         {
             "kind": "call",
-            "form": form,
+            "form": layout,
             "tokens": tokens,
             "milliseconds": round(1e3 * median(taken), 3),
             "over_one_token": round(median(taken) / one, 3),
         }
-        for (form, tokens), taken in samples.items()
+        for (layout, tokens), taken in samples.items()
     ]
 
 

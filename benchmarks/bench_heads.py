@@ -80,7 +80,7 @@ def take_plain_step(trainer: HeadTrainer) -> None:
 
     options, model = trainer.options, trainer.model
     set_rates(trainer.optimizers, trainer.report.step, options.steps, options.warmup)
-    starts = trainer.draw(trainer.report.step).starts
+    starts = trainer.sample(trainer.report.step).starts
     pieces = trainer.text.take(starts, LENGTH + model.num_heads, model.device)
     take_step(trainer.optimizers, plain_loss(model, pieces))
     trainer.report.step += 1
@@ -105,7 +105,7 @@ def check_gradients() -> None:
     with make_trainer(HEADS, 1, 1) as trainer:
         model = trainer.model
         model.heads.outer_weight.data.normal_(0.0, 0.02)
-        draw = trainer.draw(0)
+        draw = trainer.sample(0)
         trainer.add_gradients(draw)
         ours = {name: weight.grad.clone() for name, weight in trainer.trained_weights().items()}
         model.zero_grad()

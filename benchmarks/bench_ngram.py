@@ -27,7 +27,7 @@ from processes import run_measured, take_medians
 from report import write_json
 
 from lattice_bpd import NGramLM
-from lattice_bpd.lm.training import RaggedIds, train_ngram
+from lattice_bpd.lm.training import RaggedIds
 
 ORDER = 4
 MEMORY = "2G"  # for both
@@ -88,12 +88,12 @@ class Bench:
         assert theirs[0] == count_seen(self.corpus.token_ids) + 3, theirs  # <s>, </s>, <unk>
 
     def time_in_process(self) -> float:
-        """Seconds of train_ngram on arrays that are in memory, best of the rounds."""
+        """Seconds of NGramLM.train on arrays that are in memory, best of the rounds."""
         ragged = RaggedIds(self.corpus.token_ids, self.corpus.offsets)
         seconds = []
         for _ in range(self.rounds):
             start = time.perf_counter()
-            train_ngram(ragged, ORDER, vocab_size=NUM_IDS, eos_id=END_ID)
+            NGramLM.train(ragged, ORDER, vocab_size=NUM_IDS, eos_id=END_ID)
             seconds.append(time.perf_counter() - start)
         return round(float(np.median(seconds)), 3)
 

@@ -24,10 +24,10 @@ from lattices import draw_lattices
 from machine import describe_machine
 from report import print_table, write_json
 
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.record.texts import RecordedText
 from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.replay import Recording
-from lattice_bpd.evaluate.replay.settings import DraftOptions
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 
 SLOTS, TOP_K, TOKENS, PROMPT = 8, 16, 64, 16
@@ -47,12 +47,12 @@ def main() -> None:
     check_walk(recording, rescorers)
     rows = []
     for name, options in (
-        ("bpd", DraftOptions()),
-        ("ngram_1best", DraftOptions()),
-        ("p_best_0gram", DraftOptions()),
-        ("p_best_ngram", DraftOptions()),
-        ("tree", DraftOptions()),
-        ("oracle", DraftOptions()),
+        ("bpd", DraftConfig()),
+        ("ngram_1best", DraftConfig()),
+        ("p_best_0gram", DraftConfig()),
+        ("p_best_ngram", DraftConfig()),
+        ("tree", DraftConfig()),
+        ("oracle", DraftConfig()),
     ):
         rows.append(time_replay(recording, name, rescorers, options, 2 if args.quick else ROUNDS))
     print_table(
@@ -101,7 +101,7 @@ def make_recording(corpus: Corpus, count: int) -> Recording:
 
 def check_walk(recording: Recording, rescorers: Rescorers) -> None:
     """Assert that the walk of all texts together is that of each position on its own."""
-    strategy, options = STRATEGIES["p_best_ngram"], DraftOptions()
+    strategy, options = STRATEGIES["p_best_ngram"], DraftConfig()
     few = recording.select(range(8))
     accepted, _ = few.draft(strategy, rescorers, options)
     walked = few.replay(strategy, rescorers, options)
@@ -114,7 +114,7 @@ def check_walk(recording: Recording, rescorers: Rescorers) -> None:
 
 
 def time_replay(
-    recording: Recording, name: str, rescorers: Rescorers, options: DraftOptions, rounds: int
+    recording: Recording, name: str, rescorers: Rescorers, options: DraftConfig, rounds: int
 ) -> dict[str, Any]:
     """Steps a second of one strategy: median, and what 90 % of the rounds reach."""
     strategy = STRATEGIES[name]

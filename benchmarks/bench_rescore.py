@@ -190,13 +190,13 @@ class Bench:
         logits = [(self._logits(n), self.main.contexts[n]) for n in range(40)]
         for item in logits:
             np.testing.assert_array_equal(
-                rescore_lattice(*item, self.lm, engine="openfst").token_ids,
-                rescore_lattice(*item, self.lm).token_ids,
+                rescore_lattice(*item, self.lm, engine="openfst", alpha=1.0).token_ids,
+                rescore_lattice(*item, self.lm, alpha=1.0).token_ids,
             )
         ready, whole, top_k = time_in_turns(
             [
-                Contender(lambda item: rescore_lattice(*item, self.lm), lattices),
-                Contender(lambda item: rescore_lattice(*item, self.lm), logits),
+                Contender(lambda item: rescore_lattice(*item, self.lm, alpha=1.0), lattices),
+                Contender(lambda item: rescore_lattice(*item, self.lm, alpha=1.0), logits),
                 Contender(self._select, [item[0] for item in logits]),
             ],
             rounds=self.rounds,

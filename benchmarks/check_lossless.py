@@ -35,7 +35,7 @@ from transformers import (
 )
 
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import Certificate, generate_batch
+from lattice_bpd.decode import Certificate, generate
 from lattice_bpd.models import BlockwiseLM
 
 VOCAB, POSITIONS = 96, 128
@@ -88,25 +88,25 @@ def greedy_alone(
 def check(
     model: BlockwiseLM, lm: NGramLM, prompts: list[list[int]], count: int
 ) -> Iterator[dict[str, Any]]:
-    """One line for each strategy, form and batch size."""
+    """One line for each strategy, layout and batch size."""
     wanted = [greedy_alone(model, prompt, count) for prompt in prompts]
-    for strategy, form, batch in itertools.product(STRATEGIES, ("tree", "rows"), (1, BATCH)):
+    for strategy, layout, batch in itertools.product(STRATEGIES, ("tree", "rows"), (1, BATCH)):
         options: dict[str, Any] = {
-            "lm": None if strategy.endswith("_0gram") else lm, "form": form, "top_k": 8,
+            "lm": None if strategy.endswith("_0gram") else lm, "layout": layout, "top_k": 8,
             "num_drafts": 6, "max_nodes": 24, "max_new_tokens": count,
         }  # fmt: skip
         name = strategy.removesuffix("_0gram")
         calls, ties, failures = 0, [], []
         for start in range(0, len(prompts), batch):
             texts = prompts[start : start + batch]
-            found = generate_batch(model, texts, name, **options)
+            found = generate(model, texts, name, **options)
             calls += sum(result.stats.target_calls for result in found)
             pairs = zip(found, wanted[start : start + batch], strict=True)
             differing = [
                 n for n, (ours, (theirs, _)) in enumerate(pairs) if ours.token_ids != theirs
             ]
             if differing:
-                again = generate_batch(model, texts, name, certificate=True, **options)
+                again = generate(model, texts, name, certificate=True, **options)
             for number in differing:
                 tokens, margins = wanted[start + number]
                 place = first_difference(found[number].token_ids, tokens)
@@ -116,7 +116,7 @@ def check(
                 )
                 (ties if tied else failures).append(margins[place])
         yield {
-            "strategy": strategy, "form": form, "batch": batch, "prompts": len(prompts),
+            "strategy": strategy, "layout": layout, "batch": batch, "prompts": len(prompts),
             "block_efficiency": round(len(prompts) * count / calls, 3),
             "ties": len(ties), "largest_tie": round(max(ties, default=0.0), 7),
             "failures": len(failures), "largest_margin": round(max(failures, default=0.0), 7),
@@ -133,7 +133,7 @@ def is_tie(certificate: Certificate, place: int, greedy: int) -> bool:
     apart = [checked for checked in certificate.checked if not checked.agrees]
     return (
         certificate.verdict == "tie"
-        and (apart[0].place, apart[0].plain_token_id) == (place, greedy)
+        and (apart[0].position, apart[0].plain_token_id) == (place, greedy)
     )  # fmt: skip
 
 

@@ -28,14 +28,14 @@ class Line(NamedTuple):
 
     strategy: str
     batch_size: int
-    form: str
+    layout: str
     rule: dict[str, Any]
 
 
 LINES = (
     Line("tree", 32, "tree", {"temperature": 1.0}),
     Line("tree", 7, "rows", {"temperature": 0.7, "top_p": 0.95}),
-    Line("drawn", 16, "tree", {"temperature": 1.0, "min_p": 0.02}),
+    Line("sampled", 16, "tree", {"temperature": 1.0, "min_p": 0.02}),
     Line("p_best", 16, "rows", {"temperature": 0.3}),
     Line("auto", 8, "auto", {"temperature": 0.7, "top_k": 50}),
     Line("greedy", 8, "rows", {"temperature": 1.0}),
@@ -43,15 +43,15 @@ LINES = (
 
 
 def sample(
-    subject: Subject, strategy: str, size: int, form: str, rule: Any
+    subject: Subject, strategy: str, size: int, layout: str, rule: Any
 ) -> Iterator[tuple[list[int], float]]:
     """The tokens of each prompt, and tokens for each call of the target."""
-    from lattice_bpd.decode import generate_batch
+    from lattice_bpd.decode import generate
 
     for first in range(0, len(subject.prompts), size):
-        found = generate_batch(
+        found = generate(
             subject.model, subject.prompts[first : first + size], strategy, lm=subject.lm,
-            acceptance=rule, form=form, max_new_tokens=NEW_TOKENS, num_drafts=4, max_nodes=18,
+            acceptance=rule, layout=layout, max_new_tokens=NEW_TOKENS, num_drafts=4, max_nodes=18,
         )  # fmt: skip
         for result in found:
             yield result.token_ids, result.stats.block_efficiency
@@ -63,7 +63,7 @@ def compare(subject: Subject, line: Line) -> dict[str, Any]:
 
     rule = Sampled(**line.rule, seed=1)
     plain = [tokens for tokens, _ in sample(subject, "greedy", PLAIN_BATCH, "rows", rule)]
-    drafted = list(sample(subject, line.strategy, line.batch_size, line.form, rule))
+    drafted = list(sample(subject, line.strategy, line.batch_size, line.layout, rule))
     same, places = 0, []
     for number, (wanted, (found, _)) in enumerate(zip(plain, drafted, strict=True)):
         pairs = zip(wanted, found, strict=True)

@@ -11,7 +11,7 @@ from report import PAPER_BY_DRAFTS, PAPER_BY_SHAPE
 from timing import Contender, Times, time_in_turns
 
 from lattice_bpd import NGramLM, _core
-from lattice_bpd.lm.training import KatzWarning, RaggedIds, train_ngram
+from lattice_bpd.lm.training import KatzWarning, RaggedIds
 
 PART = 10  # lattices in one call
 
@@ -79,7 +79,7 @@ def make_lm(name: str, corpus: Corpus) -> NGramLM:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", KatzWarning)  # synthetic text repeats itself
         text = RaggedIds(corpus.token_ids, corpus.offsets)
-        train_ngram(text, 4, vocab_size=VOCAB_SIZE).save(CACHE / name)
+        NGramLM.train(text, 4, vocab_size=VOCAB_SIZE).save(CACHE / name)
     return NGramLM.load(CACHE / name)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from corpus import Corpus
 
-from lattice_bpd import ContextNGram, NGramLM, _core
+from lattice_bpd import NGramLM, _core
+from lattice_bpd.lm import ContextNGram
 
 CONTEXT = 3  # tokens before a lattice
 

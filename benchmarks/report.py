@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from lattice_bpd import atomic_files
 
 # Milliseconds, 4-gram LM of 100 M n-grams: best paths of 8 x 16 by their number (table 12), and
 # 1-best by slots and top-k (table 13).
@@ -49,8 +50,6 @@ def print_comparison(title: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def write_json(path: Path, results: dict[str, Any]) -> None:
-    """Writes to a temporary name first."""
+    """Replaces a JSON file as a whole; makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    atomic_files.write_json(path, results)

@@ -7,11 +7,12 @@ Slots and weights were chosen on other beginnings than the twenty that are decod
 
 from stories260k_draft import load
 
-import lattice_bpd.decode as ld
+import lattice_bpd.decode.drafters as ld
+from lattice_bpd.decode import DecodeStats, decode
 
 model, lm, small, prompts = load()
-sizes, one = {"num_slots": 8, "alpha": 0.6}, {"num_drafts": 1}
-cool = {"num_slots": 8, "alpha": 0.5, "temperature": 1.5}
+sizes, one = {"draft_length": 8, "alpha": 0.6}, {"num_drafts": 1}
+cool = {"draft_length": 8, "alpha": 0.5, "temperature": 1.5}
 heads, lookup = ld.TreeDrafter(lm, alpha=1.2, temperature=2.5), ld.LookupDrafter()
 longer, beam = ld.ContinuationDrafter(heads, lm), ld.DraftModelDrafter(small, shape="beam", **sizes)
 drafters = {
@@ -27,12 +28,10 @@ drafters = {
     "all of these": ld.CombinedDrafter([longer, lookup, beam]),
 }
 options = {"max_new_tokens": 60, "stop_token_ids": [1]}
-greedy = ld.decode_batch(model, prompts[:20], ld.NoDrafter(), **options)
+greedy = decode(model, prompts[:20], ld.NoDrafter(), **options)
 for name, drafter in drafters.items():
-    total, same = ld.DecodeStats(), 0
-    for plain, found in zip(
-        greedy, ld.decode_batch(model, prompts[:20], drafter, **options), strict=True
-    ):
+    total, same = DecodeStats(), 0
+    for plain, found in zip(greedy, decode(model, prompts[:20], drafter, **options), strict=True):
         total.merge(found.stats)
         same += found.token_ids == plain.token_ids
     print(f"{name:26} {total.block_efficiency:5.2f} tokens a call, {same} of 20 as greedy")

@@ -5,7 +5,7 @@ python examples/generate.py
 
 from tiny_model import load
 
-from lattice_bpd.decode import generate, generate_batch
+from lattice_bpd.decode import generate
 
 model, blockwise, lm = load()  # yours: AutoModelForCausalLM, trained heads, NGramLM.load(..)
 
@@ -17,8 +17,8 @@ print(f"calls that kept 0, 1, 2, .. draft tokens: {stats.accept_histogram}")
 
 # The same tokens as greedy decoding, alone and in a batch of prompts of any lengths:
 prompts = [[5, 6, 7], [1], [9, 9, 2, 4, 3]]
-plain = generate_batch(model, prompts, "greedy", max_new_tokens=60)
-tree = generate_batch(model, prompts, "tree", heads=blockwise.head_logits, max_new_tokens=60)
+plain = generate(model, prompts, "greedy", max_new_tokens=60)
+tree = generate(model, prompts, "tree", heads=blockwise.head_logits, max_new_tokens=60)
 assert [f.token_ids for f in plain] == [f.token_ids for f in tree]
 assert found.token_ids == plain[0].token_ids
 print(f"{len(prompts)} prompts together: {[f.stats.target_calls for f in tree]} calls")

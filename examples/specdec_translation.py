@@ -32,7 +32,8 @@ from specdec_translation_parts import (
 )
 
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
-from lattice_bpd.decode import DecodeStats, SpecDrafterHeads, generate
+from lattice_bpd.decode import DecodeStats, generate
+from lattice_bpd.decode.state import SpecDrafterHeads
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "multi30k_de_en"
 
@@ -99,7 +100,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def make_rows(found: Translators, recipe: Recipe, alphas: dict[str, float]) -> list[Row]:
     """All ways to translate, greedy first."""
-    from lattice_bpd.verify import SpecDecPlusPlus
+    from lattice_bpd.verify.acceptance import SpecDecPlusPlus
 
     relaxed = SpecDecPlusPlus(recipe.top_beta, recipe.tau)
     heads, drafter = {"heads": found.heads}, {"heads": SpecDrafterHeads(found.drafter)}
@@ -108,17 +109,17 @@ def make_rows(found: Translators, recipe: Recipe, alphas: dict[str, float]) -> l
     by_heads = {**size, "lm": found.lm, "alpha": alphas["heads"]}
     by_drafter = {**size, "lm": found.lm, "alpha": alphas["drafter"]}
     return [
-        Row("greedy", {"strategy": "greedy"}),
-        Row("blockwise heads", {"strategy": "bpd", **heads}),
-        Row("blockwise heads + n-gram", {"strategy": "ngram", **heads, **by_heads}),
-        Row("SpecDec", {"strategy": "bpd", **drafter}),
-        Row("SpecDec + n-gram", {"strategy": "ngram", **drafter, **by_drafter}),
-        Row("SpecDec tree", {"strategy": "tree", **drafter, **tree}),
-        Row("SpecDec tree + n-gram", {"strategy": "tree", **drafter, **tree, **by_drafter}),
-        Row("SpecDec++", {"strategy": "bpd", "acceptance": relaxed, **drafter}, lossless=False),
+        Row("greedy", {"drafter": "greedy"}),
+        Row("blockwise heads", {"drafter": "bpd", **heads}),
+        Row("blockwise heads + n-gram", {"drafter": "ngram", **heads, **by_heads}),
+        Row("SpecDec", {"drafter": "bpd", **drafter}),
+        Row("SpecDec + n-gram", {"drafter": "ngram", **drafter, **by_drafter}),
+        Row("SpecDec tree", {"drafter": "tree", **drafter, **tree}),
+        Row("SpecDec tree + n-gram", {"drafter": "tree", **drafter, **tree, **by_drafter}),
+        Row("SpecDec++", {"drafter": "bpd", "acceptance": relaxed, **drafter}, lossless=False),
         Row(
             "SpecDec++ + n-gram",
-            {"strategy": "ngram", "acceptance": relaxed, **drafter, **by_drafter},
+            {"drafter": "ngram", "acceptance": relaxed, **drafter, **by_drafter},
             lossless=False,
         ),
     ]
@@ -133,7 +134,7 @@ def tune(
     watcher.begin("tuning alpha", len(givers) * len(recipe.alphas))
     for name, heads in givers.items():
         rows = [
-            Row(str(alpha), {"strategy": "ngram", "heads": heads, "lm": found.lm, "alpha": alpha,
+            Row(str(alpha), {"drafter": "ngram", "heads": heads, "lm": found.lm, "alpha": alpha,
                              "top_k": recipe.top_k})
             for alpha in recipe.alphas
         ]  # fmt: skip

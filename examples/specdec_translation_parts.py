@@ -20,7 +20,7 @@ from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.models import BlockwiseHeads, SpecDrafter, SpecDrafterConfig
 from lattice_bpd.train.seq2seq.joint import Seq2SeqOptions, train_seq2seq, train_seq2seq_heads
 from lattice_bpd.train.seq2seq.specdec import SpecDrafterOptions, train_spec_drafter
-from lattice_bpd.train.seq2seq.text import Pair, write_outputs
+from lattice_bpd.train.seq2seq.text import Pair, generate_outputs
 from lattice_bpd.verify import Seq2SeqTarget
 
 PAD, START, STOP = 0, 1, 2
@@ -183,7 +183,7 @@ def distil(
     """The target's own translations of the training sources."""
     sources = [pair.source for pair in pairs]
     watcher.begin("translating the training text", -(-len(sources) // 256))
-    outputs = write_outputs(target, sources, recipe.max_new_tokens, on_batch=watcher.advance)
+    outputs = generate_outputs(target, sources, recipe.max_new_tokens, on_batch=watcher.advance)
     watcher.end()
     return [Pair(source, output) for source, output in zip(sources, outputs, strict=True)]
 

@@ -43,10 +43,9 @@ from stories260k_scorers import (
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.decode import DecodeStats
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate import (
-    TREE_SETTINGS,
     Comparison,
-    DraftOptions,
     Recording,
     Setting,
     compare_strategies,
@@ -54,6 +53,7 @@ from lattice_bpd.evaluate import (
     render_table,
 )
 from lattice_bpd.evaluate.live.table import footnotes
+from lattice_bpd.evaluate.replay.settings import TREE_SETTINGS
 from lattice_bpd.models import BlockwiseLM
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -82,7 +82,7 @@ def main(
         sources = make_sources(made, recipe, scorers, watcher)
         more = tune_lines(model, found.tune, replay, sources, recipe, scorers, watcher)
         options, tuned = {**options, **more[0]}, {**tuned, **more[1]}
-        options[ADAPTIVE.name] = replace(options["tree"], cache=True)
+        options[ADAPTIVE.name] = replace(options["tree"], ngram_cache=True)
         settings[-1:-1] = ALL_SETTINGS  # the oracle stays last
     comparison = measure(model, lm, found.test, settings, options, recipe, watcher, sources)
     names = {"p": recipe.num_drafts, "k": recipe.top_k, "n": lm.order, "nodes": recipe.max_nodes}
@@ -146,19 +146,21 @@ def record_greedy(
 
 def tune(
     replay: Recording, lm: NGramLM, recipe: Recipe, watcher: ConsoleWatcher
-) -> tuple[dict[str, DraftOptions], dict[str, dict[str, float]]]:
+) -> tuple[dict[str, DraftConfig], dict[str, dict[str, float]]]:
     """The best alpha and temperature of each setting, and the block efficiency of all tried."""
     grids: dict[str, Iterable[tuple[float, float]]] = {
         "p_best_ngram": itertools.product(recipe.alphas, [1.0]),
         "tree_0gram": itertools.product([0.0], recipe.temperatures),
         "tree": itertools.product(recipe.alphas, recipe.temperatures),
     }
-    sizes = (recipe.top_k, recipe.num_drafts, recipe.max_nodes)
-    options = dict.fromkeys(SETTINGS, DraftOptions(*sizes))
+    sizes = DraftConfig(
+        top_k=recipe.top_k, num_drafts=recipe.num_drafts, max_nodes=recipe.max_nodes
+    )
+    options = dict.fromkeys(SETTINGS, sizes)
     tuned: dict[str, dict[str, float]] = {}
     watcher.begin("tuning alpha and temperature", len(grids))
     for name, grid in grids.items():
-        tried = {DraftOptions(*sizes, *point): 0.0 for point in grid}
+        tried = {replace(sizes, alpha=a, temperature=t): 0.0 for a, t in grid}
         for option in tried:
             tried[option] = replay.block_efficiency(SETTINGS[name], lm, option)
         options[name] = max(tried, key=lambda option: tried[option])
@@ -170,7 +172,7 @@ def tune(
 
 def measure(
     model: BlockwiseLM, lm: NGramLM, prompts: list[list[int]], settings: Sequence[Setting],
-    options: dict[str, DraftOptions], recipe: Recipe, watcher: ConsoleWatcher | None,
+    options: dict[str, DraftConfig], recipe: Recipe, watcher: ConsoleWatcher | None,
     sources: Sources | None = None,
 ) -> Comparison:  # fmt: skip
     """Decode all prompts with all settings."""
@@ -202,7 +204,7 @@ def ratios(comparison: Comparison) -> list[str]:
 
 def sweep(
     model: BlockwiseLM, lm: NGramLM, prompts: list[list[int]],
-    options: dict[str, DraftOptions], recipe: Recipe, watcher: ConsoleWatcher,
+    options: dict[str, DraftConfig], recipe: Recipe, watcher: ConsoleWatcher,
 ) -> str:  # fmt: skip
     """Lists of 1 to 16 drafts and trees of 4 to 144 nodes, by verified tokens."""
     settings, chosen = [SETTINGS["greedy"]], {}
@@ -235,7 +237,7 @@ def sweep(
 
 
 def to_json(
-    comparison: Comparison, recipe: Recipe, options: dict[str, DraftOptions],
+    comparison: Comparison, recipe: Recipe, options: dict[str, DraftConfig],
     tuned: dict[str, dict[str, float]], lm: NGramLM, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """The form of the demo's results.json."""

@@ -25,8 +25,10 @@ from stories260k import ROUND, measure, read_arguments, record_greedy, tune
 from stories260k_parts import QUICK, Recipe, prepare
 
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-from lattice_bpd.evaluate import TREE_SETTINGS, Comparison, DraftOptions, Setting
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.evaluate import Comparison, Setting
 from lattice_bpd.evaluate.live.compare import StrategyResult
+from lattice_bpd.evaluate.replay.settings import TREE_SETTINGS
 
 LOOPING = 0.1  # share of its positions from which on an output counts as looping
 RECIPE = replace(QUICK, max_new_tokens=128, tune_prompts=40, test_prompts=120)
@@ -100,8 +102,8 @@ def read_own(
 
 
 def with_caches(
-    options: dict[str, DraftOptions],
-) -> tuple[list[Setting], dict[str, DraftOptions]]:
+    options: dict[str, DraftConfig],
+) -> tuple[list[Setting], dict[str, DraftConfig]]:
     """Greedy, and each tree without and with a cache."""
     by_name = {setting.name: setting for setting in TREE_SETTINGS}
     settings, chosen = [by_name["greedy"]], {}
@@ -109,7 +111,7 @@ def with_caches(
         cached = replace(by_name[name], name=f"{name}_cache")
         settings += [by_name[name], cached]
         chosen[name] = options[name]
-        chosen[cached.name] = replace(options[name], cache=True)
+        chosen[cached.name] = replace(options[name], ngram_cache=True)
     return settings, chosen
 
 
@@ -128,7 +130,7 @@ def join(rounds: Sequence[Comparison]) -> Comparison:
     return whole
 
 
-def to_json(comparison: Comparison, options: dict[str, DraftOptions]) -> dict[str, Any]:
+def to_json(comparison: Comparison, options: dict[str, DraftConfig]) -> dict[str, Any]:
     """Block efficiency of each tree by group, without and with a cache, and the times of a step."""
     by_name = {result.setting.name: result for result in comparison.results}
     found: dict[str, Any] = {"groups": {}, "trees": {}}

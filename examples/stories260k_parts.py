@@ -16,7 +16,7 @@ from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, load_llama2c
 from lattice_bpd.train.heads.frozen import FrozenOptions, train_frozen
-from lattice_bpd.train.heads.self_generated import write_own_text
+from lattice_bpd.train.heads.self_generated import generate_texts
 from lattice_bpd.train.text.encoders import load_encoder
 
 BATCH = 128  # rows that the model continues at once
@@ -73,7 +73,7 @@ def read_beginnings(args: argparse.Namespace, base: LlamaForCausalLM, recipe: Re
         stories = [np.concatenate([[BEGIN], tokens]) for tokens in ids]
     else:
         count = 2 * (recipe.stories + 4 * (recipe.tune_prompts + recipe.test_prompts))
-        stories = list(write_own_text(base, np.full((count, 1), BEGIN), longest, temperature=1.0))
+        stories = list(generate_texts(base, np.full((count, 1), BEGIN), longest, temperature=1.0))
     long = [story for story in stories if len(story) > longest]
     stories = [story[:longest] for story in long]
 
@@ -121,7 +121,7 @@ def cached_text(
     watcher.begin("writing stories to learn from", batches)
     for part, length in zip(prompts, recipe.prompt_lengths, strict=True):
         parts.append(
-            write_own_text(
+            generate_texts(
                 base, part, recipe.row_length - length, batch_size=BATCH, on_batch=watcher.advance
             )
         )

@@ -24,9 +24,11 @@ from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
-from lattice_bpd.decode import DecodeStats, NeuralScorer, decode_batch
+from lattice_bpd.decode import DecodeStats, decode
+from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.draft import MixtureScorer
-from lattice_bpd.evaluate import DraftOptions, Recording, Setting
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.evaluate import Recording, Setting
 from lattice_bpd.models import BlockwiseLM, build_small_gpt
 from lattice_bpd.train.heads.joint import TrainOptions
 from lattice_bpd.train.heads.rescorer import train_rescorer
@@ -34,13 +36,13 @@ from lattice_bpd.train.ngram.distil import distil_ngram
 
 VOCAB_SIZE = 512
 REPLAYED = (
-    Setting("ngram_1best", "{n}-gram BPD (1-best)", "lattice", uses_lm=True),
-    Setting("ngram_corpus", "{n}-gram of the corpus (1-best)", "lattice", source="corpus"),
-    Setting("ngram_distilled", "{n}-gram, distilled (1-best)", "lattice", source="distilled"),
+    Setting("ngram_1best", "{n}-gram BPD (1-best)", "ngram", uses_lm=True),
+    Setting("ngram_corpus", "{n}-gram of the corpus (1-best)", "ngram", source="corpus"),
+    Setting("ngram_distilled", "{n}-gram, distilled (1-best)", "ngram", source="distilled"),
 )
 DECODED = (
-    Setting("neural", "neural BPD (1-best)", "scorer", source="rescorer"),
-    Setting("ngram_neural", "{n}-gram + neural (1-best)", "scorer", source="mixture"),
+    Setting("neural", "neural BPD (1-best)", "neural", source="rescorer"),
+    Setting("ngram_neural", "{n}-gram + neural (1-best)", "neural", source="mixture"),
 )
 ADAPTIVE = Setting("adaptive", "{nodes}-node {n}-gram tree, cache", "tree", uses_lm=True)
 ALL_SETTINGS = (*REPLAYED, *DECODED, ADAPTIVE)
@@ -152,7 +154,7 @@ def cached_rescorer(
     return model
 
 
-Tuned = tuple[dict[str, DraftOptions], dict[str, dict[str, float]]]
+Tuned = tuple[dict[str, DraftConfig], dict[str, dict[str, float]]]
 
 
 def tune_lines(
@@ -164,11 +166,11 @@ def tune_lines(
     Lines with an n-gram LM are replayed, those with a scorer decode the tuning prompts; the weight
     of the n-gram LM in the mixture is tuned with the mixture's alpha, see `best_place`.
     """
-    options: dict[str, DraftOptions] = {}
+    options: dict[str, DraftConfig] = {}
     tuned: dict[str, dict[str, float]] = {}
     for setting in REPLAYED:
         lm = setting.source_of(sources.common, sources.by_name)
-        points = {alpha: DraftOptions(top_k=recipe.top_k, alpha=alpha) for alpha in recipe.alphas}
+        points = {alpha: DraftConfig(top_k=recipe.top_k, alpha=alpha) for alpha in recipe.alphas}
         tried = {a: replay.block_efficiency(setting, lm, point) for a, point in points.items()}
         options[setting.name] = points[max(tried, key=lambda alpha: tried[alpha])]
         tuned[setting.name] = {f"{alpha}": value for alpha, value in tried.items()}
@@ -179,12 +181,12 @@ def tune_lines(
         values = {}
         for alpha, weight in grid:
             sources.mix(weight)
-            point = DraftOptions(top_k=recipe.top_k, alpha=alpha)
+            point = DraftConfig(top_k=recipe.top_k, alpha=alpha)
             values[alpha, weight] = decode_all(model, prompts, setting, point, sources, recipe)
             watcher.advance(note=setting.name)
         alpha, weight = best_place(values)
         sources.mix(weight)
-        options[setting.name] = DraftOptions(top_k=recipe.top_k, alpha=alpha)
+        options[setting.name] = DraftConfig(top_k=recipe.top_k, alpha=alpha)
         tuned[setting.name] = {f"{a}, {w}": value for (a, w), value in values.items()}
     watcher.end()
     return options, tuned
@@ -210,13 +212,13 @@ def best_place(values: dict[tuple[float, float], float]) -> tuple[float, float]:
 
 
 def decode_all(
-    model: BlockwiseLM, prompts: list[list[int]], setting: Setting, options: DraftOptions,
+    model: BlockwiseLM, prompts: list[list[int]], setting: Setting, options: DraftConfig,
     sources: Sources, recipe: Recipe,
 ) -> float:  # fmt: skip
     """Block efficiency on the prompts, decoded as one batch."""
     drafter = setting.drafter(setting.source_of(None, sources.by_name), [], options)
     total = DecodeStats()
-    for result in decode_batch(
+    for result in decode(
         model, prompts, drafter, max_new_tokens=recipe.max_new_tokens, stop_token_ids=[BEGIN]
     ):
         total.merge(result.stats)

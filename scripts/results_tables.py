@@ -1,4 +1,4 @@
-"""Markdown tables of an evaluation's tasks, and the marks between which they stand."""
+"""Markdown tables of evaluation results, written into marked sections of a page."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def describe_strategies(tasks: Tasks) -> list[str]:
 
 
 def describe_gains(tasks: Tasks) -> list[str]:
-    """Gains over BPD beside the paper's, on loop-free texts too, and the way to the oracle."""
+    """Gains over BPD: the paper's, on loop-free texts, and relative to the oracle's."""
     lines = [
-        "| over BPD | 4-gram, 1-best | paper | 16-best 0-gram | paper | 16-best 4-gram (95 %) "
-        "| paper | loop-free texts | best tree, way to the oracle |",
+        "| gain over BPD | 4-gram, 1-best | paper | 16-best 0-gram | paper | 16-best 4-gram (95 %) "
+        "| paper | loop-free texts | best tree's gain / oracle's gain |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, task in tasks.items():
@@ -50,7 +50,7 @@ def describe_gains(tasks: Tasks) -> list[str]:
 
 
 def describe_losses(tasks: Tasks) -> list[str]:
-    """Where the LM is not surely of use: against the same kind of drafts without it."""
+    """Rows where the LM adds less than 2 % to the same kind of drafts without it."""
     found = []
     pairs = (("ngram_1best", "bpd"), ("p_best_ngram", "p_best_0gram"), ("tree", "tree_0gram"))
     for name, task in tasks.items():
@@ -58,10 +58,10 @@ def describe_losses(tasks: Tasks) -> list[str]:
             one, other = line_of(task, with_lm), line_of(task, without)
             gain = one["block_efficiency"] / other["block_efficiency"] - 1.0
             if gain < 0.02:
-                found.append(f"- {name}: {one['label']} against {other['label']} {gain:+.1%}")
+                found.append(f"- {name}: {one['label']} relative to {other['label']}: {gain:+.1%}")
     if not found:
-        return ["The 4-gram adds 2 % or more to every kind of drafts on every task."]
-    return ["The 4-gram adds less than 2 % to the same kind of drafts without it here:", "", *found]
+        return ["The 4-gram adds at least 2 % to every kind of drafts on every task."]
+    return ["The 4-gram adds less than 2 % to these drafts:", "", *found]
 
 
 def describe_rules(tasks: Tasks) -> list[str]:
@@ -69,13 +69,13 @@ def describe_rules(tasks: Tasks) -> list[str]:
     rules = [line["rule"] for line in next(iter(tasks.values()))["acceptance"]]
     texts = ", ".join(f"{name} {task['acceptance'][0]['texts']}" for name, task in tasks.items())
     lines = [
-        "Block efficiency, and in brackets regret in nats a token, with the task's metric where it "
-        f"has one. Texts: {texts}.", "",
+        "What does each rule give by task? Block efficiency, with regret in nats per token in "
+        f"brackets (and the task's metric, if any). Texts: {texts}.", "",
         f"| rule | {' | '.join(tasks)} |", f"|---|{'---|' * len(tasks)}",
     ]  # fmt: skip
     totals = [
-        "| rule | output | block efficiency | x exact | relaxed tokens | regret, nats a token "
-        "| the target's nats a token | texts as exact |",
+        "| rule | output | block efficiency | x exact | relaxed tokens | regret, nats per token "
+        "| target's nats per token | outputs equal to `exact` |",
         "|---|---|---|---|---|---|---|---|",
     ]
     exact = 0.0
@@ -103,7 +103,7 @@ def _rule_cell(line: dict[str, Any]) -> str:
 
 
 def describe_sampling(gains: list[dict[str, Any]]) -> list[str]:
-    """Sampling: block efficiency by temperature, accept lengths beside independent heads'."""
+    """Sampling: block efficiency by temperature, accepted lengths relative to the first row's."""
     temperatures = sorted({gain["temperature"] for gain in gains})
     lines = [
         f"| drafts | rule | {' | '.join(f'T = {t}' for t in temperatures)} |",
@@ -124,23 +124,24 @@ def describe_sampling(gains: list[dict[str, Any]]) -> list[str]:
     equal = sum(gain["same_texts"] for gain in same)
     return [
         *lines, "",
-        f"{first[0]['texts']} texts of {first[0]['tokens'] // first[0]['texts']} tokens; of those "
-        f"under `sampled` {equal} of {sum(gain['texts'] for gain in same)} are plain sampling's.",
+        f"{first[0]['texts']} texts of {first[0]['tokens'] // first[0]['texts']} tokens. Under "
+        f"`sampled`, {equal} of {sum(gain['texts'] for gain in same)} outputs equal plain sampling "
+        "token for token.",
     ]  # fmt: skip
 
 
 def tree_share(task: dict[str, Any]) -> float:
-    """How far the better tree comes from BPD to the oracle, 0..1."""
+    """Gain of the better tree over BPD / gain of the oracle, 0..1."""
     bpd, oracle = (line_of(task, name)["block_efficiency"] for name in ("bpd", "oracle"))
     tree = max(line_of(task, name)["block_efficiency"] for name in ("tree", "tree_0gram"))
     return float((tree - bpd) / (oracle - bpd)) if oracle > bpd else 1.0
 
 
 def replace_section(text: str, name: str, body: str) -> str:
-    """Put a body between `<!-- name -->` and `<!-- /name -->`.
+    """Replace the text between `<!-- name -->` and `<!-- /name -->`.
 
     Raises:
-        ValueError: the marks are not there, or not in this order.
+        ValueError: the marks are missing or in the wrong order.
     """
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     start, stop = text.find(begin), text.find(end)

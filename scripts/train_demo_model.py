@@ -31,7 +31,9 @@ from torch import nn
 from unlikelihood import UnlikelihoodOptions, train_unlikelihood
 
 from lattice_bpd import NGramLM
+from lattice_bpd.atomic_files import replacing, write_json
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
+from lattice_bpd.conformance.reference import cut_at_end
 from lattice_bpd.evaluate import record
 from lattice_bpd.evaluate.demo.library_text import Corpus, draw_prompts, read_library_sources
 from lattice_bpd.evaluate.demo.model_folder import encode
@@ -39,11 +41,10 @@ from lattice_bpd.evaluate.demo.parts import end_of_text
 from lattice_bpd.evaluate.demo.recipe import DraftRecipe
 from lattice_bpd.evaluate.demo.training import Tried, tune_drafts
 from lattice_bpd.evaluate.statistics.loops import loop_share
-from lattice_bpd.lm.pruning import count_prunable, prune_ngram
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, build_small_gpt
 from lattice_bpd.train.heads.frozen import FrozenOptions, train_frozen
 from lattice_bpd.train.heads.joint import TrainOptions, TrainReport, train_blockwise
-from lattice_bpd.train.heads.self_generated import write_own_text
+from lattice_bpd.train.heads.self_generated import generate_texts
 from lattice_bpd.train.text.tokenizer import train_byte_bpe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,9 +141,7 @@ class Training:
     def note(self, stage: str, start: float, **facts: object) -> None:
         """Keep facts of a stage, and its seconds."""
         self.facts[stage] = {"seconds": round(time.perf_counter() - start, 1), **facts}
-        temporary = self.work / ".facts.json"
-        temporary.write_text(json.dumps(self.facts, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(self.facts_file)
+        write_json(self.facts_file, self.facts)
 
     def tokenizer(self) -> Tokenizer:
         """The byte-level BPE."""
@@ -253,7 +252,7 @@ class Training:
             starts = draws.integers(len(text) - recipe.prompt_length, size=recipe.continuations)
             prompts = text[starts[:, None] + np.arange(recipe.prompt_length)]
             self.watcher.begin("continuing training text", -(-len(prompts) // 256))
-            rows = write_own_text(
+            rows = generate_texts(
                 model.base, prompts, recipe.max_new_tokens, on_batch=self.watcher.advance
             )
             self.watcher.end()
@@ -300,7 +299,7 @@ class Training:
             trained = sum(lm.num_ngrams)
             size = _saved_bytes(lm, path.with_name(".ngram.lm"))
             if size > recipe.lm_bytes:
-                lm = prune_ngram(lm, prune_to=count_prunable(lm) * recipe.lm_bytes // size)
+                lm = lm.prune(prune_to=lm.num_prunable * recipe.lm_bytes // size)
             size = _saved_bytes(lm, path.with_name(".ngram.lm"))
             path.with_name(".ngram.lm").replace(path)
             self.watcher.end()
@@ -319,16 +318,16 @@ class Training:
     def loops(self) -> dict[str, float]:
         """Shares of looping positions of held-out text and of the target's greedy output."""
         prompts, human = self.prompts(self.corpus.test, self.recipe.test_prompts)
-        rows = write_own_text(self.target().base, prompts, self.recipe.max_new_tokens)
-        end = end_of_text(self.tokenizer())
-        outputs = [_until(row[self.recipe.prompt_length :].tolist(), end) for row in rows]
+        rows = generate_texts(self.target().base, prompts, self.recipe.max_new_tokens)
+        end = [end_of_text(self.tokenizer())]
+        outputs = [cut_at_end(row[self.recipe.prompt_length :].tolist(), end) for row in rows]
         return {"model": loop_share(prompts, outputs), "human": loop_share(prompts, human)}
 
     def tune(self) -> Tried:
         """Block efficiency of the demo's settings on the tuning prompts, by replay."""
         recipe, model, lm = self.recipe, self.model(), self.lm()
         prompts, _ = self.prompts(self.corpus.tune, recipe.tune_prompts)
-        rows = write_own_text(model.base, prompts, recipe.max_new_tokens)
+        rows = generate_texts(model.base, prompts, recipe.max_new_tokens)
         outputs = [row[recipe.prompt_length :].tolist() for row in rows]
         replay = record(model, prompts, outputs, top_k=recipe.top_k)
         self.watcher.begin("tuning alpha and temperature")
@@ -342,20 +341,13 @@ def _load(directory: Path) -> BlockwiseLM:
 
 
 def _save_array(path: Path, array: npt.NDArray[np.int32]) -> None:
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         np.save(file, array)
-    temporary.replace(path)
 
 
 def _saved_bytes(lm: NGramLM, path: Path) -> int:
     lm.save(path)
     return path.stat().st_size
-
-
-def _until(tokens: list[int], end: int) -> list[int]:
-    """Tokens up to and with the first `end`."""
-    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
 def _thin(values: list[float], count: int = 20) -> list[float]:

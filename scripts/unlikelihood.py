@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from lattice_bpd.evaluate.statistics.loops import find_repeats
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.train.heads.optimizers import build_optimizers, set_rates, take_step
-from lattice_bpd.train.heads.self_generated import write_own_text
+from lattice_bpd.train.heads.self_generated import generate_texts
 
 _MOST_LIKELY = 1.0 - 1e-4  # probabilities are cut here: log(1 - p) has no gradient bound at 1
 
@@ -77,7 +77,7 @@ def train_unlikelihood(
         set_rates(optimizers, step, options.steps, warmup=5)
         base.eval()  # type: ignore[no-untyped-call]
         prompts = _rows(text, draws, options.prompts, options.prompt_length)
-        rows = write_own_text(base, prompts, options.max_new_tokens)
+        rows = generate_texts(base, prompts, options.max_new_tokens)
         marks = np.array([find_repeats(row, options.window) for row in rows.tolist()])
         marks[:, : options.prompt_length] = False
         base.train()

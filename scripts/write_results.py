@@ -1,11 +1,11 @@
-"""Measure the tables of docs/results.md that stand between marks, and write them there.
+"""Measure the generated tables of docs/results.md and write them between their marks.
 
-    python scripts/write_results.py              # everything: two models, 64 prompts a task
+    python scripts/write_results.py              # everything: two models, 64 prompts per task
     python scripts/write_results.py --limit 24   # fewer prompts
 
-The demo's small model goes on from files of Python's library and from HumanEval; stories260K,
-frozen and with heads of its own, from stories and from the paper's tasks. What lacks its data is
-named and left out, and its section of the document stays as it was.
+The demo's small model continues files of Python's library and HumanEval prompts; stories260K,
+frozen and with its own heads, continues stories and prompts of the paper's tasks. If a data file is
+missing, a message names it, its task is skipped, and its section of the page is unchanged.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ RULES = {
     "stories": ("top_k:2", "top_k:3", "specdec++:2,0.5", "specdec++:3,1.0", "typical:0.09,0.3",
                 "minimum_block:2", "minimum_block:3", "minimum_block:3,specdec++:3,1.0"),
 }  # fmt: skip
-"""Acceptance rules that are compared, by model; text has no distances."""
+"""Acceptance rules to compare, by model; `distance` does not apply to text."""
 SECTIONS = ("strategies", "sampling")
-MOST_TOKENS = 80  # of a prompt's end: heads have learned from rows of 144 tokens, 64 are decoded
+GAINS_QUESTION = "How much does each kind of drafts gain over BPD, here and in the paper?"
+MAX_PROMPT_TOKENS = 80  # the last ones: heads are trained on rows of 144, and 64 are decoded
 
 
 def main() -> None:
@@ -56,7 +57,7 @@ def main() -> None:
     args = read_arguments()
     import torch
 
-    torch.set_num_threads(1)  # matrices this small only lose by being shared out
+    torch.set_num_threads(1)  # matrices this small are slower on several threads
     documents = {"demo": demo_source, "stories": stories_source}
     for name in args.models.split(","):
         if name not in documents:
@@ -79,9 +80,9 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--models", default="demo,stories", help="default: %(default)s")
     parser.add_argument(
         "--sections", default=SECTIONS, type=lambda text: text.split(","),
-        help=f"what to measure anew (default: {','.join(SECTIONS)}); others stay as they are",
+        help=f"sections to measure (default: {','.join(SECTIONS)}); others are unchanged",
     )  # fmt: skip
-    parser.add_argument("--limit", type=int, default=64, help="prompts of a task (default 64)")
+    parser.add_argument("--limit", type=int, default=64, help="prompts per task (default 64)")
     parser.add_argument("--work", type=Path, default=ROOT / "demo-out" / "results", metavar="DIR")
     parser.add_argument("--data", type=Path, default=DATA, metavar="DIR")
     parser.add_argument(
@@ -92,51 +93,49 @@ def read_arguments() -> argparse.Namespace:
         if section not in SECTIONS:
             parser.error(f"--sections: unknown {section!r}; expected {' or '.join(SECTIONS)}")
     if args.limit < 4:
-        parser.error(f"--limit is {args.limit}; expected 4 or more: a half is for tuning")
+        parser.error(f"--limit is {args.limit}; expected 4 or more (half are for tuning)")
     return args
 
 
 def evaluate(name: str, source: Source, args: argparse.Namespace) -> dict[str, Any]:
     """Record and replay everything; the run folder is kept for `lattice-bpd report`."""
-    from lattice_bpd.cli.evaluate_options import TextProgress
     from lattice_bpd.evaluate.lab.results import write_results
     from lattice_bpd.evaluate.lab.run_folder import evaluate_source
 
     watcher = make_watcher()
     results = evaluate_source(
-        args.work / name, source, lab_options(name), watcher, live_texts=1,
-        on_text=lambda _task: TextProgress(watcher),
+        args.work / name, source, lab_options(name), watcher, live_texts=1
     )  # fmt: skip
     write_results(args.work / name, results)
     failed = [
         (task, check["strategy"])
-        for task, found in results["tasks"].items()
-        for check in found["live"]
+        for task, result in results["tasks"].items()
+        for check in result["live"]
         if not check["holds"]
     ]
     if failed:
-        sys.exit(f"write_results: output was not greedy's: {failed}")
+        sys.exit(f"write_results: output differs from greedy decoding: {failed}")
     return results
 
 
 def sample(source: Source, limit: int) -> list[dict[str, Any]]:
-    """Sampling on the first task, half of its texts for tuning."""
+    """Compare kinds of drafts under sampling on the first task, half of it for tuning."""
     from lattice_bpd.evaluate import compare_sampling
 
     watcher = make_watcher()
     prompts = [list(prompt.token_ids) for prompt in next(iter(source.prompts.values()))][:limit]
     half = max(len(prompts) // 2, 1)
     watcher.begin("sampling")
-    found = compare_sampling(
+    gains = compare_sampling(
         source.model, next(iter(source.lms.values())), prompts[:half], prompts[half:],
         on_decode=watcher.advance,
     )  # fmt: skip
     watcher.end()
-    return [gain.to_json() for gain in found]
+    return [gain.to_json() for gain in gains]
 
 
 def lab_options(name: str) -> LabOptions:
-    """What is replayed; half of the texts are for tuning."""
+    """Options of the replays; half of the texts are for tuning."""
     from lattice_bpd.evaluate.lab.options import LabOptions
 
     rules = RULES.get(name, ())
@@ -144,7 +143,7 @@ def lab_options(name: str) -> LabOptions:
 
 
 def demo_source(args: argparse.Namespace) -> Source:
-    """The demo's model, trained by steps rather than seconds, with HumanEval beside the library."""
+    """The demo's model, trained for a number of steps, and tasks of the library and HumanEval."""
     from lattice_bpd.evaluate.demo import library_text as corpus
     from lattice_bpd.evaluate.demo import recipe
     from lattice_bpd.evaluate.demo.quick import make_quick_source
@@ -162,14 +161,14 @@ def demo_source(args: argparse.Namespace) -> Source:
         ids = [tokenizer.encode(text).ids for _, text in rows]
         source.prompts["humaneval"] = prompts_of(rows, ids, used.prompt_length)
     else:
-        print(f"write_results: no {path}; humaneval is left out", file=sys.stderr)
+        print(f"write_results: no {path}; skipping humaneval", file=sys.stderr)
     return replace(source, record=replace(source.record, top_k=16))
 
 
 def stories_source(args: argparse.Namespace) -> Source | None:
     """stories260K with the heads and the LM of examples/stories260k.py --quick."""
     if not (args.data / STORIES).is_file():
-        print(f"write_results: no {args.data / STORIES}; stories are left out", file=sys.stderr)
+        print(f"write_results: no {args.data / STORIES}; skipping stories", file=sys.stderr)
         return None
     sys.path.insert(0, str(ROOT / "examples"))
     parts = importlib.import_module("stories260k_parts")
@@ -178,28 +177,28 @@ def stories_source(args: argparse.Namespace) -> Source | None:
     from lattice_bpd.train.text.encoders import load_encoder
 
     stories = args.data / "tinystories" / "tinystories_10k.txt"
-    places = argparse.Namespace(model=args.data / "stories260K", text=stories, work=args.work)
+    paths = argparse.Namespace(model=args.data / "stories260K", text=stories, work=args.work)
     used = replace(
         parts.QUICK, tune_prompts=args.limit // 2, test_prompts=args.limit - args.limit // 2
     )
-    made = parts.prepare(places, used, "stories", make_watcher())
+    made = parts.prepare(paths, used, "stories", make_watcher())
     made.lm.save(made.work / "4-gram.lm")
-    found = {"tinystories": [Prompt(ids) for ids in made.found.tune + made.found.test]}
+    prompts = {"tinystories": [Prompt(ids) for ids in made.found.tune + made.found.test]}
     encoder = load_encoder(str(args.data / SUBWORDS))
     for task, file in STORY_TASKS.items():
         if not (args.data / file).is_file():
-            print(f"write_results: no {args.data / file}; {task} is left out", file=sys.stderr)
+            print(f"write_results: no {args.data / file}; skipping {task}", file=sys.stderr)
             continue
         examples = read_rows(task, args.data / file, args.limit)
         ids = [
             [parts.BEGIN, *row.tolist()] for row in encoder.encode([text for _, text in examples])
         ]
-        found[task] = prompts_of(examples, ids, -MOST_TOKENS)
+        prompts[task] = prompts_of(examples, ids, -MAX_PROMPT_TOKENS)
     record = RecordOptions(
         top_k=16, max_new_tokens=used.max_new_tokens, stop_token_ids=(parts.BEGIN,)
     )
     return Source(
-        made.model, "stories260K", None, str(args.data / SUBWORDS), found, {"4-gram": made.lm},
+        made.model, "stories260K", None, str(args.data / SUBWORDS), prompts, {"4-gram": made.lm},
         {"4-gram": str(made.work / "4-gram.lm")}, record,
     )  # fmt: skip
 
@@ -211,12 +210,12 @@ def read_rows(task: str, path: Path, limit: int) -> list[tuple[str, str]]:
     return [(example.name, example.prompt) for example in read_task(find_task(task), path, limit)]
 
 
-def prompts_of(rows: list[tuple[str, str]], ids: list[list[int]], most: int) -> list[Prompt]:
-    """Prompts, cut to their first tokens, or to their last ones where most is negative."""
+def prompts_of(rows: list[tuple[str, str]], ids: list[list[int]], limit: int) -> list[Prompt]:
+    """Prompts, cut to their first `limit` tokens, or to the last -`limit` if it is negative."""
     from lattice_bpd.evaluate.record.write import Prompt
 
     def cut(tokens: list[int]) -> list[int]:
-        return tokens[:most] if most > 0 else tokens[most:]
+        return tokens[:limit] if limit > 0 else tokens[limit:]
 
     return [Prompt(cut(tokens), name) for (name, _), tokens in zip(rows, ids, strict=True)]
 
@@ -229,12 +228,13 @@ def make_watcher() -> Any:
 
 
 def write_sections(document: Path, name: str, results: dict[str, Any], command: str) -> None:
-    """Replace what stands between the marks of this model's sections."""
+    """Replace the text between the marks of this model's sections."""
     text = document.read_text(encoding="utf-8")
     sections = {}
     if tasks := results.get("tasks"):
         sections[f"results-{name}"] = [
-            *describe_strategies(tasks), "", *describe_gains(tasks), "", *describe_losses(tasks)
+            *describe_strategies(tasks), "", GAINS_QUESTION, "", *describe_gains(tasks), "",
+            *describe_losses(tasks),
         ]  # fmt: skip
         if all("acceptance" in task for task in tasks.values()):
             sections[f"results-{name}-rules"] = describe_rules(tasks)

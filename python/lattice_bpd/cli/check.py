@@ -1,4 +1,4 @@
-"""`lattice-bpd check`: does decoding write what the model's own generate writes?"""
+"""`lattice-bpd check`: compares decoding with the model's own generate."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _EXAMPLE = """examples:
   lattice-bpd check Qwen/Qwen3-0.6B --random           a tiny random model of that config
   lattice-bpd check llama --random                     of that architecture's default config
 
-Each case is equal, tie (rounding decides: two plain calls of the model put both tokens within it),
-refused (with the reason), different (first position, and how much the model prefers its own token)
-or error. The exit status is 2 where a case is different or an error.
+Each case is equal, tie (the logits of both tokens are within rounding in two plain calls of the
+model), refused (with the reason), different (with the position of the first other token and its
+margin) or error. The exit status is 2 if any case is different or an error.
 """
 
 
@@ -24,9 +24,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command `check`."""
     parser = commands.add_parser(
         "check",
-        help="check that a model is decoded as its own generate does",
-        description="Decode with a model in every way there is, and compare each output with that "
-        "of model.generate(do_sample=False).",
+        help="compare decoding with a model's own generate",
+        description="Decode with every strategy, layout, batch size and interface, and compare "
+        "each output with that of model.generate(do_sample=False).",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
 
     Raises:
         ValueError: no such model, an unknown strategy, or a case that is different or an error.
-        OSError: a file that cannot be written.
+        OSError: the JSON file cannot be written.
     """
     from lattice_bpd.cli.progress import quiet_transformers
     from lattice_bpd.extras import require
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> None:
     failed = sum(verdict.failed for verdict in verdicts)
     if failed:
         raise ValueError(
-            f"check: {failed} of {len(cases)} cases of {args.model} are not what its generate "
-            "writes; please report the lines above"
+            f"check: {failed} of {len(cases)} cases of {args.model} differ from its generate; "
+            "please report the lines above"
         )
 
 
@@ -95,7 +95,7 @@ def _load(name: str, random: bool) -> tuple[Any, list[list[int]]]:
     """The model in evaluation mode, and prompts for it.
 
     Raises:
-        ValueError: no such model, or no language model.
+        ValueError: no such model, or not a language model.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -111,11 +111,11 @@ def _load(name: str, random: bool) -> tuple[Any, list[list[int]]]:
         return model, random_prompts(_vocab_size(model))
     model = _read(name, "model", lambda: model_class.from_pretrained(name))
     model.eval()
-    return model, _prompts_of(name, model)
+    return model, _make_prompts(name, model)
 
 
-def _prompts_of(name: str, model: Any) -> list[list[int]]:
-    """Three texts where there is a tokenizer, else random tokens."""
+def _make_prompts(name: str, model: Any) -> list[list[int]]:
+    """Three texts if there is a tokenizer, else random tokens."""
     from transformers import AutoTokenizer
 
     from lattice_bpd.conformance import random_prompts, text_prompts
@@ -132,7 +132,7 @@ def _vocab_size(model: Any) -> int:
 
 
 def _read(name: str, what: str, read: Any) -> Any:
-    """What `transformers` reads, with its errors in one line."""
+    """Call a loader of `transformers`, with its errors in one line."""
     try:
         return read()
     except Exception as error:  # many kinds, some of many lines
@@ -146,7 +146,7 @@ def _read(name: str, what: str, read: Any) -> Any:
 def _write(path: Path, model: Any, prompts: list[list[int]], verdicts: list[Any]) -> None:
     import transformers
 
-    found = {
+    content = {
         "model": type(model).__name__,
         "model_type": model.config.model_type,
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -154,4 +154,4 @@ def _write(path: Path, model: Any, prompts: list[list[int]], verdicts: list[Any]
         "prompt_token_ids": prompts,
         "cases": [verdict.to_json() for verdict in verdicts],
     }
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Options that the commands share which read a corpus and count it."""
+"""Shared options of commands that read and count a corpus."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ _SMOOTHINGS = ("katz", "kneser_ney", "modified_kneser_ney", "witten_bell", "abso
 
 
 def add_corpus_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what to read and how to tokenize it."""
+    """Adds options for the input and its tokenizer."""
     group = parser.add_argument_group("corpus")
     group.add_argument(
         "--tokenizer",
         metavar="FILE",
         help="tokenizer.json, vocab.json with merges, SentencePiece .model, or a vocabulary .txt "
-        "for text that is cut at white space; files of token ids need none",
+        "for text that is split at white space; not needed for token ids",
     )
-    group.add_argument("--merges", metavar="FILE", help="merges of a vocab.json (default: beside)")
+    group.add_argument(
+        "--merges", metavar="FILE", help="merges of a vocab.json (default: in the same folder)"
+    )
     group.add_argument(
         "--vocab-size", type=int, metavar="V", help="number of token ids (default: the tokenizer's)"
     )
@@ -30,8 +32,8 @@ def add_corpus_options(parser: argparse.ArgumentParser) -> None:
         "--sequence",
         choices=("line", "paragraph", "document", "file"),
         default="paragraph",
-        help="what <s> and </s> enclose: a line, a paragraph set off by empty lines (default), or "
-        "a document: a whole file, or the text of one .jsonl object",
+        help="unit of text between <s> and </s>: a line, a paragraph (default), or a document, "
+        "which is a whole file or the text of one .jsonl object",
     )
     group.add_argument("--field", default="text", help=".jsonl field with the text (default text)")
     for name in ("bos", "eos", "unk"):
@@ -42,7 +44,7 @@ def add_corpus_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_inputs(parser: argparse.ArgumentParser, also: str = "") -> None:
-    """Add the files to read; `also` names what else the command takes."""
+    """Adds the input files; `also` extends their description."""
     parser.add_argument(
         "inputs",
         nargs="+",
@@ -53,7 +55,7 @@ def add_inputs(parser: argparse.ArgumentParser, also: str = "") -> None:
 
 
 def add_counting_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how to count."""
+    """Adds options for counting."""
     group = parser.add_argument_group("counting")
     group.add_argument(
         "--memory", default="2G", metavar="SIZE", help="for counting and estimating (default 2G)"
@@ -65,7 +67,7 @@ def add_counting_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_estimate_options(parser: argparse.ArgumentParser, order: str) -> None:
-    """Add -o and the options that say how to estimate an LM; `order` is the help of --order."""
+    """Adds -o and options for estimating an LM; `order` is the help of --order."""
     parser.add_argument(
         "-o",
         "--output",
@@ -78,7 +80,7 @@ def add_estimate_options(parser: argparse.ArgumentParser, order: str) -> None:
     parser.add_argument(
         "--min-counts",
         metavar="C1,C2,..",
-        help="rarest n-grams to keep, one count for each order (default: keep all)",
+        help="smallest counts to keep, one for each order (default: keep all)",
     )
     parser.add_argument("--smoothing", choices=_SMOOTHINGS, default="katz", help="default: katz")
     parser.add_argument(
@@ -93,7 +95,7 @@ def add_estimate_options(parser: argparse.ArgumentParser, order: str) -> None:
 
 
 def estimate_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """What add_estimate_options has read, but for output and order, as train_ngram takes it."""
+    """The arguments of NGramLM.train from add_estimate_options, except order."""
     return {
         "min_counts": parse_min_counts(args.min_counts),
         "smoothing": args.smoothing,
@@ -104,7 +106,7 @@ def estimate_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def corpus_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """What readers of a corpus take alike, on one machine and on a cluster."""
+    """The arguments that Corpus and read_corpus (on Spark) share."""
     return {
         "tokenizer": args.tokenizer,
         "merges": args.merges,
@@ -118,12 +120,12 @@ def corpus_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_corpus(args: argparse.Namespace, inputs: list[Path]) -> Corpus:
-    """The corpus that the options describe.
+    """Opens the corpus of the options.
 
     Raises:
-        ImportError: a tokenizer's library is missing.
+        ImportError: a tokenizer's library is not installed.
         OSError: a file is missing.
-        ValueError: options that do not fit each other.
+        ValueError: inconsistent options.
     """
     from lattice_bpd.train import Corpus
 
@@ -136,10 +138,10 @@ def make_corpus(args: argparse.Namespace, inputs: list[Path]) -> Corpus:
 
 
 def parse_min_counts(text: str | None) -> list[int] | None:
-    """The numbers of "1,1,2,4".
+    """Parses "1,1,2,4"; None for None.
 
     Raises:
-        ValueError: they are none.
+        ValueError: not such a list.
     """
     if text is None:
         return None
@@ -147,5 +149,5 @@ def parse_min_counts(text: str | None) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(
-            f"--min-counts is {text!r}; expected whole numbers with commas, such as 1,1,2,4"
+            f"--min-counts is {text!r}; expected comma-separated whole numbers, such as 1,1,2,4"
         ) from None

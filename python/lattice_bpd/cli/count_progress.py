@@ -1,4 +1,4 @@
-"""Progress of counting: a bar on a terminal that has `rich`, plain lines elsewhere, on stderr."""
+"""Progress of counting on stderr: a `rich` bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from types import TracebackType
 from typing import Any
 
 from lattice_bpd.cli.heartbeat import Heartbeat, describe_memory
+from lattice_bpd.cli.progress import LINE_INTERVAL, make_bar
 from lattice_bpd.extras import require
 from lattice_bpd.train import CountingProgress
 
-_LINE_EVERY = 10.0  # seconds, where there is no terminal
-_BAR_EVERY = 0.1
+_BAR_INTERVAL = 0.1  # seconds
 
 
 class CountingWatcher:
-    """Shows tokens, rate, time left and memory; call it with each CountingProgress.
+    """Displays tokens, rate, time left and memory; call it with each CountingProgress.
 
-    While the core merges or estimates there are no such calls, and a heartbeat shows time and
-    memory.
+    While the core merges or estimates, a heartbeat prints time and memory instead.
     """
 
     def __init__(self) -> None:
@@ -46,10 +45,10 @@ class CountingWatcher:
             self._bar.stop()
 
     def __call__(self, progress: CountingProgress) -> None:
-        """Show it, if it is time to."""
+        """Displays the progress, at most once per interval."""
         now = time.monotonic()
         self._heartbeat.delay()
-        if now - self._last < (_BAR_EVERY if self._bar is not None else _LINE_EVERY):
+        if now - self._last < (_BAR_INTERVAL if self._bar is not None else LINE_INTERVAL):
             return
         self._last = now
         line = describe(progress, now - self._start)
@@ -82,13 +81,7 @@ def describe(progress: CountingProgress, seconds: float) -> str:
 def _make_bar() -> Any:
     """A rich progress bar on stderr, or None without rich."""
     try:
-        progress = require("rich.progress", "train")
         console = require("rich.console", "train").Console(stderr=True)
     except ImportError:
         return None
-    columns = (
-        progress.SpinnerColumn(),
-        progress.BarColumn(bar_width=24),
-        progress.TextColumn("{task.description}"),
-    )
-    return progress.Progress(*columns, console=console, transient=True)
+    return make_bar(console, ["SpinnerColumn", "BarColumn", "{task.description}"])

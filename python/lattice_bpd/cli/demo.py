@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from lattice_bpd.atomic_files import write_json
 
 if TYPE_CHECKING:
     from lattice_bpd.cli.progress import ConsoleWatcher
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
         "block_efficiency_by_alpha", {}
     )
     seconds = {**about["seconds"], **found.seconds, "total": time.perf_counter() - start}
-    _write_json(
+    write_json(
         args.out / "results.json",
         {**results, **about, "model": str(demo.directory), "seconds": seconds},
     )
@@ -152,9 +153,3 @@ def _train(
         watcher.console.print(f"reusing the model in {folder} (--retrain trains it again)")
     about.update(reused=parts.reused, seconds=dict(parts.seconds))
     return demo, corpus
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)

@@ -1,4 +1,4 @@
-"""Prints what the demo measured: table, the calls of one continuation, drafts rescored."""
+"""Prints the demo's results: table, calls of one continuation, drafts rescored."""
 
 from __future__ import annotations
 
@@ -16,51 +16,49 @@ ACCEPTED, OWN = "green", "bold yellow"
 _CONTEXT = 16  # tokens shown before a draft
 
 
-def print_run(console: Console, found: DemoRun, *, is_smoke_test: bool = False) -> None:
-    """Print all of it.
+def print_run(console: Console, run: DemoRun, *, is_smoke_test: bool = False) -> None:
+    """Print all results.
 
     Args:
-        console: of `make_console`; without colors, text is marked by quotes instead.
-        found: what was measured.
-        is_smoke_test: say in the title that the figures mean nothing.
+        console: of `make_console`; without colors, quotes mark text instead.
+        run: the results.
+        is_smoke_test: say in the title that the figures are meaningless.
     """
-    _print_table(console, found, is_smoke_test)
-    number, calls = found.example()
+    _print_table(console, run, is_smoke_test)
+    number, calls = run.example()
     console.print()
-    _print_calls(console, found, number, calls)
+    _print_calls(console, run, number, calls)
     console.print()
-    _print_repairs(console, found)
+    _print_repairs(console, run)
 
 
-def _print_table(console: Console, found: DemoRun, is_smoke_test: bool) -> None:
+def _print_table(console: Console, run: DemoRun, is_smoke_test: bool) -> None:
     from lattice_bpd.evaluate.live.table import footnotes, render_table
 
-    settings = found.demo.settings
+    settings = run.demo.settings
     names = {
         "p": settings.num_drafts, "k": settings.top_k, "n": settings.order,
         "nodes": settings.max_nodes,
     }  # fmt: skip
     title = (
-        f"{len(found.prompts)} held-out prompts, {settings.max_new_tokens} new tokens each, "
-        f"{found.demo.model.num_heads} heads, k = {settings.top_k}"
+        f"{len(run.prompts)} held-out prompts, {settings.max_new_tokens} new tokens each, "
+        f"{run.demo.model.num_heads} heads, k = {settings.top_k}"
     )
     if is_smoke_test:
         title = f"SMOKE TEST, too few prompts for meaningful figures\n{title}"
-    console.print(render_table(found.comparison, names, title))
-    for line in footnotes(found.comparison):
+    console.print(render_table(run.comparison, names, title))
+    for line in footnotes(run.comparison):
         console.print(line)
     console.print(
-        f"In the human text that follows the same prompts it is {found.human_loop_share:.0%}."
+        f"In the human text that follows the same prompts it is {run.human_loop_share:.0%}."
     )
-    same = "equal" if found.greedy_equals_generate else "NOT equal"
+    same = "equal" if run.greedy_equals_generate else "NOT equal"
     console.print(
         f"greedy's outputs are {same} to those of the target's own generate(do_sample=False)."
     )
 
 
-def _print_calls(
-    console: Console, found: DemoRun, number: int, calls: Sequence[CallTokens]
-) -> None:
+def _print_calls(console: Console, run: DemoRun, number: int, calls: Sequence[CallTokens]) -> None:
     from rich.text import Text
 
     plain = _is_plain(console)
@@ -75,7 +73,7 @@ def _print_calls(
             f"one continuation call by call ({tokens} tokens in {len(calls)} calls): ", kinds
         )
     )
-    decoder = _Decoder(found, found.prompts[number])
+    decoder = _Decoder(run, run.prompts[number])
     console.print(Text(f"  prompt  ...{decoder.tail(_CONTEXT)}", style="dim"))
     for index, call in enumerate(calls, 1):
         count = len(call.accepted) + len(call.own)
@@ -104,15 +102,15 @@ def escape(text: str) -> str:
     return repr(text)[1:-1]
 
 
-def _print_repairs(console: Console, found: DemoRun) -> None:
+def _print_repairs(console: Console, run: DemoRun) -> None:
     from rich.text import Text
 
-    repairs = found.repairs()
+    repairs = run.repairs()
     if not repairs:
         console.print("drafts before and after rescoring: every output loops, none is shown")
         return
     console.print("drafts before and after rescoring (| between tokens):")
-    plain, decode = _is_plain(console), found.demo.tokenizer.decode
+    plain, decode = _is_plain(console), run.demo.tokenizer.decode
 
     def draft(title: str, tokens: Sequence[int], accepted: int) -> Text:
         pieces = [escape(decode([token])) for token in tokens]
@@ -140,8 +138,8 @@ def _is_plain(console: Console) -> bool:
 class _Decoder:
     """Decodes tokens piece by piece, so that characters of several tokens stay whole."""
 
-    def __init__(self, found: DemoRun, prompt: Sequence[int]) -> None:
-        self._decode = found.demo.tokenizer.decode
+    def __init__(self, run: DemoRun, prompt: Sequence[int]) -> None:
+        self._decode = run.demo.tokenizer.decode
         self._tokens = list(prompt)
 
     def tail(self, count: int) -> str:

@@ -1,4 +1,4 @@
-"""`lattice-bpd evaluate`: strategies x tasks, with the paper's tables. This file only wires."""
+"""`lattice-bpd evaluate`: strategies x tasks, with the paper's tables."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.cli.evaluate_options import (
-    TextProgress,
     add_recording_options,
+    check_numbers,
+    check_vocabulary,
     count_text,
     load_lms,
     load_model,
@@ -87,13 +88,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> None:
-    """Evaluate, write and print.
-
-    Raises:
-        ValueError: options or files that do not fit together.
-        OSError: a file that cannot be read, or a folder that cannot be written.
-        ImportError: an extra is missing.
-    """
+    """Evaluate, write and print."""
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
     from lattice_bpd.extras import require
 
@@ -107,34 +102,29 @@ def run(args: argparse.Namespace) -> None:
     watcher = ConsoleWatcher(make_console(), _TITLES)
     source = _quick_source(args, watcher) if args.quick else _user_source(args)
     results = evaluate_source(
-        args.out, source, _lab_options(args, source), watcher, live_texts=args.live,
-        on_text=lambda _task: TextProgress(watcher),
+        args.out, source, _lab_options(args, source), watcher, live_texts=args.live
     )  # fmt: skip
     results["seconds"] = {"total": time.perf_counter() - start}
     files = write_results(args.out, results)
     _print(watcher, results)
     watcher.console.print(
-        f"{results['seconds']['total']:.0f} s in all; {files[0]} and {len(files) - 1} tables beside"
+        f"{results['seconds']['total']:.0f} s in all; {files[0]} and {len(files) - 1} table files"
     )
     failed = [
-        f"{task}: {check['strategy']}"
-        for task, found in results["tasks"].items()
-        for check in found.get("live", ())
+        f"{name}: {check['strategy']}"
+        for name, task in results["tasks"].items()
+        for check in task.get("live", ())
         if not check["holds"]
     ]
     if failed:
-        raise ValueError(f"output was not greedy's with {', '.join(failed)}; see {files[0]}")
+        raise ValueError(
+            f"output differs from greedy decoding with {', '.join(failed)}; see {files[0]}"
+        )
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in ("live", "speed"):
-        value = getattr(args, name)
-        if value is not None and value < 0:
-            raise ValueError(f"--{name} is {value}; expected 0 or more")
-    for name in ("num_drafts", "max_nodes", "held_out", "accept_texts"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {value}; expected 1 or more")
+    check_numbers(args, 0, "live", "speed")
+    check_numbers(args, 1, "num_drafts", "max_nodes", "held_out", "accept_texts")
     if args.accept:
         from lattice_bpd.verify import parse_acceptance
 
@@ -143,8 +133,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.quick:
         if args.task or args.data or args.lm:
             raise ValueError(
-                "--quick brings LM and tasks of its own; leave --task, --data and "
-                "--lm out, or --quick"
+                "--quick brings LM and tasks of its own; remove --task, --data and --lm, or --quick"
             )
         return
     if args.model is None or not args.task:
@@ -154,7 +143,7 @@ def _check(args: argparse.Namespace) -> None:
             f"{len(args.task)} --task and {len(args.data)} --data; expected a file for each task"
         )
     if len(set(args.task)) != len(args.task):
-        raise ValueError("a task stands twice among --task; expected each once")
+        raise ValueError("a task occurs twice among --task; expected each once")
 
 
 def _quick_source(args: argparse.Namespace, watcher: ConsoleWatcher) -> Source:
@@ -187,14 +176,8 @@ def _user_source(args: argparse.Namespace) -> Source:
     }
     lms = load_lms(args.lm)
     model = load_model(args.model)
-    for name, lm in lms.items():
-        if lm.vocab_size != model.vocab_size:
-            raise ValueError(
-                f"--lm {name} has a vocabulary of {lm.vocab_size}, the model one of "
-                f"{model.vocab_size}; train the LM on token ids of the model's tokenizer"
-            )
-    values = zip(lms, args.lm, strict=True)
-    files = {name: value.removeprefix(f"{name}=") for name, value in values}
+    check_vocabulary(lms, model.vocab_size, "model")
+    files = {n: value.removeprefix(f"{n}=") for n, value in zip(lms, args.lm, strict=True)}
     metrics = {task: metric for task in args.task if (metric := find_task(task).metric)}
     return Source(
         model, str(args.model), tokenizer, str(path), prompts, lms, files, record,
@@ -212,24 +195,21 @@ def _lab_options(args: argparse.Namespace, source: Source) -> LabOptions:
     options = LabOptions(rules=tuple(args.accept), rule_texts=args.accept_texts)
     if args.quick:
         options = quick_options(options, source.record.top_k)
+    changed: dict[str, Any] = {}
     if args.strategies:
-        found = find_strategies(args.strategies.split(","))
-        options = replace(options, strategies=tuple(s.name for s in found if s.name != "greedy"))
-    if args.alphas:
-        options = replace(options, alphas=parse_list(args.alphas, "--alphas", float))
-    if args.temperatures:
-        found_values = parse_list(args.temperatures, "--temperatures", float)
-        options = replace(options, temperatures=found_values)
-    if args.speed is not None:
-        options = replace(options, speed_texts=args.speed)
-    if args.held_out:
-        options = replace(options, held_out=args.held_out)
-    plain: dict[str, Any] = {
-        name: getattr(args, name)
-        for name in ("num_drafts", "max_nodes")
-        if getattr(args, name) is not None
-    }
-    return replace(options, options=replace(options.options, **plain))
+        names = [strategy.name for strategy in find_strategies(args.strategies.split(","))]
+        changed["strategies"] = tuple(name for name in names if name != "greedy")
+    for name in ("alphas", "temperatures"):
+        if getattr(args, name):
+            changed[name] = parse_list(getattr(args, name), f"--{name}", float)
+    changed |= {"speed_texts": args.speed, "held_out": args.held_out}
+    sizes = {"num_drafts": args.num_drafts, "max_nodes": args.max_nodes}
+    changed["options"] = replace(options.options, **_given(sizes))
+    return replace(options, **_given(changed))
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _print(watcher: ConsoleWatcher, results: dict[str, Any]) -> None:
@@ -239,11 +219,11 @@ def _print(watcher: ConsoleWatcher, results: dict[str, Any]) -> None:
         [line["label"], *(_interval(task["strategies"][number]) for task in tasks.values())]
         for number, line in enumerate(next(iter(tasks.values()))["strategies"])
     ]
-    loops = ["greedy's output in loops", *(f"{t['loop_share']:.0%}" for t in tasks.values())]
-    rows.append(loops)
-    if all("human_loop_share" in task for task in tasks.values()):
-        shares = [f"{task['human_loop_share']:.0%}" for task in tasks.values()]
-        rows.append(["human text in loops", *shares])
+    for label, key in (
+        ("greedy's output in loops", "loop_share"), ("human text in loops", "human_loop_share")
+    ):  # fmt: skip
+        if all(key in task for task in tasks.values()):
+            rows.append([label, *(f"{task[key]:.0%}" for task in tasks.values())])
     _print_table(watcher, "block efficiency: tokens per call (95 % interval)", tasks, rows)
     speeds = [task["speed"] for task in tasks.values() if "speed" in task]
     if speeds:
@@ -258,11 +238,12 @@ def _print(watcher: ConsoleWatcher, results: dict[str, Any]) -> None:
         _print_table(watcher, title, tasks, rows)
     live = [check for task in tasks.values() for check in task.get("live", ())]
     if live:
-        same = sum(check["same_calls"] for check in live)
+        texts, lossless, same = (
+            sum(check[key] for check in live) for key in ("texts", "lossless", "same_calls")
+        )
         watcher.console.print(
-            f"decoded live: {sum(c['texts'] for c in live)} texts, "
-            f"{sum(c['lossless'] for c in live)} as greedy writes them, {same} with the calls of "
-            "the replay"
+            f"decoded live: {texts} texts, {lossless} with the output of greedy decoding, {same} "
+            "with as many calls as the replay"
         )
 
 
@@ -281,10 +262,9 @@ def _print_table(
 
 
 def _interval(line: dict[str, Any]) -> str:
-    found = line["interval"]
-    return f"{found['value']:.2f} ({found['low']:.2f}-{found['high']:.2f})"
+    return "{value:.2f} ({low:.2f}-{high:.2f})".format(**line["interval"])
 
 
 def _speed(line: dict[str, Any]) -> str:
-    same = "" if line["lossless"] else ", NOT greedy's output"
-    return f"{line['relative_speed']:.2f}x ({line['block_efficiency']:.2f}{same})"
+    differs = "" if line["lossless"] else ", NOT greedy's output"
+    return f"{line['relative_speed']:.2f}x ({line['block_efficiency']:.2f}{differs})"

@@ -1,9 +1,9 @@
-"""What the commands share that record, replay or evaluate: tasks, tokenizers, LMs, progress."""
+"""Options, loaders and checks that record, replay, evaluate, report and tune share."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from lattice_bpd import NGramLM
-    from lattice_bpd.cli.progress import ConsoleWatcher
     from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
     from lattice_bpd.evaluate.replay.count_trie import CountTrie
 
 Number = TypeVar("Number", int, float)
+TEXT_LIMIT = "the first N texts of each task"
 _STOPS = ("<|endoftext|>", "</s>")
 
 
 def add_recording_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how prompts are decoded and what is kept."""
+    """Add the options of decoding and recording prompts."""
     group = parser.add_argument_group("recording")
     group.add_argument("--tokenizer", type=Path, help="default: MODEL/tokenizer.json")
     group.add_argument("--limit", type=int, metavar="N", help="the first N examples of each file")
@@ -32,55 +32,41 @@ def add_recording_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompt-tokens", type=int, metavar="T", help="of task text (default 48)")
     group.add_argument(
         "--stop-token-id", type=int, action="append", metavar="ID",
-        help="decoding ends behind it; may be repeated (default: the tokenizer's end of text)",
+        help="decoding ends after it; repeatable (default: the tokenizer's end of text)",
     )  # fmt: skip
     group.add_argument("--batch-size", type=int, default=8, metavar="B", help="default 8")
     group.add_argument(
         "--texts-per-shard", type=int, default=64, metavar="N",
-        help="a stopped run goes on behind its last whole shard (default 64)",
+        help="an interrupted run continues after its last complete shard (default 64)",
     )  # fmt: skip
     group.add_argument(
-        "--truncate", action="store_true", help="cut too long prompts at their beginning"
+        "--truncate", action="store_true", help="cut overlong prompts at their beginning"
     )
 
 
 def make_record_options(args: argparse.Namespace, tokenizer: Tokenizer) -> RecordOptions:
-    """The options as `write_record` takes them.
-
-    Raises:
-        ValueError: a number out of range.
-    """
+    """The options as `write_record` takes them."""
     from lattice_bpd.evaluate.record.write import RecordOptions
 
     stops = args.stop_token_id
     if stops is None:
-        found = [tokenizer.token_to_id(word) for word in _STOPS]
-        stops = [token_id for token_id in found if token_id is not None]
+        stops = [i for word in _STOPS if (i := tokenizer.token_to_id(word)) is not None]
+    names = ("top_k", "max_new_tokens", "batch_size", "texts_per_shard", "truncate")
     return RecordOptions(
-        top_k=args.top_k,
-        max_new_tokens=args.max_new_tokens,
-        stop_token_ids=tuple(stops),
-        batch_size=args.batch_size,
-        texts_per_shard=args.texts_per_shard,
-        truncate=args.truncate,
+        stop_token_ids=tuple(stops), **{name: getattr(args, name) for name in names}
     )
 
 
 def read_prompts(
     task_name: str, data: Path, args: argparse.Namespace, tokenizer: Tokenizer
 ) -> list[Prompt]:
-    """The prompts of a task as token ids.
-
-    Raises:
-        ValueError: an unknown task, or an example without what the task needs.
-        OSError: the file cannot be read.
-    """
+    """The prompts of a task as token ids."""
     from lattice_bpd.evaluate.record.write import Prompt
     from lattice_bpd.evaluate.tasks import find_task, read_task
 
     task = find_task(task_name)
     examples = read_task(task, data, args.limit, args.field)
-    rows = [found.ids for found in tokenizer.encode_batch([e.prompt for e in examples])]
+    rows = [encoded.ids for encoded in tokenizer.encode_batch([e.prompt for e in examples])]
     length = args.prompt_tokens or task.prompt_tokens
     if length is not None and length < 1:
         raise ValueError(f"--prompt-tokens is {length}; expected 1 or more")
@@ -94,12 +80,7 @@ def read_prompts(
 
 
 def load_model(directory: Path) -> Any:
-    """A blockwise model, on a GPU where there is one.
-
-    Raises:
-        ValueError: damaged files.
-        OSError: no such folder.
-    """
+    """A blockwise model, on the GPU if there is one."""
     import torch
 
     from lattice_bpd.cli.progress import quiet_transformers
@@ -114,32 +95,41 @@ def load_model(directory: Path) -> Any:
 
 
 def load_lms(values: Sequence[str]) -> dict[str, NGramLM]:
-    """LMs by name, from "FILE" or "NAME=FILE"; a file's name without ending is its name.
-
-    Raises:
-        ValueError: a name twice, or a damaged file.
-        OSError: a file that cannot be read.
-    """
+    """LMs by name, from "FILE" or "NAME=FILE"; the default name is the file's, without suffix."""
     from lattice_bpd import NGramLM
 
-    found: dict[str, NGramLM] = {}
+    lms: dict[str, NGramLM] = {}
     for value in values:
         name, separator, file = value.partition("=")
         if not separator or Path(value).is_file():
             name, file = Path(value).stem, value
-        if name in found:
+        if name in lms:
             raise ValueError(f"--lm: {name} twice; name one of them: --lm OTHER={file}")
-        found[name] = NGramLM.load(Path(file))
-    return found
+        lms[name] = NGramLM.load(Path(file))
+    return lms
+
+
+def check_vocabulary(lms: Mapping[str, NGramLM], vocab_size: int, owner: str) -> None:
+    """Refuse LMs of another vocabulary than that of the owner ("record" or "model")."""
+    for name, lm in lms.items():
+        if lm.vocab_size != vocab_size:
+            raise ValueError(
+                f"--lm {name} has a vocabulary of {lm.vocab_size}, the {owner} one of "
+                f"{vocab_size}; train the LM on token ids of the {owner}'s tokenizer"
+            )
+
+
+def check_numbers(args: argparse.Namespace, least: int, *names: str) -> None:
+    """Refuse options below `least`; None is allowed."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < least:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} is {value}; expected {least} or more")
 
 
 def count_text(path: Path | None, tokenizer: Tokenizer | None, vocab_size: int) -> CountTrie | None:
-    """Raw counts of a text file, paragraph by paragraph; None where there is no file.
-
-    Raises:
-        ValueError: no tokenizer, or a file without text.
-        OSError: it cannot be read.
-    """
+    """Raw counts of a text file, paragraph by paragraph; None without a path."""
     from lattice_bpd.evaluate.replay.count_trie import CountTrie
     from lattice_bpd.evaluate.tasks.files import read_items
 
@@ -148,37 +138,17 @@ def count_text(path: Path | None, tokenizer: Tokenizer | None, vocab_size: int) 
     if tokenizer is None:
         raise ValueError("--count-text needs the tokenizer of the record; give --tokenizer FILE")
     texts = [item.fields.get("text", "") for item in read_items(path)]
-    rows = [found.ids for found in tokenizer.encode_batch([t for t in texts if t])]
+    rows = [encoded.ids for encoded in tokenizer.encode_batch([t for t in texts if t])]
     order = min(4, 64 // max(1, (vocab_size - 1).bit_length()))
     return CountTrie(rows, vocab_size, order)
 
 
 def parse_list(text: str, name: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    """Numbers between commas.
-
-    Raises:
-        ValueError: something else, or nothing.
-    """
+    """Comma-separated numbers."""
     try:
-        found = tuple(kind(part) for part in text.split(","))
+        return tuple(kind(part) for part in text.split(","))
     except ValueError:
         word = "whole numbers" if kind is int else "numbers"
         raise ValueError(
             f"{name} is {text!r}; expected {word} between commas, such as 4,16"
         ) from None
-    return found
-
-
-class TextProgress:
-    """Tells a watcher of each text, where recording tells of batches."""
-
-    def __init__(self, watcher: ConsoleWatcher) -> None:
-        self._watcher = watcher
-        self._done: int | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        """Texts done of all; first called with those that an earlier run recorded."""
-        if self._done is not None:
-            for _ in range(done - self._done):
-                self._watcher.advance(total)
-        self._done = done

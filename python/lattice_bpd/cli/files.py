@@ -1,4 +1,4 @@
-"""Files that commands read, with errors a user can act on."""
+"""Loading of texts, tokenizers and models for commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read_text(path: Path) -> str:
     """The text of a UTF-8 file.
 
     Raises:
-        ValueError: not UTF-8, or no text in it.
+        ValueError: not UTF-8, or empty.
         OSError: it cannot be read.
     """
     try:
@@ -35,9 +35,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """A tokenizer of the `tokenizers` library.
 
     Raises:
-        ImportError: `tokenizers` is missing (extra `train`).
+        ImportError: `tokenizers` is not installed (extra `train`).
         OSError: no such file.
-        ValueError: the file is no tokenizer.
+        ValueError: the file is not a tokenizer.
     """
     tokenizers = require("tokenizers", "train")
     if not path.is_file():
@@ -56,9 +56,9 @@ def load_causal_lm(path: Path) -> PreTrainedModel:
     """A causal LM: a folder of `transformers` (a blockwise model too), or a .bin of llama2.c.
 
     Raises:
-        ImportError: torch or `transformers` is missing (extra `torch`).
+        ImportError: torch or `transformers` is not installed (extra `torch`).
         OSError: no such file or folder.
-        FormatError: it is no such model.
+        FormatError: it is not such a model.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder; expected a model")

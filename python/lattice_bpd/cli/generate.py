@@ -7,31 +7,29 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lattice_bpd.cli.draft_options import add_draft_options, list_strategies
+from lattice_bpd.draft.config import STRATEGIES, DraftConfig
+
 if TYPE_CHECKING:
     from lattice_bpd.decode import Certificate, Constraint, DecodeResult, DecodeStats
     from lattice_bpd.verify import Acceptance
 
-_EXAMPLE = """example (after `lattice-bpd demo`):
-  lattice-bpd generate demo-out/model --prompt 'def main(argv):' --strategy p_best
+_EPILOG = f"""example (after `lattice-bpd demo`):
+  lattice-bpd generate demo-out/model --prompt 'def main(argv):'
+
+strategies:
+{list_strategies()}
 
 Block efficiency is decoded tokens / calls of the target; the exact token of each call counts.
 Rules of --accept: exact, top_k:K, distance:EPSILON, minimum_block:LENGTH[,RULE],
 specdec++:BETA,TAU, typical:EPSILON,DELTA; to sample sampled:TEMPERATURE[,top_p=P][,top_k=K]
-[,min_p=P][,seed=N], and rejection: alike with --strategy drawn. Output says which rules are lossy.
+[,min_p=P][,seed=N], and rejection: alike with --strategy sampled. Output says which rules are
+lossy.
 """
-_STRATEGIES = (
-    "greedy",
-    "bpd",
-    "ngram",
-    "p_best",
-    "tree",
-    "drawn",
-    "draft_model",
-    "lookup",
-    "combined",
-    "oracle",
-)  # decode.STRATEGIES needs torch
-_WITH_LM = ("ngram", "p_best", "tree", "combined")  # whose LM is loaded unasked
+_OPTIONS = (
+    "strategy", "top_k", "num_drafts", "max_nodes", "alpha", "temperature", "ngram_cache",
+    "draft_length",
+)  # fmt: skip
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,16 +37,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "generate",
         help="decode a prompt with a blockwise model",
-        description="Decode a prompt. Every strategy writes the target model's greedy output, "
+        description="Decode a prompt. Every strategy generates the target model's greedy output,\n"
         "unless --accept, --regex or --json-schema asks for something else.",
-        epilog=_EXAMPLE,
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="directory of a blockwise model")
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", help="text to go on from")
+    prompt.add_argument("--prompt", help="text to continue")
     prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="the same, from a file")
-    parser.add_argument("--strategy", choices=_STRATEGIES, default="p_best")
     parser.add_argument("--tokenizer", type=Path, help="default: MODEL/tokenizer.json")
     parser.add_argument(
         "--lm", type=Path, help="n-gram LM (default: MODEL/ngram.lm); 'none' for none"
@@ -57,20 +54,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--draft-model", type=Path, metavar="DIR",
         help="a small causal LM with the same tokenizer, for draft_model and combined",
     )  # fmt: skip
-    parser.add_argument(
-        "--num-slots", type=int,
-        help="longest draft of draft_model (default 5) and lookup (default 10)",
-    )  # fmt: skip
-    parser.add_argument("--top-k", type=int, default=16, help="candidates of a slot (default 16)")
-    parser.add_argument("--num-drafts", type=int, default=16, help="drafts of p_best (default 16)")
-    parser.add_argument("--max-nodes", type=int, default=36, help="tokens of trees (default 36)")
-    parser.add_argument("--alpha", type=float, default=0.5, help="weight of the LM (default 0.5)")
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        help="divides the scores of tree: above 1 it grows wider, output stays (default 1)",
-    )
+    add_draft_options(parser, _OPTIONS)
     parser.add_argument(
         "--accept", default="exact", metavar="RULE", help="which draft tokens are kept (see below)"
     )
@@ -105,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
     if not ids:
         raise ValueError("--prompt is empty; expected text to go on from")
     lm = None
-    if str(args.lm) != "none" and (args.lm or args.strategy in _WITH_LM):
+    if str(args.lm) != "none" and (args.lm or _uses_lm(args.strategy)):
         lm = NGramLM.load(args.lm or args.model / "ngram.lm")
     quiet_transformers()
     from lattice_bpd.decode import generate
@@ -118,15 +102,9 @@ def run(args: argparse.Namespace) -> None:
     result = generate(
         model,
         ids,
-        args.strategy,
+        DraftConfig(**{name: getattr(args, name) for name in _OPTIONS}),
         lm=lm,
-        top_k=args.top_k,
-        num_drafts=args.num_drafts,
-        max_nodes=args.max_nodes,
-        alpha=args.alpha,
-        temperature=args.temperature,
         draft_model=None if args.draft_model is None else _load_draft_model(args.draft_model),
-        num_slots=args.num_slots,
         max_new_tokens=args.max_new_tokens,
         stop_token_ids=ends or None,  # None: those of the model's generation config
         acceptance=rule,
@@ -142,6 +120,12 @@ def run(args: argparse.Namespace) -> None:
         print(_as_text(prompt, text, result) + describe_rule(rule, result.stats))
         if result.certificate is not None:
             print(describe_certificate(result.certificate, args.certificate))
+
+
+def _uses_lm(strategy: str) -> bool:
+    """Whether the folder's LM is loaded without --lm."""
+    info = STRATEGIES[strategy]
+    return strategy != "draft_model" and "lm" in info.needs + info.takes
 
 
 def _load_constraint(

@@ -1,4 +1,4 @@
-"""`lattice-bpd heads ...`: the commands that make prediction heads."""
+"""`lattice-bpd heads ...`: commands on prediction heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ACTIONS = (heads_train,)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command `heads` and what is below it."""
+    """Adds the command `heads` and its actions."""
     group = commands.add_parser("heads", help="train prediction heads", description="Heads.")
     actions = group.add_subparsers(title="actions", metavar="ACTION", required=True)
     for module in _ACTIONS:

@@ -1,4 +1,4 @@
-"""`lattice-bpd heads train`: heads, and their target where the recipe trains it, from text."""
+"""`lattice-bpd heads train`: training of prediction heads on text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.cli.corpus_options import add_corpus_options, add_inputs, corpus_arguments
 from lattice_bpd.cli.ngram_options import parse_numbers
+from lattice_bpd.train.heads.recipes import RECIPES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,25 +19,22 @@ if TYPE_CHECKING:
     from lattice_bpd.train.heads.job import HeadJob
     from lattice_bpd.train.heads.run import HeadResult
 
-_EXAMPLE = """examples:
+_RECIPES = "\n".join(f"  {recipe.name:9}  {recipe.summary}" for recipe in RECIPES.values())
+_EXAMPLE = f"""examples:
   lattice-bpd heads train corpus.txt --recipe frozen --base gpt2-folder -o heads
   lattice-bpd heads train corpus.txt --recipe joint --tokenizer tokenizer.json -o model
   torchrun --nproc-per-node 4 -m lattice_bpd.cli heads train corpus.txt --recipe distil \\
       --base gpt2-folder -o heads
 
 recipes:
-  joint      target and heads together from random weights
-  frozen     heads alone, the target stays as it is
-  finetune   a trained target and heads together
-  distil     heads alone, on the target's own greedy output
+{_RECIPES}
 
-Stopped by Ctrl-C, SIGTERM or a crash, the same command goes on from the last checkpoint and ends
-with the same weights. docs/training.md says which recipe suits what.
+After Ctrl-C, SIGTERM or a crash, the same command resumes from the last checkpoint and ends with
+the same weights. docs/training.md describes the recipes.
 """
-_RECIPES = ("joint", "frozen", "finetune", "distil")  # train.recipes would import torch
 _TITLES = {
     "text": "reading text (MiB)",
-    "own_text": "writing the target's own text (parts of 64)",
+    "generation": "generating text with the target (parts of 64)",
     "training": "training heads",
 }
 _TRAIN = ("steps", "batch_size", "accumulate", "sequence_length", "matrix_lr", "other_lr",
@@ -61,7 +59,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "-o", "--output", type=Path, required=True, metavar="DIR", help="new or empty folder, or "
         "that of an interrupted run, which is resumed"
     )  # fmt: skip
-    parser.add_argument("--recipe", choices=_RECIPES, required=True, help="see below")
+    parser.add_argument("--recipe", choices=tuple(RECIPES), required=True, help="see below")
     _add_model_options(parser)
     _add_training_options(parser)
     _add_run_options(parser)
@@ -80,11 +78,14 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         "with sizes of the small preset (default: the preset, 1.2 M parameters)"
     )  # fmt: skip
     group.add_argument(
-        "--heads", metavar="DIR", help="heads to begin from, or 'new' (default: those of a "
+        "--heads", metavar="DIR", help="initial heads, or 'new' (default: those of a "
         "blockwise model that is the base, else new)"
     )  # fmt: skip
     group.add_argument(
-        "--num-heads", type=int, metavar="H", help="heads with the target's own (default 9)"
+        "--num-heads",
+        type=int,
+        metavar="H",
+        help="number of heads, including the target's own (default 9)",
     )
     group.add_argument("--inner-size", type=int, metavar="F", help="default: the hidden size")
 
@@ -93,56 +94,61 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     add = group.add_argument
     add("--steps", type=int, metavar="N", help="optimizer steps (default 600)")
-    add("--batch-size", type=int, metavar="B", help="sequences of a pass (default 16)")
-    add("--accumulate", type=int, metavar="N", help="passes of a step (default 1)")
+    add("--batch-size", type=int, metavar="B", help="sequences per forward pass (default 16)")
+    add("--accumulate", type=int, metavar="N", help="gradient-accumulation steps (default 1)")
     add("--sequence-length", type=int, metavar="T", help="tokens (default 256)")
     add("--matrix-lr", type=float, metavar="LR", help="Muon's, for matrices (default: recipe's)")
-    add("--other-lr", type=float, metavar="LR", help="AdamW's, for the rest (default: recipe's)")
+    add(
+        "--other-lr",
+        type=float,
+        metavar="LR",
+        help="AdamW's, for other weights (default: recipe's)",
+    )
     add("--base-rate", type=float, metavar="X", help="factor on the target's learning rates "
         "(default: 0.02 for finetune, else 1)")  # fmt: skip
     add("--warmup", type=int, metavar="N", help="steps (default 30), then a cosine to 5 %%")
     add("--head-weights", type=parse_numbers, metavar="L1,L2,..",
         help="lambda of each head's loss, the target's own first (default: all 1)")  # fmt: skip
-    add("--head-ramp", type=float, metavar="X", help="share of steps over which lambda 2.. rise "
+    add("--head-ramp", type=float, metavar="X", help="fraction of steps over which lambda 2.. rise "
         "from 0 (default: recipe's)")  # fmt: skip
-    add("--head-fraction", type=float, metavar="X", help="share of positions at which draft heads "
-        "train (default: recipe's)")  # fmt: skip
-    add("--one-head", action="store_true", help="train one random head a step")
-    add("--precision", choices=("fp32", "bf16", "auto"), help="default: auto, the quicker here")
+    add("--head-fraction", type=float, metavar="X", help="fraction of positions at which draft "
+        "heads train (default: recipe's)")  # fmt: skip
+    add("--one-head", action="store_true", help="train one random head per step")
+    add("--precision", choices=("fp32", "bf16", "auto"), help="default: auto, the faster one")
     add("--seed", type=int, help="default 0")
     group = parser.add_argument_group("distil")
     group.add_argument("--own-rows", type=int, default=4096, metavar="N",
-                       help="texts that the target writes (default 4096)")  # fmt: skip
+                       help="texts that the target generates (default 4096)")  # fmt: skip
     group.add_argument("--prompt-length", type=int, default=16, metavar="P",
-                       help="tokens of the input that begin each (default 16)")  # fmt: skip
+                       help="prompt tokens of each, from the input (default 16)")  # fmt: skip
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("validation")
     add = group.add_argument
-    add("--validation", nargs="+", default=[], metavar="INPUT", help="files that only measure")
+    add("--validation", nargs="+", default=[], metavar="INPUT", help="validation files")
     add("--validation-share", type=float, default=0.02, metavar="X",
-        help="of the text, where no file is named (default 0.02; 0: none)")  # fmt: skip
+        help="fraction of the text, without --validation (default 0.02; 0: none)")  # fmt: skip
     add("--validate-every", type=int, default=0, metavar="N", help="steps (default: at the end)")
     add("--validation-pieces", type=int, default=64, metavar="N", help="at most (default 64)")
     group = parser.add_argument_group("run")
     add = group.add_argument
     add("--log-every", type=int, default=10, metavar="N", help="steps (default 10)")
     add("--checkpoint-every", type=int, default=200, metavar="N",
-        help="steps (default 200); 0: only when stopped by a signal")  # fmt: skip
+        help="steps (default 200); 0: only when a signal stops the run")  # fmt: skip
     resume = group.add_mutually_exclusive_group()
     resume.add_argument("--resume", action="store_true", default=None,
                         help="expect a run to resume (default: if there is one)")  # fmt: skip
-    resume.add_argument("--restart", action="store_true", help="throw an earlier run in DIR away")
+    resume.add_argument("--restart", action="store_true", help="remove an earlier run in DIR")
     add("--heads-only", action="store_true", help="write the heads without the target")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
     add("--threads", type=int, default=0, metavar="N", help="of the CPU (default: torch's choice)")
     add("--process-timeout", type=float, default=1800.0, metavar="S",
-        help="torchrun: seconds until a silent process is given up (default 1800)")  # fmt: skip
+        help="torchrun: seconds to wait for another process (default 1800)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train, and print a table of the heads.
+    """Trains, and prints a table of the heads.
 
     Raises:
         ValueError: bad input or options.
@@ -166,14 +172,14 @@ def run(args: argparse.Namespace) -> None:
             result = train_heads(make_job(args), watcher)
         except BaseException as error:
             if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
-                print(f"{args.output}: to go on, give the same command again", file=sys.stderr)
+                print(f"{args.output}: run the same command again to resume", file=sys.stderr)
             raise
     if os.environ.get("RANK", "0") == "0":
         _print_result(console, result)
 
 
 def make_job(args: argparse.Namespace) -> HeadJob:
-    """The run that the options ask for."""
+    """The job that the options describe."""
     from lattice_bpd.train.heads.job import HeadJob
 
     train: dict[str, Any] = {name: getattr(args, name) for name in _TRAIN}
@@ -199,10 +205,10 @@ def _print_result(console: Console, result: HeadResult) -> None:
             f"  {_show(result.validation_losses.get(head)):>15}"
             f"  {_show(result.accuracies.get(head), percent=True):>8}"
         )
-    before = "finished before; --restart trains anew" if result.was_finished else "done"
+    status = "finished before; --restart trains again" if result.was_finished else "done"
     console.print(
-        f"losses in nats a token; head 1 is the target's own\n"
-        f"{result.output}: {result.steps:,} steps in {result.seconds:,.1f} s ({before}), "
+        f"losses in nats per token; head 1 is the target's own\n"
+        f"{result.output}: {result.steps:,} steps in {result.seconds:,.1f} s ({status}), "
         f"{result.precision}, {result.tokens:,} training tokens"
     )
 

@@ -1,4 +1,4 @@
-"""Signs of life from steps that are one call of the core: time and memory, now and then."""
+"""Periodic lines with time and memory during long calls of the core."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-_EVERY = 10.0  # seconds
+_INTERVAL = 10.0  # seconds
 
 
 class Heartbeat:
-    """Says on stderr every ten seconds that a step goes on: "prune: 20 s, 1.2 GB of memory".
+    """Prints a line on stderr every ten seconds: "prune: 20 s, 1.2 GB of memory".
 
     Args:
-        name: of the step.
-        every: seconds between lines.
+        name: name of the step.
+        interval: seconds between lines.
     """
 
-    def __init__(self, name: str, every: float = _EVERY) -> None:
-        self._name, self._every = name, every
-        self._start = self._beaten = time.monotonic()
-        self._over = threading.Event()
+    def __init__(self, name: str, interval: float = _INTERVAL) -> None:
+        self._name, self._interval = name, interval
+        self._start = self._last = time.monotonic()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Heartbeat:
@@ -35,30 +35,30 @@ class Heartbeat:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
     def delay(self) -> None:
-        """Something else has just been said: the next line comes that much later."""
-        self._beaten = time.monotonic()
+        """Restarts the interval, after another line was printed."""
+        self._last = time.monotonic()
 
     def _run(self) -> None:
-        while not self._over.wait(max(self._beaten + self._every - time.monotonic(), 0.01)):
+        while not self._stopped.wait(max(self._last + self._interval - time.monotonic(), 0.01)):
             now = time.monotonic()
-            if now < self._beaten + self._every:
+            if now < self._last + self._interval:
                 continue
-            self._beaten = now
+            self._last = now
             line = f"{self._name}: {now - self._start:,.0f} s, {describe_memory()}"
             print(line, file=sys.stderr, flush=True)
 
 
 def describe_memory() -> str:
-    """What this process has in memory now, such as "1.2 GB of memory"."""
+    """The resident memory of this process, such as "1.2 GB of memory"."""
     return f"{memory_in_use() / 1e9:.1f} GB of memory"
 
 
 def memory_in_use() -> int:
-    """Bytes of memory that this process has in use; 0 where the system does not say."""
+    """Resident memory of this process in bytes; 0 if unknown."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

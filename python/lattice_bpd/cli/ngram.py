@@ -1,4 +1,4 @@
-"""`lattice-bpd ngram ...`: the commands that make, change and describe n-gram LMs."""
+"""`lattice-bpd ngram ...`: commands on n-gram LMs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ACTIONS = (
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command `ngram` and what is below it."""
+    """Adds the command `ngram` and its actions."""
     group = commands.add_parser("ngram", help="train n-gram LMs", description="N-gram LMs.")
     actions = group.add_subparsers(title="actions", metavar="ACTION", required=True)
     for module in _ACTIONS:

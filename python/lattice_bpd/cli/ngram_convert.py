@@ -11,7 +11,7 @@ from lattice_bpd.cli.ngram_options import (
     add_encoding_option,
     add_lm_options,
     add_quantise_option,
-    quantise_as_asked,
+    quantise_if_requested,
     read_lm_of,
     timed_step,
 )
@@ -32,8 +32,8 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """Add the actions `convert` and `from-kenlm`."""
     parser = actions.add_parser(
         "convert",
-        help="from and to ARPA, OpenFst, our binary",
-        description="Read an LM in any format (its first bytes tell) and write it in another.",
+        help="from and to ARPA, OpenFst, native LM files",
+        description="Read an LM in any format and write it in another.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,11 +58,11 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         type=Path,
         metavar="FILE",
         help="words by token id: tokenizer.json (or its folder), vocab.json, a SentencePiece "
-        ".model, or one word a line (default: numbered as the file has them)",
+        ".model, or one word per line (default: in file order)",
     )
     add_encoding_option(kenlm)
     kenlm.add_argument(
-        "--write-vocab", type=Path, metavar="FILE", help="write the words by token id, one a line"
+        "--write-vocab", type=Path, metavar="FILE", help="write the words by token id, one per line"
     )
     kenlm.set_defaults(run=run_kenlm)
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.lm.convert import write_lm
 
     lm = read_lm_of(args, args.input)
-    lm = quantise_as_asked(args, lm)
+    lm = quantise_if_requested(args, lm)
     with timed_step(f"write {args.output}"):
         write_lm(lm, args.output, to=args.to, vocab=args.vocab)
     print(f"{args.output}: {lm!r}, {args.output.stat().st_size:,} bytes")

@@ -45,13 +45,13 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on from COUNTS, if it is there: leave out the files that it has counted",
+        help="continue from an existing COUNTS: skip the files that it has counted",
     )
     parser.add_argument(
         "--checkpoint",
         type=float,
         metavar="MINUTES",
-        help="write COUNTS so often, at the end of a file, for --resume (default: at the end)",
+        help="interval at which to write COUNTS, for --resume (default: only at the end)",
     )
     add_corpus_options(parser)
     add_counting_options(parser)

@@ -16,8 +16,9 @@ from lattice_bpd.cli.ngram_train import train_and_write
 
 if TYPE_CHECKING:
     from lattice_bpd import NGramLM
+    from lattice_bpd.lm.training import RaggedIds
     from lattice_bpd.token_ids import Int32Array
-    from lattice_bpd.train import Corpus, RaggedIds
+    from lattice_bpd.train import Corpus
 
 _EXAMPLE = """examples:
   lattice-bpd ngram distil --model target --corpus corpus.txt -o target.lm
@@ -31,7 +32,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "distil",
         help="train an LM on a model's own predictions over a corpus",
         description="Let a model read a corpus once and train a backoff n-gram LM of its most "
-        "likely token behind each history of the text.",
+        "likely token after each history of the text.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -112,13 +113,13 @@ def _read_all(corpus: Corpus) -> RaggedIds:
     """All sequences of a corpus, pieces of one joined."""
     import numpy as np
 
-    from lattice_bpd.train import RaggedIds
+    from lattice_bpd.lm.training import RaggedIds
 
     ids: list[Int32Array] = [np.zeros(0, np.int32)]
     ends, total = [0], 0
     for batch in corpus.batches():
         ids.append(batch.token_ids)
-        found = (total + batch.offsets[1:]).tolist()
+        batch_ends = (total + batch.offsets[1:]).tolist()
         total += len(batch.token_ids)
-        ends += found[:-1] if batch.goes_on else found
+        ends += batch_ends[:-1] if batch.continues_next else batch_ends
     return RaggedIds(np.concatenate(ids), np.array(ends, np.int64))

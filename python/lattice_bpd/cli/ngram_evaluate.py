@@ -34,7 +34,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add_text_option(parser, "--text", "text to score", required=True)
     parser.add_argument("--no-bos", action="store_true", help="no <s> before a sequence")
     parser.add_argument("--no-eos", action="store_true", help="do not score </s>")
-    parser.add_argument("--json", action="store_true", help="a JSON line for each LM")
+    parser.add_argument("--json", action="store_true", help="one JSON line per LM")
     add_lm_options(parser)
     add_threads_option(parser)
     parser.set_defaults(run=run)
@@ -47,15 +47,15 @@ def run(args: argparse.Namespace) -> None:
         ValueError: token ids outside an LM's vocabulary.
         OSError: a file that cannot be read.
     """
-    from lattice_bpd.lm.evaluation import compare_lines, evaluate_ngram
+    from lattice_bpd.lm.evaluation import compare_lines
 
     sequences = read_sequences(args.text, args.tokenizer)
     scores = {}
     for path in args.lms:
         lm = read_lm_of(args, path)
         with timed_step(f"score by {path}"):
-            scores[str(path)] = evaluate_ngram(
-                lm, sequences, bos=not args.no_bos, eos=not args.no_eos, threads=args.threads
+            scores[str(path)] = lm.evaluate(
+                sequences, bos=not args.no_bos, eos=not args.no_eos, threads=args.threads
             )
     if not args.json:
         print("\n".join(compare_lines(scores)))

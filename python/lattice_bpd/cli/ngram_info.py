@@ -1,4 +1,4 @@
-"""`lattice-bpd ngram info`: what an LM file is made of."""
+"""`lattice-bpd ngram info`: a description of LM files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """Add the action `info`."""
     parser = actions.add_parser(
         "info",
-        help="orders, bytes, quantisation errors, checksums",
-        description="Say what an LM file is made of; all checksums are compared.",
+        help="orders, bytes, quantization errors, checksums",
+        description="Describe LM files and verify their checksums.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("lms", type=Path, nargs="+", metavar="LM", help="LM file")
-    parser.add_argument("--json", action="store_true", help="a JSON line for each LM")
+    parser.add_argument("--json", action="store_true", help="one JSON line per LM")
     parser.set_defaults(run=run)
 
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
     """Print.
 
     Raises:
-        ValueError: a file that is no LM, cut or altered.
+        ValueError: a file that is not an LM, or is damaged.
         OSError: a file that cannot be read.
     """
     from lattice_bpd.lm.info import describe_lm

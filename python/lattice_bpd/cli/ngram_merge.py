@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written.
     """
     from lattice_bpd.lm.convert import write_lm
-    from lattice_bpd.lm.interpolation import interpolate, tune_weights
+    from lattice_bpd.lm.ngram import NGramLM
 
     if (args.weights is None) == (args.heldout is None):
         raise ValueError("ngram merge: expected either --weights or --heldout")
@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> None:
     if weights is None:
         with timed_step("tune weights"):
             heldout = read_sequences(args.heldout, args.tokenizer)
-            weights = tune_weights(lms, heldout, threads=args.threads)
+            weights = NGramLM.tune_weights(lms, heldout, threads=args.threads)
     with timed_step("interpolate"):
-        mixed = interpolate(lms, weights=weights, threads=args.threads)
+        mixed = NGramLM.interpolate(lms, weights=weights, threads=args.threads)
     write_lm(mixed, args.output, vocab=args.vocab)
     shares = ", ".join(
         f"{w / sum(weights):.4f} {p.name}" for w, p in zip(weights, args.lms, strict=True)

@@ -1,4 +1,4 @@
-"""What the commands on LM files share: options, sizes, texts of token ids, timed steps."""
+"""Shared code of commands on LM files: options, sizes, texts, timed steps."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def add_lm_options(parser: argparse.ArgumentParser) -> None:
-    """Options for reading LMs that are not in our own format."""
+    """Adds options for reading LMs in other formats."""
     parser.add_argument(
         "--vocab",
         type=Path,
         metavar="FILE",
         help="words of ARPA files by token id: tokenizer.json (or its folder), vocab.json, a "
-        "SentencePiece .model, or one word a line (default: decimal token ids)",
+        "SentencePiece .model, or one word per line (default: decimal token ids)",
     )
     add_encoding_option(parser)
     parser.add_argument("--vocab-size", type=int, metavar="V", help="number of token ids")
@@ -43,22 +43,22 @@ def add_lm_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_threads_option(parser: argparse.ArgumentParser) -> None:
-    """Add --threads."""
+    """Adds --threads."""
     parser.add_argument("--threads", type=int, default=0, help="0 (default): every core")
 
 
 def add_encoding_option(parser: argparse.ArgumentParser) -> None:
-    """Add --encoding, of the words in ARPA files that are read."""
+    """Adds --encoding, of ARPA input."""
     parser.add_argument(
         "--encoding",
         default="utf-8",
         metavar="NAME",
-        help="of the words in ARPA files that are read, such as latin-1 (default: utf-8)",
+        help="encoding of ARPA input, such as latin-1 (default: utf-8)",
     )
 
 
 def read_lm_of(args: argparse.Namespace, path: Path) -> NGramLM:
-    """The LM at `path`, in any format, read with these options."""
+    """Reads an LM in any format with these options."""
     from lattice_bpd.lm.convert import read_lm
 
     with timed_step(f"read {path}"):
@@ -74,20 +74,20 @@ def read_lm_of(args: argparse.Namespace, path: Path) -> NGramLM:
 
 
 def add_text_option(parser: argparse.ArgumentParser, name: str, text: str, required: bool) -> None:
-    """An option for a text that read_sequences takes, and its --tokenizer."""
+    """Adds an option for a text of read_sequences, and --tokenizer."""
     parser.add_argument(
         name,
         type=Path,
         metavar="TEXT",
         required=required,
-        help=f"{text}: token ids, a sequence a line (.gz too), or .npy (one "
+        help=f"{text}: token ids, one sequence per line (.gz too), or .npy (one "
         "sequence); or plain text with --tokenizer",
     )
     parser.add_argument(
         "--tokenizer",
         type=Path,
         metavar="FILE",
-        help="tokenizer.json for plain text, a sequence a line",
+        help="tokenizer.json for plain text, one sequence per line",
     )
 
 
@@ -96,7 +96,7 @@ def read_sequences(path: Path, tokenizer: Path | None) -> list[npt.NDArray[Any]]
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a line that is not token ids.
+        ValueError: a line that does not consist of token ids.
     """
     if path.suffix == ".npy":
         return [np.load(path)]
@@ -122,28 +122,28 @@ def read_sequences(path: Path, tokenizer: Path | None) -> list[npt.NDArray[Any]]
 
 
 def parse_size(text: str) -> int:
-    """100M, 2.5k or 1000 as a number."""
+    """Parses 100M, 2.5k or 1000."""
     unit = _UNITS.get(text[-1:], 1)
     try:
         return round(float(text.rstrip("kMG")) * unit)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no size; expected a number such as 250000, 500k or 100M"
+            f"{text!r} is not a size; expected a number such as 250000, 500k or 100M"
         ) from None
 
 
 def parse_numbers(text: str) -> list[float]:
-    """Numbers with commas between them."""
+    """Parses comma-separated numbers."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r}; expected numbers with commas, such as 1,1,2,4"
+            f"{text!r}; expected comma-separated numbers, such as 1,1,2,4"
         ) from None
 
 
 def add_quantise_option(parser: argparse.ArgumentParser) -> None:
-    """Add --quantise, for quantise_as_asked."""
+    """Adds --quantise, for quantise_if_requested."""
     parser.add_argument(
         "--quantise",
         type=int,
@@ -153,19 +153,17 @@ def add_quantise_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def quantise_as_asked(args: argparse.Namespace, lm: NGramLM) -> NGramLM:
-    """The LM, or what --quantise makes of it."""
-    from lattice_bpd.lm.quantisation import quantise
-
+def quantise_if_requested(args: argparse.Namespace, lm: NGramLM) -> NGramLM:
+    """Applies --quantise to an LM."""
     if not args.quantise:
         return lm
     with timed_step(f"quantise to {args.quantise} bits"):
-        return quantise(lm, args.quantise)
+        return lm.quantise(args.quantise)
 
 
 @contextmanager
 def timed_step(name: str) -> Iterator[None]:
-    """Says on stderr what is being done, how long it takes, and the memory in use."""
+    """Prints the name of a step, its time and the memory in use on stderr."""
     print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
     start = time.perf_counter()
     try:

@@ -11,7 +11,7 @@ from lattice_bpd.cli.ngram_options import (
     add_threads_option,
     parse_numbers,
     parse_size,
-    quantise_as_asked,
+    quantise_if_requested,
     read_lm_of,
     timed_step,
 )
@@ -71,7 +71,6 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written.
     """
     from lattice_bpd.lm.convert import write_lm
-    from lattice_bpd.lm.pruning import prune_ngram
 
     kept = (
         None if args.keep_ids is None else [int(word) for word in args.keep_ids.read_text().split()]
@@ -79,15 +78,14 @@ def run(args: argparse.Namespace) -> None:
     counts = None if args.min_counts is None else [int(count) for count in args.min_counts]
     lm = read_lm_of(args, args.lm)
     with timed_step("prune"):
-        small = prune_ngram(
-            lm,
+        small = lm.prune(
             theta=args.theta,
             prune_to=args.prune_to,
             min_counts=counts,
             keep_ids=kept,
             threads=args.threads,
         )
-    small = quantise_as_asked(args, small)
+    small = quantise_if_requested(args, small)
     with timed_step(f"write {args.output}"):
         write_lm(small, args.output, vocab=args.vocab)
     print(

@@ -46,7 +46,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train and write the LM.
+    """Trains and writes the LM.
 
     Raises:
         ValueError: bad input or options.
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def train_and_write(output: Path, train: Callable[[], NGramLM]) -> None:
-    """Train by a call, say what it warned of, write the LM and say what it is.
+    """Trains, prints warnings, writes the LM and prints its size.
 
     Raises:
         OSError: the LM cannot be written.
@@ -100,14 +100,15 @@ def _all_counts(inputs: list[str]) -> bool:
     """Whether the inputs are counts files.
 
     Raises:
-        ValueError: some are, some are not.
+        ValueError: only some are.
     """
     from lattice_bpd.train.ngram.counts_file import is_counts_file
 
-    found = [is_counts_file(name) for name in inputs]
-    if any(found) and not all(found):
+    is_counts = [is_counts_file(name) for name in inputs]
+    if any(is_counts) and not all(is_counts):
         raise ValueError(
-            f"{inputs[found.index(False)]}: no counts file, while {inputs[found.index(True)]} is "
-            "one; count the rest first (ngram count), or leave the counts out"
+            f"{inputs[is_counts.index(False)]}: not a counts file, while "
+            f"{inputs[is_counts.index(True)]} is one; count the others first (ngram count), or "
+            "leave the counts out"
         )
-    return all(found)
+    return all(is_counts)

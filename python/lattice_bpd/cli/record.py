@@ -1,4 +1,4 @@
-"""`lattice-bpd record`: decode a task once and keep what the heads said at every position."""
+"""`lattice-bpd record`: decode a task once and keep the candidates of every head."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from lattice_bpd.cli.evaluate_options import (
-    TextProgress,
     add_recording_options,
     load_model,
     make_record_options,
@@ -17,7 +16,7 @@ _EXAMPLE = """example (after `lattice-bpd demo`):
   lattice-bpd record --model demo-out/model --task humaneval --data HumanEval.jsonl.gz --out run
   lattice-bpd replay run --lm demo-out/model/ngram.lm --num-drafts 1,4,16
 
-A run that was stopped goes on where it is started again. docs/evaluate.md has tasks and files.
+Run an interrupted command again to continue. docs/evaluate.md lists tasks and files.
 """
 
 
@@ -42,16 +41,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> None:
-    """Record a task.
-
-    Raises:
-        ValueError: options or files that do not fit together.
-        OSError: a file that cannot be read, or a disk that is full.
-        ImportError: an extra is missing.
-    """
+    """Record a task."""
     from lattice_bpd.cli.files import load_tokenizer
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd.evaluate.record.write import write_record
+    from lattice_bpd.evaluate.record.write import TextProgress, write_record
     from lattice_bpd.extras import require
 
     require("pyarrow", "eval")
@@ -70,5 +63,5 @@ def run(args: argparse.Namespace) -> None:
     steps = sum(shard.steps for shard in manifest.shards if shard is not None)
     watcher.console.print(
         f"{manifest.num_texts:,} texts, {steps:,} steps, {manifest.num_slots} slots x "
-        f"{manifest.top_k}, {manifest.bytes_per_step:,.0f} bytes a step: {args.out}"
+        f"{manifest.top_k}, {manifest.bytes_per_step:,.0f} bytes per step: {args.out}"
     )

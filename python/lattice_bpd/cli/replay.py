@@ -1,4 +1,4 @@
-"""`lattice-bpd replay`: what decoding with any strategy would do on a record, without the model."""
+"""`lattice-bpd replay`: simulate strategies on a record, without the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.evaluate_options import count_text, load_lms, parse_list
+from lattice_bpd.cli.evaluate_options import (
+    TEXT_LIMIT,
+    check_numbers,
+    check_vocabulary,
+    count_text,
+    load_lms,
+    parse_list,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +28,7 @@ _EXAMPLE = """examples:
   lattice-bpd replay run --strategies bpd,oracle --top-k 1,2,4,8,16
   lattice-bpd replay run --lm 2gram=two.lm --lm 4gram=four.lm --alpha 0.1,0.5,1 --csv sweep.csv
 
-Options that take lists are swept: every combination that makes a difference is replayed.
+Options that take lists are swept: every distinct combination is replayed.
 """
 _INTS = ("top_k", "num_drafts", "max_nodes")
 _FLOATS = ("alpha", "temperature")
@@ -45,7 +52,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     for name in _INTS + _FLOATS:
         parser.add_argument(f"--{name.replace('_', '-')}", metavar="N,N,..", help="values to try")
-    parser.add_argument("--limit", type=int, metavar="N", help="the first N texts of each task")
+    parser.add_argument("--limit", type=int, metavar="N", help=TEXT_LIMIT)
     parser.add_argument(
         "--count-text", type=Path, metavar="FILE", help="text to count for count_trie"
     )
@@ -56,13 +63,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> None:
-    """Replay and print.
-
-    Raises:
-        ValueError: options or files that do not fit together.
-        OSError: a file that cannot be read or written.
-        ImportError: an extra is missing.
-    """
+    """Replay and print."""
     from lattice_bpd.cli.files import load_tokenizer
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.evaluate.record.read import find_records, read_record
@@ -72,32 +73,27 @@ def run(args: argparse.Namespace) -> None:
     records = {task: read_record(path) for task, path in find_records(args.record).items()}
     first = next(iter(records.values())).manifest
     lms = load_lms(args.lm)
-    for name, lm in lms.items():
-        if lm.vocab_size != first.vocab_size:
-            raise ValueError(
-                f"--lm {name} has a vocabulary of {lm.vocab_size}, the record one of "
-                f"{first.vocab_size}; train the LM on token ids of the record's tokenizer"
-            )
+    check_vocabulary(lms, first.vocab_size, "record")
     tokenizer = None
     if args.count_text is not None and (args.tokenizer or first.tokenizer):
         tokenizer = load_tokenizer(args.tokenizer or Path(str(first.tokenizer)))
     trie = count_text(args.count_text, tokenizer, first.vocab_size)
     top_k = min(record.manifest.top_k for record in records.values())
     points = _points(args, tuple(lms), has_trie=trie is not None, top_k=top_k)
-    recordings = _recordings(records, args.limit)
+    recordings = _recordings(args, records)
     console = make_console()
     watcher = ConsoleWatcher(console, {"replay": "replaying"})
     watcher.begin("replay", len(points) * len(recordings))
     start = time.perf_counter()
-    found = sweep(
+    results = sweep(
         list(recordings.values()), points, lms, Rescorers(trie=trie),
         workers=args.workers, on_point=watcher.advance,
     )  # fmt: skip
     seconds = time.perf_counter() - start
     watcher.end()
-    table = _table(dict(zip(recordings, found, strict=True)), points)
+    table = _table(dict(zip(recordings, results, strict=True)), points)
     _print(console, table)
-    steps = sum(len(replayed.places) for row in found for replayed in row)
+    steps = sum(len(replayed.places) for row in results for replayed in row)
     console.print(f"{steps:,} steps replayed, {steps / max(seconds, 1e-9):,.0f} steps/s")
     if args.csv is not None:
         temporary = args.csv.with_name(f".{args.csv.name}")
@@ -108,58 +104,56 @@ def run(args: argparse.Namespace) -> None:
 def _points(
     args: argparse.Namespace, lms: tuple[str, ...], *, has_trie: bool, top_k: int
 ) -> list[Point]:
-    from lattice_bpd.evaluate.replay.settings import DraftOptions
+    from lattice_bpd.draft.config import DraftConfig
     from lattice_bpd.evaluate.replay.strategies import STRATEGIES, find_strategies
     from lattice_bpd.evaluate.replay.sweep import make_grid
 
     if args.strategies is None:
         strategies = [
-            found for found in STRATEGIES.values()
-            if (lms or not found.uses_lm) and (has_trie or not found.uses_trie)
+            strategy for strategy in STRATEGIES.values()
+            if (lms or not strategy.uses_lm) and (has_trie or not strategy.uses_trie)
         ]  # fmt: skip
     else:
         strategies = find_strategies(args.strategies.split(","))
     for strategy in strategies:
         if strategy.uses_lm and not lms:
             raise ValueError(f"strategy {strategy.name} needs an n-gram LM; give --lm FILE")
-    values: dict[str, Any] = {"top_k": [min(DraftOptions().top_k, top_k)]}
-    for names, kind in ((_INTS, int), (_FLOATS, float)):
-        for name in names:
-            text = getattr(args, name)
-            if text is not None:
-                values[name] = parse_list(text, f"--{name.replace('_', '-')}", kind)
+    values: dict[str, Any] = {"top_k": [min(DraftConfig().top_k, top_k)]}
+    for name in _INTS + _FLOATS:
+        if (text := getattr(args, name)) is not None:
+            kind = int if name in _INTS else float
+            values[name] = parse_list(text, f"--{name.replace('_', '-')}", kind)
     return make_grid(strategies, values, lms)
 
 
-def _recordings(records: dict[str, Record], limit: int | None) -> dict[str, Recording]:
-    """By task, and within a task by kind of text."""
+def _recordings(args: argparse.Namespace, records: dict[str, Record]) -> dict[str, Recording]:
+    """By task, and within a task by category."""
     from lattice_bpd.evaluate.replay.replay import Recording
 
-    if limit is not None and limit < 1:
-        raise ValueError(f"--limit is {limit}; expected 1 or more")
-    found = {}
+    check_numbers(args, 1, "limit")
+    recordings = {}
     for task, record in records.items():
-        texts = record.texts[:limit]
-        kinds = dict.fromkeys(text.task for text in texts)
-        for kind in kinds if len(kinds) > 1 else [task]:
-            mine = texts if kind == task else [text for text in texts if text.task == kind]
-            found[kind] = Recording(mine)
-    return found
+        texts = record.texts[: args.limit]
+        categories = dict.fromkeys(text.task for text in texts)
+        for category in categories:
+            name = category if len(categories) > 1 else task
+            recordings[name] = Recording([text for text in texts if text.task == category])
+    return recordings
 
 
-def _table(found: dict[str, list[Replayed]], points: list[Point]) -> ResultTable:
+def _table(results: dict[str, list[Replayed]], points: list[Point]) -> ResultTable:
     from lattice_bpd.evaluate.lab.result_tables import ResultTable
     from lattice_bpd.evaluate.statistics import bootstrap_block_efficiency
 
     rows: list[tuple[Any, ...]] = []
-    for task, row in found.items():
+    for task, row in results.items():
         for point, replayed in zip(points, row, strict=True):
-            chosen = point.to_json()
+            options = point.to_json()
             interval = bootstrap_block_efficiency(replayed.tokens, replayed.calls)
             rows.append(
                 (
                     task, point.strategy.name, point.lm or None,
-                    *(chosen.get(name) for name in _INTS + _FLOATS),
+                    *(options.get(name) for name in _INTS + _FLOATS),
                     replayed.block_efficiency, interval.low, interval.high,
                     int(replayed.calls.sum()), replayed.nodes_per_call,
                 )
@@ -172,19 +166,21 @@ def _table(found: dict[str, list[Replayed]], points: list[Point]) -> ResultTable
 
 
 def _print(console: Console, table: ResultTable) -> None:
-    """The table without columns that nothing has."""
+    """The table without empty columns."""
     from rich.table import Table
 
-    shown = [
-        number for number in range(len(table.columns))
-        if any(row[number] is not None for row in table.rows)
+    rows = zip(*table.rows, strict=True)
+    columns = [
+        (name, cells) for name, cells in zip(table.columns, rows, strict=True)
+        if any(cell is not None for cell in cells)
     ]  # fmt: skip
     rich_table = Table()
-    for number in shown:
-        text = table.columns[number] in ("task", "strategy", "lm")
-        rich_table.add_column(table.columns[number], justify="left" if text else "right")
-    for row in table.rows:
-        rich_table.add_row(*(_show(row[number]) for number in shown))
+    for name, _ in columns:
+        rich_table.add_column(
+            name, justify="left" if name in ("task", "strategy", "lm") else "right"
+        )
+    for row in zip(*(map(_show, cells) for _, cells in columns), strict=True):
+        rich_table.add_row(*row)
     console.print(rich_table)
 
 

@@ -1,10 +1,12 @@
-"""`lattice-bpd report`: a run folder as one HTML page. This file only wires."""
+"""`lattice-bpd report`: write a run folder as one HTML page."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from lattice_bpd.cli.evaluate_options import check_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,8 +18,8 @@ _EXAMPLE = """examples:
   lattice-bpd report run                        # writes run/report.html
   lattice-bpd report run --steps 50 --lm four.lm --tokenizer tokenizer.json -o page.html
 
-The page needs no network: tables, charts and lattices are in it. Add #step=3 to its address to see
-that step's lattice.
+The page needs no network: tables, charts and lattices are in it. Add #step=3 to its address to open
+the lattice of step 3.
 """
 
 
@@ -41,20 +43,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> None:
-    """Read the run, write the page.
-
-    Raises:
-        ValueError: results or records that are damaged or do not belong together.
-        OSError: a file that cannot be read or written.
-        ImportError: an extra is missing.
-    """
+    """Read the run, write the page."""
     from lattice_bpd import FormatError
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.evaluate.lab.results import RESULTS_FILE, read_results
     from lattice_bpd.evaluate.report import REPORT_FILE, render_report, write_report
 
-    if args.steps is not None and args.steps < 0:
-        raise ValueError(f"--steps is {args.steps}; expected 0 or more")
+    check_numbers(args, 0, "steps")
     results = read_results(args.run_folder)
     watcher = ConsoleWatcher(make_console(), {})
     notes: list[str] = []
@@ -65,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
         page = render_report(results, steps, " ".join(notes))
     except (KeyError, TypeError, IndexError) as error:
         raise FormatError(
-            f"{args.run_folder / RESULTS_FILE}: {error} is missing or of another kind; expected "
+            f"{args.run_folder / RESULTS_FILE}: {error} is missing or has another type; expected "
             "results of lattice-bpd evaluate; evaluate again"
         ) from error
     path = args.out or args.run_folder / REPORT_FILE
@@ -77,12 +72,16 @@ def run(args: argparse.Namespace) -> None:
 
 def _steps(args: argparse.Namespace, results: dict[str, Any], notes: list[str]) -> Any:
     from lattice_bpd import FormatError
+    from lattice_bpd.evaluate.record.read import find_records, read_record
     from lattice_bpd.evaluate.report import collect_steps
     from lattice_bpd.evaluate.report.steps import MOST_STEPS
 
-    records = _records(args.run_folder, notes)
-    if not records:
+    try:
+        paths = find_records(args.run_folder)
+    except FileNotFoundError as error:
+        notes.append(f"No lattices: {error}.")
         return None
+    records = {task: read_record(path) for task, path in paths.items()}
     lm = _lm(args, results, notes)
     show = _show_token(args, next(iter(records.values())), notes)
     most = MOST_STEPS if args.steps is None else args.steps
@@ -90,23 +89,13 @@ def _steps(args: argparse.Namespace, results: dict[str, Any], notes: list[str]) 
         return collect_steps(records, results["tasks"], lm, show, most=most)
     except (KeyError, TypeError) as error:
         raise FormatError(
-            f"{args.run_folder}: {error} is missing or of another kind; expected a folder of "
+            f"{args.run_folder}: {error} is missing or has another type; expected a folder of "
             "lattice-bpd evaluate; evaluate again"
         ) from error
 
 
-def _records(folder: Path, notes: list[str]) -> dict[str, Record]:
-    from lattice_bpd.evaluate.record.read import find_records, read_record
-
-    try:
-        return {task: read_record(path) for task, path in find_records(folder).items()}
-    except FileNotFoundError as error:
-        notes.append(f"No lattices: {error}.")
-        return {}
-
-
 def _lm(args: argparse.Namespace, results: dict[str, Any], notes: list[str]) -> NGramLM | None:
-    """The LM given, or the run's first; None with a note where its file is gone."""
+    """The LM of --lm, or the run's first; None with a note if its file is missing."""
     from lattice_bpd import NGramLM
 
     if args.lm is not None:
@@ -121,7 +110,7 @@ def _lm(args: argparse.Namespace, results: dict[str, Any], notes: list[str]) -> 
 
 
 def _show_token(args: argparse.Namespace, record: Record, notes: list[str]) -> Callable[[int], str]:
-    """Text of a token id; the id where there is no tokenizer."""
+    """Text of a token id; the id itself without a tokenizer."""
     from lattice_bpd.cli.files import load_tokenizer
 
     file = args.tokenizer or record.manifest.tokenizer

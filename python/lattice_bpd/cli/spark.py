@@ -1,4 +1,4 @@
-"""`python -m lattice_bpd.train.spark`: an n-gram LM from a corpus on a cluster."""
+"""`python -m lattice_bpd.cli.spark`, also the main file for spark-submit: n-gram LMs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 _USER_ERROR = 2
 _INTERRUPTED = 130
 _EXAMPLE = """examples:
-  python -m lattice_bpd.train.spark c4/*.parquet --order 4 --tokenizer tokenizer.json \\
+  python -m lattice_bpd.cli.spark c4/*.parquet --order 4 --tokenizer tokenizer.json \\
       --boundaries document --min-counts 1,1,2,4 -o c4.lm
-  spark-submit --archives env.tar.gz#env SITE/lattice_bpd/train/spark/__main__.py .. (docs/spark.md)
-  python -m lattice_bpd.train.spark --from-parts shared/c4.parts -o c4.lm
+  spark-submit --archives env.tar.gz#env SITE/lattice_bpd/cli/spark.py .. (docs/spark.md)
+  python -m lattice_bpd.cli.spark --from-parts shared/c4.parts -o c4.lm
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser: the words of `lattice-bpd ngram train` and `ngram prune`."""
+    """The parser, with the options of `lattice-bpd ngram train` and `ngram prune`."""
     parser = argparse.ArgumentParser(
-        prog="python -m lattice_bpd.train.spark",
+        prog="python -m lattice_bpd.cli.spark",
         description="Train a backoff n-gram LM over the token ids of a tokenizer, on Spark.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--min-counts",
         metavar="C1,C2,..",
-        help="rarest n-grams to keep, one count for each order (default: keep all)",
+        help="smallest counts to keep, one for each order (default: keep all)",
     )
     parser.add_argument(
         "--smoothing",
@@ -81,11 +81,10 @@ def _add_spark_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, prune and write as the options say.
+    """Trains, prunes and writes an LM.
 
     Returns:
-        Exit status: 0; 2 for what the user can set right (said on stderr in one line); 130 after
-        an interrupt.
+        Exit status: 0; 2 for user errors (one line on stderr); 130 after an interrupt.
     """
     args = build_parser().parse_args(argv)
     try:
@@ -110,17 +109,17 @@ def _run(args: argparse.Namespace) -> None:
     from lattice_bpd.train.spark import start_session
 
     start = time.perf_counter()
-    session = start_session(args.master)  # ends with the process, or with whoever began it
+    session = start_session(args.master)  # ends with the process, or with its owner
     counts = _count(session, args)
-    _say(start, "counted")
+    _log(start, "counted")
     lm = _train(args, counts)
-    _say(start, f"order {lm.order}: estimated; writing")
+    _log(start, f"order {lm.order}: estimated; writing")
     if args.parts is not None:
         lm.save_parts(args.parts)
-        _say(start, f"{args.parts}: written")
+        _log(start, f"{args.parts}: written")
     if args.output is not None:
         written = lm.save(args.output)
-        _say(start, f"{args.output}: {written}")
+        _log(start, f"{args.output}: {written}")
     lm.release()
     counts.release()
 
@@ -139,7 +138,7 @@ def _count(session: SparkSession, args: argparse.Namespace) -> SparkCounts:
 
 def _train(args: argparse.Namespace, counts: SparkCounts) -> SparkLM:
     from lattice_bpd.lm.training import SmoothingWarning
-    from lattice_bpd.train.spark import prune_ngram, train_counts
+    from lattice_bpd.train.spark import prune_lm, train_counts
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -152,10 +151,10 @@ def _train(args: argparse.Namespace, counts: SparkCounts) -> SparkLM:
         )
     for warning in caught:
         if not issubclass(warning.category, SmoothingWarning):
-            continue  # what Spark says of itself
+            continue  # a warning of Spark
         print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
     if args.theta is not None or args.prune_to is not None:
-        lm = prune_ngram(lm, theta=args.theta, prune_to=args.prune_to)
+        lm = prune_lm(lm, theta=args.theta, prune_to=args.prune_to)
     return lm
 
 
@@ -167,8 +166,12 @@ def _assemble(args: argparse.Namespace) -> None:
     start = time.perf_counter()
     lm = assemble(args.from_parts)
     lm.save(args.output)
-    _say(start, f"{args.output}: {lm}")
+    _log(start, f"{args.output}: {lm}")
 
 
-def _say(start: float, what: str) -> None:
+def _log(start: float, what: str) -> None:
     print(f"lattice-bpd: {time.perf_counter() - start:.1f} s: {what}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Command-line options for the fields of DraftConfig."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from lattice_bpd.draft.config import STRATEGIES, DraftConfig
+
+
+def add_draft_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Adds an option for each named field, with its description and default.
+
+    Args:
+        parser: the command's; `list_strategies` belongs in its epilog.
+        names: fields of DraftConfig.
+    """
+    for name in names:
+        default = getattr(DraftConfig, name)
+        # The class documents what None and True mean; here these are options that are left out.
+        text = DraftConfig.describe(name).rstrip(".").replace("None: ", "default ")
+        text = re.sub(r"True: (\w+)", r"\1 if left out", text)
+        options: dict[str, Any] = {"default": default}
+        if name == "strategy":
+            text, options["choices"] = "how to draft, see below", tuple(STRATEGIES)
+            options["metavar"] = "NAME"
+        elif name == "ngram_cache":
+            options.update(nargs="?", type=int, const=True, metavar="ORDER")
+        else:
+            options["type"] = float if isinstance(default, float) else int
+            options["metavar"] = "X" if isinstance(default, float) else "N"
+        if default is not None and default is not False:
+            number = f"{default:g}" if isinstance(default, float) else default
+            text = f"{text} (default {number})"
+        options["help"] = text.replace("%", "%%")
+        parser.add_argument(f"--{name.replace('_', '-')}", **options)
+
+
+def list_strategies() -> str:
+    """A line for each strategy: its name and what it drafts."""
+    width = max(map(len, STRATEGIES))
+    return "\n".join(f"  {name:<{width}}  {info.summary}" for name, info in STRATEGIES.items())
