@@ -90,7 +90,7 @@ def make_job():
     texts = [[0, 1, 2, 3] * 5, [1, 2, 0, 0, 3], [3, 1, 2]] * 4
     lm = lb.NGramLM.train(texts, 3, vocab_size=5, smoothing="witten_bell")
     logits = np.random.default_rng(0).standard_normal((40, 3, 5)).astype(np.float32)
-    drafts = lb.rescore_lattice(logits, [[1]] * 40, lm, top_k=4, num_drafts=7, threads=2)
+    drafts = lb.rescore_lattice(logits, [[1]] * 40, lm, top_k=4, num_drafts=7, threads=2, alpha=1.0)
     return lm, logits, drafts
 
 
@@ -99,7 +99,7 @@ def work_lattice_bpd():
     import lattice_bpd as lb
 
     lm, logits, drafts = make_job()
-    options = {"top_k": 4, "num_drafts": 7, "engine": "openfst"}
+    options = {"top_k": 4, "num_drafts": 7, "engine": "openfst", "alpha": 1.0}
     again = lb.rescore_lattice(logits, [[1]] * 40, lm, **options)
     assert (again.token_ids == drafts.token_ids).all()
     try:
@@ -114,7 +114,9 @@ def work_lattice_bpd():
         compare_with_kenlm(lm)
     if is_there("torch"):
         torch = sys.modules["torch"]
-        found = lb.rescore_lattice(torch.from_numpy(logits[0]), [1], lm, top_k=4, num_drafts=7)
+        found = lb.rescore_lattice(
+            torch.from_numpy(logits[0]), [1], lm, top_k=4, num_drafts=7, alpha=1.0
+        )
         assert found.token_ids[0].tolist() == drafts.token_ids[0].tolist()
 
 
@@ -134,7 +136,7 @@ def exchange_fsts(lm, logits, drafts):
     assert tokens == drafts.token_ids[0, 0].tolist()
     assert abs(cost + float(drafts.scores[0, 0])) < 1e-4
     for sent in (lattice, lattice.write_to_string()):
-        found = lb.rescore_fst(sent, lm, 7, [1])
+        found = lb.rescore_fst(sent, lm, 7, [1], 1.0)
         assert found.token_ids[0].tolist() == drafts.token_ids[0].tolist()
 
 

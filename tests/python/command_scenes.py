@@ -103,14 +103,26 @@ class FakeTokenizer:
 
 
 class SavedLm(Stub):
-    """An LM whose `save` leaves a file, for commands that look at it."""
+    """An LM whose methods note their arguments; `save` leaves a file for commands that read it."""
 
     vocab_size = 50
     order = 3
 
-    def __init__(self, note: Callable[..., None]) -> None:
-        super().__init__("lm")
+    def __init__(self, note: Callable[..., None], name: str = "lm") -> None:
+        super().__init__(name)
         self._note = note
+
+    def prune(self, **options: Any) -> SavedLm:
+        self._note("prune", lm=self, **options)
+        return SavedLm(self._note, "pruned")
+
+    def quantise(self, bits: int) -> SavedLm:
+        self._note("quantise", lm=self, bits=bits)
+        return SavedLm(self._note, "quantised")
+
+    def evaluate(self, sequences: Any, *, bos: bool, eos: bool, threads: int) -> TextScore:
+        self._note("evaluate", sequences=sequences, bos=bos, eos=eos, threads=threads)
+        return TextScore(4, 0, -4.0, [4])
 
     def save(self, path: Any) -> None:
         self._note("lm.save", path=path)
@@ -177,7 +189,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             },
         ),
         "generate": Scene(
-            {"model": ["model"], "prompt": ["the"], "num_slots": ["4"]},
+            {"model": ["model"], "prompt": ["the"], "draft_length": ["4"]},
             {
                 LOAD_TOKENIZER: FakeTokenizer(),
                 LOAD_LM: lm,
@@ -198,7 +210,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 ),
                 "lattice_bpd.cli.files.load_causal_lm": Stub("model"),
                 "lattice_bpd.decode.DraftingModel": Stub("drafting"),
-                "lattice_bpd.decode.certificate.plain_calls.disagreeing_places": returns([]),
+                "lattice_bpd.decode.certificate.plain_calls.disagreeing_positions": returns([]),
             },
         ),
         "evaluate": Scene(
@@ -274,7 +286,6 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.decode.DraftingModel": Stub("drafting"),
                 "lattice_bpd.evaluate.costs.call_costs.read_costs": returns({0: 1.0}),
                 "lattice_bpd.evaluate.costs.call_costs.measure_costs": returns({0: 2.0}),
-                "lattice_bpd.evaluate.costs.call_costs.make_curve": Stub("curve"),
                 "lattice_bpd.evaluate.lab.drafter_search.DrafterSearch": Stub("search"),
                 "lattice_bpd.cli.tune._to_file": lm,
                 "lattice_bpd.cli.tune._print": END,
@@ -319,8 +330,6 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {"lm": ["in.lm"], "output": ["out.lm"]},
             {
                 READ_LM: lm,
-                "lattice_bpd.lm.pruning.prune_ngram": Stub("pruned"),
-                "lattice_bpd.lm.quantisation.quantise": Stub("quantised"),
                 WRITE_LM: END,
             },
         ),
@@ -329,8 +338,8 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {
                 READ_LM: lm,
                 "lattice_bpd.cli.ngram_merge.read_sequences": Stub("sequences"),
-                "lattice_bpd.lm.interpolation.tune_weights": returns([0.3, 0.7]),
-                "lattice_bpd.lm.interpolation.interpolate": Stub("mixture"),
+                "lattice_bpd.NGramLM.tune_weights": returns([0.3, 0.7]),
+                "lattice_bpd.NGramLM.interpolate": Stub("mixture"),
                 WRITE_LM: END,
             },
         ),
@@ -338,7 +347,6 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {"input": ["in.lm"], "output": ["out.lm"]},
             {
                 READ_LM: lm,
-                "lattice_bpd.lm.quantisation.quantise": Stub("quantised"),
                 WRITE_LM: END,
             },
         ),
@@ -356,7 +364,6 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {
                 READ_LM: lm,
                 "lattice_bpd.cli.ngram_evaluate.read_sequences": Stub("sequences"),
-                "lattice_bpd.lm.evaluation.evaluate_ngram": TextScore(4, 0, -4.0, [4]),
             },
         ),
     }

@@ -1,4 +1,4 @@
-"""A decoding loop on a simulated clock: what the controller makes of texts and of a machine."""
+"""A decoding loop on a simulated clock, for tests of the controller."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lattice_bpd import DraftTree
-from lattice_bpd.decode import Controller, DecodeStats, Experience
+from lattice_bpd.decode import DecodeStats
+from lattice_bpd.decode.adaptive import Controller, Experience
 from lattice_bpd.decode.adaptive import controller as controller_module
+from lattice_bpd.verify import PrefixTree
 
 
 @dataclass
 class Clock:
-    """Time that passes where somebody says so.
+    """A clock that is advanced by hand.
 
     Attributes:
         now: the time.
-        tick: what asking for it takes.
+        tick: seconds that reading it takes.
     """
 
     now: float = 0.0
@@ -35,36 +36,29 @@ class Clock:
 class FakeState:
     tokens: list[int]
     stats: DecodeStats = field(default_factory=lambda: DecodeStats(target_calls=1))
-    room: int = 99
+    max_draft_length: int = 99
     model: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=9))
 
 
 @dataclass
 class ChainDrafter:
-    """A chain of ones, each of them right with the probability `claim`, it says."""
+    """A chain of ones that claims a probability of `claim` for each."""
 
     clock: Clock
     seconds: float
     claim: float = 0.8
     max_nodes: int = 16
 
-    def propose(self, state: Any) -> DraftTree:
-        return self.propose_batch([state])
-
-    def propose_batch(self, states: Any) -> DraftTree:
+    def propose(self, states: Any) -> list[PrefixTree]:
         self.clock.now += self.seconds
-        shape = (len(states), self.max_nodes)
-        depths = np.tile(np.arange(self.max_nodes, dtype=np.int32), (len(states), 1))
-        mask = np.zeros((*shape, self.max_nodes), np.bool_)
-        counts = np.full(len(states), self.max_nodes, np.int32)
-        log_probs = ((depths + 1) * np.log(self.claim)).astype(np.float32)
-        return DraftTree(
-            np.ones(shape, np.int32), depths - 1, depths, log_probs, counts, mask, depths[:, None]
-        )
+        count = self.max_nodes
+        log_probs = (np.arange(1, count + 1) * np.log(self.claim)).astype(np.float32)
+        nodes = ([1] * count, list(range(-1, count - 1)), count, log_probs)
+        return [PrefixTree.from_nodes(state.tokens[-1], *nodes) for state in states]
 
 
 class Simulation:
-    """Decodes with a Controller; the target writes ones with probability `truth`, else a two.
+    """Decodes with a Controller; the target generates ones with probability `truth`, else a two.
 
     A step takes what drafting takes and 1 + slope N for its call with N draft tokens. With noise
     calls take up to that much more, and the machine is half as fast half of the time, besides.
@@ -110,7 +104,7 @@ class Simulation:
         self.steps += 1
         self.drafter.seconds = pace * self.draft
         begin = self.clock.now
-        (tree,) = self.controller.propose_batch([self.state])
+        (tree,) = self.controller.propose([self.state])
         size = 0 if tree is None else len(tree) - 1
         right = int(self.rng.geometric(1.0 - truth)) - 1 if truth < 1.0 else size
         new = [1] * min(right, size) + [2]

@@ -60,11 +60,12 @@ def decoding() -> Names:
 def evaluate() -> Names:
     """The model brings its heads there, and has been tuned for."""
     names = _decoding()
-    from lattice_bpd.decode import DrafterFile
+    from lattice_bpd.decode.strategies.drafter_file import DrafterFile
+    from lattice_bpd.draft import DraftConfig
 
     blockwise = names["blockwise"]
     sizes = {"file": "corpus.lm", "order": 3, "vocab_size": names["VOCAB"]}
-    DrafterFile("tree", names["VOCAB"], blockwise.num_slots, lm=sizes).save("drafter.json")
+    DrafterFile(DraftConfig(), names["VOCAB"], blockwise.num_slots, sizes).save("drafter.json")
     return {**names, "model": names["blockwise"]}
 
 
@@ -104,6 +105,8 @@ PRELUDES = {
     "howto-model-owner": _decoding,
     "howto-researcher": _decoding,
     "decoding": decoding,
+    "drafters": _decoding,
+    "exactness": _decoding,
     "sampling": _decoding,
     "howto-constraint": howto_constraint,
     "evaluate": evaluate,

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM
-from lattice_bpd.lm.training import train_ngram
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "data" / "golden"
 NEVER = -90.0  # log10: <s>, unseen vocabulary and <unk> lie below
@@ -61,7 +60,7 @@ def train_on(directory: Path, order: int, **options) -> tuple[NGramLM, list[str]
     options = {"vocab_size": len(words), **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return train_ngram(sequences, order, **options), words
+        return NGramLM.train(sequences, order, **options), words
 
 
 def table_of(lm: NGramLM, words: list[str], folder: Path) -> Table:

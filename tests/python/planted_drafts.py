@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-from lattice_bpd import Drafts
 from lattice_bpd.decode import Drafter
+from lattice_bpd.verify import PrefixTree
 
 
 class PlantedDrafts(Drafter):
@@ -26,13 +25,13 @@ class PlantedDrafts(Drafter):
         ]
         self.num_slots = num_slots
 
-    def propose(self, state):
+    def propose(self, states):
+        return [self._propose(state) for state in states]
+
+    def _propose(self, state):
         done = len(state.tokens) - state.prompt_length
-        chain = self.continuation[done : done + min(self.num_slots, state.room)]
-        if not chain:
-            return None
-        ids = np.array([[chain]], np.int32)
-        return Drafts(ids, np.zeros((1, 1), np.float32), np.ones(1, np.int32))
+        chain = self.continuation[done : done + min(self.num_slots, state.max_draft_length)]
+        return PrefixTree.from_drafts(state.tokens[-1], [chain]) if chain else None
 
 
 def plain_continuation(model, prompt, **options) -> list[int]:

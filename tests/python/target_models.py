@@ -11,8 +11,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from lattice_bpd import Drafts
 from lattice_bpd.decode import Drafter
+from lattice_bpd.verify import PrefixTree
 
 torch.set_num_threads(1)
 
@@ -175,18 +175,20 @@ class PlantedDrafter(Drafter):
         self.coming, self.length, self.size = coming, prompt_length, size
         self.num_drafts, self.rng = num_drafts, np.random.default_rng(prompt_length)
 
-    def propose(self, state: Any) -> Drafts | None:
+    def propose(self, states: Any) -> list[PrefixTree | None]:
+        return [self.draft(state) for state in states]
+
+    def draft(self, state: Any) -> PrefixTree | None:
+        """The drafts of one text."""
         done = len(state.tokens) - self.length
-        right = self.coming[done : done + min(self.size, state.room)]
+        right = self.coming[done : done + min(self.size, state.max_draft_length)]
         if not right:
             return None
         if self.rng.random() < 0.5:
             place = int(self.rng.integers(0, len(right)))
             right = [*right[:place], (right[place] + 1) % VOCAB, *right[place + 1 :]]
         wrong = [(right[0] + 1) % VOCAB, *right[1:]]
-        rows = np.array([[wrong, right][-self.num_drafts :]], np.int32)
-        scores, counts = np.zeros(rows.shape[:2], np.float32), np.array([rows.shape[1]], np.int32)
-        return Drafts(rows, scores, counts)
+        return PrefixTree.from_drafts(state.tokens[-1], [wrong, right][-self.num_drafts :])
 
 
 def planted(kind: str, **options: Any) -> list[PlantedDrafter]:

@@ -12,26 +12,18 @@ pytest.importorskip("torch")
 import torch
 
 from blockwise_models import HEADS, VOCAB, looping_text, model_of
-from lattice_bpd import Drafts, NGramLM
-from lattice_bpd.decode import (
-    CustomGenerate,
-    DecodeStats,
-    Drafter,
-    decode,
-    decode_batch,
-    generate,
-    generate_batch,
-)
-from lattice_bpd.verify import (
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import CustomGenerate, DecodeStats, Drafter, decode, generate
+from lattice_bpd.verify import PrefixTree, parse_acceptance
+from lattice_bpd.verify.acceptance import (
     Distance,
     MinimumBlock,
-    Offer,
     RelaxedAcceptance,
     SpecDecPlusPlus,
     TopKMatch,
     Typical,
-    parse_acceptance,
 )
+from lattice_bpd.verify.verification import Offer
 
 PROMPT = [3, 17, 5]
 
@@ -140,9 +132,11 @@ def drafts_behind(tokens: list[int], slots: int) -> np.ndarray:
 class RandomDrafter(Drafter):
     max_nodes = 16
 
-    def propose(self, state):
-        rows = drafts_behind(state.tokens, min(4, state.num_slots)).astype(np.int32)
-        return Drafts(rows[None], np.zeros((1, 4), np.float32), np.array([4], np.int32))
+    def propose(self, states):
+        return [
+            PrefixTree.from_drafts(s.tokens[-1], drafts_behind(s.tokens, min(4, s.num_slots)))
+            for s in states
+        ]
 
 
 @torch.no_grad()
@@ -188,7 +182,7 @@ def written_plainly(kind: str, text: str, prompt: list[int], count: int, stop: i
 def test_rules_write_what_a_plain_loop_writes(kind, text):
     wanted = written_plainly(kind, text, PROMPT, 18)
     ways = {
-        form: {"form": form} for form in ("tree", "rows", "auto")
+        layout: {"layout": layout} for layout in ("tree", "rows", "auto")
     } | {"static": {"static_cache": True}}  # fmt: skip
     for way, options in ways.items():
         found = decode(
@@ -205,7 +199,7 @@ def test_rules_write_what_a_plain_loop_writes(kind, text):
                acceptance=parse_acceptance(text)).token_ids
         for prompt in (PROMPT, [7], [1, 2, 3, 4, 5, 6, 7])
     ]  # fmt: skip
-    batch = decode_batch(
+    batch = decode(
         model_of(kind), [PROMPT, [7], [1, 2, 3, 4, 5, 6, 7]], RandomDrafter(), max_new_tokens=18,
         acceptance=parse_acceptance(text),
     )  # fmt: skip
@@ -219,8 +213,8 @@ def test_acceptance_is_the_same_for_trees_and_rows_of_any_size(kind):
     prompts = [PROMPT, [9], [4, 4, 4, 4]]
     for strategy, sizes in (("tree", {"max_nodes": 20}), ("p_best", {"num_drafts": 6})):
         tree, rows = (
-            generate_batch(model_of(kind), prompts, strategy, form=form, **sizes, **options)
-            for form in ("tree", "rows")
+            generate(model_of(kind), prompts, strategy, layout=layout, **sizes, **options)
+            for layout in ("tree", "rows")
         )
         alone = [generate(model_of(kind), p, strategy, **sizes, **options) for p in prompts]
         for one, other, single in zip(tree, rows, alone, strict=True):
@@ -318,10 +312,10 @@ def test_acceptance_defaults():
     ("text", "message"),
     [
         ("topk:3", r"unknown rule 'topk'; did you mean 'top_k'\? expected one of exact, top_k"),
-        ("top_k", "has 0 numbers behind 'top_k'; expected 1, such as top_k:4"),
+        ("top_k", "has 0 numbers after 'top_k'; expected 1, such as top_k:4"),
         ("top_k:0", "TopKMatch: k is 0; expected 1 or more"),
         ("top_k:x", "top_k:x.*such as top_k:4"),
-        ("typical:1,2,3", r"has 3 numbers behind 'typical'; expected 0\.\.2"),
+        ("typical:1,2,3", r"has 3 numbers after 'typical'; expected 0\.\.2"),
         ("typical:1.5", "Typical: epsilon is 1.5; expected above 0 and below 1"),
         ("specdec++:3,-1", r"tau is -1.0; expected a finite number, 0 or more"),
         ("distance:nan", "epsilon is nan"),
@@ -352,4 +346,4 @@ def test_bad_acceptance_numbers_are_refused():
         with pytest.raises(TypeError, match=r"expected a rule such as TopKMatch\(4\)"):
             generate(model_of("gpt2"), PROMPT, "greedy", acceptance=wrong)
         with pytest.raises(TypeError, match=r"acceptance is .*expected a rule"):
-            CustomGenerate(strategy="greedy", acceptance=wrong)
+            CustomGenerate(drafter="greedy", acceptance=wrong)

@@ -9,16 +9,14 @@ import torch
 
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import BlockDrafter, decode
-from lattice_bpd.evaluate import (
-    Setting,
-    compare_rules,
-    compare_strategies,
-    draw_prompts,
-)
+from lattice_bpd.decode import decode
+from lattice_bpd.decode.drafters import ArgmaxDrafter
+from lattice_bpd.evaluate import Setting, compare_rules, compare_strategies
+from lattice_bpd.evaluate.demo.library_text import draw_prompts
 from lattice_bpd.evaluate.live.table import footnotes, table_rows
 from lattice_bpd.evaluate.replay.strategies import strategy_of
-from lattice_bpd.verify import Exact, MinimumBlock, TopKMatch
+from lattice_bpd.verify import Exact
+from lattice_bpd.verify.acceptance import MinimumBlock, TopKMatch
 
 PROMPTS = draw_prompts([looping_text(500, seed=2)], 4, length=10, room=20, seed=0)
 
@@ -32,11 +30,11 @@ def test_acceptance_rules_are_compared_on_the_same_texts():
 
     seen = []
     found = compare_rules(
-        model, PROMPTS, [Exact(), TopKMatch(1), MinimumBlock(4)], BlockDrafter, max_new_tokens=20,
+        model, PROMPTS, [Exact(), TopKMatch(1), MinimumBlock(4)], ArgmaxDrafter, max_new_tokens=20,
         judge=judge, on_text=lambda: seen.append(1),
     )  # fmt: skip
     exact, strict, forced = found
-    greedy = [decode(model, prompt, BlockDrafter(), max_new_tokens=20) for prompt in PROMPTS]
+    greedy = [decode(model, prompt, ArgmaxDrafter(), max_new_tokens=20) for prompt in PROMPTS]
     assert exact.outputs == strict.outputs == [result.token_ids for result in greedy]
     assert (exact.same, strict.same, len(seen)) == (4, 4, 12)
     assert exact.stats.target_calls == sum(result.stats.target_calls for result in greedy)
@@ -58,7 +56,7 @@ def test_acceptance_rules_are_compared_on_the_same_texts():
 
 def test_acceptance_without_texts_is_refused():
     with pytest.raises(ValueError, match="found 0 prompts and 1 rules; expected one or more"):
-        compare_rules(model_of("trained"), [], [Exact()], BlockDrafter)
+        compare_rules(model_of("trained"), [], [Exact()], ArgmaxDrafter)
 
 
 def test_settings_have_an_acceptance_rule():

@@ -148,7 +148,7 @@ BROKEN: dict[str, tuple[Any, int | None, str]] = {
     "doubled bigram": (
         lambda t: t.replace("-0.5\t1 2", "-0.5\t1 2\n-0.6\t1 2").replace("2=4", "2=5"),
         None,
-        "2-gram stands twice",
+        "2-gram occurs twice",
     ),
     "missing history": (lambda t: t.replace("0 1 2", "1 1 2"), 23, "history"),
     "positive log probability": (lambda t: t.replace("-0.45", "0.45"), 23, "positive"),

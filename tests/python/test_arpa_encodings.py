@@ -83,7 +83,7 @@ def test_other_encodings(
 @pytest.mark.parametrize("packed", [False, True])
 def test_another_encoding_that_is_not_named(packed: bool, tmp_path: Path) -> None:
     path = write(tmp_path / "x.arpa", in_words(WORDS).encode("latin-1"), packed)
-    hint = r"the file is not UTF-8: pass encoding='latin-1'"
+    hint = r"the file is not UTF-8: pass its encoding, such as encoding='latin-1'"
     with pytest.raises(
         FormatError, match=rf"x\.arpa:\d+: the word .caf\\xe9.*not in vocab.*{hint}"
     ):
@@ -162,7 +162,7 @@ def test_errors_name_the_gzip_file_of_the_user(reader: str, tmp_path: Path) -> N
         READERS[reader](path)
     assert re.match(rf'{re.escape(str(path))}:\d+: "x" is no log10', str(raised.value))
     path.write_bytes(path.read_bytes()[:-12])
-    with pytest.raises(FormatError, match=r"mine\.arpa\.gz: the gzip file is cut"):
+    with pytest.raises(FormatError, match=r"mine\.arpa\.gz: the gzip file is truncated"):
         READERS[reader](path)
     data = bytearray(gzip.compress(SMALL_ARPA.encode() * 9))
     data[40:60] = bytes(20)

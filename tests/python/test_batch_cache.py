@@ -14,8 +14,10 @@ pytest.importorskip("torch")
 import torch
 from transformers import DynamicCache
 
-from lattice_bpd.verify import BatchCache, PrefixTree, StackedCache, batch_cache
+from lattice_bpd.verify import PrefixTree, batch_cache
+from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.layout import lay_out_rows, lay_out_tree
+from lattice_bpd.verify.stacked_cache import StackedCache
 
 LAYERS, HEADS = 2, 3
 
@@ -126,13 +128,13 @@ def test_accepted_nodes_are_moved_together(prompts, stacked):
 def test_nodes_in_place_are_not_copied(monkeypatch):
     labels = Labels([3, 6])
     moves = []
-    monkeypatch.setattr(batch_cache, "move_slots", lambda *call: moves.append(call))
+    monkeypatch.setattr(batch_cache, "move_positions", lambda *call: moves.append(call))
     labels.step_tree([[0, 1], [0]], [-1, 0, 0])
     assert moves == []
 
 
-@pytest.mark.parametrize("form", ["tree", "rows"])
-def test_holes_are_cleaned_up_and_copies_of_rows_with_them(monkeypatch, form):
+@pytest.mark.parametrize("layout", ["tree", "rows"])
+def test_holes_are_cleaned_up_and_copies_of_rows_with_them(monkeypatch, layout):
     monkeypatch.setattr(batch_cache, "MAX_HOLES", 6)
     labels, clean_ups = Labels([3, 5, 4]), 0
     state = labels.state
@@ -140,7 +142,7 @@ def test_holes_are_cleaned_up_and_copies_of_rows_with_them(monkeypatch, form):
         # each sequence in turn keeps 9 tokens, the others one
         counts, width = [1, 1, 1], state.width + 9
         counts[step % 3] = 9
-        if form == "tree":
+        if layout == "tree":
             labels.step_tree([list(range(n)) for n in counts], list(range(-1, 8)))
         else:
             labels.step_rows([0, 0, 1, 1, 2, 2], [1, 2, 5], counts, 9)
@@ -189,7 +191,7 @@ def test_views_of_a_stacked_cache_follow_its_buffers():
     labels.step_tree([[0, 1], [0, 1]], [-1, 0])
     labels.check()
     moved = cache._bytes()
-    cache.make_room(400)  # and larger ones
+    cache.reserve(400)  # and larger ones
     assert cache._bytes() is not moved
     labels.step_tree([[0, 2], [0, 2]], [-1, 0, 0])
     labels.check()

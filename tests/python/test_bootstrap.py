@@ -1,4 +1,4 @@
-"""Bootstrap intervals and sign-flip tests, exactly, where a person can list all samples."""
+"""Bootstrap intervals and sign-flip tests, against exact values of small cases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from lattice_bpd.evaluate.statistics.bootstrap import bootstrap_block_efficiency, compare_paired
 
-# Two texts, drawn twice with replacement: both the first 1/4, one of each 1/2, both the second 1/4.
+# Two texts, resampled with replacement: both the first 1/4, one of each 1/2, both the second 1/4.
 TOKENS, CALLS = [12, 12], [2, 6]
 RATIOS = (2.0, 3.0, 6.0)
 
@@ -21,9 +21,9 @@ RATIOS = (2.0, 3.0, 6.0)
         (0.1, 3.0, 3.0),
     ],
 )
-def test_an_interval_leaves_half_of_the_rest_on_each_side(level, low, high):
-    found = bootstrap_block_efficiency(TOKENS, CALLS, level=level)
-    assert (found.value, found.low, found.high) == (3.0, low, high)
+def test_an_interval_leaves_equal_shares_outside_on_each_side(level, low, high):
+    result = bootstrap_block_efficiency(TOKENS, CALLS, level=level)
+    assert (result.value, result.low, result.high) == (3.0, low, high)
     gain = compare_paired(TOKENS, CALLS, [6, 6], level=level).gain
     # calls of the baseline over calls: 6/2, 12/8, 6/6, and 1 less
     wanted = {2.0: 0.0, 3.0: 0.5, 6.0: 2.0}
@@ -42,9 +42,9 @@ def test_the_default_level_is_95_percent():
 
 @pytest.mark.parametrize("samples", [9, 99, 2000])
 def test_a_p_value_counts_the_observed_signs_among_the_samples(samples):
-    # 60 texts, each faster: no drawn signs are as extreme, so only the observed ones count
-    found = compare_paired(np.full(60, 40), np.full(60, 10), np.full(60, 15), samples=samples)
-    assert found.p_value == 1 / (samples + 1)
+    # 60 texts, each faster: no random signs are as extreme, so only the observed ones count
+    result = compare_paired(np.full(60, 40), np.full(60, 10), np.full(60, 15), samples=samples)
+    assert result.p_value == 1 / (samples + 1)
     same = compare_paired(np.full(60, 40), np.full(60, 10), np.full(60, 10), samples=samples)
     assert same.p_value == 1.0
 

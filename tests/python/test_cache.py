@@ -11,14 +11,8 @@ import numpy as np
 import pytest
 
 import lattice_bpd
-from lattice_bpd import (
-    ContextNGram,
-    NGramLM,
-    SausageLattice,
-    _core,
-    rescore_lattice,
-    rescore_tree,
-)
+from lattice_bpd import NGramLM, SausageLattice, _core, rescore_lattice, rescore_tree
+from lattice_bpd.lm import ContextNGram
 from oracles import ArpaOracle, Slot, read_arpa
 from test_engines import draw_lm, draw_options, draw_slots
 from test_tree import masses_of, prefixes_of
@@ -107,7 +101,7 @@ def test_cache_is_brute_force(seed: int, rng: np.random.Generator, core_of: Any)
         lattice = SausageLattice(slots)
         for name in _core.fused_instruction_sets():
             _core.set_fused_instruction_set(name)
-            drafts = rescore_lattice(lattice, lm=lm, num_drafts=limit, cache=cache, **options)
+            drafts = rescore_lattice(lattice, lm=lm, num_drafts=limit, ngram_cache=cache, **options)
             count = min(limit, len(paths))
             assert drafts.counts.tolist() == [count]
             found = [tuple(draft) for draft in drafts.token_ids[0, :count].tolist()]
@@ -118,7 +112,7 @@ def test_cache_is_brute_force(seed: int, rng: np.random.Generator, core_of: Any)
             )
             best = [score for _, score in paths[:count]]
             np.testing.assert_allclose(drafts.scores[0, :count], best, **close)
-            tree = rescore_tree(lattice, lm=lm, max_nodes=limit, cache=cache, **options)
+            tree = rescore_tree(lattice, lm=lm, max_nodes=limit, ngram_cache=cache, **options)
             masses, prefixes = masses_of(paths), prefixes_of(tree)
             wanted = [masses[prefix] for prefix in prefixes]
             held = np.exp(tree.log_probs[0, : len(prefixes)], dtype=np.float64)
@@ -157,18 +151,18 @@ def test_batch_is_as_alone(small_lm: NGramLM) -> None:
         cache.update(rng.integers(0, 4, 5).tolist() * 6, small_lm)
         caches.append(cache if row else caches[0])
     options: dict[str, Any] = {"top_k": 3, "alpha": 0.5}
-    drafts = rescore_lattice(logits, contexts, small_lm, cache=caches, **options)
-    tree = rescore_tree(logits, contexts, small_lm, cache=caches, max_nodes=9, **options)
+    drafts = rescore_lattice(logits, contexts, small_lm, ngram_cache=caches, **options)
+    tree = rescore_tree(logits, contexts, small_lm, ngram_cache=caches, max_nodes=9, **options)
     again = drafts.tree(9)
     for row, cache in enumerate(caches):
         given = (logits[row], contexts[row], small_lm)
-        alone = rescore_lattice(*given, cache=cache, **options)
+        alone = rescore_lattice(*given, ngram_cache=cache, **options)
         assert drafts.scores[row].tobytes() == alone.scores[0].tobytes()
-        one = rescore_tree(*given, cache=cache, max_nodes=9, **options)
+        one = rescore_tree(*given, ngram_cache=cache, max_nodes=9, **options)
         assert tree.log_probs[row].tobytes() == one.log_probs[0].tobytes()
         assert again.log_probs[row].tobytes() == one.log_probs[0].tobytes()
-    shared = rescore_lattice(logits, contexts, small_lm, cache=caches[2], **options)
-    each = rescore_lattice(logits, contexts, small_lm, cache=[caches[2]] * 5, **options)
+    shared = rescore_lattice(logits, contexts, small_lm, ngram_cache=caches[2], **options)
+    each = rescore_lattice(logits, contexts, small_lm, ngram_cache=[caches[2]] * 5, **options)
     assert shared.scores.tobytes() == each.scores.tobytes()
 
 
@@ -201,20 +195,36 @@ def test_a_cache_may_learn_while_others_search() -> None:
     learner = threading.Thread(target=learn)
     learner.start()
     while not done.is_set():
-        drafts = rescore_lattice(logits, [1, 2], None, top_k=8, cache=cache)
+        drafts = rescore_lattice(logits, [1, 2], None, top_k=8, ngram_cache=cache)
         assert drafts.counts.tolist() == [16]
     learner.join()
     assert len(cache) == 64
 
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "no cache": ({"cache": 4}, TypeError, "cache is a int; expected a ContextNGram"),
-    "a string": ({"cache": "abc"}, TypeError, "cache is a str; expected a ContextNGram"),
-    "a list of none": ({"cache": [7]}, TypeError, "cache is a int; expected a ContextNGram"),
-    "too many": ({"cache": [None, None]}, ValueError, "2 caches for 1 lattices"),
-    "vocabulary": ({"cache": ContextNGram(5)}, ValueError, "vocabulary of 5 tokens, the LM one of"),
-    "lattice": ({"cache": ContextNGram(2), "lm": None}, ValueError, "the cache's vocabulary has 2"),
-    "engine": ({"cache": ContextNGram(4), "engine": "openfst"}, ValueError, 'use "fused"'),
+    "no cache": ({"ngram_cache": 4}, TypeError, "ngram_cache is a int; expected a ContextNGram"),
+    "a string": (
+        {"ngram_cache": "abc"},
+        TypeError,
+        "ngram_cache is a str; expected a ContextNGram",
+    ),
+    "a list of none": (
+        {"ngram_cache": [7]},
+        TypeError,
+        "ngram_cache is a int; expected a ContextNGram",
+    ),
+    "too many": ({"ngram_cache": [None, None]}, ValueError, "2 caches for 1 lattices"),
+    "vocabulary": (
+        {"ngram_cache": ContextNGram(5)},
+        ValueError,
+        "vocabulary of 5 tokens, the LM one of",
+    ),
+    "lattice": (
+        {"ngram_cache": ContextNGram(2), "lm": None},
+        ValueError,
+        "the cache's vocabulary has 2",
+    ),
+    "engine": ({"ngram_cache": ContextNGram(4), "engine": "openfst"}, ValueError, 'use "fused"'),
 }
 
 
@@ -258,7 +268,8 @@ def test_errors_of_caches(small_lm: NGramLM) -> None:
 
 
 def test_cache_is_public_and_documented() -> None:
-    assert lattice_bpd.ContextNGram is lattice_bpd.lm.ContextNGram
+    assert lattice_bpd.lm.context.ContextNGram is lattice_bpd.lm.ContextNGram
+    assert "ContextNGram" in lattice_bpd.lm.__all__
     for name, member in vars(ContextNGram).items():
         if not name.startswith("_"):
             assert (member.fget if isinstance(member, property) else member).__doc__, name

@@ -14,18 +14,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from blockwise_models import ARCHITECTURES, VOCAB, model_of
-from lattice_bpd import Drafts
-from lattice_bpd.decode import (
-    CertificateError,
-    CheckedPlace,
-    Drafter,
-    decode,
-    decode_batch,
-    generate,
-    generate_batch,
-)
-from lattice_bpd.decode import certificate as certificates
-from lattice_bpd.decode import loop as loops
+from lattice_bpd.decode import CertificateError, Drafter, decode, generate
+from lattice_bpd.decode.certificate import CheckedPosition
+from lattice_bpd.decode.certificate import certificate as certificates
 from lattice_bpd.decode.certificate.certificate import MarginChooser, certify
 from lattice_bpd.decode.certificate.plain_calls import (
     PlainCalls,
@@ -33,12 +24,15 @@ from lattice_bpd.decode.certificate.plain_calls import (
     margin_of,
     scale_of,
 )
+from lattice_bpd.decode.loop import loop as loops
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.models.lm_call import LMOutput
-from lattice_bpd.verify import Offer, TopKMatch
+from lattice_bpd.verify import PrefixTree
 from lattice_bpd.verify import target as targets
+from lattice_bpd.verify.acceptance import TopKMatch
+from lattice_bpd.verify.verification import Offer
 
-FORMS = ["tree", "rows"]
+LAYOUTS = ["tree", "rows"]
 
 
 @functools.cache
@@ -71,14 +65,16 @@ class HalfRight(Drafter):
     def __init__(self, coming: list[int], prompt_length: int) -> None:
         self.coming, self.length = coming, prompt_length
 
-    def propose(self, state):
+    def propose(self, states):
+        return [self.draft(state) for state in states]
+
+    def draft(self, state):
         done = len(state.tokens) - self.length
         right = self.coming[done : done + min(5, state.num_slots)]
         if len(right) < 1:
             return None
         wrong = [(token + 1) % VOCAB for token in right]
-        rows = np.array([[wrong, right]], np.int32)
-        return Drafts(rows, np.zeros((1, 2), np.float32), np.array([2], np.int32))
+        return PrefixTree.from_drafts(state.tokens[-1], [wrong, right])
 
 
 def draw(count: int, seed: int) -> list[list[int]]:
@@ -97,7 +93,7 @@ def with_certificates(base, prompts, count=40, **options):
     outputs = [plain_greedy(base, prompt, count) for prompt in prompts]
     drafters = [HalfRight(out, len(p)) for out, p in zip(outputs, prompts, strict=True)]
     options = {"max_new_tokens": count, "certificate": True, **options}
-    return decode_batch(base, prompts, drafters, **options), outputs
+    return decode(base, prompts, drafters, **options), outputs
 
 
 def test_rounding_is_measured_where_calls_have_drafts():
@@ -110,8 +106,8 @@ def test_rounding_is_measured_where_calls_have_drafts():
     output = plain_greedy(base, [3, 17, 5], 40)
 
     class Late(HalfRight):
-        def propose(self, state):
-            return super().propose(state) if len(state.tokens) > 23 else None
+        def draft(self, state):
+            return super().draft(state) if len(state.tokens) > 23 else None
 
     given = decode(
         base, [3, 17, 5], Late(output, 3), max_new_tokens=40, certificate=True
@@ -135,22 +131,22 @@ class KeepsRows(MarginChooser):
         return super().choose(logits, offer)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", [*ARCHITECTURES, "deep gpt2", "deep llama"])
 def test_no_difference_of_calls_exceeds_the_bound_of_the_certificate(
-    kind, dtype, form, monkeypatch
+    kind, dtype, layout, monkeypatch
 ):
     monkeypatch.setattr(KeepsRows, "seen", [], raising=False)
     monkeypatch.setattr(loops, "MarginChooser", KeepsRows)
     base = target(kind, dtype)
-    found, _ = with_certificates(base, draw(2, seed=1), count=32, form=form)
+    found, _ = with_certificates(base, draw(2, seed=1), count=32, layout=layout)
     largest, places = 0.0, 0
     for result, chooser in zip(found, KeepsRows.seen, strict=True):
         plain = PlainCalls(base, result.certificate.prompt_token_ids, result.token_ids)
         with torch.no_grad():
             for place, bound in enumerate(result.certificate.bounds):
-                row, other = chooser.all_rows[place], plain.go_to(place)
+                row, other = chooser.all_rows[place], plain.advance_to(place)
                 largest = max(largest, float(np.abs(row - other).max()) * 2 / bound)
                 token = result.token_ids[place]
                 assert abs(margin_of(row, token) - margin_of(other, token)) <= bound
@@ -159,12 +155,12 @@ def test_no_difference_of_calls_exceeds_the_bound_of_the_certificate(
     assert 0.0 < largest <= 1.0 or (dtype == torch.bfloat16 and largest == 0.0)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["gpt2", "mistral", "deep llama"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_lossless_certificate_means_greedy_output(kind, dtype, form):
+def test_a_lossless_certificate_means_greedy_output(kind, dtype, layout):
     base, texts = target(kind, dtype), draw(5, seed=2)
-    found, outputs = with_certificates(base, texts, count=24, form=form)
+    found, outputs = with_certificates(base, texts, count=24, layout=layout)
     ties = 0
     for result, output in zip(found, outputs, strict=True):
         given = result.certificate
@@ -176,7 +172,7 @@ def test_a_lossless_certificate_means_greedy_output(kind, dtype, form):
         place = next(number for number, (ours, theirs) in pairs if ours != theirs)
         apart = next(checked for checked in given.checked if not checked.agrees)
         assert given.verdict == "tie"
-        assert (apart.place, apart.plain_token_id) == (place, output[place])
+        assert (apart.position, apart.plain_token_id) == (place, output[place])
         assert apart.plain_margin <= 0.0
         ties += 1
     assert ties == 0 or dtype == torch.bfloat16
@@ -186,7 +182,7 @@ def test_a_lossless_certificate_means_greedy_output(kind, dtype, form):
 
 def test_certificate_of_one_text():
     base = target("gpt2", torch.float32)
-    (result,), _ = with_certificates(base, [[3, 17, 5]], form="tree")
+    (result,), _ = with_certificates(base, [[3, 17, 5]], layout="tree")
     found = result.certificate
     assert (found.prompt_token_ids, found.token_ids) == ([3, 17, 5], result.token_ids)
     assert len(found.margins) == len(found.bounds) == 40
@@ -206,7 +202,7 @@ def test_certificate_of_one_text():
     assert generate(base, [3, 17, 5], "greedy").certificate is None
 
 
-@pytest.mark.parametrize("options", [{"static_cache": True}, {"form": "rows"}, {}])
+@pytest.mark.parametrize("options", [{"static_cache": True}, {"layout": "rows"}, {}])
 def test_equal_logits_are_decided_again(options):
     base = copy.deepcopy(target("gpt2", torch.float32))
     with torch.no_grad():  # tokens 2 i and 2 i + 1 look alike, so that all margins are 0
@@ -219,7 +215,7 @@ def test_equal_logits_are_decided_again(options):
     assert found.token_ids == output
     assert [token % 2 for token in output] == [0] * 20
     assert given.margins == [0.0] * 20
-    assert [checked.place for checked in given.checked] == list(range(20))
+    assert [checked.position for checked in given.checked] == list(range(20))
     assert all(checked.agrees for checked in given.checked)
     assert (given.verdict, given.plain_calls) == ("lossless", 20)
 
@@ -242,7 +238,7 @@ def certificate_of(token_ids: list[int], margins: list[float] | None = None):
     with torch.no_grad():
         plain = PlainCalls(model.target.base, [3, 17, 5], token_ids)
         for place in range(len(token_ids)):
-            chooser.choose(torch.tensor(plain.go_to(place)), Offer((), 0))
+            chooser.choose(torch.tensor(plain.advance_to(place)), Offer((), 0))
     chooser.margins = margins or chooser.margins
     return certify(model, [3, 17, 5], token_ids, chooser, {("rows", 1, 1)}, 1)
 
@@ -256,7 +252,7 @@ def test_certificate_of_a_wrong_text_says_so():
     assert small.verdict == "different"
     assert small.checked[6].plain_token_id == right[6]
     assert small.checked[6].plain_margin < -small.checked[6].bound
-    small.checked = [CheckedPlace(4, 7, 0.1, 0.5, 8, -0.2)]
+    small.checked = [CheckedPosition(4, 7, 0.1, 0.5, 8, -0.2)]
     assert certificates._verdict(small, set()) == "tie"
     assert certificates._verdict(small, {3}) == "different"
     small.rounding = 0.51 * small.tolerance
@@ -330,7 +326,7 @@ def test_certificate_takes_true_false_or_report():
 
 
 def test_certificates_are_for_the_exact_rule():
-    with pytest.raises(ValueError, match="which the rule 'top_k' does not aim at"):
+    with pytest.raises(ValueError, match="but the rule 'top_k' is not exact"):
         generate(target("gpt2", torch.float32), [1], "greedy", acceptance=TopKMatch(2),
                  certificate=True)  # fmt: skip
 
@@ -343,6 +339,6 @@ def test_certificate_of_an_encoder_decoder(kind):
     rng = np.random.default_rng(3)
     sources = [rng.integers(3, SOURCE_VOCAB, size).tolist() for size in (4, 4)]
     model = build(kind)
-    for found in generate_batch(model, sources, "lookup", certificate=True, max_new_tokens=9):
+    for found in generate(model, sources, "lookup", certificate=True, max_new_tokens=9):
         assert found.certificate.verdict == "lossless"
         assert len(found.certificate.margins) == len(found.token_ids)

@@ -12,6 +12,7 @@ import pytest
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
+from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 
 COMMANDS = [["demo"], ["generate"], ["ngram", "train"]]
 
@@ -30,6 +31,22 @@ def test_help_has_an_example(command, capsys):
     printed = capsys.readouterr().out
     assert "example" in printed
     assert "lattice-bpd " + " ".join(command) in printed
+
+
+def test_help_of_generate_documents_strategies_and_options(capsys):
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    printed = capsys.readouterr().out
+    for name, info in STRATEGIES.items():
+        assert re.search(rf"^  {name} +{re.escape(info.summary)}$", printed, re.M)
+    words = " ".join(printed.split())
+    for name in ("top_k", "num_drafts", "max_nodes", "alpha", "temperature"):
+        described = DraftConfig.describe(name).rstrip(".")
+        assert described
+        assert f"{described} (default {getattr(DraftConfig, name):g})" in words
+    assert '"draft_model" (default 5) and "lookup" (default 10)' in words
+    assert "the order is 1..6 (4 if left out)" in words
+    assert max(map(len, printed.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("arguments", [[], ["sing"], ["ngram"], ["generate"], ["demo", "--fast"]])
@@ -102,9 +119,9 @@ def test_ngram_train_errors(tokenizer_file, tmp_path, capsys):
         ([empty, *common], "no text in the file"),
         ([binary, *common], "not UTF-8"),
         ([corpus, *common, "--order", 9], "order"),
-        ([corpus, *common, "--min-counts", "1,x"], "expected whole numbers with commas"),
+        ([corpus, *common, "--min-counts", "1,x"], "expected comma-separated whole numbers"),
         # a .txt is a list of words, one a line
-        ([corpus, "--tokenizer", corpus, "-o", tmp_path / "x.lm"], "is no word"),
+        ([corpus, "--tokenizer", corpus, "-o", tmp_path / "x.lm"], "is not a word"),
         ([corpus, "--tokenizer", tmp_path / "t.json", "-o", tmp_path / "x.lm"], "no such file"),
         ([corpus, "--tokenizer", tokenizer_file, "-o", tmp_path / "no" / "x.lm"], "x.lm"),
     ]
@@ -142,16 +159,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Katz")
 
 def test_generate_gives_the_same_text_with_every_strategy(model_directory, capsys):
     texts = []
-    for strategy in (
-        "greedy",
-        "bpd",
-        "ngram",
-        "p_best",
-        "draft_model",
-        "lookup",
-        "combined",
-        "oracle",
-    ):
+    for strategy in STRATEGIES:
         drafts = ["--draft-model", model_directory] if strategy == "draft_model" else []
         status, out, _ = run(
             capsys, "generate", model_directory, "--prompt", "the cat", "--strategy", strategy,
@@ -168,10 +176,17 @@ def test_generate_gives_the_same_text_with_every_strategy(model_directory, capsy
     )  # fmt: skip
     assert status == 0
     texts.append(json.loads(out)["token_ids"])
-    assert texts == [texts[0]] * 9
+    for cache in (["--ngram-cache"], ["--ngram-cache", 2]):
+        common = ["--prompt", "the cat", "--max-new-tokens", 9, "--json", *cache]
+        status, out, _ = run(capsys, "generate", model_directory, *common)
+        assert status == 0
+        assert json.loads(out)["strategy"] == "tree"  # the default
+        texts.append(json.loads(out)["token_ids"])
+    assert texts == [texts[0]] * (len(STRATEGIES) + 3)
     status, out, _ = run(
-        capsys, "generate", model_directory, "--prompt", "the", "--lm", "none", "--num-drafts", 2
-    )
+        capsys, "generate", model_directory, "--prompt", "the", "--lm", "none", "--num-drafts", 2,
+        "--strategy", "p_best",
+    )  # fmt: skip
     assert status == 0
     assert "block efficiency" in out
 
@@ -235,7 +250,7 @@ def test_certificate_files(model_directory, tmp_path, capsys):
     path.write_text(json.dumps(found))
     status, _, err = run(capsys, "certify", path, "--model", model_directory)
     assert status == 2
-    assert "write another token in place 4 of" in err
+    assert "give another token at index 4 of" in err
     found["margins"][4] = 0.0
     path.write_text(json.dumps(found))
     status, out, _ = run(capsys, "certify", path, "--model", model_directory)
@@ -258,8 +273,11 @@ def test_generate_errors(model_directory, tmp_path, capsys):
         ([model_directory, "--top-k", 301], "expected 1..300"),
         ([model_directory, "--num-drafts", 0], "num_drafts is 0"),
         ([model_directory, "--temperature", 0], "temperature is 0.0"),
+        ([model_directory, "--ngram-cache", 7], "ngram_cache is 7; expected an order of 1..6"),
+        ([model_directory, "--draft-length", 4], "drafts as many slots as there are heads"),
         ([model_directory, "--max-new-tokens", 0], "max_new_tokens is 0"),
-        ([model_directory, "--strategy", "ngram", "--lm", "none"], "needs an n-gram LM"),
+        ([model_directory, "--strategy", "ngram", "--lm", "none"],
+         "strategy 'ngram' needs an LM; give lm=, NGramLM.load(path)"),
         ([model_directory, "--strategy", "draft_model"], "needs a draft model"),
         ([model_directory, "--draft-model", tmp_path], "has no config.json"),
         ([tmp_path, "--tokenizer", model_directory / "tokenizer.json", "--lm", "none"],

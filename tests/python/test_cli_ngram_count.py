@@ -8,7 +8,7 @@ import pytest
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import count_progress, ngram_count, ngram_train
-from lattice_bpd.train import CountingProgress, read_counts_info, train_ngram
+from lattice_bpd.train import CountingProgress, read_counts_info
 
 TEXT = "the cat sat\nthe cat ran\n\nthe dog sat\n"
 
@@ -41,7 +41,7 @@ def test_count_merge_and_train(tmp_path, capsys):
     run("train", "all.counts", *options, "-o", "counted.lm")
     run("train", "a.txt", "b.txt", "--order", 2, *words, *options, "-o", "direct.lm")
     sequences = [[0, 1, 2], [0, 1, 3], [0, 4, 2], [0, 4, 3]]
-    train_ngram(
+    NGramLM.train(
         sequences, 2, vocab_size=5, smoothing="witten_bell", unseen="uniform", min_counts=[1, 2]
     ).save("expected.lm")
     expected = (tmp_path / "expected.lm").read_bytes()
@@ -71,8 +71,11 @@ def test_warnings_of_the_estimate_are_notes(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "a.txt", "--min-counts", "1,x"], "--min-counts is '1,x'; expected whole"),
-        (["train", "a.txt", "a.counts"], r"a\.txt: no counts file, while a\.counts is one"),
+        (
+            ["train", "a.txt", "--min-counts", "1,x"],
+            "--min-counts is '1,x'; expected comma-separated whole",
+        ),
+        (["train", "a.txt", "a.counts"], r"a\.txt: not a counts file, while a\.counts is one"),
         (["count", "a.txt"], "text needs a tokenizer"),
     ],
 )
@@ -106,7 +109,7 @@ def test_progress_has_rate_time_left_and_memory(capsys, monkeypatch):
 def test_a_terminal_gets_a_bar(monkeypatch, capsys):
     pytest.importorskip("rich")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(count_progress, "_BAR_EVERY", -1.0)
+    monkeypatch.setattr(count_progress, "_BAR_INTERVAL", -1.0)
     with count_progress.CountingWatcher() as watcher:
         watcher(CountingProgress(5, 1, 1, None, 0, 0))
     assert capsys.readouterr().out == ""

@@ -10,25 +10,20 @@ pytest.importorskip("torch")
 import torch
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy, random_model
-from lattice_bpd import Drafts, NGramLM
-from lattice_bpd.decode import (
-    BlockDrafter,
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import DecodeStats, DraftError, DraftWarning, TreeDrafter, decode
+from lattice_bpd.decode.adaptive import Controller
+from lattice_bpd.decode.drafters import (
+    ArgmaxDrafter,
     CombinedDrafter,
     ContinuationDrafter,
-    Controller,
-    DecodeStats,
-    DraftError,
     DraftModelDrafter,
-    DraftWarning,
     LookupDrafter,
-    TreeDrafter,
-    decode,
-    decode_batch,
 )
 from lattice_bpd.decode.drafters.acceptance_rates import Rate
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.growing_tree import Nodes, build_draft_tree
+from lattice_bpd.verify import PrefixTree
 
 PROMPTS = [looping_text(40)[3:15].tolist(), [5, 6, 5], [7]]
 
@@ -42,18 +37,22 @@ def state_of(tokens, limit=50, kind="llama", heads=True):
     model = DraftingModel(model_of(kind) if heads else model_of(kind).base)
     hidden = torch.linspace(-1.0, 1.0, 32)
     state = DecodeState(model, list(tokens), len(tokens), hidden, limit, DecodeStats())
-    state.update_num_slots()
+    state.update_limits()
     return state
 
 
-def paths_of(tree, row=0):
+def paths_of(tree):
     """Each prefix of a tree and its log probability."""
-    paths = []
-    for node in range(int(tree.counts[row])):
-        parent = int(tree.parents[row, node])
-        before = () if parent < 0 else paths[parent]
-        paths.append((*before, int(tree.token_ids[row, node])))
-    return dict(zip(paths, tree.log_probs[row].tolist(), strict=False))
+    paths = {0: ()}
+    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
+        if node:
+            paths[node] = (*paths[parent], token)
+    return dict(zip(list(paths.values())[1:], tree.log_probs.tolist(), strict=True))
+
+
+def draft(drafter, state):
+    (tree,) = drafter.propose([state])
+    return tree
 
 
 def with_continuations(prefixes, depth, context, lm):
@@ -81,21 +80,21 @@ def test_the_lm_alone_drafts_its_most_probable_prefixes(context, lm):
     both = with_continuations(first, 1, context, lm)
     del both[()]
     drafter = ContinuationDrafter(None, lm, num_slots=2, top_k=VOCAB, max_nodes=30)
-    assert_best(drafter.propose(state_of(context, heads=False)), both, 30)
+    assert_best(draft(drafter, state_of(context, heads=False)), both, 30)
 
 
 def test_continuations_compete_with_the_prefixes_of_the_heads(lm):
     state = state_of(PROMPTS[0])
     heads = TreeDrafter(lm, top_k=2, max_nodes=30, alpha=1.0, temperature=20.0)
-    prefixes = paths_of(heads.propose(state))
+    prefixes = paths_of(draft(heads, state))
     assert len(prefixes) == 2 + 4 + 8 + 16
     both = with_continuations(prefixes, 4, state.tokens, lm)
     drafter = ContinuationDrafter(heads, lm, num_slots=1, top_k=VOCAB, max_nodes=40)
-    found = drafter.propose(state)
+    found = draft(drafter, state)
     assert_best(found, both, 40)
     assert 0 < sum(len(path) == 5 for path in paths_of(found)) < 40
     short = state_of(PROMPTS[0], limit=5)  # room for 4
-    assert max(map(len, paths_of(drafter.propose(short)))) == 4
+    assert max(map(len, paths_of(draft(drafter, short)))) == 4
 
 
 class Fixed:
@@ -104,39 +103,44 @@ class Fixed:
     def __init__(self, proposal=None):
         self.proposal = proposal
 
-    def propose(self, _state):
-        return self.proposal
+    def propose(self, states):
+        return [self.proposal(state.tokens[-1]) for state in states]
 
 
 def as_drafts(*drafts):
-    return Drafts(np.array([drafts], np.int32), None, np.array([len(drafts)]))
+    return lambda exact_token: PrefixTree.from_drafts(exact_token, drafts)
+
+
+def as_tree(token_ids, parents, log_probs):
+    log_probs = np.array(log_probs, np.float32)
+    return lambda token: PrefixTree.from_nodes(token, token_ids, parents, 9, log_probs)
 
 
 def test_equal_prefixes_become_one_node_of_the_greater_probability():
     #  tree  1 (0.6) - 2 (0.4)     chain  1 - 2 - 3, each right with 1/2 at first
     #        `- 4 (0.1)            so  1/2  1/4  1/8
     log_probs = np.log([0.6, 0.4, 0.1]).tolist()
-    tree = build_draft_tree([Nodes([1, 2, 4], [-1, 0, 0], log_probs)])
+    tree = as_tree([1, 2, 4], [-1, 0, 0], log_probs)
     drafter = CombinedDrafter([Fixed(tree), Fixed(as_drafts([1, 2, 3]))], max_nodes=9)
-    found = paths_of(drafter.propose(state_of([9])))
+    found = paths_of(draft(drafter, state_of([9])))
     assert {path: round(math.exp(lp), 6) for path, lp in found.items()} == {
         (1,): 0.6, (1, 2): 0.4, (1, 2, 3): 0.125, (1, 4): 0.1,
     }  # fmt: skip
     turned = CombinedDrafter([Fixed(as_drafts([1, 2, 3])), Fixed(tree)], max_nodes=9)
-    assert paths_of(turned.propose(state_of([9]))) == found
+    assert paths_of(draft(turned, state_of([9]))) == found
     drafter.max_nodes = 3
-    assert list(paths_of(drafter.propose(state_of([9])))) == [(1,), (1, 2), (1, 2, 3)]
+    assert list(paths_of(draft(drafter, state_of([9])))) == [(1,), (1, 2), (1, 2, 3)]
 
 
 def test_rates_follow_what_was_right():
     drafter, state = CombinedDrafter([Fixed(as_drafts([1, 2, 3], [4, 5, 6]))]), state_of([9])
-    drafter.propose(state)
+    draft(drafter, state)
     state.tokens += [1, 2, 7]  # two of the first draft were right and the third was wrong
-    drafter.propose(state)
+    draft(drafter, state)
     assert drafter.rate(0, 0) == (2 + 1) / (3 + 2)
     assert drafter.rate(0, 1) == (0 + 1) / (1 + 2)
     state.tokens += [1]  # nothing is known of what is deeper
-    drafter.propose(state)
+    draft(drafter, state)
     assert drafter.rate(0, 0) == pytest.approx((0.99 * 2 + 1 + 1) / (0.99 * 3 + 1 + 2))
     rate = Rate(3.0, 4.0)
     assert rate.value == 4.0 / 6.0
@@ -144,13 +148,13 @@ def test_rates_follow_what_was_right():
 
 def test_probabilities_of_trees_follow_what_was_kept():
     def tree(log_prob):
-        return build_draft_tree([Nodes([1, 2], [-1, 0], [log_prob, log_prob - 0.01])])
+        return as_tree([1, 2], [-1, 0], [log_prob, log_prob - 0.01])
 
     drafter, state = CombinedDrafter([Fixed(tree(-0.1))]), state_of([9])
     for _ in range(30):
-        drafter.propose(state)
+        draft(drafter, state)
         state.tokens += [1, 5]  # the first node is kept, the second is not
-    found = paths_of(drafter.propose(state))
+    found = paths_of(draft(drafter, state))
     assert math.exp(found[1,]) == pytest.approx(0.5, abs=0.05)  # both are in one bin
 
     def share():  # of nodes that are as sure as these
@@ -158,22 +162,22 @@ def test_probabilities_of_trees_follow_what_was_kept():
 
     before = share()
     state.tokens += [1]  # whether 2 would have been kept is not known, and does not count
-    drafter.propose(state)
+    draft(drafter, state)
     assert share() > before
     for _ in range(99):
         state.tokens += [1]
-        drafter.propose(state)
+        draft(drafter, state)
     assert share() > 0.75
 
 
 def test_the_length_of_a_match_tells_kinds_of_lookups_apart():
-    drafter, state = CombinedDrafter([LookupDrafter(3, num_slots=2)]), state_of([4, 5, 6, 4])
-    drafter.propose(state)
+    drafter, state = CombinedDrafter([LookupDrafter(3, draft_length=2)]), state_of([4, 5, 6, 4])
+    draft(drafter, state)
     state.tokens += [5]
-    drafter.propose(state)  # 4 5 matches two tokens
+    draft(drafter, state)  # 4 5 matches two tokens
     assert drafter.rate(0, 1) == (1 + 1) / (1 + 2)
     state.tokens += [1]
-    drafter.propose(state)
+    draft(drafter, state)
     assert drafter.rate(0, 2) == (0 + 1) / (1 + 2)
 
 
@@ -182,15 +186,15 @@ def parts(kind, lm):
     return [
         ContinuationDrafter(heads, lm, max_nodes=16),
         LookupDrafter(),
-        DraftModelDrafter(random_model("gpt2"), num_slots=3),
-        BlockDrafter(),
+        DraftModelDrafter(random_model("gpt2"), draft_length=3),
+        ArgmaxDrafter(),
     ]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "gemma2", "trained"])
 def test_combinations_are_lossless_alone_and_in_a_batch(kind, lm):
     wanted = [plain_greedy(model_of(kind), prompt, 16) for prompt in PROMPTS]
-    together = decode_batch(
+    together = decode(
         model_of(kind), PROMPTS, CombinedDrafter(parts(kind, lm), max_nodes=12), max_new_tokens=16
     )
     assert [found.token_ids for found in together] == wanted
@@ -212,7 +216,7 @@ def test_a_continuation_is_accepted_beyond_the_last_head(lm):
 
 def test_a_failing_part_leaves_the_others_and_is_counted():
     class Failing:
-        def propose(self, _state):
+        def propose(self, _states):
             raise DraftError("tired", "not today")
 
     prompt = [place * 5 % VOCAB for place in range(VOCAB + 2)]
@@ -226,7 +230,7 @@ def test_a_failing_part_leaves_the_others_and_is_counted():
 
 def test_the_controller_cuts_combined_trees(lm):
     drafter = Controller(CombinedDrafter(parts("trained", lm), max_nodes=16))
-    found = decode_batch(model_of("trained"), PROMPTS, drafter, max_new_tokens=16)
+    found = decode(model_of("trained"), PROMPTS, drafter, max_new_tokens=16)
     wanted = [plain_greedy(model_of("trained"), prompt, 16) for prompt in PROMPTS]
     assert [result.token_ids for result in found] == wanted
 
@@ -236,11 +240,13 @@ def test_bad_parts_are_refused(lm):
         CombinedDrafter([])
     with pytest.raises(ValueError, match="max_nodes 0"):
         CombinedDrafter([LookupDrafter()], max_nodes=0)
-    drawing = DraftModelDrafter(random_model("gpt2"), shape="drawn")
-    with pytest.raises(TypeError, match=r"proposed a DrawnNodes; .*draws at random cannot be"):
-        CombinedDrafter([drawing]).propose(state_of([9]))
-    with pytest.raises(TypeError, match="Fixed proposed a Drafts; expected a DraftTree"):
-        ContinuationDrafter(Fixed(as_drafts([1])), lm).propose(state_of([9]))
+    drawing = DraftModelDrafter(random_model("gpt2"), shape="sampled")
+    with pytest.raises(
+        TypeError, match=r"proposed a sampled tree; expected drafts that are not sampled"
+    ):
+        draft(CombinedDrafter([drawing]), state_of([9]))
+    with pytest.raises(TypeError, match="Fixed proposed a tree without probabilities"):
+        draft(ContinuationDrafter(Fixed(as_drafts([1])), lm), state_of([9]))
     for options, message in (
         ({"num_slots": 0}, "num_slots is 0"),
         ({"top_k": VOCAB + 1}, f"expected 1..{VOCAB}"),
@@ -250,18 +256,4 @@ def test_bad_parts_are_refused(lm):
             ContinuationDrafter(None, lm, **options)
     other = NGramLM.train([[1, 2, 1, 2]], 2, vocab_size=9, smoothing="witten_bell")
     with pytest.raises(ValueError, match="the LM has a vocabulary of 9"):
-        ContinuationDrafter(None, other).propose(state_of([9]))
-
-
-def test_trees_put_together_say_what_searches_say():
-    #  1 - 2 - 3 and 1 - 4, and a second tree of one node
-    tree = build_draft_tree(
-        [Nodes([1, 2, 4, 3], [-1, 0, 0, 1], [-1, -2, -3, -4]), Nodes([7], [-1], [0])]
-    )
-    assert tree.counts.tolist() == [4, 1]
-    assert tree.depths.tolist() == [[0, 1, 1, 2], [0, 0, 0, 0]]
-    assert tree.attention_mask[0].astype(int).tolist() == [
-        [1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]
-    ]  # fmt: skip
-    assert tree.leaf_paths.tolist() == [[[0, 2, -1], [0, 1, 3]], [[0, -1, -1], [-1, -1, -1]]]
-    assert tree.log_probs[1].tolist() == [0, -np.inf, -np.inf, -np.inf]
+        draft(ContinuationDrafter(None, other), state_of([9]))

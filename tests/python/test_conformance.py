@@ -29,8 +29,10 @@ from lattice_bpd.conformance import (
     write_page,
 )
 from lattice_bpd.conformance.informed import InformedHeads
+from lattice_bpd.conformance.reference import cut_at_end
 from lattice_bpd.conformance.shrink import VOCAB, WINDOW
-from lattice_bpd.decode import STRATEGIES, generate_batch
+from lattice_bpd.decode import generate
+from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.verify import CausalLMTarget
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -43,8 +45,8 @@ def checker():
 
 
 def test_a_right_model_is_equal(checker):
-    verdicts = checker.run(CASES)
-    assert [verdict.outcome for verdict in verdicts] == ["equal"] * 3
+    for verdict in checker.run([*CASES, *list_quick_cases()]):
+        assert verdict.outcome == "equal", verdict
 
 
 @pytest.fixture
@@ -128,7 +130,7 @@ def test_the_bound_is_of_the_dtype_alone(checker):
 def test_heads_have_tokens_accepted_and_rejected(checker):
     texts = checker.reference.texts()
     heads = InformedHeads([text.prompt + text.output for text in texts], VOCAB)
-    found = generate_batch(
+    found = generate(
         checker.model, [text.prompt for text in texts], "bpd", heads=heads, max_new_tokens=24
     )
     lengths = Counter(length for result in found for length in result.stats.accept_lengths)
@@ -255,3 +257,9 @@ def test_bad_arguments_end_in_one_line(arguments, message, capsys, monkeypatch):
     assert status == 2
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+def test_an_output_is_cut_at_its_first_end():
+    assert cut_at_end([5, 2, 7, 2, 0], [2, 9]) == [5, 2]
+    assert cut_at_end([5, 7], [2]) == [5, 7]
+    assert cut_at_end([5, 7], []) == [5, 7]

@@ -1,4 +1,4 @@
-"""The controller: its books, what it chooses on a simulated clock; output stays greedy's."""
+"""The controller: estimates, what it chooses on a simulated clock; output stays greedy's."""
 
 from __future__ import annotations
 
@@ -11,135 +11,125 @@ pytest.importorskip("torch")
 
 from blockwise_models import random_model
 from controller_simulation import FakeState, Simulation
-from lattice_bpd.decode import (
-    Controller,
-    Experience,
-    LatticeDrafter,
-    TreeDrafter,
-    generate,
-    generate_batch,
-)
-from lattice_bpd.decode.adaptive.experience import Book, experience_of
-from lattice_bpd.decode.adaptive.observed_steps import Before, Gap
-from lattice_bpd.decode.adaptive.step_costs import StepCosts
-from lattice_bpd.decode.adaptive.throughput import Balance
-from lattice_bpd.decode.drafters.acceptance_rates import Calibration, kept_nodes
+from lattice_bpd.decode import PBestDrafter, TreeDrafter, generate
+from lattice_bpd.decode.adaptive import Controller, Experience
+from lattice_bpd.decode.adaptive.experience import Profile, experience_of
+from lattice_bpd.decode.adaptive.latencies import Latencies
+from lattice_bpd.decode.drafters.acceptance_rates import Calibration
 
 
-def test_controller_step_costs() -> None:
-    costs = StepCosts()
-    with pytest.raises(ValueError, match="no times yet"):
-        costs.at(3)
-    costs.add(4, 90.0)
-    assert costs.seconds([0, 4, 6]) == pytest.approx([90.0] * 3, rel=0.01)
-    costs.add(4, 2.0)  # first times do not count
-    assert costs.seconds([0, 4, 6]) == pytest.approx([2.0] * 3, rel=0.01)
-    costs.add(8, 300.0)
-    for _ in range(40):
-        costs.add(8, 4.0)
-        costs.add(4, 2.0)
-    assert costs.seconds([4, 6, 8]) == pytest.approx([2.0, 3.0, 4.0], rel=0.03)
-    costs.add(8, 400.0)  # a hiccup
-    assert costs.at(8) < 6.5
-    assert (costs.count(8), costs.count(5)) == (42, 0)
-
-
-def test_controller_step_costs_learn_from_their_neighbours() -> None:
-    costs = StepCosts()
+def test_latencies_are_moving_averages() -> None:
+    latencies = Latencies()
+    with pytest.raises(ValueError, match="no measurement yet"):
+        latencies.at(3)
+    latencies.add(0, 1.0)
+    assert latencies.at(8) == pytest.approx(1.0)  # nothing else is known
     for _ in range(30):
-        for size in (0, 4, 18):
-            costs.add(size, 1.0 + 0.05 * size)
-    assert costs.at(4) == pytest.approx(1.2, rel=0.02)
-    costs.add(8, 5.0)
-    costs.add(8, 5.0)  # once, on a machine that was busy: its neighbours know better
-    costs.add(4, 1.2)
-    assert costs.at(8) < 2.2
-    for _ in range(300):  # but it may be as it is
-        costs.add(8, 1.9)
-        costs.add(18, 1.9)
-        costs.add(4, 1.2)
-    assert costs.seconds([4, 8, 18]) == pytest.approx([1.2, 1.9, 1.9], rel=0.05)
+        latencies.add(0, 1.0)
+        latencies.add(8, 2.0)
+        latencies.add(16, 4.0)
+    assert [latencies.at(size) for size in (0, 4, 8, 12, 16, 24)] == pytest.approx(
+        [1.0, 1.5, 2.0, 3.0, 4.0, 6.0], rel=0.02
+    )
+    latencies.add(8, 20.0)  # one delay moves its size and all others together, and little
+    assert latencies.at(8) < 5.5
+    assert latencies.at(8) / latencies.at(16) < 0.75
+    assert latencies.counts == {0: 31, 8: 31, 16: 30}
 
 
-def test_controller_step_costs_are_drawn_as_they_are_uncertain() -> None:
-    costs = StepCosts()
-    for _ in range(100):
-        costs.add(0, 1.0)
-        costs.add(8, 2.0)
-    for _ in range(3):
-        costs.add(72, 4.0)
-    draws = np.array([costs.seconds([0, 8, 72], drawn=True) for _ in range(200)])
-    ratios = np.log(draws / draws[:, :1])
-    assert np.exp(ratios.mean(axis=0)) == pytest.approx([1.0, 2.0, 4.0], rel=0.1)
-    spread = ratios.std(axis=0)
-    assert 0.0 < spread[1] < spread[2]
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_controller_step_costs_follow_the_pace_of_the_machine(noise: float) -> None:
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_latencies_follow_the_speed_of_the_machine(noise: float) -> None:
     rng = np.random.default_rng(0)
-    costs = StepCosts()
+    latencies = Latencies()
 
-    def run(steps: int, sizes: list[int], pace: float, times: int = 1) -> None:
+    def run(steps: int, sizes: list[int], factor: float) -> None:
         for _ in range(steps):
             size = int(rng.choice(sizes))
-            costs.add(size, pace * (1.0 + 0.1 * size) * (1.0 + noise * rng.random()), times)
+            latencies.add(size, factor * (1.0 + 0.1 * size) * (1.0 + noise * rng.random()))
 
-    run(60, [0, 4, 8], 1.0)
-    found = np.array(costs.seconds([0, 4, 8]))
-    np.testing.assert_allclose(found / found[0], [1.0, 1.4, 1.8], rtol=0.08)
-    for pace in (1.7, 0.8, 2.5, 1.0):  # only one size is used, yet all become dearer
-        run(60, [8], pace, times=2)
-        found = np.array(costs.seconds([0, 4, 8]))
-        np.testing.assert_allclose(found, pace * (1.0 + noise / 2) * np.array([1.0, 1.4, 1.8]),
-                                   rtol=0.12 + 0.5 * noise)  # fmt: skip
-        np.testing.assert_allclose(found / found[0], [1.0, 1.4, 1.8], rtol=0.12)
-    costs = StepCosts()
-    run(3, [2], 1.0, times=7)
-    assert costs.at(2) == pytest.approx(1.2 * (1.0 + noise / 2), rel=0.2)
-    assert costs.count(2) == 21
+    run(80, [0, 4, 8], 1.0)
+    for factor in (1.7, 0.8, 2.5, 1.0):  # only one size is measured, yet all are updated
+        run(12, [8], factor)
+        assert latencies.at(8) == pytest.approx(1.8 * factor * (1.0 + noise / 2), rel=0.15)
+        assert latencies.at(0) == pytest.approx(factor * (1.0 + noise / 2), rel=0.3)
 
 
-def test_controller_step_costs_compare_sizes_that_took_turns() -> None:
-    rng = np.random.default_rng(0)
-    costs = StepCosts()
-    for pace in rng.uniform(0.6, 1.6, 60):
-        costs.add_mixed([(8, pace, 8), (12, 1.03 * pace, 8)])
-    assert costs.at(12) / costs.at(8) == pytest.approx(1.03, abs=0.005)
-    costs.add_mixed([])
-    with pytest.raises(ValueError, match="0 steps of 12 draft tokens"):
-        costs.add_mixed([(8, 1.0, 8), (12, 1.0, 0)])
-    assert (costs.count(8), costs.count(12)) == (480, 480)
-
-
-def test_controller_gap_times_each_size() -> None:
-    state: Any = FakeState([0])
-    for sizes, timed in [
-        ((4,), [(4, 1.0, 5)]),
-        ((4, 8), [(4, 1.0, 3), (8, 1.0, 2)]),
-        ((1, 2, 3, 4, 5, 6), [(n, 1.0 + 2.0 * (n == 3), 1) for n in range(1, 6)]),
-    ]:
-        gap = Gap(Before([state]), sizes, Book(), [0.0, 1.0, 2.0, 5.0, 6.0])
-        assert gap.timings(7.0) == timed
-
-
-def test_controller_calibration() -> None:
+def test_calibration_learns_how_often_nodes_are_accepted() -> None:
     log_probs = np.log(np.array([0.9, 0.9, 0.3, 0.3], np.float32))
     calibration = Calibration()
     np.testing.assert_allclose(calibration.expected(log_probs), [0.9, 1.8, 2.1, 2.4], rtol=1e-5)
     for _ in range(200):
         calibration.add(log_probs, np.array([True, False, False, False]))
     expected = np.diff(calibration.expected(log_probs), prepend=0.0)
-    assert 0.45 < expected[0] < 0.6  # half of those nodes were kept
+    assert 0.45 < expected[0] < 0.6  # half of those nodes were accepted
     assert expected[2] < 0.05
     assert (np.diff(expected) <= 0.0).all()
 
 
-def test_controller_kept_nodes() -> None:
-    #  5 -> 6 -> 7, 5 -> 8, 9
-    kept = kept_nodes([5, 9, 6, 8, 7], [-1, -1, 0, 0, 2], [0, 0, 1, 1, 2], [5, 6, 3])
-    assert kept == [True, False, True, False, False]
-    assert kept_nodes([6], [-1], [0], []) == [False]
+def test_expected_tokens_of_a_profile_are_moving_averages() -> None:
+    profile = Profile()
+    profile.add_tree([2, 4], [1.0, 1.5])
+    assert profile.accepted == {2: 1.0, 4: 1.5}
+    profile.add_tree([2, 4], [2.0, 2.5])
+    assert profile.accepted == pytest.approx({2: 1.2, 4: 1.7})
+    profile.add_tree([2], [1.2])  # a smaller tree says nothing of 4 ..
+    profile.add_tree([2, 4], [1.2, 1.3])  # .. which then continues from 2
+    assert profile.accepted == pytest.approx({2: 1.2, 4: 1.3})
+
+
+def test_drafting_pauses_where_it_does_not_pay_and_longer_each_time() -> None:
+    profile = Profile()
+    profile.latencies.add(0, 1.0)
+    pauses = []
+    for _ in range(8):
+        profile.add_interval(4, tokens=4.0, expected=1.5, seconds=2.0)  # half of greedy's speed
+        pauses.append(profile.cooldown)
+    assert pauses == [8, 16, 32, 64, 128, 256, 512, 512]
+    for _ in range(8):
+        profile.add_interval(12, tokens=48.0, expected=4.0, seconds=2.0)
+    assert profile.speedup == pytest.approx(2.0, rel=0.05)
+    assert profile.next_cooldown == 8
+
+
+def test_what_a_text_accepts_counts_more_than_what_is_expected() -> None:
+    profile = Profile()
+    profile.latencies.add(0, 1.0)
+    speedups = []
+    for _ in range(6):  # 3 tokens a step are expected, and 1 is decoded
+        profile.add_interval(12, tokens=12.0, expected=3.0, seconds=1.0)
+        speedups.append(profile.speedup)
+    assert speedups[0] < 1.6
+    assert speedups[-1] < 1.15
+    profile.begin_text()
+    profile.add_interval(12, tokens=60.0, expected=3.0, seconds=1.0)
+    assert profile.speedup > 3.0
+
+
+def test_a_new_text_ends_a_pause_unless_drafts_paid_in_few_texts() -> None:
+    profile = Profile()
+    profile.begin_text()
+    assert profile.worth == 0.5  # nothing is known of texts without steps
+    for worth in (0.4, 0.32, 0.256, 0.2048):
+        profile.is_paused, profile.cooldown = True, 100
+        profile.begin_text()
+        assert profile.worth == pytest.approx(worth)
+        assert profile.cooldown == 0
+    profile.is_paused, profile.cooldown = True, 100
+    profile.begin_text()
+    assert profile.cooldown == 100
+    profile.is_paused, profile.steps, profile.speedup = False, 30.0, 2.0
+    profile.begin_text()
+    assert profile.worth == pytest.approx(0.8 * 0.8 * 0.2048 + 0.2)
+
+
+def test_intervals_that_were_interrupted_are_not_measured() -> None:
+    state: Any = FakeState([0])
+    controller = Controller(TreeDrafter(None, max_nodes=4))
+    controller.propose([state])  # greedy, at first
+    state.stats.target_calls += 5  # calls of somebody else
+    other: Any = FakeState([0])
+    controller.propose([other])
+    assert controller.experience.profile(1).latencies.counts == {}
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
@@ -182,80 +172,6 @@ def test_controller_tries_again_in_another_text(monkeypatch: pytest.MonkeyPatch)
     assert np.mean(rates[0.0][-50:]) > 0.98  # where they pay in no text, it seldom tries
 
 
-def test_controller_rests_shortly_behind_drafts_that_paid() -> None:
-    book = Book()
-    for _ in range(2):
-        book.costs.add(0, 1.0)
-        book.costs.add(4, 1.5)
-    for _ in range(4):
-        book.begin_rest()
-    assert (book.resting, book.rest) == (63, 128)
-    book.try_again()
-    book.note(10, 3.0, 3.0, 1.5)
-    assert book.rest == 128
-    book.note(40, 3.0, 3.0, 1.5)
-    assert book.pays()
-    assert book.rest == 8
-
-
-def test_controller_weighs_texts() -> None:
-    book = Book()
-    book.begin_text()
-    assert book.worth == 0.5  # nothing is known of texts without steps
-    for worth in (0.4, 0.32, 0.256, 0.2048):
-        book.resting, book.gap = 100, 63
-        book.begin_text()
-        assert book.worth == pytest.approx(worth)
-        assert (book.resting, book.gap) == (0, 0)
-    book.resting, book.gap = 100, 63
-    book.begin_text()
-    assert (book.resting, book.gap) == (100, 63)  # drafts paid in none of late
-    book.resting = 0
-    for _ in range(2):
-        book.costs.add(0, 1.0)
-    book.note(30, 3.0, 3.0, 1.5)
-    book.begin_text()
-    assert book.worth > 0.2
-    assert book.balance.steps == pytest.approx(4.0)  # of the text before
-    worth = book.worth
-    book.begin_text()
-    assert book.worth == worth  # a text without steps
-
-
-def test_controller_gap_tells_news() -> None:
-    state: Any = FakeState([0])
-    book = Book(kept={4: 2.0, 8: 4.0})
-    for _ in range(2):
-        book.costs.add(0, 1.0)
-    gap = Gap(Before([state]), (4, 8), book, [0.0] * 8)
-    assert gap.promised == 4.0
-    for gained, amiss in [(8, True), (15, True), (16, False), (64, False), (65, True)]:
-        state.tokens = [0] * (1 + gained)
-        assert gap.gained() == gained
-        assert gap.is_amiss() == gap.is_news(8.0) == amiss
-    state.tokens = [0] * 19
-    assert not gap.is_news(18.0)
-    assert gap.is_news(22.0)  # greedy steps would have given 22 tokens
-    assert not Gap(Before([state]), (0,), book, [0.0] * 8).is_news(22.0)
-
-
-def test_controller_believes_what_was_kept_in_this_text() -> None:
-    balance = Balance()
-    assert balance.ratio() == 1.0
-    assert balance.believed(3.0) == pytest.approx(3.0)
-    balance.note(12, 1.0, 3.0, 1.5)
-    assert 1.0 < balance.believed(3.0) < 1.6
-    assert balance.ratio() < 0.8
-    balance.begin_text()
-    assert balance.believed(3.0) == pytest.approx(3.0)
-    balance.note(12, 5.0, 3.0, 1.5)
-    assert 4.0 < balance.believed(3.0) < 5.0
-    assert 2.0 < balance.ratio() < 3.0
-    balance.forget()
-    assert balance.ratio() == 1.0
-    assert 4.0 < balance.believed(3.0) < 5.0
-
-
 @pytest.mark.parametrize("batch", [1, 3])
 def test_controller_lossless(batch: int) -> None:
     model = random_model("llama")
@@ -265,11 +181,11 @@ def test_controller_lossless(batch: int) -> None:
     experience = Experience()
     for _ in range(3):
         controlled = Controller(TreeDrafter(None, top_k=4, max_nodes=12), experience)
-        found = generate_batch(model, prompts, drafter=controlled, max_new_tokens=30)
+        found = generate(model, prompts, drafter=controlled, max_new_tokens=30)
         assert [f.token_ids for f in found] == [w.token_ids for w in wanted]
-    assert experience.books[batch].looks > 10
-    assert experience.books[batch].costs.count(0) >= 2
-    found = generate_batch(model, prompts, "auto", max_new_tokens=30, top_k=4)
+    assert experience.profiles[batch].decisions > 6
+    assert experience.profiles[batch].latencies.counts[0] >= 2
+    found = generate(model, prompts, "auto", max_new_tokens=30, top_k=4)
     assert [f.token_ids for f in found] == [w.token_ids for w in wanted]
 
 
@@ -277,24 +193,25 @@ def test_controller_is_remembered_for_the_model() -> None:
     model = random_model("llama")
     generate(model, [1, 2, 3], "auto", max_new_tokens=20, top_k=4)
     remembered = experience_of(model)
-    looks = remembered.books[1].looks
-    for _ in range(8):  # where nothing pays, looks are up to 63 steps apart
+    decisions = remembered.profiles[1].decisions
+    for _ in range(8):
         generate(model, [1, 2, 3], "auto", max_new_tokens=20, top_k=4)
-    assert remembered.books[1].looks > looks
+    assert remembered.profiles[1].decisions > decisions
     assert experience_of(random_model("gpt2")) is not remembered
 
 
 def test_controller_needs_trees() -> None:
     model = random_model("llama")
-    with pytest.raises(TypeError, match="LatticeDrafter proposed drafts without probabilities"):
-        generate(model, [1, 2, 3], drafter=Controller(LatticeDrafter(None, top_k=4)))
+    with pytest.raises(TypeError, match="PBestDrafter proposed drafts without probabilities"):
+        generate(model, [1, 2, 3], drafter=Controller(PBestDrafter(None, top_k=4)))
 
     class Alone:
         max_nodes = 4
 
-        def propose(self, state: Any) -> None: ...
+        def propose(self, states: Any) -> list[None]:
+            return [None] * len(states)
 
     prompts = [[1, 2], [3, 4]]
-    found = generate_batch(model, prompts, drafter=Controller(Alone()), max_new_tokens=9)
-    wanted = generate_batch(model, prompts, "greedy", max_new_tokens=9)
+    found = generate(model, prompts, drafter=Controller(Alone()), max_new_tokens=9)
+    wanted = generate(model, prompts, "greedy", max_new_tokens=9)
     assert [f.token_ids for f in found] == [w.token_ids for w in wanted]

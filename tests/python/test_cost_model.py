@@ -1,4 +1,4 @@
-"""The cost model prints all cells of table 11 of Kim et al. 2024."""
+"""The cost model gives all cells of table 11 of Kim et al. 2024."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shown(value: float, like: str) -> str:
 
 
 @pytest.mark.parametrize("name", TABLE_11)
-def test_cost_model_prints_every_cell_of_table_11(name):
+def test_cost_model_gives_every_cell_of_table_11(name):
     efficiency, drafts, neural, parameters, kv, flops = TABLE_11[name]
     rescorer = PAPER_RESCORER if neural else None
     costs = [
@@ -49,15 +49,15 @@ def test_cost_model_of_any_size():
     assert greedy.parameter_gb == 14.0
     assert greedy.kv_gb == pytest.approx(1000 * 2 * 32 * 1024 * 2 / 1e9)
     assert greedy.tera_flops == pytest.approx((2 * 7e9 + 4 * 32 * 1024 * 1000) / 1e12)
-    # Three tokens a call of 10 drafted ones: a third of the traffic, 11/3 of the arithmetic.
+    # Three tokens per call with 10 draft tokens: a third of the traffic, 11/3 of the arithmetic.
     tree = model.per_token(3.0, 1000, 10)
     assert tree.parameter_gb == pytest.approx(14.0 / 3)
     assert tree.kv_gb == pytest.approx(greedy.kv_gb * 1.01 / 3)
     assert tree.tera_flops == pytest.approx(greedy.tera_flops * 11 / 3)
-    assert set(tree.to_json()) == {"parameter_gb", "kv_gb", "tera_flops"}
+    assert set(tree._asdict()) == {"parameter_gb", "kv_gb", "tera_flops"}
 
 
-def test_cost_model_refuses_what_is_no_size():
+def test_cost_model_refuses_sizes_that_are_not_positive():
     with pytest.raises(ValueError, match="num_layers is 0; expected a number above 0"):
         CostModel.of_size(7e9, 0, 1024)
     with pytest.raises(ValueError, match=r"block efficiency 0\.0"):

@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 
 from counting_shards import SMALL, V, corpus_of, write_shards
-from lattice_bpd import FormatError, _core
+from lattice_bpd import FormatError, NGramLM, _core
+from lattice_bpd.lm import count_ngrams
 from lattice_bpd.train import (
     Corpus,
     count_corpus,
-    count_ngrams,
     merge_counts,
     read_counts_info,
     train_corpus,
     train_counts,
-    train_ngram,
 )
 from lattice_bpd.train.ngram.counts_file import parse_memory
 
@@ -52,7 +51,7 @@ def test_out_of_core_equals_in_memory(seed, tmp_path):
 def test_an_lm_from_a_corpus_or_counts_is_that_from_memory(smoothing, tmp_path):
     sequences = write_shards(tmp_path, 1)
     options = {"smoothing": smoothing, "min_counts": [1, 1, 2, 2]}
-    expected = train_ngram(sequences, 4, vocab_size=V, eos_id=0, **options)
+    expected = NGramLM.train(sequences, 4, vocab_size=V, eos_id=0, **options)
     corpus = corpus_of(tmp_path)
     count_corpus(corpus, tmp_path / "counts", order=5, memory=SMALL)
     for lm in (

@@ -22,7 +22,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from blockwise_models import POSITIONS, VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import CustomGenerate
+from lattice_bpd.decode import CustomGenerate, TreeDrafter
+from lattice_bpd.draft.config import DraftConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
@@ -109,10 +110,25 @@ def test_each_processor_gives_what_plain_generate_gives(kind, case):
 
 @pytest.mark.parametrize("strategy", ["greedy", "bpd", "p_best", "tree"])
 def test_strategies_and_forms(strategy):
-    for form in ("rows", "auto"):
-        own = method("trained", strategy=strategy, form=form)
+    for layout in ("rows", "auto"):
+        own = method("trained", drafter=strategy, layout=layout)
         for prompt in draw(4, seed=3):
             assert_equal_to_plain("trained", pad([prompt]), own, repetition_penalty=1.2)
+
+
+def test_a_drafter_is_a_name_a_config_or_an_object():
+    heads, prompt = model_of("trained").head_logits, pad(draw(1, seed=13))
+    config = DraftConfig("tree", top_k=6, max_nodes=12)
+    calls = []
+    for own in (
+        CustomGenerate(heads, "tree", lm=small_lm(), top_k=6, max_nodes=12),
+        CustomGenerate(heads, config, lm=small_lm()),
+        CustomGenerate(heads, DraftConfig(), lm=small_lm(), top_k=6, max_nodes=12),
+        CustomGenerate(heads, TreeDrafter(small_lm(), config)),
+    ):
+        assert_equal_to_plain("trained", prompt, own)
+        calls.append(own.results[0].stats.accept_lengths)
+    assert calls[1:] == calls[:1] * 3
 
 
 @pytest.mark.parametrize("ends", [7, [3, 8, 13], list(range(0, VOCAB, 3))])
@@ -262,5 +278,9 @@ def test_what_couples_the_rows_of_a_batch_is_refused_by_name():
             **rows, custom_generate=method("llama"), pad_token_id=0, max_new_tokens=4,
             stopping_criteria=StoppingCriteriaList([EndsInPair()]),
         )  # fmt: skip
+    with pytest.raises(TypeError, match="CustomGenerate: max_nodes given with a drafter"):
+        CustomGenerate(drafter=TreeDrafter(None), max_nodes=3)
+    with pytest.raises(TypeError, match="CustomGenerate: unknown option 'max_node'; did you mean"):
+        CustomGenerate(drafter="tree", max_node=3)
     with pytest.raises(ValueError, match="'oracle' decodes twice"):
-        method("llama", strategy="oracle")
+        method("llama", drafter="oracle")

@@ -85,7 +85,7 @@ def test_a_constraint_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match=f"vocabulary of {VOCAB + 1}, the target one of {VOCAB}"):
         model_of("llama").base.generate(
             torch.tensor([[1, 2]]), max_new_tokens=4,
-            custom_generate=CustomGenerate(strategy="greedy", constraint=other),
+            custom_generate=CustomGenerate(drafter="greedy", constraint=other),
         )  # fmt: skip
 
 
@@ -94,16 +94,16 @@ def test_a_scorer_drafts_and_auto_remembers() -> None:
     rows = torch.tensor([[3, 8, 13, 18]])
     inputs: Any = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
     wanted = model.base.generate(**inputs, do_sample=False, max_new_tokens=20).tolist()
-    neural = CustomGenerate(model.head_logits, "neural", scorer=scorer, top_k=4)
+    neural = CustomGenerate(model.head_logits, "neural", lm=scorer, top_k=4)
     found = model.base.generate(**inputs, custom_generate=neural, max_new_tokens=20)
     assert found.tolist() == wanted
     assert neural.results[0].stats.seconds["rescore"] > 0.0
     fresh = random_model("llama")
     wanted = fresh.base.generate(**inputs, do_sample=False, max_new_tokens=20).tolist()
     auto = CustomGenerate(fresh.head_logits, "auto", top_k=4)
-    looks = []
-    for _ in range(9):  # where nothing pays, looks are up to 63 steps apart
+    decisions = []
+    for _ in range(9):
         found = fresh.base.generate(**inputs, custom_generate=auto, max_new_tokens=20)
         assert found.tolist() == wanted
-        looks.append(experience_of(fresh.base).books[1].looks)
-    assert 0 < looks[0] < looks[-1]
+        decisions.append(experience_of(fresh.base).profiles[1].decisions)
+    assert 0 < decisions[0] < decisions[-1]

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from lattice_bpd.decode import CustomGenerate, generate, generate_batch
+from lattice_bpd.decode import CustomGenerate, generate
 from planted_drafts import PlantedDrafts
 from vision_models import IMAGE, KINDS, VOCAB, build_vision_model, image_inputs
 
@@ -40,8 +40,8 @@ def test_text_only(kind):
     for prompt in ([3, 5, 6, 7], [9], list(range(1, 15))):
         inputs = {"input_ids": torch.tensor([prompt])}
         wanted = plain(kind, inputs)
-        for form in ("rows", "auto"):
-            method = CustomGenerate(drafter=PlantedDrafts(wanted[0], VOCAB), form=form)
+        for layout in ("rows", "auto"):
+            method = CustomGenerate(drafter=PlantedDrafts(wanted[0], VOCAB), layout=layout)
             assert ours(kind, inputs, method) == wanted
             assert method.results[0].stats.block_efficiency > 2.0
         drafter = PlantedDrafts(wanted[0], VOCAB)
@@ -58,13 +58,13 @@ def test_a_prompt_with_an_image(kind):
         seen.add(tuple(wanted[0]))
         for strategy in ("planted", "lookup", "greedy"):
             drafter = PlantedDrafts(wanted[0], VOCAB) if strategy == "planted" else None
-            method = CustomGenerate(strategy="greedy" if drafter else strategy, drafter=drafter)
+            method = CustomGenerate(drafter=drafter or strategy)
             assert ours(kind, inputs, method) == wanted
             if drafter is not None:
                 assert method.results[0].stats.block_efficiency > 2.0
         # text after an image: nothing of it is left
         text = {"input_ids": torch.tensor([[3, 5, 6, 7]])}
-        assert ours(kind, text, CustomGenerate(strategy="lookup")) == plain(kind, text)
+        assert ours(kind, text, CustomGenerate(drafter="lookup")) == plain(kind, text)
     assert len(seen) == len(PROMPTS)
 
 
@@ -82,13 +82,13 @@ def test_images_change_the_logits_here(kind):
 def test_a_batch_of_images_and_of_texts(kind):
     inputs = image_inputs(kind, PROMPTS)
     wanted = plain(kind, inputs)
-    assert ours(kind, inputs, CustomGenerate(strategy="lookup")) == wanted
+    assert ours(kind, inputs, CustomGenerate(drafter="lookup")) == wanted
     texts = [[3, 5, 6, 7], [9, 10], [1, 2, 3, 4, 5, 6, 7, 8]]
     if kind == "paligemma":  # its own forward pass differs with padding
         with pytest.raises(ValueError, match="reads a prompt without padding in both directions"):
-            generate_batch(vision_model(kind), texts, "lookup", max_new_tokens=NEW)
+            generate(vision_model(kind), texts, "lookup", max_new_tokens=NEW)
         texts = [text[:2] for text in texts]
-    found = generate_batch(vision_model(kind), texts, "lookup", max_new_tokens=NEW)
+    found = generate(vision_model(kind), texts, "lookup", max_new_tokens=NEW)
     for text, result in zip(texts, found, strict=True):
         assert [result.token_ids] == plain(kind, {"input_ids": torch.tensor([text])})
 
@@ -96,7 +96,7 @@ def test_a_batch_of_images_and_of_texts(kind):
 def test_an_input_that_later_tokens_need_is_refused_by_name():
     model = vision_model("llava")
     ids = torch.tensor([[1, 2, 3]])
-    method = CustomGenerate(strategy="greedy")
+    method = CustomGenerate(drafter="greedy")
     with pytest.raises(ValueError, match="cannot hand cross_attention_mask to Llava"):
         method(
             model, ids, [], [], model.generation_config,
@@ -109,4 +109,4 @@ def test_positions_that_differ_among_rows_are_refused():
     inputs["pixel_values"] = inputs["pixel_values"][:16]
     inputs["image_grid_thw"] = inputs["image_grid_thw"][:1]
     with pytest.raises(ValueError, match="generate them one at a time"):
-        ours("qwen2_vl", inputs, CustomGenerate(strategy="greedy"))
+        ours("qwen2_vl", inputs, CustomGenerate(drafter="greedy"))

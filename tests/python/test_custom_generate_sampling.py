@@ -18,8 +18,8 @@ from transformers.generation.logits_process import (
 
 from lattice_bpd.decode import CustomGenerate
 from lattice_bpd.decode.huggingface.sampling_settings import ProcessedSampling
-from lattice_bpd.verify import Rejection, TopKMatch, Warp
-from lattice_bpd.verify.acceptance import SampledChooser
+from lattice_bpd.verify import Rejection
+from lattice_bpd.verify.acceptance import SampledChooser, TopKMatch, Warp
 from lattice_bpd.verify.verification import NO_OFFER
 from planted_drafts import PlantedDrafts, plain_continuation
 from test_generate_settings import VOCAB, model_with
@@ -57,7 +57,7 @@ def test_the_first_token_has_the_distribution_of_plain_sampling(case):
     wanted = captured_distribution(model, options)
     rows = 1500
     torch.manual_seed(7)
-    method = CustomGenerate(strategy="greedy")
+    method = CustomGenerate(drafter="greedy")
     found = model.generate(
         PROMPT.expand(rows, -1), attention_mask=torch.ones(rows, 3, dtype=torch.long),
         custom_generate=method, do_sample=True, max_new_tokens=1, **options,
@@ -101,17 +101,17 @@ def test_torchs_seed_decides_and_drafts_do_not():
         torch.manual_seed(seed)
         return model.generate(PROMPT, custom_generate=method, **options)[0].tolist()
 
-    first = sample(CustomGenerate(strategy="greedy"))
+    first = sample(CustomGenerate(drafter="greedy"))
     method = CustomGenerate(drafter=PlantedDrafts(first[3:], VOCAB))
     assert sample(method) == first
     assert method.results[0].stats.block_efficiency > 2.0
-    assert sample(CustomGenerate(strategy="lookup")) == first
-    assert sample(CustomGenerate(strategy="greedy"), seed=4) != first
+    assert sample(CustomGenerate(drafter="lookup")) == first
+    assert sample(CustomGenerate(drafter="greedy"), seed=4) != first
 
 
 def test_several_sequences_of_one_prompt_differ():
     found = model_with().generate(
-        PROMPT, custom_generate=CustomGenerate(strategy="greedy"), do_sample=True,
+        PROMPT, custom_generate=CustomGenerate(drafter="greedy"), do_sample=True,
         num_return_sequences=4, max_new_tokens=12,
     )  # fmt: skip
     assert len({tuple(row) for row in found.tolist()}) == 4
@@ -132,16 +132,16 @@ def test_drafters_know_temperature_and_noise():
 
 def test_greedy_stays_greedy_and_other_rules_are_refused():
     model = model_with(do_sample=True)
-    method = CustomGenerate(strategy="greedy")
+    method = CustomGenerate(drafter="greedy")
     found = model.generate(PROMPT, custom_generate=method, do_sample=False, max_new_tokens=12)
     assert found[0, 3:].tolist() == plain_continuation(model, [5, 6, 7], max_new_tokens=12)
     with pytest.raises(ValueError, match="do_sample=True, but the rule 'top_k' does not sample"):
         model.generate(
-            PROMPT, custom_generate=CustomGenerate(strategy="greedy", acceptance=TopKMatch(2)),
+            PROMPT, custom_generate=CustomGenerate(drafter="greedy", acceptance=TopKMatch(2)),
             max_new_tokens=4,
         )  # fmt: skip
     rule = Rejection(seed=1)
-    method = CustomGenerate(strategy="greedy", acceptance=rule)
+    method = CustomGenerate(drafter="greedy", acceptance=rule)
     model.generate(PROMPT, custom_generate=method, max_new_tokens=4)
     assert method.results[0].acceptance == "rejection"
 
@@ -149,6 +149,6 @@ def test_greedy_stays_greedy_and_other_rules_are_refused():
 def test_beams_are_refused_by_name():
     with pytest.raises(ValueError, match="num_beams=3 cannot be honored"):
         model_with().generate(
-            PROMPT, custom_generate=CustomGenerate(strategy="greedy"), max_new_tokens=4,
+            PROMPT, custom_generate=CustomGenerate(drafter="greedy"), max_new_tokens=4,
             generation_config=GenerationConfig(do_sample=True, num_beams=3),
         )  # fmt: skip

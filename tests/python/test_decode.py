@@ -10,14 +10,9 @@ pytest.importorskip("torch")
 import torch
 
 from blockwise_models import HEADS, POSITIONS, VOCAB, looping_text, model_of, plain_greedy
-from lattice_bpd import Drafts, NGramLM
-from lattice_bpd.decode import (
-    DecodeStats,
-    LatticeDrafter,
-    OracleDrafter,
-    decode,
-    generate,
-)
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import DecodeStats, PBestDrafter, decode, generate
+from lattice_bpd.decode.drafters import OracleDrafter
 from lattice_bpd.verify import PrefixTree
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
@@ -25,21 +20,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for te
 PROMPT = [3, 8, 13]
 
 
-def as_drafts(rows: list[list[int]]) -> Drafts:
-    ids = np.array([rows], np.int32)
-    return Drafts(ids, np.zeros(ids.shape[:2], np.float32), np.array([len(rows)], np.int32))
-
-
 class FixedDrafter:
-    """Proposes what the test says; remembers what it was shown."""
+    """Proposes the drafts that the test says; remembers the states that it was given."""
 
     def __init__(self, make) -> None:
         self.make, self.slots, self.contexts = make, [], []
 
-    def propose(self, state):
-        self.slots.append(state.num_slots)
-        self.contexts.append(list(state.tokens))
-        return self.make(state)
+    def propose(self, states):
+        self.slots += [state.num_slots for state in states]
+        self.contexts += [list(state.tokens) for state in states]
+        drafts = [self.make(state) for state in states]
+        return [
+            None if rows is None else PrefixTree.from_drafts(state.tokens[-1], rows)
+            for rows, state in zip(drafts, states, strict=True)
+        ]
 
 
 def test_merged_calls_are_m_over_k_plus_one():
@@ -48,7 +42,7 @@ def test_merged_calls_are_m_over_k_plus_one():
 
     def perfect(state):
         done = len(state.tokens) - len(PROMPT)
-        return as_drafts([wanted[done : done + state.num_slots]])
+        return [wanted[done : done + state.num_slots]]
 
     found = decode(model_of("gpt2"), PROMPT, FixedDrafter(perfect), max_new_tokens=36)
     assert found.token_ids == wanted[:36]
@@ -57,11 +51,11 @@ def test_merged_calls_are_m_over_k_plus_one():
     assert found.stats.block_efficiency == 36 / 8
 
 
-def test_drafter_sees_the_exact_token_and_the_room_that_is_left():
+def test_drafter_sees_the_exact_token_and_the_longest_draft():
     drafter = FixedDrafter(lambda _: None)
     found = decode(model_of("gpt2"), PROMPT, drafter, max_new_tokens=6)
     # 1 token from the prompt's call; with r tokens left only r - 1 drafts can be of use
-    assert drafter.slots == [4, 3, 2, 1]  # 5 left: min(H, 4) .. 2 left: 1; 1 left: not asked
+    assert drafter.slots == [4, 3, 2, 1]  # 5 left: min(H, 4) .. 2 left: 1; 1 left: not called
     assert drafter.contexts[0] == [*PROMPT, found.token_ids[0]]
     assert found.stats.target_calls == 6
 
@@ -69,12 +63,13 @@ def test_drafter_sees_the_exact_token_and_the_room_that_is_left():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda _: as_drafts([[0] * 30]),
-        lambda _: as_drafts([[1], [2], [1]]),
-        lambda _: Drafts(np.full((1, 3, 4), -1, np.int32), None, np.zeros(1, np.int32)),
-        lambda _: as_drafts([[]]),
+        lambda _: [[0] * 30],
+        lambda _: [[1], [2], [1]],
+        lambda _: np.full((3, 4), -1, np.int32),
+        lambda _: [[]],
+        lambda _: [],
     ],
-    ids=["too long", "short", "padding only", "no slots"],
+    ids=["too long", "short", "padding only", "no slots", "no drafts"],
 )
 def test_any_drafter_is_lossless(make):
     found = decode(model_of("llama"), PROMPT, FixedDrafter(make), max_new_tokens=15)
@@ -126,7 +121,6 @@ def test_oracle_takes_the_targets_tokens_as_far_as_the_lattice_goes():
     ("prompt", "options", "message"),
     [
         ([], {}, "one token or more"),
-        ([[1, 2], [3, 4]], {}, "input_ids holds 2 sequences"),
         ([[[1, 2]]], {}, r"shape \(1, 2\)"),
         ([1], {"max_nodes": 0}, "max_nodes is 0"),
         ([1, VOCAB], {}, f"token id {VOCAB}; expected 0..{VOCAB - 1}"),
@@ -134,28 +128,28 @@ def test_oracle_takes_the_targets_tokens_as_far_as_the_lattice_goes():
         ([0.5], {}, "expected integers"),
         ([1] * (POSITIONS + 1), {}, f"positions for {POSITIONS}"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ([1], {"strategy": "magic"}, "strategy is 'magic'; expected one of greedy, bpd"),
-        ([1], {"strategy": "ngram"}, "needs an n-gram LM"),
-        ([1], {"strategy": "draft_model"}, "needs a draft model; give draft_model="),
+        ([1], {"drafter": "magic"}, "strategy is 'magic'; expected one of greedy, bpd"),
+        ([1], {"drafter": "ngram"}, r"needs an LM; give lm=, NGramLM\.load"),
+        ([1], {"drafter": "draft_model"}, "needs a draft model; give draft_model="),
         ([1], {"draft_model": object()}, "'p_best' does not use a draft model"),
-        ([1], {"strategy": "lookup", "num_slots": 0}, "num_slots is 0"),
-        ([1], {"num_slots": 3}, "'p_best' drafts as many slots as there are heads"),
+        ([1], {"drafter": "lookup", "draft_length": 0}, "draft_length is 0"),
+        ([1], {"draft_length": 3}, "'p_best' drafts as many slots as there are heads"),
         ([1], {"top_k": VOCAB + 1}, f"expected 1..{VOCAB}"),
         ([1], {"top_k": 0}, "top_k is 0"),
         ([1], {"num_drafts": 0}, "num_drafts is 0"),
-        ([1], {"temperature": 0.0}, "temperature is 0.0; expected a number above 0"),
+        ([1], {"temperature": 0.0}, "temperature is 0.0; expected a finite number above 0"),
         ([1], {"temperature": float("nan")}, "temperature is nan"),
     ],
 )
 def test_bad_requests_are_refused(prompt, options, message):
     with pytest.raises(ValueError, match=message):
-        generate(model_of("gpt2"), prompt, **{"strategy": "p_best", **options})
+        generate(model_of("gpt2"), prompt, **{"drafter": "p_best", **options})
 
 
 def test_lm_of_another_vocabulary_is_refused():
     lm = NGramLM.train([[1, 2, 3, 1, 2]], 2, vocab_size=VOCAB + 1)
     with pytest.raises(ValueError, match=f"vocabulary of {VOCAB + 1}, the target one of {VOCAB}"):
-        decode(model_of("gpt2"), PROMPT, LatticeDrafter(lm))
+        decode(model_of("gpt2"), PROMPT, PBestDrafter(lm))
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "bpd"])

@@ -11,25 +11,26 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import StaticCache
+from transformers import GenerationConfig, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
 from blockwise_models import ARCHITECTURES, POSITIONS, VOCAB, looping_text, model_of, plain_greedy
-from lattice_bpd import Drafts, DraftTree, NGramLM
+from lattice_bpd import NGramLM
 from lattice_bpd.decode import (
     DecodeStats,
     Drafter,
-    LatticeDrafter,
+    DraftWarning,
+    PBestDrafter,
     TreeDrafter,
     decode,
-    decode_batch,
     generate,
-    generate_batch,
 )
-from lattice_bpd.verify import CausalLMTarget
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.verify import CausalLMTarget, PrefixTree
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
+STATIC = GenerationConfig(cache_implementation="static")
 SMALL = {"top_k": 6, "num_drafts": 5, "max_nodes": 14, "alpha": 0.5}
 STRATEGIES = ["greedy", "bpd", "ngram", "p_best", "p_best_0gram", "tree", "tree_0gram", "oracle"]
 
@@ -41,7 +42,7 @@ def small_lm() -> NGramLM:
 
 def options_of(name: str) -> dict:
     lm = None if name.endswith("_0gram") else small_lm()
-    return {"strategy": name.removesuffix("_0gram"), "lm": lm, **SMALL}
+    return {"drafter": name.removesuffix("_0gram"), "lm": lm, **SMALL}
 
 
 def draw(count: int, seed: int) -> list[list[int]]:
@@ -54,14 +55,14 @@ def greedy_of(kind: str, prompt: tuple[int, ...], count: int) -> list[int]:
     return plain_greedy(model_of(kind), list(prompt), count)
 
 
-@pytest.mark.parametrize("form", ["tree", "rows"])
+@pytest.mark.parametrize("layout", ["tree", "rows"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", [*ARCHITECTURES, "trained"])
-def test_every_strategy_is_lossless_alone_and_in_batches(kind, strategy, form):
+def test_every_strategy_is_lossless_alone_and_in_batches(kind, strategy, layout):
     prompts = draw(8, seed=1)
     wanted = [greedy_of(kind, tuple(prompt), 18) for prompt in prompts]
-    options = {**options_of(strategy), "form": form, "max_new_tokens": 18}
-    together = generate_batch(model_of(kind), prompts, **options)
+    options = {**options_of(strategy), "layout": layout, "max_new_tokens": 18}
+    together = generate(model_of(kind), prompts, **options)
     assert [found.token_ids for found in together] == wanted
     for prompt, expected in zip(prompts[:2], wanted, strict=False):
         assert generate(model_of(kind), prompt, **options).token_ids == expected
@@ -71,7 +72,7 @@ def test_every_strategy_is_lossless_alone_and_in_batches(kind, strategy, form):
 def test_a_batch_takes_as_many_calls_as_its_slowest_sequence(strategy):
     prompts = draw(6, seed=2)
     options = {**options_of(strategy), "max_new_tokens": 24}
-    together = generate_batch(model_of("trained"), prompts, **options)
+    together = generate(model_of("trained"), prompts, **options)
     alone = [generate(model_of("trained"), prompt, **options) for prompt in prompts]
     for found, expected in zip(together, alone, strict=True):
         assert found.token_ids == expected.token_ids
@@ -90,11 +91,11 @@ def test_limits_and_stop_tokens_end_each_sequence_by_itself(kind):
     # the second has positions for 5 more tokens only
     prompts = [*draw(3, seed=3), [1] * (POSITIONS - 4)]
     wanted = [greedy_of(kind, tuple(p), min(20, POSITIONS - len(p) + 1)) for p in prompts]
-    found = generate_batch(model_of(kind), prompts, **options_of("tree"), max_new_tokens=20)
+    found = generate(model_of(kind), prompts, **options_of("tree"), max_new_tokens=20)
     assert [f.token_ids for f in found] == wanted
     assert [f.finish for f in found] == ["length"] * 3 + ["positions"]
     stop = wanted[0][5]
-    found = generate_batch(
+    found = generate(
         model_of(kind), prompts, **options_of("tree"), max_new_tokens=20, stop_token_ids=[stop]
     )
     for result, whole in zip(found, wanted, strict=True):
@@ -108,7 +109,7 @@ def test_trees_cut_calls_more_than_lists_of_as_many_tokens():
     calls = {}
     for name, sizes in (("p_best", {"num_drafts": 3}), ("tree", {"max_nodes": 12})):
         options = {**options_of(name), **sizes, "max_new_tokens": 24}
-        found = generate_batch(model_of("trained"), prompts, **options)
+        found = generate(model_of("trained"), prompts, **options)
         calls[name] = sum(result.stats.target_calls for result in found)
     assert calls["tree"] <= calls["p_best"]
 
@@ -126,12 +127,44 @@ def test_a_plain_causal_lm_and_any_callable_as_heads():
     assert found.token_ids == wanted
     assert set(asked) == {(1, 32)}
     assert found.stats.verified_tokens > 0
-    two = generate_batch(model.base, [prompt, [5]], heads=heads, max_new_tokens=16)
+    two = generate(model.base, [prompt, [5]], heads=heads, max_new_tokens=16)
     assert two[0].token_ids == wanted
     assert (2, 32) in asked
-    assert generate(model.base, torch.tensor([prompt]), "greedy", max_new_tokens=16).token_ids == (
-        wanted
-    )
+
+
+def test_several_prompts_give_a_list_and_one_prompt_a_result():
+    model, prompt = model_of("llama"), [3, 8, 13]
+    drafter, wanted = TreeDrafter(small_lm(), max_nodes=14), greedy_of("llama", (3, 8, 13), 8)
+    for decoder in (
+        functools.partial(generate, model, drafter="greedy", max_new_tokens=8),
+        functools.partial(generate, model, drafter=drafter, max_new_tokens=8),
+        functools.partial(decode, model, drafter=drafter, max_new_tokens=8),
+    ):
+        for one in (prompt, tuple(prompt), torch.tensor(prompt), np.array(prompt)):
+            assert decoder(one).token_ids == wanted
+        for batch in ([prompt], torch.tensor([prompt]), np.array([prompt]), [np.array(prompt)]):
+            assert [result.token_ids for result in decoder(batch)] == [wanted]
+        for batch in ([prompt] * 2, torch.tensor([prompt] * 2), np.array([prompt] * 2)):
+            assert [result.token_ids for result in decoder(batch)] == [wanted] * 2
+
+
+def test_a_drafter_takes_a_config_or_options_by_name():
+    prompts = draw(3, seed=7)
+    options = {"lm": small_lm(), "max_new_tokens": 12}
+    config = DraftConfig("p_best", **SMALL)
+    named = generate(model_of("trained"), prompts, "p_best", **SMALL, **options)
+    for other in (
+        generate(model_of("trained"), prompts, config, **options),
+        generate(model_of("trained"), prompts, DraftConfig("p_best"), **SMALL, **options),
+        decode(model_of("trained"), prompts, PBestDrafter(small_lm(), config), max_new_tokens=12),
+    ):
+        for result, expected in zip(other, named, strict=True):
+            assert result.token_ids == expected.token_ids
+            assert result.stats.accept_lengths == expected.stats.accept_lengths
+    with pytest.raises(TypeError, match=r"^generate: max_nodes given with a drafter"):
+        generate(model_of("trained"), [1], PBestDrafter(None), max_nodes=3)
+    with pytest.raises(TypeError, match=r"drafter is 3; expected the name of a strategy"):
+        generate(model_of("trained"), [1], 3)
 
 
 class Recorder(BaseStreamer):
@@ -155,77 +188,120 @@ def test_streamers_get_the_prompt_and_then_every_token_once():
     assert streamer.texts[1:] == [[token] for token in found.token_ids]  # as model.generate does
     assert streamer.ended == 1
     with pytest.raises(ValueError, match="a streamer takes one text, found 2 prompts"):
-        generate_batch(model_of("trained"), [prompt, prompt], streamer=streamer)
+        generate(model_of("trained"), [prompt, prompt], streamer=streamer)
     assert streamer.ended == 2  # who waits for the text is not left waiting
 
 
 class Echo(Drafter):
-    """Proposes what came last; remembers what it was told."""
+    """Proposes what came last; remembers what it observed of each text."""
 
     def __init__(self) -> None:
-        self.told: list[list[int]] = []
+        self.observed: dict[int, list[list[int]]] = {}  # by id of the state
 
-    def propose(self, state):
-        ids = np.array([[state.tokens[-3:]]], np.int32)
-        return Drafts(ids, np.zeros((1, 1), np.float32), np.ones(1, np.int32))
+    def propose(self, states):
+        return [PrefixTree.from_drafts(s.tokens[-1], [s.tokens[-3:]]) for s in states]
 
-    def observe(self, accepted):
-        self.told.append(list(accepted))
+    def observe(self, state, token_ids):
+        assert state.tokens[-len(token_ids) :] == list(token_ids)  # they are appended already
+        self.observed.setdefault(id(state), []).append(list(token_ids))
 
 
 def test_drafters_of_ones_own_need_no_heads_and_observe_what_is_kept():
     drafter = Echo()
     found = decode(model_of("trained").base, [3, 8, 13], drafter, max_new_tokens=20)
     assert found.token_ids == greedy_of("trained", (3, 8, 13), 20)
-    assert list(chain.from_iterable(drafter.told)) == found.token_ids
-    assert [len(told) - 1 for told in drafter.told[1:]] == found.stats.accept_lengths
+    (observed,) = drafter.observed.values()
+    assert list(chain.from_iterable(observed)) == found.token_ids
+    assert [len(tokens) - 1 for tokens in observed[1:]] == found.stats.accept_lengths
     prompts = draw(3, seed=5)
     drafters = [Echo() for _ in prompts]
-    together = decode_batch(model_of("trained").base, prompts, drafters, max_new_tokens=20)
+    together = decode(model_of("trained").base, prompts, drafters, max_new_tokens=20)
     for result, own in zip(together, drafters, strict=True):
-        assert list(chain.from_iterable(own.told)) == result.token_ids
-    with pytest.raises(ValueError, match="Echo observes what is accepted, so 2 prompts cannot"):
-        decode_batch(model_of("trained").base, [[1], [2]], Echo())
+        (observed,) = own.observed.values()
+        assert list(chain.from_iterable(observed)) == result.token_ids
+    shared = Echo()  # one drafter for all texts observes each of them by itself
+    again = decode(model_of("trained").base, prompts, shared, max_new_tokens=20)
+    assert [result.token_ids for result in again] == [result.token_ids for result in together]
+    for result, observed in zip(again, shared.observed.values(), strict=True):
+        assert list(chain.from_iterable(observed)) == result.token_ids
+        assert [len(tokens) - 1 for tokens in observed[1:]] == result.stats.accept_lengths
     with pytest.raises(ValueError, match="2 drafters for 1 prompts"):
-        decode_batch(model_of("trained").base, [[1]], [Echo(), Echo()])
+        decode(model_of("trained").base, [[1]], [Echo(), Echo()])
 
 
 class Fixed:
     """No subclass, no `observe`: just something that proposes."""
 
-    def __init__(self, proposal) -> None:
-        self.proposal = proposal
+    def __init__(self, make) -> None:
+        self.make = make
 
-    def propose(self, _state):
-        return self.proposal
+    def propose(self, states):
+        return [self.make(state) for state in states]
 
 
 def test_any_tree_is_lossless():
     rng = np.random.default_rng(0)
     for size in (1, 5, 40):
-        parents = np.array([[int(rng.integers(-1, node)) for node in range(size)]])
-        tree = DraftTree(
-            rng.integers(0, VOCAB, (1, size)), parents, None, None, np.array([size]), None, None
-        )
-        for form in ("tree", "rows"):
-            found = decode(model_of("llama"), [5, 6], Fixed(tree), form=form, max_new_tokens=12)
+        parents = np.array([int(rng.integers(-1, node)) for node in range(size)])
+        token_ids = rng.integers(0, VOCAB, size)
+
+        def tree(state, token_ids=token_ids, parents=parents):
+            return PrefixTree.from_nodes(state.tokens[-1], token_ids, parents, len(parents))
+
+        for layout in ("tree", "rows"):
+            found = decode(model_of("llama"), [5, 6], Fixed(tree), layout=layout, max_new_tokens=12)
             assert found.token_ids == greedy_of("llama", (5, 6), 12)
 
 
 @pytest.mark.parametrize(
-    ("proposal", "error", "message"),
+    ("make", "error", "message"),
     [
-        (Drafts(np.array([[[VOCAB]]]), None, np.array([1])), ValueError, f"token id {VOCAB}"),
         (
-            [[1, 2]],
-            TypeError,
-            "proposed a list; expected Drafts, a DraftTree",
+            lambda state: PrefixTree.from_drafts(state.tokens[-1], [[VOCAB]]),
+            ValueError,
+            f"Fixed proposed token id {VOCAB}; expected 0..{VOCAB - 1}",
         ),
+        (
+            lambda state: PrefixTree.from_nodes(state.tokens[-1], [-2], [-1], 1),
+            ValueError,
+            "token id -2",
+        ),
+        (lambda _: [1, 2], TypeError, "returned a list with a list; expected PrefixTree or None"),
     ],
 )
-def test_bad_proposals(proposal, error, message):
+def test_bad_proposals(make, error, message):
     with pytest.raises(error, match=message):
-        decode(model_of("llama"), [5, 6], Fixed(proposal))
+        decode(model_of("llama"), [5, 6], Fixed(make))
+
+
+@pytest.mark.parametrize(
+    ("proposed", "error", "message"),
+    [
+        (None, TypeError, r"Own\.propose returned a NoneType; expected a list with a PrefixTree"),
+        (PrefixTree([6, 1], [-1, 0]), TypeError, "returned a PrefixTree; expected a list"),
+        ([None, None], ValueError, "returned a list of 2 for 1 sequences"),
+        ([], ValueError, "returned a list of 0 for 1 sequences"),
+    ],
+)
+def test_a_proposal_is_a_list_with_one_entry_for_each_text(proposed, error, message):
+    class Own:
+        def propose(self, _states):
+            return proposed
+
+    with pytest.raises(error, match=message):
+        decode(model_of("llama"), [5, 6], Own())
+
+
+def test_a_tree_below_another_token_counts_as_none():
+    with pytest.warns(DraftWarning, match="node 0 of the tree is .*expected the exact token"):
+        found = decode(
+            model_of("llama"),
+            [5, 6],
+            Fixed(lambda state: PrefixTree([(state.tokens[-1] + 1) % VOCAB, 1], [-1, 0])),
+            max_new_tokens=6,
+        )
+    assert found.token_ids == greedy_of("llama", (5, 6), 6)
+    assert found.stats.draft_failures == {"shape": 4}  # the prompt's and the last token need none
 
 
 def test_a_static_cache_gives_the_same_tokens(monkeypatch):
@@ -241,14 +317,23 @@ def test_a_static_cache_gives_the_same_tokens(monkeypatch):
         for prompt in draw(4, seed=6):
             sizes.clear()
             found = generate(
-                model_of(kind), prompt, **options_of("tree"), max_new_tokens=16, static_cache=True
-            )
+                model_of(kind), prompt, **options_of("tree"), max_new_tokens=16,
+                generation_config=STATIC,
+            )  # fmt: skip
             assert found.token_ids == greedy_of(kind, tuple(prompt), 16)
             assert set(sizes[2:]) == {SMALL["max_nodes"] + 1}  # one shape for every verifying call
+    sizes.clear()  # several prompts share a cache that grows, as in `CustomGenerate`
+    together = generate(
+        model_of("llama"), [[1], [2]], "greedy", generation_config=STATIC, max_new_tokens=5
+    )
+    assert not sizes
+    assert [found.token_ids for found in together] == [
+        greedy_of("llama", (1,), 5), greedy_of("llama", (2,), 5)
+    ]  # fmt: skip
     with pytest.raises(ValueError, match="a static cache holds one text"):
-        generate_batch(model_of("llama"), [[1], [2]], static_cache=True)
+        decode(model_of("llama"), [[1], [2]], TreeDrafter(None), static_cache=True)
     with pytest.raises(ValueError, match="cannot be rolled back"):
-        generate(model_of("mistral"), [1, 2], static_cache=True)
+        generate(model_of("mistral"), [1, 2], generation_config=STATIC)
 
 
 @pytest.mark.slow
@@ -260,7 +345,7 @@ def test_a_compiled_target_meets_one_shape():
     torch._dynamo.reset()
     model.base.base_model.compile(backend="eager")
     prompt = [3, 8, 13]
-    options = {**options_of("tree"), "max_new_tokens": 24, "static_cache": True}
+    options = {**options_of("tree"), "max_new_tokens": 24, "generation_config": STATIC}
     assert generate(model, prompt, **options).token_ids == greedy_of("llama", tuple(prompt), 24)
     graphs = shapes["unique_graphs"]
     assert generate(model, prompt, **options).token_ids == greedy_of("llama", tuple(prompt), 24)
@@ -290,12 +375,15 @@ def test_bad_models_and_batches():
         generate("gpt2", [1])
     with pytest.raises(TypeError, match="LlamaModel has no output embedding"):
         generate(model_of("llama").base.base_model, [1])
-    with pytest.raises(ValueError, match="there is no prompt"):
-        generate_batch(model_of("llama"), [])
+    for nothing in (np.zeros((0, 3), np.int64), torch.zeros((0, 3), dtype=torch.int64)):
+        with pytest.raises(ValueError, match="there is no prompt"):
+            generate(model_of("llama"), nothing)
+    with pytest.raises(ValueError, match=r"prompt has shape \(0,\)"):
+        generate(model_of("llama"), [])
     with pytest.raises(ValueError, match=r"prompt 1 has shape \(0,\)"):
-        generate_batch(model_of("llama"), [[1], []])
+        generate(model_of("llama"), [[1], []])
     lm = NGramLM.train([[1, 2, 3, 1, 2]], 2, vocab_size=VOCAB + 1)
-    for drafter in (LatticeDrafter(lm), TreeDrafter(lm)):
+    for drafter in (PBestDrafter(lm), TreeDrafter(lm)):
         with pytest.raises(ValueError, match=f"LM has a vocabulary of {VOCAB + 1}"):
             decode(model_of("llama"), [1], drafter)
 
@@ -308,7 +396,7 @@ def test_prompts_that_do_not_fit_say_so(monkeypatch):
 
     monkeypatch.setattr(model.base, "forward", full)
     with pytest.raises(MemoryError, match=r"read 2 prompts of 3 tokens .*9 GiB.*fewer at once"):
-        generate_batch(model, [[1, 2, 3], [1]], "greedy")
+        generate(model, [[1, 2, 3], [1]], "greedy")
 
 
 def test_logits_that_a_model_caps_are_its_own():

@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 
 from blockwise_models import POSITIONS, VOCAB, WINDOW, looping_text, model_of, plain_greedy
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import STRATEGIES, generate, generate_batch
+from lattice_bpd.decode import generate
+from lattice_bpd.draft.config import STRATEGIES
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
@@ -28,9 +29,9 @@ def small_lm() -> NGramLM:
 
 def decode_with(strategy: str, kind: str, prompt: list[int], **options):
     if strategy == "neural":
-        rescorer = {"scorer": model_of("gpt2").base}
+        rescorer = {"lm": model_of("gpt2").base}
     elif strategy == "draft_model":
-        rescorer = {"lm": small_lm(), "draft_model": model_of("trained").base, "num_slots": 4}
+        rescorer = {"lm": small_lm(), "draft_model": model_of("trained").base, "draft_length": 4}
     else:
         rescorer = {"lm": None if strategy == "p_best_0gram" else small_lm()}
     name = "p_best" if strategy == "p_best_0gram" else strategy
@@ -113,15 +114,15 @@ def test_prompts_at_the_position_limit(strategy, kind, length):
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma2"])
-@pytest.mark.parametrize("form", ["tree", "rows"])
-def test_long_texts_beyond_the_window(form, kind):
-    options = {"lm": small_lm(), "max_nodes": 12, "max_new_tokens": 12, "form": form, **OPTIONS}
+@pytest.mark.parametrize("layout", ["tree", "rows"])
+def test_long_texts_beyond_the_window(layout, kind):
+    options = {"lm": small_lm(), "max_nodes": 12, "max_new_tokens": 12, "layout": layout, **OPTIONS}
     texts = [prompt * 3 for prompt in prompts(3, seed=6, longest=16)]
     wanted = [plain_greedy(model_of(kind), text, 12) for text in texts]
     assert max(map(len, texts)) > 2 * WINDOW
     for text, tokens in zip(texts, wanted, strict=True):
         assert generate(model_of(kind), text, "tree", **options).token_ids == tokens
-    found = generate_batch(model_of(kind), texts, "tree", **options)
+    found = generate(model_of(kind), texts, "tree", **options)
     assert [result.token_ids for result in found] == wanted
 
 

@@ -8,19 +8,11 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from lattice_bpd import Drafts
-from lattice_bpd.decode import (
-    CustomGenerate,
-    Drafter,
-    DraftModelDrafter,
-    NoDrafter,
-    decode,
-    decode_batch,
-    generate,
-)
+from lattice_bpd.decode import CustomGenerate, Drafter, decode, generate
+from lattice_bpd.decode.drafters import DraftModelDrafter, NoDrafter
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd.verify import CausalLMTarget, PrefixTree, RecurrentCache, verify_trees
-from lattice_bpd.verify.recurrent import find_mixers
+from lattice_bpd.verify import CausalLMTarget, PrefixTree, verify_trees
+from lattice_bpd.verify.recurrent import RecurrentCache, find_mixers
 from target_models import (
     COUNT,
     PROMPTS,
@@ -42,13 +34,16 @@ class Exact(Drafter):
     def __init__(self, coming: list[int], prompt_length: int, size: int, right: int) -> None:
         self.coming, self.length, self.size, self.right = coming, prompt_length, size, right
 
-    def propose(self, state):
+    def propose(self, states):
+        return [self.draft(state) for state in states]
+
+    def draft(self, state):
         done = len(state.tokens) - self.length
-        draft = list(self.coming[done : done + min(self.size, state.room)])
+        draft = list(self.coming[done : done + min(self.size, state.max_draft_length)])
         if not draft:
             return None
         draft[self.right :] = [(token + 1) % VOCAB for token in draft[self.right :]]
-        return Drafts(np.array([[draft]], np.int32), np.zeros((1, 1), np.float32), np.array([1]))
+        return PrefixTree.from_drafts(state.tokens[-1], [draft])
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
@@ -113,15 +108,17 @@ def test_trees_are_cut_to_their_best_chain_with_a_note():
     model, output = build_target("qwen3_5"), generated("qwen3_5")[0]
 
     class Tree(PlantedDrafter):
-        def propose(self, state):
-            right = self.coming[len(state.tokens) - self.length :][: min(3, state.room)]
+        def draft(self, state):
+            right = self.coming[len(state.tokens) - self.length :][: min(3, state.max_draft_length)]
             if len(right) < 3:
                 return None
             wrong = (right[0] + 1) % VOCAB
             nodes = np.array([wrong, *right, wrong], np.int32)
             log_probs = np.array([-2.0, -0.1, -0.2, -0.3, -1.0], np.float32)
             parents = np.array([-1, -1, 1, 2, 1], np.int32)
-            return PrefixTree.from_nodes(state.tokens[-1], nodes, parents, state.room, log_probs)
+            return PrefixTree.from_nodes(
+                state.tokens[-1], nodes, parents, state.max_draft_length, log_probs
+            )
 
     found = decode(model, PROMPTS[0], Tree(output, 13), **OPTIONS)
     assert found.token_ids == output
@@ -138,10 +135,10 @@ def test_best_chain_by_hand():
     parents = np.array([-1, -1, 1, 1, 3], np.int32)
     ids = np.array([5, 6, 7, 8, 9], np.int32)
     known = PrefixTree.from_nodes(3, ids, parents, 9, log_probs)
-    known.drawn_from = lambda node: ([node], [1.0])
+    known.sampled_from = lambda node: ([node], [1.0])
     chain = known.best_chain()
     assert (chain.token_ids, chain.parents) == ([3, 6, 8, 9], [-1, 0, 1, 2])
-    assert [chain.drawn_from(node)[0] for node in range(4)] == [[0], [2], [4], [5]]
+    assert [chain.sampled_from(node)[0] for node in range(4)] == [[0], [2], [4], [5]]
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "bamba"])
@@ -151,7 +148,7 @@ def test_default_strategy_and_model_generate(kind):
     assert generate(heads, PROMPTS[1], **OPTIONS).token_ids == output
     for strategy in ("bpd", "lookup", "auto"):
         assert generate(heads, PROMPTS[1], strategy, **OPTIONS).token_ids == output
-    method = CustomGenerate(strategy="lookup")
+    method = CustomGenerate(drafter="lookup")
     ids = torch.tensor([PROMPTS[1]])
     found = model.generate(ids, custom_generate=method, attention_mask=torch.ones_like(ids),
                            do_sample=False, **OPTIONS)  # fmt: skip
@@ -169,10 +166,10 @@ def test_certificates_hold(kind):
 def test_what_states_cannot_do_is_refused_with_the_reason():
     model = build_target("qwen3_5")
     with pytest.raises(ValueError, match="keeps a recurrent state, which cannot skip padding"):
-        decode_batch(model, PROMPTS, NoDrafter())
+        decode(model, PROMPTS, NoDrafter())
     with pytest.raises(ValueError, match=r"'tree' is not possible: .*which cannot branch"):
-        decode(model, PROMPTS[0], NoDrafter(), form="tree")
-    with pytest.raises(ValueError, match=r"keeps a recurrent state.*leave static_cache out"):
+        decode(model, PROMPTS[0], NoDrafter(), layout="tree")
+    with pytest.raises(ValueError, match=r"keeps a recurrent state.*leave static_cache .*out"):
         decode(model, PROMPTS[0], NoDrafter(), static_cache=True)
     with pytest.raises(ValueError, match="Qwen3_5ForCausalLM keeps a recurrent state"):
         DraftModelDrafter(model)
@@ -182,6 +179,25 @@ def test_mixers_that_read_wrongly_in_every_way_are_refused(monkeypatch):
     from lattice_bpd.verify import recurrent
 
     monkeypatch.setattr(recurrent, "_KNOWN", {})
-    monkeypatch.setattr(recurrent, "reads_alike", lambda *_: False)
+    monkeypatch.setattr(recurrent, "logits_match", lambda *_: False)
     with pytest.raises(ValueError, match="cannot be rolled back: several tokens read in one call"):
         decode(build_target("mamba2"), PROMPTS[0], NoDrafter())
+
+
+def test_a_mixer_probe_without_memory_is_tried_again(monkeypatch):
+    from lattice_bpd.verify import recurrent
+
+    monkeypatch.setattr(recurrent, "_KNOWN", {})
+    model = build_target("lfm2")
+    target, read = CausalLMTarget(model), model.base_model.forward
+
+    def full(*args, input_ids=None, **options):
+        if input_ids is not None and input_ids.shape[1] == len(recurrent._NEXT):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        return read(*args, input_ids=input_ids, **options)
+
+    monkeypatch.setattr(model.base_model, "forward", full)
+    with pytest.raises(MemoryError, match=r"no memory to test .*9 GiB.*free some"):
+        find_mixers(target)
+    monkeypatch.setattr(model.base_model, "forward", read)
+    assert not find_mixers(target).one_by_one

@@ -21,10 +21,12 @@ from transformers import (
 )
 
 from blockwise_models import model_of
-from lattice_bpd.decode import NoDrafter, decode, decode_batch, generate
+from lattice_bpd.decode import decode, generate
+from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.models.lm_call import call_forward, inner_call_is_exact, unwrap_model
-from lattice_bpd.verify import BatchCache, CausalLMTarget, PrefixTree
+from lattice_bpd.verify import CausalLMTarget, PrefixTree
+from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.layout import lay_out_tree
 from target_models import (
     ATTENTION,
@@ -63,7 +65,7 @@ def test_single_prompts_are_what_generate_writes(kind):
 def test_ragged_batches_are_what_generate_writes_for_each_alone(kind):
     model, outputs = build_target(kind), generated(kind)
     for drafter in (NoDrafter(), planted(kind, num_drafts=2)):
-        found = decode_batch(model, PROMPTS, drafter, **OPTIONS)
+        found = decode(model, PROMPTS, drafter, **OPTIONS)
         assert [result.token_ids for result in found] == outputs
 
 
@@ -71,14 +73,14 @@ def test_ragged_batches_are_what_generate_writes_for_each_alone(kind):
 def test_windows_that_count_cache_positions_are_refused_in_batches_and_trees(kind):
     model = build_target(kind)
     with pytest.raises(ValueError, match=r"see the last 8 cache positions.*one prompt at a time"):
-        decode_batch(model, PROMPTS, NoDrafter(), **OPTIONS)
-    with pytest.raises(ValueError, match=r"see the last 8 cache positions.*form='rows'"):
-        decode(model, PROMPTS[0], planted(kind, num_drafts=2)[0], form="tree", **OPTIONS)
+        decode(model, PROMPTS, NoDrafter(), **OPTIONS)
+    with pytest.raises(ValueError, match=r"see the last 8 cache positions.*layout='rows'"):
+        decode(model, PROMPTS[0], planted(kind, num_drafts=2)[0], layout="tree", **OPTIONS)
     if kind == "gpt_neo":  # a window that no text reaches does not matter
         config = copy.deepcopy(model.config)
         config.window_size = 1024
         wide = type(model)(config)
-        assert len(decode_batch(wide.eval(), PROMPTS, NoDrafter(), max_new_tokens=4)) == 3
+        assert len(decode(wide.eval(), PROMPTS, NoDrafter(), max_new_tokens=4)) == 3
 
 
 @pytest.mark.parametrize("before_norm", [False, True])
@@ -180,7 +182,7 @@ def test_targets_that_cannot_work_are_refused_before_anything_is_decoded():
         generate(OpenAIGPTLMHeadModel(OpenAIGPTConfig(**sizes)), [1], "lookup")
     bloom = BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=16, n_layer=1, n_head=2))
     with pytest.raises(ValueError, match="BloomForCausalLM takes no position ids"):
-        decode_batch(bloom.eval(), PROMPTS, NoDrafter())
+        decode(bloom.eval(), PROMPTS, NoDrafter())
     with pytest.raises(TypeError, match="LlamaModel has no output embedding"):
         generate(build_target("llama").model, [1], "lookup")
 
@@ -210,7 +212,7 @@ def test_a_model_that_ignores_padding_is_refused_in_batches(monkeypatch):
 
     monkeypatch.setattr(model.model, "forward", ignore_mask)
     with pytest.raises(ValueError, match="does not keep to the attention mask of padded texts"):
-        decode_batch(model, PROMPTS, NoDrafter())
+        decode(model, PROMPTS, NoDrafter())
 
 
 def test_an_output_embedding_that_is_not_called_is_named():

@@ -25,19 +25,14 @@ from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
 from lattice_bpd.cli.demo_output import ACCEPTED, OWN, call_text, print_run
-from lattice_bpd.decode import Controller, DecodeResult, DecodeStats, LatticeDrafter, decode
-from lattice_bpd.evaluate import (
-    DraftOptions,
-    compare_strategies,
-    draw_prompts,
-    loop_share,
-    read_library_sources,
-    tune_alpha,
-)
+from lattice_bpd.decode import DecodeResult, DecodeStats, PBestDrafter, decode
+from lattice_bpd.decode.adaptive import Controller
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.evaluate import compare_strategies, loop_share, tune_alpha
 from lattice_bpd.evaluate.demo import library_text as corpora
 from lattice_bpd.evaluate.demo import model_folder as demo_models
 from lattice_bpd.evaluate.demo import recipe as recipes
-from lattice_bpd.evaluate.demo.library_text import draw_passages
+from lattice_bpd.evaluate.demo.library_text import draw_passages, draw_prompts, read_library_sources
 from lattice_bpd.evaluate.demo.model_folder import DemoSettings, find_demo_model, load_demo_model
 from lattice_bpd.evaluate.demo.run import DemoSize, run_demo
 from lattice_bpd.evaluate.demo.training import train_demo_model
@@ -194,7 +189,7 @@ def test_each_prompt_reports_its_run_of_median_time(monkeypatch):
     found = compare_strategies(
         None, None, prompts, settings=settings, rounds=3, timed_prompts=2, seed=1
     )
-    kinds = ["NoDrafter", "BlockDrafter", "Controller", "OracleDrafter"]
+    kinds = ["NoDrafter", "ArgmaxDrafter", "Controller", "OracleDrafter"]
     # Every prompt once, greedy first; then only the timed prompts, without the oracle.
     assert [prompt for prompt, _ in calls] == [7] * 4 + [8] * 4 + [9] * 4 + ([7] * 3 + [8] * 3) * 2
     assert [kind for _, kind in calls[0:12:4]] == ["NoDrafter"] * 3
@@ -216,7 +211,7 @@ def test_a_difference_in_a_later_round_is_reported(monkeypatch):
 
     def fake(model, prompt, drafter, **_):
         runs.append(type(drafter).__name__)
-        third = runs.count("BlockDrafter") == 3 and runs[-1] == "BlockDrafter"
+        third = runs.count("ArgmaxDrafter") == 3 and runs[-1] == "ArgmaxDrafter"
         return fake_result(1.0, (1, 2, 4) if third else (1, 2, 3))
 
     monkeypatch.setattr(comparing, "decode", fake)
@@ -307,9 +302,10 @@ def test_tokens_are_split_by_call():
 
 
 def test_tokens_by_call_are_those_that_decoding_reports(lm):
-    class Logging(LatticeDrafter):
-        def observe(self, accepted):
-            told.append(list(accepted))
+    class Logging(PBestDrafter):
+        def observe(self, state, token_ids):
+            assert state.tokens[-len(token_ids) :] == list(token_ids)
+            told.append(list(token_ids))
 
     for prompt in draw_prompts([looping_text(500, seed=2)], 4, length=10, room=20, seed=0):
         told = []
@@ -364,10 +360,10 @@ def test_demo_model_is_loaded_in_float32(folder):
     tree = settings.options("tree")
     assert (tree.alpha, tree.temperature) == (settings.alpha["tree"], settings.temperature["tree"])
     assert settings.options("auto") == tree
-    assert settings.options("adaptive") == dataclasses.replace(tree, cache=True)
+    assert settings.options("adaptive") == dataclasses.replace(tree, ngram_cache=True)
     assert settings.options("ngram_1best") == settings.options("p_best_ngram")
     assert settings.options("tree_0gram").temperature == settings.temperature["tree_0gram"]
-    assert isinstance(tree, DraftOptions)
+    assert isinstance(tree, DraftConfig)
 
 
 def test_demo_model_is_found_in_the_source_tree_or_here(folder, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd.evaluate.demo.library_text import draw_prompts, read_library_sources
 from lattice_bpd.evaluate.demo.model_folder import load_demo_model
 from lattice_bpd.evaluate.statistics.loops import count_looping, find_repeats, loop_share
-from lattice_bpd.train.heads.self_generated import write_own_text
+from lattice_bpd.train.heads.self_generated import generate_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -60,7 +60,7 @@ def test_training_makes_repeated_tokens_less_likely(monkeypatch):
     model = copy.deepcopy(model_of("trained"))
     heads = {name: weight.clone() for name, weight in model.heads.state_dict().items()}
     rows = np.tile(np.array([5, 6, 7, 8], dtype=np.int32), (8, 8))  # what "greedy" outputs
-    monkeypatch.setattr(unlikelihood, "write_own_text", lambda *_: rows)
+    monkeypatch.setattr(unlikelihood, "generate_texts", lambda *_: rows)
     marks = np.array([find_repeats(row, 4) for row in rows.tolist()])
     marks[:, :8] = False
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_loops_are_as_the_model_card_says(demo):
     length = settings.prompt_length + settings.max_new_tokens
     rows = draw_prompts(documents, 64, length, 0, settings.seed)
     prompts = [row[: settings.prompt_length] for row in rows]
-    outputs = write_own_text(demo.model.base, prompts, settings.max_new_tokens)
+    outputs = generate_texts(demo.model.base, prompts, settings.max_new_tokens)
     new = [row[settings.prompt_length :].tolist() for row in outputs]
     ended = [row[: row.index(0) + 1] if 0 in row else row for row in new]
     assert loop_share(prompts, ended) <= 2.0 * settings.loops["human"]

@@ -13,7 +13,7 @@ import torch
 from blockwise_models import VOCAB, looping_text, random_model, trained_model
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import ngram_distil, ngram_merge
-from lattice_bpd.train import count_ngrams, interpolate, train_ngram
+from lattice_bpd.lm import count_ngrams
 from lattice_bpd.train.ngram.distil import distil_ngram, predict_targets
 
 
@@ -101,7 +101,7 @@ def test_distil_lm_is_the_lm_of_its_counts():
 
 
 @pytest.mark.parametrize("smoothing", ["katz", "absolute", "kneser_ney", "modified_kneser_ney"])
-@pytest.mark.filterwarnings("ignore::lattice_bpd.train.SmoothingWarning")
+@pytest.mark.filterwarnings("ignore::lattice_bpd.lm.SmoothingWarning")
 def test_distil_probabilities_sum_to_one(smoothing, tmp_path):
     texts = np.split(looping_text(800), 10)
     lm = distil_ngram(trained_model(), texts, 4, smoothing=smoothing)
@@ -141,9 +141,9 @@ def test_distil_predicts_the_target_better_than_the_corpus_does():
 
     options = {"smoothing": "absolute", "unseen": "uniform"}
     distilled = distil_ngram(model, texts, 3, **options)
-    corpus = train_ngram(texts, 3, vocab_size=VOCAB, **options)
+    corpus = NGramLM.train(texts, 3, vocab_size=VOCAB, **options)
     assert score(distilled) > score(corpus)
-    mixed = interpolate([distilled, corpus], weights=[0.7, 0.3])
+    mixed = NGramLM.interpolate([distilled, corpus], weights=[0.7, 0.3])
     word, history = int(chosen[0][9]), held_out[0][:10]
     expected = np.logaddexp(
         np.log(0.7) + distilled.log_prob(word, history),
@@ -169,11 +169,11 @@ def test_distil_refuses(arguments, message):
 
 def test_train_ngram_refuses_targets_that_do_not_fit():
     with pytest.raises(ValueError, match="one target for each token"):
-        train_ngram([[1, 2]], 2, vocab_size=4, targets=[[1]])
+        NGramLM.train([[1, 2]], 2, vocab_size=4, targets=[[1]])
     with pytest.raises(TypeError, match="float64"):
-        train_ngram([[1, 2]], 2, vocab_size=4, targets=[[1.0, 2.0]])
+        NGramLM.train([[1, 2]], 2, vocab_size=4, targets=[[1.0, 2.0]])
     with pytest.raises(ValueError, match="target 7"):
-        train_ngram([[1, 2]], 2, vocab_size=4, targets=[[1, 7]])
+        NGramLM.train([[1, 2]], 2, vocab_size=4, targets=[[1, 7]])
 
 
 def run(*words):
@@ -206,7 +206,7 @@ def test_distil_command(saved_model, tmp_path, capsys):
     found = NGramLM.load(tmp_path / "target.lm")
     assert found.num_ngrams == expected.num_ngrams
     assert found.score(text[:20]) == pytest.approx(expected.score(text[:20]), abs=1e-5)
-    train_ngram([text], 2, vocab_size=VOCAB, smoothing="absolute").save(tmp_path / "corpus.lm")
+    NGramLM.train([text], 2, vocab_size=VOCAB, smoothing="absolute").save(tmp_path / "corpus.lm")
     files = (tmp_path / "target.lm", tmp_path / "corpus.lm")
     run("merge", *files, "--weights", "0.7,0.3", "-o", tmp_path / "mixed.lm")
     assert NGramLM.load(tmp_path / "mixed.lm").order == 3

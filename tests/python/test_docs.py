@@ -32,7 +32,14 @@ ROOMS = {
     "models": "lattice_bpd.models", "verify": "lattice_bpd.verify", "train": "lattice_bpd.train",
     "evaluate": "lattice_bpd.evaluate",
 }  # fmt: skip
-ELSEWHERE = {"NGramLM", "__version__", "STRATEGIES", "FORMS", "STANDARD_SETTINGS", "TREE_SETTINGS"}
+ELSEWHERE = {
+    "NGramLM",
+    "__version__",
+    "STRATEGIES",
+    "LAYOUTS",
+    "STANDARD_SETTINGS",
+    "TREE_SETTINGS",
+}
 
 
 def pages() -> dict[str, Path]:

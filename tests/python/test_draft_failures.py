@@ -1,4 +1,4 @@
-"""A failed draft costs its step, never the decode; drawn trees carry their distributions."""
+"""A failed draft costs its step, never the decode; sampled trees carry their distributions."""
 
 import warnings
 
@@ -10,18 +10,11 @@ pytest.importorskip("torch")
 import torch
 
 from blockwise_models import POSITIONS, VOCAB, model_of, plain_greedy
-from lattice_bpd import Drafts, DraftTree
-from lattice_bpd.decode import (
-    DecodeStats,
-    DraftError,
-    DraftWarning,
-    DrawnNodes,
-    decode,
-    decode_batch,
-)
+from lattice_bpd.decode import DecodeStats, DraftError, DraftWarning, decode
 from lattice_bpd.decode.drafters.proposals import propose_trees
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.verify import PrefixTree
 
 PROMPT = [3, 8, 13]
 
@@ -32,11 +25,11 @@ class Failing:
     def __init__(self, error):
         self.error, self.steps = error, 0
 
-    def propose(self, _state):
+    def propose(self, states):
         self.steps += 1
         if self.steps % 3 == 0:
             raise self.error
-        return Drafts(np.array([[[1, 2]]]), None, np.array([1]))
+        return [PrefixTree.from_drafts(state.tokens[-1], [[1, 2]]) for state in states]
 
 
 @pytest.mark.parametrize(
@@ -64,49 +57,26 @@ def test_what_is_wrong_in_every_step_is_raised(error):
         decode(model_of("llama"), PROMPT, Failing(error), max_new_tokens=20)
 
 
-def tree_of(token_ids, parents):
-    return DraftTree(
-        np.array([token_ids]), np.array([parents]), None, None, np.array([len(token_ids)]), None,
-        None,
-    )  # fmt: skip
-
-
 class Fixed:
-    def __init__(self, proposal):
-        self.proposal = proposal
+    """Proposes the same draft tokens below every exact token."""
 
-    def propose(self, _state):
-        return self.proposal
+    def __init__(self, token_ids, parents, **options):
+        self.nodes, self.options = (token_ids, parents), options
 
-    def propose_batch(self, states):
-        return [self.proposal] * len(states)
-
-
-@pytest.mark.parametrize(
-    "proposal",
-    [
-        tree_of([1, 2], [-1, 1]),  # a node that is its own parent
-        Drafts(np.array([1, 2]), None, np.array([1])),  # axes are missing
-        DrawnNodes(np.array([1]), np.array([3]), [None, None]),
-    ],
-)
-def test_a_misshapen_draft_counts_as_none(proposal):
-    with pytest.warns(DraftWarning, match="shape"):
-        found = decode(model_of("llama"), PROMPT, Fixed(proposal), max_new_tokens=6)
-    assert found.token_ids == plain_greedy(model_of("llama"), PROMPT, 6)
-    assert found.stats.draft_failures == {"shape": 4}  # the prompt's and the last token need none
+    def propose(self, states):
+        return [
+            PrefixTree.from_nodes(state.tokens[-1], *self.nodes, 99, **self.options)
+            for state in states
+        ]
 
 
 def test_failures_of_a_batch_are_counted_for_each_text():
     class Broken:
-        def propose_batch(self, _states):
-            raise FloatingPointError("NaN")
-
-        def propose(self, _state):
+        def propose(self, _states):
             raise FloatingPointError("NaN")
 
     with pytest.warns(DraftWarning, match="Broken drafted nothing"):
-        found = decode_batch(model_of("llama"), [PROMPT, [5]], Broken(), max_new_tokens=5)
+        found = decode(model_of("llama"), [PROMPT, [5]], Broken(), max_new_tokens=5)
     assert [result.stats.draft_failures for result in found] == [{"nan": 3}, {"nan": 3}]
     merged = DecodeStats(draft_failures={"memory": 1, "nan": 1})
     merged.merge(found[0].stats)
@@ -118,60 +88,63 @@ def state_of(tokens, limit=50):
     return DecodeState(model, list(tokens), len(tokens), torch.zeros(32), limit, DecodeStats())
 
 
-def test_a_list_of_proposals_has_one_for_each_text():
-    drafts = Drafts(np.array([[[1, 2, -1, -1]]]), None, np.array([1]))
+def test_a_drafter_proposes_for_all_of_its_texts_in_one_call():
+    class Listing:
+        calls = 0
 
-    class Listing(Fixed):
-        def propose_batch(self, _states):
-            return [drafts, None, tree_of([4, 5], [-1, 0])]
+        def propose(self, states):
+            self.calls += 1
+            trees = [[[1, 2]], None, [[4, 5]]]
+            return [
+                None if drafts is None else PrefixTree.from_drafts(state.tokens[-1], drafts)
+                for state, drafts in zip(states, trees, strict=True)
+            ]
 
-    states = [state_of([7]), state_of([8]), state_of([9])]
-    trees = propose_trees([Listing(None)] * 3, states)
+    states, drafter = [state_of([7]), state_of([8]), state_of([9])], Listing()
+    trees = propose_trees([drafter] * 3, states)
     assert [tree.token_ids for tree in trees] == [[7, 1, 2], [8], [9, 4, 5]]
-    assert states[0].stats.neighbours == 2  # padding is no draft
-    with pytest.raises(ValueError, match="Listing proposed a list of 3 for 2 sequences"):
-        propose_trees([Listing(None)] * 2, states[:2])
+    assert drafter.calls == 1
+    others = propose_trees([Fixed([1], [-1]), Fixed([2], [-1]), Fixed([3], [-1])], states)
+    assert [tree.token_ids for tree in others] == [[7, 1], [8, 2], [9, 3]]
 
 
 def test_room_is_not_bounded_by_heads():
     state = state_of(range(4), limit=30)
-    state.update_num_slots()
-    assert (state.num_slots, state.room) == (4, 29)  # 4 draft heads
+    state.update_limits()
+    assert (state.num_slots, state.max_draft_length) == (4, 29)  # 4 draft heads
     state = state_of([1] * (POSITIONS - 7), limit=30)
-    state.update_num_slots()
-    assert (state.num_slots, state.room) == (4, 7)
-    deep = Drafts(np.arange(40)[None, None], None, np.array([1]))
-    assert propose_trees([Fixed(deep)], [state])[0].max_depth == 7
+    state.update_limits()
+    assert (state.num_slots, state.max_draft_length) == (4, 7)
+    deep = Fixed(range(40), range(-1, 39))
+    assert propose_trees([deep], [state])[0].max_depth == 7
 
 
-def test_drawn_nodes_hand_their_distributions_on():
-    #  exact 9: drawn 1, 2;  behind 1: drawn 3;  behind 3: drawn 4;  behind 2: drawn 5
+def test_sampled_trees_keep_their_distributions():
+    #  exact 9: sampled 1, 2;  after 1: sampled 3;  after 3: sampled 4;  after 2: sampled 5
     ids, half = np.array([1, 2]), np.array([0.5, 0.5])
-    behind_1, behind_3, behind_2 = ((np.array([token]), np.ones(1)) for token in (3, 4, 5))
-    drawn = DrawnNodes(
-        np.array([1, 3, 4, 2, 5]), np.array([-1, 0, 1, -1, 3]),
-        [(ids, half), behind_1, behind_3, None, behind_2, None],
-    )  # fmt: skip
-    tree = propose_trees([Fixed(drawn)], [state_of([9])])[0]
+    after_1, after_3, after_2 = ((np.array([token]), np.ones(1)) for token in (3, 4, 5))
+    distributions = [(ids, half), after_1, after_3, None, after_2, None]
+    sampled = Fixed([1, 3, 4, 2, 5], [-1, 0, 1, -1, 3], sampled_from=distributions)
+    tree = propose_trees([sampled], [state_of([9])])[0]
     assert (tree.token_ids, tree.parents) == ([9, 1, 3, 4, 2, 5], [-1, 0, 1, 2, 0, 4])
-    assert [tree.drawn_from(node) for node in range(6)] == drawn.drawn_from
-    cut = propose_trees([Fixed(drawn)], [state_of([9], limit=3)])[0]  # room for 2: no 4
+    assert [tree.sampled_from(node) for node in range(6)] == distributions
+    cut = propose_trees([sampled], [state_of([9], limit=3)])[0]  # at most 2 tokens: no 4
     assert cut.token_ids == [9, 1, 3, 2, 5]
-    assert [cut.drawn_from(node) for node in range(5)] == [
-        (ids, half), behind_1, None, behind_2, None
+    # The children of 3 are left out, whatever they are: the target then samples after 3 itself.
+    assert [cut.sampled_from(node) for node in range(5)] == [
+        (ids, half), after_1, after_3, after_2, None
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="2 distributions; expected as many parents"):
-        DrawnNodes(np.array([1, 2]), np.array([-1, -1]), [None, None])
+    with pytest.raises(ValueError, match="2 token ids and 2 distributions; expected one"):
+        PrefixTree.from_nodes(9, [1, 2], [-1, -1], 9, sampled_from=[None, None])
 
 
 def test_nothing_is_warned_of_where_nothing_fails():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = decode(model_of("llama"), PROMPT, Fixed(tree_of([1], [-1])), max_new_tokens=5)
+        found = decode(model_of("llama"), PROMPT, Fixed([1], [-1]), max_new_tokens=5)
     assert found.stats.draft_failures == {}
 
 
 def test_the_vocabulary_is_still_checked():
-    drawn = DrawnNodes(np.array([VOCAB]), np.array([-1]), [None, None])
     with pytest.raises(ValueError, match=f"token id {VOCAB}"):
-        decode(model_of("llama"), PROMPT, Fixed(drawn), max_new_tokens=5)
+        decode(model_of("llama"), PROMPT, Fixed([VOCAB], [-1]), max_new_tokens=5)

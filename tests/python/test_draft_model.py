@@ -28,14 +28,8 @@ from blockwise_models import (
     trained_model,
 )
 from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
-from lattice_bpd.decode import (
-    DecodeStats,
-    DraftModelDrafter,
-    DraftWarning,
-    NoDrafter,
-    decode,
-    decode_batch,
-)
+from lattice_bpd.decode import DecodeStats, DraftWarning, decode
+from lattice_bpd.decode.drafters import DraftModelDrafter, NoDrafter
 from lattice_bpd.decode.drafters.cached_reader import CachedReader
 from lattice_bpd.decode.drafters.draft_model.candidates import draw, probabilities
 from lattice_bpd.decode.drafters.proposals import propose_trees
@@ -51,20 +45,37 @@ SHAPES = {
     "lattice": {"num_drafts": 3, "top_k": 4},
     "tree": {"max_nodes": 9, "top_k": 4},
     "beam": {"max_nodes": 9, "top_k": 4},
-    "drawn": {"draws": [3, 2, 1]},
-    "drawn chain": {"shape": "drawn", "num_slots": 4},
+    "sampled": {"draws": [3, 2, 1]},
+    "sampled chain": {"shape": "sampled", "draft_length": 4},
 }
 
 
 def drafter_of(model, shape, **options):
-    return DraftModelDrafter(model, **{"shape": shape, "num_slots": 4, **SHAPES[shape], **options})
+    return DraftModelDrafter(
+        model, **{"shape": shape, "draft_length": 4, **SHAPES[shape], **options}
+    )
 
 
 def state_of(tokens, limit=50):
     model = DraftingModel(model_of("llama").base)
     state = DecodeState(model, list(tokens), len(tokens), torch.zeros(32), limit, DecodeStats())
-    state.update_num_slots()
+    state.update_limits()
     return state
+
+
+def tree_of(drafter, tokens) -> PrefixTree:
+    """What a drafter proposes for one text, below its exact token."""
+    (tree,) = drafter.propose([state_of(tokens)])
+    assert tree.exact_token == tokens[-1]
+    return tree
+
+
+def prefixes_of(tree) -> list[tuple[int, ...]]:
+    """The draft tokens down to each node, none for the exact token."""
+    prefixes = [()]
+    for token, parent in zip(tree.token_ids[1:], tree.parents[1:], strict=True):
+        prefixes.append((*prefixes[parent], token))
+    return prefixes
 
 
 @torch.inference_mode()
@@ -83,11 +94,11 @@ def test_every_shape_is_lossless_alone_and_in_a_batch(shape, kind):
     target, small = model_of("llama").base, random_model(kind)
     wanted = [plain_greedy(model_of("llama"), prompt, 14) for prompt in PROMPTS]
     alone = [decode(target, p, drafter_of(small, shape), max_new_tokens=14) for p in PROMPTS]
-    together = decode_batch(target, PROMPTS, drafter_of(small, shape), max_new_tokens=14)
+    together = decode(target, PROMPTS, drafter_of(small, shape), max_new_tokens=14)
     assert [found.token_ids for found in alone] == wanted
     assert [found.token_ids for found in together] == wanted
     assert all(found.stats.draft_failures == {} for found in [*alone, *together])
-    if not shape.startswith("drawn"):  # each text of a batch has random numbers of its own
+    if not shape.startswith("sampled"):  # each text of a batch has random numbers of its own
         lengths = [found.stats.accept_lengths for found in alone]
         assert [found.stats.accept_lengths for found in together] == lengths
 
@@ -104,7 +115,7 @@ def test_the_target_as_its_own_draft_model_is_always_right(shape):
 @pytest.mark.parametrize("shape", ["chain", "tree", "beam"])
 def test_stories260k_drafts_for_itself(shape, shared_data):
     model = load_llama2c(shared_data / "stories260K" / "stories260K.bin")
-    drafter = DraftModelDrafter(model, shape=shape, num_slots=6, max_nodes=12)
+    drafter = DraftModelDrafter(model, shape=shape, draft_length=6, max_nodes=12)
     plain = decode(model, [1], NoDrafter(), max_new_tokens=50)
     found = decode(model, [1], drafter, max_new_tokens=50)
     assert found.token_ids == plain.token_ids
@@ -181,20 +192,25 @@ def test_lattices_stand_along_the_greedy_path(shape, lm):
     small, prompt = random_model("gpt2"), PROMPTS[0]
     ids, scores = fresh_path(small, prompt, 4, 5)
     if shape == "chain":
-        found = drafter_of(small, shape).propose(state_of(prompt))
-        assert found.token_ids[0, 0].tolist() == ids[0, :, 0].tolist()
+        tree = tree_of(drafter_of(small, shape), prompt)
+        assert tree.list_paths() == [list(range(5))]
+        assert tree.token_ids == [prompt[-1], *ids[0, :, 0].tolist()]
         return
     heat = 1.0 if shape == "lattice" else 2.5
     drafter = drafter_of(small, shape, top_k=5, lm=lm, alpha=0.7, temperature=heat)
-    found = drafter.propose(state_of(prompt))
+    tree = tree_of(drafter, prompt)
     rescore = rescore_lattice if shape == "lattice" else rescore_tree
     size = {"num_drafts": 3} if shape == "lattice" else {"max_nodes": 9}
     cooled = Candidates(ids, scores / np.float32(heat))
     wanted = rescore(cooled, [prompt[-3:]], lm, alpha=0.7 / heat, **size)
-    np.testing.assert_array_equal(found.token_ids, wanted.token_ids)
-    if shape == "tree":
-        np.testing.assert_array_equal(found.parents, wanted.parents)
-        np.testing.assert_allclose(found.log_probs, wanted.log_probs, atol=1e-4)
+    if shape == "lattice":
+        expected = PrefixTree.from_drafts(prompt[-1], wanted.token_ids[0])
+        assert len(expected.list_paths()) == 3
+        assert (tree.token_ids, tree.parents) == (expected.token_ids, expected.parents)
+    else:
+        assert tree.token_ids == [prompt[-1], *wanted.token_ids[0].tolist()]
+        assert [parent - 1 for parent in tree.parents[1:]] == wanted.parents[0].tolist()
+        np.testing.assert_allclose(tree.log_probs, wanted.log_probs[0], atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -223,16 +239,12 @@ def test_a_beam_holds_the_most_probable_prefixes(temperature, top_k):
             prefixes[(*path, token)] = prefixes[path] + lp
     wanted = sorted(prefixes.values(), reverse=True)[:12]
     drafter = drafter_of(
-        small, "beam", num_slots=2, top_k=top_k, max_nodes=12, temperature=temperature
+        small, "beam", draft_length=2, top_k=top_k, max_nodes=12, temperature=temperature
     )
-    found = drafter.propose(state_of(prompt))
-    np.testing.assert_allclose(found.log_probs[0], wanted, atol=1e-4)
-    for node, lp in enumerate(found.log_probs[0]):
-        path, above = [], node
-        while above >= 0:
-            path.append(int(found.token_ids[0, above]))
-            above = found.parents[0, above]
-        assert prefixes[tuple(path[::-1])] == pytest.approx(lp, abs=1e-4)
+    tree = tree_of(drafter, prompt)
+    np.testing.assert_allclose(tree.log_probs, wanted, atol=1e-4)
+    for path, lp in zip(prefixes_of(tree)[1:], tree.log_probs, strict=True):
+        assert prefixes[path] == pytest.approx(lp, abs=1e-4)
 
 
 def test_draws_without_replacement_have_their_exact_probabilities():
@@ -250,32 +262,35 @@ def test_draws_without_replacement_have_their_exact_probabilities():
 
 
 @pytest.mark.parametrize("draws", [[1, 1, 1], [3, 2]])
-def test_drawn_trees_carry_what_they_were_drawn_from(draws):
+def test_sampled_trees_keep_what_they_were_sampled_from(draws):
     small, prompt = random_model("gpt2"), PROMPTS[0]
-    drafter = DraftModelDrafter(small, shape="drawn", draws=draws, top_k=6, temperature=0.8, seed=5)
-    again = DraftModelDrafter(small, shape="drawn", draws=draws, top_k=6, temperature=0.8, seed=5)
-    found = drafter.propose(state_of(prompt))
-    np.testing.assert_array_equal(found.token_ids, again.propose(state_of(prompt)).token_ids)
-    paths = [()]
-    for token, parent in zip(found.token_ids.tolist(), found.parents.tolist(), strict=True):
-        paths.append((*paths[parent + 1], token))
+    drafter = DraftModelDrafter(
+        small, shape="sampled", draws=draws, top_k=6, temperature=0.8, seed=5
+    )
+    again = DraftModelDrafter(small, shape="sampled", draws=draws, top_k=6, temperature=0.8, seed=5)
+    tree = tree_of(drafter, prompt)
+    assert tree.token_ids == tree_of(again, prompt).token_ids
+    paths = prefixes_of(tree)
     assert len(paths) == 1 + sum(np.cumprod(draws))
-    for path, drawn in zip(paths, found.drawn_from, strict=True):
+    for node, path in enumerate(paths):
+        distribution = tree.sampled_from(node)
         if len(path) == len(draws):
-            assert drawn is None
+            assert distribution is None
             continue
         ids, scores = fresh_path(small, [*prompt, *path], 1, 6)
-        assert drawn[0].tolist() == ids[0, 0].tolist()
-        np.testing.assert_allclose(drawn[1], probabilities(scores[0, 0], 0.8), atol=1e-4)
+        assert distribution[0].tolist() == ids[0, 0].tolist()
+        np.testing.assert_allclose(distribution[1], probabilities(scores[0, 0], 0.8), atol=1e-4)
         children = [p[-1] for p in paths if p[:-1] == path and len(p) == len(path) + 1]
         assert len(set(children)) == draws[len(path)]
-        assert set(children) <= set(drawn[0].tolist())
+        assert set(children) <= set(distribution[0].tolist())
 
 
 def test_texts_of_a_batch_draw_independently():
-    drafter = DraftModelDrafter(random_model("gpt2"), shape="drawn", num_slots=8, temperature=5.0)
+    drafter = DraftModelDrafter(
+        random_model("gpt2"), shape="sampled", draft_length=8, temperature=5.0
+    )
     states = [state_of(PROMPTS[0]) for _ in range(3)]
-    first = {tuple(found.token_ids.tolist()) for found in drafter.propose_batch(states)}
+    first = {tuple(tree.token_ids) for tree in drafter.propose(states)}
     assert len(first) == 3
 
 
@@ -293,7 +308,7 @@ def small_gpt2(positions=64, vocab=VOCAB):
 def test_where_its_positions_end_it_drafts_nothing(shape):
     target = model_of("llama")
     drafter = drafter_of(small_gpt2(positions=20), shape)
-    found = decode_batch(target.base, [PROMPTS[0], [5, 6]], drafter, max_new_tokens=24)
+    found = decode(target.base, [PROMPTS[0], [5, 6]], drafter, max_new_tokens=24)
     for prompt, result in zip([PROMPTS[0], [5, 6]], found, strict=True):
         assert result.token_ids == plain_greedy(target, prompt, 24)
         assert result.stats.draft_failures == {}
@@ -309,9 +324,7 @@ def test_logits_that_are_no_numbers_cost_only_drafts(shape):
         broken.transformer.wpe.weight[17] = float("nan")  # what reads position 17 or later
     target = model_of("llama")
     with pytest.warns(DraftWarning, match=r"nan: GPT2LMHeadModel gives logits that are no numbers"):
-        found = decode_batch(
-            target.base, [PROMPTS[0], [5]], drafter_of(broken, shape), max_new_tokens=10
-        )
+        found = decode(target.base, [PROMPTS[0], [5]], drafter_of(broken, shape), max_new_tokens=10)
     for prompt, result in zip([PROMPTS[0], [5]], found, strict=True):
         assert result.token_ids == plain_greedy(target, prompt, 10)
     failures = found[0].stats.draft_failures["nan"]
@@ -341,18 +354,27 @@ def test_a_call_without_memory_costs_one_draft(monkeypatch):
     ("options", "message"),
     [
         ({"shape": "star"}, "shape is 'star'; expected one of chain, lattice"),
-        ({"num_slots": 0}, "num_slots is 0; expected 1 or more"),
+        ({"draft_length": 0}, "draft_length is 0; expected a whole number, 1 or more"),
         ({"shape": "tree", "top_k": VOCAB + 1}, rf"top_k is {VOCAB + 1}; expected 1..{VOCAB}"),
-        ({"shape": "beam", "max_nodes": 0}, r"max_nodes is 0; expected 1..4096"),
-        ({"shape": "tree", "temperature": 0.0}, "temperature is 0.0"),
-        ({"shape": "lattice", "alpha": float("nan")}, "alpha nan"),
+        ({"shape": "beam", "max_nodes": 0}, r"max_nodes is 0; expected a whole number, 1\.\.4096"),
+        (
+            {"shape": "tree", "temperature": 0.0},
+            "temperature is 0.0; expected a finite number above 0",
+        ),
+        ({"shape": "lattice", "alpha": float("nan")}, "alpha is nan; expected a finite number"),
         ({"draws": [2, 1]}, "draws is .2, 1. with shape 'chain'"),
-        ({"shape": "drawn", "draws": [2, 0]}, "counts of 1 or more"),
-        ({"shape": "drawn", "draws": [16] * 4}, "make 65536 paths"),
+        (
+            {"shape": "sampled", "draws": [2, 0]},
+            "draws is .2, 0. with shape 'sampled'; expected counts of 1 or more",
+        ),
+        (
+            {"shape": "sampled", "draws": [16] * 4},
+            "draws .16, 16, 16, 16. make 65536 paths; expected 4096 at most",
+        ),
     ],
 )
 def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"DraftModelDrafter: {message}"):
         DraftModelDrafter(random_model("gpt2"), **options)
 
 

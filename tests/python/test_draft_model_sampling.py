@@ -12,7 +12,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lattice_bpd import verify
-from lattice_bpd.decode import DraftModelDrafter, decode_batch
+from lattice_bpd.decode import decode
+from lattice_bpd.decode.drafters import DraftModelDrafter
 
 VOCAB, LENGTH, TEXTS = 4, 3, 400
 PROMPT = [1, 3, 0]
@@ -50,13 +51,11 @@ def sequence_probabilities(model, temperature):
 @pytest.mark.parametrize("draws", [[1, 1], [3, 2], [2, 1]])
 def test_draws_of_a_draft_model_leave_the_targets_distribution(draws):
     target, small = tiny_model(0, 0.3), tiny_model(5, 0.3)
-    drafter = DraftModelDrafter(small, shape="drawn", draws=draws, top_k=VOCAB, seed=11)
+    drafter = DraftModelDrafter(small, shape="sampled", draws=draws, top_k=VOCAB, seed=11)
     counts, calls = np.zeros(VOCAB**LENGTH), 0
     for batch in range(12):
         rule = verify.Rejection(1.6, seed=list(range(batch * TEXTS, (batch + 1) * TEXTS)))
-        found = decode_batch(
-            target, [PROMPT] * TEXTS, drafter, max_new_tokens=LENGTH, acceptance=rule
-        )
+        found = decode(target, [PROMPT] * TEXTS, drafter, max_new_tokens=LENGTH, acceptance=rule)
         for result in found:
             first, second, third = result.token_ids
             counts[(first * VOCAB + second) * VOCAB + third] += 1

@@ -12,15 +12,8 @@ import torch
 from torch import nn
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
-from lattice_bpd import NGramLM
-from lattice_bpd.decode import (
-    CustomGenerate,
-    TreeDrafter,
-    decode,
-    generate,
-    generate_batch,
-    make_drafter,
-)
+from lattice_bpd import DraftConfig, NGramLM
+from lattice_bpd.decode import CustomGenerate, TreeDrafter, decode, generate, make_drafter
 from lattice_bpd.models import BlockwiseLM, SequentialHeads
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
@@ -55,7 +48,7 @@ def test_temperature_shapes_the_tree_wherever_it_is_given():
         custom = model.base.generate(ids, custom_generate=method, max_new_tokens=30)
         assert custom[0, 3:].tolist() == wanted
         alone = generate(model, PROMPT, "tree", max_new_tokens=30, **given)
-        (batch,) = generate_batch(model, [PROMPT], "tree", max_new_tokens=30, **given)
+        (batch,) = generate(model, [PROMPT], "tree", max_new_tokens=30, **given)
         for found in (expected, method.results[0], alone, batch):
             assert found.token_ids == wanted
             assert counts(found) == counts(expected)
@@ -63,9 +56,12 @@ def test_temperature_shapes_the_tree_wherever_it_is_given():
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_temperature_that_is_no_number_above_0_is_refused(temperature):
-    with pytest.raises(ValueError, match=r"generate: temperature is .*; expected a number above 0"):
-        make_drafter("greedy", VOCAB, temperature=temperature)
-    with pytest.raises(ValueError, match="TreeDrafter: temperature is"):
+    message = r"temperature is .*; expected a finite number above 0"
+    with pytest.raises(ValueError, match=message):
+        make_drafter(DraftConfig("greedy", temperature=temperature))
+    with pytest.raises(ValueError, match=f"generate: {message}"):
+        generate(model_of("llama"), PROMPT, "greedy", temperature=temperature)
+    with pytest.raises(ValueError, match=f"TreeDrafter: {message}"):
         TreeDrafter(None, temperature=temperature)
 
 
@@ -107,13 +103,13 @@ def test_every_row_of_a_batch_hears_its_own_exact_token():
         return model.head_logits(hidden)
 
     class Watching(TreeDrafter):
-        def propose_batch(self, asked):
+        def propose(self, asked):
             states.append([state.tokens[-1] for state in asked])
-            return super().propose_batch(asked)
+            return super().propose(asked)
 
     prompts = [PROMPT, [5], [40, 2]]
     drafter = Watching(None, top_k=4, max_nodes=6)
-    results = generate_batch(model.base, prompts, heads=heads, drafter=drafter, max_new_tokens=12)
+    results = generate(model.base, prompts, heads=heads, drafter=drafter, max_new_tokens=12)
     first, *rest = heard  # the first call only asks how many slots there are
     assert first == [results[0].token_ids[0]]
     assert rest == states

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lattice_bpd import Drafts, NGramLM, SausageLattice, _core, rescore_lattice, rescore_tree
-from lattice_bpd.train import KatzWarning
+from lattice_bpd.lm import KatzWarning
 from oracles import Slot, list_all_drafts, random_arpa, read_arpa
 
 INSTRUCTION_SETS = _core.fused_instruction_sets()

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 
 from lattice_bpd import (
-    ContextNGram,
     FormatError,
     NGramLM,
     SausageLattice,
-    draw_tree,
     rescore_fst,
     rescore_lattice,
     rescore_tree,
+    sample_tree,
 )
 from lattice_bpd.draft import MixtureScorer, NGramScorer
-from lattice_bpd.lm import quantise, read_lm, write_lm
+from lattice_bpd.lm import ContextNGram, read_lm, write_lm
 from lattice_bpd.verify import PrefixTree
 
 torch = pytest.importorskip("torch")
@@ -48,7 +47,7 @@ RESCORE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
                       r"shape \(8,\).*\(slots, vocab\) or \(batch, slots, vocab\).*missing axis"),
     "no dimension": ({"head_logits": logits(1)[0:1].reshape(())}, ValueError, r"shape \(\)"),
     "four dimensions": ({"head_logits": logits(1, 1, 3, 4)}, ValueError, r"\(1, 1, 3, 4\)"),
-    "no slot": ({"head_logits": logits(0, 4)}, ValueError, r"\(0, 4\).*needs an element"),
+    "no slot": ({"head_logits": logits(0, 4)}, ValueError, r"\(0, 4\).*expected no empty axis"),
     "no batch": ({"head_logits": logits(0, 3, 4), "context": []}, ValueError, r"\(0, 3, 4\)"),
     "no vocabulary": ({"head_logits": logits(3, 0)}, ValueError, r"\(3, 0\)"),
     "float64": ({"head_logits": logits().astype(float)}, TypeError,
@@ -143,7 +142,7 @@ def test_rescore_lattice(kind: str, small_lm: NGramLM) -> None:
 SLOTS: dict[str, tuple[Any, type[Exception], str]] = {
     "no candidates": ([([1], [0]), ([], [])], ValueError, "slot 1 has 0 token ids"),
     "lengths differ": ([([1, 2], [0])], ValueError, "2 token ids and 1 scores"),
-    "doubled": ([([4, 1, 4], [0, 1, 2])], ValueError, "token 4 stands twice in slot 0"),
+    "doubled": ([([4, 1, 4], [0, 1, 2])], ValueError, "token 4 occurs twice in slot 0"),
     "negative id": ([([1, -2], [0, 1])], ValueError, "id -2 at position 1"),
     "NaN": ([([1, 2], [0, NAN])], ValueError, "nan of token 2 in slot 0; expected a finite"),
     "infinity": ([([1, 2], [INF, 0])], ValueError, "inf of token 1"),
@@ -213,12 +212,13 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a path in a mixture": (lambda: MixtureScorer([("a.lm", 1.0)]), TypeError,
                             r"scorer is the path 'a\.lm'; expected an NGramLM"),
     "a path for a tree": (lambda: rescore_tree(logits(), [], "a.lm"), TypeError, "the path"),
-    "a path for a sampled tree": (lambda: draw_tree(logits(), [], "a.lm"), TypeError, "the path"),
+    "a path for a sampled tree": (lambda: sample_tree(logits(), [], "a.lm"), TypeError, "the path"),
     "a path for an FST": (lambda: rescore_fst(b"", "a.lm"), TypeError, "the path"),
-    "a path to quantise": (lambda: quantise("a.lm"), TypeError, "the path"),
+    "a path to interpolate": (lambda: NGramLM.interpolate(["a.lm"], weights=[1]), TypeError,
+                              r"NGramLM\.interpolate: lm is the path 'a\.lm'"),
     "half a node": (lambda: rescore_tree(logits(), [], None, top_k=2, max_nodes=1.5), TypeError,
                     r"max_nodes is 1\.5; expected an integer"),
-    "half a node of samples": (lambda: draw_tree(logits(), [], None, top_k=2, max_nodes=1.5),
+    "half a node of samples": (lambda: sample_tree(logits(), [], None, top_k=2, max_nodes=1.5),
                                TypeError, r"max_nodes is 1\.5; expected an integer"),
     "many drafts of an FST": (lambda: rescore_fst(b"", None, 100_000), ValueError,
                               r"num_drafts is 100000; expected 1\.\.4096"),
@@ -254,7 +254,7 @@ ARPA_OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "bos outside": ({"bos_id": 4}, ValueError, r"bos_id is 4; expected a token id in 0\.\.3"),
     "negative eos": ({"eos_id": -1}, ValueError, "eos_id is -1"),
     "unk is bos": ({"vocab_size": 6, "bos_id": 5, "unk_id": 5}, ValueError, "unk_id is 5"),
-    "bos is a word": ({"bos_id": 0}, FormatError, "stands twice"),
+    "bos is a word": ({"bos_id": 0}, FormatError, "occurs twice"),
     "doubled word": ({"vocab": ["a", "b", "a"]}, ValueError, '"a" twice'),
     "missing word": ({"vocab": ["0", "1", "2"]}, FormatError, '"3" is not in vocab'),
 }

@@ -1,4 +1,4 @@
-"""Lines of a table that use LMs and scorers of their own; rescorers that are trained."""
+"""Lines of a table that use LMs and scorers of their own; training of rescorers."""
 
 import numpy as np
 import pytest
@@ -9,23 +9,19 @@ import torch
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import BlockDrafter, LatticeDrafter, NeuralScorer, ScorerDrafter, generate
-from lattice_bpd.evaluate import (
-    STANDARD_SETTINGS,
-    DraftOptions,
-    Setting,
-    compare_strategies,
-    record,
-)
-from lattice_bpd.evaluate.replay.settings import MAKERS
+from lattice_bpd.decode import PBestDrafter, generate
+from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer, ScorerDrafter
+from lattice_bpd.draft import NGramScorer
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.evaluate import STANDARD_SETTINGS, Setting, compare_strategies, record
 from lattice_bpd.models import build_rescorer
 from lattice_bpd.train.heads.joint import TrainOptions
 from lattice_bpd.train.heads.rescorer import train_rescorer
 
 GREEDY = STANDARD_SETTINGS[0]
 PROMPTS = [looping_text(200, seed=2)[start : start + 8].tolist() for start in (0, 30, 90)]
-NEURAL = Setting("neural", "neural", "scorer", source="rescorer")
-OTHER = Setting("other", "another LM", "lattice", source="other")
+NEURAL = Setting("neural", "neural", "neural", source="rescorer")
+OTHER = Setting("other", "another LM", "ngram", source="other")
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +35,18 @@ def lms():
 def test_settings_with_sources_decode_as_their_scorers_do(lms):
     model = model_of("trained")
     sources = {"rescorer": NeuralScorer(model), "other": lms[1]}
-    settings = [GREEDY, Setting("common", "LM", "lattice", uses_lm=True), OTHER, NEURAL]
-    options = {s.name: DraftOptions(top_k=5, alpha=0.4) for s in settings}
+    settings = [GREEDY, Setting("common", "LM", "ngram", uses_lm=True), OTHER, NEURAL]
+    options = {s.name: DraftConfig(top_k=5, alpha=0.4) for s in settings}
     found = compare_strategies(
         model, lms[0], PROMPTS, settings=settings, options=options, sources=sources,
         max_new_tokens=20,
     )  # fmt: skip
     assert all(not result.differing for result in found.results)
     chosen = [r.total().accept_lengths for r in found.results[1:]]
-    plain = ({"lm": lms[0]}, {"lm": lms[1]}, {"scorer": model})
-    for accepted, how in zip(chosen, plain, strict=True):
-        strategy = "neural" if "scorer" in how else "ngram"
-        alone = [generate(model, prompt, strategy, top_k=5, alpha=0.4, max_new_tokens=20, **how)
-                 for prompt in PROMPTS]  # fmt: skip
+    plain = (("ngram", lms[0]), ("ngram", lms[1]), ("neural", model))
+    for accepted, (strategy, lm) in zip(chosen, plain, strict=True):
+        config = DraftConfig(strategy, top_k=5, alpha=0.4)
+        alone = generate(model, PROMPTS, config, lm=lm, max_new_tokens=20)
         assert accepted == [n for result in alone for n in result.stats.accept_lengths]
 
 
@@ -61,18 +56,18 @@ def test_settings_beyond_heads_decode_as_their_strategies_do(lms):
         GREEDY, Setting("small", "a draft model", "draft_model", source="small"),
         Setting("lookup", "lookup", "lookup"), Setting("all", "all", "combined", uses_lm=True),
     ]  # fmt: skip
-    options = {"all": DraftOptions(top_k=5, max_nodes=9, alpha=0.4)}
-    found = compare_strategies(
+    options = {"all": DraftConfig(top_k=5, max_nodes=9, alpha=0.4)}
+    comparison = compare_strategies(
         model, lms[0], PROMPTS[:2], settings=settings, options=options,
         sources={"small": model.base}, max_new_tokens=20,
     )  # fmt: skip
-    assert all(not result.differing for result in found.results)
+    assert all(not result.differing for result in comparison.results)
     ways = [
-        {"strategy": "draft_model", "draft_model": model.base},
-        {"strategy": "lookup"},
-        {"strategy": "combined", "lm": lms[0], "top_k": 5, "max_nodes": 9, "alpha": 0.4},
+        {"drafter": "draft_model", "draft_model": model.base},
+        {"drafter": "lookup"},
+        {"drafter": "combined", "lm": lms[0], "top_k": 5, "max_nodes": 9, "alpha": 0.4},
     ]
-    for result, way in zip(found.results[1:], ways, strict=True):
+    for result, way in zip(comparison.results[1:], ways, strict=True):
         alone = [generate(model, prompt, max_new_tokens=20, **way) for prompt in PROMPTS[:2]]
         lengths = [n for one in alone for n in one.stats.accept_lengths]
         assert result.total().accept_lengths == lengths
@@ -84,22 +79,33 @@ def test_settings_name_a_missing_source_and_an_unknown_strategy(lms):
             model_of("trained"), lms[0], PROMPTS, settings=[GREEDY, NEURAL], max_new_tokens=4
         )
     with pytest.raises(ValueError, match="'guess'; expected one of greedy, bpd"):
-        Setting("x", "x", "guess").drafter(None, [], DraftOptions())
+        Setting("x", "x", "guess").drafter(None, [], DraftConfig())
 
 
-def test_settings_take_makers_of_ones_own(monkeypatch):
-    monkeypatch.setitem(MAKERS, "mine", lambda *_: BlockDrafter())
-    assert isinstance(Setting("x", "x", "mine").drafter(None, [], DraftOptions()), BlockDrafter)
+def test_settings_take_makers_of_ones_own():
+    calls = []
+
+    def make(*arguments):
+        calls.append(arguments)
+        return ArgmaxDrafter()
+
+    config = DraftConfig(top_k=3)
+    drafter = Setting("x", "x", "mine", make=make).drafter("source", [7], config)
+    assert isinstance(drafter, ArgmaxDrafter)
+    assert calls == [("source", [7], config)]
 
 
 def test_settings_hand_options_on(lms):
-    options = DraftOptions(top_k=3, num_drafts=4, alpha=0.7, beam=6)
-    drafter = Setting("x", "x", "scorer", many=True).drafter(lms[0], [], options)
+    options = DraftConfig(top_k=3, num_drafts=4, alpha=0.7, beam=6)
+    drafter = Setting("x", "x", "p_best").drafter(NGramScorer(lms[0]), [], options)
     assert isinstance(drafter, ScorerDrafter)
-    found = (drafter.top_k, drafter.num_drafts, drafter.alpha, drafter.beam)
-    assert found == (3, 4, 0.7, 6)
+    config = drafter.config
+    assert (config.top_k, drafter.num_drafts, config.alpha, config.beam) == (3, 4, 0.7, 6)
+    drafter = NEURAL.drafter(NGramScorer(lms[0]), [], options)
+    assert isinstance(drafter, ScorerDrafter)
+    assert (drafter.num_drafts, drafter.config.beam) == (1, 6)
     drafter = OTHER.drafter(lms[1], [], options)
-    assert isinstance(drafter, LatticeDrafter)
+    assert isinstance(drafter, PBestDrafter)
     assert (drafter.lm, drafter.num_drafts) == (lms[1], 1)
 
 
@@ -107,15 +113,15 @@ def test_replay_takes_the_lm_of_a_source_and_refuses_scorers(lms):
     model = model_of("trained")
     outputs = [plain_greedy(model, prompt, 20) for prompt in PROMPTS]
     replay = record(model, PROMPTS, outputs, top_k=5)
-    options = DraftOptions(top_k=5, alpha=0.4)
+    options = DraftConfig(top_k=5, alpha=0.4)
     for lm in lms:
-        found = compare_strategies(
+        comparison = compare_strategies(
             model, lms[0], PROMPTS, settings=[GREEDY, OTHER], options={"other": options},
             sources={"other": lm}, max_new_tokens=20,
         )  # fmt: skip
-        expected = found.results[1].total().block_efficiency
+        expected = comparison.results[1].total().block_efficiency
         assert replay.block_efficiency(OTHER, lm, options) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="drafts by 'scorer', which cannot be replayed"):
+    with pytest.raises(ValueError, match="drafts by 'neural', which cannot be replayed"):
         replay.block_efficiency(NEURAL, None, options)
 
 

@@ -11,7 +11,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from lattice_bpd.decode import generate, generate_batch, make_drafter
+from lattice_bpd.decode import DraftSources, generate, make_drafter
+from lattice_bpd.draft.config import DraftConfig
 from planted_drafts import plain_continuation
 from test_generate_settings import VOCAB, model_with
 
@@ -47,7 +48,9 @@ def test_the_output_of_a_tokenizer_is_taken_as_it_is(kind):
     for text in TEXTS:
         wanted = plain_continuation(model, ids_of(text), max_new_tokens=NEW)
         inputs = tokenizer_of()(text, return_tensors=kind)
-        found = generate(model, **inputs, strategy="greedy", max_new_tokens=NEW)
+        found = generate(model, **inputs, drafter="greedy", max_new_tokens=NEW)
+        if kind is not None:  # arrays of shape (1, T) are a batch of one
+            (found,) = found
         assert found.token_ids == wanted
 
 
@@ -56,7 +59,7 @@ def test_padded_batches_are_read_by_their_mask(side):
     model = settings()
     inputs = tokenizer_of(side)(TEXTS, return_tensors="pt", padding=True)
     assert int(inputs["attention_mask"].sum()) < inputs["attention_mask"].numel()
-    found = generate_batch(model, **inputs, strategy="greedy", max_new_tokens=NEW)
+    found = generate(model, **inputs, drafter="greedy", max_new_tokens=NEW)
     wanted = tokenizer_of("left")(TEXTS, return_tensors="pt", padding=True)
     if side == "left":  # processors see the padding, as in the model's own generate
         plain = model.generate(**wanted, do_sample=False, max_new_tokens=NEW)
@@ -71,7 +74,7 @@ def test_padded_batches_are_read_by_their_mask(side):
 def test_text_with_either_kind_of_tokenizer():
     model = settings()
     for tokenizer in (word_tokenizer(), tokenizer_of()):
-        found = generate_batch(model, TEXTS, "greedy", tokenizer=tokenizer, max_new_tokens=NEW)
+        found = generate(model, TEXTS, "greedy", tokenizer=tokenizer, max_new_tokens=NEW)
         for text, result in zip(TEXTS, found, strict=True):
             assert result.token_ids == plain_continuation(model, ids_of(text), max_new_tokens=NEW)
             assert result.text == tokenizer.decode(result.token_ids, skip_special_tokens=True)
@@ -115,7 +118,7 @@ BAD_PROMPTS = {
     "a dict": ({"input_ids": [1, 2]}, {}, TypeError, r"dict with input_ids; .*\*\*inputs"),
     "nothing": (None, {}, TypeError, "input_ids is None; expected token ids"),
     "a number": (3, {}, TypeError, "input_ids is 3; expected token ids"),
-    "words": (["a", "b"], {}, ValueError, "holds 2 sequences"),
+    "words": (["a", "b"], {}, TypeError, "the prompt is text .*give tokenizer="),
     "objects": ([object()], {}, TypeError, "expected token ids"),
     "meta": (torch.ones(3, dtype=torch.long, device="meta"), {}, ValueError, "meta device"),
     "masked": (np.ma.masked_array([1, 2], [0, 1]), {}, ValueError, "is a masked array"),
@@ -131,7 +134,7 @@ class EmptyHeads(torch.nn.Module):
 
 
 BAD_OPTIONS = {
-    "max_new_tokens": (None, TypeError, "max_new_tokens is None; expected an int"),
+    "max_new_tokens": ("4", TypeError, "max_new_tokens is '4'; expected an int"),
     "stop_token_ids": ([-1], ValueError, "stop token id is -1; expected 0..39"),
     "stop_token_ids 2": ([10**6], ValueError, "stop token id is 1000000; expected 0..39"),
     "stop_token_ids 3": ("abc", TypeError, "stop_token_ids is 'abc'; expected a list"),
@@ -139,13 +142,19 @@ BAD_OPTIONS = {
     "stop_token_ids 5": (["a"], TypeError, "a stop token id is 'a'; expected an int"),
     "heads": (lambda _: None, TypeError, "heads returned NoneType; expected a tensor of logits"),
     "heads 2": (EmptyHeads(), TypeError, "heads returned NoneType; expected a tensor of logits"),
-    "max_nodes": (1.5, TypeError, "max_nodes is 1.5; expected an int, 1..4096"),
-    "max_nodes 2": (100_000, ValueError, "max_nodes is 100000; expected 1..4096"),
-    "num_drafts": (100_000, ValueError, "num_drafts is 100000; expected 1..4096"),
-    "top_k": ("4", TypeError, "top_k is '4'; expected an int, 1..40"),
-    "alpha": ("4", TypeError, "alpha is '4'; expected a number"),
-    "temperature": (None, TypeError, "temperature is None; expected a number"),
+    "max_nodes": (1.5, TypeError, "max_nodes is 1.5; expected a whole number, 1..4096"),
+    "max_nodes 2": (100_000, ValueError, "max_nodes is 100000; expected a whole number, 1..4096"),
+    "num_drafts": (100_000, ValueError, "num_drafts is 100000; expected a whole number, 1..4096"),
+    "top_k": ("4", TypeError, "top_k is '4'; expected a whole number, 1 or more"),
+    "alpha": ("4", TypeError, "alpha is '4'; expected a finite number"),
+    "temperature": (None, TypeError, "temperature is None; expected a finite number above 0"),
     "lm": ("corpus.lm", TypeError, r"lm is a str; .*NGramLM.load\('corpus.lm'\)"),
+    "num_slots": (3, TypeError, r"unknown option 'num_slots'; did you mean .*expected of strategy"),
+    "draft_length": (3, ValueError, "'tree' drafts as many slots as there are heads; draft_length"),
+    "ngram_cache": (7, ValueError, r"ngram_cache is 7; expected an order of 1..6"),
+    "drafter": (1.5, TypeError, "drafter is 1.5; expected the name of a strategy, a DraftConfig"),
+    "drafter 2": ([object()], TypeError, "a drafter with a method `propose`"),
+    "drafter 3": ("trees", ValueError, "strategy is 'trees'; did you mean 'tree'"),
     "generation_config": ({"eos_token_id": 3}, TypeError, "generation_config is a dict"),
     "max_new_tokens 2": (0, ValueError, "max_new_tokens is 0; expected 1 or more"),
     "max_new_tokens 3": (2.5, TypeError, "max_new_tokens is 2.5"),
@@ -175,16 +184,20 @@ def test_a_bad_option_ends_in_one_clear_line(case):
 
 
 def test_other_callers_of_the_same_checks():
-    with pytest.raises(ValueError, match="vocab_size is -3; expected 1 or more"):
-        make_drafter("tree", -3)
-    with pytest.raises(TypeError, match="expected prompts or input_ids, one of them"):
-        generate_batch(model_with())
+    with pytest.raises(TypeError, match="lm is a str; expected an NGramLM"):
+        make_drafter(DraftConfig("tree"), DraftSources(lm="corpus.lm"))
+    with pytest.raises(ValueError, match="'ngram' needs an LM; give lm="):
+        make_drafter(DraftConfig("ngram"))
+    with pytest.raises(ValueError, match="'tree' does not use a draft model"):
+        make_drafter(DraftConfig("tree"), DraftSources(draft_model=model_with()))
+    with pytest.raises(TypeError, match="input_ids is None; expected token ids"):
+        generate(model_with())
     with pytest.raises(TypeError, match=r"dict with input_ids; .*\*\*inputs"):
-        generate_batch(model_with(), {"input_ids": [[1]]})
-    with pytest.raises(TypeError, match="prompts is a str"):
-        generate_batch(model_with(), "text")
+        generate(model_with(), {"input_ids": [[1]]})
+    with pytest.raises(TypeError, match=r"the prompt is text .*give tokenizer="):
+        generate(model_with(), "text")
     with pytest.raises(ValueError, match="attention_mask has 1 rows for 2 prompts"):
-        generate_batch(model_with(), [[1], [2]], attention_mask=[[1]])
+        generate(model_with(), [[1], [2]], attention_mask=[[1]])
 
 
 def test_a_model_without_weights_is_refused():

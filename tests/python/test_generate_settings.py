@@ -13,7 +13,7 @@ import torch
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig
 from transformers import LlamaForCausalLM as Llama
 
-from lattice_bpd.decode import generate, generate_batch
+from lattice_bpd.decode import generate
 from lattice_bpd.verify import Sampled
 from planted_drafts import PlantedDrafts, plain_continuation
 
@@ -114,10 +114,10 @@ def test_a_batch_is_equal_to_each_text_alone():
     texts = prompts(5, seed=1)
     wanted = [plain_continuation(model, text) for text in texts]
     for strategy in ("greedy", "lookup"):
-        found = generate_batch(model, texts, strategy, max_new_tokens=NEW)
+        found = generate(model, texts, strategy, max_new_tokens=NEW)
         assert [result.token_ids for result in found] == wanted
     drafters = [PlantedDrafts(text, VOCAB) for text in wanted]
-    found = generate_batch(model, texts, drafter=drafters, max_new_tokens=NEW)
+    found = generate(model, texts, drafter=drafters, max_new_tokens=NEW)
     assert [result.token_ids for result in found] == wanted
 
 

@@ -17,12 +17,14 @@ import torch
 
 from constraints import END, REGEXES, TOKENS, acceptor_of, bytes_of, language_of, random_acceptor
 from lattice_bpd import rescore_fst
-from lattice_bpd.decode import ConstrainedChooser, FstConstraint, GuidanceConstraint
+from lattice_bpd.decode import FstConstraint, GuidanceConstraint
+from lattice_bpd.decode.constraint import ConstrainedChooser
 from lattice_bpd.decode.constraint.acceptor_bytes import read_acceptor
+from lattice_bpd.decode.constraint.automaton_state import AutomatonState, MergedStates
 from lattice_bpd.decode.constraint.lattice import intersect
-from lattice_bpd.decode.constraint.place import MergedPlaces, Place
 from lattice_bpd.decode.constraint.trees import constrain_tree
-from lattice_bpd.verify import Offer, PrefixTree
+from lattice_bpd.verify import PrefixTree
+from lattice_bpd.verify.verification import Offer
 
 ABC = ([(0, 1, 1), (0, 2, 2), (1, 2, 3), (1, 3, 3), (2, 2, 4), (3, 1, 5), (4, 1, 5)], {5})
 NO_OFFER = Offer((), 0)
@@ -164,9 +166,9 @@ def test_grammar_and_lattice_intersect_as_enumerated(number: int, seed: int) -> 
     arcs, final = random_acceptor(rng)
     constraint = acceptor_of(arcs, final, vocab_size=8, end_token_ids=[7])
     logits = rng.normal(size=(3, 8)).astype(np.float32)
-    place = Place(constraint.start(), constraint.end_token_ids)
-    found = paths_of(intersect(place, MergedPlaces(), logits, 8, "test"))
-    level: dict[tuple[int, ...], tuple[Place, float]] = {(): (place, 0.0)}
+    state = AutomatonState(constraint.start(), constraint.end_token_ids)
+    found = paths_of(intersect(state, MergedStates(), logits, 8, "test"))
+    level: dict[tuple[int, ...], tuple[AutomatonState, float]] = {(): (state, 0.0)}
     wanted = {}
     for row in logits:  # every legal text of three tokens, or shorter where it is over
         longer = {}
@@ -189,7 +191,7 @@ def test_grammar_and_lattice_intersect_as_enumerated(number: int, seed: int) -> 
 def test_grammar_masks_slots_where_paths_do_not_matter() -> None:
     constraint = acceptor_of([(0, 3, 1), (0, 5, 1), (1, 2, 2), (1, 4, 2)], {2}, vocab_size=6)
     logits = np.arange(18, dtype=np.float32).reshape(3, 6)
-    found = intersect(Place(constraint.start(), ()), MergedPlaces(), logits, 3, "test")
+    found = intersect(AutomatonState(constraint.start(), ()), MergedStates(), logits, 3, "test")
     assert not found.depends
     ids, scores = np.empty((3, 3), np.int32), np.empty((3, 3), np.float32)
     found.fill_candidates(ids, scores)
@@ -197,13 +199,15 @@ def test_grammar_masks_slots_where_paths_do_not_matter() -> None:
     assert scores.tolist()[:2] == [[4.0, 2.0, -np.inf], [9.0, 7.0, -np.inf]]
 
 
-def test_grammar_forgets_places_that_are_too_many() -> None:
+def test_grammar_forgets_states_that_are_too_many() -> None:
     arcs = [(state, token, state + 1) for state in range(30) for token in (1, 2)]
-    merged = MergedPlaces()
-    place: Place | None = Place(FstConstraint.from_arcs(arcs, {30}, 8).start(), ())
-    while place is not None and place.count:
-        merged.merge(place)
-        place = place.advance(1)
+    merged = MergedStates()
+    state: AutomatonState | None = AutomatonState(
+        FstConstraint.from_arcs(arcs, {30}, 8).start(), ()
+    )
+    while state is not None and state.count:
+        merged.merge(state)
+        state = state.advance(1)
     assert len(merged) == 30
     merged.shrink(8)
     assert len(merged) == 30
@@ -217,7 +221,7 @@ def test_grammar_candidates_are_the_best_allowed(share: float, rng: np.random.Ge
     logits = rng.integers(0, 90, (1, 700)).astype(np.float32)  # with ties
     logits[0, allowed] -= 60.0 if share == 0.5 else 0.0  # all behind those that are not allowed
     constraint = FstConstraint.from_arcs([(0, int(token), 1) for token in allowed], {1}, 700)
-    found = intersect(Place(constraint.start(), ()), MergedPlaces(), logits, 9, "test")
+    found = intersect(AutomatonState(constraint.start(), ()), MergedStates(), logits, 9, "test")
     ranked = sorted(allowed.tolist(), key=lambda token: (-logits[0, token], token))
     assert [arc.token_id for arc in found.slots[0]] == ranked[:9]
 
@@ -226,7 +230,7 @@ def test_grammar_slot_that_the_head_masks_keeps_a_token() -> None:
     constraint = acceptor_of([(0, 3, 1), (0, 5, 1)], {1}, vocab_size=6)
     logits = np.full((1, 6), -np.inf, np.float32)
     logits[0, 0] = 1.0
-    found = intersect(Place(constraint.start(), ()), MergedPlaces(), logits, 3, "test")
+    found = intersect(AutomatonState(constraint.start(), ()), MergedStates(), logits, 3, "test")
     assert [arc.token_id for arc in found.slots[0]] == [2]
 
 
@@ -235,18 +239,18 @@ def test_grammar_slot_that_the_head_masks_keeps_a_token() -> None:
 #    `-b1-- 4
 def test_grammar_cuts_trees_and_adds_what_must_come() -> None:
     constraint = acceptor_of(*ABC, vocab_size=10, end_token_ids=[8])
-    place = Place(constraint.start(), constraint.end_token_ids)
+    state = AutomatonState(constraint.start(), constraint.end_token_ids)
     tree = PrefixTree.from_drafts(9, [[0, 1], [0, 0], [1]])
-    cut = constrain_tree(tree, place, 10, extend=False)
+    cut = constrain_tree(tree, state, 10, extend=False)
     assert (cut.token_ids, cut.parents) == ([9, 0, 1, 1], [-1, 0, 1, 0])
-    grown = constrain_tree(tree, place, 10)
+    grown = constrain_tree(tree, state, 10)
     paths = [[grown.token_ids[node] for node in path[1:]] for path in grown.list_paths()]
     assert sorted(paths) == [[0, 1, 0, 8], [1, 1, 0, 8]]
-    short = constrain_tree(tree, place, 3)
+    short = constrain_tree(tree, state, 3)
     assert short.max_depth == 3
     drawn = PrefixTree.from_drafts(9, [[5]])
-    drawn.drawn_from = lambda _node: None
-    assert constrain_tree(drawn, place, 10) is drawn
+    drawn.sampled_from = lambda _node: None
+    assert constrain_tree(drawn, state, 10) is drawn
 
 
 def test_grammar_chooses_among_the_allowed() -> None:
@@ -265,7 +269,7 @@ def test_grammar_without_a_legal_continuation() -> None:
     chooser = ConstrainedChooser(guidance("ab!"))
     logits = torch.zeros(len(TOKENS))
     assert chooser.choose(logits, NO_OFFER) == TOKENS.index(b"ab")
-    with pytest.raises(ValueError, match=r"no legal continuation behind 'ab' .*tokenizer"):
+    with pytest.raises(ValueError, match=r"no legal continuation after 'ab' .*tokenizer"):
         chooser.choose(logits, NO_OFFER)
     with pytest.raises(ValueError, match="some text obeys"):
         guidance("!")
@@ -298,10 +302,13 @@ def test_grammar_refuses_nan_logits_even_where_they_are_masked() -> None:
         ),
         (lambda: acceptor_of([(0, 1, 1)], set()), "accepts no text"),
         (lambda: acceptor_of([(0, 60, 1)], {1}), r"label 60; expected .*1\.\.48"),
-        (lambda: FstConstraint(b"", 48), "no whole FST"),
+        (lambda: FstConstraint(b"", 48), "not a complete FST"),
         (lambda: FstConstraint(b"nothing of the kind", 48), "expected an FST of OpenFst"),
-        (lambda: FstConstraint(bytes_of(*ABC)[:-5], 48), "no whole FST"),
-        (lambda: FstConstraint(bytes_of([(0, 1, 0)], {0})[:-4] + b"\x07\0\0\0", 48), "not there"),
+        (lambda: FstConstraint(bytes_of(*ABC)[:-5], 48), "not a complete FST"),
+        (
+            lambda: FstConstraint(bytes_of([(0, 1, 0)], {0})[:-4] + b"\x07\0\0\0", 48),
+            "do not exist",
+        ),
     ],
 )
 def test_grammar_of_bad_input(make: Any, message: str) -> None:
@@ -312,9 +319,9 @@ def test_grammar_of_bad_input(make: Any, message: str) -> None:
 
 def test_grammar_of_damaged_acceptors_is_refused_or_read() -> None:
     data = bytes_of(*ABC)
-    for place in range(len(data)):
+    for offset in range(len(data)):
         for value in (0x00, 0x7F, 0xFF):
-            damaged = data[:place] + bytes([value]) + data[place + 1 :]
+            damaged = data[:offset] + bytes([value]) + data[offset + 1 :]
             with contextlib.suppress(ValueError):
                 FstConstraint(damaged, 48)
 

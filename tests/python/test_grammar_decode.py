@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from transformers import GenerationConfig
 
 from blockwise_models import POSITIONS, VOCAB, model_of, random_model
 from constraints import (
@@ -25,25 +26,20 @@ from constraints import (
     random_acceptor,
     text_of,
 )
-from lattice_bpd import Drafts, NGramLM, verify
-from lattice_bpd.decode import (
-    ConstrainedChooser,
-    Drafter,
-    GuidanceConstraint,
-    decode,
-    generate,
-    generate_batch,
-)
+from lattice_bpd import NGramLM, verify
+from lattice_bpd.decode import Drafter, GuidanceConstraint, decode, generate
+from lattice_bpd.decode.constraint import ConstrainedChooser
 from lattice_bpd.decode.constraint.guidance import GuidanceState
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd.verify import Offer
+from lattice_bpd.verify import PrefixTree
+from lattice_bpd.verify.verification import Offer
 
 PROMPT = [1, 2, 3]
 SIZES: dict[str, Any] = {"top_k": 5, "num_drafts": 5, "max_nodes": 14}
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {}, "bpd": {}, "ngram": {"lm": True}, "p_best": {"lm": True}, "tree": {"lm": True},
-    "tree alone": {}, "p_best alone": {}, "tree with cache": {"cache": True},
-    "p_best with cache": {"cache": True}, "auto": {}, "oracle": {}, "neural": {"scorer": True},
+    "tree alone": {}, "p_best alone": {}, "tree with cache": {"ngram_cache": True},
+    "p_best with cache": {"ngram_cache": True}, "auto": {}, "oracle": {}, "neural": {"lm": True},
     "tree at 2": {"temperature": 2.0},
 }  # fmt: skip
 
@@ -60,11 +56,9 @@ def guidance(regex: str) -> GuidanceConstraint:
 
 
 def options_of(way: str, lm: NGramLM) -> dict[str, Any]:
-    found = {**SIZES, **WAYS[way], "strategy": way.split()[0]}
+    found = {**SIZES, **WAYS[way], "drafter": way.split()[0]}
     if "lm" in found:
         found["lm"] = lm
-    if "scorer" in found:
-        found["scorer"] = lm
     return found
 
 
@@ -97,13 +91,13 @@ def test_grammar_of_an_acceptor_with_every_strategy(number: int, seed: int, lm: 
             assert found.token_ids == wanted, (kind, way)
 
 
-@pytest.mark.parametrize("form", ["tree", "rows"])
-def test_grammar_of_a_batch_is_as_alone(form: str, lm: NGramLM) -> None:
+@pytest.mark.parametrize("layout", ["tree", "rows"])
+def test_grammar_of_a_batch_is_as_alone(layout: str, lm: NGramLM) -> None:
     model, constraint = model_of("llama"), guidance('[a-f]{2,9}(, "[a-z]{1,3}")*')
     prompts = [[1, 2, 3], [7], [9, 8, 7, 6, 5, 4], [30, 1]]
     for way in ("bpd", "p_best", "tree", "tree with cache"):
-        options = {"constraint": constraint, "max_new_tokens": 24, "form": form}
-        together = generate_batch(model, prompts, **options, **options_of(way, lm))
+        options = {"constraint": constraint, "max_new_tokens": 24, "layout": layout}
+        together = generate(model, prompts, **options, **options_of(way, lm))
         for prompt, found in zip(prompts, together, strict=True):
             assert found.token_ids == constrained_greedy(model, prompt, constraint, 24)
 
@@ -153,10 +147,9 @@ def test_grammar_drafts_what_must_come_beyond_the_heads() -> None:
 class Stubborn(Drafter):
     """Proposes what is never allowed, behind what may be."""
 
-    def propose(self, state: Any) -> Drafts:
-        slots = state.num_slots
-        drafts: Any = np.array([[[47] * slots, [1, *[47] * (slots - 1)]]], np.int32)
-        return Drafts(drafts, np.zeros((1, 2), np.float32), np.array([2], np.int32))
+    def propose(self, states: Any) -> list[PrefixTree]:
+        wrong = [47] * 9  # cut to the longest draft
+        return [PrefixTree.from_drafts(s.tokens[-1], [wrong, [1, *wrong]]) for s in states]
 
 
 def test_grammar_cuts_the_drafts_of_any_drafter() -> None:
@@ -171,8 +164,8 @@ def test_grammar_beside_a_static_cache() -> None:
     constraint = guidance("[a-c]{1,8}xyz[0-9]{4}abcabcabc")
     wanted = constrained_greedy(model_of("llama"), PROMPT, constraint, 30)
     found = generate(
-        model_of("llama"), PROMPT, constraint=constraint, max_new_tokens=30, static_cache=True,
-        form="tree", **SIZES,
+        model_of("llama"), PROMPT, constraint=constraint, max_new_tokens=30, layout="tree",
+        generation_config=GenerationConfig(cache_implementation="static"), **SIZES,
     )  # fmt: skip
     assert found.token_ids == wanted
 
@@ -233,7 +226,7 @@ def test_grammar_refuses_a_rule_that_leaves_it() -> None:
             return 47
 
     chooser = ConstrainedChooser(guidance("[a-c]*"), inner=Headstrong())
-    with pytest.raises(ValueError, match=r"Headstrong chose token 47 behind the prompt"):
+    with pytest.raises(ValueError, match=r"Headstrong chose token 47 after the prompt"):
         chooser.choose(torch.zeros(VOCAB), Offer((), 0))
 
 
@@ -309,13 +302,13 @@ def test_grammar_of_a_json_schema_over_sentencepiece(shared_data: Path) -> None:
     check_json(processor, 512, processor.eos_id(), processor.decode)
 
 
-def test_grammar_keeps_no_places_of_texts_that_are_over() -> None:
-    before = count_places()
+def test_grammar_keeps_no_states_of_finished_texts() -> None:
+    before = count_states()
     constraint = guidance("[a-z]*")  # one state but for its start
     generate(model_of("llama"), PROMPT, constraint=constraint, max_new_tokens=40, **SIZES)
-    assert 0 < count_places() - before < 6
+    assert 0 < count_states() - before < 6
 
 
-def count_places() -> int:
+def count_states() -> int:
     gc.collect()
     return sum(type(item) is GuidanceState for item in gc.get_objects())

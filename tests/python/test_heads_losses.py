@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from blockwise_models import HEADS, VOCAB, looping_text, random_model
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.train.heads import cross_entropy, losses
-from lattice_bpd.train.heads.batches import HeadText, draw_step
+from lattice_bpd.train.heads.batches import HeadText, sample_step
 from lattice_bpd.train.heads.losses import LossPart, add_gradients, label_view
 from lattice_bpd.train.heads.options import TrainOptions
 
@@ -114,11 +114,11 @@ def test_gradients_of_a_part_are_autograds(architecture, train_base, heads, monk
 def test_draws_depend_on_the_step_alone_and_fit_the_text():
     text = HeadText(looping_text(100))
     options = TrainOptions(batch_size=2, accumulate=3, sequence_length=T, head_fraction=0.25)
-    draw = draw_step(text, options, HEADS, 5)
-    again = draw_step(text, options, HEADS, 5)
+    draw = sample_step(text, options, HEADS, 5)
+    again = sample_step(text, options, HEADS, 5)
     assert torch.equal(draw.starts, again.starts)
     assert torch.equal(draw.positions, again.positions)
-    assert not torch.equal(draw.starts, draw_step(text, options, HEADS, 6).starts)
+    assert not torch.equal(draw.starts, sample_step(text, options, HEADS, 6).starts)
     assert draw.starts.shape == (6,)
     assert int(draw.starts.max()) <= 100 - T - HEADS
     assert draw.positions.shape == (18,)
@@ -128,7 +128,7 @@ def test_draws_depend_on_the_step_alone_and_fit_the_text():
 def test_rows_are_taken_whole_and_behind_their_prompt():
     text = HeadText(np.arange(3 * (T + HEADS), dtype=np.int32), T + HEADS, first_position=4)
     options = TrainOptions(batch_size=5, sequence_length=T, head_fraction=1.0, train_base=False)
-    draw = draw_step(text, options, HEADS, 0)
+    draw = sample_step(text, options, HEADS, 0)
     assert set((draw.starts % (T + HEADS)).tolist()) == {0}
     assert len(draw.positions) == 5 * (T - 4)
     assert int((draw.positions % T).min()) == 4
@@ -139,6 +139,6 @@ def test_one_head_a_step_comes_to_every_head():
     text = HeadText(looping_text(100))
     for train_base, first in ((True, 1), (False, 2)):
         options = TrainOptions(sequence_length=T, train_base=train_base, one_head=True)
-        drawn = [draw_step(text, options, HEADS, step).heads for step in range(80)]
+        drawn = [sample_step(text, options, HEADS, step).heads for step in range(80)]
         assert {len(heads) for heads in drawn} == {1}
         assert {head for (head,) in drawn} == set(range(first, HEADS + 1))

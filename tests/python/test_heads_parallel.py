@@ -67,8 +67,8 @@ def test_a_process_that_dies_or_hangs_ends_the_others_with_a_message(name, tmp_p
     status, words = first.wait(40.0)
     second.wait(0.1)
     assert status == 2, words
-    assert "ConnectionError process 0 of 2: another process ended or was silent" in words
-    assert "start all again to go on from the last checkpoint" in words
+    assert "ConnectionError process 0 of 2: another process ended or sent nothing" in words
+    assert "start all processes again to resume from the last checkpoint" in words
 
 
 def test_a_stop_of_one_process_stops_all_behind_a_checkpoint(tmp_path):
@@ -88,7 +88,7 @@ def test_an_error_of_the_first_process_is_said_by_all(tmp_path):
     job = make_job(tmp_path, "frozen")
     for status, words in [child.wait() for child in start_two(job, tmp_path)]:
         assert status == 2
-        assert "holds files and no training.json" in words
+        assert "has files but no training.json" in words
 
 
 def test_a_batch_must_be_a_multiple_of_the_processes(tmp_path):
@@ -117,8 +117,8 @@ def test_alone_needs_no_group(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with join_processes("cpu", 5.0) as processes:
         assert processes is ALONE
-        assert processes.first_says(3) == 3
-        assert not processes.any_says(False)
+        assert processes.broadcast(3) == 3
+        assert not processes.any_true(False)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
     with (

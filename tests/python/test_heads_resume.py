@@ -124,9 +124,9 @@ def stop(job, stage: str = "training", count: int = 6) -> None:
 
 
 def test_own_text_that_is_written_is_not_written_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(head_texts, "_ROWS_OF_A_PART", 16)
+    monkeypatch.setattr(head_texts, "_ROWS_PER_PART", 16)
     job = make_job(tmp_path, "distil", train={"steps": 2})
-    stop(job, "own_text", 2)
+    stop(job, "generation", 2)
     parts = sorted((tmp_path / "out" / "training" / "own-text").iterdir())
     assert [path.name for path in parts] == ["000000.npy", "000001.npy", "000002.npy"]
     times = [path.stat().st_mtime_ns for path in parts]
@@ -153,12 +153,12 @@ def test_the_text_is_read_once(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train": {"steps": 13}}, "holds a run with steps 12, asked for is 13; give the same"),
-        ({"train": {"seed": 1}}, "holds a run with seed 0, asked for is 1"),
-        ({"train": {"one_head": True}}, "holds a run with one_head False, asked for is True"),
+        ({"train": {"steps": 13}}, "holds a run with steps 12; requested: 13; give the same"),
+        ({"train": {"seed": 1}}, "holds a run with seed 0; requested: 1"),
+        ({"train": {"one_head": True}}, "holds a run with one_head False; requested: True"),
         ({"recipe": "distil"}, "holds a run with head_fraction|holds a run with recipe 'frozen'"),
-        ({"corpus": {"vocab_size": VOCAB, "eos_id": 1}}, "with eos_id None, asked for is 1"),
-        ({"text": 900}, r"with bytes_of_inputs \d+, asked for is"),
+        ({"corpus": {"vocab_size": VOCAB, "eos_id": 1}}, "with eos_id None; requested: 1"),
+        ({"text": 900}, r"with bytes_of_inputs \d+; requested:"),
     ],
 )
 @pytest.mark.parametrize("finished", [False, True])
@@ -226,7 +226,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     out.mkdir()
     (out / "thesis.tex").write_text("years of work")
     for restart in (False, True):
-        with pytest.raises(ValueError, match=r"holds files and no training\.json"):
+        with pytest.raises(ValueError, match=r"has files but no training\.json"):
             train_heads(make_job(tmp_path, "frozen", restart=restart))
     assert [path.name for path in out.iterdir()] == ["thesis.tex"]
     with pytest.raises(NotADirectoryError, match="is a file; expected a folder"):

@@ -26,7 +26,7 @@ from lattice_bpd.train.heads.loss_plot import write_loss_plot
 from lattice_bpd.train.heads.options import TrainOptions
 from lattice_bpd.train.heads.recipes import RECIPES, find_recipe
 from lattice_bpd.train.heads.run import train_heads
-from lattice_bpd.train.heads.self_generated import write_own_text
+from lattice_bpd.train.heads.self_generated import generate_texts
 from lattice_bpd.train.heads.starting_model import build_untrained, load_base
 from lattice_bpd.train.heads.texts import hold_out
 from lattice_bpd.train.heads.trainer import HeadTrainer
@@ -111,7 +111,7 @@ def test_distilled_heads_learn_the_targets_own_text(tmp_path, monkeypatch):
     train_heads(job)
     rows = seen["text"].token_ids.reshape(job.own_rows, T + HEADS)
     base = load_base(tmp_path / "base", full_precision=True)
-    assert np.array_equal(rows, write_own_text(base, rows[:, : job.prompt_length], T + HEADS - 4))
+    assert np.array_equal(rows, generate_texts(base, rows[:, : job.prompt_length], T + HEADS - 4))
     assert seen["text"].first_position == job.prompt_length - 1
     text = "".join(map(chr, looping_text(1200)))
     assert all("".join(map(chr, row[:4])) in text for row in rows)
@@ -124,7 +124,7 @@ def follow(folder, text, steps=3, **options):
     model = BlockwiseLM(load_base(folder, full_precision=True), HEADS)
     with HeadTrainer(model, HeadText(text), TrainOptions(steps=steps, **settings)) as trainer:
         trainer.choose_precision()
-        trainer.add_gradients(trainer.draw(0))
+        trainer.add_gradients(trainer.sample(0))
         weights = trainer.trained_weights().values()
         gradient = torch.cat([(w.grad if w.grad is not None else 0 * w).flatten() for w in weights])
         model.zero_grad()
@@ -156,7 +156,7 @@ def test_one_head_a_step_is_an_unbiased_estimate(tmp_path):
             steps=9, batch_size=2, sequence_length=T, head_ramp=0.0, one_head=one_head
         )
         with HeadTrainer(model, HeadText(text), options) as trainer:
-            draw = trainer.draw(0)._replace(heads=tuple(range(1, HEADS + 1)))
+            draw = trainer.sample(0)._replace(heads=tuple(range(1, HEADS + 1)))
             choices = [draw] if not one_head else [draw._replace(heads=(h,)) for h in draw.heads]
             for choice in choices:
                 trainer.add_gradients(choice)
@@ -256,7 +256,7 @@ def test_heads_of_another_base_are_refused(tmp_path):
     more = {"heads": str(tmp_path / "out"), "output": tmp_path / "more"}
     with pytest.raises(ValueError, match=r"heads were trained on another base than .*other"):
         train_heads(make_job(tmp_path, "frozen", base=other, **more))
-    with pytest.raises(ValueError, match="heads have num_heads 3, asked for is 5"):
+    with pytest.raises(ValueError, match="heads have num_heads 3; expected 5"):
         train_heads(make_job(tmp_path, "frozen", **{**more, "num_heads": 5}))
     for name, sizes in (("wide", (8, VOCAB)), ("words", (16, VOCAB + 1))):
         heads = BlockwiseHeads(sizes[0], HEADS, vocab_size=sizes[1])
@@ -271,14 +271,18 @@ def test_heads_of_another_base_are_refused(tmp_path):
     [
         ("magic", {}, "recipe is 'magic'; expected one of joint, frozen, finetune, distil"),
         ("frozen", {"base": None}, "recipe frozen needs a trained target"),
-        ("joint", {"base": "x"}, "recipe joint begins from random weights"),
+        ("joint", {"base": "x"}, "recipe joint starts from random weights"),
         ("frozen", {"config": "x"}, "recipe frozen takes base"),
         ("frozen", {"base": "nowhere"}, "nowhere: no such file or folder"),
         ("frozen", {"train": {"steps": 0}}, "steps 0"),
         ("frozen", {"train": {"accumulate": 0}}, "accumulate 0"),
         ("frozen", {"train": {"matrix_lr": -1.0}}, "matrix_lr is -1.0; expected 0 or more"),
         ("frozen", {"train": {"matrix_lr": float("nan")}}, "matrix_lr is nan"),
-        ("frozen", {"train": {"head_ramp": 2.0}}, "head_ramp is 2.0; expected 0 or more and 1"),
+        (
+            "frozen",
+            {"train": {"head_ramp": 2.0}},
+            "head_ramp is 2.0; expected 0 or more and at most 1",
+        ),
         ("frozen", {"train": {"sequence_length": 40}}, "sequence_length is 40, the target has"),
         ("frozen", {"train": {"head_weights": [1.0]}}, r"head_weights is \[1.0\]; expected 3"),
         ("distil", {"train": {"sequence_length": 31}}, r"sequence_length is 31; expected 4 .* 30"),
@@ -289,7 +293,7 @@ def test_heads_of_another_base_are_refused(tmp_path):
         ("frozen", {"process_timeout": 0.0}, "process_timeout is 0.0; expected seconds above 0"),
         ("frozen", {"device": "tpu"}, "device is 'tpu'; expected auto, cpu or cuda"),
         ("frozen", {"resume": True}, "no run to resume; leave --resume out"),
-        ("frozen", {"resume": True, "restart": True}, "resume and restart exclude each other"),
+        ("frozen", {"resume": True, "restart": True}, "resume and restart are mutually exclusive"),
         ("frozen", {"corpus": {"vocab_size": VOCAB, "eos_id": VOCAB}}, "eos_id is 48; expected 0"),
         ("frozen", {"inputs": ["nothing.txt"]}, "nothing.txt: no such file"),
     ],
@@ -305,7 +309,7 @@ def test_bad_jobs_are_refused_before_anything_is_written(recipe, options, messag
     [
         (0, {}, "no token ids in the file"),
         (10, {}, r"shape \(10,\); expected one sequence of 19 or more"),
-        (3, {"recipe": "distil"}, "own text: token_ids has shape"),
+        (3, {"recipe": "distil"}, "self-generated text: token_ids has shape"),
     ],
 )
 def test_text_that_is_too_short_is_refused(length, options, message, tmp_path):
@@ -357,5 +361,5 @@ def test_unknown_recipes_name_the_known():
 
 def test_damaged_logs_are_refused(tmp_path):
     (tmp_path / "l.jsonl").write_text('{"step": 1}\nnonsense\n')
-    with pytest.raises(FormatError, match="line 2: no line of a loss log"):
+    with pytest.raises(FormatError, match="line 2: not a line of a loss log"):
         read_log(tmp_path / "l.jsonl")

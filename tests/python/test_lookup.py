@@ -9,7 +9,8 @@ pytest.importorskip("torch")
 import torch
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
-from lattice_bpd.decode import DecodeStats, LookupDrafter, decode, decode_batch
+from lattice_bpd.decode import DecodeStats, decode
+from lattice_bpd.decode.drafters import LookupDrafter
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 
@@ -17,31 +18,35 @@ from lattice_bpd.decode.state.sequence import DecodeState
 def state_of(tokens, limit=50):
     model = DraftingModel(model_of("llama"))
     state = DecodeState(model, list(tokens), len(tokens), torch.zeros(32), limit, DecodeStats())
-    state.update_num_slots()
+    state.update_limits()
     return state
 
 
 def draft_of(drafter, state):
-    found = drafter.propose(state)
-    return None if found is None else (found.token_ids[0, 0].tolist(), int(found.scores[0, 0]))
+    """The tokens of the draft and the length of its match."""
+    (tree,) = drafter.propose([state])
+    if tree is None:
+        return None
+    assert tree.exact_token == state.tokens[-1]
+    assert tree.parents == list(range(-1, len(tree) - 1))
+    assert tree.log_probs is None
+    return tree.token_ids[1:], tree.kind
 
 
 def test_the_longest_suffix_wins_up_to_max_ngram():
     text = [1, 2, 3, 9, 2, 3, 7, 1, 2, 3]
-    assert draft_of(LookupDrafter(3, num_slots=4), state_of(text)) == ([9, 2, 3, 7], 3)
-    assert draft_of(LookupDrafter(2, num_slots=3), state_of(text)) == (
-        [7, 1, 2],
-        2,
-    )
-    assert draft_of(LookupDrafter(3, min_ngram=3, num_slots=1), state_of(text)) == ([9], 3)
+    assert draft_of(LookupDrafter(3, draft_length=4), state_of(text)) == ([9, 2, 3, 7], 3)
+    assert draft_of(LookupDrafter(2, draft_length=3), state_of(text)) == ([7, 1, 2], 2)
+    assert draft_of(LookupDrafter(3, min_ngram=3, draft_length=1), state_of(text)) == ([9], 3)
     assert draft_of(LookupDrafter(2, min_ngram=2), state_of([1, 2, 3, 2])) is None
     assert draft_of(LookupDrafter(), state_of([1, 2, 3])) is None
-    assert draft_of(LookupDrafter(num_slots=9), state_of(text, limit=4)) == ([9, 2, 3], 3)
-    assert draft_of(LookupDrafter(num_slots=None), state_of(text)) == ([9, 2, 3, 7], 3)  # 4 heads
+    assert draft_of(LookupDrafter(draft_length=9), state_of(text, limit=4)) == ([9, 2, 3], 3)
+    four_heads = draft_of(LookupDrafter(draft_length=None), state_of(text))
+    assert four_heads == ([9, 2, 3, 7], 3)
 
 
 def test_an_index_follows_its_own_text():
-    drafter, first, second = LookupDrafter(num_slots=2), state_of([4, 5, 6, 4]), state_of([4, 4])
+    drafter, first, second = LookupDrafter(draft_length=2), state_of([4, 5, 6, 4]), state_of([4, 4])
     assert draft_of(drafter, first) == ([5, 6], 1)
     assert draft_of(drafter, second) == ([4, 4], 1)
     first.tokens += [7, 4]
@@ -60,7 +65,7 @@ def test_lookup_is_lossless_alone_and_in_a_batch(kind):
     wanted = [plain_greedy(model_of(kind), prompt, 20) for prompt in prompts]
     base = model_of(kind).base
     alone = [decode(base, prompt, LookupDrafter(), max_new_tokens=20) for prompt in prompts]
-    together = decode_batch(base, prompts, LookupDrafter(), max_new_tokens=20)
+    together = decode(base, prompts, LookupDrafter(), max_new_tokens=20)
     assert [found.token_ids for found in alone] == wanted
     assert [found.token_ids for found in together] == wanted
     lengths = [found.stats.accept_lengths for found in alone]
@@ -69,7 +74,7 @@ def test_lookup_is_lossless_alone_and_in_a_batch(kind):
 
 def test_a_loop_is_drafted_deeper_than_the_heads():
     cycle = [place * 5 % VOCAB for place in range(VOCAB + 2)]
-    found = decode(model_of("trained"), cycle, LookupDrafter(num_slots=12), max_new_tokens=14)
+    found = decode(model_of("trained"), cycle, LookupDrafter(draft_length=12), max_new_tokens=14)
     assert found.stats.block_efficiency > 2.0
     assert max(found.stats.accept_lengths) > model_of("trained").num_slots
 
@@ -79,7 +84,7 @@ def test_a_loop_is_drafted_deeper_than_the_heads():
     [
         ({"max_ngram": 0}, "max_ngram 0; expected 1 or more"),
         ({"max_ngram": 2, "min_ngram": 3}, "min_ngram is 3, max_ngram 2"),
-        ({"num_slots": 0}, "num_slots is 0"),
+        ({"draft_length": 0}, "draft_length is 0; expected 1 or more"),
     ],
 )
 def test_bad_sizes_are_refused(options, message):

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from lattice_bpd import (
-    ContextNGram,
     Drafts,
     NGramLM,
     SausageLattice,
-    TargetNoise,
     _core,
-    draw_tree,
     rescore_fst,
     rescore_lattice,
     rescore_tree,
+    sample_tree,
 )
+from lattice_bpd.draft import SharedNoise
 from lattice_bpd.draft.scorers import NGramScorer, search_drafts
 from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.lm import ContextNGram
 from oracles import random_arpa
 
 INF = float("inf")
@@ -96,27 +96,27 @@ def test_trees_and_samples(rng: np.random.Generator, lm: NGramLM, with_cache: bo
     if with_cache:
         cache = ContextNGram(VOCAB, 3)
         cache.update(np.tile(rng.integers(0, VOCAB, 4), 12), lm)
-    options: dict[str, Any] = {"top_k": TOP_K, "max_nodes": 20, "cache": cache}
-    noise = [TargetNoise([7] * n, [3] * n) for n in (len(ends), 1)]
+    options: dict[str, Any] = {"top_k": TOP_K, "max_nodes": 20, "alpha": 1.0, "ngram_cache": cache}
+    noise = [SharedNoise([7] * n, [3] * n) for n in (len(ends), 1)]
     tree = rescore_tree(logits, contexts, lm, **options)
-    samples = draw_tree(logits, contexts, lm, seed=5, **options)
-    shared = draw_tree(logits, contexts, lm, noise=noise[0], **options)
+    samples = sample_tree(logits, contexts, lm, seed=5, **options)
+    shared = sample_tree(logits, contexts, lm, noise=noise[0], **options)
     for row, end in enumerate(ends):
         if end == 0:
             assert [int(found.counts[row]) for found in (tree, samples, shared)] == [0, 0, 0]
-            assert samples.drawn_from(row, -1) is None
+            assert samples.sampled_from(row, -1) is None
             continue
         pieces = (logits[row, :end], contexts[row], lm)
         alone = [
             rescore_tree(*pieces, **options),
-            draw_tree(*pieces, seed=5, **options),
-            draw_tree(*pieces, noise=noise[1], **options),
+            sample_tree(*pieces, seed=5, **options),
+            sample_tree(*pieces, noise=noise[1], **options),
         ]
         for found, one in zip((tree, samples, shared), alone, strict=True):
             for field in ("token_ids", "parents", "depths", "log_probs", "counts"):
                 np.testing.assert_array_equal(getattr(found, field)[row], getattr(one, field)[0])
         for node in range(-1, int(samples.counts[row])):
-            ours, expected = samples.drawn_from(row, node), alone[1].drawn_from(0, node)
+            ours, expected = samples.sampled_from(row, node), alone[1].sampled_from(0, node)
             assert (ours is None) == (expected is None)
             for mine, other in zip(ours or (), expected or (), strict=True):
                 np.testing.assert_array_equal(mine, other)
@@ -150,13 +150,15 @@ def test_a_scorer_is_not_asked_where_no_lattice_has_a_slot(lm: NGramLM) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_trees_for_verification(rng: np.random.Generator, lm: NGramLM) -> None:
-    verify = pytest.importorskip("lattice_bpd.verify")
+    pytest.importorskip("torch")
+    from lattice_bpd.verify import search
+
     logits, ends, contexts = draw_logits(rng)
     contexts = [[*context, 1] for context in contexts]
     candidates = select_top_k(logits, TOP_K, log_softmax=False, where="test")
     found = [
-        verify.search_trees(candidates, contexts, lm, [99] * len(ends), max_nodes=20, alpha=0.5),
-        verify.search_drafts(candidates, contexts, lm, [99] * len(ends), num_drafts=6, alpha=0.5),
+        search.search_trees(candidates, contexts, lm, [99] * len(ends), max_nodes=20, alpha=0.5),
+        search.search_drafts(candidates, contexts, lm, [99] * len(ends), num_drafts=6, alpha=0.5),
     ]
     for trees in found:
         for tree, end, row in zip(trees, ends, logits, strict=True):
@@ -169,12 +171,12 @@ def test_trees_for_verification(rng: np.random.Generator, lm: NGramLM) -> None:
 def test_fst_export(rng: np.random.Generator, lm: NGramLM) -> None:
     pytest.importorskip("pywrapfst")
     logits, ends, contexts = draw_logits(rng)
-    drafts = rescore_lattice(logits, contexts, lm, top_k=TOP_K, num_drafts=7)
+    drafts = rescore_lattice(logits, contexts, lm, top_k=TOP_K, num_drafts=7, alpha=1.0)
     for row, end in enumerate(ends):
         fst = SausageLattice.from_logits(logits[row], TOP_K).to_pywrapfst()
         assert fst.num_states() == (end + 1 if end else 0)
         for engine in ("auto", "openfst"):
-            found = rescore_fst(fst, lm, 7, contexts[row], engine=engine)
+            found = rescore_fst(fst, lm, 7, contexts[row], alpha=1.0, engine=engine)
             check_drafts(drafts, row, found if end else None, end)
             assert int(found.counts[0]) == int(drafts.counts[row])
 
@@ -188,15 +190,17 @@ def test_torch_on_the_host_and_by_the_way_of_an_accelerator(
     from lattice_bpd.lattice.logits import Candidates
 
     logits, _, contexts = draw_logits(rng)
-    expected = rescore_lattice(logits, contexts, lm, top_k=TOP_K, log_softmax=log_softmax)
+    expected = rescore_lattice(
+        logits, contexts, lm, top_k=TOP_K, log_softmax=log_softmax, alpha=1.0
+    )
     tensor = torch.from_numpy(logits)
-    drafts = rescore_lattice(tensor, contexts, lm, top_k=TOP_K, log_softmax=log_softmax)
+    drafts = rescore_lattice(tensor, contexts, lm, top_k=TOP_K, log_softmax=log_softmax, alpha=1.0)
     assert isinstance(drafts.token_ids, torch.Tensor)
     for name in ("token_ids", "scores", "counts"):
         np.testing.assert_array_equal(getattr(drafts, name).numpy(), getattr(expected, name))
     ids, scores = top_k_on_device(tensor, TOP_K, log_softmax)
     shape = (*logits.shape[:2], TOP_K)
     by_device = Candidates(ids.reshape(shape), scores.reshape(shape))
-    found = rescore_lattice(by_device, contexts, lm)
+    found = rescore_lattice(by_device, contexts, lm, alpha=1.0)
     np.testing.assert_array_equal(found.token_ids, expected.token_ids)
     np.testing.assert_array_equal(found.counts, expected.counts)

@@ -354,3 +354,11 @@ def test_sources_that_do_not_fit_are_refused(tmp_path):
     assert not (tmp_path / "none").exists()
     with pytest.raises(TypeError, match="the heads are CallableHeads; expected BlockwiseHeads"):
         train_blockwise(model, looping_text(), TrainOptions(steps=1, sequence_length=8))
+
+
+def test_untrained_heads_are_copies_of_the_output_embedding():
+    target = model_of("llama").base
+    heads = MedusaHeads.from_target(target, SLOTS, num_layers=2)
+    hidden = torch.randn(4, heads.hidden_size)
+    expected = target.get_output_embeddings()(hidden).unsqueeze(1).expand(-1, SLOTS, -1)
+    torch.testing.assert_close(heads(hidden), expected)

@@ -20,16 +20,8 @@ from blockwise_models import (
     trained_model,
 )
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import (
-    DecodeStats,
-    DraftingModel,
-    NeuralScorer,
-    ScorerDrafter,
-    ScorerWarning,
-    decode,
-    decode_batch,
-    generate,
-)
+from lattice_bpd.decode import DecodeStats, DraftingModel, decode, generate
+from lattice_bpd.decode.drafters import NeuralScorer, ScorerDrafter, ScorerWarning
 from lattice_bpd.draft import MixtureScorer, TransitionScorer
 from lattice_bpd.draft.scorers import search_drafts
 from lattice_bpd.lattice.logits import select_top_k
@@ -105,7 +97,7 @@ def test_neural_batch_scores_are_those_of_reading_each_text(num_drafts):
                for start, size in ((3, 12), (20, 3), (40, 7), (0, 1))]  # fmt: skip
     scorer = Recording(NeuralScorer(rescorer()), PlainScorer(rescorer()))
     drafter = ScorerDrafter(scorer, top_k=4, num_drafts=num_drafts, alpha=2.0)
-    found = decode_batch(model, prompts, drafter, max_new_tokens=25)
+    found = decode(model, prompts, drafter, max_new_tokens=25)
     for prompt, result in zip(prompts, found, strict=True):
         assert result.token_ids == plain_greedy(model, prompt, 25)
         assert result.stats.scorer_failures == {}
@@ -114,7 +106,7 @@ def test_neural_batch_scores_are_those_of_reading_each_text(num_drafts):
 def test_neural_batch_drafts_as_each_alone():
     model = trained_model()
     prompts = [looping_text(60)[start : start + 9].tolist() for start in (3, 17, 30)]
-    together = decode_batch(
+    together = decode(
         model, prompts, ScorerDrafter(NeuralScorer(model), top_k=4), max_new_tokens=20
     )
     for prompt, result in zip(prompts, together, strict=True):
@@ -173,7 +165,7 @@ def test_neural_mixture_and_names():
     mixture = MixtureScorer([(NeuralScorer(model), 1.0), (lm, 0.3)])
     for strategy, scorer in (("neural", model.base), ("neural", mixture), ("p_best", mixture)):
         found = generate(
-            model, PROMPT, strategy, scorer=scorer, top_k=4, num_drafts=3, max_new_tokens=20
+            model, PROMPT, strategy, lm=scorer, top_k=4, num_drafts=3, max_new_tokens=20
         )
         assert found.token_ids == expected
         assert found.stats.scorer_failures == {}
@@ -221,7 +213,7 @@ def test_scorer_that_hangs_is_dropped():
 
     model = trained_model()
     drafter = ScorerDrafter(Hanging("slow"), top_k=4, timeout=0.05)
-    with pytest.warns(ScorerWarning, match="not asked any more"):
+    with pytest.warns(ScorerWarning, match="not called any more"):
         found = decode(model, PROMPT, drafter, max_new_tokens=25)
     assert found.token_ids == plain_greedy(model, PROMPT, 25)
     assert found.stats.scorer_failures["slow"] == 1
@@ -242,7 +234,7 @@ def test_scorer_failure_is_that_of_each_sequence_of_a_batch():
     model = trained_model()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScorerWarning)
-        found = decode_batch(
+        found = decode(
             model, [PROMPT, PROMPT[:5]], ScorerDrafter(Failing("nan")), max_new_tokens=12
         )
     assert all(result.stats.scorer_failures["nan"] >= 1 for result in found)
@@ -265,23 +257,28 @@ def test_scorers_that_do_not_fit_are_refused():
             decode(model, prompt, ScorerDrafter(scorer))
     lm = NGramLM.train([[1, 2]], 2, vocab_size=VOCAB + 1, smoothing="absolute")
     with pytest.raises(ValueError, match="use a rescorer with the target's tokenizer"):
-        generate(model, prompt, "neural", scorer=lm)
-    with pytest.raises(ValueError, match="needs a scorer"):
+        generate(model, prompt, "neural", lm=lm)
+    with pytest.raises(ValueError, match=r"'neural' needs an LM; .* or a TransitionScorer"):
         generate(model, prompt, "neural")
-    with pytest.raises(ValueError, match="'tree' does not use a scorer"):
-        generate(model, prompt, "tree", scorer=model)
-    with pytest.raises(ValueError, match="both lm and scorer"):
-        generate(model, prompt, "p_best", scorer=model, lm=lm)
+    with pytest.raises(TypeError, match=r"lm is a BlockwiseLM; expected an NGramLM.*for 'neural'"):
+        generate(model, prompt, "tree", lm=model)
+    with pytest.raises(TypeError, match="generate: unknown option 'scorer'"):
+        generate(model, prompt, "p_best", lm=lm, scorer=model)
     with pytest.raises(TypeError, match="NGramLM or a TransitionScorer"):
         ScorerDrafter(42)
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_drafts": 0}, {"num_drafts": 3, "beam": 2}, {"alpha": float("nan")},
-                {"timeout": 0.0}],
-)  # fmt: skip
-def test_scorer_drafter_refuses(options):
-    with pytest.raises(ValueError, match="expected"):
+    ("options", "message"),
+    [
+        ({"num_drafts": 0}, "num_drafts is 0; expected a whole number"),
+        ({"num_drafts": 3, "beam": 2}, "beam is 2 for 3 drafts; expected as many at least"),
+        ({"alpha": float("nan")}, "alpha is nan; expected a finite number"),
+        ({"timeout": 0.0}, "timeout is 0.0; expected seconds above 0"),
+    ],
+)
+def test_scorer_drafter_refuses(options, message):
+    with pytest.raises(ValueError, match=f"ScorerDrafter: {message}"):
         ScorerDrafter(PlainScorer(None), **options)
 
 

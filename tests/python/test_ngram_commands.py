@@ -16,10 +16,7 @@ from lattice_bpd.cli import (
     ngram_prune,
 )
 from lattice_bpd.cli.ngram_options import parse_size
-from lattice_bpd.lm.evaluation import compare_lines, evaluate_ngram
-from lattice_bpd.lm.interpolation import interpolate, tune_weights
-from lattice_bpd.lm.pruning import count_prunable, prune_ngram
-from lattice_bpd.lm.training import train_ngram
+from lattice_bpd.lm import compare_lines
 
 
 def run(*words):
@@ -45,7 +42,7 @@ def corpora():
 def lm_files(corpora, tmp_path):
     paths = [tmp_path / "one.lm", tmp_path / "two.lm"]
     for corpus, path in zip(corpora, paths, strict=False):
-        train_ngram(corpus, 3, vocab_size=50, smoothing="absolute").save(path)
+        NGramLM.train(corpus, 3, vocab_size=50, smoothing="absolute").save(path)
     return paths
 
 
@@ -58,7 +55,7 @@ def test_perplexity_equals_kenlm(summary, model):
     smoothing = model[3:].removesuffix("_k5")
     lm, _ = golden.train_on(corpus, int(model[1]), smoothing=smoothing)
     lines = (corpus / "heldout.ids").read_text().splitlines()
-    score = evaluate_ngram(lm, [np.array(line.split(), dtype=np.int64) for line in lines])
+    score = lm.evaluate([np.array(line.split(), dtype=np.int64) for line in lines])
     assert score.tokens - score.unknown == int(tokens)
     assert score.unknown == int(unknown)
     assert score.log_prob / np.log(10) == pytest.approx(float(log10), abs=2e-3)
@@ -67,9 +64,9 @@ def test_perplexity_equals_kenlm(summary, model):
 
 
 def test_lms_side_by_side(corpora):
-    lms = {"one": train_ngram(corpora[0], 2, vocab_size=50, smoothing="absolute")}
-    lms["small"] = prune_ngram(lms["one"], theta=1e-3)
-    scores = {name: evaluate_ngram(lm, corpora[2]) for name, lm in lms.items()}
+    lms = {"one": NGramLM.train(corpora[0], 2, vocab_size=50, smoothing="absolute")}
+    lms["small"] = lms["one"].prune(theta=1e-3)
+    scores = {name: lm.evaluate(corpora[2]) for name, lm in lms.items()}
     lines = list(compare_lines(scores))
     assert lines[0].split() == ["LM", "perplexity", "events", "unknown", "2-grams", "1-grams"]
     assert f"{scores['small'].perplexity:.3f}" in lines[2]
@@ -77,10 +74,10 @@ def test_lms_side_by_side(corpora):
 
 def test_weights_by_em_beat_their_neighbours(corpora):
     lms = [
-        train_ngram(c, 3, vocab_size=50, smoothing="absolute", unseen="uniform")
+        NGramLM.train(c, 3, vocab_size=50, smoothing="absolute", unseen="uniform")
         for c in corpora[:2]
     ]
-    weights = tune_weights(lms, corpora[2])
+    weights = NGramLM.tune_weights(lms, corpora[2])
     assert sum(weights) == pytest.approx(1.0)
 
     def mixture(weight):
@@ -89,18 +86,18 @@ def test_weights_by_em_beat_their_neighbours(corpora):
 
     best = mixture(weights[0])
     assert best >= max(mixture(weights[0] + step) for step in (-0.02, 0.02))
-    mixed = interpolate(lms, heldout=corpora[2])
-    assert evaluate_ngram(mixed, corpora[2]).perplexity < min(
-        evaluate_ngram(lm, corpora[2]).perplexity for lm in lms
+    mixed = NGramLM.interpolate(lms, heldout=corpora[2])
+    assert mixed.evaluate(corpora[2]).perplexity < min(
+        lm.evaluate(corpora[2]).perplexity for lm in lms
     )
     with pytest.raises(ValueError, match="either weights or heldout"):
-        interpolate(lms)
+        NGramLM.interpolate(lms)
 
 
 def test_prune_command(lm_files, tmp_path, capsys):
     out = tmp_path / "small.lm"
     run("prune", lm_files[0], "--prune-to", "0.5k", "--quantise", "8", "-o", out)
-    assert count_prunable(NGramLM.load(out)) <= 500
+    assert NGramLM.load(out).num_prunable <= 500
     assert "n-grams" in capsys.readouterr().out
     ids = tmp_path / "ids"
     ids.write_text("1 2 3")
@@ -138,5 +135,5 @@ def test_help_has_an_example(action, capsys):
 
 def test_sizes():
     assert [parse_size(text) for text in ("100M", "2.5k", "7")] == [100_000_000, 2500, 7]
-    with pytest.raises(argparse.ArgumentTypeError, match="'many' is no size"):
+    with pytest.raises(argparse.ArgumentTypeError, match="'many' is not a size"):
         parse_size("many")

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from lattice_bpd import (
-    ContextNGram,
     Drafts,
     FormatError,
     NGramLM,
     SausageLattice,
-    draw_tree,
     rescore_lattice,
     rescore_tree,
+    sample_tree,
 )
 from lattice_bpd.draft import KenlmScorer, MixtureScorer, NGramScorer
+from lattice_bpd.lm import ContextNGram
 
 LOGITS = np.random.default_rng(3).standard_normal((2, 3, 4)).astype(np.float32)
 CONTEXTS = [[1], [0, 2]]
@@ -40,7 +40,7 @@ WAYS = [send, copy.copy, deep]
 
 def scores_in_a_new_process(lm: NGramLM, lattice: SausageLattice, drafts: Drafts) -> Any:
     """Runs in a process that has imported nothing before."""
-    found = rescore_lattice(lattice, [1], lm, num_drafts=3)
+    found = rescore_lattice(lattice, [1], lm, num_drafts=3, alpha=1.0)
     return lm.score(TEXT), found, drafts
 
 
@@ -100,7 +100,7 @@ def results_of(lm: NGramLM, logits: Any) -> list[Any]:
     return [
         rescore_lattice(logits, CONTEXTS, lm, num_drafts=4, **options),
         rescore_tree(logits, CONTEXTS, lm, max_nodes=9, **options),
-        draw_tree(logits, CONTEXTS, lm, max_nodes=9, seed=1, **options),
+        sample_tree(logits, CONTEXTS, lm, max_nodes=9, seed=1, **options),
     ]
 
 
@@ -146,19 +146,19 @@ def test_prefix_trees(way: Any) -> None:
         assert (again.token_ids, again.parents) == (tree.token_ids, tree.parents)
         assert again.depths == tree.depths
         assert again.list_paths() == tree.list_paths()
-        assert again.drawn_from is None
+        assert again.sampled_from is None
         np.testing.assert_array_equal(again.log_probs, tree.log_probs)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_sampled_prefix_trees_keep_their_distributions(way: Any, small_lm: NGramLM) -> None:
-    found = draw_tree(LOGITS[0], [1], small_lm, max_nodes=6, top_k=3)
+    found = sample_tree(LOGITS[0], [1], small_lm, max_nodes=6, top_k=3, alpha=1.0)
     tree_class = pytest.importorskip("lattice_bpd.verify").PrefixTree
     tree = tree_class.from_nodes(1, found.token_ids[0], found.parents[0], 9)
-    tree.drawn_from = lambda node: found.drawn_from(0, node - 1)
+    tree.sampled_from = lambda node: found.sampled_from(0, node - 1)
     again = way(way(tree))
     for node in range(len(tree)):
-        ours, expected = again.drawn_from(node), found.drawn_from(0, node - 1)
+        ours, expected = again.sampled_from(node), found.sampled_from(0, node - 1)
         assert (ours is None) == (expected is None)
         for mine, other in zip(ours or (), expected or (), strict=True):
             np.testing.assert_array_equal(mine, other)
@@ -180,12 +180,15 @@ def test_cache_lms(way: Any, max_tokens: int, small_lm: NGramLM) -> None:
     cache.update([2, 2], small_lm)
     np.testing.assert_array_equal(again.weights, cache.weights)
     options: dict[str, Any] = {"num_drafts": 4, "top_k": 3}
-    ours = rescore_lattice(LOGITS[:1], CONTEXTS[:1], small_lm, cache=[again], **options)
-    assert ours == rescore_lattice(LOGITS[:1], CONTEXTS[:1], small_lm, cache=[cache], **options)
+    ours = rescore_lattice(LOGITS[:1], CONTEXTS[:1], small_lm, ngram_cache=[again], **options)
+    assert ours == rescore_lattice(
+        LOGITS[:1], CONTEXTS[:1], small_lm, ngram_cache=[cache], **options
+    )
 
 
 def drafters_of(lm: NGramLM) -> dict[str, Any]:
     decode = pytest.importorskip("lattice_bpd.decode")
+    drafters = pytest.importorskip("lattice_bpd.decode.drafters")
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
@@ -193,12 +196,12 @@ def drafters_of(lm: NGramLM) -> dict[str, Any]:
     )  # fmt: skip
     small = transformers.LlamaForCausalLM(config).eval()
     return {
-        "lookup": decode.LookupDrafter(),
-        "tree": decode.TreeDrafter(lm, max_nodes=6, cache=True),
-        "lattice": decode.LatticeDrafter(lm, num_drafts=3, cache=3),
-        "combined": decode.CombinedDrafter([decode.LookupDrafter(), decode.TreeDrafter(lm)]),
-        "draft_model": decode.DraftModelDrafter(small, shape="drawn", draws=[2, 1], top_k=4),
-        "custom_generate": decode.CustomGenerate(strategy="auto", lm=lm),
+        "lookup": drafters.LookupDrafter(),
+        "tree": drafters.TreeDrafter(lm, max_nodes=6, ngram_cache=True),
+        "lattice": drafters.PBestDrafter(lm, num_drafts=3, ngram_cache=3),
+        "combined": drafters.CombinedDrafter([drafters.LookupDrafter(), drafters.TreeDrafter(lm)]),
+        "draft_model": drafters.DraftModelDrafter(small, shape="sampled", draws=[2, 1], top_k=4),
+        "custom_generate": decode.CustomGenerate(drafter="auto", lm=lm),
     }
 
 
@@ -242,7 +245,7 @@ def test_a_process_that_starts_afresh(small_lm: NGramLM, tmp_path: Path) -> None
     small_lm.save(tmp_path / "small.lm")
     mapped = NGramLM.load(tmp_path / "small.lm")
     lattice = SausageLattice([([1, 2], [0.5, 0.25]), ([3, 0], [1.0, 1.5])])
-    drafts = rescore_lattice(lattice, [1], small_lm, num_drafts=3)
+    drafts = rescore_lattice(lattice, [1], small_lm, num_drafts=3, alpha=1.0)
     jobs = [(small_lm, lattice, drafts), (mapped, lattice, drafts)]
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         for scores, found, sent in pool.starmap(scores_in_a_new_process, jobs):

@@ -12,19 +12,16 @@ pytest.importorskip("torch")
 import torch
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
-from lattice_bpd import NGramLM
-from lattice_bpd.decode import (
-    BlockDrafter,
-    DecodeState,
-    DecodeStats,
-    LatticeDrafter,
-    TreeDrafter,
-    decode,
-    generate,
-)
+from lattice_bpd import DraftConfig, NGramLM, rescore_lattice, rescore_tree
+from lattice_bpd.decode import DecodeState, DecodeStats, PBestDrafter, TreeDrafter, decode, generate
+from lattice_bpd.decode.drafters import ArgmaxDrafter
 from lattice_bpd.decode.drafters.failures import DraftWarning
-from lattice_bpd.decode.drafters.proposals import has_prefix_trees, propose_trees
+from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
+from lattice_bpd.decode.drafters.proposals import propose_trees
+from lattice_bpd.decode.drafters.repeats import Repeats
 from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.lm import ContextNGram
 from lattice_bpd.verify import PrefixTree
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
@@ -43,50 +40,86 @@ def states_of(lengths: list[int], limit: int = 40) -> list[DecodeState]:
         tokens = (torch.randint(0, VOCAB, (4,), generator=generator).tolist() * length)[:length]
         hidden = torch.randn(32, generator=generator)
         states.append(DecodeState(model, tokens, length, hidden, limit, DecodeStats()))
-        states[-1].update_num_slots()
+        states[-1].update_limits()
     return states
 
 
-def by_arrays(drafter):
-    """The same drafter as one that knows nothing of prefix trees."""
+class ByArrays:
+    """The same drafts by the public searches of a batch, whose arrays become trees."""
 
-    class Plain:
-        propose = drafter.propose
-        propose_batch = drafter.propose_batch
+    def __init__(self, drafter):
+        self.drafter, self.lm = drafter, getattr(drafter, "lm", None)
+        self.config = getattr(drafter, "config", DraftConfig("bpd", top_k=1, num_drafts=1))
+        order = self.config.ngram_cache
+        self.order = 4 if order is True else int(order)
 
-    return Plain()
+    def propose(self, states):
+        logits = batch_head_logits(states)
+        caches = None
+        if self.order:
+            caches = [ContextNGram(VOCAB, self.order) for _ in states]
+            for cache, state in zip(caches, states, strict=True):
+                cache.update(state.tokens, self.lm)
+        given = (logits, [state.tokens for state in states], self.lm)
+        search = self.find_trees if isinstance(self.drafter, TreeDrafter) else self.find_drafts
+        return search(states, *given, ngram_cache=caches)
+
+    def find_drafts(self, states, *given, **options):
+        config = self.config
+        drafts = rescore_lattice(
+            *given, num_drafts=config.num_drafts, alpha=config.alpha, top_k=config.top_k, **options
+        )
+        trees = []
+        for row, state in enumerate(states):
+            lists = drafts.token_ids[row, : drafts.counts[row], : state.max_draft_length].numpy()
+            trees.append(PrefixTree.from_drafts(state.tokens[-1], lists))
+            state.stats.add_repeats(*trees[-1].count_repeats())
+        return trees
+
+    def find_trees(self, states, logits, *given, **options):
+        config = self.config
+        candidates = select_top_k(logits, config.top_k, log_softmax=False, where="test")
+        found = rescore_tree(
+            candidates.at_temperature(config.temperature), *given, max_nodes=config.max_nodes,
+            alpha=config.alpha / config.temperature, **options,
+        )  # fmt: skip
+        trees, repeats = [], Repeats()
+        for row, state in enumerate(states):
+            nodes = (array[row, : found.counts[row]] for array in (found.token_ids, found.parents))
+            log_probs = found.log_probs[row, : found.counts[row]]
+            tree = PrefixTree.from_nodes(
+                state.tokens[-1], *nodes, state.max_draft_length, log_probs
+            )
+            trees.append(repeats.extend(tree, state, config.max_nodes) if self.order else tree)
+        return trees
 
 
 @pytest.mark.parametrize(
     "drafter",
     [
-        BlockDrafter(),
-        LatticeDrafter(None, top_k=4, num_drafts=1),
-        LatticeDrafter(trigram(), top_k=8, num_drafts=16, alpha=0.7),
+        ArgmaxDrafter(),
+        PBestDrafter(None, top_k=4, num_drafts=1),
+        PBestDrafter(trigram(), top_k=8, num_drafts=16, alpha=0.7),
         TreeDrafter(None, top_k=4, max_nodes=9),
         TreeDrafter(trigram(), top_k=8, max_nodes=36, alpha=0.7),
         TreeDrafter(trigram(), top_k=8, max_nodes=20, temperature=1.7),
-        LatticeDrafter(trigram(), top_k=8, num_drafts=5, cache=True),
-        TreeDrafter(trigram(), top_k=8, max_nodes=20, cache=True),
-        TreeDrafter(None, top_k=4, max_nodes=30, cache=2),
+        PBestDrafter(trigram(), top_k=8, num_drafts=5, ngram_cache=True),
+        TreeDrafter(trigram(), top_k=8, max_nodes=20, ngram_cache=True),
+        TreeDrafter(None, top_k=4, max_nodes=30, ngram_cache=2),
     ],
 )
 @pytest.mark.parametrize("limits", [[40], [3], [40, 40, 40], [40, 3, 2]])
 def test_prefix_trees_are_those_of_the_arrays(drafter, limits):
     lengths = [4, 19, 9][: len(limits)]
     results = []
-    for one in (drafter, by_arrays(drafter)):
+    for one in (drafter, ByArrays(drafter)):
         states = states_of(lengths)
         for state, limit in zip(states, limits, strict=True):
             state.limit = limit
-        assert has_prefix_trees(type(one)) is (one is drafter)
         results.append((propose_trees([one] * len(states), states), states))
     (quick, states), (plain, others) = results
     for tree, wanted, state, other in zip(quick, plain, states, others, strict=True):
-        assert tree.max_depth <= state.room
-        if getattr(drafter, "_repeats", None) is not None and len(set(limits)) > 1:
-            assert len(tree) >= len(wanted)  # no node beyond the room takes another's place
-            continue
+        assert tree.max_depth <= state.max_draft_length
         assert tree.token_ids == wanted.token_ids
         assert tree.parents == wanted.parents
         assert len(tree) > 1
@@ -100,7 +133,15 @@ def test_prefix_trees_are_those_of_the_arrays(drafter, limits):
             other.stats.neighbours,
         )
         assert state.stats.verified_tokens == other.stats.verified_tokens == len(tree) - 1
-        assert state.stats.seconds.keys() == other.stats.seconds.keys()
+    stages = {"heads", "top_k", "rescore"}
+    if isinstance(drafter, ArgmaxDrafter):
+        stages.remove("rescore")
+    if isinstance(drafter, TreeDrafter) and drafter.config.ngram_cache:
+        stages.add("lookup")
+    assert [state.stats.seconds.keys() for state in states] == [
+        stages,
+        *[set()] * (len(limits) - 1),
+    ]
 
 
 def test_a_cut_tree_is_the_smaller_tree():
@@ -114,36 +155,39 @@ def test_a_cut_tree_is_the_smaller_tree():
     assert large.cut(0, 99).token_ids == large.token_ids[:1]
 
 
-def test_a_cut_tree_knows_what_its_nodes_were_drawn_from():
+def test_a_cut_tree_knows_what_its_nodes_were_sampled_from():
     tree = PrefixTree([9, 1, 2, 3, 4], [-1, 0, 1, 2, 0])
-    assert tree.cut(2, 99).drawn_from is None
-    tree.drawn_from = lambda node: ([node], [1.0])
-    assert tree.cut(3, 99).drawn_from(3) == ([3], [1.0])
+    assert tree.cut(2, 99).sampled_from is None
+    tree.sampled_from = lambda node: ([node], [1.0])
+    assert tree.cut(3, 99).sampled_from(3) == ([3], [1.0])
     flat = tree.cut(4, 1)
     assert flat.token_ids == [9, 1, 4]
-    assert flat.drawn_from(2) == ([4], [1.0])
+    assert flat.sampled_from(2) == ([4], [1.0])
 
 
-def test_a_subclass_that_proposes_otherwise_is_heard():
-    class Nothing(TreeDrafter):
-        def propose(self, state):  # noqa: ARG002
-            return None
+@pytest.mark.parametrize(
+    ("proposed", "error", "message"),
+    [
+        (None, TypeError, "a NoneType; expected a list with a PrefixTree or None"),
+        ([], ValueError, "a list of 0 for 1 sequences"),
+        ([[1, 2]], TypeError, "a list with a list; expected PrefixTree or None"),
+    ],
+)
+def test_other_proposals_are_refused(proposed, error, message):
+    class Other:
+        def propose(self, _states):
+            return proposed
 
-    assert not has_prefix_trees(Nothing)
-    assert propose_trees([Nothing(None)], states_of([3]))[0].parents == [-1]
-
-    class Smaller(TreeDrafter):
-        pass
-
-    assert has_prefix_trees(Smaller)
+    with pytest.raises(error, match=f"Other.propose returned {message}"):
+        propose_trees([Other()], states_of([3]))
 
 
 class Proposes:
     def __init__(self, make):
         self.make = make
 
-    def propose(self, state):
-        return self.make(state)
+    def propose(self, states):
+        return [self.make(state) for state in states]
 
 
 def test_a_prefix_tree_is_a_proposal():
@@ -162,7 +206,7 @@ def test_a_prefix_tree_is_a_proposal():
 def test_prefix_trees_are_checked():
     model, prompt = model_of("llama"), [3, 8, 13]
     wanted = plain_greedy(model, prompt, 6)
-    with pytest.warns(DraftWarning, match="node 0 of a PrefixTree holds"):
+    with pytest.warns(DraftWarning, match="node 0 of the tree is"):
         found = decode(model, prompt, Proposes(lambda _: PrefixTree([VOCAB + 5], [-1])),
                        max_new_tokens=6)  # fmt: skip
     assert found.token_ids == wanted
@@ -199,4 +243,4 @@ def test_wrong_options_of_the_quick_way():
     with pytest.raises(ValueError, match="LM has a vocabulary of 7"):
         propose_trees([TreeDrafter(other)], states_of([3]))
     with pytest.raises(ValueError, match="top_k is 99"):
-        propose_trees([LatticeDrafter(None, top_k=99)], states_of([3]))
+        propose_trees([PBestDrafter(None, top_k=99)], states_of([3]))

@@ -6,7 +6,6 @@ import pytest
 
 import golden
 from lattice_bpd import NGramLM
-from lattice_bpd.lm.pruning import count_prunable, prune_ngram
 
 COUNT_PATTERNS = {"3-2": [1, 1, 2, 1], "2-2_3p-2": [1, 2, 2, 2], "4-4": [1, 1, 1, 4]}
 COUNT_PATTERNS["3-2_4-4"] = [1, 1, 2, 4]
@@ -23,11 +22,11 @@ def whole_model(corpus, order):
 
 def prune_like(lm: NGramLM, how: str) -> NGramLM:
     if how.startswith("re"):
-        return prune_ngram(lm, theta=float(how.removesuffix("_shrinkopt2")[2:]))
+        return lm.prune(theta=float(how.removesuffix("_shrinkopt2")[2:]))
     if how.startswith("tgt"):
-        return prune_ngram(lm, prune_to=int(how[3:]))
+        return lm.prune(prune_to=int(how[3:]))
     pattern = COUNT_PATTERNS[how.removeprefix("then_countprune_")]
-    return prune_ngram(lm, min_counts=pattern[: lm.order])
+    return lm.prune(min_counts=pattern[: lm.order])
 
 
 @pytest.mark.parametrize("path", golden.find_golden("*/arpa/o?.katz_k5.?*.arpa*"))
@@ -40,7 +39,7 @@ def test_pruned_models_equal_golden(path, tmp_path):
     different = ours.keys() ^ theirs.keys()
     assert len(different) <= BORDERLINE.get(how.removesuffix("_shrinkopt2"), 0)
     if how.startswith("tgt"):
-        assert count_prunable(pruned) <= int(how[3:])
+        assert pruned.num_prunable <= int(how[3:])
     if not different:
         prob, backoff = golden.largest_differences(ours, theirs)
         assert prob < 2e-6

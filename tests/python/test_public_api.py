@@ -57,7 +57,7 @@ def parameters(function: Any) -> tuple[list[str], dict[str, Any]]:
 def test_signature_of_rescore_lattice() -> None:
     positional, keywords = parameters(rescore_lattice)
     assert positional == ["head_logits", "context", "lm"]
-    promised = {"top_k": 16, "num_drafts": 16, "alpha": 1.0, "engine": "auto", "bos": True}
+    promised = {"top_k": 16, "num_drafts": 16, "alpha": 0.5, "engine": "auto", "bos": True}
     assert promised.items() <= keywords.items()
 
 

@@ -66,7 +66,7 @@ def test_the_same_best_paths(seed: int, rng: np.random.Generator, lm: NGramLM) -
     model = lm.to_pywrapfst(context, bos=bos, expand_failures=True)
     composed = fst.compose(lattice.to_pywrapfst().arcsort(), model)
     theirs = list_paths(fst.shortestpath(composed, nshortest=num_drafts))
-    drafts = rescore_lattice(lattice, context, lm, num_drafts=num_drafts, bos=bos)
+    drafts = rescore_lattice(lattice, context, lm, num_drafts=num_drafts, bos=bos, alpha=1.0)
     count = int(drafts.counts[0])
     assert count == len(theirs)
     costs = np.array([cost for cost, _ in theirs])
@@ -96,7 +96,7 @@ def test_failure_arcs_are_the_backoffs(seed: int, rng: np.random.Generator, lm: 
 @pytest.mark.parametrize("seed", range(12))
 def test_drafts_through_the_failure_arcs(seed: int, rng: np.random.Generator, lm: NGramLM) -> None:
     lattice, context = draw_lattice(rng), rng.integers(0, VOCAB, 4).tolist()
-    drafts = rescore_lattice(lattice, context, lm, num_drafts=5)
+    drafts = rescore_lattice(lattice, context, lm, num_drafts=5, alpha=1.0)
     model, heads = lm.to_pywrapfst(context), lattice.to_pywrapfst()
     for i in range(int(drafts.counts[0])):
         state, total = model.start(), 0.0

@@ -1,4 +1,4 @@
-"""Records on the disk: what is in them, going on after a stop, damaged shards, full disks."""
+"""Records on disk: contents, continuing after an interruption, damaged shards, full disks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import torch
 
 from blockwise_models import POSITIONS, VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import FormatError
-from lattice_bpd.decode import LatticeDrafter, decode
-from lattice_bpd.evaluate import DraftOptions, Recording
+from lattice_bpd.decode import PBestDrafter, decode
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.evaluate import Recording
 from lattice_bpd.evaluate.record import write
 from lattice_bpd.evaluate.record.manifest import load_manifest
 from lattice_bpd.evaluate.record.read import find_records, read_record
@@ -35,7 +36,7 @@ def make_prompts(count: int = 10, length: int = 9) -> list[Prompt]:
     return [Prompt(text[7 * n : 7 * n + length + n % 3], f"p{n}", ("a", "b")) for n in range(count)]
 
 
-def test_record_holds_greedy_outputs_and_what_the_heads_said(tmp_path):
+def test_record_holds_greedy_outputs_and_candidates_of_the_heads(tmp_path):
     model, prompts = model_of("trained"), make_prompts()
     seen = []
     manifest = write_record(
@@ -45,17 +46,17 @@ def test_record_holds_greedy_outputs_and_what_the_heads_said(tmp_path):
     assert [shard.texts for shard in manifest.shards] == [4, 4, 2]
     assert seen == [(0, 10), (3, 10), (4, 10), (7, 10), (8, 10), (10, 10)]
     assert load_manifest(tmp_path) == manifest
-    found = read_record(tmp_path)
-    assert (len(found.texts), found.skipped) == (10, [])
-    for prompt, text in zip(prompts, found.texts, strict=True):
+    record = read_record(tmp_path)
+    assert (len(record.texts), record.skipped) == (10, [])
+    for prompt, text in zip(prompts, record.texts, strict=True):
         output = plain_greedy(model, list(prompt.token_ids), 11)
         assert text.output.tolist() == output
         assert (text.task, text.name, text.references) == ("cycle", prompt.name, ("a", "b"))
         assert (text.finish, text.limit) == ("length", 11)
         tokens = torch.tensor([[*prompt.token_ids, *output[:-1]]])
-        places = torch.arange(len(prompt.token_ids) - 1, tokens.shape[1])[None]
+        positions = torch.arange(len(prompt.token_ids) - 1, tokens.shape[1])[None]
         with torch.inference_mode():
-            whole = model(tokens, head_positions=places)
+            whole = model(tokens, head_positions=positions)
         heads = whole.head_logits[0]  # (m, H, V)
         best = heads.topk(6).values.numpy()
         assert text.scores == pytest.approx(best, abs=1e-4)
@@ -70,7 +71,7 @@ def test_record_holds_greedy_outputs_and_what_the_heads_said(tmp_path):
         assert text.margins == pytest.approx((two[:, 0] - two[:, 1]).numpy(), abs=1e-4)
 
 
-def test_record_goes_on_behind_the_last_whole_shard(tmp_path, monkeypatch):
+def test_record_continues_after_the_last_complete_shard(tmp_path, monkeypatch):
     model, prompts = model_of("trained"), make_prompts()
     whole = write_record(tmp_path / "whole", model, prompts, OPTIONS)
     calls = []
@@ -94,15 +95,15 @@ def test_record_goes_on_behind_the_last_whole_shard(tmp_path, monkeypatch):
     assert sum(calls) == 6
     calls.clear()
     write_record(part, model, prompts, OPTIONS)
-    assert calls == []  # all is there
+    assert calls == []  # everything is recorded
     assert not list(part.glob(".*"))
 
 
 def read_with_warnings(directory: Path, count: int):
     with pytest.warns(UserWarning, match="the shard is left out; run lattice-bpd record") as caught:
-        found = read_record(directory)
+        record = read_record(directory)
     assert len(caught) == count
-    return found
+    return record
 
 
 @pytest.mark.parametrize("damage", ["cut", "altered", "missing"])
@@ -115,17 +116,19 @@ def test_record_loses_only_the_damaged_shard_and_repairs_it(tmp_path, damage):
         shard.unlink()
     else:
         shard.write_bytes(data[:-100] if damage == "cut" else data[:300] + b"x" + data[301:])
-    found = read_with_warnings(tmp_path, 1)
-    assert found.skipped == [shard.name]
-    assert [text.name for text in found.texts] == [f"p{n}" for n in (0, 1, 2, 3, 8, 9)]
+    record = read_with_warnings(tmp_path, 1)
+    assert record.skipped == [shard.name]
+    assert [text.name for text in record.texts] == [f"p{n}" for n in (0, 1, 2, 3, 8, 9)]
     assert (
-        Recording(found.texts).replay(STRATEGIES["bpd"], Rescorers(), DraftOptions(6)).calls.all()
+        Recording(record.texts)
+        .replay(STRATEGIES["bpd"], Rescorers(), DraftConfig(top_k=6))
+        .calls.all()
     )
     assert write_record(tmp_path, model, prompts, OPTIONS) == whole
     assert shard.read_bytes() == data
 
 
-def test_record_without_a_whole_shard_or_manifest_is_an_error(tmp_path):
+def test_record_without_an_intact_shard_or_manifest_is_an_error(tmp_path):
     whole = write_record(tmp_path, model_of("trained"), make_prompts(3), OPTIONS)
     (tmp_path / whole.shards[0].file).write_bytes(b"PAR1 no")
     with (
@@ -190,7 +193,7 @@ def test_record_needs_prompts_and_a_vocabulary_of_top_k(tmp_path):
 
 
 def test_record_on_a_full_disk_leaves_nothing_half_written(tmp_path):
-    """A limit on file sizes stands for the full disk: the first write beyond it fails."""
+    """A limit on file sizes imitates a full disk: the first write beyond it fails."""
     program = textwrap.dedent(
         """
         import resource, sys
@@ -210,10 +213,12 @@ def test_record_on_a_full_disk_leaves_nothing_half_written(tmp_path):
             print(error)
         """
     )
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120
     )
-    assert "the disk is full: free some room and run the same command again" in found.stdout, found
+    assert "the disk is full: free some space and run the same command again" in process.stdout, (
+        process
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -240,10 +245,12 @@ def test_record_and_replay_of_heads_that_look_at_the_exact_token(tmp_path):
     manifest = write_record(tmp_path, base, prompts, OPTIONS, heads=heads)
     assert manifest.num_slots == 3
     recording = Recording(read_record(tmp_path).texts)
-    found = recording.replay(STRATEGIES["p_best_0gram"], Rescorers(), DraftOptions(6, 3))
+    replayed = recording.replay(
+        STRATEGIES["p_best_0gram"], Rescorers(), DraftConfig(top_k=6, num_drafts=3)
+    )
     for number, prompt in enumerate(prompts):
-        drafter = LatticeDrafter(None, top_k=6, num_drafts=3)
+        drafter = PBestDrafter(None, top_k=6, num_drafts=3)
         live = decode(base, list(prompt.token_ids), drafter, heads=heads, max_new_tokens=11)
-        assert live.stats.target_calls == found.calls[number]
+        assert live.stats.target_calls == replayed.calls[number]
         assert live.token_ids == recording.texts[number].output.tolist()
-    assert found.block_efficiency > 1.5
+    assert replayed.block_efficiency > 1.5

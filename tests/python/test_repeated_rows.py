@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from lattice_bpd.verify.device_slots import copy_on_device, move_on_device
+from lattice_bpd.verify.device_copies import copy_on_device, move_on_device
 from lattice_bpd.verify.repeated_rows import RepeatedRows
 from lattice_bpd.verify.stacked_cache import StackedCache
 
@@ -39,7 +39,7 @@ def test_rows_are_what_a_copy_would_be(batch: int) -> None:
         match rng.integers(0, 8):
             case 0:
                 cache.set_width(max(1, cache.width - int(rng.integers(0, 9))))
-                rows.keep_slots(cache.width)
+                rows.keep_positions(cache.width)
             case 1:
                 cache.select_sequences(rng.integers(0, batch, batch).tolist())
                 rows.forget()
@@ -78,13 +78,13 @@ def test_accelerators_copy_and_move_as_the_core_does() -> None:
         source, ours, theirs = make_cache(batch, 9), make_cache(6, 9, 1), make_cache(6, 9, 1)
         chosen = rng.integers(0, batch, rows).tolist()
         first, start = int(rng.integers(0, 7 - rows)), int(rng.integers(0, 9))
-        ours.copy_slots(source, chosen, first, start, count)
+        ours.copy_positions(source, chosen, first, start, count)
         for part, buffer in ((source.keys, theirs.keys), (source.values, theirs.values)):
             copy_on_device(part, chosen, buffer, first, start, count)
         assert torch.equal(ours.keys, theirs.keys)
         assert torch.equal(ours.values, theirs.values)
         slots = [rng.integers(0, 9, count).tolist() for _ in range(6)]
-        ours.move_slots(start, slots)
+        ours.move_positions(start, slots)
         for buffer in (theirs.keys, theirs.values):
             move_on_device(buffer, start, slots)
         assert torch.equal(ours.keys, theirs.keys)

@@ -13,19 +13,14 @@ import torch
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import (
-    ContinuationDrafter,
-    Controller,
-    DecodeStats,
-    TreeDrafter,
-    decode,
-    decode_batch,
-)
+from lattice_bpd.decode import DecodeStats, TreeDrafter, decode
+from lattice_bpd.decode.adaptive import Controller
+from lattice_bpd.decode.drafters import ContinuationDrafter
+from lattice_bpd.decode.drafters.growing_tree import GrowingTree
 from lattice_bpd.decode.drafters.repeats import Repeats
 from lattice_bpd.decode.drafters.suffix_index import LONGEST_MATCH, SuffixIndex
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.growing_tree import Growth, Nodes, build_draft_tree
-from lattice_bpd.verify import Sampled
+from lattice_bpd.verify import PrefixTree, Sampled
 
 CYCLE = [place * 5 % VOCAB for place in range(VOCAB + 2)]
 PROMPTS = [CYCLE, [40, 2, 40, 2, 40, 2], [5]]
@@ -34,25 +29,28 @@ PROMPTS = [CYCLE, [40, 2, 40, 2, 40, 2], [5]]
 def state_of(tokens, num_slots=2, room=40):
     model = SimpleNamespace(vocab_size=VOCAB)
     state = DecodeState(model, list(tokens), len(tokens), torch.zeros(1), 99, DecodeStats())
-    state.num_slots, state.room = num_slots, room
+    state.num_slots, state.max_draft_length = num_slots, room
     return state
 
 
-def tree_of(prefixes):
+def tree_of(prefixes, exact_token=0):
     """A tree of prefixes and their probabilities, parents first."""
     order = sorted(prefixes, key=lambda prefix: (-prefixes[prefix], len(prefix)))
     parents = [order.index(prefix[:-1]) if len(prefix) > 1 else -1 for prefix in order]
-    log_probs = [math.log(prefixes[prefix]) for prefix in order]
-    return build_draft_tree([Nodes([prefix[-1] for prefix in order], parents, log_probs)])
+    log_probs = np.array([math.log(prefixes[prefix]) for prefix in order], np.float32)
+    return PrefixTree.from_nodes(
+        exact_token, [prefix[-1] for prefix in order], parents, 99, log_probs
+    )
 
 
-def prefixes_of(tree, row=0):
-    paths = []
-    for node in range(int(tree.counts[row])):
-        parent = int(tree.parents[row, node])
-        paths.append((*(() if parent < 0 else paths[parent]), int(tree.token_ids[row, node])))
-    assert len(set(paths)) == len(paths)
-    return dict(zip(paths, np.exp(tree.log_probs[row].astype(float)).tolist(), strict=False))
+def prefixes_of(tree):
+    paths = {0: ()}
+    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
+        if node:
+            paths[node] = (*paths[parent], token)
+    found = list(paths.values())[1:]
+    assert len(set(found)) == len(found)
+    return dict(zip(found, np.exp(tree.log_probs.astype(float)).tolist(), strict=True))
 
 
 def test_a_loop_is_followed_beyond_the_last_slot():
@@ -61,11 +59,11 @@ def test_a_loop_is_followed_beyond_the_last_slot():
     # 1/2 for longer ones. The match is now 1 2 3 1, of 4 tokens: 2 3 1 .. each with 1/2.
     tree = tree_of({(2,): 0.6, (7,): 0.2, (2, 9): 0.1})
     state = state_of([1, 2, 3, 1, 2, 3, 1])
-    found = prefixes_of(Repeats().extend(tree, [state], 5))
+    found = prefixes_of(Repeats().extend(tree, state, 5))
     assert found == pytest.approx(
         {(2,): 0.6, (2, 3): 0.3, (7,): 0.2, (2, 3, 1): 0.15, (2, 9): 0.1}, rel=1e-6
     )
-    assert list(prefixes_of(Repeats().extend(tree, [state], 3))) == [(2,), (2, 3), (7,)]
+    assert list(prefixes_of(Repeats().extend(tree, state, 3))) == [(2,), (2, 3), (7,)]
 
 
 def test_nodes_of_the_last_slot_go_on():
@@ -73,40 +71,40 @@ def test_nodes_of_the_last_slot_go_on():
     # Nothing was foreseen yet, so each further token has half the probability of its parent.
     tree = tree_of({(1,): 0.8, (1, 2): 0.6, (5,): 0.1})
     state = state_of([1, 2, 3, 4, 9])
-    found = prefixes_of(Repeats().extend(tree, [state], 5))
+    found = prefixes_of(Repeats().extend(tree, state, 5))
     assert found == pytest.approx(
         {(1,): 0.8, (1, 2): 0.6, (1, 2, 3): 0.3, (1, 2, 3, 4): 0.15, (5,): 0.1}, rel=1e-6
     )
     three_slots = state_of([1, 2, 3, 4, 9], num_slots=3)
-    assert Repeats().extend(tree, [three_slots], 5) is tree  # the last slot is another
+    assert Repeats().extend(tree, three_slots, 5) is tree  # the last slot is another
 
 
 def test_what_says_nothing_leaves_the_tree_as_it_is():
     tree = tree_of({(1,): 0.8, (1, 2): 0.7})
-    assert Repeats().extend(tree, [state_of([3, 4, 5])], 2) is tree  # no match
-    assert Repeats().extend(tree, [state_of([3, 4, 3])], 2) is tree  # 4 has 1/2, less than 0.7
+    assert Repeats().extend(tree, state_of([3, 4, 5]), 2) is tree  # no match
+    assert Repeats().extend(tree, state_of([3, 4, 3]), 2) is tree  # 4 has 1/2, less than 0.7
     late = tree_of({(1,): 0.9, (1, 2): 0.1})
-    assert Repeats().extend(late, [state_of([1, 2, 9, 0])], 9) is late  # 0.05 + 0.025
-    assert Repeats().extend(tree, [state_of([1, 2, 9, 1], room=2)], 2) is tree  # known already
+    assert Repeats().extend(late, state_of([1, 2, 9, 0]), 9) is late  # 0.05 + 0.025
+    assert Repeats().extend(tree, state_of([1, 2, 9, 1], room=2), 2) is tree  # known already
 
 
 def test_nothing_is_drafted_past_the_room():
     tree = tree_of({(2,): 0.6, (2, 3): 0.5})
     for room in (2, 3, 5):
-        found = Repeats().extend(tree, [state_of([1, 2, 3] * 4 + [1], room=room)], 30)
+        found = Repeats().extend(tree, state_of([1, 2, 3] * 4 + [1], room=room), 30)
         assert max(map(len, prefixes_of(found))) == room
 
 
 def test_rates_fade_and_a_cut_text_is_read_anew():
     repeats, tree = Repeats(), tree_of({(8,): 0.001})
     state = state_of([4, 5, 4])
-    repeats.extend(tree, [state], 9)
+    repeats.extend(tree, state, 9)
     state.tokens += [5, 4, 6]  # behind 4: 5 came, as foreseen; behind 4 5 4: 5 was foreseen, not 6
-    repeats.extend(tree, [state], 9)
+    repeats.extend(tree, state, 9)
     rates = repeats._texts.of(state).rates
     assert rates[1:4] == [(1.0, 1.0), (1.0, 1.0), (0.0, 1.0)]
     del state.tokens[3:]
-    repeats.extend(tree, [state], 9)
+    repeats.extend(tree, state, 9)
     assert len(repeats._texts.of(state)) == 3
     assert len(repeats) == 1
     del state
@@ -168,15 +166,13 @@ def test_extended_trees_are_the_best_nodes_of_all_continuations(seed):
         wanted.append(extend_by_hand(prefixes, text, num_slots, room, max_nodes))
         states.append(state_of(text, num_slots, room))
         rows.append(tree_of(prefixes))
-        found = prefixes_of(Repeats().extend(rows[-1], [states[-1]], max_nodes))
+        found = prefixes_of(Repeats().extend(rows[-1], states[-1], max_nodes))
         assert found == pytest.approx(wanted[-1], rel=1e-5), seed
         assert list(found.values()) == sorted(found.values(), reverse=True)
-    nodes = [Nodes(t.token_ids[0], t.parents[0], t.log_probs[0]) for t in rows]
     shared = Repeats()
-    together = shared.extend(build_draft_tree(nodes), states, 12)
-    for row, (tree, state) in enumerate(zip(rows, states, strict=True)):
-        alone = Repeats().extend(tree, [state], 12)
-        assert prefixes_of(together, row) == prefixes_of(alone)
+    for tree, state in zip(rows, states, strict=True):
+        alone = Repeats().extend(tree, state, 12)
+        assert prefixes_of(shared.extend(tree, state, 12)) == prefixes_of(alone)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -204,11 +200,11 @@ def lm():
 @pytest.mark.parametrize("kind", ["llama", "mistral", "trained"])
 def test_loops_take_fewer_calls_and_the_output_stays(kind, lm):
     def drafter(cache=True):
-        return TreeDrafter(lm, top_k=4, max_nodes=36, cache=cache)
+        return TreeDrafter(lm, top_k=4, max_nodes=36, ngram_cache=cache)
 
     model = model_of(kind)
     wanted = [plain_greedy(model, prompt, 14) for prompt in PROMPTS]
-    together = decode_batch(model, PROMPTS, drafter(), max_new_tokens=14)
+    together = decode(model, PROMPTS, drafter(), max_new_tokens=14)
     assert [found.token_ids for found in together] == wanted
     for prompt, found in zip(PROMPTS, together, strict=True):
         alone = decode(model, prompt, drafter(), max_new_tokens=14)
@@ -224,7 +220,7 @@ def test_sampling_by_seed_keeps_its_tokens(lm):
     model, rule = model_of("trained"), Sampled(temperature=0.1, seed=3)
     found = {}
     for cache in (False, True):
-        drafter = TreeDrafter(lm, top_k=4, max_nodes=12, cache=cache)
+        drafter = TreeDrafter(lm, top_k=4, max_nodes=12, ngram_cache=cache)
         found[cache] = decode(model, CYCLE, drafter, max_new_tokens=14, acceptance=rule)
     assert found[True].token_ids == found[False].token_ids
     assert max(found[True].stats.accept_lengths) > model.num_slots
@@ -232,22 +228,22 @@ def test_sampling_by_seed_keeps_its_tokens(lm):
 
 def test_other_drafters_take_trees_that_go_on(lm):
     model, wanted = model_of("trained"), plain_greedy(model_of("trained"), CYCLE, 14)
-    tree = TreeDrafter(lm, top_k=4, max_nodes=12, cache=True)
+    tree = TreeDrafter(lm, top_k=4, max_nodes=12, ngram_cache=True)
     for drafter in (Controller(tree), ContinuationDrafter(tree, lm, max_nodes=16)):
         assert decode(model, CYCLE, drafter, max_new_tokens=14).token_ids == wanted
 
 
 def test_continuations_by_the_lm_leave_those_of_the_text(lm):
     tree = tree_of({(5,): 0.9, (5, 10): 0.8, (5, 10, 15): 0.7})  # two slots, and one token more
-    likely = SimpleNamespace(propose=lambda _state: tree)
-    found = ContinuationDrafter(likely, lm, num_slots=1).propose(state_of([0]))
+    likely = SimpleNamespace(propose=lambda _states: [tree])
+    (found,) = ContinuationDrafter(likely, lm, num_slots=1).propose([state_of([0])])
     prefixes = prefixes_of(found)  # none stands twice
     assert prefixes[5, 10, 15] == pytest.approx(0.7)
     assert len(prefixes) > 3
 
 
 def test_a_growing_tree_merges_equal_prefixes():
-    tree = Growth()
+    tree = GrowingTree()
     first = tree.merge(4, -1, -1.0)
     second = tree.merge(5, first, -2.0)
     assert tree.merge(4, -1, -1.5) == first

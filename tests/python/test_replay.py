@@ -1,4 +1,4 @@
-"""Replay does what live decoding does, call for call; baselines draft what they say."""
+"""Replay equals live decoding, call for call; drafts of the baselines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ pytest.importorskip("torch")
 
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import BlockDrafter, decode
+from lattice_bpd.decode import decode
+from lattice_bpd.decode.drafters import ArgmaxDrafter
 from lattice_bpd.decode.drafters.suffix_index import SuffixIndex
-from lattice_bpd.evaluate import DraftOptions, Setting, record
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.evaluate import Setting, record
 from lattice_bpd.evaluate.replay.count_trie import CountTrie, grow_tree
 from lattice_bpd.evaluate.replay.positions import Rescorers, count_nodes
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES, find_strategies, strategy_of
@@ -22,7 +24,7 @@ from lattice_bpd.evaluate.replay.strategies import STRATEGIES, find_strategies, 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
 NEW_TOKENS = 19
-OPTIONS = DraftOptions(top_k=5, num_drafts=4, max_nodes=9, alpha=0.4, temperature=1.5)
+OPTIONS = DraftConfig(top_k=5, num_drafts=4, max_nodes=9, alpha=0.4, temperature=1.5)
 
 
 @functools.cache
@@ -41,34 +43,34 @@ def prompts(count: int, seed: int) -> list[list[int]]:
 @functools.cache
 def recorded(kind: str, stops: tuple[int, ...] = ()):
     model = model_of(kind)
-    asked = prompts(12, seed=4)
+    inputs = prompts(12, seed=4)
     outputs = [
-        decode(model, prompt, BlockDrafter(), max_new_tokens=NEW_TOKENS, stop_token_ids=stops)
-        for prompt in asked
+        decode(model, prompt, ArgmaxDrafter(), max_new_tokens=NEW_TOKENS, stop_token_ids=stops)
+        for prompt in inputs
     ]
-    found = [output.token_ids for output in outputs]
-    return asked, record(model, asked, found, top_k=8, max_new_tokens=NEW_TOKENS)
+    token_ids = [output.token_ids for output in outputs]
+    return inputs, record(model, inputs, token_ids, top_k=8, max_new_tokens=NEW_TOKENS)
 
 
 @pytest.mark.parametrize("stops", [(), (3, 11, 20)])
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("kind", ["trained", "gpt2", "llama", "gemma2"])
 def test_replay_is_live_decoding_call_for_call(kind, name, stops):
-    asked, recording = recorded(kind, stops)
+    inputs, recording = recorded(kind, stops)
     strategy = STRATEGIES[name]
-    found = recording.replay(strategy, rescorers(), OPTIONS)
-    for number, prompt in enumerate(asked):
+    replayed = recording.replay(strategy, rescorers(), OPTIONS)
+    for number, prompt in enumerate(inputs):
         output = recording.texts[number].output.tolist()
         drafter = strategy.make_drafter(rescorers(), output, OPTIONS)
         live = decode(
             model_of(kind), prompt, drafter, max_new_tokens=NEW_TOKENS, stop_token_ids=stops
         )
         assert live.token_ids == output
-        mine = found.texts == number
-        assert found.calls[number] == live.stats.target_calls
-        assert found.accepted[mine].tolist() == live.stats.accept_lengths
-        assert found.nodes[mine].sum() == live.stats.verified_tokens
-    assert found.block_efficiency == found.tokens.sum() / found.calls.sum()
+        mine = replayed.texts == number
+        assert replayed.calls[number] == live.stats.target_calls
+        assert replayed.accepted[mine].tolist() == live.stats.accept_lengths
+        assert replayed.nodes[mine].sum() == live.stats.verified_tokens
+    assert replayed.block_efficiency == replayed.tokens.sum() / replayed.calls.sum()
 
 
 def test_replay_of_some_texts_is_that_of_all():
@@ -88,12 +90,14 @@ def test_replay_names_what_is_missing_or_out_of_range():
         recording.replay(STRATEGIES["count_trie"], Rescorers(), OPTIONS)
     with pytest.raises(ValueError, match=r"top_k is 9; expected 1\.\.8, .*record again"):
         recording.replay(STRATEGIES["oracle"], Rescorers(), replace(OPTIONS, top_k=9))
-    with pytest.raises(ValueError, match="num_drafts is 0; expected 1 or more"):
+    with pytest.raises(ValueError, match=r"num_drafts is 0; expected a whole number, 1\.\.4096"):
         recording.replay(STRATEGIES["p_best_ngram"], rescorers(), replace(OPTIONS, num_drafts=0))
+    with pytest.raises(ValueError, match=r"ngram_cache is True, .* decode live"):
+        recording.replay(STRATEGIES["tree"], rescorers(), replace(OPTIONS, ngram_cache=True))
 
 
 def test_replay_strategies_are_found_by_name_or_the_nearest_is_named():
-    assert [found.name for found in find_strategies(["bpd", "tree"])] == ["bpd", "tree"]
+    assert [strategy.name for strategy in find_strategies(["bpd", "tree"])] == ["bpd", "tree"]
     with pytest.raises(ValueError, match="unknown strategy 'p_best_2gram'; did you mean 'p_best_"):
         find_strategies(["p_best_2gram"])
     with pytest.raises(ValueError, match=r"unknown strategy 'zzz'; expected one of greedy, bpd"):
@@ -105,16 +109,16 @@ def test_replay_counts_prefixes_once():
     assert count_nodes(paths).tolist() == [5]  # 1, 1 2, 1 2 3, 1 3, 1 3 3
 
 
-def test_replay_prompt_lookup_takes_the_latest_place_of_the_longest_suffix():
+def test_replay_prompt_lookup_takes_the_latest_occurrence_of_the_longest_suffix():
     index = SuffixIndex()
     index.extend([1, 2, 3, 9, 2, 3, 7, 1, 2])
-    assert index.look_up(3) == [3, 9, 2]  # 1 2 stood at the start
+    assert index.look_up(3) == [3, 9, 2]  # 1 2 occurred at the start
     index.extend([3])
-    assert index.look_up(2) == [9, 2]  # 1 2 3 is longer than 2 3, which stood later
+    assert index.look_up(2) == [9, 2]  # 1 2 3 is longer than 2 3, which occurred later
     index.extend([5])
     assert index.look_up(2) == []
     index.extend([5, 5])
-    assert index.look_up(4) == [5, 5, 5, 5]  # the draft goes on with itself
+    assert index.look_up(4) == [5, 5, 5, 5]  # the draft repeats itself
     index.extend([1, 2, 3, 1, 2])
     assert index.look_up(5) == [3, 1, 2, 3, 1]
 
@@ -122,10 +126,10 @@ def test_replay_prompt_lookup_takes_the_latest_place_of_the_longest_suffix():
 def test_replay_raw_counts_are_relative_frequencies_with_stupid_backoff():
     trie = CountTrie([[0, 1, 2, 0, 1, 3, 0, 1, 3], [4, 4]], 5, order=3)
     candidates = np.array([2, 3, 4], np.int32)
-    found = np.exp(trie.log_frequencies([0, 1], candidates))
-    assert found == pytest.approx([1 / 3, 2 / 3, 0.4 * 0.4 * 2 / 11])  # 4: as a unigram
-    found = np.exp(trie.log_frequencies([2, 1], np.array([3, 0], np.int32)))
-    assert found == pytest.approx([0.4 * 2 / 3, 0.4 * 0.4 * 3 / 11])  # 2 1 is not known
+    frequencies = np.exp(trie.log_frequencies([0, 1], candidates))
+    assert frequencies == pytest.approx([1 / 3, 2 / 3, 0.4 * 0.4 * 2 / 11])  # 4: as a unigram
+    frequencies = np.exp(trie.log_frequencies([2, 1], np.array([3, 0], np.int32)))
+    assert frequencies == pytest.approx([0.4 * 2 / 3, 0.4 * 0.4 * 3 / 11])  # 2 1 is not known
     bigrams = CountTrie([[0, 1, 2, 0, 1, 3, 0, 1, 3]], 5, order=2)
     assert bigrams.log_frequencies([0], np.array([4], np.int32)) == [-np.inf]
     with pytest.raises(ValueError, match=r"order is 22; expected 1\.\.21"):

@@ -1,4 +1,4 @@
-"""`lattice-bpd record | replay | evaluate`: whole runs on a tiny model, and users' mistakes."""
+"""`lattice-bpd record | replay | evaluate`: runs on a tiny model, and user errors."""
 
 from __future__ import annotations
 
@@ -238,14 +238,14 @@ class Third_{n}:
 
 def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
     texts = [PIECE.format(n=n) * 2 for n in range(60)]
-    found = Corpus(texts[:40], texts[40:45], texts[45:], "made-up")
-    monkeypatch.setattr(corpora, "read_library_sources", lambda **_: found)
+    corpus = Corpus(texts[:40], texts[40:45], texts[45:], "made-up")
+    monkeypatch.setattr(corpora, "read_library_sources", lambda **_: corpus)
     tiny = replace(
         recipes.QUICK, name="model-tiny", vocab_size=300, num_heads=4, steps=30,
         sequence_length=64, prompt_length=16, max_new_tokens=12, batch_size=4, order=3,
         min_counts=(1, 1, 1), alphas=(0.2,), temperatures=(1.0,),
     )  # fmt: skip
-    demo, _ = train_demo_model(tmp_path / "model", tiny, found, SilentWatcher())
+    demo, _ = train_demo_model(tmp_path / "model", tiny, corpus, SilentWatcher())
     arguments = [
         "evaluate", "--quick", "--model", str(tmp_path / "model"), "--out", str(tmp_path),
         "--limit", "6", "--live", "1", "--speed", "2",
@@ -262,7 +262,7 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
         }
         assert task["performance"]["metric"] == "perplexity"
         passages = library_passages(
-            name, found.test, demo.tokenizer, count=6, length=16, room=12, seed=0
+            name, corpus.test, demo.tokenizer, count=6, length=16, room=12, seed=0
         )
         reported = split_texts(6, 8, 0)[1]
         outputs = [read_record(records / name).texts[number].output for number in reported]
@@ -283,14 +283,14 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
     assert "human text in loops" in printed
 
 
-def test_tasks_of_the_library_begin_where_they_say(folder):
+def test_tasks_of_the_library_begin_as_documented(folder):
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
     texts = [PIECE.format(n=n) for n in range(3)]
     for name in LIBRARY_TASKS:
-        found = library_passages(name, texts, tokenizer, count=2, length=5, room=4, seed=0)
-        assert len(found) == 2
-        assert all(1 <= len(prompt.token_ids) <= 5 for prompt, _ in found)
-        assert all(1 <= len(after) <= 4 for _, after in found)
+        passages = library_passages(name, texts, tokenizer, count=2, length=5, room=4, seed=0)
+        assert len(passages) == 2
+        assert all(1 <= len(prompt.token_ids) <= 5 for prompt, _ in passages)
+        assert all(1 <= len(after) <= 4 for _, after in passages)
     assert all(text.startswith('    """') for text in library_domain("functions", texts))
     assert library_domain("docstrings", texts)[0].startswith("Doubles.")
     assert library_domain("returns", texts)[0].startswith(" value + value")

@@ -1,4 +1,4 @@
-"""`lattice-bpd report`: a whole page of a tiny run, its escapes, and what a browser draws."""
+"""`lattice-bpd report`: the page of a tiny run, its escapes, and its lattices in a browser."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -92,9 +94,9 @@ def page_of(run: Path, *more: str) -> str:
 
 
 def embedded(page: str) -> dict:
-    found = re.search(r'<script type="application/json" id="steps">(.*?)</script>', page, re.S)
-    assert found is not None
-    return json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="steps">(.*?)</script>', page, re.S)
+    assert match is not None
+    return json.loads(match[1])
 
 
 def test_report_is_one_whole_page(run, capsys):
@@ -209,12 +211,12 @@ def test_report_draws_the_step_of_its_address(run):
             "--virtual-time-budget=2000", "--dump-dom", address,
         ]  # fmt: skip
         dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        found = re.search(r'id="lattice" data-step="(\d+)"><svg(.*?)</svg>', dom.stdout, re.S)
-        assert found is not None
-        assert found[1] == str(step)
-        drawn[step] = found[2]
-        assert 'class="drafted' in found[2]
-        assert "&lt;/script&gt;&lt;i&gt;" in found[2]
+        match = re.search(r'id="lattice" data-step="(\d+)"><svg(.*?)</svg>', dom.stdout, re.S)
+        assert match is not None
+        assert match[1] == str(step)
+        drawn[step] = match[2]
+        assert 'class="drafted' in match[2]
+        assert "&lt;/script&gt;&lt;i&gt;" in match[2]
     assert drawn[0] != drawn[3]
 
 
@@ -226,7 +228,16 @@ def test_report_charts_hold_hostile_names_and_few_values():
     spans = draw_spans([Span("one", 2.0, 2.0, 2.0)], title="t", x_label="x")
     assert "one: 2.000 (2.000 to 2.000)" in spans
     assert draw_spans([], title="t", x_label="x").endswith("</svg>")
+    for element in (chart, spans):
+        ElementTree.fromstring(element)  # well-formed
     assert as_file(chart).startswith('<svg xmlns="')
+
+
+def test_report_names_the_extra_that_it_needs(run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main(["report", str(run), "--steps", "0", "-o", str(run / "none.html")]) != 0
+    assert "pip install 'lattice-bpd[eval]'" in capsys.readouterr().err
+    assert not (run / "none.html").exists()
 
 
 def test_report_knows_the_papers_gains():

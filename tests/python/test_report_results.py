@@ -50,9 +50,9 @@ def test_report_results_lines_say_what_was_measured(tasks):
 
 
 def test_report_results_name_what_does_not_help(tasks):
-    found = tables.describe_losses(tasks)
-    assert found[2:] == ["- xsum: <ngram_1best> against <bpd> -5.0%",
-                         "- mine: <ngram_1best> against <bpd> -5.0%"]  # fmt: skip
+    lines = tables.describe_losses(tasks)
+    assert lines[2:] == ["- xsum: <ngram_1best> relative to <bpd>: -5.0%",
+                         "- mine: <ngram_1best> relative to <bpd>: -5.0%"]  # fmt: skip
     for task in tasks.values():
         task["strategies"][1] = line("ngram_1best", 2.5)
     assert len(tables.describe_losses(tasks)) == 1
@@ -81,7 +81,7 @@ def test_report_results_of_acceptance_rules():
 
 
 def test_report_results_replace_their_section_only():
-    text = "before\n<!-- a -->\nold\n<!-- /a -->\nbehind <!-- b -->"
+    text = "before\n<!-- a -->\nold\n<!-- /a -->\nafter <!-- b -->"
     assert tables.replace_section(text, "a", "new") == text.replace("old", "new")
     with pytest.raises(ValueError, match=r"no section <!-- b --> .. <!-- /b -->"):
         tables.replace_section(text, "b", "new")

@@ -67,14 +67,14 @@ def test_worked_example(small_lm: NGramLM, engine: str) -> None:
 
 def test_example_from_the_start_of_a_text(small_lm: NGramLM) -> None:
     logits = np.zeros((1, 4), np.float32)
-    with_bos = rescore_lattice(logits, [], small_lm, top_k=4)
+    with_bos = rescore_lattice(logits, [], small_lm, top_k=4, alpha=1.0)
     assert with_bos.token_ids[0, 0].tolist() == [0]
     np.testing.assert_allclose(
         with_bos.scores[0, :4],
         LN10 * np.array([-0.2, -0.1 - 0.7, -0.1 - 0.8, -0.1 - 1.2]),
         rtol=1e-6,
     )
-    without = rescore_lattice(logits, [], small_lm, top_k=4, bos=False)
+    without = rescore_lattice(logits, [], small_lm, top_k=4, bos=False, alpha=1.0)
     assert without.token_ids[0, :4, 0].tolist() == [1, 2, 0, 3]
     np.testing.assert_allclose(
         without.scores[0, :4], LN10 * np.array([-0.7, -0.8, -0.9, -1.2]), rtol=1e-6
@@ -109,7 +109,7 @@ def test_brute_force_with_missing_suffixes(
     lm, oracle = core_of(text, vocab_size=6), read_arpa(text)
     slots = draw_slots(rng, 6)
     context = rng.integers(0, 6, 5).tolist()
-    drafts = rescore_lattice(SausageLattice(slots), context, lm, num_drafts=40)
+    drafts = rescore_lattice(SausageLattice(slots), context, lm, num_drafts=40, alpha=1.0)
     check_row(drafts, 0, list_all_drafts(slots, oracle, context))
 
 
@@ -157,7 +157,7 @@ def test_all_paths_tie(small_lm: NGramLM, engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_masked_slots(small_lm: NGramLM, engine: str) -> None:
     logits = np.array([[-INF, 1.0, -INF, -INF], [0.0, -INF, 2.0, -INF]], np.float32)
-    drafts = rescore_lattice(logits, [0], small_lm, top_k=4, engine=engine)
+    drafts = rescore_lattice(logits, [0], small_lm, top_k=4, engine=engine, alpha=1.0)
     assert drafts.counts.tolist() == [2]  # masked tokens are no candidates at all
     assert drafts.token_ids[0, :2].tolist() == [[1, 2], [1, 0]]
 
@@ -167,7 +167,7 @@ def test_a_slot_that_is_masked_altogether_ends_the_drafts(small_lm: NGramLM, eng
     logits = np.zeros((3, 3, 4), np.float32)
     logits[0, 1] = -INF
     logits[1, 0] = -INF
-    options: dict[str, Any] = {"top_k": 2, "num_drafts": 3, "engine": engine}
+    options: dict[str, Any] = {"top_k": 2, "num_drafts": 3, "alpha": 1.0, "engine": engine}
     drafts = rescore_lattice(logits, [[0]] * 3, small_lm, **options)
     alone = rescore_lattice(logits[0, :1], [0], small_lm, **options)
     assert drafts.counts.tolist() == [2, 0, 3]
@@ -180,10 +180,10 @@ def test_a_slot_that_is_masked_altogether_ends_the_drafts(small_lm: NGramLM, eng
 
 def test_lattices_of_a_batch_may_have_different_numbers_of_slots(small_lm: NGramLM) -> None:
     lattices = [SausageLattice([([1, 2], [0, 0])] * slots) for slots in (1, 3, 2)]
-    drafts = rescore_lattice(lattices, [[0]] * 3, small_lm, num_drafts=2)
+    drafts = rescore_lattice(lattices, [[0]] * 3, small_lm, num_drafts=2, alpha=1.0)
     assert drafts.token_ids.shape == (3, 2, 3)
     for row, lattice in enumerate(lattices):
-        alone = rescore_lattice(lattice, [0], small_lm, num_drafts=2)
+        alone = rescore_lattice(lattice, [0], small_lm, num_drafts=2, alpha=1.0)
         slots = lattice.num_slots
         np.testing.assert_array_equal(drafts.token_ids[row, :, :slots], alone.token_ids[0])
         np.testing.assert_array_equal(drafts.scores[row], alone.scores[0])
@@ -194,16 +194,16 @@ def test_named_bos_in_the_context_is_not_doubled(core_of: Any, small_arpa: Any) 
     lm = core_of(small_arpa.read_text(), vocab_size=6, bos_id=4, eos_id=5)
     logits = np.zeros((2, 6), np.float32)
     logits[:, 4:] = -INF
-    plain = rescore_lattice(logits, [0], lm, top_k=4)
-    explicit = rescore_lattice(logits, [4, 0], lm, top_k=4)
+    plain = rescore_lattice(logits, [0], lm, top_k=4, alpha=1.0)
+    explicit = rescore_lattice(logits, [4, 0], lm, top_k=4, alpha=1.0)
     np.testing.assert_array_equal(plain.token_ids, explicit.token_ids)
     np.testing.assert_array_equal(plain.scores, explicit.scores)
 
 
 def test_log_softmax_moves_all_scores_by_a_constant(small_lm: NGramLM) -> None:
     logits = np.random.default_rng(3).standard_normal((3, 4)).astype(np.float32)
-    raw = rescore_lattice(logits, [2], small_lm, top_k=2)
-    normal = rescore_lattice(logits, [2], small_lm, top_k=2, log_softmax=True)
+    raw = rescore_lattice(logits, [2], small_lm, top_k=2, alpha=1.0)
+    normal = rescore_lattice(logits, [2], small_lm, top_k=2, log_softmax=True, alpha=1.0)
     np.testing.assert_array_equal(raw.token_ids, normal.token_ids)
     shift = np.log(np.exp(logits.astype(np.float64)).sum(axis=1)).sum()
     np.testing.assert_allclose(raw.scores[0, :8] - shift, normal.scores[0, :8], rtol=1e-5)

@@ -129,16 +129,17 @@ def test_a_sausage_is_a_lattice(small_lm: NGramLM, engine: str) -> None:
 
 def test_forms_of_acceptors(small_lm: NGramLM) -> None:
     vector = build({0: [(1, 1, 0.5), (2, 1, 0.25)]}, {1: 0.0})
-    expected = rescore_fst(vector, small_lm, 4)
-    for form in (vector.write_to_string(), fst.convert(vector, "const"), vector.copy().arcsort()):
-        np.testing.assert_array_equal(rescore_fst(form, small_lm, 4).scores, expected.scores)
+    expected = rescore_fst(vector, small_lm, 4, alpha=1.0)
+    for layout in (vector.write_to_string(), fst.convert(vector, "const"), vector.copy().arcsort()):
+        found = rescore_fst(layout, small_lm, 4, alpha=1.0)
+        np.testing.assert_array_equal(found.scores, expected.scores)
 
 
 def test_a_grammar_cuts_the_lattice(small_lm: NGramLM) -> None:
     lattice = SausageLattice([([0, 1, 2], [1, 0, 0]), ([0, 1, 2], [0, 0, 1])])
     grammar = build({0: [(1, 1, 0), (2, 1, 0)], 1: [(2, 2, 0)]}, {2: 0})  # 0 or 1, then 1
     cut = fst.intersect(lattice.to_pywrapfst().arcsort(), grammar)
-    drafts = rescore_fst(cut, small_lm, 4, engine="fused")
+    drafts = rescore_fst(cut, small_lm, 4, alpha=1.0, engine="fused")
     assert {tuple(d) for d in drafts.token_ids[0, :2].tolist()} == {(0, 1), (1, 1)}
     assert drafts.counts.tolist() == [2]
 

@@ -21,9 +21,12 @@ from transformers import (
 )
 
 from blockwise_models import VOCAB, looping_text, model_of
-from lattice_bpd import NGramLM, TargetNoise, draw_tree, rescore_tree
-from lattice_bpd.decode import generate, generate_batch
-from lattice_bpd.verify import Offer, PrefixTree, Rejection, Sampled, Warp
+from lattice_bpd import NGramLM, rescore_tree, sample_tree
+from lattice_bpd.decode import generate
+from lattice_bpd.draft import SharedNoise
+from lattice_bpd.verify import PrefixTree, Rejection, Sampled
+from lattice_bpd.verify.acceptance import Warp
+from lattice_bpd.verify.verification import Offer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
@@ -203,15 +206,15 @@ def sample_sequence(chooser, propose) -> tuple[int, ...]:
             here = (*base, *path[::-1])
             if len(here) == SLOTS:
                 return None
-            drawn_from = None if tree.drawn_from is None else tree.drawn_from(node)
-            return chooser.choose(logits[here], Offer(tree.children(node), len(path), drawn_from))
+            sampled_from = None if tree.sampled_from is None else tree.sampled_from(node)
+            return chooser.choose(logits[here], Offer(tree.children(node), len(path), sampled_from))
 
         tokens += tuple(tree.follow(choose)[1])
     return tokens
 
 
 def propose_best(heads, base, chooser, step):
-    found = rescore_tree(heads, base, table_lm(), top_k=4, max_nodes=6)
+    found = rescore_tree(heads, base, table_lm(), top_k=4, max_nodes=6, alpha=1.0)
     count = int(found.counts[0])
     return PrefixTree.from_nodes(
         0, found.token_ids[0, :count].tolist(), found.parents[0, :count].tolist(), SLOTS
@@ -223,18 +226,22 @@ def to_prefix_tree(found) -> PrefixTree:
     tree = PrefixTree.from_nodes(
         0, found.token_ids[0, :count].tolist(), found.parents[0, :count].tolist(), SLOTS
     )
-    if found.is_drawn:
-        tree.drawn_from = lambda node: found.drawn_from(0, node - 1)
+    if found.is_sampled:
+        tree.sampled_from = lambda node: found.sampled_from(0, node - 1)
     return tree
 
 
-def propose_drawn(heads, base, chooser, step):
-    return to_prefix_tree(draw_tree(heads, base, table_lm(), top_k=4, max_nodes=6, seed=step))
+def propose_sampled(heads, base, chooser, step):
+    return to_prefix_tree(
+        sample_tree(heads, base, table_lm(), top_k=4, max_nodes=6, seed=step, alpha=1.0)
+    )
 
 
 def propose_with_noise(heads, base, chooser, step):
-    noise = TargetNoise([chooser.key], [chooser.position])
-    return to_prefix_tree(draw_tree(heads, base, table_lm(), top_k=4, max_nodes=6, noise=noise))
+    noise = SharedNoise([chooser.key], [chooser.position])
+    return to_prefix_tree(
+        sample_tree(heads, base, table_lm(), top_k=4, max_nodes=6, noise=noise, alpha=1.0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +250,7 @@ def propose_with_noise(heads, base, chooser, step):
         (Sampled, propose_best),
         (Sampled, propose_with_noise),
         (Rejection, propose_best),
-        (Rejection, propose_drawn),
+        (Rejection, propose_sampled),
     ],
 )
 def test_sampling_whole_sequences_by_total_variation(rule, propose):
@@ -275,7 +282,7 @@ PROMPTS = [np.random.default_rng(number).integers(0, VOCAB, 3 + number % 9).toli
            for number in range(12)]  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", ["tree", "p_best", "bpd", "drawn", "auto"])
+@pytest.mark.parametrize("strategy", ["tree", "p_best", "bpd", "sampled", "auto"])
 @pytest.mark.parametrize(
     "options", [{"temperature": 1.0}, {"temperature": 0.6, "top_p": 0.9}, {"top_k": 8}]
 )
@@ -296,11 +303,17 @@ def test_sampling_with_a_seed_is_plain_sampling(strategy, options):
 
 
 @pytest.mark.parametrize("rule", [Sampled(seed=5), Rejection(0.8, seed=5)])
-@pytest.mark.parametrize("form", ["rows", "tree"])
-def test_sampling_a_batch_is_sampling_alone(rule, form):
-    strategy = "drawn" if isinstance(rule, Rejection) else "tree"
-    options = {"lm": small_lm(), "acceptance": rule, "top_k": 8, "max_new_tokens": 30, "form": form}
-    together = generate_batch(model_of("llama"), PROMPTS[:9], strategy, **options)
+@pytest.mark.parametrize("layout", ["rows", "tree"])
+def test_sampling_a_batch_is_sampling_alone(rule, layout):
+    strategy = "sampled" if isinstance(rule, Rejection) else "tree"
+    options = {
+        "lm": small_lm(),
+        "acceptance": rule,
+        "top_k": 8,
+        "max_new_tokens": 30,
+        "layout": layout,
+    }
+    together = generate(model_of("llama"), PROMPTS[:9], strategy, **options)
     for prompt, found in zip(PROMPTS, together, strict=False):
         alone = generate(model_of("llama"), prompt, strategy, **options)
         assert found.token_ids == alone.token_ids
@@ -313,9 +326,7 @@ def test_sampling_differs_by_seed_and_by_text():
 
     assert sample([1, 2], 1) == sample([1, 2], 1)
     assert sample([1, 2], 1) != sample([1, 2], 2)
-    twice = generate_batch(
-        model_of("gpt2"), [[1, 2]] * 2, "greedy", acceptance=Sampled(1.5, seed=[1, 2])
-    )
+    twice = generate(model_of("gpt2"), [[1, 2]] * 2, "greedy", acceptance=Sampled(1.5, seed=[1, 2]))
     assert [found.token_ids for found in twice] == [sample([1, 2], 1), sample([1, 2], 2)]
 
 
@@ -325,7 +336,7 @@ def test_sampling_noise_makes_better_drafts(monkeypatch):
     from lattice_bpd.decode.drafters import tree as tree_drafter
 
     def kept() -> int:
-        found = generate_batch(
+        found = generate(
             model_of("trained"), PROMPTS, drafter=TreeDrafter(small_lm(), top_k=8, max_nodes=12),
             acceptance=Sampled(1.2, seed=3), max_new_tokens=40,
         )  # fmt: skip
@@ -344,8 +355,8 @@ def test_sampling_gains_of_each_kind_of_drafts():
         max_nodes=8, max_new_tokens=12,
     )  # fmt: skip
     assert [(gain.temperature, gain.name) for gain in found[:2]] == [
-        (0.5, "independent heads, drawn"),
-        (0.5, "rescored, drawn"),
+        (0.5, "independent heads, sampled"),
+        (0.5, "rescored, sampled"),
     ]
     assert len(found) == 12
     for gain in found:

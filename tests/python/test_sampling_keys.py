@@ -15,9 +15,10 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import generate, generate_batch
-from lattice_bpd.decode.drafters import sampled as drawn_drafter
-from lattice_bpd.verify import Rejection, Sampled, Warp
+from lattice_bpd.decode import generate
+from lattice_bpd.decode.drafters import sampled as sampled_drafter
+from lattice_bpd.verify import Rejection, Sampled
+from lattice_bpd.verify.acceptance import Warp
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
@@ -52,23 +53,23 @@ def test_texts_of_one_seed_are_sampled_independently():
 
 def test_each_step_draws_its_drafts_anew(monkeypatch):
     seeds: list[list[int]] = []
-    draw = drawn_drafter.draw_tree
+    sample = sampled_drafter.sample_tree
 
     def note(*arguments, **options):
         seeds.append(list(options["seed"]))
-        return draw(*arguments, **options)
+        return sample(*arguments, **options)
 
-    monkeypatch.setattr(drawn_drafter, "draw_tree", note)
+    monkeypatch.setattr(sampled_drafter, "sample_tree", note)
     prompts = [[1, 2, 3], [4, 5, 6]]
     rule = Rejection(1.2, seed=4)
     options = {"lm": small_lm(), "top_k": 6, "max_nodes": 8, "max_new_tokens": 16}
-    found = generate_batch(model_of("trained"), prompts, "drawn", acceptance=rule, **options)
+    found = generate(model_of("trained"), prompts, "sampled", acceptance=rule, **options)
     assert len(seeds) > 3
     each = [seed for step in seeds for seed in step]
     assert len(set(each)) == len(each)  # of every text in every step
     keys = {rule.start(n, prompt).key for n, prompt in enumerate(prompts)}
     assert not keys & set(each)  # nor that of the target's own draws
-    alone = generate(model_of("trained"), prompts[1], "drawn", acceptance=rule, **options)
+    alone = generate(model_of("trained"), prompts[1], "sampled", acceptance=rule, **options)
     assert alone.token_ids == found[1].token_ids
 
 

@@ -6,19 +6,20 @@ import contextlib
 import functools
 import random
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from lattice_bpd import Drafts, NGramLM
-from lattice_bpd.decode import CustomGenerate, NeuralScorer, decode, generate, generate_batch
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import CustomGenerate, decode, generate
+from lattice_bpd.decode.drafters import NeuralScorer, NoDrafter
 from lattice_bpd.evaluate import record
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
-from lattice_bpd.verify import CausalLMTarget, Seq2SeqTarget, Source
+from lattice_bpd.verify import CausalLMTarget, PrefixTree, Seq2SeqTarget
+from lattice_bpd.verify.source_cache import Source
 from seq2seq_models import (
     KINDS,
     POSITIONS,
@@ -34,6 +35,7 @@ from seq2seq_models import (
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")
 
 LENGTH = 16
+STATIC = GenerationConfig(cache_implementation="static")
 
 
 class Guesser:
@@ -42,10 +44,13 @@ class Guesser:
     def __init__(self, truth: list[int], seed: int) -> None:
         self.truth, self.rng, self.done = truth, random.Random(seed), 0
 
-    def observe(self, accepted):
-        self.done += len(accepted)
+    def observe(self, _state, token_ids):
+        self.done += len(token_ids)
 
-    def propose(self, state):
+    def propose(self, states):
+        return [self.draft(state) for state in states]
+
+    def draft(self, state):
         slots = min(state.num_slots, 4)
         right = (self.truth[self.done :] + [0] * slots)[:slots]
         rows = []
@@ -53,8 +58,7 @@ class Guesser:
             row, turn = list(right), self.rng.randrange(slots + 1)
             row[turn:] = [self.rng.randrange(VOCAB) for _ in row[turn:]]
             rows.append(row)
-        ids = np.array([rows], np.int32)
-        return Drafts(ids, np.zeros((1, 4), np.float32), np.array([4], np.int32))
+        return PrefixTree.from_drafts(state.tokens[-1], rows)
 
 
 @functools.cache
@@ -83,14 +87,14 @@ def test_every_strategy_writes_what_generate_writes(kind, strategy):
 
 
 @pytest.mark.parametrize(
-    ("kind", "form"), [("t5", "rows"), ("bart", "rows"), ("bart", "tree"), ("marian", "tree")]
+    ("kind", "layout"), [("t5", "rows"), ("bart", "rows"), ("bart", "tree"), ("marian", "tree")]
 )
-def test_accepted_and_rejected_drafts_leave_no_trace(kind, form):
+def test_accepted_and_rejected_drafts_leave_no_trace(kind, layout):
     tokens = calls = 0
     for number, source in enumerate(sources(8, seed=2)):
         truth = plain_greedy(model_of(kind), source, LENGTH)
         found = decode(
-            model_of(kind), source, Guesser(truth, number), max_new_tokens=LENGTH, form=form
+            model_of(kind), source, Guesser(truth, number), max_new_tokens=LENGTH, layout=layout
         )
         assert found.token_ids == truth
         tokens, calls = tokens + found.stats.tokens, calls + found.stats.target_calls
@@ -101,18 +105,16 @@ def test_accepted_and_rejected_drafts_leave_no_trace(kind, form):
 def test_batches_of_different_sources_at_different_speeds(kind):
     texts = sources(5, seed=3)
     truths = [plain_greedy(model_of(kind), text, LENGTH) for text in texts]
-    from lattice_bpd.decode import decode_batch
-
-    for form in ("tree", "rows"):
+    for layout in ("tree", "rows"):
         drafters = [Guesser(truth, number) for number, truth in enumerate(truths)]
-        found = decode_batch(model_of(kind), texts, drafters, max_new_tokens=LENGTH, form=form)
+        found = decode(model_of(kind), texts, drafters, max_new_tokens=LENGTH, layout=layout)
         assert [one.token_ids for one in found] == truths
 
 
 def test_the_encoder_runs_once():
     calls = []
     model = model_of("bart")
-    Seq2SeqTarget(model).refuses_tree()  # tries the tree form out, once for each model
+    Seq2SeqTarget(model).refuses_tree()  # tries the tree layout out, once for each model
     handle = model.get_encoder().register_forward_hook(lambda *_: calls.append(1))
     generate(model, [5, 6, 7], "tree", heads=random_heads, top_k=4, max_new_tokens=12)
     handle.remove()
@@ -159,9 +161,9 @@ def test_which_targets_take_trees(monkeypatch):
 
 def test_what_relative_positions_cannot():
     with pytest.raises(ValueError, match="takes no position ids"):
-        generate(model_of("t5"), [5], "tree", heads=random_heads, form="tree", top_k=4)
+        generate(model_of("t5"), [5], "tree", heads=random_heads, layout="tree", top_k=4)
     with pytest.raises(ValueError, match="one prompt at a time"):
-        generate_batch(model_of("t5"), [[5], [6, 7]], "greedy")
+        generate(model_of("t5"), [[5], [6, 7]], "greedy")
 
 
 def test_blockwise_heads_on_the_decoder():
@@ -192,7 +194,16 @@ def test_a_source_by_rows():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda m: generate(m, [5], "greedy", static_cache=True), ValueError, "static_cache"),
+        (
+            lambda m: generate(m, [5], "greedy", generation_config=STATIC),
+            ValueError,
+            "leave static_cache .*out",
+        ),
+        (
+            lambda m: decode(m, [5], NoDrafter(), static_cache=True),
+            ValueError,
+            "leave static_cache .*out",
+        ),
         (lambda m: generate(m, [VOCAB], "greedy"), ValueError, "token id 40"),
         (lambda m: generate(m, [], "greedy"), ValueError, "shape"),
         (lambda m: generate(m, [5] * (POSITIONS + 1), "greedy"), ValueError, "positions for 48"),

@@ -11,10 +11,11 @@ pytest.importorskip("torch")
 import torch
 
 from lattice_bpd import FormatError
-from lattice_bpd.decode import SpecDrafterHeads, StateHeads, generate, generate_batch
+from lattice_bpd.decode import generate
+from lattice_bpd.decode.state import SpecDrafterHeads, StateHeads
 from lattice_bpd.models import SpecDrafter, SpecDrafterConfig
 from lattice_bpd.train.seq2seq.specdec import SpecDrafterOptions, train_spec_drafter
-from lattice_bpd.train.seq2seq.text import Pair, write_outputs
+from lattice_bpd.train.seq2seq.text import Pair, generate_outputs
 from lattice_bpd.verify import Seq2SeqTarget
 from seq2seq_models import (
     VOCAB,
@@ -99,7 +100,7 @@ def test_memory_from_block_to_block_is_reading_anew(options):
     drafter = build(options)
     source, tokens, starts, hidden = inputs(options)
     wanted = guess(drafter, source, tokens, starts, hidden)[0]
-    memory = drafter.begin(drafter.read_source(source))
+    memory = drafter.new_cache(drafter.read_source(source))
     for number, (old, new) in enumerate([(0, 3), (3, 5)]):
         given = None if hidden is None else hidden[0, number]
         found = drafter.draft(memory, tokens[0, old:new], given)
@@ -172,15 +173,15 @@ def test_drafts_of_any_quality_change_no_output(options, strategy):
 def test_a_trained_drafter_saves_calls_alone_and_in_batches():
     target = trained_target()
     texts = [pair.source for pair in counting_pairs(100, seed=0)]
-    pairs = [Pair(s, o) for s, o in zip(texts, write_outputs(target, texts, 12), strict=True)]
+    pairs = [Pair(s, o) for s, o in zip(texts, generate_outputs(target, texts, 12), strict=True)]
     drafter = build(SHARED)
     train_spec_drafter(
         target, drafter, pairs, SpecDrafterOptions(steps=60, batch_size=16, warmup=5)
     )
     heads, test = SpecDrafterHeads(drafter), texts[:8]
-    greedy = write_outputs(target, test, 12)
+    greedy = generate_outputs(target, test, 12)
     alone = [generate(target, s, "bpd", heads=heads, max_new_tokens=12) for s in test]
-    together = generate_batch(target, test, "bpd", heads=heads, max_new_tokens=12)
+    together = generate(target, test, "bpd", heads=heads, max_new_tokens=12)
     for found in (alone, together):
         assert [one.token_ids for one in found] == greedy
     calls = [sum(one.stats.target_calls for one in found) for found in (alone, together)]
@@ -197,7 +198,7 @@ def test_started_from_a_target_it_begins_as_its_copy():
     source, text = target.encode([[5, 6, 7, 8]]), torch.tensor([[2, 9, 11, 4]])
     with torch.inference_mode():
         wanted = target.read_prompts(text, source=source)[0].logits[0, -1]
-        memory = drafter.begin(drafter.read_source(source.states))
+        memory = drafter.new_cache(drafter.read_source(source.states))
         found = drafter.draft(memory, text[0], torch.randn(32))[0]
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
     for wrong in (model_of("t5"), build_target("bart", encoder_ffn_dim=48, decoder_ffn_dim=48)):

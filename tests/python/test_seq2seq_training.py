@@ -20,13 +20,19 @@ from lattice_bpd.train.seq2seq.joint import (
 )
 from lattice_bpd.train.seq2seq.specdec import (
     SpecDrafterOptions,
+    block_logits,
     block_losses,
-    guess_blocks,
-    read_blocks,
     reveal_tokens,
+    sample_blocks,
     train_spec_drafter,
 )
-from lattice_bpd.train.seq2seq.text import IGNORED, Pair, collate, draw_batches, write_outputs
+from lattice_bpd.train.seq2seq.text import (
+    IGNORED,
+    Pair,
+    collate,
+    generate_outputs,
+    shuffled_batches,
+)
 from lattice_bpd.verify import Seq2SeqTarget
 from seq2seq_models import START, VOCAB, build, counting_pairs, model_of, sources, trained_target
 
@@ -46,19 +52,19 @@ def test_a_batch_by_hand():
 
 def test_every_pair_comes_once_before_any_comes_again():
     pairs = [Pair([number], [number] * (1 + number % 5)) for number in range(23)]
-    batches = draw_batches(pairs, [START], 4, seed=0)
+    batches = shuffled_batches(pairs, [START], 4, seed=0)
     for _ in range(2):
         first = list(itertools.islice(batches, 6))
         assert sorted(int(row) for batch in first for row in batch.source[:, 0]) == list(range(23))
-    again = next(draw_batches(pairs, [START], 4, seed=0))
-    assert torch.equal(again.source, next(draw_batches(pairs, [START], 4, seed=0)).source)
+    again = next(shuffled_batches(pairs, [START], 4, seed=0))
+    assert torch.equal(again.source, next(shuffled_batches(pairs, [START], 4, seed=0)).source)
 
 
 @pytest.mark.parametrize("kind", ["t5", "marian"])
 def test_outputs_written_together_are_those_written_alone(kind):
     target, texts = Seq2SeqTarget(model_of(kind)), sources(7, seed=4)
     alone = [generate(target, text, "greedy", max_new_tokens=9).token_ids for text in texts]
-    assert write_outputs(target, texts, 9, batch_size=3) == alone
+    assert generate_outputs(target, texts, 9, batch_size=3) == alone
 
 
 def test_labels_and_hidden_states_of_blocks():
@@ -66,7 +72,7 @@ def test_labels_and_hidden_states_of_blocks():
     pairs = counting_pairs(6, seed=2)
     batch = collate(pairs, target.decoder_prompt)
     options = SpecDrafterOptions(blocks=5, soft_weight=0.5)
-    found = read_blocks(target, drafter, batch, options, torch.Generator().manual_seed(0))
+    found = sample_blocks(target, drafter, batch, options, torch.Generator().manual_seed(0))
     with torch.no_grad():
         output, states = read_pairs(target, batch)
     assert torch.equal(found.source, states)
@@ -86,14 +92,14 @@ def test_what_is_told(objective):
     target, drafter = trained_target(), drafter_of(slots=5)
     batch = collate(counting_pairs(20, seed=3), target.decoder_prompt)
     generator = torch.Generator().manual_seed(0)
-    found = read_blocks(target, drafter, batch, SpecDrafterOptions(), generator)
+    found = sample_blocks(target, drafter, batch, SpecDrafterOptions(), generator)
     assert reveal_tokens(drafter, found, objective, 0.0, generator) is None
     told = reveal_tokens(drafter, found, objective, 0.6, generator)
     shown, known = told >= 0, found.labels != IGNORED
     assert torch.equal(told[shown], found.labels[shown])
     assert bool(known[shown].all())
     if objective == "glancing":
-        wrong = (guess_blocks(drafter, found, None).argmax(dim=-1) != found.labels) & known
+        wrong = (block_logits(drafter, found, None).argmax(dim=-1) != found.labels) & known
         assert torch.equal(shown.sum(dim=-1), (wrong.sum(dim=-1) * 0.6).round().long())
     else:
         assert bool((shown.sum(dim=-1) <= (known.sum(dim=-1) * 0.6).round()).all())
@@ -104,12 +110,12 @@ def test_told_tokens_are_not_learned():
     target, drafter = trained_target(), drafter_of()
     batch = collate(counting_pairs(4, seed=3), target.decoder_prompt)
     options = SpecDrafterOptions()
-    found = read_blocks(target, drafter, batch, options, torch.Generator().manual_seed(0))
+    found = sample_blocks(target, drafter, batch, options, torch.Generator().manual_seed(0))
     told = torch.full_like(found.labels, -1)
     told[..., 1] = found.labels[..., 1].clamp(min=0)
     losses = block_losses(drafter, found, told, options).detach()
     assert float(losses[1]) == 0.0
-    logits = guess_blocks(drafter, found, told)[..., 0, :].log_softmax(dim=-1)
+    logits = block_logits(drafter, found, told)[..., 0, :].log_softmax(dim=-1)
     labels = found.labels[..., 0]
     by_hand = -logits.gather(-1, labels.unsqueeze(-1)).mean()
     torch.testing.assert_close(losses[0], by_hand.detach())
@@ -171,7 +177,7 @@ def test_heads_on_the_decoder_learn():
             ),
             "vocabulary of 9",
         ),
-        (lambda t: write_outputs(t, [[]], 5), "1 empty sources"),
+        (lambda t: generate_outputs(t, [[]], 5), "1 empty sources"),
     ],
 )
 def test_refused(call, words):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import golden
-from lattice_bpd.lm.training import SmoothingWarning, train_ngram
+from lattice_bpd import NGramLM
+from lattice_bpd.lm import SmoothingWarning
 
 # log10. Theirs and ours are rounded to float32 at different places, which shows in backoffs
 # (1 - sum) of contexts that leave little: 1.1e-4 in one context of shakespeare by Witten-Bell.
@@ -45,14 +46,14 @@ def test_modified_kneser_ney_equals_lmplz(path, tmp_path):
 
 def test_warnings_and_names():
     with pytest.warns(SmoothingWarning) as caught:
-        train_ngram([[0, 0], [0, 0]], 2, vocab_size=1, smoothing="modified_kneser_ney")
+        NGramLM.train([[0, 0], [0, 0]], 2, vocab_size=1, smoothing="modified_kneser_ney")
     assert "order 2 has counts of counts n_1..n_4 = 0, 3, 0, 0" in str(caught[1].message)
     with pytest.raises(ValueError, match=r'smoothing is "kneser"; expected katz'):
-        train_ngram([[0]], 2, vocab_size=1, smoothing="kneser")
+        NGramLM.train([[0]], 2, vocab_size=1, smoothing="kneser")
 
 
 def test_uniform_share_gives_unseen_tokens_a_probability():
-    lm = train_ngram([[0, 1], [0]], 1, vocab_size=4, smoothing="absolute", unseen="uniform")
+    lm = NGramLM.train([[0, 1], [0]], 1, vocab_size=4, smoothing="absolute", unseen="uniform")
     # Counts 0: 2, 1: 1, </s>: 2. n_1 = 1, n_2 = 2, D = 1/5; six events (four ids, </s>, <unk>).
     share = 3 / 5 / 5 / 6
     assert np.exp(lm.log_prob(3)) == pytest.approx(share)

@@ -9,9 +9,9 @@ import warnings
 import numpy as np
 import pytest
 
-from lattice_bpd import FormatError, _core
-from lattice_bpd.lm.training import KatzWarning, SmoothingWarning, train_ngram
-from lattice_bpd.train import Corpus, count_corpus, count_ngrams, prune_ngram, train_corpus
+from lattice_bpd import FormatError, NGramLM, _core
+from lattice_bpd.lm import KatzWarning, SmoothingWarning, count_ngrams
+from lattice_bpd.train import Corpus, count_corpus, train_corpus
 
 for module in ("pyspark", "pyarrow", "pandas"):
     pytest.importorskip(module, reason=f"{module} is missing: make test-spark")
@@ -91,7 +91,7 @@ def test_counts_are_those_of_one_machine(counts, sequences):
     ):
         assert np.array_equal(symbols, other_symbols)
         assert np.array_equal(numbers, other_numbers)
-    summary = counts.summarise([])
+    summary = counts.summarize([])
     seen = expected[0][0][:, 0]
     assert np.array_equal(summary.counts[seen], expected[0][1])
     assert summary.counts.sum() == expected[0][1].sum()
@@ -128,7 +128,7 @@ def test_counts_do_not_depend_on_partitions_or_the_order_of_files(
 )
 def test_lms_are_those_of_one_machine(options, counts, sequences, tmp_path):
     lm = cluster.train_counts(counts, **options)
-    expected = train_ngram(sequences, 4, vocab_size=V, **options)
+    expected = NGramLM.train(sequences, 4, vocab_size=V, **options)
     assert lm.order == expected.order
     assert_equal_lms(lm.collect(), expected, tmp_path)
     lm.release()
@@ -141,7 +141,7 @@ def test_every_order_with_special_token_ids(order, partitions, spark, parquet, s
     counts = cluster.count_corpus(corpus, order, partitions=partitions)
     lm = cluster.train_counts(counts, smoothing="witten_bell" if order == 2 else "katz")
     smoothing = "witten_bell" if order == 2 else "katz"
-    expected = train_ngram(sequences, order, vocab_size=V, smoothing=smoothing, **ids)
+    expected = NGramLM.train(sequences, order, vocab_size=V, smoothing=smoothing, **ids)
     assert_equal_lms(lm.collect(), expected, tmp_path)
     counts.release()
 
@@ -154,18 +154,18 @@ def test_contexts_that_every_word_follows_give_the_rest_to_eos(spark, tmp_path):
     counts = cluster.count_corpus(corpus, 3, partitions=3)
     lm = cluster.train_counts(counts, partitions=6)  # more buckets than symbols
     assert lm.buckets.count.max() > 1
-    expected = train_ngram(sequences, 3, vocab_size=3)
+    expected = NGramLM.train(sequences, 3, vocab_size=3)
     assert_equal_lms(lm.collect(), expected, tmp_path)
-    pruned = cluster.prune_ngram(lm, theta=1e-3)
-    assert_equal_lms(pruned.collect(), prune_ngram(expected, theta=1e-3), tmp_path)
+    pruned = cluster.prune_lm(lm, theta=1e-3)
+    assert_equal_lms(pruned.collect(), expected.prune(theta=1e-3), tmp_path)
 
 
 @pytest.mark.parametrize("how", [{"theta": 1e-4}, {"prune_to": 3000}, {"prune_to": 0}])
 def test_pruned_lms_are_those_of_one_machine(how, counts, sequences, tmp_path):
     lm = cluster.train_counts(counts, min_counts=[1, 1, 2, 2])
-    expected = train_ngram(sequences, 4, vocab_size=V, min_counts=[1, 1, 2, 2])
-    pruned = cluster.prune_ngram(lm, **how)
-    local = prune_ngram(expected, **how)
+    expected = NGramLM.train(sequences, 4, vocab_size=V, min_counts=[1, 1, 2, 2])
+    pruned = cluster.prune_lm(lm, **how)
+    local = expected.prune(**how)
     assert sum(local.num_ngrams) < sum(expected.num_ngrams)
     assert pruned.order == local.order
     assert_equal_lms(pruned.collect(), local, tmp_path)
@@ -174,16 +174,16 @@ def test_pruned_lms_are_those_of_one_machine(how, counts, sequences, tmp_path):
 
 def test_nothing_is_pruned_to_more_than_there_is(counts):
     lm = cluster.train_counts(counts, min_counts=[1, 1, 2, 4])
-    assert cluster.prune_ngram(lm, prune_to=10**9) is lm
+    assert cluster.prune_lm(lm, prune_to=10**9) is lm
 
 
 def test_parts_are_assembled_elsewhere(counts, sequences, tmp_path):
     lm = cluster.train_counts(counts, min_counts=[1, 1, 2, 4])
     lm.save_parts(str(tmp_path / "parts"))
-    expected = train_ngram(sequences, 4, vocab_size=V, min_counts=[1, 1, 2, 4])
+    expected = NGramLM.train(sequences, 4, vocab_size=V, min_counts=[1, 1, 2, 4])
     assert_equal_lms(cluster.assemble(tmp_path / "parts"), expected, tmp_path)
     (tmp_path / "parts" / "ngrams" / "_SUCCESS").unlink()
-    with pytest.raises(FormatError, match="has not written it to the end"):
+    with pytest.raises(FormatError, match="did not finish writing it"):
         cluster.assemble(tmp_path / "parts")
 
 
@@ -193,7 +193,7 @@ def test_katz_warns_as_on_one_machine(spark, tmp_path):
     counts = cluster.count_corpus(read_ids(spark, str(tmp_path / "x.parquet")), 5, partitions=1)
     with warnings.catch_warnings(record=True) as expected:
         warnings.simplefilter("always")
-        train_ngram(sequences, 5, vocab_size=V, min_counts=[1, 1, 2, 2, 3])
+        NGramLM.train(sequences, 5, vocab_size=V, min_counts=[1, 1, 2, 2, 3])
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         cluster.train_counts(counts, min_counts=[1, 1, 2, 2, 3])
@@ -249,7 +249,7 @@ def test_texts_of_every_kind_are_read_as_on_one_machine(kind, boundaries, spark,
     local = texts / ("text" if kind == "text" else "json")
     expected = Corpus([local], tokenizer=words, boundaries=boundaries, field="body")
     info = count_corpus(expected, tmp_path / "counts", order=3)
-    assert found.summarise([]).num_sequences == info.num_sequences
+    assert found.summarize([]).num_sequences == info.num_sequences
     counter = _core.CorpusCounter(len(WORDS), 3, 1 << 20, "", None, None, None, 1)
     counter.add_file(str(tmp_path / "counts"))
     for (symbols, numbers), (other_symbols, other_numbers) in zip(
@@ -273,6 +273,6 @@ def test_the_command_trains_prunes_and_assembles(spark, texts, tmp_path, capsys)
     assert command.main(["--from-parts", parts, "-o", str(tmp_path / "b.lm")]) == 0
     assert "lattice-bpd: note: Katz: order" in capsys.readouterr().err
     expected = train_corpus(Corpus([texts / "text"], tokenizer=words, boundaries="line"), 3)
-    expected = prune_ngram(expected, prune_to=150)
+    expected = expected.prune(prune_to=150)
     for name in ("a.lm", "b.lm"):
         assert_equal_lms(NGramLM.load(tmp_path / name), expected, tmp_path)

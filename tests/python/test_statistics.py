@@ -1,4 +1,4 @@
-"""Statistics of replays, against counts a person can check and against brute force."""
+"""Statistics of replays, against small worked examples and brute force."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import NGramLM
-from lattice_bpd.evaluate import DraftOptions, Recording, record
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.evaluate import Recording, record
 from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.replay import Replayed
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
@@ -35,7 +36,7 @@ from lattice_bpd.evaluate.statistics import (
 from lattice_bpd.evaluate.statistics.drafts import FirstDrafts
 from lattice_bpd.evaluate.statistics.loops import count_looping
 
-OPTIONS = DraftOptions(top_k=6, num_drafts=4, max_nodes=40, alpha=0.4)
+OPTIONS = DraftConfig(top_k=6, num_drafts=4, max_nodes=40, alpha=0.4)
 
 
 def replayed(tokens, calls, steps=()) -> Replayed:
@@ -77,59 +78,61 @@ def test_statistics_bootstrap_covers_the_truth():
     hits = 0
     for trial in range(200):
         calls = rng.integers(10, 31, 40)  # mean 20, so 40 tokens a text are 2 tokens a call
-        found = bootstrap_block_efficiency(np.full(40, 40), calls, samples=400, seed=trial)
-        hits += found.low <= 2.0 <= found.high
+        result = bootstrap_block_efficiency(np.full(40, 40), calls, samples=400, seed=trial)
+        hits += result.low <= 2.0 <= result.high
     assert 176 <= hits <= 199
 
 
 def test_statistics_paired_test_is_the_exact_one_on_few_texts():
     tokens, calls, before = [40] * 6, [10, 12, 9, 11, 13, 8], [13, 14, 9, 12, 15, 12]
-    found = compare_paired(tokens, calls, before, samples=20000)
-    assert found.gain.value == pytest.approx(75 / 63 - 1)
+    result = compare_paired(tokens, calls, before, samples=20000)
+    assert result.gain.value == pytest.approx(75 / 63 - 1)
     saved = np.subtract(before, calls)
     flips = np.array(list(itertools.product([-1, 1], repeat=6))) @ saved
     exact = np.mean(np.abs(flips) >= saved.sum())
-    assert found.p_value == pytest.approx(exact, abs=0.01)
+    assert result.p_value == pytest.approx(exact, abs=0.01)
     assert compare_paired(tokens, calls, calls).p_value == 1.0
 
 
 def test_statistics_repetition_counts_neighbours_and_runs():
     # Exact 7, draft 7 7 2: two of three pairs, a run of three. Exact 1, draft 2: none of one.
     drafts = FirstDrafts(np.array([[7, 7, 7, 2], [1, 2, -1, -1]], np.int32), np.zeros(2, np.int64))
-    found = measure_repetition(drafts)
-    assert (found.consecutive, found.longest_run, found.drafts) == (2 / 4, (3 + 1) / 2, 2)
-    assert measure_repetition(FirstDrafts(np.zeros((0, 3), np.int32), np.zeros(0))).drafts == 0
+    result = measure_repetition(drafts)
+    assert result == {"consecutive": 2 / 4, "longest_run": (3 + 1) / 2, "drafts": 2}
+    none = measure_repetition(FirstDrafts(np.zeros((0, 3), np.int32), np.zeros(0)))
+    assert none == {"consecutive": 0.0, "longest_run": 0.0, "drafts": 0}
 
 
-def test_statistics_wins_and_losses_tell_repairs():
+def test_statistics_wins_and_losses_count_repairs():
     before = FirstDrafts(
         np.array([[1, 1, 1], [1, 2, 3], [1, 1, 3], [1, 2, 3]], np.int32), np.array([0, 0, 2, 1])
     )
     after = FirstDrafts(
         np.array([[1, 2, 3], [1, 2, 2], [1, 4, 3], [1, 2, 3]], np.int32), np.array([2, 1, 0, 1])
     )
-    found = compare_drafts(before, after)
-    assert (found.ties, found.wins, found.losses) == (1, 2, 1)
-    assert (found.win_repair, found.win_regress) == (0.5, 0.5)
-    assert (found.loss_repair, found.loss_regress) == (1.0, 0.0)
+    assert compare_drafts(before, after) == {
+        "ties": 1, "wins": 2, "losses": 1, "win_repair": 0.5, "win_regress": 0.5,
+        "loss_repair": 1.0, "loss_regress": 0.0,
+    }  # fmt: skip
 
 
 def test_statistics_first_drafts_are_accepted_as_replay_says():
     strategy, known = STRATEGIES["ngram_1best"], recording()
     drafts = first_drafts(known, strategy, rescorers(), OPTIONS)
-    places = np.flatnonzero(known.slots > 0)
-    accepted, _ = known.draft(strategy, rescorers(), OPTIONS, places)
+    positions = np.flatnonzero(known.slots > 0)
+    accepted, _ = known.draft(strategy, rescorers(), OPTIONS, positions)
     assert drafts.accepted.tolist() == accepted.tolist()
-    assert measure_repetition(argmax_drafts(known, OPTIONS)).drafts == len(places)
+    assert measure_repetition(argmax_drafts(known, OPTIONS))["drafts"] == len(positions)
 
 
 def test_statistics_entropies_and_h_max():
     assert [h_max(m) for m in ([1, 2, 3, 2], [2, 1], [1.0], [1, 1, 1])] == [3, 1, 1, 3]
-    found = measure_entropies(recording(), bins=7)
+    result = measure_entropies(recording(), bins=7)
     columns = np.concatenate([text.entropies for text in recording().texts])
-    assert found.means == pytest.approx(columns.mean(axis=0).tolist(), rel=1e-5)
-    assert len(found.means) == recording().num_slots + 1
-    assert [sum(shares) for shares in found.histograms] == pytest.approx([1.0] * len(found.means))
+    assert result["means"] == pytest.approx(columns.mean(axis=0).tolist(), rel=1e-5)
+    assert len(result["means"]) == recording().num_slots + 1
+    sums = [sum(shares) for shares in result["histograms"]]
+    assert sums == pytest.approx([1.0] * len(result["means"]))
 
 
 def test_statistics_correlation():
@@ -141,27 +144,24 @@ def test_statistics_correlation():
 
 
 def test_statistics_acceptance_by_length_and_slot():
-    # Columns: text, place, slots, accepted, nodes.
+    # Columns: text, position, slots, accepted, nodes.
     steps = [(0, 0, 2, 2, 2), (0, 3, 2, 0, 2), (1, 5, 1, 1, 1), (1, 7, 2, 1, 2)]
-    found = replayed([4, 5], [3, 3], steps)
-    assert accept_histogram(found, 2) == [1, 2, 1]
-    first, second = acceptance_by_slot(found, 3)
-    assert (first.slot, first.calls, first.accepted, first.accepted_if_reached) == (
-        0,
-        4,
-        0.75,
-        0.75,
-    )
-    assert (second.calls, second.accepted, second.accepted_if_reached) == (3, 1 / 3, 1 / 2)
-    assert found.nodes_per_call == 7 / 4
+    result = replayed([4, 5], [3, 3], steps)
+    assert accept_histogram(result, 2) == [1, 2, 1]
+    assert acceptance_by_slot(result, 3) == [
+        {"slot": 0, "calls": 4, "accepted": 0.75, "accepted_if_reached": 0.75},
+        {"slot": 1, "calls": 3, "accepted": 1 / 3, "accepted_if_reached": 1 / 2},
+    ]
+    assert result.nodes_per_call == 7 / 4
 
 
 def test_statistics_gains_by_share_of_loops():
     mine, other = replayed([10, 10, 10], [2, 4, 5]), replayed([10, 10, 10], [4, 4, 10])
     free, half = gains_by_loops([0.0, 0.0, 0.3], mine, other)
-    assert (free.low, free.high, free.texts) == (0.0, 0.0, 2)
-    assert free.gain == pytest.approx(8 / 6 - 1)
-    assert (half.low, half.high, half.texts, half.gain) == (0.25, 0.5, 1, 1.0)
+    assert (free["low"], free["high"], free["texts"]) == (0.0, 0.0, 2)
+    assert free["gain"] == pytest.approx(8 / 6 - 1)
+    assert free["block_efficiency"] == pytest.approx(20 / 6)
+    assert (half["low"], half["high"], half["texts"], half["gain"]) == (0.25, 0.5, 1, 1.0)
     text = recording().texts[0]
     share = count_looping(text.prompt.tolist(), text.output.tolist()) / len(text.output)
     assert looping_shares(recording())[0] == share
@@ -170,16 +170,16 @@ def test_statistics_gains_by_share_of_loops():
 def test_statistics_calibration_is_that_of_all_prefixes():
     """Brute force: with more nodes than prefixes of two slots, every prefix is judged."""
     known = recording().with_slots(2)
-    options = DraftOptions(top_k=4, max_nodes=20, alpha=0.4, temperature=1.7)
+    options = DraftConfig(top_k=4, max_nodes=20, alpha=0.4, temperature=1.7)
     walk = known.replay(STRATEGIES["tree"], rescorers(), options)
-    found = measure_calibration(known, rescorers(), options, walk, bins=5)
+    result = measure_calibration(known, rescorers(), options, walk, bins=5)
     lm, pairs = rescorers().lm, []
-    for place in walk.places.tolist():
-        if known.slots[place] < 2:
+    for position in walk.places.tolist():
+        if known.slots[position] < 2:
             continue
-        ids = known.candidates.token_ids[place, :2, :4]
-        scores = known.candidates.scores[place, :2, :4]
-        context = known.contexts[place].tolist()
+        ids = known.candidates.token_ids[position, :2, :4]
+        scores = known.candidates.scores[position, :2, :4]
+        context = known.contexts[position].tolist()
         paths = {}
         for i, j in itertools.product(range(4), range(4)):
             a, b = int(ids[0, i]), int(ids[1, j])
@@ -187,28 +187,28 @@ def test_statistics_calibration_is_that_of_all_prefixes():
             total = float(scores[0, i] + scores[1, j]) + 0.4 * language
             paths[a, b] = np.exp(total / 1.7)
         mass = sum(paths.values())
-        wanted = tuple(known.wanted[place, :2].tolist())
+        wanted = tuple(known.wanted[position, :2].tolist())
         for a in ids[0].tolist():
             prefix = sum(value for path, value in paths.items() if path[0] == a) / mass
             pairs.append((prefix, a == wanted[0]))
         pairs += [(value / mass, path == wanted) for path, value in paths.items()]
-    alone = sum(known.slots[place] == 1 for place in walk.places.tolist())
-    assert sum(part.prefixes for part in found.bins) == len(pairs) + 4 * alone
+    alone = sum(known.slots[position] == 1 for position in walk.places.tolist())
+    assert sum(part["prefixes"] for part in result["bins"]) == len(pairs) + 4 * alone
     top = [pair for pair in pairs if pair[0] >= 0.8]
-    best = found.bins[-1]
-    assert best.low == 0.8
+    best = result["bins"][-1]
+    assert best["low"] == 0.8
     if not alone:
-        assert best.prefixes == len(top)
-        assert best.accepted == pytest.approx(np.mean([right for _, right in top]))
-    assert 0.0 <= found.error <= 1.0
+        assert best["prefixes"] == len(top)
+        assert best["accepted"] == pytest.approx(np.mean([right for _, right in top]))
+    assert 0.0 <= result["error"] <= 1.0
 
 
 def test_statistics_fewer_heads_are_a_cut_recording():
     whole, cut = recording(), recording().with_slots(1)
     assert cut.slots.max() == 1
-    found = cut.replay(STRATEGIES["bpd"], Rescorers(), OPTIONS)
+    result = cut.replay(STRATEGIES["bpd"], Rescorers(), OPTIONS)
     assert (
-        found.block_efficiency
+        result.block_efficiency
         <= whole.replay(STRATEGIES["bpd"], Rescorers(), OPTIONS).block_efficiency
     )
-    assert found.accepted.max() <= 1
+    assert result.accepted.max() <= 1

@@ -106,8 +106,8 @@ def test_stories_format_with_and_without_an_output_embedding_of_its_own(tmp_path
     ("damage", "message"),
     [
         (lambda data: data[:20], "has 20 bytes; expected a header of 28"),
-        (lambda data: data[:-4], r"bytes; its header \(dim 8, layers 2, vocabulary 11\) asks for"),
-        (lambda data: data + b"\0", "asks for"),
+        (lambda data: data[:-4], r"bytes; its header \(dim 8, layers 2, vocabulary 11\) needs"),
+        (lambda data: data + b"\0", "needs"),
         (lambda data: struct.pack("<i", 9) + data[4:], "multiple of 2 x heads"),
         (lambda data: struct.pack("<i", -8) + data[4:], "seven sizes above 0"),
         (lambda data: data[:40] + struct.pack("<f", np.nan) + data[44:], "embedding holds NaN"),

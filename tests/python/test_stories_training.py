@@ -15,10 +15,12 @@ from torch.nn import functional as F
 
 from blockwise_models import HEADS, VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import NGramLM
-from lattice_bpd.evaluate import TREE_SETTINGS, DraftOptions, compare_strategies, record
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.evaluate import compare_strategies, record
+from lattice_bpd.evaluate.replay.settings import TREE_SETTINGS
 from lattice_bpd.models import BlockwiseLM, CallableHeads
 from lattice_bpd.train.heads.frozen import FrozenOptions, _losses, _read_states, train_frozen
-from lattice_bpd.train.heads.self_generated import write_own_text
+from lattice_bpd.train.heads.self_generated import generate_texts
 
 SLOTS = HEADS - 1
 PROMPTS = [[1, 2, 3], [4, 5, 6], [7, 0, 9], [3, 3, 3], [40, 41, 42]]
@@ -26,7 +28,7 @@ PROMPTS = [[1, 2, 3], [4, 5, 6], [7, 0, 9], [3, 3, 3], [40, 41, 42]]
 
 def test_own_text_is_greedy_output_of_each_prompt():
     model, seen = model_of("llama"), []
-    rows = write_own_text(
+    rows = generate_texts(
         model.base, PROMPTS, 12, batch_size=2, on_batch=lambda: seen.append(len(seen))
     )
     assert (rows.dtype, rows.shape, seen) == (np.int32, (5, 15), [0, 1, 2])
@@ -38,14 +40,14 @@ def test_own_text_is_sampled_by_seed_and_temperature():
     base, prompts = model_of("trained").base, np.full((64, 1), 5)
 
     def write(**options) -> np.ndarray:
-        return write_own_text(base, prompts, 6, **options)
+        return generate_texts(base, prompts, 6, **options)
 
     assert np.array_equal(write(temperature=1.0), write(temperature=1.0))
     assert not np.array_equal(write(temperature=1.0), write(temperature=1.0, seed=1))
     # At temperature 1 the next token is the model's own distribution: token 10 follows 5 in 90 %.
     with torch.inference_mode():
         chance = base(torch.tensor([[5]])).logits[0, -1].softmax(-1)[10]
-    many = write_own_text(base, np.full((1000, 1), 5), 1, temperature=1.0)
+    many = generate_texts(base, np.full((1000, 1), 5), 1, temperature=1.0)
     assert np.mean(many[:, 1] == 10) == pytest.approx(float(chance), abs=0.04)
     assert len(np.unique(write())) <= len(np.unique(write(temperature=5.0)))
 
@@ -55,14 +57,14 @@ def test_own_text_is_sampled_by_seed_and_temperature():
     [
         ([1, 2], 4, 0.0, r"shape \(2,\); expected \(N, P\)"),
         ([[1, VOCAB]], 4, 0.0, "ids 1..48; expected 0..47"),
-        ([[1, 2]], 0, 0.0, "max_new_tokens is 0 behind prompts of 2 tokens"),
-        ([[1, 2]], 64, 0.0, "max_new_tokens is 64 .* 64 positions at most"),
+        ([[1, 2]], 0, 0.0, "max_new_tokens is 0 after prompts of 2 tokens"),
+        ([[1, 2]], 64, 0.0, "max_new_tokens is 64 .* at most 64 positions"),
         ([[1, 2]], 4, -1.0, "temperature is -1.0; expected 0 or more"),
     ],
 )
 def test_own_text_refuses(prompts, count, temperature, message):
     with pytest.raises(ValueError, match=message):
-        write_own_text(model_of("gpt2").base, prompts, count, temperature=temperature)
+        generate_texts(model_of("gpt2").base, prompts, count, temperature=temperature)
 
 
 def rows_of_text(count: int = 40, length: int = 40) -> np.ndarray:
@@ -146,7 +148,7 @@ def lm():
 def test_replay_gives_the_block_efficiency_of_decoding(lm):
     model = model_of("trained")
     prompts = [looping_text(500, seed=2)[start : start + 9].tolist() for start in range(0, 300, 30)]
-    plain = DraftOptions(top_k=6, num_drafts=4, max_nodes=7, alpha=0.4, temperature=1.5)
+    plain = DraftConfig(top_k=6, num_drafts=4, max_nodes=7, alpha=0.4, temperature=1.5)
     found = compare_strategies(
         model, lm, prompts, settings=TREE_SETTINGS, max_new_tokens=21,
         options=dict.fromkeys((setting.name for setting in TREE_SETTINGS), plain),
@@ -168,9 +170,10 @@ def test_more_nodes_and_other_temperatures_change_a_tree(lm):
     replay = record(model, prompts, outputs, top_k=8)
     tree = next(setting for setting in TREE_SETTINGS if setting.name == "tree")
     found = [
-        replay.block_efficiency(tree, lm, DraftOptions(8, max_nodes=nodes)) for nodes in (1, 4, 30)
+        replay.block_efficiency(tree, lm, DraftConfig(top_k=8, max_nodes=nodes))
+        for nodes in (1, 4, 30)
     ]
     assert all(few <= more for few, more in itertools.pairwise(found))
     assert found[0] < found[-1]
-    with pytest.raises(ValueError, match=r"temperature is 0\.0; expected a number above 0"):
-        tree.drafter(lm, [], DraftOptions(temperature=0.0))
+    with pytest.raises(ValueError, match=r"temperature is 0\.0; expected a finite number above 0"):
+        tree.drafter(lm, [], DraftConfig(temperature=0.0))

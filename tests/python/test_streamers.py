@@ -102,10 +102,11 @@ class Fails:
     def __init__(self) -> None:
         self.steps = 0
 
-    def propose(self, _state):
+    def propose(self, states):
         self.steps += 1
         if self.steps == 3:
             raise KeyError("planted")
+        return [None] * len(states)
 
 
 def in_thread(work) -> list[BaseException]:
@@ -153,5 +154,5 @@ def test_an_assistant_is_refused_by_name():
     with pytest.raises(ValueError, match="assistant_model cannot be honored"):
         model.generate(
             torch.tensor([PROMPT]), assistant_model=model, max_new_tokens=4,
-            custom_generate=CustomGenerate(strategy="greedy"),
+            custom_generate=CustomGenerate(drafter="greedy"),
         )  # fmt: skip

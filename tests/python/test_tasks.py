@@ -66,8 +66,8 @@ def test_tasks_make_the_papers_prompts(task, file, prompt, references):
 
 
 def test_tasks_know_names_kinds_and_limits(tmp_path):
-    found = read_task(TASKS["spec_bench"], DATA / "spec_bench.jsonl")
-    assert [(example.name, example.kind) for example in found] == [
+    examples = read_task(TASKS["spec_bench"], DATA / "spec_bench.jsonl")
+    assert [(example.name, example.kind) for example in examples] == [
         ("81", "writing"),
         ("82", "math"),
     ]
@@ -132,8 +132,8 @@ def test_tasks_are_judged():
 
 def test_tasks_rouge_l_is_the_best_of_the_references():
     pytest.importorskip("rouge_score")
-    found = rouge_l(["the cat sat"], [["a dog", "the cat stood"]])
-    assert found == pytest.approx(100 * 2 / 3)
+    score = rouge_l(["the cat sat"], [["a dog", "the cat stood"]])
+    assert score == pytest.approx(100 * 2 / 3)
 
 
 def test_tasks_perplexity_is_that_of_whole_texts():
@@ -145,8 +145,8 @@ def test_tasks_perplexity_is_that_of_whole_texts():
             log_probs = model.base(torch.tensor([text])).logits[0].log_softmax(-1)
             expected -= sum(float(log_probs[i, text[i + 1]]) for i in range(19))
             count += 19
-    found = measure_perplexity(DraftingModel(model), texts)
-    assert found == pytest.approx(torch.tensor(expected / count).exp().item(), rel=1e-4)
+    perplexity = measure_perplexity(DraftingModel(model), texts)
+    assert perplexity == pytest.approx(torch.tensor(expected / count).exp().item(), rel=1e-4)
     with pytest.raises(ValueError, match="no text of two tokens"):
         measure_perplexity(DraftingModel(model), [[1]])
 
@@ -169,11 +169,11 @@ def test_tasks_perplexity_is_that_of_whole_texts():
 def test_tasks_read_real_files(shared_data, task, file, count):
     if not (shared_data / file).is_file():
         pytest.skip(f"no {file} in the shared data")
-    found = read_task(TASKS[task], shared_data / file)
-    assert len(found) == count
-    assert all(example.prompt.strip() for example in found)
+    examples = read_task(TASKS[task], shared_data / file)
+    assert len(examples) == count
+    assert all(example.prompt.strip() for example in examples)
     if TASKS[task].metric is not None:
-        assert all(example.references for example in found)
+        assert all(example.references for example in examples)
 
 
 def test_tasks_name_the_extra_that_judges(monkeypatch):

@@ -12,15 +12,14 @@ pytest.importorskip("torch")
 import torch
 
 from blockwise_models import VOCAB, looping_text, model_of
-from lattice_bpd import NGramLM, draw_tree, rescore_tree
+from lattice_bpd import DraftConfig, DraftTree, NGramLM, SampledTree, rescore_tree, sample_tree
 from lattice_bpd.decode import DecodeState, DecodeStats, TreeDrafter
-from lattice_bpd.decode.drafters.sampled import DrawnTreeDrafter
-from lattice_bpd.decode.drafters.target_noise import keys_of_draws
+from lattice_bpd.decode.drafters.sampled import SampledTreeDrafter
+from lattice_bpd.decode.drafters.target_noise import WIDER, favoured, keys_of_draws, target_noise
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.evaluate import DraftOptions
 from lattice_bpd.evaluate.replay.positions import PositionBatch, Rescorers, draft_tree
 from lattice_bpd.lattice.logits import select_top_k
-from lattice_bpd.verify import Rejection
+from lattice_bpd.verify import PrefixTree, Rejection, Sampled
 
 SIZES = {"top_k": 6, "max_nodes": 20}
 
@@ -36,14 +35,22 @@ def state_of(seed: int) -> DecodeState:
     hidden = torch.randn(32, generator=generator)
     model = DraftingModel(model_of("trained"))
     state = DecodeState(model, tokens, len(tokens), hidden, 40, DecodeStats())
-    state.update_num_slots()
+    state.update_limits()
     return state
 
 
-def assert_same_nodes(found, wanted) -> None:
-    for name in ("token_ids", "parents", "counts"):
-        assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
-    np.testing.assert_allclose(found.log_probs, wanted.log_probs, atol=1e-5)
+def head_logits_of(state: DecodeState) -> torch.Tensor:
+    """(H, V) raw logits of the heads."""
+    return state.model.state_logits([state])[0, : state.num_slots].detach()
+
+
+def assert_same_nodes(tree: PrefixTree, wanted: DraftTree | SampledTree, state) -> None:
+    """A proposed tree holds the nodes of a search's only row, below the state's exact token."""
+    count = int(wanted.counts[0])
+    assert tree.exact_token == state.tokens[-1]
+    assert tree.token_ids[1:] == wanted.token_ids[0, :count].tolist()
+    assert [parent - 1 for parent in tree.parents[1:]] == wanted.parents[0, :count].tolist()
+    np.testing.assert_allclose(tree.log_probs, wanted.log_probs[0, :count], atol=1e-5)
 
 
 # The temperature of the drafter, of sampling, and what both come to.
@@ -56,32 +63,55 @@ def test_trees_of_drafters(own, sampling, whole, seed):
     state = state_of(seed)
     if sampling is not None:
         state.chooser = Rejection(sampling).start(0, state.tokens)
-    logits = state.head_logits().detach().numpy() / whole
+    logits = head_logits_of(state).numpy() / whole
     options = {**SIZES, "alpha": 0.8 / whole}
     wanted = rescore_tree(logits, state.tokens, trigram(), **options)
     drafter = TreeDrafter(trigram(), **SIZES, alpha=0.8, temperature=own)
-    assert_same_nodes(drafter.propose(state), wanted)
-    if sampling is None:
-        tree = drafter.propose_prefix_trees([state])[0]
-        assert tree.token_ids[1:] == wanted.token_ids[0, : wanted.counts[0]].tolist()
+    (tree,) = drafter.propose([state])
+    assert_same_nodes(tree, wanted, state)
+    assert tree.sampled_from is None
     # else the LM would not matter here
     unscaled = rescore_tree(logits, state.tokens, trigram(), **{**options, "alpha": 0.8})
     assert np.abs(unscaled.log_probs - wanted.log_probs).max() > 1e-3
 
 
+@pytest.mark.parametrize(("own", "sampling", "whole"), TEMPERATURES[2:])
+def test_trees_of_drafters_that_share_the_noise_of_samples(own, sampling, whole):
+    state = state_of(5)
+    state.chooser = Sampled(sampling).start(0, state.tokens)
+    drafter = TreeDrafter(trigram(), **SIZES, alpha=0.8, temperature=own)
+    noise = target_noise([state], drafter.sharpness)
+    logits = head_logits_of(state).numpy()[None]
+    found = select_top_k(logits, WIDER * SIZES["top_k"], log_softmax=False, where="test")
+    candidates = favoured(found.at_temperature(whole), noise, SIZES["top_k"])
+    options = {"noise": noise, "max_nodes": SIZES["max_nodes"], "alpha": 0.8 / whole}
+    wanted = sample_tree(candidates, [state.tokens], trigram(), **options)
+    (tree,) = drafter.propose([state])
+    assert_same_nodes(tree, wanted, state)
+    assert tree.sampled_from is None
+    # else the LM would not matter here
+    unscaled = sample_tree(candidates, [state.tokens], trigram(), **{**options, "alpha": 0.8})
+    assert np.abs(unscaled.log_probs - wanted.log_probs).max() > 1e-3
+
+
 @pytest.mark.parametrize(("own", "sampling", "whole"), TEMPERATURES)
-def test_drawn_trees_of_drafters(own, sampling, whole):
+def test_sampled_trees_of_drafters(own, sampling, whole):
     state = state_of(4)
     if sampling is not None:
         state.chooser = Rejection(sampling).start(0, state.tokens)
-    wanted = draw_tree(
-        state.head_logits().detach() / whole, state.tokens, trigram(), **SIZES,
+    wanted = sample_tree(
+        head_logits_of(state) / whole, state.tokens, trigram(), **SIZES,
         alpha=0.8 / whole, seed=keys_of_draws([state])[0],
     )  # fmt: skip
-    drafter = DrawnTreeDrafter(trigram(), **SIZES, alpha=0.8, temperature=own)
-    found = drafter.propose(state)
-    assert_same_nodes(found, wanted)
-    np.testing.assert_allclose(found.child_probs, wanted.child_probs, atol=1e-6)
+    drafter = SampledTreeDrafter(trigram(), **SIZES, alpha=0.8, temperature=own)
+    (tree,) = drafter.propose([state])
+    assert_same_nodes(tree, wanted, state)
+    for node in range(len(tree)):
+        found, expected = tree.sampled_from(node), wanted.sampled_from(0, node - 1)
+        assert (found is None) == (expected is None)
+        if found is not None:
+            assert found[0].tolist() == expected[0].tolist()
+            np.testing.assert_allclose(found[1], expected[1], atol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
@@ -92,7 +122,7 @@ def test_trees_of_replays(temperature):
         select_top_k(logits, 8, log_softmax=False, where="test"), contexts,
         np.zeros((2, 4), np.int32), [], np.zeros(2, np.int64), np.zeros(2, np.int64),
     )  # fmt: skip
-    options = DraftOptions(**SIZES, alpha=0.8, temperature=temperature)
+    options = DraftConfig(**SIZES, alpha=0.8, temperature=temperature)
     found = draft_tree(batch, Rescorers(trigram()), options)
     wanted = rescore_tree(
         logits / temperature, contexts, trigram(), **SIZES, alpha=0.8 / temperature

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM
-from lattice_bpd.train import KatzWarning, RaggedIds, count_ngrams, train_ngram
+from lattice_bpd.lm import KatzWarning, RaggedIds, count_ngrams
 
 # a b / a b / a c / b a, with a = 0, b = 1, c = 2; see train_test.cc for the whole arithmetic.
 WORKED = [[0, 1], [0, 1], [0, 2], [1, 0]]
@@ -18,7 +18,7 @@ WORKED = [[0, 1], [0, 1], [0, 2], [1, 0]]
 def train_quietly(sequences, order, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", KatzWarning)
-        return train_ngram(sequences, order, **options)
+        return NGramLM.train(sequences, order, **options)
 
 
 def prob(lm, token_id, context=(), bos=True):
@@ -26,7 +26,7 @@ def prob(lm, token_id, context=(), bos=True):
 
 
 def test_worked_example():
-    lm = train_ngram(WORKED, 2, vocab_size=3, katz_k=2)
+    lm = NGramLM.train(WORKED, 2, vocab_size=3, katz_k=2)
     # d_1 = 0.5, d_2 = 0.375, d_3 = 0.999; C(<s>) = C(a) = 4, C(b) = 3; 12 events.
     assert prob(lm, 0) == pytest.approx(0.999 * 3 / 4, rel=1e-6)
     assert prob(lm, 1, [0], bos=False) == pytest.approx(0.375 * 2 / 4, rel=1e-6)
@@ -112,14 +112,14 @@ def test_result_does_not_depend_on_threads_or_order_of_sequences():
 def test_warnings_name_order_and_numbers():
     # Bigrams <s> a, a a, a </s> of counts 2, 2, 2: n_2 = 3 alone.
     with pytest.warns(KatzWarning, match=r"order 2 .*n_1\.\.n_6 = 0, 3, 0, 0, 0, 0\)") as caught:
-        train_ngram([[0, 0], [0, 0]], 2, vocab_size=1)
+        NGramLM.train([[0, 0], [0, 0]], 2, vocab_size=1)
     assert "count 2" in str(caught[0].message)
 
 
 def test_an_order_without_ngrams_is_lowered_and_said():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert train_ngram([[0]], 4, vocab_size=1).order == 3  # <s> a </s>
+        assert NGramLM.train([[0]], 4, vocab_size=1).order == 3  # <s> a </s>
     assert "LM has order 3 instead of 4" in str(caught[0].message)
     assert [w.category for w in caught] == [KatzWarning] * len(caught)
 
@@ -133,7 +133,7 @@ def test_an_order_without_ngrams_is_lowered_and_said():
         (
             [np.int32([0, 1]), np.int32([2, 3])],
             {},
-            r"3 at index 3 \(sequence 1, place 1\) .*0\.\.2",
+            r"3 at index 3 \(sequence 1, position 1\) .*0\.\.2",
         ),
         ([[0, -1]], {}, "sequence 0 has token id -1 at position 1"),
         ([[0, 2**40]], {}, "token id 1099511627776 at position 1"),
@@ -156,10 +156,10 @@ def test_an_order_without_ngrams_is_lowered_and_said():
 def test_bad_values_say_what_is_wrong(sequences, options, message):
     arguments = {"order": 2, "vocab_size": 3, **options}
     with pytest.raises(ValueError, match=message):
-        train_ngram(sequences, **arguments)
+        NGramLM.train(sequences, **arguments)
 
 
 @pytest.mark.parametrize("sequences", [["ab"], [[0.5]], [[True]], [[None]]])
 def test_tokens_that_are_no_integers_are_a_type_error(sequences):
     with pytest.raises((TypeError, ValueError), match="expected"):
-        train_ngram(sequences, 2, vocab_size=3)
+        NGramLM.train(sequences, 2, vocab_size=3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from golden import NEVER, find_golden, read_arpa, read_corpus, read_text, table_of, train_on
-from lattice_bpd.train import count_ngrams
+from lattice_bpd.lm import count_ngrams
 
 # "3-2" in a file name: orders with a minimum count. The rest is 1.
 PATTERNS = {

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from counting_shards import SMALL, corpus_of, write_shards
-from lattice_bpd.train import KatzWarning, count_corpus, train_corpus, train_counts
+from lattice_bpd.lm import KatzWarning
+from lattice_bpd.train import count_corpus, train_corpus, train_counts
 
 # Trains within argv[1] bytes on 600,000 random ids, or prints what training says is needed.
 TRAIN = """

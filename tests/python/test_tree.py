@@ -112,14 +112,14 @@ def test_arrays_for_tree_attention(small_lm: NGramLM, alpha: float) -> None:
 
 def test_trees_are_nested_and_padded(small_lm: NGramLM) -> None:
     logits = np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
-    large = rescore_tree(logits, [0], small_lm, max_nodes=30, top_k=4)
+    large = rescore_tree(logits, [0], small_lm, max_nodes=30, top_k=4, alpha=1.0)
     assert large.counts.tolist() == [20]  # 4 + 16
     assert (large.token_ids[0, 20:] == DraftTree.PAD_TOKEN).all()
     assert (large.parents[0, 20:] == -1).all()
     assert (large.log_probs[0, 20:] == -np.inf).all()
     np.testing.assert_array_equal(large.attention_mask[0, 20:, :], np.eye(30, dtype=bool)[20:])
     for size in range(1, 20):
-        small = rescore_tree(logits, [0], small_lm, max_nodes=size, top_k=4)
+        small = rescore_tree(logits, [0], small_lm, max_nodes=size, top_k=4, alpha=1.0)
         for name in ("token_ids", "parents", "depths", "log_probs"):
             np.testing.assert_array_equal(getattr(small, name), getattr(large, name)[:, :size])
 
@@ -143,13 +143,13 @@ def test_drafts_know_their_tree(small_lm: NGramLM) -> None:
 def test_torch_in_torch_out(small_lm: NGramLM) -> None:
     torch = pytest.importorskip("torch")
     logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
-    tree = rescore_tree(logits, [[], [0]], small_lm, max_nodes=9, top_k=2)
+    tree = rescore_tree(logits, [[], [0]], small_lm, max_nodes=9, top_k=2, alpha=1.0)
     assert all(isinstance(array, torch.Tensor) for array in vars(tree).values())
     assert tree.attention_mask.dtype == torch.bool
-    expected = rescore_tree(logits.numpy(), [[], [0]], small_lm, max_nodes=9, top_k=2)
+    expected = rescore_tree(logits.numpy(), [[], [0]], small_lm, max_nodes=9, top_k=2, alpha=1.0)
     for name, array in vars(tree).items():
         np.testing.assert_array_equal(array.numpy(), getattr(expected, name))
-    drafts = rescore_lattice(logits, [[], [0]], small_lm, top_k=2)
+    drafts = rescore_lattice(logits, [[], [0]], small_lm, top_k=2, alpha=1.0)
     assert drafts.lengths.dtype == torch.int32
     assert isinstance(drafts.tree(4).parents, torch.Tensor)
 

@@ -1,10 +1,11 @@
-"""`lattice-bpd tune`, drafter.json, factors of heads, cost curves: laws, parity with decoding."""
+"""`lattice-bpd tune`, drafter.json, factors of heads, cost curves, parity with decoding."""
 
 from __future__ import annotations
 
 import copy
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,25 +18,16 @@ import torch
 from blockwise_models import VOCAB, looping_text, trained_model
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.decode import (
-    BlockDrafter,
-    DrafterFile,
-    DraftingModel,
-    LatticeDrafter,
-    NoDrafter,
-    TreeDrafter,
-    generate,
-    load_drafter,
-)
-from lattice_bpd.decode.strategies.drafter_file import (
-    WeighedDrafter,
-    read_drafter_file,
-    weigh_heads,
-)
-from lattice_bpd.evaluate import DraftOptions, Rescorers, record
-from lattice_bpd.evaluate.costs.call_costs import make_curve, measure_costs, read_costs
-from lattice_bpd.evaluate.costs.cost_curve import CostCurve
-from lattice_bpd.evaluate.lab.drafter_search import Choice, DrafterSearch, Knobs
+from lattice_bpd.decode import DraftingModel, PBestDrafter, TreeDrafter, generate, load_drafter
+from lattice_bpd.decode.drafters import ArgmaxDrafter, NoDrafter
+from lattice_bpd.decode.strategies.drafter_file import DrafterFile, read_drafter_file
+from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.head_weights import weigh_heads
+from lattice_bpd.evaluate import record
+from lattice_bpd.evaluate.costs.call_costs import interpolate_costs, measure_costs, read_costs
+from lattice_bpd.evaluate.lab.drafter_search import Choice, DrafterSearch, SearchSpace
+from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.models import BlockwiseLM
 
 NEW_TOKENS = 16
@@ -47,12 +39,12 @@ STEEP = {0: 1.0, 1: 100.0}  # a draft token costs more than 99 calls
 @pytest.fixture(scope="module")
 def model() -> BlockwiseLM:
     """The trained model with heads that are often wrong."""
-    found = copy.deepcopy(trained_model())
-    weights = found.heads.outer_weight
+    noisy = copy.deepcopy(trained_model())
+    weights = noisy.heads.outer_weight
     noise = torch.randn(weights.shape, generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
         weights += 3.0 * weights.std() * noise
-    return found
+    return noisy
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +66,10 @@ def recording(model, prompts):
     return record(model, prompts, outputs, top_k=8)
 
 
-def file_of(**numbers) -> DrafterFile:
+def file_of(predicted=None, **options) -> DrafterFile:
     about = {"file": "three.lm", "order": 3, "vocab_size": VOCAB}
-    return DrafterFile("tree", VOCAB, 4, about, **{"top_k": 8, "max_nodes": 9, **numbers})
+    config = DraftConfig(**{"top_k": 8, "max_nodes": 9, **options})
+    return DrafterFile(config, VOCAB, 4, about, predicted or {})
 
 
 def test_tune_weighs_heads_as_the_formula_says():
@@ -84,37 +77,36 @@ def test_tune_weighs_heads_as_the_formula_says():
     assert weigh_heads(scores, (2.0, 0.5), 0.0).tolist() == [[[4.0, 0.0], [1.5, 1.5]]]
     p = 1.0 / (1.0 + np.exp(-2.0))
     entropy = -(p * np.log(p) + (1 - p) * np.log(1 - p)) / np.log(2)
-    found = weigh_heads(scores, None, 0.7)
-    assert found[0, 0, 0] == pytest.approx(2.0 * np.exp(-0.7 * entropy), rel=1e-6)
-    assert found[0, 1].tolist() == pytest.approx([3.0 * np.exp(-0.7)] * 2, rel=1e-6)
+    weighed = weigh_heads(scores, None, 0.7)
+    assert weighed[0, 0, 0] == pytest.approx(2.0 * np.exp(-0.7 * entropy), rel=1e-6)
+    assert weighed[0, 1].tolist() == pytest.approx([3.0 * np.exp(-0.7)] * 2, rel=1e-6)
 
 
 def test_tune_weighs_heads_with_masked_candidates():
     masked = np.array([[[1.0, -np.inf], [-np.inf, -np.inf]]], np.float32)
     with np.errstate(all="raise"):
-        found = weigh_heads(masked, (1.0, 2.0), 0.5)
-    assert found.tolist() == [[[1.0, -np.inf], [-np.inf, -np.inf]]]  # a sure head's entropy is 0
+        weighed = weigh_heads(masked, (1.0, 2.0), 0.5)
+    assert weighed.tolist() == [
+        [[1.0, -np.inf], [-np.inf, -np.inf]]
+    ]  # the entropy of one candidate is 0
     rng = np.random.default_rng(5)
     scores = -np.sort(-rng.normal(size=(6, 4, 8)).astype(np.float32) * 4 - 9)
     for weight in (-1.0, 0.3, 2.0):
-        found = weigh_heads(scores, SCALES, weight)
-        assert (np.diff(found) <= 0).all(), "seed 5: the rank of candidates changed"
+        weighed = weigh_heads(scores, SCALES, weight)
+        assert (np.diff(weighed) <= 0).all(), "seed 5: the rank of candidates changed"
 
 
 @pytest.mark.parametrize("name", ["tree", "p_best_ngram", "tree_0gram", "p_best_0gram"])
 def test_tune_replays_weighed_heads_as_decoding_drafts(model, lm, prompts, recording, name):
     uses_lm = "0gram" not in name
-    options = DraftOptions(top_k=8, num_drafts=4, max_nodes=9, alpha=0.4, temperature=1.3)
-    choice = Choice(name, options, "lm" if uses_lm else "", SCALES, 0.4)
-    strategy = "tree" if name.startswith("tree") else "p_best"
-    file = file_of(num_drafts=4, alpha=0.4, temperature=1.3, head_scales=SCALES, entropy_weight=0.4)
-    file = replace(file, strategy=strategy, lm=file.lm if uses_lm else None)
-    drafter = WeighedDrafter(file, lm if uses_lm else None)
-    point = choice.point
-    replayed = recording.replay(point.strategy, Rescorers(lm if uses_lm else None), options)
-    plain = recording.replay(
-        Choice(name, options).point.strategy, Rescorers(lm if uses_lm else None), options
-    )
+    plain_options = DraftConfig(top_k=8, num_drafts=4, max_nodes=9, alpha=0.4, temperature=1.3)
+    options = replace(plain_options, head_scales=SCALES, entropy_weight=0.4)
+    point = Choice(name, options, "lm" if uses_lm else "").point
+    config = replace(options, strategy="tree" if name.startswith("tree") else "p_best")
+    drafter = make_drafter(config, DraftSources(lm if uses_lm else None))
+    rescorers = Rescorers(lm if uses_lm else None)
+    replayed = recording.replay(point.strategy, rescorers, point.options)
+    plain = recording.replay(point.strategy, rescorers, plain_options)
     assert (replayed.accepted.sum(), replayed.nodes.sum()) != (
         plain.accepted.sum(), plain.nodes.sum(),
     )  # fmt: skip
@@ -131,12 +123,14 @@ def test_tune_writes_files_that_come_back(tmp_path, lm):
     assert read_drafter_file(path) == file
     lm.save(tmp_path / "three.lm")
     drafter = load_drafter(path)  # finds the LM beside it
-    assert isinstance(drafter, WeighedDrafter)
+    assert isinstance(drafter, TreeDrafter)
     assert drafter.lm is not None
-    kinds = {"tree": TreeDrafter, "p_best": LatticeDrafter, "bpd": BlockDrafter,
+    assert drafter.config == file.config
+    assert (drafter.config.head_scales, drafter.config.entropy_weight) == (SCALES, -0.5)
+    kinds = {"tree": TreeDrafter, "p_best": PBestDrafter, "bpd": ArgmaxDrafter,
              "greedy": NoDrafter}  # fmt: skip
     for strategy, kind in kinds.items():
-        DrafterFile(strategy, VOCAB, 4, top_k=8).save(path)
+        DrafterFile(DraftConfig(strategy, top_k=8), VOCAB, 4).save(path)
         assert isinstance(load_drafter(path, lm), kind)
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
@@ -148,22 +142,23 @@ def test_tune_drafters_are_lossless_and_say_which_model_they_are_for(tmp_path, m
     greedy = generate(model, prompts[0], "greedy", max_new_tokens=NEW_TOKENS)
     found = generate(model, prompts[0], drafter=drafter, max_new_tokens=NEW_TOKENS)
     assert found.token_ids == greedy.token_ids
-    DrafterFile("tree", VOCAB, 2, top_k=8, head_scales=(1.0, 2.0)).save(path)
-    with pytest.raises(ValueError, match=r"4 slots, drafter.json is for 48 and 2"):
+    DrafterFile(DraftConfig(top_k=8, head_scales=(1.0, 2.0)), VOCAB, 2).save(path)
+    with pytest.raises(ValueError, match=r"2 head_scales for 4 slots; .* lattice-bpd tune"):
         generate(model, prompts[0], drafter=load_drafter(path), max_new_tokens=NEW_TOKENS)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"colour": 1}, "unknown fields colour; expected strategy, vocab_size"),
+        ({"colour": 1}, "unknown fields colour; expected strategy, top_k"),
         ({"version": 2}, "format and version are"),
-        ({"strategy": "trie"}, "strategy is 'trie'; expected one of greedy"),
+        ({"strategy": "trie"}, "strategy is 'trie'; did you mean 'tree'? expected one of greedy"),
+        ({"strategy": "auto"}, "strategy is 'auto'; expected one of greedy, bpd, p_best, tree"),
         ({"top_k": 0}, "top_k is 0; expected a whole number, 1 or more"),
         ({"max_nodes": "many"}, "max_nodes is 'many'"),
         ({"temperature": 0}, "temperature is 0; expected a finite number above 0"),
         ({"alpha": None}, "alpha is None; expected a finite number"),
-        ({"head_scales": [1, 2]}, "2 head_scales; expected 4, one a slot"),
+        ({"head_scales": [1, 2]}, "2 head_scales; expected 4, one per slot"),
         ({"head_scales": [1, 2, 3, -1]}, "head_scales is -1"),
         ({"head_scales": 3}, "not a drafter.json"),
         ({"lm": "three.lm"}, "lm is 'three.lm'; expected null or an object"),
@@ -197,23 +192,11 @@ def test_tune_files_without_a_field_json_or_lm(tmp_path):
             load_drafter(path)
 
 
-def test_tune_cost_curve():
-    curve = CostCurve()
-    with pytest.raises(ValueError, match="no times yet"):
-        curve.seconds([3])
-    curve.add(4, 2.0)
-    assert curve.seconds([0, 4, 40]).tolist() == [2.0, 2.0, 2.0]
-    curve.add(8, 4.0)
-    assert curve.seconds([6, 16]) == pytest.approx([3.0, 8.0])
-    curve.add(12, 3.0)  # no size costs more than a larger one
-    assert curve.seconds([8, 12]).tolist() == [3.0, 3.0]
-    curve.add(12, 30.0)  # the first time does not count any more
-    assert curve.seconds([8, 12]).tolist() == [4.0, 30.0]
-    for seconds in (90.0, 4.2, 4.2, 4.2):  # a hiccup does not count
-        curve.add(8, seconds)
-    assert curve.seconds([8]) == pytest.approx([4.2])
-    assert curve.count(8) == 5
-    assert curve.count(1) == 0
+def test_tune_interpolates_costs():
+    assert interpolate_costs({4: 2.0}, [0, 4, 40]).tolist() == [2.0, 2.0, 2.0]
+    assert interpolate_costs({4: 2.0, 8: 4.0}, [6, 16]) == pytest.approx([3.0, 8.0])
+    # no size costs more than a larger one
+    assert interpolate_costs({12: 3.0, 4: 2.0, 8: 4.0}, [8, 12]).tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -233,22 +216,20 @@ def test_tune_refuses_cost_curves(tmp_path, text, message):
 
 
 def test_tune_predicts_the_sum_of_calls(recording):
-    search = DrafterSearch({}, make_curve({0: 2.0, 4: 3.0, 8: 5.0}))
-    bpd = recording.replay(
-        Choice("bpd", DraftOptions()).point.strategy, Rescorers(), DraftOptions()
-    )
+    search = DrafterSearch({}, {0: 2.0, 4: 3.0, 8: 5.0})
+    bpd = recording.replay(Choice("bpd", DraftConfig()).point.strategy, Rescorers(), DraftConfig())
     # 4 slots: 4 draft tokens a call but near the end, where the curve is linear below 4
     expected = [2.0 + sum(2.0 + n / 4 for n in bpd.nodes[bpd.texts == t]) for t in range(9)]
     assert search.milliseconds(bpd).tolist() == pytest.approx(expected)
-    greedy = Choice("greedy", DraftOptions()).point
+    greedy = Choice("greedy", DraftConfig()).point
     alone = recording.replay(greedy.strategy, Rescorers(), greedy.options)
     assert search.milliseconds(alone).tolist() == [2.0 * NEW_TOKENS] * 9
 
 
-def test_tune_drafts_much_where_it_is_free_and_nothing_where_it_is_dear(lm, recording):
-    knobs = Knobs(top_k=(4, 8), num_drafts=(1, 4), max_nodes=(4, 16), alpha=(0.2, 0.6),
+def test_tune_drafts_much_where_calls_are_free_and_nothing_where_they_are_expensive(lm, recording):
+    space = SearchSpace(top_k=(4, 8), num_drafts=(1, 4), max_nodes=(4, 16), alpha=(0.2, 0.6),
                   temperature=(1.0,))  # fmt: skip
-    free = DrafterSearch({"lm": lm}, make_curve(FLAT), knobs).run(recording)
+    free = DrafterSearch({"lm": lm}, FLAT, space).run(recording)
     assert free.choice.name in ("tree", "tree_0gram", "p_best_ngram", "p_best_0gram")
     assert free.milliseconds == pytest.approx(1.0 / free.block_efficiency)
     assert free.over_greedy.gain.low > 0.0
@@ -256,21 +237,31 @@ def test_tune_drafts_much_where_it_is_free_and_nothing_where_it_is_dear(lm, reco
     if free.choice != free.plain:
         assert free.adopted is not None
         assert free.adopted.gain.low > 0.0
-    dear = DrafterSearch({"lm": lm}, make_curve(STEEP), knobs).run(recording)
-    assert dear.choice.name == "greedy"
-    assert dear.over_greedy.gain.value == 0.0
+    expensive = DrafterSearch({"lm": lm}, STEEP, space).run(recording)
+    assert expensive.choice.name == "greedy"
+    assert expensive.over_greedy.gain.value == 0.0
     with pytest.raises(ValueError, match="2 texts; expected three or more"):
-        DrafterSearch({}, make_curve(FLAT), knobs).run(recording.select([0, 1]))
+        DrafterSearch({}, FLAT, space).run(recording.select([0, 1]))
 
 
-def test_tune_measures_calls_of_a_model(model):
+def test_tune_measures_calls_of_a_model(model, monkeypatch):
+    """The first call of a size does not count; no size costs more than a larger one."""
+    seconds = {0: [90, 1, 2, 1], 3: [90, 4, 5, 500], 9: [90, 2, 3, 3]}
+
+    def verify(target, state, trees, layout):
+        (size,) = (len(tree.token_ids) - 1 for tree in trees)
+        return SimpleNamespace(target_seconds=seconds[size].pop(0))
+
     rounds = []
     costs = measure_costs(
-        DraftingModel(model), (0, 3, 9), rounds=2, on_round=lambda: rounds.append(1)
+        DraftingModel(model), (0, 3, 9), rounds=3, on_round=lambda: rounds.append(1)
     )
     assert list(costs) == [0, 3, 9]
     assert 0.0 < costs[0] <= costs[3] <= costs[9]
-    assert len(rounds) == 3
+    assert len(rounds) == 4
+    monkeypatch.setattr("lattice_bpd.evaluate.costs.call_costs.verify_trees", verify)
+    assert measure_costs(DraftingModel(model), (0, 3, 9), rounds=3) == {0: 1e3, 3: 3e3, 9: 3e3}
+    assert not any(seconds.values())
 
 
 def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys):
@@ -288,9 +279,9 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys):
     assert "on 3 other texts: " in capsys.readouterr().out
     drafter = load_drafter(run / "drafter.json")
     greedy = generate(model, prompts[1], "greedy", max_new_tokens=NEW_TOKENS)
-    found = generate(model, prompts[1], drafter=drafter, max_new_tokens=NEW_TOKENS)
-    assert found.token_ids == greedy.token_ids
-    assert found.stats.target_calls < greedy.stats.target_calls
+    output = generate(model, prompts[1], drafter=drafter, max_new_tokens=NEW_TOKENS)
+    assert output.token_ids == greedy.token_ids
+    assert output.stats.target_calls < greedy.stats.target_calls
     predicted = json.loads((run / "drafter.json").read_text())["predicted"]
     assert predicted["milliseconds_by_draft_tokens"] == {"0": 1.0, "72": 1.5}
     NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")

@@ -9,18 +9,12 @@ pytest.importorskip("torch")
 import numpy as np
 import torch
 
-from lattice_bpd.verify import (
-    BatchCache,
-    Offer,
-    PrefixTree,
-    TargetOutput,
-    check_cache,
-    choose_form,
-    greedy_tokens,
-    verify_drafts,
-    verify_trees,
-)
+from lattice_bpd.verify import PrefixTree, greedy_tokens, verify_drafts, verify_trees
+from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import follow_greedy
+from lattice_bpd.verify.target import TargetOutput
+from lattice_bpd.verify.verification import Offer, choose_layout
 
 
 class CountingCache:
@@ -69,7 +63,7 @@ DRAFTS = torch.tensor([[4, 9, 6], [4, 5, 0], [9, 5, 6]])
 def test_rows_keep_the_longest_accepted_prefix():
     # exact token 3; the target would write 4 5 6 7
     target, cache = PlusOneTarget(), CountingCache()
-    found = verify_drafts(target, cache, 3, DRAFTS, form="rows")
+    found = verify_drafts(target, cache, 3, DRAFTS, layout="rows")
     assert (found.accept_length, found.token_ids) == (2, [4, 5, 6])
     assert found.hidden.tolist() == [5.0]  # the state that predicted the bonus token 6
     assert target.seen == [[[3, 4, 9, 6], [3, 4, 5, 0], [3, 9, 5, 6]]]  # one call
@@ -118,7 +112,7 @@ def test_the_best_draft_is_kept_without_a_copy():
 def test_equal_rows_are_read_once():
     target, cache = PlusOneTarget(), CountingCache()
     drafts = torch.tensor([[9, 9], [9, 9], [4, 9], [4, 8], [4, 9]])
-    assert verify_drafts(target, cache, 3, drafts, form="rows").accept_length == 1
+    assert verify_drafts(target, cache, 3, drafts, layout="rows").accept_length == 1
     assert target.seen == [[[3, 9, 9], [3, 4, 9], [3, 4, 8]]]
 
 
@@ -166,7 +160,7 @@ def test_masks_are_those_of_ancestors(seed):
 
 
 @pytest.mark.parametrize(
-    ("drafts", "form"),
+    ("drafts", "layout"),
     [
         ([[[4, 5, 6]]], "rows"),  # one path: as many tokens either way, and rows need no mask
         ([[[4, 5, 6], [4, 5, 7]]], "tree"),  # 5 tokens against 8
@@ -176,18 +170,18 @@ def test_masks_are_those_of_ancestors(seed):
         ([[[4, 5, 6], [4, 2, 3]], [[1], [2], [3]]], "tree"),  # 2 of 6 against 5 of 4
     ],
 )
-def test_auto_takes_the_form_with_fewer_tokens(drafts, form):
+def test_auto_takes_the_form_with_fewer_tokens(drafts, layout):
     trees = [PrefixTree.from_drafts(3, rows) for rows in drafts]
     state = BatchCache(CountingCache(), [7] * len(trees))
-    assert choose_form(PlusOneTarget(), state, trees) == form
-    assert choose_form(PlusOneTarget("no masks here"), state, trees) == "rows"
+    assert choose_layout(PlusOneTarget(), state, trees) == layout
+    assert choose_layout(PlusOneTarget("no masks here"), state, trees) == "rows"
 
 
 def test_a_tree_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"not possible: no masks here; or use form='rows'"):
-        verify_drafts(PlusOneTarget("no masks here"), CountingCache(), 3, DRAFTS, form="tree")
-    with pytest.raises(ValueError, match="form is 'bush'; expected one of auto, tree, rows"):
-        verify_drafts(PlusOneTarget(), CountingCache(), 3, DRAFTS, form="bush")
+    with pytest.raises(ValueError, match=r"not possible: no masks here; or use layout='rows'"):
+        verify_drafts(PlusOneTarget("no masks here"), CountingCache(), 3, DRAFTS, layout="tree")
+    with pytest.raises(ValueError, match="layout is 'bush'; expected one of auto, tree, rows"):
+        verify_drafts(PlusOneTarget(), CountingCache(), 3, DRAFTS, layout="bush")
 
 
 def test_greedy_takes_the_smallest_id_of_a_tie():
@@ -255,10 +249,10 @@ class FullMachine(PlusOneTarget):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 1 EiB")
 
 
-@pytest.mark.parametrize(("form", "cure"), [("rows", "num_drafts"), ("tree", "max_nodes")])
-def test_lack_of_memory_says_what_to_lower(form, cure):
+@pytest.mark.parametrize(("layout", "cure"), [("rows", "num_drafts"), ("tree", "max_nodes")])
+def test_lack_of_memory_says_what_to_lower(layout, cure):
     with pytest.raises(MemoryError, match=rf"call of \d rows x \d tokens.*1 EiB.*lower {cure}"):
-        verify_drafts(FullMachine(), CountingCache(), 3, DRAFTS, form=form)
+        verify_drafts(FullMachine(), CountingCache(), 3, DRAFTS, layout=layout)
 
 
 class BrokenTarget(PlusOneTarget):

@@ -11,15 +11,10 @@ import torch
 from transformers import DynamicCache
 
 from blockwise_models import ARCHITECTURES, VOCAB, model_of, plain_greedy
-from lattice_bpd.verify import (
-    BatchCache,
-    CausalLMTarget,
-    PrefixTree,
-    StackedCache,
-    check_cache,
-    verify_drafts,
-    verify_trees,
-)
+from lattice_bpd.verify import CausalLMTarget, PrefixTree, verify_drafts, verify_trees
+from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.cache import check_cache
+from lattice_bpd.verify.stacked_cache import StackedCache
 
 
 def read(target: CausalLMTarget, tokens: list[int]):
@@ -52,9 +47,9 @@ def assert_cache_is_that_of(model, cache, tokens: list[int], slots: list[int]):
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-@pytest.mark.parametrize("form", ["tree", "rows"])
+@pytest.mark.parametrize("layout", ["tree", "rows"])
 @pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "dynamic"])
-def test_both_forms_accept_alike_and_leave_the_same_cache(kind, form, stacked):
+def test_both_forms_accept_alike_and_leave_the_same_cache(kind, layout, stacked):
     model = model_of(kind)
     target = CausalLMTarget(model)
     rng = np.random.default_rng(5)
@@ -68,7 +63,7 @@ def test_both_forms_accept_alike_and_leave_the_same_cache(kind, form, stacked):
             rest = wanted[len(tokens) - length :]
             drafts = draft_around(rng, rest)
             tree = PrefixTree.from_drafts(tokens[-1], drafts)
-            found = verify_trees(target, state, [tree], form=form).sequences[0]
+            found = verify_trees(target, state, [tree], layout=layout).sequences[0]
             agree = max(sum(np.cumprod(np.equal(d, rest[:4]))) for d in drafts)
             assert found.accept_length == agree
             assert found.token_ids == rest[: agree + 1]
@@ -79,8 +74,8 @@ def test_both_forms_accept_alike_and_leave_the_same_cache(kind, form, stacked):
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-@pytest.mark.parametrize("form", ["tree", "rows"])
-def test_ragged_batches_are_each_what_they_are_alone(kind, form):
+@pytest.mark.parametrize("layout", ["tree", "rows"])
+def test_ragged_batches_are_each_what_they_are_alone(kind, layout):
     model = model_of(kind)
     target = CausalLMTarget(model)
     rng = np.random.default_rng(6)
@@ -104,7 +99,7 @@ def test_ragged_batches_are_each_what_they_are_alone(kind, form):
         for number in going:
             rest = wanted[number][len(tokens[number]) - len(prompts[number]) :]
             trees.append(PrefixTree.from_drafts(tokens[number][-1], draft_around(rng, rest)))
-        found = verify_trees(target, state, trees, form=form).sequences
+        found = verify_trees(target, state, trees, layout=layout).sequences
         for number, verified in zip(going, found, strict=True):
             tokens[number] += verified.token_ids
             decoded = tokens[number][len(prompts[number]) :]
@@ -126,9 +121,9 @@ def test_holes_are_cleaned_up(monkeypatch):
 def test_a_tree_costs_no_more_slots_than_it_keeps():
     cache = StackedCache(torch.zeros(2, 1, 1, 4, 3), torch.zeros(2, 1, 1, 4, 3), 4)
     keys = cache.keys
-    cache.make_room(4)
+    cache.reserve(4)
     assert cache.keys is keys  # room enough: nothing is copied
-    cache.make_room(5)
+    cache.reserve(5)
     assert cache.keys.shape[3] >= 5
 
 
@@ -151,7 +146,7 @@ def test_a_target_without_masks_of_its_callers_falls_back_to_rows():
     model = copy.deepcopy(model_of("llama"))
     model.base.config._attn_implementation = "flash_attention_2"
     target = CausalLMTarget(model)
-    assert "takes no mask of its caller's" in target.refuses_tree()
+    assert "takes no custom mask" in target.refuses_tree()
     model.base.config._attn_implementation = "eager"
     inner = model.base.base_model.forward
 
@@ -163,12 +158,33 @@ def test_a_target_without_masks_of_its_callers_falls_back_to_rows():
     assert "does not keep to a four-dimensional mask" in target.refuses_tree()
 
 
+def test_a_tree_probe_without_memory_is_tried_again(monkeypatch):
+    import copy
+
+    model = copy.deepcopy(model_of("llama"))
+    target, inner = CausalLMTarget(model), model.base.base_model
+    read = inner.forward
+
+    def full(*_args, **_options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    def forget_mask(*args, attention_mask=None, **options):
+        return read(*args, **options)
+
+    monkeypatch.setattr(inner, "forward", full)
+    assert target.refuses_tree() is None
+    monkeypatch.setattr(inner, "forward", forget_mask)
+    assert "does not keep to a four-dimensional mask" in target.refuses_tree()
+    monkeypatch.setattr(inner, "forward", read)
+    assert "does not keep" in target.refuses_tree()  # an answer is remembered
+
+
 def test_a_sliding_cache_is_refused():
     model = model_of("mistral")
     cache = DynamicCache(config=model.base.config)
     with torch.inference_mode():
         model.base(input_ids=torch.tensor([[1, 2, 3]]), past_key_values=cache)
-    with pytest.raises(ValueError, match="keeps all of a sliding window's past"):
+    with pytest.raises(ValueError, match="keeps all tokens of a sliding window"):
         check_cache(cache)
     with pytest.raises(ValueError, match="cannot be rolled back"):
         verify_drafts(CausalLMTarget(model), cache, 1, torch.tensor([[2]]))

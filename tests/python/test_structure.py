@@ -1,0 +1,152 @@
+"""The package's structure, read from its imports: layers, circles, public names."""
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2] / "python"
+
+# Imports go to an earlier entry of a list, or stay within the entry; see docs/design.md.
+LAYERS = {
+    "": [
+        "_core extras", "token_ids vocabulary svg watcher atomic_files", "lattice lm", "draft",
+        "models", "verify", "decode", "train", "evaluate", "conformance", "cli",
+    ],
+    "draft": ["*", "scorers"],
+    "verify": ["*", "acceptance"],
+    "decode": [
+        "state", "constraint", "drafters", "adaptive", "strategies", "certificate", "loop",
+        "huggingface",
+    ],
+    "train": ["text", "ngram", "heads", "seq2seq", "spark"],
+    "evaluate": [
+        "record", "replay", "statistics", "costs", "live", "tasks", "demo", "lab", "report",
+    ],
+}  # fmt: skip
+TYPES_ONLY = {("decode.state.sequence", "decode.constraint.chooser")}  # a field of DecodeState
+
+PUBLIC_NAMES = {"": 12, "decode": 20, "verify": 12, "evaluate": 12}
+
+
+class Import(NamedTuple):
+    source: str  # the importing module, without "lattice_bpd."
+    target: str  # the module that the name is defined in or that is imported
+    line: int
+    in_function: bool
+    for_types: bool
+    from_root: bool
+
+
+def module_names() -> dict[str, Path]:
+    modules = {}
+    for path in ROOT.glob("lattice_bpd/**/*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
+
+
+MODULES = module_names()
+
+
+def imports_of(module: str) -> Iterator[Import]:
+    def visit(node: ast.AST, in_function: bool, for_types: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            inside = in_function or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+            types = for_types or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child))
+            if isinstance(child, ast.ImportFrom) and (child.module or "").startswith("lattice_bpd"):
+                for alias in child.names:
+                    full = f"{child.module}.{alias.name}"
+                    is_module = full in MODULES or full == "lattice_bpd._core"
+                    target = full if is_module else str(child.module)
+                    root = child.module == "lattice_bpd" and not is_module
+                    yield Import(
+                        module.partition(".")[2], target.partition(".")[2], child.lineno, inside,
+                        types, root,
+                    )  # fmt: skip
+            yield from visit(child, inside, types)
+
+    yield from visit(ast.parse(MODULES[module].read_text()), False, False)
+
+
+IMPORTS = [
+    found
+    for module, path in MODULES.items()
+    if path.name != "__init__.py"  # a package's list of names
+    for found in imports_of(module)
+]
+
+
+def entry_of(module: str, package: str) -> str | None:
+    """The entry of a package's list of layers that a module belongs to; None outside of it."""
+    prefix = f"{package}." if package else ""
+    if not module.startswith(prefix):
+        return None
+    name = module[len(prefix) :].split(".")[0]
+    listed = {one for entry in LAYERS[package] for one in entry.split()}
+    return name if name in listed else "*"
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_imports_go_down_the_layers(package: str) -> None:
+    level = {name: n for n, entry in enumerate(LAYERS[package]) for name in entry.split()}
+    wrong = []
+    for found in IMPORTS:
+        source, target = entry_of(found.source, package), entry_of(found.target, package)
+        if source is None or target is None or source == target or found.target == "":
+            continue
+        if (found.source, found.target) in TYPES_ONLY:
+            continue
+        if level[target] >= level[source] and not (package == "" and source == "cli"):
+            wrong.append(f"{found.source}:{found.line} imports {found.target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_there_is_no_circle_of_imports() -> None:
+    graph: dict[str, set[str]] = {}
+    for found in IMPORTS:
+        if not found.for_types:
+            graph.setdefault(found.source, set()).add(found.target)
+    done: set[str] = set()
+
+    def walk(module: str, path: list[str]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done:
+            for target in graph.get(module, ()):
+                walk(target, [*path, module])
+            done.add(module)
+
+    for module in sorted(graph):
+        walk(module, [])
+
+
+def test_nothing_inside_imports_the_package_root() -> None:
+    wrong = [f"{found.source}:{found.line}" for found in IMPORTS if found.from_root
+             and not found.source.startswith("cli")]  # fmt: skip
+    assert not wrong, wrong
+
+
+def test_own_modules_are_imported_at_the_top_but_for_commands() -> None:
+    wrong = [
+        f"{found.source}:{found.line} imports {found.target}"
+        for found in IMPORTS
+        if found.in_function and not found.source.startswith("cli")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("package", "most"), PUBLIC_NAMES.items())
+def test_public_names_are_few(package: str, most: int) -> None:
+    if package:
+        pytest.importorskip("torch")
+    module = importlib.import_module(f"lattice_bpd.{package}".rstrip("."))
+    names = module.__all__
+    assert len(names) <= most, f"{len(names)} names: {', '.join(names)}"
+    assert list(names) == sorted(
+        set(names), key=lambda name: (not name.isupper(), name.islower(), name)
+    )
+    for name in names:
+        assert getattr(module, name) is not None
