@@ -1,6 +1,7 @@
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/draft/ancestor_mask.h"
+#include "lattice_bpd/draft/chain_batch.h"
 #include "lattice_bpd/draft/draft_batch.h"
 #include "lattice_bpd/draft/fst_drafts.h"
 #include "lattice_bpd/draft/fused_engine.h"
@@ -30,6 +31,11 @@ using SampleArrays =
     std::tuple<py::array_t<TokenId>, py::array_t<std::int32_t>, py::array_t<std::int32_t>,
                py::array_t<float>, py::array_t<std::int32_t>, py::array_t<TokenId>,
                py::array_t<double>>;
+
+// token_ids (batch, 1, slots), accept_lengths (batch, 1), counts (batch,), log_probs of prefixes
+// (batch, 1, slots).
+using ChainArrays = std::tuple<py::array_t<TokenId>, py::array_t<float>, py::array_t<std::int32_t>,
+                               py::array_t<float>>;
 
 // Keys (batch,), positions (batch,), whether positions and tokens have the target's noise, and the
 // sharpness that it is taken in with.
@@ -73,13 +79,33 @@ DraftArrays Rescore(const LatticeBatch& lattices, const LmOrNone& lm, const Cont
 }
 
 TreeArrays FindTrees(const LatticeBatch& lattices, const LmOrNone& lm, const ContextsView& contexts,
-                     double alpha, int max_nodes, int threads) {
+                     double alpha, int max_nodes, int threads,
+                     Normalization normalization = Normalization::kGlobal) {
   TreeBatch batch;
   {
     const py::gil_scoped_release release;
-    batch = FindTreeBatch(lattices, Get(lm), contexts, alpha, max_nodes, threads);
+    batch = FindTreeBatch(lattices, Get(lm), contexts, alpha, max_nodes, threads, normalization);
   }
   return ToArrays(std::move(batch), max_nodes, lattices.num_slots());
+}
+
+ChainObjective ObjectiveOf(bool is_walk) {
+  return is_walk ? ChainObjective::kGreedyWalk : ChainObjective::kAcceptLength;
+}
+
+ChainArrays FindChains(const LatticeBatch& lattices, const LmOrNone& lm,
+                       const ContextsView& contexts, const ChainOptions& options, int threads) {
+  ChainBatch batch;
+  {
+    const py::gil_scoped_release release;
+    batch = FindChainBatch(lattices, Get(lm), contexts, options, threads);
+  }
+  const auto rows = static_cast<py::ssize_t>(batch.counts.size());
+  const auto slots = static_cast<py::ssize_t>(batch.num_slots);
+  return ChainArrays(ToArray(std::move(batch.token_ids), {rows, 1, slots}),
+                     ToArray(std::move(batch.accept_lengths), {rows, 1}),
+                     ToArray(std::move(batch.counts)),
+                     ToArray(std::move(batch.log_probs), {rows, 1, slots}));
 }
 
 DraftArrays RescoreCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
@@ -95,9 +121,10 @@ DraftArrays RescoreCandidates(const Array<TokenId>& token_ids, const Array<float
 DraftArrays RescoreSausages(const Sausages& sausages, const LmOrNone& lm,
                             const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
                             bool bos, int num_drafts, double alpha, const std::string& engine,
-                            int threads, const Caches& caches) {
+                            int threads, const Caches& caches, const std::string& normalization) {
   return Rescore(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos, caches},
-                 {num_drafts, alpha, ParseEngine(engine)}, threads);
+                 {num_drafts, alpha, ParseEngine(engine), ParseNormalization(normalization)},
+                 threads);
 }
 
 TreeArrays TreeOfCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
@@ -110,18 +137,37 @@ TreeArrays TreeOfCandidates(const Array<TokenId>& token_ids, const Array<float>&
 
 TreeArrays TreeOfSausages(const Sausages& sausages, const LmOrNone& lm,
                           const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
-                          bool bos, int max_nodes, double alpha, int threads,
-                          const Caches& caches) {
+                          bool bos, int max_nodes, double alpha, int threads, const Caches& caches,
+                          const std::string& normalization) {
   return FindTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha, max_nodes,
-                   threads);
+                   threads, ParseNormalization(normalization));
+}
+
+ChainArrays ChainsOfCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
+                               const LmOrNone& lm, const Array<TokenId>& contexts,
+                               const Array<std::int64_t>& offsets, bool bos, double alpha,
+                               int threads, const Caches& caches, bool is_walk) {
+  return FindChains(ToCandidates(token_ids, scores), lm,
+                    {ToSpan(contexts), ToSpan(offsets), bos, caches}, {alpha, ObjectiveOf(is_walk)},
+                    threads);
+}
+
+ChainArrays ChainsOfSausages(const Sausages& sausages, const LmOrNone& lm,
+                             const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
+                             bool bos, double alpha, int threads, const Caches& caches,
+                             bool is_walk, const std::string& normalization) {
+  return FindChains(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos, caches},
+                    {alpha, ObjectiveOf(is_walk), ParseNormalization(normalization)}, threads);
 }
 
 SampleArrays SampleTrees(const LatticeBatch& lattices, const LmOrNone& lm,
                          const ContextsView& contexts, double alpha, int max_nodes,
-                         const Noise& noise, int threads) {
+                         const Noise& noise, int threads,
+                         Normalization normalization = Normalization::kGlobal) {
   const auto& [keys, positions, shared, sharpness] = noise;
   SampleOptions options;
   options.alpha = alpha;
+  options.normalization = normalization;
   options.max_nodes = max_nodes;
   options.use = shared ? NoiseUse::kShared : NoiseUse::kIndependent;
   options.sharpness = sharpness;
@@ -157,9 +203,9 @@ SampleArrays SampleTreeOfSausages(const Sausages& sausages, const LmOrNone& lm,
                                   const Array<TokenId>& contexts,
                                   const Array<std::int64_t>& offsets, bool bos, int max_nodes,
                                   double alpha, const Noise& noise, int threads,
-                                  const Caches& caches) {
+                                  const Caches& caches, const std::string& normalization) {
   return SampleTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha,
-                     max_nodes, noise, threads);
+                     max_nodes, noise, threads, ParseNormalization(normalization));
 }
 
 DraftArrays RescoreFst(const py::bytes& acceptor, const LmOrNone& lm, const Array<TokenId>& context,
@@ -193,14 +239,23 @@ void BindDraft(py::module_& m) {
   m.def("rescore_sausages", &RescoreSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
         py::arg("num_drafts"), py::arg("alpha"), py::arg("engine"), py::arg("threads"),
-        py::arg("caches") = Caches());
+        py::arg("caches") = Caches(), py::arg("normalization") = "global");
   m.def("tree_of_candidates", &TreeOfCandidates, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
         py::arg("offsets").noconvert(), py::arg("bos"), py::arg("max_nodes"), py::arg("alpha"),
         py::arg("threads"), py::arg("caches") = Caches());
   m.def("tree_of_sausages", &TreeOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
-        py::arg("max_nodes"), py::arg("alpha"), py::arg("threads"), py::arg("caches") = Caches());
+        py::arg("max_nodes"), py::arg("alpha"), py::arg("threads"), py::arg("caches") = Caches(),
+        py::arg("normalization") = "global");
+  m.def("chains_of_candidates", &ChainsOfCandidates, py::arg("token_ids").noconvert(),
+        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
+        py::arg("offsets").noconvert(), py::arg("bos"), py::arg("alpha"), py::arg("threads"),
+        py::arg("caches") = Caches(), py::arg("is_walk") = false);
+  m.def("chains_of_sausages", &ChainsOfSausages, py::arg("sausages"), py::arg("lm"),
+        py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
+        py::arg("alpha"), py::arg("threads"), py::arg("caches") = Caches(),
+        py::arg("is_walk") = false, py::arg("normalization") = "global");
   m.def("sample_tree_of_candidates", &SampleTreeOfCandidates, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
         py::arg("offsets").noconvert(), py::arg("bos"), py::arg("max_nodes"), py::arg("alpha"),
@@ -208,7 +263,7 @@ void BindDraft(py::module_& m) {
   m.def("sample_tree_of_sausages", &SampleTreeOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
         py::arg("max_nodes"), py::arg("alpha"), py::arg("noise"), py::arg("threads"),
-        py::arg("caches") = Caches());
+        py::arg("caches") = Caches(), py::arg("normalization") = "global");
   m.def("rescore_fst", &RescoreFst, py::arg("acceptor"), py::arg("lm"),
         py::arg("context").noconvert(), py::arg("bos"), py::arg("num_drafts"), py::arg("alpha"),
         py::arg("engine"));

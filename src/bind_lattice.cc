@@ -93,6 +93,42 @@ py::array_t<float> GumbelNoise(std::uint64_t key, std::uint64_t first_row,
   return ToArray(std::move(values), {rows, columns});
 }
 
+// (k of the slot before, k) from the slot before.
+py::array_t<float> TransitionsOf(const Sausage& sausage, std::size_t slot) {
+  if (slot == 0 || slot >= sausage.num_slots() || !sausage.has_transitions()) {
+    throw ValueError(StrCat("slot ", slot, " has no transitions"));
+  }
+  const Span<float> scores = sausage.transitions(slot);
+  return ToArray(std::vector<float>(scores.begin(), scores.end()),
+                 {static_cast<py::ssize_t>(sausage.width(slot - 1)),
+                  static_cast<py::ssize_t>(sausage.width(slot))});
+}
+
+// Candidates (batch, slots, k), transitions (batch, slots - 1, k, k) or none -> a lattice of each.
+std::vector<Sausage> SausagesOf(const Array<TokenId>& token_ids, const Array<float>& scores,
+                                const std::optional<Array<float>>& transitions) {
+  const CandidatesView view = ToCandidates(token_ids, scores);
+  const std::size_t k = view.top_k, pairs = k * k;
+  if (transitions &&
+      transitions->size() != static_cast<py::ssize_t>(view.batch * (view.num_slots - 1) * pairs)) {
+    throw ValueError("transitions must be (batch, slots - 1, top_k, top_k)");
+  }
+  const float* scored_pairs = transitions ? transitions->data() : nullptr;
+  const py::gil_scoped_release release;
+  std::vector<Sausage> out(view.batch);
+  for (std::size_t b = 0; b < view.batch; ++b) {
+    for (std::size_t slot = 0; slot < view.num_slots; ++slot) {
+      const std::size_t at = (b * view.num_slots + slot) * k;
+      Span<float> of_slot;
+      if (scored_pairs != nullptr && slot > 0) {
+        of_slot = {scored_pairs + (b * (view.num_slots - 1) + slot - 1) * pairs, pairs};
+      }
+      out[b].AddSlot({view.token_ids + at, k}, {view.scores + at, k}, of_slot);
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 CandidatesView ToCandidates(const Array<TokenId>& token_ids, const Array<float>& scores) {
@@ -125,6 +161,14 @@ void BindLattice(py::module_& m) {
             sausage.AddSlot(ToSpan(token_ids), ToSpan(scores));
           },
           py::arg("token_ids").noconvert(), py::arg("scores").noconvert())
+      .def(
+          "add_slot",
+          [](Sausage& sausage, const Array<TokenId>& token_ids, const Array<float>& scores,
+             const Array<float>& transitions) {
+            sausage.AddSlot(ToSpan(token_ids), ToSpan(scores), ToSpan(transitions));
+          },
+          py::arg("token_ids").noconvert(), py::arg("scores").noconvert(),
+          py::arg("transitions").noconvert())
       .def_property_readonly("num_slots", &Sausage::num_slots)
       .def(
           "token_ids",
@@ -134,8 +178,13 @@ void BindLattice(py::module_& m) {
           "scores",
           [](const Sausage& sausage, std::size_t slot) { return ToArray(sausage.scores(slot)); },
           py::arg("slot"))
+      .def_property_readonly("has_transitions", &Sausage::has_transitions)
+      .def("transitions", &TransitionsOf, py::arg("slot"))
+      .def("at_temperature", &Sausage::AtTemperature, py::arg("temperature"))
       .def("to_fst_bytes",
            [](const Sausage& sausage) { return py::bytes(SausageToFstBytes(sausage)); });
+  m.def("sausages_of", &SausagesOf, py::arg("token_ids").noconvert(), py::arg("scores").noconvert(),
+        py::arg("transitions").noconvert());
 }
 
 }  // namespace lattice_bpd

@@ -185,6 +185,54 @@ std::vector<PrefixTree> SearchDraftsOf(const Array<TokenId>& token_ids, const Ar
                       {num_drafts, alpha, Engine::kAuto}, threads);
 }
 
+std::vector<PrefixTree> SearchChainsOf(const Array<TokenId>& token_ids, const Array<float>& scores,
+                                       const LmOrNone& lm, const Contexts& contexts,
+                                       const MaxDepths& max_depths, double alpha, int threads,
+                                       const Caches& caches) {
+  const CandidatesView candidates = ToCandidates(token_ids, scores);
+  const FlatContexts flat(contexts, caches);
+  const py::gil_scoped_release release;
+  return SearchChains(candidates, Get(lm), flat.view(), max_depths, {alpha}, threads);
+}
+
+using Sausages = std::vector<const Sausage*>;
+
+// The same of lattices that have been built, with a normalization.
+std::vector<PrefixTree> SearchTreesOfSausages(const Sausages& sausages, const LmOrNone& lm,
+                                              const Contexts& contexts, const MaxDepths& max_depths,
+                                              int max_nodes, double alpha,
+                                              const std::string& normalization, int threads,
+                                              const Caches& caches) {
+  const FlatContexts flat(contexts, caches);
+  const py::gil_scoped_release release;
+  return SearchTrees(sausages, Get(lm), flat.view(), max_depths, alpha, max_nodes, threads,
+                     ParseNormalization(normalization));
+}
+
+std::vector<PrefixTree> SearchDraftsOfSausages(const Sausages& sausages, const LmOrNone& lm,
+                                               const Contexts& contexts,
+                                               const MaxDepths& max_depths, int num_drafts,
+                                               double alpha, const std::string& normalization,
+                                               int threads, const Caches& caches) {
+  const FlatContexts flat(contexts, caches);
+  const py::gil_scoped_release release;
+  return SearchDrafts(sausages, Get(lm), flat.view(), max_depths,
+                      {num_drafts, alpha, Engine::kAuto, ParseNormalization(normalization)},
+                      threads);
+}
+
+std::vector<PrefixTree> SearchChainsOfSausages(const Sausages& sausages, const LmOrNone& lm,
+                                               const Contexts& contexts,
+                                               const MaxDepths& max_depths, double alpha,
+                                               const std::string& normalization, int threads,
+                                               const Caches& caches) {
+  const FlatContexts flat(contexts, caches);
+  const py::gil_scoped_release release;
+  return SearchChains(sausages, Get(lm), flat.view(), max_depths,
+                      {alpha, ChainObjective::kAcceptLength, ParseNormalization(normalization)},
+                      threads);
+}
+
 using Buffers = std::vector<Array<std::uint8_t>>;
 
 // (layers, batch, heads, positions, bytes).
@@ -285,6 +333,18 @@ void BindVerify(py::module_& m) {
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_depths"),
         py::arg("num_drafts"), py::arg("alpha"), py::arg("threads") = 0,
         py::arg("caches") = Caches());
+  m.def("search_chains", &SearchChainsOf, py::arg("token_ids").noconvert(),
+        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_depths"),
+        py::arg("alpha"), py::arg("threads") = 0, py::arg("caches") = Caches());
+  m.def("search_trees_of_sausages", &SearchTreesOfSausages, py::arg("sausages"), py::arg("lm"),
+        py::arg("contexts"), py::arg("max_depths"), py::arg("max_nodes"), py::arg("alpha"),
+        py::arg("normalization"), py::arg("threads") = 0, py::arg("caches") = Caches());
+  m.def("search_drafts_of_sausages", &SearchDraftsOfSausages, py::arg("sausages"), py::arg("lm"),
+        py::arg("contexts"), py::arg("max_depths"), py::arg("num_drafts"), py::arg("alpha"),
+        py::arg("normalization"), py::arg("threads") = 0, py::arg("caches") = Caches());
+  m.def("search_chains_of_sausages", &SearchChainsOfSausages, py::arg("sausages"), py::arg("lm"),
+        py::arg("contexts"), py::arg("max_depths"), py::arg("alpha"), py::arg("normalization"),
+        py::arg("threads") = 0, py::arg("caches") = Caches());
   m.def("tree_extents", &TreeExtents, py::arg("trees"));
   m.def("follow_greedy", &FollowGreedyOf, py::arg("trees"), py::arg("logits").noconvert(),
         py::arg("node_rows").noconvert());

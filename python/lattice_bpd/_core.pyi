@@ -24,6 +24,8 @@ __all__: list[str] = [
     "additive_masks",
     "ancestor_mask",
     "backoffs_of_rows",
+    "chains_of_candidates",
+    "chains_of_sausages",
     "context_probs_of_rows",
     "copy_slots",
     "count_into_runs",
@@ -63,8 +65,13 @@ __all__: list[str] = [
     "sample_token",
     "sample_tree_of_candidates",
     "sample_tree_of_sausages",
+    "sausages_of",
+    "search_chains",
+    "search_chains_of_sausages",
     "search_drafts",
+    "search_drafts_of_sausages",
     "search_trees",
+    "search_trees_of_sausages",
     "select_top_k",
     "set_fused_instruction_set",
     "set_top_k_instruction_set",
@@ -318,11 +325,22 @@ class Sausage:
     A sausage lattice: candidate tokens and scores by slot.
     """
     def __init__(self) -> None: ...
+    @typing.overload
     def add_slot(
         self,
         token_ids: numpy.typing.NDArray[numpy.int32],
         scores: numpy.typing.NDArray[numpy.float32],
     ) -> None: ...
+    @typing.overload
+    def add_slot(
+        self,
+        token_ids: numpy.typing.NDArray[numpy.int32],
+        scores: numpy.typing.NDArray[numpy.float32],
+        transitions: numpy.typing.NDArray[numpy.float32],
+    ) -> None: ...
+    def at_temperature(
+        self, temperature: typing.SupportsFloat | typing.SupportsIndex
+    ) -> Sausage: ...
     def scores(
         self, slot: typing.SupportsInt | typing.SupportsIndex
     ) -> numpy.typing.NDArray[numpy.float32]: ...
@@ -330,6 +348,11 @@ class Sausage:
     def token_ids(
         self, slot: typing.SupportsInt | typing.SupportsIndex
     ) -> numpy.typing.NDArray[numpy.int32]: ...
+    def transitions(
+        self, slot: typing.SupportsInt | typing.SupportsIndex
+    ) -> numpy.typing.NDArray[numpy.float32]: ...
+    @property
+    def has_transitions(self) -> bool: ...
     @property
     def num_slots(self) -> int: ...
 
@@ -413,6 +436,40 @@ def backoffs_of_rows(
     For contexts of 1, 2, .. symbols: symbols (N, length) and ln backoff weights (N,).
     """
 
+def chains_of_candidates(
+    token_ids: numpy.typing.NDArray[numpy.int32],
+    scores: numpy.typing.NDArray[numpy.float32],
+    lm: BackoffLm | None,
+    contexts: numpy.typing.NDArray[numpy.int32],
+    offsets: numpy.typing.NDArray[numpy.int64],
+    bos: bool,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex,
+    caches: collections.abc.Sequence[ContextNgram] = [],
+    is_walk: bool = False,
+) -> tuple[
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+]: ...
+def chains_of_sausages(
+    sausages: collections.abc.Sequence[Sausage],
+    lm: BackoffLm | None,
+    contexts: numpy.typing.NDArray[numpy.int32],
+    offsets: numpy.typing.NDArray[numpy.int64],
+    bos: bool,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex,
+    caches: collections.abc.Sequence[ContextNgram] = [],
+    is_walk: bool = False,
+    normalization: str = "global",
+) -> tuple[
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+]: ...
 def context_probs_of_rows(
     vocabulary: Vocabulary,
     unigrams: numpy.typing.NDArray[numpy.float32],
@@ -670,6 +727,7 @@ def rescore_sausages(
     engine: str,
     threads: typing.SupportsInt | typing.SupportsIndex,
     caches: collections.abc.Sequence[ContextNgram] = [],
+    normalization: str = "global",
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
     numpy.typing.NDArray[numpy.float32],
@@ -727,6 +785,7 @@ def sample_tree_of_sausages(
     ],
     threads: typing.SupportsInt | typing.SupportsIndex,
     caches: collections.abc.Sequence[ContextNgram] = [],
+    normalization: str = "global",
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
     numpy.typing.NDArray[numpy.int32],
@@ -736,6 +795,35 @@ def sample_tree_of_sausages(
     numpy.typing.NDArray[numpy.int32],
     numpy.typing.NDArray[numpy.float64],
 ]: ...
+def sausages_of(
+    token_ids: numpy.typing.NDArray[numpy.int32],
+    scores: numpy.typing.NDArray[numpy.float32],
+    transitions: numpy.typing.NDArray[numpy.float32] | None,
+) -> list[Sausage]: ...
+def search_chains(
+    token_ids: numpy.typing.NDArray[numpy.int32],
+    scores: numpy.typing.NDArray[numpy.float32],
+    lm: BackoffLm | None,
+    contexts: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ],
+    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex = 0,
+    caches: collections.abc.Sequence[ContextNgram] = [],
+) -> list[PrefixTree]: ...
+def search_chains_of_sausages(
+    sausages: collections.abc.Sequence[Sausage],
+    lm: BackoffLm | None,
+    contexts: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ],
+    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    normalization: str,
+    threads: typing.SupportsInt | typing.SupportsIndex = 0,
+    caches: collections.abc.Sequence[ContextNgram] = [],
+) -> list[PrefixTree]: ...
 def search_drafts(
     token_ids: numpy.typing.NDArray[numpy.int32],
     scores: numpy.typing.NDArray[numpy.float32],
@@ -749,6 +837,19 @@ def search_drafts(
     threads: typing.SupportsInt | typing.SupportsIndex = 0,
     caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> list[PrefixTree]: ...
+def search_drafts_of_sausages(
+    sausages: collections.abc.Sequence[Sausage],
+    lm: BackoffLm | None,
+    contexts: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ],
+    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    num_drafts: typing.SupportsInt | typing.SupportsIndex,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    normalization: str,
+    threads: typing.SupportsInt | typing.SupportsIndex = 0,
+    caches: collections.abc.Sequence[ContextNgram] = [],
+) -> list[PrefixTree]: ...
 def search_trees(
     token_ids: numpy.typing.NDArray[numpy.int32],
     scores: numpy.typing.NDArray[numpy.float32],
@@ -759,6 +860,19 @@ def search_trees(
     max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     max_nodes: typing.SupportsInt | typing.SupportsIndex,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex = 0,
+    caches: collections.abc.Sequence[ContextNgram] = [],
+) -> list[PrefixTree]: ...
+def search_trees_of_sausages(
+    sausages: collections.abc.Sequence[Sausage],
+    lm: BackoffLm | None,
+    contexts: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ],
+    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    max_nodes: typing.SupportsInt | typing.SupportsIndex,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    normalization: str,
     threads: typing.SupportsInt | typing.SupportsIndex = 0,
     caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> list[PrefixTree]: ...
@@ -835,6 +949,7 @@ def tree_of_sausages(
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex,
     caches: collections.abc.Sequence[ContextNgram] = [],
+    normalization: str = "global",
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
     numpy.typing.NDArray[numpy.int32],

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <set>
 #include <vector>
 
@@ -168,6 +169,69 @@ inline std::vector<OraclePath> ListPaths(const Sausage& lattice, const CacheOrac
     return a.score > b.score || (a.score == b.score && a.token_ids < b.token_ids);
   });
   return paths;
+}
+
+// A context, an LM or none, and a cache of some text.
+struct Case {
+  std::shared_ptr<const BackoffLm> lm;  // null: none
+  std::unique_ptr<ContextNgram> cache;
+  Tokens text, context;
+  bool bos;
+  double alpha;
+
+  LmState Start() const { return lm ? lm->StateOfContext(context, bos) : LmState{}; }
+  CachedContext Cached() const { return {cache.get(), cache->trie().StateOf(context)}; }
+  std::vector<OraclePath> Paths(const Sausage& lattice) const {
+    return ListPaths(lattice, CacheOracle(text, *cache, lm.get(), bos), context, alpha);
+  }
+};
+
+// Orders 1 to 6 of the cache, of the static LM or none, in all pairs.
+inline Case RandomCase(Random* random, std::uint32_t seed, std::uint32_t vocab_size) {
+  const int order = static_cast<int>(seed % 7);  // 0: no LM
+  const int cache_order = 1 + static_cast<int>(seed / 7 % 6);
+  const std::uint32_t used = 2 + Below(random, std::min(vocab_size - 2, 7u));
+  const double alphas[] = {1.0, 0.3, 0.0, -1.25, 16.0};
+  Case made{nullptr,
+            std::make_unique<ContextNgram>(vocab_size, cache_order, 1000),
+            RandomText(random, used, Below(random, 60)),
+            {},
+            Below(random, 2) == 0,
+            alphas[Below(random, 5)]};
+  if (order > 0) {
+    made.lm = RandomLm(random, vocab_size, used, order, static_cast<int>(Below(random, 150)),
+                       Below(random, 2) == 0);
+  }
+  made.cache->Update(made.text, made.lm.get(), made.bos);
+  if (Below(random, 2) == 0) {  // as decoders do; else a context that the cache may not know
+    const std::size_t size = std::min<std::size_t>(made.text.size(), Below(random, 8));
+    made.context.assign(made.text.end() - static_cast<std::ptrdiff_t>(size), made.text.end());
+  } else {
+    made.context = RandomText(random, vocab_size, Below(random, 8));
+  }
+  return made;
+}
+
+inline Sausage SmallLattice(Random* random, std::uint32_t num_tokens) {
+  for (;;) {
+    Sausage lattice = RandomLattice(random, num_tokens, 9);
+    if (lattice.CountPaths(2000) < 2000) return lattice;
+  }
+}
+
+// The probability of every prefix of one token or more.
+inline std::map<Tokens, double> MassesOf(const std::vector<OraclePath>& paths) {
+  std::map<Tokens, double> masses;
+  double total = 0.0;
+  for (const OraclePath& path : paths) total += std::exp(path.score - paths[0].score);
+  for (const OraclePath& path : paths) {
+    for (std::size_t size = 1; size <= path.token_ids.size(); ++size) {
+      masses[{path.token_ids.begin(),
+              path.token_ids.begin() + static_cast<std::ptrdiff_t>(size)}] +=
+          std::exp(path.score - paths[0].score) / total;
+    }
+  }
+  return masses;
 }
 
 }  // namespace lattice_bpd

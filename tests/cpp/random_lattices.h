@@ -74,6 +74,23 @@ Sausage RandomLattice(Source* random, std::uint32_t num_tokens, std::uint32_t ma
   return sausage;
 }
 
+// The same lattice with random transitions.
+template <typename Source>
+Sausage WithTransitions(Source* random, const Sausage& lattice) {
+  const bool exact = Below(random, 2) == 0;
+  const float scale = Below(random, 8) == 0 ? 200.0f : 1.0f;
+  Sausage out;
+  for (std::size_t slot = 0; slot < lattice.num_slots(); ++slot) {
+    std::vector<float> transitions;
+    const std::size_t pairs = slot == 0 ? 0 : lattice.width(slot - 1) * lattice.width(slot);
+    for (std::size_t i = 0; i < pairs; ++i) {
+      transitions.push_back(scale * (2.0f + Sample(random, exact)));
+    }
+    out.AddSlot(lattice.token_ids(slot), lattice.scores(slot), transitions);
+  }
+  return out;
+}
+
 }  // namespace lattice_bpd
 
 #endif  // LATTICE_BPD_TESTS_CPP_RANDOM_LATTICES_H_

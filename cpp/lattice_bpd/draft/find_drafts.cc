@@ -44,6 +44,12 @@ Engine ParseEngine(const std::string& name) {
   throw ValueError(StrCat("engine is \"", name, "\"; expected \"auto\", \"fused\" or \"openfst\""));
 }
 
+Normalization ParseNormalization(const std::string& name) {
+  if (name == "global") return Normalization::kGlobal;
+  if (name == "local") return Normalization::kLocal;
+  throw ValueError(StrCat("normalization is \"", name, "\"; expected \"global\" or \"local\""));
+}
+
 DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                      const DraftOptions& options, const CachedContext& cached) {
   DraftList drafts;
@@ -57,6 +63,9 @@ void FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& star
   CheckAlpha(options.alpha);
   if (cached.cache != nullptr && options.engine == Engine::kOpenFst) {
     throw ValueError("engine \"openfst\" cannot search with a cache; use \"fused\" or \"auto\"");
+  }
+  if (options.normalization == Normalization::kLocal && options.engine == Engine::kOpenFst) {
+    throw ValueError("engine \"openfst\" cannot normalize locally; use \"fused\" or \"auto\"");
   }
   out->num_slots = sausage.num_slots();
   if (sausage.num_slots() == 0) {

@@ -1,6 +1,13 @@
 // The p best paths through a sausage lattice under head scores and an LM.
 //
-//   score(w) = sum over slots of  z[w_j] + alpha * ln P(w_j | context, w_1 .. w_{j-1})
+//   score(w) = sum over slots of  z[w_j] + t[w_{j-1}, w_j] + alpha * ln P(w_j | context, w_1 ..
+//   w_{j-1})
+//
+// with transitions t where the lattice has them. Local normalization makes every slot's row a
+// distribution over its candidates, as drafters with transitions are trained:
+//
+//   score(w) = sum over slots of ln q(w_j | context, w_1 .. w_{j-1})
+//   q(w | ..) = exp(s(w)) / sum over candidates v of exp(s(v))   s: the three terms above
 //
 // The LM starts in the state of the context, pays backoff weights with failure semantics, and
 // charges no end of sentence. Parts of a score live on the score grid (base/score_grid.h), so that
@@ -23,10 +30,14 @@ constexpr double kMaxAlpha = 1e6;
 
 enum class Engine { kAuto, kFused, kOpenFst };
 
+// Whether scores of whole paths are compared, or distributions of one slot after another.
+enum class Normalization { kGlobal, kLocal };
+
 struct DraftOptions {
   int num_drafts = 16;
   double alpha = 1.0;
   Engine engine = Engine::kAuto;
+  Normalization normalization = Normalization::kGlobal;
 };
 
 // Draft i is token_ids[i * num_slots .. (i + 1) * num_slots - 1].
@@ -41,6 +52,9 @@ struct DraftList {
 // "auto", "fused", "openfst". Throws ValueError that lists the engines for any other name.
 Engine ParseEngine(const std::string& name);
 
+// "global", "local". Likewise.
+Normalization ParseNormalization(const std::string& name);
+
 // Throw ValueError where num_drafts, alpha or the largest token id of a lattice is out of range.
 void CheckNumDrafts(int num_drafts);
 void CheckAlpha(double alpha);
@@ -53,7 +67,8 @@ void CheckCache(TokenId largest, const BackoffLm* lm, const ContextNgram& cache)
 // min(num_drafts, number of paths) drafts; none of a lattice without slots. `lm` may be null: head
 // scores alone. `start` is the state of the context in `lm`, `cached` a cache to mix into it, which
 // must not change meanwhile. Throws ValueError for options out of range, candidates outside the
-// LM's vocabulary, a cache of another one, or a cache with the openfst engine.
+// LM's vocabulary, a cache of another one, or a cache or local normalization with the openfst
+// engine.
 DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                      const DraftOptions& options, const CachedContext& cached = {});
 

@@ -13,13 +13,14 @@ void CheckMaxNodes(int max_nodes) {
 }
 
 std::vector<TreeNode> FindTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                               double alpha, int max_nodes, const CachedContext& cached) {
+                               double alpha, int max_nodes, const CachedContext& cached,
+                               Normalization normalization) {
   CheckMaxNodes(max_nodes);
   CheckAlpha(alpha);
   if (sausage.num_slots() == 0) return {};
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
   if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
-  return FindTreeFused(sausage, lm, start, alpha, max_nodes, cached);
+  return FindTreeFused(sausage, lm, start, alpha, max_nodes, cached, normalization);
 }
 
 }  // namespace lattice_bpd

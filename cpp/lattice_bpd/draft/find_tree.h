@@ -9,6 +9,9 @@
 // every node's parent, and no other prefix-closed set of its size has more mass in total. The sum
 // of the masses is the expected number of tokens that a path sampled from P shares with the tree.
 //
+// With local normalization P(w) = exp(score(w)) as it is: q is known from the candidates of one
+// slot, and the search needs no sums over completions.
+//
 // Exact: the fused search with sums instead of maxima (fused_engine.h), then best-first expansion.
 // Masses are rounded to the score grid, so that equal ones are equal: at most 3e-8 a slot.
 // Cost: rows * top_k exponentials, max_nodes * top_k heap entries. docs/search.md has the proof.
@@ -17,6 +20,7 @@
 
 #include <vector>
 
+#include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/lattice/sausage.h"
 #include "lattice_bpd/lm/backoff_lm.h"
 #include "lattice_bpd/lm/context_ngram.h"
@@ -42,7 +46,8 @@ void CheckMaxNodes(int max_nodes);
 // before children, and a smaller tree is the beginning of a larger one. `cached` and errors are as
 // in FindDrafts.
 std::vector<TreeNode> FindTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                               double alpha, int max_nodes, const CachedContext& cached = {});
+                               double alpha, int max_nodes, const CachedContext& cached = {},
+                               Normalization normalization = Normalization::kGlobal);
 
 }  // namespace lattice_bpd
 

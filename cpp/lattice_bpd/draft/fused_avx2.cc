@@ -203,8 +203,9 @@ namespace lattice_bpd {
 
 FusedKernel FusedAvx2() {
   const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
-  if (!has) return {"avx2", nullptr, nullptr, nullptr};
-  return {"avx2", &SearchFused<Avx2>, &SearchFusedTree<Avx2>, &SearchFusedSample<Avx2>};
+  if (!has) return {"avx2", nullptr, nullptr, nullptr, nullptr};
+  return {"avx2", &SearchFused<Avx2>, &SearchFusedTree<Avx2>, &SearchFusedChain<Avx2>,
+          &SearchFusedSample<Avx2>};
 }
 
 }  // namespace lattice_bpd
@@ -212,7 +213,7 @@ FusedKernel FusedAvx2() {
 #else
 
 namespace lattice_bpd {
-FusedKernel FusedAvx2() { return {"avx2", nullptr, nullptr, nullptr}; }
+FusedKernel FusedAvx2() { return {"avx2", nullptr, nullptr, nullptr, nullptr}; }
 }  // namespace lattice_bpd
 
 #endif

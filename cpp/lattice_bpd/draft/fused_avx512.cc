@@ -306,8 +306,9 @@ FusedKernel FusedAvx512() {
   const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                    __builtin_cpu_supports("bmi2");
-  if (!has) return {"avx512", nullptr, nullptr, nullptr};
-  return {"avx512", &SearchFused<Avx512>, &SearchFusedTree<Avx512>, &SearchFusedSample<Avx512>};
+  if (!has) return {"avx512", nullptr, nullptr, nullptr, nullptr};
+  return {"avx512", &SearchFused<Avx512>, &SearchFusedTree<Avx512>, &SearchFusedChain<Avx512>,
+          &SearchFusedSample<Avx512>};
 }
 
 }  // namespace lattice_bpd
@@ -315,7 +316,7 @@ FusedKernel FusedAvx512() {
 #else
 
 namespace lattice_bpd {
-FusedKernel FusedAvx512() { return {"avx512", nullptr, nullptr, nullptr}; }
+FusedKernel FusedAvx512() { return {"avx512", nullptr, nullptr, nullptr, nullptr}; }
 }  // namespace lattice_bpd
 
 #endif

@@ -30,8 +30,17 @@ class RowValues {
   // The suffix's plus the backoff, and a hit's own in its place. A hit replaces the backed-off
   // score, better or worse. Returns the best.
   double Fill(std::uint32_t r, const double* suffix_values, double* values) {
-    const bool is_root = w_.rows.suffix[r] == r;
-    if (is_root) std::fill(values, values + task_.stride, kMinusInfinity);
+    const std::uint32_t suffix = w_.rows.suffix[r];
+    if (suffix == r) {
+      std::fill(values, values + task_.stride, kMinusInfinity);
+    } else if (task_.IsSharedRoot(suffix)) {
+      const double* transitions =
+          w_.transitions.data() + task_.Transitions(suffix, w_.last_lane[r]);
+      for (std::uint32_t i = 0; i < task_.stride; ++i) {
+        values[i] = suffix_values[i] + transitions[i];
+      }
+      suffix_values = values;
+    }
     return Simd::FillRow(suffix_values, w_.rows.backoff[r], HitsOf(r, w_.hits.score.data()),
                          task_.stride, values);
   }

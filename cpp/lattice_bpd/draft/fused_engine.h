@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "lattice_bpd/draft/find_chain.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/find_tree.h"
 #include "lattice_bpd/draft/sample_tree.h"
@@ -30,7 +31,12 @@ void FindDraftsFused(const Sausage& sausage, const BackoffLm* lm, const LmState&
 // place of maxima.
 std::vector<TreeNode> FindTreeFused(const Sausage& sausage, const BackoffLm* lm,
                                     const LmState& start, double alpha, int max_nodes,
-                                    const CachedContext& cached);
+                                    const CachedContext& cached, Normalization normalization);
+
+// As FindChain (find_chain.h), for one slot or more.
+std::vector<TreeNode> FindChainFused(const Sausage& sausage, const BackoffLm* lm,
+                                     const LmState& start, const ChainOptions& options,
+                                     const CachedContext& cached);
 
 // As SampleTree (sample_tree.h), for one slot or more; `out` is empty.
 void SampleTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,

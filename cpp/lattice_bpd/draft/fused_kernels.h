@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "lattice_bpd/draft/find_chain.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/find_tree.h"
 #include "lattice_bpd/draft/fused_workspace.h"
@@ -16,8 +17,12 @@ using RunFused = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmS
                           FusedWorkspace* workspace, DraftList* out);
 
 using RunFusedTree = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                              const CachedContext& cached, double alpha, int max_nodes,
-                              FusedWorkspace* workspace, std::vector<TreeNode>* out);
+                              const CachedContext& cached, const DraftOptions& options,
+                              int max_nodes, FusedWorkspace* workspace, std::vector<TreeNode>* out);
+
+using RunFusedChain = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                               const CachedContext& cached, const ChainOptions& options,
+                               FusedWorkspace* workspace, std::vector<TreeNode>* out);
 
 using RunFusedSample = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                                 const CachedContext& cached, const SampleOptions& options,
@@ -27,6 +32,7 @@ struct FusedKernel {
   const char* name;
   RunFused find_drafts;
   RunFusedTree find_tree;
+  RunFusedChain find_chain;
   RunFusedSample sample_tree;
 
   bool runs() const { return find_drafts != nullptr; }

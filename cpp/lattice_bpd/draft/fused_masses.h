@@ -22,14 +22,19 @@ namespace {
 template <typename Simd>
 class MassFinder {
  public:
-  MassFinder(const FusedTask& task, FusedWorkspace* workspace)
-      : task_(task), w_(*workspace), values_(task, workspace) {}
+  // Without completions: masses of candidates by their own scores.
+  MassFinder(const FusedTask& task, FusedWorkspace* workspace, bool with_completions = true)
+      : task_(task),
+        w_(*workspace),
+        values_(task, workspace),
+        with_completions_(with_completions) {}
 
   void Run() {
     w_.worth.Resize(w_.rows.size);
     w_.value_row.Resize(w_.rows.size);
     w_.hit_masses.Resize(w_.hits.size + kFusedSpare);
     TakeBackoffs();
+    TakeTransitions();
     for (std::uint32_t j = task_.num_slots; j-- > 0;) {
       for (std::uint32_t length = 0; length <= task_.max_length; ++length) TakeHits(length, j);
       std::uint32_t rows = 0;  // of the boundary so far
@@ -43,8 +48,6 @@ class MassFinder {
       }
     }
   }
-
-  const double* ValuesOf(std::uint32_t r) { return values_.Of(r); }
 
  private:
   // A mass below 2^-1021 is 0. Factors that are not above 2^50 make up to 2^-671 of it in seven
@@ -67,11 +70,21 @@ class MassFinder {
     }
   }
 
+  void TakeTransitions() {
+    if (!task_.has_transitions) return;
+    const std::size_t size = w_.transitions.size();
+    w_.transition_factors.Resize(size);
+    for (std::size_t i = 0; i < size; i += task_.stride) {
+      TakeExponentials(w_.transitions.data() + i, task_.stride, 0.0,
+                       w_.transition_factors.data() + i);
+    }
+  }
+
   // What is written after the last hit is for the next boundary, which is done.
   void TakeHits(std::uint32_t length, std::uint32_t j) {
     const std::uint32_t begin = w_.rows.hits_begin[RowBegin(length, j)];
     const std::uint32_t end = w_.rows.hits_begin[RowBegin(length, j + 1)];
-    if (j + 1 < task_.num_slots) values_.AddCompletions(begin, end);
+    if (with_completions_ && j + 1 < task_.num_slots) values_.AddCompletions(begin, end);
     const double* scores = w_.hits.score.data();
     if (length == 0) {
       const double best = *std::max_element(scores + begin, scores + end);
@@ -96,9 +109,18 @@ class MassFinder {
   // Returns their sum.
   double FillMasses(std::uint32_t r) {
     const std::uint32_t suffix = w_.rows.suffix[r];
-    if (suffix == r) std::fill_n(Masses(r), task_.stride, 0.0);
-    return Simd::FillMasses(Masses(suffix), w_.factors[r], values_.HitsOf(r, w_.hit_masses.data()),
-                            task_.stride, Masses(r));
+    double* masses = Masses(r);
+    const double* suffix_masses = Masses(suffix);
+    if (suffix == r) {
+      std::fill_n(masses, task_.stride, 0.0);
+    } else if (task_.IsSharedRoot(suffix)) {
+      const double* factors =
+          w_.transition_factors.data() + task_.Transitions(suffix, w_.last_lane[r]);
+      for (std::uint32_t i = 0; i < task_.stride; ++i) masses[i] = suffix_masses[i] * factors[i];
+      suffix_masses = masses;
+    }
+    return Simd::FillMasses(suffix_masses, w_.factors[r], values_.HitsOf(r, w_.hit_masses.data()),
+                            task_.stride, masses);
   }
 
   // ln of the sums of the boundary's rows; of those that cannot be believed NaN.
@@ -144,6 +166,7 @@ class MassFinder {
   const FusedTask& task_;
   FusedWorkspace& w_;
   RowValues<Simd> values_;
+  const bool with_completions_;
   double base_ = 0.0;  // value of the best lane of the boundary's root
 };
 

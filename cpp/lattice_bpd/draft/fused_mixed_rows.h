@@ -60,6 +60,7 @@ class MixedRows {
   std::uint32_t Add(const FusedHistory& history, const FusedStep& step, std::uint32_t suffix_row) {
     Reserve();
     const std::uint32_t r = w_.rows.size++;
+    w_.rows.hit[r] = history.hit;
     w_.rows.suffix[r] = w_.hits.target[history.hit];
     w_.rows.backoff[r] = w_.hits.constant[history.hit];
     o_.length[r] = history.length;

@@ -97,7 +97,8 @@ struct Scalar {
 }  // namespace
 
 FusedKernel FusedScalar() {
-  return {"scalar", &SearchFused<Scalar>, &SearchFusedTree<Scalar>, &SearchFusedSample<Scalar>};
+  return {"scalar", &SearchFused<Scalar>, &SearchFusedTree<Scalar>, &SearchFusedChain<Scalar>,
+          &SearchFusedSample<Scalar>};
 }
 
 }  // namespace lattice_bpd

@@ -9,21 +9,35 @@
 
 #include "lattice_bpd/draft/fused_beam.h"
 #include "lattice_bpd/draft/fused_cache.h"
+#include "lattice_bpd/draft/fused_chain.h"
 #include "lattice_bpd/draft/fused_completions.h"
 #include "lattice_bpd/draft/fused_hits.h"
 #include "lattice_bpd/draft/fused_masses.h"
+#include "lattice_bpd/draft/fused_normalizer.h"
 #include "lattice_bpd/draft/fused_task.h"
+#include "lattice_bpd/draft/fused_transitions.h"
 #include "lattice_bpd/draft/fused_tree.h"
 
 namespace lattice_bpd {
 namespace {
 
-// Step 1, and what a cache adds to it.
+// Step 1, and what a cache, transitions and local normalization add to it.
 template <typename Simd>
 void FindRowsAndHits(FusedTask* task, FusedWorkspace* workspace) {
   LoadCandidates(*task, workspace);
+  LoadTransitions(*task, workspace);
   HitFinder<Simd>(*task, workspace).Run();
   if (task->cached.cache != nullptr) CacheMixer(task, workspace).Run();
+  if (task->has_transitions) TransitionRows(task, workspace).Run();
+  if (task->is_local) NormalizeRows<Simd>(*task, workspace);
+}
+
+// FindRowsAndHits, and ln of the mass of every row's completions: in `worth`, and in the scores of
+// hits. With local normalization there is nothing to add, since all of these are 0.
+template <typename Simd>
+void FindMasses(FusedTask* task, FusedWorkspace* workspace) {
+  FindRowsAndHits<Simd>(task, workspace);
+  if (!task->is_local) MassFinder<Simd>(*task, workspace).Run();
 }
 
 template <typename Simd>
@@ -41,28 +55,40 @@ void SearchFused(const Sausage& sausage, const BackoffLm* lm, const LmState& sta
 
 template <typename Simd>
 void SearchFusedTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const CachedContext& cached, double alpha, int max_nodes,
+                     const CachedContext& cached, const DraftOptions& options, int max_nodes,
                      FusedWorkspace* workspace, std::vector<TreeNode>* out) {
-  FusedTask task(sausage, lm, start, cached, {/*num_drafts=*/1, alpha});
-  FindRowsAndHits<Simd>(&task, workspace);
-  MassFinder<Simd> masses(task, workspace);
-  masses.Run();
+  FusedTask task(sausage, lm, start, cached, options);
+  FindMasses<Simd>(&task, workspace);
+  RowValues<Simd> values(task, workspace);
   using Search = TreeSearch<Simd, ByMass>;
   Search tree(task, workspace, ByMass());
-  tree.Run(static_cast<std::uint32_t>(max_nodes), Search::TotalMass(*workspace), &masses);
+  tree.Run(static_cast<std::uint32_t>(max_nodes), Search::TotalMass(*workspace), &values);
   tree.WriteNodes(out);
+}
+
+template <typename Simd>
+void SearchFusedChain(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                      const CachedContext& cached, const ChainOptions& options,
+                      FusedWorkspace* workspace, std::vector<TreeNode>* out) {
+  const bool is_walk = options.objective == ChainObjective::kGreedyWalk;
+  const Normalization normalization = is_walk ? Normalization::kLocal : options.normalization;
+  FusedTask task(sausage, lm, start, cached, {1, options.alpha, Engine::kFused, normalization});
+  FindMasses<Simd>(&task, workspace);
+  ChainFinder<Simd> chain(task, workspace);
+  is_walk ? chain.SkipGains() : chain.Run();
+  chain.WriteNodes(out);
 }
 
 template <typename Simd>
 void SearchFusedSample(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                        const CachedContext& cached, const SampleOptions& options,
                        FusedWorkspace* workspace, SampledTree* out) {
-  FusedTask task(sausage, lm, start, cached, {/*num_drafts=*/1, options.alpha});
-  FindRowsAndHits<Simd>(&task, workspace);
-  MassFinder<Simd> masses(task, workspace);
-  masses.Run();
+  FusedTask task(sausage, lm, start, cached,
+                 {1, options.alpha, Engine::kFused, options.normalization});
+  FindMasses<Simd>(&task, workspace);
+  RowValues<Simd> values(task, workspace);
   TreeSearch<Simd, ByNoise> tree(task, workspace, ByNoise(task, *workspace, options, out));
-  tree.Run(static_cast<std::uint32_t>(options.max_nodes), /*total=*/0.0, &masses);
+  tree.Run(static_cast<std::uint32_t>(options.max_nodes), /*total=*/0.0, &values);
   tree.WriteNodes(&out->nodes);
   out->child_probs.resize((out->nodes.size() + 1) * out->width, 0.0);
 }

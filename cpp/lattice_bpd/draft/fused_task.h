@@ -26,6 +26,8 @@ struct FusedTask {
         alpha(options.alpha),
         num_drafts(static_cast<std::uint32_t>(options.num_drafts)),
         num_slots(static_cast<std::uint32_t>(lattice.num_slots())),
+        has_transitions(lattice.has_transitions()),
+        is_local(options.normalization == Normalization::kLocal),
         max_length(model == nullptr ? 0 : static_cast<std::uint32_t>(model->order()) - 1) {
     for (std::uint32_t j = 0; j < num_slots; ++j) stride = std::max(stride, Width(j));
     stride = (stride + kFusedLanes - 1) / kFusedLanes * kFusedLanes;
@@ -38,6 +40,12 @@ struct FusedTask {
   std::size_t Lane(std::uint32_t slot, std::uint32_t lane) const {
     return std::size_t{slot} * stride + lane;
   }
+  // Where the transitions from a lane of slot j - 1 to those of slot j begin, j > 0.
+  std::size_t Transitions(std::uint32_t slot, std::uint32_t lane) const {
+    return (std::size_t{slot - 1} * stride + lane) * stride;
+  }
+  // Whether a row is a root that stands for several last candidates (fused_transitions.h).
+  bool IsSharedRoot(std::uint32_t r) const { return has_transitions && r != 0 && r < num_slots; }
   double Scaled(double natural_log) const { return ToScoreGrid(alpha * natural_log); }
 
   const Sausage& sausage;
@@ -47,6 +55,8 @@ struct FusedTask {
   const double alpha;
   const std::uint32_t num_drafts;
   const std::uint32_t num_slots;
+  const bool has_transitions;
+  const bool is_local;           // normalization
   std::uint32_t max_length;      // of histories: order - 1
   std::uint32_t stride = 0;      // lanes of a slot, padded
   std::uint32_t lane_words = 0;  // 64-bit words that have a bit for each lane
@@ -56,8 +66,8 @@ struct FusedTask {
 constexpr std::uint32_t kCountedRanks = 64;
 
 // order[i] = the lane of candidate i.
-void OrderByTokenId(const TokenId* ids, std::uint32_t width, FusedWorkspace* w) {
-  std::uint32_t* order = w->order.data();
+void OrderByTokenId(const TokenId* ids, std::uint32_t width, FusedWorkspace* w,
+                    std::uint32_t* order) {
   if (width <= kCountedRanks) {
     for (std::uint32_t i = 0; i < width; ++i) {
       std::uint32_t rank = 0;
@@ -82,17 +92,18 @@ void LoadCandidates(const FusedTask& task, FusedWorkspace* w) {
   w->symbols.Resize(std::size_t{task.num_slots} * stride);
   w->symbols16.Resize(std::size_t{task.num_slots} * stride + 2 * kFusedSpare);
   w->head_scores.Resize(std::size_t{task.num_slots} * stride);
-  w->order.Resize(stride);
+  w->order.Resize(std::size_t{task.num_slots} * stride);
   for (std::uint32_t j = 0; j < task.num_slots; ++j) {
     const TokenId* ids = task.sausage.token_ids(j).data();
     const float* scores = task.sausage.scores(j).data();
     const std::uint32_t width = task.Width(j);
-    OrderByTokenId(ids, width, w);
+    std::uint32_t* order = w->order.data() + task.Lane(j, 0);
+    OrderByTokenId(ids, width, w, order);
     std::uint32_t* symbols = w->symbols.data() + task.Lane(j, 0);
     double* heads = w->head_scores.data() + task.Lane(j, 0);
     for (std::uint32_t i = 0; i < width; ++i) {
-      symbols[w->order[i]] = static_cast<Symbol>(ids[i]);
-      heads[w->order[i]] = ToScoreGrid(scores[i]);
+      symbols[order[i]] = static_cast<Symbol>(ids[i]);
+      heads[order[i]] = ToScoreGrid(scores[i]);
     }
     std::fill(heads + width, heads + stride, kMinusInfinity);
     std::fill(symbols + width, symbols + stride, kNoSymbol);

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "lattice_bpd/draft/find_tree.h"
+#include "lattice_bpd/draft/fused_completions.h"
 #include "lattice_bpd/draft/fused_hits.h"
-#include "lattice_bpd/draft/fused_masses.h"
 #include "lattice_bpd/draft/fused_rankings.h"
 
 namespace lattice_bpd {
@@ -23,13 +23,13 @@ class TreeSearch {
       : task_(task), w_(*workspace), ranking_(std::move(ranking)) {}
 
   // Those not yet on the heap rank below its best. `total` is ln of the root's probability.
-  void Run(std::uint32_t max_nodes, double total, MassFinder<Simd>* masses) {
+  void Run(std::uint32_t max_nodes, double total, RowValues<Simd>* values_of) {
     w_.nodes.Clear();
     w_.heap.Clear();
     w_.children.Clear();
     w_.fork_begin.Clear();
     total_ = total;
-    Expand({total, total, w_.hits.target[0], 0, -1, -1}, -1, masses);
+    Expand({total, total, w_.hits.target[0], 0, -1, -1}, -1, values_of);
     while (w_.heap.size() > 0 && w_.nodes.size() < max_nodes) {
       std::pop_heap(w_.heap.begin(), w_.heap.end(), Worse());
       FusedNode node = w_.heap.end()[-1];
@@ -40,7 +40,7 @@ class TreeSearch {
       if (longer) node.row = TargetOf(task_, w_, RowBefore(node), node.lane);
       w_.nodes.Append(node);
       if (longer) {
-        Expand(node, static_cast<std::int32_t>(w_.nodes.size()) - 1, masses);
+        Expand(node, static_cast<std::int32_t>(w_.nodes.size()) - 1, values_of);
       } else {
         w_.fork_begin.Append(static_cast<std::uint32_t>(w_.children.size()));
       }
@@ -79,9 +79,9 @@ class TreeSearch {
 
   // The prefixes that extend node `index` by one token. Only the best of a node's children that are
   // not nodes yet is on the heap: most of the others are never needed.
-  void Expand(const FusedNode& node, std::int32_t index, MassFinder<Simd>* masses) {
+  void Expand(const FusedNode& node, std::int32_t index, RowValues<Simd>* values_of) {
     const auto slot = static_cast<std::uint32_t>(node.depth + 1);
-    const double* values = masses->ValuesOf(node.row);
+    const double* values = values_of->Of(node.row);
     const std::uint32_t width = task_.Width(slot);
     const std::size_t begin = w_.children.size();
     w_.fork_begin.Append(static_cast<std::uint32_t>(begin));

@@ -176,8 +176,12 @@ struct FusedWorkspace {
   Buffer<std::uint32_t> symbols;    // (slots, stride), kNoSymbol in the padding
   Buffer<std::uint16_t> symbols16;  // the same, cut to 16 bits
   Buffer<double> head_scores;       // (slots, stride), -inf in the padding
-  Buffer<std::uint32_t> order;
+  Buffer<std::uint32_t> order;      // (slots, stride): the lane of each candidate; then of drafts
   Buffer<std::uint64_t> sorted;
+
+  Buffer<double> transitions;       // (slots - 1, stride, stride): from lane to lane
+  Buffer<std::uint32_t> last_lane;  // of rows at boundary 1 or later but roots, with transitions
+  Buffer<std::uint32_t> lane_rows;  // of a boundary: the row of each lane, or kNoNode
 
   Buffer<FusedSymbolTable> symbol_tables;
 
@@ -195,11 +199,14 @@ struct FusedWorkspace {
   Buffer<std::uint32_t> value_row;  // which row of `values` or `masses` is a row's
   Buffer<double> chain;             // values of a row and its suffixes, when recomputed
 
-  Buffer<double> masses;      // (rows of a boundary, stride): of lanes, see MassFinder
-  Buffer<double> sums;        // of those rows: of their masses, then ln of it
-  Buffer<double> hit_masses;  // of hits
-  Buffer<double> factors;     // of rows: exp of their backoffs
-  Buffer<double> alone;       // of one row: masses divided by that of its best lane
+  Buffer<double> masses;              // (rows of a boundary, stride): of lanes, see MassFinder
+  Buffer<double> sums;                // of those rows: of their masses, then ln of it
+  Buffer<double> hit_masses;          // of hits
+  Buffer<double> factors;             // of rows: exp of their backoffs
+  Buffer<double> transition_factors;  // exp of transitions
+  Buffer<double> alone;               // of one row: masses divided by that of its best lane
+
+  Buffer<double> gains;  // of rows: ln(1 + greatest expected accept length from there)
 
   Buffer<FusedPrefix> beam;     // of all slots, concatenated
   Buffer<double> found_scores;  // of the next slot's prefixes, before the best are chosen

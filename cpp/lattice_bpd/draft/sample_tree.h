@@ -35,6 +35,7 @@ struct SampleOptions {
   double sharpness = 1.0;      // of kShared, above 0
   std::uint64_t key = 0;       // of the noise
   std::uint64_t position = 0;  // of the first slot, for kShared
+  Normalization normalization = Normalization::kGlobal;
 };
 
 // `nodes` by decreasing value; parents precede children, and siblings in the order of their

@@ -68,7 +68,8 @@ void WriteLeafPaths(std::size_t max_nodes, std::size_t num_slots, TreeBatch* out
 }  // namespace
 
 TreeBatch FindTreeBatch(const LatticeBatch& lattices, const BackoffLm* lm,
-                        const ContextsView& contexts, double alpha, int max_nodes, int threads) {
+                        const ContextsView& contexts, double alpha, int max_nodes, int threads,
+                        Normalization normalization) {
   CheckMaxNodes(max_nodes);
   CheckAlpha(alpha);
   const auto width = static_cast<std::size_t>(max_nodes);
@@ -76,8 +77,8 @@ TreeBatch FindTreeBatch(const LatticeBatch& lattices, const BackoffLm* lm,
   ForEachLattice(lattices, lm, contexts, threads,
                  [&](std::size_t b, const Sausage& lattice, const LmState& start,
                      const CachedContext& cached) {
-                   WriteTree(FindTree(lattice, lm, start, alpha, max_nodes, cached), b, width,
-                             &out);
+                   WriteTree(FindTree(lattice, lm, start, alpha, max_nodes, cached, normalization),
+                             b, width, &out);
                  });
   WriteLeafPaths(width, lattices.num_slots(), &out);
   return out;

@@ -29,7 +29,8 @@ struct TreeBatch {
 
 // FindTree for each lattice; `threads` and errors as in ForEachLattice.
 TreeBatch FindTreeBatch(const LatticeBatch& lattices, const BackoffLm* lm,
-                        const ContextsView& contexts, double alpha, int max_nodes, int threads);
+                        const ContextsView& contexts, double alpha, int max_nodes, int threads,
+                        Normalization normalization = Normalization::kGlobal);
 
 }  // namespace lattice_bpd
 

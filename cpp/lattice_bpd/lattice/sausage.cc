@@ -68,6 +68,10 @@ TokenId FindDoubled(Span<TokenId> token_ids) {
 }  // namespace
 
 void Sausage::AddSlot(Span<TokenId> token_ids, Span<float> scores) {
+  AddSlot(token_ids, scores, {});
+}
+
+void Sausage::AddSlot(Span<TokenId> token_ids, Span<float> scores, Span<float> transitions) {
   const std::size_t slot = num_added_;
   if (token_ids.size() != scores.size() || token_ids.empty()) {
     throw ValueError(StrCat("lattice: slot ", slot, " has ", token_ids.size(), " token ids and ",
@@ -79,13 +83,17 @@ void Sausage::AddSlot(Span<TokenId> token_ids, Span<float> scores) {
   ++num_added_;
   has_ended_ = has_ended_ || std::isinf(scores[ranking[0]]);
   if (has_ended_) return;
+  given_before_.swap(given_);
+  given_.clear();
   for (std::uint32_t rank = 0; rank < token_ids.size(); ++rank) {
     const std::uint32_t i = ranking[rank];
     if (std::isinf(scores[i])) break;
     token_ids_.push_back(token_ids[i]);
     scores_.push_back(scores[i]);
+    given_.push_back(i);
   }
   begin_.push_back(token_ids_.size());
+  AddTransitions(transitions, token_ids.size());
   const TokenId doubled = FindDoubled(this->token_ids(slot));
   if (doubled != kPadToken) {
     throw ValueError(StrCat("lattice: token ", doubled, " occurs twice in slot ", slot,
@@ -93,10 +101,66 @@ void Sausage::AddSlot(Span<TokenId> token_ids, Span<float> scores) {
   }
 }
 
+void Sausage::AddTransitions(Span<float> transitions, std::size_t num_given) {
+  const std::size_t slot = num_slots() - 1;
+  const std::size_t before = slot == 0 ? 0 : num_given_;
+  const bool wanted = slot < 2 ? slot == 1 && !transitions.empty() : has_transitions();
+  if (transitions.size() != (wanted ? before * num_given : 0)) {
+    throw ValueError(StrCat("lattice: slot ", slot, " has ", transitions.size(),
+                            " transitions; expected ", wanted ? before * num_given : 0, ", ",
+                            wanted      ? "one for each pair of candidates of adjacent slots"
+                            : slot == 0 ? "since no slot is before it"
+                                        : "since slot 1 has none"));
+  }
+  num_given_ = num_given;
+  transitions_begin_.push_back(transitions_.size());
+  if (!wanted) return;
+  transitions_.resize(transitions_.size() + given_before_.size() * given_.size());
+  float* out = transitions_.data() + transitions_begin_.back();
+  bool finite = true;
+  for (const std::uint32_t from : given_before_) {
+    const float* row = transitions.data() + from * num_given;
+    for (const std::uint32_t to : given_) {
+      *out = row[to];
+      finite &= std::isfinite(*out++);
+    }
+  }
+  if (!finite) ThrowInfinite(transitions, num_given);
+}
+
+void Sausage::ThrowInfinite(Span<float> transitions, std::size_t num_given) const {
+  for (const std::uint32_t from : given_before_) {
+    for (const std::uint32_t to : given_) {
+      const float score = transitions[from * num_given + to];
+      if (std::isfinite(score)) continue;
+      throw ValueError(StrCat("lattice: transition ", score, " from candidate ", from, " to ", to,
+                              " of slot ", num_slots() - 1,
+                              "; expected a finite number between candidates that are not masked"));
+    }
+  }
+}
+
+Sausage Sausage::AtTemperature(double temperature) const {
+  const auto divide = [temperature](Span<float> scores) {
+    std::vector<float> divided;
+    for (const float score : scores) divided.push_back(static_cast<float>(score / temperature));
+    return divided;
+  };
+  Sausage out;
+  for (std::size_t slot = 0; slot < num_slots(); ++slot) {
+    const bool has_some = slot > 0 && has_transitions();
+    out.AddSlot(token_ids(slot), divide(scores(slot)),
+                has_some ? divide(transitions(slot)) : std::vector<float>());
+  }
+  return out;
+}
+
 void Sausage::Clear() {
   begin_.resize(1);
   token_ids_.clear();
   scores_.clear();
+  transitions_.clear();
+  transitions_begin_.clear();
   num_added_ = 0;
   has_ended_ = false;
 }

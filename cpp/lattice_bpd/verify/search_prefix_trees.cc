@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/draft/find_chain.h"
 #include "lattice_bpd/draft/find_tree.h"
 
 namespace lattice_bpd {
@@ -44,7 +45,8 @@ PrefixTree BelowExactToken(std::int64_t exact_token, const std::vector<TreeNode>
 
 std::vector<PrefixTree> SearchTrees(const LatticeBatch& lattices, const BackoffLm* lm,
                                     const ContextsView& contexts, Span<std::int32_t> max_depths,
-                                    double alpha, int max_nodes, int threads) {
+                                    double alpha, int max_nodes, int threads,
+                                    Normalization normalization) {
   CheckMaxNodes(max_nodes);
   CheckAlpha(alpha);
   const auto exact_tokens = ExactTokens(contexts, lattices.size(), max_depths.size());
@@ -52,7 +54,8 @@ std::vector<PrefixTree> SearchTrees(const LatticeBatch& lattices, const BackoffL
   ForEachLattice(lattices, lm, contexts, threads,
                  [&](std::size_t b, const Sausage& lattice, const LmState& start,
                      const CachedContext& cached) {
-                   const auto nodes = FindTree(lattice, lm, start, alpha, max_nodes, cached);
+                   const auto nodes =
+                       FindTree(lattice, lm, start, alpha, max_nodes, cached, normalization);
                    trees[b] = BelowExactToken(exact_tokens[b], nodes, max_depths[b]);
                  });
   return trees;
@@ -77,6 +80,21 @@ std::vector<PrefixTree> SearchDrafts(const LatticeBatch& lattices, const Backoff
                    view.row_stride = static_cast<std::ptrdiff_t>(drafts.num_slots);
                    view.column_stride = 1;
                    trees[b] = TreeOfDrafts(exact_tokens[b], view);
+                 });
+  return trees;
+}
+
+std::vector<PrefixTree> SearchChains(const LatticeBatch& lattices, const BackoffLm* lm,
+                                     const ContextsView& contexts, Span<std::int32_t> max_depths,
+                                     const ChainOptions& options, int threads) {
+  CheckAlpha(options.alpha);
+  const auto exact_tokens = ExactTokens(contexts, lattices.size(), max_depths.size());
+  std::vector<PrefixTree> trees(lattices.size());
+  ForEachLattice(lattices, lm, contexts, threads,
+                 [&](std::size_t b, const Sausage& lattice, const LmState& start,
+                     const CachedContext& cached) {
+                   const auto nodes = FindChain(lattice, lm, start, options, cached);
+                   trees[b] = BelowExactToken(exact_tokens[b], nodes, max_depths[b]);
                  });
   return trees;
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "lattice_bpd/draft/find_chain.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/for_each_lattice.h"
 #include "lattice_bpd/verify/prefix_tree.h"
@@ -20,12 +21,18 @@ namespace lattice_bpd {
 // another number of max_depths.
 std::vector<PrefixTree> SearchTrees(const LatticeBatch& lattices, const BackoffLm* lm,
                                     const ContextsView& contexts, Span<std::int32_t> max_depths,
-                                    double alpha, int max_nodes, int threads);
+                                    double alpha, int max_nodes, int threads,
+                                    Normalization normalization = Normalization::kGlobal);
 
 // The prefix tree of the best drafts of each lattice, see FindDrafts. The rest as in SearchTrees.
 std::vector<PrefixTree> SearchDrafts(const LatticeBatch& lattices, const BackoffLm* lm,
                                      const ContextsView& contexts, Span<std::int32_t> max_depths,
                                      const DraftOptions& options, int threads);
+
+// The chain of each lattice, see FindChain, with its log probabilities. The rest as in SearchTrees.
+std::vector<PrefixTree> SearchChains(const LatticeBatch& lattices, const BackoffLm* lm,
+                                     const ContextsView& contexts, Span<std::int32_t> max_depths,
+                                     const ChainOptions& options, int threads);
 
 }  // namespace lattice_bpd
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
+
+from lattice_bpd.arguments import check_int
 
 MAX_NODES = 1 << 12  # kMaxTreeNodes of cpp/lattice_bpd/draft/find_tree.h
 
@@ -29,8 +30,12 @@ class StrategyInfo(NamedTuple):
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
 
+    def uses(self, source: str) -> bool:
+        """Whether it can draft from "heads", "lm" or "draft_model"."""
+        return source in self.needs + self.takes
 
-_PATHS = ("top_k", "alpha", "ngram_cache", "head_scales", "entropy_weight")
+
+_PATHS = ("top_k", "alpha", "ngram_cache", "head_scales", "entropy_weight", "normalization")
 _TREE = ("max_nodes", "temperature", *_PATHS)
 
 STRATEGIES: Mapping[str, StrategyInfo] = {
@@ -43,6 +48,10 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
     ),
     "p_best": StrategyInfo(
         "the num_drafts best paths", ("num_drafts", "beam", *_PATHS), ("heads",), ("lm",)
+    ),
+    "chain": StrategyInfo(
+        "the draft of greatest expected accepted length", ("temperature", *_PATHS), ("heads",),
+        ("lm",),
     ),
     "tree": StrategyInfo("the max_nodes most probable prefixes", _TREE, ("heads",), ("lm",)),
     "sampled": StrategyInfo("paths sampled as one tree, for Rejection", _TREE, ("heads",), ("lm",)),
@@ -65,7 +74,10 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """How to draft; options that a strategy does not use are ignored.
+    """How to draft.
+
+    One config may serve several strategies, so options that its strategy does not use are ignored.
+    On the command line and in the drafters' own constructors they are an error (`check_used`).
 
     Attributes:
         strategy: a name of `STRATEGIES`.
@@ -73,7 +85,7 @@ class DraftConfig:
         num_drafts: p, drafts of "p_best", 1..4096.
         max_nodes: N, draft tokens of a tree, 1..4096; for "auto" the upper limit.
         alpha: weight of the LM's natural log probabilities.
-        temperature: divides the scores of trees; above 1 a tree is wider and less deep.
+        temperature: divides the scores of chains and trees; above 1 a tree is wider and less deep.
         ngram_cache: mix n-grams of prompt and output into the LM; the order is 1..6 (True: 4).
             Trees then also extend beyond the last slot with what followed earlier in the text.
         draft_length: longest draft of "draft_model" (None: 5) and "lookup" (None: 10).
@@ -81,6 +93,9 @@ class DraftConfig:
         head_scales: H factors of the heads' scores, above 0; None: 1 for each head.
         entropy_weight: w; a slot's scores are multiplied by exp(-w e), where e is the entropy of
             its candidates divided by ln k.
+        normalization: "global": whole paths are ranked by their scores; "local": the candidates of
+            each slot are made a distribution after every prefix, the LM's term included; None:
+            that of the heads, which is global unless they score transitions.
 
     Raises:
         TypeError: a value of another type.
@@ -98,6 +113,7 @@ class DraftConfig:
     beam: int | None = None
     head_scales: tuple[float, ...] | None = None
     entropy_weight: float = 0.0
+    normalization: str | None = None
 
     def __post_init__(self) -> None:
         """Raise for values that cannot be drafted with."""
@@ -110,11 +126,16 @@ class DraftConfig:
         for name in ("top_k", "num_drafts", "max_nodes", "draft_length", "beam"):
             value = getattr(self, name)
             if value is not None or name in ("top_k", "num_drafts", "max_nodes"):
-                _check_int(name, value, MAX_NODES if name in ("num_drafts", "max_nodes") else None)
+                most = MAX_NODES if name in ("num_drafts", "max_nodes") else None
+                check_int(name, value, 1, most)
         for name in ("alpha", "temperature", "entropy_weight"):
             _check_number(name, getattr(self, name), positive=name == "temperature")
         for scale in self.head_scales or ():
             _check_number("head_scales", scale, positive=True)
+        if self.normalization not in (None, "global", "local"):
+            raise ValueError(
+                f"normalization is {self.normalization!r}; expected 'global', 'local' or None"
+            )
         if not isinstance(self.ngram_cache, int):
             raise TypeError(
                 f"ngram_cache is {self.ngram_cache!r}; expected True, False or an order (a "
@@ -135,20 +156,20 @@ class DraftConfig:
 
     @classmethod
     def make(
-        cls, where: str, config: DraftConfig | None, options: Mapping[str, Any]
+        cls, where: str, config: DraftConfig | str | None, options: Mapping[str, Any]
     ) -> DraftConfig:
         """A config with some options replaced.
 
         Args:
             where: the caller's name, for error messages.
-            config: the config; None: the defaults.
-            options: values by name.
+            config: the config; the name of a strategy or None: its defaults.
+            options: values by name, all but the strategy.
 
         Raises:
             TypeError: an unknown option; or as the class.
             ValueError: as the class.
         """
-        known = [one.name for one in fields(cls)]
+        known = [one.name for one in fields(cls) if one.name != "strategy"]
         unknown = [name for name in options if name not in known]
         if unknown:
             near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5)
@@ -157,7 +178,8 @@ class DraftConfig:
                 f"{where}: unknown option {unknown[0]!r}; {hint}expected of {', '.join(known)}"
             )
         try:
-            return replace(config or cls(), **options)
+            base = cls(config) if isinstance(config, str) else config or cls()
+            return replace(base, **options)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where}: {error}") from None
 
@@ -169,16 +191,21 @@ class DraftConfig:
         return "" if found is None else " ".join(found.group(1).split())
 
 
-def _check_int(name: str, value: Any, most: int | None) -> None:
-    expected = "a whole number, 1 or more" if most is None else f"a whole number, 1..{most}"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; expected {expected}") from None
-    if isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}; expected {expected}")
-    if number < 1 or number > (most or number):
-        raise ValueError(f"{name} is {value}; expected {expected}")
+def check_used(where: str, strategy: str, options: Iterable[str]) -> None:
+    """Raise ValueError for an option that the strategy does not use.
+
+    Args:
+        where: the caller's name, for error messages.
+        strategy: a name of `STRATEGIES`.
+        options: fields of DraftConfig that the user gave by name.
+    """
+    for name in options:
+        if name not in STRATEGIES[strategy].options:
+            users = [repr(key) for key, info in STRATEGIES.items() if name in info.options]
+            raise ValueError(
+                f"{where}: strategy {strategy!r} does not use {name}; leave it out, or use "
+                f"{' or '.join(users)}"
+            )
 
 
 def _check_number(name: str, value: Any, *, positive: bool) -> None:

@@ -17,7 +17,7 @@ class DraftTree:
     ones by the smaller token id at the first place where they differ. So parents stand before
     children, the first n nodes are the tree for ``max_nodes=n``, and no other tree of N nodes
     holds more probability: ``exp(log_probs).sum()`` is the expected number of tokens that the tree
-    shares with a path drawn from P.
+    shares with a path sampled from P.
 
     Arrays are numpy arrays where the logits were, and torch tensors on the logits' device where
     those were. Row b has ``counts[b]`` nodes; the rest is padding. ``==`` compares
@@ -28,14 +28,14 @@ class DraftTree:
         parents: (B, N) int32, the node of the prefix without its last token; -1 for the first
             tokens and in the padding.
         depths: (B, N) int32, the slot of a node's token, 0..H-1: its position in the text counted
-            from the one right behind the context; 0 in the padding.
+            from the one right after the context; 0 in the padding.
         log_probs: (B, N) float32, natural log of a node's probability; -inf in the padding.
         counts: (B,) int32, the true number of nodes: min(N, number of prefixes). 0 where the
             first slot is masked altogether.
         attention_mask: (B, N, N) bool, whether node i may see node k: k is i or an ancestor of i.
             Padding sees itself alone. All nodes see all of the context.
         leaf_paths: (B, L, H) int32, the nodes from a first token down to each leaf, leaves in
-            order of their nodes; -1 behind a path's end and behind the last leaf.
+            order of their nodes; -1 after a path's end and after the last leaf.
     """
 
     token_ids: Any

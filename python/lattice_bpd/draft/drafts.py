@@ -26,8 +26,10 @@ class Drafts:
         token_ids: (B, p, H) int32. Row b holds ``counts[b]`` drafts; the rows after them, where
             a lattice has fewer than p paths, are filled with -1 (``Drafts.PAD_TOKEN``). A draft
             that is shorter than H ends in -1.
-        scores: (B, p) float32, sum of head scores + alpha * natural log LM probabilities, falling.
-            -inf in the rows after the drafts.
+        scores: (B, p) float32, falling: the sum of head scores + alpha * natural log LM
+            probabilities, with local normalization the natural log of the draft's probability; for
+            other objectives than ``"score"`` the expected number of accepted draft tokens. -inf in
+            the rows after the drafts.
         counts: (B,) int32, the true number of drafts: min(p, number of paths). 0 where the first
             slot is masked altogether.
     """
@@ -38,6 +40,18 @@ class Drafts:
 
     PAD_TOKEN = -1
     _search: ClassVar[Search | None] = None  # of an instance: the search that it comes from
+    _prefix_log_probs: ClassVar[Any] = None  # of an instance: those of its chains
+
+    @property
+    def prefix_log_probs(self) -> Any:
+        """(B, 1, H) float32; None of drafts by ``objective="score"``.
+
+        Natural log of the probability that a path sampled from the lattice begins with the first 1,
+        2, .. H tokens of the draft: falling, -inf in the padding. The longest prefix of
+        probability p or more has ``(prefix_log_probs[b, 0] >= math.log(p)).sum()`` tokens. Of a
+        greedy walk by local normalization, whatever that of the lattice.
+        """
+        return self._prefix_log_probs
 
     @property
     def lengths(self) -> Any:

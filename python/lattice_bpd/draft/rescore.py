@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lattice_bpd.arguments import check_int
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.draft_tree import DraftTree
 from lattice_bpd.draft.drafts import Drafts
-from lattice_bpd.draft.search import MAX_DRAFTS, check_search, count_of, engine_of
+from lattice_bpd.draft.search import MAX_DRAFTS, check_search
+from lattice_bpd.draft.search_options import Objective, engine_of, is_chain
 from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.ngram import NGramLM
 
@@ -27,6 +29,8 @@ def rescore_lattice(
     top_k: int = DraftConfig.top_k,
     num_drafts: int = DraftConfig.num_drafts,
     alpha: float = DraftConfig.alpha,
+    objective: Objective = "score",
+    temperature: float = 1.0,
     engine: str = "auto",
     bos: bool = True,
     log_softmax: bool = False,
@@ -44,13 +48,22 @@ def rescore_lattice(
             tensor on any device. Slot 0 guesses the token right behind the context. -inf marks a
             masked token, which no draft has. A slot whose tokens are all masked ends its lattice:
             drafts hold the slots before it. A :class:`SausageLattice` (or a list of them, whose
-            numbers of slots may differ) is taken as it is; top_k is unused then.
+            numbers of slots may differ) is taken as it is, and so is a :class:`LatticeInput`, which
+            may have transition scores and local normalization; top_k and log_softmax are unused
+            then.
         context: The tokens before the lattice: (T,) integers for one lattice, B such sequences of
             any lengths for a batch. May be empty: then the LM starts at ``<s>``.
         lm: The n-gram LM over the same V tokens, or None to rank by the heads alone.
         top_k: k, candidates for each slot, 1..V.
-        num_drafts: p, 1..4096.
+        num_drafts: p, 1..4096; 1 unless the objective is ``"score"``.
         alpha: Weight of the LM's natural log probabilities, any sign.
+        objective: What makes a draft the best: ``"score"``, or ``"accept_length"``: the number of
+            draft tokens that are expected to be accepted where the target generates a path sampled
+            from P(w) = exp(score(w)) / Z. It is the sum of the probabilities of the draft's
+            prefixes, which `Drafts.prefix_log_probs` has. The better one for a single draft.
+            ``"greedy_walk"`` takes the best candidate of each slot after those taken before it,
+            as drafters with transition scores are served elsewhere: a baseline.
+        temperature: Divides all scores. Changes no ranking by score, but P: above 1 it is flatter.
         engine: ``"auto"`` (the fastest exact one), ``"fused"`` or ``"openfst"``.
         bos: Whether ``<s>`` stands before the context.
         log_softmax: Head scores are log probabilities over the vocabulary, else raw logits.
@@ -72,7 +85,8 @@ def rescore_lattice(
             or cache of another vocabulary size, or options out of range.
     """
     where = "rescore_lattice"
-    number = count_of(where, "num_drafts", num_drafts, MAX_DRAFTS)
+    number = check_int(f"{where}: num_drafts", num_drafts, 1, MAX_DRAFTS)
+    chain = is_chain(where, objective, number, engine)
     name = engine_of(where, engine)
     search = check_search(
         where,
@@ -81,11 +95,14 @@ def rescore_lattice(
         lm,
         top_k=top_k,
         alpha=alpha,
+        temperature=temperature,
         bos=bos,
         log_softmax=log_softmax,
         threads=threads,
         ngram_cache=ngram_cache,
     )
+    if chain:
+        return search.find_chains(objective == "greedy_walk")
     return search.find_drafts(number, name)
 
 
@@ -97,6 +114,7 @@ def rescore_tree(
     max_nodes: int = DraftConfig.max_nodes,
     top_k: int = DraftConfig.top_k,
     alpha: float = DraftConfig.alpha,
+    temperature: float = 1.0,
     bos: bool = True,
     log_softmax: bool = False,
     threads: int = 0,
@@ -116,6 +134,7 @@ def rescore_tree(
         max_nodes: N, 1..4096.
         top_k: See there.
         alpha: See there.
+        temperature: See there: above 1 the tree is wider and less deep.
         bos: See there.
         log_softmax: See there. It moves all scores of a slot alike, so the tree stays the same.
         threads: See there.
@@ -138,6 +157,7 @@ def rescore_tree(
         lm,
         top_k=top_k,
         alpha=alpha,
+        temperature=temperature,
         bos=bos,
         log_softmax=log_softmax,
         threads=threads,

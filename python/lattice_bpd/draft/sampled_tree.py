@@ -1,4 +1,4 @@
-"""Draft trees for targets that sample: drawn from the rescored lattice, or shaped by noise."""
+"""Draft trees for targets that sample: sampled from the rescored lattice, or shaped by noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.contents import have_same_contents
-from lattice_bpd.draft.search import check_search, number_of
+from lattice_bpd.draft.search import check_search
+from lattice_bpd.draft.search_options import number_of
 from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.ngram import NGramLM
 
@@ -20,11 +21,10 @@ _KEYS = 1 << 64
 
 @dataclass(frozen=True, eq=False)
 class SampledTree:
-    """For each lattice of a batch a tree whose siblings are draws without replacement.
+    """For each lattice of a batch a tree whose siblings are sampled without replacement.
 
-    Nodes stand in the order of their draws, parents before their children, the children of a node
-    in the order in which they were drawn from its distribution. Arrays are numpy's; row b has
-    ``counts[b]`` nodes, the rest is padding. ``==`` compares contents.
+    Nodes are in the order in which they were sampled, parents before their children. Arrays are
+    numpy's; row b has ``counts[b]`` nodes, the rest is padding. ``==`` compares contents.
 
     Attributes:
         token_ids: (B, N) int32, a node's token; -1 in the padding.
@@ -36,9 +36,9 @@ class SampledTree:
         slot_token_ids: (B, H, K) int32, the candidates of each slot by rising id; -1 in the
             padding.
         child_probs: (B, N + 1, K) float64, the exact probability of each candidate of the next
-            slot: behind the context, then behind each node; 0 in the padding and behind the last
+            slot: after the context, then after each node; 0 in the padding and after the last
             slot.
-        is_sampled: whether siblings are draws; False where the tree was made with target noise.
+        is_sampled: whether siblings are samples; False where the tree was made with target noise.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -63,7 +63,7 @@ class SampledTree:
     def sampled_from(
         self, row: int, node: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]] | None:
-        """The distribution that the children of a node were drawn from.
+        """The distribution that the children of a node were sampled from.
 
         Args:
             row: of the batch.
@@ -85,12 +85,12 @@ class SampledTree:
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """The Gumbel noise by which a target draws its tokens, so that drafts may know it.
+    """The Gumbel noise by which a target samples its tokens, so that drafts may know it.
 
     Attributes:
         keys: of the noise, one for each lattice, 0..2^64-1.
         positions: the position, in that noise, of the first slot of each lattice.
-        sharpness: how far the drafts' probabilities are trusted, above 0: behind a prefix a token
+        sharpness: how far the drafts' probabilities are trusted, above 0: after a prefix a token
             is expected with probability softmax(sharpness * (ln q + noise)). Good drafts bear 1;
             0.5 was best for heads with an n-gram LM, which know less than they seem to.
     """
@@ -108,6 +108,7 @@ def sample_tree(
     max_nodes: int = DraftConfig.max_nodes,
     top_k: int = DraftConfig.top_k,
     alpha: float = DraftConfig.alpha,
+    temperature: float = 1.0,
     seed: int | Sequence[int] = 0,
     noise: SharedNoise | None = None,
     bos: bool = True,
@@ -118,9 +119,9 @@ def sample_tree(
     """Draws paths from the rescored lattice without replacement, as one tree of their prefixes.
 
     The score of `rescore_lattice`, normalised over the lattice, is a distribution over its paths.
-    Paths are drawn from it exactly, by backward sampling, until the tree has `max_nodes` nodes.
+    Paths are sampled from it exactly, by backward sampling, until the tree has `max_nodes` nodes.
     `lattice_bpd.verify.Rejection` verifies such a tree so that the output has the target's own
-    distribution. Scale scores to the temperature of sampling: logits and alpha divided by it.
+    distribution.
 
     Args:
         head_logits: As for :func:`rescore_lattice`, like all arguments not listed here.
@@ -129,9 +130,10 @@ def sample_tree(
         max_nodes: N, 1..4096.
         top_k: See there.
         alpha: See there.
-        seed: 0..2^64-1, or one for each lattice; the same seed draws the same tree.
-        noise: Instead of drawing, takes the noise of the target's own draws into account: the
-            nodes are the prefixes that are most probable now, and siblings are no draws.
+        temperature: See there; that of the target's sampling.
+        seed: 0..2^64-1, or one for each lattice; the same seed samples the same tree.
+        noise: Instead of sampling, takes the noise of the target's own samples into account: the
+            nodes are the prefixes that are most probable now, and siblings are not samples.
         bos: See there.
         log_softmax: See there.
         threads: See there.
@@ -156,6 +158,7 @@ def sample_tree(
         lm,
         top_k=top_k,
         alpha=alpha,
+        temperature=temperature,
         bos=bos,
         log_softmax=log_softmax,
         threads=threads,

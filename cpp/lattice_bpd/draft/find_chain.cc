@@ -1,0 +1,25 @@
+#include "lattice_bpd/draft/find_chain.h"
+
+#include <cmath>
+
+#include "lattice_bpd/draft/find_drafts.h"
+#include "lattice_bpd/draft/fused_engine.h"
+
+namespace lattice_bpd {
+
+std::vector<TreeNode> FindChain(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                                const ChainOptions& options, const CachedContext& cached) {
+  CheckAlpha(options.alpha);
+  if (sausage.num_slots() == 0) return {};
+  if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
+  if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
+  return FindChainFused(sausage, lm, start, options, cached);
+}
+
+double ExpectedAcceptLength(const std::vector<TreeNode>& chain) {
+  double total = 0.0;
+  for (const TreeNode& node : chain) total += std::exp(node.log_prob);
+  return total;
+}
+
+}  // namespace lattice_bpd

@@ -1,0 +1,160 @@
+"""Checks of the options that searches share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from lattice_bpd import _core
+from lattice_bpd.lm.context import ContextNGram
+from lattice_bpd.token_ids import (
+    Int32Array,
+    Int64Array,
+    concatenate,
+    is_sequence_of_sequences,
+    pack,
+    to_token_ids,
+)
+
+Objective = Literal["score", "accept_length", "greedy_walk"]
+
+
+def number_of(where: str, name: str, value: float) -> float:
+    """`value` as a float.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is an integer too large for a float.
+    """
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{where}: {name} is out of a float's range; expected less") from None
+    except (TypeError, ValueError):
+        raise TypeError(f"{where}: {name} is {value!r}; expected a number") from None
+
+
+def temperature_of(where: str, temperature: float) -> float:
+    """`temperature` as a float.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not a finite number above 0.
+    """
+    number = number_of(where, "temperature", temperature)
+    if not 0.0 < number < math.inf:
+        raise ValueError(f"{where}: temperature is {temperature}; expected a finite number above 0")
+    return number
+
+
+def is_chain(where: str, objective: Objective, num_drafts: int, engine: str) -> bool:
+    """Whether the objective gives one draft; the options are checked then.
+
+    Raises:
+        ValueError: An objective of another name; several drafts of one that gives a single one, or
+            an engine that has no such search.
+    """
+    if objective not in get_args(Objective):
+        names = ", ".join(f'"{name}"' for name in get_args(Objective))
+        raise ValueError(f"{where}: objective is {objective!r}; expected one of {names}")
+    if objective == "score":
+        return False
+    if num_drafts != 1:
+        raise ValueError(
+            f'{where}: num_drafts is {num_drafts} with objective "{objective}", which gives one '
+            "draft; expected num_drafts=1; for more tokens to verify use rescore_tree"
+        )
+    if engine == "openfst":
+        raise ValueError(
+            f'{where}: engine "openfst" has no search for objective "{objective}"; use "fused" '
+            'or "auto"'
+        )
+    return True
+
+
+def engine_of(where: str, engine: str) -> str:
+    """The engine's name; whether there is one of that name, the core says.
+
+    Raises:
+        TypeError: It is no string.
+    """
+    if not isinstance(engine, str):
+        raise TypeError(f"{where}: engine is {engine!r}; expected a name such as 'auto'")
+    return engine
+
+
+def caches_of(
+    where: str, ngram_cache: ContextNGram | Sequence[ContextNGram | None] | None, batch: int
+) -> list[_core.ContextNgram | None]:
+    """The core's cache of each lattice, or an empty list for no caches.
+
+    Raises:
+        TypeError: Something else than caches.
+        ValueError: A number of caches other than that of the lattices.
+    """
+    if ngram_cache is None:
+        return []
+    if isinstance(ngram_cache, ContextNGram):
+        return [ngram_cache._core] * batch
+    listed: list[Any] = (
+        list(ngram_cache) if isinstance(ngram_cache, (list, tuple)) else [ngram_cache]
+    )
+    for item in listed:
+        if item is not None and not isinstance(item, ContextNGram):
+            raise TypeError(
+                f"{where}: ngram_cache is a {type(item).__name__}; expected a ContextNGram, "
+                "a list with one for each lattice, or None"
+            )
+    if len(listed) != batch:
+        raise ValueError(
+            f"{where}: {len(listed)} caches for {batch} lattices; expected one for each (or None "
+            "in its place), or a single one for all"
+        )
+    return [None if item is None else item._core for item in listed]
+
+
+def contexts_of(
+    where: str, context: Any, batch: int, batched: bool, vocab_size: int | None
+) -> tuple[Int32Array, Int64Array]:
+    """The contexts one behind the other, and their offsets (batch + 1,)."""
+    if not batched:
+        return pack([context], vocab_size) or concatenate([context_of(where, context, vocab_size)])
+    if isinstance(context, list) and len(context) == batch:
+        packed = pack(context, vocab_size)
+        if packed is not None:
+            return packed
+    if not hasattr(context, "__len__"):
+        raise TypeError(
+            f"{where}: context is a {type(context).__name__}; expected {batch} sequences of "
+            "token ids (maybe empty), one for each lattice"
+        )
+    if len(context) != batch or (batch > 0 and not is_sequence_of_sequences(context)):
+        raise ValueError(
+            f"{where}: context has {len(context)} entries for a batch of {batch} lattices; "
+            "expected one sequence of token ids (maybe empty) for each"
+        )
+    return pack(list(context), vocab_size) or concatenate(
+        [
+            to_token_ids(row, f"{where}: context of row {number}", vocab_size)
+            for number, row in enumerate(context)
+        ]
+    )
+
+
+def context_of(where: str, context: Any, vocab_size: int | None) -> Int32Array:
+    """The context of a single lattice, (T,) int32.
+
+    Raises:
+        TypeError: Elements that are not integers.
+        ValueError: Several sequences, or ids out of range.
+    """
+    try:
+        return to_token_ids(context, f"{where}: context", vocab_size)
+    except ValueError:
+        if not is_sequence_of_sequences(context):
+            raise
+    raise ValueError(
+        f"{where}: context holds several sequences for a single lattice; pass one "
+        "sequence of token ids, or head_logits of shape (batch, slots, vocab)"
+    )
