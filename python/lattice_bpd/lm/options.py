@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import os
 
+from lattice_bpd.arguments import check_int
 from lattice_bpd.vocabulary import StrPath
+
+MAX_ID = 2**31 - 1
+"""Largest token id or size of the core."""
 
 
 def native_path(path: StrPath) -> str:
@@ -17,26 +20,10 @@ def native_path(path: StrPath) -> str:
 
 
 def optional_id(name: str, value: int | None) -> int | None:
-    """As :func:`checked_id`; None for None.
+    """A token id or size as an int for the core; None for None.
 
     Raises:
         TypeError: Not an integer.
-        ValueError: Negative, or 2**31 or above.
+        ValueError: Negative, or above MAX_ID.
     """
-    return None if value is None else checked_id(name, value)
-
-
-def checked_id(name: str, value: int) -> int:
-    """A token id or size as an int for the core.
-
-    Raises:
-        TypeError: Not an integer.
-        ValueError: Negative, or 2**31 or above.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; expected an integer") from None
-    if not 0 <= number < 2**31:
-        raise ValueError(f"{name} is {number}; expected 0 or above, below 2**31")
-    return number
+    return None if value is None else check_int(name, value, 0, MAX_ID)

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.lm.options import checked_id
+from lattice_bpd.arguments import check_int
+from lattice_bpd.lm.options import MAX_ID
 from lattice_bpd.token_ids import Int32Array, Int64Array, concatenate, to_token_ids
 
 
@@ -95,7 +96,7 @@ def flatten_sequences(
         TypeError: A sequence has elements that are not integers.
         ValueError: A sequence is not 1-D, or a token id lies outside 0..vocab_size-1.
     """
-    checked_id(f"{where}: vocab_size", vocab_size)
+    check_int(f"{where}: vocab_size", vocab_size, 0, MAX_ID)
     limit = vocab_size if vocab_size > 0 else None  # the core reports a vocab_size of 0
 
     def convert(values: Any, name: str) -> Int32Array:

@@ -24,16 +24,16 @@ from lattice_bpd.verify.target import TargetModel
 
 
 class Call(NamedTuple):
-    """The inputs of one call, and where it answers.
+    """The inputs of one call, and which of its logits belong to which node.
 
     Attributes:
         input_ids: (R, T) int64.
         position_ids: (R, T) int64; None where the target's own numbering is right.
-        attention_mask: see TargetModel; None where nothing is hidden but the future.
+        attention_mask: see TargetModel; None for the plain causal mask.
         windowed_mask: the same for layers with a sliding window, or None.
         sequences: the sequence of each row; None for one row each, in order.
-        places: for each sequence, (n+1,) int64, where its nodes are answered: row * T + column;
-            None where row b answers those of sequence b in order.
+        indices: for each sequence, (n+1,) int64, the index row * T + column of the logits of its
+            nodes; None where row b has those of sequence b in order.
     """
 
     input_ids: Tensor
@@ -41,7 +41,7 @@ class Call(NamedTuple):
     attention_mask: Tensor | None
     windowed_mask: Tensor | None
     sequences: list[int] | None
-    places: list[npt.NDArray[np.int64]] | None
+    indices: list[npt.NDArray[np.int64]] | None
 
 
 def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]) -> Call:
@@ -55,9 +55,9 @@ def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
         input_ids, position_ids = to_device(np.stack(inputs), target.device).unbind()
     masks: tuple[Tensor, Tensor | None]
     if target.device.type == "cpu" and state.positions is None and target.sliding_window is None:
-        slots = state.width + size + state.free_positions(size)
+        positions = state.width + size + state.free_positions(size)
         lowest = _lowest(target.dtype)
-        mask = torch.from_numpy(_core.additive_masks(cores, size, state.width, slots, lowest))
+        mask = torch.from_numpy(_core.additive_masks(cores, size, state.width, positions, lowest))
         masks = mask if target.dtype == torch.float32 else mask.to(target.dtype), None
     else:
         sees = _core.node_masks(cores, size).view(np.bool_)
@@ -66,12 +66,12 @@ def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
 
 
 def lay_out_rows(target: TargetModel, state: BatchCache, trees: list[PrefixTree]) -> Call:
-    """Every path of the trees as a row; shorter ones end in token 0, which nobody looks at."""
-    ids, texts, sequences, places = _core.row_inputs([t._core for t in trees], state.lengths)
+    """Every path of the trees as a row, padded with token 0, whose logits are unused."""
+    ids, texts, sequences, indices = _core.row_inputs([t._core for t in trees], state.lengths)
     repeats = sequences if len(sequences) > len(trees) else None
     input_ids, size = to_device(ids, target.device), ids.shape[1]
     if state.positions is None and not _needs_window(target, state.width + size):
-        return Call(input_ids, None, None, None, repeats, places)  # the target numbers them itself
+        return Call(input_ids, None, None, None, repeats, indices)  # the target numbers them itself
     position_ids = to_device(texts, target.device)
     masks: tuple[Tensor, Tensor | None]
     if target.sliding_window is None:
@@ -81,7 +81,7 @@ def lay_out_rows(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
     else:
         sees = np.tri(size, dtype=np.bool_)[None].repeat(len(ids), axis=0)
         masks = _masks(target, state, sees, position_ids, sequences)
-    return Call(input_ids, position_ids, *masks, repeats, places)
+    return Call(input_ids, position_ids, *masks, repeats, indices)
 
 
 def _needs_window(target: TargetModel, width: int) -> bool:
@@ -107,11 +107,11 @@ def _masks(
     position_ids: Tensor,
     sequences: range | list[int],
 ) -> tuple[Tensor, Tensor | None]:
-    """(R, 1, T, slots) floats to be added to attention scores; the same within the window.
+    """(R, 1, T, P) floats to be added to attention scores; the same within the window.
 
     Args:
         target: names device, dtype and window.
-        state: slots before this call.
+        state: cache positions before this call.
         sees: (R, T, T) bool, which new tokens see which.
         position_ids: (R, T) int64 of the new tokens.
         sequences: the sequence of each row.
@@ -142,11 +142,11 @@ def _masks(
 def _too_far(
     state: BatchCache, position_ids: Tensor, sequences: range | list[int], window: int
 ) -> Tensor:
-    """(R, T, slots) bool: which slots lie outside the sliding window of each new token."""
+    """(R, T, P) bool: which cache positions lie outside the sliding window of each new token."""
     if state.positions is None:
         old = torch.arange(state.width, device=position_ids.device).expand(len(sequences), -1)
     else:
         old = torch.from_numpy(state.positions[sequences]).to(position_ids)
-    slots = torch.cat([old, position_ids], dim=1)
-    distance = position_ids[:, :, None] - slots[:, None, :]
+    positions = torch.cat([old, position_ids], dim=1)
+    distance = position_ids[:, :, None] - positions[:, None, :]
     return distance >= window

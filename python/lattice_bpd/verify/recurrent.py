@@ -193,7 +193,8 @@ class RecurrentCache:
         positions = torch.arange(start, start + ids.shape[1], device=target.device)[None]
         output, self._snapshot = target.read_segments(ids, self.cache, positions, pending + 1)
         self._draft = token_ids[1:]
-        return LMOutput(output.logits[:, pending:], output.hidden[:, pending:])
+        features = None if output.features is None else output.features[:, pending:]
+        return LMOutput(output.logits[:, pending:], output.hidden[:, pending:], features)
 
     def keep(self, count: int) -> None:
         """Keep the first `count` draft tokens of the last call, and its exact token."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lattice_bpd import _core
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.ngram import NGramLM, core_of
@@ -12,7 +13,7 @@ from lattice_bpd.verify.prefix_tree import PrefixTree
 
 
 def search_trees(
-    candidates: Candidates,
+    candidates: Candidates | LatticeInput,
     contexts: Sequence[Sequence[int]],
     lm: NGramLM | None,
     rooms: Sequence[int],
@@ -24,7 +25,7 @@ def search_trees(
     """The most probable prefixes of each lattice below its exact token; see `rescore_tree`.
 
     Args:
-        candidates: (B, H, k).
+        candidates: (B, H, k); a `LatticeInput` may have transition scores and local normalization.
         contexts: B sequences of ints as far back as the LM sees, each ending in the exact token.
         lm: n-gram LM over the same vocabulary, or None.
         rooms: (B,) tokens of the longest draft; deeper nodes are left out.
@@ -38,21 +39,29 @@ def search_trees(
     Raises:
         ValueError: candidates outside the LM's vocabulary, or options out of range.
     """
+    core_lm = _core_of("search_trees", lm)
+    if isinstance(candidates, LatticeInput):
+        found = _core.search_trees_of_sausages(
+            candidates.to_sausages("search_trees"), core_lm, contexts, rooms, max_nodes, alpha,
+            candidates.normalization, caches=_cores(caches),
+        )  # fmt: skip
+        return [PrefixTree._of(tree) for tree in found]
     found = _core.search_trees(
-        candidates.token_ids, candidates.scores, _core_of("search_trees", lm), contexts, rooms,
+        candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
         max_nodes, alpha, caches=_cores(caches),
     )  # fmt: skip
     return [PrefixTree._of(tree) for tree in found]
 
 
 def search_drafts(
-    candidates: Candidates,
+    candidates: Candidates | LatticeInput,
     contexts: Sequence[Sequence[int]],
     lm: NGramLM | None,
     rooms: Sequence[int],
     *,
     num_drafts: int,
     alpha: float,
+    threads: int = 0,
     caches: Sequence[ContextNGram] | None = None,
 ) -> list[PrefixTree]:
     """The best drafts of each lattice as a prefix tree; see `rescore_lattice`.
@@ -64,6 +73,7 @@ def search_drafts(
         rooms: see there; longer drafts are cut.
         num_drafts: p.
         alpha: see there.
+        threads: how many threads share the batch, 0 for all cores.
         caches: see there.
 
     Returns:
@@ -72,9 +82,57 @@ def search_drafts(
     Raises:
         ValueError: see there.
     """
+    core_lm = _core_of("search_drafts", lm)
+    if isinstance(candidates, LatticeInput):
+        found = _core.search_drafts_of_sausages(
+            candidates.to_sausages("search_drafts"), core_lm, contexts, rooms, num_drafts, alpha,
+            candidates.normalization, threads, _cores(caches),
+        )  # fmt: skip
+        return [PrefixTree._of(tree) for tree in found]
     found = _core.search_drafts(
-        candidates.token_ids, candidates.scores, _core_of("search_drafts", lm), contexts, rooms,
-        num_drafts, alpha, caches=_cores(caches),
+        candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
+        num_drafts, alpha, threads, _cores(caches),
+    )  # fmt: skip
+    return [PrefixTree._of(tree) for tree in found]
+
+
+def search_chains(
+    candidates: Candidates | LatticeInput,
+    contexts: Sequence[Sequence[int]],
+    lm: NGramLM | None,
+    rooms: Sequence[int],
+    *,
+    alpha: float,
+    threads: int = 0,
+    caches: Sequence[ContextNGram] | None = None,
+) -> list[PrefixTree]:
+    """The draft of greatest expected accept length of each lattice; see `rescore_lattice`.
+
+    Args:
+        candidates: see `search_drafts`, as for all arguments.
+        contexts: see there.
+        lm: see there.
+        rooms: see there; longer drafts are cut.
+        alpha: see there.
+        threads: see there.
+        caches: see there.
+
+    Returns:
+        B chains with the log probabilities of their prefixes.
+
+    Raises:
+        ValueError: see there.
+    """
+    core_lm = _core_of("search_chains", lm)
+    if isinstance(candidates, LatticeInput):
+        found = _core.search_chains_of_sausages(
+            candidates.to_sausages("search_chains"), core_lm, contexts, rooms, alpha,
+            candidates.normalization, threads, _cores(caches),
+        )  # fmt: skip
+        return [PrefixTree._of(tree) for tree in found]
+    found = _core.search_chains(
+        candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
+        alpha, threads, _cores(caches),
     )  # fmt: skip
     return [PrefixTree._of(tree) for tree in found]
 

@@ -178,6 +178,13 @@ class Seq2SeqTarget:
             ).last_hidden_state
         return TargetOutput(self.embedding(hidden), hidden)
 
+    def provide_features(self, layers: Sequence[int]) -> None:
+        """Raise ValueError: heads that read several layers are for causal LMs."""
+        raise ValueError(
+            f"decode: the heads read layers {tuple(layers)} of the target, and "
+            f"{type(self.base).__name__} is an encoder-decoder; expected a decoder-only causal LM"
+        )
+
     def refuses_tree(self) -> str | None:
         """See TargetModel; probed once per model."""
         return try_once(self._refusals, "tree", lambda: find_tree_refusal(self))

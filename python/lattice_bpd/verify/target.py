@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -82,6 +83,7 @@ class CausalLMTarget:
         max_positions: the longest text, in tokens; None without a limit.
         sliding_window: see TargetModel.
         takes_positions: whether the model takes position ids.
+        feature_layers: decoder layers whose outputs every call returns as features.
         is_recurrent: whether layers keep a recurrent or convolution state; see
             `lattice_bpd.verify.recurrent`.
 
@@ -106,6 +108,7 @@ class CausalLMTarget:
         self.sliding_window = self.windows.sliding
         self.takes_positions = takes_position_ids(base)
         self.source_vocab_size = self.vocab_size
+        self.feature_layers: tuple[int, ...] = ()
         self._refusals: dict[str, str | None] = {}  # of tree attention, once it is known
         self.is_recurrent = keeps_states(base, self.new_cache())
 
@@ -127,9 +130,27 @@ class CausalLMTarget:
         return self._call(inputs)
 
     def _call(self, inputs: dict[str, Any]) -> TargetOutput:
-        if inner_call_is_exact(self.base, self.embedding):
-            return call_inner(self.base, self.embedding, inputs)
-        return call_forward(self.base, self.embedding, inputs)
+        exact = inner_call_is_exact(self.base, self.embedding)
+        call = call_inner if exact else call_forward
+        return call(self.base, self.embedding, inputs, self.feature_layers)
+
+    def provide_features(self, layers: Sequence[int]) -> None:
+        """Make every call return the outputs of these decoder layers; see `LMOutput.features`.
+
+        Args:
+            layers: indices from 0; -1: the input embeddings.
+
+        Raises:
+            ValueError: the target has no such layers.
+        """
+        count = self.base.config.get_text_config(decoder=True).num_hidden_layers
+        if not all(-1 <= layer < count for layer in layers):
+            raise ValueError(
+                f"decode: the heads read layers {tuple(layers)} of {type(self.base).__name__}, "
+                f"which has {count}; expected -1..{count - 1}; use heads that were trained on this "
+                "target"
+            )
+        self.feature_layers = tuple(layers)
 
     def read_prompts(
         self,
@@ -147,8 +168,8 @@ class CausalLMTarget:
             cache: an empty one to fill; None: `new_cache()`.
 
         Returns:
-            Output of the last position, logits (B, 1, V) and hidden (B, 1, D), and the cache, which
-            keeps all tokens, even where the model has a sliding window.
+            Output of the last position, logits (B, 1, V) and hidden (B, 1, D), with the features of
+            all T; and the cache, which keeps all tokens, even where the model has a sliding window.
 
         Raises:
             ValueError: the model did not fill the cache.
@@ -164,14 +185,15 @@ class CausalLMTarget:
             inputs["logits_to_keep"] = 1
         action = f"read {rows} prompts of {size} tokens"
         with describe_lack_of_memory(action, "decode fewer at once, or shorter ones"):
-            output = call_forward(self.base, self.embedding, inputs)
+            output = call_forward(self.base, self.embedding, inputs, self.feature_layers)
         if not _is_filled(cache):
             raise ValueError(
                 f"decode: {type(self.base).__name__} left its KV cache empty, so each call would "
                 "read the whole text again; expected a decoder; set is_decoder=True and "
                 "use_cache=True in its config where it has them"
             )
-        return TargetOutput(output.logits[:, -1:], output.hidden[:, -1:]), cache
+        last = TargetOutput(output.logits[:, -1:], output.hidden[:, -1:], output.features)
+        return last, cache
 
     def read_segments(
         self, input_ids: Tensor, cache: Any, position_ids: Tensor | None, certain: int

@@ -1,9 +1,9 @@
-"""Verification: one call of the target says how many tokens of each draft it would have written.
+"""Verification: one call of the target decides how many tokens of each draft it would generate.
 
     cache      y_1 .. y_t
     input      y_{t+1}  d_1     d_2     ..  d_H            y_{t+1} is exact
     predicts   g_1      g_2     g_3     ..  g_{H+1}        the target's argmax
-    accepted   the longest path with d_j = g_j; then g_{n+1} comes free (bonus token)
+    accepted   the longest path with d_j = g_j; then g_{n+1} is the bonus token
 
 Stern et al. 2018, sections 3 and 4 (verification merged with the next prediction); Kim et al. 2024,
 section 7.2 (p drafts in parallel); Miao et al. 2024 (SpecInfer: a tree in one row).
@@ -31,7 +31,7 @@ from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.recurrent import RecurrentCache
 from lattice_bpd.verify.target import TargetModel, TargetOutput
 
-Places = list[npt.NDArray[np.int64]] | None  # see `layout.Call`
+Indices = list[npt.NDArray[np.int64]] | None  # see `layout.Call`
 LAYOUTS = ("auto", "tree", "rows")
 
 
@@ -45,11 +45,14 @@ class Verification:
         accept_length: n, 0..H.
         hidden: (D,) float, the hidden state that predicted the last of them; the next heads
             start from it.
+        features: (n+1, F) float, the target's features of the exact token and the n accepted ones;
+            after a prompt was read, of its tokens. None where the target provides none.
     """
 
     token_ids: list[int]
     accept_length: int
     hidden: Tensor
+    features: Tensor | None = None
 
 
 @dataclass
@@ -69,8 +72,8 @@ class BatchVerification:
     shape: tuple[int, int] = (0, 0)
 
 
-class Offer(NamedTuple):
-    """What drafts offer behind one accepted token.
+class DraftCandidates(NamedTuple):
+    """The draft tokens that may follow one accepted token.
 
     Attributes:
         token_ids: the drafted tokens, different from each other, in the order in which they were
@@ -85,25 +88,25 @@ class Offer(NamedTuple):
     sampled_from: tuple[Any, Any] | None = None
 
 
-NO_OFFER = Offer((), 0)
+NO_CANDIDATES = DraftCandidates((), 0)
 
 
-class Chooser(Protocol):
-    """Chooses the tokens of one sequence where plain argmax is not what is wanted.
+class TokenSelector(Protocol):
+    """Selects the tokens of one sequence, by another rule than the argmax.
 
     Attributes:
-        ended: whether the last chosen token ended the text.
+        ended: whether the last selected token ended the text.
     """
 
     ended: bool
 
-    def choose(self, logits: Tensor, offer: Offer) -> int | None:
-        """The token behind all those chosen before.
+    def choose(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
+        """The token after all those selected before.
 
         Args:
             logits: (V,) float, the target's.
-            offer: the draft tokens for this place; one of them that is chosen is accepted, any
-                other token ends the draft.
+            candidates: the draft tokens at this position; if one of them is selected, it is
+                accepted; any other token ends the draft.
 
         Returns:
             A token id; None: the text has ended.
@@ -117,7 +120,7 @@ def verify_trees(
     trees: list[PrefixTree],
     *,
     layout: str = "auto",
-    choosers: Sequence[Chooser] | None = None,
+    selectors: Sequence[TokenSelector] | None = None,
 ) -> BatchVerification:
     """Verify the drafts of B sequences with one call of the target, and roll its cache back.
 
@@ -128,7 +131,7 @@ def verify_trees(
         trees: the exact token and the drafts of each sequence.
         layout: "tree", "rows", or "auto": whichever has fewer tokens to compute, rows among equals
             (they need no mask), rows where the target takes no tree.
-        choosers: one for each sequence instead of argmax, asked along accepted paths only, once
+        selectors: one for each sequence instead of argmax, asked along accepted paths only, once
             for each token, in order.
 
     Returns:
@@ -140,9 +143,9 @@ def verify_trees(
     """
     if not torch.is_inference_mode_enabled():  # asked first: entering it again takes microseconds
         with torch.inference_mode():
-            return verify_trees(target, state, trees, layout=layout, choosers=choosers)
+            return verify_trees(target, state, trees, layout=layout, selectors=selectors)
     if isinstance(state, RecurrentCache):
-        return _verify_chain(target, state, trees, layout, choosers)
+        return _verify_chain(target, state, trees, layout, selectors)
     layout = choose_layout(target, state, trees, layout)
     call = (lay_out_tree if layout == "tree" else lay_out_rows)(target, state, trees)
     cache, size = state.cache, call.input_ids.shape[1]
@@ -156,12 +159,17 @@ def verify_trees(
             raise
         raise MemoryError(memory_advice(error, call.input_ids.shape, len(trees), layout)) from error
     seconds = time.perf_counter() - start
-    if choosers is None:
-        followed = follow_greedy(trees, output.logits, call.places)
+    if selectors is None:
+        followed = follow_greedy(trees, output.logits, call.indices)
     else:
-        followed = _ask_choosers(call.places, output, trees, choosers)
+        followed = _ask_selectors(call.indices, output, trees, selectors)
     hidden = output.hidden.flatten(0, 1)
     found = [Verification(tokens, len(nodes) - 1, hidden[end]) for nodes, tokens, end in followed]
+    if output.features is not None:
+        features = output.features.flatten(0, 1)
+        for number, (nodes, _, _) in enumerate(followed):
+            index_of = logits_index(call.indices, number, size)
+            found[number].features = features[[index_of(node) for node in nodes]]
     if layout == "tree":
         state.keep_nodes([nodes for nodes, _, _ in followed], size)
     else:
@@ -176,7 +184,7 @@ def _verify_chain(
     state: RecurrentCache,
     trees: list[PrefixTree],
     layout: str,
-    choosers: Sequence[Chooser] | None,
+    selectors: Sequence[TokenSelector] | None,
 ) -> BatchVerification:
     """`verify_trees` for a target with recurrent states: one text, one draft."""
     if layout == "tree" or len(trees) != 1 or trees[0].max_depth + 1 != len(trees[0]):
@@ -194,12 +202,13 @@ def _verify_chain(
             raise
         raise MemoryError(memory_advice(error, (1, size), 1, "rows")) from error
     seconds = time.perf_counter() - start
-    if choosers is None:
+    if selectors is None:
         ((nodes, tokens, end),) = follow_greedy(trees, output.logits, None)
     else:
-        ((nodes, tokens, end),) = _ask_choosers(None, output, trees, choosers)
+        ((nodes, tokens, end),) = _ask_selectors(None, output, trees, selectors)
     state.keep(len(nodes) - 1)
-    found = Verification(tokens, len(nodes) - 1, output.hidden[0, end])
+    features = None if output.features is None else output.features[0, : len(nodes)]
+    found = Verification(tokens, len(nodes) - 1, output.hidden[0, end], features)
     return BatchVerification([found], "rows", seconds, (1, size))
 
 
@@ -277,22 +286,27 @@ def _run(target: TargetModel, call: Call, cache: Any) -> TargetOutput:
     )
 
 
-def _ask_choosers(
-    places: Places, output: TargetOutput, trees: Sequence[PrefixTree], choosers: Sequence[Chooser]
+def _ask_selectors(
+    indices: Indices,
+    output: TargetOutput,
+    trees: Sequence[PrefixTree],
+    selectors: Sequence[TokenSelector],
 ) -> list[tuple[list[int], list[int], int]]:
-    """What choosers accept of each tree, the tokens behind, and the place of the last node."""
+    """Accepted nodes of each tree, tokens after them, and the logits index of the last node."""
     logits, size = output.logits.flatten(0, 1), output.logits.shape[1]
 
-    def follow(number: int, tree: PrefixTree, chooser: Chooser) -> tuple[list[int], list[int], int]:
-        depths, place_of = tree.depths, logits_index(places, number, size)
+    def follow(
+        number: int, tree: PrefixTree, selector: TokenSelector
+    ) -> tuple[list[int], list[int], int]:
+        depths, index_of = tree.depths, logits_index(indices, number, size)
 
         def choose(node: int) -> int | None:
             sampled_from = None if tree.sampled_from is None else tree.sampled_from(node)
-            offer = Offer(tree.children(node), depths[node], sampled_from)
-            return chooser.choose(logits[place_of(node)], offer)
+            candidates = DraftCandidates(tree.children(node), depths[node], sampled_from)
+            return selector.choose(logits[index_of(node)], candidates)
 
         nodes, tokens = tree.follow(choose)
-        return nodes, tokens, place_of(nodes[-1])
+        return nodes, tokens, index_of(nodes[-1])
 
-    pairs = zip(trees, choosers, strict=True)
-    return [follow(number, tree, chooser) for number, (tree, chooser) in enumerate(pairs)]
+    pairs = zip(trees, selectors, strict=True)
+    return [follow(number, tree, selector) for number, (tree, selector) in enumerate(pairs)]

@@ -32,7 +32,7 @@ from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
 from lattice_bpd.verify.rounding import FORMULA, rounding_bound
 from lattice_bpd.verify.source_cache import Source
-from lattice_bpd.verify.verification import Offer
+from lattice_bpd.verify.verification import DraftCandidates
 
 FORMAT, VERSION = "lattice-bpd certificate", 2
 MEASURED = 16  # measured tokens of each kind: first tokens, and tokens of calls with drafts
@@ -166,8 +166,8 @@ class CertificateError(ValueError):
         )
 
 
-class MarginChooser:
-    """Argmax that records margins; a Chooser for one text.
+class MarginSelector:
+    """Argmax that records margins; a TokenSelector for one text.
 
     Attributes:
         ended: False.
@@ -184,13 +184,13 @@ class MarginChooser:
         self.rows: dict[int, FloatRow] = {}
         self._drafted = 0
 
-    def choose(self, logits: torch.Tensor, offer: Offer) -> int:
-        """See `lattice_bpd.verify.verification.Chooser`."""
+    def choose(self, logits: torch.Tensor, candidates: DraftCandidates) -> int:
+        """See `lattice_bpd.verify.verification.TokenSelector`."""
         row, position = logits_row(logits), len(self.margins)
         best = greedy_token(row)
         self.margins.append(margin_of(row, best))
         self.scales.append(scale_of(row))
-        drafted = offer.depth > 0 or len(offer.token_ids) > 0
+        drafted = candidates.depth > 0 or len(candidates.token_ids) > 0
         if position < MEASURED or (drafted and self._drafted < MEASURED):
             self.rows[position] = row.copy()
         self._drafted += drafted
@@ -202,7 +202,7 @@ def certify(
     model: DraftingModel,
     prompt: Sequence[int],
     token_ids: Sequence[int],
-    chooser: MarginChooser,
+    selector: MarginSelector,
     shapes: Iterable[CallShape],
     batch_size: int,
     source: Source | None = None,
@@ -213,7 +213,7 @@ def certify(
         model: the target.
         prompt: (T,) ints.
         token_ids: (m,) ints, the decoded text.
-        chooser: has recorded all m positions.
+        selector: has recorded all m positions.
         shapes: of the verifying calls.
         batch_size: texts decoded together.
         source: the encoded source of an encoder-decoder, one row.
@@ -222,14 +222,14 @@ def certify(
         Certificate.
     """
     count, base = len(token_ids), model.target.base
-    rows = {position: row for position, row in chooser.rows.items() if position < count}
+    rows = {position: row for position, row in selector.rows.items() if position < count}
     source_ids = None if source is None else source.token_ids[0]
     plain = PlainCalls(base, prompt, token_ids, rows, source_ids)
     plain.advance_to(max(rows))
     tolerance, eps = rounding_bound(base), float(torch.finfo(base.dtype).eps)
-    bounds = [tolerance * scale for scale in chooser.scales[:count]]
+    bounds = [tolerance * scale for scale in selector.scales[:count]]
     certificate = Certificate(
-        list(prompt), list(token_ids), chooser.margins[:count], bounds, plain.rounding, tolerance,
+        list(prompt), list(token_ids), selector.margins[:count], bounds, plain.rounding, tolerance,
         eps, str(base.dtype).removeprefix("torch."), str(model.device), batch_size, sorted(shapes),
     )  # fmt: skip
     margins = certificate.margins

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from lattice_bpd.decode.constraint.chooser import ConstrainedChooser
 from lattice_bpd.decode.constraint.fst import FstConstraint
 from lattice_bpd.decode.constraint.guidance import GuidanceConstraint
 from lattice_bpd.decode.constraint.protocol import Constraint, ConstraintState
+from lattice_bpd.decode.constraint.selector import ConstrainedSelector
 
 __all__ = [
-    "ConstrainedChooser",
+    "ConstrainedSelector",
     "Constraint",
     "ConstraintState",
     "FstConstraint",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
+from lattice_bpd.decode.drafters.chain import ChainDrafter
 from lattice_bpd.decode.drafters.combined import CombinedDrafter
 from lattice_bpd.decode.drafters.continuation import ContinuationDrafter
 from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
@@ -18,6 +19,7 @@ from lattice_bpd.decode.drafters.tree import TreeDrafter
 
 __all__ = [
     "ArgmaxDrafter",
+    "ChainDrafter",
     "CombinedDrafter",
     "ContinuationDrafter",
     "DraftError",

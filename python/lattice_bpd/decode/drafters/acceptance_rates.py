@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lattice_bpd import _core
@@ -40,24 +39,3 @@ class Rate:
     def add(self, right: int, tried: int) -> None:
         """So many tokens tried, and the right ones among them; old ones fade by 1 % each time."""
         self.right, self.tried = _FORGET * self.right + right, _FORGET * self.tried + tried
-
-
-def kept_nodes(
-    token_ids: Sequence[int], parents: Sequence[int], depths: Sequence[int], written: Sequence[int]
-) -> list[bool]:
-    """Which nodes of a tree agree with what was written behind its context.
-
-    Args:
-        token_ids: (N,) of the nodes, parents before children.
-        parents: (N,) -1 for first tokens.
-        depths: (N,) 0 for first tokens.
-        written: the tokens that came behind.
-
-    Returns:
-        (N,) bool.
-    """
-    kept: list[bool] = []
-    for token, parent, depth in zip(token_ids, parents, depths, strict=True):
-        agrees = depth < len(written) and written[depth] == token
-        kept.append(agrees and (parent < 0 or kept[parent]))
-    return kept

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
 
 import torch
 
@@ -13,6 +15,7 @@ from lattice_bpd.decode.drafters.ngram_caches import NGramCaches
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.head_weights import weigh_heads
+from lattice_bpd.lattice.lattice_input import LatticeInput, Normalization
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
 
@@ -21,16 +24,27 @@ def batch_head_logits(states: Sequence[DecodeState], *, all_slots: bool = False)
     """Head logits of all states in one call of the heads.
 
     Returns:
-        (B, H, V) float, H the most slots that any of the states may use, or all slots.
+        (B, H, V) float, H the most slots that any of the states may use, or all slots. Heads that
+        give candidates have -inf for all other tokens.
     """
+    found = _read_heads(states, all_slots=all_slots)
+    return found.to_logits(states[0].model.vocab_size) if isinstance(found, LatticeInput) else found
+
+
+def _read_heads(
+    states: Sequence[DecodeState], *, all_slots: bool = False
+) -> torch.Tensor | LatticeInput:
+    """What the heads give, with as many slots as any of the states may use, or all."""
     first, start = states[0], time.perf_counter()
-    slots = first.num_slots
-    for state in states:
-        if state.num_slots > slots:
-            slots = state.num_slots
-    logits = first.model.state_logits(states)
+    found = first.model.read_heads(states)
+    if not all_slots:
+        slots = max(state.num_slots for state in states)
+        if isinstance(found, LatticeInput):
+            found = found.cut(slots, int(found.token_ids.shape[2]))
+        elif found.shape[1] > slots:
+            found = found[:, :slots]
     first.stats.lap("heads", start)
-    return logits if all_slots or logits.shape[1] <= slots else logits[:, :slots]
+    return found
 
 
 def prepare_rescoring(
@@ -42,8 +56,10 @@ def prepare_rescoring(
     *,
     top_k: int | None = None,
     all_slots: bool = False,
-) -> tuple[Candidates, list[list[int]], list[Intersection] | None]:
+) -> tuple[Candidates | LatticeInput, list[list[int]], list[Intersection] | None]:
     """What a search of the lattices starts from.
+
+    Under a constraint the candidates of a slot are chosen anew, and transition scores are not used.
 
     Args:
         config: options of the drafter.
@@ -56,15 +72,16 @@ def prepare_rescoring(
             remaining length.
 
     Returns:
-        Candidates (B, H, k); the contexts as far back as LM and caches reach; and the intersections
-        with constraints, see `find_candidates`.
+        Candidates (B, H, k), as a LatticeInput if the heads score transitions or normalization is
+        local; the contexts as far back as LM and caches reach; and the intersections with
+        constraints, see `find_candidates`.
 
     Raises:
         ValueError: an LM of another vocabulary, top_k above V, head_scales for fewer slots.
     """
-    logits = batch_head_logits(states, all_slots=all_slots)
+    found = _read_heads(states, all_slots=all_slots)
     start = time.perf_counter()
-    vocab_size, reach = int(logits.shape[2]), 1 if caches is None else caches.order
+    vocab_size, reach = states[0].model.vocab_size, 1 if caches is None else caches.order
     if lm is not None:
         if lm.vocab_size != vocab_size:
             raise ValueError(
@@ -75,10 +92,31 @@ def prepare_rescoring(
         order = lm.order
         reach = order if order > reach else reach
     k = config.top_k if top_k is None else top_k
-    candidates, intersections = find_candidates(states, logits, k, where)
-    if config.weighs_heads:
-        scores = weigh_heads(candidates.scores, config.head_scales, config.entropy_weight, where)
-        candidates = Candidates(candidates.token_ids, scores)
+    candidates: Candidates | LatticeInput
+    intersections = None
+    if isinstance(found, LatticeInput) and states[0].constrained is None:
+        candidates = _choose_normalization(found.cut(found.num_slots, k), config)
+    else:
+        logits = found.to_logits(vocab_size) if isinstance(found, LatticeInput) else found
+        chosen, intersections = find_candidates(states, logits, k, where)
+        if config.weighs_heads:
+            scores = weigh_heads(chosen.scores, config.head_scales, config.entropy_weight, where)
+            chosen = Candidates(chosen.token_ids, scores)
+        candidates = chosen
+        if config.normalization == "local" and intersections is None:
+            candidates = LatticeInput(chosen.token_ids, chosen.scores, normalization="local")
     contexts = [state.tokens[-reach:] for state in states]
     states[0].stats.lap("top_k", start)
     return candidates, contexts, intersections
+
+
+def _choose_normalization(lattice: LatticeInput, config: DraftConfig) -> LatticeInput:
+    """The lattice with the config's normalization, if it has one."""
+    if config.weighs_heads:
+        raise ValueError(
+            "head_scales and entropy_weight are for logits, and these heads give candidates of "
+            "their own; leave both out"
+        )
+    if config.normalization is None or config.normalization == lattice.normalization:
+        return lattice
+    return replace(lattice, normalization=cast("Normalization", config.normalization))

@@ -11,8 +11,9 @@ from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
 from lattice_bpd.decode.drafters.ngram_caches import NGramCaches
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.config import DraftConfig, check_used
 from lattice_bpd.draft.drafts import Drafts
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -26,12 +27,13 @@ class PBestDrafter(Drafter):
         lm: n-gram LM over the target's token ids, or None: heads alone ("0-gram").
         config: options; None: the defaults.
         options: by name, instead of the config's: top_k, num_drafts, alpha, ngram_cache,
-            head_scales, entropy_weight; see `DraftConfig`.
+            head_scales, entropy_weight, normalization; see
+            `DraftConfig`.
 
     Raises:
         TypeError: an unknown option.
-        ValueError: an option out of range; in `propose`, an LM of another vocabulary than the
-            target's, or a top_k above V.
+        ValueError: an option out of range, or of other strategies; in `propose`, an LM of another
+            vocabulary than the target's, or a top_k above V.
 
     Source: Kim et al. 2024, section 7.2.
     """
@@ -40,6 +42,7 @@ class PBestDrafter(Drafter):
         self, lm: NGramLM | None, config: DraftConfig | None = None, **options: Any
     ) -> None:
         self.lm, self.config = lm, DraftConfig.make("PBestDrafter", config, options)
+        check_used("PBestDrafter", "p_best", options)
         self.num_drafts = 1 if self.config.strategy == "ngram" else self.config.num_drafts
         self._caches = NGramCaches.of_option(self.config.ngram_cache, lm)
 
@@ -49,7 +52,7 @@ class PBestDrafter(Drafter):
         candidates, contexts, intersections = prepare_rescoring(
             self.config, self.lm, states, caches, "PBestDrafter"
         )
-        if intersections is not None and caches is None:
+        if isinstance(candidates, Candidates) and intersections is not None and caches is None:
             with states[0].stats.stage("rescore"):
                 drafts = rescore_intersections(
                     candidates, intersections, contexts, self.lm, self.num_drafts, self.config.alpha
@@ -64,7 +67,7 @@ class PBestDrafter(Drafter):
 
 def search_lists(
     states: Sequence[DecodeState],
-    candidates: Candidates,
+    candidates: Candidates | LatticeInput,
     contexts: Sequence[Sequence[int]],
     lm: NGramLM | None,
     stage: str,

@@ -8,6 +8,7 @@ from typing import Any
 from lattice_bpd.decode.constraint.trees import constrain_tree
 from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
 from lattice_bpd.decode.drafters.failures import failure_kind, note_failure
+from lattice_bpd.decode.drafters.model_sizes import ModelSizes
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
@@ -67,8 +68,11 @@ def propose_checked(drafter: Drafter, states: Sequence[DecodeState]) -> list[Pre
 
     Raises:
         TypeError: it returned something else than a tree or None for each sequence.
-        ValueError: it proposed token ids outside the vocabulary.
+        ValueError: it proposed token ids outside the vocabulary, or was tuned for another model.
     """
+    sizes: ModelSizes | None = getattr(drafter, "model_sizes", None)
+    if sizes is not None:
+        sizes.check(states[0].model)
     try:
         proposed: Any = drafter.propose(states)
     except Exception as error:

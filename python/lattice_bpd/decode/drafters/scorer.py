@@ -21,7 +21,7 @@ from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.decode.drafters.p_best import build_list_trees
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.config import DraftConfig, check_used
 from lattice_bpd.draft.drafts import Drafts
 from lattice_bpd.draft.rescore import rescore_lattice
 from lattice_bpd.draft.scorers.beam import ScorerError, search_drafts
@@ -56,7 +56,7 @@ class ScorerDrafter(Drafter):
 
     Raises:
         TypeError: no scorer.
-        ValueError: options out of range.
+        ValueError: options out of range, or of other strategies.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class ScorerDrafter(Drafter):
         self.scorer = _to_scorer(scorer)
         config = config or DraftConfig("p_best", num_drafts=1)
         self.config = config = DraftConfig.make("ScorerDrafter", config, options)
+        check_used("ScorerDrafter", "p_best", options)
         self.num_drafts = 1 if config.strategy == "neural" else config.num_drafts
         if config.beam is not None and config.beam < self.num_drafts:
             raise ValueError(

@@ -10,12 +10,13 @@ import numpy as np
 
 from lattice_bpd import _core
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.decode.state.text_rules import ProcessedChooser
+from lattice_bpd.decode.state.text_rules import ProcessedSelector
 from lattice_bpd.draft.sampled_tree import SharedNoise
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates
-from lattice_bpd.verify.acceptance.sampling import RejectionChooser, SampledChooser
+from lattice_bpd.verify.acceptance.sampling import RejectionSelector, SampledSelector
 from lattice_bpd.verify.acceptance.warp import Warp
-from lattice_bpd.verify.verification import Chooser
+from lattice_bpd.verify.verification import TokenSelector
 
 WIDER = 4  # so many times top_k candidates are looked at before noise picks top_k of them
 _KEY_OF_DRAWS = 0x6C61747469636521  # makes the noise of drafts another than the target's
@@ -23,13 +24,13 @@ _KEY_OF_DRAWS = 0x6C61747469636521  # makes the noise of drafts another than the
 
 def sampling_temperature(states: Sequence[DecodeState]) -> float:
     """The temperature that all texts are sampled at; 1 where they are not."""
-    if states[0].chooser is None:
+    if states[0].selector is None:
         return 1.0
-    choosers = [_sampler(state) for state in states]
+    selectors = [_sampler(state) for state in states]
     warps = {
-        chooser.warp
-        for chooser in choosers
-        if isinstance(chooser, (SampledChooser, RejectionChooser))
+        selector.warp
+        for selector in selectors
+        if isinstance(selector, (SampledSelector, RejectionSelector))
     }
     found = [warp.temperature for warp in warps if isinstance(warp, Warp)]
     return found[0] if len(found) == 1 else 1.0
@@ -37,14 +38,16 @@ def sampling_temperature(states: Sequence[DecodeState]) -> float:
 
 def target_noise(states: Sequence[DecodeState], sharpness: float) -> SharedNoise | None:
     """The noise of the next draws of all texts; None where one is not drawn by it alone."""
-    if states[0].chooser is None or any(state.constrained is not None for state in states):
+    if states[0].selector is None or any(state.constrained is not None for state in states):
         return None
-    choosers = [_sampler(state) for state in states]
-    sampled = [chooser for chooser in choosers if isinstance(chooser, SampledChooser)]
-    if len(sampled) < len(choosers):
+    selectors = [_sampler(state) for state in states]
+    sampled = [selector for selector in selectors if isinstance(selector, SampledSelector)]
+    if len(sampled) < len(selectors):
         return None
     return SharedNoise(
-        [chooser.key for chooser in sampled], [chooser.position for chooser in sampled], sharpness
+        [selector.key for selector in sampled],
+        [selector.position for selector in sampled],
+        sharpness,
     )
 
 
@@ -57,17 +60,20 @@ def keys_of_draws(states: Sequence[DecodeState]) -> list[int]:
     return keys
 
 
-def _sampler(state: DecodeState) -> Chooser | None:
-    """The chooser of the acceptance rule, without the logits processors around it."""
-    chooser = state.chooser
-    return chooser.chooser if isinstance(chooser, ProcessedChooser) else chooser
+def _sampler(state: DecodeState) -> TokenSelector | None:
+    """The selector of the acceptance rule, without the logits processors around it."""
+    selector = state.selector
+    return selector.selector if isinstance(selector, ProcessedSelector) else selector
 
 
-def favoured(candidates: Candidates, noise: SharedNoise, top_k: int) -> Candidates:
+def favoured(
+    candidates: Candidates | LatticeInput, noise: SharedNoise, top_k: int
+) -> Candidates | LatticeInput:
     """Of each slot the top_k candidates by score and noise together.
 
     Args:
-        candidates: (B, H, K), scores at the temperature of sampling.
+        candidates: (B, H, K), scores at the temperature of sampling. Of a LatticeInput the noise
+            is not looked at, since its scores need not be log probabilities.
         noise: of the target's draws.
         top_k: k; K or more leaves everything.
 
@@ -77,6 +83,8 @@ def favoured(candidates: Candidates, noise: SharedNoise, top_k: int) -> Candidat
     token_ids = candidates.token_ids
     if token_ids.shape[-1] <= top_k:
         return candidates
+    if isinstance(candidates, LatticeInput):
+        return candidates.cut(candidates.num_slots, top_k)
     rows = zip(noise.keys, noise.positions, token_ids, strict=True)
     gumbel: Any = np.stack([_core.gumbel_noise(key, first, ids) for key, first, ids in rows])
     best = np.argpartition(-(candidates.scores + gumbel), top_k - 1, axis=-1)[..., :top_k]

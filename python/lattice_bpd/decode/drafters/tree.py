@@ -20,7 +20,7 @@ from lattice_bpd.decode.drafters.target_noise import (
     target_noise,
 )
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.config import DraftConfig, check_used
 from lattice_bpd.draft.sampled_tree import SharedNoise, sample_tree
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -38,6 +38,7 @@ class LatticeTreeDrafter(Drafter):
         self, lm: NGramLM | None, config: DraftConfig | None = None, **options: Any
     ) -> None:
         self.lm, self.config = lm, DraftConfig.make(type(self).__name__, config, options)
+        check_used(type(self).__name__, "tree", options)
         self.max_nodes = self.config.max_nodes
         self._caches = NGramCaches.of_option(self.config.ngram_cache, lm)
 
@@ -55,12 +56,13 @@ class TreeDrafter(LatticeTreeDrafter):
             drafts' probabilities beside the noise of its samples, which the tree then takes into
             account; see `lattice_bpd.draft.SharedNoise`.
         options: by name, instead of the config's: top_k, max_nodes, alpha, temperature,
-            ngram_cache, head_scales, entropy_weight; see `DraftConfig`.
+            ngram_cache, head_scales, entropy_weight, normalization; see
+            `DraftConfig`.
 
     Raises:
         TypeError: an unknown option.
-        ValueError: an option out of range; in `propose`, an LM of another vocabulary than the
-            target's, or a top_k above V.
+        ValueError: an option out of range, or of other strategies; in `propose`, an LM of another
+            vocabulary than the target's, or a top_k above V.
     """
 
     def __init__(
@@ -80,9 +82,9 @@ class TreeDrafter(LatticeTreeDrafter):
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A tree of N draft tokens for each state."""
         first, caches = states[0], self._caches
-        noise = None if first.chooser is None else target_noise(states, self.sharpness)
+        noise = None if first.selector is None else target_noise(states, self.sharpness)
         temperature = self.config.temperature
-        if first.chooser is not None:
+        if first.selector is not None:
             temperature *= sampling_temperature(states)
         if noise is not None:
             trees, start = self._with_noise(states, noise, temperature)

@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from lattice_bpd.arguments import errors_named
 from lattice_bpd.decode.adaptive.experience import experience_of
 from lattice_bpd.decode.constraint.protocol import Constraint, check_constraint
 from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
@@ -44,12 +45,15 @@ from lattice_bpd.decode.loop.arguments import ending_stream
 from lattice_bpd.decode.loop.decode import check_rule, count_draft_nodes
 from lattice_bpd.decode.loop.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.loop.prompts import check_prompts
-from lattice_bpd.decode.state.model import DraftHeads, DraftingModel
+from lattice_bpd.decode.state.heads import HeadsOrCallable
+from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.verify.acceptance.rule import Acceptance
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
+
+_WHERE = "CustomGenerate"
 
 
 class CustomGenerate:
@@ -67,7 +71,7 @@ class CustomGenerate:
             with `do_sample=True` Sampled, with seeds from torch's default generator.
         constraint: constraint on the new tokens of each sequence; the output is that of plain
             `generate` with a logits processor that masks the tokens that are not allowed.
-        options: fields of `DraftConfig` by name.
+        options: fields of `DraftConfig` by name that the strategy uses.
 
     Attributes:
         results: the DecodeResult of each sequence of the last call, with statistics.
@@ -79,7 +83,7 @@ class CustomGenerate:
 
     def __init__(
         self,
-        heads: DraftHeads | None = None,
+        heads: HeadsOrCallable | None = None,
         drafter: str | DraftConfig | Drafter = "tree",
         *,
         lm: Any = None,
@@ -91,10 +95,11 @@ class CustomGenerate:
         **options: Any,
     ) -> None:
         if acceptance is not None:
-            check_rule(acceptance)
+            with errors_named(_WHERE, "decode"):
+                check_rule(acceptance)
         self.acceptance, self.constraint = acceptance, constraint
         self.heads, self.layout, self.streamer = heads, layout, streamer
-        self.config = read_config("CustomGenerate", drafter, options)
+        self.config = read_config(_WHERE, drafter, options, lm=lm, draft_model=draft_model)
         self.drafter: Any = drafter if self.config is None else None
         self.sources = DraftSources(lm, draft_model, heads is not None)
         if self.config is not None and self.config.strategy == "oracle":
@@ -129,7 +134,10 @@ class CustomGenerate:
         caller = find_arguments(self)
         passed = caller.get("streamer")
         streamer = self.streamer if passed is None else passed
-        with ending_stream(streamer):
+        with (
+            ending_stream(streamer),
+            errors_named(_WHERE, "decode", "generate", "make_drafter"),
+        ):
             if caller.get("assistant_model") is not None:
                 raise ValueError(
                     "CustomGenerate: assistant_model cannot be honored; give "

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from lattice_bpd.arguments import errors_named
 from lattice_bpd.decode.adaptive.experience import experience_of
 from lattice_bpd.decode.constraint.protocol import Constraint
 from lattice_bpd.decode.drafters.drafter import Drafter
@@ -25,7 +26,8 @@ from lattice_bpd.decode.loop.arguments import (
 )
 from lattice_bpd.decode.loop.decode import decode_prompts
 from lattice_bpd.decode.loop.loop import DecodeResult
-from lattice_bpd.decode.state.model import AnyHeads, DraftingModel
+from lattice_bpd.decode.state.heads import HeadsOrCallable
+from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.verify.acceptance.rule import Acceptance
@@ -37,7 +39,7 @@ def generate(
     drafter: str | DraftConfig | Drafter | Sequence[Drafter] = "tree",
     *,
     lm: Any = None,
-    heads: AnyHeads | None = None,
+    heads: HeadsOrCallable | None = None,
     draft_model: Any = None,
     tokenizer: Any = None,
     attention_mask: Any = None,
@@ -74,7 +76,7 @@ def generate(
         lm: n-gram LM over the target's token ids. "neural" and "p_best" also take a small causal LM
             of `transformers` with the target's tokenizer, or any TransitionScorer.
         heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens after the next;
-            BlockwiseHeads, or StateHeads such as SpecDrafterHeads.
+            BlockwiseHeads, or DraftHeads such as SpecDrafterHeads.
         draft_model: a small causal LM of `transformers` with the target's tokenizer, for
             "draft_model" and "combined".
         tokenizer: of `transformers` or `tokenizers`; encodes prompts and decodes the output into
@@ -100,20 +102,21 @@ def generate(
         layout: verification layout: "auto", "tree" or "rows"; see docs/exactness.md.
         streamer: of `transformers`, for one prompt; receives the prompt, then each token, then the
             end, also after an error.
-        options: fields of `DraftConfig` by name, such as max_nodes, num_drafts, top_k, alpha,
-            temperature or ngram_cache; they override the config.
+        options: fields of `DraftConfig` by name, such as max_nodes, top_k, alpha, temperature or
+            ngram_cache; they override the config. Those that a strategy does not use are ignored,
+            so that strategies can be compared with the same options.
 
     Returns:
         A DecodeResult for one prompt; for several a list of them, in order.
 
     Raises:
-        ValueError: an unknown strategy, an LM or a draft model that is missing or not used, options
-            out of range, an LM, a draft model, heads or a constraint of another vocabulary, or see
-            `decode`.
+        ValueError: an unknown strategy, heads, an LM or a draft model that is missing, an LM, a
+            draft model that the strategy does not use, options out of range, an LM, a
+            draft model, heads or a constraint of another vocabulary, or see `decode`.
         TypeError: not a supported model, heads that are not callable, or an unknown option.
         MemoryError: a call did not fit into memory.
     """
-    with ending_stream(streamer):
+    with ending_stream(streamer), errors_named("generate", "decode", "make_drafter"):
         texts, several = read_prompts(input_ids, attention_mask, tokenizer)
         check_weights(model)
         target = DraftingModel(model, heads)
@@ -129,7 +132,7 @@ def generate(
             "layout": layout, "streamer": streamer, "certificate": certificate,
             "constraint": constraint,
         }  # fmt: skip
-        config = read_config("generate", drafter, options)
+        config = read_config("generate", drafter, options, lm=lm, draft_model=draft_model)
         if config is None:
             chosen: Any = drafter
         else:
@@ -146,11 +149,13 @@ def generate(
         return results if several else results[0]
 
 
-def read_config(where: str, drafter: Any, options: dict[str, Any]) -> DraftConfig | None:
+def read_config(
+    where: str, drafter: Any, options: dict[str, Any], **sources: Any
+) -> DraftConfig | None:
     """The config for a strategy's name or a config; None for a drafter object.
 
     Raises:
-        TypeError: another type, or options given with a drafter object.
+        TypeError: another type, or options or sources given with a drafter object.
         ValueError: an unknown strategy, or options out of range.
     """
     if "strategy" in options:
@@ -158,9 +163,7 @@ def read_config(where: str, drafter: Any, options: dict[str, Any]) -> DraftConfi
             f"{where}: strategy={options['strategy']!r}; expected the strategy as the argument "
             "`drafter`, by its name or in a DraftConfig"
         )
-    if isinstance(drafter, str):
-        return DraftConfig.make(where, None, {"strategy": drafter, **options})
-    if isinstance(drafter, DraftConfig):
+    if isinstance(drafter, (str, DraftConfig)):
         return DraftConfig.make(where, drafter, options)
     each = drafter if isinstance(drafter, (list, tuple)) else [drafter]
     if not all(callable(getattr(one, "propose", None)) for one in each):
@@ -168,10 +171,11 @@ def read_config(where: str, drafter: Any, options: dict[str, Any]) -> DraftConfi
             f"{where}: drafter is {drafter!r}; expected the name of a strategy, a DraftConfig, or "
             "a drafter with a method `propose`"
         )
-    if options:
+    given = [*options, *(name for name, source in sources.items() if source is not None)]
+    if given:
         raise TypeError(
-            f"{where}: {', '.join(options)} given with a drafter; expected its options at its "
-            "construction; leave them out"
+            f"{where}: {', '.join(given)} given with a drafter; expected them at its construction; "
+            "leave them out"
         )
     return None
 

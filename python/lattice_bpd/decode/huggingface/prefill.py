@@ -16,6 +16,7 @@ from transformers.generation import utils as generation_utils
 
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules
+from lattice_bpd.models.lm_call import read_features
 from lattice_bpd.verify.cache import get_width
 from lattice_bpd.verify.target import TargetOutput
 
@@ -126,7 +127,10 @@ class Prefill:
             lambda _module, arguments: hidden.append(arguments[0])
         )
         try:
-            logits: Tensor = base(**inputs, return_dict=True).logits
+            layers = self._target.feature_layers
+            if layers:
+                inputs["output_hidden_states"] = True
+            output = base(**inputs, return_dict=True)
         finally:
             handle.remove()
         if get_width(cache) != self._input_ids.shape[1]:
@@ -135,7 +139,8 @@ class Prefill:
                 f"prompt of {self._input_ids.shape[1]} tokens; expected one for each token; use "
                 "the model's own generate"
             )
-        return TargetOutput(logits[:, -1:], hidden[-1][:, -1:]), cache
+        features = read_features(base, output, layers)
+        return TargetOutput(output.logits[:, -1:], hidden[-1][:, -1:], features), cache
 
 
 def shift_positions(model: DraftingModel, rules: Sequence[TextRules]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lattice_bpd.verify.acceptance.sampling import Sampled, SampledChooser
+from lattice_bpd.verify.acceptance.sampling import Sampled, SampledSelector
 
 
 class ProcessedSampling(Sampled):
@@ -20,9 +20,9 @@ class ProcessedSampling(Sampled):
         seed: see Sampled.
     """
 
-    def start(self, sequence: int, prompt: Any) -> SampledChooser:
+    def start(self, sequence: int, prompt: Any) -> SampledSelector:
         """See Acceptance."""
-        return SampledChooser(self.warp, self.key_of(sequence, prompt), is_warped=True)
+        return SampledSelector(self.warp, self.key_of(sequence, prompt), is_warped=True)
 
 
 def sampling_rule(temperature: float | None, count: int) -> ProcessedSampling:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lattice_bpd.decode.loop.arguments import is_batch
+
 
 @dataclass
 class TextInput:
@@ -45,7 +47,7 @@ def read_prompts(
         TypeError: neither text nor token ids, or text without a tokenizer.
     """
     _check_kind(input_ids, "input_ids")
-    several = _has_two_axes(input_ids)
+    several = is_batch(input_ids)
     batch = input_ids if several else [input_ids]
     if several and isinstance(batch, Sequence) is hasattr(batch, "ndim"):
         raise TypeError(
@@ -55,7 +57,7 @@ def read_prompts(
     texts = [TextInput(_read_token_ids(prompt, tokenizer)) for prompt in batch]
     if attention_mask is None:
         return texts, several
-    if not _has_two_axes(attention_mask):
+    if not is_batch(attention_mask):
         attention_mask = [attention_mask]
     if len(attention_mask) != len(texts):
         raise ValueError(
@@ -76,7 +78,7 @@ def check_token_types(token_type_ids: Any, base: Any) -> None:
     """
     if token_type_ids is None:
         return
-    rows = token_type_ids if _has_two_axes(token_type_ids) else [token_type_ids]
+    rows = token_type_ids if is_batch(token_type_ids) else [token_type_ids]
     takes_types = "token_type_ids" in inspect.signature(base.forward).parameters
     has_table = hasattr(base.config, "type_vocab_size")
     if any(bool(np.any(np.asarray(row))) for row in rows) or (takes_types and not has_table):
@@ -156,14 +158,6 @@ def _check_kind(value: Any, name: str) -> None:
             f"generate: {name} is {_shorten(value)}; expected token ids of shape (tokens,), or "
             "text with tokenizer="
         )
-
-
-def _has_two_axes(values: Any) -> bool:
-    if hasattr(values, "ndim"):
-        return int(values.ndim) == 2
-    if isinstance(values, str):
-        return False
-    return len(values) > 0 and hasattr(values[0], "__len__")
 
 
 def _shorten(value: Any) -> str:

@@ -8,30 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from lattice_bpd.arguments import check_int
+
 MAX_NEW_TOKENS = 64
 """Most tokens to decode if neither the caller nor a generation config sets it."""
 
 
-def check_int(where: str, name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return the value if it is an int in least..most.
-
-    Raises:
-        TypeError: not an int.
-        ValueError: out of range.
-    """
-    expected = f"an int, {least} or more" if most is None else f"an int, {least}..{most}"
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{where}: {name} is {value!r}; expected {expected}")
-    if value < least or (most is not None and value > most):
-        raise ValueError(
-            f"{where}: {name} is {value}; expected {expected.removeprefix('an int, ')}"
-        )
-    return int(value)
-
-
 def check_max_new_tokens(value: Any) -> int:
-    """See `check_int`."""
-    return check_int("decode", "max_new_tokens", value, 1)
+    """The value as an int, 1 or more; see `check_int`."""
+    return check_int("decode: max_new_tokens", value, 1)
 
 
 def check_stop_tokens(value: Collection[int] | int, vocab_size: int) -> frozenset[int]:
@@ -50,7 +35,7 @@ def check_stop_tokens(value: Collection[int] | int, vocab_size: int) -> frozense
             "convert_tokens_to_ids(token)"
         )
     return frozenset(
-        check_int("decode", "a stop token id", token, 0, vocab_size - 1) for token in token_ids
+        check_int("decode: a stop token id", token, 0, vocab_size - 1) for token in token_ids
     )
 
 
@@ -75,3 +60,16 @@ def ending_stream(streamer: Any) -> Iterator[None]:
     finally:
         if streamer is not None:
             streamer.end()
+
+
+def is_batch(prompts: Any) -> bool:
+    """Whether the argument is a batch, possibly with one prompt, rather than a prompt.
+
+    Args:
+        prompts: ints, a string, or several of either; a list or an array.
+    """
+    if hasattr(prompts, "ndim"):
+        return int(prompts.ndim) == 2
+    if isinstance(prompts, str):
+        return False
+    return len(prompts) > 0 and hasattr(prompts[0], "__len__")

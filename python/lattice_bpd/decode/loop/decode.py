@@ -14,10 +14,12 @@ from lattice_bpd.decode.loop.arguments import (
     check_max_new_tokens,
     check_stop_tokens,
     ending_stream,
+    is_batch,
 )
 from lattice_bpd.decode.loop.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.loop.prompts import Prompts, check_prompts
-from lattice_bpd.decode.state.model import AnyHeads, DraftingModel
+from lattice_bpd.decode.state.heads import HeadsOrCallable
+from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
 
 
@@ -26,7 +28,7 @@ def decode(
     prompt: Any,
     drafter: Drafter | Sequence[Drafter],
     *,
-    heads: AnyHeads | None = None,
+    heads: HeadsOrCallable | None = None,
     max_new_tokens: int = MAX_NEW_TOKENS,
     stop_token_ids: Collection[int] = (),
     layout: str = "auto",
@@ -100,13 +102,6 @@ def decode(
         )
         results = decode_prompts(drafting, checked, drafter, options)
         return results if several else results[0]
-
-
-def is_batch(prompts: Any) -> bool:
-    """Whether the argument is a batch, possibly with one prompt, rather than a prompt."""
-    if hasattr(prompts, "ndim"):
-        return int(prompts.ndim) == 2
-    return len(prompts) > 0 and hasattr(prompts[0], "__len__")
 
 
 def decode_prompts(

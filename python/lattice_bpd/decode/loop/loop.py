@@ -18,11 +18,11 @@ from lattice_bpd.decode.certificate.certificate import (
     CallShape,
     Certificate,
     CertificateError,
-    MarginChooser,
+    MarginSelector,
     certify,
 )
-from lattice_bpd.decode.constraint.chooser import start_constrained
 from lattice_bpd.decode.constraint.protocol import Constraint
+from lattice_bpd.decode.constraint.selector import start_constrained
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.proposals import propose_trees
 from lattice_bpd.decode.loop.prompts import Prompts, read_prompts
@@ -34,7 +34,7 @@ from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.recurrent import RecurrentCache
 from lattice_bpd.verify.target import TargetOutput
-from lattice_bpd.verify.verification import Chooser, Verification, verify_trees
+from lattice_bpd.verify.verification import TokenSelector, Verification, verify_trees
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Options:
         rules: logits processors and stopping criteria of each sequence; None: neither.
         prefill: reads the prompts instead of the target's `read_prompts`; takes the cache to fill,
             or None, and returns the same as `read_prompts`.
-        choosers: one for each sequence, instead of the acceptance rule's.
+        selectors: one for each sequence, instead of the acceptance rule's.
         constraint: constraint on the new tokens; None: no constraint.
         static_cache: use a KV cache of fixed size, for compiled targets.
         max_draft_nodes: most draft tokens of a call, for which a static cache needs capacity.
@@ -96,7 +96,7 @@ class Options:
     acceptance: Acceptance = field(default_factory=Exact)
     rules: list[TextRules] | None = None
     prefill: Callable[[Any], tuple[TargetOutput, Any]] | None = None
-    choosers: list[Chooser] | None = None
+    selectors: list[TokenSelector] | None = None
     constraint: Constraint | None = None
     static_cache: bool = False
     max_draft_nodes: int = 256
@@ -129,13 +129,13 @@ class _Run:
         """Draft and verify for all active sequences, in one call of the target."""
         states = [self.states[number] for number in self.active]
         trees = propose_trees([self.drafters[number] for number in self.active], states)
-        choosers, start = self.options.choosers, time.perf_counter()
+        selectors, start = self.options.selectors, time.perf_counter()
         verified = verify_trees(
             self.model.target,
             self.cache,
             trees,
             layout=self.options.layout,
-            choosers=None if choosers is None else [choosers[n] for n in self.active],
+            selectors=None if selectors is None else [selectors[n] for n in self.active],
         )
         self.stats.lap("verify", start + verified.target_seconds)
         self.seconds["target"] = self.seconds.get("target", 0.0) + verified.target_seconds
@@ -153,11 +153,13 @@ class _Run:
             new = _until_stop(new, options.stop_token_ids)
         state.tokens += new
         state.hidden = verified.hidden
+        if verified.features is not None:
+            state.features.append(verified.features)
         stats.tokens += len(new)
         if not is_prompt:
             stats.accept_lengths.append(min(verified.accept_length, len(new)))
         stopped = bool(new) and new[-1] in options.stop_token_ids
-        ended = options.choosers is not None and options.choosers[number].ended
+        ended = options.selectors is not None and options.selectors[number].ended
         if stopped:
             state.finish = "stop_token"
         elif state.constrained is not None and state.constrained.automaton_state.ended:
@@ -196,13 +198,13 @@ def run_loop(
     Returns:
         A result for each prompt, in order.
     """
-    inner = _start_choosers(options, prompts)
+    inner = _start_selectors(options, prompts)
     constrained = None
     if options.constraint is not None:
         constrained = start_constrained(
             options.constraint, options.stop_token_ids, inner or [None] * len(prompts.tokens)
         )
-    options = replace(options, choosers=inner if constrained is None else [*constrained])
+    options = replace(options, selectors=inner if constrained is None else [*constrained])
     seconds: dict[str, float] = {}
     clock = DecodeStats(seconds=seconds)
     with clock.stage("total"):
@@ -214,7 +216,7 @@ def run_loop(
             for tokens, verified, limit in zip(prompts.tokens, first, options.limits, strict=True)
         ]  # fmt: skip
         for number, state in enumerate(states):
-            state.chooser = None if inner is None else inner[number]
+            state.selector = None if inner is None else inner[number]
             state.constrained = None if constrained is None else constrained[number]
             state.source = cache.source_of(number)
         run = _Run(model, options, list(drafters), states, cache, seconds)
@@ -227,17 +229,17 @@ def run_loop(
     return _results(run, prompts)
 
 
-def _start_choosers(options: Options, prompts: Prompts) -> list[Chooser] | None:
+def _start_selectors(options: Options, prompts: Prompts) -> list[TokenSelector] | None:
     """One for each sequence; None: argmax."""
     if options.certificate:
-        return [MarginChooser() for _ in prompts.tokens]
-    if options.choosers is not None:
-        return options.choosers
+        return [MarginSelector() for _ in prompts.tokens]
+    if options.selectors is not None:
+        return options.selectors
     started = [options.acceptance.start(n, tokens) for n, tokens in enumerate(prompts.tokens)]
     if options.rules is not None and not all(rules.is_plain for rules in options.rules):
         pairs = zip(options.rules, started, strict=True)
-        return [rules.start(chooser) for rules, chooser in pairs]
-    return [chooser for chooser in started if chooser is not None] or None
+        return [rules.start(selector) for rules, selector in pairs]
+    return [selector for selector in started if selector is not None] or None
 
 
 def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
@@ -248,7 +250,7 @@ def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
     results = []
     for state, prompt in zip(states, prompts.tokens, strict=True):
         state.stats.seconds = dict(shares)
-        state.stats.count_relaxed(getattr(state.chooser, "regrets", ()))
+        state.stats.count_relaxed(getattr(state.selector, "regrets", ()))
         result = DecodeResult(
             state.new_tokens, state.finish or "length", state.stats, rule.name, rule.lossless
         )
@@ -257,12 +259,12 @@ def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
                 f"{state.stats.flattened_trees} draft trees were verified as their best chain: "
                 f"{run.model.target.refuses_tree()}"
             )
-        if isinstance(state.chooser, MarginChooser):
+        if isinstance(state.selector, MarginSelector):
             result.certificate = certify(
                 run.model,
                 prompt,
                 result.token_ids,
-                state.chooser,
+                state.selector,
                 shapes,
                 len(states),
                 state.source,

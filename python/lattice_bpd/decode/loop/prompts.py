@@ -20,7 +20,7 @@ from lattice_bpd.verify.greedy import greedy_tokens
 from lattice_bpd.verify.recurrent import RecurrentCache, find_mixers
 from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.verify.stacked_cache import StackedCache
-from lattice_bpd.verify.verification import NO_OFFER, Verification
+from lattice_bpd.verify.verification import NO_CANDIDATES, Verification
 
 if TYPE_CHECKING:
     from lattice_bpd.decode.loop.loop import Options
@@ -117,19 +117,22 @@ def read_prompts(
         else BatchCache(kv_cache, lengths)
     )
     tokens = _first_tokens(output.logits[:, -1], options)
-    if model.heads is not None and model.num_slots is None:
-        # sets num_slots
+    if model.heads is not None and model.num_slots is None:  # the first call sets it
         model.head_logits(output.hidden[:1, -1], tokens[0][-1:] or None)
     first = [Verification(t, 0, output.hidden[row, -1]) for row, t in enumerate(tokens)]
+    if output.features is not None:
+        for row, length in enumerate(lengths):
+            first[row].features = output.features[row, longest - length :]
     return first, state
 
 
 def _first_tokens(logits: Tensor, options: Options) -> list[list[int]]:
     """The exact token after each prompt, from (B, V) logits."""
-    if options.choosers is None:
+    if options.selectors is None:
         return [[token] for token in greedy_tokens(logits).tolist()]
     chosen = [
-        chooser.choose(row, NO_OFFER) for chooser, row in zip(options.choosers, logits, strict=True)
+        selector.choose(row, NO_CANDIDATES)
+        for selector, row in zip(options.selectors, logits, strict=True)
     ]
     return [[] if token is None else [token] for token in chosen]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lattice_bpd.decode.state.model import DraftHeads, DraftingModel, StateHeads
+from lattice_bpd.decode.state.heads import DraftHeads
+from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.spec_heads import SpecDrafterHeads
 from lattice_bpd.decode.state.statistics import DecodeStats
@@ -13,5 +14,4 @@ __all__ = [
     "DraftHeads",
     "DraftingModel",
     "SpecDrafterHeads",
-    "StateHeads",
 ]

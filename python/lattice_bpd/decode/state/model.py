@@ -2,69 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from lattice_bpd.decode.state.heads import (
+    DraftHeads,
+    HeadsOrCallable,
+    HiddenStateHeads,
+    as_draft_heads,
+    check_head_logits,
+)
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.lm_call import unwrap_model
-from lattice_bpd.models.sources import HeadSource, check_heads
 from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.verify.target import CausalLMTarget
 
 if TYPE_CHECKING:
     from lattice_bpd.decode.state.sequence import DecodeState
-
-
-class DraftHeads(Protocol):
-    """A callable that computes head logits: a module, a method or a function.
-
-    If it has a parameter `exact_tokens`, it is passed y_{t+1} of each row, (B,) int64: the selected
-    token, which may differ from the target's argmax because of logits processors.
-    """
-
-    def __call__(self, hidden: Tensor, /) -> Tensor:
-        """Logits of the next positions.
-
-        Args:
-            hidden: (B, D) float, the inputs of the output embedding that predicted y_{t+1}; see
-                `lattice_bpd.models.lm_call`.
-
-        Returns:
-            (B, H, V) float; slot 0 predicts y_{t+2}.
-        """
-        ...
-
-
-@runtime_checkable
-class StateHeads(Protocol):
-    """Draft heads that read the state of a sequence, not just its last hidden state.
-
-    Attributes:
-        num_slots: H.
-    """
-
-    num_slots: int
-
-    def read_states(self, states: Sequence[DecodeState]) -> Tensor:
-        """Logits of the next positions.
-
-        Args:
-            states: B sequences. Heads can store data of their own in `state.memory`.
-
-        Returns:
-            (B, H, V) float; slot 0 predicts the token after `state.tokens`.
-        """
-        ...
-
-
-AnyHeads = DraftHeads | BlockwiseHeads | StateHeads
-"""Types of the argument `heads`."""
 
 
 class DraftingModel:
@@ -74,7 +33,8 @@ class DraftingModel:
         model: a causal LM or an encoder-decoder of `transformers`, a BlockwiseLM, which has heads,
             or a Seq2SeqTarget.
         heads: a callable that returns logits, BlockwiseHeads, whose states pass through the
-            target's output embedding, or StateHeads; None: the BlockwiseLM's own, or no heads.
+            target's output embedding, a BlockDrafter or another OnePassDrafter, or DraftHeads;
+            None: the BlockwiseLM's own, or no heads.
 
     Attributes:
         target: the model with the interface that verification uses.
@@ -82,6 +42,7 @@ class DraftingModel:
         device: device of the inputs.
         max_positions: the target's number of positions; None if its config has no limit.
         num_slots: H; None before the first call of the heads, or without heads.
+        heads: the draft heads, or None.
         heads_owner: object that holds the heads' weights, if they are a module's.
 
     Raises:
@@ -94,7 +55,7 @@ class DraftingModel:
     def __init__(
         self,
         model: PreTrainedModel | BlockwiseLM | Seq2SeqTarget,
-        heads: AnyHeads | None = None,
+        heads: HeadsOrCallable | None = None,
     ) -> None:
         model = unwrap_model(model) if not isinstance(model, BlockwiseLM) else model
         if isinstance(model, Seq2SeqTarget):
@@ -108,18 +69,11 @@ class DraftingModel:
         self.heads_owner = model if heads is None else getattr(heads, "__self__", heads)
         if heads is None and isinstance(model, BlockwiseLM):
             heads = model.heads
-        self.num_slots = cast("int | None", getattr(heads, "num_slots", None))
-        self._takes_exact_tokens = _takes_exact_tokens(heads)
-        if isinstance(heads, BlockwiseHeads):
-            heads = _through_embedding(heads, self.target.embedding)
-        if heads is not None and not (callable(heads) or isinstance(heads, StateHeads)):
-            raise TypeError(
-                f"decode: heads is a {type(heads).__name__}; expected a callable that turns hidden "
-                "states (B, D) into logits (B, H, V)"
-            )
-        self.heads = heads
-        # checked once, since isinstance with a runtime protocol is slow
-        self._state_heads = heads if isinstance(heads, StateHeads) else None
+        self.heads = as_draft_heads(heads, self.target)
+        self.num_slots = None if self.heads is None else self.heads.num_slots
+        layers = tuple(getattr(self.heads, "hidden_layers", ()))
+        if layers:
+            self.target.provide_features(layers)
 
     def require_causal(self, where: str) -> None:
         """Raise TypeError if the target is an encoder-decoder."""
@@ -129,24 +83,21 @@ class DraftingModel:
                 "decoder-only causal LM; load it with AutoModelForCausalLM"
             )
 
-    def state_logits(self, states: Sequence[DecodeState]) -> Tensor:
-        """Logits of the draft heads for B sequences.
-
-        Returns:
-            (B, H, V) float.
+    def read_heads(self, states: Sequence[DecodeState]) -> Tensor | LatticeInput:
+        """What the draft heads give B sequences: logits (B, H, V), or candidates.
 
         Raises:
-            ValueError: as `head_logits`.
+            ValueError: there are no heads, or they return another shape.
         """
-        if self._state_heads is not None:
-            return self._check(self._state_heads.read_states(states), len(states))
-        if len(states) == 1:
-            return self.head_logits(states[0].hidden[None], states[0].tokens[-1:])
-        hidden = torch.stack([state.hidden for state in states])
-        return self.head_logits(hidden, [state.tokens[-1] for state in states])
+        found = self._some_heads().read_states(states)
+        if isinstance(found, LatticeInput):
+            found.check(len(states), self.vocab_size)
+            self.num_slots = found.num_slots
+            return found
+        return self._check(found, len(states))
 
     def head_logits(self, hidden: Tensor, exact_tokens: Sequence[int] | None = None) -> Tensor:
-        """Logits of the draft heads.
+        """Logits of heads that read only the last hidden state.
 
         Args:
             hidden: (B, D) float.
@@ -157,40 +108,28 @@ class DraftingModel:
             (B, H, V) float.
 
         Raises:
-            ValueError: there are no heads, or they return another shape.
+            ValueError: there are no such heads, or they return another shape.
         """
-        if self.heads is None or self._state_heads is not None:
+        heads = self._some_heads()
+        if not isinstance(heads, HiddenStateHeads):
+            raise ValueError(
+                f"decode: {type(heads).__name__} read more than a hidden state; expected heads "
+                "that are a function of it; call read_heads(states)"
+            )
+        return self._check(heads.logits(hidden, exact_tokens), len(hidden))
+
+    def _some_heads(self) -> DraftHeads:
+        if self.heads is None:
             raise ValueError(
                 "decode: this drafter needs head logits and the model has no heads; give heads=, a "
                 "callable that turns hidden states (B, D) into logits (B, H, V), or a BlockwiseLM"
             )
-        if exact_tokens is not None and self._takes_exact_tokens:
-            chosen = torch.tensor(exact_tokens, device=hidden.device)
-            logits = cast("HeadSource", self.heads)(hidden, exact_tokens=chosen)
-        else:
-            logits = cast("DraftHeads", self.heads)(hidden)
-        return self._check(logits, len(hidden))
+        return self.heads
 
     def _check(self, logits: Any, rows: int) -> Tensor:
-        """Return the logits if they are a tensor of shape (rows, H, V), and set num_slots."""
-        if not isinstance(logits, Tensor):
-            raise TypeError(
-                f"decode: heads returned {type(logits).__name__}; expected a tensor of logits "
-                "(B, H, V) for hidden states (B, D)"
-            )
-        shape = logits.shape
-        if len(shape) != 3 or shape[0] != rows or shape[1] == 0:
-            raise ValueError(
-                f"decode: heads returned logits of shape {tuple(shape)} for {rows} hidden states; "
-                "expected (B, H, V) with one slot or more"
-            )
-        if shape[2] != self.vocab_size:
-            raise ValueError(
-                f"decode: the heads have a vocabulary of {shape[2]}, the target one of "
-                f"{self.vocab_size}; expected the same; use heads that were trained on this target"
-            )
-        self.num_slots = shape[1]
-        return logits
+        checked = check_head_logits(logits, rows, self.vocab_size)
+        self.num_slots = checked.shape[1]
+        return checked
 
     def check_token_ids(self, token_ids: Tensor, where: str, vocab_size: int | None = None) -> None:
         """Raise ValueError unless token_ids are integers in 0..V-1, V the target's by default."""
@@ -203,24 +142,3 @@ class DraftingModel:
                 f"{where}: found token id {low if low < 0 else high}; expected 0.."
                 f"{size - 1}; use the tokenizer that the target was trained with"
             )
-
-
-def _through_embedding(heads: BlockwiseHeads, embedding: nn.Module) -> DraftHeads:
-    """Apply the output embedding to heads that return states."""
-    check_heads(heads, cast(Tensor, embedding.weight))
-
-    def logits(hidden: Tensor, /) -> Tensor:
-        return cast(Tensor, embedding(heads(hidden)))
-
-    return logits
-
-
-def _takes_exact_tokens(heads: Any) -> bool:
-    """Whether the heads have a parameter `exact_tokens`."""
-    if heads is None or isinstance(heads, BlockwiseHeads):
-        return False
-    try:
-        signature = inspect.signature(heads.forward if isinstance(heads, nn.Module) else heads)
-    except (TypeError, ValueError):  # some C functions have no signature
-        return False
-    return "exact_tokens" in signature.parameters

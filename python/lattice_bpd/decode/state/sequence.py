@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from lattice_bpd.decode.constraint.chooser import ConstrainedChooser
+from lattice_bpd.decode.constraint.selector import ConstrainedSelector
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.verify.source_cache import Source
-from lattice_bpd.verify.verification import Chooser
+from lattice_bpd.verify.verification import TokenSelector
 
 
 @dataclass
@@ -31,10 +32,12 @@ class DecodeState:
         max_draft_length: longest draft of any drafter in this step, limited by the output limit
             and the target's positions.
         finish: finish reason; None while the text is not finished.
-        chooser: of the acceptance rule, for drafters that share its random numbers; None: argmax.
-        constrained: chooser with the automaton state of the constraint; None: no constraint.
+        selector: of the acceptance rule, for drafters that share its random numbers; None: argmax.
+        constrained: selector with the automaton state of the constraint; None: no constraint.
         source: encoded source of an encoder-decoder, one row; else None.
-        memory: data that StateHeads store for this sequence.
+        memory: data that draft heads keep for this sequence.
+        features: (m, F) float each, of tokens that the heads have not taken yet; see
+            `take_features`.
     """
 
     model: DraftingModel
@@ -46,15 +49,28 @@ class DecodeState:
     num_slots: int = 0
     max_draft_length: int = 0
     finish: str | None = None
-    chooser: Chooser | None = None
-    constrained: ConstrainedChooser | None = None
+    selector: TokenSelector | None = None
+    constrained: ConstrainedSelector | None = None
     source: Source | None = None
     memory: Any = None
+    features: list[Tensor] = field(default_factory=list)
 
     @property
     def new_tokens(self) -> list[int]:
         """The decoded tokens."""
         return self.tokens[self.prompt_length :]
+
+    def take_features(self) -> Tensor:
+        """The target's hidden states of the tokens that it read since the last call of this method.
+
+        Returns:
+            (m, F) float, the outputs of `DraftHeads.hidden_layers` one after the other; row 0
+            belongs to the token after the last row of the call before, and the last row to
+            `tokens[-2]`, since the target has not read `tokens[-1]` yet.
+        """
+        taken = self.features[0] if len(self.features) == 1 else torch.cat(self.features)
+        self.features = []
+        return taken
 
     def update_limits(self) -> None:
         """Compute max_draft_length and num_slots for the next step."""

@@ -40,7 +40,7 @@ class SpecDrafterHeads:
         self._dtype = drafter.embedding.weight.dtype
 
     def read_states(self, states: Sequence[DecodeState]) -> Tensor:
-        """See `lattice_bpd.decode.state.StateHeads`.
+        """See `lattice_bpd.decode.state.DraftHeads`.
 
         Raises:
             ValueError: the target is not an encoder-decoder, or has other widths.

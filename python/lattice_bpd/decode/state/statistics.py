@@ -117,7 +117,7 @@ class DecodeStats:
         self.neighbours += neighbours
 
     def count_relaxed(self, regrets: Sequence[tuple[int, float]]) -> None:
-        """Count relaxed tokens: (token index, nats) of each, as a lossy rule's chooser lists them.
+        """Count relaxed tokens: (token index, nats) of each, as a lossy rule's selector lists them.
 
         Set `tokens` first: tokens selected after a stop token are not part of the output.
         """

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from lattice_bpd.verify.greedy import greedy_tokens
-from lattice_bpd.verify.verification import Chooser, Offer
+from lattice_bpd.verify.verification import DraftCandidates, TokenSelector
 
 # Sampling settings; without sampling transformers only warns about them.
 _SAMPLING = (
@@ -70,12 +70,12 @@ class TextRules:
         kinds = (MaxLengthCriteria, EosTokenCriteria)
         return len(self.processors) == 0 and all(isinstance(c, kinds) for c in self.criteria)
 
-    def start(self, chooser: Chooser | None) -> ProcessedChooser:
-        """Wrap the chooser of an acceptance rule; None: argmax."""
-        return ProcessedChooser(self, chooser)
+    def start(self, selector: TokenSelector | None) -> ProcessedSelector:
+        """Wrap the selector of an acceptance rule; None: argmax."""
+        return ProcessedSelector(self, selector)
 
 
-class ProcessedChooser:
+class ProcessedSelector:
     """Selects tokens from processed logits until a stopping criterion is met; for one text.
 
     Processors and criteria are called once for each token, in order and with the decoded prefix, as
@@ -83,15 +83,15 @@ class ProcessedChooser:
 
     Args:
         rules: processors and criteria.
-        chooser: of the acceptance rule, called with processed logits; None: argmax.
+        selector: of the acceptance rule, called with processed logits; None: argmax.
 
     Attributes:
-        chooser: see Args.
+        selector: see Args.
         ended: whether a criterion was met.
     """
 
-    def __init__(self, rules: TextRules, chooser: Chooser | None) -> None:
-        self.chooser, self.ended = chooser, False
+    def __init__(self, rules: TextRules, selector: TokenSelector | None) -> None:
+        self.selector, self.ended = selector, False
         self._processors, self._criteria = rules.processors, rules.criteria
         self._length = len(rules.prompt)
         self._ids = rules.prompt.new_zeros((1, self._length + rules.max_new_tokens))
@@ -99,11 +99,11 @@ class ProcessedChooser:
 
     @property
     def regrets(self) -> Any:
-        """Regrets of the rule's chooser; empty if it records none."""
-        return getattr(self.chooser, "regrets", ())
+        """Regrets of the rule's selector; empty if it records none."""
+        return getattr(self.selector, "regrets", ())
 
-    def choose(self, logits: Tensor, offer: Offer) -> int | None:
-        """See `lattice_bpd.verify.verification.Chooser`.
+    def choose(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
+        """See `lattice_bpd.verify.verification.TokenSelector`.
 
         Raises:
             ValueError: NaN among the processed logits.
@@ -115,10 +115,10 @@ class ProcessedChooser:
         processed: Tensor = self._processors(prefix, scores.unsqueeze(0))[0]  # type: ignore[arg-type]
         if bool(processed.isnan().any()):
             greedy_tokens(processed)  # raises
-        if self.chooser is None:
+        if self.selector is None:
             token: int | None = int(processed.argmax())
         else:
-            token = self.chooser.choose(processed, offer)
+            token = self.selector.choose(processed, candidates)
         if token is None:
             return None
         self._ids[0, self._length] = token

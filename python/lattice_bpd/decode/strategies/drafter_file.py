@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header, write_json
 from lattice_bpd.decode.drafters.drafter import Drafter
+from lattice_bpd.decode.drafters.model_sizes import ModelSizes
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
 
 _FORMAT, _VERSION = "lattice-bpd drafter", 1
-_STRATEGIES = ("greedy", "bpd", "p_best", "tree")
+_STRATEGIES = ("greedy", "bpd", "p_best", "chain", "tree")
 _HINT = "make one with lattice-bpd tune"
 _OPTIONS = (
     "strategy", "top_k", "num_drafts", "max_nodes", "alpha", "temperature", "head_scales",
@@ -96,6 +97,9 @@ def read_drafter_file(path: str | Path) -> DrafterFile:
 def load_drafter(path: str | Path, lm: NGramLM | None = None) -> Drafter:
     """The drafter of a drafter.json, for `generate(..., drafter=)`.
 
+    Decoding with it is a ValueError if the target has another vocabulary than the one that was
+    tuned for, or more slots; plain greedy decoding works with any target.
+
     Args:
         path: of the file.
         lm: n-gram LM that it was tuned with; None: read from where it was then, if it needs one.
@@ -112,21 +116,33 @@ def load_drafter(path: str | Path, lm: NGramLM | None = None) -> Drafter:
     if file.lm is None:
         lm = None
     elif lm is None:
-        lm = _find_lm(file, Path(path))
+        lm = find_lm(file, Path(path))
     if lm is not None and lm.vocab_size != file.vocab_size:
         raise ValueError(
             f"load_drafter: the LM has a vocabulary of {lm.vocab_size}, {path} is for one of "
             f"{file.vocab_size}; give the LM that it was tuned with"
         )
-    return make_drafter(file.config, DraftSources(lm))
+    drafter: Any = make_drafter(file.config, DraftSources(lm))
+    if file.config.strategy != "greedy":
+        drafter.model_sizes = ModelSizes(file.vocab_size, file.num_slots, str(path))
+    return cast(Drafter, drafter)
 
 
-def _find_lm(file: DrafterFile, path: Path) -> NGramLM:
-    """The LM where it was tuned with, or beside drafter.json."""
+def find_lm(file: DrafterFile, path: Path) -> NGramLM:
+    """The LM that a drafter was tuned with: at its path of that time, or beside drafter.json.
+
+    Args:
+        file: contents of drafter.json, with an LM.
+        path: of drafter.json.
+
+    Raises:
+        FormatError: the LM's file is damaged.
+        ValueError: there is no such file.
+    """
     name = str((file.lm or {}).get("file") or "")
-    for place in (Path(name), path.parent / name, path.parent / Path(name).name):
-        if name and place.is_file():
-            return NGramLM.load(place)
+    for candidate in (Path(name), path.parent / name, path.parent / Path(name).name):
+        if name and candidate.is_file():
+            return NGramLM.load(candidate)
     raise ValueError(
         f"load_drafter: {path} needs an n-gram LM and {name or 'its file'} is not there; give "
         "lm=NGramLM.load(path)"

@@ -9,6 +9,7 @@ from typing import Any
 from lattice_bpd.decode.adaptive.controller import Controller
 from lattice_bpd.decode.adaptive.experience import Experience
 from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
+from lattice_bpd.decode.drafters.chain import ChainDrafter
 from lattice_bpd.decode.drafters.combined import CombinedDrafter
 from lattice_bpd.decode.drafters.continuation import ContinuationDrafter
 from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
@@ -51,34 +52,41 @@ def make_drafter(config: DraftConfig, sources: DraftSources | None = None) -> Dr
         sources: LM, draft model and what else the strategy uses.
 
     Raises:
-        ValueError: a source that is missing, or that the strategy does not use.
+        ValueError: a source that is missing, or a draft model that the strategy does not use. An
+            LM that it does not use is ignored, so that strategies can be compared by their name.
         TypeError: an LM or a draft model of another type.
     """
-    sources, strategy = sources or DraftSources(), config.strategy
+    sources = sources or DraftSources()
+    _check_sources(config.strategy, sources)
+    return _BUILDERS[config.strategy](config, sources)
+
+
+def _check_sources(strategy: str, sources: DraftSources) -> None:
+    """Raise for a source that is missing, not used or of another type."""
     info = STRATEGIES[strategy]
     if "lm" in info.needs and sources.lm is None:
         neural = "a small causal LM with the target's tokenizer, or a TransitionScorer"
         needed = neural if strategy == "neural" else "NGramLM.load(path)"
-        raise ValueError(f"generate: strategy {strategy!r} needs an LM; give lm=, {needed}")
+        raise ValueError(f"make_drafter: strategy {strategy!r} needs an LM; give lm=, {needed}")
     if "draft_model" in info.needs and sources.draft_model is None:
         raise ValueError(
-            f"generate: strategy {strategy!r} needs a draft model; give draft_model=, a small "
+            f"make_drafter: strategy {strategy!r} needs a draft model; give draft_model=, a small "
             "causal LM with the target's tokenizer"
         )
-    if sources.draft_model is not None and "draft_model" not in (*info.needs, *info.takes):
-        users = [name for name, one in STRATEGIES.items() if "draft_model" in one.needs + one.takes]
+    if sources.draft_model is not None and not info.uses("draft_model"):
+        users = [repr(key) for key, one in STRATEGIES.items() if one.uses("draft_model")]
         raise ValueError(
-            f"generate: strategy {strategy!r} does not use a draft model; use "
-            f"{' or '.join(map(repr, users))}, or leave draft_model out"
-        )
-    if config.draft_length is not None and "draft_length" not in info.options:
-        raise ValueError(
-            f"generate: strategy {strategy!r} drafts as many slots as there are heads; "
-            "draft_length is for draft_model, lookup, combined; leave it out"
+            f"make_drafter: strategy {strategy!r} does not use a draft model; leave draft_model "
+            f"out, or use {' or '.join(users)}"
         )
     if strategy not in ("neural", "p_best"):
         _check_ngram_lm(sources.lm)
-    return _BUILDERS[strategy](config, sources)
+    if "heads" in info.needs and not sources.has_heads:
+        raise ValueError(
+            f"make_drafter: strategy {strategy!r} needs draft heads and the model has none; give "
+            "heads=, a callable that turns hidden states (B, D) into logits (B, H, V), or a "
+            "BlockwiseLM; 'lookup' and 'draft_model' draft without heads"
+        )
 
 
 def _check_ngram_lm(lm: Any) -> None:
@@ -86,7 +94,7 @@ def _check_ngram_lm(lm: Any) -> None:
         return
     hint = f"NGramLM.load({lm!r})" if isinstance(lm, str) else "NGramLM.load(path)"
     raise TypeError(
-        f"generate: lm is a {type(lm).__name__}; expected an NGramLM; load one with {hint} "
+        f"make_drafter: lm is a {type(lm).__name__}; expected an NGramLM; load one with {hint} "
         "(scorers and neural LMs are for 'neural' and 'p_best')"
     )
 
@@ -131,6 +139,7 @@ _BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
     "ngram": lambda config, sources: PBestDrafter(sources.lm, config),
     "neural": lambda config, sources: ScorerDrafter(sources.lm, config),
     "p_best": _p_best,
+    "chain": lambda config, sources: ChainDrafter(sources.lm, config),
     "tree": lambda config, sources: TreeDrafter(sources.lm, config),
     "sampled": lambda config, sources: SampledTreeDrafter(sources.lm, config),
     "auto": lambda config, sources: Controller(TreeDrafter(sources.lm, config), sources.experience),

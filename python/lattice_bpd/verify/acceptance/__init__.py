@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lattice_bpd.verify.acceptance.parse import parse_acceptance
-from lattice_bpd.verify.acceptance.relaxed import RelaxedAcceptance, RelaxedChooser
+from lattice_bpd.verify.acceptance.relaxed import RelaxedAcceptance, RelaxedSelector
 from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
 from lattice_bpd.verify.acceptance.rules import (
     Distance,
@@ -14,9 +14,9 @@ from lattice_bpd.verify.acceptance.rules import (
 )
 from lattice_bpd.verify.acceptance.sampling import (
     Rejection,
-    RejectionChooser,
+    RejectionSelector,
     Sampled,
-    SampledChooser,
+    SampledSelector,
 )
 from lattice_bpd.verify.acceptance.warp import Warp
 
@@ -26,11 +26,11 @@ __all__ = [
     "Exact",
     "MinimumBlock",
     "Rejection",
-    "RejectionChooser",
+    "RejectionSelector",
     "RelaxedAcceptance",
-    "RelaxedChooser",
+    "RelaxedSelector",
     "Sampled",
-    "SampledChooser",
+    "SampledSelector",
     "SpecDecPlusPlus",
     "TopKMatch",
     "Typical",

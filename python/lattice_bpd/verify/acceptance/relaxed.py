@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
-from lattice_bpd.verify.verification import Offer
+from lattice_bpd.verify.verification import DraftCandidates
 
 
 class RelaxedAcceptance(ABC):
@@ -45,22 +45,22 @@ class RelaxedAcceptance(ABC):
             (n,) bools.
         """
 
-    def pick(self, row: FloatRow, best: int, offer: Offer) -> int:
+    def pick(self, row: FloatRow, best: int, candidates: DraftCandidates) -> int:
         """The next token of the output.
 
         The argmax if it is a candidate, else the admitted candidate with the largest logit (the
         first of several), else the argmax.
         """
-        token_ids = offer.token_ids
+        token_ids = candidates.token_ids
         if not token_ids or best in token_ids:
             return best
         passing = self.admits(row, best, token_ids)
         admitted = [token for token, passes in zip(token_ids, passing, strict=True) if passes]
         return max(admitted, key=row.__getitem__, default=best)
 
-    def start(self, sequence: int, prompt: Sequence[int]) -> RelaxedChooser:  # noqa: ARG002
+    def start(self, sequence: int, prompt: Sequence[int]) -> RelaxedSelector:  # noqa: ARG002
         """The token selector of one text."""
-        return RelaxedChooser(self)
+        return RelaxedSelector(self)
 
     def __str__(self) -> str:
         """Name and numbers as `parse_acceptance` reads them: specdec++:3,1.0."""
@@ -68,7 +68,7 @@ class RelaxedAcceptance(ABC):
         return f"{self.name}:{','.join(map(str, values))}"
 
 
-class RelaxedChooser:
+class RelaxedSelector:
     """Selects the tokens of one text by a relaxed rule, and records their regret.
 
     Args:
@@ -86,15 +86,15 @@ class RelaxedChooser:
         self._rule, self._chosen = rule, 0
         self.regrets: list[tuple[int, float]] = []
 
-    def choose(self, logits: Tensor, offer: Offer) -> int:
-        """See `lattice_bpd.verify.verification.Chooser`.
+    def choose(self, logits: Tensor, candidates: DraftCandidates) -> int:
+        """See `lattice_bpd.verify.verification.TokenSelector`.
 
         Raises:
             ValueError: a NaN among the logits.
         """
         row = logits_row(logits)
         best = greedy_token(row)
-        token = self._rule.pick(row, best, offer)
+        token = self._rule.pick(row, best, candidates)
         if token != best:
             self.regrets.append((self._chosen, float(row[best]) - float(row[token])))
         self._chosen += 1

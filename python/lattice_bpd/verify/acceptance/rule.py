@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from lattice_bpd.verify.verification import Chooser
+from lattice_bpd.verify.verification import TokenSelector
 
 
 class Acceptance(Protocol):
@@ -24,7 +24,7 @@ class Acceptance(Protocol):
     lossless: ClassVar[bool]
     guarantee: ClassVar[str]
 
-    def start(self, sequence: int, prompt: Sequence[int]) -> Chooser | None:
+    def start(self, sequence: int, prompt: Sequence[int]) -> TokenSelector | None:
         """The token selector of one text.
 
         Args:
@@ -32,7 +32,7 @@ class Acceptance(Protocol):
             prompt: its token ids.
 
         Returns:
-            A new Chooser; None for argmax.
+            A new TokenSelector; None for argmax.
         """
         ...
 

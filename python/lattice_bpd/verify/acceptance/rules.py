@@ -17,7 +17,7 @@ from lattice_bpd.verify.acceptance.relaxed import (
 )
 from lattice_bpd.verify.acceptance.rule import Exact
 from lattice_bpd.verify.greedy import FloatRow
-from lattice_bpd.verify.verification import Offer
+from lattice_bpd.verify.verification import DraftCandidates
 
 
 @dataclass(frozen=True)
@@ -204,11 +204,11 @@ class MinimumBlock(RelaxedAcceptance):
             return [False] * len(token_ids)
         return self.rule.admits(row, best, token_ids)
 
-    def pick(self, row: FloatRow, best: int, offer: Offer) -> int:
+    def pick(self, row: FloatRow, best: int, candidates: DraftCandidates) -> int:
         """See RelaxedAcceptance."""
-        token = best if isinstance(self.rule, Exact) else self.rule.pick(row, best, offer)
-        forced = offer.depth + 1 < self.length and len(offer.token_ids) > 0
-        return offer.token_ids[0] if forced and token not in offer.token_ids else token
+        token = best if isinstance(self.rule, Exact) else self.rule.pick(row, best, candidates)
+        forced = candidates.depth + 1 < self.length and len(candidates.token_ids) > 0
+        return candidates.token_ids[0] if forced and token not in candidates.token_ids else token
 
     def __str__(self) -> str:
         """See RelaxedAcceptance; the inner rule follows unless it is the exact one."""

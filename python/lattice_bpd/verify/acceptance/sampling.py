@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lattice_bpd import _core
 from lattice_bpd.verify.acceptance.warp import Warp
-from lattice_bpd.verify.verification import Offer
+from lattice_bpd.verify.verification import DraftCandidates
 
 Seed = int | Sequence[int]
 
@@ -115,12 +115,12 @@ class Sampled(_Sampling):
     lossless: ClassVar[bool] = True
     guarantee: ClassVar[str] = "the tokens that plain sampling gives with the same seed"
 
-    def start(self, sequence: int, prompt: Sequence[int]) -> SampledChooser:
+    def start(self, sequence: int, prompt: Sequence[int]) -> SampledSelector:
         """See Acceptance."""
-        return SampledChooser(self.warp, self.key_of(sequence, prompt))
+        return SampledSelector(self.warp, self.key_of(sequence, prompt))
 
 
-class SampledChooser(_TextState):
+class SampledSelector(_TextState):
     """Samples the tokens of one text; see Sampled.
 
     Args:
@@ -138,8 +138,8 @@ class SampledChooser(_TextState):
         super().__init__(warp, key)
         self._applied = Warp() if is_warped else warp
 
-    def choose(self, logits: Tensor, offer: Offer) -> int:  # noqa: ARG002
-        """See `lattice_bpd.verify.verification.Chooser`."""
+    def choose(self, logits: Tensor, candidates: DraftCandidates) -> int:  # noqa: ARG002
+        """See `lattice_bpd.verify.verification.TokenSelector`."""
         token = _core.sample_token(self._applied.apply(logits), 1.0, self.key, self.position)
         self.position += 1
         return token
@@ -167,12 +167,12 @@ class Rejection(_Sampling):
     lossless: ClassVar[bool] = True
     guarantee: ClassVar[str] = "the distribution of plain sampling, exactly"
 
-    def start(self, sequence: int, prompt: Sequence[int]) -> RejectionChooser:
+    def start(self, sequence: int, prompt: Sequence[int]) -> RejectionSelector:
         """See Acceptance."""
-        return RejectionChooser(self.warp, self.key_of(sequence, prompt))
+        return RejectionSelector(self.warp, self.key_of(sequence, prompt))
 
 
-class RejectionChooser(_TextState):
+class RejectionSelector(_TextState):
     """Accepts and samples the tokens of one text; see Rejection.
 
     Attributes:
@@ -181,10 +181,10 @@ class RejectionChooser(_TextState):
         position: tokens selected so far.
     """
 
-    def choose(self, logits: Tensor, offer: Offer) -> int:
-        """See `lattice_bpd.verify.verification.Chooser`."""
-        sampled_from = offer.sampled_from
-        draws = [] if sampled_from is None else offer.token_ids
+    def choose(self, logits: Tensor, candidates: DraftCandidates) -> int:
+        """See `lattice_bpd.verify.verification.TokenSelector`."""
+        sampled_from = candidates.sampled_from
+        draws = [] if sampled_from is None else candidates.token_ids
         token_ids, probabilities = ((), ()) if sampled_from is None else sampled_from
         token = _core.rejection_sample(
             self.warp.apply(logits),

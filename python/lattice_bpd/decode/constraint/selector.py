@@ -11,11 +11,11 @@ from torch import Tensor
 from lattice_bpd.decode.constraint.automaton_state import AutomatonState, MergedStates
 from lattice_bpd.decode.constraint.protocol import Constraint
 from lattice_bpd.verify.greedy import greedy_tokens
-from lattice_bpd.verify.verification import Chooser, Offer
+from lattice_bpd.verify.verification import DraftCandidates, TokenSelector
 
 
-class ConstrainedChooser:
-    """Selects the tokens of one text, by another chooser or argmax, among the allowed tokens.
+class ConstrainedSelector:
+    """Selects the tokens of one text, by another selector or argmax, among the allowed tokens.
 
     Args:
         constraint: constraint that the text satisfies.
@@ -32,7 +32,7 @@ class ConstrainedChooser:
         self,
         constraint: Constraint,
         stop_token_ids: Collection[int] = (),
-        inner: Chooser | None = None,
+        inner: TokenSelector | None = None,
         merged: MergedStates | None = None,
     ) -> None:
         self.constraint, self.inner = constraint, inner
@@ -42,11 +42,11 @@ class ConstrainedChooser:
         self.ended = self.automaton_state.ended
         self._tokens: list[int] = []
 
-    def choose(self, logits: Tensor, offer: Offer) -> int | None:
-        """See `lattice_bpd.verify.verification.Chooser`.
+    def choose(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
+        """See `lattice_bpd.verify.verification.TokenSelector`.
 
         Raises:
-            ValueError: NaN logits, no allowed token, or a token of the inner chooser that is not
+            ValueError: NaN logits, no allowed token, or a token of the inner selector that is not
                 allowed.
         """
         if self.ended:
@@ -57,7 +57,7 @@ class ConstrainedChooser:
                 "expected an allowed token or an accepting state; check that the tokenizer's "
                 "tokens can spell the text that the constraint requires"
             )
-        token = self._greedy(logits) if self.inner is None else self._select(logits, offer)
+        token = self._greedy(logits) if self.inner is None else self._select(logits, candidates)
         if token is None:
             return None
         following = self.automaton_state.advance(token)
@@ -65,7 +65,7 @@ class ConstrainedChooser:
             raise ValueError(
                 f"decode: {type(self.inner).__name__} chose token {token} after {self._shown()}, "
                 "which the constraint does not allow; expected a token with a logit above -inf, or "
-                "one of the offer"
+                "one of the candidates"
             )
         self.automaton_state = following
         self._tokens.append(token)
@@ -80,28 +80,28 @@ class ConstrainedChooser:
         token_ids = self.automaton_state.token_ids
         return int(token_ids[values[token_ids].argmax()])
 
-    def _select(self, logits: Tensor, offer: Offer) -> int | None:
+    def _select(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
         assert self.inner is not None
         mask = torch.from_numpy(self.automaton_state.mask).to(logits.device)
         masked = torch.where(mask, logits, float("-inf"))
-        if offer.sampled_from is None:  # of sampled tokens, none may be left out
+        if candidates.sampled_from is None:  # of sampled tokens, none may be left out
             state = self.automaton_state
-            allowed = [token for token in offer.token_ids if state.advance(token) is not None]
-            offer = offer._replace(token_ids=allowed)
-        return self.inner.choose(masked, offer)
+            allowed = [token for token in candidates.token_ids if state.advance(token) is not None]
+            candidates = candidates._replace(token_ids=allowed)
+        return self.inner.choose(masked, candidates)
 
     def _shown(self) -> str:
         return self.constraint.show(self._tokens) if self._tokens else "the prompt"
 
 
 def start_constrained(
-    constraint: Constraint, stop_token_ids: Collection[int], inner: Sequence[Chooser | None]
-) -> list[ConstrainedChooser]:
-    """Constrained choosers for a batch of texts, each around its chooser of `inner`.
+    constraint: Constraint, stop_token_ids: Collection[int], inner: Sequence[TokenSelector | None]
+) -> list[ConstrainedSelector]:
+    """Constrained selectors for a batch of texts, each around its selector of `inner`.
 
     If the constraint has a dict `learned`, states that drafting computes are kept in it.
     """
     stops = frozenset(stop_token_ids)
     learned: dict[frozenset[int], MergedStates] = getattr(constraint, "learned", {})
     merged = learned.setdefault(stops, MergedStates())
-    return [ConstrainedChooser(constraint, stop_token_ids, chooser, merged) for chooser in inner]
+    return [ConstrainedSelector(constraint, stop_token_ids, selector, merged) for selector in inner]

@@ -1,0 +1,96 @@
+"""Drafters with a KV cache as draft heads: `generate(model, ids, heads=drafter)`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.models.block_drafter.cache import BlockCache
+from lattice_bpd.models.block_drafter.module import BlockDrafter
+from lattice_bpd.models.one_pass_drafter import OnePassDrafter
+
+if TYPE_CHECKING:
+    from lattice_bpd.decode.state.sequence import DecodeState
+
+
+@dataclass
+class _Row:
+    """Where a sequence's keys and values are."""
+
+    cache: BlockCache
+    number: int
+
+
+class BlockDrafterHeads:
+    """The slots of a BlockDrafter, PardDrafter or PEagleDrafter as DraftHeads.
+
+    Drafters with transition scores give a lattice, others logits.
+
+    The sequences of a batch share one KV cache of the drafter, which covers all exact tokens but
+    the last; `state.memory` holds the cache and the row of a sequence.
+
+    Args:
+        drafter: attached to the target, on its device.
+    """
+
+    def __init__(self, drafter: OnePassDrafter) -> None:
+        self.drafter: OnePassDrafter = drafter.eval()
+        self.num_slots: int | None = drafter.num_slots
+        self.hidden_layers = drafter.hidden_layers
+
+    def read_states(self, states: Sequence[DecodeState]) -> Tensor | LatticeInput:
+        """See DraftHeads."""
+        drafter, cache = self.drafter, self._cache_of(states)
+        device = states[0].hidden.device
+        new = [
+            torch.tensor(state.tokens[known:-1], device=device)
+            for state, known in zip(states, cache.lengths, strict=True)
+        ]
+        lengths = [len(tokens) for tokens in new]
+        tokens = pad_sequence(new, batch_first=True)
+        drafter.append(cache, self._features(states, tokens), lengths, tokens)
+        anchors = torch.tensor([state.tokens[-1] for state in states], device=device)
+        if isinstance(drafter, BlockDrafter) and drafter.config.scorer is not None:
+            return drafter.lattice(cache, anchors)
+        logits = drafter.logits(drafter.draft_states(cache, anchors))
+        if drafter.d2t is None:
+            return logits
+        target_ids = drafter.to_target_ids(torch.arange(logits.shape[-1], device=logits.device))
+        shape = (*logits.shape[:2], states[0].model.vocab_size)
+        return logits.new_full(shape, float("-inf")).index_copy_(2, target_ids, logits)
+
+    def _features(self, states: Sequence[DecodeState], tokens: Tensor) -> Tensor:
+        """(B, m, F) features of tokens (B, m); F is 0 for a drafter that reads tokens only."""
+        if not self.hidden_layers:
+            return states[0].hidden.new_empty(*tokens.shape, 0)
+        return pad_sequence([state.take_features() for state in states], batch_first=True)
+
+    def _cache_of(self, states: Sequence[DecodeState]) -> BlockCache:
+        """The cache whose rows are these sequences in order; made of others where there is none."""
+        rows: list[_Row | None] = [state.memory for state in states]
+        first = rows[0]
+        if first is not None and rows == [_Row(first.cache, n) for n in range(first.cache.batch)]:
+            return first.cache
+        if not any(rows):
+            cache = self.drafter.new_cache(len(rows))
+        else:
+            copies = [self._copy_of(row) for row in rows]
+            cache = type(copies[0]).join(copies)
+        for number, state in enumerate(states):
+            state.memory = _Row(cache, number)
+        return cache
+
+    def _copy_of(self, row: _Row | None) -> BlockCache:
+        """The cache of one sequence; other sequences keep theirs."""
+        if row is None:
+            return self.drafter.new_cache(1)
+        one = copy.copy(row.cache)
+        one.keep_sequences([row.number])
+        return one

@@ -1,0 +1,153 @@
+"""Draft heads: what computes the scores of a lattice, and what it reads of the target."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from lattice_bpd.decode.state.block_heads import BlockDrafterHeads
+from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.models.one_pass_drafter import OnePassDrafter
+from lattice_bpd.models.sources import HeadSource, check_heads
+
+if TYPE_CHECKING:
+    from lattice_bpd.decode.state.sequence import DecodeState
+    from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
+    from lattice_bpd.verify.target import CausalLMTarget
+
+
+@runtime_checkable
+class DraftHeads(Protocol):
+    """Anything that computes the scores of a lattice from the states of sequences.
+
+    Heads that read only the last hidden state need not implement it: a callable
+    `(B, D) -> (B, H, V)` is wrapped, and passed `exact_tokens` if it has such a parameter.
+
+    Attributes:
+        num_slots: H; None where the first call shows it.
+        hidden_layers: optional; indices of the target's decoder layers, from 0, whose outputs
+            these heads read (-1: the input embeddings). The decoding loop then provides them for
+            every token that the target has read and the text keeps: `DecodeState.take_features`.
+    """
+
+    num_slots: int | None
+
+    def read_states(self, states: Sequence[DecodeState]) -> Tensor | LatticeInput:
+        """Scores of the next positions.
+
+        Args:
+            states: B sequences. Heads can keep data of their own, such as a KV cache, in
+                `state.memory`.
+
+        Returns:
+            Logits (B, H, V) float, slot 0 for the token after `state.tokens`; or the best
+            candidates of each slot, with transition scores if there are any.
+        """
+        ...
+
+
+HeadsOrCallable = (
+    DraftHeads | OnePassDrafter | HeadSource | BlockwiseHeads | Callable[[Tensor], Tensor]
+)
+"""Types of the argument `heads`."""
+
+
+class HiddenStateHeads:
+    """A callable on the last hidden state, as DraftHeads.
+
+    Args:
+        function: hidden states (B, D) float -> logits (B, H, V) float.
+    """
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.num_slots: int | None = getattr(function, "num_slots", None)
+        self._function, self._takes_exact_tokens = function, _takes_exact_tokens(function)
+
+    def read_states(self, states: Sequence[DecodeState]) -> Tensor:
+        """See DraftHeads."""
+        if len(states) == 1:
+            return self.logits(states[0].hidden[None], states[0].tokens[-1:])
+        hidden = torch.stack([state.hidden for state in states])
+        return self.logits(hidden, [state.tokens[-1] for state in states])
+
+    def logits(self, hidden: Tensor, exact_tokens: Sequence[int] | None = None) -> Tensor:
+        """(B, H, V) logits for hidden states (B, D) and the (B,) tokens selected from them."""
+        if exact_tokens is None or not self._takes_exact_tokens:
+            return self._function(hidden)
+        return self._function(hidden, exact_tokens=torch.tensor(exact_tokens, device=hidden.device))
+
+
+def as_draft_heads(heads: Any, target: CausalLMTarget | Seq2SeqTarget) -> DraftHeads | None:
+    """Heads of any accepted kind as DraftHeads.
+
+    Args:
+        heads: DraftHeads, a OnePassDrafter, a callable, BlockwiseHeads or None.
+        target: whose embeddings a OnePassDrafter and BlockwiseHeads use.
+
+    Raises:
+        TypeError: none of these.
+        ValueError: a OnePassDrafter or BlockwiseHeads of another width or vocabulary, or a
+            OnePassDrafter for an encoder-decoder.
+    """
+    if heads is None or isinstance(heads, DraftHeads):
+        return heads
+    if isinstance(heads, OnePassDrafter):
+        target.provide_features(heads.hidden_layers)
+        heads.attach(target.base)
+        return BlockDrafterHeads(heads)
+    if isinstance(heads, BlockwiseHeads):
+        embedding: Any = target.embedding
+        check_heads(heads, embedding.weight)
+
+        def through_embedding(hidden: Tensor) -> Tensor:
+            return cast(Tensor, embedding(heads(hidden)))
+
+        wrapped = HiddenStateHeads(through_embedding)
+        wrapped.num_slots = heads.num_slots
+        return wrapped
+    if not callable(heads):
+        raise TypeError(
+            f"decode: heads is a {type(heads).__name__}; expected a callable that turns hidden "
+            "states (B, D) into logits (B, H, V), or DraftHeads"
+        )
+    return HiddenStateHeads(heads)
+
+
+def check_head_logits(logits: Any, rows: int, vocab_size: int) -> Tensor:
+    """The logits, if they are a tensor of shape (rows, H, V).
+
+    Raises:
+        TypeError: not a tensor.
+        ValueError: another shape.
+    """
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"decode: heads returned {type(logits).__name__}; expected a tensor of logits "
+            "(B, H, V) for hidden states (B, D)"
+        )
+    shape = logits.shape
+    if len(shape) != 3 or shape[0] != rows or shape[1] == 0:
+        raise ValueError(
+            f"decode: heads returned logits of shape {tuple(shape)} for {rows} hidden states; "
+            "expected (B, H, V) with one slot or more"
+        )
+    if shape[2] != vocab_size:
+        raise ValueError(
+            f"decode: the heads have a vocabulary of {shape[2]}, the target one of "
+            f"{vocab_size}; expected the same; use heads that were trained on this target"
+        )
+    return logits
+
+
+def _takes_exact_tokens(function: Any) -> bool:
+    """Whether a callable has a parameter `exact_tokens`."""
+    try:
+        called = function.forward if isinstance(function, nn.Module) else function
+        return "exact_tokens" in inspect.signature(called).parameters
+    except (TypeError, ValueError):  # some C functions have no signature
+        return False
