@@ -14,6 +14,8 @@ except ImportError as error:
         "decoding need torch and transformers; run: pip install 'lattice-bpd[torch]'"
     ) from error
 
+from lattice_bpd.models.block_drafter.config import BlockDrafterConfig
+from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.blockwise import BlockwiseLM, BlockwiseOutput
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.llama2c import load_llama2c
@@ -24,6 +26,8 @@ from lattice_bpd.models.medusa_checkpoint import (
     load_medusa_heads,
     save_medusa,
 )
+from lattice_bpd.models.parallel_drafter.p_eagle import PEagleConfig, PEagleDrafter
+from lattice_bpd.models.parallel_drafter.pard import PardDrafter
 from lattice_bpd.models.small import RESCORER_SIZES, build_rescorer, build_small_gpt
 from lattice_bpd.models.sources import CallableHeads, HeadSource, SequentialHeads
 from lattice_bpd.models.spec_config import SpecDrafterConfig
@@ -31,12 +35,17 @@ from lattice_bpd.models.spec_drafter import SpecDrafter
 
 __all__ = [
     "RESCORER_SIZES",
+    "BlockDrafter",
+    "BlockDrafterConfig",
     "BlockwiseHeads",
     "BlockwiseLM",
     "BlockwiseOutput",
     "CallableHeads",
     "HeadSource",
     "MedusaHeads",
+    "PEagleConfig",
+    "PEagleDrafter",
+    "PardDrafter",
     "SequentialHeads",
     "SharedBlocksWarning",
     "SpecDrafter",

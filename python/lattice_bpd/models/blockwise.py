@@ -28,6 +28,7 @@ from lattice_bpd.models.lm_call import (
     inner_call_is_exact,
     unwrap_model,
 )
+from lattice_bpd.models.one_pass_drafter import OnePassDrafter
 from lattice_bpd.models.sources import HeadSource, check_heads
 
 if TYPE_CHECKING:
@@ -61,15 +62,16 @@ class BlockwiseLM(nn.Module):
             `torch.compile(model)`. It is not copied.
         num_heads: h, the target's own head included.
         inner_size: width of each head's hidden layer; the target's hidden size when None.
-        heads: existing heads, `BlockwiseHeads` or any `HeadSource`; num_heads and inner_size are
-            then ignored. A source is run once, to check the shape of its logits.
+        heads: existing heads, `BlockwiseHeads`, a `OnePassDrafter` such as a `BlockDrafter`, or any
+            `HeadSource`; num_heads and inner_size are then ignored. A source is run once, to check
+            the shape of its logits.
 
     Raises:
         TypeError: base is an encoder-decoder or has no output embedding, or heads is no source.
         ValueError: heads of another hidden size or vocabulary, or num_heads below 2.
     """
 
-    heads: BlockwiseHeads | HeadSource
+    heads: BlockwiseHeads | HeadSource | OnePassDrafter
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class BlockwiseLM(nn.Module):
         num_heads: int = 9,
         inner_size: int | None = None,
         *,
-        heads: BlockwiseHeads | HeadSource | None = None,
+        heads: BlockwiseHeads | HeadSource | OnePassDrafter | None = None,
     ) -> None:
         super().__init__()
         base = unwrap_model(base)
@@ -88,7 +90,10 @@ class BlockwiseLM(nn.Module):
             heads.to(device=base.device, dtype=base.dtype)
         self.base = base
         self.heads = heads
-        check_heads(heads, self.output_embedding.weight)
+        if isinstance(heads, OnePassDrafter):
+            heads.attach(base)
+        else:
+            check_heads(heads, self.output_embedding.weight)
 
     @property
     def num_heads(self) -> int:
@@ -160,7 +165,7 @@ class BlockwiseLM(nn.Module):
             last = hidden if logit_positions is None else hidden[:, -logit_positions:]
             logits = self.output_embedding(last)
         else:
-            logits, hidden = call_forward(self.base, self.output_embedding, inputs)
+            logits, hidden, _ = call_forward(self.base, self.output_embedding, inputs)
             logits = logits if logit_positions is None else logits[:, -logit_positions:]
         head_logits = None
         if head_positions is not None:
@@ -182,7 +187,15 @@ class BlockwiseLM(nn.Module):
 
         Returns:
             (..., H, V) float; slot j predicts the token j+2 positions after the hidden state's.
+
+        Raises:
+            TypeError: the heads are a OnePassDrafter, which reads more than a hidden state.
         """
+        if isinstance(self.heads, OnePassDrafter):
+            raise TypeError(
+                f"BlockwiseLM.head_logits: the heads are a {type(self.heads).__name__}, which "
+                "reads a whole text; expected heads on one hidden state; decode with generate"
+            )
         if isinstance(self.heads, BlockwiseHeads):
             return cast(Tensor, self.output_embedding(self.heads(hidden)))
         return self.heads(hidden, exact_tokens)

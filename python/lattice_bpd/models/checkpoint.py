@@ -1,11 +1,11 @@
 """Reading and writing of blockwise models.
 
-The directory is a plain `transformers` checkpoint of the target, plus two files of the heads
-(`head_files`):
+The directory is a plain `transformers` checkpoint of the target, plus those of the heads:
 
     config.json, model.safetensors, ...          the target, as `PreTrainedModel` writes it
-    blockwise_heads.safetensors, ..heads.json    BlockwiseHeads, or
-    medusa_heads.safetensors, ..heads.json       MedusaHeads
+    blockwise_heads.safetensors, ..heads.json    BlockwiseHeads (`head_files`), or
+    medusa_heads.safetensors, ..heads.json       MedusaHeads (`head_files`), or
+    block_drafter/                               a BlockDrafter, in the z-lab format
 
 The target is written first and the heads' JSON last, each renamed from a temporary name, so a
 directory with that JSON is complete.
@@ -13,6 +13,7 @@ directory with that JSON is complete.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.head_files import staged_folder
 from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
 from lattice_bpd.models.medusa import MEDUSA_FILES, MedusaHeads
+
+DRAFTER_FOLDER = "block_drafter"
 
 
 def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> None:
@@ -32,34 +36,47 @@ def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> No
         TypeError: heads that have no files.
         OSError: the directory cannot be written.
     """
-    if not isinstance(heads, (BlockwiseHeads, MedusaHeads)):
+    if not isinstance(heads, (BlockwiseHeads, MedusaHeads, BlockDrafter)):
         raise TypeError(
             f"save_pretrained: the heads are {type(heads).__name__}, which have no file format; "
-            "expected BlockwiseHeads or MedusaHeads; save the target with "
+            "expected BlockwiseHeads, MedusaHeads or a BlockDrafter; save the target with "
             "model.base.save_pretrained(directory) and attach the heads again after loading"
         )
     with staged_folder(directory) as folder:
         base.save_pretrained(folder)
-    heads.save_pretrained(directory)
-    other = MEDUSA_FILES if isinstance(heads, BlockwiseHeads) else BLOCKWISE_FILES
-    for stale in (other.config_name, other.weights_name):
-        (directory / stale).unlink(missing_ok=True)
+    drafter = directory / DRAFTER_FOLDER
+    heads.save_pretrained(drafter if isinstance(heads, BlockDrafter) else directory)
+    for kind, files in ((BlockwiseHeads, BLOCKWISE_FILES), (MedusaHeads, MEDUSA_FILES)):
+        if not isinstance(heads, kind):
+            for stale in (files.config_name, files.weights_name):
+                (directory / stale).unlink(missing_ok=True)
+    if not isinstance(heads, BlockDrafter) and drafter.is_dir():
+        shutil.rmtree(drafter)
 
 
 def load_checkpoint(
     directory: Path, **options: Any
-) -> tuple[PreTrainedModel, BlockwiseHeads | MedusaHeads]:
+) -> tuple[PreTrainedModel, BlockwiseHeads | MedusaHeads | BlockDrafter]:
     """Target and heads from `directory`, on the CPU; options go to `transformers`.
 
     Raises:
         FormatError: a file is missing, cut, altered or of another format version.
     """
-    heads: BlockwiseHeads | MedusaHeads
-    if (directory / MEDUSA_FILES.config_name).is_file():
-        heads = MedusaHeads.from_pretrained(directory)
-    else:
-        heads = BlockwiseHeads.from_pretrained(directory)
+    heads = load_heads(directory)
     return load_target(directory, **options), heads
+
+
+def load_heads(directory: Path) -> BlockwiseHeads | MedusaHeads | BlockDrafter:
+    """The heads whose files are in `directory`, on the CPU.
+
+    Raises:
+        FormatError: a file is missing, cut, altered or of another format version.
+    """
+    if (directory / DRAFTER_FOLDER).is_dir():
+        return BlockDrafter.from_pretrained(directory / DRAFTER_FOLDER)
+    if (directory / MEDUSA_FILES.config_name).is_file():
+        return MedusaHeads.from_pretrained(directory)
+    return BlockwiseHeads.from_pretrained(directory)
 
 
 def load_target(directory: Path, **options: Any) -> PreTrainedModel:

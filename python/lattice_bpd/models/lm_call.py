@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -50,10 +50,12 @@ class LMOutput(NamedTuple):
     Attributes:
         logits: (B, T, V) float, those of the model's own `forward`.
         hidden: (B, T, D) float, the states that enter the output embedding; see the module.
+        features: (B, T, n D) float, outputs of n decoder layers one after the other, if requested.
     """
 
     logits: Tensor
     hidden: Tensor
+    features: Tensor | None = None
 
 
 def unwrap_model(model: Any) -> Any:
@@ -197,16 +199,21 @@ def _parameters(kind: type[nn.Module]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(kind.forward).parameters
 
 
-def call_forward(base: Any, embedding: nn.Module, inputs: dict[str, Any]) -> LMOutput:
+def call_forward(
+    base: Any, embedding: nn.Module, inputs: dict[str, Any], layers: Sequence[int] = ()
+) -> LMOutput:
     """The LM's own forward pass; hidden states are captured at the input of the output embedding.
 
     Args:
         base: LM of `transformers`.
         embedding: its output embedding.
         inputs: of `forward`, by name.
+        layers: indices of decoder layers whose outputs are returned as features; -1: the input
+            embeddings.
 
     Raises:
         TypeError: it does not call its output embedding once for all positions.
+        ValueError: it does not return the outputs of these layers.
     """
     seen: list[Tensor] = []
 
@@ -215,22 +222,53 @@ def call_forward(base: Any, embedding: nn.Module, inputs: dict[str, Any]) -> LMO
 
     handle = embedding.register_forward_pre_hook(remember, with_kwargs=True)
     try:
-        logits: Tensor = base(**inputs).logits
+        output = base(**_with_layers(inputs, layers))
     finally:
         handle.remove()
+    logits: Tensor = output.logits
     if not seen or seen[-1].shape[:-1] != logits.shape[:-1]:
         raise TypeError(
             f"decode: {type(base).__name__} does not call its output embedding, so the hidden "
             "state that heads start from is not known; expected a causal LM that computes its "
             "logits by its output embedding"
         )
-    return LMOutput(logits, seen[-1])
+    return LMOutput(logits, seen[-1], read_features(base, output, layers))
 
 
-def call_inner(base: Any, embedding: nn.Module, inputs: dict[str, Any]) -> LMOutput:
+def call_inner(
+    base: Any, embedding: nn.Module, inputs: dict[str, Any], layers: Sequence[int] = ()
+) -> LMOutput:
     """`base_model` and then the output embedding; only if `inner_call_is_exact`."""
-    hidden: Tensor = base.base_model(**inputs).last_hidden_state
-    return LMOutput(embedding(hidden), hidden)
+    output = base.base_model(**_with_layers(inputs, layers))
+    hidden: Tensor = output.last_hidden_state
+    return LMOutput(embedding(hidden), hidden, read_features(base, output, layers))
+
+
+def _with_layers(inputs: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
+    return {**inputs, "output_hidden_states": True} if layers else inputs
+
+
+def read_features(base: Any, output: Any, layers: Sequence[int]) -> Tensor | None:
+    """The outputs of decoder layers as one tensor (B, T, n D); None for no layers.
+
+    Args:
+        base: the model, for messages.
+        output: of its `forward` with output_hidden_states=True.
+        layers: indices of layers; -1: the input embeddings.
+
+    Raises:
+        ValueError: it does not return the outputs of these layers.
+    """
+    if not layers:
+        return None
+    states = getattr(output, "hidden_states", None)
+    if states is None or max(layers) + 1 >= len(states) or min(layers) < -1:
+        found = "no hidden states" if states is None else f"those of {len(states) - 1} layers"
+        raise ValueError(
+            f"decode: the heads read layers {tuple(layers)}, and {type(base).__name__} returns "
+            f"{found}; expected indices from 0; use heads that were trained on this target"
+        )
+    return torch.cat([states[layer + 1] for layer in layers], dim=-1)
 
 
 @_once
@@ -255,7 +293,7 @@ def _compare(base: PreTrainedModel, embedding: nn.Module) -> bool:
         expected, actual = (_probe(base, embedding, call) for call in (call_forward, call_inner))
     except Exception:  # of any kind: then the model's own forward is called
         return False
-    pairs = zip(expected, actual, strict=True)
+    pairs = zip(expected[:2], actual[:2], strict=True)
     return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 

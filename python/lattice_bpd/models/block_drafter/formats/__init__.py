@@ -1,0 +1,1 @@
+"""Checkpoint formats of block drafters: z-lab, SpecForge, speculators, DeepSpec, Muse-Glimmer."""

@@ -1,0 +1,44 @@
+"""Which format a folder is in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+from lattice_bpd._core import FormatError
+from lattice_bpd.models.block_drafter.formats import (
+    deepspec,
+    muse_glimmer,
+    speculators,
+    z_lab,
+)
+from lattice_bpd.models.block_drafter.formats.config_reader import CONFIG_NAME, read_config_json
+from lattice_bpd.models.block_drafter.formats.names import SUPPORTED, refuse_other_drafters
+
+FORMATS: dict[str, ModuleType] = {
+    "z-lab": z_lab,
+    "speculators": speculators,
+    "muse-glimmer": muse_glimmer,
+    "deepspec": deepspec,
+}
+"""Name -> module with `recognizes`, `read` and `save`."""
+
+
+def find_format(directory: str | Path) -> str:
+    """The name of a checkpoint's format, one of FORMATS.
+
+    Raises:
+        FormatError: config.json is missing or damaged, or of no supported format.
+    """
+    directory = Path(directory)
+    content, path = read_config_json(directory), directory / CONFIG_NAME
+    refuse_other_drafters(path, content)
+    for name, module in FORMATS.items():
+        if module.recognizes(content):
+            return name
+    keys = ("architectures", "model_type", "speculators_model_type")
+    present = ", ".join(f"{key} {content[key]!r}" for key in keys if key in content)
+    raise FormatError(
+        f"{path}: has {present or 'no architectures'}; expected {SUPPORTED}; give the directory "
+        "of such a drafter"
+    )

@@ -1,0 +1,129 @@
+"""The low-rank selector of DFlash2: scores of adjacent candidates, gated by the slot's state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.models.block_drafter.candidates import SlotCandidates
+from lattice_bpd.models.block_drafter.scorer_config import SelectorConfig
+from lattice_bpd.models.head_files import HeadFiles
+
+_SIZES = {"rank": 1, "top_k": 1, "vocab_size": 1, "hidden_size": 1, "num_slots": 0}
+SELECTOR_FILES = HeadFiles("candidate_selector", _SIZES)
+
+
+class CandidateSelector(nn.Module):
+    """Scores of candidate b of slot j after candidate a of slot j - 1.
+
+        S[j](a, b) = U[j](b) + <A[a] * gate[j], B[b]>,    gate[j] = W h[j] (+ c[j])
+
+    U is the raw logit, A and B are the codebooks of predecessors and successors, h[j] is the slot's
+    state. Slot 0 follows the anchor. Each row of S is a distribution over the k candidates by
+    softmax. With B = 0, as it starts, the scores are those of the slots alone.
+
+    Args:
+        config: rank and candidates.
+        vocab_size: V of the target.
+        hidden_size: D, width of h.
+        num_slots: H, for a vector c[j] of each slot, initially 1: for heads that all read one h, so
+            that the gates of the slots can differ. None: no c, as in DFlash2.
+
+    Source: DFlash2, as its servers implement it (vLLM `qwen3_dflash2.py`).
+    """
+
+    def __init__(
+        self,
+        config: SelectorConfig,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        num_slots: int | None = None,
+    ) -> None:
+        super().__init__()
+        config.check()
+        self.config, self.num_slots = config, num_slots
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        self.predecessor_codebook = nn.Parameter(0.02 * torch.randn(vocab_size, config.rank))
+        self.successor_codebook = nn.Parameter(torch.zeros(vocab_size, config.rank))
+        self.hidden_projection = nn.Linear(hidden_size, config.rank, bias=False)
+        ones = None if num_slots is None else nn.Parameter(torch.ones(num_slots, config.rank))
+        self.slot_gates: nn.Parameter | None = ones
+
+    def gates(self, states: Tensor) -> Tensor:
+        """(.., H, r) float32 of states (.., H, D), or with c of one state for all slots."""
+        weight: Tensor = self.hidden_projection.weight
+        gates = F.linear(states.to(weight.dtype), weight).float()
+        if self.slot_gates is not None:
+            gates = gates + self.slot_gates.float()
+        return gates
+
+    def pair_scores(self, previous: Tensor, gates: Tensor, token_ids: Tensor) -> Tensor:
+        """(.., a, k) float32, without U.
+
+        Args:
+            previous: (.., a) int64, tokens of the slot before.
+            gates: (.., r) float32.
+            token_ids: (.., k) int64, candidates.
+        """
+        before = self.predecessor_codebook[previous].float() * gates.unsqueeze(-2)
+        scores: Tensor = before @ self.successor_codebook[token_ids].float().transpose(-1, -2)
+        return scores
+
+    def forward(self, slots: SlotCandidates) -> LatticeInput:
+        """The lattice of B blocks, locally normalized; see LatticeInput."""
+        gates, ids, unary = self.gates(slots.states), slots.token_ids, slots.logits
+        start = self.pair_scores(slots.anchors[:, None], gates[:, 0], ids[:, 0]).squeeze(1)
+        pairs = self.pair_scores(ids[:, :-1], gates[:, 1:], ids[:, 1:])
+        return LatticeInput(
+            ids, unary, start + unary[:, 0], pairs + unary[:, 1:, None],
+            unary="included", normalization="local",
+        )  # fmt: skip
+
+    def row_scores(self, slots: SlotCandidates, previous: Tensor) -> Tensor:
+        """The rows of S after given tokens, with gradients.
+
+        Args:
+            slots: of B blocks.
+            previous: (B, H) int64, the token before each slot.
+
+        Returns:
+            (B, H, k) float32.
+        """
+        gates = self.gates(slots.states)
+        rows = self.pair_scores(previous.unsqueeze(-1), gates, slots.token_ids)
+        return rows.squeeze(-2) + slots.logits
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write candidate_selector.safetensors and candidate_selector.json; see `head_files`.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        sizes = {
+            "rank": self.config.rank, "top_k": self.config.top_k, "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size, "num_slots": self.num_slots or 0,
+        }  # fmt: skip
+        SELECTOR_FILES.write(Path(directory), sizes, self)
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> CandidateSelector:
+        """Read what `save_pretrained` wrote, on the CPU.
+
+        Raises:
+            FormatError: a file is missing, cut, altered or of another format version.
+        """
+        directory = Path(directory)
+        sizes = SELECTOR_FILES.read_config(directory)
+        config = SelectorConfig(sizes["rank"], sizes["top_k"])
+        return SELECTOR_FILES.read_heads(
+            directory,
+            lambda: cls(
+                config, sizes["vocab_size"], sizes["hidden_size"],
+                num_slots=sizes["num_slots"] or None,
+            ),
+        ).eval()  # fmt: skip

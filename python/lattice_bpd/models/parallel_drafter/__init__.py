@@ -1,0 +1,1 @@
+"""Drafters that append mask tokens to a causal text: PARD and P-EAGLE."""
