@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header, flush_to_disk
-from lattice_bpd.train.heads.trainer import HeadTrainer
+from lattice_bpd.train.heads.step_trainer import StepTrainer
 
 _FORMAT = "lattice_bpd.head_checkpoint"
 _VERSION = 1
@@ -33,7 +33,7 @@ _WEIGHTS, _STATE = "state.safetensors", "state.json"
 _UNFINISHED = ".checkpoint-"
 
 
-def save_training(folder: Path, trainer: HeadTrainer, log: dict[str, Any]) -> Path:
+def save_training(folder: Path, trainer: StepTrainer, log: dict[str, Any]) -> Path:
     """Writes a checkpoint and removes earlier ones.
 
     Args:
@@ -84,7 +84,7 @@ def find_checkpoint(folder: Path) -> Path | None:
     return max(_checkpoints(folder), default=None)
 
 
-def load_training(path: Path, trainer: HeadTrainer) -> dict[str, Any]:
+def load_training(path: Path, trainer: StepTrainer) -> dict[str, Any]:
     """Restores a trainer from a checkpoint.
 
     Args:
@@ -115,7 +115,7 @@ def load_training(path: Path, trainer: HeadTrainer) -> dict[str, Any]:
         ) from error
 
 
-def _tensors(trainer: HeadTrainer) -> Iterator[tuple[str, Tensor]]:
+def _tensors(trainer: StepTrainer) -> Iterator[tuple[str, Tensor]]:
     names = {id(weight): name for name, weight in trainer.trained_weights().items()}
     for name, weight in trainer.trained_weights().items():
         yield f"weight.{name}", _plain(weight)
@@ -130,7 +130,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _restore_weights(trainer: HeadTrainer, tensors: dict[str, Tensor]) -> None:
+def _restore_weights(trainer: StepTrainer, tensors: dict[str, Tensor]) -> None:
     for name, weight in trainer.trained_weights().items():
         saved = tensors[f"weight.{name}"]
         if saved.shape != weight.shape or saved.dtype != weight.dtype:
@@ -141,7 +141,7 @@ def _restore_weights(trainer: HeadTrainer, tensors: dict[str, Tensor]) -> None:
         weight.copy_(saved)
 
 
-def _restore_optimizers(trainer: HeadTrainer, tensors: dict[str, Tensor]) -> None:
+def _restore_optimizers(trainer: StepTrainer, tensors: dict[str, Tensor]) -> None:
     names = {id(weight): name for name, weight in trainer.trained_weights().items()}
     for number, optimizer in enumerate(trainer.optimizers):
         state: dict[int, dict[str, Tensor]] = {}

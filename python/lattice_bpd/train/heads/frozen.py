@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.heads import BlockwiseHeads
@@ -114,7 +115,8 @@ def _run(
 
 def _losses(model: BlockwiseLM, states: Tensor, labels: Tensor) -> Tensor:
     """(H,) mean cross entropies of states (N, D) against labels (N, H)."""
-    outputs = model.heads(states).flatten(0, 1)
+    heads = cast(nn.Module, model.heads)  # BlockwiseHeads or another source of logits
+    outputs = heads(states).flatten(0, 1)
     return chunked_cross_entropy(model, outputs, labels.flatten()).view(labels.shape).mean(dim=0)
 
 

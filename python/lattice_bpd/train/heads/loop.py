@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from typing import Any
 
-from lattice_bpd.train.heads.batches import HeadText
 from lattice_bpd.train.heads.checkpoints import find_checkpoint, load_training, save_training
-from lattice_bpd.train.heads.job import HeadJob
 from lattice_bpd.train.heads.loss_log import LossLog
 from lattice_bpd.train.heads.run_folder import RunFolder
+from lattice_bpd.train.heads.step_trainer import Schedule, StepTrainer
 from lattice_bpd.train.heads.stop_signals import StopSignals
-from lattice_bpd.train.heads.trainer import HeadTrainer
-from lattice_bpd.train.heads.validation import measure_heads
 from lattice_bpd.watcher import Watcher
 
 
 def run_steps(
-    trainer: HeadTrainer,
-    job: HeadJob,
+    trainer: StepTrainer,
+    schedule: Schedule,
     folder: RunFolder,
-    validation: HeadText | None,
+    validate: Callable[[], Mapping[str, Any]] | None,
     watcher: Watcher,
 ) -> None:
     """Trains to the last step, from the checkpoint in the folder if there is one.
 
     Args:
         trainer: entered, at step 0.
-        job: for log_every, checkpoint_every, validate_every and validation_pieces.
+        schedule: of the log, checkpoints and validation.
         folder: of the log and checkpoints, which process 0 writes.
-        validation: validation text; None: no validation.
+        validate: scores for the log, called in all processes; None: no validation.
         watcher: called after each step.
 
     Raises:
@@ -47,7 +46,7 @@ def run_steps(
     log_path = folder.log if processes.is_first else None
     watcher.begin("training", report.steps - report.step)
     with (
-        closing(LossLog(log_path, job.log_every, state)) as log,
+        closing(LossLog(log_path, schedule.log_every, state)) as log,
         StopSignals(patient=processes.world_size > 1) as signals,
     ):
         stopped = False
@@ -55,11 +54,11 @@ def run_steps(
             losses = trainer.take_step()
             last = report.step == report.steps
             log.add(report.step, losses, report.seconds, last)
-            watcher.advance(note=_note(losses))
-            if last or _due(report.step, job.validate_every):
-                _validate(trainer, job, validation, log)
+            watcher.advance(note=_note(trainer.unit, losses))
+            if validate is not None and (last or _due(report.step, schedule.validate_every)):
+                log.add_validation(report.step, validate())
             stopped = processes.any_true(signals.caught is not None)
-            if last or stopped or _due(report.step, job.checkpoint_every):
+            if last or stopped or _due(report.step, schedule.checkpoint_every):
                 processes.run_on_first(lambda: str(save_training(folder.work, trainer, log.state)))
     watcher.end()
     if stopped:
@@ -70,22 +69,6 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _note(losses: dict[int, float]) -> str:
-    """The losses of the first heads, such as "head 1 3.20, head 2 4.05"."""
-    return ", ".join(f"head {head} {loss:.2f}" for head, loss in list(losses.items())[:3])
-
-
-def _validate(
-    trainer: HeadTrainer, job: HeadJob, validation: HeadText | None, log: LossLog
-) -> None:
-    if validation is None:
-        return
-    scores = measure_heads(
-        trainer.model,
-        validation,
-        trainer.options.sequence_length,
-        max_pieces=job.validation_pieces,
-        precision=trainer.report.precision,
-        processes=trainer.processes,
-    )
-    log.add_validation(trainer.report.step, scores)
+def _note(unit: str, losses: dict[int, float]) -> str:
+    """The first losses, such as "head 1 3.20, head 2 4.05"."""
+    return ", ".join(f"{unit} {number} {loss:.2f}" for number, loss in list(losses.items())[:3])

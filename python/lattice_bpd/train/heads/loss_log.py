@@ -1,19 +1,18 @@
 """The log of training losses and validation scores, as JSON lines.
 
 {"step": 20, "losses": {"1": 5.1, "2": 6.0}, "seconds": 1.9}            means since the last line
-{"step": 100, "validation": {"losses": {..}, "accuracies": {..}}}
+{"step": 100, "validation": {"losses": {..}, "accuracies": {..}}}       or other scores
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.train.heads.validation import HeadScores
 
 
 class LossLog:
@@ -68,10 +67,9 @@ class LossLog:
             self._write({"step": step, "losses": means, "seconds": round(seconds, 3)})
             self._sums, self._counts = {}, {}
 
-    def add_validation(self, step: int, scores: HeadScores) -> None:
-        """Writes a line with the scores of every head."""
-        values = {"losses": by_head(scores.losses), "accuracies": by_head(scores.accuracies)}
-        self._write({"step": step, "validation": {**values, "positions": scores.positions}})
+    def add_validation(self, step: int, scores: Mapping[str, Any]) -> None:
+        """Writes a line with the scores of a validation."""
+        self._write({"step": step, "validation": dict(scores)})
 
     def close(self) -> None:
         """Closes the file."""
@@ -80,11 +78,6 @@ class LossLog:
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line).encode() + b"\n")
         self._file.flush()
-
-
-def by_head(values: Sequence[float]) -> dict[str, float]:
-    """Values of heads 1..h by head number."""
-    return {str(head): value for head, value in enumerate(values, 1)}
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -10,23 +10,28 @@ from lattice_bpd.atomic_files import write_text
 from lattice_bpd.svg import Series, as_file, draw_lines
 
 
-def write_loss_plot(path: Path, lines: Sequence[Mapping[str, Any]], title: str) -> None:
+def write_loss_plot(
+    path: Path, lines: Sequence[Mapping[str, Any]], title: str, unit: str = "head"
+) -> None:
     """Plots training losses (lines) and validation losses (dots) by step.
 
     Args:
         path: the .svg file, replaced as a whole.
         lines: of a loss log, see `loss_log`.
         title: title of the plot.
+        unit: what has a loss of its own, "head" or "slot".
 
     Raises:
         OSError: the file cannot be written.
     """
     training = _curves(line for line in lines if "losses" in line)
     validation = _curves(
-        {"step": line["step"], **line["validation"]} for line in lines if "validation" in line
+        {"step": line["step"], **line["validation"]}
+        for line in lines
+        if "losses" in line.get("validation", {})
     )
     series = [
-        Series(f"head {head}", training.get(head, ()), validation.get(head, ()))
+        Series(f"{unit} {head}", training.get(head, ()), validation.get(head, ()))
         for head in sorted({*training, *validation})
     ]
     note = "dots: validation" if validation else ""

@@ -155,6 +155,21 @@ def join_processes(device: str, timeout: float) -> Iterator[Processes]:
         distributed.destroy_process_group()
 
 
+def choose_device(device: str) -> str:
+    """The device of an option: "cpu" or "cuda", which "auto" chooses.
+
+    Raises:
+        ValueError: another option, or "cuda" without a GPU.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device is {device!r}; expected auto, cpu or cuda")
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda and torch finds no GPU; expected one, or --device cpu")
+    return device
+
+
 def own_device(device: str) -> torch.device:
     """The device of this process: its own GPU of this machine, or the CPU."""
     return _device() if device == "cuda" else torch.device("cpu")

@@ -7,6 +7,7 @@ output folder, prepares the text, trains, and reads the result that process 0 wr
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,24 @@ from lattice_bpd.train.heads.loop import run_steps
 from lattice_bpd.train.heads.loss_log import read_log
 from lattice_bpd.train.heads.loss_plot import write_loss_plot
 from lattice_bpd.train.heads.options import TrainOptions, check_options
-from lattice_bpd.train.heads.parallel import Processes, join_processes, own_device
+from lattice_bpd.train.heads.parallel import Processes, choose_device, join_processes, own_device
 from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint, read_record
 from lattice_bpd.train.heads.starting_model import attach_heads, build_untrained, load_base
-from lattice_bpd.train.heads.texts import HeadTexts, generate_rows, hold_out, map_ids, store_corpus
+from lattice_bpd.train.heads.texts import (
+    TOKENIZER,
+    HeadTexts,
+    generate_rows,
+    hold_out,
+    map_ids,
+    open_corpus,
+    store_corpus,
+)
 from lattice_bpd.train.heads.trainer import HeadTrainer
+from lattice_bpd.train.heads.validation import measure_heads
 from lattice_bpd.train.text.corpus import Corpus
 from lattice_bpd.watcher import SilentWatcher, Watcher
 
 _WHERE = "heads train"
-_TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -84,11 +93,7 @@ def train_heads(job: HeadJob, watcher: Watcher | None = None) -> HeadResult:
         KeyboardInterrupt: Ctrl-C, after the checkpoint was written.
     """
     job.check()
-    device = job.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda and torch finds no GPU; expected one, or --device cpu")
+    device = choose_device(job.device)
     with join_processes(device, job.process_timeout) as processes:
         if watcher is None or not processes.is_first:
             watcher = SilentWatcher()
@@ -117,7 +122,7 @@ class _Run:
         job, processes = self.job, self.processes
         seed = int(job.train.get("seed") or 0)
         base = self._load_base()
-        corpus = self._open_corpus(base)
+        corpus = open_corpus(job.inputs, job.corpus, job.base, base)
         if base is None:
             model = build_untrained(job, corpus.size_of_vocabulary, seed)
         else:
@@ -137,7 +142,8 @@ class _Run:
         texts = self._prepare_texts(model, corpus, options)
         texts.check(options.sequence_length + model.num_heads, _WHERE)
         with HeadTrainer(model, texts.training, options, processes, _WHERE) as trainer:
-            run_steps(trainer, job, self.folder, texts.validation, self.watcher)
+            validate = self._validation(trainer, texts.validation)
+            run_steps(trainer, job, self.folder, validate, self.watcher)
         tokens = len(texts.training.token_ids)
         processes.run_on_first(lambda: self._write_result(trainer, corpus, record, tokens))
         return _read_result(self.folder, was_finished=False)
@@ -146,23 +152,6 @@ class _Run:
         if self.job.base is None:
             return None
         return load_base(Path(self.job.base), full_precision=self.job.head_recipe.train_base)
-
-    def _open_corpus(self, base: PreTrainedModel | None) -> Corpus:
-        """The training text; by default with the tokenizer and vocabulary of the base."""
-        arguments = dict(self.job.corpus)
-        if base is not None:
-            own_tokenizer = Path(self.job.base or "") / _TOKENIZER
-            if arguments.get("tokenizer") is None and own_tokenizer.is_file():
-                arguments["tokenizer"] = str(own_tokenizer)
-            embedding = base.get_output_embeddings()  # type: ignore[no-untyped-call]
-            if arguments.get("vocab_size") is None and embedding is not None:
-                arguments["vocab_size"] = len(embedding.weight)
-        corpus = Corpus(self.job.inputs, **arguments)
-        if corpus.eos_id is not None and not 0 <= corpus.eos_id < corpus.size_of_vocabulary:
-            raise ValueError(
-                f"eos_id is {corpus.eos_id}; expected 0..{corpus.size_of_vocabulary - 1} (--eos-id)"
-            )
-        return corpus
 
     def _prepare_texts(
         self, model: BlockwiseLM, corpus: Corpus, options: TrainOptions
@@ -193,8 +182,9 @@ class _Run:
     def _generate_rows(
         self, model: BlockwiseLM, ids: Int32Array, name: str, rows: int, options: TrainOptions
     ) -> HeadText:
+        model.eval()
         return generate_rows(
-            model,
+            model.base,
             ids,
             self.folder.work / name,
             rows=rows,
@@ -204,6 +194,21 @@ class _Run:
             processes=self.processes,
             watcher=self.watcher,
         )
+
+    def _validation(
+        self, trainer: HeadTrainer, text: HeadText | None
+    ) -> Callable[[], dict[str, Any]] | None:
+        """Scores of all heads for the loss log."""
+        if text is None:
+            return None
+        return lambda: measure_heads(
+            trainer.model,
+            text,
+            trainer.options.sequence_length,
+            max_pieces=self.job.validation_pieces,
+            precision=trainer.report.precision,
+            processes=trainer.processes,
+        ).for_log()
 
     def _write_result(
         self, trainer: HeadTrainer, corpus: Corpus, record: dict[str, Any], tokens: int
@@ -216,8 +221,8 @@ class _Run:
             model.heads.save_pretrained(path)  # type: ignore[union-attr]
         else:
             model.save_pretrained(path)
-        if corpus.tokenizer is not None and Path(corpus.tokenizer).name == _TOKENIZER:
-            with replacing(path / _TOKENIZER) as temporary:
+        if corpus.tokenizer is not None and Path(corpus.tokenizer).name == TOKENIZER:
+            with replacing(path / TOKENIZER) as temporary:
                 shutil.copyfile(corpus.tokenizer, temporary)
         files = sorted(file.name for file in set(path.iterdir()) - before)
         lines = read_log(self.folder.log)

@@ -22,8 +22,8 @@ from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header, write_json
 
 RECORD = "training.json"
+HEADS = "head_training"
 _LOCK = ".lock"
-_FORMAT = "lattice_bpd.head_training"
 _VERSION = 1
 
 
@@ -32,15 +32,17 @@ class RunFolder:
 
     Args:
         path: the folder, which need not exist.
+        kind: of the run, in the record's format.
 
     Attributes:
         path: the folder.
+        kind: of the run.
         work: its subfolder for files of an unfinished run.
         log: path of the loss log.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.work = path, path / "training"
+    def __init__(self, path: Path, kind: str = HEADS) -> None:
+        self.path, self.kind, self.work = path, kind, path / "training"
         self.log, self.plot = path / "losses.jsonl", path / "losses.svg"
         self._locked: TextIO | None = None
 
@@ -65,11 +67,11 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"{self.path}: is a file; expected a folder for the result")
-        record = read_record(self.path)
+        record = read_record(self.path, self.kind)
         if record is None and self.path.is_dir() and any(self.path.iterdir()):
             raise ValueError(
                 f"{self.path}: has files but no {RECORD}; expected an empty or new folder, "
-                "or one that heads train wrote"
+                "or one of an earlier training"
             )
         if record is None and resume:
             raise ValueError(f"{self.path}: no run to resume; leave --resume out to start one")
@@ -109,7 +111,7 @@ class RunFolder:
             options: as given to begin.
             base: fingerprint of the target of the heads.
             result: the result, for JSON.
-            files: names of the model files, which --restart removes.
+            files: names of the model's files and folders, which --restart removes.
 
         Raises:
             OSError: the folder cannot be written.
@@ -119,7 +121,10 @@ class RunFolder:
         shutil.rmtree(self.work)
 
     def _write(self, record: dict[str, Any]) -> None:
-        write_json(self.path / RECORD, {"format": _FORMAT, "version": _VERSION, **record})
+        write_json(
+            self.path / RECORD,
+            {"format": f"lattice_bpd.{self.kind}", "version": _VERSION, **record},
+        )
 
     def _clear(self, record: dict[str, Any]) -> None:
         """Removes an earlier run, its record last."""
@@ -129,13 +134,21 @@ class RunFolder:
             elif path.name != _LOCK:
                 path.unlink()
         for name in record.get("files", []):
-            (self.path / Path(name).name).unlink(missing_ok=True)
+            path = self.path / Path(name).name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
         for path in (self.log, self.plot, self.path / RECORD):
             path.unlink(missing_ok=True)
 
 
-def read_record(folder: Path) -> dict[str, Any] | None:
+def read_record(folder: Path, kind: str = HEADS) -> dict[str, Any] | None:
     """The content of training.json, or None if there is none.
+
+    Args:
+        folder: of the run.
+        kind: of the run.
 
     Raises:
         FormatError: it is damaged or of another version.
@@ -144,7 +157,9 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        record = check_header(json.loads(path.read_text(encoding="utf-8")), _FORMAT, _VERSION)
+        record = check_header(
+            json.loads(path.read_text(encoding="utf-8")), f"lattice_bpd.{kind}", _VERSION
+        )
         if not isinstance(record["options"], dict) or not isinstance(record["finished"], bool):
             raise ValueError("options or finished are of another type")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -166,8 +181,8 @@ def _compare(path: Path, record: dict[str, Any], options: dict[str, Any], base: 
             )
     if record["base_fingerprint"] != base and not record["finished"]:
         raise ValueError(
-            f"{path}: holds a run on another base (its weights differ from those of "
-            f"{options['base']}); {advice}"
+            f"{path}: holds a run on another base (its weights differ from those of the one "
+            f"given); {advice}"
         )
 
 

@@ -5,21 +5,22 @@ So a resumed run reads no input again, processes share one copy, and a text may 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from lattice_bpd.atomic_files import replacing
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.heads.batches import HeadText, mix_seed
 from lattice_bpd.train.heads.parallel import Processes
 from lattice_bpd.train.heads.self_generated import generate_texts
-from lattice_bpd.train.text.corpus import Corpus, TokenBatch
+from lattice_bpd.train.text.corpus import Corpus, StrPath, TokenBatch
 from lattice_bpd.watcher import Watcher
 
+TOKENIZER = "tokenizer.json"
 _MIB = 1 << 20
 _ROWS_PER_PART = 64
 _KEEP_WHOLE = 4  # pieces that a text must have before any are held out of it
@@ -41,6 +42,40 @@ class HeadTexts(NamedTuple):
         self.training.check(length, where)
         if self.validation is not None:
             self.validation.check(length, f"{where}: validation")
+
+
+def open_corpus(
+    inputs: Sequence[StrPath],
+    arguments: Mapping[str, Any],
+    folder: StrPath | None,
+    target: PreTrainedModel | None,
+) -> Corpus:
+    """The training text; by default with the tokenizer and vocabulary of the target.
+
+    Args:
+        inputs: files and folders.
+        arguments: further arguments of Corpus.
+        folder: of the target, with its tokenizer.
+        target: None: a model is built for the text.
+
+    Raises:
+        ValueError: eos_id is outside the vocabulary; see also Corpus.
+        OSError: files that cannot be read.
+    """
+    arguments = dict(arguments)
+    if target is not None:
+        own_tokenizer = Path(folder or "") / TOKENIZER
+        if arguments.get("tokenizer") is None and own_tokenizer.is_file():
+            arguments["tokenizer"] = str(own_tokenizer)
+        embedding = target.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if arguments.get("vocab_size") is None and embedding is not None:
+            arguments["vocab_size"] = len(embedding.weight)
+    corpus = Corpus(inputs, **arguments)
+    if corpus.eos_id is not None and not 0 <= corpus.eos_id < corpus.size_of_vocabulary:
+        raise ValueError(
+            f"eos_id is {corpus.eos_id}; expected 0..{corpus.size_of_vocabulary - 1} (--eos-id)"
+        )
+    return corpus
 
 
 def store_corpus(corpus: Corpus, path: Path, eos_id: int | None, watcher: Watcher) -> None:
@@ -104,7 +139,7 @@ def hold_out(ids: Int32Array, share: float, length: int) -> tuple[Int32Array, In
 
 
 def generate_rows(
-    model: BlockwiseLM,
+    target: PreTrainedModel,
     ids: Int32Array,
     folder: Path,
     *,
@@ -118,7 +153,7 @@ def generate_rows(
     """Greedy continuations by the target of prompts from `ids`; existing parts are kept.
 
     Args:
-        model: only its target is used.
+        target: in evaluation mode.
         ids: (N,) int32, source of the prompts.
         folder: folder of the parts; each process writes every n-th.
         rows: number of texts.
@@ -141,10 +176,9 @@ def generate_rows(
     parts = list(_parts(folder, rows))
     own = [part for part in parts[processes.rank :: processes.world_size] if not part[0].is_file()]
     watcher.begin("generation", len(own))
-    model.eval()
     for path, begin in own:
         batch = prompts[begin : begin + _ROWS_PER_PART]
-        generated = generate_texts(model.base, batch, row_length - prompt_length)
+        generated = generate_texts(target, batch, row_length - prompt_length)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, generated)
         watcher.advance()

@@ -45,11 +45,14 @@ class HeadTrainer:
     Attributes:
         report: progress.
         optimizers: Muon, AdamW or both.
+        unit: what has a loss of its own.
 
     Raises:
         TypeError: heads that are not BlockwiseHeads.
         ValueError: text that is too short, ids outside the vocabulary, options out of range.
     """
+
+    unit = "head"
 
     def __init__(
         self,

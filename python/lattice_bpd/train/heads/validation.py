@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,14 @@ class HeadScores(NamedTuple):
     losses: list[float]
     accuracies: list[float]
     positions: int
+
+    def for_log(self) -> dict[str, Any]:
+        """For the loss log, with lists by head number."""
+        return {
+            "losses": {str(head): loss for head, loss in enumerate(self.losses, 1)},
+            "accuracies": {str(head): share for head, share in enumerate(self.accuracies, 1)},
+            "positions": self.positions,
+        }
 
 
 @torch.no_grad()

@@ -122,6 +122,8 @@ def train_seq2seq_heads(
     options.check("train_seq2seq_heads")
     heads.train()
     batches = shuffled_batches(pairs, target.decoder_prompt, options.batch_size, options.seed)
+    trainable = [weight for weight in target.base.parameters() if weight.requires_grad]
+    target.base.requires_grad_(False)  # no gradients of the output embedding
     try:
         return run_steps(
             heads, batches, lambda batch: _head_losses(target, heads, batch), options, on_step,
@@ -129,6 +131,8 @@ def train_seq2seq_heads(
         )  # fmt: skip
     finally:
         heads.eval()
+        for weight in trainable:
+            weight.requires_grad_(True)
 
 
 def read_pairs(target: Seq2SeqTarget, batch: PairBatch) -> tuple[TargetOutput, Tensor]:

@@ -1,0 +1,1 @@
+"""Training of block drafters for a frozen target."""

@@ -1,0 +1,239 @@
+"""Training of a block drafter from files to files: text, training with checkpoints, result."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from lattice_bpd.atomic_files import replacing
+from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.token_ids import Int32Array
+from lattice_bpd.train.block_drafter.job import BlockJob
+from lattice_bpd.train.block_drafter.sizes import config_for, embedding_rows, find_unused_token
+from lattice_bpd.train.block_drafter.texts import BlockTexts
+from lattice_bpd.train.block_drafter.train import new_drafter
+from lattice_bpd.train.block_drafter.trainer import BlockTrainer, piece_length
+from lattice_bpd.train.block_drafter.validation import measure_drafter
+from lattice_bpd.train.heads.loop import run_steps
+from lattice_bpd.train.heads.loss_log import read_log
+from lattice_bpd.train.heads.loss_plot import write_loss_plot
+from lattice_bpd.train.heads.parallel import Processes, choose_device, join_processes, own_device
+from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint, read_record
+from lattice_bpd.train.heads.starting_model import load_base
+from lattice_bpd.train.heads.texts import (
+    TOKENIZER,
+    generate_rows,
+    hold_out,
+    map_ids,
+    open_corpus,
+    store_corpus,
+)
+from lattice_bpd.train.text.corpus import Corpus
+from lattice_bpd.watcher import SilentWatcher, Watcher
+
+KIND = "block_drafter_training"
+_WHERE = "drafter train"
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """Result of the training of a block drafter.
+
+    Attributes:
+        output: the output folder.
+        steps: steps done.
+        losses: last losses in the log, nats per token, by slot.
+        block_efficiency: tokens per call of the target on validation text, when the most likely
+            tokens are drafted; None without validation text.
+        accuracies: likewise, the share of correct tokens by slot; empty without.
+        tokens: number of tokens of the training text.
+        precision: "fp32" or "bf16".
+        seconds: training time, summed over all resumed runs.
+        was_finished: the run was finished before, and nothing was done.
+    """
+
+    output: Path
+    steps: int
+    losses: dict[int, float]
+    block_efficiency: float | None
+    accuracies: dict[int, float]
+    tokens: int
+    precision: str
+    seconds: float
+    was_finished: bool
+
+
+def run_block_job(job: BlockJob, watcher: Watcher | None = None) -> BlockResult:
+    """Trains a block drafter as a job describes, or resumes an interrupted run.
+
+    Processes started by torchrun train data-parallel and write one result. After Ctrl-C, SIGTERM or
+    a crash the same call resumes from the last checkpoint; the result is bit-identical to that of
+    an uninterrupted run (on the same kind of machine, with as many processes).
+
+    Args:
+        job: see BlockJob.
+        watcher: progress callbacks, in process 0.
+
+    Returns:
+        BlockResult, in every process; the folder is a model of `BlockwiseLM.from_pretrained`.
+
+    Raises:
+        ValueError: inconsistent options, text or folder; losses that are not finite.
+        FormatError: damaged files.
+        OSError: files that cannot be read or written; ConnectionError if another process ends.
+        KeyboardInterrupt: Ctrl-C, after the checkpoint was written.
+    """
+    job.check()
+    device = choose_device(job.device)
+    with join_processes(device, job.process_timeout) as processes:
+        if watcher is None or not processes.is_first:
+            watcher = SilentWatcher()
+        run = _Run(job, processes, watcher, own_device(device))
+        try:
+            return run.train()
+        finally:
+            run.folder.close()
+
+
+@dataclass
+class _Run:
+    """A run in one process."""
+
+    job: BlockJob
+    processes: Processes
+    watcher: Watcher
+    device: torch.device
+    folder: RunFolder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = RunFolder(Path(self.job.output), KIND)
+
+    def train(self) -> BlockResult:
+        """Runs all stages."""
+        job, folder = self.job, self.folder
+        target = load_base(Path(job.target), full_precision=False)
+        target.train(False)
+        corpus = open_corpus(job.inputs, job.corpus, job.target, target)
+        record = job.record(corpus)
+        base = fingerprint(target)
+        if self.processes.run_on_first(
+            lambda: folder.begin(record, base, resume=job.resume, restart=job.restart)
+        ):
+            return _read_result(folder, was_finished=True)
+        target.to(self.device)  # type: ignore[arg-type]
+        length = piece_length(target, job.train_options)
+        ids, held = self._read_text(corpus, length)
+        config = config_for(
+            target, job.num_layers, job.block_size, self._mask_token(ids, target),
+            hidden_layers=job.hidden_layers, intermediate_size=job.intermediate_size,
+        )  # fmt: skip
+        drafter = new_drafter(target, config, job.options.seed)
+        texts = self._generate(target, ids, "own-text", job.own_rows, length)
+        validation = None
+        if held is not None:
+            name, rows = "own-validation", job.validation_pieces
+            validation = self._generate(target, held, name, rows, length)
+            validation.check(drafter.num_slots, config.vocab_size or 0, f"{_WHERE}: validation")
+        options = job.train_options
+        with BlockTrainer(drafter, target, texts, options, self.processes, _WHERE) as trainer:
+            run_steps(trainer, job, folder, _validation(trainer, validation), self.watcher)
+        self.processes.run_on_first(lambda: self._write_result(trainer, corpus, record, base))
+        return _read_result(folder, was_finished=False)
+
+    def _mask_token(self, ids: Int32Array, target: PreTrainedModel) -> int:
+        if self.job.mask_token_id is not None:
+            return self.job.mask_token_id
+        return find_unused_token(ids, embedding_rows(target))
+
+    def _read_text(self, corpus: Corpus, length: int) -> tuple[Int32Array, Int32Array | None]:
+        """Training and validation text."""
+        ids = self._store(corpus, "text.bin")
+        if self.job.validation:
+            held = replace(corpus, inputs=self.job.validation)
+            return ids, self._store(held, "validation.bin")
+        return hold_out(ids, self.job.validation_share, length)
+
+    def _store(self, corpus: Corpus, name: str) -> Int32Array:
+        path = self.folder.work / name
+        self.processes.run_on_first(lambda: store_corpus(corpus, path, corpus.eos_id, self.watcher))
+        return map_ids(path)
+
+    def _generate(
+        self, target: PreTrainedModel, ids: Int32Array, name: str, rows: int, length: int
+    ) -> BlockTexts:
+        """Texts of the target with prompts from `ids`; for no rows, `ids` themselves."""
+        if not rows:
+            return BlockTexts(ids, np.array([len(ids)]))
+        text = generate_rows(
+            target,
+            ids,
+            self.folder.work / name,
+            rows=rows,
+            prompt_length=self.job.prompt_length,
+            row_length=length,
+            seed=self.job.options.seed,
+            processes=self.processes,
+            watcher=self.watcher,
+        )
+        ends = np.arange(1, rows + 1, dtype=np.int64) * length
+        return BlockTexts(text.token_ids, ends, text.first_position)
+
+    def _write_result(
+        self, trainer: BlockTrainer, corpus: Corpus, record: dict[str, Any], base: str
+    ) -> None:
+        """Writes the model, the loss plot and last the record."""
+        path, report = self.folder.path, trainer.report
+        before = set(path.iterdir())
+        model = BlockwiseLM(trainer.target, heads=trainer.drafter).to("cpu")
+        model.save_pretrained(path)
+        if corpus.tokenizer is not None and Path(corpus.tokenizer).name == TOKENIZER:
+            with replacing(path / TOKENIZER) as temporary:
+                shutil.copyfile(corpus.tokenizer, temporary)
+        files = sorted(file.name for file in set(path.iterdir()) - before)
+        lines = read_log(self.folder.log)
+        write_loss_plot(self.folder.plot, lines, _WHERE, trainer.unit)
+        scores = [line["validation"] for line in lines if "validation" in line]
+        result = {
+            "steps": report.steps,
+            "losses": [line["losses"] for line in lines if "losses" in line][-1],
+            "validation": scores[-1] if scores else None,
+            "tokens": len(trainer.texts.token_ids),
+            "precision": report.precision,
+            "seconds": round(report.seconds, 3),
+        }
+        self.folder.finish(record, base, result, files)
+
+
+def _validation(
+    trainer: BlockTrainer, texts: BlockTexts | None
+) -> Callable[[], dict[str, Any]] | None:
+    """Scores for the loss log."""
+    if texts is None:
+        return None
+    return lambda: measure_drafter(trainer.drafter, trainer.target, texts, trainer.length).for_log()
+
+
+def _read_result(folder: RunFolder, *, was_finished: bool) -> BlockResult:
+    record = read_record(folder.path, KIND)
+    if record is None:
+        raise FileNotFoundError(f"{folder.path}: the record of the run was removed; train again")
+    result = record["result"]
+    scores = result["validation"] or {"block_efficiency": None, "accuracies": {}}
+    return BlockResult(
+        folder.path,
+        result["steps"],
+        {int(slot): loss for slot, loss in result["losses"].items()},
+        scores["block_efficiency"],
+        {int(slot): share for slot, share in scores["accuracies"].items()},
+        result["tokens"],
+        result["precision"],
+        result["seconds"],
+        was_finished,
+    )

@@ -1,0 +1,1 @@
+"""Training of a low-rank selector: transition scores for heads or a block drafter."""
