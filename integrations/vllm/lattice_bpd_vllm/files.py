@@ -1,0 +1,106 @@
+"""The parts of a drafter from its folder: heads, n-gram LM, options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lattice_bpd.decode.strategies.drafter_file import DrafterFile, find_lm, read_drafter_file
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.models.block_drafter.module import BlockDrafter
+from lattice_bpd.models.checkpoint import load_heads
+from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
+
+_CHAIN_OF_STRATEGY = {"bpd": "argmax", "p_best": "best", "chain": "chain", "tree": "chain"}
+
+
+@dataclass(frozen=True)
+class DrafterParts:
+    """What a drafter is made of.
+
+    Attributes:
+        heads: draft heads on the CPU.
+        lm: n-gram LM, or None.
+        config: options of the search.
+        draft: "chain", "best" or "argmax".
+        vocab_size: V that LM and drafter.json expect of the target; None: any.
+    """
+
+    heads: Any
+    lm: NGramLM | None
+    config: DraftConfig
+    draft: str
+    vocab_size: int | None
+
+
+def load_parts(options: DrafterOptions) -> DrafterParts:
+    """Reads the files of a drafter.
+
+    Raises:
+        OSError: a file cannot be read.
+        FormatError: a file is missing or damaged.
+        ValueError: drafter.json says not to draft, heads or LM do not fit it, or options that the
+            draft form does not use.
+    """
+    folder = Path(options.heads or options.directory or "")
+    heads = load_heads(folder)
+    if isinstance(heads, BlockDrafter):
+        raise ValueError(
+            f"{folder}: holds a block drafter, which needs more than one hidden state; expected "
+            "BlockwiseHeads or MedusaHeads; vLLM has block drafters of its own (method dflash)"
+        )
+    file, path = _read_file(options)
+    draft = options.draft or _draft_of(file, path)
+    lm = _read_lm(options, file, path)
+    config = DraftConfig() if file is None else file.config
+    given = {
+        name: getattr(options, name)
+        for name in ("top_k", "alpha", "temperature")
+        if getattr(options, name) is not None
+    }
+    config = DraftConfig.make(CONFIG_KEY, config, given)
+    if file is not None and int(heads.num_slots) != file.num_slots:
+        raise ValueError(
+            f"{path}: is for {file.num_slots} slots, the heads have {heads.num_slots}; give the "
+            "heads that it was tuned with"
+        )
+    if options.min_prob > 0.0 and draft != "chain":
+        raise ValueError(f"{CONFIG_KEY}: min_prob is for draft 'chain', not {draft!r}")
+    sizes = {
+        "the LM": None if lm is None else lm.vocab_size,
+        "drafter.json": None if file is None else file.vocab_size,
+        "the heads": getattr(heads, "vocab_size", None),
+    }
+    known = {name: size for name, size in sizes.items() if size is not None}
+    if len(set(known.values())) > 1:
+        listed = ", ".join(f"{name} {size}" for name, size in known.items())
+        raise ValueError(f"{CONFIG_KEY}: vocabularies differ: {listed}; expected one size")
+    return DrafterParts(heads, lm, config, draft, next(iter(known.values()), None))
+
+
+def _read_file(options: DrafterOptions) -> tuple[DrafterFile | None, Path]:
+    path = Path(options.directory or "") / "drafter.json"
+    if options.directory is None or not path.is_file():
+        return None, path
+    return read_drafter_file(path), path
+
+
+def _draft_of(file: DrafterFile | None, path: Path) -> str:
+    if file is None:
+        return "chain"
+    if file.config.strategy == "greedy":
+        raise ValueError(
+            f"{path}: strategy 'greedy', since no draft paid when it was tuned; serve without "
+            "--speculative-config, or set the option draft"
+        )
+    return _CHAIN_OF_STRATEGY[file.config.strategy]
+
+
+def _read_lm(options: DrafterOptions, file: DrafterFile | None, path: Path) -> NGramLM | None:
+    if options.lm is not None:
+        return NGramLM.load(options.lm)
+    if file is None or file.lm is None:
+        return None
+    return find_lm(file, path)

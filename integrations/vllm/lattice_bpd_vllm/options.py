@@ -1,0 +1,111 @@
+"""Options of the drafter, as a server's configuration gives them."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+CONFIG_KEY = "lattice_bpd"
+"""The key of the options in vLLM's `additional_config`."""
+
+CHAINS = ("chain", "best", "argmax")
+"""Draft forms, see `DrafterOptions.draft`."""
+
+_STRINGS = ("directory", "heads", "lm", "draft")
+_BOOLEANS = ("check",)
+
+
+@dataclass(frozen=True)
+class DrafterOptions:
+    """What to draft with, and how; None is the value of drafter.json, else the library's default.
+
+    Attributes:
+        directory: folder with the heads' files, and drafter.json and the LM as far as there are
+            any. Not the model's own folder: vLLM would load the heads as weights of the model.
+        heads: folder of the heads, if it is not `directory`.
+        lm: file of the n-gram LM, if it is not the one that drafter.json names.
+        draft: "chain" (the draft with the most expected accepted tokens), "best" (the best path)
+            or "argmax" (the most likely token of each head).
+        top_k: candidates of each slot.
+        alpha: weight of the LM's log probabilities.
+        temperature: divides the scores of "chain".
+        min_prob: "chain" ends before the first prefix whose probability is below this; 0..1.
+        threads: of the search; 0 is all cores.
+        log_seconds: least time between two log lines with counts; 0 logs nothing.
+        check: verify hidden rows and raise errors instead of logging them; for tests with greedy
+            requests whose logits no processor changes.
+
+    Raises:
+        TypeError: a value of another type.
+        ValueError: a value out of range, or no heads.
+    """
+
+    directory: str | None = None
+    heads: str | None = None
+    lm: str | None = None
+    draft: str | None = None
+    top_k: int | None = None
+    alpha: float | None = None
+    temperature: float | None = None
+    min_prob: float = 0.0
+    threads: int = 1
+    log_seconds: float = 60.0
+    check: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise for values that cannot be drafted with."""
+        for name in _STRINGS:
+            _check_type(name, getattr(self, name), (str, type(None)), "a string")
+        for name in _BOOLEANS:
+            _check_type(name, getattr(self, name), (bool,), "true or false")
+        for name in ("top_k", "threads"):
+            _check_type(name, getattr(self, name), (int, type(None)), "a whole number")
+        for name in ("alpha", "temperature", "min_prob", "log_seconds"):
+            _check_type(name, getattr(self, name), (int, float, type(None)), "a number")
+        if self.directory is None and self.heads is None:
+            raise ValueError(
+                f"{CONFIG_KEY}: neither directory nor heads is given; expected the folder of the "
+                'draft heads: {"directory": "/path/of/the/drafter"}'
+            )
+        if self.draft is not None and self.draft not in CHAINS:
+            raise ValueError(
+                f"{CONFIG_KEY}: draft is {self.draft!r}; expected one of {', '.join(CHAINS)}"
+            )
+        if not 0.0 <= self.min_prob <= 1.0:
+            raise ValueError(f"{CONFIG_KEY}: min_prob is {self.min_prob}; expected 0..1")
+        if self.threads < 0 or not 0.0 <= self.log_seconds < math.inf:
+            raise ValueError(
+                f"{CONFIG_KEY}: threads is {self.threads}, log_seconds {self.log_seconds}; "
+                "expected 0 or more"
+            )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any] | None) -> DrafterOptions:
+        """The options of a JSON object.
+
+        Raises:
+            TypeError: not an object, an unknown option, or as the class.
+            ValueError: as the class.
+        """
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                f"{CONFIG_KEY}: options are {values!r}; expected an object, such as "
+                '--additional-config \'{"lattice_bpd": {"directory": "/path/of/the/drafter"}}\''
+            )
+        known = [one.name for one in fields(cls)]
+        unknown = [name for name in values if name not in known]
+        if unknown:
+            near = difflib.get_close_matches(str(unknown[0]), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise TypeError(
+                f"{CONFIG_KEY}: unknown option {unknown[0]!r}; {hint}expected {', '.join(known)}"
+            )
+        return cls(**values)
+
+
+def _check_type(name: str, value: Any, types: tuple[type, ...], expected: str) -> None:
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise TypeError(f"{CONFIG_KEY}: {name} is {value!r}; expected {expected}")

@@ -1,0 +1,250 @@
+"""`LatticeProposer`: a proposer class for vLLM's drafting method `custom_class`."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from lattice_bpd_vllm.batch import DraftBatch, Texts, select_requests
+from lattice_bpd_vllm.counters import DraftCounters
+from lattice_bpd_vllm.drafting import LatticeDrafter
+from lattice_bpd_vllm.files import load_parts
+from lattice_bpd_vllm.head_logits import HeadLogits
+from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
+from lattice_bpd_vllm.rows import rows_of_last_tokens, take_rows
+from lattice_bpd_vllm.runner_v1 import LOGGER, Step, observe_steps
+from lattice_bpd_vllm.sampling import expansion_is_correct, repair_expansion
+
+_SKIPPED = (
+    "lattice-bpd: this CPU build of vLLM %s verifies drafts of sampled requests incorrectly "
+    "(expand_batch_to_tokens), so batches that sample are not drafted. The function is replaced in "
+    "this process, for drafts that are verified when a sampled request joins"
+)
+
+
+class LatticeProposer:
+    """Drafts for vLLM with heads, lattice and n-gram LM.
+
+    speculative_config={"method": "custom_class", "model": "lattice_bpd_vllm.LatticeProposer",
+    "num_speculative_tokens": H}, and the options of `DrafterOptions` in
+    additional_config={"lattice_bpd": {..}}. vLLM makes it in each worker.
+
+    Args:
+        vllm_config: vLLM's configuration.
+
+    Attributes:
+        counters: what was drafted so far.
+
+    Raises:
+        ImportError: a release of vLLM that this version cannot work with.
+        TypeError: options of wrong types.
+        ValueError: options out of range.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        additional = vllm_config.additional_config
+        given = additional.get(CONFIG_KEY) if isinstance(additional, dict) else None
+        self.options = DrafterOptions.from_mapping(given)
+        self.counters = DraftCounters()
+        self._model_config = vllm_config.model_config
+        self._num_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._version: str = importlib.import_module("vllm").__version__
+        runner = importlib.import_module("vllm.v1.worker.gpu_model_runner")
+        observe_steps(runner.GPUModelRunner, self._version)
+        self._step: Step | None = None
+        self._skips_sampling = self._said_skipped = False
+        self._logged_steps, self._logged_at = 0, time.monotonic()
+
+    def load_model(self, target: Any) -> None:
+        """Reads heads and LM; called after the weights of the target are loaded.
+
+        Raises:
+            OSError: a file cannot be read.
+            FormatError: a file is missing or damaged.
+            ValueError: heads or LM of another target.
+        """
+        parts = load_parts(self.options)
+        device = next(target.parameters()).device
+        parts.heads.to(device=device, dtype=self._model_config.dtype).eval()
+        self._compute_logits = target.compute_logits
+        self._head_logits = HeadLogits(parts.heads, target.compute_logits, self._num_tokens)
+        self._check_sizes(parts.heads, parts.vocab_size, device)
+        self._drafter = LatticeDrafter(
+            parts.lm, parts.config, parts.draft, self.options.min_prob, self.options.threads
+        )
+        if device.type == "cpu":
+            self._check_sampling()
+
+    def observe_step(self, step: Step) -> None:
+        """Called by the wrapped runner before each `propose`."""
+        self._step = step
+        # vLLM calls no proposer if one text is within num_speculative_tokens of this length. Drafts
+        # are cut to each request's own limit here, so there is no need for that.
+        runner = step.runner
+        runner.effective_drafter_max_model_len = runner.max_model_len + self._num_tokens + 1
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: npt.NDArray[Any],
+        token_ids_cpu: npt.NDArray[Any],
+        slot_mappings: Any = None,  # noqa: ARG002
+    ) -> list[list[int]]:
+        """A draft for each request of the batch.
+
+        Args:
+            sampled_token_ids: tokens that each request kept in this step.
+            num_tokens_no_spec: (requests,) lengths of the texts, those tokens included.
+            token_ids_cpu: (requests, max_model_len) texts.
+            slot_mappings: not used.
+
+        Returns:
+            Lists of 0 to num_speculative_tokens ids. All are empty after an error, which is logged
+            once; with the option `check` it is raised.
+        """
+        start = time.perf_counter()
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        counters = self.counters
+        counters.steps += 1
+        try:
+            self._draft(drafts, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        except Exception:
+            if self.options.check:
+                raise
+            if counters.failures == 0:
+                LOGGER.exception(
+                    "lattice-bpd: drafting failed; this step and others like it verify no drafts"
+                )
+            counters.failures += 1
+            drafts = [[] for _ in sampled_token_ids]
+        lengths = [len(draft) for draft in drafts if draft]
+        counters.drafts += len(lengths)
+        counters.draft_tokens += sum(lengths)
+        counters.seconds += time.perf_counter() - start
+        self._log()
+        return drafts
+
+    def _draft(
+        self,
+        drafts: list[list[int]],
+        kept: Sequence[Sequence[int]],
+        num_tokens: npt.NDArray[Any],
+        token_ids: npt.NDArray[Any],
+    ) -> None:
+        """Fills `drafts`."""
+        step, self._step = self._step, None
+        if step is None:
+            raise RuntimeError(
+                "lattice-bpd: propose was called without hidden states; expected a call by the "
+                "wrapped model runner V1; its subclass overrides propose_draft_token_ids"
+            )
+        metadata = step.spec_decode_metadata
+        verified = None if metadata is None else metadata.num_draft_tokens
+        self._count(kept, verified)
+        if self._skips_sampling and not step.sampling_metadata.all_greedy:
+            self._say_skipped()
+            return
+        batch = self._select(step, kept, num_tokens, token_ids)
+        if not batch.requests:
+            return
+        rows = rows_of_last_tokens(batch.requests, [len(tokens) for tokens in kept], verified)
+        hidden = take_rows(step.hidden, rows)
+        if self.options.check:
+            self._check_rows(hidden, batch)
+        logits = self._head_logits(hidden, batch.exact_tokens)
+        if logits is None:
+            return
+        chains = self._drafter.propose(logits, batch.contexts, batch.max_lengths)
+        for request, chain in zip(batch.requests, chains, strict=True):
+            drafts[request] = chain
+
+    def _select(
+        self,
+        step: Step,
+        kept: Sequence[Sequence[int]],
+        num_tokens: npt.NDArray[Any],
+        token_ids: npt.NDArray[Any],
+    ) -> DraftBatch:
+        """The requests to draft for."""
+        runner = step.runner
+        requests, input_batch = runner.requests, runner.input_batch
+        if runner.enable_prompt_embeds:  # a prompt of embeddings has no ids
+            has_ids = input_batch.is_token_ids
+            kept = [
+                tokens if has_ids[request, : num_tokens[request]].all() else ()
+                for request, tokens in enumerate(kept)
+            ]
+        texts = Texts(
+            token_ids,
+            num_tokens,
+            input_batch.num_prompt_tokens,
+            [requests[name].sampling_params.max_tokens for name in input_batch.req_ids],
+            runner.max_model_len,
+        )
+        most = min(self._head_logits.num_slots, step.scheduler_output.num_spec_tokens_to_schedule)
+        return select_requests(kept, texts, most, self._drafter.context_length)
+
+    def _count(self, kept: Sequence[Sequence[int]], verified: Sequence[int] | None) -> None:
+        counters = self.counters
+        counters.target_calls += sum(1 for tokens in kept if len(tokens))
+        counters.tokens += sum(map(len, kept))
+        if verified is None:
+            return
+        counters.verified_tokens += sum(verified)
+        counters.accepted_tokens += sum(
+            len(tokens) - 1 for tokens, count in zip(kept, verified, strict=True)
+            if count and len(tokens)
+        )  # fmt: skip
+
+    def _check_sizes(self, heads: Any, vocab_size: int | None, device: torch.device) -> None:
+        """Tries the heads on one hidden state; raises ValueError where they do not fit."""
+        width, columns = self._model_config.get_hidden_size(), self._model_config.get_vocab_size()
+        head_width = getattr(heads, "hidden_size", width)
+        if head_width != width:
+            raise ValueError(
+                f"lattice-bpd: the heads take hidden states of width {head_width}, the target's "
+                f"have {width}; use heads trained on this target"
+            )
+        with torch.inference_mode():
+            state = torch.zeros(1, width, device=device, dtype=self._model_config.dtype)
+            logits = self._head_logits(state, [0])
+        found = columns if logits is None else int(logits.shape[-1])
+        if found != (vocab_size or columns):
+            raise ValueError(
+                f"lattice-bpd: the target's logits have {found} columns, heads and LM a vocabulary "
+                f"of {vocab_size or columns}; expected the same; use heads and LM of this target"
+            )
+
+    def _check_sampling(self) -> None:
+        sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")
+        if not expansion_is_correct(sampler):
+            self._skips_sampling = True
+            repair_expansion(sampler)
+
+    def _say_skipped(self) -> None:
+        if not self._said_skipped:
+            LOGGER.warning(_SKIPPED, self._version)
+            self._said_skipped = True
+
+    def _check_rows(self, hidden: torch.Tensor, batch: DraftBatch) -> None:
+        """Compares the target's argmax of each row with the last kept token."""
+        best = self._compute_logits(hidden).argmax(dim=-1).tolist()
+        if best != batch.exact_tokens:
+            raise AssertionError(
+                f"lattice-bpd: rows of hidden states predict {best}; the requests kept "
+                f"{batch.exact_tokens}"
+            )
+
+    def _log(self) -> None:
+        """A line with the counts, if the last one is old enough and something happened since."""
+        if not self.options.log_seconds or self.counters.steps == self._logged_steps:
+            return
+        now = time.monotonic()
+        if now - self._logged_at >= self.options.log_seconds:
+            LOGGER.info(self.counters.describe())
+            self._logged_steps, self._logged_at = self.counters.steps, now

@@ -1,0 +1,206 @@
+"""Sampling, failures, schedules, and an engine in a process of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from scenes import greedy, read_prompts
+from vllm import LLM, SamplingParams
+
+from conftest import FOLDER, SPECULATIVE, Engine, ids, in_child
+
+
+def run_sampled(options: dict[str, Any] | None) -> dict[str, Any]:
+    """Sampled requests alone, mixed with greedy ones, and joining greedy ones."""
+    prompts = read_prompts()
+    engine = Engine(options)
+    broken = options is not None and engine.runner.drafter._skips_sampling
+    sampled = [SamplingParams(temperature=1.0, top_p=0.9, max_tokens=24, seed=i) for i in range(16)]
+    alone = engine.tokens(prompts[:16], sampling=sampled)
+    drafts = engine.counters["drafts"] if options is not None else 0
+    long = [greedy(max_tokens=100, ignore_eos=True) for _ in range(8)]
+    mixed = engine.tokens(prompts[:16], sampling=[*long, *sampled[8:]])
+    joined = join(engine, prompts, long, sampled[8:])
+    return {
+        "alone": alone,
+        "mixed": mixed[:8],
+        "joined": joined,
+        "drafts": drafts,
+        "broken": broken,
+    }
+
+
+def join(engine: Engine, prompts: list[list[int]], long: list[Any], sampled: list[Any]) -> Any:
+    """Outputs of greedy requests that sampled requests join while drafts wait for verification."""
+    core, finished = engine.llm.llm_engine, {}
+    for i, params in enumerate(long):
+        core.add_request(f"greedy {i}", {"prompt_token_ids": prompts[i]}, params)
+    steps = 0
+    while core.has_unfinished_requests():
+        steps += 1
+        if steps % 4 == 0 and steps // 4 <= len(sampled):
+            number = steps // 4 - 1
+            prompt = {"prompt_token_ids": prompts[8 + number]}
+            params = SamplingParams(temperature=1.0, max_tokens=2, seed=number)
+            core.add_request(f"sampled {number}", prompt, params)
+        for result in core.step():
+            if result.finished:
+                finished[result.request_id] = result
+    return ids([finished[f"greedy {i}"] for i in range(len(long))])
+
+
+def test_sampling_is_that_of_plain_vllm_or_not_drafted() -> None:
+    plain, drafted = in_child(run_sampled, None), in_child(run_sampled, {"check": False})
+    assert drafted["mixed"] == plain["mixed"]
+    assert drafted["joined"] == plain["joined"]
+    if drafted["broken"]:
+        assert drafted["drafts"] == 0
+        assert drafted["alone"] == plain["alone"]
+    else:
+        assert drafted["drafts"] > 0
+
+
+def run_repaired() -> Any:
+    """Sampled drafts with the repaired function: first tokens of many samples, and plain ones."""
+    prompts, counts = read_prompts(), []
+    for skip in (False, True):
+        if not counts:
+            engine = Engine({"check": False}, max_num_seqs=64)
+        engine.runner.drafter._skips_sampling = skip
+        params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=4, n=250)
+        results = engine.generate(prompts[:4], sampling=[params] * 4)
+        counts.append([[list(one.token_ids) for one in result.outputs] for result in results])
+    return counts, engine.counters
+
+
+def test_sampled_drafts_keep_the_distribution() -> None:
+    """Verified drafts of sampled requests, once vLLM's function is right, against no drafts."""
+    (drafted, plain), counters = in_child(run_repaired)
+    assert counters["accepted_tokens"] > 100
+    for with_drafts, without in zip(drafted, plain, strict=True):
+        for depth in (1, 2, 3):
+            statistic, freedom = compare(
+                [o[depth] for o in with_drafts], [o[depth] for o in without]
+            )
+            # normal approximation of chi-square: 5 standard deviations
+            assert statistic < freedom + 5 * np.sqrt(2 * max(freedom, 1)), (depth, statistic)
+
+
+def compare(first: list[int], second: list[int]) -> tuple[float, int]:
+    """Chi-square statistic of two samples of one size; tokens rarer than 10 are one class."""
+    counts = np.array([np.bincount(one, minlength=512) for one in (first, second)])
+    often = counts.sum(0) >= 10
+    table = np.column_stack([counts[:, often], counts[:, ~often].sum(1)])
+    table = table[:, table.sum(0) > 0]
+    statistic = ((table[0] - table[1]) ** 2 / table.sum(0)).sum()
+    return float(statistic), table.shape[1] - 1
+
+
+def run_failing() -> Any:
+    prompts = read_prompts()
+    engine = Engine({"check": False})
+    proposer, calls = engine.runner.drafter, 0
+    propose = proposer._drafter.propose
+
+    class Failing:
+        context_length = proposer._drafter.context_length
+
+        def propose(self, *args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls % 3 == 0:
+                raise MemoryError("planted")
+            return propose(*args)
+
+    proposer._drafter = Failing()
+    return engine.tokens(prompts), engine.counters
+
+
+def test_errors_cost_drafts_only(expected: dict[str, Any], capfd: Any) -> None:
+    outputs, counters = in_child(run_failing)
+    assert outputs == expected["outputs"]
+    assert counters["failures"] > 5
+    assert counters["accepted_tokens"] > 0
+    printed = "".join(capfd.readouterr())
+    assert printed.count("drafting failed") == 1
+    assert printed.count("MemoryError: planted") == 1
+
+
+def run_schedule() -> Any:
+    schedule = [[1, 4, 6], [5, 16, 2]]
+    engine = Engine({}, speculative={"num_speculative_tokens_per_batch_size": schedule})
+    prompts, counts = read_prompts(), []
+    for load in (2, 16):
+        before = engine.counters
+        outputs = engine.tokens(prompts, load)
+        after = engine.counters
+        longest = {name: after[name] - before[name] for name in ("drafts", "draft_tokens")}
+        counts.append((outputs, longest["draft_tokens"] / longest["drafts"]))
+    return counts
+
+
+def test_a_dynamic_schedule_is_obeyed(expected: dict[str, Any]) -> None:
+    (few, few_mean), (many, many_mean) = in_child(run_schedule)
+    assert few == many == expected["outputs"]
+    assert many_mean < 2.2  # a few steps have 4 requests or fewer
+    assert 2.5 < few_mean <= 6.0
+
+
+def run_process() -> Any:
+    """An engine core in a process of its own, without plugins."""
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_PLUGINS="")
+    import vllm.envs
+
+    assert vllm.envs.VLLM_ENABLE_V1_MULTIPROCESSING
+    llm = LLM(
+        str(FOLDER / "target"), dtype="float32", enforce_eager=True, seed=0, max_model_len=256,
+        max_num_seqs=16, disable_log_stats=False,
+        speculative_config={**SPECULATIVE, "num_speculative_tokens": 8},
+        additional_config={"lattice_bpd": {"directory": str(FOLDER / "drafter"), "check": True}},
+    )  # fmt: skip
+    prompts = [{"prompt_token_ids": prompt} for prompt in read_prompts()]
+    results = llm.generate(
+        prompts, SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True), use_tqdm=False
+    )
+    metrics = {one.name: one.value for one in llm.get_metrics() if hasattr(one, "value")}
+    return ids(results), metrics
+
+
+def test_an_engine_in_its_own_process(expected: dict[str, Any]) -> None:
+    outputs, metrics = in_child(run_process)
+    assert outputs == expected["outputs"]
+    accepted = metrics["vllm:spec_decode_num_accepted_tokens"]
+    assert 0 < accepted < metrics["vllm:spec_decode_num_draft_tokens"]
+
+
+def error_of(function: Any, *args: Any, **values: Any) -> str:
+    try:
+        function(*args, **values)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def run_refused() -> list[str]:
+    """The errors of engines that must not start, and of requests that vLLM does not draft for."""
+    messages = [
+        error_of(Engine, {"directory": "/nowhere"}),
+        error_of(Engine, {"drafts": "chain"}),
+        error_of(Engine, {}, async_scheduling=True),
+    ]
+    engine = Engine({})
+    assert not engine.runner.use_async_scheduling
+    for params in ({"min_p": 0.1}, {"logit_bias": {5: 1.0}}):
+        messages.append(error_of(engine.generate, [[1, 5, 6]], temperature=1.0, **params))
+    return messages
+
+
+def test_errors_say_what_to_do() -> None:
+    missing, unknown, asynchronous, min_p, logit_bias = in_child(run_refused)
+    assert "/nowhere" in missing
+    assert "unknown option 'drafts'; did you mean 'draft'" in unknown
+    assert "async" in asynchronous  # by vLLM, for every custom_class
+    assert "min_p" in min_p  # by vLLM, for every drafting method
+    assert "logit_bias" in logit_bias

