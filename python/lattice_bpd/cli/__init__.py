@@ -19,6 +19,7 @@ from lattice_bpd.cli import (
     certify,
     check,
     demo,
+    drafter,
     evaluate,
     generate,
     heads,
@@ -47,7 +48,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lattice-bpd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands_in_order = (
-        demo, generate, certify, check, evaluate, record, replay, report, tune, heads, ngram,
+        demo, generate, certify, check, evaluate, record, replay, report, tune, heads, drafter,
+        ngram,
     )  # fmt: skip
     for command in commands_in_order:
         command.add_parser(commands)

@@ -7,11 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lattice_bpd.draft.config import STRATEGIES, DraftConfig
+from lattice_bpd.draft.config import STRATEGIES, DraftConfig, check_used
 
 
 def add_draft_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
     """Adds an option for each named field, with its description and default.
+
+    An option that is left out is None, except for the strategy; see `read_draft_options`.
 
     Args:
         parser: the command's; `list_strategies` belongs in its epilog.
@@ -22,9 +24,10 @@ def add_draft_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> 
         # The class documents what None and True mean; here these are options that are left out.
         text = DraftConfig.describe(name).rstrip(".").replace("None: ", "default ")
         text = re.sub(r"True: (\w+)", r"\1 if left out", text)
-        options: dict[str, Any] = {"default": default}
+        options: dict[str, Any] = {}
         if name == "strategy":
             text, options["choices"] = "how to draft, see below", tuple(STRATEGIES)
+            options["default"] = default
             options["metavar"] = "NAME"
         elif name == "ngram_cache":
             options.update(nargs="?", type=int, const=True, metavar="ORDER")
@@ -36,6 +39,24 @@ def add_draft_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> 
             text = f"{text} (default {number})"
         options["help"] = text.replace("%", "%%")
         parser.add_argument(f"--{name.replace('_', '-')}", **options)
+
+
+def read_draft_options(where: str, args: argparse.Namespace, names: Sequence[str]) -> DraftConfig:
+    """The config that the options of `add_draft_options` describe.
+
+    Args:
+        where: the command's name, for error messages.
+        args: parsed arguments.
+        names: as given to `add_draft_options`.
+
+    Raises:
+        ValueError: an option out of range, or not used by the strategy.
+    """
+    given = {name: getattr(args, name) for name in names if name != "strategy"}
+    given = {name: value for name, value in given.items() if value is not None}
+    config = DraftConfig.make(where, args.strategy, given)
+    check_used(where, config.strategy, given)
+    return config
 
 
 def list_strategies() -> str:

@@ -33,7 +33,7 @@ _EXAMPLE = """examples:
 Block efficiency is decoded tokens / calls of the target; the exact token of each call counts.
 docs/evaluate.md explains the tasks, the tables and results.json.
 """
-_PROMPTS = 24  # of each task of --quick
+_PROMPTS = 20  # of each task of --quick
 _TITLES = {"lms": "training LMs of other orders and domains"}
 
 

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.draft_options import add_draft_options, list_strategies
-from lattice_bpd.draft.config import STRATEGIES, DraftConfig
+from lattice_bpd.cli.draft_options import add_draft_options, list_strategies, read_draft_options
+from lattice_bpd.draft.config import STRATEGIES
 
 if TYPE_CHECKING:
     from lattice_bpd.decode import Certificate, Constraint, DecodeResult, DecodeStats
@@ -48,8 +48,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="the same, from a file")
     parser.add_argument("--tokenizer", type=Path, help="default: MODEL/tokenizer.json")
     parser.add_argument(
-        "--lm", type=Path, help="n-gram LM (default: MODEL/ngram.lm); 'none' for none"
-    )
+        "--lm", type=Path,
+        help="n-gram LM (default: MODEL/ngram.lm); 'none' for none; for neural and p_best also the "
+        "directory of a small causal LM with the same tokenizer",
+    )  # fmt: skip
     parser.add_argument(
         "--draft-model", type=Path, metavar="DIR",
         help="a small causal LM with the same tokenizer, for draft_model and combined",
@@ -79,19 +81,17 @@ def run(args: argparse.Namespace) -> None:
         ValueError: options or files that do not fit together.
         OSError: a file that cannot be read.
     """
-    from lattice_bpd import NGramLM
     from lattice_bpd.cli.files import load_tokenizer, read_text
     from lattice_bpd.cli.progress import quiet_transformers
 
+    config = read_draft_options("generate", args, _OPTIONS)
     tokenizer = load_tokenizer(args.tokenizer or args.model / "tokenizer.json")
     prompt = args.prompt if args.prompt is not None else read_text(args.prompt_file)
     ids = tokenizer.encode(prompt).ids
     if not ids:
         raise ValueError("--prompt is empty; expected text to go on from")
-    lm = None
-    if str(args.lm) != "none" and (args.lm or _uses_lm(args.strategy)):
-        lm = NGramLM.load(args.lm or args.model / "ngram.lm")
     quiet_transformers()
+    lm = _load_lm(args)
     from lattice_bpd.decode import generate
     from lattice_bpd.models import BlockwiseLM
     from lattice_bpd.verify import parse_acceptance
@@ -102,9 +102,9 @@ def run(args: argparse.Namespace) -> None:
     result = generate(
         model,
         ids,
-        DraftConfig(**{name: getattr(args, name) for name in _OPTIONS}),
+        config,
         lm=lm,
-        draft_model=None if args.draft_model is None else _load_draft_model(args.draft_model),
+        draft_model=_load_causal_lm("--draft-model", args.draft_model),
         max_new_tokens=args.max_new_tokens,
         stop_token_ids=ends or None,  # None: those of the model's generation config
         acceptance=rule,
@@ -122,10 +122,24 @@ def run(args: argparse.Namespace) -> None:
             print(describe_certificate(result.certificate, args.certificate))
 
 
-def _uses_lm(strategy: str) -> bool:
-    """Whether the folder's LM is loaded without --lm."""
-    info = STRATEGIES[strategy]
-    return strategy != "draft_model" and "lm" in info.needs + info.takes
+def _load_lm(args: argparse.Namespace) -> Any:
+    """The LM of --lm, an n-gram LM or a causal LM; without --lm that of the model's directory."""
+    from lattice_bpd import NGramLM
+
+    strategy = args.strategy
+    if args.lm is None:
+        uses_lm = strategy != "draft_model" and STRATEGIES[strategy].uses("lm")
+        return NGramLM.load(args.model / "ngram.lm") if uses_lm else None
+    if str(args.lm) == "none":
+        return None
+    if not args.lm.is_dir():
+        return NGramLM.load(args.lm)
+    if strategy not in ("neural", "p_best"):
+        raise ValueError(
+            f"--lm: {args.lm} is a directory; expected the file of an n-gram LM for strategy "
+            f"{strategy!r}; a causal LM is for 'neural' and 'p_best'"
+        )
+    return _load_causal_lm("--lm", args.lm)
 
 
 def _load_constraint(
@@ -143,14 +157,16 @@ def _load_constraint(
     return GuidanceConstraint.from_json_schema(read_text(args.json_schema), tokenizer, **options)
 
 
-def _load_draft_model(directory: Path) -> Any:
-    """The causal LM of a directory; of a blockwise model its base."""
+def _load_causal_lm(option: str, directory: Path | None) -> Any:
+    """The causal LM of a directory, of a blockwise model its base; None for None."""
     from transformers import AutoModelForCausalLM
 
+    if directory is None:
+        return None
     if not (directory / "config.json").is_file():
         raise ValueError(
-            f"--draft-model: {directory} has no config.json; expected the directory of a causal LM "
-            "of transformers"
+            f"{option}: {directory} has no config.json; expected the directory of a causal LM of "
+            "transformers"
         )
     return AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
 

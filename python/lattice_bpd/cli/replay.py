@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from lattice_bpd.evaluate.lab.result_tables import ResultTable
     from lattice_bpd.evaluate.record.read import Record
+    from lattice_bpd.evaluate.record.texts import RecordedText
     from lattice_bpd.evaluate.replay.replay import Recording, Replayed
     from lattice_bpd.evaluate.replay.sweep import Point
 
@@ -127,18 +128,20 @@ def _points(
 
 
 def _recordings(args: argparse.Namespace, records: dict[str, Record]) -> dict[str, Recording]:
-    """By task, and within a task by category."""
+    """By task, or "task/category"; texts without a category beside others have a line of theirs."""
     from lattice_bpd.evaluate.replay.replay import Recording
 
     check_numbers(args, 1, "limit")
-    recordings = {}
+    groups: dict[str, list[RecordedText]] = {}
     for task, record in records.items():
-        texts = record.texts[: args.limit]
-        categories = dict.fromkeys(text.task for text in texts)
-        for category in categories:
-            name = category if len(categories) > 1 else task
-            recordings[name] = Recording([text for text in texts if text.task == category])
-    return recordings
+        texts, prefix = record.texts[: args.limit], f"{record.manifest.task}/"
+        has_categories = any(text.task.startswith(prefix) for text in texts)
+        other = f"{task} (no category)" if has_categories else task
+        for text in texts:
+            category = text.task.removeprefix(prefix)
+            name = f"{task}/{category}" if text.task.startswith(prefix) else other
+            groups.setdefault(name, []).append(text)
+    return {name: Recording(texts) for name, texts in groups.items()}
 
 
 def _table(results: dict[str, list[Replayed]], points: list[Point]) -> ResultTable:

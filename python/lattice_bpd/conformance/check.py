@@ -27,6 +27,7 @@ from lattice_bpd.conformance.reference import (
 from lattice_bpd.decode.huggingface.custom_generate import CustomGenerate
 from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
 
 MAX_NEW_TOKENS = 24
@@ -135,13 +136,13 @@ class Checker:
     def _decode(self, case: Case, heads: InformedHeads) -> list[list[int]]:
         """The new tokens of each prompt; of an encoder-decoder all ids."""
         prompts = self.reference.prompts[: case.batch_size]
-        options = self._options(case)
+        options = self._sources(case)
         if case.strategy not in ("greedy", "lookup"):
             options["heads"] = heads
         if case.custom_generate:
             return self._custom_generate(case, prompts, options)
         results = generate(
-            self.model, prompts, case.strategy, max_new_tokens=self.max_new_tokens,
+            self.model, prompts, self._config(case), max_new_tokens=self.max_new_tokens,
             layout=case.layout, **options,
         )  # fmt: skip
         start: list[int] = []
@@ -161,7 +162,9 @@ class Checker:
             attention_mask=torch.tensor(masks, device=self.model.device),
             do_sample=False,
             max_new_tokens=self.max_new_tokens,
-            custom_generate=CustomGenerate(drafter=case.strategy, layout=case.layout, **options),
+            custom_generate=CustomGenerate(
+                drafter=self._config(case), layout=case.layout, **options
+            ),
         )
         return [cut_at_end(row[longest:].tolist(), self._ends(case)) for row in outputs]
 
@@ -171,17 +174,18 @@ class Checker:
         ends = self._settings[case.settings].get("eos_token_id", own)
         return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
-    def _options(self, case: Case) -> dict[str, Any]:
-        """The options of a case's strategy."""
-        options: dict[str, Any] = {"top_k": min(6, self.vocab_size), "num_drafts": 5}
-        options["max_nodes"] = 12
+    def _config(self, case: Case) -> DraftConfig:
+        """Strategy and options of a case."""
+        length = 4 if case.strategy == "draft_model" else None
+        return DraftConfig(case.strategy, min(6, self.vocab_size), 5, 12, draft_length=length)
+
+    def _sources(self, case: Case) -> dict[str, Any]:
+        """The LM or the draft model of a case's strategy."""
         if case.strategy in ("ngram", "p_best", "tree", "combined"):
-            options["lm"] = self._lm
+            return {"lm": self._lm}
         if case.strategy == "neural":
-            options["lm"] = self._scorer
-        if case.strategy == "draft_model":
-            options["draft_model"], options["draft_length"] = self._draft_model, 4
-        return options
+            return {"lm": self._scorer}
+        return {"draft_model": self._draft_model} if case.strategy == "draft_model" else {}
 
     @cached_property
     def _lm(self) -> NGramLM:

@@ -12,9 +12,6 @@ from lattice_bpd.evaluate.replay.replay import Recording
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.evaluate.replay.sweep import Point
 
-PAPER_ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
-"""Weights that the paper tried (appendix E)."""
-
 DEFAULT_ALPHAS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0)
 HELD_OUT = 100  # texts that alpha is tuned on
 

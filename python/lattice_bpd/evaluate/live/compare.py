@@ -106,8 +106,8 @@ class Comparison:
         return [index for index, count in enumerate(self.looping) if count == 0]
 
     def gain(self, result: StrategyResult, prompts: Sequence[int] | None = None) -> float | None:
-        """Block efficiency relative to BPD's, minus 1, on the chosen prompts; None without any."""
-        bpd = next(other for other in self.results if other.setting.name == "bpd")
+        """Block efficiency relative to the first BPD's, minus 1, on the chosen prompts, if any."""
+        bpd = next(other for other in self.results if other.setting.strategy == "bpd")
         baseline = bpd.total(prompts).block_efficiency
         return result.total(prompts).block_efficiency / baseline - 1.0 if baseline else None
 
@@ -270,7 +270,10 @@ class _Runs:
         drafter = self._shared or setting.drafter(self.source, greedy, self.options)
         if isinstance(drafter, Controller):
             self._shared = drafter  # it learns from all prompts
-        found = decode(model, prompt, drafter, acceptance=setting.acceptance, **options)
+        target = model if setting.heads is None else model.base
+        found = decode(
+            target, prompt, drafter, heads=setting.heads, acceptance=setting.acceptance, **options
+        )
         if number == len(self.found):
             self.found.append([])
         self.found[number].append(found)

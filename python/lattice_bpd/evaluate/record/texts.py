@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
 from lattice_bpd.decode.drafters.suffix_index import SuffixIndex
+from lattice_bpd.decode.state.heads import HiddenStateHeads
+from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.token_ids import Int32Array, Int64Array
+from lattice_bpd.verify.target import TargetOutput
 
 if TYPE_CHECKING:
     import torch
@@ -133,10 +138,13 @@ def record_text(
     if model.max_positions is not None:
         limit = min(limit, model.max_positions - len(prompt) + 1)
     with torch.inference_mode():
-        logits, hidden = _read(model, prompt, output)
-        margins, own = _margins(logits, output), _entropies(logits)[:, None]
-        del logits
-        token_ids, scores, others = _read_heads(model, hidden, output, top_k)
+        read = _read(model, prompt, output)
+        margins, own = _margins(read.logits, output), _entropies(read.logits)[:, None]
+        parts = []
+        for logits in _head_logits(model, read, prompt, list(output)):
+            top = select_top_k(logits, top_k, log_softmax=False, where="record")
+            parts.append((top.token_ids, top.scores, _entropies(logits)))
+    token_ids, scores, others = (np.concatenate(part) for part in zip(*parts, strict=True))
     entropies = np.concatenate([own, others], axis=1)
     return RecordedText(
         np.array(prompt, np.int32), np.array(output, np.int32), limit,
@@ -144,20 +152,27 @@ def record_text(
     )  # fmt: skip
 
 
-def _read(
-    model: DraftingModel, prompt: Sequence[int], output: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (m, V) and hidden states (m, D) that gave the tokens of the output."""
+def _read(model: DraftingModel, prompt: Sequence[int], output: Sequence[int]) -> TargetOutput:
+    """Logits (m, V) and hidden states (m, D) that gave the output, and features (T + m - 1, F)."""
     import torch
 
     text = torch.tensor([list(prompt)], device=model.device)
     first, cache = model.target.read_prompts(text)
-    logits, hidden = [first.logits[0]], [first.hidden[0]]
+    calls = [TargetOutput(first.logits[0], first.hidden[0], _first_row(first.features))]
     if len(output) > 1:
-        rest = model.target(torch.tensor([list(output[:-1])], device=model.device), cache)
-        logits.append(rest.logits[0])
-        hidden.append(rest.hidden[0])
-    return torch.cat(logits), torch.cat(hidden)
+        ids = torch.tensor([list(output[:-1])], device=model.device)
+        rest = model.target(ids, cache)
+        calls.append(TargetOutput(rest.logits[0], rest.hidden[0], _first_row(rest.features)))
+    features = [call.features for call in calls if call.features is not None]
+    return TargetOutput(
+        torch.cat([call.logits for call in calls]),
+        torch.cat([call.hidden for call in calls]),
+        torch.cat(features) if features else None,
+    )
+
+
+def _first_row(features: torch.Tensor | None) -> torch.Tensor | None:
+    return None if features is None else features[0]
 
 
 def _margins(logits: torch.Tensor, output: Sequence[int]) -> Float32Array:
@@ -171,21 +186,31 @@ def _margins(logits: torch.Tensor, output: Sequence[int]) -> Float32Array:
     return np.asarray((own - others).cpu().numpy(), np.float32)
 
 
-def _read_heads(
-    model: DraftingModel, hidden: torch.Tensor, output: Sequence[int], top_k: int
-) -> tuple[Int32Array, Float32Array, Float32Array]:
-    """Candidates (m, H, k), their scores and entropies (m, H), a chunk of positions at a time."""
-    ids, scores, entropies = [], [], []
-    slots = model.num_slots or 8
-    size = max(1, _CHUNK_ELEMENTS // (slots * model.vocab_size))
+def _head_logits(
+    model: DraftingModel, read: TargetOutput, prompt: Sequence[int], output: Sequence[int]
+) -> Iterator[torch.Tensor]:
+    """Head logits of the m positions of the output, a chunk (n, H, V) at a time."""
+    if not isinstance(model.heads, HiddenStateHeads):
+        yield from _state_logits(model, read, prompt, output)
+        return
+    size = max(1, _CHUNK_ELEMENTS // ((model.num_slots or 8) * model.vocab_size))
     for start in range(0, len(output), size):
-        rows = hidden[start : start + size]
-        logits = model.head_logits(rows, list(output[start : start + size]))
-        top = select_top_k(logits, top_k, log_softmax=False, where="record")
-        ids.append(top.token_ids)
-        scores.append(top.scores)
-        entropies.append(_entropies(logits))
-    return np.concatenate(ids), np.concatenate(scores), np.concatenate(entropies)
+        yield model.head_logits(read.hidden[start : start + size], output[start : start + size])
+
+
+def _state_logits(
+    model: DraftingModel, read: TargetOutput, prompt: Sequence[int], output: Sequence[int]
+) -> Iterator[torch.Tensor]:
+    """The logits (1, H, V) of heads that read states, after each token of the output in turn."""
+    limit, known = len(output), len(prompt)
+    state = DecodeState(model, list(prompt), known, read.hidden[0], limit, DecodeStats())
+    for index, token in enumerate(output):
+        state.tokens.append(token)
+        state.hidden = read.hidden[index]
+        if read.features is not None:
+            state.features.append(read.features[0 if index == 0 else known - 1 : known])
+        known += 1
+        yield batch_head_logits([state], all_slots=True)
 
 
 def _entropies(logits: torch.Tensor) -> Float32Array:

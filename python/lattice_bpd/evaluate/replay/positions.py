@@ -13,6 +13,7 @@ from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.draft.rescore import rescore_lattice, rescore_tree
 from lattice_bpd.evaluate.replay.count_trie import CountTrie, grow_tree
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.token_ids import Int32Array, Int64Array
@@ -148,15 +149,30 @@ def draft_lattice(batch: PositionBatch, rescorers: Rescorers, options: DraftConf
     return Proposal(drafts.token_ids)
 
 
+def draft_chain(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
+    """The draft of greatest expected accepted length; see `rescore_lattice`."""
+    drafts = rescore_lattice(
+        _weighed_candidates(batch, options),
+        batch.contexts,
+        rescorers.lm,
+        num_drafts=1,
+        objective="accept_length",
+        alpha=options.alpha,
+        temperature=options.temperature,
+        threads=rescorers.threads,
+    )
+    return Proposal(drafts.token_ids)
+
+
 def draft_tree(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
     """The tree of the most probable prefixes; see `rescore_tree`."""
-    candidates = _weighed_candidates(batch, options).at_temperature(options.temperature)
     tree = rescore_tree(
-        candidates,
+        _weighed_candidates(batch, options),
         batch.contexts,
         rescorers.lm,
         max_nodes=options.max_nodes,
-        alpha=options.alpha / options.temperature,
+        alpha=options.alpha,
+        temperature=options.temperature,
         threads=rescorers.threads,
     )
     nodes = tree.leaf_paths  # (B, leaves, S)
@@ -165,13 +181,15 @@ def draft_tree(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig)
     return Proposal(paths, tree.counts.astype(np.int64))
 
 
-def _weighed_candidates(batch: PositionBatch, options: DraftConfig) -> Candidates:
+def _weighed_candidates(batch: PositionBatch, options: DraftConfig) -> Candidates | LatticeInput:
     """The top_k best candidates with the scores that decoding searches with."""
-    candidates = batch.top(options.top_k)
-    if not options.weighs_heads:
-        return candidates
-    scores = weigh_heads(candidates.scores, options.head_scales, options.entropy_weight, "replay")
-    return Candidates(candidates.token_ids, scores)
+    found = batch.top(options.top_k)
+    if options.weighs_heads:
+        scores = weigh_heads(found.scores, options.head_scales, options.entropy_weight, "replay")
+        found = Candidates(found.token_ids, scores)
+    if options.normalization == "local":
+        return LatticeInput(found.token_ids, found.scores, normalization="local")
+    return found
 
 
 def draft_counts(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:

@@ -25,6 +25,7 @@ class Setting:
         source: name of the LM, the scorer or the draft model to use instead of the common LM; see
             `source_of`.
         acceptance: which draft tokens are kept; None: Exact. Lossy rules are decoded live only.
+        heads: draft heads to use instead of the model's own, in live decoding.
         make: builds the drafter instead of the strategy's, of source, greedy output and config.
     """
 
@@ -34,6 +35,7 @@ class Setting:
     uses_lm: bool = False
     source: str = ""
     acceptance: Acceptance | None = None
+    heads: Any = None
     make: Callable[[Any, Sequence[int], DraftConfig], Drafter] | None = None
 
     def source_of(self, lm: Any, sources: Mapping[str, Any] | None) -> Any:
@@ -79,6 +81,7 @@ _BPD = Setting("bpd", "BPD", "bpd")
 _P_BEST_0GRAM = Setting("p_best_0gram", "{p}-best 0-gram BPD", "p_best")
 _P_BEST_NGRAM = Setting("p_best_ngram", "{p}-best {n}-gram BPD", "p_best", uses_lm=True)
 _NGRAM_1BEST = Setting("ngram_1best", "{n}-gram BPD (1-best)", "ngram", uses_lm=True)
+CHAIN = Setting("chain", "{n}-gram chain (accept length)", "chain", uses_lm=True)
 _TREE_0GRAM = Setting("tree_0gram", "{nodes}-node 0-gram tree", "tree")
 _TREE = Setting("tree", "{nodes}-node {n}-gram tree", "tree", uses_lm=True)
 _ORACLE = Setting("oracle", "oracle (k = {k})", "oracle")

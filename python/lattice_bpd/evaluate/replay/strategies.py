@@ -1,7 +1,7 @@
 """Drafting strategies by name: how each drafts in a replay, and its drafter in live decoding.
 
 greedy, bpd, oracle                       no rescoring, and what hindsight could do
-ngram_1best, p_best_ngram, tree           heads and n-gram LM
+ngram_1best, p_best_ngram, chain, tree    heads and n-gram LM
 p_best_0gram, tree_0gram                  the same on the heads alone
 count_trie                                raw n-gram counts instead of an LM (DART's way)
 prompt_lookup                             no heads: what followed the last tokens before
@@ -23,6 +23,7 @@ from lattice_bpd.evaluate.replay.positions import (
     PositionBatch,
     Rescorers,
     draft_argmax,
+    draft_chain,
     draft_counts,
     draft_lattice,
     draft_lookup,
@@ -30,7 +31,7 @@ from lattice_bpd.evaluate.replay.positions import (
     draft_oracle,
     draft_tree,
 )
-from lattice_bpd.evaluate.replay.settings import STANDARD_SETTINGS, TREE_SETTINGS, Setting
+from lattice_bpd.evaluate.replay.settings import CHAIN, STANDARD_SETTINGS, TREE_SETTINGS, Setting
 
 if TYPE_CHECKING:
     from lattice_bpd.decode.drafters.drafter import Drafter
@@ -152,6 +153,7 @@ _KINDS: dict[str, tuple[Draft, tuple[str, ...]]] = {
     "bpd": (draft_argmax, ()),
     "ngram": (_draft_best_path, ("top_k", "alpha")),
     "p_best": (draft_lattice, ("top_k", "num_drafts", "alpha")),
+    "chain": (draft_chain, ("top_k", "alpha", "temperature")),
     "tree": (draft_tree, ("top_k", "max_nodes", "alpha", "temperature")),
     "oracle": (draft_oracle, ("top_k",)),
 }
@@ -178,7 +180,7 @@ _BASELINES = (
 
 def _registry() -> dict[str, Strategy]:
     """All strategies, greedy first and the oracle last."""
-    lines = {setting.name: setting for setting in (*STANDARD_SETTINGS, *TREE_SETTINGS)}
+    lines = {setting.name: setting for setting in (*STANDARD_SETTINGS, CHAIN, *TREE_SETTINGS)}
     oracle = lines.pop("oracle")
     replayable = [strategy_of(line) for line in lines.values() if line.strategy in _KINDS]
     found = [*replayable, *_BASELINES, strategy_of(oracle)]
