@@ -101,10 +101,10 @@ class ConstrainedRule:
         self.constraint = constraint
 
     def start(self, sequence: int, prompt: Any) -> Any:  # noqa: ARG002
-        """A chooser of its own for each text."""
-        from lattice_bpd.decode.constraint import ConstrainedChooser
+        """A selector of its own for each text."""
+        from lattice_bpd.decode.constraint import ConstrainedSelector
 
-        return ConstrainedChooser(self.constraint)
+        return ConstrainedSelector(self.constraint)
 
 
 def decode_one(model: Any, prompt: list[int], constraint: Any, way: str, drafter: Any) -> Any:
@@ -125,11 +125,14 @@ def measure(
 ) -> list[dict[str, Any]]:
     """A line for each strategy: block efficiency and speed of each way, which take turns."""
     from lattice_bpd.decode import DecodeStats, DraftSources, make_drafter
-    from lattice_bpd.draft.config import DraftConfig
+    from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 
     cases = [(strategy, way) for strategy in ("bpd", "p_best", "tree") for way in WAYS]
     drafters = {
-        strategy: make_drafter(DraftConfig(strategy, alpha=0.8, temperature=2.0), DraftSources(lm))
+        strategy: make_drafter(
+            DraftConfig(strategy, alpha=0.8, temperature=2.0),
+            DraftSources(lm if STRATEGIES[strategy].uses("lm") else None),
+        )
         for strategy, _ in cases
     }
     plain = make_drafter(DraftConfig("greedy"))

@@ -63,15 +63,15 @@ def time_task(
 
     settings: dict[str, dict[str, Any]] = {
         "greedy": {"drafter": "greedy"},
-        **{name: {"drafter": "tree", **options} for name, options in FIXED.items()},
-        AGAIN: {"drafter": "tree", **FIXED[TWICE]},
-        "auto": {"drafter": "auto", "max_nodes": 72},
+        **{name: {"drafter": "tree", "lm": lm, **options} for name, options in FIXED.items()},
+        AGAIN: {"drafter": "tree", "lm": lm, **FIXED[TWICE]},
+        "auto": {"drafter": "auto", "lm": lm, "max_nodes": 72},
     }
     seconds = {name: np.zeros((rounds + 1, len(prompts))) for name in settings}
     for place in np.ndindex(rounds + 1, len(prompts)):
         prompt, outputs = prompts[place[1]], {}
         for name in rng.permutation(list(settings)):
-            found = generate(model, prompt, lm=lm, max_new_tokens=TOKENS, **settings[name])
+            found = generate(model, prompt, max_new_tokens=TOKENS, **settings[name])
             outputs[name] = found.token_ids
             seconds[name][place] = found.stats.seconds["total"]
         for name, output in outputs.items():

@@ -42,8 +42,8 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting("greedy", "greedy"),
-    Setting("bpd", "bpd"),
+    Setting("greedy", "greedy", uses_lm=False),
+    Setting("bpd", "bpd", uses_lm=False),
     Setting("1-best", "ngram"),
     Setting("tree 18", "tree", options={"max_nodes": 18}),
     Setting("tree 36", "tree", options={"max_nodes": 36}),

@@ -36,6 +36,8 @@ from transformers import (
 
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import Certificate, generate
+from lattice_bpd.draft.config import STRATEGIES as DRAFT_STRATEGIES
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import BlockwiseLM
 
 VOCAB, POSITIONS = 96, 128
@@ -91,22 +93,23 @@ def check(
     """One line for each strategy, layout and batch size."""
     wanted = [greedy_alone(model, prompt, count) for prompt in prompts]
     for strategy, layout, batch in itertools.product(STRATEGIES, ("tree", "rows"), (1, BATCH)):
-        options: dict[str, Any] = {
-            "lm": None if strategy.endswith("_0gram") else lm, "layout": layout, "top_k": 8,
-            "num_drafts": 6, "max_nodes": 24, "max_new_tokens": count,
-        }  # fmt: skip
         name = strategy.removesuffix("_0gram")
+        uses_lm = name == strategy and DRAFT_STRATEGIES[name].uses("lm")
+        config = DraftConfig(name, top_k=8, num_drafts=6, max_nodes=24)
+        options: dict[str, Any] = {
+            "lm": lm if uses_lm else None, "layout": layout, "max_new_tokens": count,
+        }  # fmt: skip
         calls, ties, failures = 0, [], []
         for start in range(0, len(prompts), batch):
             texts = prompts[start : start + batch]
-            found = generate(model, texts, name, **options)
+            found = generate(model, texts, config, **options)
             calls += sum(result.stats.target_calls for result in found)
             pairs = zip(found, wanted[start : start + batch], strict=True)
             differing = [
                 n for n, (ours, (theirs, _)) in enumerate(pairs) if ours.token_ids != theirs
             ]
             if differing:
-                again = generate(model, texts, name, certificate=True, **options)
+                again = generate(model, texts, config, certificate=True, **options)
             for number in differing:
                 tokens, margins = wanted[start + number]
                 place = first_difference(found[number].token_ids, tokens)

@@ -47,11 +47,14 @@ def sample(
 ) -> Iterator[tuple[list[int], float]]:
     """The tokens of each prompt, and tokens for each call of the target."""
     from lattice_bpd.decode import generate
+    from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 
+    config = DraftConfig(strategy, num_drafts=4, max_nodes=18)
+    lm = subject.lm if STRATEGIES[strategy].uses("lm") else None
     for first in range(0, len(subject.prompts), size):
         found = generate(
-            subject.model, subject.prompts[first : first + size], strategy, lm=subject.lm,
-            acceptance=rule, layout=layout, max_new_tokens=NEW_TOKENS, num_drafts=4, max_nodes=18,
+            subject.model, subject.prompts[first : first + size], config, lm=lm, acceptance=rule,
+            layout=layout, max_new_tokens=NEW_TOKENS,
         )  # fmt: skip
         for result in found:
             yield result.token_ids, result.stats.block_efficiency

@@ -16,7 +16,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from stories260k_scorers import (
     FULL_SCORERS,
     QUICK_SCORERS,
     ScorerRecipe,
-    Sources,
     make_sources,
     tune_lines,
 )
@@ -84,7 +83,8 @@ def main(
         options, tuned = {**options, **more[0]}, {**tuned, **more[1]}
         options[ADAPTIVE.name] = replace(options["tree"], ngram_cache=True)
         settings[-1:-1] = ALL_SETTINGS  # the oracle stays last
-    comparison = measure(model, lm, found.test, settings, options, recipe, watcher, sources)
+    by_name = None if sources is None else sources.by_name
+    comparison = measure(model, lm, found.test, settings, options, recipe, watcher, by_name)
     names = {"p": recipe.num_drafts, "k": recipe.top_k, "n": lm.order, "nodes": recipe.max_nodes}
     title = (
         f"stories260K, {len(found.test)} held-out beginnings, {recipe.max_new_tokens} new tokens, "
@@ -105,9 +105,11 @@ def main(
         temporary.replace(args.json)
 
 
-def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+def read_arguments(
+    arguments: Sequence[str] | None, description: str | None = __doc__
+) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="less of everything, under 120 s")
     parser.add_argument(
         "--all", action="store_true", help="scorers, n-grams of other texts and a cache as well"
@@ -173,14 +175,14 @@ def tune(
 def measure(
     model: BlockwiseLM, lm: NGramLM, prompts: list[list[int]], settings: Sequence[Setting],
     options: dict[str, DraftConfig], recipe: Recipe, watcher: ConsoleWatcher | None,
-    sources: Sources | None = None,
+    sources: Mapping[str, Any] | None = None,
 ) -> Comparison:  # fmt: skip
     """Decode all prompts with all settings."""
     if watcher is not None:
         watcher.begin("decoding held-out beginnings", len(prompts) * len(settings))
     found = compare_strategies(
         model, lm, prompts, settings=settings, options=options,
-        sources=None if sources is None else sources.by_name,
+        sources=sources,
         max_new_tokens=recipe.max_new_tokens, stop_token_ids=[BEGIN],
         on_prompt=None if watcher is None else lambda setting: watcher.advance(note=setting.name),
     )  # fmt: skip
