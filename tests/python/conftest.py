@@ -6,6 +6,7 @@ the `rng` fixture draws from that seed.
 
 import os
 import shutil
+import signal
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,10 @@ import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM
+
+# A shell ignores SIGINT for commands in the background; commands under test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 

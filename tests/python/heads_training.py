@@ -1,4 +1,4 @@
-"""What tests of `heads train` share: a small target and text as files, runs in other processes."""
+"""What tests of training from files share: a small target, text, runs in other processes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from blockwise_models import VOCAB, looping_text
+from lattice_bpd.train.block_drafter.job import BlockJob
+from lattice_bpd.train.block_drafter.run import run_block_job
 from lattice_bpd.train.heads.job import HeadJob
 from lattice_bpd.train.heads.run import train_heads
 from lattice_bpd.watcher import SilentWatcher
@@ -23,7 +25,7 @@ from lattice_bpd.watcher import SilentWatcher
 CONTEXT = multiprocessing.get_context("forkserver")
 # What takes long to import; the fork server does not see this folder.
 CONTEXT.set_forkserver_preload(
-    ["lattice_bpd.train.heads.run"]
+    ["lattice_bpd.train.heads.run", "lattice_bpd.train.block_drafter.run"]
     + [f"transformers.models.{n}.modeling_{n}" for n in ("gpt2", "llama", "mistral", "gemma2")]
 )
 
@@ -80,8 +82,9 @@ def make_job(folder: Path, recipe: str, **options: Any) -> HeadJob:
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a result."""
     found = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        found.update(load_file(path))
+    for path in sorted(folder.rglob("*.safetensors")):
+        prefix = "" if path.parent == folder else f"{path.parent.name}: "
+        found |= {prefix + name: weight for name, weight in load_file(path).items()}
     assert found
     return found
 
@@ -108,7 +111,7 @@ class Watching(SilentWatcher):
 
 
 def run_child(
-    job: HeadJob,
+    job: HeadJob | BlockJob,
     prepare: Callable[[], Callable[[int], None] | None],
     words: Path,
     environment: dict[str, str],
@@ -118,7 +121,10 @@ def run_child(
     os.environ.update(environment)
     on_step = prepare() or (lambda _: None)
     try:
-        train_heads(job, Watching(on_step))
+        if isinstance(job, HeadJob):
+            train_heads(job, Watching(on_step))
+        else:
+            run_block_job(job, Watching(on_step))
     except (ValueError, OSError) as error:
         os.write(2, f"{type(error).__name__} {error}".encode())
         os._exit(2)
@@ -138,7 +144,7 @@ class Child:
 
     def __init__(
         self,
-        job: HeadJob,
+        job: HeadJob | BlockJob,
         prepare: Callable[[], Callable[[int], None] | None],
         words: Path,
         **environment: str,
@@ -161,7 +167,9 @@ def nothing() -> None:
 
 
 def start_two(
-    job: HeadJob, folder: Path, prepare: Callable[[], Callable[[int], None] | None] = nothing
+    job: HeadJob | BlockJob,
+    folder: Path,
+    prepare: Callable[[], Callable[[int], None] | None] = nothing,
 ) -> list[Child]:
     """A run of two processes; `prepare` knows its number as os.environ["RANK"]."""
     with socket.socket() as free:

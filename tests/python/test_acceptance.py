@@ -23,13 +23,13 @@ from lattice_bpd.verify.acceptance import (
     TopKMatch,
     Typical,
 )
-from lattice_bpd.verify.verification import Offer
+from lattice_bpd.verify.verification import DraftCandidates
 
 PROMPT = [3, 17, 5]
 
 
 def pick(rule: RelaxedAcceptance, logits: list[float], offered: list[int], depth: int = 0) -> int:
-    return rule.start(0, []).choose(torch.tensor(logits), Offer(offered, depth))
+    return rule.start(0, []).choose(torch.tensor(logits), DraftCandidates(offered, depth))
 
 
 def test_top_k_match_by_hand():
@@ -88,18 +88,18 @@ def test_minimum_block_by_hand():
 
 
 def test_regret_counts_nats_of_tokens_that_are_output():
-    chooser = SpecDecPlusPlus(4, 9.0).start(0, [])
+    selector = SpecDecPlusPlus(4, 9.0).start(0, [])
     for offered in ([3], [1], [2], []):
-        chooser.choose(torch.tensor([2.0, 5.0, 4.0, 4.5]), Offer(offered, 0))
-    assert chooser.regrets == [(0, 0.5), (2, 1.0)]
+        selector.choose(torch.tensor([2.0, 5.0, 4.0, 4.5]), DraftCandidates(offered, 0))
+    assert selector.regrets == [(0, 0.5), (2, 1.0)]
     stats = DecodeStats(tokens=4, target_calls=2)
-    stats.count_relaxed(chooser.regrets)
+    stats.count_relaxed(selector.regrets)
     assert (stats.relaxed_tokens, stats.regret) == (2, 1.5)
     assert (stats.relaxed_share, stats.regret_per_token) == (0.5, 0.375)
     stats.merge(stats)
     assert (stats.relaxed_tokens, stats.regret, stats.relaxed_share) == (4, 3.0, 0.5)
     cut = DecodeStats(tokens=2)  # the third was behind a stop token
-    cut.count_relaxed(chooser.regrets)
+    cut.count_relaxed(selector.regrets)
     assert (cut.relaxed_tokens, cut.regret) == (1, 0.5)
 
 

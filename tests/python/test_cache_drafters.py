@@ -79,7 +79,7 @@ def block_efficiency(period: list[int], cache: bool) -> float:
     text = period * 12
     logits = torch.zeros(6, VOCAB)
     logits[:, sorted(set(period))] = 1.0
-    model = SimpleNamespace(vocab_size=VOCAB, state_logits=lambda _: logits[None])
+    model = SimpleNamespace(vocab_size=VOCAB, read_heads=lambda _: logits[None])
     prompt = text[: len(period) + 3]
     state = DecodeState(model, list(prompt), len(prompt), torch.zeros(1), 99, DecodeStats())
     state.num_slots = state.max_draft_length = 6

@@ -17,7 +17,7 @@ from blockwise_models import ARCHITECTURES, VOCAB, model_of
 from lattice_bpd.decode import CertificateError, Drafter, decode, generate
 from lattice_bpd.decode.certificate import CheckedPosition
 from lattice_bpd.decode.certificate import certificate as certificates
-from lattice_bpd.decode.certificate.certificate import MarginChooser, certify
+from lattice_bpd.decode.certificate.certificate import MarginSelector, certify
 from lattice_bpd.decode.certificate.plain_calls import (
     PlainCalls,
     difference_of,
@@ -30,7 +30,7 @@ from lattice_bpd.models.lm_call import LMOutput
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd.verify import target as targets
 from lattice_bpd.verify.acceptance import TopKMatch
-from lattice_bpd.verify.verification import Offer
+from lattice_bpd.verify.verification import DraftCandidates
 
 LAYOUTS = ["tree", "rows"]
 
@@ -97,11 +97,11 @@ def with_certificates(base, prompts, count=40, **options):
 
 
 def test_rounding_is_measured_where_calls_have_drafts():
-    chooser = MarginChooser()
+    selector = MarginSelector()
     for place in range(60):
-        drafts = Offer([1], 0) if place % 2 and place > 20 else Offer((), 0)
-        chooser.choose(torch.tensor([0.0, 1.0]), drafts)
-    assert sorted(chooser.rows) == [*range(16), *range(21, 53, 2)]
+        drafts = DraftCandidates([1], 0) if place % 2 and place > 20 else DraftCandidates((), 0)
+        selector.choose(torch.tensor([0.0, 1.0]), drafts)
+    assert sorted(selector.rows) == [*range(16), *range(21, 53, 2)]
     base = target("llama", torch.float32)
     output = plain_greedy(base, [3, 17, 5], 40)
 
@@ -116,7 +116,7 @@ def test_rounding_is_measured_where_calls_have_drafts():
     assert given.rounding > given.eps
 
 
-class KeepsRows(MarginChooser):
+class KeepsRows(MarginSelector):
     """Remembers all logits, not only those that rounding is measured on."""
 
     seen: list[KeepsRows]
@@ -126,9 +126,9 @@ class KeepsRows(MarginChooser):
         self.all_rows: list[np.ndarray] = []
         self.seen.append(self)
 
-    def choose(self, logits, offer):
+    def choose(self, logits, candidates):
         self.all_rows.append(logits.float().numpy().copy())
-        return super().choose(logits, offer)
+        return super().choose(logits, candidates)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -138,15 +138,15 @@ def test_no_difference_of_calls_exceeds_the_bound_of_the_certificate(
     kind, dtype, layout, monkeypatch
 ):
     monkeypatch.setattr(KeepsRows, "seen", [], raising=False)
-    monkeypatch.setattr(loops, "MarginChooser", KeepsRows)
+    monkeypatch.setattr(loops, "MarginSelector", KeepsRows)
     base = target(kind, dtype)
     found, _ = with_certificates(base, draw(2, seed=1), count=32, layout=layout)
     largest, places = 0.0, 0
-    for result, chooser in zip(found, KeepsRows.seen, strict=True):
+    for result, selector in zip(found, KeepsRows.seen, strict=True):
         plain = PlainCalls(base, result.certificate.prompt_token_ids, result.token_ids)
         with torch.no_grad():
             for place, bound in enumerate(result.certificate.bounds):
-                row, other = chooser.all_rows[place], plain.advance_to(place)
+                row, other = selector.all_rows[place], plain.advance_to(place)
                 largest = max(largest, float(np.abs(row - other).max()) * 2 / bound)
                 token = result.token_ids[place]
                 assert abs(margin_of(row, token) - margin_of(other, token)) <= bound
@@ -234,13 +234,13 @@ def test_stop_tokens_end_certificates():
 
 def certificate_of(token_ids: list[int], margins: list[float] | None = None):
     """A certificate of a text that is given, with margins as they are or made up."""
-    model, chooser = DraftingModel(target("gpt2", torch.float32)), MarginChooser()
+    model, selector = DraftingModel(target("gpt2", torch.float32)), MarginSelector()
     with torch.no_grad():
         plain = PlainCalls(model.target.base, [3, 17, 5], token_ids)
         for place in range(len(token_ids)):
-            chooser.choose(torch.tensor(plain.advance_to(place)), Offer((), 0))
-    chooser.margins = margins or chooser.margins
-    return certify(model, [3, 17, 5], token_ids, chooser, {("rows", 1, 1)}, 1)
+            selector.choose(torch.tensor(plain.advance_to(place)), DraftCandidates((), 0))
+    selector.margins = margins or selector.margins
+    return certify(model, [3, 17, 5], token_ids, selector, {("rows", 1, 1)}, 1)
 
 
 def test_certificate_of_a_wrong_text_says_so():
@@ -287,7 +287,7 @@ class PlantedError:
     def __init__(self, base, how: str) -> None:
         self.base, self.how = base, how
 
-    def __call__(self, base, embedding, inputs):
+    def __call__(self, base, embedding, inputs, feature_layers=()):  # noqa: ARG002
         layers = base.model.layers
         if self.how == "layer":
             base.model.layers = layers[:-1]

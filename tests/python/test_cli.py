@@ -274,7 +274,7 @@ def test_generate_errors(model_directory, tmp_path, capsys):
         ([model_directory, "--num-drafts", 0], "num_drafts is 0"),
         ([model_directory, "--temperature", 0], "temperature is 0.0"),
         ([model_directory, "--ngram-cache", 7], "ngram_cache is 7; expected an order of 1..6"),
-        ([model_directory, "--draft-length", 4], "drafts as many slots as there are heads"),
+        ([model_directory, "--draft-length", 4], "does not use draft_length; leave it out, or use"),
         ([model_directory, "--max-new-tokens", 0], "max_new_tokens is 0"),
         ([model_directory, "--strategy", "ngram", "--lm", "none"],
          "strategy 'ngram' needs an LM; give lm=, NGramLM.load(path)"),

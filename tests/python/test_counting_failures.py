@@ -3,14 +3,13 @@
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from counting_shards import SMALL, corpus_of, write_shards
 from lattice_bpd.train import count_corpus
+from endless import endless_process
 
 COUNT_FOR_LONG = """
 import sys
@@ -26,16 +25,11 @@ while True:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_files(how, tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", COUNT_FOR_LONG, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.5)
-    process.send_signal(how)
-    _, errors = process.communicate(timeout=20)
+    with endless_process(COUNT_FOR_LONG, str(tmp_path)) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        process.send_signal(how)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
     assert how == signal.SIGKILL or "KeyboardInterrupt" in errors
     assert list(tmp_path.iterdir()) == []

@@ -19,8 +19,8 @@ from transformers.generation.logits_process import (
 from lattice_bpd.decode import CustomGenerate
 from lattice_bpd.decode.huggingface.sampling_settings import ProcessedSampling
 from lattice_bpd.verify import Rejection
-from lattice_bpd.verify.acceptance import SampledChooser, TopKMatch, Warp
-from lattice_bpd.verify.verification import NO_OFFER
+from lattice_bpd.verify.acceptance import SampledSelector, TopKMatch, Warp
+from lattice_bpd.verify.verification import NO_CANDIDATES
 from planted_drafts import PlantedDrafts, plain_continuation
 from test_generate_settings import VOCAB, model_with
 
@@ -118,15 +118,15 @@ def test_several_sequences_of_one_prompt_differ():
 
 
 def test_drafters_know_temperature_and_noise():
-    chooser = ProcessedSampling(0.5, seed=3).start(0, [1, 2])
-    assert isinstance(chooser, SampledChooser)
-    assert chooser.warp.temperature == 0.5
+    selector = ProcessedSampling(0.5, seed=3).start(0, [1, 2])
+    assert isinstance(selector, SampledSelector)
+    assert selector.warp.temperature == 0.5
     # the logits are warped already: they are drawn from as they are
     logits = torch.full((5,), -20.0)
     logits[2] = 20.0
-    assert chooser.choose(logits, NO_OFFER) == 2
+    assert selector.choose(logits, NO_CANDIDATES) == 2
     flat = torch.tensor([0.0, -float("inf"), 0.0, -float("inf"), 0.0])
-    assert {ProcessedSampling(0.01, seed=n).start(0, []).choose(flat, NO_OFFER)
+    assert {ProcessedSampling(0.01, seed=n).start(0, []).choose(flat, NO_CANDIDATES)
             for n in range(60)} == {0, 2, 4}  # fmt: skip
 
 

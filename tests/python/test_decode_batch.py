@@ -360,7 +360,7 @@ def test_a_compiled_target_meets_one_shape():
         (lambda hidden: hidden.new_zeros(1, 2, VOCAB + 1), f"a vocabulary of {VOCAB + 1}"),
         (lambda hidden: hidden.new_zeros(1, 0, VOCAB), "one slot or more"),
         (lambda hidden: hidden.new_full((1, 2, VOCAB), float("nan")), "NaN"),
-        (None, "the model has no heads; give heads="),
+        (None, "needs draft heads and the model has none; give heads="),
     ],
 )
 def test_bad_heads(heads, message):

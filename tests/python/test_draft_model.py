@@ -354,9 +354,9 @@ def test_a_call_without_memory_costs_one_draft(monkeypatch):
     ("options", "message"),
     [
         ({"shape": "star"}, "shape is 'star'; expected one of chain, lattice"),
-        ({"draft_length": 0}, "draft_length is 0; expected a whole number, 1 or more"),
+        ({"draft_length": 0}, "draft_length is 0; expected 1 or more"),
         ({"shape": "tree", "top_k": VOCAB + 1}, rf"top_k is {VOCAB + 1}; expected 1..{VOCAB}"),
-        ({"shape": "beam", "max_nodes": 0}, r"max_nodes is 0; expected a whole number, 1\.\.4096"),
+        ({"shape": "beam", "max_nodes": 0}, r"max_nodes is 0; expected 1\.\.4096"),
         (
             {"shape": "tree", "temperature": 0.0},
             "temperature is 0.0; expected a finite number above 0",

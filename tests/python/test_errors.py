@@ -270,7 +270,7 @@ def test_from_arpa(kind: str, small_arpa: Path) -> None:
 
 def test_an_openfst_file_of_a_negative_vocabulary(small_lm: NGramLM, tmp_path: Path) -> None:
     write_lm(small_lm, tmp_path / "x.fst")
-    with pytest.raises(ValueError, match="vocab_size is -3; expected 0 or above"):
+    with pytest.raises(ValueError, match=r"vocab_size is -3; expected 0\.\.2147483647"):
         read_lm(tmp_path / "x.fst", vocab_size=-3)
 
 

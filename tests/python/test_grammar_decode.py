@@ -28,11 +28,11 @@ from constraints import (
 )
 from lattice_bpd import NGramLM, verify
 from lattice_bpd.decode import Drafter, GuidanceConstraint, decode, generate
-from lattice_bpd.decode.constraint import ConstrainedChooser
+from lattice_bpd.decode.constraint import ConstrainedSelector
 from lattice_bpd.decode.constraint.guidance import GuidanceState
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.verify import PrefixTree
-from lattice_bpd.verify.verification import Offer
+from lattice_bpd.verify.verification import DraftCandidates
 
 PROMPT = [1, 2, 3]
 SIZES: dict[str, Any] = {"top_k": 5, "num_drafts": 5, "max_nodes": 14}
@@ -171,21 +171,21 @@ def test_grammar_beside_a_static_cache() -> None:
 
 
 class SecondBest:
-    """An acceptance rule whose choosers take the second greatest logit of those allowed."""
+    """An acceptance rule whose selectors take the second greatest logit of those allowed."""
 
     name: ClassVar[str] = "second"
     lossless: ClassVar[bool] = False
     guarantee: ClassVar[str] = "none"
 
     def start(self, sequence: int, prompt: Any) -> Any:  # noqa: ARG002
-        return SecondBestChooser()
+        return SecondBestSelector()
 
 
-class SecondBestChooser:
+class SecondBestSelector:
     ended = False
 
-    def choose(self, logits: torch.Tensor, offer: Offer) -> int:
-        assert all(logits[token] > -torch.inf for token in offer.token_ids)
+    def choose(self, logits: torch.Tensor, candidates: DraftCandidates) -> int:
+        assert all(logits[token] > -torch.inf for token in candidates.token_ids)
         best = logits.topk(2)
         return int(best.indices[1 if best.values[1] > -torch.inf else 0])
 
@@ -205,7 +205,6 @@ def test_grammar_masks_the_logits_of_another_acceptance_rule() -> None:
     assert (drafted.acceptance, drafted.lossless) == ("second", False)
 
 
-@pytest.mark.skipif(not hasattr(verify, "Sampled"), reason="needs the rule that samples")
 def test_grammar_under_sampling_by_seed() -> None:
     model, constraint = model_of("llama"), guidance("abc[0-9]+xyz")
     texts = set()
@@ -221,13 +220,13 @@ def test_grammar_under_sampling_by_seed() -> None:
 
 
 def test_grammar_refuses_a_rule_that_leaves_it() -> None:
-    class Headstrong(SecondBestChooser):
-        def choose(self, logits: torch.Tensor, offer: Offer) -> int:  # noqa: ARG002
+    class Headstrong(SecondBestSelector):
+        def choose(self, logits: torch.Tensor, candidates: DraftCandidates) -> int:  # noqa: ARG002
             return 47
 
-    chooser = ConstrainedChooser(guidance("[a-c]*"), inner=Headstrong())
+    selector = ConstrainedSelector(guidance("[a-c]*"), inner=Headstrong())
     with pytest.raises(ValueError, match=r"Headstrong chose token 47 after the prompt"):
-        chooser.choose(torch.zeros(VOCAB), Offer((), 0))
+        selector.choose(torch.zeros(VOCAB), DraftCandidates((), 0))
 
 
 def test_grammar_of_another_vocabulary_is_refused() -> None:

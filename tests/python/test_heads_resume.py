@@ -197,19 +197,43 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     assert train_heads(job, Second()).steps == 12
 
 
-def test_pace_and_device_may_change(tmp_path):
-    job = make_job(tmp_path, "frozen", device="cpu")
-    stop(job)
-    later = dataclasses.replace(job, checkpoint_every=2, device="auto", resume=True)
-    if torch.cuda.is_available():  # other kernels, other rounding: the same steps are all
-        assert (
-            train_heads(later).steps
-            == train_heads(dataclasses.replace(job, output=tmp_path / "whole")).steps
-        )
-        return
-    train_heads(later)
+def checkpoint_names(out: Path) -> list[str]:
+    return [path.name for path in (out / "training").glob("checkpoint-*")]
+
+
+def test_the_checkpoint_interval_may_change(tmp_path):
+    job = make_job(tmp_path, "frozen", checkpoint_every=4)
+    stop(job, count=6)
+    assert checkpoint_names(tmp_path / "out") == ["checkpoint-00000004"]
+    later = dataclasses.replace(job, checkpoint_every=3, resume=True)
+    stop(later, count=2)  # steps 5 and 6
+    assert checkpoint_names(tmp_path / "out") == ["checkpoint-00000006"]
+    assert train_heads(later).steps == 12
     train_heads(dataclasses.replace(job, output=tmp_path / "whole"))
     assert_same_result(tmp_path / "out", tmp_path / "whole")
+
+
+def test_the_device_may_change(tmp_path, monkeypatch):
+    chosen, used = [], []
+    choose_device, own_device = head_run.choose_device, head_run.own_device
+    monkeypatch.setattr(
+        head_run, "choose_device", lambda device: chosen.append(device) or choose_device(device)
+    )
+    monkeypatch.setattr(
+        head_run, "own_device", lambda device: used.append(own_device(device)) or used[-1]
+    )
+    job = make_job(tmp_path, "frozen", device="cpu")
+    stop(job)
+    result = train_heads(dataclasses.replace(job, device="auto", resume=True))
+    assert chosen == ["cpu", "auto"]
+    assert [device.type for device in used] == ["cpu", choose_device("auto")]
+    assert result.steps == 12
+    train_heads(dataclasses.replace(job, output=tmp_path / "whole"))
+    if used[0].type == used[1].type:
+        assert_same_result(tmp_path / "out", tmp_path / "whole")
+    else:  # other kernels and other rounding after the stop
+        first, whole = read_losses(tmp_path / "out"), read_losses(tmp_path / "whole")
+        assert (first[0], len(first)) == (whole[0], len(whole))
 
 
 def test_restart_throws_the_earlier_run_away(tmp_path):

@@ -87,17 +87,14 @@ head = b"\\data\\\nngram 1=1\n"
 ids32, floats = np.zeros((1, 1, 1), np.int32), np.zeros((1, 1, 1), np.float32)
 offsets, none = np.array([0, 0]), np.zeros(0, np.int32)
 candidates = lambda contexts, at: _core.rescore_candidates(
-    ids32, floats, lm._core, contexts, np.array(at), True, 1, 1.0, "auto")
-calls = [
+    ids32, floats, lm._core, contexts, np.array(at), True, 1, 1.0, "auto", 1)
+answered = [
     lambda: lb.rescore_lattice(np.full((3, 5), biggest), [0], lm, top_k=5, num_drafts=9),
     lambda: lb.rescore_lattice(-np.full((9, 5), biggest), [0], lm, top_k=5, num_drafts=99),
     lambda: lb.rescore_lattice(zeros, [0], lm, top_k=5, num_drafts=7, alpha=1e6),
     lambda: lb.rescore_lattice(zeros, [0], lm, top_k=5, num_drafts=7, alpha=-1e6),
     lambda: lb.rescore_lattice(zeros, [0], lm, top_k=5, num_drafts=7, alpha=5e-324),
-    lambda: lb.rescore_lattice(zeros, [0], lm, top_k=5, alpha=10**400),
-    lambda: lb.rescore_tree(zeros, [0], lm, top_k=5, alpha=-(10**400)),
     lambda: lb.rescore_lattice(zeros, [0], lm, top_k=5, log_softmax=[]).scores,
-    lambda: lb.rescore_lattice(np.zeros((1025, 5), np.float32), [0], lm, top_k=1),
     lambda: lb.rescore_lattice(np.zeros((1024, 5), np.float32), [0], lm, top_k=1),
     lambda: lb.rescore_lattice(np.zeros((40, 5), np.float32), [0], None, top_k=5),
     lambda: lb.rescore_lattice(zeros, list(range(5)) * 100000, lm, top_k=2),
@@ -105,38 +102,60 @@ calls = [
     lambda: lb.SausageLattice([([2**31 - 1, 0], [0, 0])] * 3).to_dot(),
     lambda: lb.rescore_lattice(lb.SausageLattice([([2**31 - 1, 0], [0, 0])]), [], None),
     lambda: lb.SausageLattice([([2**31 - 1, 0], [0, 0])] * 3)._core.to_fst_bytes(),
-    lambda: candidates(none, [0, 7]), lambda: candidates(none, [-5, 0]),
-    lambda: candidates(none, [0, 2**62]), lambda: candidates(none, [0]),
-    lambda: candidates(none, [2**62, 0]), lambda: candidates(np.array([9], np.int32), [0, 1]),
-    lambda: _core.select_top_k(zeros, "float16", 2, False),
-    lambda: _core.select_top_k(zeros.reshape(-1), "float32", 2, False),
-    lambda: _core.select_top_k(zeros.astype("f8"), "float32", 2, False),
-    lambda: _core.select_top_k(zeros, "float32", -2**31, False),
-    lambda: arpa(b""), lambda: arpa(b"\\data\\"), lambda: arpa(b"\x1f\x8b"),
-    lambda: arpa(b"\0" * 99),
-    lambda: arpa(head + b"\\1-grams:\n-1 " + b"9" * 100000),
-    lambda: arpa(head + b"\\1-grams:\n" + b"- " * 100000),
+    lambda: candidates(none, [0, 0]),
     lambda: arpa(head + b"\\1-grams:\n-1 0 -1\n\\end\\"),
     lambda: arpa(head + b"\\1-grams:\n-1 0 1e29\n\\end\\"),
-    lambda: arpa(head + b"ngram 2=4294967294\n\\1-grams:\n-1 0\n\\2-grams:\n"),
-    lambda: arpa(head.replace(b"=1", b"=99999999999999999999")),
-    lambda: arpa(b"\\data\\\n" + b"ngram 1=1\n" * 1000),
     lambda: arpa(head + b"\\1-grams:\n-1 2097151\n\\end\\"),
-    lambda: arpa(head + b"\\1-grams:\n-1 2097152\n\\end\\"),
-    lambda: lb.NGramLM.load(write("b", b"LBPD-LM\n")), lambda: lb.NGramLM.load(folder),
-    lambda: lb.NGramLM.load(write("b", b"LBPD-LM\n" + b"\xff" * 500)),
-    lambda: lb.NGramLM.load("/proc/self/mem"), lambda: lb.NGramLM.load("/proc/version"),
-    lambda: lm.to_arpa(folder / ("x" * 300)),
-    lambda: lb.NGramLM.train([], 3, vocab_size=5),
-    lambda: lb.NGramLM.train([[]], 3, vocab_size=5),
-    lambda: lb.NGramLM.train([[0]], 3, vocab_size=2**40),
 ]
-for number, call in enumerate(calls):
-    print("call", number, file=sys.stderr, flush=True)
+refused = [
+    ("out of a float's range", lambda: lb.rescore_lattice(zeros, [0], lm, top_k=5, alpha=10**400)),
+    ("out of a float's range", lambda: lb.rescore_tree(zeros, [0], lm, top_k=5, alpha=-(10**400))),
+    ("more than 1024 slots",
+     lambda: lb.rescore_lattice(np.zeros((1025, 5), np.float32), [0], lm, top_k=1)),
+    ("offsets 0..7 of row 0 do not fit", lambda: candidates(none, [0, 7])),
+    ("offsets -5..0 of row 0 do not fit", lambda: candidates(none, [-5, 0])),
+    ("of row 0 do not fit", lambda: candidates(none, [0, 2**62])),
+    ("of row 0 do not fit", lambda: candidates(none, [2**62, 0])),
+    ("1 offsets for 1 lattices", lambda: candidates(none, [0])),
+    ("token id 9 at position 0", lambda: candidates(np.array([9], np.int32), [0, 1])),
+    ("elements of 4 bytes as float16", lambda: _core.select_top_k(zeros, "float16", 2, False)),
+    ("elements of 8 bytes as float32",
+     lambda: _core.select_top_k(zeros.astype("f8"), "float32", 2, False)),
+    ("1 dimensions; expected 2 or 3",
+     lambda: _core.select_top_k(zeros.reshape(-1), "float32", 2, False)),
+    ("top_k is -2147483648", lambda: _core.select_top_k(zeros, "float32", -2**31, False)),
+    ("it is not ARPA text", lambda: arpa(b"")),
+    ('no "ngram 1=COUNT" line', lambda: arpa(b"\\data\\")),
+    ("the gzip file is truncated", lambda: arpa(b"\x1f\x8b")),
+    ("it is not ARPA text", lambda: arpa(b"\0" * 99)),
+    ("the file ends in the 1-grams", lambda: arpa(head + b"\\1-grams:\n-1 " + b"9" * 100000)),
+    ("a:4: ", lambda: arpa(head + b"\\1-grams:\n" + b"- " * 100000)),
+    ("the file ends in the 2-grams",
+     lambda: arpa(head + b"ngram 2=4294967294\n\\1-grams:\n-1 0\n\\2-grams:\n")),
+    ("a:2: ", lambda: arpa(head.replace(b"=1", b"=99999999999999999999"))),
+    ("expected order 2", lambda: arpa(b"\\data\\\n" + b"ngram 1=1\n" * 1000)),
+    ("no decimal token id in 0..2097151", lambda: arpa(head + b"\\1-grams:\n-1 2097152\n\\end\\")),
+    ("fewer than an LM's header", lambda: lb.NGramLM.load(write("b", b"LBPD-LM\n"))),
+    ("Is a directory", lambda: lb.NGramLM.load(folder)),
+    ("another byte order", lambda: lb.NGramLM.load(write("b", b"LBPD-LM\n" + b"\xff" * 500))),
+    ("fewer than an LM's header", lambda: lb.NGramLM.load("/proc/self/mem")),
+    ("fewer than an LM's header", lambda: lb.NGramLM.load("/proc/version")),
+    ("cannot create a temporary file", lambda: lm.to_arpa(folder / ("x" * 300))),
+    ("the corpus has no text", lambda: lb.NGramLM.train([], 3, vocab_size=5)),
+    ("the corpus has no text", lambda: lb.NGramLM.train([[]], 3, vocab_size=5)),
+    ("vocab_size is 1099511627776", lambda: lb.NGramLM.train([[0]], 3, vocab_size=2**40)),
+]
+for number, call in enumerate(answered):
+    print("answered", number, file=sys.stderr, flush=True)
+    call()
+for number, (message, call) in enumerate(refused):
+    print("refused", number, message, file=sys.stderr, flush=True)
     try:
         call()
-    except (ValueError, TypeError, OSError):
-        pass
+    except (ValueError, OSError) as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError("not refused")
 print("alive")
 """
 

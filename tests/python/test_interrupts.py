@@ -1,12 +1,12 @@
 """Ctrl-C and SIGTERM inside one long call of the core: answered soon, nothing left behind."""
 
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
+
+from endless import endless_process
 
 # Does argv[1] over and over (so that the signal meets any part of it) through the command line.
 COMMANDS = """
@@ -48,16 +48,11 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("command", ["train", "spill", "prune", "arpa"])
 def test_a_signal_ends_a_command_and_leaves_no_files(command, how, folder):
     before = sorted(path.name for path in folder.iterdir() if not path.name.startswith("out."))
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMANDS, str(folder), command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.3 + 0.4 * np.random.default_rng().random())
-    process.send_signal(how)
-    _, errors = process.communicate(timeout=30)
+    with endless_process(COMMANDS, str(folder), command) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3 + 0.4 * np.random.default_rng().random())
+        process.send_signal(how)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == (130 if how == signal.SIGINT else 143), errors
     assert errors.endswith("interrupted\n" if how == signal.SIGINT else "terminated\n")
     assert before == sorted(p.name for p in folder.iterdir() if not p.name.startswith("out."))

@@ -271,7 +271,7 @@ def test_scorers_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_drafts": 0}, "num_drafts is 0; expected a whole number"),
+        ({"num_drafts": 0}, "num_drafts is 0; expected 1..4096"),
         ({"num_drafts": 3, "beam": 2}, "beam is 2 for 3 drafts; expected as many at least"),
         ({"alpha": float("nan")}, "alpha is nan; expected a finite number"),
         ({"timeout": 0.0}, "timeout is 0.0; expected seconds above 0"),

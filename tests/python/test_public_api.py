@@ -57,8 +57,8 @@ def parameters(function: Any) -> tuple[list[str], dict[str, Any]]:
 def test_signature_of_rescore_lattice() -> None:
     positional, keywords = parameters(rescore_lattice)
     assert positional == ["head_logits", "context", "lm"]
-    promised = {"top_k": 16, "num_drafts": 16, "alpha": 0.5, "engine": "auto", "bos": True}
-    assert promised.items() <= keywords.items()
+    documented = {"top_k": 16, "num_drafts": 16, "alpha": 0.5, "engine": "auto", "bos": True}
+    assert documented.items() <= keywords.items()
 
 
 @pytest.mark.parametrize(

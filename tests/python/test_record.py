@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +17,23 @@ pytest.importorskip("pyarrow")
 
 import torch
 
-from blockwise_models import POSITIONS, VOCAB, looping_text, model_of, plain_greedy
+from blockwise_models import (
+    POSITIONS,
+    VOCAB,
+    looping_text,
+    model_of,
+    plain_greedy,
+    random_model,
+)  # fmt: skip
 from lattice_bpd import FormatError
-from lattice_bpd.decode import PBestDrafter, decode
+from lattice_bpd.decode import DraftingModel, PBestDrafter, decode
+from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate import Recording
 from lattice_bpd.evaluate.record import write
 from lattice_bpd.evaluate.record.manifest import load_manifest
 from lattice_bpd.evaluate.record.read import find_records, read_record
+from lattice_bpd.evaluate.record.texts import record_text
 from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
 from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
@@ -254,3 +264,32 @@ def test_record_and_replay_of_heads_that_look_at_the_exact_token(tmp_path):
         assert live.stats.target_calls == replayed.calls[number]
         assert live.token_ids == recording.texts[number].output.tolist()
     assert replayed.block_efficiency > 1.5
+
+
+def test_heads_that_read_states_are_recorded_as_they_decode() -> None:
+    """A record of heads that read a decoder layer replays what decoding them does."""
+
+    class LayerHeads:
+        num_slots, hidden_layers = 3, (0,)
+
+        def read_states(self, states: Any) -> torch.Tensor:
+            for state in states:
+                state.memory = torch.cat([*([] if state.memory is None else [state.memory]),
+                                          state.take_features()])  # fmt: skip
+                assert len(state.memory) == len(state.tokens) - 1
+            sums = torch.stack([state.memory.sum(0) for state in states])
+            return torch.stack([embedding(sums * factor) for factor in (0.5, 1.0, -0.3)], dim=1)
+
+    base = random_model("llama").base
+    embedding = base.get_output_embeddings()
+    heads, prompt = LayerHeads(), [5, 9, 2, 11, 7]
+    drafting = DraftingModel(base, heads)
+    output = decode(drafting, prompt, ArgmaxDrafter(), max_new_tokens=20)
+    text = record_text(drafting, prompt, output.token_ids, top_k=4)
+    assert text.token_ids.shape == (20, 3, 4)
+    with torch.inference_mode():
+        for index in range(20):
+            ids = torch.tensor([[*prompt, *output.token_ids[:index]]])
+            layer = base(ids, output_hidden_states=True).hidden_states[1][0].sum(0)
+            logits = torch.stack([embedding(layer * factor) for factor in (0.5, 1.0, -0.3)])
+            assert text.token_ids[index, :, 0].tolist() == logits.argmax(-1).tolist()

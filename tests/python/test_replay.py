@@ -90,7 +90,7 @@ def test_replay_names_what_is_missing_or_out_of_range():
         recording.replay(STRATEGIES["count_trie"], Rescorers(), OPTIONS)
     with pytest.raises(ValueError, match=r"top_k is 9; expected 1\.\.8, .*record again"):
         recording.replay(STRATEGIES["oracle"], Rescorers(), replace(OPTIONS, top_k=9))
-    with pytest.raises(ValueError, match=r"num_drafts is 0; expected a whole number, 1\.\.4096"):
+    with pytest.raises(ValueError, match=r"num_drafts is 0; expected 1\.\.4096"):
         recording.replay(STRATEGIES["p_best_ngram"], rescorers(), replace(OPTIONS, num_drafts=0))
     with pytest.raises(ValueError, match=r"ngram_cache is True, .* decode live"):
         recording.replay(STRATEGIES["tree"], rescorers(), replace(OPTIONS, ngram_cache=True))

@@ -31,6 +31,7 @@ from lattice_bpd.evaluate.demo.library_text import Corpus
 from lattice_bpd.evaluate.demo.training import train_demo_model
 from lattice_bpd.evaluate.lab.options import split_texts
 from lattice_bpd.evaluate.record.read import read_record
+from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
 from lattice_bpd.evaluate.statistics.loops import loop_share
 from lattice_bpd.watcher import SilentWatcher
 
@@ -93,6 +94,25 @@ def test_record_and_replay_by_command_line(folder, tmp_path, capsys):
     counted = ["replay", str(out), "--count-text", str(folder / "text.txt"), "--limit", "3"]
     assert main([*counted, "--strategies", "count_trie,prompt_lookup"]) == 0
     assert "count_trie" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kinds", "names"),
+    [
+        (["", ""], {"jsonl": 2}),
+        (["qa", "qa"], {"jsonl/qa": 2}),
+        (["qa", "", "sum/1", "qa"], {"jsonl/qa": 2, "jsonl (no category)": 1, "jsonl/sum/1": 1}),
+    ],
+)
+def test_replay_names_rows_by_category(tmp_path, kinds, names):
+    out, table = tmp_path / "run", tmp_path / "rows.csv"
+    prompts = [Prompt([3, 8, 13 + n], kind=kind) for n, kind in enumerate(kinds)]
+    options = RecordOptions(top_k=8, max_new_tokens=6)
+    write_record(out, model_of("trained"), prompts, options, task="jsonl")
+    assert main(["replay", str(out), "--strategies", "greedy", "--csv", str(table)]) == 0
+    # greedy: six tokens, each a call of its own
+    calls = {row["task"]: int(row["target_calls"]) / 6 for row in read_csv(table)}
+    assert calls == names
 
 
 @pytest.mark.parametrize(

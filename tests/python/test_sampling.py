@@ -26,7 +26,7 @@ from lattice_bpd.decode import generate
 from lattice_bpd.draft import SharedNoise
 from lattice_bpd.verify import PrefixTree, Rejection, Sampled
 from lattice_bpd.verify.acceptance import Warp
-from lattice_bpd.verify.verification import Offer
+from lattice_bpd.verify.verification import DraftCandidates
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
@@ -103,12 +103,12 @@ def test_sampling_says_what_is_wrong_with_seeds_and_logits():
         Sampled(seed=[1, 2]).start(2, [5])
     for rule in RULES:
         with pytest.raises(ValueError, match="logits hold NaN"):
-            rule().start(0, [5]).choose(torch.tensor([0.0, math.nan, 1.0]), Offer((), 0))
-    offer = Offer([1, 1], 0, (np.array([0, 1]), np.array([0.5, 0.5])))
+            rule().start(0, [5]).choose(torch.tensor([0.0, math.nan, 1.0]), DraftCandidates((), 0))
+    candidates = DraftCandidates([1, 1], 0, (np.array([0, 1]), np.array([0.5, 0.5])))
     logits = torch.tensor([9.0, -9.0])
     with pytest.raises(ValueError, match="draft token 1 has no probability left"):
-        Rejection().start(0, [5]).choose(logits, offer)
-    wrong = Offer([1], 0, (np.array([0, 7]), np.array([0.5, 0.5])))
+        Rejection().start(0, [5]).choose(logits, candidates)
+    wrong = DraftCandidates([1], 0, (np.array([0, 7]), np.array([0.5, 0.5])))
     with pytest.raises(ValueError, match=r"token 7 .*expected tokens in 0\.\.1"):
         Rejection().start(0, [5]).choose(logits, wrong)
 
@@ -122,9 +122,9 @@ def warped(logits: torch.Tensor, options: dict) -> np.ndarray:
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.6, "top_k": 4}, {"top_p": 0.9}])
 def test_sampled_tokens_have_the_targets_distribution(options):
     logits = torch.tensor([0.3, 2.0, -1.0, 0.0, 1.1, -4.0, 0.9])
-    chooser = Sampled(**options, seed=3).start(0, [1])
-    offer = Offer((), 0)
-    counts = np.bincount([chooser.choose(logits, offer) for _ in range(350_000)], minlength=7)
+    selector = Sampled(**options, seed=3).start(0, [1])
+    candidates = DraftCandidates((), 0)
+    counts = np.bincount([selector.choose(logits, candidates) for _ in range(350_000)], minlength=7)
     assert_distribution(counts, warped(logits, options))
 
 
@@ -145,12 +145,12 @@ def test_rejection_sampling_has_the_targets_distribution(num_draws):
     wanted = warped(logits, {})
     ids = np.array([0, 1, 2, 3], np.int32)  # never drafts token 4
     probabilities = np.array([0.1, 0.2, 0.3, 0.4])
-    chooser = Rejection(seed=4).start(0, [1])
+    selector = Rejection(seed=4).start(0, [1])
     uniforms = np.random.default_rng(num_draws).random((340_000, num_draws)).tolist()
     tokens, accepted = [], 0
     for row in uniforms:
         draws = draws_of(probabilities, row)
-        token = chooser.choose(logits, Offer(draws, 0, (ids, probabilities)))
+        token = selector.choose(logits, DraftCandidates(draws, 0, (ids, probabilities)))
         tokens.append(token)
         accepted += token in draws
     assert_distribution(np.bincount(tokens, minlength=5), wanted)
@@ -190,7 +190,7 @@ def table_lm() -> NGramLM:
     return NGramLM.train([text], 3, vocab_size=SYMBOLS)
 
 
-def sample_sequence(chooser, propose) -> tuple[int, ...]:
+def sample_sequence(selector, propose) -> tuple[int, ...]:
     """Three tokens by calls of the target that verify trees of drafts."""
     logits, heads = table()
     tokens: tuple[int, ...] = ()
@@ -207,13 +207,15 @@ def sample_sequence(chooser, propose) -> tuple[int, ...]:
             if len(here) == SLOTS:
                 return None
             sampled_from = None if tree.sampled_from is None else tree.sampled_from(node)
-            return chooser.choose(logits[here], Offer(tree.children(node), len(path), sampled_from))
+            return selector.choose(
+                logits[here], DraftCandidates(tree.children(node), len(path), sampled_from)
+            )
 
         tokens += tuple(tree.follow(choose)[1])
     return tokens
 
 
-def propose_best(heads, base, chooser, step):
+def propose_best(heads, base, selector, step):
     found = rescore_tree(heads, base, table_lm(), top_k=4, max_nodes=6, alpha=1.0)
     count = int(found.counts[0])
     return PrefixTree.from_nodes(
@@ -231,14 +233,14 @@ def to_prefix_tree(found) -> PrefixTree:
     return tree
 
 
-def propose_sampled(heads, base, chooser, step):
+def propose_sampled(heads, base, selector, step):
     return to_prefix_tree(
         sample_tree(heads, base, table_lm(), top_k=4, max_nodes=6, seed=step, alpha=1.0)
     )
 
 
-def propose_with_noise(heads, base, chooser, step):
-    noise = SharedNoise([chooser.key], [chooser.position])
+def propose_with_noise(heads, base, selector, step):
+    noise = SharedNoise([selector.key], [selector.position])
     return to_prefix_tree(
         sample_tree(heads, base, table_lm(), top_k=4, max_nodes=6, noise=noise, alpha=1.0)
     )
@@ -259,11 +261,11 @@ def test_sampling_whole_sequences_by_total_variation(rule, propose):
     counts: Counter[tuple[int, ...]] = Counter()
     steps = iter(range(1, 1 << 40))
     for number in range(count):
-        chooser = rule(seed=number).start(0, [0])
+        selector = rule(seed=number).start(0, [0])
         counts[
             sample_sequence(
-                chooser,
-                lambda heads, base, chooser=chooser: propose(heads, base, chooser, next(steps)),
+                selector,
+                lambda heads, base, selector=selector: propose(heads, base, selector, next(steps)),
             )
         ] += 1
     found = np.array([counts[place] for place in np.ndindex(wanted.shape)]).reshape(wanted.shape)

@@ -47,8 +47,8 @@ def test_texts_of_one_seed_are_sampled_independently():
     flat = torch.zeros(1000)
     draws = [Sampled(seed=3).start(0, [prompt]).choose(flat, None) for prompt in range(20)]
     assert len(set(draws)) > 15
-    chooser = Sampled(seed=3).start(0, [1])  # and so does each position of a text
-    assert len({chooser.choose(flat, None) for _ in range(20)}) > 15
+    selector = Sampled(seed=3).start(0, [1])  # and so does each position of a text
+    assert len({selector.choose(flat, None) for _ in range(20)}) > 15
 
 
 def test_each_step_draws_its_drafts_anew(monkeypatch):

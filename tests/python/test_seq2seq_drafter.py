@@ -12,7 +12,7 @@ import torch
 
 from lattice_bpd import FormatError
 from lattice_bpd.decode import generate
-from lattice_bpd.decode.state import SpecDrafterHeads, StateHeads
+from lattice_bpd.decode.state import DraftHeads, SpecDrafterHeads
 from lattice_bpd.models import SpecDrafter, SpecDrafterConfig
 from lattice_bpd.train.seq2seq.specdec import SpecDrafterOptions, train_spec_drafter
 from lattice_bpd.train.seq2seq.text import Pair, generate_outputs
@@ -162,7 +162,7 @@ def test_hidden_states_are_given_where_they_are_read():
 @pytest.mark.parametrize("strategy", ["bpd", "p_best", "tree", "oracle"])
 def test_drafts_of_any_quality_change_no_output(options, strategy):
     heads = SpecDrafterHeads(build(options))
-    assert isinstance(heads, StateHeads)
+    assert isinstance(heads, DraftHeads)
     for source in sources(3, seed=1):
         found = generate(
             model_of("marian"), source, strategy, heads=heads, top_k=4, max_new_tokens=14

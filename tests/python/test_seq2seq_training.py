@@ -146,12 +146,17 @@ def test_heads_on_the_decoder_learn():
     target, pairs = trained_target(), counting_pairs(100, seed=0)
     heads = BlockwiseHeads(32, 4)
     losses = []
+    before = [(weight.clone(), weight.requires_grad) for weight in target.base.parameters()]
+    assert any(trainable for _, trainable in before)
     train_seq2seq_heads(
         target, heads, pairs, Seq2SeqOptions(steps=40, batch_size=32, warmup=3),
         lambda report: losses.append(report.losses),
     )  # fmt: skip
     assert len(losses[0]) == 3
     assert sum(losses[-1]) < 0.7 * sum(losses[0])
+    for weight, (value, trainable) in zip(target.base.parameters(), before, strict=True):
+        assert torch.equal(weight, value)
+        assert (weight.grad, weight.requires_grad) == (None, trainable)
     source = pairs[0].source
     plain = generate(target, source, "greedy", max_new_tokens=12).token_ids
     assert generate(target, source, "bpd", heads=heads, max_new_tokens=12).token_ids == plain

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2] / "python"
 # Imports go to an earlier entry of a list, or stay within the entry; see docs/design.md.
 LAYERS = {
     "": [
-        "_core extras", "token_ids vocabulary svg watcher atomic_files", "lattice lm", "draft",
-        "models", "verify", "decode", "train", "evaluate", "conformance", "cli",
+        "_core extras", "token_ids vocabulary svg watcher atomic_files arguments", "lattice lm",
+        "draft", "models", "verify", "decode", "train", "evaluate", "conformance", "cli",
     ],
     "draft": ["*", "scorers"],
     "verify": ["*", "acceptance"],
@@ -22,12 +22,12 @@ LAYERS = {
         "state", "constraint", "drafters", "adaptive", "strategies", "certificate", "loop",
         "huggingface",
     ],
-    "train": ["text", "ngram", "heads", "seq2seq", "spark"],
+    "train": ["text", "ngram", "heads", "block_drafter", "selector", "seq2seq", "spark"],
     "evaluate": [
         "record", "replay", "statistics", "costs", "live", "tasks", "demo", "lab", "report",
     ],
 }  # fmt: skip
-TYPES_ONLY = {("decode.state.sequence", "decode.constraint.chooser")}  # a field of DecodeState
+TYPES_ONLY = {("decode.state.sequence", "decode.constraint.selector")}  # a field of DecodeState
 
 PUBLIC_NAMES = {"": 12, "decode": 20, "verify": 12, "evaluate": 12}
 

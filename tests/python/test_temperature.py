@@ -41,7 +41,7 @@ def state_of(seed: int) -> DecodeState:
 
 def head_logits_of(state: DecodeState) -> torch.Tensor:
     """(H, V) raw logits of the heads."""
-    return state.model.state_logits([state])[0, : state.num_slots].detach()
+    return state.model.read_heads([state])[0, : state.num_slots].detach()
 
 
 def assert_same_nodes(tree: PrefixTree, wanted: DraftTree | SampledTree, state) -> None:
@@ -62,7 +62,7 @@ TEMPERATURES = [(2.0, None, 2.0), (0.5, None, 0.5), (0.5, 4.0, 2.0), (2.0, 0.25,
 def test_trees_of_drafters(own, sampling, whole, seed):
     state = state_of(seed)
     if sampling is not None:
-        state.chooser = Rejection(sampling).start(0, state.tokens)
+        state.selector = Rejection(sampling).start(0, state.tokens)
     logits = head_logits_of(state).numpy() / whole
     options = {**SIZES, "alpha": 0.8 / whole}
     wanted = rescore_tree(logits, state.tokens, trigram(), **options)
@@ -78,7 +78,7 @@ def test_trees_of_drafters(own, sampling, whole, seed):
 @pytest.mark.parametrize(("own", "sampling", "whole"), TEMPERATURES[2:])
 def test_trees_of_drafters_that_share_the_noise_of_samples(own, sampling, whole):
     state = state_of(5)
-    state.chooser = Sampled(sampling).start(0, state.tokens)
+    state.selector = Sampled(sampling).start(0, state.tokens)
     drafter = TreeDrafter(trigram(), **SIZES, alpha=0.8, temperature=own)
     noise = target_noise([state], drafter.sharpness)
     logits = head_logits_of(state).numpy()[None]
@@ -98,7 +98,7 @@ def test_trees_of_drafters_that_share_the_noise_of_samples(own, sampling, whole)
 def test_sampled_trees_of_drafters(own, sampling, whole):
     state = state_of(4)
     if sampling is not None:
-        state.chooser = Rejection(sampling).start(0, state.tokens)
+        state.selector = Rejection(sampling).start(0, state.tokens)
     wanted = sample_tree(
         head_logits_of(state) / whole, state.tokens, trigram(), **SIZES,
         alpha=0.8 / whole, seed=keys_of_draws([state])[0],

@@ -142,9 +142,37 @@ def test_tune_drafters_are_lossless_and_say_which_model_they_are_for(tmp_path, m
     greedy = generate(model, prompts[0], "greedy", max_new_tokens=NEW_TOKENS)
     found = generate(model, prompts[0], drafter=drafter, max_new_tokens=NEW_TOKENS)
     assert found.token_ids == greedy.token_ids
-    DrafterFile(DraftConfig(top_k=8, head_scales=(1.0, 2.0)), VOCAB, 2).save(path)
-    with pytest.raises(ValueError, match=r"2 head_scales for 4 slots; .* lattice-bpd tune"):
+
+
+@pytest.mark.parametrize("strategy", ["bpd", "p_best", "tree"])
+@pytest.mark.parametrize(
+    ("vocab_size", "num_slots", "scales"),
+    [(VOCAB + 1, 4, None), (VOCAB, 3, None), (VOCAB, 2, (1.0, 2.0))],
+)
+def test_tune_files_without_lm_check_the_model(
+    tmp_path, model, prompts, strategy, vocab_size, num_slots, scales
+):
+    path = tmp_path / "drafter.json"
+    config = DraftConfig(strategy, top_k=8, head_scales=scales)
+    DrafterFile(config, vocab_size, num_slots).save(path)
+    message = (
+        rf"the target has a vocabulary of {VOCAB} and 4 slots, .*drafter\.json is for {vocab_size} "
+        rf"and {num_slots}; tune for this model: lattice-bpd tune"
+    )
+    with pytest.raises(ValueError, match=rf"generate: {message}"):
         generate(model, prompts[0], drafter=load_drafter(path), max_new_tokens=NEW_TOKENS)
+
+
+def test_tune_files_fit_models_with_fewer_slots_and_greedy_fits_all(tmp_path, model, prompts):
+    path = tmp_path / "drafter.json"
+    greedy = generate(model, prompts[0], "greedy", max_new_tokens=NEW_TOKENS)
+    for config, vocab_size, num_slots in (
+        (DraftConfig(top_k=8, head_scales=(1.0, 2.0, 1.0, 1.0, 3.0)), VOCAB, 5),
+        (DraftConfig("greedy"), VOCAB + 1, 1),
+    ):
+        DrafterFile(config, vocab_size, num_slots).save(path)
+        found = generate(model, prompts[0], drafter=load_drafter(path), max_new_tokens=NEW_TOKENS)
+        assert found.token_ids == greedy.token_ids
 
 
 @pytest.mark.parametrize(
@@ -153,8 +181,8 @@ def test_tune_drafters_are_lossless_and_say_which_model_they_are_for(tmp_path, m
         ({"colour": 1}, "unknown fields colour; expected strategy, top_k"),
         ({"version": 2}, "format and version are"),
         ({"strategy": "trie"}, "strategy is 'trie'; did you mean 'tree'? expected one of greedy"),
-        ({"strategy": "auto"}, "strategy is 'auto'; expected one of greedy, bpd, p_best, tree"),
-        ({"top_k": 0}, "top_k is 0; expected a whole number, 1 or more"),
+        ({"strategy": "auto"}, "strategy is 'auto'; expected one of greedy, bpd"),
+        ({"top_k": 0}, "top_k is 0; expected 1 or more"),
         ({"max_nodes": "many"}, "max_nodes is 'many'"),
         ({"temperature": 0}, "temperature is 0; expected a finite number above 0"),
         ({"alpha": None}, "alpha is None; expected a finite number"),

@@ -14,7 +14,7 @@ from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import follow_greedy
 from lattice_bpd.verify.target import TargetOutput
-from lattice_bpd.verify.verification import Offer, choose_layout
+from lattice_bpd.verify.verification import DraftCandidates, choose_layout
 
 
 class CountingCache:
@@ -270,25 +270,25 @@ class SmallestToken:
 
     def __init__(self, last: int) -> None:
         self.last, self.ended, self.asked = last, False, 0
-        self.offers: list[Offer] = []
+        self.offers: list[DraftCandidates] = []
 
-    def choose(self, logits, offer):
+    def choose(self, logits, candidates):
         if self.ended:
             return None
-        self.offers.append(offer)
+        self.offers.append(candidates)
         self.asked += 1
         token = int(logits.argmax())
         self.ended = token == self.last
         return token
 
 
-def test_choosers_are_asked_along_the_accepted_path_only():
+def test_selectors_are_asked_along_the_accepted_path_only():
     for last, tokens in ((99, [4, 5, 6]), (5, [4, 5]), (4, [4])):
-        chooser = SmallestToken(last)
+        selector = SmallestToken(last)
         tree = PrefixTree.from_drafts(3, DRAFTS.tolist())
         state = BatchCache(SlotCache(9))
-        found = verify_trees(PlusOneTarget(), state, [tree], choosers=[chooser])
+        found = verify_trees(PlusOneTarget(), state, [tree], selectors=[selector])
         assert found.sequences[0].token_ids == tokens
-        assert chooser.asked == len(tokens)
-        wanted = [Offer([4, 9], 0), Offer([9, 5], 1), Offer([0], 2)]
-        assert chooser.offers == wanted[: len(tokens)]
+        assert selector.asked == len(tokens)
+        wanted = [DraftCandidates([4, 9], 0), DraftCandidates([9, 5], 1), DraftCandidates([0], 2)]
+        assert selector.offers == wanted[: len(tokens)]

@@ -1,0 +1,179 @@
+"""A stand-in for vLLM's model runner V1: the same names, signatures and row layout, no model.
+
+The target's next token is a fixed function of the text. A hidden state holds the logits of the next
+`slots + 1` tokens, so that a draft is right exactly if the proposer took the right row.
+"""
+# ruff: noqa: ARG002
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+VOCAB, SLOTS = 16, 4
+
+
+def next_token(text: list[int]) -> int:
+    """The target's choice."""
+    return (3 * text[-1] + 5 * text[-2] + len(text)) % VOCAB
+
+
+def continuation(text: list[int], count: int) -> list[int]:
+    text = list(text)
+    for _ in range(count):
+        text.append(next_token(text))
+    return text[len(text) - count :]
+
+
+class Target(torch.nn.Module):
+    """Logits are the first VOCAB dimensions of a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def compute_logits(self, states: torch.Tensor) -> torch.Tensor:
+        return states[:, :VOCAB]
+
+
+class PerfectHeads(torch.nn.Module):
+    """A head source that reads the next tokens out of the state."""
+
+    num_slots = SLOTS
+
+    def forward(self, hidden: torch.Tensor, exact_tokens: Any = None) -> torch.Tensor:
+        return hidden[:, VOCAB:].reshape(len(hidden), SLOTS, VOCAB)
+
+
+def state_of(text: list[int]) -> torch.Tensor:
+    """The hidden state after a text."""
+    row = torch.zeros(SLOTS + 1, VOCAB)
+    for slot, token in enumerate(continuation(text, SLOTS + 1)):
+        row[slot, token] = 5.0
+    return row.flatten()
+
+
+@dataclass
+class Request:
+    """A request in the batch."""
+
+    prompt: list[int]
+    max_tokens: int | None = 24
+    unread: int = 0  # prompt tokens of later chunks
+    text: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
+
+
+class Runner:
+    """`GPUModelRunner` as far as proposers see it."""
+
+    max_model_len, enable_prompt_embeds, effective_drafter_max_model_len = 64, False, 64
+
+    def __init__(self, drafter: Any, requests: list[Request]) -> None:
+        self.drafter = drafter
+        self.batch = requests
+        self.requests = {
+            str(i): SimpleNamespace(sampling_params=SimpleNamespace(max_tokens=one.max_tokens))
+            for i, one in enumerate(requests)
+        }
+        self.all_greedy, self.budget = True, SLOTS
+        self.input_batch: Any = None
+
+    def propose_draft_token_ids(
+        self, scheduler_output: Any, sampled_token_ids: Any, sampling_metadata: Any,
+        hidden_states: Any, sample_hidden_states: Any, aux_hidden_states: Any,
+        spec_decode_metadata: Any, common_attn_metadata: Any, slot_mappings: Any,
+    ) -> Any:  # fmt: skip
+        return self.drafter.propose(
+            sampled_token_ids, self.input_batch.num_tokens_no_spec,
+            self.input_batch.token_ids_cpu, slot_mappings=slot_mappings,
+        )  # fmt: skip
+
+    def step(self) -> list[int]:
+        """Verifies the drafts of all requests and lets the drafter propose; tokens kept of each."""
+        rows, kept, num_drafts = [], [], []
+        for one in self.batch:
+            text = one.text or one.prompt
+            num_drafts.append(len(one.drafts))
+            rows += [state_of(text + one.drafts[:i]) for i in range(len(one.drafts) + 1)]
+            if one.unread:
+                one.unread -= 1
+                kept.append([])
+                continue
+            right = continuation(text, len(one.drafts) + 1)
+            count = 0
+            while count < len(one.drafts) and one.drafts[count] == right[count]:
+                count += 1
+            one.text = text + right[: count + 1]
+            kept.append(right[: count + 1])
+        self._fill_batch()
+        metadata = SimpleNamespace(num_draft_tokens=num_drafts) if any(num_drafts) else None
+        drafts = self.propose_draft_token_ids(
+            SimpleNamespace(num_spec_tokens_to_schedule=self.budget), kept,
+            SimpleNamespace(all_greedy=self.all_greedy), None, torch.stack(rows), None, metadata,
+            None, slot_mappings=None,
+        )  # fmt: skip
+        assert len(drafts) == len(self.batch)
+        for one, draft, tokens in zip(self.batch, drafts, kept, strict=True):
+            assert tokens or not draft
+            one.drafts = draft
+        return [len(tokens) for tokens in kept]
+
+    def _fill_batch(self) -> None:
+        count = len(self.batch) + 3  # the arrays have rows for more requests
+        token_ids = np.full((count, self.max_model_len), 7, np.int32)
+        lengths, prompts = np.full(count, 9, np.int32), np.full(count, 5, np.int32)
+        for i, one in enumerate(self.batch):
+            text = one.text or one.prompt
+            token_ids[i, : len(text)] = text
+            lengths[i], prompts[i] = len(text), len(one.prompt)
+        self.input_batch = SimpleNamespace(
+            req_ids=list(self.requests), num_tokens_no_spec=lengths, num_prompt_tokens=prompts,
+            token_ids_cpu=token_ids, is_token_ids=np.ones_like(token_ids, bool),
+        )  # fmt: skip
+
+
+def expand_broken(x: torch.Tensor, ends: Any, num_tokens: int, *_: Any) -> torch.Tensor:
+    """As in the CPU build 0.32.0: memory that nobody filled."""
+    return x.new_full((num_tokens,), -7)
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Modules `vllm..` with a fresh runner class, and a correct `expand_batch_to_tokens`."""
+    from lattice_bpd_vllm import sampling
+
+    runner = type("GPUModelRunner", (Runner,), {})
+    runner.propose_draft_token_ids = Runner.propose_draft_token_ids  # type: ignore[attr-defined]
+    names = {
+        "vllm": {"__version__": "0.32.0"},
+        "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": runner},
+        "vllm.v1.sample.rejection_sampler": {"expand_batch_to_tokens": sampling._expand},
+    }
+    made = {}
+    for name, values in names.items():
+        module = ModuleType(name)
+        vars(module).update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+        made[name.split(".")[-1]] = module
+    return SimpleNamespace(runner=runner, **made)
+
+
+def config_of(**options: Any) -> SimpleNamespace:
+    """A `VllmConfig`."""
+    model = SimpleNamespace(
+        dtype=torch.float32,
+        get_hidden_size=lambda: VOCAB * (SLOTS + 1),
+        get_vocab_size=lambda: VOCAB,
+    )
+    return SimpleNamespace(
+        additional_config={"lattice_bpd": {"directory": "unused", **options}},
+        speculative_config=SimpleNamespace(num_speculative_tokens=SLOTS),
+        model_config=model,
+    )

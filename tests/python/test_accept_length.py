@@ -1,0 +1,202 @@
+"""The draft of greatest expected accepted length, against the probabilities of all paths."""
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lattice_bpd import (
+    Drafts,
+    NGramLM,
+    SausageLattice,
+    _core,
+    rescore_lattice,
+    rescore_tree,
+    sample_tree,
+)
+from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.lm import ContextNGram
+from lattice_bpd.verify.search import search_chains
+from oracles import list_all_drafts, random_arpa, read_arpa
+from test_engines import draw_options, draw_slots
+from test_tree import Prefix, masses_of, prefixes_of
+
+
+def accept_length_of(masses: dict[Prefix, float], path: Prefix) -> float:
+    """The sum of the probabilities of a path's prefixes."""
+    return sum(masses[path[:length]] for length in range(1, len(path) + 1))
+
+
+def chain_of(lattice: Any, context: Any, lm: Any, **options: Any) -> Drafts:
+    return rescore_lattice(lattice, context, lm, num_drafts=1, objective="accept_length", **options)
+
+
+def check_chain(drafts: Drafts, masses: dict[Prefix, float], slots: int, row: int = 0) -> None:
+    """The draft of a row has the greatest sum of all paths, and says so."""
+    if not masses:
+        assert int(drafts.counts[row]) == 0
+        return
+    longest = max(map(len, masses))
+    best = max(accept_length_of(masses, path) for path in masses if len(path) == longest)
+    path = tuple(int(t) for t in drafts.token_ids[row, 0] if t != Drafts.PAD_TOKEN)
+    assert len(path) == longest <= slots
+    assert accept_length_of(masses, path) == pytest.approx(best, rel=2e-6)
+    assert float(drafts.scores[row, 0]) == pytest.approx(best, rel=1e-5)
+    logs = drafts.prefix_log_probs[row, 0]
+    expected = [math.log(masses[path[: n + 1]]) for n in range(longest)]
+    np.testing.assert_allclose(logs[:longest], expected, rtol=1e-4, atol=1e-4)
+    assert (np.diff(logs[:longest]) <= 0).all()
+    assert (logs[longest:] == -np.inf).all()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_path_has_a_greater_expected_accept_length(seed: int, rng: Any, core_of: Any) -> None:
+    vocab_size = int(rng.integers(1, 12))
+    text = random_arpa(
+        rng, vocab_size, int(rng.integers(1, 7)), ngrams=int(rng.integers(1, 40)),
+        exact=bool(rng.integers(2)), closed=bool(rng.random() < 0.8),
+    )  # fmt: skip
+    lm, oracle = core_of(text, vocab_size=vocab_size), read_arpa(text)
+    for _ in range(8):
+        slots, options = draw_slots(rng, vocab_size, 200), draw_options(rng, vocab_size)
+        del options["num_drafts"]
+        has_lm = rng.random() < 0.9
+        paths = list_all_drafts(slots, oracle if has_lm else None, **options)
+        reachable = [
+            path for path in paths if path[1] > paths[0][1] - 600
+        ]  # exp() of the others: 0
+        drafts = chain_of(SausageLattice(slots), lm=lm if has_lm else None, **options)
+        check_chain(drafts, masses_of(reachable), len(slots))
+
+
+def test_worked_example() -> None:
+    # Slot 0: 1 or 3; slot 1: 2 or 0. Independent slots: the most likely token of each.
+    logits = np.full((2, 4), -np.inf, np.float32)
+    logits[0, [1, 3]] = math.log(3), 0
+    logits[1, [2, 0]] = math.log(2), 0
+    drafts = chain_of(logits, [], None, top_k=2)
+    assert drafts.token_ids.tolist() == [[[1, 2]]]
+    np.testing.assert_allclose(np.exp(drafts.prefix_log_probs[0, 0]), [3 / 4, 1 / 2], rtol=1e-6)
+    np.testing.assert_allclose(drafts.scores, [[3 / 4 + 1 / 2]], rtol=1e-6)
+    assert drafts.lengths.tolist() == [[2]]
+    # Above temperature 1 probabilities are flatter: ln 3 and ln 2 become halves of themselves.
+    flat = chain_of(logits, [], None, top_k=2, temperature=2.0)
+    first, second = 3**0.5 / (3**0.5 + 1), 2**0.5 / (2**0.5 + 1)
+    np.testing.assert_allclose(
+        np.exp(flat.prefix_log_probs[0, 0]), [first, first * second], rtol=1e-6
+    )
+    assert rescore_lattice(logits, [], None, top_k=2).prefix_log_probs is None
+
+
+def test_temperature_divides_scores_and_alpha(small_lm: NGramLM) -> None:
+    rng = np.random.default_rng(1)
+    logits = rng.standard_normal((3, 4, 4)).astype(np.float32)
+    options: dict[str, Any] = {"top_k": 3, "alpha": 1.5}
+    contexts = [[0], [], [1, 2]]
+    lattices = [SausageLattice.from_logits(one, 3) for one in logits]
+    for given in (logits, lattices):
+        warm = chain_of(given, contexts, small_lm, temperature=2.5, **options)
+        by_hand = chain_of(logits / np.float32(2.5), contexts, small_lm, top_k=3, alpha=1.5 / 2.5)
+        assert warm == by_hand
+        tree = rescore_tree(given, contexts, small_lm, temperature=2.5, **options)
+        assert tree == rescore_tree(
+            logits / np.float32(2.5), contexts, small_lm, top_k=3, alpha=1.5 / 2.5
+        )
+        assert warm.tree() == tree
+        sampled = sample_tree(given, contexts, small_lm, temperature=2.5, seed=7, **options)
+        assert sampled == sample_tree(
+            logits / np.float32(2.5), contexts, small_lm, seed=7, top_k=3, alpha=1.5 / 2.5
+        )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ngram_caches_count(seed: int, rng: Any, core_of: Any) -> None:
+    # A tree of all prefixes has their exact probabilities (test_cache.py).
+    lm = core_of(random_arpa(rng, 5, 3), vocab_size=5) if seed % 3 else None
+    cache = ContextNGram(5, order=1 + seed % 4)
+    text = [int(t) for t in rng.integers(0, 5, 5)] * 6
+    cache.update(text, lm)
+    logits = rng.normal(0, 2, (4, 5)).astype(np.float32)
+    options: dict[str, Any] = {"top_k": 5, "alpha": 1.5, "ngram_cache": cache}
+    tree = rescore_tree(logits, text, lm, max_nodes=4096, **options)
+    probs = np.exp(tree.log_probs[0].astype(np.float64)).tolist()
+    masses = dict(zip(prefixes_of(tree), probs, strict=False))
+    assert len(masses) == 5 + 25 + 125 + 625
+    check_chain(chain_of(logits, text, lm, **options), masses, 4)
+
+
+def test_masked_slots_end_a_chain(small_lm: NGramLM) -> None:
+    logits = np.random.default_rng(3).standard_normal((3, 3, 4)).astype(np.float32)
+    logits[1, 1:] = -np.inf
+    logits[2] = -np.inf
+    drafts = chain_of(logits, [[], [0], [1]], small_lm, top_k=3)
+    assert drafts.counts.tolist() == [1, 1, 0]
+    assert drafts.lengths.tolist() == [[3], [1], [0]]
+    assert drafts.scores[2, 0] == -np.inf
+    assert drafts.token_ids[2].tolist() == [[-1, -1, -1]]
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_batches_pickles_and_trees(small_lm: NGramLM, threads: int) -> None:
+    logits = np.random.default_rng(5).standard_normal((40, 5, 4)).astype(np.float32)
+    contexts = [[row % 4] for row in range(40)]
+    drafts = chain_of(logits, contexts, small_lm, top_k=4, threads=threads)
+    for row in range(40):
+        alone = chain_of(logits[row], contexts[row], small_lm, top_k=4)
+        np.testing.assert_array_equal(alone.token_ids[0], drafts.token_ids[row])
+        np.testing.assert_array_equal(alone.prefix_log_probs[0], drafts.prefix_log_probs[row])
+    copied = copy.deepcopy(drafts)
+    assert copied == drafts
+    np.testing.assert_array_equal(copied.prefix_log_probs, drafts.prefix_log_probs)
+    best = select_top_k(logits, 4, log_softmax=False, where="test")
+    trees = search_chains(best, contexts, small_lm, [3] * 40, alpha=0.5)
+    for row, tree in enumerate(trees):
+        assert tree.token_ids == [row % 4, *drafts.token_ids[row, 0, :3].tolist()]
+        assert tree.parents == [-1, 0, 1, 2]
+        np.testing.assert_array_equal(tree.log_probs, drafts.prefix_log_probs[row, 0, :3])
+
+
+@pytest.mark.parametrize("instruction_set", _core.fused_instruction_sets())
+def test_instruction_sets_agree(instruction_set: str, small_lm: NGramLM) -> None:
+    logits = np.random.default_rng(6).normal(0, 3, (30, 6, 4)).astype(np.float32)
+    contexts = [[row % 4] for row in range(30)]
+    expected = chain_of(logits, contexts, small_lm, top_k=4, alpha=1.0)
+    _core.set_fused_instruction_set(instruction_set)
+    try:
+        assert chain_of(logits, contexts, small_lm, top_k=4, alpha=1.0) == expected
+    finally:
+        _core.set_fused_instruction_set("")
+
+
+def test_torch_logits_give_torch_drafts(small_lm: NGramLM) -> None:
+    torch = pytest.importorskip("torch")
+    logits = np.random.default_rng(7).standard_normal((2, 3, 4)).astype(np.float32)
+    drafts = chain_of(torch.from_numpy(logits), [[], [1]], small_lm, top_k=3)
+    assert isinstance(drafts.token_ids, torch.Tensor)
+    assert drafts == chain_of(logits, [[], [1]], small_lm, top_k=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"objective": "length"}, "objective is 'length'; expected one of \"score\""),
+        (
+            {"objective": "accept_length", "num_drafts": 4},
+            "num_drafts is 4 .* expected num_drafts=1",
+        ),
+        (
+            {"objective": "accept_length", "num_drafts": 1, "engine": "openfst"},
+            'engine "openfst" has no search',
+        ),
+        ({"temperature": 0.0}, "temperature is 0.0; expected a finite number above 0"),
+        ({"temperature": math.inf}, "temperature is inf; expected a finite number above 0"),
+        ({"temperature": math.nan}, "temperature is nan; expected a finite number above 0"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"rescore_lattice: {message}"):
+        rescore_lattice(np.zeros((2, 4), np.float32), [], None, top_k=2, **options)
+    with pytest.raises(TypeError, match="temperature is 'warm'; expected a number"):
+        rescore_tree(np.zeros((2, 4), np.float32), [], None, top_k=2, temperature="warm")  # type: ignore[arg-type]

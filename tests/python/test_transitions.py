@@ -1,0 +1,437 @@
+"""Transition scores and local normalization, against the probabilities of all paths."""
+
+import math
+import pickle
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lattice_bpd import (
+    Drafts,
+    NGramLM,
+    SausageLattice,
+    rescore_lattice,
+    rescore_tree,
+    sample_tree,
+)
+from lattice_bpd.draft import SharedNoise
+from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.verify.search import search_chains, search_drafts, search_trees
+from lattice_oracle import LatticeOracle, accept_length_of
+from oracles import random_arpa, read_arpa
+from test_tree import prefixes_of
+
+VOCAB = 9
+NORMALIZATIONS = ("global", "local")
+
+
+def random_input(rng: np.random.Generator, batch: int = 3, **options: Any) -> LatticeInput:
+    """Lattices of up to 4 slots of up to 4 candidates, some of them masked."""
+    slots, k = int(rng.integers(1, 5)), int(rng.integers(1, 5))
+    token_ids = rng.permuted(np.tile(np.arange(VOCAB), (batch, slots, 1)), axis=2)[:, :, :k]
+    scores = rng.normal(0, 2, (batch, slots, k)).astype(np.float32)
+    scores[rng.random(scores.shape) < 0.1] = -np.inf
+    start = rng.normal(0, 2, (batch, k)).astype(np.float32)
+    transitions = rng.normal(0, 2, (batch, slots - 1, k, k)).astype(np.float32)
+    return LatticeInput(token_ids, scores, start, transitions, **options)
+
+
+def oracle_of(lattice: LatticeInput, row: int, **options: Any) -> LatticeOracle:
+    parts = {"start": lattice.start, "transitions": lattice.transitions}
+    given = {name: array[row] for name, array in parts.items() if array is not None}
+    return LatticeOracle(
+        lattice.token_ids[row], lattice.scores[row], unary=lattice.unary, **given, **options
+    )
+
+
+def random_case(
+    seed: int, core_of: Any, *, has_transitions: bool = True
+) -> tuple[LatticeInput, NGramLM | None, list[list[int]], dict[str, Any], list[LatticeOracle]]:
+    rng = np.random.default_rng(seed)
+    unary = ("added", "included", "replaced")[seed % 3] if has_transitions else "added"
+    lattice = random_input(rng, unary=unary, normalization=NORMALIZATIONS[seed % 2])
+    if not has_transitions:
+        lattice = LatticeInput(
+            lattice.token_ids, lattice.scores, normalization=lattice.normalization
+        )
+    contexts = [rng.integers(0, VOCAB, n).tolist() for n in range(3)]
+    options = {"alpha": float(rng.choice([0.5, 1.0, -0.75])), "temperature": [1.0, 1.7][seed % 2]}
+    lm = oracle = None
+    if seed % 5:
+        text = random_arpa(rng, VOCAB, 1 + seed % 4, ngrams=30, exact=False)
+        lm, oracle = core_of(text, vocab_size=VOCAB), read_arpa(text)
+    oracles = [
+        oracle_of(lattice, row, lm=oracle, context=contexts[row], **options) for row in range(3)
+    ]
+    return lattice, lm, contexts, options, oracles
+
+
+def tokens_of(drafts: Drafts, row: int) -> list[tuple[int, ...]]:
+    listed = drafts.token_ids[row, : int(drafts.counts[row])].tolist()
+    return [tuple(token for token in draft if token != Drafts.PAD_TOKEN) for draft in listed]
+
+
+@pytest.mark.parametrize("has_transitions", [True, False])
+@pytest.mark.parametrize("seed", range(24))
+def test_searches_against_all_paths(seed: int, has_transitions: bool, core_of: Any) -> None:
+    case = random_case(seed, core_of, has_transitions=has_transitions)
+    lattice, lm, contexts, options, oracles = case
+    given = {"context": contexts, "lm": lm, **options}
+    lists = rescore_lattice(lattice, num_drafts=6, **given)
+    chains = rescore_lattice(lattice, num_drafts=1, objective="accept_length", **given)
+    walks = rescore_lattice(lattice, num_drafts=1, objective="greedy_walk", **given)
+    tree = rescore_tree(lattice, max_nodes=12, **given)
+    for row, oracle in enumerate(oracles):
+        logs = oracle.log_masses(lattice.normalization)
+        scores = {
+            oracle.tokens(path): oracle.score(path, lattice.normalization)
+            for path in oracle.paths()
+        }
+        count = min(6, len(scores))
+        listed = tokens_of(lists, row)
+        assert len(set(listed)) == len(listed) == count
+        np.testing.assert_allclose(
+            lists.scores[row, :count], [scores[path] for path in listed], rtol=1e-5, atol=1e-5
+        )
+        best = sorted(scores.values(), reverse=True)[:count]
+        np.testing.assert_allclose(lists.scores[row, :count], best, rtol=1e-5, atol=1e-5)
+        assert tokens_of(walks, row) == ([oracle.walk()] if scores else [])
+        prefixes = prefixes_of(tree, row)
+        assert len(set(prefixes)) == len(prefixes) == min(12, len(logs))
+        found = tree.log_probs[row, : len(prefixes)]
+        np.testing.assert_allclose(found, [logs[p] for p in prefixes], rtol=1e-4, atol=1e-5)
+        most = sorted(logs.values(), reverse=True)[: len(prefixes)]
+        np.testing.assert_allclose(found, most, rtol=1e-4, atol=1e-5)
+        if scores:
+            (chain,) = tokens_of(chains, row)
+            longest = max(accept_length_of(logs, path) for path in scores)
+            assert accept_length_of(logs, chain) == pytest.approx(longest, rel=1e-5)
+            assert float(chains.scores[row, 0]) == pytest.approx(longest, rel=1e-5)
+            expected = [logs[chain[:n]] for n in range(1, len(chain) + 1)]
+            np.testing.assert_allclose(
+                chains.prefix_log_probs[row, 0, : len(chain)], expected, rtol=1e-4, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize("seed", range(0, 24, 2))  # those with global normalization
+def test_the_openfst_engine_gives_the_same_list(seed: int, core_of: Any) -> None:
+    lattice, lm, contexts, options, _ = random_case(seed, core_of)
+    for num_drafts in (1, 5, 300):
+        given = {"num_drafts": num_drafts, **options}
+        fused = rescore_lattice(lattice, contexts, lm, engine="fused", **given)
+        assert fused == rescore_lattice(lattice, contexts, lm, engine="openfst", **given)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_rows_sum_to_one_and_masses_to_their_prefix(normalization: str, core_of: Any) -> None:
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        lm = core_of(random_arpa(rng, VOCAB, 3, ngrams=30), vocab_size=VOCAB)
+        lattice = random_input(rng, normalization=normalization)
+        tree = rescore_tree(lattice, [[], [1], [2, 3]], lm, max_nodes=400)
+        sampled = sample_tree(lattice, [[], [1], [2, 3]], lm, max_nodes=400)
+        for row in range(3):
+            masses = dict(zip(prefixes_of(tree, row), np.exp(tree.log_probs[row]), strict=False))
+            for prefix in [(), *masses]:
+                children = [m for p, m in masses.items() if p[:-1] == prefix]
+                if children:
+                    assert sum(children) == pytest.approx(masses.get(prefix, 1.0), rel=1e-5)
+            for node in range(-1, int(sampled.counts[row])):
+                given = sampled.sampled_from(row, node)
+                if given is not None:
+                    assert given[1].sum() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_worked_example_of_both_normalizations() -> None:
+    # Slot 0: 0 or 1 alike; slot 1: 2 or 3. After 0 both score 2, after 1 they score 1 and 0.
+    ids, zeros = np.array([[[0, 1], [2, 3]]]), np.zeros((1, 2, 2), np.float32)
+    start = np.zeros((1, 2), np.float32)
+    transitions = np.array([[[[2, 2], [1, 0]]]], np.float32)
+    by_path = rescore_lattice(LatticeInput(ids, zeros, start, transitions), [[]], None)
+    assert tokens_of(by_path, 0) == [(0, 2), (0, 3), (1, 2), (1, 3)]
+    assert by_path.scores[0, :4].tolist() == [2, 2, 1, 0]
+    local = LatticeInput(ids, zeros, start, transitions, normalization="local")
+    by_row = rescore_lattice(local, [[]], None)
+    assert tokens_of(by_row, 0)[0] == (1, 2)  # 1/2 e/(e+1) = 0.37; each path through 0 has 1/4
+    assert float(by_row.scores[0, 0]) == pytest.approx(math.log(0.5 / (1 + math.exp(-1))))
+    walk = rescore_lattice(local, [[]], None, num_drafts=1, objective="greedy_walk")
+    assert tokens_of(walk, 0) == [(0, 2)]
+    np.testing.assert_allclose(np.exp(walk.prefix_log_probs[0, 0]), [1 / 2, 1 / 4], rtol=1e-6)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_samples_have_the_distribution_of_the_lattice(normalization: str, core_of: Any) -> None:
+    # The first child of each node is a sample of q; chi-square over all 27 paths.
+    rng = np.random.default_rng(5)
+    text = random_arpa(rng, VOCAB, 3, ngrams=30, exact=False)
+    lm = core_of(text, vocab_size=VOCAB)
+    ids = np.array([[[1, 4, 2], [0, 3, 1], [5, 2, 4]]])
+    lattice = LatticeInput(
+        ids, rng.normal(0, 1, (1, 3, 3)).astype(np.float32),
+        rng.normal(0, 1, (1, 3)).astype(np.float32),
+        rng.normal(0, 1, (1, 2, 3, 3)).astype(np.float32), normalization=normalization,
+    )  # fmt: skip
+    repeats = 6000
+    arrays = (lattice.token_ids, lattice.scores, lattice.start, lattice.transitions)
+    ids, scores, start, transitions = (np.repeat(array, repeats, axis=0) for array in arrays)
+    many = LatticeInput(ids, scores, start, transitions, normalization=normalization)
+    trees = sample_tree(
+        many, [[2]] * repeats, lm, max_nodes=3, alpha=0.5, seed=list(range(repeats))
+    )
+    counts: Counter[tuple[int, ...]] = Counter()
+    for row in range(repeats):
+        path: tuple[int, ...] = ()
+        node = -1
+        for _ in range(3):  # the first path of the tree: the first child of each node
+            node = int(np.flatnonzero(trees.parents[row] == node)[0])
+            path = (*path, int(trees.token_ids[row, node]))
+        counts[path] += 1
+    oracle = oracle_of(lattice, 0, lm=read_arpa(text), context=[2], alpha=0.5)
+    logs = oracle.log_masses(normalization)
+    expected = {path: repeats * math.exp(log) for path, log in logs.items() if len(path) == 3}
+    pooled = [path for path, number in expected.items() if number < 5]
+    statistic = sum(
+        (counts[path] - number) ** 2 / number
+        for path, number in expected.items()
+        if path not in pooled
+    )
+    rare = sum(expected[path] for path in pooled)
+    if rare > 0:
+        statistic += (sum(counts[path] for path in pooled) - rare) ** 2 / rare
+    degrees = len(expected) - len(pooled) - (0 if rare > 0 else 1)
+    assert degrees >= 10
+    assert statistic < degrees + 4 * math.sqrt(2 * degrees)  # about 1e-4 by chance
+
+
+def test_unary_scores_are_added_included_or_replaced() -> None:
+    rng = np.random.default_rng(8)
+    lattice = random_input(rng, unary="added")
+    rows = np.where(np.isneginf(lattice.scores), 0, lattice.scores)
+    included = LatticeInput(
+        lattice.token_ids, lattice.scores, lattice.start + rows[:, 0],
+        lattice.transitions + rows[:, 1:, None], unary="included",
+    )  # fmt: skip
+    contexts: list[list[int]] = [[], [], []]
+    one, other = (rescore_lattice(each, contexts, None) for each in (lattice, included))
+    np.testing.assert_array_equal(one.token_ids, other.token_ids)
+    np.testing.assert_allclose(one.scores, other.scores, rtol=1e-5)
+    masks = np.where(np.isneginf(lattice.scores), lattice.scores, np.float32(77))
+    replaced = LatticeInput(
+        lattice.token_ids, masks, included.start, included.transitions, unary="replaced"
+    )
+    assert rescore_lattice(replaced, contexts, None) == other
+
+
+def test_zero_transitions_change_nothing(small_lm: NGramLM) -> None:
+    rng = np.random.default_rng(9)
+    logits = rng.normal(0, 2, (2, 4, 4)).astype(np.float32)
+    plain = LatticeInput.from_logits(logits, 3)
+    zeros = LatticeInput(
+        plain.token_ids, plain.scores, np.zeros((2, 3), np.float32),
+        np.zeros((2, 3, 3, 3), np.float32),
+    )  # fmt: skip
+    for lattice in (plain, zeros):
+        assert rescore_lattice(lattice, [[0], []], small_lm) == rescore_lattice(
+            logits, [[0], []], small_lm, top_k=3
+        )
+        assert rescore_tree(lattice, [[0], []], small_lm) == rescore_tree(
+            logits, [[0], []], small_lm, top_k=3
+        )
+    chosen = rescore_lattice(zeros, [[0], []], small_lm, num_drafts=1, objective="accept_length")
+    assert chosen == rescore_lattice(
+        logits, [[0], []], small_lm, top_k=3, num_drafts=1, objective="accept_length"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_torch_tensors_of_all_element_types(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    lattice = random_input(np.random.default_rng(10), normalization="local")
+    arrays = [lattice.scores, lattice.start, lattice.transitions]
+    halves = [torch.from_numpy(array).to(getattr(torch, dtype)) for array in arrays]
+    as_torch = LatticeInput(torch.from_numpy(lattice.token_ids), *halves, normalization="local")
+    as_numpy = LatticeInput(
+        lattice.token_ids, *(half.float().numpy() for half in halves), normalization="local"
+    )
+    contexts: list[list[int]] = [[], [], []]
+    for temperature in (1.0, 0.7):
+        drafts = rescore_lattice(as_torch, contexts, None, temperature=temperature)
+        assert isinstance(drafts.token_ids, torch.Tensor)
+        assert drafts == rescore_lattice(as_numpy, contexts, None, temperature=temperature)
+    if dtype == "float16":
+        numpy_halves = [array.astype(np.float16) for array in arrays]
+        given = LatticeInput(lattice.token_ids, *numpy_halves, normalization="local")
+        assert rescore_tree(given, contexts, None) == rescore_tree(as_numpy, contexts, None)
+
+
+def test_prefix_trees_of_lattices_with_transitions(small_lm: NGramLM) -> None:
+    rng = np.random.default_rng(11)
+    lattice = LatticeInput(
+        np.tile(np.arange(4), (2, 3, 1)), rng.normal(0, 1, (2, 3, 4)).astype(np.float32),
+        rng.normal(0, 1, (2, 4)).astype(np.float32),
+        rng.normal(0, 1, (2, 2, 4, 4)).astype(np.float32), normalization="local",
+    )  # fmt: skip
+    contexts = [[0, 1], [3]]
+    tree = rescore_tree(lattice, contexts, small_lm, max_nodes=9, alpha=0.5)
+    trees = search_trees(lattice, contexts, small_lm, [3, 3], max_nodes=9, alpha=0.5)
+    drafts = rescore_lattice(lattice, contexts, small_lm, num_drafts=2, alpha=0.5)
+    lists = search_drafts(lattice, contexts, small_lm, [3, 3], num_drafts=2, alpha=0.5)
+    chain = rescore_lattice(
+        lattice, contexts, small_lm, num_drafts=1, objective="accept_length", alpha=0.5
+    )
+    chains = search_chains(lattice, contexts, small_lm, [3, 2], alpha=0.5)
+    for row in range(2):
+        assert trees[row].token_ids[1:] == tree.token_ids[row].tolist()
+        np.testing.assert_array_equal(trees[row].log_probs, tree.log_probs[row])
+        assert lists[row].token_ids[1:4] == drafts.token_ids[row, 0].tolist()
+        assert chains[row].token_ids[1:] == chain.token_ids[row, 0, : 3 - row].tolist()
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_trees_of_drafts_and_trees_by_shared_noise(normalization: str, core_of: Any) -> None:
+    rng = np.random.default_rng(13)
+    text = random_arpa(rng, VOCAB, 3, ngrams=30, exact=False)
+    lm, lattice = core_of(text, vocab_size=VOCAB), random_input(rng, normalization=normalization)
+    contexts = [[], [1], [2]]
+    drafts = rescore_lattice(lattice, contexts, lm)
+    assert drafts.tree(max_nodes=7) == rescore_tree(lattice, contexts, lm, max_nodes=7)
+    noise = SharedNoise([1, 2, 3], [0, 5, 9])
+    shaped = sample_tree(lattice, contexts, lm, max_nodes=7, noise=noise)
+    for row in range(3):
+        oracle = oracle_of(lattice, row, lm=read_arpa(text), context=contexts[row], alpha=0.5)
+        logs = {(): 0.0, **oracle.log_masses(normalization)}
+        prefixes = [(), *prefixes_of(shaped, row)]  # type: ignore[arg-type]
+        for node, prefix in enumerate(prefixes, start=-1):
+            given = shaped.sampled_from(row, node)
+            for token, q in zip(*given, strict=True) if given else ():
+                longer = (*prefix, int(token))
+                expected = math.exp(logs[longer] - logs[prefix])
+                assert q == pytest.approx(expected, rel=1e-4, abs=1e-9)
+
+
+def make_lattice() -> SausageLattice:
+    slots = [([1, 2], [0.5, 1.0]), ([3], [0.25]), ([4, 5], [0.0, 1.0])]
+    return SausageLattice(slots, [[[2.0], [1.0]], [[0.0, 3.0]]])
+
+
+def test_sausage_lattices_carry_transitions() -> None:
+    lattice = make_lattice()
+    assert [ids.tolist() for ids in lattice.token_ids] == [[2, 1], [3], [5, 4]]
+    transitions = lattice.transitions
+    assert transitions is not None
+    assert [table.tolist() for table in transitions] == [[[1.0], [2.0]], [[3.0, 0.0]]]
+    assert repr(lattice).splitlines()[0] == "SausageLattice(3 slots, 4 paths, transitions)"
+    drafts = rescore_lattice(lattice, [], None)
+    assert tokens_of(drafts, 0) == [(1, 3, 5), (2, 3, 5), (1, 3, 4), (2, 3, 4)]
+    np.testing.assert_allclose(drafts.scores[0, :4], [6.75, 6.25, 2.75, 2.25])
+    copied = pickle.loads(pickle.dumps(lattice))  # noqa: S301
+    assert rescore_lattice(copied, [], None) == drafts
+    assert SausageLattice([([1], [0.0])]).transitions is None
+    warm = rescore_lattice(lattice, [], None, temperature=2.0)
+    np.testing.assert_allclose(warm.scores[0, :4], drafts.scores[0, :4] / 2)
+
+
+def test_dot_has_an_arc_for_each_pair_of_candidates() -> None:
+    dot = make_lattice().to_dot()
+    arcs = [line.strip() for line in dot.splitlines() if "->" in line]
+    assert arcs == [
+        '0 -> "1.0" [label="2 1.00", style=bold];',
+        '0 -> "1.1" [label="1 0.50"];',
+        '"1.0" -> "2.0" [label="3 1.25", style=bold];',
+        '"1.1" -> "2.0" [label="3 2.25", style=bold];',
+        '"2.0" -> 3 [label="5 4.00", style=bold];',
+        '"2.0" -> 3 [label="4 0.00"];',
+    ]
+
+
+def test_fst_has_the_same_paths() -> None:
+    pywrapfst = pytest.importorskip("pywrapfst")
+    lattice = make_lattice()
+    fst = lattice.to_pywrapfst()
+    assert fst.num_states() == 1 + 2 + 1 + 1
+    shortest = pywrapfst.shortestdistance(fst, reverse=True)
+    assert float(shortest[fst.start()]) == pytest.approx(-6.75)
+
+
+def test_a_row_of_an_input_as_a_sausage_lattice(small_lm: NGramLM) -> None:
+    rng = np.random.default_rng(12)
+    lattice = random_input(rng)
+    for row in range(3):
+        alone = rescore_lattice(SausageLattice.from_input(lattice, row), [1], None)
+        batch = rescore_lattice(lattice, [[1]] * 3, None)
+        np.testing.assert_array_equal(
+            alone.token_ids[0], batch.token_ids[row, :, : alone.token_ids.shape[2]]
+        )
+        np.testing.assert_array_equal(alone.scores[0], batch.scores[row])
+
+
+def valid() -> dict[str, Any]:
+    return {
+        "token_ids": np.tile(np.arange(3), (2, 4, 1)), "scores": np.zeros((2, 4, 3), np.float32),
+        "start": np.zeros((2, 3), np.float32), "transitions": np.zeros((2, 3, 3, 3), np.float32),
+    }  # fmt: skip
+
+
+def broken(name: str, index: tuple[int, ...], value: float) -> dict[str, Any]:
+    arrays = valid()
+    arrays[name][index] = value
+    return {name: arrays[name]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"start": None}, ValueError, "start is None; expected start .* together with transitions"),
+        ({"transitions": None}, ValueError, "transitions is None; expected start"),
+        ({"unary": "none"}, ValueError, 'unary is \'none\'; expected one of "added"'),
+        ({"normalization": "row"}, ValueError, "normalization is 'row'; expected one of"),
+        (
+            {"start": None, "transitions": None, "unary": "included"}, ValueError,
+            'unary is "included" without transitions; expected "added"',
+        ),
+        (
+            {"transitions": np.zeros((2, 4, 3, 3), np.float32)}, ValueError,
+            r"transitions has shape \(2, 4, 3, 3\); expected \(2, 3, 3, 3\)",
+        ),
+        ({"start": np.zeros((2, 4), np.float32)}, ValueError, r"start has shape \(2, 4\)"),
+        ({"scores": np.zeros((2, 4, 3))}, TypeError, "scores has elements of type float64"),
+        ({"scores": [[[0.0]]]}, TypeError, "token_ids is a ndarray, scores a list"),
+        ({"token_ids": np.zeros((2, 4, 3))}, TypeError, "token_ids has elements of type float64"),
+        ({"token_ids": np.zeros((4, 3), int)}, ValueError, r"token_ids has shape \(4, 3\)"),
+        ({"token_ids": np.zeros((2, 4, 3), int)}, ValueError, "token 0 occurs twice in slot 0"),
+        ({"token_ids": np.arange(24).reshape(2, 4, 3) - 1}, ValueError, "token_ids has -1"),
+        ({"token_ids": np.arange(24).reshape(2, 4, 3) << 30}, ValueError, "token_ids has 2469"),
+        (broken("scores", (0, 1, 2), math.nan), ValueError, "scores has NaN or \\+inf"),
+        (broken("start", (0, 1), math.nan), ValueError, "score nan of token 1 in slot 0"),
+        (
+            broken("transitions", (1, 2, 0, 1), -math.inf), ValueError,
+            "transition -inf from candidate 0 to 1 of slot 3",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_error(
+    changes: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    lattice = LatticeInput(**{**valid(), **changes})
+    for search in (rescore_lattice, rescore_tree, sample_tree):
+        with pytest.raises(kind, match=f"{search.__name__}: .*{message}"):
+            search(lattice, [[], []], None)
+
+
+def test_bad_options(small_lm: NGramLM) -> None:
+    lattice = LatticeInput(**valid(), normalization="local")
+    with pytest.raises(ValueError, match='engine "openfst" cannot normalize locally'):
+        rescore_lattice(lattice, [[], []], None, engine="openfst")
+    with pytest.raises(ValueError, match='num_drafts is 16 with objective "greedy_walk"'):
+        rescore_lattice(lattice, [[], []], None, objective="greedy_walk")
+    with pytest.raises(ValueError, match="1 entries for a batch of 2 lattices"):
+        rescore_lattice(lattice, [[]], None)
+    large = LatticeInput(**{**valid(), "token_ids": np.tile(np.arange(3) + 7, (2, 4, 1))})
+    with pytest.raises(ValueError, match="token id 9, but the LM's vocabulary has 4"):
+        rescore_lattice(large, [[], []], small_lm)
+    wrong: list[Any] = [[[1.0]], [[[1.0]], [[0.0]]], [[[1.0, 2.0]]]]
+    for transitions in wrong:
+        with pytest.raises(ValueError, match="transition"):
+            SausageLattice([([1], [0.0]), ([2], [0.0])], transitions)

@@ -1,0 +1,295 @@
+"""The parts of the vLLM plug-in that need no engine: rows, batches, chains, options, files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from lattice_bpd import DraftConfig, NGramLM, rescore_lattice
+from lattice_bpd.decode.strategies.drafter_file import DrafterFile
+from lattice_bpd.models import BlockwiseHeads, MedusaHeads
+from lattice_bpd.models.block_drafter.module import BlockDrafter
+from lattice_bpd_vllm.batch import Texts, select_requests
+from lattice_bpd_vllm.counters import DraftCounters
+from lattice_bpd_vllm.drafting import LatticeDrafter
+from lattice_bpd_vllm.files import load_parts
+from lattice_bpd_vllm.head_logits import HeadLogits
+from lattice_bpd_vllm.options import DrafterOptions
+from lattice_bpd_vllm.rows import rows_of_last_tokens, take_rows
+
+
+# Rows
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_are_those_of_the_layout(seed: int, rng: np.random.Generator) -> None:
+    num_draft = rng.integers(0, 5, size=8).tolist()
+    kept = [int(rng.integers(0, count + 2)) for count in num_draft]
+    layout = [(request, row) for request, count in enumerate(num_draft) for row in range(count + 1)]
+    requests = [request for request in range(8) if kept[request]]
+    expected = [layout.index((request, kept[request] - 1)) for request in requests]
+    assert rows_of_last_tokens(requests, kept, num_draft) == expected
+
+
+def test_without_verification_each_request_has_one_row() -> None:
+    assert rows_of_last_tokens([0, 2], [1, 0, 1], None) == [0, 2]
+    with pytest.raises(ValueError, match="request 0 kept 2 tokens without drafts; expected 1"):
+        rows_of_last_tokens([0], [2], None)
+
+
+@pytest.mark.parametrize("kept", [0, 4])
+def test_more_tokens_than_rows_are_an_error(kept: int) -> None:
+    with pytest.raises(ValueError, match=rf"request 1 kept {kept} tokens .* expected 1\.\.3"):
+        rows_of_last_tokens([1], [1, kept], [0, 2])
+
+
+@pytest.mark.parametrize("rows", [[2], [1, 2, 3], [0, 2], [0, 1, 4]])
+def test_rows_are_taken_in_order(rows: list[int]) -> None:
+    hidden = torch.arange(10).view(5, 2)
+    assert take_rows(hidden, rows).tolist() == hidden[rows].tolist()
+
+
+# Batches
+def texts_of(lengths: list[int], prompts: list[int], limits: list[int | None]) -> Texts:
+    token_ids = np.arange(100 * len(lengths)).reshape(len(lengths), 100)
+    return Texts(token_ids, np.array(lengths), np.array(prompts), limits, 100)
+
+
+def test_requests_without_tokens_are_left_out() -> None:
+    texts = texts_of([4, 6, 2, 9], [3, 6, 1, 8], [None] * 4)
+    batch = select_requests([[5], [], [7, 8]], texts, 3, 3)
+    assert batch.requests == [0, 2]
+    assert batch.contexts == [[1, 2, 3], [200, 201]]
+    assert batch.max_lengths == [3, 3]
+    assert batch.exact_tokens == [3, 201]
+    assert select_requests([[5], [], [7, 8]], texts, 0, 3).requests == []
+
+
+def test_drafts_end_before_every_limit() -> None:
+    texts = texts_of([10, 10, 10, 10, 99, 98], [8, 8, 8, 8, 1, 1], [20, 5, 3, None, None, 500])
+    batch = select_requests([[1]] * 6, texts, 8, 3)
+    # one token is always kept besides the draft: 20 - 2 - 1, 5 - 2 - 1, .., 100 - 98 - 1
+    assert dict(zip(batch.requests, batch.max_lengths, strict=True)) == {0: 8, 1: 2, 3: 8, 5: 1}
+
+
+# Chains
+@pytest.fixture(scope="module")
+def lm() -> NGramLM:
+    text = np.random.default_rng(0).integers(0, 12, size=4000)
+    return NGramLM.train([text], 3, vocab_size=12, smoothing="witten_bell")
+
+
+def prefix_masses(
+    logits: np.ndarray, context: list[int], lm: NGramLM | None, config: DraftConfig
+) -> dict[tuple[int, ...], float]:
+    """Probabilities of all prefixes of the lattice's paths, by enumeration."""
+    slots = [np.argsort(-row, kind="stable")[: config.top_k].tolist() for row in logits]
+    paths = list(itertools.product(*slots))
+    scores = []
+    for path in paths:
+        score = sum(float(row[token]) for row, token in zip(logits, path, strict=True))
+        if lm is not None:
+            score += config.alpha * sum(
+                lm.log_prob(token, [*context, *path[:depth]]) for depth, token in enumerate(path)
+            )
+        scores.append(score / config.temperature)
+    weights = np.exp(np.array(scores) - max(scores))
+    weights /= weights.sum()
+    masses: dict[tuple[int, ...], float] = {}
+    for path, weight in zip(paths, weights, strict=True):
+        for depth in range(1, len(path) + 1):
+            masses[path[:depth]] = masses.get(path[:depth], 0.0) + float(weight)
+    return masses
+
+
+@pytest.mark.parametrize("with_lm", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_chains_have_the_greatest_expected_accept_length(
+    seed: int, with_lm: bool, lm: NGramLM, rng: np.random.Generator
+) -> None:
+    config = DraftConfig("chain", top_k=3, alpha=0.7, temperature=1.5)
+    model = lm if with_lm else None
+    logits = rng.normal(size=(5, 4, 12)).astype(np.float32) * 2
+    contexts = rng.integers(0, 12, size=(5, 2)).tolist()
+    whole = LatticeDrafter(model, config, "chain").propose(logits, contexts, [4] * 5)
+    cut = LatticeDrafter(model, config, "chain", 0.1).propose(logits, contexts, [4] * 5)
+    for row, context, chain, short in zip(logits, contexts, whole, cut, strict=True):
+        masses = prefix_masses(row, context, model, config)
+        prefixes = {
+            path: [masses[path[: n + 1]] for n in range(4)] for path in masses if len(path) == 4
+        }
+        best = max(prefixes, key=lambda path: sum(prefixes[path]))
+        assert tuple(chain) == best
+        assert tuple(short) == best[: sum(mass >= 0.1 for mass in prefixes[best])]
+
+
+def test_best_path_and_argmax(lm: NGramLM, rng: np.random.Generator) -> None:
+    logits = rng.normal(size=(6, 4, 12)).astype(np.float32)
+    contexts = rng.integers(0, 12, size=(6, 2)).tolist()
+    config = DraftConfig("p_best", top_k=5, alpha=0.9)
+    best = rescore_lattice(logits, contexts, lm, top_k=5, alpha=0.9, num_drafts=1).token_ids[:, 0]
+    drafter = LatticeDrafter(lm, config, "best")
+    assert drafter.propose(logits, contexts, [4] * 6) == best.tolist()
+    argmax = LatticeDrafter(None, config, "argmax").propose(torch.tensor(logits), contexts, [4] * 6)
+    assert argmax == logits.argmax(axis=-1).tolist()
+
+
+@pytest.mark.parametrize("draft", ["chain", "best", "argmax"])
+def test_a_short_lattice_is_searched_as_one(
+    draft: str, lm: NGramLM, rng: np.random.Generator
+) -> None:
+    config = DraftConfig(top_k=4, alpha=2.0, head_scales=(0.8, 1.2, 0.9, 1.1), entropy_weight=0.3)
+    drafter = LatticeDrafter(lm, config, draft)
+    logits = rng.normal(size=(4, 4, 12)).astype(np.float32)
+    contexts = rng.integers(0, 12, size=(4, 2)).tolist()
+    together = drafter.propose(logits, contexts, [1, 2, 3, 9])
+    alone = [
+        drafter.propose(logits[i : i + 1, : i + 1], contexts[i : i + 1], [4])[0] for i in range(4)
+    ]
+    assert together == alone
+    assert [len(chain) for chain in together] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("draft", ["chain", "best", "argmax"])
+def test_masked_slots_end_drafts(draft: str, lm: NGramLM) -> None:
+    logits = np.zeros((2, 3, 12), np.float32)
+    logits[0, 1:], logits[1] = -np.inf, -np.inf
+    chains = LatticeDrafter(lm, DraftConfig(top_k=2), draft).propose(logits, [[1], [2]], [3, 3])
+    assert [len(chain) for chain in chains] == [1, 0]
+
+
+# Heads
+def test_heads_share_the_output_embedding() -> None:
+    torch.manual_seed(0)
+    heads, embedding = BlockwiseHeads(8, 4), torch.nn.Linear(8, 12, bias=False)
+    torch.nn.init.normal_(heads.outer_weight)
+    hidden = torch.randn(5, 8)
+    with torch.inference_mode():
+        expected = embedding(heads(hidden))
+        every = HeadLogits(heads, embedding, 8)(hidden, [0] * 5)
+        two = HeadLogits(heads, embedding, 2)(hidden, [0] * 5)
+        nothing = HeadLogits(heads, lambda _: None, 8)(hidden, [0] * 5)
+    assert every is not None
+    assert two is not None
+    torch.testing.assert_close(every, expected)
+    torch.testing.assert_close(two, expected[:, :2])
+    assert nothing is None
+
+
+def test_medusa_heads_have_logits_of_their_own() -> None:
+    heads = MedusaHeads(8, 12, 3)
+    torch.nn.init.normal_(heads.output_weight)
+    hidden = torch.randn(2, 8)
+    logits = HeadLogits(heads, lambda _: None, 2)(hidden, [0, 1])
+    assert logits is not None
+    torch.testing.assert_close(logits, heads(hidden)[:, :2])
+
+
+# Options
+def test_options_come_from_json() -> None:
+    options = DrafterOptions.from_mapping({"directory": "d", "min_prob": 0.1, "draft": "chain"})
+    assert (options.directory, options.min_prob, options.threads) == ("d", 0.1, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        (None, TypeError, "options are None; expected an object"),
+        ({"directry": "d"}, TypeError, "'directry'; did you mean 'directory'"),
+        ({}, ValueError, "neither directory nor heads"),
+        ({"directory": 3}, TypeError, "directory is 3; expected a string"),
+        ({"directory": "d", "check": 1}, TypeError, "check is 1; expected true or false"),
+        ({"directory": "d", "threads": True}, TypeError, "threads is True"),
+        ({"directory": "d", "threads": -1}, ValueError, "threads is -1"),
+        ({"directory": "d", "draft": "tree"}, ValueError, "expected one of chain, best, argmax"),
+        ({"directory": "d", "min_prob": 2.0}, ValueError, "min_prob is 2.0"),
+        ({"directory": "d", "log_seconds": math.inf}, ValueError, "log_seconds inf"),
+    ],
+)
+def test_wrong_options_are_named(values: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        DrafterOptions.from_mapping(values)
+
+
+# Files
+@pytest.fixture
+def folder(tmp_path: Path, lm: NGramLM) -> Path:
+    BlockwiseHeads(8, 5, vocab_size=12).save_pretrained(tmp_path)
+    lm.save(tmp_path / "four.lm")
+    about = {"name": "3gram", "file": "/elsewhere/four.lm", "order": 3, "vocab_size": 12}
+    DrafterFile(DraftConfig("chain", alpha=0.8, temperature=2.0), 12, 4, about).save(
+        tmp_path / "drafter.json"
+    )
+    return tmp_path
+
+
+def change(folder: Path, **values: Any) -> None:
+    path = folder / "drafter.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_folder_is_a_drafter(folder: Path) -> None:
+    parts = load_parts(DrafterOptions(str(folder), alpha=0.3))
+    assert (parts.draft, parts.vocab_size, parts.heads.num_slots) == ("chain", 12, 4)
+    assert (parts.config.alpha, parts.config.temperature) == (0.3, 2.0)
+    assert parts.lm is not None
+    assert parts.lm.order == 3
+
+
+@pytest.mark.parametrize(
+    ("strategy", "draft"), [("bpd", "argmax"), ("p_best", "best"), ("tree", "chain")]
+)
+def test_the_strategy_names_the_draft(folder: Path, strategy: str, draft: str) -> None:
+    change(folder, strategy=strategy)
+    assert load_parts(DrafterOptions(str(folder))).draft == draft
+
+
+def test_heads_alone_are_a_drafter(folder: Path) -> None:
+    parts = load_parts(DrafterOptions(heads=str(folder)))
+    assert (parts.draft, parts.lm, parts.vocab_size) == ("chain", None, 12)
+
+
+def test_a_drafter_that_does_not_pay_is_refused(folder: Path) -> None:
+    change(folder, strategy="greedy")
+    with pytest.raises(ValueError, match="serve without --speculative-config"):
+        load_parts(DrafterOptions(str(folder)))
+    assert load_parts(DrafterOptions(str(folder), draft="best")).draft == "best"
+
+
+def test_parts_that_do_not_fit_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="min_prob is for draft 'chain', not 'best'"):
+        load_parts(DrafterOptions(str(folder), draft="best", min_prob=0.1))
+    change(folder, vocab_size=13)
+    with pytest.raises(ValueError, match=r"vocabularies differ: the LM 12, drafter.json 13"):
+        load_parts(DrafterOptions(str(folder)))
+    change(folder, num_slots=3, vocab_size=12)
+    with pytest.raises(ValueError, match="is for 3 slots, the heads have 4"):
+        load_parts(DrafterOptions(str(folder)))
+
+
+def test_block_drafters_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = BlockDrafter.__new__(BlockDrafter)
+    monkeypatch.setattr("lattice_bpd_vllm.files.load_heads", lambda _: drafter)
+    with pytest.raises(ValueError, match=r"holds a block drafter.*expected BlockwiseHeads"):
+        load_parts(DrafterOptions(str(folder)))
+
+
+def test_the_log_line_has_the_counts() -> None:
+    counters = DraftCounters(
+        steps=4, target_calls=8, tokens=20, drafts=6, draft_tokens=30, verified_tokens=24,
+        accepted_tokens=12, seconds=0.002,
+    )  # fmt: skip
+    assert counters.describe() == (
+        "lattice-bpd: 6 drafts of 30 tokens, 24 verified, 12 accepted (50.0%), 2.50 tokens per "
+        "call of the target, 0.50 ms per step in 4 steps"
+    )
+    counters.failures = 1
+    assert counters.describe().endswith("in 4 steps, 1 steps failed")

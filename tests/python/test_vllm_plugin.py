@@ -1,0 +1,279 @@
+"""`LatticeProposer` in a stand-in for vLLM's runner; engines are tested by `make test-vllm`."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import lattice_bpd_vllm
+from fake_vllm import (
+    SLOTS,
+    VOCAB,
+    PerfectHeads,
+    Request,
+    Target,
+    config_of,
+    continuation,
+    expand_broken,
+    vllm,
+)
+from lattice_bpd import DraftConfig
+from lattice_bpd_vllm import proposer as module
+from lattice_bpd_vllm.files import DrafterParts
+from lattice_bpd_vllm.proposer import LatticeProposer
+from lattice_bpd_vllm.runner_v1 import check_version, observe_steps
+
+__all__ = ["vllm"]  # a fixture
+
+
+def make_proposer(
+    monkeypatch: pytest.MonkeyPatch, draft: str = "argmax", vocab_size: int = VOCAB, **options: Any
+) -> LatticeProposer:
+    parts = DrafterParts(PerfectHeads(), None, DraftConfig(top_k=4), draft, vocab_size)
+    monkeypatch.setattr(module, "load_parts", lambda _: parts)
+    proposer = LatticeProposer(config_of(log_seconds=0, **options))
+    proposer.load_model(Target())
+    return proposer
+
+
+def random_requests(rng: np.random.Generator, count: int) -> list[Request]:
+    return [
+        Request(
+            rng.integers(0, VOCAB, size=int(rng.integers(2, 9))).tolist(),
+            max_tokens=int(rng.integers(2, 30)),
+            unread=int(rng.integers(0, 3)),
+        )
+        for _ in range(count)
+    ]
+
+
+def outputs_are_right(requests: list[Request]) -> bool:
+    return all(
+        one.text == one.prompt + continuation(one.prompt, len(one.text) - len(one.prompt))
+        for one in requests
+    )
+
+
+@pytest.mark.parametrize("draft", ["argmax", "best", "chain"])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_draft_starts_from_its_own_row(
+    seed: int, draft: str, vllm: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    proposer = make_proposer(monkeypatch, draft, check=True)
+    requests = random_requests(rng, 7)
+    runner = vllm.runner(proposer, requests)
+    left = [one.max_tokens for one in requests]
+    drafted = 0
+    while any(value and value > 0 for value in left):
+        for i, kept in enumerate(runner.step()):
+            left[i] -= kept
+            if left[i] > 0:
+                expected = min(SLOTS, left[i] - 1) if kept else 0
+                assert len(requests[i].drafts) == expected
+                right = continuation(requests[i].text, expected) if expected else []
+                assert requests[i].drafts == right  # heads are perfect: only a wrong row is wrong
+                drafted += expected
+        # the scheduler may cut drafts, and pad those of resumed requests
+        for one in requests:
+            if one.drafts and rng.random() < 0.3:
+                one.drafts = one.drafts[:2] + [-1] * int(rng.integers(0, 3))
+    assert drafted > 20
+    assert outputs_are_right(requests)
+    assert proposer.counters.failures == 0
+    assert 0 < proposer.counters.accepted_tokens <= proposer.counters.verified_tokens
+
+
+def test_drafts_never_exceed_the_limits(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer = make_proposer(monkeypatch)
+    requests = [Request([1, 2], max_tokens=1), Request([1] * 61, max_tokens=None), Request([3, 4])]
+    runner = vllm.runner(proposer, requests)
+    runner.step()
+    # one token of one; 62 of 64 positions; and a request far from any limit
+    assert [len(one.drafts) for one in requests] == [0, 1, SLOTS]
+    assert runner.effective_drafter_max_model_len > runner.max_model_len + SLOTS
+
+
+def test_a_dynamic_schedule_is_obeyed(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [Request([3, 4])]
+    runner = vllm.runner(make_proposer(monkeypatch), requests)
+    for budget in (SLOTS, 2, 0):
+        runner.budget = budget
+        runner.step()
+        assert len(requests[0].drafts) == budget
+
+
+def test_prompts_of_embeddings_are_not_drafted(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer = make_proposer(monkeypatch)
+    requests = [Request([1, 2, 3]), Request([4, 5, 6])]
+    runner = vllm.runner(proposer, requests)
+    runner.enable_prompt_embeds = True
+    fill = runner._fill_batch
+
+    def without_ids() -> None:
+        fill()
+        runner.input_batch.is_token_ids[0, :3] = False
+
+    runner._fill_batch = without_ids
+    runner.step()
+    assert [len(one.drafts) for one in requests] == [0, SLOTS]
+
+
+def test_a_failure_costs_drafts_only(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proposer = make_proposer(monkeypatch)
+    requests = [Request([1, 2]), Request([3, 4])]
+    runner = vllm.runner(proposer, requests)
+    runner.step()
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr(proposer, "_head_logits", fail)
+        proposer._head_logits.num_slots = SLOTS  # type: ignore[attr-defined]
+        runner.step()
+        runner.step()
+    assert [one.drafts for one in requests] == [[], []]
+    assert proposer.counters.failures == 2
+    assert caplog.text.count("drafting failed") == 1
+    assert "OutOfMemoryError" in caplog.text
+    runner.step()
+    assert all(one.drafts for one in requests)
+    assert outputs_are_right(requests)
+
+
+def test_check_raises(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer = make_proposer(monkeypatch, check=True)
+    runner = vllm.runner(proposer, [Request([1, 2]), Request([3, 9])])
+    runner.step()
+    observe = proposer.observe_step
+    rolled = lambda step: observe(step._replace(hidden=step.hidden.roll(1, 0)))  # noqa: E731
+    monkeypatch.setattr(proposer, "observe_step", rolled)
+    with pytest.raises(AssertionError, match="rows of hidden states predict"):
+        runner.step()
+
+
+def test_nan_logits_are_a_failure(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer = make_proposer(monkeypatch, "chain")
+    runner = vllm.runner(proposer, [Request([1, 2])])
+    heads = proposer._head_logits.heads
+    monkeypatch.setattr(heads, "forward", lambda *_: torch.full((1, 4, VOCAB), torch.nan))
+    runner.step()
+    assert proposer.counters.failures == 1
+
+
+def test_a_runner_that_overrides_the_method_is_named(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proposer = make_proposer(monkeypatch)
+    assert proposer.propose([[1]], np.array([1]), np.array([[1]])) == [[]]
+    assert "overrides propose_draft_token_ids" in caplog.text
+
+
+# Sampling
+def test_sampled_batches_of_the_broken_build_are_not_drafted(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    vllm.rejection_sampler.expand_batch_to_tokens = expand_broken
+    proposer = make_proposer(monkeypatch)
+    requests = [Request([1, 2]), Request([3, 4])]
+    runner = vllm.runner(proposer, requests)
+    runner.all_greedy = False
+    runner.step()
+    runner.step()
+    assert [one.drafts for one in requests] == [[], []]
+    assert caplog.text.count("batches that sample are not drafted") == 1
+    runner.all_greedy = True
+    runner.step()
+    assert all(one.drafts for one in requests)
+    ends = torch.tensor([2, 3, 6])
+    repaired = vllm.rejection_sampler.expand_batch_to_tokens(
+        torch.tensor([0.5, 0.0, 2.0]), ends, 6, replace_from=0, replace_to=1
+    )
+    assert repaired.tolist() == [0.5, 0.5, 1.0, 2.0, 2.0, 2.0]
+
+
+def test_sampled_batches_of_a_correct_build_are_drafted(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = vllm.rejection_sampler.expand_batch_to_tokens
+    proposer = make_proposer(monkeypatch)
+    requests = [Request([1, 2])]
+    runner = vllm.runner(proposer, requests)
+    runner.all_greedy = False
+    runner.step()
+    assert len(requests[0].drafts) == SLOTS
+    assert vllm.rejection_sampler.expand_batch_to_tokens is original
+
+
+# Start-up
+def test_the_class_is_found_by_its_path() -> None:
+    assert lattice_bpd_vllm.LatticeProposer is LatticeProposer
+    with pytest.raises(AttributeError, match="no attribute 'Proposer'"):
+        lattice_bpd_vllm.Proposer  # noqa: B018
+
+
+def test_the_runner_is_wrapped_once(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_proposer(monkeypatch)
+    wrapped = vllm.runner.propose_draft_token_ids
+    make_proposer(monkeypatch)
+    assert vllm.runner.propose_draft_token_ids is wrapped
+    other = vllm.runner(SimpleNamespace(propose=lambda *_, **__: [[]]), [Request([1, 2])])
+    assert other.step() == [1]  # another method's drafter is left alone
+
+
+def test_versions(vllm: Any, caplog: pytest.LogCaptureFixture) -> None:
+    method = vllm.runner.propose_draft_token_ids
+    check_version(method, "0.32.0+cpu")
+    assert not caplog.text
+    check_version(method, "0.33.1")
+    assert "vLLM 0.33.1 was not tested; tested: 0.32.0" in caplog.text
+
+    class Changed:
+        def propose_draft_token_ids(self, batch: Any) -> Any:
+            return batch
+
+    with pytest.raises(ImportError, match=r"vLLM 0.40.0 is not supported.*\(self, batch\).*0.32.0"):
+        observe_steps(Changed, "0.40.0")
+    with pytest.raises(ImportError, match=r"vLLM 0\.41\.0 is not supported"):
+        observe_steps(type("Runner", (), {}), "0.41.0")
+
+
+def test_another_vocabulary_is_refused(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="logits have 16 columns, heads and LM a vocabulary of 20"):
+        make_proposer(monkeypatch, vocab_size=20)
+
+
+def test_heads_of_another_width_are_refused(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PerfectHeads, "hidden_size", 99, raising=False)
+    with pytest.raises(ValueError, match=r"hidden states of width 99, the target's have 80"):
+        make_proposer(monkeypatch)
+
+
+def test_missing_options_are_named(vllm: Any) -> None:
+    config = config_of()
+    config.additional_config = {}
+    with pytest.raises(TypeError, match="options are None; expected an object"):
+        LatticeProposer(config)
+
+
+def test_counts_are_logged(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proposer = make_proposer(monkeypatch)
+    object.__setattr__(proposer.options, "log_seconds", 1e-9)
+    runner = vllm.runner(proposer, [Request([1, 2]), Request([3, 4])])
+    with caplog.at_level(logging.INFO, "vllm.lattice_bpd"):
+        runner.step()
+        runner.step()
+    assert "2 drafts of 8 tokens, 0 verified" in caplog.text
+    assert "4 drafts of 16 tokens, 8 verified, 8 accepted (100.0%), 3.00 tokens" in caplog.text
