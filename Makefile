@@ -83,7 +83,7 @@ results: setup-test build  ## measure the tables of docs/results.md on the model
 	@python scripts/write_results.py $(ARGS)
 
 lint: setup-lint build  ## every check that needs no running: ruff, mypy, clang-format, stub
-	@echo "lint: ruff"; ruff check . && ruff format --check .
+	@echo "lint: ruff"; ruff check --no-cache . && ruff format --check .
 	@echo "lint: mypy --strict"; mypy
 	@echo "lint: clang-format"; clang-format --dry-run -Werror $(CXX_FILES)
 	@echo "lint: stub of _core"; python scripts/check_stubs.py $(STUB)

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from counting_shards import SMALL, corpus_of, write_shards
-from lattice_bpd.train import count_corpus
 from endless import endless_process
+from lattice_bpd.train import count_corpus
 
 COUNT_FOR_LONG = """
 import sys
