@@ -1,5 +1,6 @@
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/lattice/acceptor_arcs.h"
 #include "lattice_bpd/lattice/rejection_sampling.h"
 #include "lattice_bpd/lattice/sample_token.h"
 #include "lattice_bpd/lattice/sausage.h"
@@ -129,6 +130,14 @@ std::vector<Sausage> SausagesOf(const Array<TokenId>& token_ids, const Array<flo
   return out;
 }
 
+// Start state, is_final (states,), offsets (states + 1,), labels (arcs,), next states (arcs,).
+py::tuple ReadArcs(const py::bytes& acceptor) {
+  AcceptorArcs arcs = ReadAcceptorArcs(acceptor);
+  return py::make_tuple(arcs.start, ToArray(std::move(arcs.is_final)),
+                        ToArray(std::move(arcs.offsets)), ToArray(std::move(arcs.labels)),
+                        ToArray(std::move(arcs.next_states)));
+}
+
 }  // namespace
 
 CandidatesView ToCandidates(const Array<TokenId>& token_ids, const Array<float>& scores) {
@@ -183,6 +192,7 @@ void BindLattice(py::module_& m) {
       .def("at_temperature", &Sausage::AtTemperature, py::arg("temperature"))
       .def("to_fst_bytes",
            [](const Sausage& sausage) { return py::bytes(SausageToFstBytes(sausage)); });
+  m.def("read_acceptor", &ReadArcs, py::arg("acceptor"));
   m.def("sausages_of", &SausagesOf, py::arg("token_ids").noconvert(), py::arg("scores").noconvert(),
         py::arg("transitions").noconvert());
 }

@@ -53,6 +53,7 @@ __all__: list[str] = [
     "prune_by_vocabulary",
     "prune_to_size",
     "quantise",
+    "read_acceptor",
     "read_arpa",
     "read_arpa_words",
     "read_lm_fst",
@@ -648,6 +649,7 @@ def prune_to_size(
     threads: typing.SupportsInt | typing.SupportsIndex,
 ) -> BackoffLm: ...
 def quantise(lm: BackoffLm, bits: typing.SupportsInt | typing.SupportsIndex) -> BackoffLm: ...
+def read_acceptor(acceptor: bytes) -> tuple[typing.Any, ...]: ...
 def read_arpa(
     path: str,
     vocab_size: typing.SupportsInt | typing.SupportsIndex | None,

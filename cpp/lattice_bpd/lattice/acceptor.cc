@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <vector>
 
 #include "lattice_bpd/base/fst_bytes.h"
 #include "lattice_bpd/base/score_grid.h"
+#include "lattice_bpd/lattice/acceptor_arcs.h"
 #include "lattice_bpd/lattice/determinize.h"
 
 namespace lattice_bpd {
@@ -49,14 +51,17 @@ ScoreWeight ToCost(float weight, StateId state) {
   return std::isinf(weight) ? ScoreWeight::Zero() : ScoreWeight(ToScoreGrid(weight));
 }
 
+void CheckLabels(const fst::StdArc& arc, StateId state) {
+  if (arc.ilabel == arc.olabel && arc.ilabel >= 0) return;
+  throw ValueError(StrCat("acceptor: labels ", arc.ilabel, ":", arc.olabel, " at state ", state,
+                          "; expected equal ones, token id + 1, or 0 for epsilon; project a "
+                          "transducer first"));
+}
+
 void AddArcs(const StdFst& from, StateId state, ScoreVectorFst* out) {
   for (fst::ArcIterator<StdFst> arcs(from, state); !arcs.Done(); arcs.Next()) {
     const fst::StdArc& arc = arcs.Value();
-    if (arc.ilabel != arc.olabel || arc.ilabel < 0) {
-      throw ValueError(StrCat("acceptor: labels ", arc.ilabel, ":", arc.olabel, " at state ", state,
-                              "; expected equal ones, token id + 1, or 0 for none; "
-                              "project a transducer first"));
-    }
+    CheckLabels(arc, state);
     const ScoreWeight cost = ToCost(arc.weight.Value(), state);
     if (cost == ScoreWeight::Zero()) continue;
     out->AddArc(state, ScoreArc(arc.ilabel, arc.ilabel, cost, arc.nextstate));
@@ -139,6 +144,25 @@ TokenId MaxTokenId(const ScoreVectorFst& acceptor) {
     }
   }
   return largest;
+}
+
+AcceptorArcs ReadAcceptorArcs(const std::string& bytes) {
+  const StdFst read = ReadFst(bytes);
+  AcceptorArcs out;
+  out.start = read.Start();
+  out.offsets.push_back(0);
+  for (StateId state = 0; state < read.NumStates(); ++state) {
+    out.is_final.push_back(std::isfinite(read.Final(state).Value()));
+    for (fst::ArcIterator<StdFst> arcs(read, state); !arcs.Done(); arcs.Next()) {
+      const fst::StdArc& arc = arcs.Value();
+      CheckLabels(arc, state);
+      if (!(arc.weight.Value() < std::numeric_limits<float>::infinity())) continue;
+      out.labels.push_back(arc.ilabel);
+      out.next_states.push_back(arc.nextstate);
+    }
+    out.offsets.push_back(static_cast<std::int64_t>(out.labels.size()));
+  }
+  return out;
 }
 
 }  // namespace lattice_bpd

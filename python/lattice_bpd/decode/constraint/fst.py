@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from lattice_bpd.decode.constraint.acceptor_bytes import Acceptor, read_acceptor, write_acceptor
+from lattice_bpd import _core
+from lattice_bpd.decode.constraint.acceptor_bytes import write_acceptor
 from lattice_bpd.decode.constraint.automaton_state import MergedStates
 from lattice_bpd.decode.constraint.protocol import Mask
 
@@ -38,19 +40,17 @@ class FstConstraint:
     def __init__(
         self, acceptor: Any, vocab_size: int, *, end_token_ids: Collection[int] = ()
     ) -> None:
-        parsed = read_acceptor(_bytes_of(acceptor))
         self.vocab_size, self.end_token_ids = vocab_size, frozenset(end_token_ids)
         self.learned: dict[frozenset[int], MergedStates] = {}
-        self._arcs = [_labels_of(arcs, vocab_size) for arcs in parsed.arcs]
-        self._final = np.isfinite(parsed.final).tolist()
-        self._useful = _find_useful(parsed, self._final)
-        if parsed.start < 0 or parsed.start not in self._useful:
+        start, self._final, self._arcs = _read_acceptor(acceptor, vocab_size)
+        self._useful = _find_useful(self._arcs, self._final)
+        if start not in self._useful:
             raise ValueError(
                 f"{_WHERE}: the acceptor accepts no text; expected a path from its start to a "
                 "final state"
             )
         self._states: dict[frozenset[int], FstState] = {}
-        self._start = self._close([parsed.start])
+        self._start = self._close([start])
 
     @classmethod
     def from_arcs(
@@ -148,6 +148,25 @@ class FstState:
         return list(self._next) if len(self._next) == 1 and not self._accepting else []
 
 
+def _read_acceptor(
+    acceptor: Any, vocab_size: int
+) -> tuple[int, list[bool], list[list[tuple[int, int]]]]:
+    """Start state (-1 for none), which states are final, and (label, next state) of their arcs."""
+    try:
+        start, final, offsets, labels, ends = _core.read_acceptor(_bytes_of(acceptor))
+    except ValueError as error:
+        raise ValueError(f"{_WHERE}: {error}") from None
+    invalid = labels[labels > vocab_size]
+    if len(invalid):
+        raise ValueError(
+            f"{_WHERE}: an arc has label {int(invalid[0])}; expected 0 for epsilon, or token id + "
+            f"1 in 1..{vocab_size}; build the acceptor over the target's token ids"
+        )
+    arcs = list(zip(labels.tolist(), ends.tolist(), strict=True))
+    rows = [arcs[first:last] for first, last in itertools.pairwise(offsets.tolist())]
+    return start, final.astype(bool).tolist(), rows
+
+
 def _bytes_of(acceptor: Any) -> bytes:
     if isinstance(acceptor, bytes):
         return acceptor
@@ -158,32 +177,16 @@ def _bytes_of(acceptor: Any) -> bytes:
         )
     import pywrapfst
 
-    if acceptor.arc_type() == "standard":
-        vector = acceptor.fst_type() == "vector"
-        acceptor = acceptor.copy() if vector else pywrapfst.convert(acceptor, "vector")
-        acceptor.set_input_symbols(None)
-        acceptor.set_output_symbols(None)
+    if acceptor.arc_type() == "standard" and acceptor.fst_type() != "vector":
+        acceptor = pywrapfst.convert(acceptor, "vector")
     return bytes(acceptor.write_to_string())
 
 
-def _labels_of(arcs: Any, vocab_size: int) -> list[tuple[int, int]]:
-    """(label, next state) of the arcs of one state with finite weight."""
-    finite = arcs[arcs["weight"] < np.inf]
-    labels = finite["input"]
-    invalid = labels[(labels < 0) | (labels > vocab_size)]
-    if len(invalid):
-        raise ValueError(
-            f"{_WHERE}: an arc has label {int(invalid[0])}; expected 0 for epsilon, or token id + "
-            f"1 in 1..{vocab_size}; build the acceptor over the target's token ids"
-        )
-    return list(zip(labels.tolist(), finite["next"].tolist(), strict=True))
-
-
-def _find_useful(acceptor: Acceptor, final: list[bool]) -> set[int]:
+def _find_useful(arcs: list[list[tuple[int, int]]], final: list[bool]) -> set[int]:
     """The coaccessible states: those from which a final state is reachable."""
     sources: dict[int, list[int]] = {}
-    for state, arcs in enumerate(acceptor.arcs):
-        for end in arcs["next"][arcs["weight"] < np.inf].tolist():
+    for state, outgoing in enumerate(arcs):
+        for _, end in outgoing:
             sources.setdefault(end, []).append(state)
     useful = {state for state, is_final in enumerate(final) if is_final}
     stack = list(useful)
