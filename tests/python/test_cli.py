@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 
@@ -264,6 +265,38 @@ def test_certificate_files(model_directory, tmp_path, capsys):
     assert "not a certificate" in run(capsys, "certify", path, "--model", model_directory)[2]
 
 
+def test_generate_without_heads(model_directory, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM
+
+    plain = tmp_path / "plain"
+    AutoModelForCausalLM.from_pretrained(model_directory).save_pretrained(plain)
+    shutil.copy(model_directory / "tokenizer.json", plain)
+    expected = run(
+        capsys, "generate", model_directory, "--prompt", "the cat", "--strategy", "greedy", "--json"
+    )
+    for options, strategy in (([], "lookup"), (["--draft-model", plain], "draft_model")):
+        status, out, _ = run(capsys, "generate", plain, "--prompt", "the cat", "--json", *options)
+        assert status == 0
+        assert json.loads(out)["strategy"] == strategy
+        assert json.loads(out)["token_ids"] == json.loads(expected[1])["token_ids"]
+    error = run(capsys, "generate", plain, "--prompt", "the cat", "--strategy", "tree")[2]
+    assert "'lookup' and 'draft_model' draft without heads" in error
+
+
+def test_generate_downloads_from_the_hub(model_directory, capsys, monkeypatch):
+    import huggingface_hub
+
+    def snapshot(name, allow_patterns):
+        assert name == "someone/model"
+        assert "*.safetensors" in allow_patterns
+        return str(model_directory)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    status, out, _ = run(capsys, "generate", "someone/model", "--prompt", "the cat", "--json")
+    assert status == 0
+    assert json.loads(out)["strategy"] == "tree"
+
+
 def test_generate_errors(model_directory, tmp_path, capsys):
     cases = [
         ([tmp_path], "tokenizer.json: no such file"),
@@ -280,8 +313,8 @@ def test_generate_errors(model_directory, tmp_path, capsys):
          "strategy 'ngram' needs an LM; give lm=, NGramLM.load(path)"),
         ([model_directory, "--strategy", "draft_model"], "needs a draft model"),
         ([model_directory, "--draft-model", tmp_path], "has no config.json"),
-        ([tmp_path, "--tokenizer", model_directory / "tokenizer.json", "--lm", "none"],
-         "blockwise_heads.json"),
+        ([tmp_path, "--tokenizer", model_directory / "tokenizer.json"], "target model cannot be"),
+        (["no-such/model"], "expected the directory or the hub name of a causal LM"),
     ]  # fmt: skip
     for arguments, message in cases:
         status, _, err = run(capsys, "generate", *arguments, "--prompt", "the")

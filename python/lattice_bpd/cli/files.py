@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from lattice_bpd.extras import require
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedModel
+
+_MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.lm", "block_drafter/*")
 
 
 def read_text(path: Path) -> str:
@@ -29,6 +32,25 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise ValueError(f"{path}: no text in the file; expected some")
     return text
+
+
+def find_model(name: str) -> Path:
+    """The directory of a model: a path, or a hub name, whose files are then downloaded.
+
+    Raises:
+        OSError: neither a directory nor the name of a model on the hub, or no network.
+    """
+    path = Path(name)
+    if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return path
+    hub = require("huggingface_hub", "torch")
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=_MODEL_FILES))
+    except (OSError, ValueError) as error:  # requests and the hub's errors are OSError
+        raise FileNotFoundError(
+            f"{name}: no such directory, and the hub does not provide it ({error}); expected the "
+            "directory or the hub name of a causal LM of transformers"
+        ) from error
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

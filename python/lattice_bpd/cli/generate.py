@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.cli.draft_options import add_draft_options, list_strategies, read_draft_options
-from lattice_bpd.draft.config import STRATEGIES
+from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 
 if TYPE_CHECKING:
     from lattice_bpd.decode import Certificate, Constraint, DecodeResult, DecodeStats
@@ -36,20 +36,26 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command `generate`."""
     parser = commands.add_parser(
         "generate",
-        help="decode a prompt with a blockwise model",
+        help="decode a prompt with any causal LM, with or without draft heads",
         description="Decode a prompt. Every strategy generates the target model's greedy output,\n"
-        "unless --accept, --regex or --json-schema asks for something else.",
+        "unless --accept, --regex or --json-schema changes it. If MODEL has no draft heads, the\n"
+        "default strategy is draft_model with --draft-model, else lookup.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", type=Path, metavar="MODEL", help="directory of a blockwise model")
+    parser.add_argument(
+        "model", metavar="MODEL",
+        help="directory or hub name of a causal LM of transformers; draft heads are in the same "
+        "directory, where there are any",
+    )  # fmt: skip
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="text to continue")
     prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="the same, from a file")
     parser.add_argument("--tokenizer", type=Path, help="default: MODEL/tokenizer.json")
     parser.add_argument(
         "--lm", type=Path,
-        help="n-gram LM (default: MODEL/ngram.lm); 'none' for none; for neural and p_best also the "
+        help="n-gram LM (default: MODEL/ngram.lm, if it exists); 'none' for none; for neural and "
+        "p_best also the "
         "directory of a small causal LM with the same tokenizer",
     )  # fmt: skip
     parser.add_argument(
@@ -71,7 +77,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     parser.add_argument("--max-new-tokens", type=int, default=64, help="default 64")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, strategy=None)  # by what is in MODEL
 
 
 def run(args: argparse.Namespace) -> None:
@@ -81,23 +87,25 @@ def run(args: argparse.Namespace) -> None:
         ValueError: options or files that do not fit together.
         OSError: a file that cannot be read.
     """
-    from lattice_bpd.cli.files import load_tokenizer, read_text
+    from lattice_bpd.cli.files import find_model, load_tokenizer, read_text
     from lattice_bpd.cli.progress import quiet_transformers
 
+    directory = find_model(args.model)
+    if args.strategy is None:
+        args.strategy = _default_strategy(directory, args.draft_model)
     config = read_draft_options("generate", args, _OPTIONS)
-    tokenizer = load_tokenizer(args.tokenizer or args.model / "tokenizer.json")
+    tokenizer = load_tokenizer(args.tokenizer or directory / "tokenizer.json")
     prompt = args.prompt if args.prompt is not None else read_text(args.prompt_file)
     ids = tokenizer.encode(prompt).ids
     if not ids:
-        raise ValueError("--prompt is empty; expected text to go on from")
+        raise ValueError("--prompt is empty; expected text to continue")
     quiet_transformers()
-    lm = _load_lm(args)
+    lm = _load_lm(args, directory)
     from lattice_bpd.decode import generate
-    from lattice_bpd.models import BlockwiseLM
     from lattice_bpd.verify import parse_acceptance
 
     rule = parse_acceptance(args.accept)
-    model = BlockwiseLM.from_pretrained(args.model, attn_implementation="eager")
+    model = _load_model(directory)
     ends = _stop_tokens(tokenizer.token_to_id("<|endoftext|>"))
     result = generate(
         model,
@@ -108,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
         max_new_tokens=args.max_new_tokens,
         stop_token_ids=ends or None,  # None: those of the model's generation config
         acceptance=rule,
-        constraint=_load_constraint(args, tokenizer, model.base.config.vocab_size, ends),
+        constraint=_load_constraint(args, tokenizer, _vocab_size(model), ends),
         certificate="report" if args.certificate is not None else False,
     )
     text = tokenizer.decode(result.token_ids)
@@ -122,14 +130,39 @@ def run(args: argparse.Namespace) -> None:
             print(describe_certificate(result.certificate, args.certificate))
 
 
-def _load_lm(args: argparse.Namespace) -> Any:
+def _default_strategy(directory: Path, draft_model: Path | None) -> str:
+    """Trees where the model has draft heads, else what needs none."""
+    from lattice_bpd.models.checkpoint import has_heads
+
+    if has_heads(directory):
+        return DraftConfig.strategy
+    return "lookup" if draft_model is None else "draft_model"
+
+
+def _load_model(directory: Path) -> Any:
+    """The BlockwiseLM of a directory with draft heads, else the causal LM."""
+    from lattice_bpd.models import BlockwiseLM
+    from lattice_bpd.models.checkpoint import has_heads, load_target
+
+    if has_heads(directory):
+        return BlockwiseLM.from_pretrained(directory, attn_implementation="eager")
+    return load_target(directory).eval()  # type: ignore[no-untyped-call]
+
+
+def _vocab_size(model: Any) -> int:
+    """V of a BlockwiseLM or a causal LM."""
+    return int(getattr(model, "base", model).config.get_text_config().vocab_size)
+
+
+def _load_lm(args: argparse.Namespace, directory: Path) -> Any:
     """The LM of --lm, an n-gram LM or a causal LM; without --lm that of the model's directory."""
     from lattice_bpd import NGramLM
 
     strategy = args.strategy
     if args.lm is None:
         uses_lm = strategy != "draft_model" and STRATEGIES[strategy].uses("lm")
-        return NGramLM.load(args.model / "ngram.lm") if uses_lm else None
+        path = directory / "ngram.lm"
+        return NGramLM.load(path) if uses_lm and path.exists() else None
     if str(args.lm) == "none":
         return None
     if not args.lm.is_dir():
