@@ -16,7 +16,7 @@ ARGS ?=
 SECONDS ?= 60
 unexport SECONDS  # bash has one of its own
 
-.PHONY: help setup build demo test test-spark test-native-dflash test-vllm test-architectures architectures bench bench-rescore bench-ngram results lint tidy sanitize fuzz \
+.PHONY: help setup build demo test test-spark test-spark-cluster test-native-dflash test-vllm test-architectures architectures bench bench-rescore bench-ngram results lint tidy sanitize fuzz \
   soak format stubs wheel test-wheel docs clean
 
 help:  ## show this list
@@ -56,6 +56,9 @@ test: build-tests  ## C++ unit tests, then Python tests (ARGS are pytest's)
 
 test-spark: setup-test-spark build  ## the tests of n-gram training on Spark (456 MB, and Java 17)
 	@python -m pytest tests/python/test_spark.py tests/python/test_spark_errors.py $(ARGS)
+
+test-spark-cluster: setup-build  ## n-gram training on a standalone Spark cluster that loses a worker (installs 0.9 GB)
+	@python scripts/test_spark_cluster.py $(ARGS)
 
 test-native-dflash: setup-test build  ## block drafters against the DFlash of transformers 5.23 (11 MB)
 	@PYTHON=.venv/bin/python scripts/test_native_dflash.sh $(ARGS)

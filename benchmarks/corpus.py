@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,16 +45,50 @@ def load_corpus(part: str = "train") -> Corpus:
     cached = CACHE / ("wikitext2.npz" if part == "train" else f"wikitext2-{part}.npz")
     if not cached.is_file():
         CACHE.mkdir(parents=True, exist_ok=True)
-        token_ids, offsets = _tokenize(text, SHARED / "gpt2_bpe")
+        token_ids, offsets = _tokenize(text.read_text(encoding="utf-8").split("\n"))
         np.savez(cached, token_ids=token_ids, offsets=offsets)
     with np.load(cached) as arrays:
         return Corpus(f"WikiText-2 {part}, GPT-2 BPE", arrays["token_ids"], arrays["offsets"])
 
 
-def _tokenize(text: Path, bpe: Path) -> tuple[Int32Array, npt.NDArray[np.int64]]:
+def load_all_text() -> Corpus:
+    """Every English text of ../shared/data as GPT-2 tokens, a line or JSON string each.
+
+    Raises:
+        SystemExit: the data or the tokenizer are not beside the checkout.
+    """
+    names = ("wikitext2/train.txt", "gutenberg_classics/train.txt*", "tinystories/*.txt",
+             "tinyshakespeare/*.txt", "lambada/lambada_test.jsonl",
+             *(f"{name}/*.jsonl" for name in ("cnndm", "newsroom", "xsum", "samsum", "squad",
+                                              "gsm8k")))  # fmt: skip
+    paths = [path for name in names for path in sorted(SHARED.glob(name))]
+    if not paths or not (SHARED / "gpt2_bpe").is_dir():
+        raise SystemExit(f"no text in {SHARED.parent.name}/data; this benchmark needs it")
+    cached = CACHE / "all-text.npz"
+    if not cached.is_file():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        token_ids, offsets = _tokenize([line for path in paths for line in _read_lines(path)])
+        np.savez(cached, token_ids=token_ids, offsets=offsets)
+    with np.load(cached) as arrays:
+        name = f"{len(paths)} texts of shared/data, GPT-2 BPE"
+        return Corpus(name, arrays["token_ids"], arrays["offsets"])
+
+
+def _read_lines(path: Path) -> list[str]:
+    """Lines of text; of JSON lines every string of more than one word."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        lines = file.read().split("\n")
+    if path.suffix != ".jsonl":
+        return lines
+    values = [value for line in lines if line for value in json.loads(line).values()]
+    return [value for value in values if isinstance(value, str) and " " in value]
+
+
+def _tokenize(lines: list[str]) -> tuple[Int32Array, npt.NDArray[np.int64]]:
     """Every line that is not empty, as the tokens of GPT-2."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+    bpe = SHARED / "gpt2_bpe"
     merges = [
         tuple(line.split(" "))
         for line in (bpe / "vocab.bpe").read_text(encoding="utf-8").split("\n")[1:]
@@ -63,8 +98,8 @@ def _tokenize(text: Path, bpe: Path) -> tuple[Int32Array, npt.NDArray[np.int64]]
     tokenizer: Any = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    lines = [line for line in text.read_text(encoding="utf-8").split("\n") if line.strip()]
-    rows = [np.array(found.ids, np.int32) for found in tokenizer.encode_batch(lines)]
+    encoded = tokenizer.encode_batch([line for line in lines if line.strip()])
+    rows = [np.array(encoding.ids, np.int32) for encoding in encoded]
     offsets = np.cumsum([0] + [len(row) for row in rows], dtype=np.int64)
     return np.concatenate(rows), offsets
 

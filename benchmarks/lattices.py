@@ -37,8 +37,10 @@ class Lattices(NamedTuple):
         return [self.take(first, count) for first in range(0, last + 1, count)]
 
 
-def draw_lattices(corpus: Corpus, count: int, slots: int, top_k: int, seed: int = 0) -> Lattices:
-    """Candidates as frequent as in the corpus, contexts of three tokens that stand in it."""
+def draw_lattices(
+    corpus: Corpus, count: int, slots: int, top_k: int, seed: int = 0, context: int = CONTEXT
+) -> Lattices:
+    """Candidates as frequent as in the corpus, contexts of `context` tokens that occur in it."""
     rng = np.random.default_rng([seed, slots, top_k])
     ids = corpus.token_ids
     token_ids = np.empty((count * slots, top_k), np.int32)
@@ -53,9 +55,9 @@ def draw_lattices(corpus: Corpus, count: int, slots: int, top_k: int, seed: int 
         token_ids[row] = drawn[np.sort(first)[:top_k]]
     scores = -np.sort(-2 * rng.standard_normal((count, slots, top_k)), axis=2)
     lengths = np.diff(corpus.offsets)
-    lines = rng.choice(np.flatnonzero(lengths >= CONTEXT), count)
-    starts = corpus.offsets[lines] + rng.integers(0, lengths[lines] - CONTEXT + 1)
-    contexts = ids[starts[:, None] + np.arange(CONTEXT)]
+    lines = rng.choice(np.flatnonzero(lengths >= context), count)
+    starts = corpus.offsets[lines] + rng.integers(0, lengths[lines] - context + 1)
+    contexts = ids[starts[:, None] + np.arange(context)]
     shape = (count, slots, top_k)
     return Lattices(token_ids.reshape(shape), scores.astype(np.float32), contexts)
 
