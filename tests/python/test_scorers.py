@@ -15,7 +15,7 @@ VOCAB = 7
 
 
 class HistoryScorer(TransitionScorer):
-    """A table of log probabilities that looks at the whole history; a state is a list of tuples."""
+    """A table of log probabilities given the whole history; a state is a list of tuples."""
 
     vocab_size = VOCAB
 
@@ -31,8 +31,8 @@ class HistoryScorer(TransitionScorer):
 
     @staticmethod
     def log_prob(history, word):
-        place = sum((7 * i + 3) * token for i, token in enumerate(history))
-        return -float((place * 13 + 5 * int(word)) % 17) / 4
+        weight = sum((7 * i + 3) * token for i, token in enumerate(history))
+        return -float((weight * 13 + 5 * int(word)) % 17) / 4
 
 
 def random_candidates(rng, batch=1, slots=4, top_k=3, masked=False):
@@ -56,44 +56,44 @@ def list_all(candidates, contexts, alpha, row):
         if not open_pairs:  # a slot that is masked altogether ends the lattice
             break
         slots.append(open_pairs)
-    found = []
+    drafts = []
     for path in itertools.product(*slots) if slots else ():
         history, score = tuple(contexts[row]), 0.0
         for token, head in path:
             score += head + alpha * HistoryScorer.log_prob(history, token)
             history = (*history, token)
         padding = (-1,) * (len(candidates.token_ids[row]) - len(path))
-        found.append((tuple(token for token, _ in path) + padding, score))
-    return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+        drafts.append((tuple(token for token, _ in path) + padding, score))
+    return sorted(drafts, key=lambda pair: (-pair[1], pair[0]))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_scorer_beam_that_holds_all_paths_is_exact(rng, seed):
     candidates = random_candidates(rng, batch=3, masked=seed % 3 == 2)
     contexts = random_contexts(rng, 3)
-    found = search_drafts(candidates, contexts, HistoryScorer(), num_drafts=100, alpha=0.7)
+    searched = search_drafts(candidates, contexts, HistoryScorer(), num_drafts=100, alpha=0.7)
     for row in range(3):
         expected = list_all(candidates, contexts, 0.7, row)[:100]
-        assert found.counts[row] == len(expected)
-        drafts = found.token_ids[row, : len(expected)].tolist()
+        assert searched.counts[row] == len(expected)
+        drafts = searched.token_ids[row, : len(expected)].tolist()
         assert [tuple(draft) for draft in drafts] == [path for path, _ in expected]
         scores = [score for _, score in expected]
-        np.testing.assert_allclose(found.scores[row, : len(expected)], scores, atol=1e-4)
-        assert (found.token_ids[row, len(expected) :] == -1).all()
+        np.testing.assert_allclose(searched.scores[row, : len(expected)], scores, atol=1e-4)
+        assert (searched.token_ids[row, len(expected) :] == -1).all()
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_scorer_beam_of_one_is_greedy(rng, seed):
     """Algorithm 2: slot by slot the argmax of z_j[S_j] + alpha * r[S_j]."""
     candidates, contexts = random_candidates(rng, slots=6), random_contexts(rng)
-    found = search_drafts(candidates, contexts, HistoryScorer(), alpha=0.7)
+    drafts = search_drafts(candidates, contexts, HistoryScorer(), alpha=0.7)
     history, expected = tuple(contexts[0]), []
     for ids, scores in zip(candidates.token_ids[0], candidates.scores[0], strict=True):
         rescored = [z + 0.7 * HistoryScorer.log_prob(history, w)
                     for w, z in zip(ids, scores, strict=True)]  # fmt: skip
         expected.append(int(ids[np.argmax(rescored)]))
         history = (*history, expected[-1])
-    assert found.token_ids.tolist() == [[expected]]
+    assert drafts.token_ids.tolist() == [[expected]]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -113,13 +113,13 @@ def test_ngram_scorer_with_a_beam_finds_what_the_exact_search_finds(rng, seed, c
     candidates, contexts = random_candidates(rng, batch=2), random_contexts(rng, 2)
     contexts[0] = []
     exact = rescore_lattice(candidates, contexts, lm, num_drafts=20, alpha=0.6)
-    found = search_drafts(candidates, contexts, NGramScorer(lm), num_drafts=20, alpha=0.6, beam=81)
-    np.testing.assert_array_equal(found.counts, exact.counts)
-    np.testing.assert_array_equal(found.token_ids, exact.token_ids)
-    np.testing.assert_allclose(found.scores, exact.scores, atol=1e-5)
+    drafts = search_drafts(candidates, contexts, NGramScorer(lm), num_drafts=20, alpha=0.6, beam=81)
+    np.testing.assert_array_equal(drafts.counts, exact.counts)
+    np.testing.assert_array_equal(drafts.token_ids, exact.token_ids)
+    np.testing.assert_allclose(drafts.scores, exact.scores, atol=1e-5)
 
 
-def test_ngram_scorer_scores_behind_its_histories(small_lm):
+def test_ngram_scorer_scores_after_its_histories(small_lm):
     scorer = as_scorer(small_lm)
     state = scorer.start([[0, 1], [], [3, 0]])
     scores = scorer.score(state, np.array([[2, 0], [0, 1], [1, 3]], np.int32))
@@ -191,8 +191,8 @@ def test_kenlm_scorer_equals_the_ngram_lm_of_the_same_arpa(rng, seed, words, tmp
     candidates = np.tile(np.arange(VOCAB, dtype=np.int32), (3, 1))
     state, own = scorer.start(contexts), ours.start(contexts)
     for _ in range(3):
-        found, expected = scorer.score(state, candidates), ours.score(own, candidates)
-        np.testing.assert_allclose(found, expected, atol=1e-4)
+        log_probs, expected = scorer.score(state, candidates), ours.score(own, candidates)
+        np.testing.assert_allclose(log_probs, expected, atol=1e-4)
         rows, tokens = np.array([1, 1, 2]), rng.integers(0, VOCAB, 3).astype(np.int32)
         state, own = (s.advance(p, rows, tokens) for s, p in ((scorer, state), (ours, own)))
 
@@ -231,7 +231,7 @@ def test_impossible_tokens_come_last(rng):
 
 @pytest.mark.parametrize(("num_drafts", "beam"), [(0, None), (3, 2), (1, 0)])
 def test_search_refuses_beams_that_do_not_fit(rng, num_drafts, beam):
-    with pytest.raises(ValueError, match="a beam of as many"):
+    with pytest.raises(ValueError, match="a beam of at least as many"):
         search_drafts(
             random_candidates(rng), [[1]], HistoryScorer(), num_drafts=num_drafts, beam=beam
         )

@@ -20,9 +20,9 @@ class StrategyInfo(NamedTuple):
 
     Attributes:
         summary: for help texts and tables.
-        options: the fields of DraftConfig that matter to it.
-        needs: of "heads", "lm" and "draft_model", those that it cannot draft without.
-        takes: those that it can use besides.
+        options: the fields of DraftConfig that it uses.
+        needs: those of "heads", "lm" and "draft_model" that it requires.
+        takes: those that are optional.
     """
 
     summary: str
@@ -76,8 +76,9 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
 class DraftConfig:
     """How to draft.
 
-    One config may serve several strategies, so options that its strategy does not use are ignored.
-    On the command line and in the drafters' own constructors they are an error (`check_used`).
+    Options that the strategy does not use are ignored, so that one config can serve several
+    strategies. On the command line and in the drafters' constructors they raise a ValueError
+    (`check_used`).
 
     Attributes:
         strategy: a name of `STRATEGIES`.
@@ -86,16 +87,16 @@ class DraftConfig:
         max_nodes: N, draft tokens of a tree, 1..4096; for "auto" the upper limit.
         alpha: weight of the LM's natural log probabilities.
         temperature: divides the scores of chains and trees; above 1 a tree is wider and less deep.
-        ngram_cache: mix n-grams of prompt and output into the LM; the order is 1..6 (True: 4).
-            Trees then also extend beyond the last slot with what followed earlier in the text.
+        ngram_cache: interpolate the LM with n-grams of prompt and output; the order is 1..6 (True:
+            4). Trees then also continue past the last slot with earlier text.
         draft_length: longest draft of "draft_model" (None: 5) and "lookup" (None: 10).
         beam: prefixes that a neural LM keeps at each slot; None: as many as there are drafts.
         head_scales: H factors of the heads' scores, above 0; None: 1 for each head.
         entropy_weight: w; a slot's scores are multiplied by exp(-w e), where e is the entropy of
             its candidates divided by ln k.
-        normalization: "global": whole paths are ranked by their scores; "local": the candidates of
-            each slot are made a distribution after every prefix, the LM's term included; None:
-            that of the heads, which is global unless they score transitions.
+        normalization: "global": whole paths are ranked by their scores; "local": the scores of a
+            slot's candidates, LM included, are normalized by softmax after every prefix; None: the
+            heads' own, which is global unless they score transitions.
 
     Raises:
         TypeError: a value of another type.
@@ -116,7 +117,7 @@ class DraftConfig:
     normalization: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise for values that cannot be drafted with."""
+        """Raise for values out of range."""
         if self.strategy not in STRATEGIES:
             near = difflib.get_close_matches(str(self.strategy), STRATEGIES, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}? " if near else ""
@@ -146,7 +147,7 @@ class DraftConfig:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that matter to the strategy."""
+        """The options that the strategy uses."""
         return {name: getattr(self, name) for name in STRATEGIES[self.strategy].options}
 
     @property
@@ -187,8 +188,8 @@ class DraftConfig:
     def describe(cls, name: str) -> str:
         """The description of an option, as the class documents it."""
         text = inspect.cleandoc(cls.__doc__ or "")
-        found = re.search(rf"^    {name}: (.*?)(?=^    \w+: |^\S|\Z)", text, re.M | re.S)
-        return "" if found is None else " ".join(found.group(1).split())
+        match = re.search(rf"^    {name}: (.*?)(?=^    \w+: |^\S|\Z)", text, re.M | re.S)
+        return "" if match is None else " ".join(match.group(1).split())
 
 
 def check_used(where: str, strategy: str, options: Iterable[str]) -> None:

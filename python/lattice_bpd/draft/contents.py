@@ -11,8 +11,7 @@ import numpy as np
 def have_same_contents(first: Any, second: Any) -> bool:
     """Whether all fields of two dataclasses of one type are equal.
 
-    Arrays are equal where shapes, element types and elements are, whether numpy or torch holds them
-    and on whatever device.
+    Arrays are equal if shapes, element types and elements are, in numpy or torch on any device.
     """
     return all(
         _is_equal(getattr(first, field.name), getattr(second, field.name))

@@ -10,32 +10,31 @@ from lattice_bpd.draft.contents import have_same_contents
 
 @dataclass(frozen=True, eq=False)
 class DraftTree:
-    """For each lattice of a batch the N prefixes of its paths that are most probable.
+    """The N most probable prefixes of each lattice of a batch, as trees.
 
     A path w has probability P(w) = exp(score(w)) / Z, where Z sums over all paths of the lattice;
-    a prefix has that of all paths which begin with it. Nodes stand by falling probability, equal
-    ones by the smaller token id at the first place where they differ. So parents stand before
-    children, the first n nodes are the tree for ``max_nodes=n``, and no other tree of N nodes
-    holds more probability: ``exp(log_probs).sum()`` is the expected number of tokens that the tree
-    shares with a path sampled from P.
+    the probability of a prefix is the sum over all paths that begin with it. Nodes are sorted by
+    descending probability, ties by the smaller token id at the first differing position. So
+    parents precede their children, the first n nodes are the tree for ``max_nodes=n``, and no
+    other tree of N nodes has more probability: ``exp(log_probs).sum()`` is the expected number of
+    tokens that the tree shares with a path sampled from P.
 
-    Arrays are numpy arrays where the logits were, and torch tensors on the logits' device where
-    those were. Row b has ``counts[b]`` nodes; the rest is padding. ``==`` compares
-    contents.
+    Arrays are numpy arrays for numpy logits, and torch tensors on the logits' device for torch
+    logits. Row b has ``counts[b]`` nodes; other entries are padding. ``==`` compares contents.
 
     Attributes:
         token_ids: (B, N) int32, a node's last token; -1 (``DraftTree.PAD_TOKEN``) in the padding.
         parents: (B, N) int32, the node of the prefix without its last token; -1 for the first
             tokens and in the padding.
-        depths: (B, N) int32, the slot of a node's token, 0..H-1: its position in the text counted
-            from the one right after the context; 0 in the padding.
+        depths: (B, N) int32, the slot of a node's token, 0..H-1; slot 0 is the position after the
+            context. 0 in the padding.
         log_probs: (B, N) float32, natural log of a node's probability; -inf in the padding.
-        counts: (B,) int32, the true number of nodes: min(N, number of prefixes). 0 where the
-            first slot is masked altogether.
-        attention_mask: (B, N, N) bool, whether node i may see node k: k is i or an ancestor of i.
-            Padding sees itself alone. All nodes see all of the context.
-        leaf_paths: (B, L, H) int32, the nodes from a first token down to each leaf, leaves in
-            order of their nodes; -1 after a path's end and after the last leaf.
+        counts: (B,) int32, the number of nodes: min(N, number of prefixes). 0 if all tokens of the
+            first slot are masked.
+        attention_mask: (B, N, N) bool, whether node i attends to node k: k is i or its ancestor.
+            Padding attends to itself only. All nodes attend to the whole context.
+        leaf_paths: (B, L, H) int32, the nodes from a first token to each leaf, sorted by leaf; -1
+            after a path's end and after the last leaf.
     """
 
     token_ids: Any
@@ -49,7 +48,7 @@ class DraftTree:
     PAD_TOKEN = -1
 
     def __eq__(self, other: object) -> bool:
-        """Whether the arrays of both have the same contents, wherever they live."""
+        """Whether the arrays of both have the same contents, on any device."""
         if type(other) is not type(self):
             return NotImplemented
         return have_same_contents(self, other)

@@ -19,19 +19,18 @@ if TYPE_CHECKING:
 class Drafts:
     """The best drafts of each lattice of a batch, best first.
 
-    Arrays are numpy arrays where the logits were, and torch tensors on the logits' device where
-    those were. ``==`` compares their contents.
+    Arrays are numpy arrays for numpy logits, and torch tensors on the logits' device for torch
+    logits. ``==`` compares their contents.
 
     Attributes:
-        token_ids: (B, p, H) int32. Row b holds ``counts[b]`` drafts; the rows after them, where
-            a lattice has fewer than p paths, are filled with -1 (``Drafts.PAD_TOKEN``). A draft
-            that is shorter than H ends in -1.
-        scores: (B, p) float32, falling: the sum of head scores + alpha * natural log LM
-            probabilities, with local normalization the natural log of the draft's probability; for
-            other objectives than ``"score"`` the expected number of accepted draft tokens. -inf in
-            the rows after the drafts.
-        counts: (B,) int32, the true number of drafts: min(p, number of paths). 0 where the first
-            slot is masked altogether.
+        token_ids: (B, p, H) int32. Row b holds ``counts[b]`` drafts; if a lattice has fewer than
+            p paths, the other rows are filled with -1 (``Drafts.PAD_TOKEN``). A draft shorter than
+            H ends in -1.
+        scores: (B, p) float32, descending: the sum of head scores and alpha * ln P of the LM. With
+            local normalization: the natural log of the draft's probability. For objectives other
+            than ``"score"``: the expected number of accepted draft tokens. -inf in padding.
+        counts: (B,) int32, the number of drafts: min(p, number of paths). 0 if all tokens of the
+            first slot are masked.
     """
 
     token_ids: Any
@@ -44,12 +43,12 @@ class Drafts:
 
     @property
     def prefix_log_probs(self) -> Any:
-        """(B, 1, H) float32; None of drafts by ``objective="score"``.
+        """(B, 1, H) float32; None for drafts by ``objective="score"``.
 
         Natural log of the probability that a path sampled from the lattice begins with the first 1,
-        2, .. H tokens of the draft: falling, -inf in the padding. The longest prefix of
-        probability p or more has ``(prefix_log_probs[b, 0] >= math.log(p)).sum()`` tokens. Of a
-        greedy walk by local normalization, whatever that of the lattice.
+        2, .. H tokens of the draft: descending, -inf in the padding. The longest prefix of
+        probability p or more has ``(prefix_log_probs[b, 0] >= math.log(p)).sum()`` tokens. For a
+        greedy walk always by local normalization.
         """
         return self._prefix_log_probs
 
@@ -57,8 +56,8 @@ class Drafts:
     def lengths(self) -> Any:
         """(B, p) int32, the number of tokens of each draft: H, or fewer.
 
-        Drafts are shorter where a slot is masked altogether, which ends its lattice, where
-        lattices of a batch have different numbers of slots, and from `rescore_fst`.
+        Drafts are shorter than H if all tokens of a slot are masked, which ends its lattice, if
+        the lattices of a batch have different numbers of slots, and from `rescore_fst`.
         """
         tokens = self.token_ids != self.PAD_TOKEN
         if isinstance(tokens, np.ndarray):
@@ -86,11 +85,11 @@ class Drafts:
         return self._search.find_tree("Drafts.tree", max_nodes)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold the arrays; the search, with its LM, stays where it is."""
+        """Copies and pickles hold the arrays, but not the search and its LM."""
         return {name: value for name, value in vars(self).items() if name != "_search"}
 
     def __eq__(self, other: object) -> bool:
-        """Whether the arrays of both have the same contents, wherever they live."""
+        """Whether the arrays of both have the same contents, on any device."""
         if type(other) is not type(self):
             return NotImplemented
         return have_same_contents(self, other)

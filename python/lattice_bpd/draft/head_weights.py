@@ -1,4 +1,4 @@
-"""Factors of the heads' scores, by head and by how uncertain a slot is."""
+"""Factors of the heads' scores, by head and by the entropy of a slot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def weigh_heads(
         where: the caller's name, for error messages.
 
     Returns:
-        (.., H, k) float32; the ranks of a slot's candidates stay.
+        (.., H, k) float32; the ranks of a slot's candidates do not change.
 
     Raises:
         ValueError: fewer head_scales than slots.

@@ -40,44 +40,43 @@ def rescore_lattice(
     """Finds the best drafts through the top-k lattice of the heads.
 
     Ties are broken by the smaller token id, from left to right, so that the list is the same for
-    every engine and every number of threads. Top-k runs where the logits live; only k columns come
-    to the host.
+    every engine and every number of threads. Top-k runs on the logits' device; only k columns are
+    copied to the host.
 
     Args:
         head_logits: (H, V) or (B, H, V) float32, float16 or bfloat16; a numpy array, or a torch
-            tensor on any device. Slot 0 guesses the token right behind the context. -inf marks a
-            masked token, which no draft has. A slot whose tokens are all masked ends its lattice:
-            drafts hold the slots before it. A :class:`SausageLattice` (or a list of them, whose
-            numbers of slots may differ) is taken as it is, and so is a :class:`LatticeInput`, which
-            may have transition scores and local normalization; top_k and log_softmax are unused
-            then.
+            tensor on any device. Slot 0 predicts the token after the context. -inf marks a masked
+            token, which no draft contains. A slot whose tokens are all masked ends its lattice:
+            drafts have the slots before it. Or a :class:`SausageLattice`, a list of them (the
+            numbers of slots may differ), or a :class:`LatticeInput`, which may have transition
+            scores and local normalization; top_k and log_softmax are then unused.
         context: The tokens before the lattice: (T,) integers for one lattice, B such sequences of
-            any lengths for a batch. May be empty: then the LM starts at ``<s>``.
+            any lengths for a batch. If empty, the LM starts at ``<s>``.
         lm: The n-gram LM over the same V tokens, or None to rank by the heads alone.
         top_k: k, candidates for each slot, 1..V.
         num_drafts: p, 1..4096; 1 unless the objective is ``"score"``.
         alpha: Weight of the LM's natural log probabilities, any sign.
-        objective: What makes a draft the best: ``"score"``, or ``"accept_length"``: the number of
-            draft tokens that are expected to be accepted where the target generates a path sampled
-            from P(w) = exp(score(w)) / Z. It is the sum of the probabilities of the draft's
-            prefixes, which `Drafts.prefix_log_probs` has. The better one for a single draft.
-            ``"greedy_walk"`` takes the best candidate of each slot after those taken before it,
-            as drafters with transition scores are served elsewhere: a baseline.
-        temperature: Divides all scores. Changes no ranking by score, but P: above 1 it is flatter.
+        objective: What drafts are ranked by. ``"score"``: their score. ``"accept_length"``: the
+            expected number of accepted draft tokens if the target generates a path sampled from
+            P(w) = exp(score(w)) / Z, which is the sum of the probabilities of the draft's prefixes
+            (`Drafts.prefix_log_probs`); better for a single draft. ``"greedy_walk"``: the best
+            candidate of each slot given the earlier ones, as other engines decode drafters with
+            transition scores; a baseline.
+        temperature: Divides all scores. The ranking by score stays the same; P is flatter above 1.
         engine: ``"auto"`` (the fastest exact one), ``"fused"`` or ``"openfst"``.
-        bos: Whether ``<s>`` stands before the context.
+        bos: Whether the context starts with ``<s>``.
         log_softmax: Head scores are log probabilities over the vocabulary, else raw logits.
         threads: How many threads share a batch, 0 for all cores.
-        ngram_cache: N-grams of the text so far, to be mixed into the LM: P is then that of
-            :meth:`ContextNGram.log_prob`, with the LM uniform where it is None. One for all
-            lattices or a list with one (or None) for each; not for the ``"openfst"`` engine. The
-            context must reach back ngram_cache.order - 1 tokens for all histories to match.
+        ngram_cache: N-grams of the text so far, interpolated with the LM (uniform if None) as in
+            :meth:`ContextNGram.log_prob`. One for all lattices or a list with one (or None) for
+            each; not for the ``"openfst"`` engine. The context must have at least
+            ngram_cache.order - 1 tokens for all histories to match.
 
     Returns:
         :class:`Drafts` with token_ids (B, p, H) int32, scores (B, p) float32 and counts (B,)
         int32; B is 1 for a single lattice. Fewer than p paths: padded with -1 and -inf. Fewer slots
-        than H: drafts end in -1. No slot: counts is 0. Torch tensors on the logits' device where
-        the logits are a torch tensor, else numpy arrays.
+        than H: drafts end in -1. No slot: counts is 0. Torch tensors on the logits' device if the
+        logits are a torch tensor, else numpy arrays.
 
     Raises:
         TypeError: Arguments of the wrong kind or element type.
@@ -122,10 +121,10 @@ def rescore_tree(
 ) -> DraftTree:
     """Finds the tree of the most probable prefixes through the top-k lattice of the heads.
 
-    The score of `rescore_lattice`, normalised over the lattice, is a distribution over its paths:
-    P(w) = exp(score(w)) / Z. Among all trees of `max_nodes` prefixes the one returned holds the
-    most probability. Heads and alpha now matter as a temperature too: scores ten times as large
-    rank paths alike, but make a deeper, narrower tree.
+    The score of `rescore_lattice`, normalized over the lattice, is a distribution over its paths:
+    P(w) = exp(score(w)) / Z. Of all trees of `max_nodes` prefixes the most probable one is
+    returned. The scale of the scores matters: scores ten times as large rank paths the same, but
+    give a deeper, narrower tree.
 
     Args:
         head_logits: As for :func:`rescore_lattice`, like all arguments not listed here.
@@ -136,7 +135,7 @@ def rescore_tree(
         alpha: See there.
         temperature: See there: above 1 the tree is wider and less deep.
         bos: See there.
-        log_softmax: See there. It moves all scores of a slot alike, so the tree stays the same.
+        log_softmax: See there. It adds a constant to all scores of a slot, so the tree is the same.
         threads: See there.
         ngram_cache: See there.
 

@@ -1,4 +1,4 @@
-"""Drafts from any acyclic acceptor: a lattice that was intersected with a grammar, say."""
+"""Drafts from any acyclic acceptor, such as a lattice intersected with a grammar."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def rescore_fst(
 
         score(w) = -(cost of w's best path) + alpha * sum_j ln P(w_j | context, w_1 .. w_{j-1})
 
-    Sequences may differ in length; none is preferred for its length but by what its tokens cost.
-    A sequence that several paths write counts once, at the cost of the best of them. Epsilon arcs
-    write nothing and cost what they weigh. Ties are broken by the smaller token id at the first
-    place where two drafts differ, a draft before a longer one that begins with it.
+    Sequences may differ in length; scores are not normalized by length. A sequence accepted by
+    several paths is returned once, at the cost of the best of them. Epsilon arcs add their weight
+    and no token. Ties are broken by the smaller token id at the first differing position, a draft
+    before a longer one that begins with it.
 
     Args:
-        acceptor: A ``pywrapfst`` FST over standard arcs, or the bytes that such an FST's
-            ``write_to_string`` gives for a VectorFst. Labels are token id + 1, 0 is epsilon;
-            weights are costs (:meth:`SausageLattice.to_pywrapfst` makes such an FST).
+        acceptor: A ``pywrapfst`` FST over standard arcs, or the bytes that ``write_to_string`` of a
+            VectorFst returns. Labels are token id + 1, 0 is epsilon; weights are costs
+            (:meth:`SausageLattice.to_pywrapfst` returns such an FST).
         lm: The n-gram LM, or None to rank by the acceptor alone.
         num_drafts: p, 1..4096.
         context: (T,) token ids before the lattice.
         alpha: Weight of the LM's natural log probabilities, any sign.
-        bos: Whether ``<s>`` stands before the context.
-        engine: ``"auto"`` takes the fused engine where the acceptor is a sausage, the OpenFst
-            engine elsewhere; ``"openfst"`` or ``"fused"`` insist on one.
+        bos: Whether the context starts with ``<s>``.
+        engine: ``"auto"`` uses the fused engine if the acceptor is a sausage, otherwise the OpenFst
+            engine; or ``"openfst"`` or ``"fused"``.
 
     Returns:
-        :class:`Drafts` with B = 1 and H the length of the longest draft found. Shorter drafts end
-        in -1; ``lengths`` has the true ones. No draft where the acceptor has no path.
+        :class:`Drafts` with B = 1 and H the length of the longest draft. Shorter drafts end in -1;
+        ``lengths`` has their lengths. No draft if the acceptor has no path.
 
     Raises:
         TypeError: Arguments of the wrong kind.
@@ -61,10 +61,10 @@ def rescore_fst(
     history = context_of(_WHERE, context, None if lm is None else lm.vocab_size)
     number = check_int(f"{_WHERE}: num_drafts", num_drafts, 1, MAX_DRAFTS)
     weight, name = number_of(_WHERE, "alpha", alpha), engine_of(_WHERE, engine)
-    found = _core.rescore_fst(
+    arrays = _core.rescore_fst(
         _bytes_of(acceptor), core_lm, history, bool(bos), number, weight, name
     )
-    return Drafts(*found)
+    return Drafts(*arrays)
 
 
 def _bytes_of(acceptor: Any) -> bytes:
@@ -74,7 +74,7 @@ def _bytes_of(acceptor: Any) -> bytes:
     if not hasattr(acceptor, "write_to_string"):
         raise TypeError(
             f"{_WHERE}: acceptor is a {type(acceptor).__name__}; expected a pywrapfst FST, or the "
-            "bytes of one (SausageLattice.to_pywrapfst gives an FST)"
+            "bytes of one (SausageLattice.to_pywrapfst returns an FST)"
         )
     if acceptor.arc_type() == "standard" and acceptor.fst_type() != "vector":
         import pywrapfst

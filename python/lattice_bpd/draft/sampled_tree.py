@@ -21,24 +21,24 @@ _KEYS = 1 << 64
 
 @dataclass(frozen=True, eq=False)
 class SampledTree:
-    """For each lattice of a batch a tree whose siblings are sampled without replacement.
+    """A tree for each lattice of a batch, with siblings sampled without replacement.
 
     Nodes are in the order in which they were sampled, parents before their children. Arrays are
-    numpy's; row b has ``counts[b]`` nodes, the rest is padding. ``==`` compares contents.
+    numpy's; row b has ``counts[b]`` nodes, other entries are padding. ``==`` compares contents.
 
     Attributes:
         token_ids: (B, N) int32, a node's token; -1 in the padding.
         parents: (B, N) int32, the node before it; -1 for first tokens and in the padding.
         depths: (B, N) int32, the slot of a node's token, 0..H-1; 0 in the padding.
-        log_probs: (B, N) float32, natural log of the probability of a node's prefix, with target
-            noise the one that the noise leaves it; -inf in the padding.
+        log_probs: (B, N) float32, natural log of the probability of a node's prefix, given the
+            target's noise if there is any; -inf in the padding.
         counts: (B,) int32, the number of nodes.
-        slot_token_ids: (B, H, K) int32, the candidates of each slot by rising id; -1 in the
+        slot_token_ids: (B, H, K) int32, the candidates of each slot by ascending id; -1 in the
             padding.
         child_probs: (B, N + 1, K) float64, the exact probability of each candidate of the next
             slot: after the context, then after each node; 0 in the padding and after the last
             slot.
-        is_sampled: whether siblings are samples; False where the tree was made with target noise.
+        is_sampled: whether siblings are samples; False if the tree uses the target's noise.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -51,7 +51,7 @@ class SampledTree:
     is_sampled: bool = True
 
     def __eq__(self, other: object) -> bool:
-        """Whether the arrays of both have the same contents, wherever they live."""
+        """Whether the arrays of both have the same contents, on any device."""
         if type(other) is not type(self):
             return NotImplemented
         return have_same_contents(self, other)
@@ -85,14 +85,14 @@ class SampledTree:
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """The Gumbel noise by which a target samples its tokens, so that drafts may know it.
+    """The Gumbel noise with which a target samples its tokens, shared with the drafts.
 
     Attributes:
         keys: of the noise, one for each lattice, 0..2^64-1.
         positions: the position, in that noise, of the first slot of each lattice.
-        sharpness: how far the drafts' probabilities are trusted, above 0: after a prefix a token
-            is expected with probability softmax(sharpness * (ln q + noise)). Good drafts bear 1;
-            0.5 was best for heads with an n-gram LM, which know less than they seem to.
+        sharpness: inverse temperature of the drafts' distribution given the noise, above 0: after a
+            prefix a token has probability softmax(sharpness * (ln q + noise)). 1 suits calibrated
+            drafts; 0.5 was best for heads with an n-gram LM, which are overconfident.
     """
 
     keys: Sequence[int]
@@ -116,9 +116,9 @@ def sample_tree(
     threads: int = 0,
     ngram_cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
 ) -> SampledTree:
-    """Draws paths from the rescored lattice without replacement, as one tree of their prefixes.
+    """Samples paths from the rescored lattice without replacement, as a tree of their prefixes.
 
-    The score of `rescore_lattice`, normalised over the lattice, is a distribution over its paths.
+    The score of `rescore_lattice`, normalized over the lattice, is a distribution over its paths.
     Paths are sampled from it exactly, by backward sampling, until the tree has `max_nodes` nodes.
     `lattice_bpd.verify.Rejection` verifies such a tree so that the output has the target's own
     distribution.
@@ -132,8 +132,8 @@ def sample_tree(
         alpha: See there.
         temperature: See there; that of the target's sampling.
         seed: 0..2^64-1, or one for each lattice; the same seed samples the same tree.
-        noise: Instead of sampling, takes the noise of the target's own samples into account: the
-            nodes are the prefixes that are most probable now, and siblings are not samples.
+        noise: The noise of the target's samples: instead of sampling, returns the prefixes that are
+            most probable given this noise; siblings are not samples.
         bos: See there.
         log_softmax: See there.
         threads: See there.
@@ -172,8 +172,8 @@ def sample_tree(
         keys, positions = list(noise.keys), list(noise.positions)
         sharpness = number_of(where, "sharpness", noise.sharpness)
     arrays = (_to_uint64(where, "seed", keys), _to_uint64(where, "position", positions))
-    found: Any = search.sample_tree(where, max_nodes, (*arrays, noise is not None, sharpness))
-    return replace(SampledTree(*found), is_sampled=noise is None)
+    fields: Any = search.sample_tree(where, max_nodes, (*arrays, noise is not None, sharpness))
+    return replace(SampledTree(*fields), is_sampled=noise is None)
 
 
 def _to_uint64(where: str, name: str, values: Sequence[int]) -> npt.NDArray[np.uint64]:

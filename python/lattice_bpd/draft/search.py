@@ -1,4 +1,4 @@
-"""The checked arguments of a search, in the form that the core takes."""
+"""The checked arguments of a search, converted for the core."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Search(NamedTuple):
     Attributes:
         lattices: (token ids, scores), both (B, H, k), or (list of the core's sausages,).
         lm: The core's LM, or None.
-        contexts: Token ids one behind the other, offsets (B + 1,).
-        bos: Whether ``<s>`` stands before the contexts.
+        contexts: Concatenated token ids, offsets (B + 1,).
+        bos: Whether the contexts start with ``<s>``.
         alpha: Weight of the LM.
         threads: Number of threads, 0 for all cores.
         device: The torch device of the logits; None for numpy.
-        caches: The core's cache of each lattice, which may be None; or none at all.
+        caches: The core's n-gram cache of each lattice, which may be None; or an empty list.
         normalization: "global" or "local"; always "global" where `lattices` are arrays.
     """
 
@@ -55,7 +55,7 @@ class Search(NamedTuple):
         rescore: Any = (
             _core.rescore_candidates if len(self.lattices) == 2 else _core.rescore_sausages
         )
-        found = rescore(
+        arrays = rescore(
             *self.lattices,
             self.lm,
             *self.contexts,
@@ -67,7 +67,7 @@ class Search(NamedTuple):
             self.caches,
             *self._normalization,
         )
-        drafts = Drafts(*self._on_device(found))
+        drafts = Drafts(*self._on_device(arrays))
         object.__setattr__(drafts, "_search", self)
         return drafts
 
@@ -76,7 +76,7 @@ class Search(NamedTuple):
         find: Any = (
             _core.chains_of_candidates if len(self.lattices) == 2 else _core.chains_of_sausages
         )
-        found = find(
+        outputs = find(
             *self.lattices,
             self.lm,
             *self.contexts,
@@ -87,7 +87,7 @@ class Search(NamedTuple):
             is_walk,
             *self._normalization,
         )
-        *arrays, log_probs = self._on_device(found)
+        *arrays, log_probs = self._on_device(outputs)
         drafts = Drafts(*arrays)
         object.__setattr__(drafts, "_prefix_log_probs", log_probs)
         object.__setattr__(drafts, "_search", self)
@@ -97,7 +97,7 @@ class Search(NamedTuple):
         """The `max_nodes` most probable prefixes of each lattice."""
         number = check_int(f"{where}: max_nodes", max_nodes, 1, MAX_NODES)
         find: Any = _core.tree_of_candidates if len(self.lattices) == 2 else _core.tree_of_sausages
-        found = find(
+        outputs = find(
             *self.lattices,
             self.lm,
             *self.contexts,
@@ -108,18 +108,18 @@ class Search(NamedTuple):
             self.caches,
             *self._normalization,
         )
-        *nodes, mask, leaf_paths = found
+        *nodes, mask, leaf_paths = outputs
         return DraftTree(*self._on_device((*nodes, mask.view(np.bool_), leaf_paths)))
 
     def sample_tree(self, where: str, max_nodes: int, noise: tuple[Any, Any, bool, float]) -> Any:
-        """Trees drawn with the noise of keys, positions, whether it is the target's, sharpness."""
+        """Sampled trees; noise is (keys, positions, whether it is the target's, sharpness)."""
         number = check_int(f"{where}: max_nodes", max_nodes, 1, MAX_NODES)
-        draw: Any = (
+        sample: Any = (
             _core.sample_tree_of_candidates
             if len(self.lattices) == 2
             else _core.sample_tree_of_sausages
         )
-        return draw(
+        return sample(
             *self.lattices,
             self.lm,
             *self.contexts,
@@ -158,8 +158,8 @@ def check_search(
 ) -> Search:
     """Checks what `rescore_lattice` and `rescore_tree` share, and selects the candidates.
 
-    `where` is the caller's name for error messages; all else is as in `rescore_lattice`. What
-    `select_top_k` returned is taken as it is, B contexts beside it.
+    `where` is the caller's name for error messages; the other arguments are as in
+    `rescore_lattice`. The output of `select_top_k` is accepted too, with B contexts.
     """
     core_lm = None if lm is None else core_of(where, lm)
     number = check_int(f"{where}: threads", threads, 0, _MAX_THREADS)
@@ -208,7 +208,7 @@ def check_search(
 
 
 def _sausages(head_logits: Any) -> list[_core.Sausage] | None:
-    """The core's lattices, where the caller brought his own."""
+    """The core's lattices, if the caller passed lattices instead of logits."""
     if isinstance(head_logits, SausageLattice):
         return [head_logits._core]
     is_list = isinstance(head_logits, list) and len(head_logits) > 0

@@ -49,11 +49,11 @@ def temperature_of(where: str, temperature: float) -> float:
 
 
 def is_chain(where: str, objective: Objective, num_drafts: int, engine: str) -> bool:
-    """Whether the objective gives one draft; the options are checked then.
+    """Whether the objective returns one draft; checks the options that it excludes.
 
     Raises:
-        ValueError: An objective of another name; several drafts of one that gives a single one, or
-            an engine that has no such search.
+        ValueError: An unknown objective; several drafts of an objective that returns one, or an
+            engine that does not support it.
     """
     if objective not in get_args(Objective):
         names = ", ".join(f'"{name}"' for name in get_args(Objective))
@@ -74,7 +74,7 @@ def is_chain(where: str, objective: Objective, num_drafts: int, engine: str) -> 
 
 
 def engine_of(where: str, engine: str) -> str:
-    """The engine's name; whether there is one of that name, the core says.
+    """The engine's name; the core checks whether it exists.
 
     Raises:
         TypeError: It is no string.
@@ -87,11 +87,11 @@ def engine_of(where: str, engine: str) -> str:
 def caches_of(
     where: str, ngram_cache: ContextNGram | Sequence[ContextNGram | None] | None, batch: int
 ) -> list[_core.ContextNgram | None]:
-    """The core's cache of each lattice, or an empty list for no caches.
+    """The core's n-gram cache of each lattice, or an empty list for no caches.
 
     Raises:
-        TypeError: Something else than caches.
-        ValueError: A number of caches other than that of the lattices.
+        TypeError: Not n-gram caches.
+        ValueError: The number of caches differs from that of the lattices.
     """
     if ngram_cache is None:
         return []
@@ -117,7 +117,7 @@ def caches_of(
 def contexts_of(
     where: str, context: Any, batch: int, batched: bool, vocab_size: int | None
 ) -> tuple[Int32Array, Int64Array]:
-    """The contexts one behind the other, and their offsets (batch + 1,)."""
+    """The concatenated contexts, and their offsets (batch + 1,)."""
     if not batched:
         return pack([context], vocab_size) or concatenate([context_of(where, context, vocab_size)])
     if isinstance(context, list) and len(context) == batch:

@@ -1,11 +1,11 @@
-"""Scorers of transitions: any LM that tells how likely tokens are behind a history.
+"""Transition scorers: LMs of any kind that score tokens after a history.
 
-TransitionScorer   what a search asks for; write one in Python
+TransitionScorer   the interface; implement it for an LM of your own
 NGramScorer        an NGramLM
 KenlmScorer        a KenLM binary or ARPA file, through the kenlm module
 MixtureScorer      several scorers with weights
 
-A neural LM is one more: `lattice_bpd.decode.drafters.NeuralScorer`, which needs torch.
+For neural LMs see `lattice_bpd.decode.drafters.NeuralScorer`, which needs torch.
 """
 
 from lattice_bpd.draft.scorers.beam import ScorerError, search_drafts

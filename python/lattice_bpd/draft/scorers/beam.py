@@ -1,10 +1,10 @@
-"""Search of a lattice by slots under any scorer of transitions.
+"""Beam search of a lattice with any transition scorer.
 
     score(w) = sum_j z_j[w_j] + alpha * sum_j ln P(w_j | context, w_1 .. w_{j-1})
 
-A beam of one draft is the greedy rescoring of Kim et al. 2024, algorithm 2: slot by slot the best
-of z_j[S_j] + alpha * r[S_j]. (Theirs adds the rescorer's logits r; log probabilities differ from
-those by a constant for each history, which matters only between drafts.)
+With a beam of 1 this is the greedy rescoring of Kim et al. 2024, algorithm 2: the maximum of
+z_j[S_j] + alpha * r[S_j] for each slot. (The paper adds the rescorer's logits r; log probabilities
+differ from them by a constant for each history, which matters only between drafts.)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Beam(NamedTuple):
     Attributes:
         tokens: (B, w, j) int32.
         scores: (B, w) float64.
-        ranks: (B, w) int64, the place of each prefix among those of its lattice by token ids.
+        ranks: (B, w) int64, the rank of each prefix among those of its lattice by token ids.
         exists: (B, w) bool; False where a lattice has fewer prefixes.
     """
 
@@ -61,20 +61,20 @@ def search_drafts(
     alpha: float = 0.5,
     beam: int | None = None,
 ) -> Drafts:
-    """Finds drafts slot by slot with a beam. Exact where the beam holds all prefixes.
+    """Finds drafts by beam search. Exact if the beam holds all prefixes.
 
     Args:
         candidates: the k best tokens of each slot of B lattices; see `select_top_k`. Tokens with
-            score -inf are left out; a slot that has nothing else ends its lattice.
+            score -inf are left out; a slot without other tokens ends its lattice.
         contexts: B sequences of token ids, all tokens before each lattice.
         scorer: scores transitions.
         num_drafts: p, 1 or more.
         alpha: weight of the scorer.
-        beam: prefixes kept behind each slot, at least p; None: p.
+        beam: prefixes kept after each slot, at least p; None: p.
 
     Returns:
-        Drafts with (B, p, H) int32 and the best found first; ties go to the smaller token id, from
-        left to right. Drafts of a lattice that ended before slot H end in -1.
+        Drafts with (B, p, H) int32, best first; ties go to the smaller token id, from left to
+        right. Drafts of a lattice that ended before slot H end in -1.
 
     Raises:
         ScorerError: scores of another shape, NaN or +inf.
@@ -84,46 +84,48 @@ def search_drafts(
     if num_drafts < 1 or width < num_drafts:
         raise ValueError(
             f"search_drafts: num_drafts is {num_drafts}, beam {beam}; expected 1 or more drafts "
-            "and a beam of as many at least"
+            "and a beam of at least as many"
         )
     batch, slots = candidates.token_ids.shape[:2]
     is_open = np.logical_and.accumulate(~np.isneginf(candidates.scores).all(axis=2), axis=1)
     open_slots = int(is_open.sum(axis=1).max(initial=0))
-    found = _Beam(
+    prefixes = _Beam(
         np.zeros((batch, 1, 0), np.int32),
         np.zeros((batch, 1)),
         np.zeros((batch, 1), np.int64),
         is_open[:, :1].copy(),
     )
     if open_slots == 0:
-        return _to_drafts(found, num_drafts, slots)
+        return _to_drafts(prefixes, num_drafts, slots)
     state = scorer.start(contexts)
     for slot in range(open_slots):
         token_ids, scores = candidates.token_ids[:, slot], candidates.scores[:, slot]
-        bonus = alpha * _ask(scorer, state, token_ids, found.scores.shape[1])
+        bonus = alpha * _score_candidates(scorer, state, token_ids, prefixes.scores.shape[1])
         old_width = bonus.shape[1]
         options = _keep_ended(is_open[:, slot], token_ids, scores, bonus)
-        parents, found = _extend(found, *options, width)
+        parents, prefixes = _extend(prefixes, *options, width)
         if slot + 1 < open_slots:  # nothing is scored after the last slot
             rows = parents + np.arange(batch)[:, None] * old_width
-            last = np.maximum(found.tokens[:, :, -1], 0)  # a real token for lattices that ended
+            last = np.maximum(prefixes.tokens[:, :, -1], 0)  # a real token for lattices that ended
             state = scorer.advance(state, rows.reshape(-1), last.reshape(-1))
-    return _to_drafts(found, num_drafts, slots)
+    return _to_drafts(prefixes, num_drafts, slots)
 
 
-def _ask(scorer: TransitionScorer, state: Any, token_ids: Int32Array, width: int) -> Float64Array:
-    """(B, w, k) log probabilities of each lattice's candidates behind each of its prefixes."""
+def _score_candidates(
+    scorer: TransitionScorer, state: Any, token_ids: Int32Array, width: int
+) -> Float64Array:
+    """(B, w, k) log probabilities of each lattice's candidates after each of its prefixes."""
     batch, top_k = token_ids.shape
     wanted = np.ascontiguousarray(np.repeat(token_ids, width, axis=0))
-    found = np.asarray(scorer.score(state, wanted), dtype=np.float64)
+    log_probs = np.asarray(scorer.score(state, wanted), dtype=np.float64)
     name = type(scorer).__name__
-    if found.shape != wanted.shape:
+    if log_probs.shape != wanted.shape:
         raise ScorerError(
-            "shape", f"{name}.score gave shape {found.shape}; expected {wanted.shape}"
+            "shape", f"{name}.score gave shape {log_probs.shape}; expected {wanted.shape}"
         )
-    if np.isnan(found).any() or np.isposinf(found).any():
+    if np.isnan(log_probs).any() or np.isposinf(log_probs).any():
         raise ScorerError("nan", f"{name}.score gave NaN or +inf; expected log probabilities")
-    return np.where(np.isneginf(found), _IMPOSSIBLE, found).reshape(batch, width, top_k)
+    return np.where(np.isneginf(log_probs), _IMPOSSIBLE, log_probs).reshape(batch, width, top_k)
 
 
 def _keep_ended(
@@ -132,7 +134,7 @@ def _keep_ended(
     scores: npt.NDArray[np.float32],
     bonus: Float64Array,
 ) -> tuple[Int32Array, npt.NDArray[np.float32], Float64Array]:
-    """Gives lattices that ended before this slot one candidate, the padding, of score 0."""
+    """Gives lattices that ended before this slot one padding candidate with score 0."""
     if is_open.all():
         return token_ids, scores, bonus
     token_ids = np.where(is_open[:, None], token_ids, np.int32(Drafts.PAD_TOKEN))
@@ -146,7 +148,7 @@ def _extend(
     beam: _Beam, token_ids: Int32Array, scores: npt.NDArray[np.float32], bonus: Float64Array,
     width: int,
 ) -> tuple[npt.NDArray[np.int64], _Beam]:  # fmt: skip
-    """The best prefixes of one more token, and (B, w') which old prefix each goes on from."""
+    """The best prefixes of one more token, and (B, w') the old prefix that each one extends."""
     batch, old_width = beam.scores.shape
     top_k = token_ids.shape[1]
     usable = ~np.isneginf(scores)  # (B, k)
@@ -162,9 +164,9 @@ def _extend(
         return np.take_along_axis(values, best, axis=1)
 
     parents = best // top_k
-    places = np.lexsort((pick(tokens), pick(ranks)))
-    new_ranks = np.empty_like(places)
-    np.put_along_axis(new_ranks, places, np.arange(count)[None], axis=1)
+    by_tokens = np.lexsort((pick(tokens), pick(ranks)))
+    new_ranks = np.empty_like(by_tokens)
+    np.put_along_axis(new_ranks, by_tokens, np.arange(count)[None], axis=1)
     before = np.take_along_axis(beam.tokens, parents[:, :, None], axis=1)
     extended = np.concatenate([before, pick(tokens)[:, :, None]], axis=2)
     return parents, _Beam(extended, pick(total), new_ranks, pick(exists))

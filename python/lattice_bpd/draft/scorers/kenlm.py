@@ -1,4 +1,4 @@
-"""A model of KenLM as a scorer of transitions."""
+"""A KenLM model as a transition scorer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class KenlmScorer(TransitionScorer):
         vocab_size: V. With vocab it may exceed the number of words, as a model's embedding often
             does; those token ids score as ``<unk>``. None without vocab: not checked against the
             target's.
-        bos: whether ``<s>`` stands before the contexts.
+        bos: whether the contexts start with ``<s>``.
 
     Raises:
         ImportError: kenlm is not installed.

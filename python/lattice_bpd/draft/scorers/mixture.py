@@ -18,10 +18,10 @@ from lattice_bpd.draft.scorers.protocol import (
 
 
 class MixtureScorer(TransitionScorer):
-    """The log-linear mixture: sum of weight * ln P over its scorers, not normalised.
+    """The log-linear mixture: sum of weight * ln P over its scorers, not normalized.
 
-    A token that one scorer thinks impossible stays so; weights are like alpha, one for each. (The
-    linear mixture of n-gram LMs, a weighted mean of probabilities, is `interpolate`.)
+    A token that is impossible for one scorer is impossible for the mixture. For the linear mixture
+    of n-gram LMs, a weighted mean of probabilities, see `NGramLM.interpolate`.
 
     Args:
         scorers: pairs of a scorer (or an NGramLM) and its weight, any number.

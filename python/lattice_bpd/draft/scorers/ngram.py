@@ -1,4 +1,4 @@
-"""An n-gram LM as a scorer of transitions."""
+"""An n-gram LM as a transition scorer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _Histories = list[Int32Array]
 class NGramScorer(TransitionScorer):
     """ln P of an NGramLM with exact backoff; a history state is the last n-1 tokens of each row.
 
-    `rescore_lattice` searches an n-gram LM alone, exactly and far quicker: this is for mixtures.
+    For mixtures. With an n-gram LM alone, `rescore_lattice` is exact and much faster.
 
     Args:
         lm: the n-gram LM.
-        bos: whether ``<s>`` stands before the contexts.
+        bos: whether the contexts start with ``<s>``.
     """
 
     def __init__(self, lm: NGramLM, *, bos: bool = True) -> None:
