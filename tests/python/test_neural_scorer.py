@@ -61,10 +61,10 @@ class Recording(TransitionScorer):
         return [part.start(contexts) for part in self.parts]
 
     def score(self, state, candidates):
-        found, expected = (
+        log_probs, expected = (
             part.score(own, candidates) for part, own in zip(self.parts, state, strict=True)
         )
-        np.testing.assert_allclose(found, expected, atol=2e-4)
+        np.testing.assert_allclose(log_probs, expected, atol=2e-4)
         return expected
 
     def advance(self, state, rows, token_ids):
@@ -84,10 +84,10 @@ def test_neural_scores_are_those_of_reading_the_whole_text(kind, num_drafts):
     model = trained_model()
     scorer = Recording(NeuralScorer(rescorer(kind)), PlainScorer(rescorer(kind)))
     drafter = ScorerDrafter(scorer, top_k=4, num_drafts=num_drafts, alpha=2.0)  # misleads at times
-    found = decode(model, PROMPT, drafter, max_new_tokens=30)
-    assert found.token_ids == plain_greedy(model, PROMPT, 30)
-    assert found.stats.scorer_failures == {}
-    assert len(set(found.stats.accept_lengths)) > 2
+    result = decode(model, PROMPT, drafter, max_new_tokens=30)
+    assert result.token_ids == plain_greedy(model, PROMPT, 30)
+    assert result.stats.scorer_failures == {}
+    assert len(set(result.stats.accept_lengths)) > 2
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3])
@@ -97,8 +97,8 @@ def test_neural_batch_scores_are_those_of_reading_each_text(num_drafts):
                for start, size in ((3, 12), (20, 3), (40, 7), (0, 1))]  # fmt: skip
     scorer = Recording(NeuralScorer(rescorer()), PlainScorer(rescorer()))
     drafter = ScorerDrafter(scorer, top_k=4, num_drafts=num_drafts, alpha=2.0)
-    found = decode(model, prompts, drafter, max_new_tokens=25)
-    for prompt, result in zip(prompts, found, strict=True):
+    results = decode(model, prompts, drafter, max_new_tokens=25)
+    for prompt, result in zip(prompts, results, strict=True):
         assert result.token_ids == plain_greedy(model, prompt, 25)
         assert result.stats.scorer_failures == {}
 
@@ -132,30 +132,30 @@ def test_neural_rescoring_is_algorithm_2():
         expected.append(int(ids[(scores + 0.4 * r[ids]).argmax()]))
         tokens.append(expected[-1])
     candidates = select_top_k(logits, 5, log_softmax=False, where="test")
-    found = search_drafts(candidates, [[*PROMPT, exact]], NeuralScorer(small), alpha=0.4)
-    assert found.token_ids[0, 0].tolist() == expected
+    drafts = search_drafts(candidates, [[*PROMPT, exact]], NeuralScorer(small), alpha=0.4)
+    assert drafts.token_ids[0, 0].tolist() == expected
 
 
 def test_neural_rescorer_reads_the_prompt_once_and_one_token_a_call():
     model = trained_model()
     scorer = NeuralScorer(model)  # the target itself: its drafts are accepted but for the top k
     drafter = ScorerDrafter(scorer, top_k=8, alpha=5.0)
-    found = decode(model, PROMPT, drafter, max_new_tokens=40)
-    steps = found.stats.target_calls - 1
+    result = decode(model, PROMPT, drafter, max_new_tokens=40)
+    steps = result.stats.target_calls - 1
     assert scorer.calls <= model.num_slots * steps
     # Each step's draft but its last token, the exact token, and that last one where it was kept.
     most = len(PROMPT) + steps * (model.num_slots + 1)
     assert scorer.tokens_read <= most
-    assert found.stats.block_efficiency > 3
+    assert result.stats.block_efficiency > 3
 
 
-def test_neural_scorer_goes_on_with_another_text():
+def test_neural_scorer_continues_with_another_text():
     scorer, plain = NeuralScorer(rescorer()), PlainScorer(rescorer())
     wanted = np.arange(8, dtype=np.int32)[None]
     for texts in ([PROMPT], [PROMPT[:4]], [[1, 2, 3], PROMPT], [PROMPT, PROMPT], [[5]], [[9] * 50]):
         candidates = np.repeat(wanted, len(texts), axis=0)
-        found = scorer.score(scorer.start(texts), candidates)
-        np.testing.assert_allclose(found, plain.score(texts, candidates), atol=2e-4)
+        log_probs = scorer.score(scorer.start(texts), candidates)
+        np.testing.assert_allclose(log_probs, plain.score(texts, candidates), atol=2e-4)
 
 
 def test_neural_mixture_and_names():
@@ -164,11 +164,11 @@ def test_neural_mixture_and_names():
     expected = plain_greedy(model, PROMPT, 20)
     mixture = MixtureScorer([(NeuralScorer(model), 1.0), (lm, 0.3)])
     for strategy, scorer in (("neural", model.base), ("neural", mixture), ("p_best", mixture)):
-        found = generate(
+        result = generate(
             model, PROMPT, strategy, lm=scorer, top_k=4, num_drafts=3, max_new_tokens=20
         )
-        assert found.token_ids == expected
-        assert found.stats.scorer_failures == {}
+        assert result.token_ids == expected
+        assert result.stats.scorer_failures == {}
 
 
 class Failing(TransitionScorer):
@@ -195,15 +195,15 @@ class Failing(TransitionScorer):
 def test_scorer_failures_are_counted_and_lossless(fault):
     model = trained_model()
     with pytest.warns(ScorerWarning, match=f"Failing failed .{fault}") as caught:
-        found = decode(model, PROMPT, ScorerDrafter(Failing(fault), top_k=4), max_new_tokens=25)
+        result = decode(model, PROMPT, ScorerDrafter(Failing(fault), top_k=4), max_new_tokens=25)
     assert len(caught) == 1
-    assert found.token_ids == plain_greedy(model, PROMPT, 25)
-    steps = found.stats.target_calls - 1
-    assert found.stats.scorer_failures[fault] in (steps // 2, steps // 2 - 1)
+    assert result.token_ids == plain_greedy(model, PROMPT, 25)
+    steps = result.stats.target_calls - 1
+    assert result.stats.scorer_failures[fault] in (steps // 2, steps // 2 - 1)
     merged = DecodeStats()
-    merged.merge(found.stats)
-    merged.merge(found.stats)
-    assert merged.scorer_failures == {fault: 2 * found.stats.scorer_failures[fault]}
+    merged.merge(result.stats)
+    merged.merge(result.stats)
+    assert merged.scorer_failures == {fault: 2 * result.stats.scorer_failures[fault]}
 
 
 def test_scorer_that_hangs_is_dropped():
@@ -214,10 +214,10 @@ def test_scorer_that_hangs_is_dropped():
     model = trained_model()
     drafter = ScorerDrafter(Hanging("slow"), top_k=4, timeout=0.05)
     with pytest.warns(ScorerWarning, match="not called any more"):
-        found = decode(model, PROMPT, drafter, max_new_tokens=25)
-    assert found.token_ids == plain_greedy(model, PROMPT, 25)
-    assert found.stats.scorer_failures["slow"] == 1
-    assert found.stats.scorer_failures["dropped"] >= 1
+        result = decode(model, PROMPT, drafter, max_new_tokens=25)
+    assert result.token_ids == plain_greedy(model, PROMPT, 25)
+    assert result.stats.scorer_failures["slow"] == 1
+    assert result.stats.scorer_failures["dropped"] >= 1
     assert drafter.dropped
 
 
@@ -234,19 +234,19 @@ def test_scorer_failure_is_that_of_each_sequence_of_a_batch():
     model = trained_model()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScorerWarning)
-        found = decode(
+        results = decode(
             model, [PROMPT, PROMPT[:5]], ScorerDrafter(Failing("nan")), max_new_tokens=12
         )
-    assert all(result.stats.scorer_failures["nan"] >= 1 for result in found)
+    assert all(result.stats.scorer_failures["nan"] >= 1 for result in results)
 
 
 def test_rescorer_without_positions_left_falls_back():
     small = build_rescorer("32M", VOCAB, max_positions=20, hidden_size=24, num_layers=1)
     model = trained_model()
     with pytest.warns(ScorerWarning, match="positions for 20"):
-        found = decode(model, PROMPT, ScorerDrafter(small, top_k=4), max_new_tokens=25)
-    assert found.token_ids == plain_greedy(model, PROMPT, 25)
-    assert found.stats.scorer_failures["error"] >= 1
+        result = decode(model, PROMPT, ScorerDrafter(small, top_k=4), max_new_tokens=25)
+    assert result.token_ids == plain_greedy(model, PROMPT, 25)
+    assert result.stats.scorer_failures["error"] >= 1
 
 
 def test_scorers_that_do_not_fit_are_refused():
@@ -272,7 +272,7 @@ def test_scorers_that_do_not_fit_are_refused():
     ("options", "message"),
     [
         ({"num_drafts": 0}, "num_drafts is 0; expected 1..4096"),
-        ({"num_drafts": 3, "beam": 2}, "beam is 2 for 3 drafts; expected as many at least"),
+        ({"num_drafts": 3, "beam": 2}, "beam is 2 for 3 drafts; expected at least as many"),
         ({"alpha": float("nan")}, "alpha is nan; expected a finite number"),
         ({"timeout": 0.0}, "timeout is 0.0; expected seconds above 0"),
     ],

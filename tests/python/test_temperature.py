@@ -15,7 +15,12 @@ from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import DraftConfig, DraftTree, NGramLM, SampledTree, rescore_tree, sample_tree
 from lattice_bpd.decode import DecodeState, DecodeStats, TreeDrafter
 from lattice_bpd.decode.drafters.sampled import SampledTreeDrafter
-from lattice_bpd.decode.drafters.target_noise import WIDER, favoured, keys_of_draws, target_noise
+from lattice_bpd.decode.drafters.target_noise import (
+    WIDER,
+    draft_keys,
+    select_with_noise,
+    target_noise,
+)
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.evaluate.replay.positions import PositionBatch, Rescorers, draft_tree
 from lattice_bpd.lattice.logits import select_top_k
@@ -82,8 +87,8 @@ def test_trees_of_drafters_that_share_the_noise_of_samples(own, sampling, whole)
     drafter = TreeDrafter(trigram(), **SIZES, alpha=0.8, temperature=own)
     noise = target_noise([state], drafter.sharpness)
     logits = head_logits_of(state).numpy()[None]
-    found = select_top_k(logits, WIDER * SIZES["top_k"], log_softmax=False, where="test")
-    candidates = favoured(found.at_temperature(whole), noise, SIZES["top_k"])
+    widest = select_top_k(logits, WIDER * SIZES["top_k"], log_softmax=False, where="test")
+    candidates = select_with_noise(widest.at_temperature(whole), noise, SIZES["top_k"])
     options = {"noise": noise, "max_nodes": SIZES["max_nodes"], "alpha": 0.8 / whole}
     wanted = sample_tree(candidates, [state.tokens], trigram(), **options)
     (tree,) = drafter.propose([state])
@@ -101,17 +106,17 @@ def test_sampled_trees_of_drafters(own, sampling, whole):
         state.selector = Rejection(sampling).start(0, state.tokens)
     wanted = sample_tree(
         head_logits_of(state) / whole, state.tokens, trigram(), **SIZES,
-        alpha=0.8 / whole, seed=keys_of_draws([state])[0],
+        alpha=0.8 / whole, seed=draft_keys([state])[0],
     )  # fmt: skip
     drafter = SampledTreeDrafter(trigram(), **SIZES, alpha=0.8, temperature=own)
     (tree,) = drafter.propose([state])
     assert_same_nodes(tree, wanted, state)
     for node in range(len(tree)):
-        found, expected = tree.sampled_from(node), wanted.sampled_from(0, node - 1)
-        assert (found is None) == (expected is None)
-        if found is not None:
-            assert found[0].tolist() == expected[0].tolist()
-            np.testing.assert_allclose(found[1], expected[1], atol=1e-6)
+        actual, expected = tree.sampled_from(node), wanted.sampled_from(0, node - 1)
+        assert (actual is None) == (expected is None)
+        if actual is not None:
+            assert actual[0].tolist() == expected[0].tolist()
+            np.testing.assert_allclose(actual[1], expected[1], atol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
@@ -123,15 +128,15 @@ def test_trees_of_replays(temperature):
         np.zeros((2, 4), np.int32), [], np.zeros(2, np.int64), np.zeros(2, np.int64),
     )  # fmt: skip
     options = DraftConfig(**SIZES, alpha=0.8, temperature=temperature)
-    found = draft_tree(batch, Rescorers(trigram()), options)
+    tree = draft_tree(batch, Rescorers(trigram()), options)
     wanted = rescore_tree(
         logits / temperature, contexts, trigram(), **SIZES, alpha=0.8 / temperature
     )
-    assert found.nodes.tolist() == wanted.counts.tolist()
+    assert tree.nodes.tolist() == wanted.counts.tolist()
     for row in range(2):
         leaves = [
             [int(wanted.token_ids[row, node]) for node in path if node >= 0]
             for path in wanted.leaf_paths[row]
         ]
-        paths = [[int(token) for token in path if token >= 0] for path in found.paths[row]]
+        paths = [[int(token) for token in path if token >= 0] for path in tree.paths[row]]
         assert paths == leaves

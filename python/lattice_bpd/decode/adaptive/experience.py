@@ -56,7 +56,7 @@ class Profile:
     _expected_in_text: float = 0.0
 
     def begin_text(self) -> None:
-        """Other sequences follow, whose drafts may be accepted more or less often."""
+        """Prepares for other sequences, whose acceptance may differ."""
         if self.is_paused or self.steps > _PRIOR_STEPS:
             paid = not self.is_paused and self.speedup >= _PAYS
             self.worth += _WORTH_RATE * (paid - self.worth)
@@ -72,7 +72,7 @@ class Profile:
         A size beyond the previous tree is out of date: it continues from the next smaller one.
 
         Args:
-            sizes: rising numbers of draft tokens.
+            sizes: ascending numbers of draft tokens.
             accepted: draft tokens that the tree's first nodes are expected to give.
         """
         below = below_of_tree = 0.0
@@ -84,7 +84,7 @@ class Profile:
         self.largest = sizes[-1]
 
     def add_interval(self, steps: int, tokens: float, expected: float, seconds: float) -> None:
-        """Steps with drafts: updates the speedup and pauses drafting where it does not pay.
+        """Steps with drafts: updates the speedup, and pauses drafting if it does not pay.
 
         Args:
             steps: number of steps.

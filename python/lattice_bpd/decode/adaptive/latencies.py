@@ -12,7 +12,7 @@ _OFFSET_RATE = 0.3  # share of a deviation that is attributed to the machine's s
 class Latencies:
     """Exponential moving averages of log latencies, one per size.
 
-    Changes of the machine's speed affect all sizes alike. They are kept as a common offset, so that
+    Changes of the machine's speed affect all sizes. They are kept as a common offset, so that
     one measured size updates the others.
 
     Attributes:

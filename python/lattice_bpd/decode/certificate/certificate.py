@@ -83,7 +83,7 @@ class Certificate:
         dtype: the target's.
         device: the target's.
         batch_size: texts that were decoded together.
-        shapes: form ("prompt", "tree" or "rows"), rows and tokens of the verifying calls.
+        shapes: layout ("prompt", "tree" or "rows"), rows and tokens of the verifying calls.
         checked: the positions with margins below their bounds.
         plain_calls: number of plain calls for measuring and checking.
         verdict: "lossless": plain calls agree at all checked positions. "tie": at one or more of
@@ -125,11 +125,11 @@ class Certificate:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             fields = check_header(content, FORMAT, VERSION)
             checked = [_checked_from_json(item) for item in fields.pop("checked")]
-            shapes = [(form, rows, tokens) for form, rows, tokens in fields.pop("shapes")]
+            shapes = [(layout, rows, tokens) for layout, rows, tokens in fields.pop("shapes")]
             del fields["formula"], fields["below_bound"]
             loaded = cls(**fields, shapes=shapes, checked=checked)
             if not len(loaded.token_ids) == len(loaded.margins) == len(loaded.bounds):
-                raise ValueError("tokens, margins and bounds are not as many")
+                raise ValueError("tokens, margins and bounds have different lengths")
             return loaded
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FormatError(
@@ -248,7 +248,7 @@ def certify(
 
 
 def _verdict(certificate: Certificate, others: set[int]) -> str:
-    """See Certificate; others are positions above the bound where a plain call disagrees."""
+    """See Certificate; others are positions above the bound at which a plain call disagrees."""
     differing = [checked for checked in certificate.checked if not checked.agrees]
     if certificate.rounding > certificate.tolerance / 2 or others:
         return "different"
@@ -258,7 +258,7 @@ def _verdict(certificate: Certificate, others: set[int]) -> str:
 
 
 def _checked_to_json(checked: CheckedPosition) -> dict[str, Any]:
-    """The fields as in files, where the position is called place."""
+    """The fields as in files, whose key for the position is "place"."""
     fields = asdict(checked)
     return {"place": fields.pop("position"), **fields, "agrees": checked.agrees}
 

@@ -16,7 +16,7 @@ _STOPPED = "stopped"
 class AutomatonState:
     """A constraint state, and whether a stop token has ended the text.
 
-    A stop token is allowed exactly in accepting states, whatever the constraint's own mask says.
+    A stop token is allowed exactly in accepting states, independent of the constraint's own mask.
 
     Args:
         constraint_state: state of the constraint.

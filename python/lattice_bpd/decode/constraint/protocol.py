@@ -60,7 +60,7 @@ class Constraint(Protocol):
         ...
 
     def show(self, token_ids: Sequence[int]) -> str:
-        """A decoded prefix as it is quoted in error messages."""
+        """A decoded prefix as text for error messages."""
         ...
 
 

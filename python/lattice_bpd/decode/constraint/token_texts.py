@@ -9,7 +9,7 @@ from typing import Any
 from lattice_bpd.extras import require
 
 _WHERE = "GuidanceConstraint"
-_SPACE = "\u2581"  # how SentencePiece spells a space
+_SPACE = "\u2581"  # SentencePiece's symbol for a space
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 

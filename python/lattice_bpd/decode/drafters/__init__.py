@@ -1,4 +1,4 @@
-"""Drafters: what is proposed for verification. The decoding loop is the same for all."""
+"""Drafters, which propose drafts for verification; all use the same decoding loop."""
 
 from __future__ import annotations
 

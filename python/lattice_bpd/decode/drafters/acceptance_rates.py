@@ -1,4 +1,4 @@
-"""How often draft tokens are kept, learned while decoding."""
+"""Acceptance rates of draft tokens, estimated while decoding."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from dataclasses import dataclass
 
 from lattice_bpd import _core
 
-_FORGET = 0.99  # what counts keep from one step to the next
-_BEFORE = 1.0  # tokens of a Rate that were right, and as many that were wrong, before any was seen
+_DECAY = 0.99  # of counts, per step
+_PRIOR_COUNT = 1.0  # of right and of wrong tokens
 
 
 class Calibration(_core.Calibration):
-    """Learns how often nodes of a tree are kept, by the probability that the tree gives them.
+    """Estimates how often nodes of a tree are accepted, by their probability in the tree.
 
-    Heads and LM are too sure of themselves, or not sure enough, and each model in its own way. Old
-    trees fade.
+    The probabilities of heads and LM are miscalibrated, differently for each model. Earlier trees
+    count with exponentially decaying weights.
 
-        calibration.probabilities(log_probs)   (N,) falling, from (N,) float32 falling natural logs:
-                                               the probability that each node is kept
-        calibration.expected(log_probs)        (N,) rising: tokens that the first 1, 2, .. nodes are
-                                               expected to keep
-        calibration.add(log_probs, kept)       one verified tree; (N,) bool, what was kept
+        calibration.probabilities(log_probs)   (N,) descending acceptance probabilities, from (N,)
+                                               float32 descending natural logs
+        calibration.expected(log_probs)        (N,) ascending: expected number of accepted tokens
+                                               of the first 1, 2, .. nodes
+        calibration.add(log_probs, kept)       a verified tree; (N,) bool, the accepted nodes
     """
 
 
 @dataclass
 class Rate:
-    """How often tokens of one kind of chain were right, those behind a wrong one not counted."""
+    """How often tokens of one kind of chain were right; tokens after a wrong one do not count."""
 
     right: float = 0.0
     tried: float = 0.0
@@ -34,8 +34,8 @@ class Rate:
     @property
     def value(self) -> float:
         """(right + 1) / (tried + 2)."""
-        return (self.right + _BEFORE) / (self.tried + 2.0 * _BEFORE)
+        return (self.right + _PRIOR_COUNT) / (self.tried + 2.0 * _PRIOR_COUNT)
 
     def add(self, right: int, tried: int) -> None:
-        """So many tokens tried, and the right ones among them; old ones fade by 1 % each time."""
-        self.right, self.tried = _FORGET * self.right + right, _FORGET * self.tried + tried
+        """Add numbers of right and of tried tokens; earlier ones lose 1 % of their weight."""
+        self.right, self.tried = _DECAY * self.right + right, _DECAY * self.tried + tried

@@ -1,8 +1,8 @@
 """A small causal LM that reads texts along with the target, with a KV cache of its own.
 
-The cache outlives a step: `go_on` finds for each text the row that shares most of it, forgets what
-does not belong to it (rejected drafts), and reads what is new, in one call for all texts. So a
-prompt is read once, and nobody has to tell what was accepted or which sequences have left.
+The cache is kept between steps: for each text `go_on` selects the row with the longest common
+prefix, drops the rest of the row (rejected drafts), and reads the new tokens of all texts in one
+call. So a prompt is read once, and callers need not report accepted tokens or finished sequences.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.stacked_cache import StackedCache
 from lattice_bpd.verify.target import CausalLMTarget
 
-ROOM = 256  # free slots behind the prompts
-_MOST_NEW = 64  # more new tokens than this and than old ones are a prompt, which is read anew
+NUM_FREE = 256  # cache positions allocated after the prompts
+_MOST_NEW = 64  # more new tokens than this and than old ones: the text is read as a new prompt
 
 
 @dataclass
@@ -81,14 +81,14 @@ class CachedReader:
     def go_on(
         self, kept: ReadTexts | None, contexts: Sequence[Sequence[int]]
     ) -> tuple[ReadTexts, Tensor]:
-        """Read what is new in each text.
+        """Read the new tokens of each text.
 
         Args:
-            kept: what was read before, which is used up; None to begin.
-            contexts: R texts of one token or more, whole.
+            kept: the texts read before; must not be used afterwards. None: nothing was read.
+            contexts: R whole texts of one token or more.
 
         Returns:
-            The texts as read, and (R, V) logits of the token behind each.
+            The texts as read, and (R, V) logits of the token after each.
 
         Raises:
             ValueError: an empty text, one longer than the model's positions, or several for a model
@@ -102,10 +102,10 @@ class CachedReader:
                 f"{self.where}: cannot read {len(texts)} texts at once: {refusal}; decode one at a "
                 "time"
             )
-        found = None if kept is None else match_texts(kept.tokens, texts)
-        if kept is None or found is None:
+        match = None if kept is None else match_texts(kept.tokens, texts)
+        if kept is None or match is None:
             return self._read_prompts(texts)
-        rows, lengths = found
+        rows, lengths = match
         if rows != list(range(len(kept.tokens))):
             kept.cache.keep_sequences(rows)
         if lengths != kept.cache.lengths:
@@ -114,16 +114,16 @@ class CachedReader:
         return ReadTexts(kept.cache, texts), self.read(kept.cache, new)
 
     def _refuses_batch(self) -> str | None:
-        """Why several texts cannot be read in one call; None where they can."""
+        """Why several texts cannot be read in one call, or None."""
         if self.model.windows.by_cache_position is not None:
             return f"{type(self.model.base).__name__} has windows that count padding"
         return find_batch_refusal(self.model)
 
     def extend(self, texts: ReadTexts, new: Sequence[int | None]) -> Tensor:
-        """Read one more token of each text; where it is None, the last one once more.
+        """Read one more token of each text; None: read the last one again.
 
         Returns:
-            (R, V) logits of the token behind each.
+            (R, V) logits of the token after each.
         """
         if None in new:
             texts.cache.roll_back(
@@ -137,7 +137,7 @@ class CachedReader:
         """Read one new token or more of each row of a cache.
 
         Returns:
-            (R, V) logits of the token behind each.
+            (R, V) logits of the token after each.
         """
         trees = [PrefixTree.from_drafts(tokens[0], [tokens[1:]]) for tokens in new]
         call = lay_out_rows(self.model, cache, trees)
@@ -156,7 +156,7 @@ class CachedReader:
         return output.logits[torch.arange(len(new), device=last.device), last]
 
     def look_ahead(self, texts: ReadTexts, forests: Sequence[PrefixTree]) -> Tensor:
-        """Read draft tokens behind each text, one call for all, and forget them again.
+        """Read draft tokens after each text in one call, then drop them from the cache.
 
         Args:
             texts: as read.
@@ -164,21 +164,20 @@ class CachedReader:
                 read them.
 
         Returns:
-            (R, N, V) logits behind each token; N is that of the largest forest.
+            (R, N, V) logits of the token after each node; N is the size of the largest forest.
         """
         lengths, limit = list(texts.cache.lengths), self.model.max_positions
         call = lay_out_tree(self.model, texts.cache, list(forests))
-        places = call.position_ids
-        if (
-            places is not None and limit is not None
-        ):  # padding behind a text without a next position
-            places = places.clamp(max=limit - 1)
+        position_ids = call.position_ids
+        if position_ids is not None and limit is not None:
+            # padding after a text that has no further position
+            position_ids = position_ids.clamp(max=limit - 1)
         output = self.model(
             call.input_ids,
             texts.cache.cache,
             attention_mask=call.attention_mask,
             windowed_mask=call.windowed_mask,
-            position_ids=places,
+            position_ids=position_ids,
         )
         texts.cache.keep_nodes([[0]] * len(lengths), call.input_ids.shape[1])
         texts.cache.roll_back(lengths)
@@ -189,16 +188,16 @@ class CachedReader:
         lengths = [len(text) for text in texts]
         longest = max(lengths)
         ids = torch.tensor([[0] * (longest - len(text)) + text for text in texts])
-        mask = places = None
+        mask = position_ids = None
         if min(lengths) < longest:
             padding = longest - torch.tensor(lengths)[:, None]
             steps = torch.arange(longest).expand(len(texts), -1)
             mask = (steps >= padding).long().to(self.model.device)
-            places = (steps - padding).clamp(min=0).to(self.model.device)
-        output, cache = self.model.read_prompts(ids.to(self.model.device), mask, places)
+            position_ids = (steps - padding).clamp(min=0).to(self.model.device)
+        output, cache = self.model.read_prompts(ids.to(self.model.device), mask, position_ids)
         check_cache(cache)
         self._count(sum(lengths))
-        kept: Any = StackedCache.from_cache(cache, ROOM) or cache
+        kept: Any = StackedCache.from_cache(cache, NUM_FREE) or cache
         return ReadTexts(BatchCache(kept, lengths), texts), output.logits[:, -1]
 
     def _count(self, tokens: int) -> None:
@@ -209,7 +208,10 @@ class CachedReader:
 def match_texts(
     kept: list[list[int]], texts: list[list[int]]
 ) -> tuple[list[int], list[int]] | None:
-    """For each text the row that shares most of it, and how much to keep; None: too little."""
+    """For each text the row with the longest common prefix and the length to keep.
+
+    None if too little is shared, so that all texts are read as prompts.
+    """
     rows, lengths = [], []
     for number, text in enumerate(texts):
         order = [number, *range(len(kept))] if number < len(kept) else range(len(kept))
@@ -217,7 +219,7 @@ def match_texts(
             ((_count_shared(kept[row], text), row) for row in order), key=lambda pair: pair[0]
         )
         rows.append(row)
-        lengths.append(min(shared, len(text) - 1))  # the last token is read for what follows it
+        lengths.append(min(shared, len(text) - 1))  # the last token is read for its logits
     for text, length in zip(texts, lengths, strict=True):
         if length == 0 or len(text) - length > max(_MOST_NEW, length):
             return None
@@ -225,11 +227,11 @@ def match_texts(
 
 
 def _count_shared(a: list[int], b: list[int]) -> int:
-    """Tokens that both begin with."""
+    """Length of the common prefix."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
-    while low + 1 < high:  # they agree up to low and differ below high
+    while low + 1 < high:  # binary search: they agree up to low and differ below high
         middle = (low + high) // 2
         if a[low:middle] == b[low:middle]:
             low = middle

@@ -20,8 +20,8 @@ from lattice_bpd.verify.search import search_chains
 class ChainDrafter(Drafter):
     """One draft: the path of greatest expected accepted length of the rescored lattice.
 
-    Better than the best path (strategy "ngram") where only one draft can be verified. The trees
-    have log probabilities, so a caller may cut a draft where its prefix gets improbable.
+    Better than the best path (strategy "ngram") if only one draft can be verified. The trees have
+    log probabilities, so a caller can cut a draft at an improbable prefix.
 
     Args:
         lm: n-gram LM over the target's token ids, or None: heads alone ("0-gram").

@@ -1,14 +1,14 @@
-"""Merges the proposals of several drafters into one tree with one budget of nodes.
+"""Merges the proposals of several drafters into one tree of limited size.
 
 Equal prefixes become one node, and the N most probable nodes are verified. The probabilities of
-different parts are not comparable, so each part is calibrated by what was accepted:
+different parts are not comparable, so each part is calibrated by its accepted tokens:
 
-tree    a node's probability is the rate at which nodes of about that probability were accepted
-chain   each token is correct with the rate at which tokens of this kind of chain were correct so
-        far, so that the node of slot j has its j-th power; the kind is the length of the match for
-        prompt lookup, and the rank of the path for other drafts
+tree    the probability of a node is the acceptance rate of nodes of similar probability
+chain   the probability of the node of slot j is r^j, where r is the acceptance rate of tokens of
+        this kind of chain; the kind is the match length for prompt lookup, and the rank of the
+        path for other drafts
 
-Where two parts propose the same prefix, the greater probability counts.
+If two parts propose the same prefix, its probability is the greater one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lattice_bpd.verify.prefix_tree import PrefixTree
 
 @dataclass
 class _Step:
-    """The proposals of one step: the part that made each, and how many tokens there were."""
+    """The proposals of one step with their parts, and the length of the text."""
 
     length: int = 0
     proposals: list[tuple[int, PrefixTree]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class _Step:
 class CombinedDrafter(Drafter):
     """One tree of the most probable prefixes that several drafters propose.
 
-    What it has learned of its parts is shared by all sequences that it serves, and outlasts them.
+    The acceptance rates of its parts are shared by all sequences that it serves.
 
     Args:
         drafters: the parts, such as a TreeDrafter, a ContinuationDrafter, a LookupDrafter, a
@@ -65,7 +65,7 @@ class CombinedDrafter(Drafter):
         self._steps: PerSequence[_Step] = PerSequence(_new_step)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its parts, with nothing learned of them."""
+        """Pickles and copies have the parts without their acceptance rates."""
         return _combine, (type(self), self.drafters, self.max_nodes)
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
@@ -84,7 +84,7 @@ class CombinedDrafter(Drafter):
         return self._rates.get((part, kind), Rate()).value
 
     def _merge(self, proposals: Sequence[PrefixTree | None], state: DecodeState) -> PrefixTree:
-        """The best nodes of all parts' proposals, which are kept to learn from."""
+        """The best nodes of all parts' proposals; stores the proposals for calibration."""
         step, merged = self._steps.renew(state), GrowingTree()
         step.length = len(state.tokens)
         for part, tree in enumerate(proposals):
@@ -121,7 +121,7 @@ class CombinedDrafter(Drafter):
         return probabilities
 
     def _learn(self, step: _Step, state: DecodeState) -> None:
-        """Compares the last step's proposals with what was decoded."""
+        """Compares the last step's proposals with the decoded tokens."""
         decoded = state.tokens[step.length :]
         if not decoded:
             return

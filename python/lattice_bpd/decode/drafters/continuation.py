@@ -1,7 +1,7 @@
 """Extends a draft tree beyond the last head with likely tokens of the n-gram LM.
 
-A node after the last slot has the probability of its prefix times the LM's, so that all nodes
-compete for the same budget and the N best of both are kept.
+The probability of a node after the last slot is that of its prefix times the LM's. Of all nodes,
+those of the lattice included, the N most probable are kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LikelyTokens:
         self._known: dict[tuple[int, ...], list[tuple[int, float]]] = {}
 
     def after(self, text: Sequence[int]) -> list[tuple[int, float]]:
-        """Token and ln P of each, best first, equal ones by rising id; text is (T,) ints, whole."""
+        """Tokens with their ln P, best first, ties by ascending id; text is (T,) ints, whole."""
         history = tuple(text[-self._reach :])
         likely = self._known.get(history)
         if likely is None:
@@ -110,7 +110,7 @@ class ContinuationDrafter(Drafter):
         return trees
 
     def _last_slot(self, state: DecodeState) -> int:
-        """The depth of the nodes that the LM extends: -1 where nothing else drafts."""
+        """The depth of the nodes that the LM extends; -1 without another drafter."""
         if self.drafter is None:
             return -1
         slots = getattr(self.drafter, "num_slots", None)
@@ -127,9 +127,9 @@ class ContinuationDrafter(Drafter):
         return GrowingTree.from_tree(proposal)
 
     def _extend(self, tree: GrowingTree, state: DecodeState, last: int) -> None:
-        """Expand the most probable node again and again, as long as that can change the best N."""
+        """Expand the most probable node repeatedly, while that can change the best N."""
         deepest = min(last + self.num_slots, state.max_draft_length - 1)
-        best = heapq.nlargest(self.max_nodes, tree.log_probs)[::-1]  # rising: a heap
+        best = heapq.nlargest(self.max_nodes, tree.log_probs)[::-1]  # ascending: a heap
         waiting = [
             (-lp, node) for node, lp in enumerate(tree.log_probs) if tree.depths[node] == last
         ]

@@ -12,7 +12,7 @@ from lattice_bpd.verify.prefix_tree import PrefixTree
 class Drafter(Protocol):
     """Proposes drafts for verification; write one to plug in your own.
 
-    A mistake of a drafter costs time, never output. One drafter may serve several sequences.
+    Wrong drafts cost time but do not change the output. One drafter may serve several sequences.
     """
 
     def propose(self, states: Sequence[DecodeState]) -> Sequence[PrefixTree | None]:
@@ -25,8 +25,8 @@ class Drafter(Protocol):
 
         Returns:
             For each state a tree below its exact token, `state.tokens[-1]`, or None to draft
-            nothing in this step. `PrefixTree.from_drafts` makes one of a list of drafts,
-            `PrefixTree.from_nodes` of a row of a DraftTree. Nodes deeper than
+            nothing in this step. `PrefixTree.from_drafts` builds one from a list of drafts,
+            `PrefixTree.from_nodes` from a row of a DraftTree. Nodes deeper than
             `state.max_draft_length` are dropped.
 
         Raises:
@@ -39,8 +39,8 @@ class Drafter(Protocol):
 
         Args:
             state: the sequence, with these tokens appended.
-            token_ids: the accepted draft tokens, then the exact token; after the prompt was read,
-                the first exact token alone.
+            token_ids: the accepted draft tokens, then the exact token; after the prompt only the
+                first exact token.
         """
         return
 

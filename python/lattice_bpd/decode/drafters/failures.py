@@ -1,4 +1,4 @@
-"""What becomes of a step whose draft fails: it decodes one token, and the statistics say so."""
+"""Handling of drafts that fail: the step decodes one token and is counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lattice_bpd.verify.memory import is_lack_of_memory
 
 
 class DraftError(Exception):
-    """Raised by a drafter that cannot draft in this step; decoding goes on without a draft.
+    """Raised by a drafter that cannot draft in this step; decoding continues without a draft.
 
     Args:
         kind: one word for the statistics, such as "nan", "shape" or "memory".
@@ -23,15 +23,15 @@ class DraftError(Exception):
 
 
 class DraftWarning(UserWarning):
-    """A draft failed, so that the step decodes one token; the text names drafter and reason."""
+    """A draft failed and its step decodes one token; the message has drafter and reason."""
 
 
 def failure_kind(error: Exception) -> str | None:
-    """The kind of a failure that concerns one step's draft alone; None for any other error.
+    """The kind of a failure that affects one step's draft only; None for any other error.
 
     "nan" (FloatingPointError), "memory" (MemoryError, a device out of memory), "shape"
-    (IndexError), or what a DraftError says. A wrong type, vocabulary or option is none of these: it
-    would go wrong in every step, and is raised.
+    (IndexError), or the kind of a DraftError. A wrong type, vocabulary or option would fail in
+    every step, so it is raised.
     """
     if isinstance(error, DraftError):
         return error.kind
@@ -45,7 +45,7 @@ def failure_kind(error: Exception) -> str | None:
 
 
 def note_failure(drafter: object, states: Sequence[DecodeState], kind: str, reason: object) -> None:
-    """Count a step without a draft for each sequence, and warn of a text's first."""
+    """Count a step without a draft for each sequence, and warn about the first of a text."""
     first = not any(state.stats.draft_failures for state in states)
     for state in states:
         state.stats.count_draft_failure(kind)

@@ -55,7 +55,7 @@ class GrowingTree:
         return node
 
     def merge(self, token: int, parent: int, log_prob: float) -> int:
-        """The node of a token below a parent, new or with the greater of both probabilities."""
+        """The node of a token below a parent: a new one, or with the greater probability."""
         node = self.children.get((parent, token))
         if node is None:
             return self.add(token, parent, log_prob)
@@ -71,7 +71,7 @@ class GrowingTree:
         return tokens[::-1]
 
     def keep_best(self, max_nodes: int) -> None:
-        """Drops all but the most probable nodes; the rest is in order of falling probability."""
+        """Keeps the most probable nodes, sorted by descending probability."""
         order = sorted(range(len(self.log_probs)), key=lambda node: -self.log_probs[node])
         numbers = {-1: -1, **{node: number for number, node in enumerate(order[:max_nodes])}}
         kept = GrowingTree()

@@ -24,27 +24,31 @@ def batch_head_logits(states: Sequence[DecodeState], *, all_slots: bool = False)
     """Head logits of all states in one call of the heads.
 
     Returns:
-        (B, H, V) float, H the most slots that any of the states may use, or all slots. Heads that
-        give candidates have -inf for all other tokens.
+        (B, H, V) float; H is the largest number of slots that any state may use, or all slots.
+        Heads that return candidates have -inf for all other tokens.
     """
-    found = _read_heads(states, all_slots=all_slots)
-    return found.to_logits(states[0].model.vocab_size) if isinstance(found, LatticeInput) else found
+    outputs = _read_heads(states, all_slots=all_slots)
+    return (
+        outputs.to_logits(states[0].model.vocab_size)
+        if isinstance(outputs, LatticeInput)
+        else outputs
+    )
 
 
 def _read_heads(
     states: Sequence[DecodeState], *, all_slots: bool = False
 ) -> torch.Tensor | LatticeInput:
-    """What the heads give, with as many slots as any of the states may use, or all."""
+    """The heads' output, with as many slots as any of the states may use, or all."""
     first, start = states[0], time.perf_counter()
-    found = first.model.read_heads(states)
+    outputs = first.model.read_heads(states)
     if not all_slots:
         slots = max(state.num_slots for state in states)
-        if isinstance(found, LatticeInput):
-            found = found.cut(slots, int(found.token_ids.shape[2]))
-        elif found.shape[1] > slots:
-            found = found[:, :slots]
+        if isinstance(outputs, LatticeInput):
+            outputs = outputs.cut(slots, int(outputs.token_ids.shape[2]))
+        elif outputs.shape[1] > slots:
+            outputs = outputs[:, :slots]
     first.stats.lap("heads", start)
-    return found
+    return outputs
 
 
 def prepare_rescoring(
@@ -57,9 +61,10 @@ def prepare_rescoring(
     top_k: int | None = None,
     all_slots: bool = False,
 ) -> tuple[Candidates | LatticeInput, list[list[int]], list[Intersection] | None]:
-    """What a search of the lattices starts from.
+    """The inputs of a search of the lattices.
 
-    Under a constraint the candidates of a slot are chosen anew, and transition scores are not used.
+    With a constraint the candidates of a slot are selected among the allowed tokens, and transition
+    scores are not used.
 
     Args:
         config: options of the drafter.
@@ -67,19 +72,19 @@ def prepare_rescoring(
         states: of the B sequences.
         caches: their n-gram caches, or None.
         where: the drafter's name, for error messages.
-        top_k: k, if it is not the config's.
-        all_slots: keep slots deeper than any draft may be, so that samples do not depend on the
-            remaining length.
+        top_k: k; None: the config's.
+        all_slots: keep slots deeper than the longest allowed draft, so that samples do not depend
+            on the remaining length.
 
     Returns:
         Candidates (B, H, k), as a LatticeInput if the heads score transitions or normalization is
-        local; the contexts as far back as LM and caches reach; and the intersections with
-        constraints, see `find_candidates`.
+        local; the last tokens of the contexts, as many as LM and caches use; and the
+        intersections with constraints, see `find_candidates`.
 
     Raises:
         ValueError: an LM of another vocabulary, top_k above V, head_scales for fewer slots.
     """
-    found = _read_heads(states, all_slots=all_slots)
+    outputs = _read_heads(states, all_slots=all_slots)
     start = time.perf_counter()
     vocab_size, reach = states[0].model.vocab_size, 1 if caches is None else caches.order
     if lm is not None:
@@ -94,10 +99,10 @@ def prepare_rescoring(
     k = config.top_k if top_k is None else top_k
     candidates: Candidates | LatticeInput
     intersections = None
-    if isinstance(found, LatticeInput) and states[0].constrained is None:
-        candidates = _choose_normalization(found.cut(found.num_slots, k), config)
+    if isinstance(outputs, LatticeInput) and states[0].constrained is None:
+        candidates = _choose_normalization(outputs.cut(outputs.num_slots, k), config)
     else:
-        logits = found.to_logits(vocab_size) if isinstance(found, LatticeInput) else found
+        logits = outputs.to_logits(vocab_size) if isinstance(outputs, LatticeInput) else outputs
         chosen, intersections = find_candidates(states, logits, k, where)
         if config.weighs_heads:
             scores = weigh_heads(chosen.scores, config.head_scales, config.entropy_weight, where)

@@ -1,7 +1,7 @@
 """Prompt lookup: drafts what followed an earlier occurrence of the last tokens.
 
-It needs neither heads nor another model, and helps where output repeats its prompt or itself: code
-that is edited, text that is summed up or translated with names in it, loops.
+It needs neither heads nor another model. It helps if the output repeats the prompt or itself, as in
+code editing, summarization, translation of names, and loops.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class LookupDrafter(Drafter):
 
     Args:
         max_ngram: tokens of the longest suffix to match, 1 or more.
-        draft_length: tokens of a draft, 1 or more; None: as many as the heads have, without heads
-            up to 256.
+        draft_length: tokens of a draft, 1 or more; None: the heads' number of slots, or up to 256
+            without heads.
         min_ngram: a shorter match drafts nothing.
 
     Raises:

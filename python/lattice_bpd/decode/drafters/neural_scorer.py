@@ -1,7 +1,7 @@
-"""A small causal LM as a scorer of transitions, with a KV cache of its own (paper 7.1).
+"""A small causal LM as a transition scorer, with a KV cache of its own (paper 7.1).
 
-The cache outlives a step (see `cached_reader`): a prompt is read once, and a step of greedy
-rescoring feeds one token a call.
+The cache is kept between steps (see `cached_reader`): a prompt is read once, and greedy rescoring
+reads one token per call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lattice_bpd.decode.drafters.cached_reader import ROOM, CachedReader, ReadTexts
+from lattice_bpd.decode.drafters.cached_reader import NUM_FREE, CachedReader, ReadTexts
 from lattice_bpd.draft.scorers.protocol import Int32Array, Int64Array, TransitionScorer
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.verify.batch_cache import BatchCache
@@ -29,9 +29,9 @@ class NeuralState:
     Attributes:
         cache: covers all tokens of each.
         tokens: the tokens of each.
-        log_probs: (R, V) float, ln P of the next token behind each.
-        base: the state whose cache this one's was copied from, and that `start` goes on with; None
-            where this one is it.
+        log_probs: (R, V) float, ln P of the token after each.
+        base: the state whose cache was copied, which the next `start` extends; None if the cache
+            is not a copy.
     """
 
     cache: BatchCache
@@ -43,7 +43,7 @@ class NeuralState:
 class NeuralScorer(TransitionScorer):
     """ln P of a causal LM over the target's token ids.
 
-    Not safe for threads; several sequences of one decoding run may share it.
+    Not thread-safe; several sequences of one decoding run may share it.
 
     Args:
         model: any causal LM of `transformers`, or a BlockwiseLM (its heads are not used).
@@ -70,7 +70,7 @@ class NeuralScorer(TransitionScorer):
 
     @property
     def calls(self) -> int:
-        """Of the model so far."""
+        """Calls of the model so far."""
         return self._reader.calls
 
     @torch.inference_mode()
@@ -80,7 +80,7 @@ class NeuralScorer(TransitionScorer):
         Raises:
             ValueError: an empty context, or one longer than the model's positions.
         """
-        kept, self._kept = self._kept, None  # an error on the way leaves nothing behind
+        kept, self._kept = self._kept, None  # after an error no state is kept
         read = None if kept is None else ReadTexts(kept.cache, kept.tokens)
         texts, logits = self._reader.go_on(read, contexts)
         self._kept = NeuralState(texts.cache, texts.tokens, _log_probs(logits))
@@ -89,8 +89,8 @@ class NeuralScorer(TransitionScorer):
     def score(self, state: NeuralState, candidates: Int32Array) -> npt.NDArray[np.float32]:
         """See TransitionScorer; (R, k) float32."""
         index = torch.from_numpy(np.asarray(candidates, np.int64)).to(state.log_probs.device)
-        found: npt.NDArray[np.float32] = state.log_probs.gather(1, index).cpu().numpy()
-        return found
+        log_probs: npt.NDArray[np.float32] = state.log_probs.gather(1, index).cpu().numpy()
+        return log_probs
 
     @torch.inference_mode()
     def advance(self, state: NeuralState, rows: Int64Array, token_ids: Int32Array) -> NeuralState:
@@ -108,9 +108,9 @@ class NeuralScorer(TransitionScorer):
         if chosen != list(range(len(state.tokens))):
             cache, base = _branch(state, chosen)
         logits = self._reader.read(cache, [[token] for token in token_ids.tolist()])
-        found = NeuralState(cache, tokens, _log_probs(logits), base)
-        self._kept = found if base is None else base
-        return found
+        advanced = NeuralState(cache, tokens, _log_probs(logits), base)
+        self._kept = advanced if base is None else base
+        return advanced
 
 
 def _log_probs(logits: Tensor) -> Tensor:
@@ -118,11 +118,12 @@ def _log_probs(logits: Tensor) -> Tensor:
 
 
 def _branch(state: NeuralState, rows: list[int]) -> tuple[BatchCache, NeuralState | None]:
-    """A cache whose row r is that of the state's row rows[r], and the base of its state."""
+    """A cache whose row r is row rows[r] of the state's, and the base of the new state."""
     old = state.cache
     if state.base is not None or not isinstance(old.cache, StackedCache):  # others cannot be copied
         old.keep_sequences(rows)
         return old, state.base
-    copied = BatchCache(old.cache.repeat_sequences(rows, ROOM), [old.lengths[row] for row in rows])
+    cache = old.cache.repeat_sequences(rows, NUM_FREE)
+    copied = BatchCache(cache, [old.lengths[row] for row in rows])
     copied.positions = None if old.positions is None else old.positions[rows]
     return copied, state

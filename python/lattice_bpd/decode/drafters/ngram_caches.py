@@ -1,4 +1,4 @@
-"""The n-gram cache of each sequence that a drafter serves, fed with its prompt and output."""
+"""The n-gram cache of each sequence that a drafter serves, updated with prompt and output."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ DEFAULT_ORDER = 4
 
 @dataclass
 class _Fed:
-    """A sequence's cache, and how many of the sequence's tokens it has seen."""
+    """A sequence's cache, and how many tokens of the sequence are in it."""
 
     cache: ContextNGram
     tokens: int = 0
 
 
 class NGramCaches:
-    """N-gram caches by sequence; each exists as long as its sequence.
+    """N-gram caches by sequence; each is dropped with its sequence.
 
     Args:
         order: of the caches, 1..6.
-        lm: the static LM that they are mixed with, or None.
+        lm: the static LM that they are interpolated with, or None.
     """
 
     def __init__(self, order: int, lm: NGramLM | None) -> None:
@@ -35,13 +35,13 @@ class NGramCaches:
 
     @classmethod
     def of_option(cls, ngram_cache: bool | int, lm: NGramLM | None) -> NGramCaches | None:
-        """The caches for a `DraftConfig.ngram_cache`; None for False."""
+        """The caches for a value of `DraftConfig.ngram_cache`; None for False."""
         if ngram_cache is False:
             return None
         return cls(DEFAULT_ORDER if ngram_cache is True else ngram_cache, lm)
 
     def update(self, states: Sequence[DecodeState]) -> list[ContextNGram]:
-        """The states' caches, which have seen all tokens of their sequences."""
+        """The states' caches, updated with all tokens of their sequences."""
         return [self._update(state) for state in states]
 
     def _begin(self, state: DecodeState) -> _Fed:
@@ -56,5 +56,5 @@ class NGramCaches:
         return fed.cache
 
     def __len__(self) -> int:
-        """The number of sequences that are still there."""
+        """The number of sequences that still exist."""
         return len(self._fed)

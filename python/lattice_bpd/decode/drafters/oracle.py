@@ -14,7 +14,7 @@ from lattice_bpd.verify.prefix_tree import PrefixTree
 class OracleDrafter(Drafter):
     """The path through the top-k lattice with the longest accepted prefix.
 
-    It reads the target's output, so it saves nothing: it shows how much better drafts could be.
+    It reads the target's output, so it is no speedup but an upper bound for drafts of the lattice.
 
     Args:
         continuation: (m,) ints, the target's greedy output after the prompt.
@@ -27,7 +27,7 @@ class OracleDrafter(Drafter):
         self.continuation, self.top_k = list(continuation), top_k
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
-        """The target's own tokens as far as the lattice has them."""
+        """The target's own tokens, up to the first one that is not in the lattice."""
         return [self._propose(state) for state in states]
 
     def _propose(self, state: DecodeState) -> PrefixTree:

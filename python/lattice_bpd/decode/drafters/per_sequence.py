@@ -14,8 +14,8 @@ T = TypeVar("T")
 class PerSequence(Generic[T]):
     """One value for each sequence, dropped with its sequence.
 
-    So one drafter may serve several sequences at once, each as if it were alone. Copies and pickles
-    are empty, because they have none of the sequences.
+    So one drafter can serve several sequences at once. Copies and pickles are empty, because they
+    have none of the sequences.
 
     Args:
         make: returns the value of a new sequence; a function or method that pickles.
@@ -36,7 +36,7 @@ class PerSequence(Generic[T]):
         return self.renew(state) if held is None or held[0]() is not state else held[1]
 
     def renew(self, state: DecodeState) -> T:
-        """A new value in place of the sequence's old one."""
+        """A new value that replaces the sequence's old one."""
         key, values = id(state), self._values
 
         def forget(gone: weakref.ref[DecodeState]) -> None:
@@ -48,5 +48,5 @@ class PerSequence(Generic[T]):
         return value
 
     def __len__(self) -> int:
-        """The number of sequences that are still there."""
+        """The number of sequences that still exist."""
         return len(self._values)

@@ -17,15 +17,15 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
     """The drafts of a step; a drafter is called once with all of its sequences.
 
     Args:
-        drafters: one for each state, maybe the same.
+        drafters: one for each state, possibly the same.
         states: active sequences.
 
     Returns:
-        A tree below each exact token; node 0 alone where nothing is drafted, or where drafting
-        failed (see `failures`).
+        A tree below each exact token; only node 0 if nothing was drafted or drafting failed (see
+        `failures`).
 
     Raises:
-        TypeError: a drafter returned something else than a tree or None for each sequence.
+        TypeError: a drafter returned anything but a tree or None for each sequence.
         ValueError: a drafter proposed token ids outside the vocabulary.
     """
     groups: dict[int, list[int]] = {}  # sequences of each drafter
@@ -45,7 +45,7 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
 
 
 def _finish(tree: PrefixTree, state: DecodeState, drafter: Drafter) -> PrefixTree:
-    """The tree under the state's constraint, and as a chain where the target reads no trees."""
+    """The tree cut to the state's constraint, and to a chain if the target reads no trees."""
     if state.constrained is not None and not isinstance(drafter, NoDrafter):
         with state.stats.stage("constraint"):
             tree = constrain_tree(tree, state.constrained.automaton_state, state.max_draft_length)
@@ -62,12 +62,12 @@ def empty_tree(state: DecodeState) -> PrefixTree:
 
 
 def propose_checked(drafter: Drafter, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
-    """What a drafter proposes, checked; None where it drafts nothing.
+    """The checked proposals of a drafter; None for a sequence without a draft.
 
     A draft that fails is counted and dropped; see `failures.failure_kind`.
 
     Raises:
-        TypeError: it returned something else than a tree or None for each sequence.
+        TypeError: it returned anything but a tree or None for each sequence.
         ValueError: it proposed token ids outside the vocabulary, or was tuned for another model.
     """
     sizes: ModelSizes | None = getattr(drafter, "model_sizes", None)

@@ -9,10 +9,10 @@ from lattice_bpd.verify.prefix_tree import PrefixTree
 
 
 class Repeats:
-    """The texts of sequences, indexed by their suffixes; serves several sequences at once.
+    """The texts of several sequences, indexed by their suffixes.
 
-    The longest suffix of a text that occurred earlier in it is its match; what followed the match
-    is a draft, after the text as well as after nodes of the last slot
+    The match of a text is its longest suffix that occurred earlier in it. The tokens that followed
+    the match are drafted, after the text and after nodes of the last slot
     (cpp/lattice_bpd/decode/repeats.h).
     """
 
@@ -23,13 +23,13 @@ class Repeats:
         """The most probable nodes of a tree and of its continuations.
 
         Args:
-            tree: nodes by falling probability, of the heads of the state; not sampled.
+            tree: nodes by descending probability, of the heads of the state; not sampled.
             state: the sequence.
             max_nodes: N.
 
         Returns:
-            At most N draft tokens, none deeper than `state.max_draft_length`; the same tree where
-            it has no continuation.
+            At most N draft tokens, none deeper than `state.max_draft_length`; the same tree if it
+            has no continuation.
         """
         text = self._texts.of(state)
         if len(text) > len(state.tokens):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
-from lattice_bpd.decode.drafters.target_noise import keys_of_draws, sampling_temperature
+from lattice_bpd.decode.drafters.target_noise import draft_keys, sampling_temperature
 from lattice_bpd.decode.drafters.tree import LatticeTreeDrafter
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.sampled_tree import SampledTree, sample_tree
@@ -19,7 +19,7 @@ class SampledTreeDrafter(LatticeTreeDrafter):
 
     The joint distribution is taken at the target's sampling temperature. With
     `acceptance=lattice_bpd.verify.Rejection(...)` the output has the distribution of plain
-    sampling; other rules take the tree as a list of guesses.
+    sampling; other rules treat the tree as a list of drafts.
 
     Args:
         lm: n-gram LM over the target's token ids, or None: independent heads.
@@ -41,14 +41,14 @@ class SampledTreeDrafter(LatticeTreeDrafter):
                 self.lm,
                 max_nodes=self.max_nodes,
                 alpha=self.config.alpha / temperature,
-                seed=keys_of_draws(states),
+                seed=draft_keys(states),
                 ngram_cache=None if caches is None else caches.update(states),
             )
             return [_row_tree(batch, row, state) for row, state in enumerate(states)]
 
 
 def _row_tree(batch: SampledTree, row: int, state: DecodeState) -> PrefixTree:
-    """A row as a tree no deeper than the draft may be; children keep their distributions."""
+    """A row as a tree of at most the allowed depth; children keep their distributions."""
     count, limit = int(batch.counts[row]), state.max_draft_length
     tree = PrefixTree.from_nodes(
         state.tokens[-1], batch.token_ids[row, :count], batch.parents[row, :count], limit,

@@ -1,8 +1,8 @@
-"""Drafts under any scorer of transitions, and what happens when the scorer fails.
+"""Drafts with any transition scorer, and handling of scorers that fail.
 
-A scorer's mistakes cost time, never output. Where it raises, or gives NaN or another shape, that
-step drafts by the heads alone, a warning names the scorer once, and `DecodeStats.scorer_failures`
-counts the step.
+A wrong score costs time but does not change the output. If a scorer raises, or returns NaN or
+another shape, the step drafts with the heads alone, a warning names the scorer once, and
+`DecodeStats.scorer_failures` counts the step.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from lattice_bpd.verify.prefix_tree import PrefixTree
 
 
 class ScorerWarning(UserWarning):
-    """A scorer failed, so that heads alone drafted; the text names scorer and reason."""
+    """A scorer failed and the heads alone drafted; the message has scorer and reason."""
 
 
 class ScorerDrafter(Drafter):
     """The best paths through the top-k lattice under heads + alpha * scorer, slot by slot.
 
-    With one draft and a neural LM: local rescoring, paper algorithm 2. With an n-gram LM alone
-    `PBestDrafter` finds the best paths exactly and faster.
+    With one draft and a neural LM: local rescoring, paper algorithm 2. For an n-gram LM alone
+    `PBestDrafter` is exact and faster.
 
     Args:
         scorer: a TransitionScorer, an NGramLM, or a causal LM of `transformers`.
         config: options; None: the defaults with one draft. Strategy "neural" drafts one path.
-        timeout: seconds that the scorer may take in one step; None: no limit. With a timeout it
-            runs in a thread of its own. A step that takes longer counts as "slow", its thread is
-            abandoned, and this drafter does not call the scorer again.
+        timeout: limit of the scorer's time per step, in seconds; None: no limit. With a timeout it
+            runs in a thread of its own. If a step exceeds it, the step counts as "slow", its
+            thread is abandoned, and this drafter does not call the scorer again.
         options: by name, instead of the config's: top_k, num_drafts, alpha, beam; see
             `DraftConfig`.
 
     Attributes:
-        dropped: whether the scorer was too slow once, and is not called any more.
+        dropped: whether the scorer exceeded the timeout and is no longer called.
 
     Raises:
-        TypeError: no scorer.
+        TypeError: scorer is not one of these.
         ValueError: options out of range, or of other strategies.
     """
 
@@ -74,8 +74,8 @@ class ScorerDrafter(Drafter):
         self.num_drafts = 1 if config.strategy == "neural" else config.num_drafts
         if config.beam is not None and config.beam < self.num_drafts:
             raise ValueError(
-                f"ScorerDrafter: beam is {config.beam} for {self.num_drafts} drafts; expected as "
-                "many at least"
+                f"ScorerDrafter: beam is {config.beam} for {self.num_drafts} drafts; expected at "
+                "least as many"
             )
         if timeout is not None and not timeout > 0.0:
             raise ValueError(f"ScorerDrafter: timeout is {timeout}; expected seconds above 0")
@@ -101,15 +101,15 @@ class ScorerDrafter(Drafter):
             else:
                 try:
                     drafts = self._search(candidates, contexts)
-                except Exception as error:  # whatever a scorer may raise: drafts are only guesses
+                except Exception as error:  # any error of a scorer: drafts do not affect the output
                     self._note(error, states)
                     drafts = self._by_heads(candidates, contexts)
             return build_list_trees(drafts, states)
 
-    def _search(self, found: Candidates, contexts: list[list[int]]) -> Drafts:
+    def _search(self, candidates: Candidates, contexts: list[list[int]]) -> Drafts:
         def search() -> Drafts:
             return search_drafts(
-                found,
+                candidates,
                 contexts,
                 self.scorer,
                 num_drafts=self.num_drafts,
@@ -121,12 +121,12 @@ class ScorerDrafter(Drafter):
             return search()
         if self._worker is None:
             self._worker = Worker()
-        found_in_time: Drafts = self._worker.run(search, self.timeout)
-        return found_in_time
+        drafts: Drafts = self._worker.run(search, self.timeout)
+        return drafts
 
-    def _by_heads(self, found: Candidates, contexts: list[list[int]]) -> Drafts:
+    def _by_heads(self, candidates: Candidates, contexts: list[list[int]]) -> Drafts:
         last = [context[-1:] for context in contexts]
-        return rescore_lattice(found, last, None, num_drafts=self.num_drafts)
+        return rescore_lattice(candidates, last, None, num_drafts=self.num_drafts)
 
     def _check_vocabulary(self, wanted: int) -> None:
         size = vocab_size_of(self.scorer)
@@ -137,12 +137,12 @@ class ScorerDrafter(Drafter):
             )
 
     def _note(self, error: Exception, states: Sequence[DecodeState]) -> None:
-        """Count a failure, and warn of the first."""
+        """Count a failure, and warn about the first."""
         kind = error.kind if isinstance(error, ScorerError) else "error"
-        after = "this step is drafted by the heads alone, and so are all in which it fails"
+        after = "steps in which it fails are drafted by the heads alone"
         if isinstance(error, SlowScorerError):
             kind, self.dropped = "slow", True
-            after = "it is not called any more, the heads alone draft from now on"
+            after = "it is no longer called, and the heads alone draft from now on"
         _count(states, kind)
         if not self._warned:
             self._warned = True
@@ -155,7 +155,7 @@ class ScorerDrafter(Drafter):
 
 
 class SlowScorerError(Exception):
-    """A scorer took longer than it may."""
+    """A scorer exceeded its timeout."""
 
 
 class Worker:
@@ -167,11 +167,11 @@ class Worker:
         threading.Thread(target=self._work, daemon=True, name="lattice-bpd scorer").start()
 
     def run(self, call: Callable[[], Any], timeout: float) -> Any:
-        """What the call returns or raises.
+        """Returns or raises what the call does.
 
         Raises:
-            SlowScorerError: it took longer than `timeout` seconds; this worker is of no further
-                use then.
+            SlowScorerError: it took longer than `timeout` seconds; this worker must not be used
+                again.
         """
         self._calls.put(call)
         try:
@@ -187,7 +187,7 @@ class Worker:
             call = self._calls.get()
             try:
                 self._answers.put((call(), None))
-            except Exception as error:  # handed on to the caller
+            except Exception as error:  # raised in `run`
                 self._answers.put((None, error))
 
 

@@ -1,4 +1,4 @@
-"""What drafts may know of a target that samples: its temperature, and the noise of its draws."""
+"""Temperature and Gumbel noise of a target that samples, for its drafts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lattice_bpd.verify.acceptance.sampling import RejectionSelector, SampledSel
 from lattice_bpd.verify.acceptance.warp import Warp
 from lattice_bpd.verify.verification import TokenSelector
 
-WIDER = 4  # so many times top_k candidates are looked at before noise picks top_k of them
-_KEY_OF_DRAWS = 0x6C61747469636521  # makes the noise of drafts another than the target's
+WIDER = 4  # preselected candidates / top_k, of which the noise selects top_k
+_DRAFT_KEY = 0x6C61747469636521  # makes the noise of drafts independent of the target's
 
 
 def sampling_temperature(states: Sequence[DecodeState]) -> float:
-    """The temperature that all texts are sampled at; 1 where they are not."""
+    """The sampling temperature that all texts share; 1 if they are not sampled."""
     if states[0].selector is None:
         return 1.0
     selectors = [_sampler(state) for state in states]
@@ -32,12 +32,12 @@ def sampling_temperature(states: Sequence[DecodeState]) -> float:
         for selector in selectors
         if isinstance(selector, (SampledSelector, RejectionSelector))
     }
-    found = [warp.temperature for warp in warps if isinstance(warp, Warp)]
-    return found[0] if len(found) == 1 else 1.0
+    temperatures = [warp.temperature for warp in warps if isinstance(warp, Warp)]
+    return temperatures[0] if len(temperatures) == 1 else 1.0
 
 
 def target_noise(states: Sequence[DecodeState], sharpness: float) -> SharedNoise | None:
-    """The noise of the next draws of all texts; None where one is not drawn by it alone."""
+    """The noise of the next samples of all texts; None if one depends on more than the noise."""
     if states[0].selector is None or any(state.constrained is not None for state in states):
         return None
     selectors = [_sampler(state) for state in states]
@@ -51,11 +51,11 @@ def target_noise(states: Sequence[DecodeState], sharpness: float) -> SharedNoise
     )
 
 
-def keys_of_draws(states: Sequence[DecodeState]) -> list[int]:
-    """A key for the draws of each text's drafts in this step, independent of the target's."""
+def draft_keys(states: Sequence[DecodeState]) -> list[int]:
+    """A key for sampling each text's drafts in this step, independent of the target's."""
     keys = []
     for state in states:
-        key = getattr(_sampler(state), "key", 0) ^ _KEY_OF_DRAWS
+        key = getattr(_sampler(state), "key", 0) ^ _DRAFT_KEY
         keys.append((key + len(state.tokens) * 0x9E3779B97F4A7C15) % (1 << 64))
     return keys
 
@@ -66,19 +66,19 @@ def _sampler(state: DecodeState) -> TokenSelector | None:
     return selector.selector if isinstance(selector, ProcessedSelector) else selector
 
 
-def favoured(
+def select_with_noise(
     candidates: Candidates | LatticeInput, noise: SharedNoise, top_k: int
 ) -> Candidates | LatticeInput:
-    """Of each slot the top_k candidates by score and noise together.
+    """The top_k candidates of each slot by the sum of score and noise.
 
     Args:
-        candidates: (B, H, K), scores at the temperature of sampling. Of a LatticeInput the noise
-            is not looked at, since its scores need not be log probabilities.
-        noise: of the target's draws.
-        top_k: k; K or more leaves everything.
+        candidates: (B, H, K), scores at the sampling temperature. For a LatticeInput the noise is
+            not used, since its scores need not be log probabilities.
+        noise: of the target's samples.
+        top_k: k; K or more keeps all.
 
     Returns:
-        (B, H, k) candidates with the scores that they had.
+        (B, H, k) candidates with unchanged scores.
     """
     token_ids = candidates.token_ids
     if token_ids.shape[-1] <= top_k:

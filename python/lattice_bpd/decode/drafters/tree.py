@@ -15,8 +15,8 @@ from lattice_bpd.decode.drafters.ngram_caches import NGramCaches
 from lattice_bpd.decode.drafters.repeats import Repeats
 from lattice_bpd.decode.drafters.target_noise import (
     WIDER,
-    favoured,
     sampling_temperature,
+    select_with_noise,
     target_noise,
 )
 from lattice_bpd.decode.state.sequence import DecodeState
@@ -46,15 +46,15 @@ class LatticeTreeDrafter(Drafter):
 class TreeDrafter(LatticeTreeDrafter):
     """The most probable prefixes of all paths through the lattice, as one tree of N nodes.
 
-    Better than the p best paths with as many tokens, which repeat their prefixes and all reach the
-    last slot.
+    More efficient than the p best paths of as many tokens, which repeat their prefixes and all
+    reach the last slot.
 
     Args:
         lm: n-gram LM over the target's token ids, or None: heads alone ("0-gram").
         config: options; None: the defaults.
-        sharpness: where the target samples by `lattice_bpd.verify.Sampled`, the weight of the
-            drafts' probabilities beside the noise of its samples, which the tree then takes into
-            account; see `lattice_bpd.draft.SharedNoise`.
+        sharpness: if the target samples with `lattice_bpd.verify.Sampled`, the tree uses the noise
+            of its samples; this is the inverse temperature of the drafts' distribution given the
+            noise, see `lattice_bpd.draft.SharedNoise`.
         options: by name, instead of the config's: top_k, max_nodes, alpha, temperature,
             ngram_cache, head_scales, entropy_weight, normalization; see
             `DraftConfig`.
@@ -118,7 +118,7 @@ class TreeDrafter(LatticeTreeDrafter):
     def _with_noise(
         self, states: Sequence[DecodeState], noise: SharedNoise, temperature: float
     ) -> tuple[list[PrefixTree], float]:
-        """Trees that take the noise of the target's next samples into account; and the start."""
+        """Trees given the noise of the target's next samples; and the start time."""
         top_k, caches = self.config.top_k, self._caches
         candidates, contexts, _ = prepare_rescoring(
             self.config, self.lm, states, caches, "TreeDrafter",
@@ -126,7 +126,7 @@ class TreeDrafter(LatticeTreeDrafter):
         )  # fmt: skip
         start = time.perf_counter()
         batch = sample_tree(
-            favoured(candidates.at_temperature(temperature), noise, top_k),
+            select_with_noise(candidates.at_temperature(temperature), noise, top_k),
             contexts,
             self.lm,
             noise=noise,

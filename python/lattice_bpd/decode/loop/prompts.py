@@ -190,7 +190,7 @@ def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> 
 
 
 def _exceeds_window(target: Any, longest: int, options: Options) -> str | None:
-    """Why texts are too long for windows that count cache positions; None: they are not."""
+    """Why texts are too long for windows that count cache positions, or None."""
     window = None if isinstance(target, Seq2SeqTarget) else target.windows.by_cache_position
     if window is None:
         return None

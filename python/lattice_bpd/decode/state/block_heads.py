@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Row:
-    """Where a sequence's keys and values are."""
+    """The position of a sequence's keys and values."""
 
     cache: BlockCache
     number: int
@@ -31,7 +31,7 @@ class _Row:
 class BlockDrafterHeads:
     """The slots of a BlockDrafter, PardDrafter or PEagleDrafter as DraftHeads.
 
-    Drafters with transition scores give a lattice, others logits.
+    Drafters with transition scores return a LatticeInput, others logits.
 
     The sequences of a batch share one KV cache of the drafter, which covers all exact tokens but
     the last; `state.memory` holds the cache and the row of a sequence.
@@ -73,7 +73,7 @@ class BlockDrafterHeads:
         return pad_sequence([state.take_features() for state in states], batch_first=True)
 
     def _cache_of(self, states: Sequence[DecodeState]) -> BlockCache:
-        """The cache whose rows are these sequences in order; made of others where there is none."""
+        """The cache whose rows are these sequences in order; built from others if needed."""
         rows: list[_Row | None] = [state.memory for state in states]
         first = rows[0]
         if first is not None and rows == [_Row(first.cache, n) for n in range(first.cache.batch)]:
@@ -88,7 +88,7 @@ class BlockDrafterHeads:
         return cache
 
     def _copy_of(self, row: _Row | None) -> BlockCache:
-        """The cache of one sequence; other sequences keep theirs."""
+        """The cache of one sequence; those of other sequences are unchanged."""
         if row is None:
             return self.drafter.new_cache(1)
         one = copy.copy(row.cache)

@@ -1,4 +1,4 @@
-"""Draft heads: what computes the scores of a lattice, and what it reads of the target."""
+"""Draft heads: the interface of modules that compute the scores of a lattice."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class DraftHeads(Protocol):
-    """Anything that computes the scores of a lattice from the states of sequences.
+    """Computes the scores of a lattice from the states of sequences.
 
     Heads that read only the last hidden state need not implement it: a callable
     `(B, D) -> (B, H, V)` is wrapped, and passed `exact_tokens` if it has such a parameter.
 
     Attributes:
-        num_slots: H; None where the first call shows it.
+        num_slots: H; None if unknown before the first call.
         hidden_layers: optional; indices of the target's decoder layers, from 0, whose outputs
             these heads read (-1: the input embeddings). The decoding loop then provides them for
             every token that the target has read and the text keeps: `DecodeState.take_features`.

@@ -84,17 +84,17 @@ class DraftingModel:
             )
 
     def read_heads(self, states: Sequence[DecodeState]) -> Tensor | LatticeInput:
-        """What the draft heads give B sequences: logits (B, H, V), or candidates.
+        """The heads' output for B sequences: logits (B, H, V), or candidates.
 
         Raises:
             ValueError: there are no heads, or they return another shape.
         """
-        found = self._some_heads().read_states(states)
-        if isinstance(found, LatticeInput):
-            found.check(len(states), self.vocab_size)
-            self.num_slots = found.num_slots
-            return found
-        return self._check(found, len(states))
+        outputs = self._some_heads().read_states(states)
+        if isinstance(outputs, LatticeInput):
+            outputs.check(len(states), self.vocab_size)
+            self.num_slots = outputs.num_slots
+            return outputs
+        return self._check(outputs, len(states))
 
     def head_logits(self, hidden: Tensor, exact_tokens: Sequence[int] | None = None) -> Tensor:
         """Logits of heads that read only the last hidden state.

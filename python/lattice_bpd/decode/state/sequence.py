@@ -61,12 +61,12 @@ class DecodeState:
         return self.tokens[self.prompt_length :]
 
     def take_features(self) -> Tensor:
-        """The target's hidden states of the tokens that it read since the last call of this method.
+        """The target's hidden states of the tokens that it has read since the last call.
 
         Returns:
-            (m, F) float, the outputs of `DraftHeads.hidden_layers` one after the other; row 0
-            belongs to the token after the last row of the call before, and the last row to
-            `tokens[-2]`, since the target has not read `tokens[-1]` yet.
+            (m, F) float, the concatenated outputs of `DraftHeads.hidden_layers`; row 0 belongs to
+            the token after the last row of the previous call, and the last row to `tokens[-2]`,
+            since the target has not read `tokens[-1]` yet.
         """
         taken = self.features[0] if len(self.features) == 1 else torch.cat(self.features)
         self.features = []

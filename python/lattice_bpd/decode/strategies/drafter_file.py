@@ -1,4 +1,4 @@
-"""drafter.json: how to draft for one model, as `lattice-bpd tune` found it, and its drafter."""
+"""drafter.json: the drafting options that `lattice-bpd tune` chose for a model."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class DrafterFile:
-    """What drafter.json holds; in the file the fields of `config` stand beside the others.
+    """The content of drafter.json; in the file the fields of `config` are on the top level.
 
     Attributes:
         config: strategy and options.
         vocab_size: V of the target.
         num_slots: H of the heads.
         lm: None, or the LM's "file", "order" and "vocab_size".
-        predicted: what tuning expected of it, for people.
+        predicted: the figures that tuning predicted, for information only.
     """
 
     config: DraftConfig
@@ -43,7 +43,7 @@ class DrafterFile:
     predicted: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what cannot be drafted with."""
+        """Raise ValueError for invalid values."""
         if self.config.strategy not in _STRATEGIES:
             raise ValueError(
                 f"strategy is {self.config.strategy!r}; expected one of {', '.join(_STRATEGIES)}"
@@ -59,16 +59,16 @@ class DrafterFile:
             raise ValueError(f"{len(scales)} head_scales; expected {self.num_slots}, one per slot")
 
     def save(self, path: str | Path) -> None:
-        """Write the file; an old one stays until the new one is complete.
+        """Write the file atomically.
 
         Raises:
             OSError: it cannot be written.
         """
         path = Path(path)
         config = {name: getattr(self.config, name) for name in _OPTIONS}
-        rest = asdict(self)
-        del rest["config"]
-        value = {"format": _FORMAT, "version": _VERSION, **config, **rest}
+        other_fields = asdict(self)
+        del other_fields["config"]
+        value = {"format": _FORMAT, "version": _VERSION, **config, **other_fields}
         write_json(path, value)
 
 
@@ -77,7 +77,7 @@ def read_drafter_file(path: str | Path) -> DrafterFile:
 
     Raises:
         OSError: it cannot be read.
-        FormatError: no such file's contents: an unknown or missing field, or a value out of range.
+        FormatError: not a drafter.json: an unknown or missing field, or a value out of range.
     """
     path = Path(path)
     try:
@@ -97,12 +97,12 @@ def read_drafter_file(path: str | Path) -> DrafterFile:
 def load_drafter(path: str | Path, lm: NGramLM | None = None) -> Drafter:
     """The drafter of a drafter.json, for `generate(..., drafter=)`.
 
-    Decoding with it is a ValueError if the target has another vocabulary than the one that was
-    tuned for, or more slots; plain greedy decoding works with any target.
+    Decoding raises a ValueError if the target has another vocabulary than the tuned model, or more
+    slots; strategy "greedy" works with any target.
 
     Args:
         path: of the file.
-        lm: n-gram LM that it was tuned with; None: read from where it was then, if it needs one.
+        lm: n-gram LM that it was tuned with; None: read from its recorded path, if one is needed.
 
     Returns:
         Drafter.
@@ -110,7 +110,7 @@ def load_drafter(path: str | Path, lm: NGramLM | None = None) -> Drafter:
     Raises:
         OSError: the file cannot be read.
         FormatError: it is no drafter.json.
-        ValueError: its LM is not to be found, or has another vocabulary.
+        ValueError: its LM cannot be found, or has another vocabulary.
     """
     file = read_drafter_file(path)
     if file.lm is None:
@@ -129,7 +129,7 @@ def load_drafter(path: str | Path, lm: NGramLM | None = None) -> Drafter:
 
 
 def find_lm(file: DrafterFile, path: Path) -> NGramLM:
-    """The LM that a drafter was tuned with: at its path of that time, or beside drafter.json.
+    """The LM that a drafter was tuned with: at its recorded path, or next to drafter.json.
 
     Args:
         file: contents of drafter.json, with an LM.
@@ -137,7 +137,7 @@ def find_lm(file: DrafterFile, path: Path) -> NGramLM:
 
     Raises:
         FormatError: the LM's file is damaged.
-        ValueError: there is no such file.
+        ValueError: the LM's file is missing.
     """
     name = str((file.lm or {}).get("file") or "")
     for candidate in (Path(name), path.parent / name, path.parent / Path(name).name):

@@ -26,15 +26,15 @@ from lattice_bpd.lm.ngram import NGramLM
 
 @dataclass(frozen=True)
 class DraftSources:
-    """What drafts can be made from.
+    """The LMs, models and data that drafters are built from.
 
     Attributes:
         lm: n-gram LM over the target's token ids; of "neural" and "p_best" also a TransitionScorer
             or a small causal LM of `transformers`.
         draft_model: a small causal LM of `transformers` with the target's tokenizer.
         has_heads: whether the model has draft heads.
-        experience: what "auto" has learned of the model; None: nothing.
-        output: what "oracle" looks up.
+        experience: measurements of "auto" for the model; None: none.
+        output: the target's output, for "oracle".
     """
 
     lm: Any = None
@@ -49,7 +49,7 @@ def make_drafter(config: DraftConfig, sources: DraftSources | None = None) -> Dr
 
     Args:
         config: strategy and options.
-        sources: LM, draft model and what else the strategy uses.
+        sources: LM, draft model and other data that the strategy uses.
 
     Raises:
         ValueError: a source that is missing, or a draft model that the strategy does not use. An
@@ -108,7 +108,7 @@ def _p_best(config: DraftConfig, sources: DraftSources) -> Drafter:
 
 
 def _draft_model(config: DraftConfig, sources: DraftSources) -> Drafter:
-    """A chain, or with an LM a tree of its rescored lattice."""
+    """A chain, or with an LM a tree of the rescored lattice."""
     shape = "chain" if sources.lm is None else "tree"
     return DraftModelDrafter(sources.draft_model, config, shape=shape, lm=sources.lm)
 
@@ -119,7 +119,7 @@ def _lookup(config: DraftConfig, _: DraftSources) -> Drafter:
 
 
 def _combined(config: DraftConfig, sources: DraftSources) -> Drafter:
-    """Heads and their continuation by the LM, draft model and lookup, as far as there are any."""
+    """A drafter that combines the available parts: heads and LM, draft model, and lookup."""
     lm = sources.lm
     parts: list[Drafter] = []
     heads = TreeDrafter(lm, config) if sources.has_heads else None
