@@ -1,6 +1,6 @@
-"""Verification: one call of the target tells how many tokens of each draft it would generate.
+"""Verification: one call of the target determines the accepted tokens of each draft.
 
-Acceptance rules other than the lossless ones are in `lattice_bpd.verify.acceptance`.
+Lossy acceptance rules are in `lattice_bpd.verify.acceptance`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Building KV caches of `transformers` and rolling them back to accepted tokens.
 
-Verification keeps the first so many cache positions, copies a few of them elsewhere, or keeps some
-sequences. `StackedCache` does it for all layers at once; this module for caches of `transformers`.
+Verification drops the last cache positions, copies a few positions, or selects sequences.
+`StackedCache` does so for all layers at once, this module for caches of `transformers`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def check_cache(cache: Cache) -> None:
         ValueError: a layer forgets (sliding window, recurrent state), so that rejected drafts
             could not be taken back.
     """
-    layers: list[Any] = cache.layers if isinstance(cache, Cache) else []  # else somebody's own
+    layers: list[Any] = (
+        cache.layers if isinstance(cache, Cache) else []
+    )  # else a class of the caller
     forgets = any(getattr(cache, "is_sliding", [])) or any(
         not isinstance(layer, _CROPPED) and not _is_empty(layer) for layer in layers
     )

@@ -1,4 +1,4 @@
-"""The target's greedy choice, and how many draft tokens agree with it."""
+"""The target's greedy choice, and the number of draft tokens that agree with it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _NAN = (
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:
-    """The target's greedy choice at each position; all strategies decide with this function.
+    """The target's greedy choice at each position; all strategies use this function.
 
     Args:
         logits: (..., V) float.
 
     Returns:
-        (...) int64; the smallest id where several logits share the maximum.
+        (...) int64; the smallest id if several logits share the maximum.
 
     Raises:
         ValueError: a NaN among the logits.
@@ -50,13 +50,13 @@ def follow_greedy(
     logits: Tensor,
     indices: list[npt.NDArray[np.int64]] | None,
 ) -> list[tuple[list[int], list[int], int]]:
-    """Follow each tree as long as the target's choice is among the drafts.
+    """Follow each tree while the target's choice is among the drafts.
 
     Args:
         trees: of B sequences.
         logits: (R, T, V) float.
         indices: for each tree (n+1,), the index of each node's logits after flattening the first
-            two axes; None where row b has the nodes of tree b in order.
+            two axes; None if row b has the nodes of tree b in order.
 
     Returns:
         For each tree the accepted nodes and the target's tokens after them, see
@@ -99,7 +99,7 @@ def greedy_token(row: FloatRow) -> int:
         row: (V,) float32 logits.
 
     Returns:
-        The smallest id where several logits share the maximum.
+        The smallest id if several logits share the maximum.
 
     Raises:
         ValueError: a NaN among the logits.

@@ -1,9 +1,9 @@
 """One call of the target over the drafts of B sequences, in two shapes.
 
-    rows   every draft a row: exact token, draft tokens        (R, depth + 1), causal mask
-    tree   every sequence a row: exact token, all tree nodes   (B, nodes + 1), mask by ancestors
+    rows   one row per draft: exact token, draft tokens         (R, depth + 1), causal mask
+    tree   one row per sequence: exact token, all tree nodes    (B, nodes + 1), mask by ancestors
 
-Both put a node's token at the position that it would have in the text.
+In both a node's token has the position that it would have in the text.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Call(NamedTuple):
 
     Attributes:
         input_ids: (R, T) int64.
-        position_ids: (R, T) int64; None where the target's own numbering is right.
+        position_ids: (R, T) int64; None if the target's own numbering is right.
         attention_mask: see TargetModel; None for the plain causal mask.
         windowed_mask: the same for layers with a sliding window, or None.
         sequences: the sequence of each row; None for one row each, in order.
         indices: for each sequence, (n+1,) int64, the index row * T + column of the logits of its
-            nodes; None where row b has those of sequence b in order.
+            nodes; None if row b has those of sequence b in order.
     """
 
     input_ids: Tensor
@@ -60,8 +60,8 @@ def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
         mask = torch.from_numpy(_core.additive_masks(cores, size, state.width, positions, lowest))
         masks = mask if target.dtype == torch.float32 else mask.to(target.dtype), None
     else:
-        sees = _core.node_masks(cores, size).view(np.bool_)
-        masks = _masks(target, state, sees, position_ids, range(len(trees)))
+        attends = _core.node_masks(cores, size).view(np.bool_)
+        masks = _masks(target, state, attends, position_ids, range(len(trees)))
     return Call(input_ids, position_ids, *masks, None, None)
 
 
@@ -79,16 +79,16 @@ def lay_out_rows(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
         used = torch.from_numpy(state.positions[sequences] >= 0).to(target.device)
         masks = F.pad(used.long(), (0, size), value=1), None
     else:
-        sees = np.tri(size, dtype=np.bool_)[None].repeat(len(ids), axis=0)
-        masks = _masks(target, state, sees, position_ids, sequences)
+        attends = np.tri(size, dtype=np.bool_)[None].repeat(len(ids), axis=0)
+        masks = _masks(target, state, attends, position_ids, sequences)
     return Call(input_ids, position_ids, *masks, repeats, indices)
 
 
 def _needs_window(target: TargetModel, width: int) -> bool:
-    """Whether a call over so many cache positions needs an explicit mask for its window.
+    """Whether a call over `width` cache positions needs an explicit mask for its window.
 
-    In `generate` the cache itself forgets what is outside of the window. Ours keeps everything, and
-    not every model that has a window masks it (Moshi does not).
+    In `generate` the cache itself drops positions outside of the window. Ours keeps all positions,
+    and some models with a window do not mask it (Moshi).
     """
     window = target.sliding_window
     return window is not None and width > window and target.refuses_tree() is None
@@ -96,43 +96,42 @@ def _needs_window(target: TargetModel, width: int) -> bool:
 
 @cache
 def _lowest(dtype: torch.dtype) -> float:
-    """The least number of a float type."""
+    """The smallest finite number of a float type."""
     return torch.finfo(dtype).min
 
 
 def _masks(
     target: TargetModel,
     state: BatchCache,
-    sees: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+    attends: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
     position_ids: Tensor,
     sequences: range | list[int],
 ) -> tuple[Tensor, Tensor | None]:
-    """(R, 1, T, P) floats to be added to attention scores; the same within the window.
+    """(R, 1, T, P) floats to be added to attention scores, and the same within the window.
 
     Args:
         target: names device, dtype and window.
         state: cache positions before this call.
-        sees: (R, T, T) bool, which new tokens see which.
+        attends: (R, T, T) bool, the new tokens that each new token attends to.
         position_ids: (R, T) int64 of the new tokens.
         sequences: the sequence of each row.
     """
     lowest = _lowest(target.dtype)
-    block = torch.zeros(sees.shape, dtype=target.dtype, device=target.device)
-    block.masked_fill_(torch.from_numpy(~sees).to(target.device), lowest)
+    block = torch.zeros(attends.shape, dtype=target.dtype, device=target.device)
+    block.masked_fill_(torch.from_numpy(~attends).to(target.device), lowest)
     if state.positions is None:
         mask = F.pad(block, (state.width, 0))
     else:
         holes = torch.from_numpy(state.positions[sequences] < 0).to(target.device)
-        old = block.new_zeros((len(sees), 1, state.width)).masked_fill_(holes[:, None], lowest)
-        mask = torch.cat([old.expand(-1, sees.shape[1], -1), block], dim=2)
+        old = block.new_zeros((len(attends), 1, state.width)).masked_fill_(holes[:, None], lowest)
+        mask = torch.cat([old.expand(-1, attends.shape[1], -1), block], dim=2)
     windowed = None
     if target.sliding_window is not None:
         windowed = mask.masked_fill(
             _too_far(state, position_ids, sequences, target.sliding_window), lowest
         )
-    free = state.free_positions(
-        sees.shape[1]
-    )  # of a static cache, which the target looks at as well
+    # Free positions of a static cache are among the keys of a call.
+    free = state.free_positions(attends.shape[1])
     if free > 0:
         mask = F.pad(mask, (0, free), value=lowest)
         windowed = None if windowed is None else F.pad(windowed, (0, free), value=lowest)
@@ -142,7 +141,7 @@ def _masks(
 def _too_far(
     state: BatchCache, position_ids: Tensor, sequences: range | list[int], window: int
 ) -> Tensor:
-    """(R, T, P) bool: which cache positions lie outside the sliding window of each new token."""
+    """(R, T, P) bool: the cache positions outside the sliding window of each new token."""
     if state.positions is None:
         old = torch.arange(state.width, device=position_ids.device).expand(len(sequences), -1)
     else:

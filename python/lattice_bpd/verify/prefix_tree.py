@@ -1,11 +1,11 @@
-"""The drafts of one sequence as a tree: every shared prefix once, below the exact token.
+"""The drafts of one sequence as a tree below the exact token; shared prefixes occur once.
 
     drafts  5 7 9, 5 7 2, 1     exact token 3       3 (node 0)
                                                     |- 5 (1) - 7 (2) - 9 (3)
                                                     |              `-- 2 (4)
                                                     `- 1 (5)
 
-A p-best list and a tree become the same thing here, so that verification knows one form only.
+Lists of drafts and trees are both converted to this type, the only input of verification.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 class PrefixTree:
-    """Draft tokens below the exact token; parents stand before their children.
+    """Draft tokens below the exact token; parents precede their children.
 
-    The nodes live in the core, so that laying out a call and following the target take
+    The nodes are stored in the core, so that laying out a call and following the target take
     microseconds; the lists below are copies.
 
     Args:
         token_ids: (n+1) ints, the exact token y_{t+1} first.
-        parents: (n+1) ints, the node before each; -1 for node 0. (More nodes of parent -1 make a
-            forest, whose first tokens have depth 0; nothing can be followed there.)
+        parents: (n+1) ints, the parent of each node; -1 for node 0. Further nodes with parent -1
+            make a forest, which can be laid out but not verified; its first tokens have depth 0.
 
     Attributes:
-        sampled_from: gives for a node the distribution that its children were sampled from without
-            replacement: token ids (k,) int and probabilities (k,) float64 that sum to 1, or None
-            for a node without children. None where the tree was not sampled.
-        kind: label of trees without probabilities that are accepted about as often, such as the
-            length of a match; `CombinedDrafter` learns a rate for each. None: no label.
+        sampled_from: function of a node that returns the distribution from which its children were
+            sampled without replacement: token ids (k,) int and probabilities (k,) float64 that
+            sum to 1, or None for a node without children. None if the tree was not sampled.
+        kind: label of trees without probabilities, such as the length of a match.
+            `CombinedDrafter` estimates an acceptance rate for each label. None: no label.
 
     Raises:
-        ValueError: a parent does not stand before its child, or the lengths differ.
+        ValueError: a parent does not precede its child, or the lengths differ.
     """
 
     __slots__ = ("_core", "kind", "sampled_from")
@@ -58,7 +58,7 @@ class PrefixTree:
         return tree
 
     def __reduce__(self) -> tuple[Callable[..., PrefixTree], tuple[Any, ...]]:
-        """Pickles and copies hold the nodes, and of sampled trees all distributions."""
+        """Pickles and copies hold the nodes, and for sampled trees all distributions."""
         sampled = None
         if self.sampled_from is not None:
             sampled = [self.sampled_from(node) for node in range(len(self))]
@@ -73,8 +73,8 @@ class PrefixTree:
         Args:
             exact_token: y_{t+1}.
             drafts: p sequences of token ids, or (p, H) ints, best first; a negative id (padding)
-                ends one. The best draft becomes nodes 1, 2, ..: accepting it needs no copy of the
-                cache.
+                ends a draft. The best draft becomes nodes 1, 2, ..: accepting it copies no cache
+                positions.
 
         Raises:
             TypeError: token ids that are no integers.
@@ -95,16 +95,16 @@ class PrefixTree:
         log_probs: npt.NDArray[np.float32] | None = None,
         sampled_from: Sequence[tuple[Any, Any] | None] | None = None,
     ) -> PrefixTree:
-        """The tree of a row of `DraftTree`, or of nodes that were sampled.
+        """The tree of a row of `DraftTree` or `SampledTree`.
 
         Args:
             exact_token: y_{t+1}.
             token_ids: (n,) ints, without padding.
             parents: (n,) ints, -1 for the first tokens.
             max_depth: longest path to keep, in tokens; deeper nodes are left out.
-            log_probs: (n,) natural logs of the nodes' probabilities, if they are known.
-            sampled_from: of the exact token and of each node the distribution that its children
-                were sampled from, see the class; None where nothing was sampled.
+            log_probs: (n,) natural logs of the nodes' probabilities, if known.
+            sampled_from: for the exact token and each node the distribution from which its children
+                were sampled, see the class; None if nothing was sampled.
 
         Raises:
             TypeError: token ids or parents that are no integers.
@@ -127,7 +127,7 @@ class PrefixTree:
         return cls._of(_core.PrefixTree.of_nodes(exact_token, ids, above, max_depth, log_probs))
 
     def __len__(self) -> int:
-        """Number of nodes, the exact token counted."""
+        """Number of nodes, including the exact token."""
         return len(self._core)
 
     def __repr__(self) -> str:
@@ -146,7 +146,7 @@ class PrefixTree:
 
     @property
     def parents(self) -> list[int]:
-        """(n+1) ints, the node before each; -1 for node 0."""
+        """(n+1) ints, the parent of each node; -1 for node 0."""
         return self._core.parents
 
     @property
@@ -156,10 +156,10 @@ class PrefixTree:
 
     @property
     def log_probs(self) -> npt.NDArray[np.float32] | None:
-        """(n,) float32, natural logs of the draft tokens' probabilities; None: not known.
+        """(n,) float32, natural logs of the draft tokens' probabilities; None if unknown.
 
-        Those of a search stand by falling probability, so that the first of them are the tree of
-        so many nodes.
+        The nodes of a search are sorted by descending probability, so that the first n nodes are
+        the best tree of n nodes.
         """
         return self._core.log_probs
 
@@ -174,7 +174,7 @@ class PrefixTree:
         return self._core.token_range
 
     def cut(self, num_drafted: int, max_depth: int) -> PrefixTree:
-        """The tree of its first draft tokens.
+        """The tree of the first draft tokens.
 
         Args:
             num_drafted: draft tokens to keep, at most.
@@ -182,7 +182,7 @@ class PrefixTree:
         """
         tree = PrefixTree._of(self._core.cut(num_drafted + 1, max_depth))
         sampled_from = self.sampled_from
-        if sampled_from is not None and self.max_depth > max_depth:  # then nodes have other numbers
+        if sampled_from is not None and self.max_depth > max_depth:  # nodes are renumbered
             kept = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
             tree.sampled_from = lambda node: sampled_from(kept[node])
         else:
@@ -190,13 +190,13 @@ class PrefixTree:
         return tree
 
     def best_chain(self) -> PrefixTree:
-        """The tree's best single draft: from each node on to its most probable child.
+        """The tree's best single draft, which continues with the most probable child of each node.
 
-        Where probabilities are not known, the child that was proposed first.
+        Without probabilities, it continues with the child that was proposed first.
         """
         parents, token_ids = self.parents, self.token_ids
-        known = self.log_probs
-        rank = [0.0] * len(parents) if known is None else [0.0, *known.tolist()]
+        log_probs = self.log_probs
+        rank = [0.0] * len(parents) if log_probs is None else [0.0, *log_probs.tolist()]
         best: dict[int, int] = {}
         for node, parent in enumerate(parents):
             if parent >= 0 and (parent not in best or rank[node] > rank[best[parent]]):
@@ -211,10 +211,10 @@ class PrefixTree:
         return chain
 
     def kept(self, written: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Which draft tokens are right, as all before them are.
+        """Which draft tokens are on the path of the decoded tokens.
 
         Args:
-            written: the tokens that came behind the exact token.
+            written: the decoded tokens after the exact token.
 
         Returns:
             (n,) bool.
@@ -222,9 +222,9 @@ class PrefixTree:
         return self._core.kept(written).view(np.bool_)
 
     def count_repeats(self) -> tuple[int, int]:
-        """Stutter of the draft in nodes 0, 1, 2, ..: equal neighbours, and all neighbours.
+        """Numbers of equal adjacent tokens, and of all adjacent tokens, in nodes 0, 1, 2, ..
 
-        Exact token 7 and draft 7 9 9 4: 2 repeats among 4 neighbours.
+        Exact token 7 and draft 7 9 9 4: 2 repeats among 4 adjacent positions.
         """
         return self._core.count_repeats()
 
@@ -233,22 +233,22 @@ class PrefixTree:
         return self._core.num_leaves
 
     def list_paths(self) -> list[list[int]]:
-        """The nodes from node 0 down to each leaf, leaves in order of their nodes."""
+        """The nodes from node 0 to each leaf, sorted by leaf."""
         return self._core.paths()
 
     def children(self, node: int) -> list[int]:
-        """The draft tokens behind a node, in the order in which they were proposed."""
+        """The children of a node, in the order in which they were proposed."""
         return self._core.children(node)
 
     def follow(self, next_token: Callable[[int], int | None]) -> tuple[list[int], list[int]]:
-        """Walk down as long as the target agrees.
+        """Follow the target's choices through the tree.
 
         Args:
-            next_token: what the target takes behind a node; None ends the walk without a token.
+            next_token: returns the target's token after a node; None ends the text.
 
         Returns:
-            The accepted nodes, node 0 first, and the target's tokens behind each of them: the
-            accepted draft tokens and then the bonus token.
+            The accepted nodes, node 0 first, and the target's token after each of them: the
+            accepted draft tokens, then the bonus token.
         """
         node, nodes = 0, [0]
         tokens: list[int] = []
@@ -263,10 +263,10 @@ class PrefixTree:
             nodes.append(node)
 
     def attention_mask(self, size: int) -> npt.NDArray[np.bool_]:
-        """Which nodes see which: node i sees itself and its ancestors.
+        """The nodes that each node attends to: itself and its ancestors.
 
         Args:
-            size: rows and columns of the mask; those behind the nodes see themselves alone.
+            size: rows and columns of the mask; those after the nodes attend to themselves only.
 
         Returns:
             (size, size) bool.
@@ -276,7 +276,7 @@ class PrefixTree:
 
 
 def _integers(values: Sequence[int] | IntArray) -> Any:
-    """An array of int32 or int64; empty lists are ints, too."""
+    """An array of int32 or int64, also for empty lists."""
     check_has_values(values, "PrefixTree: an array of integers")
     array: Any = values if isinstance(values, np.ndarray) else np.array(values)
     if array.dtype == np.int32 or array.dtype == np.int64:

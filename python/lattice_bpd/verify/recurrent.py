@@ -159,7 +159,7 @@ class RecurrentCache:
 
     Attributes:
         lengths: tokens of the text that are accepted and read.
-        pending: the last of them, which were dropped with a draft: the next call reads them again.
+        pending: the last of them, dropped with a draft; the next call reads them again.
     """
 
     capacity = None

@@ -10,8 +10,8 @@ _SPARE = 64  # positions beyond those of the current call, so that buffers last 
 class RepeatedRows:
     """Buffers for batched verification.
 
-    What a row shares with its sequence is copied once: a call copies only the positions that the
-    cache has gained since the call before.
+    Positions that a row shares with its sequence are copied once: a call copies only those that
+    were appended to the cache since the previous call.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class RepeatedRows:
         self._buffers, self._rows, self._sequences, self._num_shared = None, None, [], 0
 
     def _reserve(self, cache: StackedCache, rows: int, width: int) -> StackedCache:
-        """The buffers, or new ones where they are too small."""
+        """The buffers, or new ones if they are too small."""
         if self._buffers is not None:
             _, max_rows, _, capacity, _ = self._buffers.keys.shape
             if rows <= max_rows and width <= capacity:

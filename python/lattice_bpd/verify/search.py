@@ -1,4 +1,4 @@
-"""Searches whose drafts are ready for verification, without arrays in between."""
+"""Searches that return prefix trees for verification directly."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def search_trees(
 
     Args:
         candidates: (B, H, k); a `LatticeInput` may have transition scores and local normalization.
-        contexts: B sequences of ints as far back as the LM sees, each ending in the exact token.
+        contexts: B sequences of ints, at least the LM's history; each ends in the exact token.
         lm: n-gram LM over the same vocabulary, or None.
-        rooms: (B,) tokens of the longest draft; deeper nodes are left out.
+        rooms: (B,) maximum draft lengths; deeper nodes are left out.
         max_nodes: N, 1..4096.
         alpha: weight of the LM.
-        caches: n-grams of each text so far, to be mixed into the LM, or None.
+        caches: n-grams of each text so far, interpolated with the LM, or None.
 
     Returns:
         B trees of at most N draft tokens, with their log probabilities.
@@ -41,16 +41,16 @@ def search_trees(
     """
     core_lm = _core_of("search_trees", lm)
     if isinstance(candidates, LatticeInput):
-        found = _core.search_trees_of_sausages(
+        trees = _core.search_trees_of_sausages(
             candidates.to_sausages("search_trees"), core_lm, contexts, rooms, max_nodes, alpha,
             candidates.normalization, caches=_cores(caches),
         )  # fmt: skip
-        return [PrefixTree._of(tree) for tree in found]
-    found = _core.search_trees(
+        return [PrefixTree._of(tree) for tree in trees]
+    trees = _core.search_trees(
         candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
         max_nodes, alpha, caches=_cores(caches),
     )  # fmt: skip
-    return [PrefixTree._of(tree) for tree in found]
+    return [PrefixTree._of(tree) for tree in trees]
 
 
 def search_drafts(
@@ -67,7 +67,7 @@ def search_drafts(
     """The best drafts of each lattice as a prefix tree; see `rescore_lattice`.
 
     Args:
-        candidates: see `search_trees`, as for all arguments that are not listed here.
+        candidates: see `search_trees`, also for the other arguments.
         contexts: see there.
         lm: see there.
         rooms: see there; longer drafts are cut.
@@ -84,16 +84,16 @@ def search_drafts(
     """
     core_lm = _core_of("search_drafts", lm)
     if isinstance(candidates, LatticeInput):
-        found = _core.search_drafts_of_sausages(
+        trees = _core.search_drafts_of_sausages(
             candidates.to_sausages("search_drafts"), core_lm, contexts, rooms, num_drafts, alpha,
             candidates.normalization, threads, _cores(caches),
         )  # fmt: skip
-        return [PrefixTree._of(tree) for tree in found]
-    found = _core.search_drafts(
+        return [PrefixTree._of(tree) for tree in trees]
+    trees = _core.search_drafts(
         candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
         num_drafts, alpha, threads, _cores(caches),
     )  # fmt: skip
-    return [PrefixTree._of(tree) for tree in found]
+    return [PrefixTree._of(tree) for tree in trees]
 
 
 def search_chains(
@@ -125,16 +125,16 @@ def search_chains(
     """
     core_lm = _core_of("search_chains", lm)
     if isinstance(candidates, LatticeInput):
-        found = _core.search_chains_of_sausages(
+        trees = _core.search_chains_of_sausages(
             candidates.to_sausages("search_chains"), core_lm, contexts, rooms, alpha,
             candidates.normalization, threads, _cores(caches),
         )  # fmt: skip
-        return [PrefixTree._of(tree) for tree in found]
-    found = _core.search_chains(
+        return [PrefixTree._of(tree) for tree in trees]
+    trees = _core.search_chains(
         candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
         alpha, threads, _cores(caches),
     )  # fmt: skip
-    return [PrefixTree._of(tree) for tree in found]
+    return [PrefixTree._of(tree) for tree in trees]
 
 
 def _core_of(where: str, lm: NGramLM | None) -> _core.BackoffLm | None:

@@ -55,7 +55,7 @@ class Seq2SeqTarget:
         takes_positions: whether the position of a token may differ from its cache position.
 
     Raises:
-        TypeError: no encoder-decoder with an output embedding.
+        TypeError: not an encoder-decoder with an output embedding.
         ValueError: no start token, or ids outside the vocabulary.
     """
 
@@ -119,10 +119,10 @@ class Seq2SeqTarget:
         """The decoder's first call.
 
         Args:
-            input_ids: (B, T) int64, what the outputs begin with, all of one length.
+            input_ids: (B, T) int64, the first tokens of the outputs, all of one length.
             attention_mask: None: nothing is padded.
             position_ids: None.
-            source: what `encode` gave, B rows.
+            source: the output of `encode`, B rows.
 
         Returns:
             Output of the last position, logits (B, 1, V) and hidden (B, 1, D), and the cache.
@@ -140,7 +140,7 @@ class Seq2SeqTarget:
         seen: list[Tensor | None] = []
         handle = self.decoder.register_forward_hook(
             lambda _module, _arguments, output: seen.append(
-                getattr(output, "last_hidden_state", None)  # an LM as the decoder gives logits only
+                getattr(output, "last_hidden_state", None)  # an LM returns logits only
             )
         )
         try:
@@ -212,7 +212,7 @@ class Seq2SeqTarget:
 
     @contextmanager
     def _at(self, position_ids: Tensor | None) -> Iterator[None]:
-        """Give the decoder's tokens (B, T) positions instead of their cache positions."""
+        """Pass (B, T) positions to the decoder instead of cache positions."""
         embedding = self._position_embedding
         if position_ids is None or embedding is None:
             yield

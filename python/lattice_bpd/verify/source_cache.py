@@ -3,8 +3,8 @@
     source ids -> encoder -> states -> keys and values of every cross-attention layer
                                        (computed in the first call of the decoder, then only read)
 
-A SourceCache is a StackedCache of the decoder's tokens that selects the sources' rows along with
-its own, so verification treats it as any other cache.
+A SourceCache is a StackedCache of the decoder's tokens that also selects the rows of the sources,
+so verification uses it like any other cache.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class SourceCache(StackedCache):
 
     @classmethod
     def of_first_call(cls, cache: Any, source: Source) -> SourceCache:
-        """From the EncoderDecoderCache that a decoder's first call has filled.
+        """Convert the EncoderDecoderCache that a decoder's first call has filled.
 
         Raises:
             ValueError: layers of different shapes.
@@ -102,7 +102,7 @@ class SourceCache(StackedCache):
         own = StackedCache.from_cache(cache.self_attention_cache, 0)
         if own is None:
             raise ValueError(
-                "decode: the decoder's layers keep keys and values of different shapes, or forget "
+                "decode: the decoder's layers keep keys and values of different shapes, or drop "
                 "some; expected full attention of one shape in every layer"
             )
         layers: list[Any] = cache.cross_attention_cache.layers

@@ -1,8 +1,8 @@
 """A KV cache of two preallocated buffers, which appends and rolls back without copies.
 
 A `DynamicCache` copies itself whenever it grows. Here new keys are written after the old ones, a
-rejected draft is dropped by lowering a number, and an accepted path is moved by one copy for all
-layers, of its own few positions only.
+rejected draft is dropped by decreasing the width, and an accepted path is moved by one copy of its
+positions in all layers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     @keys.setter
     def keys(self, value: Tensor | None) -> None:
-        """Nothing: the base class begins with None."""
+        """Ignored: the base class sets None initially."""
 
     @property
     def values(self) -> Tensor:
@@ -54,10 +54,10 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     @values.setter
     def values(self, value: Tensor | None) -> None:
-        """Nothing: the base class begins with None."""
+        """Ignored: the base class sets None initially."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the buffers are there."""
+        """No-op: the buffers exist already."""
 
     def update(
         self,
@@ -82,7 +82,7 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.width
 
     def get_max_length(self) -> int:
-        """-1: it grows."""
+        """-1: it can grow."""
         return -1
 
 
@@ -103,7 +103,7 @@ class StackedCache(Cache):
 
     @classmethod
     def from_cache(cls, cache: Cache, num_free: int) -> StackedCache | None:
-        """The same keys and values with free capacity; None where layers differ in shape.
+        """The same keys and values with free capacity; None if layers differ in shape.
 
         Args:
             cache: a DynamicCache, or a StackedCache, which is returned itself.
@@ -141,8 +141,8 @@ class StackedCache(Cache):
     def parts(self, start: int, end: int) -> Parts:
         """Keys and values up to `end` of each layer, (B, heads, end, D), and those from `start` on.
 
-        The views of all layers are made at once, for the first layer of a call: in small models
-        the calls of torch that make views take longer than the copies.
+        The views of all layers are created at once, for the first layer of a call: in small models
+        creating views with torch takes longer than the copies.
         """
         if self._parts is not None:
             (known_start, known_end, buffer), parts = self._parts

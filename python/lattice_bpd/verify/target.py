@@ -35,7 +35,7 @@ TargetOutput = LMOutput
 
 
 class TargetModel(Protocol):
-    """What verification needs of a model; `CausalLMTarget` wraps any causal LM.
+    """The interface that verification uses; `CausalLMTarget` wraps any causal LM.
 
     Attributes:
         device: of the inputs.
@@ -88,7 +88,7 @@ class CausalLMTarget:
             `lattice_bpd.verify.recurrent`.
 
     Raises:
-        TypeError: no decoder-only causal LM with an output embedding.
+        TypeError: not a decoder-only causal LM with an output embedding.
         ValueError: a model whose state cannot be rolled back.
     """
 
@@ -169,7 +169,7 @@ class CausalLMTarget:
 
         Returns:
             Output of the last position, logits (B, 1, V) and hidden (B, 1, D), with the features of
-            all T; and the cache, which keeps all tokens, even where the model has a sliding window.
+            all T; and the cache, which keeps all tokens, even if the model has a sliding window.
 
         Raises:
             ValueError: the model did not fill the cache.
@@ -207,8 +207,8 @@ class CausalLMTarget:
             certain: tokens of the first segment.
 
         Returns:
-            The output, and the states after the first segment; none where that is the whole call,
-            or empty.
+            The output, and the states after the first segment; no states if that segment is empty
+            or the whole call.
         """
         inputs = build_inputs(self.base, input_ids, cache, position_ids)
         if input_ids.shape[1] == 1:
@@ -248,7 +248,7 @@ class CausalLMTarget:
 
 
 def _is_filled(cache: Cache) -> bool:
-    """Whether any layer of a cache holds something."""
+    """Whether any layer of a cache holds keys or states."""
     layers: list[Any] = cache.layers
     return any(
         getattr(layer, "keys", None) is not None or getattr(layer, "device", None) is not None

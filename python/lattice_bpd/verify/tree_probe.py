@@ -21,7 +21,7 @@ def find_tree_refusal(target: Any) -> str | None:
         target: a CausalLMTarget or a Seq2SeqTarget.
 
     Raises:
-        RuntimeError, MemoryError: no memory for the probe; its result is not remembered.
+        RuntimeError, MemoryError: no memory for the probe; no result is stored.
     """
     implementation = str(getattr(target.base.config, "_attn_implementation", "eager"))
     known = _KNOWN.setdefault(target.base, {})

@@ -1,4 +1,4 @@
-"""Verification: one call of the target decides how many tokens of each draft it would generate.
+"""Verification: one call of the target determines the accepted tokens of each draft.
 
     cache      y_1 .. y_t
     input      y_{t+1}  d_1     d_2     ..  d_H            y_{t+1} is exact
@@ -37,16 +37,16 @@ LAYOUTS = ("auto", "tree", "rows")
 
 @dataclass
 class Verification:
-    """What one verifying call decided for one sequence.
+    """The result of one verifying call for one sequence.
 
     Attributes:
         token_ids: the n accepted draft tokens and the bonus token, n+1 in all; each is the
             target's own choice.
         accept_length: n, 0..H.
-        hidden: (D,) float, the hidden state that predicted the last of them; the next heads
-            start from it.
+        hidden: (D,) float, the hidden state that predicted the last of them; the input of the heads
+            in the next step.
         features: (n+1, F) float, the target's features of the exact token and the n accepted ones;
-            after a prompt was read, of its tokens. None where the target provides none.
+            after a prompt, of its tokens. None if the target provides none.
     """
 
     token_ids: list[int]
@@ -57,7 +57,7 @@ class Verification:
 
 @dataclass
 class BatchVerification:
-    """What one verifying call decided for B sequences.
+    """The results of one verifying call for B sequences.
 
     Attributes:
         sequences: of each sequence.
@@ -73,13 +73,13 @@ class BatchVerification:
 
 
 class DraftCandidates(NamedTuple):
-    """The draft tokens that may follow one accepted token.
+    """The draft tokens after one accepted token.
 
     Attributes:
-        token_ids: the drafted tokens, different from each other, in the order in which they were
-            proposed; empty after the end of a draft.
+        token_ids: distinct draft tokens, in the order in which they were proposed; empty after the
+            end of a draft.
         depth: draft tokens that this call has accepted so far.
-        sampled_from: the distribution that the tokens were sampled from without replacement: token
+        sampled_from: the distribution from which the tokens were sampled without replacement: token
             ids (k,) int and probabilities (k,) float64 that sum to 1; None: not sampled.
     """
 
@@ -92,7 +92,7 @@ NO_CANDIDATES = DraftCandidates((), 0)
 
 
 class TokenSelector(Protocol):
-    """Selects the tokens of one sequence, by another rule than the argmax.
+    """Selects the tokens of one sequence by a rule other than argmax.
 
     Attributes:
         ended: whether the last selected token ended the text.
@@ -101,7 +101,7 @@ class TokenSelector(Protocol):
     ended: bool
 
     def choose(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
-        """The token after all those selected before.
+        """Select the next token.
 
         Args:
             logits: (V,) float, the target's.
@@ -129,19 +129,19 @@ def verify_trees(
         state: covers y_1..y_t of each sequence. Afterwards it covers y_{t+1} and the accepted
             tokens as well; the bonus token is not in it yet.
         trees: the exact token and the drafts of each sequence.
-        layout: "tree", "rows", or "auto": whichever has fewer tokens to compute, rows among equals
-            (they need no mask), rows where the target takes no tree.
-        selectors: one for each sequence instead of argmax, asked along accepted paths only, once
+        layout: "tree", "rows", or "auto": the one with fewer tokens to compute; "rows" if equal, as
+            it needs no mask, or if the target does not support trees.
+        selectors: one for each sequence instead of argmax, called along accepted paths only, once
             for each token, in order.
 
     Returns:
         BatchVerification.
 
     Raises:
-        ValueError: NaN logits, or a layout that this target or cache cannot take.
+        ValueError: NaN logits, or a layout that the target or cache does not support.
         MemoryError: the call did not fit; the message says what to lower.
     """
-    if not torch.is_inference_mode_enabled():  # asked first: entering it again takes microseconds
+    if not torch.is_inference_mode_enabled():  # checked first: entering it again takes microseconds
         with torch.inference_mode():
             return verify_trees(target, state, trees, layout=layout, selectors=selectors)
     if isinstance(state, RecurrentCache):
@@ -162,21 +162,23 @@ def verify_trees(
     if selectors is None:
         followed = follow_greedy(trees, output.logits, call.indices)
     else:
-        followed = _ask_selectors(call.indices, output, trees, selectors)
+        followed = _run_selectors(call.indices, output, trees, selectors)
     hidden = output.hidden.flatten(0, 1)
-    found = [Verification(tokens, len(nodes) - 1, hidden[end]) for nodes, tokens, end in followed]
+    verified = [
+        Verification(tokens, len(nodes) - 1, hidden[end]) for nodes, tokens, end in followed
+    ]
     if output.features is not None:
         features = output.features.flatten(0, 1)
         for number, (nodes, _, _) in enumerate(followed):
             index_of = logits_index(call.indices, number, size)
-            found[number].features = features[[index_of(node) for node in nodes]]
+            verified[number].features = features[[index_of(node) for node in nodes]]
     if layout == "tree":
         state.keep_nodes([nodes for nodes, _, _ in followed], size)
     else:
         rows = [end // size for _, _, end in followed]
         counts = [len(nodes) for nodes, _, _ in followed]
         state.keep_rows(cache, rows, counts, size, repeats=call.sequences is not None)
-    return BatchVerification(found, layout, seconds, (call.input_ids.shape[0], size))
+    return BatchVerification(verified, layout, seconds, (call.input_ids.shape[0], size))
 
 
 def _verify_chain(
@@ -205,20 +207,20 @@ def _verify_chain(
     if selectors is None:
         ((nodes, tokens, end),) = follow_greedy(trees, output.logits, None)
     else:
-        ((nodes, tokens, end),) = _ask_selectors(None, output, trees, selectors)
+        ((nodes, tokens, end),) = _run_selectors(None, output, trees, selectors)
     state.keep(len(nodes) - 1)
     features = None if output.features is None else output.features[0, : len(nodes)]
-    found = Verification(tokens, len(nodes) - 1, output.hidden[0, end], features)
-    return BatchVerification([found], "rows", seconds, (1, size))
+    verified = Verification(tokens, len(nodes) - 1, output.hidden[0, end], features)
+    return BatchVerification([verified], "rows", seconds, (1, size))
 
 
 def choose_layout(
     target: TargetModel, state: BatchCache, trees: list[PrefixTree], layout: str = "auto"
 ) -> str:
-    """Which layout `verify_trees` takes; see there.
+    """The layout that `verify_trees` uses; see there.
 
     Raises:
-        ValueError: an unknown layout, or one that this target or cache cannot take.
+        ValueError: an unknown layout, or one that the target or cache does not support.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"verify: layout is {layout!r}; expected one of {', '.join(LAYOUTS)}")
@@ -249,13 +251,13 @@ def verify_drafts(
     *,
     layout: str = "auto",
 ) -> Verification:
-    """Verify p drafts of one sequence with one call and roll the cache to what was accepted.
+    """Verify p drafts of one sequence with one call, and roll the cache back to accepted tokens.
 
     Args:
-        model: the target; `CausalLMTarget(model)` makes one of a causal LM.
+        model: the target; wrap a causal LM as `CausalLMTarget(model)`.
         cache: one row that covers y_1..y_t. Afterwards it covers y_1..y_{t+1} and the n accepted
             tokens; the bonus token is not in it yet.
-        exact_token: y_{t+1}, which the target has already chosen.
+        exact_token: y_{t+1}, which the target has already selected.
         drafts: (p, H) ints on any device; p at least 1, H may be 0 (plain greedy decoding).
             Negative ids (padding) end a draft; the tree layout computes shared prefixes once.
         layout: "auto", "tree" or "rows".
@@ -269,7 +271,7 @@ def verify_drafts(
     if drafts.ndim != 2 or drafts.shape[0] == 0:
         raise ValueError(
             f"verify_drafts: drafts has shape {tuple(drafts.shape)}; expected (drafts, slots) "
-            "with one draft or more; give a (1, 0) tensor where there is nothing to verify"
+            "with one draft or more; give a (1, 0) tensor if there is nothing to verify"
         )
     check_cache(cache)
     tree = PrefixTree.from_drafts(exact_token, drafts.tolist())
@@ -286,7 +288,7 @@ def _run(target: TargetModel, call: Call, cache: Any) -> TargetOutput:
     )
 
 
-def _ask_selectors(
+def _run_selectors(
     indices: Indices,
     output: TargetOutput,
     trees: Sequence[PrefixTree],
