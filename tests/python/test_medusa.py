@@ -70,21 +70,21 @@ class Block(nn.Module):
 
 def same(heads: MedusaHeads, other: MedusaHeads) -> bool:
     pairs = zip(heads.parameters(), other.parameters(), strict=True)
-    return all(torch.equal(weight, found) for weight, found in pairs)
+    return all(torch.equal(weight, copy) for weight, copy in pairs)
 
 
 def test_medusa_head_is_its_blocks_and_its_projection():
     heads, hidden = random_heads(), torch.randn(2, 5, WIDTH)
     with torch.inference_mode():
-        found = heads(hidden)
+        logits = heads(hidden)
         for slot in range(SLOTS):
             states = hidden[1, 4]
             for layer in range(2):
                 inner = heads.block_weight[layer, slot] @ states + heads.block_bias[layer, slot]
                 states = states + F.silu(inner)
             expected = heads.output_weight[slot] @ states
-            torch.testing.assert_close(found[1, 4, slot], expected, rtol=1e-4, atol=1e-4)
-    assert found.shape == (2, 5, SLOTS, VOCAB)
+            torch.testing.assert_close(logits[1, 4, slot], expected, rtol=1e-4, atol=1e-4)
+    assert logits.shape == (2, 5, SLOTS, VOCAB)
 
 
 @pytest.mark.parametrize("prefix", ["", "medusa_head."])
@@ -109,7 +109,7 @@ def test_medusa_v01_written_and_read_back(tmp_path):
     assert names == {f"{slot}.{part}" for slot in range(SLOTS) for part in parts}
     assert same(load_medusa(folder).heads, heads)
     save_medusa(heads, folder)  # over what is there
-    with pytest.raises(ValueError, match=r"holds heads alone, for the target ''.*give it as base="):
+    with pytest.raises(ValueError, match=r"has heads only, for the target ''.*give it as base="):
         load_medusa(folder)
 
 
@@ -274,9 +274,9 @@ def test_medusa_model_keeps_its_heads_in_safetensors(tmp_path):
 def test_blockwise_heads_alone_are_saved_and_loaded(tmp_path):
     heads = model_of("gpt2").heads
     heads.save_pretrained(tmp_path)
-    found = BlockwiseHeads.from_pretrained(tmp_path)
-    assert (found.num_heads, found.vocab_size) == (HEADS, VOCAB)
-    assert torch.equal(found.outer_weight, heads.outer_weight)
+    loaded = BlockwiseHeads.from_pretrained(tmp_path)
+    assert (loaded.num_heads, loaded.vocab_size) == (HEADS, VOCAB)
+    assert torch.equal(loaded.outer_weight, heads.outer_weight)
     path = tmp_path / "blockwise_heads.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": -1}))
     with pytest.raises(FormatError, match="vocab_size is -1, expected an integer above 0"):
@@ -302,12 +302,12 @@ def test_heads_in_turn_see_state_and_token_before_them():
     hidden, exact = torch.randn(4, WIDTH), torch.tensor([5, 0, 47, 9])
     embed, project = base.get_input_embeddings(), base.get_output_embeddings()
     with torch.inference_mode():
-        found = heads(hidden, exact)
+        logits = heads(hidden, exact)
         for row in range(4):
             state, token = hidden[row : row + 1], exact[row : row + 1]
             for slot in range(3):
                 state = step(state, embed(token), slot)
-                torch.testing.assert_close(found[row, slot], project(state)[0])
+                torch.testing.assert_close(logits[row, slot], project(state)[0])
                 token = project(state).argmax(-1)
         assert torch.equal(heads(hidden), heads(hidden, project(hidden).argmax(-1)))
     assert not any("_target" in name for name, _ in heads.named_parameters())
@@ -333,8 +333,8 @@ def test_every_head_source_decodes_lossless_like_medusa(kind, strategy):
     assert isinstance(source, HeadSource)
     model = BlockwiseLM(model_of("llama").base, heads=source)
     lm = NGramLM.train([looping_text(500)], 3, vocab_size=VOCAB, smoothing="witten_bell")
-    found = generate(model, [3, 1, 4], strategy, lm=lm, top_k=4, num_drafts=3, max_new_tokens=24)
-    assert found.token_ids == plain_greedy(model, [3, 1, 4], 24)
+    result = generate(model, [3, 1, 4], strategy, lm=lm, top_k=4, num_drafts=3, max_new_tokens=24)
+    assert result.token_ids == plain_greedy(model, [3, 1, 4], 24)
 
 
 def test_sources_that_do_not_fit_are_refused(tmp_path):

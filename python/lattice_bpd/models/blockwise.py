@@ -112,7 +112,7 @@ class BlockwiseLM(nn.Module):
 
     @property
     def max_positions(self) -> int | None:
-        """The target's longest input in tokens, or None where its config names no limit."""
+        """The target's maximum input length in tokens, or None if its config has no limit."""
         return find_max_positions(self.base.config)
 
     @property
@@ -142,7 +142,7 @@ class BlockwiseLM(nn.Module):
             use_cache: return a cache even if none was given.
             logit_positions: number of last positions to compute logits of; None: all.
             head_positions: (B, N) int64 indices into T at which the extra heads are computed; None:
-                nowhere. Decoding needs one position, after verification: leave this None and call
+                none. Decoding needs one position, after verification: leave this None and call
                 `head_logits` with the accepted row of `hidden`.
 
         Returns:
@@ -204,7 +204,7 @@ class BlockwiseLM(nn.Module):
         """Write target and heads; see `lattice_bpd.models.checkpoint` for the files.
 
         Raises:
-            TypeError: heads that have no files, such as CallableHeads.
+            TypeError: heads without a file format, such as CallableHeads.
             OSError: the directory cannot be written.
         """
         save_checkpoint(self.base, self.heads, Path(directory))
@@ -215,7 +215,7 @@ class BlockwiseLM(nn.Module):
 
         Args:
             directory: a blockwise model.
-            options: handed to `AutoModelForCausalLM.from_pretrained`, such as dtype or
+            options: passed to `AutoModelForCausalLM.from_pretrained`, such as dtype or
                 attn_implementation.
 
         Raises:
@@ -249,7 +249,7 @@ class BlockwiseLM(nn.Module):
 
 
 def _output_shape(base: PreTrainedModel) -> tuple[int, int]:
-    """(V, D) of the target's output embedding; TypeError where heads cannot be attached."""
+    """(V, D) of the target's output embedding; TypeError if heads cannot be attached."""
     name = type(base).__name__
     if getattr(base.config, "is_encoder_decoder", False):
         raise TypeError(

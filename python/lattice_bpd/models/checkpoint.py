@@ -30,10 +30,10 @@ DRAFTER_FOLDER = "block_drafter"
 
 
 def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> None:
-    """Write target and heads into `directory`, which is made where it is missing.
+    """Write target and heads into `directory`, which is created if missing.
 
     Raises:
-        TypeError: heads that have no files.
+        TypeError: heads without a file format.
         OSError: the directory cannot be written.
     """
     if not isinstance(heads, (BlockwiseHeads, MedusaHeads, BlockDrafter)):
@@ -57,7 +57,7 @@ def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> No
 def load_checkpoint(
     directory: Path, **options: Any
 ) -> tuple[PreTrainedModel, BlockwiseHeads | MedusaHeads | BlockDrafter]:
-    """Target and heads from `directory`, on the CPU; options go to `transformers`.
+    """Target and heads from `directory`, on the CPU; options are passed to `transformers`.
 
     Raises:
         FormatError: a file is missing, cut, altered or of another format version.
@@ -86,7 +86,7 @@ def load_heads(directory: Path) -> BlockwiseHeads | MedusaHeads | BlockDrafter:
 
 
 def load_target(directory: Path, **options: Any) -> PreTrainedModel:
-    """A causal LM from files of this machine; options go to `transformers`.
+    """A causal LM from local files; options are passed to `transformers`.
 
     Raises:
         FormatError: a file is missing, cut or altered.

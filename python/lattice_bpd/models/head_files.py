@@ -30,7 +30,7 @@ def staged_folder(directory: Path, last: str = "") -> Iterator[Path]:
     """A temporary folder whose files are renamed into `directory` on success.
 
     Args:
-        directory: made if missing.
+        directory: created if missing.
         last: name of the file that is renamed last, so that it marks a complete directory.
 
     Raises:
@@ -56,7 +56,7 @@ def read_json(path: Path, advice: str) -> Any:
 
 
 def check_sizes(path: Path, config: Any, minima: Mapping[str, int], advice: str) -> None:
-    """Raise FormatError unless a JSON file's content has integers of so much or more."""
+    """Raise FormatError unless a JSON file's values are integers of at least these minima."""
     for key, minimum in minima.items():
         value = config.get(key) if isinstance(config, dict) else None
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
@@ -90,7 +90,7 @@ class HeadFiles:
         return f"{self.stem}.safetensors"
 
     def write(self, directory: Path, sizes: Mapping[str, Any], heads: nn.Module) -> None:
-        """Write both files into `directory`, which is made where it is missing.
+        """Write both files into `directory`, which is created if missing.
 
         Raises:
             OSError: the directory cannot be written.
@@ -124,9 +124,9 @@ class HeadFiles:
         return config
 
     def read_heads(self, directory: Path, build: Callable[[], Heads]) -> Heads:
-        """The module that `build` makes from the JSON's sizes, with the file's tensors, on the CPU.
+        """The module that `build` returns for the JSON's sizes, with the file's tensors.
 
-        It is built on the meta device, so that absurd sizes allocate nothing before the check.
+        It is built on the meta device, so that corrupt sizes allocate nothing before the check.
 
         Raises:
             FormatError: missing, cut, or tensors other than the module's.

@@ -107,7 +107,7 @@ def load_llama2c(path: str | Path, *, attn_implementation: str = "eager") -> Lla
 
 
 def read_llama2c(path: str | Path) -> tuple[Llama2cSizes, dict[str, Tensor]]:
-    """The header and the tensors as stored in the file; see the module's text for shapes.
+    """The header and the tensors as stored in the file; see the module docstring for shapes.
 
     Raises:
         OSError: the file cannot be read.

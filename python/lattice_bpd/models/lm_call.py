@@ -7,7 +7,7 @@ The logits of a target are always those of its own `forward`. Its *hidden states
 
 so they include every layer and scale before the output embedding (the transform of BERT-like heads,
 the division of MiniCPM3), and exclude every scale or cap of the logits (Granite, Cohere, Gemma 2).
-Heads are trained on these states and get them in every call.
+Heads are trained on these states and receive them in every call.
 
 Most LMs compute nothing between `base_model` and the output embedding, and nothing after it. For
 those, `call_inner` returns the same tensors with less overhead. `inner_call_is_exact` decides
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 def _once(compute: Callable[..., Result]) -> Callable[..., Result]:
-    """Remember a function's result for each first argument, as long as that exists."""
+    """Cache a function's result for each first argument, as long as that object exists."""
     results: WeakKeyDictionary[Any, Result] = WeakKeyDictionary()
 
     @functools.wraps(compute)
@@ -50,7 +50,7 @@ class LMOutput(NamedTuple):
     Attributes:
         logits: (B, T, V) float, those of the model's own `forward`.
         hidden: (B, T, D) float, the states that enter the output embedding; see the module.
-        features: (B, T, n D) float, outputs of n decoder layers one after the other, if requested.
+        features: (B, T, n D) float, concatenated outputs of n decoder layers, if requested.
     """
 
     logits: Tensor
@@ -109,7 +109,7 @@ def _check_wrapper(wrapper: nn.Module, inner: PreTrainedModel) -> None:
 
 
 def find_max_positions(config: Any) -> int | None:
-    """The longest text of a decoder, in tokens; None where its config names no limit."""
+    """The maximum text length of a decoder, in tokens; None if its config has no limit."""
     limit = getattr(config, "max_position_embeddings", None)
     return None if limit is None or int(limit) < 1 else int(limit)
 
@@ -155,7 +155,7 @@ def build_inputs(
 def takes_position_ids(base: PreTrainedModel) -> bool:
     """Whether `forward`, or the decoder that it calls, takes position ids 0, 1, .. of a text.
 
-    False where `generate` passes none and the model numbers its tokens in another way (Kosmos-2.5).
+    False if `generate` passes none and the model numbers its tokens in another way (Kosmos-2.5).
     """
     return _has_position_ids(base) and not _numbers_itself(base)
 
@@ -263,10 +263,10 @@ def read_features(base: Any, output: Any, layers: Sequence[int]) -> Tensor | Non
         return None
     states = getattr(output, "hidden_states", None)
     if states is None or max(layers) + 1 >= len(states) or min(layers) < -1:
-        found = "no hidden states" if states is None else f"those of {len(states) - 1} layers"
+        returned = "no hidden states" if states is None else f"those of {len(states) - 1} layers"
         raise ValueError(
             f"decode: the heads read layers {tuple(layers)}, and {type(base).__name__} returns "
-            f"{found}; expected indices from 0; use heads that were trained on this target"
+            f"{returned}; expected indices from 0; use heads that were trained on this target"
         )
     return torch.cat([states[layer + 1] for layer in layers], dim=-1)
 

@@ -196,15 +196,15 @@ def _check_names(
     if len(num_blocks) < num_slots:
         raise FormatError(
             f"{path}: has {len(num_blocks)} heads; expected {num_slots} (medusa_num_heads, or the "
-            f"num_slots asked for); give num_slots={len(num_blocks)}, or mend config.json"
+            f"num_slots argument); give num_slots={len(num_blocks)}, or fix config.json"
         )
     depths = {num_blocks[head] for head in range(num_slots)}
     if depths != {num_layers}:
         raise FormatError(
             f"{path}: its heads have {sorted(depths)} blocks; config.json has medusa_num_layers "
-            f"{num_layers}; expected the same; mend config.json, or copy the checkpoint again"
+            f"{num_layers}; expected the same; fix config.json, or copy the checkpoint again"
         )
-    if num_slots * num_layers > len(tensors):  # before memory is taken for so many
+    if num_slots * num_layers > len(tensors):  # before memory is allocated for them
         raise FormatError(
             f"{path}: has {len(tensors)} tensors; expected {2 * num_layers + 1} for each of "
             f"{num_slots} heads; copy the checkpoint again"

@@ -56,7 +56,7 @@ def load_medusa(
         base: the target; None: read from the directory (v1.0), or from the local folder that
             base_model_name_or_path names (v0.1). Nothing is downloaded.
         num_slots: heads to use, at most those of the checkpoint; None: medusa_num_heads.
-        options: handed to `AutoModelForCausalLM.from_pretrained`, such as dtype.
+        options: passed to `AutoModelForCausalLM.from_pretrained`, such as dtype.
 
     Returns:
         BlockwiseLM in evaluation mode.
@@ -91,7 +91,7 @@ def load_medusa_heads(directory: str | Path, *, num_slots: int | None = None) ->
     Warns:
         SharedBlocksWarning: several blocks in each head, all with one weight. Medusa's own code
             once built heads as `[block] * n`: one block that runs n times, also in training. The
-            logits are right; what its author meant may have been n blocks.
+            logits are those of training, although n separate blocks may have been intended.
     """
     directory = Path(directory)
     config = _read_config(directory)
@@ -112,7 +112,7 @@ def load_medusa_heads(directory: str | Path, *, num_slots: int | None = None) ->
         warnings.warn(
             f"{path}: in each head all {heads.num_layers} blocks share one weight; expected "
             "blocks of their own; the heads work as they were trained, as one block that runs "
-            f"{heads.num_layers} times; train again if that was not meant",
+            f"{heads.num_layers} times; train again if that was not intended",
             SharedBlocksWarning,
             stacklevel=2,
         )
@@ -126,15 +126,15 @@ def save_medusa(
     base: PreTrainedModel | None = None,
     base_model_name_or_path: str = "",
 ) -> None:
-    """Write a Medusa checkpoint: v1.0 with the target in it where `base` is given, else v0.1.
+    """Write a Medusa checkpoint: v1.0 including the target if `base` is given, else v0.1.
 
     Files are written to a temporary folder and renamed, config.json last.
 
     Args:
         heads: the heads.
-        directory: made where it is missing.
+        directory: created if missing.
         base: the target of a v1.0 checkpoint.
-        base_model_name_or_path: what config.json calls the target.
+        base_model_name_or_path: the target's name in config.json.
 
     Raises:
         OSError: the directory cannot be written.
@@ -177,8 +177,8 @@ def _target_folder(directory: Path) -> Path:
     if isinstance(name, str) and name and Path(name).is_dir():
         return Path(name)
     raise ValueError(
-        f"load_medusa: {directory} holds heads alone, for the target {name!r}, which is no folder "
-        "of this machine; load that model and give it as base="
+        f"load_medusa: {directory} has heads only, for the target {name!r}, which is not a local "
+        "folder; load that model and give it as base="
     )
 
 
@@ -243,7 +243,7 @@ def _read_file(path: Path, prefix: str) -> dict[str, Tensor]:
                 names = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118
                 return {key: file.get_tensor(key) for key in names}
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of pickles that were altered, any
+    except Exception as error:  # altered pickles raise errors of any kind
         reason = str(error).strip().split("\n")[0]
         raise FormatError(
             f"{path}: cannot be read ({reason}); expected the tensors of a Medusa checkpoint, no "

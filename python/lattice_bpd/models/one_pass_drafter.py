@@ -13,7 +13,7 @@ from lattice_bpd.models.block_drafter.cache import BlockCache
 
 @runtime_checkable
 class OnePassDrafter(Protocol):
-    """A drafter with a KV cache of its own; `generate(model, ids, heads=drafter)` decodes with it.
+    """A drafter with a KV cache of its own; decode with `generate(model, ids, heads=drafter)`.
 
     It reads exact tokens, the target's features at them, or both. A step of the decoding loop:
 
@@ -41,7 +41,7 @@ class OnePassDrafter(Protocol):
     def d2t(self) -> Tensor | None: ...  # noqa: D102
 
     def attach(self, target: PreTrainedModel) -> None:
-        """Check that it is for this target, whose embeddings it may use.
+        """Check that it fits this target, whose embeddings it may use.
 
         Raises:
             ValueError: another target.

@@ -28,10 +28,10 @@ def build_small_gpt(
     num_heads: int = 9,
     max_positions: int = 256,
 ) -> BlockwiseLM:
-    """A GPT of about 1.2 M parameters with `num_heads` prediction heads, randomly initialised.
+    """A GPT of about 1.2 M parameters with `num_heads` prediction heads, randomly initialized.
 
-    GPT-NeoX rather than GPT-2: on little text, rotary positions save a third of the training
-    (held-out loss of head 1 after 600 K tokens of Python: 4.31 against 4.68). ReLU rather than
+    GPT-NeoX instead of GPT-2: on little text, rotary positions save a third of the training
+    (held-out loss of head 1 after 600 K tokens of Python: 4.31 against 4.68). ReLU instead of
     GELU, and few wide attention heads, for speed on a CPU.
 
     Args:
@@ -79,7 +79,7 @@ def build_rescorer(
     num_layers: int | None = None,
     hidden_size: int | None = None,
 ) -> GPT2LMHeadModel:
-    """A neural rescorer of the paper, randomly initialised, for `NeuralScorer`.
+    """A neural rescorer of the paper, randomly initialized, for `NeuralScorer`.
 
     A decoder-only transformer with learned absolute positions and 12 attention heads per layer.
     The sizes include the embedding table of the paper's vocabulary.

@@ -1,12 +1,12 @@
 """Head sources: the modules that compute the logits of a lattice.
 
-    BlockwiseHeads    states that go through the target's own output embedding
+    BlockwiseHeads    states projected by the target's own output embedding
     MedusaHeads       Medusa checkpoints: every head has its own projection
     SequentialHeads   multi-token prediction: each head runs on the previous one
     CallableHeads     any function from hidden states to logits
 
-`BlockwiseLM(target, heads=source)` decodes with any of them. The last three implement
-`HeadSource`, as may a class of yours.
+Decode with `BlockwiseLM(target, heads=source)`. The last three implement `HeadSource`, as can your
+own classes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class HeadSource(Protocol):
 
         Args:
             hidden: (..., D) float, the target's hidden states that predicted the exact tokens.
-            exact_tokens: (...) int64, the token y_{t+1} that the target chose from each state; None
-                if the caller has not chosen yet.
+            exact_tokens: (...) int64, the token y_{t+1} that the target selected from each state;
+                None if not selected yet.
 
         Returns:
             (..., H, V) float; slot 0 predicts the token after the exact one.

@@ -21,14 +21,14 @@ class SpecDrafterConfig:
     """Sizes of a SpecDrafter.
 
     Attributes:
-        vocab_size: V of the target, and of the sources where it has its own encoder.
+        vocab_size: V of the target, and of the sources if it has its own encoder.
         num_slots: H, positions of a block.
         hidden_size: D, even and a multiple of attention_heads.
         inner_size: width of feed-forward layers.
         attention_heads: of each layer.
         encoder_layers: of its own encoder; 0: it uses the target's encoder states.
         decoder_layers: 1 or more.
-        source_size: width of the target's encoder states; 0 where it has its own encoder.
+        source_size: width of the target's encoder states; 0 if it has its own encoder.
         state_size: width of the target's hidden state; 0: it is not used.
     """
 

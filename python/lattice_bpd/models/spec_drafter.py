@@ -76,7 +76,7 @@ class SpecDrafter(nn.Module):
 
         Slot 0, which replaces the last token of the prefix, then starts as a copy of the target: an
         exact one if the drafter has one slot and as many layers, and the target has Marian's
-        sinusoids and ReLU. Training teaches the other slots.
+        sinusoids and ReLU. The other slots need training.
 
         Args:
             target: of the same sizes, with decoder layers named as Marian's or BART's.
@@ -140,9 +140,9 @@ class SpecDrafter(nn.Module):
             source: (B, S, D) float, what `read_source` returned.
             source_mask: (B, S), 0 for padding, or None.
             tokens: (B, T) int64, texts, padded on the right.
-            starts: (B, N) int64, the prefix of a block ends with this token, 0..T-1.
+            starts: (B, N) int64, the index of the last token of each block's prefix, 0..T-1.
             hidden: (B, N, state_size) float, the target's hidden states that predicted those
-                tokens; None where the drafter does not use them.
+                tokens; None if the drafter does not use them.
             revealed: (B, N, H) int64, unmasked tokens of the blocks; -1 where masked. None: all are
                 masked.
 
@@ -170,8 +170,8 @@ class SpecDrafter(nn.Module):
         """Logits of the block after one text.
 
         Args:
-            cache: of the text; grows by the new tokens.
-            tokens: (n,) int64, the tokens that are new since the last block, 1 or more.
+            cache: of the text; extended by the new tokens.
+            tokens: (n,) int64, the tokens since the last block, 1 or more.
             hidden: (state_size,) float, the target's hidden state that predicted the last one.
 
         Returns:
