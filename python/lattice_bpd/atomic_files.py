@@ -46,7 +46,7 @@ def write_json(path: Path, value: Any, *, indent: int = 2) -> None:
 def replacing_durably(path: Path) -> Iterator[Path]:
     """As :func:`replacing`, for large files and concurrent writers.
 
-    The temporary file lies in a folder named after the process, next to `path`; folders of
+    The temporary file is in a folder named after the process, next to `path`; folders of
     processes that were killed are removed. It is flushed to the disk before it is renamed.
 
     Raises:

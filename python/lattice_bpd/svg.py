@@ -1,7 +1,7 @@
 """Line charts and interval charts as SVG, without dependencies.
 
-Text and axes take the color of the page (`currentColor`), so that a chart follows the light or
-dark scheme of the page that it is in.
+Text and axes have the color of the page (`currentColor`), so that a chart follows its light or dark
+scheme.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: `line` is a list of points to join, `dots` are points on their own."""
+    """A curve: `line` is a list of points to join, `dots` are separate points."""
 
     name: str
     line: Points = ()

@@ -1,6 +1,6 @@
 """Validation of head logits and exact top-k selection on their device.
 
-On the host the C++ core selects in one pass over the caller's memory, whatever its strides. On an
+On the host the C++ core selects in one pass over the caller's memory, with any strides. On an
 accelerator torch selects, and only k columns are copied to the host. Candidates are sorted by
 descending score, ties by ascending token id.
 """

@@ -152,7 +152,7 @@ class SausageLattice:
         return pywrapfst.Fst.read_from_string(self._core.to_fst_bytes())
 
     def to_dot(self, vocab: Vocab | None = None) -> str:
-        """The lattice as Graphviz text; ``dot -Tsvg`` draws it from left to right.
+        """The lattice as Graphviz text, for ``dot -Tsvg``, laid out from left to right.
 
         Args:
             vocab: The word of each token id, see :func:`lattice_bpd.lm.read_words`; default:

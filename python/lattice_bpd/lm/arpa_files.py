@@ -74,7 +74,7 @@ def write_gzip(path: Path, write: Callable[[Path], None]) -> None:
 
     Args:
         path: The .gz file, replaced durably.
-        write: Writes the plain text to the path that it is given.
+        write: Writes the plain text to the path passed to it.
 
     Raises:
         OSError: It cannot be written; an existing file is untouched.

@@ -131,7 +131,7 @@ def predict_targets(
 
 
 def _predict(base: PreTrainedModel, ids: Int32Array, batch: Sequence[_Window]) -> Int32Array:
-    """(B, T) predictions for windows padded on the right, which attention never looks at."""
+    """(B, T) predictions for windows padded on the right, which causal attention ignores."""
     longest = max(part.end - part.begin for part in batch)
     rows = np.zeros((len(batch), longest), np.int64)
     for row, part in zip(rows, batch, strict=True):

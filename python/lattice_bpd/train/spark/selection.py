@@ -22,7 +22,7 @@ def nth_smallest(numbers: DataFrame, n: int) -> float:
     """The n-th smallest (n from 1) of the frame's only column, doubles without NaN.
 
     Radix selection: four passes, each with a histogram of the next 16 bits of the remaining
-    candidates. The driver holds 2**16 counts, whatever the size.
+    candidates. The driver holds 2**16 counts for any size.
 
     Raises:
         ValueError: there are fewer than n.
