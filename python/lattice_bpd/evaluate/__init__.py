@@ -1,4 +1,4 @@
-"""Evaluation: strategies on the same prompts, what they cost, and tables of the results."""
+"""Evaluation: comparison of strategies on the same prompts, cost models, and result tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks made of held-out library files, for an evaluation without other data.
+"""Tasks made from held-out library files, for an evaluation without other data.
 
 anywhere     after the end of any line that is not empty
 beginnings   after the first six lines of a file
@@ -39,7 +39,7 @@ QUICK_TASKS = ("anywhere", "functions", "docstrings")
 as people do; on beginnings and comments 9 and 3 times. Three tasks take less than two minutes."""
 
 _CHARACTERS = 8  # of a token at most, on average: what is encoded around a prompt's end
-_DOMAIN = 400  # characters that belong to a place's domain
+_DOMAIN = 400  # characters after a position that belong to its domain
 
 
 def library_passages(
@@ -58,19 +58,19 @@ def library_passages(
         name: of LIBRARY_TASKS.
         texts: held-out files.
         tokenizer: the demo's.
-        count: prompts; fewer where the files have fewer such places.
+        count: prompts; fewer if the files have fewer such positions.
         length: most tokens of a prompt.
-        room: most tokens of the text that follows.
+        room: maximum length of the continuation, in tokens.
         seed: of the choice.
 
     Returns:
         Pairs of a prompt and the up to `room` token ids that follow it in its file.
     """
-    places = _find_places(name, texts)
-    order = np.random.default_rng(seed).permutation(len(places))[:count]
+    positions = _find_positions(name, texts)
+    order = np.random.default_rng(seed).permutation(len(positions))[:count]
     passages = []
     for index in sorted(order.tolist()):
-        number, end = places[index]
+        number, end = positions[index]
         text = texts[number]
         before = tokenizer.encode(text[max(0, end - _CHARACTERS * length) : end]).ids[-length:]
         after = tokenizer.encode(text[end : end + _CHARACTERS * room]).ids[:room]
@@ -80,12 +80,12 @@ def library_passages(
 
 
 def library_domain(name: str, texts: Sequence[str]) -> list[str]:
-    """What follows such places in training files: text of the task's own domain."""
-    return [texts[number][end : end + _DOMAIN] for number, end in _find_places(name, texts)]
+    """Text after such positions in training files: the task's domain."""
+    return [texts[number][end : end + _DOMAIN] for number, end in _find_positions(name, texts)]
 
 
-def _find_places(name: str, texts: Sequence[str]) -> list[tuple[int, int]]:
-    """(file, character) after each place of the task."""
+def _find_positions(name: str, texts: Sequence[str]) -> list[tuple[int, int]]:
+    """(file, character) of each position of the task."""
     return [
         (number, match.end())
         for number, text in enumerate(texts)

@@ -1,4 +1,4 @@
-"""Real text that every machine with Python has: the standard library's own sources."""
+"""The sources of Python's standard library as a corpus."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARTS = 16  # of files: one part to test, one to tune on, the rest to train
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts split by file, so that no held-out file was seen in training.
+    """Texts split by file, so that training has no held-out file.
 
     Attributes:
         train: texts to train on.
@@ -39,12 +39,11 @@ class Corpus:
 def read_library_sources(root: str | Path | None = None, max_files: int | None = None) -> Corpus:
     """Read and split the Python files below a directory.
 
-    The split is by a hash of the file's relative name: the same file falls into the same part on
-    every machine.
+    The split is by a hash of the file's relative name, so it is the same on every machine.
 
     Args:
         root: the directory; the running interpreter's standard library when None.
-        max_files: of the training part, keep about so many, spread over it; None: all.
+        max_files: approximate number of training files to keep, evenly spread; None: all.
 
     Returns:
         Corpus.
@@ -76,13 +75,13 @@ def read_library_sources(root: str | Path | None = None, max_files: int | None =
 def draw_passages(
     documents: Sequence[npt.NDArray[np.int32]], count: int, length: int, room: int, seed: int
 ) -> list[tuple[list[int], list[int]]]:
-    """Prompts from anywhere in tokenized documents, each with the text that follows it.
+    """Prompts from random positions of tokenized documents, each with the text that follows it.
 
     Args:
         documents: (T_i,) int32 each.
-        count: prompts to draw; fewer are returned if the documents are too short for them.
+        count: prompts to sample; fewer are returned if the documents are too short for them.
         length: tokens of a prompt.
-        room: tokens that must follow the prompt within its document.
+        room: length of the continuation, in tokens, which must be in the same document.
         seed: of the positions; all positions are equally likely, and no two are the same.
 
     Returns:

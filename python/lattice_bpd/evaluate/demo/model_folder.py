@@ -105,11 +105,11 @@ class DemoSettings:
             content = json.loads((directory / SETTINGS_FILE).read_text(encoding="utf-8"))
             if not isinstance(content, dict) or content.pop("version", None) != _VERSION:
                 raise ValueError(f"expected an object of version {_VERSION}")
-            found = cls(**content)
-            found._check()
+            settings = cls(**content)
+            settings._check()
         except (ValueError, TypeError) as error:
             raise FormatError(f"{SETTINGS_FILE}: {error}") from error
-        return found
+        return settings
 
     def _check(self) -> None:
         for name in _SIZES:
@@ -155,7 +155,9 @@ class DemoModel:
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
     """Token ids of each text, (T_i,) int32."""
-    return [np.array(found.ids, dtype=np.int32) for found in tokenizer.encode_batch(list(texts))]
+    return [
+        np.array(encoding.ids, dtype=np.int32) for encoding in tokenizer.encode_batch(list(texts))
+    ]
 
 
 def find_demo_model(directory: str | Path | None = None) -> Path:
@@ -187,7 +189,7 @@ def find_demo_model(directory: str | Path | None = None) -> Path:
 
 
 def load_demo_model(directory: str | Path | None = None) -> DemoModel:
-    """Load a demo model for computing in float32, whatever type its files have.
+    """Load a demo model in float32, also from files of another type.
 
     Args:
         directory: the folder; None: see `find_demo_model`.

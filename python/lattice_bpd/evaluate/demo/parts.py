@@ -3,7 +3,7 @@
 DIR/tokenizer.json    byte-level BPE
 DIR/config.json ...   the blockwise LM (lattice_bpd.models.checkpoint)
 DIR/ngram.lm          the n-gram LM
-DIR/recipe.json       their recipe; written last, so that a folder with it is whole
+DIR/recipe.json       their recipe; written last, so that a folder with it is complete
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 RECIPE_FILE = "recipe.json"
-_VERSION = 2  # raise it where the way of training changes but no number of the recipe does
+_VERSION = 2  # increase it if training changes but no number of the recipe does
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Parts:
         tokenizer: byte-level BPE.
         model: target and heads.
         lm: n-gram LM.
-        reused: read from files rather than trained now.
+        reused: whether they were read from files instead of trained.
         seconds: wall time by stage, of training or of reading.
         training: steps, losses and precision of the blockwise LM's training.
     """
@@ -86,7 +86,7 @@ def end_of_text(tokenizer: Tokenizer) -> int:
 
 
 def load_parts(directory: Path, recipe: Recipe, corpus: Corpus) -> Parts | None:
-    """Parts that this recipe and corpus made before; None where there are none, or others.
+    """Parts trained earlier with this recipe and corpus; None if there are none.
 
     Raises:
         FormatError: the parts are there but damaged.
@@ -111,7 +111,7 @@ def load_parts(directory: Path, recipe: Recipe, corpus: Corpus) -> Parts | None:
 
 
 def train_parts(directory: Path, recipe: Recipe, corpus: Corpus, watcher: Watcher) -> Parts:
-    """Train all parts and keep them in the directory, which is made where it is missing."""
+    """Train all parts and write them to the directory, which is created if missing."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / RECIPE_FILE).unlink(missing_ok=True)
     seconds: dict[str, float] = {}
@@ -149,7 +149,7 @@ def train_parts(directory: Path, recipe: Recipe, corpus: Corpus, watcher: Watche
 def train_recipe_lm(
     documents: Sequence[npt.NDArray[np.int32]], recipe: Recipe
 ) -> tuple[NGramLM, list[str]]:
-    """The LM, and what Katz smoothing had to say: 1,024 tokens leave few bigrams unseen."""
+    """The LM, and warnings of Katz smoothing: with 1,024 tokens few bigrams are unseen."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         lm = NGramLM.train(

@@ -22,20 +22,20 @@ LMS_FOLDER = "lms"
 
 @dataclass
 class Source:
-    """What an evaluation works on.
+    """The inputs of an evaluation.
 
     Attributes:
         model: target and heads.
         model_name: its folder.
         tokenizer: of the `tokenizers` library.
-        tokenizer_file: where it lies.
+        tokenizer_file: its path.
         prompts: by task.
         lms: n-gram LMs by name, that of the main table first.
-        lm_files: where they lie.
-        domain_lms: an LM of each task's own domain, where there is one.
+        lm_files: their paths.
+        domain_lms: LMs of the tasks' domains, for the tasks that have one.
         trie: raw counts.
-        metrics: by task, how its outputs are judged.
-        record: how to record.
+        metrics: by task, the metric of its outputs.
+        record: options of recording.
         human: by task, the token ids that follow each prompt in its file.
     """
 
@@ -62,10 +62,10 @@ def make_quick_source(
     prompts: int,
     tasks: Sequence[str] = QUICK_TASKS,
 ) -> Source:
-    """Draw prompts for each task, and train LMs of lower orders and of the tasks' domains.
+    """Select prompts for each task, and train LMs of lower orders and of the tasks' domains.
 
     Args:
-        directory: keeps the LMs.
+        directory: for the LMs.
         demo: the model.
         corpus: its test part gives the prompts, its training part the LMs.
         watcher: notified of the stage "lms".
@@ -88,23 +88,24 @@ def make_quick_source(
         lm.save(directory / LMS_FOLDER / f"domain-{task}.lm")
     trie = CountTrie(documents, vocab_size, settings.order)
     watcher.end()
-    drawn = {
+    by_task = {
         task: library_passages(
             task, corpus.test, demo.tokenizer, count=prompts, length=settings.prompt_length,
             room=settings.max_new_tokens, seed=settings.seed,
         )
         for task in tasks
     }  # fmt: skip
-    drawn = {task: found for task, found in drawn.items() if len(found) > 1}
+    by_task = {task: passages for task, passages in by_task.items() if len(passages) > 1}
     return Source(
         demo.model, str(demo.directory), demo.tokenizer, str(demo.directory / TOKENIZER_FILE),
-        {task: [prompt for prompt, _ in found] for task, found in drawn.items()}, lms, files,
+        {task: [prompt for prompt, _ in passages] for task, passages in by_task.items()},
+        lms, files,
         RecordOptions(
             top_k=min(64, vocab_size), max_new_tokens=settings.max_new_tokens,
             stop_token_ids=(settings.end_of_text,), batch_size=16,
         ),
-        domains, trie, dict.fromkeys(drawn, "perplexity"),
-        {task: [text for _, text in found] for task, found in drawn.items()},
+        domains, trie, dict.fromkeys(by_task, "perplexity"),
+        {task: [text for _, text in passages] for task, passages in by_task.items()},
     )  # fmt: skip
 
 
@@ -126,7 +127,7 @@ def _orders(
 
 
 def _domain_lm(demo: DemoModel, texts: Sequence[str]) -> NGramLM | None:
-    """An LM of one domain (paper table 7), smoothed so that little text suffices."""
+    """An LM of one domain (paper table 7), with smoothing for little text."""
     order = demo.lm.order
     rows = [ids for ids in demo.encode(texts) if len(ids)]
     if sum(map(len, rows)) < 100 * order:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DraftRecipe:
-    """How a demo model drafts, and what it is tuned and tested on.
+    """Drafting options of a demo model, and sizes of its tuning and test data.
 
     Attributes:
         order: n of the n-gram LM.
@@ -38,7 +38,7 @@ class DraftRecipe:
 
 @dataclass(frozen=True)
 class Recipe(DraftRecipe):
-    """A demo model trained from nothing.
+    """A demo model trained from scratch.
 
     Attributes:
         name: of the folder for trained parts.
@@ -47,7 +47,7 @@ class Recipe(DraftRecipe):
         num_heads: h, the target's own included.
         steps: training steps of the blockwise LM.
         draft_weight: lambda of heads 2..h; 1 for head 1.
-        max_train_seconds: a slower machine does fewer steps rather than exceed this.
+        max_train_seconds: a slower machine does fewer steps instead of exceeding this.
         batch_size: sequences per step.
         sequence_length: tokens of a training sequence, and the target's positions.
         min_counts: rarer n-grams are left out, by order.

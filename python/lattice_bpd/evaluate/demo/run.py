@@ -24,7 +24,7 @@ REPLAYED = "tree"  # the strategy whose calls are shown
 
 @dataclass(frozen=True)
 class DemoSize:
-    """How much the demo decodes.
+    """Numbers of prompts and runs of the demo.
 
     Attributes:
         prompts: held-out prompts.
@@ -48,11 +48,11 @@ SMOKE_SIZE = DemoSize(prompts=4, timed_prompts=4, rounds=1)
 
 @dataclass
 class DemoRun:
-    """What the demo measured.
+    """The results of the demo.
 
     Attributes:
         demo: the model.
-        size: how much was decoded.
+        size: numbers of prompts and runs.
         prompts: token ids of each prompt.
         continuations: the human text that follows each prompt, as long as greedy's output.
         comparison: all strategies; differences of "greedy" are from the target's own `generate`.
@@ -78,12 +78,12 @@ class DemoRun:
 
     def result(self, name: str) -> StrategyResult:
         """The results of the setting `name`."""
-        return next(found for found in self.comparison.results if found.setting.name == name)
+        return next(result for result in self.comparison.results if result.setting.name == name)
 
     def example(self) -> tuple[int, list[CallTokens]]:
         """A prompt whose output has no loop, with the tokens of each call for it.
 
-        Of those prompts the one of median tokens per call; of all if every output loops.
+        Of those prompts the one with the median of tokens per call; of all if every output loops.
         """
         result = self.result(REPLAYED)
         chosen = self.comparison.loop_free or list(range(len(self.prompts)))
@@ -143,7 +143,7 @@ def run_demo(demo: DemoModel, texts: Sequence[str], size: DemoSize, watcher: Wat
     Args:
         demo: the model.
         texts: files that it was not trained on.
-        size: how much to decode.
+        size: numbers of prompts and runs.
         watcher: notified of the stages "prompts", "decode" and "generate".
 
     Raises:

@@ -1,4 +1,4 @@
-"""Trains a small demo model from nothing, tunes it and writes its folder."""
+"""Trains a small demo model from scratch, tunes it and writes its folder."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from lattice_bpd.watcher import Watcher
 def train_demo_model(
     directory: Path, recipe: Recipe, corpus: Corpus, watcher: Watcher, *, retrain: bool = False
 ) -> tuple[DemoModel, Parts]:
-    """Train what the directory does not hold yet, tune alpha and temperature, write demo.json.
+    """Train the parts missing in the directory, tune alpha and temperature, write demo.json.
 
     Args:
         directory: a demo model folder afterwards; see `load_demo_model`.
         recipe: sizes and steps.
         corpus: trained on and tuned on.
         watcher: notified of the stages.
-        retrain: train although the directory holds parts of this recipe and corpus.
+        retrain: train even if the directory has parts of this recipe and corpus.
 
     Returns:
-        The model, and its parts with what is known of their training.
+        The model, and its parts with statistics of their training.
 
     Raises:
         FormatError: damaged parts.
@@ -65,7 +65,7 @@ def tune_drafts(recording: Recording, lm: NGramLM, recipe: DraftRecipe) -> Tried
     Args:
         recording: of greedy outputs.
         lm: n-gram LM.
-        recipe: says what is tried.
+        recipe: the values to try.
 
     Returns:
         Block efficiency by options, by the name of the setting.
@@ -106,7 +106,10 @@ def tuned_settings(
         training: how the model was trained.
         loops: see DemoSettings.
     """
-    best = {name: max(found, key=lambda option: found[option]) for name, found in tried.items()}
+    best = {
+        name: max(efficiencies, key=lambda option: efficiencies[option])
+        for name, efficiencies in tried.items()
+    }
     return DemoSettings(
         prompt_length=recipe.prompt_length,
         max_new_tokens=recipe.max_new_tokens,
@@ -126,17 +129,17 @@ def tuned_settings(
 def _record_greedy(parts: Parts, recipe: Recipe, corpus: Corpus, watcher: Watcher) -> Recording:
     """Greedy outputs after the tuning prompts, with the heads at each position."""
     documents = parts.encode(corpus.tune)
-    length, room = recipe.prompt_length, recipe.max_new_tokens
-    prompts = draw_prompts(documents, recipe.tune_prompts, length, room, recipe.seed)
+    length, max_new_tokens = recipe.prompt_length, recipe.max_new_tokens
+    prompts = draw_prompts(documents, recipe.tune_prompts, length, max_new_tokens, recipe.seed)
     outputs = []
     for prompt in prompts:
-        found = decode(
+        result = decode(
             parts.model,
             prompt,
             NoDrafter(),
-            max_new_tokens=room,
+            max_new_tokens=max_new_tokens,
             stop_token_ids=[parts.end_of_text],
         )
-        outputs.append(found.token_ids)
+        outputs.append(result.token_ids)
         watcher.advance()
     return record(parts.model, prompts, outputs, top_k=recipe.top_k)

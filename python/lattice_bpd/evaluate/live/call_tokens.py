@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CallTokens:
-    """The tokens that one call of the target gave.
+    """The tokens decoded by one call of the target.
 
     Attributes:
         accepted: draft tokens that it accepted.

@@ -57,12 +57,12 @@ class StrategyResult:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the setting's rule promises greedy's output."""
+        """Whether the setting's rule guarantees greedy's output."""
         return self.setting.acceptance is None or self.setting.acceptance.name == "exact"
 
     @property
     def lossless(self) -> bool:
-        """Whether the rule is lossless, and greedy's output came where it promises that."""
+        """Whether the rule is lossless, and the output is greedy's if the rule guarantees that."""
         rule = self.setting.acceptance
         return (rule is None or rule.lossless) and not self.differing
 
@@ -73,7 +73,7 @@ class StrategyResult:
         return bootstrap_block_efficiency(tokens, [stats.target_calls for stats in self.stats])
 
     def total(self, prompts: Sequence[int] | None = None) -> DecodeStats:
-        """Statistics added up over the chosen prompts, or over all."""
+        """Statistics summed over the selected prompts, or over all."""
         merged = DecodeStats()
         for index in range(len(self.stats)) if prompts is None else prompts:
             merged.merge(self.stats[index])
@@ -184,11 +184,11 @@ def compare_strategies(
         max_new_tokens: tokens to decode after each prompt.
         stop_token_ids: decoding ends after these.
         rounds: runs of each prompt by each strategy. In each round all strategies decode a prompt
-            one after another in random order, so that other load affects all of them. What is
-            reported of a prompt is its run of median time; with an even number of rounds, the
-            faster of the middle two. The oracle has one run, since its time means nothing.
-        timed_prompts: only the first so many prompts have more than one run, and speeds are
-            measured on them; None: all.
+            one after another in random order, so that other load affects all of them. The run of
+            median time is reported; with an even number of rounds, the faster of the middle two.
+            The oracle has one run, since its time is not meaningful.
+        timed_prompts: number of prompts, the first ones, that have more than one run and on which
+            speeds are measured; None: all.
         seed: of the order.
         on_prompt: called after each prompt of each strategy and round.
 
@@ -244,18 +244,18 @@ class _Runs:
         result: filled by `finish`.
         source: LM or scorer.
         options: numbers of the strategy.
-        found: the runs of each prompt.
+        runs: the runs of each prompt.
     """
 
     result: StrategyResult
     source: Any
     options: DraftConfig
-    found: list[list[DecodeResult]] = field(default_factory=list)
+    runs: list[list[DecodeResult]] = field(default_factory=list)
     _shared: Drafter | None = None
 
     def expected(self, number: int) -> list[int]:
         """The output of a prompt's first run; empty before that."""
-        return self.found[number][0].token_ids if number < len(self.found) else []
+        return self.runs[number][0].token_ids if number < len(self.runs) else []
 
     def decode(
         self,
@@ -271,23 +271,23 @@ class _Runs:
         if isinstance(drafter, Controller):
             self._shared = drafter  # it learns from all prompts
         target = model if setting.heads is None else model.base
-        found = decode(
+        result = decode(
             target, prompt, drafter, heads=setting.heads, acceptance=setting.acceptance, **options
         )
-        if number == len(self.found):
-            self.found.append([])
-        self.found[number].append(found)
-        differs = setting.strategy != "greedy" and found.token_ids != greedy
+        if number == len(self.runs):
+            self.runs.append([])
+        self.runs[number].append(result)
+        differs = setting.strategy != "greedy" and result.token_ids != greedy
         seen = [difference.prompt for difference in self.result.differing]
         if differs and self.result.is_exact and number not in seen:
             self.result.differing.append(
-                find_difference(model, number, prompt, greedy, found.token_ids)
+                find_difference(model, number, prompt, greedy, result.token_ids)
             )
 
     def finish(self) -> StrategyResult:
         """The result, with each prompt's run of median time."""
-        for runs in self.found:
-            ordered = sorted(runs, key=lambda found: found.stats.seconds["total"])
+        for results in self.runs:
+            ordered = sorted(results, key=lambda result: result.stats.seconds["total"])
             median = ordered[(len(ordered) - 1) // 2]
             self.result.stats.append(median.stats)
             self.result.outputs.append(median.token_ids)
@@ -295,10 +295,10 @@ class _Runs:
 
 
 def _in_random_order(runs: Sequence[_Runs], rng: np.random.Generator, number: int) -> list[_Runs]:
-    """The strategies that decode this prompt next; greedy begins where its output is needed."""
-    first = number == len(runs[0].found)
+    """The strategies that decode this prompt next; greedy first if its output is needed."""
+    first = number == len(runs[0].runs)
     some = runs[1:] if first else [run for run in runs if run.result.setting.strategy != "oracle"]
-    shuffled = [some[place] for place in rng.permutation(len(some)).tolist()]
+    shuffled = [some[index] for index in rng.permutation(len(some)).tolist()]
     return [runs[0], *shuffled] if first else shuffled
 
 

@@ -37,7 +37,7 @@ def check_greedy(
     differing = []
     for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         ids = torch.tensor([list(prompt)], device=model.device)
-        found = model.base.generate(  # type: ignore[operator]
+        generated = model.base.generate(  # type: ignore[operator]
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
@@ -45,7 +45,7 @@ def check_greedy(
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else 0,
         )
-        expected = found[0, len(prompt) :].tolist()
+        expected = generated[0, len(prompt) :].tolist()
         if expected != list(output):
             differing.append(find_difference(model, number, prompt, expected, output))
         if on_prompt is not None:

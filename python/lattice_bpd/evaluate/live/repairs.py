@@ -1,4 +1,4 @@
-"""Drafts before and after rescoring, picked where the heads stutter and the LM repairs it."""
+"""Drafts before and after rescoring, where the LM removes repetitions of the heads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Repair:
 
     @property
     def gain(self) -> tuple[int, int]:
-        """Stutters repaired, then tokens gained; larger is the better example."""
+        """Repetitions removed, then tokens gained; larger is better."""
         repaired = _stutters(self.context[-1], self.before) - _stutters(
             self.context[-1], self.after
         )
@@ -51,16 +51,16 @@ def find_repairs(
     alpha: float = 0.5,
     count: int = 2,
 ) -> list[Repair]:
-    """The steps where rescoring repairs most, at most one of each prompt.
+    """The steps at which rescoring helps most, at most one of each prompt.
 
     Args:
         model: target and heads.
         lm: n-gram LM.
         prompts: token ids.
-        outputs: the target's greedy output behind each prompt.
+        outputs: the target's greedy output after each prompt.
         top_k: k.
         alpha: weight of the LM.
-        count: examples wanted.
+        count: maximum number of examples.
 
     Returns:
         Up to `count` repairs, best first.
@@ -76,21 +76,21 @@ def find_repairs(
 def _steps(
     model: BlockwiseLM, lm: NGramLM, prompt: list[int], output: list[int], top_k: int, alpha: float
 ) -> list[Repair]:
-    """Both drafts at every position of one greedy output that has H tokens behind it."""
+    """Both drafts at every position of one greedy output that has H tokens after it."""
     tokens = prompt + output
     slots = model.num_slots
-    exact_places = range(len(prompt), len(tokens) - slots)
-    positions = torch.tensor([[place - 1 for place in exact_places]], device=model.device)
+    exact_indices = range(len(prompt), len(tokens) - slots)
+    positions = torch.tensor([[index - 1 for index in exact_indices]], device=model.device)
     ids = torch.tensor([tokens], device=model.device)
     limit = model.max_positions or len(tokens)
-    found = model(ids[:, :limit], head_positions=positions).head_logits  # (1, N, H, V)
-    assert found is not None
-    contexts = [tokens[: place + 1] for place in exact_places]
+    head_logits = model(ids[:, :limit], head_positions=positions).head_logits  # (1, N, H, V)
+    assert head_logits is not None
+    contexts = [tokens[: index + 1] for index in exact_indices]
     rescored = rescore_lattice(
-        found[0], contexts, lm, top_k=top_k, num_drafts=1, alpha=alpha
+        head_logits[0], contexts, lm, top_k=top_k, num_drafts=1, alpha=alpha
     ).token_ids[:, 0]  # (N, H)
-    argmax = found[0].argmax(dim=-1)  # (N, H)
-    wanted = ids[0, len(prompt) + 1 :].unfold(0, slots, 1)  # (N, H): what the target wrote
+    argmax = head_logits[0].argmax(dim=-1)  # (N, H)
+    wanted = ids[0, len(prompt) + 1 :].unfold(0, slots, 1)  # (N, H): the target's tokens
     kept_before = accept_lengths(argmax, wanted).tolist()
     kept_after = accept_lengths(rescored, wanted).tolist()
     lines = zip(contexts, argmax.tolist(), rescored.tolist(), kept_before, kept_after, strict=True)

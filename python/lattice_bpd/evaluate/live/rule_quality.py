@@ -1,6 +1,6 @@
-"""Acceptance rules x quality: the same prompts and drafts, decoded live under each rule.
+"""Output quality by acceptance rule: the same prompts decoded with each rule.
 
-A replay cannot tell what a lossy rule does, since its text is no longer greedy's.
+A replay cannot evaluate lossy rules, since their output is not greedy's.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ JudgeTokens = Callable[[Sequence[Sequence[int]]], float]
 
 @dataclass
 class RuleResult:
-    """What decoding by one rule did on all prompts.
+    """The results of one rule on all prompts.
 
     Attributes:
-        rule: which.
+        rule: the acceptance rule.
         outputs: decoded tokens of each prompt.
-        stats: added up.
-        same: outputs that are those of the first rule.
-        nats: -ln p a token of the outputs, by the target alone: what it thinks of the text.
+        stats: summed over prompts.
+        same: number of outputs equal to those of the first rule.
+        nats: -ln p per token of the outputs, under the target.
         quality: the task's metric; None without one.
     """
 
@@ -77,10 +77,10 @@ def compare_rules(
     Args:
         model: a BlockwiseLM or a DraftingModel.
         prompts: token ids of each.
-        rules: the first is what texts are compared with, as a rule the exact one.
-        make_drafter: a new drafter for each text.
-        max_new_tokens: most tokens behind each prompt.
-        stop_token_ids: decoding ends behind these.
+        rules: the outputs of the others are compared with those of the first, usually Exact.
+        make_drafter: returns a new drafter for each text.
+        max_new_tokens: maximum number of tokens to decode after each prompt.
+        stop_token_ids: decoding ends after these.
         judge: the task's metric of all outputs.
         on_text: called after each text of each rule.
 
@@ -99,12 +99,12 @@ def compare_rules(
     results = [RuleResult(rule) for rule in rules]
     for result in results:
         for prompt in prompts:
-            found = decode(
+            output = decode(
                 model, prompt, make_drafter(), max_new_tokens=max_new_tokens,
                 stop_token_ids=stop_token_ids, acceptance=result.rule,
             )  # fmt: skip
-            result.outputs.append(found.token_ids)
-            result.stats.merge(found.stats)
+            result.outputs.append(output.token_ids)
+            result.stats.merge(output.stats)
             if on_text is not None:
                 on_text()
         pairs = zip(result.outputs, results[0].outputs, strict=True)
@@ -117,7 +117,7 @@ def compare_rules(
 
 @torch.inference_mode()
 def _nats(model: DraftingModel, prompt: Sequence[int], output: Sequence[int]) -> float:
-    """-ln p of the output behind the prompt."""
+    """-ln p of the output after the prompt."""
     tokens = torch.tensor([[*prompt, *output]], device=model.device)
     logits = model.target.base(input_ids=tokens[:, :-1]).logits[0, len(prompt) - 1 :].float()
     wanted = tokens[0, len(prompt) :]

@@ -71,9 +71,9 @@ class SamplingGain:
         texts: that were decoded.
         tokens: of them.
         block_efficiency: tokens / target calls.
-        accept_length: draft tokens that a verifying call keeps, on average.
-        same_texts: outputs that are plain sampling's; None under Rejection, which only has its
-            distribution.
+        accept_length: accepted draft tokens per verifying call, on average.
+        same_texts: outputs equal to those of plain sampling; None for Rejection, which has only the
+            same distribution.
     """
 
     name: str
@@ -128,15 +128,15 @@ def compare_sampling(
         )
 
     def decode(texts: Sequence[Sequence[int]], drafter: Drafter, rule: Acceptance) -> Any:
-        found = generate(
+        results = generate(
             model, texts, drafter=drafter, acceptance=rule, max_new_tokens=max_new_tokens
         )
         if on_decode is not None:
             on_decode()
         stats = DecodeStats()
-        for result in found:
+        for result in results:
             stats.merge(result.stats)
-        return [result.token_ids for result in found], stats
+        return [result.token_ids for result in results], stats
 
     lines = []
     for temperature in temperatures:

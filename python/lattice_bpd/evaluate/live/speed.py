@@ -45,7 +45,7 @@ def measure_speed(
         if setting.name in SPEED_SETTINGS
         and (lm is not None or setting.name == "auto" or not setting.uses_lm)
     ]
-    found = compare_strategies(
+    comparison = compare_strategies(
         model, lm, prompts, settings=settings, options={**tuned, "auto": tree},
         max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, rounds=SPEED_ROUNDS,
         on_prompt=None if on_prompt is None else lambda _setting: on_prompt(),
@@ -59,9 +59,9 @@ def measure_speed(
             "rounds": SPEED_ROUNDS,
             "block_efficiency": result.total().block_efficiency,
             "interval": result.interval.to_json(),
-            "tokens_per_second": found.tokens_per_second(result),
-            "relative_speed": found.relative_speed(result),
+            "tokens_per_second": comparison.tokens_per_second(result),
+            "relative_speed": comparison.relative_speed(result),
             "lossless": result.lossless,
         }
-        for result in found.results
+        for result in comparison.results
     ]

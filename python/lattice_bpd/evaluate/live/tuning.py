@@ -33,16 +33,16 @@ def tune_alpha(
     Args:
         model: target and heads.
         lm: n-gram LM.
-        prompts: token ids, apart from those that results are reported on.
+        prompts: token ids of tuning prompts, on which no results are reported.
         alphas: weights to try.
         top_k: k.
         num_drafts: p.
-        max_new_tokens: tokens to decode behind each prompt.
-        stop_token_ids: decoding ends behind these.
+        max_new_tokens: tokens to decode after each prompt.
+        stop_token_ids: decoding ends after these.
         on_prompt: called after each prompt and alpha.
 
     Returns:
-        Block efficiency by alpha, in the order of alphas; `max(found, key=found.get)` is the
+        Block efficiency by alpha, in the order of alphas; `max(result, key=result.get)` is the
         best, the first one among equals.
 
     Raises:
@@ -50,7 +50,7 @@ def tune_alpha(
     """
     if not prompts or not alphas:
         raise ValueError("tune_alpha: expected one prompt and one alpha or more")
-    found: dict[float, float] = {}
+    efficiencies: dict[float, float] = {}
     for alpha in alphas:
         stats = DecodeStats()
         drafter = PBestDrafter(lm, top_k=top_k, num_drafts=num_drafts, alpha=alpha)
@@ -65,5 +65,5 @@ def tune_alpha(
             stats.merge(result.stats)
             if on_prompt is not None:
                 on_prompt()
-        found[alpha] = stats.block_efficiency
-    return found
+        efficiencies[alpha] = stats.block_efficiency
+    return efficiencies
