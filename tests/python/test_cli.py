@@ -105,8 +105,8 @@ def test_ngram_train_writes_an_lm(sequence, tokenizer_file, tmp_path, capsys):
     assert "order 3, vocabulary 300" in out
     lm, tokenizer = NGramLM.load(output), load_tokenizer(tokenizer_file)
     seen = tokenizer.encode("the cat").ids
-    for place in range(1, len(seen)):
-        assert lm.log_prob(seen[place], seen[:place]) > math.log(1 / 300)
+    for index in range(1, len(seen)):
+        assert lm.log_prob(seen[index], seen[:index]) > math.log(1 / 300)
 
 
 def test_ngram_train_errors(tokenizer_file, tmp_path, capsys):
@@ -129,7 +129,7 @@ def test_ngram_train_errors(tokenizer_file, tmp_path, capsys):
     for arguments, message in cases:
         status, _, err = run(capsys, "ngram", "train", *arguments)
         assert status == 2, arguments
-        assert err.splitlines()[-1].startswith("lattice-bpd: error: ")  # behind any notes
+        assert err.splitlines()[-1].startswith("lattice-bpd: error: ")  # after any notes
         assert message in err
     assert not (tmp_path / "x.lm").exists()
 
@@ -167,10 +167,10 @@ def test_generate_gives_the_same_text_with_every_strategy(model_directory, capsy
             "--max-new-tokens", 9, "--json", *drafts,
         )  # fmt: skip
         assert status == 0
-        found = json.loads(out)
-        assert found["strategy"] == strategy
-        assert found["tokens"] == len(found["token_ids"]) <= 9
-        texts.append(found["token_ids"])
+        report = json.loads(out)
+        assert report["strategy"] == strategy
+        assert report["tokens"] == len(report["token_ids"]) <= 9
+        texts.append(report["token_ids"])
     status, out, _ = run(
         capsys, "generate", model_directory, "--prompt", "the cat", "--strategy", "tree",
         "--temperature", 3, "--max-new-tokens", 9, "--json",
@@ -200,9 +200,9 @@ def test_generate_names_a_lossy_acceptance(model_directory, capsys):
     assert re.search(r"^lossy \(minimum_block:3\): \d+ of 20 tokens are not", out, re.MULTILINE)
     assert re.search(r"regret \d+\.\d{3} nats a token$", out, re.MULTILINE)
     status, out, _ = run(capsys, *arguments, "--accept", "minimum_block:3", "--json")
-    found = json.loads(out)
-    assert (found["acceptance"], found["lossless"]) == ("minimum_block:3", False)
-    assert found["relaxed_tokens"] > 0 < found["regret"]
+    report = json.loads(out)
+    assert (report["acceptance"], report["lossless"]) == ("minimum_block:3", False)
+    assert report["relaxed_tokens"] > 0 < report["regret"]
     assert "lossy" not in run(capsys, *arguments)[1]
     status, _, err = run(capsys, *arguments, "--accept", "top_k:0")
     assert status == 2
@@ -216,9 +216,9 @@ def test_generate_samples_by_seed(model_directory, capsys):
             strategy, "--accept", f"sampled:1.5,seed={seed}",
         )  # fmt: skip
         assert status == 0
-        found = json.loads(out)
-        assert (found["acceptance"], found["lossless"]) == (f"sampled:1.5,seed={seed}", True)
-        return found["text"]
+        report = json.loads(out)
+        assert (report["acceptance"], report["lossless"]) == (f"sampled:1.5,seed={seed}", True)
+        return report["text"]
 
     assert sample("tree", 1) == sample("greedy", 1) != sample("greedy", 2)
 
@@ -246,22 +246,22 @@ def test_certificate_files(model_directory, tmp_path, capsys):
     assert re.search(r"^certificate .*text.json: lossless; smallest margin .* tokens", out, re.M)
     status, out, _ = run(capsys, "certify", path, "--model", model_directory)
     assert (status, out.split(":")[0]) == (0, "lossless")
-    found = json.loads(path.read_text())
-    found["token_ids"][4] = (found["token_ids"][4] + 1) % 300
-    path.write_text(json.dumps(found))
+    content = json.loads(path.read_text())
+    content["token_ids"][4] = (content["token_ids"][4] + 1) % 300
+    path.write_text(json.dumps(content))
     status, _, err = run(capsys, "certify", path, "--model", model_directory)
     assert status == 2
     assert "give another token at index 4 of" in err
-    found["margins"][4] = 0.0
-    path.write_text(json.dumps(found))
+    content["margins"][4] = 0.0
+    path.write_text(json.dumps(content))
     status, out, _ = run(capsys, "certify", path, "--model", model_directory)
     assert (status, out.split(":")[0]) == (0, "tie")
-    path.write_text(json.dumps({**found, "bounds": []}))
-    assert "are not as many" in run(capsys, "certify", path, "--model", model_directory)[2]
-    found["token_ids"][4] = 999
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps({**content, "bounds": []}))
+    assert "have different lengths" in run(capsys, "certify", path, "--model", model_directory)[2]
+    content["token_ids"][4] = 999
+    path.write_text(json.dumps(content))
     assert "found token id 999" in run(capsys, "certify", path, "--model", model_directory)[2]
-    path.write_text(json.dumps({**found, "version": 9}))
+    path.write_text(json.dumps({**content, "version": 9}))
     assert "not a certificate" in run(capsys, "certify", path, "--model", model_directory)[2]
 
 

@@ -2,7 +2,7 @@
 
 One file for each command.
 
-Nothing heavy is imported until a command runs, so that --help answers at once.
+Nothing heavy is imported until a command runs, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -63,9 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; sys.argv's when None.
 
     Returns:
-        Exit status: 0; 2 for what the user can set right (said on stderr in one line); 130 after
-        an interrupt, 143 after SIGTERM: both leave no temporary files, and old outputs as they
-        were.
+        Exit status: 0; 2 for user errors (one line on stderr); 130 after an interrupt, 143 after
+        SIGTERM: both leave no temporary files, and existing outputs unchanged.
     """
     # Before torch loads: spinning OpenMP threads of two processes starve each other.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -86,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _TerminatedError(BaseException):
-    """SIGTERM, which Python otherwise dies of without cleaning up."""
+    """Raised on SIGTERM, so that Python cleans up before it exits."""
 
 
 @contextmanager

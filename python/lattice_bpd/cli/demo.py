@@ -97,14 +97,14 @@ def run(args: argparse.Namespace) -> None:
         demo, corpus = _load(args.model, watcher, about)
     torch.set_num_threads(1)  # matrices of one prompt are too small to split
     size = SMOKE_SIZE if args.quick else FULL_SIZE
-    found = run_demo(demo, corpus.test, size, watcher)
+    demo_run = run_demo(demo, corpus.test, size, watcher)
     console.print()
-    print_run(console, found, is_smoke_test=args.quick)
-    results = found.to_json()
+    print_run(console, demo_run, is_smoke_test=args.quick)
+    results = demo_run.to_json()
     results["block_efficiency_by_alpha"] = demo.settings.training.get(
         "block_efficiency_by_alpha", {}
     )
-    seconds = {**about["seconds"], **found.seconds, "total": time.perf_counter() - start}
+    seconds = {**about["seconds"], **demo_run.seconds, "total": time.perf_counter() - start}
     write_json(
         args.out / "results.json",
         {**results, **about, "model": str(demo.directory), "seconds": seconds},

@@ -1,4 +1,4 @@
-"""`lattice-bpd generate`: decode a prompt with a blockwise model and show what it cost."""
+"""`lattice-bpd generate`: decode a prompt with a blockwise model and print statistics."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ strategies:
 
 Block efficiency is decoded tokens / calls of the target; the exact token of each call counts.
 Rules of --accept: exact, top_k:K, distance:EPSILON, minimum_block:LENGTH[,RULE],
-specdec++:BETA,TAU, typical:EPSILON,DELTA; to sample sampled:TEMPERATURE[,top_p=P][,top_k=K]
-[,min_p=P][,seed=N], and rejection: alike with --strategy sampled. Output says which rules are
-lossy.
+specdec++:BETA,TAU, typical:EPSILON,DELTA. To sample: sampled:TEMPERATURE[,top_p=P][,top_k=K]
+[,min_p=P][,seed=N], or rejection:.. with the same options for --strategy sampled. The output says
+whether the rule is lossy.
 """
 _OPTIONS = (
     "strategy", "top_k", "num_drafts", "max_nodes", "alpha", "temperature", "ngram_cache",
@@ -67,9 +67,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--accept", default="exact", metavar="RULE", help="which draft tokens are kept (see below)"
     )
     constraint = parser.add_mutually_exclusive_group()
-    constraint.add_argument("--regex", help="what the output must match as a whole")
+    constraint.add_argument("--regex", help="regular expression that the whole output must match")
     constraint.add_argument(
-        "--json-schema", type=Path, metavar="FILE", help="what the output must be JSON of"
+        "--json-schema", type=Path, metavar="FILE", help="JSON schema of the output"
     )
     parser.add_argument(
         "--certificate", type=Path, metavar="FILE",
@@ -178,7 +178,7 @@ def _load_lm(args: argparse.Namespace, directory: Path) -> Any:
 def _load_constraint(
     args: argparse.Namespace, tokenizer: Any, vocab_size: int, ends: list[int]
 ) -> Constraint | None:
-    """What --regex or --json-schema asks for."""
+    """The constraint of --regex or --json-schema."""
     if args.regex is None and args.json_schema is None:
         return None
     from lattice_bpd.cli.files import read_text
@@ -220,7 +220,7 @@ def _as_text(prompt: str, text: str, result: DecodeResult) -> str:
 
 
 def describe_rule(rule: Acceptance, stats: DecodeStats) -> str:
-    """What a lossy rule cost, as a line of its own; nothing for a lossless one."""
+    """The cost of a lossy rule, as a separate line; empty for a lossless rule."""
     if rule.lossless:
         return ""
     return (
@@ -229,12 +229,13 @@ def describe_rule(rule: Acceptance, stats: DecodeStats) -> str:
     )
 
 
-def describe_certificate(found: Certificate, path: Path) -> str:
+def describe_certificate(certificate: Certificate, path: Path) -> str:
     """The verdict of a certificate in one line."""
     return (
-        f"certificate {path}: {found.verdict}; smallest margin {min(found.margins):.3g}, largest "
-        f"bound {max(found.bounds):.3g}, {len(found.checked)} of {len(found.token_ids)} tokens "
-        f"decided again ({found.plain_calls} plain calls)"
+        f"certificate {path}: {certificate.verdict}; smallest margin "
+        f"{min(certificate.margins):.3g}, largest bound {max(certificate.bounds):.3g}, "
+        f"{len(certificate.checked)} of {len(certificate.token_ids)} tokens decided again "
+        f"({certificate.plain_calls} plain calls)"
     )
 
 

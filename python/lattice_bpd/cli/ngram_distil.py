@@ -1,4 +1,4 @@
-"""`lattice-bpd ngram distil`: an n-gram LM of what a model would write over a corpus."""
+"""`lattice-bpd ngram distil`: an n-gram LM of a model's predictions on a corpus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lattice-bpd ngram evaluate`: LMs side by side on a text."""
+"""`lattice-bpd ngram evaluate`: compares LMs on a text."""
 
 from __future__ import annotations
 

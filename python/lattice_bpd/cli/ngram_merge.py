@@ -1,4 +1,4 @@
-"""`lattice-bpd ngram merge`: several LMs in one."""
+"""`lattice-bpd ngram merge`: interpolates several LMs into one."""
 
 from __future__ import annotations
 

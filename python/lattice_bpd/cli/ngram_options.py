@@ -143,7 +143,7 @@ def parse_numbers(text: str) -> list[float]:
 
 
 def add_quantise_option(parser: argparse.ArgumentParser) -> None:
-    """Adds --quantise, for quantise_if_requested."""
+    """Adds `--quantise`, for `quantise_if_requested`."""
     parser.add_argument(
         "--quantise",
         type=int,
@@ -154,10 +154,10 @@ def add_quantise_option(parser: argparse.ArgumentParser) -> None:
 
 
 def quantise_if_requested(args: argparse.Namespace, lm: NGramLM) -> NGramLM:
-    """Applies --quantise to an LM."""
+    """Applies `--quantise` to an LM."""
     if not args.quantise:
         return lm
-    with timed_step(f"quantise to {args.quantise} bits"):
+    with timed_step(f"quantize to {args.quantise} bits"):
         return lm.quantise(args.quantise)
 
 

@@ -42,7 +42,7 @@ def quiet_transformers() -> None:
 
 
 class ConsoleWatcher:
-    """Displays stages one after the other; see `lattice_bpd.watcher.Watcher`.
+    """Displays stages one after another; see `lattice_bpd.watcher.Watcher`.
 
     Args:
         console: the console to print on.

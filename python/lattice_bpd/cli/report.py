@@ -35,7 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="of lattice-bpd evaluate")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: RUN/report.html")
     parser.add_argument(
-        "--steps", type=int, metavar="N", help="lattices to draw (default 200), 0 for none"
+        "--steps", type=int, metavar="N", help="lattices to show (default 200), 0 for none"
     )
     parser.add_argument("--lm", type=Path, metavar="FILE", help="default: the run's first LM")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="default: the record's")
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     results = read_results(args.run_folder)
     watcher = ConsoleWatcher(make_console(), {})
     notes: list[str] = []
-    watcher.begin("drawing lattices")
+    watcher.begin("rendering lattices")
     steps = _steps(args, results, notes) if args.steps != 0 else None
     watcher.end()
     try:

@@ -129,7 +129,7 @@ class Checker:
             with generation_settings(self.model, settings), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 outputs = self._decode(case, heads)
-        except Exception as error:  # any exception is a finding
+        except Exception as error:  # any exception is a result
             return _verdict_of_error(case, error, heads)
         return self._compare(case, texts, outputs)
 

@@ -79,7 +79,7 @@ _OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "mllama_text_model": (
         {"num_hidden_layers": 3, "cross_attention_layers": [1]},
-        "the layers that look at images are listed by number",
+        "the layers that attend to images are listed by number",
     ),
     "molmo2_adapter": ({"vision_feature_layer": [1, 0]}, "layers of its vision tower by number"),
     "paddleocr_vl_text": ({"rope_parameters": _MROPE}, _NO_MROPE),

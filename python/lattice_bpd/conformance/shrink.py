@@ -79,7 +79,7 @@ _PATTERNS = tuple((re.compile(pattern), largest) for pattern, largest in _LARGES
 
 
 def shrink_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """A copy of a config with small sizes; the given one is left as it is.
+    """A copy of a config with small sizes; the given one is unchanged.
 
     Args:
         config: of any architecture, composite ones too.
@@ -208,8 +208,8 @@ def _resize_rope(rope: dict[str, Any], half: int) -> dict[str, Any]:
         if isinstance(value, dict):
             resized[key] = _resize_rope(value, half)
         elif key == "mrope_section":
-            rest = half // 4
-            resized[key] = [half - (len(value) - 1) * rest] + [rest] * (len(value) - 1)
+            part = half // 4
+            resized[key] = [half - (len(value) - 1) * part] + [part] * (len(value) - 1)
         elif isinstance(value, list):
             resized[key] = value[:half]
         elif key == "original_max_position_embeddings":
