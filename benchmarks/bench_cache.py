@@ -52,10 +52,10 @@ def measure_searches(
     contenders = []
     for call, plain in calls.values():
         contenders += [Contender(call, plain), Contender(call, _with_caches(plain, caches))]
-    found = time_in_turns(contenders, items_per_call=PART, rounds=rounds)
+    times = time_in_turns(contenders, items_per_call=PART, rounds=rounds)
     results = {}
     for n, name in enumerate(calls):
-        without, cached = found[2 * n : 2 * n + 2]
+        without, cached = times[2 * n : 2 * n + 2]
         results[name] = {
             "without": without.to_json(),
             "with": cached.to_json(),
@@ -81,8 +81,8 @@ def check_answers(lattices: Lattices, lm: NGramLM, caches: list[ContextNGram]) -
     expected = (*_core.rescore_candidates(*drafts), *_core.tree_of_candidates(*tree))
     for name in _core.fused_instruction_sets():
         _core.set_fused_instruction_set(name)
-        found = (*_core.rescore_candidates(*drafts), *_core.tree_of_candidates(*tree))
-        for ours, theirs in zip(found, expected, strict=True):
+        arrays = (*_core.rescore_candidates(*drafts), *_core.tree_of_candidates(*tree))
+        for ours, theirs in zip(arrays, expected, strict=True):
             np.testing.assert_array_equal(ours, theirs)
     _core.set_fused_instruction_set("")
 

@@ -65,13 +65,13 @@ def load_stories(work: Path) -> tuple[Any, Any, list[list[int]], Any]:
     args = stories260k.read_arguments(["--quick", "--work", str(work)])
     recipe, watcher = parts.QUICK, ConsoleWatcher(make_console(), {})
     base = load_llama2c(args.model / "stories260K.bin")
-    found = parts.read_beginnings(args, base, recipe)
+    beginnings = parts.read_beginnings(args, base, recipe)
     folder = args.work / f"quick-{parts.fingerprint(args, recipe)}"
     folder.mkdir(parents=True, exist_ok=True)
-    rows = parts.cached_text(folder, base, found, recipe, watcher)
+    rows = parts.cached_text(folder, base, beginnings, recipe, watcher)
     model = parts.cached_model(folder, base, rows, recipe, watcher)
     tokenizer = SentencePieceProcessor(model_file=str(args.model / "tok512.model"))
-    return model, parts.train_lm(rows, recipe), found.test, tokenizer
+    return model, parts.train_lm(rows, recipe), beginnings.test, tokenizer
 
 
 class DraftsUnaware:
@@ -93,7 +93,7 @@ class DraftsUnaware:
 
 
 class ConstrainedRule:
-    """Exact acceptance among the tokens that a constraint allows; drafters are not told."""
+    """Exact acceptance among the tokens that a constraint allows; unknown to drafters."""
 
     name, lossless, guarantee = "exact", True, "the greedy output among the tokens allowed"
 
@@ -141,10 +141,10 @@ def measure(
     for prompt in prompts:
         greedy = decode_one(model, prompt, constraint, "intersected", plain)
         for strategy, way in cases:
-            found = decode_one(model, prompt, constraint, way, drafters[strategy])
-            assert found.token_ids == greedy.token_ids, f"{name}, {strategy}, {way}: not greedy's"
-            totals[strategy, way].merge(found.stats)
-            ratio = found.stats.tokens_per_second / greedy.stats.tokens_per_second
+            result = decode_one(model, prompt, constraint, way, drafters[strategy])
+            assert result.token_ids == greedy.token_ids, f"{name}, {strategy}, {way}: not greedy's"
+            totals[strategy, way].merge(result.stats)
+            ratio = result.stats.tokens_per_second / greedy.stats.tokens_per_second
             speeds[strategy, way].append(ratio)
     return [
         {

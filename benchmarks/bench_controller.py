@@ -5,13 +5,13 @@
 A small Llama is trained first (half a minute). Four tasks:
 
     cycles    text like its training text: drafts are often right
-    noise     random prompts, behind which it wanders: drafts are seldom right
+    noise     random prompts with random continuations: drafts are rarely right
     loops     prompts that repeat themselves
     no heads  the same texts as cycles with heads that know nothing: drafts are never right
 
 Every output is compared with greedy's. Strategies take turns, text by text, in an order that is
 shuffled each time, since what ran before leaves the processor as it is. A text's time is the median
-over rounds, a strategy's speed that of all texts together, and one size stands in the table twice:
+over rounds, a strategy's speed that of all texts together, and one size is in the table twice:
 what it differs from itself is chance. "auto" has learned from the first round, which does not
 count, as in a process that decodes for a while. Results go to benchmarks/results/controller.json;
 `summary` has the worst ratios.
@@ -68,12 +68,12 @@ def time_task(
         "auto": {"drafter": "auto", "lm": lm, "max_nodes": 72},
     }
     seconds = {name: np.zeros((rounds + 1, len(prompts))) for name in settings}
-    for place in np.ndindex(rounds + 1, len(prompts)):
-        prompt, outputs = prompts[place[1]], {}
+    for run in np.ndindex(rounds + 1, len(prompts)):
+        prompt, outputs = prompts[run[1]], {}
         for name in rng.permutation(list(settings)):
-            found = generate(model, prompt, max_new_tokens=TOKENS, **settings[name])
-            outputs[name] = found.token_ids
-            seconds[name][place] = found.stats.seconds["total"]
+            result = generate(model, prompt, max_new_tokens=TOKENS, **settings[name])
+            outputs[name] = result.token_ids
+            seconds[name][run] = result.stats.seconds["total"]
         for name, output in outputs.items():
             if output != outputs["greedy"]:
                 raise AssertionError(f"{name} differs from greedy on {prompt}")

@@ -8,9 +8,9 @@ Every output is compared with greedy's before anything is timed. Strategies take
 prompt, so that a busy machine is busy for all; ratios are within one run. One JSON object a line:
 
     machine     what it ran on
-    call        milliseconds of one target call by tokens and form, and its ratio to one token
+    call        milliseconds of one target call by tokens and layout, and its ratio to one token
     strategy    block efficiency, speed against greedy, cost of the verifying call against
-                greedy's, share of the speed-up that these two promise, the same with the heads
+                greedy's, share of the speed-up expected from these two, the same with the heads
                 counted as a part of the call, own microseconds a step
 """
 
@@ -59,7 +59,7 @@ def decode_all(subject: Subject, rounds: int) -> dict[str, list[Any]]:
     """Statistics of every setting and prompt; the first round warms up and checks."""
     from lattice_bpd.decode import generate
 
-    found: dict[str, list[Any]] = {setting.name: [] for setting in SETTINGS}
+    stats: dict[str, list[Any]] = {setting.name: [] for setting in SETTINGS}
     for turn in range(rounds + 1):
         for prompt in subject.prompts:
             greedy: list[int] | None = None
@@ -73,8 +73,8 @@ def decode_all(subject: Subject, rounds: int) -> dict[str, list[Any]]:
                 if result.token_ids != greedy:
                     raise AssertionError(f"{setting.name} differs from greedy on {prompt}")
                 if turn > 0:
-                    found[setting.name].append(result.stats)
-    return found
+                    stats[setting.name].append(result.stats)
+    return stats
 
 
 def describe_strategy(name: str, stats: list[Any], greedy: list[Any]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def describe_strategy(name: str, stats: list[Any], greedy: list[Any]) -> dict[st
 
 
 def time_calls(subject: Subject, rounds: int) -> list[dict[str, Any]]:
-    """One call of the target behind 64 tokens: one row of a tree's tokens, and rows of nine."""
+    """One call of the target after 64 tokens: one row of a tree's tokens, and rows of nine."""
     import torch
 
     from lattice_bpd.verify import CausalLMTarget, PrefixTree
@@ -141,8 +141,8 @@ def time_calls(subject: Subject, rounds: int) -> list[dict[str, Any]]:
                 if layout == "tree":
                     tree = PrefixTree.from_drafts(1, [[r] for r in range(tokens - 1)])
                 state = BatchCache(StackedCache.from_cache(cache, 160))
-                found = verify(target, state, [tree], layout=layout)
-                samples[layout, tokens].append(found.target_seconds)
+                verified = verify(target, state, [tree], layout=layout)
+                samples[layout, tokens].append(verified.target_seconds)
     one = median(samples["tree", 1])
     return [
         {
@@ -177,10 +177,10 @@ def main() -> None:
     print(f"{subject.name}: ready after {time.perf_counter() - start:.0f} s", flush=True)
     machine = {**describe_machine(), "torch_threads": args.threads}
     lines: list[dict[str, Any]] = [{"kind": "machine", "model": subject.name, **machine}]
-    found = decode_all(subject, rounds)
+    stats_by_strategy = decode_all(subject, rounds)
     lines += time_calls(subject, rounds)
-    greedy = found["greedy"]
-    lines += [describe_strategy(name, stats, greedy) for name, stats in found.items()]
+    greedy = stats_by_strategy["greedy"]
+    lines += [describe_strategy(name, stats, greedy) for name, stats in stats_by_strategy.items()]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     print(text, end="")
     args.out.parent.mkdir(parents=True, exist_ok=True)

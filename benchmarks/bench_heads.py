@@ -3,7 +3,7 @@
     python benchmarks/bench_heads.py
     python benchmarks/bench_heads.py --quick
 
-The plain loop materialises the logits of all heads and leaves the rest to autograd. Gradients are
+The plain loop materializes the logits of all heads and leaves the rest to autograd. Gradients are
 compared before anything is timed. Each variant trains in a process of its own, so that its peak
 memory is its own; processes take turns, and the clock is the CPU time of the one thread that
 works. Goals: eight heads take at most 1.3 times the memory of one, and train on 1.5 times the
@@ -105,11 +105,11 @@ def check_gradients() -> None:
     with make_trainer(HEADS, 1, 1) as trainer:
         model = trainer.model
         model.heads.outer_weight.data.normal_(0.0, 0.02)
-        draw = trainer.sample(0)
-        trainer.add_gradients(draw)
+        sample = trainer.sample(0)
+        trainer.add_gradients(sample)
         ours = {name: weight.grad.clone() for name, weight in trainer.trained_weights().items()}
         model.zero_grad()
-        pieces = trainer.text.take(draw.starts, LENGTH + model.num_heads, model.device)
+        pieces = trainer.text.take(sample.starts, LENGTH + model.num_heads, model.device)
         plain_loss(model, pieces).backward()
         worst = 0.0
         for name, weight in trainer.trained_weights().items():
@@ -128,31 +128,31 @@ def measure(batch_size: int, steps: int, rounds: int) -> dict[str, Any]:
             own = ["--variant", kind, slots, batch_size, steps]
             usages[name].append(run_measured([sys.executable, __file__, *map(str, own)]))
     tokens = batch_size * LENGTH
-    found = {}
+    figures = {}
     for name, runs in usages.items():
         seconds = [second for run in runs for second in json.loads(run.output)]
         median, p90 = statistics.median(seconds), statistics.quantiles(seconds, n=10)[-1]
-        found[name] = {
+        figures[name] = {
             "tokens_per_second": round(tokens / median, 1),
             "step_s": round(median, 3),
             "step_s_p90": round(p90, 3),
             "steps": len(seconds),
             "peak_mib": round(statistics.median(run.peak_mib for run in runs), 1),
         }
-    return found
+    return figures
 
 
-def report(found: dict[str, Any], difference: float, batch_size: int) -> dict[str, Any]:
+def report(figures: dict[str, Any], difference: float, batch_size: int) -> dict[str, Any]:
     """Print the table and the two ratios; give all of it for JSON."""
     head = ["variant", "tokens/s", "step s", "90 %", "peak MiB"]
     keys = ("tokens_per_second", "step_s", "step_s_p90", "peak_mib")
-    rows = [[name, *(row[key] for key in keys)] for name, row in found.items()]
+    rows = [[name, *(row[key] for key in keys)] for name, row in figures.items()]
     title = f"V = {VOCAB:,}, D = {WIDTH}, {batch_size} x {LENGTH} tokens a step, one thread"
     print_table(title, head, rows)
-    ours, plain = found["ours, 8 heads"], found["plain, 8 heads"]
+    ours, plain = figures["ours, 8 heads"], figures["plain, 8 heads"]
     ratios = {
-        "memory_of_8_heads_over_1": ours["peak_mib"] / found["ours, 1 head"]["peak_mib"],
-        "plain_memory_of_8_heads_over_1": plain["peak_mib"] / found["plain, 1 head"]["peak_mib"],
+        "memory_of_8_heads_over_1": ours["peak_mib"] / figures["ours, 1 head"]["peak_mib"],
+        "plain_memory_of_8_heads_over_1": plain["peak_mib"] / figures["plain, 1 head"]["peak_mib"],
         "speed_over_plain": ours["tokens_per_second"] / plain["tokens_per_second"],
     }
     for name, ratio in ratios.items():
@@ -163,7 +163,7 @@ def report(found: dict[str, Any], difference: float, batch_size: int) -> dict[st
         "hidden_size": WIDTH,
         "tokens_per_step": batch_size * LENGTH,
         "largest_gradient_difference": difference,
-        "variants": found,
+        "variants": figures,
         **{name: round(ratio, 3) for name, ratio in ratios.items()},
     }
 

@@ -127,7 +127,7 @@ class Bench:
                      "bytes for each n-gram", goal=goal, ngrams=count, peer_name=title)  # fmt: skip
 
     def measure_query(self) -> None:
-        """`query`: one call for the text, beside KenLM's probing form on one thread."""
+        """`query`: one call for the text, next to KenLM's probing format on one thread."""
         self.probing = FOLDER / "kenlm.probing"
         kenlm.build_binary(self.arpa, self.probing, "probing")
         self._measure_query("query", self.corpus.token_ids, self.files)

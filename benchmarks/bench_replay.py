@@ -71,9 +71,9 @@ def main() -> None:
 def make_recording(corpus: Corpus, count: int) -> Recording:
     """Texts of the corpus with candidates that hold what follows with a falling chance."""
     rng = np.random.default_rng(0)
-    drawn = draw_lattices(corpus, count * TOKENS, SLOTS, TOP_K)
+    lattices = draw_lattices(corpus, count * TOKENS, SLOTS, TOP_K)
     shape = (count, TOKENS, SLOTS, TOP_K)
-    ids, scores = drawn.token_ids.reshape(shape), drawn.scores.reshape(shape)
+    ids, scores = lattices.token_ids.reshape(shape), lattices.scores.reshape(shape)
     starts = rng.integers(0, len(corpus.token_ids) - PROMPT - TOKENS - SLOTS, count)
     chance = 0.9 ** np.arange(1, SLOTS + 1)
     texts = []
@@ -82,12 +82,12 @@ def make_recording(corpus: Corpus, count: int) -> Recording:
         text_ids = ids[number].copy()
         follows = np.lib.stride_tricks.sliding_window_view(tokens[PROMPT + 1 :], SLOTS)[:TOKENS]
         held = rng.random((len(follows), SLOTS)) < chance
-        places = np.minimum(rng.geometric(0.5, held.shape) - 1, TOP_K - 1)
+        ranks = np.minimum(rng.geometric(0.5, held.shape) - 1, TOP_K - 1)
         for step, slot in zip(*np.nonzero(held), strict=True):
             row, token = text_ids[step, slot], follows[step, slot]
             where = np.flatnonzero(row == token)
-            row[where[0] if len(where) else 0], row[places[step, slot]] = (
-                row[places[step, slot]], token,
+            row[where[0] if len(where) else 0], row[ranks[step, slot]] = (
+                row[ranks[step, slot]], token,
             )  # fmt: skip
         texts.append(
             RecordedText(
@@ -106,9 +106,9 @@ def check_walk(recording: Recording, rescorers: Rescorers) -> None:
     accepted, _ = few.draft(strategy, rescorers, options)
     walked = few.replay(strategy, rescorers, options)
     for number, length in enumerate(few.lengths):
-        place, calls = 0, 1
-        while place < length - 1:
-            place += int(accepted[few.starts[number] + place]) + 1
+        position, calls = 0, 1
+        while position < length - 1:
+            position += int(accepted[few.starts[number] + position]) + 1
             calls += 1
         assert calls == walked.calls[number]
 
@@ -118,20 +118,20 @@ def time_replay(
 ) -> dict[str, Any]:
     """Steps a second of one strategy: median, and what 90 % of the rounds reach."""
     strategy = STRATEGIES[name]
-    found = recording.replay(strategy, rescorers, options)
+    replayed = recording.replay(strategy, rescorers, options)
     rates = []
     for _ in range(rounds):
         start = time.process_time()
         recording.replay(strategy, rescorers, options)
-        rates.append(len(found.places) / (time.process_time() - start))
+        rates.append(len(replayed.places) / (time.process_time() - start))
     median = float(np.median(rates))
     return {
         "strategy": name,
-        "block_efficiency": found.block_efficiency,
-        "steps": len(found.places),
+        "block_efficiency": replayed.block_efficiency,
+        "steps": len(replayed.places),
         "steps_per_second": median,
         "steps_per_second_p10": float(np.percentile(rates, 10)),
-        "positions_per_second": median * len(recording) / len(found.places),
+        "positions_per_second": median * len(recording) / len(replayed.places),
     }
 
 

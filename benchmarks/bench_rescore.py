@@ -64,11 +64,11 @@ class Bench:
         self.summary: dict[str, Any] = {}
         self.results: dict[str, Any] = {"summary": self.summary, "machine": describe_machine()}
         self.results["corpus"] = self.corpus.name
-        self.main = self.draw(8, 16)
+        self.main = self.sample(8, 16)
         self.summary["bytes_per_ngram"] = bytes_per_ngram(self.lm, "corpus.lm")
         print(f"{self.corpus.name}: {sum(self.lm.num_ngrams):,} n-grams")
 
-    def draw(self, slots: int, top_k: int) -> Lattices:
+    def sample(self, slots: int, top_k: int) -> Lattices:
         return draw_lattices(self.corpus, self.count, slots, top_k)
 
     def measure_engines(self) -> None:
@@ -78,11 +78,12 @@ class Bench:
         ]
         print_comparison("8 x 16 by the number of paths (paper: table 12)", by_drafts)
         by_shape = [
-            self.compare("corpus", self.lm, self.draw(*shape), 1, False) for shape in PAPER_BY_SHAPE
+            self.compare("corpus", self.lm, self.sample(*shape), 1, False)
+            for shape in PAPER_BY_SHAPE
         ]
         print_comparison("1-best by shape (paper: table 13)", by_shape)
         goals = [
-            self.compare("corpus", self.lm, self.draw(*shape), 16, True)
+            self.compare("corpus", self.lm, self.sample(*shape), 16, True)
             for shape in ((16, 16), (8, 4), (4, 2))
         ]
         print_comparison("16 best paths", [*goals, by_drafts[-1]])
@@ -124,18 +125,18 @@ class Bench:
     def measure_pywrapfst(self) -> None:
         """Composition from Python, with epsilon backoff; see pywrapfst_peer.py."""
         try:
-            found = measure_pywrapfst(self.main.take(0, 20), self.lm, 16)
+            measured = measure_pywrapfst(self.main.take(0, 20), self.lm, 16)
         except ImportError as error:
             print(f"\nnote: pywrapfst is left out: {error}")
             return
         print(
-            f"\npywrapfst, 8 x 16, 16 paths: {found.times.median / 1000:.2f} ms, 90 % "
-            f"{found.times.p90 / 1000:.2f}; its epsilon backoff has the right best path in "
-            f"{found.same_best:.0%} of {found.times.samples} lattices"
+            f"\npywrapfst, 8 x 16, 16 paths: {measured.times.median / 1000:.2f} ms, 90 % "
+            f"{measured.times.p90 / 1000:.2f}; its epsilon backoff has the right best path in "
+            f"{measured.same_best:.0%} of {measured.times.samples} lattices"
         )
-        self.results["pywrapfst"] = {**found.times.to_json(), "same_best": found.same_best}
+        self.results["pywrapfst"] = {**measured.times.to_json(), "same_best": measured.same_best}
         self.summary["pywrapfst_ratio_8x16_p16"] = round(
-            found.times.median / self.summary["fused_us_8x16_p16"], 1
+            measured.times.median / self.summary["fused_us_8x16_p16"], 1
         )
 
     def measure_batches(self) -> None:
@@ -144,7 +145,7 @@ class Bench:
         Two threads need the wall clock and both cores, which virtual machines share with others for
         seconds at a time: of rounds over ten seconds the least counts.
         """
-        found = time_alternating(
+        measured = time_alternating(
             [
                 engine_contender(self.lm, 16, "fused", self.main.split(64), threads=n)
                 for n in (1, 2)
@@ -153,7 +154,7 @@ class Bench:
             rounds=40 * self.rounds,
             clock=time.perf_counter,
         )
-        times = dict(zip((1, 2), found, strict=True))
+        times = dict(zip((1, 2), measured, strict=True))
         rows = [[n, times[n].median, times[n].p90] for n in times]
         print_table("batch of 64, us a lattice", ["threads", "median", "90 %"], rows)
         self.results["batch64"] = {str(n): times[n].to_json() for n in times}
@@ -163,7 +164,7 @@ class Bench:
         """Trees of the sizes that decoding verifies."""
         parts = self.main.split(PART)
         sizes = (18, 36, 144)
-        found = time_in_turns(
+        measured = time_in_turns(
             [
                 Contender(
                     lambda arguments: _core.tree_of_candidates(*arguments),
@@ -174,11 +175,11 @@ class Bench:
             items_per_call=PART,
             rounds=self.rounds,
         )
-        rows = [[n, times.median, times.p90] for n, times in zip(sizes, found, strict=True)]
+        rows = [[n, times.median, times.p90] for n, times in zip(sizes, measured, strict=True)]
         print_table("trees, 8 x 16, us", ["nodes", "median", "90 %"], rows)
-        named = zip(sizes, found, strict=True)
+        named = zip(sizes, measured, strict=True)
         self.results["trees"] = {str(n): times.to_json() for n, times in named}
-        self.summary["tree_us_36_nodes"] = round(found[1].median, 2)
+        self.summary["tree_us_36_nodes"] = round(measured[1].median, 2)
 
     def measure_python(self) -> None:
         """rescore_lattice on ready lattices, and on logits of 8 x 50,257."""
@@ -202,9 +203,9 @@ class Bench:
             rounds=self.rounds,
         )
         named = {"core": core, "candidates": ready, "logits": whole, "top_k_of_logits": top_k}
-        rows = [[name, found.median, found.p90] for name, found in named.items()]
+        rows = [[name, times.median, times.p90] for name, times in named.items()]
         print_table("from Python, 8 x 16, p = 16, us", ["call", "median", "90 %"], rows)
-        self.results["python"] = {name: found.to_json() for name, found in named.items()}
+        self.results["python"] = {name: times.to_json() for name, times in named.items()}
         self.summary["python_overhead_us"] = round(ready.median - core.median, 2)
         self.summary["whole_call_us"] = round(whole.median, 2)
 
@@ -250,7 +251,7 @@ class Bench:
             check_engines_agree(self.main.take(0, 20), large, 16)
         times = time_fused([self.lm, large], self.main, 16, self.rounds)
         grams = [sum(lm.num_ngrams) / 1e6 for lm in (self.lm, large)]
-        rows = [[n, found.median, found.p90] for n, found in zip(grams, times, strict=True)]
+        rows = [[n, timed.median, timed.p90] for n, timed in zip(grams, times, strict=True)]
         print_table(f"size of the LM ({text.name})", ["million n-grams", "us", "90 %"], rows)
         return {
             "text": text.name,
@@ -269,10 +270,10 @@ class Bench:
         rows = {}
         for shape, drafts in (((8, 16), 16), ((8, 16), 1), ((16, 16), 16), ((4, 2), 16)):
             lattices = draw_lattices(self.corpus, 250, *shape)
-            found = count_instructions(lattices, CACHE / "corpus.lm", drafts)
-            if found is None:
+            instructions = count_instructions(lattices, CACHE / "corpus.lm", drafts)
+            if instructions is None:
                 return
-            rows[f"{shape[0]}x{shape[1]}_p{drafts}"] = round(found)
+            rows[f"{shape[0]}x{shape[1]}_p{drafts}"] = round(instructions)
         print_table("instructions for one lattice, AVX2", ["case", "count"], list(rows.items()))
         self.results["instructions_avx2"] = rows
         self.summary["instructions_avx2_8x16_p16"] = rows["8x16_p16"]

@@ -112,12 +112,12 @@ def measure_searches(
         )
         for search, way in names
     ]
-    found = dict(
+    measured = dict(
         zip(names, time_in_turns(contenders, items_per_call=PART, rounds=rounds), strict=True)
     )
     results: dict[str, Any] = {search: {} for search in SEARCHES}
-    for (search, way), times in found.items():
-        ratio = round(times.median / found[search, "plain"].median, 2)
+    for (search, way), times in measured.items():
+        ratio = round(times.median / measured[search, "plain"].median, 2)
         results[search][way] = {**times.to_json(), "ratio": ratio}
     return results
 

@@ -37,9 +37,9 @@ def count_instructions(lattices: Lattices, lm_path: Path, num_drafts: int) -> fl
         done = subprocess.run(
             [*command, *arguments], capture_output=True, text=True, env=environment, check=True
         )
-        found = re.search(r"Collected : (\d+)", done.stderr)
-        assert found, done.stderr
-        totals.append(int(found.group(1)))
+        match = re.search(r"Collected : (\d+)", done.stderr)
+        assert match, done.stderr
+        totals.append(int(match.group(1)))
     return (totals[1] - totals[0]) / (_COUNTS[1] - _COUNTS[0])
 
 

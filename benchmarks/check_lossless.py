@@ -102,9 +102,9 @@ def check(
         calls, ties, failures = 0, [], []
         for start in range(0, len(prompts), batch):
             texts = prompts[start : start + batch]
-            found = generate(model, texts, config, **options)
-            calls += sum(result.stats.target_calls for result in found)
-            pairs = zip(found, wanted[start : start + batch], strict=True)
+            results = generate(model, texts, config, **options)
+            calls += sum(result.stats.target_calls for result in results)
+            pairs = zip(results, wanted[start : start + batch], strict=True)
             differing = [
                 n for n, (ours, (theirs, _)) in enumerate(pairs) if ours.token_ids != theirs
             ]
@@ -112,12 +112,12 @@ def check(
                 again = generate(model, texts, config, certificate=True, **options)
             for number in differing:
                 tokens, margins = wanted[start + number]
-                place = first_difference(found[number].token_ids, tokens)
+                index = first_difference(results[number].token_ids, tokens)
                 certificate = again[number].certificate
-                tied = margins[place] <= certificate.bounds[place] or is_tie(
-                    certificate, place, tokens[place]
+                tied = margins[index] <= certificate.bounds[index] or is_tie(
+                    certificate, index, tokens[index]
                 )
-                (ties if tied else failures).append(margins[place])
+                (ties if tied else failures).append(margins[index])
         yield {
             "strategy": strategy, "layout": layout, "batch": batch, "prompts": len(prompts),
             "block_efficiency": round(len(prompts) * count / calls, 3),
@@ -128,22 +128,22 @@ def check(
 
 def first_difference(token_ids: list[int], others: list[int]) -> int:
     pairs = enumerate(zip(token_ids, others, strict=True))
-    return next(place for place, (ours, theirs) in pairs if ours != theirs)
+    return next(index for index, (ours, theirs) in pairs if ours != theirs)
 
 
-def is_tie(certificate: Certificate, place: int, greedy: int) -> bool:
+def is_tie(certificate: Certificate, index: int, greedy: int) -> bool:
     """Whether the text leaves greedy's at a margin below the bound, as its certificate found."""
     apart = [checked for checked in certificate.checked if not checked.agrees]
     return (
         certificate.verdict == "tie"
-        and (apart[0].position, apart[0].plain_token_id) == (place, greedy)
+        and (apart[0].position, apart[0].plain_token_id) == (index, greedy)
     )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--prompts", type=int, default=1000, help="in all, over three models")
-    parser.add_argument("--tokens", type=int, default=32, help="decoded behind each")
+    parser.add_argument("--tokens", type=int, default=32, help="decoded after each")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args()
     warnings.simplefilter("ignore")  # Katz smoothing finds random text odd
@@ -151,8 +151,8 @@ def main() -> None:
     rng = np.random.default_rng(0)
     lm = NGramLM.train([rng.integers(0, VOCAB, 4000)], 3, vocab_size=VOCAB)
     names, failures = ("gpt2", "llama", "mistral"), 0
-    for place, name in enumerate(names):
-        count = args.prompts // len(names) + (place < args.prompts % len(names))
+    for index, name in enumerate(names):
+        count = args.prompts // len(names) + (index < args.prompts % len(names))
         prompts = [rng.integers(0, VOCAB, rng.integers(1, 40)).tolist() for _ in range(count)]
         model = build(name, getattr(torch, args.dtype))
         for line in check(model, lm, prompts, args.tokens):

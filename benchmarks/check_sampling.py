@@ -3,9 +3,9 @@
     python benchmarks/check_sampling.py [--tokens 100000]
 
 A small Llama is trained first (half a minute). Texts are sampled plainly in batches of 32, then
-again with drafts, at other batch sizes and in both forms. One JSON object a line: what was
-compared, how many tokens, and the places where a text first went another way; 1 is returned if
-there are any. Each place costs its text the rest, which is not compared.
+again with drafts, at other batch sizes and in both layouts. One JSON object a line: what was
+compared, how many tokens, and the first positions at which texts differ; the exit status is 1 if
+there are any. A text is not compared after its first difference.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def sample(
     config = DraftConfig(strategy, num_drafts=4, max_nodes=18)
     lm = subject.lm if STRATEGIES[strategy].uses("lm") else None
     for first in range(0, len(subject.prompts), size):
-        found = generate(
+        results = generate(
             subject.model, subject.prompts[first : first + size], config, lm=lm, acceptance=rule,
             layout=layout, max_new_tokens=NEW_TOKENS,
         )  # fmt: skip
-        for result in found:
+        for result in results:
             yield result.token_ids, result.stats.block_efficiency
 
 
@@ -67,15 +67,15 @@ def compare(subject: Subject, line: Line) -> dict[str, Any]:
     rule = Sampled(**line.rule, seed=1)
     plain = [tokens for tokens, _ in sample(subject, "greedy", PLAIN_BATCH, "rows", rule)]
     drafted = list(sample(subject, line.strategy, line.batch_size, line.layout, rule))
-    same, places = 0, []
-    for number, (wanted, (found, _)) in enumerate(zip(plain, drafted, strict=True)):
-        pairs = zip(wanted, found, strict=True)
-        first = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+    same, differences = 0, []
+    for number, (wanted, (sampled, _)) in enumerate(zip(plain, drafted, strict=True)):
+        pairs = zip(wanted, sampled, strict=True)
+        first = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
         same += len(wanted) if first is None else first
         if first is not None:
-            places.append({"text": number, "token": first})
+            differences.append({"text": number, "token": first})
     efficiency = sum(rate for _, rate in drafted) / len(drafted)
-    return {**line._asdict(), "tokens": same, "different": places,
+    return {**line._asdict(), "tokens": same, "different": differences,
             "block_efficiency": round(efficiency, 3)}  # fmt: skip
 
 
@@ -91,9 +91,9 @@ def main() -> int:
     print(json.dumps({"kind": "machine", **describe_machine()}))
     total = different = 0
     for line in LINES:
-        found = compare(subject, line)
-        total, different = total + found["tokens"], different + len(found["different"])
-        print(json.dumps({"kind": "line", **found}), flush=True)
+        figures = compare(subject, line)
+        total, different = total + figures["tokens"], different + len(figures["different"])
+        print(json.dumps({"kind": "line", **figures}), flush=True)
     print(json.dumps({"kind": "summary", "tokens": total, "different": different}))
     return int(different > 0)
 

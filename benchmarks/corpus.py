@@ -1,4 +1,4 @@
-"""Text for the benchmarks: WikiText-2 as GPT-2 tokens, or a stand-in, and long synthetic text."""
+"""Text for the benchmarks: WikiText-2 as GPT-2 tokens, or Zipf text, and long synthetic text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Corpus(NamedTuple):
 
     Attributes:
         name: What it is, for reports.
-        token_ids: (N,) int32, line behind line.
+        token_ids: (N,) int32, the concatenated lines.
         offsets: (lines + 1,) int64.
     """
 
@@ -40,7 +40,7 @@ def load_corpus(part: str = "train") -> Corpus:
     """
     text = SHARED / "wikitext2" / f"{part}.txt"
     if not text.is_file():
-        print(f"note: no {SHARED.parent.name}/data/wikitext2; Zipf text stands in", flush=True)
+        print(f"note: no {SHARED.parent.name}/data/wikitext2; using Zipf text", flush=True)
         return make_zipf_text() if part == "train" else make_zipf_text(240_000, seed=1)
     cached = CACHE / ("wikitext2.npz" if part == "train" else f"wikitext2-{part}.npz")
     if not cached.is_file():
@@ -113,9 +113,9 @@ def make_zipf_text(num_tokens: int = 2_400_000, seed: int = 0) -> Corpus:
     text = np.empty((rows, width), np.int64)
     text[:, 0] = ranks[:rows]
     for at in range(1, width):
-        drawn = ranks[at * rows : (at + 1) * rows]
-        successor = (text[:, at - 1] * 7919 + drawn * 104_729) % 4_001  # a fixed list for each
-        text[:, at] = np.where(follows[at * rows : (at + 1) * rows], successor, drawn)
+        samples = ranks[at * rows : (at + 1) * rows]
+        successor = (text[:, at - 1] * 7919 + samples * 104_729) % 4_001  # a fixed list for each
+        text[:, at] = np.where(follows[at * rows : (at + 1) * rows], successor, samples)
     offsets = np.arange(rows + 1, dtype=np.int64) * width
     return Corpus("Zipf text", text.reshape(-1).astype(np.int32), offsets)
 
@@ -138,13 +138,13 @@ def make_large_text(corpus: Corpus, copies: int, seed: int = 0) -> Corpus:
 def make_dense_text(corpus: Corpus, num_tokens: int, seed: int = 0) -> Corpus:
     """Stretches of the corpus, glued where a token is shared.
 
-    At each token the text goes on as the corpus does, or (1 in 3) as it does behind another
-    occurrence of this token, or (1 in 8) anywhere. Frequent tokens stand beside each other in all
+    At each token the text continues as the corpus does, or (1 in 3) as it does after another
+    occurrence of this token, or (1 in 8) anywhere. Frequent tokens are adjacent in all
     combinations, so that an LM of it knows several times as many n-grams of a lattice.
     """
     rng = np.random.default_rng(seed)
     source = corpus.token_ids
-    places = np.argsort(source[:-1], kind="stable")
+    occurrences = np.argsort(source[:-1], kind="stable")
     counts = np.bincount(source[:-1], minlength=VOCAB_SIZE)
     starts = np.cumsum(counts) - counts
     rows, width = 50_000, -(-num_tokens // 50_000)
@@ -154,10 +154,12 @@ def make_dense_text(corpus: Corpus, num_tokens: int, seed: int = 0) -> Corpus:
         tokens = source[at]
         text[:, column] = tokens
         count = np.maximum(counts[tokens], 1)
-        other = places[np.minimum(starts[tokens] + rng.integers(0, count), len(places) - 1)]
-        draw = rng.random(rows)
-        at = np.where(draw < 1 / 3, other, at) + 1
-        anywhere = (draw > 1 - 1 / 8) | (at >= len(source) - 1)
+        other = occurrences[
+            np.minimum(starts[tokens] + rng.integers(0, count), len(occurrences) - 1)
+        ]
+        uniform = rng.random(rows)
+        at = np.where(uniform < 1 / 3, other, at) + 1
+        anywhere = (uniform > 1 - 1 / 8) | (at >= len(source) - 1)
         at = np.where(anywhere, rng.integers(0, len(source) - 1, rows), at)
     offsets = np.arange(rows + 1, dtype=np.int64) * width
     return Corpus(f"glued stretches of {corpus.name}", text.reshape(-1), offsets)

@@ -45,7 +45,7 @@ def load_subject(directory: Path, count: int) -> Subject:
 
 
 def train_subject(count: int, steps: int) -> Subject:
-    """A Llama of 0.4 M parameters that learns noisy cycles: easy text with surprises left."""
+    """A Llama of 0.4 M parameters that learns noisy cycles: easy but not deterministic text."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -53,7 +53,7 @@ def train_subject(count: int, steps: int) -> Subject:
     from lattice_bpd.train.heads.joint import TrainOptions, train_blockwise
 
     rng = np.random.default_rng(0)
-    text = _draw_cycles(rng, 60_000)
+    text = _sample_cycles(rng, 60_000)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=192, num_hidden_layers=5,
@@ -69,12 +69,12 @@ def train_subject(count: int, steps: int) -> Subject:
     train_blockwise(model, text, options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Katz smoothing finds this text odd
-        lm = NGramLM.train([_draw_cycles(rng, 60_000)], 3, vocab_size=VOCAB_SIZE)
-    prompts = [_draw_cycles(rng, 32).tolist() for _ in range(count)]
+        lm = NGramLM.train([_sample_cycles(rng, 60_000)], 3, vocab_size=VOCAB_SIZE)
+    prompts = [_sample_cycles(rng, 32).tolist() for _ in range(count)]
     return Subject("small Llama", model.eval(), lm, prompts)
 
 
-def _draw_cycles(rng: np.random.Generator, length: int) -> Any:
+def _sample_cycles(rng: np.random.Generator, length: int) -> Any:
     """Runs of 3 to 30 tokens with one of a few steps, a tenth of the tokens at random."""
     parts, total = [], 0
     while total < length:

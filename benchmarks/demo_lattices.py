@@ -1,4 +1,4 @@
-"""Real head logits: what the demo's model says at places of text that it did not train on."""
+"""Real head logits: those of the demo's model at positions of held-out text."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ class Recording(NamedTuple):
 
 def find_demo_model(directory: Path | None) -> Path | None:
     """The folder of a model that `lattice-bpd demo` trained; None where there is none."""
-    places = [directory] if directory else [ROOT / "demo-out" / n for n in ("model", "model-quick")]
-    return next((place for place in places if (place / "recipe.json").is_file()), None)
+    folders = (
+        [directory] if directory else [ROOT / "demo-out" / n for n in ("model", "model-quick")]
+    )
+    return next((folder for folder in folders if (folder / "recipe.json").is_file()), None)
 
 
 def record_lattices(directory: Path, count: int, top_k: int) -> Recording:
-    """Head logits behind prompts from held-out files, cut to k candidates.
+    """Head logits after prompts from held-out files, cut to k candidates.
 
     Raises:
         ImportError: torch, transformers or tokenizers are missing.

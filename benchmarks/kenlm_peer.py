@@ -25,13 +25,13 @@ VERSION = "0.3.0"
 NAME = f"KenLM (kenlm {VERSION})"
 _FOLDER = ROOT / "build" / "kenlm"
 _PROGRAMS = ("lmplz", "build_binary", "query", "kenlm_benchmark")
-_BOOST = {  # what KenLM's CMakeLists.txt looks for, by Debian package
+_BOOST = {  # headers that KenLM's CMakeLists.txt requires, by Debian package
     "libboost-program-options-dev": "boost/program_options.hpp",
     "libboost-system-dev": "boost/system/error_code.hpp",
     "libboost-thread-dev": "boost/thread.hpp",
     "libboost-test-dev": "boost/test/unit_test.hpp",
 }
-_QUANTISED = ("-q", "8", "-b", "8", "-a", "22")
+_QUANTIZED = ("-q", "8", "-b", "8", "-a", "22")
 
 
 def build_kenlm() -> None:
@@ -57,11 +57,11 @@ def build_kenlm() -> None:
 
 
 def _install_boost() -> None:
-    places = [Path("/usr/include"), Path("/usr/local/include")]
+    folders = [Path("/usr/include"), Path("/usr/local/include")]
     missing = [
         package
         for package, header in _BOOST.items()
-        if not any((place / header).is_file() for place in places)
+        if not any((folder / header).is_file() for folder in folders)
     ]
     if not missing:
         return
@@ -99,10 +99,10 @@ def run_lmplz(text: Path, arpa: Path, order: int, memory: str, *, fallback: bool
     return run_measured([_FOLDER / "bin" / "lmplz", *options])
 
 
-def build_binary(arpa: Path, output: Path, form: str, *, quantised: bool = False) -> int:
+def build_binary(arpa: Path, output: Path, structure: str, *, quantised: bool = False) -> int:
     """Writes a `probing` or `trie` file; returns its bytes."""
-    options: Sequence[str] = _QUANTISED if quantised else ()
-    run_measured([_FOLDER / "bin" / "build_binary", *options, form, arpa, output])
+    options: Sequence[str] = _QUANTIZED if quantised else ()
+    run_measured([_FOLDER / "bin" / "build_binary", *options, structure, arpa, output])
     return output.stat().st_size
 
 
@@ -119,7 +119,7 @@ def read_counts(arpa: Path) -> list[int]:
 
 
 def query_words(model: Path, line: Path) -> npt.NDArray[np.float64]:
-    """log10 P of each word of one line, without <s> before or </s> behind, by `query`."""
+    """log10 P of each word of one line, without <s> and </s>, by `query`."""
     command = [_FOLDER / "bin" / "query", "-n", "-v", "word", model]
     words = run_measured(command, stdin=line).output.split("\n", 1)[0]
     fields = words.rstrip("\t").split("\t")
@@ -143,7 +143,7 @@ def time_id_query(model: Path, ids: Path) -> float:
     """CPU seconds for each query on one thread: KenLM's own benchmark loop, loading left out."""
     command = [_FOLDER / "bin" / "kenlm_benchmark", "-t", "1", "-q", "-m", model]
     output = run_measured(command, stdin=ids).output
-    found = re.search(r"Seconds per query excluding load, CPU: (\S+)", output)
-    if found is None:
+    match = re.search(r"Seconds per query excluding load, CPU: (\S+)", output)
+    if match is None:
         raise RuntimeError(f"kenlm_benchmark printed no time:\n{output[-500:]}")
-    return float(found[1])
+    return float(match[1])

@@ -32,7 +32,7 @@ class Lattices(NamedTuple):
         return Lattices(*(np.ascontiguousarray(array[first : first + count]) for array in self))
 
     def split(self, count: int) -> list[Lattices]:
-        """Parts of `count` lattices each; a rest is left out."""
+        """Parts of `count` lattices each; a remainder is left out."""
         last = len(self.token_ids) - count
         return [self.take(first, count) for first in range(0, last + 1, count)]
 
@@ -47,12 +47,12 @@ def draw_lattices(
     for row in range(len(token_ids)):
         size = 4 * top_k
         while True:
-            drawn = ids[rng.integers(0, len(ids), size)]
-            first = np.unique(drawn, return_index=True)[1]
+            samples = ids[rng.integers(0, len(ids), size)]
+            first = np.unique(samples, return_index=True)[1]
             if len(first) >= top_k:
                 break
             size *= 2
-        token_ids[row] = drawn[np.sort(first)[:top_k]]
+        token_ids[row] = samples[np.sort(first)[:top_k]]
     scores = -np.sort(-2 * rng.standard_normal((count, slots, top_k)), axis=2)
     lengths = np.diff(corpus.offsets)
     lines = rng.choice(np.flatnonzero(lengths >= context), count)
@@ -63,7 +63,7 @@ def draw_lattices(
 
 
 def make_caches(corpus: Corpus, lattices: Lattices, lm: NGramLM, size: int) -> list[ContextNGram]:
-    """A cache for each lattice: of running text, and the lattice's context behind it."""
+    """An n-gram cache for each lattice: of running text, then the lattice's context."""
     rng = np.random.default_rng(size)
     caches = []
     for context in lattices.contexts:
@@ -89,10 +89,10 @@ def rescore(
     lattices: Lattices, lm: NGramLM, num_drafts: int, engine: str, threads: int = 1
 ) -> tuple[Any, ...]:
     """Token ids (N, p, H), scores (N, p) and counts (N,) by one call of the core."""
-    found: tuple[Any, ...] = _core.rescore_candidates(
+    arrays: tuple[Any, ...] = _core.rescore_candidates(
         *rescore_arguments(lattices, lm, num_drafts, engine, threads)
     )
-    return found
+    return arrays
 
 
 def tree_arguments(lattices: Lattices, lm: NGramLM, max_nodes: int) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from corpus import CACHE, VOCAB_SIZE, Corpus
 
 FOLDER = CACHE / "ngram"
-END_ID = VOCAB_SIZE  # stands for </s>; an id of its own, which no permutation of words meets
+END_ID = VOCAB_SIZE  # represents </s>; an id of its own, unchanged by permutations of words
 NUM_IDS = VOCAB_SIZE + 1
 COMMAND = (sys.executable, "-m", "lattice_bpd.cli", "ngram")
 

@@ -40,7 +40,7 @@ def run_measured(command: Sequence[str | Path], stdin: Path | None = None) -> Us
         RuntimeError: it failed; the message has its last words.
     """
     own = [sys.executable, "-I", "-S", __file__]
-    environment = {**os.environ, "LATTICE_BPD_REBUILD": "0"}  # an import must not look for changes
+    environment = {**os.environ, "LATTICE_BPD_REBUILD": "0"}  # an import must not check for changes
     with (stdin or Path(os.devnull)).open("rb") as source:
         done = subprocess.run(
             [*own, *map(str, command)], stdin=source, capture_output=True, env=environment

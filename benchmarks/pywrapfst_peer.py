@@ -53,7 +53,7 @@ def measure_pywrapfst(lattices: Lattices, lm: NGramLM, num_drafts: int) -> PeerR
 
 
 def _walk(model: Any, context: Any) -> int:
-    """The state behind a context, taking failure arcs only where nothing else matches."""
+    """The state after a context, taking failure arcs only if nothing else matches."""
     state = 0
     for label in (np.asarray(context) + 1).tolist():
         while True:

@@ -18,7 +18,7 @@ block_tree_ngram   36 nodes, with the 4-gram
 oracle             the best path of its lattice in hindsight
 
 A second table has another domain: beginnings of Shakespeare, which the drafter did not train on,
-with the 4-gram of stories and with one of what the target writes after such beginnings.
+with the 4-gram of stories and with one of the target's output after such beginnings.
 """
 
 from __future__ import annotations
@@ -138,17 +138,17 @@ def decode_shifted(
     replay = record_greedy(model, own, tune_prompts, recipe)
     chosen = tune({"block": replay}, adapted, own, recipe, watcher)
     lines = [*settings[:-1], *adapted, settings[-1]]
-    found = measure(
+    comparison = measure(
         model, made.lm, test, lines, {**options, **chosen}, recipe, watcher,
         sources={"domain": own},
     )  # fmt: skip
-    return found, chosen
+    return comparison, chosen
 
 
 def shifted_beginnings(
     args: argparse.Namespace, recipe: Recipe, block: BlockRecipe
 ) -> tuple[np.ndarray, list[list[int]], list[list[int]]]:
-    """Pieces of Shakespeare: to train the LM behind, to tune on, and to report on."""
+    """Pieces of Shakespeare: prompts for the LM's training text, to tune on, and to report on."""
     text = (DATA / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
     ids = load_encoder(str(args.model / "tok512.model")).encode([text])[0]
     length, count = recipe.prompt_length, block.shift_beginnings + 2 * block.shift_prompts

@@ -23,6 +23,6 @@ ours = model.generate(prompts, custom_generate=method, **options)
 
 plain = model.generate(prompts, do_sample=False, **options)
 assert ours.tolist() == plain.tolist()
-calls = [found.stats.target_calls for found in method.results]
-tokens = [found.stats.tokens for found in method.results]
+calls = [result.stats.target_calls for result in method.results]
+tokens = [result.stats.tokens for result in method.results]
 print(f"the same {tokens} tokens as plain generate, in {calls} calls")

@@ -31,7 +31,7 @@ options = {"max_new_tokens": 60, "stop_token_ids": [1]}
 greedy = decode(model, prompts[:20], ld.NoDrafter(), **options)
 for name, drafter in drafters.items():
     total, same = DecodeStats(), 0
-    for plain, found in zip(greedy, decode(model, prompts[:20], drafter, **options), strict=True):
-        total.merge(found.stats)
-        same += found.token_ids == plain.token_ids
+    for plain, result in zip(greedy, decode(model, prompts[:20], drafter, **options), strict=True):
+        total.merge(result.stats)
+        same += result.token_ids == plain.token_ids
     print(f"{name:26} {total.block_efficiency:5.2f} tokens a call, {same} of 20 as greedy")

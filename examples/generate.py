@@ -9,10 +9,10 @@ from lattice_bpd.decode import generate
 
 model, blockwise, lm = load()  # yours: AutoModelForCausalLM, trained heads, NGramLM.load(..)
 
-found = generate(model, [5, 6, 7], heads=blockwise.head_logits, lm=lm, max_new_tokens=60)
+result = generate(model, [5, 6, 7], heads=blockwise.head_logits, lm=lm, max_new_tokens=60)
 
-stats = found.stats
-print(f"{stats.tokens} tokens in {stats.target_calls} calls: {found.token_ids[:8]} ..")
+stats = result.stats
+print(f"{stats.tokens} tokens in {stats.target_calls} calls: {result.token_ids[:8]} ..")
 print(f"calls that kept 0, 1, 2, .. draft tokens: {stats.accept_histogram}")
 
 # The same tokens as greedy decoding, alone and in a batch of prompts of any lengths:
@@ -20,5 +20,5 @@ prompts = [[5, 6, 7], [1], [9, 9, 2, 4, 3]]
 plain = generate(model, prompts, "greedy", max_new_tokens=60)
 tree = generate(model, prompts, "tree", heads=blockwise.head_logits, max_new_tokens=60)
 assert [f.token_ids for f in plain] == [f.token_ids for f in tree]
-assert found.token_ids == plain[0].token_ids
+assert result.token_ids == plain[0].token_ids
 print(f"{len(prompts)} prompts together: {[f.stats.target_calls for f in tree]} calls")

@@ -29,7 +29,7 @@ _, model, lm = load()
 constraint = GuidanceConstraint.from_json_schema(
     SCHEMA, TOKENS, vocab_size=VOCAB, end_token_ids=[0], whitespace=False
 )
-found = generate(model, [5, 6, 7], lm=lm, constraint=constraint)  # greedy among what is allowed
-text = b"".join(TOKENS[token] for token in found.token_ids[:-1])
+result = generate(model, [5, 6, 7], lm=lm, constraint=constraint)  # greedy among what is allowed
+text = b"".join(TOKENS[token] for token in result.token_ids[:-1])
 print(json.loads(text))
-print(f"{found.stats.tokens} tokens in {found.stats.target_calls} calls")
+print(f"{result.stats.tokens} tokens in {result.stats.target_calls} calls")

@@ -64,12 +64,12 @@ def main(arguments: Sequence[str] | None = None, recipe: Recipe | None = None) -
     watcher = ConsoleWatcher(console, {})
     tokenizer, sentences = load_sentences(args.data, recipe)
     console.print(f"{len(sentences.train):,} pairs to train on, vocabulary of {recipe.vocab_size}")
-    found = train_all(sentences, recipe, watcher)
+    translators = train_all(sentences, recipe, watcher)
     if args.out is not None:
-        save(found, tokenizer, args.out)
-    alphas = tune(found, sentences.tune[0], recipe, watcher)
-    rows = make_rows(found, recipe, alphas)
-    measure(found, rows, sentences.test[0], recipe, watcher)
+        save(translators, tokenizer, args.out)
+    alphas = tune(translators, sentences.tune[0], recipe, watcher)
+    rows = make_rows(translators, recipe, alphas)
+    measure(translators, rows, sentences.test[0], recipe, watcher)
     lines = [[to_text(tokenizer, output) for output in row.outputs] for row in rows]
     scores = [bleu(text, sentences.test[1]) for text in lines]
     console.print()
@@ -98,16 +98,16 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def make_rows(found: Translators, recipe: Recipe, alphas: dict[str, float]) -> list[Row]:
+def make_rows(translators: Translators, recipe: Recipe, alphas: dict[str, float]) -> list[Row]:
     """All ways to translate, greedy first."""
     from lattice_bpd.verify.acceptance import SpecDecPlusPlus
 
     relaxed = SpecDecPlusPlus(recipe.top_beta, recipe.tau)
-    heads, drafter = {"heads": found.heads}, {"heads": SpecDrafterHeads(found.drafter)}
+    heads, drafter = {"heads": translators.heads}, {"heads": SpecDrafterHeads(translators.drafter)}
     size = {"top_k": recipe.top_k}
     tree = {**size, "max_nodes": recipe.max_nodes, "temperature": recipe.temperature}
-    by_heads = {**size, "lm": found.lm, "alpha": alphas["heads"]}
-    by_drafter = {**size, "lm": found.lm, "alpha": alphas["drafter"]}
+    by_heads = {**size, "lm": translators.lm, "alpha": alphas["heads"]}
+    by_drafter = {**size, "lm": translators.lm, "alpha": alphas["drafter"]}
     return [
         Row("greedy", {"drafter": "greedy"}),
         Row("blockwise heads", {"drafter": "bpd", **heads}),
@@ -126,20 +126,23 @@ def make_rows(found: Translators, recipe: Recipe, alphas: dict[str, float]) -> l
 
 
 def tune(
-    found: Translators, sources: list[list[int]], recipe: Recipe, watcher: ConsoleWatcher
+    translators: Translators, sources: list[list[int]], recipe: Recipe, watcher: ConsoleWatcher
 ) -> dict[str, float]:
     """The n-gram LM's weight with the best block efficiency, for heads and drafter."""
-    givers: dict[str, Any] = {"heads": found.heads, "drafter": SpecDrafterHeads(found.drafter)}
+    givers: dict[str, Any] = {
+        "heads": translators.heads,
+        "drafter": SpecDrafterHeads(translators.drafter),
+    }
     best = {}
     watcher.begin("tuning alpha", len(givers) * len(recipe.alphas))
     for name, heads in givers.items():
         rows = [
-            Row(str(alpha), {"drafter": "ngram", "heads": heads, "lm": found.lm, "alpha": alpha,
-                             "top_k": recipe.top_k})
+            Row(str(alpha), {"drafter": "ngram", "heads": heads, "lm": translators.lm,
+                             "alpha": alpha, "top_k": recipe.top_k})
             for alpha in recipe.alphas
         ]  # fmt: skip
         for row in rows:
-            translate(found, [row], sources, recipe, lambda: None)
+            translate(translators, [row], sources, recipe, lambda: None)
             watcher.advance()
         best[name] = float(max(rows, key=lambda row: row.stats.block_efficiency).name)
     watcher.end()
@@ -147,24 +150,24 @@ def tune(
 
 
 def measure(
-    found: Translators, rows: list[Row], sources: list[list[int]], recipe: Recipe,
+    translators: Translators, rows: list[Row], sources: list[list[int]], recipe: Recipe,
     watcher: ConsoleWatcher,
 ) -> None:  # fmt: skip
     """Translate all sources in every way."""
     watcher.begin("translating the test part", len(sources))
-    translate(found, rows, sources, recipe, watcher.advance)
+    translate(translators, rows, sources, recipe, watcher.advance)
     watcher.end()
 
 
 def translate(
-    found: Translators, rows: list[Row], sources: list[list[int]], recipe: Recipe,
+    translators: Translators, rows: list[Row], sources: list[list[int]], recipe: Recipe,
     on_source: Callable[[], None],
 ) -> None:  # fmt: skip
     """One source after the other, in all ways: other work on the machine disturbs all alike."""
     for source in sources:
         for row in rows:
             result = generate(
-                found.target, source, max_new_tokens=recipe.max_new_tokens, **row.options
+                translators.target, source, max_new_tokens=recipe.max_new_tokens, **row.options
             )
             row.outputs.append(result.token_ids)
             row.stats.merge(result.stats)
@@ -193,14 +196,14 @@ def render(rows: list[Row], scores: list[float], count: int) -> Table:
     return table
 
 
-def save(found: Translators, tokenizer: Any, folder: Path) -> None:
+def save(translators: Translators, tokenizer: Any, folder: Path) -> None:
     """Target, tokenizer, heads, drafter and n-gram LM."""
     folder.mkdir(parents=True, exist_ok=True)
-    found.target.base.save_pretrained(folder / "target")
+    translators.target.base.save_pretrained(folder / "target")
     tokenizer.save(str(folder / "tokenizer.json"))
-    found.heads.save_pretrained(folder)
-    found.drafter.save_pretrained(folder)
-    found.lm.save(folder / "target-text.lm")
+    translators.heads.save_pretrained(folder)
+    translators.drafter.save_pretrained(folder)
+    translators.lm.save(folder / "target-text.lm")
 
 
 def write_json(

@@ -110,8 +110,8 @@ def train_tokenizer(lines: Sequence[str], vocab_size: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
-    """Token ids with the stop token behind them."""
-    return [[*found.ids, STOP] for found in tokenizer.encode_batch(list(lines))]
+    """Token ids followed by the stop token."""
+    return [[*encoding.ids, STOP] for encoding in tokenizer.encode_batch(list(lines))]
 
 
 def load_sentences(folder: Path, recipe: Recipe) -> tuple[Tokenizer, Sentences]:
@@ -139,7 +139,7 @@ def to_text(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
 
 
 def build_target(recipe: Recipe) -> Seq2SeqTarget:
-    """A small Marian model, deep encoder and shallow decoder, randomly initialised."""
+    """A small Marian model, deep encoder and shallow decoder, randomly initialized."""
     torch.manual_seed(0)
     size = recipe.hidden_size
     sides: dict[str, Any] = {
@@ -160,7 +160,7 @@ def build_target(recipe: Recipe) -> Seq2SeqTarget:
 
 
 def train_all(sentences: Sentences, recipe: Recipe, watcher: ConsoleWatcher) -> Translators:
-    """The target by the references; all that drafts by what the target writes."""
+    """Trains the target on the references, and heads, drafter and LM on the target's output."""
     target = build_target(recipe)
     options = Seq2SeqOptions(
         steps=recipe.target_steps, batch_size=recipe.target_batch,

@@ -4,8 +4,8 @@
     python examples/stories260k.py --quick --all
 
 The model is a Llama of 260 K parameters that was trained on TinyStories, not by us. It stays
-frozen: it writes greedy continuations of story beginnings, and eight draft heads and an n-gram LM
-learn from those. Weights of the LM are tuned on other beginnings than the table is measured on.
+frozen: it generates greedy continuations of story beginnings, on which eight draft heads and an
+n-gram LM are trained. Weights of the LM are tuned on other beginnings than those of the table.
 """
 
 from __future__ import annotations
@@ -73,21 +73,22 @@ def main(
     console = make_console()
     watcher = ConsoleWatcher(console, {})
     made = prepare(args, recipe, "quick" if args.quick else "full", watcher)
-    found, lm, model = made.found, made.lm, made.model
-    replay = record_greedy(model, lm, found.tune, recipe)
+    beginnings, lm, model = made.found, made.lm, made.model
+    replay = record_greedy(model, lm, beginnings.tune, recipe)
     options, tuned = tune(replay, lm, recipe, watcher)
     settings, sources = list(TREE_SETTINGS), None
     if args.all:
         sources = make_sources(made, recipe, scorers, watcher)
-        more = tune_lines(model, found.tune, replay, sources, recipe, scorers, watcher)
+        more = tune_lines(model, beginnings.tune, replay, sources, recipe, scorers, watcher)
         options, tuned = {**options, **more[0]}, {**tuned, **more[1]}
         options[ADAPTIVE.name] = replace(options["tree"], ngram_cache=True)
         settings[-1:-1] = ALL_SETTINGS  # the oracle stays last
     by_name = None if sources is None else sources.by_name
-    comparison = measure(model, lm, found.test, settings, options, recipe, watcher, by_name)
+    comparison = measure(model, lm, beginnings.test, settings, options, recipe, watcher, by_name)
     names = {"p": recipe.num_drafts, "k": recipe.top_k, "n": lm.order, "nodes": recipe.max_nodes}
     title = (
-        f"stories260K, {len(found.test)} held-out beginnings, {recipe.max_new_tokens} new tokens, "
+        f"stories260K, {len(beginnings.test)} held-out beginnings, "
+        f"{recipe.max_new_tokens} new tokens, "
         f"{recipe.num_heads - 1} draft heads, k = {recipe.top_k}"
     )
     console.print()
@@ -95,7 +96,7 @@ def main(
     for line in (*footnotes(comparison), *ratios(comparison)):
         console.print(line)
     if args.sweep:
-        console.print(sweep(model, lm, found.test, options, recipe, watcher))
+        console.print(sweep(model, lm, beginnings.test, options, recipe, watcher))
     seconds = time.perf_counter() - start
     console.print(f"{seconds:.0f} s in all; text and heads are kept in {made.work}")
     if args.json is not None:
@@ -141,7 +142,7 @@ def read_arguments(
 def record_greedy(
     model: BlockwiseLM, lm: NGramLM, prompts: list[list[int]], recipe: Recipe
 ) -> Recording:
-    """Greedy's output behind the prompts, for replays."""
+    """Greedy's output after the prompts, for replays."""
     greedy = measure(model, lm, prompts, [SETTINGS["greedy"]], {}, recipe, None)
     return record(model, prompts, greedy.results[0].outputs, top_k=recipe.top_k)
 
@@ -180,7 +181,7 @@ def measure(
     """Decode all prompts with all settings."""
     if watcher is not None:
         watcher.begin("decoding held-out beginnings", len(prompts) * len(settings))
-    found = compare_strategies(
+    comparison = compare_strategies(
         model, lm, prompts, settings=settings, options=options,
         sources=sources,
         max_new_tokens=recipe.max_new_tokens, stop_token_ids=[BEGIN],
@@ -188,7 +189,7 @@ def measure(
     )  # fmt: skip
     if watcher is not None:
         watcher.end()
-    return found
+    return comparison
 
 
 def ratios(comparison: Comparison) -> list[str]:
@@ -222,9 +223,9 @@ def sweep(
     watcher.begin("sweeping sizes", -(-len(prompts) // ROUND))
     for start in range(0, len(prompts), ROUND):  # in rounds: other work disturbs all sizes alike
         part = prompts[start : start + ROUND]
-        found = measure(model, lm, part, settings, chosen, recipe, None)
-        greedy = found.results[0].total().tokens_per_second
-        for result in found.results:
+        comparison = measure(model, lm, part, settings, chosen, recipe, None)
+        greedy = comparison.results[0].total().tokens_per_second
+        for result in comparison.results:
             totals[result.setting.name].merge(result.total())
             speeds[result.setting.name].append(result.total().tokens_per_second / greedy)
         watcher.advance()
@@ -242,7 +243,7 @@ def to_json(
     comparison: Comparison, recipe: Recipe, options: dict[str, DraftConfig],
     tuned: dict[str, dict[str, float]], lm: NGramLM, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """The form of the demo's results.json."""
+    """The format of the demo's results.json."""
     return {
         "strategies": comparison.to_json(),
         "alpha": options["p_best_ngram"].alpha,

@@ -1,13 +1,13 @@
-"""What a cache of the text so far gives where stories260K's output loops, and where it does not.
+"""The gain of an n-gram cache on stories260K, with and without loops in the output.
 
     python examples/stories260k_cache.py             # 120 beginnings, 128 new tokens each
     python examples/stories260k_cache.py --tokens 256
 
 Heads, n-gram LM and weights are those of `stories260k.py --quick`, with more beginnings held out.
-A position of greedy's output loops if the 8 tokens that end there stood together earlier in the
+A position of greedy's output loops if the 8 tokens that end there occurred earlier in the
 text; an output loops if a tenth of its positions do. Weights are tuned without a cache. "own" is
-the time of a verifying step beside the models, "lookup" the part of it that goes on behind the
-lattice.
+the time of a verifying step without the models, "lookup" the part of it that extends trees past
+the lattice.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def main(arguments: Sequence[str] | None = None, recipe: Recipe = RECIPE) -> Non
     console = make_console()
     watcher = ConsoleWatcher(console, {})
     made = prepare(args, recipe, "cache", watcher)
-    found, lm, model = made.found, made.lm, made.model
-    options, _ = tune(record_greedy(model, lm, found.tune, recipe), lm, recipe, watcher)
+    beginnings, lm, model = made.found, made.lm, made.model
+    options, _ = tune(record_greedy(model, lm, beginnings.tune, recipe), lm, recipe, watcher)
     options["tree_0gram"] = replace(options["tree_0gram"], alpha=0.5)  # matters to a cache alone
     settings, options = with_caches(options)
-    watcher.begin("decoding held-out beginnings", -(-len(found.test) // ROUND))
+    watcher.begin("decoding held-out beginnings", -(-len(beginnings.test) // ROUND))
     rounds = []
-    for first in range(0, len(found.test), ROUND):  # in rounds: other work disturbs all alike
-        part = found.test[first : first + ROUND]
+    for first in range(0, len(beginnings.test), ROUND):  # in rounds: other work disturbs all alike
+        part = beginnings.test[first : first + ROUND]
         rounds.append(measure(model, lm, part, settings, options, recipe, None))
         watcher.advance()
     watcher.end()
@@ -95,10 +95,10 @@ def read_own(
     """The option of this program, and those of stories260k.py."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--tokens", type=int, default=recipe.max_new_tokens)
-    found, rest = parser.parse_known_args(arguments)
-    if found.tokens < 1:
-        parser.error(f"--tokens is {found.tokens}; expected 1 or more")
-    return found, rest
+    own, rest = parser.parse_known_args(arguments)
+    if own.tokens < 1:
+        parser.error(f"--tokens is {own.tokens}; expected 1 or more")
+    return own, rest
 
 
 def with_caches(
@@ -124,7 +124,8 @@ def join(rounds: Sequence[Comparison]) -> Comparison:
             all_of_it.stats += result.stats
             all_of_it.outputs += result.outputs
             all_of_it.differing += [
-                replace(found, prompt=found.prompt + before) for found in result.differing
+                replace(difference, prompt=difference.prompt + before)
+                for difference in result.differing
             ]
         whole.looping += part.looping
     return whole
@@ -133,13 +134,13 @@ def join(rounds: Sequence[Comparison]) -> Comparison:
 def to_json(comparison: Comparison, options: dict[str, DraftConfig]) -> dict[str, Any]:
     """Block efficiency of each tree by group, without and with a cache, and the times of a step."""
     by_name = {result.setting.name: result for result in comparison.results}
-    found: dict[str, Any] = {"groups": {}, "trees": {}}
+    content: dict[str, Any] = {"groups": {}, "trees": {}}
     for group in GROUPS:
-        found["groups"][group.name] = len(group.prompts(comparison))
+        content["groups"][group.name] = len(group.prompts(comparison))
     for name in options:
         total = by_name[name].total()
         steps = total.target_calls - len(by_name[name].stats)
-        found["trees"][name] = {
+        content["trees"][name] = {
             "block_efficiency": {
                 group.name: by_name[name].total(group.prompts(comparison)).block_efficiency
                 for group in GROUPS
@@ -154,7 +155,7 @@ def to_json(comparison: Comparison, options: dict[str, DraftConfig]) -> dict[str
                 for group in GROUPS
             },
         }
-    return found
+    return content
 
 
 def table(results: dict[str, Any], recipe: Recipe) -> list[str]:

@@ -1,6 +1,6 @@
 """What draft_model.py decodes with: the parts of `stories260k.py --quick` and a draft model.
 
-A draft model this small is a stand-in: a GPT of one layer that learnt from what stories260K writes.
+The draft model is a small example: a GPT of one layer trained on the output of stories260K.
 Everything is made in about three minutes and kept; the next run loads it.
 """
 

@@ -105,11 +105,13 @@ def make_sources(
     return sources
 
 
-def corpus_texts(found: Beginnings, most_tokens: int) -> list[np.ndarray]:
+def corpus_texts(beginnings: Beginnings, most_tokens: int) -> list[np.ndarray]:
     """Whole stories of the training part; none with a prompt that is held out."""
-    held_out = [np.array(prompt, np.int32).tobytes() for prompt in found.tune + found.test]
+    held_out = [
+        np.array(prompt, np.int32).tobytes() for prompt in beginnings.tune + beginnings.test
+    ]
     texts, count = [], 0
-    for story in found.whole:
+    for story in beginnings.whole:
         data = story.astype(np.int32)
         if count + len(data) > most_tokens and texts:
             break
@@ -164,7 +166,7 @@ def tune_lines(
     """The best weights of each line, and the block efficiency of all tried.
 
     Lines with an n-gram LM are replayed, those with a scorer decode the tuning prompts; the weight
-    of the n-gram LM in the mixture is tuned with the mixture's alpha, see `best_place`.
+    of the n-gram LM in the mixture is tuned with the mixture's alpha, see `best_setting`.
     """
     options: dict[str, DraftConfig] = {}
     tuned: dict[str, dict[str, float]] = {}
@@ -184,7 +186,7 @@ def tune_lines(
             point = DraftConfig(top_k=recipe.top_k, alpha=alpha)
             values[alpha, weight] = decode_all(model, prompts, setting, point, sources, recipe)
             watcher.advance(note=setting.name)
-        alpha, weight = best_place(values)
+        alpha, weight = best_setting(values)
         sources.mix(weight)
         options[setting.name] = DraftConfig(top_k=recipe.top_k, alpha=alpha)
         tuned[setting.name] = {f"{a}, {w}": value for (a, w), value in values.items()}
@@ -192,19 +194,19 @@ def tune_lines(
     return options, tuned
 
 
-def best_place(values: dict[tuple[float, float], float]) -> tuple[float, float]:
-    """The place of a grid with the best mean of its own value and its neighbours'.
+def best_setting(values: dict[tuple[float, float], float]) -> tuple[float, float]:
+    """The point of a grid with the best mean of its own value and its neighbors'.
 
-    Few prompts make single values differ by chance; a hill is no chance.
+    With few prompts single values vary by chance; the mean over neighbors is smoother.
     """
-    axes = [sorted({place[axis] for place in values}) for axis in range(2)]
-    at = {place: tuple(map(list.index, axes, place)) for place in values}
+    axes = [sorted({point[axis] for point in values}) for axis in range(2)]
+    at = {point: tuple(map(list.index, axes, point)) for point in values}
 
-    def mean(place: tuple[float, float]) -> float:
+    def mean(point: tuple[float, float]) -> float:
         near = [
             value
             for other, value in values.items()
-            if sum(abs(a - b) for a, b in zip(at[place], at[other], strict=True)) <= 1
+            if sum(abs(a - b) for a, b in zip(at[point], at[other], strict=True)) <= 1
         ]
         return sum(near) / len(near)
 

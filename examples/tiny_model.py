@@ -1,8 +1,8 @@
-"""A causal LM, heads and an n-gram LM, all tiny: what the other examples load.
+"""A tiny causal LM, heads and an n-gram LM for the other examples.
 
-With a model of yours these are AutoModelForCausalLM.from_pretrained(..), heads that were trained
-on it, and NGramLM.load(..). Here the LM learns what the random model writes,
-and the heads are untrained: they repeat the model's own guess for the next token.
+With your own model these are AutoModelForCausalLM.from_pretrained(..), heads that were trained
+on it, and NGramLM.load(..). Here the LM is trained on the random model's output,
+and the heads are untrained: they repeat the model's own prediction of the next token.
 """
 
 import torch

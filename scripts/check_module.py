@@ -13,7 +13,7 @@ NOT_AT_IMPORT = {"torch", "transformers", "pywrapfst", "kenlm"}
 def time_import() -> float:
     """CPU seconds of a whole `python -c "import lattice_bpd"`, the best of five; to be read only.
 
-    Processors change their pace by half from one second to the next, so nothing is decided by it.
+    The speed of processors varies by half from one second to the next, so times decide nothing.
     """
     seconds = []
     for _ in range(5):

@@ -50,7 +50,7 @@ def generate_stub() -> str:
 
 
 def format_stub(text: str) -> str:
-    """The text as `ruff format` lays it out, so that the stub reads like the rest."""
+    """The text as `ruff format` lays it out, so that the stub has the style of other files."""
     return subprocess.run(
         [sys.executable, "-m", "ruff", "format", "--stdin-filename", "_core.pyi", "-"],
         input=text,

@@ -49,12 +49,12 @@ def find_metadata_faults(text: bytes, names: list[str], folder: str) -> list[str
     """What is wrong with the .dist-info folder; `packaging` knows the rules of metadata."""
     metadata = Metadata.from_email(text, validate=True)
     faults = [
-        f"{folder}/licenses/{name} is missing; expected the licences of all that is inside"
+        f"{folder}/licenses/{name} is missing; expected the licenses of all that is inside"
         for name in LICENSES
         if f"{folder}/licenses/{name}" not in names
     ]
     if metadata.license_expression != "Apache-2.0":
-        faults.append(f"licence {metadata.license_expression}; expected Apache-2.0")
+        faults.append(f"license {metadata.license_expression}; expected Apache-2.0")
     required = [r for r in metadata.requires_dist or [] if not r.marker]
     if [r.name for r in required] != ["numpy"]:
         faults.append(f"requires {[str(r) for r in required]}; expected numpy alone")

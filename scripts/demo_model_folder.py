@@ -33,7 +33,7 @@ def write_model(training: Training, out: Path) -> None:
     """
     recipe, loops = training.recipe, training.loops()
     tried = training.tune()
-    efficiency = {name: max(found.values()) for name, found in tried.items()}
+    efficiency = {name: max(efficiencies.values()) for name, efficiencies in tried.items()}
     model = training.model()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".demo-model-") as name:

@@ -17,13 +17,13 @@ LOADS = re.compile(
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Looks through every page and style sheet of the finished site."""
-    found = []
+    """Searches every page and style sheet of the finished site."""
+    loads = []
     for path in sorted(Path(config["site_dir"]).rglob("*")):
         if path.suffix in (".html", ".css"):
-            found += [f"{path.name}: {load[:120]}" for load in LOADS.findall(path.read_text())]
-    if found:
+            loads += [f"{path.name}: {load[:120]}" for load in LOADS.findall(path.read_text())]
+    if loads:
         raise SystemExit(
             "the site would load from elsewhere; expected files of its own alone:\n"
-            + "\n".join(found[:20])
+            + "\n".join(loads[:20])
         )

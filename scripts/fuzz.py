@@ -42,7 +42,7 @@ class Outcome:
         coverage: edges reached; "-" without coverage.
         status: exit status.
         output: all that it said.
-        found: files with what crashed it.
+        crashes: files with what crashed it.
     """
 
     executions: str
@@ -50,7 +50,7 @@ class Outcome:
     coverage: str
     status: int
     output: str
-    found: list[Path] = field(default_factory=list)
+    crashes: list[Path] = field(default_factory=list)
 
 
 def say(text: str) -> None:
@@ -101,7 +101,7 @@ def have_atheris() -> bool:
     target = [":all:", "--target", str(PACKAGES), "atheris"]
     if (PACKAGES / "atheris").is_dir() or run_quietly([*command, *target], BUILD / "pip.log"):
         return True
-    say(f"atheris has no wheel for Python {sys.version.split()[0]}: hypothesis draws the examples")
+    say(f"atheris has no wheel for Python {sys.version.split()[0]}: examples are from hypothesis")
     return False
 
 
@@ -122,18 +122,18 @@ def build() -> None:
 
 def find_targets(wanted: str, *, with_cpp: bool) -> dict[str, list[str]]:
     """Names of targets and the commands that run them; exits where a name is none."""
-    found: dict[str, list[str]] = {}
+    commands: dict[str, list[str]] = {}
     for source in sorted(TARGETS.glob("fuzz_*")):
         name = source.stem.removeprefix("fuzz_")
         if source.suffix == ".py":
-            found[name] = [sys.executable, str(source)]
+            commands[name] = [sys.executable, str(source)]
         elif source.suffix == ".cc" and with_cpp:
-            found[name] = [str(BUILD / source.stem)]
-    names = wanted.split(",") if wanted else list(found)
-    unknown = [name for name in names if name not in found]
+            commands[name] = [str(BUILD / source.stem)]
+    names = wanted.split(",") if wanted else list(commands)
+    unknown = [name for name in names if name not in commands]
     if unknown:
-        sys.exit(f"fuzz: no target {unknown[0]!r}; expected some of {', '.join(found)}")
-    return {name: found[name] for name in names}
+        sys.exit(f"fuzz: no target {unknown[0]!r}; expected some of {', '.join(commands)}")
+    return {name: commands[name] for name in names}
 
 
 def fuzz(name: str, command: list[str], seconds: int) -> Outcome:
@@ -163,8 +163,8 @@ def fuzz(name: str, command: list[str], seconds: int) -> Outcome:
 
 def last(pattern: str, text: str) -> str:
     """What the last match has in its group, or "-"."""
-    found = re.findall(pattern, text)
-    return str(found[-1]) if found else "-"
+    matches = re.findall(pattern, text)
+    return str(matches[-1]) if matches else "-"
 
 
 def report_crash(name: str, command: list[str], outcome: Outcome) -> None:
@@ -176,7 +176,7 @@ def report_crash(name: str, command: list[str], outcome: Outcome) -> None:
     shown = " ".join(str(Path(part).relative_to(ROOT)) if str(ROOT) in part else part
                      for part in command)  # fmt: skip
     print(f"fuzz: {name} failed; all it said is in build/fuzz/{name}.log", file=sys.stderr)
-    for path in outcome.found:
+    for path in outcome.crashes:
         print(
             f"fuzz: run it again: {shown} {path.relative_to(ROOT)}\n"
             "fuzz: then fix it and make the input a test (CONTRIBUTING.md, Fuzzing)",

@@ -20,7 +20,7 @@ import lattice_bpd
 from lattice_bpd import NGramLM, rescore_lattice
 
 
-def check_place() -> None:
+def check_location() -> None:
     """The package must be the installed one, with its own module."""
     for module in (lattice_bpd, lattice_bpd._core):
         path = Path(module.__file__ or "").resolve()
@@ -60,7 +60,7 @@ def quick_check() -> int:
 
 
 def main() -> int:
-    check_place()
+    check_location()
     if sys.argv[1] == "quick":
         status = quick_check()
     else:

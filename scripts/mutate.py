@@ -58,7 +58,7 @@ class Mutation(NamedTuple):
         path: the file, relative to the root.
         tests: what must fail: pytest files or node ids, or C++ test files, separated by spaces.
         find: text that occurs exactly once in the file.
-        replace: what stands there instead.
+        replace: the replacement.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Progress:
     start: float = field(default_factory=time.monotonic)
     done: int = 0
 
-    def tell(self, mutation: Mutation, outcome: Outcome) -> None:
+    def report(self, mutation: Mutation, outcome: Outcome) -> None:
         """Report one mutation."""
         self.done += 1
         left = (time.monotonic() - self.start) / self.done * (self.total - self.done)
@@ -191,8 +191,8 @@ class PytestForks:
         answer = stdout.readline()
         if not answer:
             raise MutateError("scripts/pytest_forks.py ended")
-        found, seconds = json.loads(answer), time.monotonic() - start
-        status, output = found["status"], found["output"]
+        content, seconds = json.loads(answer), time.monotonic() - start
+        status, output = content["status"], content["output"]
         if status < 0:
             return Outcome(_describe_signal(-status), seconds)
         if status not in (0, 1):
@@ -233,13 +233,13 @@ def run_python(mutations: Sequence[Mutation], progress: Progress) -> dict[str, O
         plain = forks.run(names)
         if plain.killer is not None:
             raise MutateError(f"{plain.killer} fails without any mutation")
-        found = {}
+        outcomes = {}
         for mutation in mutations:
             with Applied(mutation):
                 tests = mutation.tests.split()
-                found[mutation.name] = forks.run(tests, ("-x",), cpu_limit=CPU_LIMIT)
-            progress.tell(mutation, found[mutation.name])
-    return found
+                outcomes[mutation.name] = forks.run(tests, ("-x",), cpu_limit=CPU_LIMIT)
+            progress.report(mutation, outcomes[mutation.name])
+    return outcomes
 
 
 def run_cpp(mutations: Sequence[Mutation], progress: Progress) -> dict[str, Outcome]:
@@ -269,7 +269,7 @@ def run_cpp(mutations: Sequence[Mutation], progress: Progress) -> dict[str, Outc
     plain = test(names)
     if plain.killer is not None:
         raise MutateError(f"{plain.killer} fails without any mutation")
-    found = {}
+    outcomes = {}
     for mutation in mutations:
         start = time.monotonic()
         with Applied(mutation):
@@ -278,9 +278,9 @@ def run_cpp(mutations: Sequence[Mutation], progress: Progress) -> dict[str, Outc
             except MutateError as error:
                 raise MutateError(f"{mutation.name} does not build:\n{error}") from error
             outcome = test(mutation.tests.split())
-        found[mutation.name] = outcome._replace(seconds=time.monotonic() - start)
-        progress.tell(mutation, found[mutation.name])
-    return found
+        outcomes[mutation.name] = outcome._replace(seconds=time.monotonic() - start)
+        progress.report(mutation, outcomes[mutation.name])
+    return outcomes
 
 
 class Applied:
@@ -298,9 +298,9 @@ class Applied:
         self._file.write_text(self._text, encoding="utf-8")
 
 
-def print_rates(kind: str, mutations: Sequence[Mutation], found: dict[str, Outcome]) -> bool:
+def print_rates(kind: str, mutations: Sequence[Mutation], outcomes: dict[str, Outcome]) -> bool:
     """Print kill rate and survivors of one kind; whether the goal is met."""
-    survivors = [m for m in mutations if found[m.name].killer is None]
+    survivors = [m for m in mutations if outcomes[m.name].killer is None]
     killed = len(mutations) - len(survivors)
     say(f"{kind}: {killed} of {len(mutations)} killed ({killed / len(mutations):.0%})")
     for mutation in survivors:
@@ -333,11 +333,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         update_tree()
         check_mutations(everything)
         progress = Progress(len(everything))
-        found = {k: runs[k](mutations, progress) for k, mutations in selected.items() if mutations}
+        outcomes_by_kind = {
+            k: runs[k](mutations, progress) for k, mutations in selected.items() if mutations
+        }
     except MutateError as error:
         print(f"mutate: error: {error}", file=sys.stderr)
         return ERROR
-    rates = [print_rates(kind, selected[kind], outcomes) for kind, outcomes in found.items()]
+    rates = [
+        print_rates(kind, selected[kind], outcomes) for kind, outcomes in outcomes_by_kind.items()
+    ]
     return 0 if all(rates) else 1
 
 

@@ -62,14 +62,14 @@ def find_pythons(wanted: str = "") -> list[Python]:
     Raises:
         SystemExit: A wanted one does not run, or lacks headers or venv.
     """
-    found: dict[str, Python] = {}
+    by_tag: dict[str, Python] = {}
     for path in wanted.split() or candidates():
         python = probe(path)
         if python is not None:
-            found.setdefault(python.tag, python)
+            by_tag.setdefault(python.tag, python)
         elif wanted:
             raise SystemExit(
                 f"{path} does not run, or lacks Python.h, venv or ensurepip; expected the name or "
                 "path of a Python >= 3.10 with its headers (Debian: python3-dev, python3-venv)"
             )
-    return list(found.values())
+    return list(by_tag.values())

@@ -33,15 +33,15 @@ def requirements(names: list[str], extras: dict[str, list[str]]) -> list[str]:
     Raises:
         SystemExit: There is no extra of that name.
     """
-    found: dict[str, None] = {}
+    listed_names: dict[str, None] = {}
     for name in names:
         if name not in extras:
             raise SystemExit(f"no extra {name!r}; expected some of {', '.join(extras)}")
         for requirement in extras[name]:
             own = OWN.fullmatch(requirement)
             listed = requirements(own[1].split(","), extras) if own else [requirement]
-            found.update(dict.fromkeys(listed))
-    return list(found)
+            listed_names.update(dict.fromkeys(listed))
+    return list(listed_names)
 
 
 if __name__ == "__main__":

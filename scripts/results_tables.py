@@ -17,8 +17,8 @@ def describe_strategies(tasks: Tasks) -> list[str]:
     for line in first:
         cells = []
         for task in tasks.values():
-            found = line_of(task, line["name"])["interval"]
-            cells.append(f"{found['value']:.2f} ({found['low']:.2f}-{found['high']:.2f})")
+            interval = line_of(task, line["name"])["interval"]
+            cells.append(f"{interval['value']:.2f} ({interval['low']:.2f}-{interval['high']:.2f})")
         lines.append(f"| {line['label']} | {' | '.join(cells)} |")
     texts = ", ".join(f"{name} {task['texts']}" for name, task in tasks.items())
     shares = ", ".join(f"{name} {task['loop_share']:.0%}" for name, task in tasks.items())
@@ -51,17 +51,17 @@ def describe_gains(tasks: Tasks) -> list[str]:
 
 def describe_losses(tasks: Tasks) -> list[str]:
     """Rows where the LM adds less than 2 % to the same kind of drafts without it."""
-    found = []
+    losses = []
     pairs = (("ngram_1best", "bpd"), ("p_best_ngram", "p_best_0gram"), ("tree", "tree_0gram"))
     for name, task in tasks.items():
         for with_lm, without in pairs:
             one, other = line_of(task, with_lm), line_of(task, without)
             gain = one["block_efficiency"] / other["block_efficiency"] - 1.0
             if gain < 0.02:
-                found.append(f"- {name}: {one['label']} relative to {other['label']}: {gain:+.1%}")
-    if not found:
+                losses.append(f"- {name}: {one['label']} relative to {other['label']}: {gain:+.1%}")
+    if not losses:
         return ["The 4-gram adds at least 2 % to every kind of drafts on every task."]
-    return ["The 4-gram adds less than 2 % to these drafts:", "", *found]
+    return ["The 4-gram adds less than 2 % to these drafts:", "", *losses]
 
 
 def describe_rules(tasks: Tasks) -> list[str]:
@@ -80,18 +80,19 @@ def describe_rules(tasks: Tasks) -> list[str]:
     ]
     exact = 0.0
     for number, rule in enumerate(rules):
-        found = [task["acceptance"][number] for task in tasks.values()]
-        cells = [_rule_cell(line) for line in found]
+        results = [task["acceptance"][number] for task in tasks.values()]
+        cells = [_rule_cell(line) for line in results]
         lines.append(f"| `{rule}` | {' | '.join(cells)} |")
-        tokens = sum(f["tokens"] for f in found)
-        efficiency = tokens / sum(f["target_calls"] for f in found)
+        tokens = sum(f["tokens"] for f in results)
+        efficiency = tokens / sum(f["target_calls"] for f in results)
         exact = exact or efficiency
-        nats = sum(f["nats_per_token"] * f["tokens"] for f in found) / tokens
+        nats = sum(f["nats_per_token"] * f["tokens"] for f in results) / tokens
         cells = [
-            f"`{rule}`", "lossless" if found[0]["lossless"] else "lossy", f"{efficiency:.2f}",
-            f"{efficiency / exact:.2f}", f"{sum(f['relaxed_tokens'] for f in found) / tokens:.1%}",
-            f"{sum(f['regret'] for f in found) / tokens:.3f}", f"{nats:.3f}",
-            f"{sum(f['same_texts'] for f in found)} of {sum(f['texts'] for f in found)}",
+            f"`{rule}`", "lossless" if results[0]["lossless"] else "lossy", f"{efficiency:.2f}",
+            f"{efficiency / exact:.2f}",
+            f"{sum(f['relaxed_tokens'] for f in results) / tokens:.1%}",
+            f"{sum(f['regret'] for f in results) / tokens:.3f}", f"{nats:.3f}",
+            f"{sum(f['same_texts'] for f in results)} of {sum(f['texts'] for f in results)}",
         ]  # fmt: skip
         totals.append(f"| {' | '.join(cells)} |")
     return [*totals, "", *lines]
@@ -113,11 +114,11 @@ def describe_sampling(gains: list[dict[str, Any]]) -> list[str]:
     for gain in gains:
         rows.setdefault((gain["name"], gain["rule"]), []).append(gain)
     first = next(iter(rows.values()))
-    for (name, rule), found in rows.items():
+    for (name, rule), by_task in rows.items():
         cells = [
             f"{gain['block_efficiency']:.2f}, {gain['accept_length']:.2f} "
             f"({gain['accept_length'] / base['accept_length']:.2f}x)"
-            for gain, base in zip(found, first, strict=True)
+            for gain, base in zip(by_task, first, strict=True)
         ]
         lines.append(f"| {name} | `{rule}` | {' | '.join(cells)} |")
     same = [gain for gain in gains if gain["same_texts"] is not None]

@@ -53,8 +53,8 @@ class Job:
         """All arrays of the answer."""
         call = {**self.options, "threads": threads}
         if self.tree:
-            found = rescore_tree(self.head_logits, self.contexts, lm, max_nodes=24, **call)
-            return (found.token_ids, found.parents, found.log_probs, found.counts)
+            tree = rescore_tree(self.head_logits, self.contexts, lm, max_nodes=24, **call)
+            return (tree.token_ids, tree.parents, tree.log_probs, tree.counts)
         drafts = rescore_lattice(self.head_logits, self.contexts, lm, num_drafts=8, **call)
         return (drafts.token_ids, drafts.scores, drafts.counts)
 
@@ -142,13 +142,13 @@ class Soak:
             number, lm = self.open(rng, kept)
             job = int(rng.integers(NUM_JOBS))
             threads = int(rng.integers(1, 4))
-            found = self.jobs[job].run(lm, threads)
+            answer = self.jobs[job].run(lm, threads)
             self.count("calls")
-            if not all(map(np.array_equal, found, self.answers[number][job])):
+            if not all(map(np.array_equal, answer, self.answers[number][job])):
                 self.fail(f"job {job} with LM {number} and {threads} threads: another answer")
 
     def replace(self) -> None:
-        """A thread: writes the other LM over each file, again and again."""
+        """A thread: replaces each file by the other LM, repeatedly."""
         rng = np.random.default_rng(1)
         while not self.stop.wait(0.02):
             index = int(rng.integers(NUM_FILES))

@@ -63,14 +63,14 @@ def make_venv(python: Python, wheel: Path, name: str, extras: str, packages: lis
 def find_left_out(python: Path) -> dict[str, list[str]]:
     """For each package that is not in the venv, the test files that begin by asking for it."""
     asking = {path.name: ASKS_FOR.findall(path.read_text()) for path in TESTS.glob("test_*.py")}
-    names = sorted({name for asked in asking.values() for name in asked})
+    names = sorted({name for names_needed in asking.values() for name in names_needed})
     code = (
         "import sys, importlib.util as u; print(*[n for n in sys.argv[1:] if not u.find_spec(n)])"
     )
     missing = subprocess.run([python, "-I", "-c", code, *names], capture_output=True, text=True)
     left_out = defaultdict(list)
-    for file, asked in sorted(asking.items()):
-        for name in [name for name in asked if name in missing.stdout.split()][:1]:
+    for file, names_needed in sorted(asking.items()):
+        for name in [name for name in names_needed if name in missing.stdout.split()][:1]:
             left_out[name].append(file)
     return dict(left_out)
 

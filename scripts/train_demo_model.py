@@ -64,7 +64,7 @@ class Recipe(DraftRecipe):
         max_positions: longest prompt plus output.
         pretrain: joint training of target and heads.
         unlikelihood: rounds of training against loops.
-        unlikelihood_share: of the weights after that training in the target; the rest are those
+        unlikelihood_share: of the weights after that training in the target; the others are those
             before it. Between the two lie models that loop little and still predict well (Wortsman
             et al. 2022, "Robust fine-tuning of zero-shot models").
         continuations: greedy continuations that heads and n-gram LM learn from.
@@ -248,8 +248,8 @@ class Training:
         if not path.is_file():
             model, text, recipe = self.target(), self.text(), self.recipe
             start = time.perf_counter()
-            draws = np.random.default_rng(recipe.seed + 1)
-            starts = draws.integers(len(text) - recipe.prompt_length, size=recipe.continuations)
+            rng = np.random.default_rng(recipe.seed + 1)
+            starts = rng.integers(len(text) - recipe.prompt_length, size=recipe.continuations)
             prompts = text[starts[:, None] + np.arange(recipe.prompt_length)]
             self.watcher.begin("continuing training text", -(-len(prompts) // 256))
             rows = generate_texts(

@@ -1,6 +1,6 @@
 """Teaches a small causal LM not to loop: unlikelihood training on its own greedy output.
 
-Greedy decoding of a small LM falls into loops, where any drafter looks good. Each step continues
+Greedy decoding of a small LM falls into loops, in which any drafter is good. Each step continues
 prompts greedily, lowers the probability of the tokens that complete a repeated window, and trains
 on real text at the same time (Welleck et al. 2020, "Neural Text Generation with Unlikelihood
 Training", section 4.2, the sequence level; windows of real text repeat too, so windows are long).
@@ -60,7 +60,7 @@ def train_unlikelihood(
     options: UnlikelihoodOptions,
     on_step: Callable[[float, float], None],
 ) -> None:
-    """Train the target in place; the draft heads stay as they are.
+    """Train the target in place; the draft heads are unchanged.
 
     Args:
         model: on the CPU.
@@ -70,18 +70,18 @@ def train_unlikelihood(
             the share of new tokens that end a repeated window.
     """
     base = model.base
-    draws = np.random.default_rng(options.seed)
+    rng = np.random.default_rng(options.seed)
     length = options.prompt_length + options.max_new_tokens
     optimizers = build_optimizers(model, options.matrix_lr, options.other_lr)
     for step in range(options.steps):
         set_rates(optimizers, step, options.steps, warmup=5)
         base.eval()  # type: ignore[no-untyped-call]
-        prompts = _rows(text, draws, options.prompts, options.prompt_length)
+        prompts = _rows(text, rng, options.prompts, options.prompt_length)
         rows = generate_texts(base, prompts, options.max_new_tokens)
         marks = np.array([find_repeats(row, options.window) for row in rows.tolist()])
         marks[:, : options.prompt_length] = False
         base.train()
-        cross_entropy = _text_loss(base, _rows(text, draws, options.text_rows, length + 1))
+        cross_entropy = _text_loss(base, _rows(text, rng, options.text_rows, length + 1))
         loss = cross_entropy + options.weight * _penalty(base, rows, marks)
         take_step(optimizers, loss)
         share = float(marks[:, options.prompt_length :].mean())
@@ -91,10 +91,10 @@ def train_unlikelihood(
 
 
 def _rows(
-    text: npt.NDArray[np.int32], draws: np.random.Generator, count: int, length: int
+    text: npt.NDArray[np.int32], rng: np.random.Generator, count: int, length: int
 ) -> npt.NDArray[np.int32]:
     """(count, length) int32 from anywhere in the text."""
-    starts = draws.integers(len(text) - length, size=count)
+    starts = rng.integers(len(text) - length, size=count)
     return text[starts[:, None] + np.arange(length)]
 
 

@@ -32,7 +32,7 @@ def check(name: str) -> ArchitectureResult | str:
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity(logging.CRITICAL)
-    architecture = next(found for found in list_architectures() if found.name == name)
+    architecture = next(entry for entry in list_architectures() if entry.name == name)
     try:
         return check_architecture(architecture)
     except Exception as error:  # a new architecture may need an override
@@ -54,8 +54,8 @@ def main() -> int:
     from lattice_bpd.conformance import list_architectures, write_page
 
     names = [
-        found.name for found in list_architectures()
-        if not args.only or found.model_type in args.only
+        entry.name for entry in list_architectures()
+        if not args.only or entry.model_type in args.only
     ]  # fmt: skip
     start, failed = time.perf_counter(), 0
     results: list[ArchitectureResult] = []

@@ -111,8 +111,8 @@ def test_groups_are_split_by_their_looping_share(example):
     cache = importlib.import_module("stories260k_cache")
     greedy = StrategyResult(example.TREE_SETTINGS[0], outputs=[[1] * 20] * 4)
     comparison = example.Comparison([greedy], [0, 1, 2, 20])  # shares 0, 1/20, 1/10 and 1
-    found = {group.name: group.prompts(comparison) for group in cache.GROUPS}
-    assert found == {"all": [0, 1, 2, 3], "looping": [2, 3], "others": [0, 1], "loop-free": [0]}
+    groups = {group.name: group.prompts(comparison) for group in cache.GROUPS}
+    assert groups == {"all": [0, 1, 2, 3], "looping": [2, 3], "others": [0, 1], "loop-free": [0]}
 
 
 def test_stories_example_without_text_uses_the_models_own(example, shared_data, tmp_path):
@@ -121,10 +121,12 @@ def test_stories_example_without_text_uses_the_models_own(example, shared_data, 
     args = example.read_arguments(options)
     parts = importlib.import_module("stories260k_parts")
     base = parts.load_llama2c(args.model / "stories260K.bin")
-    found = parts.read_beginnings(args, base, recipe)
-    assert (len(found.tune), len(found.test)) == (3, 5)
-    assert not {tuple(prompt) for prompt in found.tune} & {tuple(prompt) for prompt in found.test}
-    assert all(len(prompt) == 16 and prompt[0] == 1 for prompt in found.test)
+    beginnings = parts.read_beginnings(args, base, recipe)
+    assert (len(beginnings.tune), len(beginnings.test)) == (3, 5)
+    assert not {tuple(prompt) for prompt in beginnings.tune} & {
+        tuple(prompt) for prompt in beginnings.test
+    }
+    assert all(len(prompt) == 16 and prompt[0] == 1 for prompt in beginnings.test)
 
 
 def test_stories_example_names_a_missing_model(example, tmp_path, capsys):
@@ -134,9 +136,9 @@ def test_stories_example_names_a_missing_model(example, tmp_path, capsys):
 
 
 def test_stories_example_prefers_hills_to_chance(example):
-    best_place = importlib.import_module("stories260k_scorers").best_place
+    best_setting = importlib.import_module("stories260k_scorers").best_setting
     lonely = {(1.0, 0.3): 3.0, (1.0, 0.6): 3.9, (2.0, 0.3): 3.8, (2.0, 0.6): 3.0,
               (4.0, 0.3): 3.85, (4.0, 0.6): 3.7}  # fmt: skip
     # means: (1, .3) 3.57, (1, .6) 3.3, (2, .3) 3.41, (2, .6) 3.6, (4, .3) 3.78, (4, .6) 3.52
-    assert best_place(lonely) == (4.0, 0.3)
-    assert best_place({(0.5, 0.0): 1.0, (1.0, 0.0): 2.0}) in {(0.5, 0.0), (1.0, 0.0)}
+    assert best_setting(lonely) == (4.0, 0.3)
+    assert best_setting({(0.5, 0.0): 1.0, (1.0, 0.0): 2.0}) in {(0.5, 0.0), (1.0, 0.0)}
