@@ -113,7 +113,7 @@ MUTATIONS = [
     (
         "a tree probe without memory is remembered as a refusal",
         f"{VERIFY}/tree_probe.py",
-        "tests/python/test_verify_forms.py::test_a_tree_probe_without_memory_is_tried_again",
+        "tests/python/test_verify_layouts.py::test_a_tree_probe_without_memory_is_tried_again",
         "        if is_lack_of_memory(error):\n            raise\n",
         "",
     ),

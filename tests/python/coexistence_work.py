@@ -61,8 +61,8 @@ def work_kenlm():
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "small.arpa"
         path.write_text(ARPA)
-        found = kenlm.Model(str(path)).score("a b", bos=True, eos=True)
-    assert math.isclose(found, -0.5 - 0.1 - 1, abs_tol=1e-5), found  # a, then a b, then </s>
+        score = kenlm.Model(str(path)).score("a b", bos=True, eos=True)
+    assert math.isclose(score, -0.5 - 0.1 - 1, abs_tol=1e-5), score  # a, then a b, then </s>
 
 
 def work_pywrapfst():
@@ -114,10 +114,10 @@ def work_lattice_bpd():
         compare_with_kenlm(lm)
     if is_there("torch"):
         torch = sys.modules["torch"]
-        found = lb.rescore_lattice(
+        rescored = lb.rescore_lattice(
             torch.from_numpy(logits[0]), [1], lm, top_k=4, num_drafts=7, alpha=1.0
         )
-        assert found.token_ids[0].tolist() == drafts.token_ids[0].tolist()
+        assert rescored.token_ids[0].tolist() == drafts.token_ids[0].tolist()
 
 
 def exchange_fsts(lm, logits, drafts):
@@ -136,8 +136,8 @@ def exchange_fsts(lm, logits, drafts):
     assert tokens == drafts.token_ids[0, 0].tolist()
     assert abs(cost + float(drafts.scores[0, 0])) < 1e-4
     for sent in (lattice, lattice.write_to_string()):
-        found = lb.rescore_fst(sent, lm, 7, [1], 1.0)
-        assert found.token_ids[0].tolist() == drafts.token_ids[0].tolist()
+        rescored = lb.rescore_fst(sent, lm, 7, [1], 1.0)
+        assert rescored.token_ids[0].tolist() == drafts.token_ids[0].tolist()
 
 
 def compare_with_kenlm(lm):
@@ -183,7 +183,7 @@ def work_in_child_and_parent():
     child = os.fork()
     if child == 0:
         faulthandler.register(signal.SIGALRM, chain=True)
-        signal.alarm(100)  # a child that hangs says where and ends, and the parent hears of it
+        signal.alarm(100)  # a child that hangs prints its stack and exits, which the parent sees
         try:
             if is_there("torch"):
                 sys.modules["torch"].set_num_threads(1)

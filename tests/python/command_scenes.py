@@ -389,7 +389,7 @@ CHANGES: dict[str, dict[str, Change]] = {
     "demo": {
         "out": Change(targets={"directory"}),
         "quick": Change(wanted=QUICK.max_files, targets={"recipe", "directory", "max_files"}),
-        "retrain": Change(wanted=lambda found: "load_parts.directory" not in found),
+        "retrain": Change(wanted=lambda outcome: "load_parts.directory" not in outcome),
     },
     "generate": {
         "model": Change(targets=MODEL),
@@ -449,7 +449,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "max_nodes": Change(["3"], wanted=3),
         "alpha": Change(["0.375"], wanted=0.375),
         "temperature": Change(["0.375"], wanted=0.375),
-        "limit": Change(wanted=lambda found: len(found) == 3, targets={"texts", "recordings"}),
+        "limit": Change(wanted=lambda texts: len(texts) == 3, targets={"texts", "recordings"}),
         "count_text": Change(targets={"path"}),
         "tokenizer": Change(targets={"path"}),
         "csv": Change(targets={"files"}),
@@ -466,7 +466,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "cost": Change(targets={"path"}),
         "measure": Change(targets={"directory", "costs"}, drop=("cost",)),
         "lm": Change(targets={"values", "lms", "files", "changed", "a.lm"}),
-        "limit": Change(wanted=lambda found: len(found) == 3, targets={"texts"}),
+        "limit": Change(wanted=lambda texts: len(texts) == 3, targets={"texts"}),
         "out": Change(targets={"path"}),
     },
     "heads train": {

@@ -1,7 +1,7 @@
 """Fixtures that any test may use.
 
 Laws on random inputs are parametrized by `seed`, so that a failing test has its seed in its name;
-the `rng` fixture draws from that seed.
+the `rng` fixture uses that seed.
 """
 
 import os

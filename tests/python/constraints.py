@@ -69,19 +69,19 @@ def bytes_of(arcs: list[tuple[int, int, int]], final: set[int]) -> bytes:
 def language_of(
     arcs: list[tuple[int, int, int]], final: set[int], longest: int
 ) -> set[tuple[int, ...]]:
-    """All token sequences up to a length that an acceptor writes, by trying every path."""
-    found, seen = set(), {(0, ())}
+    """All token sequences up to a length that an acceptor accepts, by trying every path."""
+    texts, seen = set(), {(0, ())}
     stack: list[tuple[int, tuple[int, ...]]] = [(0, ())]
     while stack:
         state, text = stack.pop()
         if state in final:
-            found.add(text)
+            texts.add(text)
         for source, label, target in arcs:
             longer = text if label == 0 else (*text, label - 1)
             if source == state and len(longer) <= longest and (target, longer) not in seen:
                 seen.add((target, longer))
                 stack.append((target, longer))
-    return found
+    return texts
 
 
 def random_acceptor(rng: np.random.Generator) -> tuple[list[tuple[int, int, int]], set[int]]:

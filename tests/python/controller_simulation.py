@@ -100,9 +100,9 @@ class Simulation:
         return (self.tokens - tokens) / (self.clock.now - begin)
 
     def step(self, truth: float) -> None:
-        pace = 2.0 if self.noise and self.steps // 100 % 2 else 1.0
+        slowdown = 2.0 if self.noise and self.steps // 100 % 2 else 1.0
         self.steps += 1
-        self.drafter.seconds = pace * self.draft
+        self.drafter.seconds = slowdown * self.draft
         begin = self.clock.now
         (tree,) = self.controller.propose([self.state])
         size = 0 if tree is None else len(tree) - 1
@@ -111,8 +111,9 @@ class Simulation:
         self.state.tokens += new
         self.state.stats.target_calls += 1
         self.tokens += len(new)
-        self.clock.now += pace * (1.0 + self.slope * size) * (1.0 + self.noise * self.rng.random())
-        self.slow += (self.clock.now - begin) * (1.0 - 1.0 / pace)
+        noise = 1.0 + self.noise * self.rng.random()
+        self.clock.now += slowdown * (1.0 + self.slope * size) * noise
+        self.slow += (self.clock.now - begin) * (1.0 - 1.0 / slowdown)
 
     def fixed(self, truth: float, size: int) -> float:
         """Tokens a second with so many draft tokens in each step, but for what is slow."""

@@ -1,7 +1,7 @@
-"""What stands in for a reader's own model and files when the examples of a page are run.
+"""Substitutes for a reader's own model and files when the examples of a page are run.
 
 Each function gives the names that a page takes for granted, and may write files into the current
-folder. A page without one runs as it stands.
+folder. A page without one runs unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Names = dict[str, Any]
 
 
 def _decoding() -> Names:
-    """A tiny target, its heads, an LM that knows what it writes, and prompts."""
+    """A tiny target, its heads, an LM trained on its output, and prompts."""
     import pytest
 
     pytest.importorskip("torch")

@@ -1,7 +1,7 @@
 """Reading the outputs of other toolkits that lie beside the checkout (../shared/data/golden).
 
-They are no part of the project; without them the tests that ask for them are skipped. A README
-there tells how each was made and restates the formulas.
+They are not part of the project; without them the tests that need them are skipped. A README
+there describes how each was made and restates the formulas.
 """
 
 import gzip

@@ -16,7 +16,7 @@ Ngram = tuple[Word, ...]
 Slot = tuple[Sequence[int], Sequence[float]]  # token ids and scores
 
 LN10 = math.log(10.0)
-NEVER = float(np.float32(-99.0) * np.float32(2.302585093))  # what stands for log10 -99
+NEVER = float(np.float32(-99.0) * np.float32(2.302585093))  # the value of log10 -99
 UNSEEN = -1000.0
 
 
@@ -27,7 +27,7 @@ def to_grid(score: float) -> float:
 
 @dataclass
 class ArpaOracle:
-    """A backoff LM by its definition: look the n-gram up, or pay the backoff and shorten."""
+    """A backoff LM by its definition: look up the n-gram, or pay the backoff and shorten."""
 
     order: int
     log_probs: dict[Ngram, float]
@@ -153,13 +153,13 @@ def random_arpa(
     exact: bool = True,
     closed: bool = True,
 ) -> str:
-    """ARPA text of a random backoff model (not normalised; search does not ask for that).
+    """ARPA text of a random backoff model, not normalized, which the search does not require.
 
     Args:
         rng: Source of randomness.
         vocab_size: V; about one token id in six is left out of the unigrams.
         order: n.
-        ngrams: How many n-grams of each order are drawn; their histories come on top.
+        ngrams: Number of sampled n-grams of each order; their histories are added.
         exact: Natural logs are multiples of 1/4, so that sums tie; else they are real numbers.
         closed: Every n-gram's suffix is in the model too, and backoff weights may exceed 1.
     """
@@ -173,10 +173,10 @@ def random_arpa(
             _add_parts(known, (first, *middle[1:-1], last), closed)
     lines = ["", "\\data\\"]
     by_length = [[n for n in known if len(n) == m + 1] for m in range(order)]
-    lines += [f"ngram {m + 1}={len(found)}" for m, found in enumerate(by_length)]
-    for m, found in enumerate(by_length):
+    lines += [f"ngram {m + 1}={len(histories)}" for m, histories in enumerate(by_length)]
+    for m, histories in enumerate(by_length):
         lines += ["", f"\\{m + 1}-grams:"]
-        listed = sorted(found)
+        listed = sorted(histories)
         rng.shuffle(listed)
         lines += [_arpa_line(rng, tuple(ngram), m + 1 < order, exact, closed) for ngram in listed]
     return "\n".join([*lines, "", "\\end\\", ""])

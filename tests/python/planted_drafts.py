@@ -1,4 +1,4 @@
-"""A drafter that knows what the target writes, with errors planted at known tokens."""
+"""A drafter that knows the target's output, with errors planted at known tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class PlantedDrafts(Drafter):
     """Drafts the known continuation of its text, every `wrong`-th token replaced by another.
 
     Args:
-        continuation: what the target writes.
+        continuation: the target's output.
         vocab_size: V.
         num_slots: longest draft.
         wrong: which tokens are replaced.
@@ -20,8 +20,8 @@ class PlantedDrafts(Drafter):
 
     def __init__(self, continuation, vocab_size, num_slots=6, wrong=5) -> None:
         self.continuation = [
-            (token + 1) % vocab_size if place % wrong == wrong - 1 else token
-            for place, token in enumerate(continuation)
+            (token + 1) % vocab_size if index % wrong == wrong - 1 else token
+            for index, token in enumerate(continuation)
         ]
         self.num_slots = num_slots
 
@@ -35,7 +35,7 @@ class PlantedDrafts(Drafter):
 
 
 def plain_continuation(model, prompt, **options) -> list[int]:
-    """What the model's own greedy `generate` writes after a prompt."""
+    """The output of the model's own greedy `generate` after a prompt."""
     ids = torch.tensor([prompt])
-    found = model.generate(ids, **{"do_sample": False, "max_new_tokens": 24, **options})
-    return found[0, len(prompt) :].tolist()
+    output = model.generate(ids, **{"do_sample": False, "max_new_tokens": 24, **options})
+    return output[0, len(prompt) :].tolist()

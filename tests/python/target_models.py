@@ -1,4 +1,4 @@
-"""Tiny random targets of many architectures, what plain `generate` writes, and planted drafts."""
+"""Tiny random targets of many architectures, outputs of plain `generate`, and planted drafts."""
 
 from __future__ import annotations
 
@@ -147,16 +147,16 @@ def build_target(kind: str) -> PreTrainedModel:
 
 @functools.cache
 def generated(kind: str) -> list[list[int]]:
-    """What the model's own `generate` writes for each of PROMPTS, alone."""
+    """The output of the model's own `generate` for each of PROMPTS, alone."""
     return [plain_generate(build_target(kind), prompt) for prompt in PROMPTS]
 
 
 def plain_generate(model: PreTrainedModel, prompt: list[int]) -> list[int]:
-    """What the model's own `generate` writes."""
+    """The output of the model's own `generate`."""
     ids = torch.tensor([prompt])
     options: Any = {"max_new_tokens": COUNT, "min_new_tokens": COUNT, "do_sample": False}
-    found = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-    return found[0, len(prompt) :].tolist()
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    return output[0, len(prompt) :].tolist()
 
 
 class PlantedDrafter(Drafter):
@@ -166,7 +166,7 @@ class PlantedDrafter(Drafter):
         coming: what the target will write.
         prompt_length: tokens of the prompt.
         size: tokens of a draft.
-        num_drafts: 1: a chain; 2: a wrong draft stands before it.
+        num_drafts: 1: a chain; 2: a wrong draft precedes it.
     """
 
     def __init__(
@@ -185,8 +185,8 @@ class PlantedDrafter(Drafter):
         if not right:
             return None
         if self.rng.random() < 0.5:
-            place = int(self.rng.integers(0, len(right)))
-            right = [*right[:place], (right[place] + 1) % VOCAB, *right[place + 1 :]]
+            index = int(self.rng.integers(0, len(right)))
+            right = [*right[:index], (right[index] + 1) % VOCAB, *right[index + 1 :]]
         wrong = [(right[0] + 1) % VOCAB, *right[1:]]
         return PrefixTree.from_drafts(state.tokens[-1], [wrong, right][-self.num_drafts :])
 

@@ -20,7 +20,7 @@ from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.lm import ContextNGram
 from lattice_bpd.verify.search import search_chains
 from oracles import list_all_drafts, random_arpa, read_arpa
-from test_engines import draw_options, draw_slots
+from test_engines import random_options, random_slots
 from test_tree import Prefix, masses_of, prefixes_of
 
 
@@ -60,7 +60,7 @@ def test_no_path_has_a_greater_expected_accept_length(seed: int, rng: Any, core_
     )  # fmt: skip
     lm, oracle = core_of(text, vocab_size=vocab_size), read_arpa(text)
     for _ in range(8):
-        slots, options = draw_slots(rng, vocab_size, 200), draw_options(rng, vocab_size)
+        slots, options = random_slots(rng, vocab_size, 200), random_options(rng, vocab_size)
         del options["num_drafts"]
         has_lm = rng.random() < 0.9
         paths = list_all_drafts(slots, oracle if has_lm else None, **options)

@@ -16,10 +16,10 @@ pytest.importorskip("transformers")
 from lattice_bpd.conformance import check_architecture, is_in_third, list_architectures
 
 ALL = os.environ.get("LATTICE_BPD_ALL_ARCHITECTURES", "0") not in ("", "0")
-CHOSEN = [found for found in list_architectures() if ALL or is_in_third(found)]
+CHOSEN = [entry for entry in list_architectures() if ALL or is_in_third(entry)]
 
 
-@pytest.mark.parametrize("architecture", CHOSEN, ids=lambda found: found.name)
+@pytest.mark.parametrize("architecture", CHOSEN, ids=lambda entry: entry.name)
 def test_equal_or_refused(architecture):
     result = check_architecture(architecture)
     if result.not_built is not None:

@@ -20,7 +20,7 @@ PROSE = (
 
 
 def answers(lm: NGramLM) -> list[float]:
-    """ln P of every token behind every history, with <s> and without."""
+    """ln P of every token after every history, with <s> and without."""
     return [
         lm.log_prob(token, history, bos=bos)
         for history in HISTORIES
@@ -40,7 +40,7 @@ HARMLESS: dict[str, Any] = {
     "blank lines": lambda t: t.replace("\n", "\n\n"),
     "no blank lines": lambda t: t.replace("\n\n", "\n"),
     "no last line end": lambda t: t.rstrip("\n"),
-    "text behind the end": lambda t: t + "\nwritten on a Monday\n",
+    "text after the end": lambda t: t + "\nwritten on a Monday\n",
     "spaces in the counts": lambda t: t.replace("ngram 1=6", "ngram  1 =   6"),
     "exponents and signs": lambda t: t.replace("-0.45", "-4.5e-1").replace("-1.2", "-12E-1"),
     "zero backoffs written": lambda t: t.replace("-0.5\t1 2\n", "-0.5\t1 2\t+0.0\n"),
@@ -49,7 +49,7 @@ HARMLESS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", HARMLESS)
-def test_harmless_forms(kind: str, core_of: Any, small_lm: NGramLM) -> None:
+def test_harmless_variations(kind: str, core_of: Any, small_lm: NGramLM) -> None:
     changed = HARMLESS[kind](SMALL_ARPA)
     assert changed != SMALL_ARPA
     assert answers(core_of(changed, vocab_size=4)) == answers(small_lm)
@@ -139,7 +139,7 @@ BROKEN: dict[str, tuple[Any, int | None, str]] = {
     "section missing": (lambda t: t.replace("\\2-grams:\n", ""), None, "fields"),
     "wrong title": (lambda t: t.replace("\\2-grams:", "\\4-grams:"), 15, "2-grams"),
     "no end": (lambda t: t.replace("\\end\\", ""), None, "cut"),
-    "another order behind": (lambda t: t.replace("\\end\\", "\\4-grams:"), None, "end"),
+    "another order after it": (lambda t: t.replace("\\end\\", "\\4-grams:"), None, "end"),
     "doubled unigram": (
         lambda t: t.replace("-1.2\t3", "-1.2\t3\n-1.3\t3").replace("1=6", "1=7"),
         14,

@@ -143,7 +143,7 @@ def test_a_failure_to_write_leaves_the_old_gzip_file(small_lm: NGramLM, tmp_path
     with pytest.raises(IsADirectoryError, match=r"folder\.gz.*untouched"):
         small_lm.to_arpa(tmp_path / "folder.gz")
     assert path.read_bytes() == b"before"
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["folder.gz", "x.arpa.gz"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["folder.gz", "x.arpa.gz"]
 
 
 READERS: dict[str, Any] = {

@@ -39,7 +39,7 @@ def arpa_file(request: pytest.FixtureRequest, shared_data: Path, tmp_path: Path)
     return unpacked
 
 
-def draw_texts(rng: np.random.Generator, oracle: ArpaOracle, size: int) -> list[list[int]]:
+def random_texts(rng: np.random.Generator, oracle: ArpaOracle, size: int) -> list[list[int]]:
     """Random texts, half of them made of the model's own n-grams."""
     ngrams = [n for n in oracle.log_probs if all(isinstance(word, int) for word in n)]
     texts = []
@@ -59,16 +59,16 @@ def test_foreign_files(arpa_file: Path, rng: np.random.Generator, tmp_path: Path
     oracle = read_arpa("\n" + arpa_file.read_text(encoding="utf-8"), ids)
     assert lm.order == oracle.order
     peer = load_kenlm(arpa_file, oracle.order, tmp_path / "for_kenlm.arpa")
-    for text in draw_texts(rng, oracle, len(words)):
-        found = lm.score(text, eos=True)
+    for text in random_texts(rng, oracle, len(words)):
+        scores = lm.score(text, eos=True)
         history = oracle.history([])
         for i, token in enumerate([*text, oracle.eos]):
             expected = oracle.log_prob(history + tuple(text[:i]), token)
-            assert found[i] == pytest.approx(expected, abs=1e-5), (text, i)
+            assert scores[i] == pytest.approx(expected, abs=1e-5), (text, i)
         if peer is not None:
             line = " ".join(words[token] for token in text)
             theirs = [p for p, _, _ in peer.full_scores(line, bos=True, eos=True)]
-            np.testing.assert_allclose(found / np.log(10), theirs, atol=2e-5)
+            np.testing.assert_allclose(scores / np.log(10), theirs, atol=2e-5)
 
 
 def load_kenlm(path: Path, order: int, copy: Path) -> "kenlm.Model | None":

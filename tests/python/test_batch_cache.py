@@ -103,7 +103,7 @@ class Labels:
                     assert values[head, used, 1].tolist() == (-wanted).tolist()
 
     def check(self) -> None:
-        """All sequences hold their own text, and the cache is as wide as the state says."""
+        """All sequences hold their own text, and the cache has the width of the state."""
         assert batch_cache.get_width(self.state.cache) == self.state.width
         self.assert_rows(self.state.cache, list(range(len(self.state))))
 
@@ -125,7 +125,7 @@ def test_accepted_nodes_are_moved_together(prompts, stacked):
         labels.check()
 
 
-def test_nodes_in_place_are_not_copied(monkeypatch):
+def test_nodes_already_in_order_are_not_copied(monkeypatch):
     labels = Labels([3, 6])
     moves = []
     monkeypatch.setattr(batch_cache, "move_positions", lambda *call: moves.append(call))
@@ -183,11 +183,11 @@ def test_views_of_a_stacked_cache_follow_its_buffers():
     assert cache.parts(3, 5)[0] is keys  # cut once for all layers
     labels.state.keep_sequences([1, 1])  # other buffers, of the same shape and width
     labels.names = [1, 1]
-    found = cache.parts(3, 5)
+    views = cache.parts(3, 5)
     for layer in range(LAYERS):
-        assert found[0][layer].data_ptr() == cache.keys[layer].data_ptr()
-        assert found[2][layer].data_ptr() == cache.keys[layer, :, :, 3:].data_ptr()
-        assert found[3][layer].shape == (2, HEADS, 2, 2)
+        assert views[0][layer].data_ptr() == cache.keys[layer].data_ptr()
+        assert views[2][layer].data_ptr() == cache.keys[layer, :, :, 3:].data_ptr()
+        assert views[3][layer].shape == (2, HEADS, 2, 2)
     labels.step_tree([[0, 1], [0, 1]], [-1, 0])
     labels.check()
     moved = cache._bytes()
@@ -198,7 +198,7 @@ def test_views_of_a_stacked_cache_follow_its_buffers():
 
 
 class PositionedTarget:
-    """What laying out a call asks of a target."""
+    """The part of a target that laying out a call uses."""
 
     device, dtype, sliding_window = torch.device("cpu"), torch.float32, None
 

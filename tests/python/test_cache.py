@@ -14,7 +14,7 @@ import lattice_bpd
 from lattice_bpd import NGramLM, SausageLattice, _core, rescore_lattice, rescore_tree
 from lattice_bpd.lm import ContextNGram
 from oracles import ArpaOracle, Slot, read_arpa
-from test_engines import draw_lm, draw_options, draw_slots
+from test_engines import random_lm, random_options, random_slots
 from test_tree import masses_of, prefixes_of
 
 LEAST_WEIGHT, LEAST_WEIGHT_ALONE = 0.02, 0.15  # of lm/context_ngram.h, with an LM and without
@@ -63,19 +63,19 @@ def list_paths(
 ) -> list[tuple[tuple[int, ...], float]]:
     """Every path with its score, up to the first slot that is masked altogether."""
     listed = [[(int(t), float(z)) for t, z in zip(*slot, strict=True)] for slot in slots]
-    unmasked = [[found for found in slot if found[1] > -math.inf] for slot in listed]
+    unmasked = [[pair for pair in slot if pair[1] > -math.inf] for slot in listed]
     kept = list(itertools.takewhile(bool, unmasked))
     paths = []
     for path in itertools.product(*kept) if kept else ():
         tokens = [token for token, _ in path]
         score = sum(z for _, z in path)
-        for place, token in enumerate(tokens):
-            score += alpha * oracle.log_prob([*context, *tokens[:place]], token)
+        for index, token in enumerate(tokens):
+            score += alpha * oracle.log_prob([*context, *tokens[:index]], token)
         paths.append((tuple(tokens), score))
-    return sorted(paths, key=lambda found: (-found[1], found[0]))
+    return sorted(paths, key=lambda pair: (-pair[1], pair[0]))
 
 
-def draw_text(rng: np.random.Generator, vocab_size: int) -> list[int]:
+def random_text(rng: np.random.Generator, vocab_size: int) -> list[int]:
     period = rng.integers(0, vocab_size, rng.integers(1, 9)).tolist()
     noise = rng.integers(0, vocab_size, rng.integers(0, 30)).tolist()
     return [*noise, *period * int(rng.integers(0, 8)), *noise[:3]]
@@ -84,14 +84,14 @@ def draw_text(rng: np.random.Generator, vocab_size: int) -> list[int]:
 @pytest.mark.parametrize("seed", range(40))
 def test_cache_is_brute_force(seed: int, rng: np.random.Generator, core_of: Any) -> None:
     vocab_size = int(rng.integers(1, 12))
-    text = draw_lm(rng, vocab_size)
+    text = random_lm(rng, vocab_size)
     has_lm = seed % 4 != 0
     lm = core_of(text, vocab_size=vocab_size) if has_lm else None
     for trial in range(6):
-        slots, options = draw_slots(rng, vocab_size, 150), draw_options(rng, vocab_size)
+        slots, options = random_slots(rng, vocab_size, 150), random_options(rng, vocab_size)
         limit = options.pop("num_drafts")
         cache = ContextNGram(vocab_size, int(rng.integers(1, 7)))
-        said = draw_text(rng, vocab_size)
+        said = random_text(rng, vocab_size)
         cache.update(said, lm, bos=options["bos"])
         if trial % 2:
             options["context"] = said[-8:]
@@ -104,11 +104,11 @@ def test_cache_is_brute_force(seed: int, rng: np.random.Generator, core_of: Any)
             drafts = rescore_lattice(lattice, lm=lm, num_drafts=limit, ngram_cache=cache, **options)
             count = min(limit, len(paths))
             assert drafts.counts.tolist() == [count]
-            found = [tuple(draft) for draft in drafts.token_ids[0, :count].tolist()]
-            assert len(set(found)) == count
+            token_ids = [tuple(draft) for draft in drafts.token_ids[0, :count].tolist()]
+            assert len(set(token_ids)) == count
             close = {"rtol": 1e-5, "atol": 1e-4}
             np.testing.assert_allclose(
-                drafts.scores[0, :count], [scores[f] for f in found], **close
+                drafts.scores[0, :count], [scores[f] for f in token_ids], **close
             )
             best = [score for _, score in paths[:count]]
             np.testing.assert_allclose(drafts.scores[0, :count], best, **close)
@@ -124,19 +124,19 @@ def test_cache_is_brute_force(seed: int, rng: np.random.Generator, core_of: Any)
 @pytest.mark.parametrize("seed", range(15))
 def test_log_prob_is_the_definition(seed: int, rng: np.random.Generator, core_of: Any) -> None:
     vocab_size = int(rng.integers(2, 10))
-    text = draw_lm(rng, vocab_size)
+    text = random_lm(rng, vocab_size)
     lm = core_of(text, vocab_size=vocab_size) if seed % 3 else None
     cache = ContextNGram(vocab_size, int(rng.integers(1, 7)), max_tokens=20)
-    said = draw_text(rng, vocab_size)
+    said = random_text(rng, vocab_size)
     for token in said:  # one by one, more than the window holds
         cache.update([token], lm)
     assert len(cache) == min(len(said), 20)
     oracle = CacheOracle(said[-20:], cache, read_arpa(text) if lm else None, True)
     total = 0.0
     for token in range(vocab_size):
-        found = cache.log_prob(token, said[-6:], lm)
-        assert found == pytest.approx(oracle.log_prob(said[-6:], token), abs=1e-5)
-        total += math.exp(found)
+        log_prob = cache.log_prob(token, said[-6:], lm)
+        assert log_prob == pytest.approx(oracle.log_prob(said[-6:], token), abs=1e-5)
+        total += math.exp(log_prob)
     if lm is None:
         assert total == pytest.approx(1.0)
 

@@ -34,13 +34,13 @@ def test_cache_output_is_greedy_and_batch_is_as_alone(name, kind, with_lm):
     model, lm = model_of(name), small_lm() if with_lm else None
     shared = kind(lm, ngram_cache=True, **SIZES)
     together = generate(model, PROMPTS, drafter=shared, max_new_tokens=40)
-    for prompt, found in zip(PROMPTS, together, strict=True):
+    for prompt, result in zip(PROMPTS, together, strict=True):
         alone = decode(model, prompt, kind(lm, ngram_cache=4, **SIZES), max_new_tokens=40)
-        assert found.token_ids == alone.token_ids == plain_greedy(model, prompt, 40)
-        assert found.stats.accept_lengths == alone.stats.accept_lengths
+        assert result.token_ids == alone.token_ids == plain_greedy(model, prompt, 40)
+        assert result.stats.accept_lengths == alone.stats.accept_lengths
 
 
-def test_cache_of_a_sequence_goes_with_it():
+def test_cache_of_a_sequence_is_dropped_with_it():
     drafter = TreeDrafter(small_lm(), ngram_cache=True, **SIZES)
     for prompt in PROMPTS:
         decode(model_of("trained"), prompt, drafter, max_new_tokens=8)
@@ -52,14 +52,14 @@ def test_cache_of_a_sequence_goes_with_it():
 def test_cache_is_an_option_of_generate(strategy):
     model, lm = model_of("trained"), small_lm()
     wanted = plain_greedy(model, PROMPTS[0], 24)
-    found = generate(
+    result = generate(
         model, PROMPTS[0], strategy, lm=lm, ngram_cache=True, max_new_tokens=24, **SIZES
     )
     method = CustomGenerate(model.head_logits, strategy, lm=lm, ngram_cache=True, **SIZES)
     ids = torch.tensor(PROMPTS[:1])
     custom = model.base.generate(ids, custom_generate=method, max_new_tokens=24)
-    assert found.token_ids == custom[0, 3:].tolist() == wanted
-    assert method.results[0].stats.accept_lengths == found.stats.accept_lengths
+    assert result.token_ids == custom[0, 3:].tolist() == wanted
+    assert method.results[0].stats.accept_lengths == result.stats.accept_lengths
 
 
 def paths_of(tree: PrefixTree) -> list[list[int]]:

@@ -77,7 +77,7 @@ class HalfRight(Drafter):
         return PrefixTree.from_drafts(state.tokens[-1], [wrong, right])
 
 
-def draw(count: int, seed: int) -> list[list[int]]:
+def random_prompts(count: int, seed: int) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [rng.integers(0, VOCAB, rng.integers(1, 16)).tolist() for _ in range(count)]
 
@@ -85,8 +85,8 @@ def draw(count: int, seed: int) -> list[list[int]]:
 def plain_greedy(base, prompt: list[int], count: int) -> list[int]:
     options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
     ids = torch.tensor([prompt])
-    found = base.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
-    return found[0, len(prompt) :].tolist()
+    output = base.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
+    return output[0, len(prompt) :].tolist()
 
 
 def with_certificates(base, prompts, count=40, **options):
@@ -98,8 +98,8 @@ def with_certificates(base, prompts, count=40, **options):
 
 def test_rounding_is_measured_where_calls_have_drafts():
     selector = MarginSelector()
-    for place in range(60):
-        drafts = DraftCandidates([1], 0) if place % 2 and place > 20 else DraftCandidates((), 0)
+    for index in range(60):
+        drafts = DraftCandidates([1], 0) if index % 2 and index > 20 else DraftCandidates((), 0)
         selector.choose(torch.tensor([0.0, 1.0]), drafts)
     assert sorted(selector.rows) == [*range(16), *range(21, 53, 2)]
     base = target("llama", torch.float32)
@@ -140,18 +140,18 @@ def test_no_difference_of_calls_exceeds_the_bound_of_the_certificate(
     monkeypatch.setattr(KeepsRows, "seen", [], raising=False)
     monkeypatch.setattr(loops, "MarginSelector", KeepsRows)
     base = target(kind, dtype)
-    found, _ = with_certificates(base, draw(2, seed=1), count=32, layout=layout)
-    largest, places = 0.0, 0
-    for result, selector in zip(found, KeepsRows.seen, strict=True):
+    results, _ = with_certificates(base, random_prompts(2, seed=1), count=32, layout=layout)
+    largest, compared = 0.0, 0
+    for result, selector in zip(results, KeepsRows.seen, strict=True):
         plain = PlainCalls(base, result.certificate.prompt_token_ids, result.token_ids)
         with torch.no_grad():
-            for place, bound in enumerate(result.certificate.bounds):
-                row, other = selector.all_rows[place], plain.advance_to(place)
+            for index, bound in enumerate(result.certificate.bounds):
+                row, other = selector.all_rows[index], plain.advance_to(index)
                 largest = max(largest, float(np.abs(row - other).max()) * 2 / bound)
-                token = result.token_ids[place]
+                token = result.token_ids[index]
                 assert abs(margin_of(row, token) - margin_of(other, token)) <= bound
-                places += 1
-    assert places == 64
+                compared += 1
+    assert compared == 64
     assert 0.0 < largest <= 1.0 or (dtype == torch.bfloat16 and largest == 0.0)
 
 
@@ -159,60 +159,62 @@ def test_no_difference_of_calls_exceeds_the_bound_of_the_certificate(
 @pytest.mark.parametrize("kind", ["gpt2", "mistral", "deep llama"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_lossless_certificate_means_greedy_output(kind, dtype, layout):
-    base, texts = target(kind, dtype), draw(5, seed=2)
-    found, outputs = with_certificates(base, texts, count=24, layout=layout)
+    base, texts = target(kind, dtype), random_prompts(5, seed=2)
+    results, outputs = with_certificates(base, texts, count=24, layout=layout)
     ties = 0
-    for result, output in zip(found, outputs, strict=True):
+    for result, output in zip(results, outputs, strict=True):
         given = result.certificate
         assert given.verdict in ("lossless", "tie")
         if result.token_ids == output:
             assert given.verdict == "lossless"
             continue
         pairs = enumerate(zip(result.token_ids, output, strict=True))
-        place = next(number for number, (ours, theirs) in pairs if ours != theirs)
+        index = next(number for number, (ours, theirs) in pairs if ours != theirs)
         apart = next(checked for checked in given.checked if not checked.agrees)
         assert given.verdict == "tie"
-        assert (apart.position, apart.plain_token_id) == (place, output[place])
+        assert (apart.position, apart.plain_token_id) == (index, output[index])
         assert apart.plain_margin <= 0.0
         ties += 1
     assert ties == 0 or dtype == torch.bfloat16
-    calls = [result.stats.target_calls for result in found]
+    calls = [result.stats.target_calls for result in results]
     assert max(calls) < 24  # drafts were accepted
 
 
 def test_certificate_of_one_text():
     base = target("gpt2", torch.float32)
     (result,), _ = with_certificates(base, [[3, 17, 5]], layout="tree")
-    found = result.certificate
-    assert (found.prompt_token_ids, found.token_ids) == ([3, 17, 5], result.token_ids)
-    assert len(found.margins) == len(found.bounds) == 40
-    assert (found.dtype, found.device, found.batch_size) == ("float32", "cpu", 1)
-    assert ("prompt", 1, 3) in found.shapes
-    assert {shape[0] for shape in found.shapes} == {"prompt", "tree", "rows"} - {"rows"}
-    assert found.plain_calls == 17  # the exact token and 16 behind drafts; no margin is small
-    assert min(found.margins) > max(found.bounds)
-    assert found.checked == []
+    certificate = result.certificate
+    assert (certificate.prompt_token_ids, certificate.token_ids) == ([3, 17, 5], result.token_ids)
+    assert len(certificate.margins) == len(certificate.bounds) == 40
+    assert (certificate.dtype, certificate.device, certificate.batch_size) == ("float32", "cpu", 1)
+    assert ("prompt", 1, 3) in certificate.shapes
+    assert {shape[0] for shape in certificate.shapes} == {"prompt", "tree", "rows"} - {"rows"}
+    assert certificate.plain_calls == 17  # the exact token and 16 after drafts; no margin is small
+    assert min(certificate.margins) > max(certificate.bounds)
+    assert certificate.checked == []
     logits = base(torch.tensor([[3, 17, 5, *result.token_ids[:9]]])).logits[0, -1].detach()
     best = logits.topk(2).values
-    assert found.margins[9] == pytest.approx(float(best[0] - best[1]), abs=1e-4)
-    assert found.bounds[9] == pytest.approx(found.tolerance * float(logits.abs().max()), rel=1e-3)
+    assert certificate.margins[9] == pytest.approx(float(best[0] - best[1]), abs=1e-4)
+    assert certificate.bounds[9] == pytest.approx(
+        certificate.tolerance * float(logits.abs().max()), rel=1e-3
+    )
     eps, terms = 2.0**-23, 128  # the widest sum: GPT-2's inner layer of 4 x 32
     by_hand = 4 * np.sqrt(2 * 2 + 1) * (eps + np.sqrt(terms) * eps)
-    assert found.tolerance == pytest.approx(by_hand)
+    assert certificate.tolerance == pytest.approx(by_hand)
     assert generate(base, [3, 17, 5], "greedy").certificate is None
 
 
 @pytest.mark.parametrize("options", [{"static_cache": True}, {"layout": "rows"}, {}])
 def test_equal_logits_are_decided_again(options):
     base = copy.deepcopy(target("gpt2", torch.float32))
-    with torch.no_grad():  # tokens 2 i and 2 i + 1 look alike, so that all margins are 0
+    with torch.no_grad():  # tokens 2 i and 2 i + 1 have equal embeddings, so that all margins are 0
         base.lm_head.weight[1::2] = base.lm_head.weight[::2]
     output = plain_greedy(base, [3, 17, 5], 20)
-    found = decode(
+    result = decode(
         base, [3, 17, 5], HalfRight(output, 3), max_new_tokens=20, certificate=True, **options
     )
-    given = found.certificate
-    assert found.token_ids == output
+    given = result.certificate
+    assert result.token_ids == output
     assert [token % 2 for token in output] == [0] * 20
     assert given.margins == [0.0] * 20
     assert [checked.position for checked in given.checked] == list(range(20))
@@ -224,12 +226,12 @@ def test_stop_tokens_end_certificates():
     base = target("gpt2", torch.float32)
     output = plain_greedy(base, [3, 17, 5], 20)
     stop = output[7]
-    found = decode(
+    result = decode(
         base, [3, 17, 5], HalfRight(output, 3), max_new_tokens=20, stop_token_ids=[stop],
         certificate=True,
     )  # fmt: skip
-    assert found.finish == "stop_token"
-    assert len(found.certificate.margins) == len(found.token_ids) == output.index(stop) + 1
+    assert result.finish == "stop_token"
+    assert len(result.certificate.margins) == len(result.token_ids) == output.index(stop) + 1
 
 
 def certificate_of(token_ids: list[int], margins: list[float] | None = None):
@@ -237,8 +239,8 @@ def certificate_of(token_ids: list[int], margins: list[float] | None = None):
     model, selector = DraftingModel(target("gpt2", torch.float32)), MarginSelector()
     with torch.no_grad():
         plain = PlainCalls(model.target.base, [3, 17, 5], token_ids)
-        for place in range(len(token_ids)):
-            selector.choose(torch.tensor(plain.advance_to(place)), DraftCandidates((), 0))
+        for index in range(len(token_ids)):
+            selector.choose(torch.tensor(plain.advance_to(index)), DraftCandidates((), 0))
     selector.margins = margins or selector.margins
     return certify(model, [3, 17, 5], token_ids, selector, {("rows", 1, 1)}, 1)
 
@@ -271,18 +273,18 @@ def test_certificate_as_a_file(tmp_path):
     (result,), _ = with_certificates(target("gpt2", torch.bfloat16), [[3, 17, 5]], count=9)
     path = tmp_path / "text.json"
     result.certificate.save(path)
-    found = json.loads(path.read_text())
-    assert (found["format"], found["version"]) == ("lattice-bpd certificate", 2)
-    assert found["token_ids"] == result.token_ids
-    assert found["margins"] == result.certificate.margins
-    assert found["below_bound"] == len(found["checked"])
-    assert found["verdict"] in ("lossless", "tie")
-    assert "sqrt(2 layers + 1)" in found["formula"]
+    content = json.loads(path.read_text())
+    assert (content["format"], content["version"]) == ("lattice-bpd certificate", 2)
+    assert content["token_ids"] == result.token_ids
+    assert content["margins"] == result.certificate.margins
+    assert content["below_bound"] == len(content["checked"])
+    assert content["verdict"] in ("lossless", "tie")
+    assert "sqrt(2 layers + 1)" in content["formula"]
     assert [p.name for p in tmp_path.iterdir()] == ["text.json"]
 
 
 class PlantedError:
-    """A wrong quick call: hidden states scaled, a layer left out, or the window ignored."""
+    """A wrong fast call: hidden states scaled, a layer left out, or the window ignored."""
 
     def __init__(self, base, how: str) -> None:
         self.base, self.how = base, how
@@ -302,20 +304,21 @@ class PlantedError:
 
 @pytest.mark.parametrize("how", ["scale", "layer"])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_wrong_quick_call_fails_the_certificate(how, batch, monkeypatch):
+def test_a_wrong_fast_call_fails_the_certificate(how, batch, monkeypatch):
     base = copy.deepcopy(target("deep llama", torch.float32))
-    right, outputs = with_certificates(base, draw(batch, seed=4), count=12)
+    right, outputs = with_certificates(base, random_prompts(batch, seed=4), count=12)
     assert [result.token_ids for result in right] == outputs
     assert {result.certificate.verdict for result in right} == {"lossless"}
     monkeypatch.setattr(targets, "call_inner", PlantedError(base, how))
     with pytest.raises(CertificateError, match="by more than rounding: the logits differ"):
-        with_certificates(base, draw(batch, seed=4), count=12)
-    found, outputs = with_certificates(base, draw(batch, seed=4), count=12, certificate="report")
+        with_certificates(base, random_prompts(batch, seed=4), count=12)
+    prompts = random_prompts(batch, seed=4)
+    results, outputs = with_certificates(base, prompts, count=12, certificate="report")
     wrong = 0
-    for result, output in zip(found, outputs, strict=True):
+    for result, output in zip(results, outputs, strict=True):
         assert result.certificate.verdict == "different"
         wrong += result.token_ids != output
-        bound, right_bound = (r[0].certificate.tolerance for r in (found, right))
+        bound, right_bound = (r[0].certificate.tolerance for r in (results, right))
         assert bound == right_bound  # it does not grow with what was measured
     assert (wrong > 0) == (how == "layer")  # a scale leaves the argmax as it is
 
@@ -339,6 +342,6 @@ def test_certificate_of_an_encoder_decoder(kind):
     rng = np.random.default_rng(3)
     sources = [rng.integers(3, SOURCE_VOCAB, size).tolist() for size in (4, 4)]
     model = build(kind)
-    for found in generate(model, sources, "lookup", certificate=True, max_new_tokens=9):
-        assert found.certificate.verdict == "lossless"
-        assert len(found.certificate.margins) == len(found.token_ids)
+    for result in generate(model, sources, "lookup", certificate=True, max_new_tokens=9):
+        assert result.certificate.verdict == "lossless"
+        assert len(result.certificate.margins) == len(result.token_ids)

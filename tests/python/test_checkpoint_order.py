@@ -29,26 +29,26 @@ def trainer_at(step: int) -> SimpleNamespace:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is asked of the disk, in order."""
-    asked: list[str] = []
+    """The operations on the disk, in order."""
+    operations: list[str] = []
     replace, rmtree = Path.replace, shutil.rmtree
 
     def flush(handle: int) -> None:
-        asked.append(f"flush {Path(f'/proc/self/fd/{handle}').readlink().name}")
+        operations.append(f"flush {Path(f'/proc/self/fd/{handle}').readlink().name}")
 
     def rename(path: Path, target: Path) -> Path:
-        asked.append(f"rename {path.name} {target.name}")
+        operations.append(f"rename {path.name} {target.name}")
         return replace(path, target)
 
     def remove(path: Path, **options: bool) -> None:
         if Path(path).exists():
-            asked.append(f"remove {Path(path).name}")
+            operations.append(f"remove {Path(path).name}")
         rmtree(path, **options)
 
     monkeypatch.setattr(os, "fsync", flush)
     monkeypatch.setattr(Path, "replace", rename)
     monkeypatch.setattr(shutil, "rmtree", remove)
-    return asked
+    return operations
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc")

@@ -56,21 +56,21 @@ def draft(drafter, state):
 
 
 def with_continuations(prefixes, depth, context, lm):
-    """All prefixes, and those of `depth` tokens once more with each token behind them."""
-    found = dict(prefixes)
+    """All prefixes, and those of `depth` tokens again with each token after them."""
+    log_probs = dict(prefixes)
     for path, log_prob in prefixes.items():
         if len(path) == depth:
             for token in range(VOCAB):
-                found[(*path, token)] = log_prob + lm.log_prob(token, [*context, *path])
-    return found
+                log_probs[(*path, token)] = log_prob + lm.log_prob(token, [*context, *path])
+    return log_probs
 
 
 def assert_best(tree, prefixes, count):
-    found = paths_of(tree)
-    assert len(found) == count
+    paths = paths_of(tree)
+    assert len(paths) == count
     wanted = sorted(prefixes.values(), reverse=True)[:count]
-    np.testing.assert_allclose(list(found.values()), wanted, atol=1e-5)
-    for path, log_prob in found.items():
+    np.testing.assert_allclose(list(paths.values()), wanted, atol=1e-5)
+    for path, log_prob in paths.items():
         assert prefixes[path] == pytest.approx(log_prob, abs=1e-5)
 
 
@@ -90,15 +90,15 @@ def test_continuations_compete_with_the_prefixes_of_the_heads(lm):
     assert len(prefixes) == 2 + 4 + 8 + 16
     both = with_continuations(prefixes, 4, state.tokens, lm)
     drafter = ContinuationDrafter(heads, lm, num_slots=1, top_k=VOCAB, max_nodes=40)
-    found = draft(drafter, state)
-    assert_best(found, both, 40)
-    assert 0 < sum(len(path) == 5 for path in paths_of(found)) < 40
-    short = state_of(PROMPTS[0], limit=5)  # room for 4
+    tree = draft(drafter, state)
+    assert_best(tree, both, 40)
+    assert 0 < sum(len(path) == 5 for path in paths_of(tree)) < 40
+    short = state_of(PROMPTS[0], limit=5)  # 4 remaining positions
     assert max(map(len, paths_of(draft(drafter, short)))) == 4
 
 
 class Fixed:
-    """Proposes what it is told to."""
+    """Proposes the given trees."""
 
     def __init__(self, proposal=None):
         self.proposal = proposal
@@ -122,12 +122,12 @@ def test_equal_prefixes_become_one_node_of_the_greater_probability():
     log_probs = np.log([0.6, 0.4, 0.1]).tolist()
     tree = as_tree([1, 2, 4], [-1, 0, 0], log_probs)
     drafter = CombinedDrafter([Fixed(tree), Fixed(as_drafts([1, 2, 3]))], max_nodes=9)
-    found = paths_of(draft(drafter, state_of([9])))
-    assert {path: round(math.exp(lp), 6) for path, lp in found.items()} == {
+    paths = paths_of(draft(drafter, state_of([9])))
+    assert {path: round(math.exp(lp), 6) for path, lp in paths.items()} == {
         (1,): 0.6, (1, 2): 0.4, (1, 2, 3): 0.125, (1, 4): 0.1,
     }  # fmt: skip
     turned = CombinedDrafter([Fixed(as_drafts([1, 2, 3])), Fixed(tree)], max_nodes=9)
-    assert paths_of(draft(turned, state_of([9]))) == found
+    assert paths_of(draft(turned, state_of([9]))) == paths
     drafter.max_nodes = 3
     assert list(paths_of(draft(drafter, state_of([9])))) == [(1,), (1, 2), (1, 2, 3)]
 
@@ -154,8 +154,8 @@ def test_probabilities_of_trees_follow_what_was_kept():
     for _ in range(30):
         draft(drafter, state)
         state.tokens += [1, 5]  # the first node is kept, the second is not
-    found = paths_of(draft(drafter, state))
-    assert math.exp(found[1,]) == pytest.approx(0.5, abs=0.05)  # both are in one bin
+    paths = paths_of(draft(drafter, state))
+    assert math.exp(paths[1,]) == pytest.approx(0.5, abs=0.05)  # both are in one bin
 
     def share():  # of nodes that are as sure as these
         return drafter._calibrations[0].probabilities(np.array([-0.1], np.float32))[0]
@@ -170,7 +170,7 @@ def test_probabilities_of_trees_follow_what_was_kept():
     assert share() > 0.75
 
 
-def test_the_length_of_a_match_tells_kinds_of_lookups_apart():
+def test_lookups_are_calibrated_by_match_length():
     drafter, state = CombinedDrafter([LookupDrafter(3, draft_length=2)]), state_of([4, 5, 6, 4])
     draft(drafter, state)
     state.tokens += [5]
@@ -197,21 +197,21 @@ def test_combinations_are_lossless_alone_and_in_a_batch(kind, lm):
     together = decode(
         model_of(kind), PROMPTS, CombinedDrafter(parts(kind, lm), max_nodes=12), max_new_tokens=16
     )
-    assert [found.token_ids for found in together] == wanted
+    assert [result.token_ids for result in together] == wanted
     for prompt, tokens in zip(PROMPTS, wanted, strict=True):
         drafter = CombinedDrafter(parts(kind, lm), max_nodes=12)
-        found = decode(model_of(kind), prompt, drafter, max_new_tokens=16)
-        assert found.token_ids == tokens
-        assert found.stats.verified_tokens <= 12 * (found.stats.target_calls - 1)
+        result = decode(model_of(kind), prompt, drafter, max_new_tokens=16)
+        assert result.token_ids == tokens
+        assert result.stats.verified_tokens <= 12 * (result.stats.target_calls - 1)
 
 
 def test_a_continuation_is_accepted_beyond_the_last_head(lm):
     model, prompt = model_of("trained"), PROMPTS[0]
     heads = TreeDrafter(lm, top_k=4, max_nodes=12)
-    found = decode(model, prompt, ContinuationDrafter(heads, lm, max_nodes=12), max_new_tokens=30)
+    result = decode(model, prompt, ContinuationDrafter(heads, lm, max_nodes=12), max_new_tokens=30)
     alone = decode(model, prompt, heads, max_new_tokens=30)
-    assert max(found.stats.accept_lengths) > model.num_slots >= max(alone.stats.accept_lengths)
-    assert found.stats.target_calls < alone.stats.target_calls
+    assert max(result.stats.accept_lengths) > model.num_slots >= max(alone.stats.accept_lengths)
+    assert result.stats.target_calls < alone.stats.target_calls
 
 
 def test_a_failing_part_leaves_the_others_and_is_counted():
@@ -219,20 +219,20 @@ def test_a_failing_part_leaves_the_others_and_is_counted():
         def propose(self, _states):
             raise DraftError("tired", "not today")
 
-    prompt = [place * 5 % VOCAB for place in range(VOCAB + 2)]
+    prompt = [index * 5 % VOCAB for index in range(VOCAB + 2)]
     drafter = CombinedDrafter([Failing(), LookupDrafter()])
     with pytest.warns(DraftWarning, match="Failing drafted nothing"):
-        found = decode(model_of("trained"), prompt, drafter, max_new_tokens=12)
-    assert found.token_ids == plain_greedy(model_of("trained"), prompt, 12)
-    assert found.stats.draft_failures["tired"] > 0
-    assert max(found.stats.accept_lengths) > 4
+        result = decode(model_of("trained"), prompt, drafter, max_new_tokens=12)
+    assert result.token_ids == plain_greedy(model_of("trained"), prompt, 12)
+    assert result.stats.draft_failures["tired"] > 0
+    assert max(result.stats.accept_lengths) > 4
 
 
 def test_the_controller_cuts_combined_trees(lm):
     drafter = Controller(CombinedDrafter(parts("trained", lm), max_nodes=16))
-    found = decode(model_of("trained"), PROMPTS, drafter, max_new_tokens=16)
+    results = decode(model_of("trained"), PROMPTS, drafter, max_new_tokens=16)
     wanted = [plain_greedy(model_of("trained"), prompt, 16) for prompt in PROMPTS]
-    assert [result.token_ids for result in found] == wanted
+    assert [result.token_ids for result in results] == wanted
 
 
 def test_bad_parts_are_refused(lm):

@@ -66,7 +66,7 @@ def action_of(command: str, dest: str) -> argparse.Action:
 
 
 def to_argv(command: str, arguments: Arguments) -> list[str]:
-    """What would be typed after the command; positional arguments stand last."""
+    """The command line after the command; positional arguments are last."""
     options, positional = [], []
     for action in PARSERS[command]._actions:
         if action.dest not in arguments:
@@ -113,14 +113,14 @@ class Notes:
     """What replaced functions were given, by "function.parameter"; repeated calls are numbered."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
 
     def __call__(self, function: str, **arguments: Any) -> None:
         count = self._counts[function] = self._counts.get(function, 0) + 1
         name = function if count == 1 else f"{function}#{count}"
         for parameter, value in arguments.items():
-            flatten(f"{name}.{parameter}", value, self.found)
+            flatten(f"{name}.{parameter}", value, self.values)
 
     def replace(self, monkeypatch: pytest.MonkeyPatch, target: str, result: Any) -> None:
         """Replace the function of a dotted name by one that notes its arguments."""
@@ -185,11 +185,11 @@ def run(
         args = build_parser().parse_args([*command.split(), *to_argv(command, arguments)])
         with contextlib.suppress(End):
             args.run(args)
-    notes.found["stdout"] = output.getvalue()
-    notes.found["files"] = tuple(sorted(path.name for path in folder.iterdir()))
+    notes.values["stdout"] = output.getvalue()
+    notes.values["files"] = tuple(sorted(path.name for path in folder.iterdir()))
     return {
         name: value.replace(str(folder), "HERE") if isinstance(value, str) else value
-        for name, value in notes.found.items()
+        for name, value in notes.values.items()
     }
 
 
@@ -242,7 +242,7 @@ def test_every_option_is_passed_on(command, dest, tmp_path, monkeypatch):
     }  # fmt: skip
     assert moved, f"{command}: {dest} is ignored"
     assert change.must <= moved, f"{command}: {dest} does not reach {change.must - moved}"
-    if dest == "retrain":  # what is no longer called tells
+    if dest == "retrain":  # the call is missing then
         assert wanted(after)
         return
     functions = {name.split(".")[0] for name in {*before}} & {name.split(".")[0] for name in after}

@@ -130,10 +130,10 @@ def test_the_bound_is_of_the_dtype_alone(checker):
 def test_heads_have_tokens_accepted_and_rejected(checker):
     texts = checker.reference.texts()
     heads = InformedHeads([text.prompt + text.output for text in texts], VOCAB)
-    found = generate(
+    results = generate(
         checker.model, [text.prompt for text in texts], "bpd", heads=heads, max_new_tokens=24
     )
-    lengths = Counter(length for result in found for length in result.stats.accept_lengths)
+    lengths = Counter(length for result in results for length in result.stats.accept_lengths)
     assert lengths[0] > 0
     assert sum(count for length, count in lengths.items() if length > 1) > 0
 
@@ -217,15 +217,15 @@ def run(capsys, *arguments):
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
-    path = tmp_path / "found.json"
+    path = tmp_path / "report.json"
     status, out, err = run(capsys, "llama", "--random", "--strategy", "bpd", "--json", path)
     assert (status, err) == (0, "")
     cases = list_cases(["bpd"])
     assert all(case.name in out for case in cases)
     assert f"{len(cases)} equal" in out
-    found = json.loads(path.read_text())
-    assert found["model"] == "LlamaForCausalLM"
-    assert [case["outcome"] for case in found["cases"]] == ["equal"] * len(cases)
+    report = json.loads(path.read_text())
+    assert report["model"] == "LlamaForCausalLM"
+    assert [case["outcome"] for case in report["cases"]] == ["equal"] * len(cases)
 
 
 def test_the_command_reads_a_folder_and_fails_where_tokens_differ(

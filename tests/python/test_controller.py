@@ -126,7 +126,7 @@ def test_intervals_that_were_interrupted_are_not_measured() -> None:
     state: Any = FakeState([0])
     controller = Controller(TreeDrafter(None, max_nodes=4))
     controller.propose([state])  # greedy, at first
-    state.stats.target_calls += 5  # calls of somebody else
+    state.stats.target_calls += 5  # calls of another user
     other: Any = FakeState([0])
     controller.propose([other])
     assert controller.experience.profile(1).latencies.counts == {}
@@ -145,7 +145,7 @@ def test_controller_comes_near_the_best_size(
     run.run(truth, 3000)
     rate = run.tokens / (run.clock.now - run.slow)
     assert rate >= 0.97 * run.fixed(truth, 0)
-    assert rate >= (0.95 - 0.02 * noise) * run.best(truth)  # the run is a draw itself
+    assert rate >= (0.95 - 0.02 * noise) * run.best(truth)  # the run is a sample itself
 
 
 def test_controller_notices_when_the_text_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_controller_tries_again_in_another_text(monkeypatch: pytest.MonkeyPatch)
     for _ in range(60):
         run.begin_text()
         rates[0.0].append(run.run(0.0, 80))
-    assert np.mean(rates[0.0][-50:]) > 0.98  # where they pay in no text, it seldom tries
+    assert np.mean(rates[0.0][-50:]) > 0.98  # if they pay in no text, it rarely tries
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -181,12 +181,12 @@ def test_controller_lossless(batch: int) -> None:
     experience = Experience()
     for _ in range(3):
         controlled = Controller(TreeDrafter(None, top_k=4, max_nodes=12), experience)
-        found = generate(model, prompts, drafter=controlled, max_new_tokens=30)
-        assert [f.token_ids for f in found] == [w.token_ids for w in wanted]
+        results = generate(model, prompts, drafter=controlled, max_new_tokens=30)
+        assert [f.token_ids for f in results] == [w.token_ids for w in wanted]
     assert experience.profiles[batch].decisions > 6
     assert experience.profiles[batch].latencies.counts[0] >= 2
-    found = generate(model, prompts, "auto", max_new_tokens=30, top_k=4)
-    assert [f.token_ids for f in found] == [w.token_ids for w in wanted]
+    results = generate(model, prompts, "auto", max_new_tokens=30, top_k=4)
+    assert [f.token_ids for f in results] == [w.token_ids for w in wanted]
 
 
 def test_controller_is_remembered_for_the_model() -> None:
@@ -212,6 +212,6 @@ def test_controller_needs_trees() -> None:
             return [None] * len(states)
 
     prompts = [[1, 2], [3, 4]]
-    found = generate(model, prompts, drafter=Controller(Alone()), max_new_tokens=9)
+    results = generate(model, prompts, drafter=Controller(Alone()), max_new_tokens=9)
     wanted = generate(model, prompts, "greedy", max_new_tokens=9)
-    assert [f.token_ids for f in found] == [w.token_ids for w in wanted]
+    assert [f.token_ids for f in results] == [w.token_ids for w in wanted]

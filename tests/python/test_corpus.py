@@ -1,4 +1,4 @@
-"""Files of every kind become the same sequences; bad ones are named with their place."""
+"""Files of every kind become the same sequences; errors name file and position."""
 
 import gzip
 import io
@@ -28,15 +28,15 @@ def words(tmp_path):
 
 def sequences_of(corpus):
     """All sequences, those that go on over several batches put together."""
-    found = []
+    sequences = []
     for batch in corpus.batches():
         parts = np.split(batch.token_ids, batch.offsets[1:-1]) if len(batch.offsets) > 1 else []
         for i, part in enumerate(parts):
             if i == 0 and batch.continues_previous:
-                found[-1] += part.tolist()
+                sequences[-1] += part.tolist()
             else:
-                found.append(part.tolist())
-    return found
+                sequences.append(part.tolist())
+    return sequences
 
 
 # Without a time of day, so that a test that is given it has the same name in every process.
@@ -44,7 +44,7 @@ CUT_GZIP = gzip.compress(b"the " * 99, mtime=0)[:-9]
 
 
 def write(path, data):
-    """Writes bytes the way that the name asks for."""
+    """Writes bytes in the format of the name."""
     if path.suffix == ".gz":
         data = gzip.compress(data)
     elif path.suffix == ".zst":
@@ -109,8 +109,8 @@ def test_blocks_and_parts_change_nothing(seed, words, tmp_path, monkeypatch):
         "lattice_bpd.train.text.corpus._CHARACTERS_AT_ONCE", int(rng.integers(1, 90))
     )
     monkeypatch.setattr(text_files, "_PART_CHARACTERS", int(rng.integers(8, 60)))
-    found = sequences_of(Corpus([path], words, boundaries=boundaries))
-    assert [part for part in found if part] == expected
+    sequences = sequences_of(Corpus([path], words, boundaries=boundaries))
+    assert [part for part in sequences if part] == expected
 
 
 def gpt2_style(tmp_path):

@@ -1,4 +1,4 @@
-"""Counting out of core from Python: equal to memory, merge, resume, and what is left behind."""
+"""Counting out of core from Python: equal to memory, merge, resume, no leftover files."""
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ def tables(path, order):
     return counter.tables([])
 
 
-def assert_equal_tables(found, expected):
-    for (symbols, counts), (other_symbols, other_counts) in zip(found, expected, strict=True):
+def assert_equal_tables(actual, expected):
+    for (symbols, counts), (other_symbols, other_counts) in zip(actual, expected, strict=True):
         assert np.array_equal(symbols, other_symbols)
         assert np.array_equal(counts, other_counts)
 

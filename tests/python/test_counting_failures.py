@@ -1,4 +1,4 @@
-"""Counting that is interrupted, killed, or runs out of disk leaves nothing behind."""
+"""Counting that is interrupted, killed, or runs out of disk leaves no files."""
 
 import os
 import resource

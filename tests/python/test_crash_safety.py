@@ -123,7 +123,7 @@ def test_a_killed_command_leaves_the_old_file_or_the_new_one(name: str, folder: 
 COUNT_KILLS = 10
 
 
-def test_killed_counting_goes_on_to_the_same_counts(folder: Folder) -> None:
+def test_killed_counting_resumes_to_the_same_counts(folder: Folder) -> None:
     whole, output = folder.path / "whole.counts", folder.path / "out.counts"
     words = ["count", *folder.parts, "--vocab-size", "500", "--order", "3"]
     status, seconds = run([*words, "-o", str(whole)])

@@ -1,4 +1,4 @@
-"""`model.generate(custom_generate=...)` writes what plain `generate` writes."""
+"""`model.generate(custom_generate=...)` returns the output of plain `generate`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def method(kind: str, **options) -> CustomGenerate:
     return CustomGenerate(model_of(kind).head_logits, **options)
 
 
-def draw(count: int, seed: int, length: int | None = None) -> list[list[int]]:
+def random_prompts(count: int, seed: int, length: int | None = None) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     sizes = rng.integers(2, 12, count) if length is None else [length] * count
     return [rng.integers(0, VOCAB, size).tolist() for size in sizes]
@@ -64,14 +64,14 @@ def assert_equal_to_plain(kind: str, inputs: dict, own: CustomGenerate | None = 
 
 
 class ShiftEveryThird(LogitsProcessor):
-    """Keeps notes: every third time that it is asked, it forbids the best token."""
+    """A stateful processor: at every third call it forbids the best token."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
 
     def __call__(self, _input_ids, scores):
-        self.asked += 1
-        if self.asked % 3 == 0:
+        self.calls += 1
+        if self.calls % 3 == 0:
             scores[:, scores.argmax(dim=-1)] = -float("inf")
         return scores
 
@@ -101,23 +101,24 @@ PROCESSORS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", PROCESSORS)
 def test_each_processor_gives_what_plain_generate_gives(kind, case):
-    for prompt in draw(4, seed=1):
+    for prompt in random_prompts(4, seed=1):
         own = method(kind)
         assert_equal_to_plain(kind, pad([prompt]), own, **PROCESSORS[case])
         assert own.results[0].stats.tokens >= own.results[0].stats.target_calls
-    assert_equal_to_plain(kind, pad(draw(5, seed=2)), **{"pad_token_id": 0, **PROCESSORS[case]})
+    prompts = pad(random_prompts(5, seed=2))
+    assert_equal_to_plain(kind, prompts, **{"pad_token_id": 0, **PROCESSORS[case]})
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "bpd", "p_best", "tree"])
-def test_strategies_and_forms(strategy):
+def test_strategies_and_layouts(strategy):
     for layout in ("rows", "auto"):
         own = method("trained", drafter=strategy, layout=layout)
-        for prompt in draw(4, seed=3):
+        for prompt in random_prompts(4, seed=3):
             assert_equal_to_plain("trained", pad([prompt]), own, repetition_penalty=1.2)
 
 
 def test_a_drafter_is_a_name_a_config_or_an_object():
-    heads, prompt = model_of("trained").head_logits, pad(draw(1, seed=13))
+    heads, prompt = model_of("trained").head_logits, pad(random_prompts(1, seed=13))
     config = DraftConfig("tree", top_k=6, max_nodes=12)
     calls = []
     for own in (
@@ -132,24 +133,24 @@ def test_a_drafter_is_a_name_a_config_or_an_object():
 
 
 @pytest.mark.parametrize("ends", [7, [3, 8, 13], list(range(0, VOCAB, 3))])
-def test_end_tokens_at_any_place_single_and_batched(ends):
+def test_end_tokens_at_any_position_single_and_batched(ends):
     for kind in KINDS:
         options = {"eos_token_id": ends, "pad_token_id": 1}
-        for prompt in draw(5, seed=4):
+        for prompt in random_prompts(5, seed=4):
             assert_equal_to_plain(kind, pad([prompt]), **options)
-        assert_equal_to_plain(kind, pad(draw(8, seed=5)), **options)
+        assert_equal_to_plain(kind, pad(random_prompts(8, seed=5)), **options)
 
 
 @pytest.mark.parametrize("options", [{"max_length": 20}, {"max_new_tokens": 1}, {"max_length": 6}])
 def test_lengths(options):
-    base, prompt = model_of("trained").base, pad(draw(1, seed=6, length=5))
+    base, prompt = model_of("trained").base, pad(random_prompts(1, seed=6, length=5))
     plain = base.generate(**prompt, do_sample=False, **options)
     ours = base.generate(**prompt, do_sample=False, custom_generate=method("trained"), **options)
     assert ours.tolist() == plain.tolist()
 
 
 def test_processors_and_criteria_of_ones_own():
-    for prompt in draw(8, seed=7):
+    for prompt in random_prompts(8, seed=7):
         lists = [
             {
                 "logits_processor": LogitsProcessorList([ShiftEveryThird()]),
@@ -163,34 +164,34 @@ def test_processors_and_criteria_of_ones_own():
             **pad([prompt]), max_new_tokens=24, custom_generate=method("trained"), **lists[1]
         )
         assert ours.tolist() == plain.tolist()
-        # asked as often as by plain generate: no more than the tokens that were decoded
-        asked = [options["logits_processor"][0].asked for options in lists]
-        assert asked[0] == asked[1] == plain.shape[1] - len(prompt)
+        # called as often as by plain generate: once per decoded token
+        calls = [options["logits_processor"][0].calls for options in lists]
+        assert calls[0] == calls[1] == plain.shape[1] - len(prompt)
 
 
 def test_prefix_constraints_of_a_single_text():
     allowed = lambda _, ids: [(int(ids[-1]) * 7 + step) % VOCAB for step in range(5)]  # noqa: E731
-    for prompt in draw(4, seed=8):
+    for prompt in random_prompts(4, seed=8):
         assert_equal_to_plain("trained", pad([prompt]), prefix_allowed_tokens_fn=allowed)
 
 
 def test_beyond_the_positions_that_a_rotary_model_names():
-    prompt = draw(1, seed=9, length=POSITIONS - 6)[0]
+    prompt = random_prompts(1, seed=9, length=POSITIONS - 6)[0]
     assert_equal_to_plain("llama", pad([prompt]), max_new_tokens=16)
 
 
 def test_a_static_cache():
-    assert_equal_to_plain("llama", pad(draw(1, seed=10)), cache_implementation="static")
+    assert_equal_to_plain("llama", pad(random_prompts(1, seed=10)), cache_implementation="static")
 
 
-def test_the_dictionary_form():
-    base, prompt = model_of("trained").base, pad(draw(1, seed=11))
-    found = base.generate(
+def test_dictionary_output():
+    base, prompt = model_of("trained").base, pad(random_prompts(1, seed=11))
+    output = base.generate(
         **prompt, custom_generate=method("trained"), max_new_tokens=9, return_dict_in_generate=True
     )
-    assert isinstance(found, GenerateDecoderOnlyOutput)
+    assert isinstance(output, GenerateDecoderOnlyOutput)
     plain = base.generate(**prompt, max_new_tokens=9)
-    assert found.sequences.tolist() == plain.tolist()
+    assert output.sequences.tolist() == plain.tolist()
 
 
 REFUSED = {
@@ -258,7 +259,7 @@ def test_weights_spread_over_processes_are_refused(monkeypatch):
 
 
 def test_stop_strings_go_by_way_of_a_criterion():
-    # `generate` keeps the tokenizer from callables, so it refuses stop_strings before we are asked
+    # `generate` does not pass the tokenizer to callables, so it refuses stop_strings first
     with pytest.raises(ValueError, match="tokenizer"):
         model_of("llama").base.generate(
             torch.tensor([[1, 2]]), custom_generate=method("llama"), stop_strings=["x"],
@@ -267,7 +268,7 @@ def test_stop_strings_go_by_way_of_a_criterion():
 
 
 def test_what_couples_the_rows_of_a_batch_is_refused_by_name():
-    base, rows = model_of("llama").base, pad(draw(2, seed=12))
+    base, rows = model_of("llama").base, pad(random_prompts(2, seed=12))
     with pytest.raises(ValueError, match=r"PrefixConstrainedLogitsProcessor .* 2 sequences"):
         base.generate(
             **rows, custom_generate=method("llama"), pad_token_id=0, max_new_tokens=4,

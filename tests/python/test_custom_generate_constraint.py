@@ -50,7 +50,7 @@ class Forbid(LogitsProcessor):
 
 
 def words() -> FstConstraint:
-    """Three to nine tokens of 8..VOCAB-1, then a 3, over and over; it may end behind each 3."""
+    """Three to nine tokens of 8..VOCAB-1, then a 3, repeatedly; it may end after each 3."""
     arcs = [(state, 1 + token, state + 1) for state in range(9) for token in range(8, VOCAB)]
     arcs += [(state, 1 + 3, 0) for state in range(3, 10)]
     return acceptor_of(arcs, {0})
@@ -75,9 +75,9 @@ def test_constrained_output_is_plain_generates_with_a_processor(strategy: str, c
         wanted = model.base.generate(
             **inputs, logits_processor=forbid, **options, **PROCESSED[case]
         )
-        found = model.base.generate(**inputs, custom_generate=own, **options, **PROCESSED[case])
-        assert found.tolist() == wanted.tolist()
-        assert all(token == END or token >= 8 or token in (0, 3) for token in found[0, 6:])
+        output = model.base.generate(**inputs, custom_generate=own, **options, **PROCESSED[case])
+        assert output.tolist() == wanted.tolist()
+        assert all(token == END or token >= 8 or token in (0, 3) for token in output[0, 6:])
 
 
 def test_a_constraint_of_another_vocabulary_is_refused() -> None:
@@ -95,15 +95,15 @@ def test_a_scorer_drafts_and_auto_remembers() -> None:
     inputs: Any = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
     wanted = model.base.generate(**inputs, do_sample=False, max_new_tokens=20).tolist()
     neural = CustomGenerate(model.head_logits, "neural", lm=scorer, top_k=4)
-    found = model.base.generate(**inputs, custom_generate=neural, max_new_tokens=20)
-    assert found.tolist() == wanted
+    output = model.base.generate(**inputs, custom_generate=neural, max_new_tokens=20)
+    assert output.tolist() == wanted
     assert neural.results[0].stats.seconds["rescore"] > 0.0
     fresh = random_model("llama")
     wanted = fresh.base.generate(**inputs, do_sample=False, max_new_tokens=20).tolist()
     auto = CustomGenerate(fresh.head_logits, "auto", top_k=4)
     decisions = []
     for _ in range(9):
-        found = fresh.base.generate(**inputs, custom_generate=auto, max_new_tokens=20)
-        assert found.tolist() == wanted
+        output = fresh.base.generate(**inputs, custom_generate=auto, max_new_tokens=20)
+        assert output.tolist() == wanted
         decisions.append(experience_of(fresh.base).profiles[1].decisions)
     assert 0 < decisions[0] < decisions[-1]

@@ -40,11 +40,11 @@ class Reverse(LogitsProcessor):
 
 def run(processors, criteria, *, config: GenerationConfig | None = None, ids=PROMPT) -> list[int]:
     method = CustomGenerate(model_of("trained").head_logits, top_k=6, max_nodes=12)
-    found = method(
+    output = method(
         model_of("trained").base, ids, LogitsProcessorList(processors),
         StoppingCriteriaList(criteria), config or GenerationConfig(),
     )  # fmt: skip
-    return found[0, ids.shape[1] :].tolist()
+    return output[0, ids.shape[1] :].tolist()
 
 
 def test_processors_are_applied_in_their_order():

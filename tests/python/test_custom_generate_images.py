@@ -24,15 +24,15 @@ def vision_model(kind: str):
 
 
 def plain(kind: str, inputs: dict) -> list[list[int]]:
-    found = vision_model(kind).generate(**inputs, do_sample=False, max_new_tokens=NEW)
-    return found[:, inputs["input_ids"].shape[1] :].tolist()
+    output = vision_model(kind).generate(**inputs, do_sample=False, max_new_tokens=NEW)
+    return output[:, inputs["input_ids"].shape[1] :].tolist()
 
 
 def ours(kind: str, inputs: dict, method: CustomGenerate) -> list[list[int]]:
-    found = vision_model(kind).generate(
+    output = vision_model(kind).generate(
         **inputs, do_sample=False, max_new_tokens=NEW, custom_generate=method
     )
-    return found[:, inputs["input_ids"].shape[1] :].tolist()
+    return output[:, inputs["input_ids"].shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,8 +88,8 @@ def test_a_batch_of_images_and_of_texts(kind):
         with pytest.raises(ValueError, match="reads a prompt without padding in both directions"):
             generate(vision_model(kind), texts, "lookup", max_new_tokens=NEW)
         texts = [text[:2] for text in texts]
-    found = generate(vision_model(kind), texts, "lookup", max_new_tokens=NEW)
-    for text, result in zip(texts, found, strict=True):
+    results = generate(vision_model(kind), texts, "lookup", max_new_tokens=NEW)
+    for text, result in zip(texts, results, strict=True):
         assert [result.token_ids] == plain(kind, {"input_ids": torch.tensor([text])})
 
 

@@ -1,4 +1,4 @@
-"""`CustomGenerate` with do_sample=True draws from the distribution that `generate` draws from."""
+"""`CustomGenerate` with do_sample=True samples from the distribution of `generate`."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def test_the_first_token_has_the_distribution_of_plain_sampling(case):
     rows = 1500
     torch.manual_seed(7)
     method = CustomGenerate(drafter="greedy")
-    found = model.generate(
+    output = model.generate(
         PROMPT.expand(rows, -1), attention_mask=torch.ones(rows, 3, dtype=torch.long),
         custom_generate=method, do_sample=True, max_new_tokens=1, **options,
     )[:, -1]  # fmt: skip
-    counts = np.bincount(found.numpy(), minlength=VOCAB)
+    counts = np.bincount(output.numpy(), minlength=VOCAB)
     assert counts[wanted == 0].sum() == 0
     likely = wanted * rows >= 5
     expected = np.append(wanted[likely], wanted[~likely].sum()) * rows
@@ -88,9 +88,9 @@ def test_warp_keeps_the_tokens_that_the_warpers_of_transformers_keep(seed):
             TopPLogitsWarper(top_p), MinPLogitsWarper(min_p),
         ])  # fmt: skip
         wanted = warpers(torch.zeros(1, 1, dtype=torch.long), logits.clone())[0].numpy()
-        found = Warp(temperature, top_k, top_p, min_p).apply(logits[0])
-        np.testing.assert_array_equal(np.isinf(found), np.isinf(wanted))
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        warped = Warp(temperature, top_k, top_p, min_p).apply(logits[0])
+        np.testing.assert_array_equal(np.isinf(warped), np.isinf(wanted))
+        np.testing.assert_allclose(warped, wanted, rtol=1e-6)
 
 
 def test_torchs_seed_decides_and_drafts_do_not():
@@ -110,18 +110,18 @@ def test_torchs_seed_decides_and_drafts_do_not():
 
 
 def test_several_sequences_of_one_prompt_differ():
-    found = model_with().generate(
+    output = model_with().generate(
         PROMPT, custom_generate=CustomGenerate(drafter="greedy"), do_sample=True,
         num_return_sequences=4, max_new_tokens=12,
     )  # fmt: skip
-    assert len({tuple(row) for row in found.tolist()}) == 4
+    assert len({tuple(row) for row in output.tolist()}) == 4
 
 
 def test_drafters_know_temperature_and_noise():
     selector = ProcessedSampling(0.5, seed=3).start(0, [1, 2])
     assert isinstance(selector, SampledSelector)
     assert selector.warp.temperature == 0.5
-    # the logits are warped already: they are drawn from as they are
+    # the logits are warped already, and are sampled from unchanged
     logits = torch.full((5,), -20.0)
     logits[2] = 20.0
     assert selector.choose(logits, NO_CANDIDATES) == 2
@@ -133,8 +133,8 @@ def test_drafters_know_temperature_and_noise():
 def test_greedy_stays_greedy_and_other_rules_are_refused():
     model = model_with(do_sample=True)
     method = CustomGenerate(drafter="greedy")
-    found = model.generate(PROMPT, custom_generate=method, do_sample=False, max_new_tokens=12)
-    assert found[0, 3:].tolist() == plain_continuation(model, [5, 6, 7], max_new_tokens=12)
+    output = model.generate(PROMPT, custom_generate=method, do_sample=False, max_new_tokens=12)
+    assert output[0, 3:].tolist() == plain_continuation(model, [5, 6, 7], max_new_tokens=12)
     with pytest.raises(ValueError, match="do_sample=True, but the rule 'top_k' does not sample"):
         model.generate(
             PROMPT, custom_generate=CustomGenerate(drafter="greedy", acceptance=TopKMatch(2)),

@@ -47,20 +47,20 @@ def test_merged_calls_are_m_over_k_plus_one():
         done = len(state.tokens) - len(PROMPT)
         return [wanted[done : done + state.num_slots]]
 
-    found = decode(model_of("gpt2"), PROMPT, FixedDrafter(perfect), max_new_tokens=36)
-    assert found.token_ids == wanted[:36]
-    assert found.stats.target_calls == 1 + 35 // HEADS
-    assert found.stats.accept_lengths == [HEADS - 1] * 7
-    assert found.stats.block_efficiency == 36 / 8
+    result = decode(model_of("gpt2"), PROMPT, FixedDrafter(perfect), max_new_tokens=36)
+    assert result.token_ids == wanted[:36]
+    assert result.stats.target_calls == 1 + 35 // HEADS
+    assert result.stats.accept_lengths == [HEADS - 1] * 7
+    assert result.stats.block_efficiency == 36 / 8
 
 
 def test_drafter_sees_the_exact_token_and_the_longest_draft():
     drafter = FixedDrafter(lambda _: None)
-    found = decode(model_of("gpt2"), PROMPT, drafter, max_new_tokens=6)
+    result = decode(model_of("gpt2"), PROMPT, drafter, max_new_tokens=6)
     # 1 token from the prompt's call; with r tokens left only r - 1 drafts can be of use
     assert drafter.slots == [4, 3, 2, 1]  # 5 left: min(H, 4) .. 2 left: 1; 1 left: not called
-    assert drafter.contexts[0] == [*PROMPT, found.token_ids[0]]
-    assert found.stats.target_calls == 6
+    assert drafter.contexts[0] == [*PROMPT, result.token_ids[0]]
+    assert result.stats.target_calls == 6
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_drafter_sees_the_exact_token_and_the_longest_draft():
     ids=["too long", "short", "padding only", "no slots", "no drafts"],
 )
 def test_any_drafter_is_lossless(make):
-    found = decode(model_of("llama"), PROMPT, FixedDrafter(make), max_new_tokens=15)
-    assert found.token_ids == plain_greedy(model_of("llama"), PROMPT, 15)
+    result = decode(model_of("llama"), PROMPT, FixedDrafter(make), max_new_tokens=15)
+    assert result.token_ids == plain_greedy(model_of("llama"), PROMPT, 15)
 
 
 def test_repeats_count_the_exact_token_as_first_position():
@@ -135,13 +135,13 @@ def test_prompts_may_be_tensors_and_arrays():
         assert generate(model_of("gpt2"), prompt, "bpd", max_new_tokens=4).token_ids == wanted
 
 
-def test_oracle_takes_the_targets_tokens_as_far_as_the_lattice_goes():
+def test_oracle_takes_the_targets_tokens_that_are_in_the_lattice():
     model = model_of("gpt2")
     wanted = plain_greedy(model, PROMPT, 12)
-    found = decode(model, PROMPT, OracleDrafter(wanted, top_k=VOCAB), max_new_tokens=11)
+    result = decode(model, PROMPT, OracleDrafter(wanted, top_k=VOCAB), max_new_tokens=11)
     # k = V: the lattice holds everything, so each call gives H + 1 tokens
-    assert found.stats.accept_lengths == [4, 4]
-    assert found.token_ids == wanted[:11]
+    assert result.stats.accept_lengths == [4, 4]
+    assert result.token_ids == wanted[:11]
 
 
 @pytest.mark.parametrize(

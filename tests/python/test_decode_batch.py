@@ -45,7 +45,7 @@ def options_of(name: str) -> dict:
     return {"drafter": name.removesuffix("_0gram"), "lm": lm, **SMALL}
 
 
-def draw(count: int, seed: int) -> list[list[int]]:
+def random_prompts(count: int, seed: int) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [rng.integers(0, VOCAB, rng.integers(1, 16)).tolist() for _ in range(count)]
 
@@ -59,77 +59,77 @@ def greedy_of(kind: str, prompt: tuple[int, ...], count: int) -> list[int]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", [*ARCHITECTURES, "trained"])
 def test_every_strategy_is_lossless_alone_and_in_batches(kind, strategy, layout):
-    prompts = draw(8, seed=1)
+    prompts = random_prompts(8, seed=1)
     wanted = [greedy_of(kind, tuple(prompt), 18) for prompt in prompts]
     options = {**options_of(strategy), "layout": layout, "max_new_tokens": 18}
     together = generate(model_of(kind), prompts, **options)
-    assert [found.token_ids for found in together] == wanted
+    assert [result.token_ids for result in together] == wanted
     for prompt, expected in zip(prompts[:2], wanted, strict=False):
         assert generate(model_of(kind), prompt, **options).token_ids == expected
 
 
 @pytest.mark.parametrize("strategy", ["bpd", "p_best", "tree"])
 def test_a_batch_takes_as_many_calls_as_its_slowest_sequence(strategy):
-    prompts = draw(6, seed=2)
+    prompts = random_prompts(6, seed=2)
     options = {**options_of(strategy), "max_new_tokens": 24}
     together = generate(model_of("trained"), prompts, **options)
     alone = [generate(model_of("trained"), prompt, **options) for prompt in prompts]
-    for found, expected in zip(together, alone, strict=True):
-        assert found.token_ids == expected.token_ids
-        assert found.stats.tokens == 24
-        # Drafts look at the same slots but near the end, so calls are all but equal.
-        assert abs(found.stats.target_calls - expected.stats.target_calls) <= 1
-        assert sum(found.stats.accept_histogram) == found.stats.target_calls - 1
+    for result, expected in zip(together, alone, strict=True):
+        assert result.token_ids == expected.token_ids
+        assert result.stats.tokens == 24
+        # Drafts use the same slots except near the end, so the numbers of calls are almost equal.
+        assert abs(result.stats.target_calls - expected.stats.target_calls) <= 1
+        assert sum(result.stats.accept_histogram) == result.stats.target_calls - 1
     merged = DecodeStats()
-    for found in together:
-        merged.merge(found.stats)
+    for result in together:
+        merged.merge(result.stats)
     assert merged.own_seconds <= merged.seconds["total"]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "mistral"])
 def test_limits_and_stop_tokens_end_each_sequence_by_itself(kind):
     # the second has positions for 5 more tokens only
-    prompts = [*draw(3, seed=3), [1] * (POSITIONS - 4)]
+    prompts = [*random_prompts(3, seed=3), [1] * (POSITIONS - 4)]
     wanted = [greedy_of(kind, tuple(p), min(20, POSITIONS - len(p) + 1)) for p in prompts]
-    found = generate(model_of(kind), prompts, **options_of("tree"), max_new_tokens=20)
-    assert [f.token_ids for f in found] == wanted
-    assert [f.finish for f in found] == ["length"] * 3 + ["positions"]
+    results = generate(model_of(kind), prompts, **options_of("tree"), max_new_tokens=20)
+    assert [f.token_ids for f in results] == wanted
+    assert [f.finish for f in results] == ["length"] * 3 + ["positions"]
     stop = wanted[0][5]
-    found = generate(
+    results = generate(
         model_of(kind), prompts, **options_of("tree"), max_new_tokens=20, stop_token_ids=[stop]
     )
-    for result, whole in zip(found, wanted, strict=True):
+    for result, whole in zip(results, wanted, strict=True):
         cut = whole.index(stop) + 1 if stop in whole else len(whole)
         assert result.token_ids == whole[:cut]
         assert (result.finish == "stop_token") == (stop in whole)
 
 
 def test_trees_cut_calls_more_than_lists_of_as_many_tokens():
-    prompts = draw(30, seed=4)
+    prompts = random_prompts(30, seed=4)
     calls = {}
     for name, sizes in (("p_best", {"num_drafts": 3}), ("tree", {"max_nodes": 12})):
         options = {**options_of(name), **sizes, "max_new_tokens": 24}
-        found = generate(model_of("trained"), prompts, **options)
-        calls[name] = sum(result.stats.target_calls for result in found)
+        results = generate(model_of("trained"), prompts, **options)
+        calls[name] = sum(result.stats.target_calls for result in results)
     assert calls["tree"] <= calls["p_best"]
 
 
 def test_a_plain_causal_lm_and_any_callable_as_heads():
     model, prompt = model_of("llama"), [3, 8, 13]
     wanted = greedy_of("llama", tuple(prompt), 16)
-    asked = []
+    hidden_shapes = []
 
     def heads(hidden):
-        asked.append(tuple(hidden.shape))
+        hidden_shapes.append(tuple(hidden.shape))
         return model.head_logits(hidden)
 
-    found = generate(model.base, prompt, heads=heads, lm=small_lm(), max_new_tokens=16)
-    assert found.token_ids == wanted
-    assert set(asked) == {(1, 32)}
-    assert found.stats.verified_tokens > 0
+    result = generate(model.base, prompt, heads=heads, lm=small_lm(), max_new_tokens=16)
+    assert result.token_ids == wanted
+    assert set(hidden_shapes) == {(1, 32)}
+    assert result.stats.verified_tokens > 0
     two = generate(model.base, [prompt, [5]], heads=heads, max_new_tokens=16)
     assert two[0].token_ids == wanted
-    assert (2, 32) in asked
+    assert (2, 32) in hidden_shapes
 
 
 def test_several_prompts_give_a_list_and_one_prompt_a_result():
@@ -149,7 +149,7 @@ def test_several_prompts_give_a_list_and_one_prompt_a_result():
 
 
 def test_a_drafter_takes_a_config_or_options_by_name():
-    prompts = draw(3, seed=7)
+    prompts = random_prompts(3, seed=7)
     options = {"lm": small_lm(), "max_new_tokens": 12}
     config = DraftConfig("p_best", **SMALL)
     named = generate(model_of("trained"), prompts, "p_best", **SMALL, **options)
@@ -181,11 +181,11 @@ class Recorder(BaseStreamer):
 
 def test_streamers_get_the_prompt_and_then_every_token_once():
     streamer, prompt = Recorder(), [3, 8, 13]
-    found = generate(
+    results = generate(
         model_of("trained"), prompt, **options_of("tree"), streamer=streamer, max_new_tokens=20
     )
     assert streamer.texts[0] == prompt
-    assert streamer.texts[1:] == [[token] for token in found.token_ids]  # as model.generate does
+    assert streamer.texts[1:] == [[token] for token in results.token_ids]  # as model.generate does
     assert streamer.ended == 1
     with pytest.raises(ValueError, match="a streamer takes one text, found 2 prompts"):
         generate(model_of("trained"), [prompt, prompt], streamer=streamer)
@@ -208,12 +208,12 @@ class Echo(Drafter):
 
 def test_drafters_of_ones_own_need_no_heads_and_observe_what_is_kept():
     drafter = Echo()
-    found = decode(model_of("trained").base, [3, 8, 13], drafter, max_new_tokens=20)
-    assert found.token_ids == greedy_of("trained", (3, 8, 13), 20)
+    output = decode(model_of("trained").base, [3, 8, 13], drafter, max_new_tokens=20)
+    assert output.token_ids == greedy_of("trained", (3, 8, 13), 20)
     (observed,) = drafter.observed.values()
-    assert list(chain.from_iterable(observed)) == found.token_ids
-    assert [len(tokens) - 1 for tokens in observed[1:]] == found.stats.accept_lengths
-    prompts = draw(3, seed=5)
+    assert list(chain.from_iterable(observed)) == output.token_ids
+    assert [len(tokens) - 1 for tokens in observed[1:]] == output.stats.accept_lengths
+    prompts = random_prompts(3, seed=5)
     drafters = [Echo() for _ in prompts]
     together = decode(model_of("trained").base, prompts, drafters, max_new_tokens=20)
     for result, own in zip(together, drafters, strict=True):
@@ -249,8 +249,10 @@ def test_any_tree_is_lossless():
             return PrefixTree.from_nodes(state.tokens[-1], token_ids, parents, len(parents))
 
         for layout in ("tree", "rows"):
-            found = decode(model_of("llama"), [5, 6], Fixed(tree), layout=layout, max_new_tokens=12)
-            assert found.token_ids == greedy_of("llama", (5, 6), 12)
+            result = decode(
+                model_of("llama"), [5, 6], Fixed(tree), layout=layout, max_new_tokens=12
+            )
+            assert result.token_ids == greedy_of("llama", (5, 6), 12)
 
 
 @pytest.mark.parametrize(
@@ -294,14 +296,14 @@ def test_a_proposal_is_a_list_with_one_entry_for_each_text(proposed, error, mess
 
 def test_a_tree_below_another_token_counts_as_none():
     with pytest.warns(DraftWarning, match="node 0 of the tree is .*expected the exact token"):
-        found = decode(
+        result = decode(
             model_of("llama"),
             [5, 6],
             Fixed(lambda state: PrefixTree([(state.tokens[-1] + 1) % VOCAB, 1], [-1, 0])),
             max_new_tokens=6,
         )
-    assert found.token_ids == greedy_of("llama", (5, 6), 6)
-    assert found.stats.draft_failures == {"shape": 4}  # the prompt's and the last token need none
+    assert result.token_ids == greedy_of("llama", (5, 6), 6)
+    assert result.stats.draft_failures == {"shape": 4}  # the prompt's and the last token need none
 
 
 def test_a_static_cache_gives_the_same_tokens(monkeypatch):
@@ -314,20 +316,20 @@ def test_a_static_cache_gives_the_same_tokens(monkeypatch):
 
     monkeypatch.setattr(StaticCache, "update", update)
     for kind in ("gpt2", "llama"):
-        for prompt in draw(4, seed=6):
+        for prompt in random_prompts(4, seed=6):
             sizes.clear()
-            found = generate(
+            result = generate(
                 model_of(kind), prompt, **options_of("tree"), max_new_tokens=16,
                 generation_config=STATIC,
             )  # fmt: skip
-            assert found.token_ids == greedy_of(kind, tuple(prompt), 16)
+            assert result.token_ids == greedy_of(kind, tuple(prompt), 16)
             assert set(sizes[2:]) == {SMALL["max_nodes"] + 1}  # one shape for every verifying call
     sizes.clear()  # several prompts share a cache that grows, as in `CustomGenerate`
     together = generate(
         model_of("llama"), [[1], [2]], "greedy", generation_config=STATIC, max_new_tokens=5
     )
     assert not sizes
-    assert [found.token_ids for found in together] == [
+    assert [result.token_ids for result in together] == [
         greedy_of("llama", (1,), 5), greedy_of("llama", (2,), 5)
     ]  # fmt: skip
     with pytest.raises(ValueError, match="a static cache holds one text"):
@@ -400,7 +402,7 @@ def test_prompts_that_do_not_fit_say_so(monkeypatch):
 
 
 def test_logits_that_a_model_caps_are_its_own():
-    # Gemma 2 caps logits behind the output embedding: hidden states alone would not tell.
+    # Gemma 2 caps logits after the output embedding, which hidden states do not show.
     model, prompt = model_of("gemma2"), [3, 8, 13]
     target = CausalLMTarget(model)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Every strategy writes what the target alone would write, token for token."""
+"""Every strategy returns the output of the target alone, token for token."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_greedy_is_the_target_alone(kind):
 def test_hundreds_of_prompts(strategy, kind):
     calls = tokens = 0
     for prompt in prompts(15 if strategy in BEYOND_HEADS else 70, seed=2):
-        found = decode_with(strategy, kind, prompt, max_new_tokens=24)
-        assert found.token_ids == greedy_of(kind, tuple(prompt), 24), prompt
-        assert found.stats.tokens == 24
-        calls += found.stats.target_calls
-        tokens += found.stats.tokens
+        result = decode_with(strategy, kind, prompt, max_new_tokens=24)
+        assert result.token_ids == greedy_of(kind, tuple(prompt), 24), prompt
+        assert result.stats.tokens == 24
+        calls += result.stats.target_calls
+        tokens += result.stats.tokens
     assert calls <= tokens
     # "auto" may find that drafts do not pay; little repeats within 24 tokens
     if kind == "trained" and strategy not in ("auto", "lookup"):
@@ -76,8 +76,8 @@ def test_length_limits(strategy, kind):
     for prompt in prompts(4, seed=3):
         whole = greedy_of(kind, tuple(prompt), 20)
         for limit in range(1, 21):
-            found = decode_with(strategy, kind, prompt, max_new_tokens=limit)
-            assert (found.token_ids, found.finish) == (whole[:limit], "length")
+            result = decode_with(strategy, kind, prompt, max_new_tokens=limit)
+            assert (result.token_ids, result.finish) == (whole[:limit], "length")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,19 +85,19 @@ def test_length_limits(strategy, kind):
 def test_stop_token_at_every_position(strategy, kind):
     for prompt in prompts(3, seed=4):
         whole = greedy_of(kind, tuple(prompt), 20)
-        for place, token in enumerate(whole):
+        for index, token in enumerate(whole):
             first = whole.index(token)
-            found = decode_with(strategy, kind, prompt, max_new_tokens=20, stop_token_ids=[token])
-            assert (found.token_ids, found.finish) == (whole[: first + 1], "stop_token"), place
-            assert found.stats.tokens == first + 1
+            result = decode_with(strategy, kind, prompt, max_new_tokens=20, stop_token_ids=[token])
+            assert (result.token_ids, result.finish) == (whole[: first + 1], "stop_token"), index
+            assert result.stats.tokens == first + 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("strategy", ["greedy", *DRAFTING])
 def test_one_token_prompts(strategy, kind):
     for token in range(0, VOCAB, 5):
-        found = decode_with(strategy, kind, [token], max_new_tokens=12)
-        assert found.token_ids == greedy_of(kind, (token,), 12)
+        result = decode_with(strategy, kind, [token], max_new_tokens=12)
+        assert result.token_ids == greedy_of(kind, (token,), 12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,12 +105,12 @@ def test_one_token_prompts(strategy, kind):
 @pytest.mark.parametrize("length", [POSITIONS, POSITIONS - 1, POSITIONS - 3, POSITIONS - 9])
 def test_prompts_at_the_position_limit(strategy, kind, length):
     prompt = np.random.default_rng(length).integers(0, VOCAB, length).tolist()
-    room = POSITIONS - length + 1  # the last token is never read
-    found = decode_with(strategy, kind, prompt, max_new_tokens=30)
-    assert (len(found.token_ids), found.finish) == (room, "positions")
-    assert found.token_ids == plain_greedy(model_of(kind), prompt, room)
-    exact = decode_with(strategy, kind, prompt, max_new_tokens=room)
-    assert (exact.token_ids, exact.finish) == (found.token_ids, "length")
+    remaining = POSITIONS - length + 1  # the last token is never read
+    result = decode_with(strategy, kind, prompt, max_new_tokens=30)
+    assert (len(result.token_ids), result.finish) == (remaining, "positions")
+    assert result.token_ids == plain_greedy(model_of(kind), prompt, remaining)
+    exact = decode_with(strategy, kind, prompt, max_new_tokens=remaining)
+    assert (exact.token_ids, exact.finish) == (result.token_ids, "length")
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma2"])
@@ -122,14 +122,14 @@ def test_long_texts_beyond_the_window(layout, kind):
     assert max(map(len, texts)) > 2 * WINDOW
     for text, tokens in zip(texts, wanted, strict=True):
         assert generate(model_of(kind), text, "tree", **options).token_ids == tokens
-    found = generate(model_of(kind), texts, "tree", **options)
-    assert [result.token_ids for result in found] == wanted
+    results = generate(model_of(kind), texts, "tree", **options)
+    assert [result.token_ids for result in results] == wanted
 
 
 def test_oracle_is_at_least_as_good_as_any_path_of_its_lattice():
     calls = dict.fromkeys(["bpd", "p_best_0gram", "ngram", "p_best", "oracle"], 0)
     for prompt in prompts(60, seed=5):
         for strategy in calls:
-            found = decode_with(strategy, "trained", prompt, max_new_tokens=24)
-            calls[strategy] += found.stats.target_calls
+            result = decode_with(strategy, "trained", prompt, max_new_tokens=24)
+            calls[strategy] += result.stats.target_calls
     assert calls["oracle"] == min(calls.values())

@@ -47,15 +47,15 @@ class Exact(Drafter):
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
-def test_output_is_what_generate_writes(kind):
+def test_output_is_that_of_generate(kind):
     model, outputs = build_target(kind), generated(kind)
     for number, drafter in enumerate(planted(kind)):
         greedy = decode(model, PROMPTS[number], NoDrafter(), **OPTIONS)
         assert (greedy.token_ids, greedy.stats.target_calls) == (outputs[number], COUNT)
-        found = decode(model, PROMPTS[number], drafter, **OPTIONS)
-        assert found.token_ids == outputs[number]
-        assert found.stats.target_calls < 0.6 * COUNT
-        assert found.notes == []
+        result = decode(model, PROMPTS[number], drafter, **OPTIONS)
+        assert result.token_ids == outputs[number]
+        assert result.stats.target_calls < 0.6 * COUNT
+        assert result.notes == []
     assert find_mixers(CausalLMTarget(model)).one_by_one == (kind in ONE_BY_ONE)
 
 
@@ -63,11 +63,11 @@ def test_output_is_what_generate_writes(kind):
 @pytest.mark.parametrize("right", [0, 1, 3])
 def test_rejected_drafts_cost_no_call(kind, right):
     output = generated(kind)[0]
-    found = decode(build_target(kind), PROMPTS[0], Exact(output, 13, 4, right), **OPTIONS)
-    assert found.token_ids == output
+    result = decode(build_target(kind), PROMPTS[0], Exact(output, 13, 4, right), **OPTIONS)
+    assert result.token_ids == output
     calls = 1 + -(-(COUNT - 1) // (right + 1))  # the prompt's, then right + 1 tokens a call
-    assert found.stats.target_calls <= calls
-    assert found.stats.block_efficiency == COUNT / found.stats.target_calls
+    assert result.stats.target_calls <= calls
+    assert result.stats.block_efficiency == COUNT / result.stats.target_calls
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "mamba2"])
@@ -120,11 +120,11 @@ def test_trees_are_cut_to_their_best_chain_with_a_note():
                 state.tokens[-1], nodes, parents, state.max_draft_length, log_probs
             )
 
-    found = decode(model, PROMPTS[0], Tree(output, 13), **OPTIONS)
-    assert found.token_ids == output
+    result = decode(model, PROMPTS[0], Tree(output, 13), **OPTIONS)
+    assert result.token_ids == output
     # the prompt's call, five of four tokens, three without a draft
-    assert (found.stats.target_calls, found.stats.flattened_trees) == (9, 5)
-    (note,) = found.notes
+    assert (result.stats.target_calls, result.stats.flattened_trees) == (9, 5)
+    (note,) = result.notes
     assert "verified as their best chain: Qwen3_5ForCausalLM keeps a recurrent state" in note
 
 
@@ -150,17 +150,17 @@ def test_default_strategy_and_model_generate(kind):
         assert generate(heads, PROMPTS[1], strategy, **OPTIONS).token_ids == output
     method = CustomGenerate(drafter="lookup")
     ids = torch.tensor([PROMPTS[1]])
-    found = model.generate(ids, custom_generate=method, attention_mask=torch.ones_like(ids),
+    sequences = model.generate(ids, custom_generate=method, attention_mask=torch.ones_like(ids),
                            do_sample=False, **OPTIONS)  # fmt: skip
-    assert found[0, len(PROMPTS[1]) :].tolist() == output
+    assert sequences[0, len(PROMPTS[1]) :].tolist() == output
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "jamba"])
 def test_certificates_hold(kind):
     model, output = build_target(kind), generated(kind)[0]
     drafter = PlantedDrafter(output, 13)
-    found = decode(model, PROMPTS[0], drafter, certificate=True, **OPTIONS)
-    assert found.certificate.verdict in ("lossless", "tie")
+    result = decode(model, PROMPTS[0], drafter, certificate=True, **OPTIONS)
+    assert result.certificate.verdict in ("lossless", "tie")
 
 
 def test_what_states_cannot_do_is_refused_with_the_reason():

@@ -1,4 +1,4 @@
-"""Targets of many architectures: token for token what `generate` writes, or refused."""
+"""Targets of many architectures: token for token the output of `generate`, or refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BY_SLOT = ["gpt_neo", "llama4"]
 
 
 @pytest.mark.parametrize("kind", ATTENTION)
-def test_single_prompts_are_what_generate_writes(kind):
+def test_single_outputs_are_those_of_generate(kind):
     model, outputs = build_target(kind), generated(kind)
     assert decode(model, PROMPTS[0], NoDrafter(), **OPTIONS).token_ids == outputs[0]
     calls = 0
@@ -54,19 +54,19 @@ def test_single_prompts_are_what_generate_writes(kind):
         for prompt, drafter, output in zip(
             PROMPTS[:2], planted(kind, num_drafts=num_drafts)[:2], outputs[:2], strict=True
         ):
-            found = decode(model, prompt, drafter, **OPTIONS)
-            assert found.token_ids == output
-            calls += found.stats.target_calls
+            result = decode(model, prompt, drafter, **OPTIONS)
+            assert result.token_ids == output
+            calls += result.stats.target_calls
     assert calls < 0.6 * 4 * COUNT  # drafts were accepted
     assert generate(model, PROMPTS[1], "lookup", **OPTIONS).token_ids == outputs[1]
 
 
 @pytest.mark.parametrize("kind", sorted(set(ATTENTION) - {*BY_SLOT, "roformer"}))
-def test_ragged_batches_are_what_generate_writes_for_each_alone(kind):
+def test_ragged_batches_are_equal_to_generate_of_each_alone(kind):
     model, outputs = build_target(kind), generated(kind)
     for drafter in (NoDrafter(), planted(kind, num_drafts=2)):
-        found = decode(model, PROMPTS, drafter, **OPTIONS)
-        assert [result.token_ids for result in found] == outputs
+        results = decode(model, PROMPTS, drafter, **OPTIONS)
+        assert [result.token_ids for result in results] == outputs
 
 
 @pytest.mark.parametrize("kind", BY_SLOT)
@@ -105,8 +105,8 @@ def test_logits_and_hidden_states_are_those_of_forward_in_every_call(kind):
     model = build_target(kind)
     target, text = CausalLMTarget(model), torch.tensor([PROMPTS[0]])
     with torch.inference_mode():
-        places = torch.arange(13)[None]
-        inputs = {"input_ids": text, "position_ids": places, "use_cache": False}
+        positions = torch.arange(13)[None]
+        inputs = {"input_ids": text, "position_ids": positions, "use_cache": False}
         logits = model(**inputs).logits
         seen: list[torch.Tensor] = []
         embedding = model.get_output_embeddings()
@@ -114,18 +114,18 @@ def test_logits_and_hidden_states_are_those_of_forward_in_every_call(kind):
         model(**inputs)
         handle.remove()
         prompt, cache = target.read_prompts(text[:, :9])
-        later = target(text[:, 9:], cache, position_ids=places[:, 9:])
+        later = target(text[:, 9:], cache, position_ids=positions[:, 9:])
         whole = BlockwiseLM(model, num_heads=2)(text)
-    for found, wanted in (
+    for actual, wanted in (
         (prompt.logits, logits[:, 8:9]), (later.logits, logits[:, 9:]), (whole.logits, logits),
         (prompt.hidden, seen[0][:, 8:9]), (later.hidden, seen[0][:, 9:]), (whole.hidden, seen[0]),
     ):  # fmt: skip
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(BlockwiseLM(model, num_heads=2).hidden_states(text), seen[0])
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "mistral", *BETWEEN, *SCALED])
-def test_the_quick_call_is_taken_where_it_gives_the_same_numbers(kind):
+def test_the_fast_call_is_used_if_it_is_exact(kind):
     model = build_target(kind)
     exact = inner_call_is_exact(model, model.get_output_embeddings())
     assert exact == (kind in ("llama", "gpt_neox", "mistral"))
@@ -162,8 +162,8 @@ class Wrapper(nn.Module):
 @pytest.mark.parametrize("wrap", [Wrapper, nn.DataParallel, nn.Sequential, torch.compile])
 def test_wrapped_models_are_unwrapped(wrap):
     model = build_target("llama")
-    found = generate(wrap(model), PROMPTS[1], "lookup", **OPTIONS)
-    assert found.token_ids == generated("llama")[1]
+    result = generate(wrap(model), PROMPTS[1], "lookup", **OPTIONS)
+    assert result.token_ids == generated("llama")[1]
     assert BlockwiseLM(wrap(model), num_heads=2).base is model
 
 
@@ -239,7 +239,7 @@ def test_each_layer_of_a_tree_call_is_given_its_own_window(kind):
         _, cache = target.read_prompts(text[:, :34])
         tree = PrefixTree.from_drafts(int(text[0, 34]), [text[0, 35:].tolist(), [1, 2]])
         call = lay_out_tree(target, BatchCache(cache, [34]), [tree])
-        found = target(
+        logits = target(
             call.input_ids, cache, attention_mask=call.attention_mask,
             windowed_mask=call.windowed_mask, position_ids=call.position_ids,
         ).logits[0]  # fmt: skip
@@ -250,6 +250,6 @@ def test_each_layer_of_a_tree_call_is_given_its_own_window(kind):
         windowed.load_state_dict(model.state_dict())
         other = windowed(input_ids=text, use_cache=False).logits[0, 34:]
     nodes = [tree.token_ids.index(int(token)) for token in text[0, 34:]]
-    torch.testing.assert_close(found[nodes], wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(logits[nodes], wanted, rtol=1e-5, atol=1e-6)
     if kind == "gemma2":  # so a layer that sees everything would show, were it given the window
         assert float((other - wanted).abs().max()) > 1e-4

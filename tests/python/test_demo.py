@@ -93,18 +93,20 @@ def test_corpus_is_split_by_file_and_fingerprinted(tmp_path):
 
 def test_passages_are_prompts_with_the_text_that_follows():
     documents = [np.arange(100, 110), np.arange(3), np.arange(200, 207)]
-    found = draw_passages(documents, 100, length=4, room=2, seed=0)
-    assert all(prompt + after == list(range(prompt[0], prompt[0] + 6)) for prompt, after in found)
-    assert [prompt for prompt, _ in found] == draw_prompts(documents, 100, 4, 2, seed=0)
+    passages = draw_passages(documents, 100, length=4, room=2, seed=0)
+    assert all(
+        prompt + after == list(range(prompt[0], prompt[0] + 6)) for prompt, after in passages
+    )
+    assert [prompt for prompt, _ in passages] == draw_prompts(documents, 100, 4, 2, seed=0)
 
 
-def test_prompts_leave_room_and_do_not_cross_documents():
+def test_prompts_leave_tokens_and_do_not_cross_documents():
     documents = [np.arange(100, 110), np.arange(3), np.arange(200, 207)]
-    found = draw_prompts(documents, 100, length=4, room=2, seed=0)
-    assert len(found) == 5 + 2  # every place there is
-    assert all(prompt == list(range(prompt[0], prompt[0] + 4)) for prompt in found)
-    assert max(prompt[-1] for prompt in found if prompt[0] < 200) == 107
-    assert draw_prompts(documents, 3, 4, 2, seed=0) == found[:3]
+    prompts = draw_prompts(documents, 100, length=4, room=2, seed=0)
+    assert len(prompts) == 5 + 2  # every position
+    assert all(prompt == list(range(prompt[0], prompt[0] + 4)) for prompt in prompts)
+    assert max(prompt[-1] for prompt in prompts if prompt[0] < 200) == 107
+    assert draw_prompts(documents, 3, 4, 2, seed=0) == prompts[:3]
     with pytest.raises(ValueError, match="no document has 50 tokens"):
         draw_prompts(documents, 1, 48, 2, seed=0)
 
@@ -136,12 +138,12 @@ def test_comparison(comparison):
     assert json.loads(json.dumps(lines)) == lines
 
 
-def test_intervals_are_those_of_prompts_drawn_again(comparison):
+def test_intervals_are_those_of_resampled_prompts(comparison):
     rng = np.random.default_rng(5)
     for line, result in zip(comparison.to_json(), comparison.results, strict=True):
-        drawn = rng.integers(0, 12, (4000, 12))
-        tokens = np.array([stats.tokens for stats in result.stats])[drawn].sum(axis=1)
-        calls = np.array([stats.target_calls for stats in result.stats])[drawn].sum(axis=1)
+        resampled = rng.integers(0, 12, (4000, 12))
+        tokens = np.array([stats.tokens for stats in result.stats])[resampled].sum(axis=1)
+        calls = np.array([stats.target_calls for stats in result.stats])[resampled].sum(axis=1)
         low, high = np.quantile(tokens / calls, [0.025, 0.975])
         interval = line["interval"]
         assert interval["value"] == line["block_efficiency"]
@@ -186,7 +188,7 @@ def test_each_prompt_reports_its_run_of_median_time(monkeypatch):
     monkeypatch.setattr(comparing, "decode", fake)
     settings = [s for s in DEMO_SETTINGS if s.name in ("greedy", "bpd", "auto", "oracle")]
     prompts = [[7], [8], [9]]
-    found = compare_strategies(
+    comparison = compare_strategies(
         None, None, prompts, settings=settings, rounds=3, timed_prompts=2, seed=1
     )
     kinds = ["NoDrafter", "ArgmaxDrafter", "Controller", "OracleDrafter"]
@@ -197,10 +199,10 @@ def test_each_prompt_reports_its_run_of_median_time(monkeypatch):
     assert all({kind for _, kind in group} == set(kinds[:3]) for group in groups)
     assert len({tuple(kind for _, kind in group) for group in groups}) > 1  # the order changes
     assert len({id(drafter) for drafter in drafters if isinstance(drafter, Controller)}) == 1
-    for result in found.results:
+    for result in comparison.results:
         times_of = [round(stats.seconds["total"]) for stats in result.stats]
         assert times_of == ([5, 5, 5] if result.setting.name == "oracle" else [3, 3, 5])
-    assert found.timed == [0, 1]
+    assert comparison.timed == [0, 1]
     for wrong in ({"rounds": 0}, {"timed_prompts": 0}):
         with pytest.raises(ValueError, match="expected 1 or more"):
             compare_strategies(None, None, prompts, settings=settings, **wrong)
@@ -216,9 +218,9 @@ def test_a_difference_in_a_later_round_is_reported(monkeypatch):
 
     monkeypatch.setattr(comparing, "decode", fake)
     settings = [s for s in DEMO_SETTINGS if s.name in ("greedy", "bpd")]
-    found = compare_strategies(model_of("gpt2"), None, [[5]], settings=settings, rounds=3)
-    assert [(d.prompt, d.position) for d in found.results[1].differing] == [(0, 2)]
-    assert [line["lossless"] for line in found.to_json()] == [True, False]
+    comparison = compare_strategies(model_of("gpt2"), None, [[5]], settings=settings, rounds=3)
+    assert [(d.prompt, d.position) for d in comparison.results[1].differing] == [(0, 2)]
+    assert [line["lossless"] for line in comparison.to_json()] == [True, False]
 
 
 def test_greedy_is_checked_against_generate():
@@ -227,8 +229,8 @@ def test_greedy_is_checked_against_generate():
     outputs = [plain_greedy(model, prompt, 20) for prompt in prompts]
     assert check_greedy(model, prompts, outputs, max_new_tokens=20) == []
     broken = [*outputs[:2], [*outputs[2][:6], (outputs[2][6] + 1) % VOCAB, *outputs[2][7:]]]
-    (found,) = check_greedy(model, prompts[:3], broken, max_new_tokens=20)
-    assert (found.prompt, found.position) == (2, 6)
+    (difference,) = check_greedy(model, prompts[:3], broken, max_new_tokens=20)
+    assert (difference.prompt, difference.position) == (2, 6)
     stop = outputs[0][4]
     cut = outputs[0][: outputs[0].index(stop) + 1]
     ends = {"max_new_tokens": 20, "stop_token_ids": [stop]}
@@ -256,17 +258,17 @@ def test_a_difference_from_greedy_is_seen(comparison):
     assert [line["lossless"] for line in changed.to_json()] == [True, False]
     assert table_rows(changed, {"p": 4, "k": 6, "n": 3})[1][-1] == "NO (1 of 12)"
     output = comparison.results[0].outputs[0]
-    found = find_difference(model_of("trained"), 0, [1], output, [*output[:4], -1])
-    assert (found.prompt, found.position) == (0, 4)
-    assert found.margin >= 0.0
+    difference = find_difference(model_of("trained"), 0, [1], output, [*output[:4], -1])
+    assert (difference.prompt, difference.position) == (0, 4)
+    assert difference.margin >= 0.0
 
 
 def test_alpha_is_tuned_for_block_efficiency(lm):
     prompts = draw_prompts([looping_text(500, seed=3)], 4, length=10, room=20, seed=0)
     options = {"top_k": 6, "num_drafts": 4, "max_new_tokens": 20}
-    found = tune_alpha(model_of("trained"), lm, prompts, alphas=[0.1, 50.0], **options)
-    assert list(found) == [0.1, 50.0]
-    assert all(value >= 1.0 for value in found.values())
+    efficiencies = tune_alpha(model_of("trained"), lm, prompts, alphas=[0.1, 50.0], **options)
+    assert list(efficiencies) == [0.1, 50.0]
+    assert all(value >= 1.0 for value in efficiencies.values())
     with pytest.raises(ValueError, match="one prompt and one alpha"):
         tune_alpha(model_of("trained"), lm, [], alphas=[0.1])
 
@@ -274,9 +276,9 @@ def test_alpha_is_tuned_for_block_efficiency(lm):
 def test_repairs_are_real(comparison, lm):
     prompts = draw_prompts([looping_text(500, seed=2)], 12, length=10, room=20, seed=0)
     outputs = comparison.results[0].outputs
-    found = find_repairs(model_of("trained"), lm, prompts, outputs, top_k=6, alpha=0.2)
-    assert len(found) == 2
-    for repair in found:
+    repairs = find_repairs(model_of("trained"), lm, prompts, outputs, top_k=6, alpha=0.2)
+    assert len(repairs) == 2
+    for repair in repairs:
         whole = next(
             prompt + output
             for prompt, output in zip(prompts, outputs, strict=True)
@@ -305,18 +307,18 @@ def test_tokens_by_call_are_those_that_decoding_reports(lm):
     class Logging(PBestDrafter):
         def observe(self, state, token_ids):
             assert state.tokens[-len(token_ids) :] == list(token_ids)
-            told.append(list(token_ids))
+            received.append(list(token_ids))
 
     for prompt in draw_prompts([looping_text(500, seed=2)], 4, length=10, room=20, seed=0):
-        told = []
+        received = []
         drafter = Logging(lm, top_k=6, num_drafts=4, alpha=0.2)
         result = decode(model_of("trained"), prompt, drafter, max_new_tokens=20)
         calls = split_by_call(result.token_ids, result.stats.accept_lengths)
-        assert [call.accepted + call.own for call in calls] == told
+        assert [call.accepted + call.own for call in calls] == received
         assert [len(call.accepted) for call in calls[1:]] == result.stats.accept_lengths
 
 
-def test_accepted_and_own_tokens_are_told_apart():
+def test_accepted_and_own_tokens_are_distinguished():
     colored = call_text("x[0]\n", "]", plain=False)
     spans = {colored.plain[span.start : span.end]: span.style for span in colored.spans}
     assert spans == {"x[0]\\n": ACCEPTED, "]": OWN}
@@ -453,12 +455,12 @@ def test_results_have_every_figure(demo_run):
     assert results["loop_share"] == loop_share(demo_run.prompts, greedy.outputs)
     assert results["human_loop_share"] == loop_share(demo_run.prompts, demo_run.continuations)
     assert demo_run.result("tree").setting.name == "tree"
-    found = dataclasses.replace(demo_run, comparison=dataclasses.replace(demo_run.comparison))
-    found.comparison.results = [
+    changed = dataclasses.replace(demo_run, comparison=dataclasses.replace(demo_run.comparison))
+    changed.comparison.results = [
         dataclasses.replace(greedy, differing=[Difference(0, 1, 1e-7)]),
-        *found.comparison.results[1:],
+        *changed.comparison.results[1:],
     ]
-    assert found.to_json()["greedy_equals_generate"] is False
+    assert changed.to_json()["greedy_equals_generate"] is False
 
 
 def test_the_human_text_is_what_follows_the_prompt(demo_run, pieces):
@@ -479,9 +481,9 @@ def test_the_example_has_no_loop_where_one_can(demo_run):
         looping = [4, 4, 4]
         looping[free] = 0
         comparison = dataclasses.replace(demo_run.comparison, looping=looping)
-        found = dataclasses.replace(demo_run, comparison=comparison)
-        assert found.example()[0] == free
-        contexts = [repair.context[:16] for repair in found.repairs()]
+        changed = dataclasses.replace(demo_run, comparison=comparison)
+        assert changed.example()[0] == free
+        contexts = [repair.context[:16] for repair in changed.repairs()]
         assert contexts == [demo_run.prompts[free]]
 
 

@@ -36,8 +36,8 @@ def test_repeated_windows_by_hand():
     assert not any(find_repeats([1, 2, 3, 4, 5, 6, 7], 3))
     assert count_looping([1, 2], [3, 1, 2, 3], window=2) == 2
     for row in np.random.default_rng(0).integers(0, 3, size=(20, 40)).tolist():
-        found = find_repeats(row, 4)
-        assert found == [
+        repeats = find_repeats(row, 4)
+        assert repeats == [
             end >= 4 and any(row[at : at + 4] == row[end - 3 : end + 1] for at in range(end - 3))
             for end in range(len(row))
         ]
@@ -50,10 +50,10 @@ def test_the_penalty_is_that_of_marked_tokens():
     assert float(unlikelihood._penalty(base, rows, marks)) == 0.0
     marks[1, 5] = marks[2, 11] = True
     with torch.no_grad():
-        found = float(unlikelihood._penalty(base, rows, marks))
+        penalty = float(unlikelihood._penalty(base, rows, marks))
         chances = base(input_ids=torch.as_tensor(rows.astype(np.int64))).logits.softmax(dim=-1)
     marked = [chances[1, 4, rows[1, 5]], chances[2, 10, rows[2, 11]]]
-    assert found == pytest.approx(-np.log1p(-np.array(marked)).mean(), rel=1e-4)
+    assert penalty == pytest.approx(-np.log1p(-np.array(marked)).mean(), rel=1e-4)
 
 
 def test_training_makes_repeated_tokens_less_likely(monkeypatch):
@@ -117,6 +117,6 @@ def test_auto_classes_of_transformers_load_the_folder(demo):
     assert tokenizer.eos_token_id == demo.settings.end_of_text
     model = AutoModelForCausalLM.from_pretrained(FOLDER, local_files_only=True, dtype=torch.float32)
     with torch.no_grad():
-        found = model(input_ids=torch.tensor([ids])).logits
+        logits = model(input_ids=torch.tensor([ids])).logits
         expected = demo.model.base(input_ids=torch.tensor([ids])).logits
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)

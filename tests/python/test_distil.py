@@ -22,20 +22,20 @@ def random_texts(rng, count=12, longest=30):
 
 
 def choices_one_by_one(model, text):
-    """The argmax behind every prefix, each read alone."""
-    found = []
+    """The argmax after every prefix, each read alone."""
+    choices = []
     for end in range(1, len(text) + 1):
         with torch.inference_mode():
             logits = model.base(input_ids=torch.tensor([text[:end].tolist()])).logits
-        found.append(int(np.argmax(logits[0, -1].numpy())))
-    return found
+        choices.append(int(np.argmax(logits[0, -1].numpy())))
+    return choices
 
 
 def count_plainly(texts, targets, order, bos):
     counts = [Counter() for _ in range(order)]
     for text, chosen in zip(texts, targets, strict=True):
-        for place, target in enumerate(chosen):
-            history = [bos, *text[: place + 1].tolist()]
+        for index, target in enumerate(chosen):
+            history = [bos, *text[: index + 1].tolist()]
             for n in range(1, min(order, len(history) + 1) + 1):
                 before = history[len(history) - n + 1 :]
                 counts[n - 1][(*before, int(target))] += target >= 0
@@ -43,11 +43,11 @@ def count_plainly(texts, targets, order, bos):
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_distil_targets_are_the_argmax_behind_every_prefix(architecture):
+def test_distil_targets_are_the_argmax_after_every_prefix(architecture):
     model = random_model(architecture)
     texts = random_texts(np.random.default_rng(1))
-    found = predict_targets(model, texts)
-    for text, chosen in zip(texts, found, strict=True):
+    predicted = predict_targets(model, texts)
+    for text, chosen in zip(texts, predicted, strict=True):
         assert chosen.tolist() == choices_one_by_one(model, text)
 
 
@@ -55,10 +55,10 @@ def test_distil_reads_long_texts_in_windows():
     model = random_model("llama")
     text = np.random.default_rng(2).integers(0, VOCAB, 50).astype(np.int32)
     seen = []
-    (found,) = predict_targets(model, [text], window=20, on_tokens=lambda *n: seen.append(n))
+    (predicted,) = predict_targets(model, [text], window=20, on_tokens=lambda *n: seen.append(n))
     starts = [max(0, 20 + 10 * (-(-(t - 19) // 10)) - 20) for t in range(50)]
     expected = [choices_one_by_one(model, text[s : t + 1])[-1] for t, s in enumerate(starts)]
-    assert found.tolist() == expected
+    assert predicted.tolist() == expected
     assert seen[-1] == (50, 50)
 
 
@@ -68,11 +68,11 @@ def test_distil_counts_equal_brute_force(order):
     texts = random_texts(rng)
     targets = [rng.integers(-1, VOCAB, len(text)) for text in texts]
     tables = count_ngrams(texts, order, vocab_size=VOCAB, targets=targets)
-    found = [
+    counted = [
         Counter({tuple(map(int, row)): int(c) for row, c in zip(*table, strict=True)})
         for table in tables
     ]
-    assert found == count_plainly(texts, targets, order, VOCAB)
+    assert counted == count_plainly(texts, targets, order, VOCAB)
 
 
 def test_distil_lm_is_the_lm_of_its_counts():
@@ -203,9 +203,9 @@ def test_distil_command(saved_model, tmp_path, capsys):
     shown = capsys.readouterr()
     assert "order 3" in shown.out
     expected = distil_ngram(trained_model(), [text], 3, smoothing="absolute")
-    found = NGramLM.load(tmp_path / "target.lm")
-    assert found.num_ngrams == expected.num_ngrams
-    assert found.score(text[:20]) == pytest.approx(expected.score(text[:20]), abs=1e-5)
+    lm = NGramLM.load(tmp_path / "target.lm")
+    assert lm.num_ngrams == expected.num_ngrams
+    assert lm.score(text[:20]) == pytest.approx(expected.score(text[:20]), abs=1e-5)
     NGramLM.train([text], 2, vocab_size=VOCAB, smoothing="absolute").save(tmp_path / "corpus.lm")
     files = (tmp_path / "target.lm", tmp_path / "corpus.lm")
     run("merge", *files, "--weights", "0.7,0.3", "-o", tmp_path / "mixed.lm")

@@ -44,8 +44,8 @@ ELSEWHERE = {
 
 def pages() -> dict[str, Path]:
     """Each page that has Python in it, by its name."""
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    return {page.stem: page for page in found if "```python\n" in page.read_text()}
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return {page.stem: page for page in paths if "```python\n" in page.read_text()}
 
 
 def blocks(page: Path) -> list[tuple[int, str, str | None]]:
@@ -100,11 +100,11 @@ def test_the_reference_has_every_public_name(name: str) -> None:
 
 def commands_in_docs() -> list[str]:
     """The lines of all fenced blocks that call lattice-bpd, continued lines joined."""
-    found = []
+    commands = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = page.read_text().replace("\\\n", " ")
-        found += re.findall(r"^ *(lattice-bpd [a-z].*?)(?: +#.*)?$", text, re.MULTILINE)
-    return sorted(set(found))
+        commands += re.findall(r"^ *(lattice-bpd [a-z].*?)(?: +#.*)?$", text, re.MULTILINE)
+    return sorted(set(commands))
 
 
 @pytest.mark.parametrize("command", commands_in_docs())
@@ -118,12 +118,12 @@ def test_commands_have_the_options_shown(command: str, capsys: pytest.CaptureFix
     assert shown <= known
 
 
-def figure_at(place: str) -> list[str]:
-    """The figures that a place such as `ngram.json train` or `heads.json key` names, as text.
+def figure_at(location: str) -> list[str]:
+    """The figures at a location such as `ngram.json train` or `heads.json key`, as text.
 
     In `decode.jsonl tree_36.key` the line of that name, _ for spaces.
     """
-    file, keys = place.split(" ")
+    file, keys = location.split(" ")
     text = (RESULTS / file).read_text()
     value: Any
     if file.endswith(".jsonl"):

@@ -36,7 +36,7 @@ class Failing:
     ("error", "kind"),
     [
         (FloatingPointError("NaN in the logits"), "nan"),
-        (MemoryError("no room"), "memory"),
+        (MemoryError("no memory"), "memory"),
         (torch.OutOfMemoryError("CUDA out of memory"), "memory"),
         (IndexError("no such row"), "shape"),
         (DraftError("tired", "not today"), "tired"),
@@ -45,10 +45,10 @@ class Failing:
 def test_a_failed_draft_costs_one_step(error, kind):
     drafter = Failing(error)
     with pytest.warns(DraftWarning, match=f"Failing drafted nothing .{kind}: ") as caught:
-        found = decode(model_of("llama"), PROMPT, drafter, max_new_tokens=20)
+        result = decode(model_of("llama"), PROMPT, drafter, max_new_tokens=20)
     assert len(caught) == 1  # of many failures
-    assert found.token_ids == plain_greedy(model_of("llama"), PROMPT, 20)
-    assert found.stats.draft_failures == {kind: drafter.steps // 3}
+    assert result.token_ids == plain_greedy(model_of("llama"), PROMPT, 20)
+    assert result.stats.draft_failures == {kind: drafter.steps // 3}
 
 
 @pytest.mark.parametrize("error", [ValueError("a wrong vocabulary"), KeyError("x"), TypeError("y")])
@@ -76,10 +76,10 @@ def test_failures_of_a_batch_are_counted_for_each_text():
             raise FloatingPointError("NaN")
 
     with pytest.warns(DraftWarning, match="Broken drafted nothing"):
-        found = decode(model_of("llama"), [PROMPT, [5]], Broken(), max_new_tokens=5)
-    assert [result.stats.draft_failures for result in found] == [{"nan": 3}, {"nan": 3}]
+        results = decode(model_of("llama"), [PROMPT, [5]], Broken(), max_new_tokens=5)
+    assert [result.stats.draft_failures for result in results] == [{"nan": 3}, {"nan": 3}]
     merged = DecodeStats(draft_failures={"memory": 1, "nan": 1})
-    merged.merge(found[0].stats)
+    merged.merge(results[0].stats)
     assert merged.draft_failures == {"memory": 1, "nan": 4}
 
 
@@ -108,7 +108,7 @@ def test_a_drafter_proposes_for_all_of_its_texts_in_one_call():
     assert [tree.token_ids for tree in others] == [[7, 1], [8, 2], [9, 3]]
 
 
-def test_room_is_not_bounded_by_heads():
+def test_draft_length_is_not_bounded_by_heads():
     state = state_of(range(4), limit=30)
     state.update_limits()
     assert (state.num_slots, state.max_draft_length) == (4, 29)  # 4 draft heads
@@ -141,8 +141,8 @@ def test_sampled_trees_keep_their_distributions():
 def test_nothing_is_warned_of_where_nothing_fails():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = decode(model_of("llama"), PROMPT, Fixed([1], [-1]), max_new_tokens=5)
-    assert found.stats.draft_failures == {}
+        result = decode(model_of("llama"), PROMPT, Fixed([1], [-1]), max_new_tokens=5)
+    assert result.stats.draft_failures == {}
 
 
 def test_the_vocabulary_is_still_checked():

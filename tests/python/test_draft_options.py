@@ -87,7 +87,7 @@ def test_a_config_may_hold_options_of_other_strategies(strategy: str) -> None:
     )
 
 
-def test_an_unknown_option_is_not_told_to_be_the_strategy() -> None:
+def test_an_unknown_option_is_not_reported_as_the_strategy() -> None:
     with pytest.raises(TypeError, match=r"unknown option 'stratgy'; expected of top_k, ") as caught:
         generate(model_of("llama"), PROMPT, stratgy="tree")
     assert "strategy" not in str(caught.value)
@@ -99,12 +99,12 @@ def test_an_unknown_option_is_not_told_to_be_the_strategy() -> None:
 
 @pytest.mark.parametrize("strategy", WITHOUT_LM)
 def test_an_lm_that_is_not_used_is_ignored(strategy: str) -> None:
-    found = [
+    results = [
         generate(model_of("llama"), PROMPT, strategy, lm=lm, max_new_tokens=8)
         for lm in (None, small_lm())
     ]
-    assert found[0].token_ids == found[1].token_ids
-    assert found[0].stats.accept_lengths == found[1].stats.accept_lengths
+    assert results[0].token_ids == results[1].token_ids
+    assert results[0].stats.accept_lengths == results[1].stats.accept_lengths
 
 
 def test_those_without_lm_are_known() -> None:

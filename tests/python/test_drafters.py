@@ -1,4 +1,4 @@
-"""What reaches drafters and heads: the knobs of a strategy, and the exact token."""
+"""The inputs of drafters and heads: the options of a strategy, and the exact token."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def small_lm() -> NGramLM:
     return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB)
 
 
-def counts(found) -> tuple[list[int], int]:
-    return found.stats.accept_lengths, found.stats.verified_tokens
+def counts(result) -> tuple[list[int], int]:
+    return result.stats.accept_lengths, result.stats.verified_tokens
 
 
 def test_temperature_shapes_the_tree_wherever_it_is_given():
@@ -40,7 +40,7 @@ def test_temperature_shapes_the_tree_wherever_it_is_given():
         )
         for temperature in (0.2, 1.0, 20.0)
     }
-    assert len({str(counts(found)) for found in by_drafter.values()}) > 1
+    assert len({str(counts(result)) for result in by_drafter.values()}) > 1
     for temperature, expected in by_drafter.items():
         given = {**options, "temperature": temperature}
         method = CustomGenerate(model.head_logits, **given)
@@ -49,9 +49,9 @@ def test_temperature_shapes_the_tree_wherever_it_is_given():
         assert custom[0, 3:].tolist() == wanted
         alone = generate(model, PROMPT, "tree", max_new_tokens=30, **given)
         (batch,) = generate(model, [PROMPT], "tree", max_new_tokens=30, **given)
-        for found in (expected, method.results[0], alone, batch):
-            assert found.token_ids == wanted
-            assert counts(found) == counts(expected)
+        for result in (expected, method.results[0], alone, batch):
+            assert result.token_ids == wanted
+            assert counts(result) == counts(expected)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan")])
@@ -84,38 +84,39 @@ def test_heads_in_turn_start_from_the_token_that_processors_chose():
     step.seen.clear()
     options = {"suppress_tokens": plain_greedy(model, PROMPT, 4), "max_new_tokens": 16}
     method = CustomGenerate(model.heads, "bpd")
-    found = base.generate(torch.tensor([PROMPT]), custom_generate=method, **options)
-    assert found.tolist() == base.generate(torch.tensor([PROMPT]), **options).tolist()
+    output = base.generate(torch.tensor([PROMPT]), custom_generate=method, **options)
+    assert output.tolist() == base.generate(torch.tensor([PROMPT]), **options).tolist()
     stats, decoded = method.results[0].stats, method.results[0].token_ids
-    ends = [0]  # of each step: the place of its exact token
+    ends = [0]  # of each step: the index of its exact token
     for length in stats.accept_lengths:
         ends.append(ends[-1] + length + 1)
-    heard = torch.cat(step.seen)
-    asked = [decoded[place] for place in ends if place + 2 < len(decoded)]  # others have no slot
-    assert torch.equal(heard[-len(asked) :], base.get_input_embeddings()(torch.tensor(asked)))
+    embedded = torch.cat(step.seen)
+    expected = [decoded[index] for index in ends if index + 2 < len(decoded)]  # others have no slot
+    wanted = base.get_input_embeddings()(torch.tensor(expected))
+    assert torch.equal(embedded[-len(expected) :], wanted)
 
 
-def test_every_row_of_a_batch_hears_its_own_exact_token():
-    model, heard, states = model_of("trained"), [], []
+def test_every_row_of_a_batch_gets_its_own_exact_token():
+    model, received, states = model_of("trained"), [], []
 
     def heads(hidden, exact_tokens):
-        heard.append(exact_tokens.tolist())
+        received.append(exact_tokens.tolist())
         return model.head_logits(hidden)
 
     class Watching(TreeDrafter):
-        def propose(self, asked):
-            states.append([state.tokens[-1] for state in asked])
-            return super().propose(asked)
+        def propose(self, states_of_step):
+            states.append([state.tokens[-1] for state in states_of_step])
+            return super().propose(states_of_step)
 
     prompts = [PROMPT, [5], [40, 2]]
     drafter = Watching(None, top_k=4, max_nodes=6)
     results = generate(model.base, prompts, heads=heads, drafter=drafter, max_new_tokens=12)
-    first, *rest = heard  # the first call only asks how many slots there are
+    first, *rest = received  # the first call only determines the number of slots
     assert first == [results[0].token_ids[0]]
     assert rest == states
     assert {len(row) for row in rest} >= {3}
-    for prompt, found in zip(prompts, results, strict=True):
-        assert found.token_ids == plain_greedy(model, prompt, 12)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == plain_greedy(model, prompt, 12)
 
 
 def test_callables_without_a_signature_are_called_with_hidden_states_alone():

@@ -22,7 +22,7 @@ def best_instruction_set() -> Iterator[None]:
     _core.set_fused_instruction_set("")
 
 
-def draw_lm(rng: np.random.Generator, vocab_size: int) -> str:
+def random_lm(rng: np.random.Generator, vocab_size: int) -> str:
     """ARPA text of any order; half of them with numbers that tie, a fifth not closed."""
     return random_arpa(
         rng,
@@ -34,7 +34,7 @@ def draw_lm(rng: np.random.Generator, vocab_size: int) -> str:
     )
 
 
-def draw_slots(rng: np.random.Generator, vocab_size: int, max_paths: float) -> list[Slot]:
+def random_slots(rng: np.random.Generator, vocab_size: int, max_paths: float) -> list[Slot]:
     """One to eight slots, some of a single candidate, some scores masked."""
     slots: list[Slot] = []
     paths = 1.0
@@ -49,7 +49,7 @@ def draw_slots(rng: np.random.Generator, vocab_size: int, max_paths: float) -> l
     return slots
 
 
-def draw_options(rng: np.random.Generator, vocab_size: int) -> dict[str, Any]:
+def random_options(rng: np.random.Generator, vocab_size: int) -> dict[str, Any]:
     return {
         "context": rng.integers(0, vocab_size, rng.integers(0, 8)).tolist(),
         "alpha": float(rng.choice(ALPHAS)),
@@ -58,19 +58,19 @@ def draw_options(rng: np.random.Generator, vocab_size: int) -> dict[str, Any]:
     }
 
 
-def check_equal(found: Drafts, expected: Drafts) -> None:
-    np.testing.assert_array_equal(found.counts, expected.counts)
-    np.testing.assert_array_equal(found.token_ids, expected.token_ids)
-    np.testing.assert_array_equal(found.scores, expected.scores)
+def check_equal(actual: Drafts, expected: Drafts) -> None:
+    np.testing.assert_array_equal(actual.counts, expected.counts)
+    np.testing.assert_array_equal(actual.token_ids, expected.token_ids)
+    np.testing.assert_array_equal(actual.scores, expected.scores)
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_engines_are_equal(seed: int, rng: np.random.Generator, core_of: Any) -> None:
     vocab_size = int(rng.integers(1, 40))
-    lm = core_of(draw_lm(rng, vocab_size), vocab_size=vocab_size)
+    lm = core_of(random_lm(rng, vocab_size), vocab_size=vocab_size)
     for _ in range(CASES):
-        lattice = SausageLattice(draw_slots(rng, vocab_size, 1e12))
-        options = draw_options(rng, vocab_size)
+        lattice = SausageLattice(random_slots(rng, vocab_size, 1e12))
+        options = random_options(rng, vocab_size)
         expected = rescore_lattice(lattice, lm=lm, engine="openfst", **options)
         for name in INSTRUCTION_SETS:
             _core.set_fused_instruction_set(name)
@@ -81,17 +81,17 @@ def test_engines_are_equal(seed: int, rng: np.random.Generator, core_of: Any) ->
 @pytest.mark.parametrize("seed", range(25))
 def test_fused_is_brute_force(seed: int, name: str, rng: np.random.Generator, core_of: Any) -> None:
     vocab_size = int(rng.integers(1, 16))
-    text = draw_lm(rng, vocab_size)
+    text = random_lm(rng, vocab_size)
     lm, oracle = core_of(text, vocab_size=vocab_size), read_arpa(text)
     _core.set_fused_instruction_set(name)
     for _ in range(CASES):
-        slots, options = draw_slots(rng, vocab_size, 200), draw_options(rng, vocab_size)
+        slots, options = random_slots(rng, vocab_size, 200), random_options(rng, vocab_size)
         drafts = rescore_lattice(SausageLattice(slots), lm=lm, engine="fused", **options)
         limit = options.pop("num_drafts")
         expected = list_all_drafts(slots, oracle, **options)[:limit]
         assert drafts.counts.tolist() == [len(expected)]
-        found = [tuple(draft) for draft in drafts.token_ids[0, : len(expected)].tolist()]
-        assert found == [tokens for tokens, _ in expected]
+        paths = [tuple(draft) for draft in drafts.token_ids[0, : len(expected)].tolist()]
+        assert paths == [tokens for tokens, _ in expected]
         scores = [score for _, score in expected]
         np.testing.assert_allclose(drafts.scores[0, : len(expected)], scores, rtol=1e-6, atol=1e-4)
 
@@ -105,7 +105,7 @@ def lm() -> NGramLM:
         return NGramLM.train(texts, 4, vocab_size=50, katz_k=1)
 
 
-def draw_batch(batch: int, slots: int, top_k: int) -> tuple[Any, list[list[int]]]:
+def random_batch(batch: int, slots: int, top_k: int) -> tuple[Any, list[list[int]]]:
     rng = np.random.default_rng(batch)
     logits = rng.integers(-8, 8, (batch, slots, 50)).astype(np.float32) / 4
     return logits, [rng.integers(0, 50, rng.integers(0, 6)).tolist() for _ in range(batch)]
@@ -115,9 +115,9 @@ def draw_batch(batch: int, slots: int, top_k: int) -> tuple[Any, list[list[int]]
 @pytest.mark.parametrize(("batch", "slots"), [(1, 8), (2, 3), (3, 1), (17, 5), (64, 8)])
 @pytest.mark.parametrize("engine", ["fused", "openfst"])
 def test_threads_do_not_show(lm: NGramLM, engine: str, batch: int, slots: int) -> None:
-    logits, contexts = draw_batch(batch, slots, 12)
+    logits, contexts = random_batch(batch, slots, 12)
     options: dict[str, Any] = {"top_k": 12, "alpha": 0.5}
-    found = [
+    by_threads = [
         rescore_lattice(logits, contexts, lm, engine=engine, threads=threads, **options)
         for threads in (1, 2, 8, 0)
     ]
@@ -125,9 +125,9 @@ def test_threads_do_not_show(lm: NGramLM, engine: str, batch: int, slots: int) -
         rescore_tree(logits, contexts, lm, max_nodes=40, threads=threads, **options)
         for threads in (1, 2, 8)
     ]
-    for drafts in found[1:]:
+    for drafts in by_threads[1:]:
         for name in ("token_ids", "scores", "counts"):
-            assert getattr(drafts, name).tobytes() == getattr(found[0], name).tobytes()
+            assert getattr(drafts, name).tobytes() == getattr(by_threads[0], name).tobytes()
     for tree in trees[1:]:
         for name in vars(tree):
             assert getattr(tree, name).tobytes() == getattr(trees[0], name).tobytes()

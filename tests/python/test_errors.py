@@ -296,7 +296,7 @@ def test_paths_that_cannot_be_written(write: str, small_lm: NGramLM, tmp_path: P
         getattr(small_lm, write)(tmp_path)
     with pytest.raises(FileNotFoundError):
         getattr(small_lm, write)(tmp_path / "missing" / "file")
-    os.mkfifo(tmp_path / "pipe")  # stands for a device: renaming over it would replace it
+    os.mkfifo(tmp_path / "pipe")  # like a device: renaming over it would replace it
     with pytest.raises(OSError, match="not a regular file"):
         getattr(small_lm, write)(tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo()

@@ -73,7 +73,7 @@ def test_own_drafter(run):
 def test_grammar_of_a_json_schema(run):
     pytest.importorskip("torch")
     pytest.importorskip("llguidance")
-    found, counts = run("json_schema.py").splitlines()
-    assert set(ast.literal_eval(found)) == {"name", "size", "count"}
-    tokens, calls = (int(counts.split()[place]) for place in (0, 3))
+    text, counts = run("json_schema.py").splitlines()
+    assert set(ast.literal_eval(text)) == {"name", "size", "count"}
+    tokens, calls = (int(counts.split()[column]) for column in (0, 3))
     assert calls < tokens

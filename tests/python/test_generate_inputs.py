@@ -22,9 +22,11 @@ NEW = 16
 
 
 def word_tokenizer() -> Tokenizer:
-    found = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<s>"))
-    found.pre_tokenizer = pre_tokenizers.Whitespace()
-    return found
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<s>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
 
 
 def tokenizer_of(side: str = "left", **options) -> PreTrainedTokenizerFast:
@@ -48,10 +50,10 @@ def test_the_output_of_a_tokenizer_is_taken_as_it_is(kind):
     for text in TEXTS:
         wanted = plain_continuation(model, ids_of(text), max_new_tokens=NEW)
         inputs = tokenizer_of()(text, return_tensors=kind)
-        found = generate(model, **inputs, drafter="greedy", max_new_tokens=NEW)
+        results = generate(model, **inputs, drafter="greedy", max_new_tokens=NEW)
         if kind is not None:  # arrays of shape (1, T) are a batch of one
-            (found,) = found
-        assert found.token_ids == wanted
+            (results,) = results
+        assert results.token_ids == wanted
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -59,14 +61,14 @@ def test_padded_batches_are_read_by_their_mask(side):
     model = settings()
     inputs = tokenizer_of(side)(TEXTS, return_tensors="pt", padding=True)
     assert int(inputs["attention_mask"].sum()) < inputs["attention_mask"].numel()
-    found = generate(model, **inputs, drafter="greedy", max_new_tokens=NEW)
+    results = generate(model, **inputs, drafter="greedy", max_new_tokens=NEW)
     wanted = tokenizer_of("left")(TEXTS, return_tensors="pt", padding=True)
     if side == "left":  # processors see the padding, as in the model's own generate
         plain = model.generate(**wanted, do_sample=False, max_new_tokens=NEW)
         rows = plain[:, wanted["input_ids"].shape[1] :].tolist()
     else:
         rows = [plain_continuation(model, ids_of(text), max_new_tokens=NEW) for text in TEXTS]
-    for result, row in zip(found, rows, strict=True):
+    for result, row in zip(results, rows, strict=True):
         assert result.token_ids == row[: len(result.token_ids)]
         assert set(row[len(result.token_ids) :]) <= {0}
 
@@ -74,40 +76,40 @@ def test_padded_batches_are_read_by_their_mask(side):
 def test_text_with_either_kind_of_tokenizer():
     model = settings()
     for tokenizer in (word_tokenizer(), tokenizer_of()):
-        found = generate(model, TEXTS, "greedy", tokenizer=tokenizer, max_new_tokens=NEW)
-        for text, result in zip(TEXTS, found, strict=True):
+        results = generate(model, TEXTS, "greedy", tokenizer=tokenizer, max_new_tokens=NEW)
+        for text, result in zip(TEXTS, results, strict=True):
             assert result.token_ids == plain_continuation(model, ids_of(text), max_new_tokens=NEW)
             assert result.text == tokenizer.decode(result.token_ids, skip_special_tokens=True)
         single = generate(model, TEXTS[0], "greedy", tokenizer=tokenizer, max_new_tokens=NEW)
-        assert single.text == found[0].text
+        assert single.text == results[0].text
     assert generate(model, [1, 2], "greedy", max_new_tokens=2).text is None
 
 
 def letter_tokenizer() -> PreTrainedTokenizerFast:
     """One letter for each token."""
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"
-    found = Tokenizer(models.WordLevel({c: i for i, c in enumerate(letters)}, unk_token="a"))
-    found.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    found.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=found)
+    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(letters)}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 def test_stop_strings_end_a_text_where_a_tokenizer_is_given():
     model, letters = model_with(), letter_tokenizer()
     free = plain_continuation(model, [4, 5], max_new_tokens=NEW)
     config = GenerationConfig(stop_strings=[letters.decode(free[5:7])])
-    found = generate(
+    result = generate(
         model, [4, 5], "greedy", tokenizer=letters, generation_config=config,
         max_new_tokens=NEW,
     )  # fmt: skip
-    assert found.token_ids == free[:7]
-    assert found.finish == "criterion"
+    assert result.token_ids == free[:7]
+    assert result.finish == "criterion"
 
 
 def test_token_types_are_taken_where_they_say_nothing():
     model = settings()
-    found = generate(model, [3, 4], "greedy", token_type_ids=[0, 0], max_new_tokens=NEW)
-    assert found.token_ids == plain_continuation(model, [3, 4], max_new_tokens=NEW)
+    result = generate(model, [3, 4], "greedy", token_type_ids=[0, 0], max_new_tokens=NEW)
+    assert result.token_ids == plain_continuation(model, [3, 4], max_new_tokens=NEW)
     for model, types in ((settings(), [0, 1]), (model_with("gpt2"), [0, 0])):
         with pytest.raises(ValueError, match="token_type_ids cannot be honored"):
             generate(model, [3, 4], token_type_ids=types)

@@ -1,4 +1,4 @@
-"""`generate` writes what `model.generate(do_sample=False)` writes by the same settings."""
+"""`generate` returns the output of `model.generate(do_sample=False)` with the same settings."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def assert_equal_to_plain(model, prompt: list[int], **options):
     """By drafts of the known continuation, of which most are accepted, and by none."""
     wanted = plain_continuation(model, prompt, max_new_tokens=NEW)
     drafter = PlantedDrafts(wanted, VOCAB)
-    found = generate(model, prompt, drafter=drafter, max_new_tokens=NEW, **options)
-    assert found.token_ids == wanted
+    result = generate(model, prompt, drafter=drafter, max_new_tokens=NEW, **options)
+    assert result.token_ids == wanted
     if len(wanted) > 8:  # drafts were kept, and planted errors were not
-        assert found.stats.block_efficiency > 2.0
-        assert found.stats.target_calls > len(wanted) / 7
+        assert result.stats.block_efficiency > 2.0
+        assert result.stats.target_calls > len(wanted) / 7
     assert generate(model, prompt, "greedy", max_new_tokens=NEW).token_ids == wanted
-    return found
+    return result
 
 
 SETTINGS = {
@@ -94,10 +94,10 @@ SETTINGS = {
 def test_settings_of_the_model_are_honored(kind, case):
     model = model_with(kind, **SETTINGS[case])
     for prompt in prompts():
-        found = assert_equal_to_plain(model, prompt)
+        result = assert_equal_to_plain(model, prompt)
         ends = SETTINGS[case].get("eos_token_id", [])
         ends = ends if isinstance(ends, list) else [ends]
-        assert found.finish == ("stop_token" if found.token_ids[-1] in ends else "length")
+        assert result.finish == ("stop_token" if result.token_ids[-1] in ends else "length")
 
 
 def test_settings_change_the_text_here():
@@ -114,11 +114,11 @@ def test_a_batch_is_equal_to_each_text_alone():
     texts = prompts(5, seed=1)
     wanted = [plain_continuation(model, text) for text in texts]
     for strategy in ("greedy", "lookup"):
-        found = generate(model, texts, strategy, max_new_tokens=NEW)
-        assert [result.token_ids for result in found] == wanted
+        results = generate(model, texts, strategy, max_new_tokens=NEW)
+        assert [result.token_ids for result in results] == wanted
     drafters = [PlantedDrafts(text, VOCAB) for text in wanted]
-    found = generate(model, texts, drafter=drafters, max_new_tokens=NEW)
-    assert [result.token_ids for result in found] == wanted
+    results = generate(model, texts, drafter=drafters, max_new_tokens=NEW)
+    assert [result.token_ids for result in results] == wanted
 
 
 def test_the_oracle_runs_twice_by_the_same_settings():
@@ -126,11 +126,11 @@ def test_the_oracle_runs_twice_by_the_same_settings():
     heads = torch.nn.Linear(32, 3 * VOCAB)
     model = model_with(**SETTINGS["all"])
     for prompt in prompts():
-        found = generate(
+        result = generate(
             model, prompt, "oracle", heads=lambda hidden: heads(hidden).view(-1, 3, VOCAB),
             max_new_tokens=NEW,
         )  # fmt: skip
-        assert found.token_ids == plain_continuation(model, prompt)
+        assert result.token_ids == plain_continuation(model, prompt)
 
 
 def test_a_generation_config_replaces_the_models():
@@ -140,8 +140,8 @@ def test_a_generation_config_replaces_the_models():
         wanted = plain_continuation(
             model, prompt, repetition_penalty=1.0, no_repeat_ngram_size=2, eos_token_id=[5, 9]
         )
-        found = generate(model, prompt, "greedy", generation_config=own, max_new_tokens=NEW)
-        assert found.token_ids == wanted
+        result = generate(model, prompt, "greedy", generation_config=own, max_new_tokens=NEW)
+        assert result.token_ids == wanted
 
 
 def test_stop_tokens_of_the_caller_replace_those_of_the_model():
@@ -153,9 +153,9 @@ def test_stop_tokens_of_the_caller_replace_those_of_the_model():
             == free
         )
         last = free[10]
-        found = generate(model, prompt, "greedy", stop_token_ids=last, max_new_tokens=NEW)
-        assert found.token_ids == free[: free.index(last) + 1]
-        assert found.finish == "stop_token"
+        result = generate(model, prompt, "greedy", stop_token_ids=last, max_new_tokens=NEW)
+        assert result.token_ids == free[: free.index(last) + 1]
+        assert result.finish == "stop_token"
 
 
 def test_lengths_come_from_the_argument_then_the_config_then_64():
@@ -171,7 +171,7 @@ def test_lengths_come_from_the_argument_then_the_config_then_64():
         generate(model_with(max_length=2), [1, 2, 3], "greedy")
 
 
-def test_a_model_that_samples_by_itself_is_greedy_here_unless_asked():
+def test_a_model_that_samples_by_itself_is_greedy_by_default():
     model = model_with(do_sample=True, temperature=0.5)
     prompt = prompts()[0]
     plain = plain_continuation(model, prompt)
@@ -191,9 +191,9 @@ def test_a_model_that_samples_by_itself_is_greedy_here_unless_asked():
 
 def test_processors_come_before_a_rule_of_acceptance():
     model = model_with(suppress_tokens=[token for token in range(VOCAB) if token % 2])
-    found = generate(model, [1, 2], "greedy", acceptance=Sampled(5.0), max_new_tokens=40)
-    assert all(token % 2 == 0 for token in found.token_ids)
-    assert len(set(found.token_ids)) > 4
+    results = generate(model, [1, 2], "greedy", acceptance=Sampled(5.0), max_new_tokens=40)
+    assert all(token % 2 == 0 for token in results.token_ids)
+    assert len(set(results.token_ids)) > 4
 
 
 REFUSED = {
@@ -218,13 +218,13 @@ def test_what_cannot_be_honored_is_refused_by_name(name):
 def test_beams_of_the_model_may_be_turned_off():
     model = model_with(num_beams=4)
     config = GenerationConfig(num_beams=1)
-    found = generate(model, [1, 2, 3], "greedy", generation_config=config, max_new_tokens=NEW)
-    assert found.token_ids == plain_continuation(model, [1, 2, 3], num_beams=1)
+    result = generate(model, [1, 2, 3], "greedy", generation_config=config, max_new_tokens=NEW)
+    assert result.token_ids == plain_continuation(model, [1, 2, 3], num_beams=1)
 
 
 def test_certificates_are_for_plain_greedy_text():
-    found = generate(model_with(eos_token_id=7), [1, 2], "greedy", certificate=True)
-    assert found.certificate is not None
+    result = generate(model_with(eos_token_id=7), [1, 2], "greedy", certificate=True)
+    assert result.certificate is not None
     with pytest.raises(ValueError, match="RepetitionPenaltyLogitsProcessor"):
         generate(model_with(repetition_penalty=1.2), [1, 2], "greedy", certificate=True)
 
@@ -235,7 +235,7 @@ def test_pad_tokens_without_a_mask_are_hidden_as_the_model_does():
         assert_equal_to_plain(model, prompt)
     with pytest.raises(ValueError, match="the last token, 0, is hidden as padding"):
         generate(model, [5, 6, 0], "greedy")
-    found = generate(model, [5, 6, 0], "greedy", attention_mask=[1, 1, 1], max_new_tokens=NEW)
-    assert found.token_ids == plain_continuation(
+    result = generate(model, [5, 6, 0], "greedy", attention_mask=[1, 1, 1], max_new_tokens=NEW)
+    assert result.token_ids == plain_continuation(
         model, [5, 6, 0], attention_mask=torch.ones(1, 3, dtype=torch.long)
     )

@@ -35,16 +35,16 @@ def guidance(regex: str, **options: Any) -> GuidanceConstraint:
 
 def walk(constraint: Any, longest: int) -> set[tuple[int, ...]]:
     """All accepted sequences up to a length, by masks and steps."""
-    found, level = set(), {(): constraint.start()}
+    texts, level = set(), {(): constraint.start()}
     for _ in range(longest + 1):
-        found |= {text for text, state in level.items() if state.accepting}
+        texts |= {text for text, state in level.items() if state.accepting}
         level = {
             (*text, int(token)): state.advance(int(token))
             for text, state in level.items()
             for token in np.flatnonzero(state.allowed_tokens())
         }
         assert None not in level.values()
-    return found
+    return texts
 
 
 @pytest.mark.parametrize("number", range(8))
@@ -102,7 +102,7 @@ def test_grammar_allows_what_the_regex_matches(regex: str, rng: np.random.Genera
             text, state = text + TOKENS[token], state.advance(token)
 
 
-def test_grammar_writes_text_that_must_come_in_the_tokenizers_tokens() -> None:
+def test_grammar_tokenizes_forced_text_canonically() -> None:
     state = guidance("abc12").start()
     assert [TOKENS[token] for token in state.expected_tokens()] == [b"abc", b"12"]
     assert np.flatnonzero(state.allowed_tokens()).tolist() == [TOKENS.index(b"abc")]
@@ -111,16 +111,16 @@ def test_grammar_writes_text_that_must_come_in_the_tokenizers_tokens() -> None:
 
 def test_grammar_guidance_states_stay_as_they_are() -> None:
     state = guidance("a[bc]d").start()
-    behind = state.advance(TOKENS.index(b"a"))
-    assert behind is not None
+    advanced = state.advance(TOKENS.index(b"a"))
+    assert advanced is not None
     for token in (b"b", b"c"):
-        after = behind.advance(TOKENS.index(token))
+        after = advanced.advance(TOKENS.index(token))
         assert after is not None
         assert after.expected_tokens() == [TOKENS.index(b"d")]
     assert {TOKENS[i] for i in np.flatnonzero(state.allowed_tokens())} == {b"a", b"ab"}
 
 
-def test_grammar_of_a_json_schema_writes_json(rng: np.random.Generator) -> None:
+def test_grammar_of_a_json_schema_generates_json(rng: np.random.Generator) -> None:
     pytest.importorskip("llguidance")
     schema = {
         "type": "object",
@@ -149,9 +149,9 @@ def test_grammar_over_a_padded_vocabulary() -> None:
     assert guidance("a*", vocab_size=64).start().advance(60) is None
 
 
-def paths_of(found: Any) -> dict[tuple[int, ...], float]:
+def paths_of(intersection: Any) -> dict[tuple[int, ...], float]:
     """Texts and scores of an intersection's acceptor, by the search over acceptors."""
-    drafts = rescore_fst(found.acceptor(), None, 4096)
+    drafts = rescore_fst(intersection.acceptor(), None, 4096)
     count = int(drafts.counts[0])
     texts = [tuple(t for t in row if t >= 0) for row in drafts.token_ids[0][:count].tolist()]
     return dict(zip(texts, drafts.scores[0][:count].tolist(), strict=True))
@@ -164,7 +164,7 @@ def test_grammar_and_lattice_intersect_as_enumerated(number: int, seed: int) -> 
     constraint = acceptor_of(arcs, final, vocab_size=8, end_token_ids=[7])
     logits = rng.normal(size=(3, 8)).astype(np.float32)
     state = AutomatonState(constraint.start(), constraint.end_token_ids)
-    found = paths_of(intersect(state, MergedStates(), logits, 8, "test"))
+    paths = paths_of(intersect(state, MergedStates(), logits, 8, "test"))
     level: dict[tuple[int, ...], tuple[AutomatonState, float]] = {(): (state, 0.0)}
     wanted = {}
     for row in logits:  # every legal text of three tokens, or shorter where it is over
@@ -181,17 +181,19 @@ def test_grammar_and_lattice_intersect_as_enumerated(number: int, seed: int) -> 
                 longer[(*text, token)] = (after, score + share)
         level = longer
     wanted |= {text: score for text, (_, score) in level.items()}
-    assert set(found) == set(wanted)
-    assert all(abs(found[text] - wanted[text]) < 1e-4 for text in wanted)
+    assert set(paths) == set(wanted)
+    assert all(abs(paths[text] - wanted[text]) < 1e-4 for text in wanted)
 
 
 def test_grammar_masks_slots_where_paths_do_not_matter() -> None:
     constraint = acceptor_of([(0, 3, 1), (0, 5, 1), (1, 2, 2), (1, 4, 2)], {2}, vocab_size=6)
     logits = np.arange(18, dtype=np.float32).reshape(3, 6)
-    found = intersect(AutomatonState(constraint.start(), ()), MergedStates(), logits, 3, "test")
-    assert not found.depends
+    intersection = intersect(
+        AutomatonState(constraint.start(), ()), MergedStates(), logits, 3, "test"
+    )
+    assert not intersection.depends
     ids, scores = np.empty((3, 3), np.int32), np.empty((3, 3), np.float32)
-    found.fill_candidates(ids, scores)
+    intersection.fill_candidates(ids, scores)
     assert ids[:2, :2].tolist() == [[4, 2], [3, 1]]
     assert scores.tolist()[:2] == [[4.0, 2.0, -np.inf], [9.0, 7.0, -np.inf]]
 
@@ -216,19 +218,23 @@ def test_grammar_forgets_states_that_are_too_many() -> None:
 def test_grammar_candidates_are_the_best_allowed(share: float, rng: np.random.Generator) -> None:
     allowed = rng.permutation(700)[: max(1, int(700 * share))]
     logits = rng.integers(0, 90, (1, 700)).astype(np.float32)  # with ties
-    logits[0, allowed] -= 60.0 if share == 0.5 else 0.0  # all behind those that are not allowed
+    logits[0, allowed] -= 60.0 if share == 0.5 else 0.0  # all below those that are not allowed
     constraint = FstConstraint.from_arcs([(0, int(token), 1) for token in allowed], {1}, 700)
-    found = intersect(AutomatonState(constraint.start(), ()), MergedStates(), logits, 9, "test")
+    intersection = intersect(
+        AutomatonState(constraint.start(), ()), MergedStates(), logits, 9, "test"
+    )
     ranked = sorted(allowed.tolist(), key=lambda token: (-logits[0, token], token))
-    assert [arc.token_id for arc in found.slots[0]] == ranked[:9]
+    assert [arc.token_id for arc in intersection.slots[0]] == ranked[:9]
 
 
 def test_grammar_slot_that_the_head_masks_keeps_a_token() -> None:
     constraint = acceptor_of([(0, 3, 1), (0, 5, 1)], {1}, vocab_size=6)
     logits = np.full((1, 6), -np.inf, np.float32)
     logits[0, 0] = 1.0
-    found = intersect(AutomatonState(constraint.start(), ()), MergedStates(), logits, 3, "test")
-    assert [arc.token_id for arc in found.slots[0]] == [2]
+    intersection = intersect(
+        AutomatonState(constraint.start(), ()), MergedStates(), logits, 3, "test"
+    )
+    assert [arc.token_id for arc in intersection.slots[0]] == [2]
 
 
 #  9 --a0-- 1 --b1-- 2       below the exact token 9, under the acceptor ABC: a(b|c)a | bba
@@ -245,9 +251,9 @@ def test_grammar_cuts_trees_and_adds_what_must_come() -> None:
     assert sorted(paths) == [[0, 1, 0, 8], [1, 1, 0, 8]]
     short = constrain_tree(tree, state, 3)
     assert short.max_depth == 3
-    drawn = PrefixTree.from_drafts(9, [[5]])
-    drawn.sampled_from = lambda _node: None
-    assert constrain_tree(drawn, state, 10) is drawn
+    sampled = PrefixTree.from_drafts(9, [[5]])
+    sampled.sampled_from = lambda _node: None
+    assert constrain_tree(sampled, state, 10) is sampled
 
 
 def test_grammar_chooses_among_the_allowed() -> None:

@@ -1,4 +1,4 @@
-"""Decoding under constraints writes what constrained greedy decoding writes, in fewer calls."""
+"""Decoding under constraints returns the constrained greedy output in fewer calls."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def guidance(regex: str) -> GuidanceConstraint:
 
 
 def options_of(way: str, lm: NGramLM) -> dict[str, Any]:
-    found = {**SIZES, **WAYS[way], "drafter": way.split()[0]}
-    if "lm" in found:
-        found["lm"] = lm
-    return found
+    options = {**SIZES, **WAYS[way], "drafter": way.split()[0]}
+    if "lm" in options:
+        options["lm"] = lm
+    return options
 
 
 @pytest.mark.parametrize("regex", REGEXES)
@@ -68,13 +68,13 @@ def test_grammar_of_a_regex_with_every_strategy(kind: str, regex: str, lm: NGram
     model, constraint = model_of(kind), guidance(regex)
     wanted = constrained_greedy(model, PROMPT, constraint, 28)
     for way in WAYS:
-        found = generate(
+        result = generate(
             model, PROMPT, constraint=constraint, max_new_tokens=28, **options_of(way, lm)
         )
-        assert found.token_ids == wanted, way
+        assert result.token_ids == wanted, way
     if wanted[-1] == END:
         assert re.fullmatch(regex, text_of(wanted))
-        assert found.finish == "stop_token"
+        assert result.finish == "stop_token"
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -84,11 +84,11 @@ def test_grammar_of_an_acceptor_with_every_strategy(number: int, seed: int, lm: 
     for kind in ("llama", "trained"):
         wanted = constrained_greedy(model_of(kind), PROMPT, constraint, 20)
         for way in WAYS:
-            found = generate(
+            result = generate(
                 model_of(kind), PROMPT, constraint=constraint, max_new_tokens=20,
                 **options_of(way, lm),
             )  # fmt: skip
-            assert found.token_ids == wanted, (kind, way)
+            assert result.token_ids == wanted, (kind, way)
 
 
 @pytest.mark.parametrize("layout", ["tree", "rows"])
@@ -98,54 +98,54 @@ def test_grammar_of_a_batch_is_as_alone(layout: str, lm: NGramLM) -> None:
     for way in ("bpd", "p_best", "tree", "tree with cache"):
         options = {"constraint": constraint, "max_new_tokens": 24, "layout": layout}
         together = generate(model, prompts, **options, **options_of(way, lm))
-        for prompt, found in zip(prompts, together, strict=True):
-            assert found.token_ids == constrained_greedy(model, prompt, constraint, 24)
+        for prompt, result in zip(prompts, together, strict=True):
+            assert result.token_ids == constrained_greedy(model, prompt, constraint, 24)
 
 
 def test_grammar_ends_only_where_it_accepts() -> None:
     model = model_of("llama")
     stop = TOKENS.index(b"z")
     constraint = guidance("[a-y]{6}[a-z]*")
-    found = generate(
+    results = generate(
         model, PROMPT, "bpd", constraint=constraint, stop_token_ids=[stop], max_new_tokens=40
     )
-    assert found.token_ids == constrained_greedy(model, PROMPT, constraint, 40, (stop,))
-    assert len(found.token_ids) > 1
-    assert all(token not in (stop, END) for token in found.token_ids[:-1])
+    assert results.token_ids == constrained_greedy(model, PROMPT, constraint, 40, (stop,))
+    assert len(results.token_ids) > 1
+    assert all(token not in (stop, END) for token in results.token_ids[:-1])
 
 
 def test_grammar_without_end_tokens_ends_when_nothing_may_follow() -> None:
     constraint = acceptor_of([(0, 5, 1), (0, 6, 1), (1, 7, 2), (1, 8, 2)], {2})
     for strategy in ("greedy", "tree"):
-        found = generate(model_of("llama"), PROMPT, strategy, constraint=constraint, **SIZES)
-        assert (len(found.token_ids), found.finish) == (2, "constraint")
+        result = generate(model_of("llama"), PROMPT, strategy, constraint=constraint, **SIZES)
+        assert (len(result.token_ids), result.finish) == (2, "constraint")
     empty = acceptor_of([(0, 0, 1)], {1})
-    found = generate(model_of("llama"), PROMPT, constraint=empty, **SIZES)
-    assert (found.token_ids, found.finish) == ([], "constraint")
+    result = generate(model_of("llama"), PROMPT, constraint=empty, **SIZES)
+    assert (result.token_ids, result.finish) == ([], "constraint")
     circle = acceptor_of([(0, 5, 0)], {0})
-    found = generate(model_of("llama"), PROMPT, constraint=circle, max_new_tokens=9, **SIZES)
-    assert (found.token_ids, found.finish) == ([4] * 9, "length")
+    result = generate(model_of("llama"), PROMPT, constraint=circle, max_new_tokens=9, **SIZES)
+    assert (result.token_ids, result.finish) == ([4] * 9, "length")
 
 
 def test_grammar_drafts_what_must_come_beyond_the_heads() -> None:
     chain = [(state, state + 5, state + 1) for state in range(20)]
     constraint = acceptor_of(chain, {20}, end_token_ids=[40])
     model = random_model("llama")
-    found = generate(model, PROMPT, "bpd", constraint=constraint, max_new_tokens=30)
-    assert found.token_ids == [*range(4, 24), 40]
-    assert found.stats.target_calls == 2  # the prompt, and all that must come
-    assert found.stats.verified_tokens == 20
+    result = generate(model, PROMPT, "bpd", constraint=constraint, max_new_tokens=30)
+    assert result.token_ids == [*range(4, 24), 40]
+    assert result.stats.target_calls == 2  # the prompt, and all that must come
+    assert result.stats.verified_tokens == 20
     greedy = generate(model, PROMPT, "greedy", constraint=constraint, max_new_tokens=30)
-    assert greedy.token_ids == found.token_ids
+    assert greedy.token_ids == result.token_ids
     assert greedy.stats.target_calls == 21
     most = POSITIONS - len(PROMPT) + 1
     long = acceptor_of([(0, 5, 0)], {0})
-    found = generate(model, PROMPT, "bpd", constraint=long, max_new_tokens=200)
-    assert (len(found.token_ids), found.finish) == (most, "positions")
+    result = generate(model, PROMPT, "bpd", constraint=long, max_new_tokens=200)
+    assert (len(result.token_ids), result.finish) == (most, "positions")
 
 
 class Stubborn(Drafter):
-    """Proposes what is never allowed, behind what may be."""
+    """Proposes tokens that are never allowed after one that may be."""
 
     def propose(self, states: Any) -> list[PrefixTree]:
         wrong = [47] * 9  # cut to the longest draft
@@ -154,20 +154,20 @@ class Stubborn(Drafter):
 
 def test_grammar_cuts_the_drafts_of_any_drafter() -> None:
     model, constraint = model_of("llama"), guidance("[a-c]{30}")
-    found = decode(model, PROMPT, Stubborn(), constraint=constraint, max_new_tokens=8)
-    assert found.token_ids == constrained_greedy(model, PROMPT, constraint, 8)
-    steps = found.stats.target_calls - 1
-    assert steps - 1 <= found.stats.verified_tokens <= steps  # the 1 alone, where one more fits
+    result = decode(model, PROMPT, Stubborn(), constraint=constraint, max_new_tokens=8)
+    assert result.token_ids == constrained_greedy(model, PROMPT, constraint, 8)
+    steps = result.stats.target_calls - 1
+    assert steps - 1 <= result.stats.verified_tokens <= steps  # the 1 alone, where one more fits
 
 
 def test_grammar_beside_a_static_cache() -> None:
     constraint = guidance("[a-c]{1,8}xyz[0-9]{4}abcabcabc")
     wanted = constrained_greedy(model_of("llama"), PROMPT, constraint, 30)
-    found = generate(
+    result = generate(
         model_of("llama"), PROMPT, constraint=constraint, max_new_tokens=30, layout="tree",
         generation_config=GenerationConfig(cache_implementation="static"), **SIZES,
     )  # fmt: skip
-    assert found.token_ids == wanted
+    assert result.token_ids == wanted
 
 
 class SecondBest:
@@ -212,8 +212,8 @@ def test_grammar_under_sampling_by_seed() -> None:
         options = {"acceptance": getattr(verify, "Sampled")(1.5, seed=seed), "max_new_tokens": 30}  # noqa: B009
         plain = generate(model, PROMPT, "greedy", constraint=constraint, **options)
         for strategy in ("bpd", "p_best", "tree", "auto"):
-            found = generate(model, PROMPT, strategy, constraint=constraint, **options, **SIZES)
-            assert found.token_ids == plain.token_ids
+            result = generate(model, PROMPT, strategy, constraint=constraint, **options, **SIZES)
+            assert result.token_ids == plain.token_ids
         texts.add(text_of(plain.token_ids))
         assert re.fullmatch("abc[0-9]+(xyz)?", text_of(plain.token_ids))
     assert len(texts) > 1
@@ -271,9 +271,11 @@ def check_json(tokenizer: Any, vocab_size: int, end: int, decode_text: Any) -> N
     assert wanted[-1] == end
     assert set(json.loads(decode_text(wanted[:-1]))) == set(SCHEMA["properties"])  # type: ignore[call-overload]
     for strategy in ("bpd", "p_best", "tree"):
-        found = generate(model, [5, 6], strategy, constraint=constraint, max_new_tokens=60, **SIZES)
-        assert found.token_ids == wanted
-        assert found.stats.target_calls < len(wanted)
+        result = generate(
+            model, [5, 6], strategy, constraint=constraint, max_new_tokens=60, **SIZES
+        )
+        assert result.token_ids == wanted
+        assert result.stats.target_calls < len(wanted)
 
 
 def test_grammar_of_a_json_schema_over_a_byte_level_tokenizer() -> None:

@@ -1,4 +1,4 @@
-"""Files of heads that ask for more than they hold: refused before memory is taken."""
+"""Files of heads whose sizes exceed their content: refused before memory is allocated."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_sizes_out_of_all_reason(build, stem, value, tmp_path):
 def test_heads_come_back_as_float32_and_can_be_trained(build, stem, tmp_path):
     heads = build().to(torch.bfloat16)
     heads.save_pretrained(tmp_path)
-    found = type(heads).from_pretrained(tmp_path)
+    loaded = type(heads).from_pretrained(tmp_path)
     for (name, saved), read in zip(
-        heads.named_parameters(), found.parameters(), strict=True
+        heads.named_parameters(), loaded.parameters(), strict=True
     ):  # fmt: skip
         assert read.dtype == torch.float32, name
         assert read.requires_grad, name

@@ -160,7 +160,7 @@ print("alive")
 """
 
 
-# What could run code that a file holds, and how the option that forbids it may stand there.
+# Calls that could run code of a file, and the options that forbid it.
 LOADERS = {
     "torch.load": ("weights_only", {"True"}),
     "np.load": ("allow_pickle", {None, "False"}),  # False unless given
@@ -198,7 +198,7 @@ def test_damaged_files(verify: str, lm_file: Path, tmp_path: Path) -> None:
     outcomes = json.loads(output.splitlines()[-1])
     assert outcomes["loaded"] + outcomes["refused"] == 600
     if verify == "verify":
-        assert outcomes["refused"] > 560  # the rest wrote what was there
+        assert outcomes["refused"] > 560  # the others wrote the same bytes
     else:
         assert outcomes["loaded"] > 250
         assert outcomes["answered"] > 250
@@ -236,7 +236,7 @@ def test_nothing_unpickles_code() -> None:
                 modules = [alias.name for alias in node.names] + [getattr(node, "module", None)]
                 pickles += [path.name for module in modules if module in PICKLES]
     assert not pickles
-    assert calls  # or the test looks for the wrong names
+    assert calls  # or the test searches for the wrong names
     for name, call in calls:
         options = {option.arg: ast.unparse(option.value) for option in call.keywords}
         option, allowed = LOADERS[ast.unparse(call.func)]

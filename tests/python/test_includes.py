@@ -35,12 +35,12 @@ def includes_openfst(path: Path, known: dict[Path, bool]) -> bool:
 def test_only_listed_files_include_openfst() -> None:
     known: dict[Path, bool] = {}
     sources = [*CORE.rglob("*.cc"), *(ROOT / "src").glob("*.cc")]
-    found = {str(path.relative_to(ROOT)) for path in sources if includes_openfst(path, known)}
+    including = {str(path.relative_to(ROOT)) for path in sources if includes_openfst(path, known)}
     build = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
     listed = re.search(r"set\(fst_sources\s([^)]*)\)", build)
     assert listed is not None, "CMakeLists.txt sets no fst_sources"
     allowed = {f"cpp/lattice_bpd/{name}" for name in listed[1].split()}
-    assert found == allowed, "see docs/design.md, Compile time"
+    assert including == allowed, "see docs/design.md, Compile time"
 
 
 def test_includes_are_followed_through_headers() -> None:

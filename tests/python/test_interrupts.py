@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM inside one long call of the core: answered soon, nothing left behind."""
+"""Ctrl-C and SIGTERM inside one long call of the core: handled soon, no leftover files."""
 
 import signal
 import time

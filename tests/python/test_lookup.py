@@ -66,17 +66,17 @@ def test_lookup_is_lossless_alone_and_in_a_batch(kind):
     base = model_of(kind).base
     alone = [decode(base, prompt, LookupDrafter(), max_new_tokens=20) for prompt in prompts]
     together = decode(base, prompts, LookupDrafter(), max_new_tokens=20)
-    assert [found.token_ids for found in alone] == wanted
-    assert [found.token_ids for found in together] == wanted
-    lengths = [found.stats.accept_lengths for found in alone]
-    assert [found.stats.accept_lengths for found in together] == lengths
+    assert [result.token_ids for result in alone] == wanted
+    assert [result.token_ids for result in together] == wanted
+    lengths = [result.stats.accept_lengths for result in alone]
+    assert [result.stats.accept_lengths for result in together] == lengths
 
 
 def test_a_loop_is_drafted_deeper_than_the_heads():
-    cycle = [place * 5 % VOCAB for place in range(VOCAB + 2)]
-    found = decode(model_of("trained"), cycle, LookupDrafter(draft_length=12), max_new_tokens=14)
-    assert found.stats.block_efficiency > 2.0
-    assert max(found.stats.accept_lengths) > model_of("trained").num_slots
+    cycle = [index * 5 % VOCAB for index in range(VOCAB + 2)]
+    result = decode(model_of("trained"), cycle, LookupDrafter(draft_length=12), max_new_tokens=14)
+    assert result.stats.block_efficiency > 2.0
+    assert max(result.stats.accept_lengths) > model_of("trained").num_slots
 
 
 @pytest.mark.parametrize(

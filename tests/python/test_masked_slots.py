@@ -41,7 +41,7 @@ def lm(rng: np.random.Generator, core_of: Any) -> NGramLM:
     return core_of(random_arpa(rng, VOCAB, 3), vocab_size=VOCAB)
 
 
-def draw_logits(rng: np.random.Generator) -> tuple[Any, list[int], list[list[int]]]:
+def random_logits(rng: np.random.Generator) -> tuple[Any, list[int], list[list[int]]]:
     """(B, H, V) logits, the number of slots before the first that is masked, contexts."""
     ends = [0, 1, 3, SLOTS, int(rng.integers(0, SLOTS + 1))]
     logits = rng.normal(0, 2, (len(ends), SLOTS, VOCAB)).astype(np.float32)
@@ -69,7 +69,7 @@ def check_drafts(drafts: Drafts, row: int, alone: Drafts | None, end: int) -> No
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["openfst", *_core.fused_instruction_sets()])
 def test_drafts(rng: np.random.Generator, name: str, lm: NGramLM) -> None:
-    logits, ends, contexts = draw_logits(rng)
+    logits, ends, contexts = random_logits(rng)
     engine = "openfst" if name == "openfst" else "fused"
     _core.set_fused_instruction_set("" if name == "openfst" else name)
     options: dict[str, Any] = {"top_k": TOP_K, "num_drafts": 7, "alpha": 0.5}
@@ -91,7 +91,7 @@ def test_drafts(rng: np.random.Generator, name: str, lm: NGramLM) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("with_cache", [False, True])
 def test_trees_and_samples(rng: np.random.Generator, lm: NGramLM, with_cache: bool) -> None:
-    logits, ends, contexts = draw_logits(rng)
+    logits, ends, contexts = random_logits(rng)
     cache = None
     if with_cache:
         cache = ContextNGram(VOCAB, 3)
@@ -103,7 +103,7 @@ def test_trees_and_samples(rng: np.random.Generator, lm: NGramLM, with_cache: bo
     shared = sample_tree(logits, contexts, lm, noise=noise[0], **options)
     for row, end in enumerate(ends):
         if end == 0:
-            assert [int(found.counts[row]) for found in (tree, samples, shared)] == [0, 0, 0]
+            assert [int(together.counts[row]) for together in (tree, samples, shared)] == [0, 0, 0]
             assert samples.sampled_from(row, -1) is None
             continue
         pieces = (logits[row, :end], contexts[row], lm)
@@ -112,9 +112,9 @@ def test_trees_and_samples(rng: np.random.Generator, lm: NGramLM, with_cache: bo
             sample_tree(*pieces, seed=5, **options),
             sample_tree(*pieces, noise=noise[1], **options),
         ]
-        for found, one in zip((tree, samples, shared), alone, strict=True):
+        for together, one in zip((tree, samples, shared), alone, strict=True):
             for field in ("token_ids", "parents", "depths", "log_probs", "counts"):
-                np.testing.assert_array_equal(getattr(found, field)[row], getattr(one, field)[0])
+                np.testing.assert_array_equal(getattr(together, field)[row], getattr(one, field)[0])
         for node in range(-1, int(samples.counts[row])):
             ours, expected = samples.sampled_from(row, node), alone[1].sampled_from(0, node)
             assert (ours is None) == (expected is None)
@@ -125,7 +125,7 @@ def test_trees_and_samples(rng: np.random.Generator, lm: NGramLM, with_cache: bo
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("beam", [None, 500])
 def test_scorers(rng: np.random.Generator, lm: NGramLM, beam: int | None) -> None:
-    logits, ends, contexts = draw_logits(rng)
+    logits, ends, contexts = random_logits(rng)
     candidates = select_top_k(logits, TOP_K, log_softmax=False, where="test")
     options: dict[str, Any] = {"num_drafts": 4, "beam": beam, "alpha": 0.5}
     drafts = search_drafts(candidates, contexts, NGramScorer(lm), **options)
@@ -138,7 +138,7 @@ def test_scorers(rng: np.random.Generator, lm: NGramLM, beam: int | None) -> Non
         check_drafts(drafts, row, alone, end)
 
 
-def test_a_scorer_is_not_asked_where_no_lattice_has_a_slot(lm: NGramLM) -> None:
+def test_a_scorer_is_not_called_if_no_lattice_has_a_slot(lm: NGramLM) -> None:
     class NoScorer(NGramScorer):
         def start(self, contexts: Any) -> Any:
             raise AssertionError(f"there is nothing to score for {contexts}")
@@ -153,14 +153,14 @@ def test_trees_for_verification(rng: np.random.Generator, lm: NGramLM) -> None:
     pytest.importorskip("torch")
     from lattice_bpd.verify import search
 
-    logits, ends, contexts = draw_logits(rng)
+    logits, ends, contexts = random_logits(rng)
     contexts = [[*context, 1] for context in contexts]
     candidates = select_top_k(logits, TOP_K, log_softmax=False, where="test")
-    found = [
+    by_engine = [
         search.search_trees(candidates, contexts, lm, [99] * len(ends), max_nodes=20, alpha=0.5),
         search.search_drafts(candidates, contexts, lm, [99] * len(ends), num_drafts=6, alpha=0.5),
     ]
-    for trees in found:
+    for trees in by_engine:
         for tree, end, row in zip(trees, ends, logits, strict=True):
             assert tree.max_depth == end
             for token, depth in list(zip(tree.token_ids, tree.depths, strict=True))[1:]:
@@ -170,15 +170,15 @@ def test_trees_for_verification(rng: np.random.Generator, lm: NGramLM) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_fst_export(rng: np.random.Generator, lm: NGramLM) -> None:
     pytest.importorskip("pywrapfst")
-    logits, ends, contexts = draw_logits(rng)
+    logits, ends, contexts = random_logits(rng)
     drafts = rescore_lattice(logits, contexts, lm, top_k=TOP_K, num_drafts=7, alpha=1.0)
     for row, end in enumerate(ends):
         fst = SausageLattice.from_logits(logits[row], TOP_K).to_pywrapfst()
         assert fst.num_states() == (end + 1 if end else 0)
         for engine in ("auto", "openfst"):
-            found = rescore_fst(fst, lm, 7, contexts[row], alpha=1.0, engine=engine)
-            check_drafts(drafts, row, found if end else None, end)
-            assert int(found.counts[0]) == int(drafts.counts[row])
+            rescored = rescore_fst(fst, lm, 7, contexts[row], alpha=1.0, engine=engine)
+            check_drafts(drafts, row, rescored if end else None, end)
+            assert int(rescored.counts[0]) == int(drafts.counts[row])
 
 
 @pytest.mark.parametrize("log_softmax", [False, True])
@@ -189,7 +189,7 @@ def test_torch_on_the_host_and_by_the_way_of_an_accelerator(
     from lattice_bpd.lattice.device import top_k_on_device
     from lattice_bpd.lattice.logits import Candidates
 
-    logits, _, contexts = draw_logits(rng)
+    logits, _, contexts = random_logits(rng)
     expected = rescore_lattice(
         logits, contexts, lm, top_k=TOP_K, log_softmax=log_softmax, alpha=1.0
     )
@@ -201,6 +201,6 @@ def test_torch_on_the_host_and_by_the_way_of_an_accelerator(
     ids, scores = top_k_on_device(tensor, TOP_K, log_softmax)
     shape = (*logits.shape[:2], TOP_K)
     by_device = Candidates(ids.reshape(shape), scores.reshape(shape))
-    found = rescore_lattice(by_device, contexts, lm, alpha=1.0)
-    np.testing.assert_array_equal(found.token_ids, expected.token_ids)
-    np.testing.assert_array_equal(found.counts, expected.counts)
+    on_device = rescore_lattice(by_device, contexts, lm, alpha=1.0)
+    np.testing.assert_array_equal(on_device.token_ids, expected.token_ids)
+    np.testing.assert_array_equal(on_device.counts, expected.counts)

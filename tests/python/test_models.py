@@ -44,27 +44,27 @@ def test_a_head_is_residual_plus_one_hidden_layer_through_the_tied_embedding():
     model, hidden = model_of("gpt2"), torch.randn(32, generator=torch.Generator().manual_seed(1))
     heads = model.heads
     with torch.inference_mode():
-        found = model.head_logits(hidden)
+        logits = model.head_logits(hidden)
         for slot in range(SLOTS):
             rows = slice(slot * 32, (slot + 1) * 32)
             inner = F.silu(heads.inner.weight[rows] @ hidden + heads.inner.bias[rows])
             state = hidden + heads.outer_weight[rows] @ inner + heads.outer_bias[slot]
             expected = model.base.transformer.wte.weight @ state
-            torch.testing.assert_close(found[slot], expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(logits[slot], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_head_logits_only_where_asked():
+def test_head_logits_only_at_requested_positions():
     model, batch = model_of("llama"), ids(2, 6)
-    places = torch.tensor([[5, 0], [2, 3]])
+    positions = torch.tensor([[5, 0], [2, 3]])
     with torch.inference_mode():
-        output = model(batch, head_positions=places, logit_positions=1)
+        output = model(batch, head_positions=positions, logit_positions=1)
         assert output.logits.shape == (2, 1, VOCAB)
         assert output.head_logits.shape == (2, 2, SLOTS, VOCAB)
         expected = model.head_logits(output.hidden[1, 3])
     torch.testing.assert_close(output.head_logits[1, 1], expected)
 
 
-def test_cache_goes_on_where_it_ended():
+def test_cache_continues_where_it_ended():
     model, batch = model_of("llama"), ids(2, 8)
     with torch.inference_mode():
         first = model(batch[:, :5], use_cache=True)
@@ -93,10 +93,10 @@ def test_save_and_load_give_the_same_model(kind, tmp_path):
     model = model_of(kind)
     model.save_pretrained(tmp_path / "model")
     loaded = BlockwiseLM.from_pretrained(tmp_path / "model")
-    places = torch.tensor([[0, 4]])
+    positions = torch.tensor([[0, 4]])
     with torch.inference_mode():
-        before = model(ids(1, 5), head_positions=places)
-        after = loaded(ids(1, 5), head_positions=places)
+        before = model(ids(1, 5), head_positions=positions)
+        after = loaded(ids(1, 5), head_positions=positions)
     assert torch.equal(before.logits, after.logits)
     assert torch.equal(before.head_logits, after.head_logits)
     assert not loaded.training
@@ -151,14 +151,14 @@ def test_wrong_sizes_are_refused():
 def test_losses_are_cross_entropies_of_later_and_later_tokens():
     model, batch = model_of("gpt2"), ids(2, 9 + HEADS)
     rows = HeadText(batch.flatten().numpy().astype(np.int32), row_length=9 + HEADS)
-    found = torch.tensor(measure_heads(model, rows, 9).losses)
+    losses = torch.tensor(measure_heads(model, rows, 9).losses)
     with torch.inference_mode():
         output = model(batch[:, :9], head_positions=torch.arange(9).expand(2, -1))
         for head in range(HEADS):
             logits = output.logits if head == 0 else output.head_logits[:, :, head - 1]
             labels = batch[:, 1 + head : 10 + head]
             expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-            torch.testing.assert_close(found[head], expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(losses[head], expected, rtol=1e-4, atol=1e-4)
 
 
 def train(steps: int, **options) -> tuple[BlockwiseLM, list[list[float]]]:
@@ -210,7 +210,7 @@ def test_a_slow_machine_does_fewer_steps():
     assert report.step == report.steps < 100
 
 
-def test_matrices_go_to_muon_and_the_rest_to_adamw():
+def test_muon_trains_matrices_and_adamw_the_others():
     model = build_small_gpt(VOCAB, hidden_size=32, num_layers=1)
     muon, adamw = build_optimizers(model, 0.02, 0.01)
     chosen = {id(weight) for group in muon.param_groups for weight in group["params"]}

@@ -72,7 +72,7 @@ def test_lms_side_by_side(corpora):
     assert f"{scores['small'].perplexity:.3f}" in lines[2]
 
 
-def test_weights_by_em_beat_their_neighbours(corpora):
+def test_weights_by_em_beat_their_neighbors(corpora):
     lms = [
         NGramLM.train(c, 3, vocab_size=50, smoothing="absolute", unseen="uniform")
         for c in corpora[:2]

@@ -26,16 +26,16 @@ def every_score(lm: NGramLM) -> np.ndarray:
     return np.concatenate([lm.score(rng.integers(0, 5, 12), eos=True) for _ in range(40)])
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_every_format_reads_back(lm, form, tmp_path):
-    path = tmp_path / f"x.{form}"
-    write_lm(lm, path, to=form)
+@pytest.mark.parametrize("to", FORMATS)
+def test_every_format_reads_back(lm, to, tmp_path):
+    path = tmp_path / f"x.{to}"
+    write_lm(lm, path, to=to)
     again = read_lm(path, vocab_size=5)
     assert np.allclose(every_score(again), every_score(lm), atol=2e-6)
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-def test_formats_are_told_by_endings_and_first_bytes(lm, tmp_path):
+def test_formats_are_detected_by_endings_and_first_bytes(lm, tmp_path):
     for name, magic in [("m.lm", b"LBPD"), ("m.arpa", b"\\dat"), ("m.arpa.gz", b"\x1f\x8b")]:
         write_lm(lm, tmp_path / name, vocab=WORDS if "arpa" in name else None)
         assert (tmp_path / name).read_bytes().startswith(magic)
@@ -47,7 +47,7 @@ def test_formats_are_told_by_endings_and_first_bytes(lm, tmp_path):
         write_lm(lm, tmp_path / "m", to="xml")
 
 
-def test_epsilon_backoff_as_another_toolkit_writes_it(lm, tmp_path):
+def test_epsilon_backoff_of_another_toolkit(lm, tmp_path):
     pywrapfst = pytest.importorskip("pywrapfst")
     fst = lm.to_pywrapfst(end_of_sentence=True)
     fst.relabel_pairs(ipairs=[(lm.failure_label, 0)], opairs=[(lm.failure_label, 0)])
@@ -86,10 +86,10 @@ def test_from_kenlm_numbers_the_words(path):
     assert lm.vocab_size == len(words) == 2233
     assert lm.num_ngrams[1:] == [9798, 13919]
     total = sum(np.exp(lm.log_prob(i, bos=False)) for i in range(lm.vocab_size))
-    assert total < 1.0  # </s> and <unk> have the rest; <s>, log10 0 in the file, has nothing
+    assert total < 1.0  # </s> and <unk> have the remainder; <s>, log10 0 in the file, has none
 
 
-def test_info_states_forms_errors_and_checksums(lm, tmp_path):
+def test_info_has_sizes_errors_and_checksums(lm, tmp_path):
     small = lm.quantise(8)
     small.save(tmp_path / "q.lm")
     info = describe_lm(tmp_path / "q.lm")

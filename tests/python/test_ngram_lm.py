@@ -25,7 +25,7 @@ def train(rng: np.random.Generator, order: int, vocab_size: int, **options: Any)
         return NGramLM.train(texts, order, vocab_size=vocab_size, **options)
 
 
-def draw_histories(rng: np.random.Generator, lm: NGramLM) -> Iterator[list[int]]:
+def random_histories(rng: np.random.Generator, lm: NGramLM) -> Iterator[list[int]]:
     """All histories of length 0 and 1, then random ones."""
     yield []
     for token in range(lm.vocab_size):
@@ -39,7 +39,7 @@ def draw_histories(rng: np.random.Generator, lm: NGramLM) -> Iterator[list[int]]
 def test_every_history_sums_to_one(seed: int, rng: np.random.Generator) -> None:
     min_counts = None if seed % 3 else [1, 1, 2, 2, 3][: 1 + seed % 5]
     lm = train(rng, 1 + seed % 5, 15, min_counts=min_counts)
-    for history, bos in itertools.product(draw_histories(rng, lm), (True, False)):
+    for history, bos in itertools.product(random_histories(rng, lm), (True, False)):
         log_probs = [lm.log_prob(token, history, bos=bos) for token in range(lm.vocab_size)]
         log_probs.append(lm.score(history, bos=bos, eos=True)[-1])
         total = sum(np.exp(log_prob) for log_prob in log_probs if log_prob > UNSEEN)
@@ -74,7 +74,7 @@ def test_log_prob_is_the_definition(seed: int, rng: np.random.Generator, core_of
 
 
 def test_example_by_hand(small_lm: NGramLM) -> None:
-    # the cat sat ran </s>, behind <s>
+    # the cat sat ran </s>, after <s>
     expected = [-0.2, -0.1, -0.45, -0.2 - 1.2, -1.0]
     np.testing.assert_allclose(
         small_lm.score([0, 1, 2, 3], eos=True), LN10 * np.array(expected), rtol=1e-6
@@ -142,4 +142,4 @@ def test_saving_over_the_file_in_use(rng: np.random.Generator, tmp_path: Path) -
     mapped.save(tmp_path / "b.lm")
     np.testing.assert_array_equal(mapped.score(range(20)), before)
     np.testing.assert_array_equal(NGramLM.load(tmp_path / "b.lm").score(range(20)), before)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.lm", "b.lm"]  # nothing left behind
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.lm", "b.lm"]  # no leftover files

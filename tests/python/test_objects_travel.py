@@ -40,8 +40,8 @@ WAYS = [send, copy.copy, deep]
 
 def scores_in_a_new_process(lm: NGramLM, lattice: SausageLattice, drafts: Drafts) -> Any:
     """Runs in a process that has imported nothing before."""
-    found = rescore_lattice(lattice, [1], lm, num_drafts=3, alpha=1.0)
-    return lm.score(TEXT), found, drafts
+    rescored = rescore_lattice(lattice, [1], lm, num_drafts=3, alpha=1.0)
+    return lm.score(TEXT), rescored, drafts
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -125,7 +125,7 @@ def test_results_of_torch_and_numpy_are_equal_by_content(small_lm: NGramLM) -> N
     torch = pytest.importorskip("torch")
     ours = results_of(small_lm, LOGITS)[:2]
     theirs = results_of(small_lm, torch.from_numpy(LOGITS))[:2]
-    assert ours == theirs == [send(found) for found in theirs]
+    assert ours == theirs == [send(result) for result in theirs]
     assert not isinstance(theirs[0].token_ids, np.ndarray)
     scores = theirs[0].scores.double()
     assert Drafts(theirs[0].token_ids, scores, theirs[0].counts) != theirs[0]
@@ -152,13 +152,13 @@ def test_prefix_trees(way: Any) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_sampled_prefix_trees_keep_their_distributions(way: Any, small_lm: NGramLM) -> None:
-    found = sample_tree(LOGITS[0], [1], small_lm, max_nodes=6, top_k=3, alpha=1.0)
+    sampled = sample_tree(LOGITS[0], [1], small_lm, max_nodes=6, top_k=3, alpha=1.0)
     tree_class = pytest.importorskip("lattice_bpd.verify").PrefixTree
-    tree = tree_class.from_nodes(1, found.token_ids[0], found.parents[0], 9)
-    tree.sampled_from = lambda node: found.sampled_from(0, node - 1)
+    tree = tree_class.from_nodes(1, sampled.token_ids[0], sampled.parents[0], 9)
+    tree.sampled_from = lambda node: sampled.sampled_from(0, node - 1)
     again = way(way(tree))
     for node in range(len(tree)):
-        ours, expected = again.sampled_from(node), found.sampled_from(0, node - 1)
+        ours, expected = again.sampled_from(node), sampled.sampled_from(0, node - 1)
         assert (ours is None) == (expected is None)
         for mine, other in zip(ours or (), expected or (), strict=True):
             np.testing.assert_array_equal(mine, other)
@@ -233,8 +233,8 @@ def test_scorers(way: Any, kind: str, small_lm: NGramLM, tmp_path: Path) -> None
     scorer = scorers_of(small_lm, tmp_path)[kind]()
     again = way(scorer)
     candidates = np.array([[0, 3], [2, 1]], np.int32)
-    for found in (again, scorer):
-        assert found.vocab_size == scorer.vocab_size
+    for each in (again, scorer):
+        assert each.vocab_size == scorer.vocab_size
     np.testing.assert_array_equal(
         again.score(again.start([[1], [2, 0]]), candidates),
         scorer.score(scorer.start([[1], [2, 0]]), candidates),
@@ -248,7 +248,7 @@ def test_a_process_that_starts_afresh(small_lm: NGramLM, tmp_path: Path) -> None
     drafts = rescore_lattice(lattice, [1], small_lm, num_drafts=3, alpha=1.0)
     jobs = [(small_lm, lattice, drafts), (mapped, lattice, drafts)]
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        for scores, found, sent in pool.starmap(scores_in_a_new_process, jobs):
+        for scores, received, sent in pool.starmap(scores_in_a_new_process, jobs):
             np.testing.assert_array_equal(scores, small_lm.score(TEXT))
-            assert found == drafts
+            assert received == drafts
             assert sent == drafts

@@ -101,8 +101,8 @@ def test_a_library_that_is_no_part_of_the_system_is_named(
 
 def test_the_pythons_found(monkeypatch: pytest.MonkeyPatch) -> None:
     pythons = load_script("pythons", monkeypatch)
-    found = pythons.find_pythons(sys.executable)
-    assert [python.tag for python in found] == [f"cp3{sys.version_info.minor}"]
+    listed = pythons.find_pythons(sys.executable)
+    assert [python.tag for python in listed] == [f"cp3{sys.version_info.minor}"]
     with pytest.raises(SystemExit, match=r"no-such-python does not run.*expected"):
         pythons.find_pythons("no-such-python")
 

@@ -79,14 +79,16 @@ class ByArrays:
     def find_trees(self, states, logits, *given, **options):
         config = self.config
         candidates = select_top_k(logits, config.top_k, log_softmax=False, where="test")
-        found = rescore_tree(
+        arrays = rescore_tree(
             candidates.at_temperature(config.temperature), *given, max_nodes=config.max_nodes,
             alpha=config.alpha / config.temperature, **options,
         )  # fmt: skip
         trees, repeats = [], Repeats()
         for row, state in enumerate(states):
-            nodes = (array[row, : found.counts[row]] for array in (found.token_ids, found.parents))
-            log_probs = found.log_probs[row, : found.counts[row]]
+            nodes = (
+                array[row, : arrays.counts[row]] for array in (arrays.token_ids, arrays.parents)
+            )
+            log_probs = arrays.log_probs[row, : arrays.counts[row]]
             tree = PrefixTree.from_nodes(
                 state.tokens[-1], *nodes, state.max_draft_length, log_probs
             )
@@ -117,8 +119,8 @@ def test_prefix_trees_are_those_of_the_arrays(drafter, limits):
         for state, limit in zip(states, limits, strict=True):
             state.limit = limit
         results.append((propose_trees([one] * len(states), states), states))
-    (quick, states), (plain, others) = results
-    for tree, wanted, state, other in zip(quick, plain, states, others, strict=True):
+    (direct, states), (plain, others) = results
+    for tree, wanted, state, other in zip(direct, plain, states, others, strict=True):
         assert tree.max_depth <= state.max_draft_length
         assert tree.token_ids == wanted.token_ids
         assert tree.parents == wanted.parents
@@ -198,19 +200,19 @@ def test_a_prefix_tree_is_a_proposal():
         done = len(state.new_tokens)
         return PrefixTree.from_drafts(state.tokens[-1], [output[done:], [0]])
 
-    found = decode(model, prompt, Proposes(foresee), max_new_tokens=12)
-    assert found.token_ids == output
-    assert found.stats.target_calls == 2  # the prompt, and the rest in one, cut to its room
+    result = decode(model, prompt, Proposes(foresee), max_new_tokens=12)
+    assert result.token_ids == output
+    assert result.stats.target_calls == 2  # the prompt, and one for all other tokens
 
 
 def test_prefix_trees_are_checked():
     model, prompt = model_of("llama"), [3, 8, 13]
     wanted = plain_greedy(model, prompt, 6)
     with pytest.warns(DraftWarning, match="node 0 of the tree is"):
-        found = decode(model, prompt, Proposes(lambda _: PrefixTree([VOCAB + 5], [-1])),
+        result = decode(model, prompt, Proposes(lambda _: PrefixTree([VOCAB + 5], [-1])),
                        max_new_tokens=6)  # fmt: skip
-    assert found.token_ids == wanted
-    assert found.stats.draft_failures == {"shape": 4}
+    assert result.token_ids == wanted
+    assert result.stats.draft_failures == {"shape": 4}
 
     def outside(state):
         return PrefixTree.from_drafts(state.tokens[-1], [[VOCAB]])
@@ -219,24 +221,24 @@ def test_prefix_trees_are_checked():
         decode(model, prompt, Proposes(outside), max_new_tokens=6)
 
 
-def test_failing_heads_are_counted_by_the_quick_way_too():
+def test_failing_heads_are_counted_by_the_direct_search():
     calls = []
 
     def heads(hidden):
         calls.append(hidden)
-        if len(calls) > 1:  # the first looks at their shape
+        if len(calls) > 1:  # the first checks their shape
             raise MemoryError
         return torch.zeros(len(hidden), 3, VOCAB)
 
     model = model_of("llama")
     with pytest.warns(DraftWarning, match="memory"):
-        found = generate(model.base, [3, 8], "tree", heads=heads, max_new_tokens=6)
-    assert found.token_ids == plain_greedy(model, [3, 8], 6)
-    assert found.stats.draft_failures == {"memory": 4}
-    assert len(calls) == 5  # not asked anew by the other way
+        result = generate(model.base, [3, 8], "tree", heads=heads, max_new_tokens=6)
+    assert result.token_ids == plain_greedy(model, [3, 8], 6)
+    assert result.stats.draft_failures == {"memory": 4}
+    assert len(calls) == 5  # not called again by the other search
 
 
-def test_wrong_options_of_the_quick_way():
+def test_wrong_options_of_the_direct_search():
     with pytest.raises(ValueError, match="max_nodes is 0"):
         propose_trees([TreeDrafter(None, max_nodes=0)], states_of([3]))
     other = NGramLM.train([np.arange(7)], order=2, vocab_size=7, smoothing="witten_bell")

@@ -25,7 +25,7 @@ def lm(rng: np.random.Generator, seed: int, core_of: Any) -> NGramLM:
     return model
 
 
-def draw_lattice(rng: np.random.Generator) -> SausageLattice:
+def random_lattice(rng: np.random.Generator) -> SausageLattice:
     slots = []
     for _ in range(rng.integers(1, 5)):
         width = int(rng.integers(1, 6))
@@ -35,21 +35,21 @@ def draw_lattice(rng: np.random.Generator) -> SausageLattice:
 
 def list_paths(shortest: Any) -> list[tuple[float, list[int]]]:
     """(cost, token ids) of each path, the best first."""
-    found = []
+    paths = []
     stack = [(shortest.start(), 0.0, [])] if shortest.start() >= 0 else []
     while stack:
         state, cost, tokens = stack.pop()
         final = float(shortest.final(state))
         if final < float("inf"):
-            found.append((cost + final, tokens))
+            paths.append((cost + final, tokens))
         for arc in shortest.arcs(state):
             more = [arc.ilabel - 1] if arc.ilabel else []
             stack.append((arc.nextstate, cost + float(arc.weight), tokens + more))
-    return sorted(found)
+    return sorted(paths)
 
 
 def walk(model: Any, state: int, label: int, failure: int) -> tuple[float, int]:
-    """Cost of `label` and the state behind it; failure arcs only where nothing else matches."""
+    """Cost of `label` and the next state; failure arcs only if nothing else matches."""
     cost = 0.0
     while True:
         arcs = {arc.ilabel: arc for arc in model.arcs(state)}
@@ -61,7 +61,7 @@ def walk(model: Any, state: int, label: int, failure: int) -> tuple[float, int]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_same_best_paths(seed: int, rng: np.random.Generator, lm: NGramLM) -> None:
-    lattice, context = draw_lattice(rng), rng.integers(0, VOCAB, rng.integers(0, 6)).tolist()
+    lattice, context = random_lattice(rng), rng.integers(0, VOCAB, rng.integers(0, 6)).tolist()
     num_drafts, bos = int(rng.integers(1, 40)), bool(rng.integers(2))
     model = lm.to_pywrapfst(context, bos=bos, expand_failures=True)
     composed = fst.compose(lattice.to_pywrapfst().arcsort(), model)
@@ -75,7 +75,7 @@ def test_the_same_best_paths(seed: int, rng: np.random.Generator, lm: NGramLM) -
     near = np.abs(np.diff(costs)) < 1e-4  # float32 costs so near that their order is open
     for i, (_, tokens) in enumerate(theirs):
         if not near[max(i - 1, 0) : i + 1].any():
-            assert ours[i] == tokens, f"place {i}"
+            assert ours[i] == tokens, f"rank {i}"
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -95,7 +95,7 @@ def test_failure_arcs_are_the_backoffs(seed: int, rng: np.random.Generator, lm: 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_drafts_through_the_failure_arcs(seed: int, rng: np.random.Generator, lm: NGramLM) -> None:
-    lattice, context = draw_lattice(rng), rng.integers(0, VOCAB, 4).tolist()
+    lattice, context = random_lattice(rng), rng.integers(0, VOCAB, 4).tolist()
     drafts = rescore_lattice(lattice, context, lm, num_drafts=5, alpha=1.0)
     model, heads = lm.to_pywrapfst(context), lattice.to_pywrapfst()
     for i in range(int(drafts.counts[0])):

@@ -23,11 +23,11 @@ def make_cache(batch: int, width: int, seed: int = 0) -> StackedCache:
     return StackedCache(keys, values, width)
 
 
-def same(found: StackedCache, wanted: StackedCache) -> bool:
+def same(rows: StackedCache, wanted: StackedCache) -> bool:
     """Whether the slots in use hold the same."""
-    return found.width == wanted.width and all(
-        torch.equal(a[:, :, :, : found.width], b[:, :, :, : found.width])
-        for a, b in ((found.keys, wanted.keys), (found.values, wanted.values))
+    return rows.width == wanted.width and all(
+        torch.equal(a[:, :, :, : rows.width], b[:, :, :, : rows.width])
+        for a, b in ((rows.keys, wanted.keys), (rows.values, wanted.values))
     )
 
 
@@ -44,21 +44,21 @@ def test_rows_are_what_a_copy_would_be(batch: int) -> None:
                 cache.select_sequences(rng.integers(0, batch, batch).tolist())
                 rows.forget()
         sequences = sorted(rng.integers(0, batch, rng.integers(1, 7)).tolist())
-        room = int(rng.integers(1, 9))
-        found = rows.repeat(cache, sequences, room)
-        assert found.keys.shape[3] >= cache.width + room
-        assert same(found, cache.repeat_sequences(sequences, room))
-        for part in (found.keys, found.values):  # the call writes behind what is known, ..
-            part[:, :, :, cache.width : cache.width + room] = torch.randn(())
+        num_free = int(rng.integers(1, 9))
+        repeated = rows.repeat(cache, sequences, num_free)
+        assert repeated.keys.shape[3] >= cache.width + num_free
+        assert same(repeated, cache.repeat_sequences(sequences, num_free))
+        for part in (repeated.keys, repeated.values):  # the call writes after these positions, ..
+            part[:, :, :, cache.width : cache.width + num_free] = torch.randn(())
         chosen = rng.integers(0, len(sequences), batch).tolist()
-        rows.append_to(cache, chosen, int(rng.integers(0, room + 1)))  # .. and a part is kept
+        rows.append_to(cache, chosen, int(rng.integers(0, num_free + 1)))  # .. and a part is kept
 
 
 def test_rows_are_not_copied_again() -> None:
     cache, rows = make_cache(1, 50), RepeatedRows()
     first = rows.repeat(cache, [0, 0, 0], 4)
     before = first.keys[:, :, :, :50].clone()
-    cache.keys[:, :, :, :50] = 0.0  # nobody may do so; here it shows what is read
+    cache.keys[:, :, :, :50] = 0.0  # not allowed; here it shows what is read
     cache.set_width(53)
     again = rows.repeat(cache, [0, 0], 4)
     assert again.keys.data_ptr() == first.keys.data_ptr()
@@ -67,7 +67,7 @@ def test_rows_are_not_copied_again() -> None:
     again = rows.repeat(cache, [0, 0, 0], 4)  # the third row was not in the call between
     assert torch.equal(again.keys[:, :, :, :50], before)
     assert torch.equal(again.keys[:, :, :, 50:55], cache.keys[:, [0, 0, 0], :, 50:55])
-    more = rows.repeat(cache, [0, 0, 0, 0], 4)  # for which there is no room
+    more = rows.repeat(cache, [0, 0, 0, 0], 4)  # which exceeds the capacity
     assert same(more, cache.repeat_sequences([0, 0, 0, 0], 4))
 
 

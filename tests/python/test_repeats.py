@@ -1,4 +1,4 @@
-"""Trees that go on as the text went on before: worked trees, brute force, laws of decoding."""
+"""Trees extended with earlier continuations: worked trees, brute force, laws of decoding."""
 
 import gc
 import math
@@ -22,14 +22,14 @@ from lattice_bpd.decode.drafters.suffix_index import LONGEST_MATCH, SuffixIndex
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.verify import PrefixTree, Sampled
 
-CYCLE = [place * 5 % VOCAB for place in range(VOCAB + 2)]
+CYCLE = [index * 5 % VOCAB for index in range(VOCAB + 2)]
 PROMPTS = [CYCLE, [40, 2, 40, 2, 40, 2], [5]]
 
 
-def state_of(tokens, num_slots=2, room=40):
+def state_of(tokens, num_slots=2, max_length=40):
     model = SimpleNamespace(vocab_size=VOCAB)
     state = DecodeState(model, list(tokens), len(tokens), torch.zeros(1), 99, DecodeStats())
-    state.num_slots, state.max_draft_length = num_slots, room
+    state.num_slots, state.max_draft_length = num_slots, max_length
     return state
 
 
@@ -48,31 +48,31 @@ def prefixes_of(tree):
     for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
         if node:
             paths[node] = (*paths[parent], token)
-    found = list(paths.values())[1:]
-    assert len(set(found)) == len(found)
-    return dict(zip(found, np.exp(tree.log_probs.astype(float)).tolist(), strict=True))
+    prefixes = list(paths.values())[1:]
+    assert len(set(prefixes)) == len(prefixes)
+    return dict(zip(prefixes, np.exp(tree.log_probs.astype(float)).tolist(), strict=True))
 
 
 def test_a_loop_is_followed_beyond_the_last_slot():
-    # 1 2 3 1 2 3 1: the second 1 matched nothing, so 2 was foreseen behind a match of 1 and came,
-    # 3 behind 1 2, 1 behind 1 2 3. Rates (1 + 1) / (1 + 2) = 2/3 for matches of 1, 2, 3 tokens,
+    # 1 2 3 1 2 3 1: the second 1 matched nothing, so 2 was predicted after a match of 1 and came,
+    # 3 after 1 2, 1 after 1 2 3. Rates (1 + 1) / (1 + 2) = 2/3 for matches of 1, 2, 3 tokens,
     # 1/2 for longer ones. The match is now 1 2 3 1, of 4 tokens: 2 3 1 .. each with 1/2.
     tree = tree_of({(2,): 0.6, (7,): 0.2, (2, 9): 0.1})
     state = state_of([1, 2, 3, 1, 2, 3, 1])
-    found = prefixes_of(Repeats().extend(tree, state, 5))
-    assert found == pytest.approx(
+    prefixes = prefixes_of(Repeats().extend(tree, state, 5))
+    assert prefixes == pytest.approx(
         {(2,): 0.6, (2, 3): 0.3, (7,): 0.2, (2, 3, 1): 0.15, (2, 9): 0.1}, rel=1e-6
     )
     assert list(prefixes_of(Repeats().extend(tree, state, 3))) == [(2,), (2, 3), (7,)]
 
 
-def test_nodes_of_the_last_slot_go_on():
-    # The text ends in 9, which is new; behind it the tree says 1 2, and 1 2 was followed by 3 4.
+def test_nodes_of_the_last_slot_are_extended():
+    # The text ends in 9, which is new; the tree continues with 1 2, which 3 4 followed earlier.
     # Nothing was foreseen yet, so each further token has half the probability of its parent.
     tree = tree_of({(1,): 0.8, (1, 2): 0.6, (5,): 0.1})
     state = state_of([1, 2, 3, 4, 9])
-    found = prefixes_of(Repeats().extend(tree, state, 5))
-    assert found == pytest.approx(
+    prefixes = prefixes_of(Repeats().extend(tree, state, 5))
+    assert prefixes == pytest.approx(
         {(1,): 0.8, (1, 2): 0.6, (1, 2, 3): 0.3, (1, 2, 3, 4): 0.15, (5,): 0.1}, rel=1e-6
     )
     three_slots = state_of([1, 2, 3, 4, 9], num_slots=3)
@@ -85,21 +85,21 @@ def test_what_says_nothing_leaves_the_tree_as_it_is():
     assert Repeats().extend(tree, state_of([3, 4, 3]), 2) is tree  # 4 has 1/2, less than 0.7
     late = tree_of({(1,): 0.9, (1, 2): 0.1})
     assert Repeats().extend(late, state_of([1, 2, 9, 0]), 9) is late  # 0.05 + 0.025
-    assert Repeats().extend(tree, state_of([1, 2, 9, 1], room=2), 2) is tree  # known already
+    assert Repeats().extend(tree, state_of([1, 2, 9, 1], max_length=2), 2) is tree  # known already
 
 
-def test_nothing_is_drafted_past_the_room():
+def test_nothing_is_drafted_past_the_max_draft_length():
     tree = tree_of({(2,): 0.6, (2, 3): 0.5})
-    for room in (2, 3, 5):
-        found = Repeats().extend(tree, state_of([1, 2, 3] * 4 + [1], room=room), 30)
-        assert max(map(len, prefixes_of(found))) == room
+    for max_length in (2, 3, 5):
+        extended = Repeats().extend(tree, state_of([1, 2, 3] * 4 + [1], max_length=max_length), 30)
+        assert max(map(len, prefixes_of(extended))) == max_length
 
 
 def test_rates_fade_and_a_cut_text_is_read_anew():
     repeats, tree = Repeats(), tree_of({(8,): 0.001})
     state = state_of([4, 5, 4])
     repeats.extend(tree, state, 9)
-    state.tokens += [5, 4, 6]  # behind 4: 5 came, as foreseen; behind 4 5 4: 5 was foreseen, not 6
+    state.tokens += [5, 4, 6]  # after 4: 5 came, as predicted; after 4 5 4: 5 was predicted, not 6
     repeats.extend(tree, state, 9)
     rates = repeats._texts.of(state).rates
     assert rates[1:4] == [(1.0, 1.0), (1.0, 1.0), (0.0, 1.0)]
@@ -122,28 +122,28 @@ def find_by_hand(text, path):
     return 0, 0
 
 
-def extend_by_hand(prefixes, text, num_slots, room, max_nodes):
-    """The definition: every continuation to its end, then the best of what is worth its place."""
+def extend_by_hand(prefixes, text, num_slots, max_length, max_nodes):
+    """The definition: every continuation to its end, then the best nodes."""
     seen, rates = [], np.tile([0.0, 0.0], (LONGEST_MATCH + 1, 1))
     for token in text:
-        place, size = find_by_hand(seen, [])
+        position, size = find_by_hand(seen, [])
         if size:
-            rates[size] = 0.99 * rates[size] + [seen[place] == token, 1.0]
+            rates[size] = 0.99 * rates[size] + [seen[position] == token, 1.0]
         seen.append(token)
-    found = dict(prefixes)
+    extended = dict(prefixes)
     last = [prefix for prefix in prefixes if len(prefix) == num_slots]
     for start in [(), *last]:
         whole, path = [*text, *start], start
-        place, size = find_by_hand(text, start)
-        while size and len(path) < min(room, max_nodes):
+        position, size = find_by_hand(text, start)
+        while size and len(path) < min(max_length, max_nodes):
             right, tried = rates[min(size, LONGEST_MATCH)]
-            above = found[path] if path else 1.0
-            path, size = (*path, whole[place]), size + 1
-            whole.append(whole[place])
-            place += 1
-            found[path] = max(found.get(path, 0.0), above * (right + 1) / (tried + 2))
+            above = extended[path] if path else 1.0
+            path, size = (*path, whole[position]), size + 1
+            whole.append(whole[position])
+            position += 1
+            extended[path] = max(extended.get(path, 0.0), above * (right + 1) / (tried + 2))
     floor = max(0.02, min(prefixes.values()) if len(prefixes) >= max_nodes else 0.0)
-    best = {path: p for path, p in found.items() if path in prefixes or p > floor}
+    best = {path: p for path, p in extended.items() if path in prefixes or p > floor}
     if sum(p for path, p in best.items() if path not in prefixes) < 0.1:
         return prefixes
     return dict(sorted(best.items(), key=lambda item: -item[1])[:max_nodes])
@@ -161,14 +161,14 @@ def test_extended_trees_are_the_best_nodes_of_all_continuations(seed):
             prefixes[token,] = rng.uniform(0.2, 0.9)
             for second in range(2):
                 prefixes[token, second] = prefixes[token,] * rng.uniform(0.1, 0.9)
-        num_slots, room = 2, int(rng.integers(2, 9))
+        num_slots, max_length = 2, int(rng.integers(2, 9))
         max_nodes = int(rng.integers(9, 20))
-        wanted.append(extend_by_hand(prefixes, text, num_slots, room, max_nodes))
-        states.append(state_of(text, num_slots, room))
+        wanted.append(extend_by_hand(prefixes, text, num_slots, max_length, max_nodes))
+        states.append(state_of(text, num_slots, max_length))
         rows.append(tree_of(prefixes))
-        found = prefixes_of(Repeats().extend(rows[-1], states[-1], max_nodes))
-        assert found == pytest.approx(wanted[-1], rel=1e-5), seed
-        assert list(found.values()) == sorted(found.values(), reverse=True)
+        extended = prefixes_of(Repeats().extend(rows[-1], states[-1], max_nodes))
+        assert extended == pytest.approx(wanted[-1], rel=1e-5), seed
+        assert list(extended.values()) == sorted(extended.values(), reverse=True)
     shared = Repeats()
     for tree, state in zip(rows, states, strict=True):
         alone = Repeats().extend(tree, state, 12)
@@ -176,18 +176,18 @@ def test_extended_trees_are_the_best_nodes_of_all_continuations(seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_matches_are_found_behind_texts_and_paths(seed):
+def test_matches_after_texts_and_paths(seed):
     rng = np.random.default_rng(seed)
     index, text = SuffixIndex(), rng.integers(0, 3, 60).tolist()
     for end in range(60):
         path = rng.integers(0, 3, end % 4).tolist()
         assert index.find() == find_by_hand(text[:end], [])
-        found = index.find(path)
-        assert found == find_by_hand(text[:end], path)
-        if found[1] > 0:
+        match = index.find(path)
+        assert match == find_by_hand(text[:end], path)
+        if match[1] > 0:
             whole = [*text[:end], *path]
-            for token in index.follow(found[0], 9, path):
-                assert token == whole[found[0] + len(whole) - end - len(path)]
+            for token in index.follow(match[0], 9, path):
+                assert token == whole[match[0] + len(whole) - end - len(path)]
                 whole.append(token)
         assert index.append(text[end]) == find_by_hand(text[:end], [])
 
@@ -205,10 +205,10 @@ def test_loops_take_fewer_calls_and_the_output_stays(kind, lm):
     model = model_of(kind)
     wanted = [plain_greedy(model, prompt, 14) for prompt in PROMPTS]
     together = decode(model, PROMPTS, drafter(), max_new_tokens=14)
-    assert [found.token_ids for found in together] == wanted
-    for prompt, found in zip(PROMPTS, together, strict=True):
+    assert [result.token_ids for result in together] == wanted
+    for prompt, result in zip(PROMPTS, together, strict=True):
         alone = decode(model, prompt, drafter(), max_new_tokens=14)
-        assert alone.stats.accept_lengths == found.stats.accept_lengths
+        assert alone.stats.accept_lengths == result.stats.accept_lengths
         assert alone.stats.verified_tokens <= 36 * (alone.stats.target_calls - 1)
         plain = decode(model, prompt, drafter(False), max_new_tokens=14)
         assert alone.stats.target_calls <= plain.stats.target_calls
@@ -218,15 +218,15 @@ def test_loops_take_fewer_calls_and_the_output_stays(kind, lm):
 
 def test_sampling_by_seed_keeps_its_tokens(lm):
     model, rule = model_of("trained"), Sampled(temperature=0.1, seed=3)
-    found = {}
+    results = {}
     for cache in (False, True):
         drafter = TreeDrafter(lm, top_k=4, max_nodes=12, ngram_cache=cache)
-        found[cache] = decode(model, CYCLE, drafter, max_new_tokens=14, acceptance=rule)
-    assert found[True].token_ids == found[False].token_ids
-    assert max(found[True].stats.accept_lengths) > model.num_slots
+        results[cache] = decode(model, CYCLE, drafter, max_new_tokens=14, acceptance=rule)
+    assert results[True].token_ids == results[False].token_ids
+    assert max(results[True].stats.accept_lengths) > model.num_slots
 
 
-def test_other_drafters_take_trees_that_go_on(lm):
+def test_other_drafters_accept_extended_trees(lm):
     model, wanted = model_of("trained"), plain_greedy(model_of("trained"), CYCLE, 14)
     tree = TreeDrafter(lm, top_k=4, max_nodes=12, ngram_cache=True)
     for drafter in (Controller(tree), ContinuationDrafter(tree, lm, max_nodes=16)):
@@ -236,8 +236,8 @@ def test_other_drafters_take_trees_that_go_on(lm):
 def test_continuations_by_the_lm_leave_those_of_the_text(lm):
     tree = tree_of({(5,): 0.9, (5, 10): 0.8, (5, 10, 15): 0.7})  # two slots, and one token more
     likely = SimpleNamespace(propose=lambda _states: [tree])
-    (found,) = ContinuationDrafter(likely, lm, num_slots=1).propose([state_of([0])])
-    prefixes = prefixes_of(found)  # none stands twice
+    (drafted,) = ContinuationDrafter(likely, lm, num_slots=1).propose([state_of([0])])
+    prefixes = prefixes_of(drafted)  # none occurs twice
     assert prefixes[5, 10, 15] == pytest.approx(0.7)
     assert len(prefixes) > 3
 

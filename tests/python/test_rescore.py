@@ -28,26 +28,26 @@ def check_row(drafts: Drafts, row: int, expected: list[tuple[tuple[int, ...], fl
     assert (drafts.scores[row, count:] == -INF).all()
 
 
-def draw_scores(rng: np.random.Generator, size: int, integers: bool) -> Any:
+def random_scores(rng: np.random.Generator, size: int, integers: bool) -> Any:
     """Head scores: small integers for ties, else real numbers; now and then a masked token."""
     scores = rng.integers(-2, 3, size) if integers else 3 * rng.standard_normal(size)
     return np.where(rng.random(size) < 0.08, -np.inf, scores).astype(np.float32)
 
 
-def draw_slots(rng: np.random.Generator, vocab_size: int, max_paths: int = 700) -> list[Slot]:
+def random_slots(rng: np.random.Generator, vocab_size: int, max_paths: int = 700) -> list[Slot]:
     """Up to six slots of different widths."""
     integers, paths, slots = bool(rng.integers(2)), 1, []
     for _ in range(rng.integers(1, 7)):
         width = int(rng.integers(1, min(vocab_size, max(1, max_paths // paths), 8) + 1))
         paths *= width
         ids = rng.choice(vocab_size, width, replace=False)
-        slots.append((ids, draw_scores(rng, width, integers)))
+        slots.append((ids, random_scores(rng, width, integers)))
     return slots
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_worked_example(small_lm: NGramLM, engine: str) -> None:
-    #   slot 0: cat 2.0, ran 2.5    slot 1: sat 1.0, the 1.5    context: the, behind <s>
+    #   slot 0: cat 2.0, ran 2.5    slot 1: sat 1.0, the 1.5    context: the, after <s>
     logits = np.full((2, 4), -9.0, np.float32)
     logits[0, [1, 3]] = 2.0, 2.5
     logits[1, [2, 0]] = 1.0, 1.5
@@ -89,7 +89,7 @@ def test_brute_force(seed: int, rng: np.random.Generator, engine: str, core_of: 
     text = random_arpa(rng, vocab_size, order, exact=exact, ngrams=int(rng.integers(30)))
     lm, oracle = core_of(text, vocab_size=vocab_size), read_arpa(text)
     for _ in range(3):
-        slots = draw_slots(rng, vocab_size)
+        slots = random_slots(rng, vocab_size)
         context = rng.integers(0, vocab_size, rng.integers(0, 8)).tolist()
         bos, alpha = bool(rng.integers(2)), float(rng.choice(ALPHAS))
         expected = list_all_drafts(slots, oracle, context, alpha=alpha, bos=bos)
@@ -107,7 +107,7 @@ def test_brute_force_with_missing_suffixes(
 ) -> None:
     text = random_arpa(rng, 6, 3 + seed % 4, closed=False)
     lm, oracle = core_of(text, vocab_size=6), read_arpa(text)
-    slots = draw_slots(rng, 6)
+    slots = random_slots(rng, 6)
     context = rng.integers(0, 6, 5).tolist()
     drafts = rescore_lattice(SausageLattice(slots), context, lm, num_drafts=40, alpha=1.0)
     check_row(drafts, 0, list_all_drafts(slots, oracle, context))
@@ -121,7 +121,7 @@ def test_batch_of_different_contexts(seed: int, rng: np.random.Generator, core_o
     text = random_arpa(rng, vocab_size, 1 + seed % 6)
     lm, oracle = core_of(text, vocab_size=vocab_size), read_arpa(text)
     shape = (batch, num_slots, vocab_size)
-    logits = draw_scores(rng, int(np.prod(shape)), True).reshape(shape)
+    logits = random_scores(rng, int(np.prod(shape)), True).reshape(shape)
     contexts = [rng.integers(0, vocab_size, rng.integers(0, 9)) for _ in range(batch)]
     drafts = rescore_lattice(logits, contexts, lm, top_k=top_k, num_drafts=20, alpha=0.5)
     assert drafts.token_ids.shape == (batch, 20, num_slots)
@@ -138,7 +138,7 @@ def test_batch_of_different_contexts(seed: int, rng: np.random.Generator, core_o
 
 @pytest.mark.parametrize("seed", range(20))
 def test_heads_alone(seed: int, rng: np.random.Generator) -> None:
-    slots = draw_slots(rng, 9)
+    slots = random_slots(rng, 9)
     drafts = rescore_lattice(SausageLattice(slots), [], None, num_drafts=30, alpha=5.0)
     check_row(drafts, 0, list_all_drafts(slots, None))
 

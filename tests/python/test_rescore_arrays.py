@@ -103,7 +103,7 @@ def test_torch_tensors(kind: str, logits: Any, lm: NGramLM) -> None:
     assert drafts.token_ids.device == tensor.device
 
 
-CONTEXT_FORMS: dict[str, Callable[[list[int]], Any]] = {
+CONTEXT_TYPES: dict[str, Callable[[list[int]], Any]] = {
     "list": list,
     "tuple": tuple,
     "int64 array": lambda c: np.array(c, np.int64),
@@ -114,9 +114,9 @@ CONTEXT_FORMS: dict[str, Callable[[list[int]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", CONTEXT_FORMS)
-def test_forms_of_contexts(form: str, logits: Any, lm: NGramLM) -> None:
-    contexts = [CONTEXT_FORMS[form](context) for context in CONTEXTS]
+@pytest.mark.parametrize("context_type", CONTEXT_TYPES)
+def test_types_of_contexts(context_type: str, logits: Any, lm: NGramLM) -> None:
+    contexts = [CONTEXT_TYPES[context_type](context) for context in CONTEXTS]
     check_equal(rescore(logits, lm, contexts), rescore(logits, lm))
 
 

@@ -70,7 +70,7 @@ def check(drafts: Drafts, expected: list[tuple[tuple[int, ...], float]]) -> None
     assert drafts.token_ids.shape == (1, limit, longest)
 
 
-def draw_graph(rng: np.random.Generator, vocab_size: int) -> tuple[Graph, dict[int, float]]:
+def random_graph(rng: np.random.Generator, vocab_size: int) -> tuple[Graph, dict[int, float]]:
     """A random acyclic graph: epsilons, equal labels, dead ends, arcs that nothing passes."""
     states = int(rng.integers(1, 8))
     graph: Graph = {}
@@ -91,7 +91,7 @@ def test_any_acyclic_acceptor(seed: int, rng: np.random.Generator, core_of: Any)
     text = random_arpa(rng, vocab_size, int(rng.integers(1, 5)), ngrams=20)
     lm, oracle = core_of(text, vocab_size=vocab_size), read_arpa(text)
     for _ in range(15):
-        graph, finals = draw_graph(rng, vocab_size)
+        graph, finals = random_graph(rng, vocab_size)
         context = rng.integers(0, vocab_size, rng.integers(0, 4)).tolist()
         alpha, limit = float(rng.choice([1.0, 0.0, -0.5])), int(rng.choice([1, 3, 10, 200]))
         with_lm = rng.random() < 0.8
@@ -120,18 +120,18 @@ def test_a_sausage_is_a_lattice(small_lm: NGramLM, engine: str) -> None:
     logits = np.random.default_rng(0).integers(-4, 5, (3, 4)).astype(np.float32) / 2
     lattice = SausageLattice.from_logits(logits, top_k=3)
     expected = rescore_lattice(lattice, [0, 1], small_lm, num_drafts=40, alpha=0.5)
-    found = rescore_fst(lattice.to_pywrapfst(), small_lm, 40, [0, 1], 0.5, engine=engine)
-    np.testing.assert_array_equal(found.token_ids, expected.token_ids)
-    np.testing.assert_array_equal(found.scores, expected.scores)
-    np.testing.assert_array_equal(found.counts, expected.counts)
+    drafts = rescore_fst(lattice.to_pywrapfst(), small_lm, 40, [0, 1], 0.5, engine=engine)
+    np.testing.assert_array_equal(drafts.token_ids, expected.token_ids)
+    np.testing.assert_array_equal(drafts.scores, expected.scores)
+    np.testing.assert_array_equal(drafts.counts, expected.counts)
 
 
-def test_forms_of_acceptors(small_lm: NGramLM) -> None:
+def test_types_of_acceptors(small_lm: NGramLM) -> None:
     vector = build({0: [(1, 1, 0.5), (2, 1, 0.25)]}, {1: 0.0})
     expected = rescore_fst(vector, small_lm, 4, alpha=1.0)
     for layout in (vector.write_to_string(), fst.convert(vector, "const"), vector.copy().arcsort()):
-        found = rescore_fst(layout, small_lm, 4, alpha=1.0)
-        np.testing.assert_array_equal(found.scores, expected.scores)
+        drafts = rescore_fst(layout, small_lm, 4, alpha=1.0)
+        np.testing.assert_array_equal(drafts.scores, expected.scores)
 
 
 def test_a_grammar_cuts_the_lattice(small_lm: NGramLM) -> None:
@@ -204,7 +204,7 @@ def test_the_fused_engine_takes_sausages_only(small_lm: NGramLM) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_altered_bytes_are_refused_or_read(seed: int, rng: np.random.Generator) -> None:
-    graph, finals = draw_graph(np.random.default_rng(99), 5)
+    graph, finals = random_graph(np.random.default_rng(99), 5)
     data = build(graph, finals).write_to_string()
     refused = 0
     for _ in range(30):

@@ -115,8 +115,8 @@ def test_sampling_says_what_is_wrong_with_seeds_and_logits():
 
 def warped(logits: torch.Tensor, options: dict) -> np.ndarray:
     scores = Warp(**options).apply(logits).astype(np.float64)
-    found = np.exp(scores - scores.max())
-    return found / found.sum()
+    probabilities = np.exp(scores - scores.max())
+    return probabilities / probabilities.sum()
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.6, "top_k": 4}, {"top_p": 0.9}])
@@ -128,33 +128,33 @@ def test_sampled_tokens_have_the_targets_distribution(options):
     assert_distribution(counts, warped(logits, options))
 
 
-def draws_of(probabilities: np.ndarray, uniforms: np.ndarray) -> list[int]:
-    """Draws without replacement, one for each uniform number."""
-    left, found = probabilities.copy(), []
+def sample_without_replacement(probabilities: np.ndarray, uniforms: np.ndarray) -> list[int]:
+    """Samples without replacement, one for each uniform number."""
+    left, samples = probabilities.copy(), []
     for uniform in uniforms:
         token = int(np.searchsorted(left.cumsum() / left.sum(), uniform, side="right"))
-        found.append(token)
+        samples.append(token)
         left[token] = 0.0
-    return found
+    return samples
 
 
-@pytest.mark.parametrize("num_draws", [1, 2, 4])
-def test_rejection_sampling_has_the_targets_distribution(num_draws):
-    """Of tokens, and of the pairs (first draw, token): the draws must not matter jointly either."""
+@pytest.mark.parametrize("num_samples", [1, 2, 4])
+def test_rejection_sampling_has_the_targets_distribution(num_samples):
+    """Of tokens, and of the pairs (first sample, token): both must be independent."""
     logits = torch.tensor([0.3, 2.0, -1.0, 0.0, 1.1])
     wanted = warped(logits, {})
     ids = np.array([0, 1, 2, 3], np.int32)  # never drafts token 4
     probabilities = np.array([0.1, 0.2, 0.3, 0.4])
     selector = Rejection(seed=4).start(0, [1])
-    uniforms = np.random.default_rng(num_draws).random((340_000, num_draws)).tolist()
+    uniforms = np.random.default_rng(num_samples).random((340_000, num_samples)).tolist()
     tokens, accepted = [], 0
     for row in uniforms:
-        draws = draws_of(probabilities, row)
-        token = selector.choose(logits, DraftCandidates(draws, 0, (ids, probabilities)))
+        samples = sample_without_replacement(probabilities, row)
+        token = selector.choose(logits, DraftCandidates(samples, 0, (ids, probabilities)))
         tokens.append(token)
-        accepted += token in draws
+        accepted += token in samples
     assert_distribution(np.bincount(tokens, minlength=5), wanted)
-    if num_draws == 1:  # 1 - total variation
+    if num_samples == 1:  # 1 - total variation
         share = np.minimum(wanted[:4], probabilities).sum()
         assert abs(accepted / len(tokens) - share) < 0.01
 
@@ -164,7 +164,7 @@ SLOTS, SYMBOLS = 3, 5
 
 @functools.cache
 def table() -> tuple[dict[tuple[int, ...], torch.Tensor], np.ndarray]:
-    """A target as a table of logits for each prefix, and heads for its three places."""
+    """A target as a table of logits for each prefix, and heads for its three slots."""
     generator = torch.Generator().manual_seed(8)
     prefixes: list[tuple[int, ...]] = [()]
     for prefix in prefixes:
@@ -177,11 +177,11 @@ def table() -> tuple[dict[tuple[int, ...], torch.Tensor], np.ndarray]:
 def enumerate_sequences() -> np.ndarray:
     """The probability of each sequence of three tokens."""
     logits, _ = table()
-    found = np.ones((SYMBOLS,) * SLOTS)
-    for place in np.ndindex(found.shape):
-        for length, token in enumerate(place):
-            found[place] *= float(logits[place[:length]].double().softmax(0)[token])
-    return found
+    joint = np.ones((SYMBOLS,) * SLOTS)
+    for path in np.ndindex(joint.shape):
+        for length, token in enumerate(path):
+            joint[path] *= float(logits[path[:length]].double().softmax(0)[token])
+    return joint
 
 
 @functools.cache
@@ -216,20 +216,20 @@ def sample_sequence(selector, propose) -> tuple[int, ...]:
 
 
 def propose_best(heads, base, selector, step):
-    found = rescore_tree(heads, base, table_lm(), top_k=4, max_nodes=6, alpha=1.0)
-    count = int(found.counts[0])
+    tree = rescore_tree(heads, base, table_lm(), top_k=4, max_nodes=6, alpha=1.0)
+    count = int(tree.counts[0])
     return PrefixTree.from_nodes(
-        0, found.token_ids[0, :count].tolist(), found.parents[0, :count].tolist(), SLOTS
+        0, tree.token_ids[0, :count].tolist(), tree.parents[0, :count].tolist(), SLOTS
     )
 
 
-def to_prefix_tree(found) -> PrefixTree:
-    count = int(found.counts[0])
+def to_prefix_tree(sampled) -> PrefixTree:
+    count = int(sampled.counts[0])
     tree = PrefixTree.from_nodes(
-        0, found.token_ids[0, :count].tolist(), found.parents[0, :count].tolist(), SLOTS
+        0, sampled.token_ids[0, :count].tolist(), sampled.parents[0, :count].tolist(), SLOTS
     )
-    if found.is_sampled:
-        tree.sampled_from = lambda node: found.sampled_from(0, node - 1)
+    if sampled.is_sampled:
+        tree.sampled_from = lambda node: sampled.sampled_from(0, node - 1)
     return tree
 
 
@@ -268,9 +268,11 @@ def test_sampling_whole_sequences_by_total_variation(rule, propose):
                 lambda heads, base, selector=selector: propose(heads, base, selector, next(steps)),
             )
         ] += 1
-    found = np.array([counts[place] for place in np.ndindex(wanted.shape)]).reshape(wanted.shape)
-    assert_distribution(found.ravel(), wanted.ravel())
-    distance = 0.5 * np.abs(found / count - wanted).sum()
+    frequencies = np.array([counts[path] for path in np.ndindex(wanted.shape)]).reshape(
+        wanted.shape
+    )
+    assert_distribution(frequencies.ravel(), wanted.ravel())
+    distance = 0.5 * np.abs(frequencies / count - wanted).sum()
     expected = 0.5 * np.sqrt(2 / np.pi * wanted * (1 - wanted) / count).sum()
     assert distance < expected + math.sqrt(-math.log(LEVEL) / (2 * count))  # McDiarmid
 
@@ -293,13 +295,13 @@ def test_sampling_with_a_seed_is_plain_sampling(strategy, options):
     calls = tokens = 0
     for prompt in PROMPTS:
         plain = generate(model_of("trained"), prompt, "greedy", acceptance=rule, max_new_tokens=40)
-        found = generate(
+        result = generate(
             model_of("trained"), prompt, strategy, lm=small_lm(), acceptance=rule, top_k=8,
             max_new_tokens=40,
         )  # fmt: skip
-        assert found.token_ids == plain.token_ids
-        assert (found.acceptance, found.lossless) == ("sampled", True)
-        calls, tokens = calls + found.stats.target_calls, tokens + found.stats.tokens
+        assert result.token_ids == plain.token_ids
+        assert (result.acceptance, result.lossless) == ("sampled", True)
+        calls, tokens = calls + result.stats.target_calls, tokens + result.stats.tokens
     if strategy != "auto":  # which may find that drafts do not pay
         assert calls < 0.95 * tokens
 
@@ -316,9 +318,9 @@ def test_sampling_a_batch_is_sampling_alone(rule, layout):
         "layout": layout,
     }
     together = generate(model_of("llama"), PROMPTS[:9], strategy, **options)
-    for prompt, found in zip(PROMPTS, together, strict=False):
+    for prompt, result in zip(PROMPTS, together, strict=False):
         alone = generate(model_of("llama"), prompt, strategy, **options)
-        assert found.token_ids == alone.token_ids
+        assert result.token_ids == alone.token_ids
 
 
 def test_sampling_differs_by_seed_and_by_text():
@@ -329,7 +331,7 @@ def test_sampling_differs_by_seed_and_by_text():
     assert sample([1, 2], 1) == sample([1, 2], 1)
     assert sample([1, 2], 1) != sample([1, 2], 2)
     twice = generate(model_of("gpt2"), [[1, 2]] * 2, "greedy", acceptance=Sampled(1.5, seed=[1, 2]))
-    assert [found.token_ids for found in twice] == [sample([1, 2], 1), sample([1, 2], 2)]
+    assert [result.token_ids for result in twice] == [sample([1, 2], 1), sample([1, 2], 2)]
 
 
 def test_sampling_noise_makes_better_drafts(monkeypatch):
@@ -338,11 +340,11 @@ def test_sampling_noise_makes_better_drafts(monkeypatch):
     from lattice_bpd.decode.drafters import tree as tree_drafter
 
     def kept() -> int:
-        found = generate(
+        results = generate(
             model_of("trained"), PROMPTS, drafter=TreeDrafter(small_lm(), top_k=8, max_nodes=12),
             acceptance=Sampled(1.2, seed=3), max_new_tokens=40,
         )  # fmt: skip
-        return sum(sum(result.stats.accept_lengths) for result in found)
+        return sum(sum(result.stats.accept_lengths) for result in results)
 
     with_noise = kept()
     monkeypatch.setattr(tree_drafter, "target_noise", lambda *_: None)
@@ -352,16 +354,16 @@ def test_sampling_noise_makes_better_drafts(monkeypatch):
 def test_sampling_gains_of_each_kind_of_drafts():
     from lattice_bpd.evaluate import compare_sampling
 
-    found = compare_sampling(
+    gains = compare_sampling(
         model_of("trained"), small_lm(), PROMPTS[:2], PROMPTS[2:6], temperatures=(0.5, 1.0),
         max_nodes=8, max_new_tokens=12,
     )  # fmt: skip
-    assert [(gain.temperature, gain.name) for gain in found[:2]] == [
+    assert [(gain.temperature, gain.name) for gain in gains[:2]] == [
         (0.5, "independent heads, sampled"),
         (0.5, "rescored, sampled"),
     ]
-    assert len(found) == 12
-    for gain in found:
+    assert len(gains) == 12
+    for gain in gains:
         assert (gain.texts, gain.tokens) == (4, 48)
         assert gain.same_texts == (4 if gain.rule == "sampled" else None)
         assert 1.0 <= gain.block_efficiency <= 1.0 + gain.accept_length

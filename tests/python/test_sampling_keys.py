@@ -43,15 +43,15 @@ def test_the_key_of_a_text_depends_on_seed_and_prompt_alone(rule):
 
 
 def test_texts_of_one_seed_are_sampled_independently():
-    """Of a flat distribution, other prompts draw other tokens at the same position."""
+    """From a flat distribution, other prompts sample other tokens at the same position."""
     flat = torch.zeros(1000)
-    draws = [Sampled(seed=3).start(0, [prompt]).choose(flat, None) for prompt in range(20)]
-    assert len(set(draws)) > 15
+    samples = [Sampled(seed=3).start(0, [prompt]).choose(flat, None) for prompt in range(20)]
+    assert len(set(samples)) > 15
     selector = Sampled(seed=3).start(0, [1])  # and so does each position of a text
     assert len({selector.choose(flat, None) for _ in range(20)}) > 15
 
 
-def test_each_step_draws_its_drafts_anew(monkeypatch):
+def test_each_step_samples_new_drafts(monkeypatch):
     seeds: list[list[int]] = []
     sample = sampled_drafter.sample_tree
 
@@ -63,14 +63,14 @@ def test_each_step_draws_its_drafts_anew(monkeypatch):
     prompts = [[1, 2, 3], [4, 5, 6]]
     rule = Rejection(1.2, seed=4)
     options = {"lm": small_lm(), "top_k": 6, "max_nodes": 8, "max_new_tokens": 16}
-    found = generate(model_of("trained"), prompts, "sampled", acceptance=rule, **options)
+    results = generate(model_of("trained"), prompts, "sampled", acceptance=rule, **options)
     assert len(seeds) > 3
     each = [seed for step in seeds for seed in step]
     assert len(set(each)) == len(each)  # of every text in every step
     keys = {rule.start(n, prompt).key for n, prompt in enumerate(prompts)}
-    assert not keys & set(each)  # nor that of the target's own draws
+    assert not keys & set(each)  # nor that of the target's own samples
     alone = generate(model_of("trained"), prompts[1], "sampled", acceptance=rule, **options)
-    assert alone.token_ids == found[1].token_ids
+    assert alone.token_ids == results[1].token_ids
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 4])
@@ -78,8 +78,8 @@ def test_each_step_draws_its_drafts_anew(monkeypatch):
 def test_top_p_that_is_met_exactly_keeps_no_token_more(kept, impossible):
     logits = torch.full((4 + impossible,), -math.inf)
     logits[:4] = 2.5  # 1/4 each, exactly
-    found = Warp(top_p=kept / 4).apply(logits)
-    assert np.isfinite(found).nonzero()[0].tolist() == list(range(kept))  # ties: smaller ids
+    warped = Warp(top_p=kept / 4).apply(logits)
+    assert np.isfinite(warped).nonzero()[0].tolist() == list(range(kept))  # ties: smaller ids
     wanted = TopPLogitsWarper(kept / 4)(None, logits[None])[0]
     assert int(wanted.isfinite().sum()) == kept
     more = Warp(top_p=min(kept / 4 + 1e-6, 1.0)).apply(logits)
@@ -89,8 +89,8 @@ def test_top_p_that_is_met_exactly_keeps_no_token_more(kept, impossible):
 def test_top_k_keeps_ties_with_the_last():
     logits = torch.tensor([1.0, 3.0, 2.0, 2.0, 0.0])
     for k, kept in ((1, [1]), (2, [1, 2, 3]), (3, [1, 2, 3]), (4, [0, 1, 2, 3])):
-        found = Warp(top_k=k).apply(logits)
-        assert np.isfinite(found).nonzero()[0].tolist() == kept
+        warped = Warp(top_k=k).apply(logits)
+        assert np.isfinite(warped).nonzero()[0].tolist() == kept
         wanted = TopKLogitsWarper(k)(None, logits[None])[0]
         assert wanted.isfinite().nonzero()[:, 0].tolist() == kept
 

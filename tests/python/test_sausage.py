@@ -1,4 +1,4 @@
-"""The sausage lattice as a value: its rules, how it prints and draws."""
+"""The sausage lattice as a value: its rules, its text and its graph."""
 
 import itertools
 import re

@@ -35,8 +35,10 @@ def packages_of(script: Any, *extras: str) -> set[str]:
 def pins() -> dict[str, str]:
     """Each name that constraints.txt pins, and the comment after the pin."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    found = [re.fullmatch(r"([\w-]+)==[^#]*(?:# (.*))?", line) for line in lines if line[0] != "#"]
-    return {match[1]: match[2] or "" for match in found if match}
+    matches = [
+        re.fullmatch(r"([\w-]+)==[^#]*(?:# (.*))?", line) for line in lines if line[0] != "#"
+    ]
+    return {match[1]: match[2] or "" for match in matches if match}
 
 
 def test_extras_of_this_project_are_expanded(script: Any) -> None:

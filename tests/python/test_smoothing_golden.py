@@ -7,7 +7,7 @@ import golden
 from lattice_bpd import NGramLM
 from lattice_bpd.lm import SmoothingWarning
 
-# log10. Theirs and ours are rounded to float32 at different places, which shows in backoffs
+# log10. Theirs and ours are rounded to float32 at different steps, which shows in backoffs
 # (1 - sum) of contexts that leave little: 1.1e-4 in one context of shakespeare by Witten-Bell.
 PROB_TOLERANCE = 2e-5
 BACKOFF_TOLERANCE = 1.5e-4

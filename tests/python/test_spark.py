@@ -65,14 +65,14 @@ def listed(counts):
     return [(symbols, occurrences) for symbols, occurrences, _ in tables]
 
 
-def assert_equal_lms(found, expected, tmp_path):
-    found.save(tmp_path / "found.lm")
+def assert_equal_lms(lm, expected, tmp_path):
+    lm.save(tmp_path / "spark.lm")
     expected.save(tmp_path / "expected.lm")
-    found.to_arpa(tmp_path / "found.arpa")
+    lm.to_arpa(tmp_path / "spark.arpa")
     expected.to_arpa(tmp_path / "expected.arpa")
-    assert found.num_ngrams == expected.num_ngrams
+    assert lm.num_ngrams == expected.num_ngrams
     pairs = zip(
-        (tmp_path / "found.arpa").read_text().splitlines(),
+        (tmp_path / "spark.arpa").read_text().splitlines(),
         (tmp_path / "expected.arpa").read_text().splitlines(),
         strict=True,
     )
@@ -146,7 +146,7 @@ def test_every_order_with_special_token_ids(order, partitions, spark, parquet, s
     counts.release()
 
 
-def test_contexts_that_every_word_follows_give_the_rest_to_eos(spark, tmp_path):
+def test_contexts_that_every_word_follows_give_the_remainder_to_eos(spark, tmp_path):
     rng = np.random.default_rng(1)
     sequences = [rng.integers(0, 3, int(n)).astype(np.int32) for n in rng.integers(1, 30, 200)]
     pq.write_table(pa.table({"ids": [s.tolist() for s in sequences]}), tmp_path / "x.parquet")
@@ -194,12 +194,12 @@ def test_katz_warns_as_on_one_machine(spark, tmp_path):
     with warnings.catch_warnings(record=True) as expected:
         warnings.simplefilter("always")
         NGramLM.train(sequences, 5, vocab_size=V, min_counts=[1, 1, 2, 2, 3])
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cluster.train_counts(counts, min_counts=[1, 1, 2, 2, 3])
-    found = [warning for warning in found if issubclass(warning.category, SmoothingWarning)]
-    assert [str(w.message) for w in found] == [str(w.message) for w in expected]
-    assert all(warning.category is KatzWarning for warning in found)
+    caught = [warning for warning in caught if issubclass(warning.category, SmoothingWarning)]
+    assert [str(w.message) for w in caught] == [str(w.message) for w in expected]
+    assert all(warning.category is KatzWarning for warning in caught)
 
 
 @pytest.fixture(scope="module")
@@ -245,19 +245,19 @@ def test_texts_of_every_kind_are_read_as_on_one_machine(kind, boundaries, spark,
         boundaries=boundaries,
         field="body",
     )
-    found = cluster.count_corpus(corpus, 3, partitions=2)
+    counted = cluster.count_corpus(corpus, 3, partitions=2)
     local = texts / ("text" if kind == "text" else "json")
     expected = Corpus([local], tokenizer=words, boundaries=boundaries, field="body")
     info = count_corpus(expected, tmp_path / "counts", order=3)
-    assert found.summarize([]).num_sequences == info.num_sequences
+    assert counted.summarize([]).num_sequences == info.num_sequences
     counter = _core.CorpusCounter(len(WORDS), 3, 1 << 20, "", None, None, None, 1)
     counter.add_file(str(tmp_path / "counts"))
     for (symbols, numbers), (other_symbols, other_numbers) in zip(
-        listed(found), counter.tables([])[1:], strict=True
+        listed(counted), counter.tables([])[1:], strict=True
     ):
         assert np.array_equal(symbols, other_symbols)
         assert np.array_equal(numbers, other_numbers)
-    found.release()
+    counted.release()
 
 
 def test_the_command_trains_prunes_and_assembles(spark, texts, tmp_path, capsys):

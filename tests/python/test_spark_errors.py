@@ -1,4 +1,4 @@
-"""What users of Spark can get wrong, and what they are told."""
+"""Errors of Spark users, and their messages."""
 
 import json
 

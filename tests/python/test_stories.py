@@ -66,22 +66,22 @@ def test_stories_logits_equal_an_independent_forward_pass(stories_file):
     rng = np.random.default_rng(0)
     story = [1, 403, 407, 261, 378, *rng.integers(3, 512, 60).tolist()]
     with torch.inference_mode():
-        found = model(torch.tensor([story])).logits[0].double().numpy()
+        logits = model(torch.tensor([story])).logits[0].double().numpy()
     expected = forward(stories_file, story)
-    assert np.abs(found - expected).max() < 2e-4
-    assert (found.argmax(-1) == expected.argmax(-1)).all()
+    assert np.abs(logits - expected).max() < 2e-4
+    assert (logits.argmax(-1) == expected.argmax(-1)).all()
 
 
-def test_stories_model_writes_a_story(stories_file, shared_data):
+def test_stories_model_generates_a_story(stories_file, shared_data):
     sentencepiece = pytest.importorskip("sentencepiece")
     tokenizer = sentencepiece.SentencePieceProcessor(
         model_file=str(shared_data / "stories260K" / "tok512.model")
     )
     tokens = torch.tensor([[1, *tokenizer.encode("Once upon a time")]])
-    found = load_llama2c(stories_file).generate(
+    output = load_llama2c(stories_file).generate(
         tokens, max_new_tokens=24, do_sample=False, pad_token_id=0
     )
-    assert tokenizer.decode(found[0].tolist()).startswith("Once upon a time, there was a little")
+    assert tokenizer.decode(output[0].tolist()).startswith("Once upon a time, there was a little")
 
 
 def write_random(path, *, tied: bool = True, vocab: int = 11) -> None:
@@ -98,8 +98,8 @@ def test_stories_format_with_and_without_an_output_embedding_of_its_own(tmp_path
     write_random(tmp_path / "tiny.bin", tied=tied)
     tokens = [1, 7, 3, 3, 10]
     with torch.inference_mode():
-        found = load_llama2c(tmp_path / "tiny.bin")(torch.tensor([tokens])).logits[0]
-    assert np.abs(found.double().numpy() - forward(tmp_path / "tiny.bin", tokens)).max() < 1e-4
+        logits = load_llama2c(tmp_path / "tiny.bin")(torch.tensor([tokens])).logits[0]
+    assert np.abs(logits.double().numpy() - forward(tmp_path / "tiny.bin", tokens)).max() < 1e-4
 
 
 @pytest.mark.parametrize(

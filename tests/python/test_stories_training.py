@@ -1,4 +1,4 @@
-"""Learning from the target's own text: writing it, training heads on a frozen target, replay."""
+"""Training on self-generated text: generation, heads on a frozen target, replay."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ def rows_of_text(count: int = 40, length: int = 40) -> np.ndarray:
 def test_frozen_states_and_losses_are_those_of_the_model():
     model, rows = model_of("gpt2"), torch.as_tensor(rows_of_text(3).astype(np.int64))
     states, labels = _read_states(model, rows, 0)
-    places = 40 - HEADS
-    assert states.shape == (3 * places, 32)
-    assert labels.shape == (3 * places, SLOTS)
+    num_positions = 40 - HEADS
+    assert states.shape == (3 * num_positions, 32)
+    assert labels.shape == (3 * num_positions, SLOTS)
     with torch.inference_mode():
-        output = model(rows, head_positions=torch.arange(places).expand(3, -1))
-        found = _losses(model, states, labels)
+        output = model(rows, head_positions=torch.arange(num_positions).expand(3, -1))
+        losses = _losses(model, states, labels)
         for slot in range(SLOTS):
-            wanted = rows[:, 2 + slot : 2 + slot + places]
+            wanted = rows[:, 2 + slot : 2 + slot + num_positions]
             logits = output.head_logits[:, :, slot]
             expected = F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
-            torch.testing.assert_close(found[slot], expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(losses[slot], expected, rtol=1e-4, atol=1e-4)
 
 
 def fresh(seed: int = 0) -> BlockwiseLM:
@@ -108,13 +108,13 @@ def test_training_on_a_frozen_target_lowers_losses_and_repeats_by_seed():
     assert not model.training
 
 
-def test_training_positions_begin_where_asked():
+def test_training_positions_begin_at_the_given_index():
     model, ids = fresh(), torch.as_tensor(rows_of_text()[:3].astype(np.int64))
     states, labels = _read_states(model, ids, 0)
     later, later_labels = _read_states(model, ids, 7)
-    places = ids.shape[1] - HEADS
-    torch.testing.assert_close(later, states.view(3, places, -1)[:, 7:].flatten(0, 1))
-    assert torch.equal(later_labels, labels.view(3, places, -1)[:, 7:].flatten(0, 1))
+    num_positions = ids.shape[1] - HEADS
+    torch.testing.assert_close(later, states.view(3, num_positions, -1)[:, 7:].flatten(0, 1))
+    assert torch.equal(later_labels, labels.view(3, num_positions, -1)[:, 7:].flatten(0, 1))
     last = rows_of_text().shape[1] - HEADS - 1
     train_frozen(model, rows_of_text(), FrozenOptions(steps=1, first_position=last))
     with pytest.raises(ValueError, match=rf"first_position is {last + 1}; expected 0..{last} "):
@@ -149,16 +149,16 @@ def test_replay_gives_the_block_efficiency_of_decoding(lm):
     model = model_of("trained")
     prompts = [looping_text(500, seed=2)[start : start + 9].tolist() for start in range(0, 300, 30)]
     plain = DraftConfig(top_k=6, num_drafts=4, max_nodes=7, alpha=0.4, temperature=1.5)
-    found = compare_strategies(
+    comparison = compare_strategies(
         model, lm, prompts, settings=TREE_SETTINGS, max_new_tokens=21,
         options=dict.fromkeys((setting.name for setting in TREE_SETTINGS), plain),
     )  # fmt: skip
-    assert all(line["lossless"] for line in found.to_json())
-    replay = record(model, prompts, found.results[0].outputs, top_k=8)
-    for result in found.results[1:]:
+    assert all(line["lossless"] for line in comparison.to_json())
+    replay = record(model, prompts, comparison.results[0].outputs, top_k=8)
+    for result in comparison.results[1:]:
         expected = result.total().block_efficiency
         assert replay.block_efficiency(result.setting, lm, plain) == pytest.approx(expected)
-    names = [result.setting.name for result in found.results]
+    names = [result.setting.name for result in comparison.results]
     assert names == [
         "greedy", "bpd", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree", "oracle"
     ]  # fmt: skip
@@ -169,11 +169,11 @@ def test_more_nodes_and_other_temperatures_change_a_tree(lm):
     outputs = [plain_greedy(model, prompt, 20) for prompt in prompts]
     replay = record(model, prompts, outputs, top_k=8)
     tree = next(setting for setting in TREE_SETTINGS if setting.name == "tree")
-    found = [
+    expected_lengths = [
         replay.block_efficiency(tree, lm, DraftConfig(top_k=8, max_nodes=nodes))
         for nodes in (1, 4, 30)
     ]
-    assert all(few <= more for few, more in itertools.pairwise(found))
-    assert found[0] < found[-1]
+    assert all(few <= more for few, more in itertools.pairwise(expected_lengths))
+    assert expected_lengths[0] < expected_lengths[-1]
     with pytest.raises(ValueError, match=r"temperature is 0\.0; expected a finite number above 0"):
         tree.drafter(lm, [], DraftConfig(temperature=0.0))

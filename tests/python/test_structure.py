@@ -73,10 +73,10 @@ def imports_of(module: str) -> Iterator[Import]:
 
 
 IMPORTS = [
-    found
+    edge
     for module, path in MODULES.items()
     if path.name != "__init__.py"  # a package's list of names
-    for found in imports_of(module)
+    for edge in imports_of(module)
 ]
 
 
@@ -94,22 +94,22 @@ def entry_of(module: str, package: str) -> str | None:
 def test_imports_go_down_the_layers(package: str) -> None:
     level = {name: n for n, entry in enumerate(LAYERS[package]) for name in entry.split()}
     wrong = []
-    for found in IMPORTS:
-        source, target = entry_of(found.source, package), entry_of(found.target, package)
-        if source is None or target is None or source == target or found.target == "":
+    for edge in IMPORTS:
+        source, target = entry_of(edge.source, package), entry_of(edge.target, package)
+        if source is None or target is None or source == target or edge.target == "":
             continue
-        if (found.source, found.target) in TYPES_ONLY:
+        if (edge.source, edge.target) in TYPES_ONLY:
             continue
         if level[target] >= level[source] and not (package == "" and source == "cli"):
-            wrong.append(f"{found.source}:{found.line} imports {found.target}")
+            wrong.append(f"{edge.source}:{edge.line} imports {edge.target}")
     assert not wrong, "\n".join(wrong)
 
 
 def test_there_is_no_circle_of_imports() -> None:
     graph: dict[str, set[str]] = {}
-    for found in IMPORTS:
-        if not found.for_types:
-            graph.setdefault(found.source, set()).add(found.target)
+    for edge in IMPORTS:
+        if not edge.for_types:
+            graph.setdefault(edge.source, set()).add(edge.target)
     done: set[str] = set()
 
     def walk(module: str, path: list[str]) -> None:
@@ -124,16 +124,16 @@ def test_there_is_no_circle_of_imports() -> None:
 
 
 def test_nothing_inside_imports_the_package_root() -> None:
-    wrong = [f"{found.source}:{found.line}" for found in IMPORTS if found.from_root
-             and not found.source.startswith("cli")]  # fmt: skip
+    wrong = [f"{edge.source}:{edge.line}" for edge in IMPORTS if edge.from_root
+             and not edge.source.startswith("cli")]  # fmt: skip
     assert not wrong, wrong
 
 
 def test_own_modules_are_imported_at_the_top_but_for_commands() -> None:
     wrong = [
-        f"{found.source}:{found.line} imports {found.target}"
-        for found in IMPORTS
-        if found.in_function and not found.source.startswith("cli")
+        f"{edge.source}:{edge.line} imports {edge.target}"
+        for edge in IMPORTS
+        if edge.in_function and not edge.source.startswith("cli")
     ]
     assert not wrong, "\n".join(wrong)
 

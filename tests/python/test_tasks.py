@@ -1,4 +1,4 @@
-"""Tasks: prompts by the paper's templates from files of every form, clear errors, metrics."""
+"""Tasks: prompts by the paper's templates from files of every format, clear errors, metrics."""
 
 from __future__ import annotations
 

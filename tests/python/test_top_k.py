@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 INF = float("inf")
 
 
-def draw_logits(rng: np.random.Generator) -> Any:
+def random_logits(rng: np.random.Generator) -> Any:
     """(rows, V) float32 with ties, both zeros, masked tokens, tiny and huge numbers."""
     rows, vocab_size = int(rng.integers(1, 6)), int(rng.integers(1, 200))
     values = rng.choice([-3e38, -1.5, -1e-40, -0.0, 0.0, 1e-40, 1.5, 2.0, 3e38], (rows, vocab_size))
@@ -27,15 +27,15 @@ def sort_rows(logits: Any, top_k: int) -> tuple[Any, Any]:
     return token_ids, np.take_along_axis(logits, token_ids, axis=1)
 
 
-def check(found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
-    np.testing.assert_array_equal(found[0], expected[0])
-    np.testing.assert_array_equal(found[1], expected[1])
-    assert (found[0].dtype, found[1].dtype) == (np.int32, np.float32)
+def check(actual: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    np.testing.assert_array_equal(actual[0], expected[0])
+    np.testing.assert_array_equal(actual[1], expected[1])
+    assert (actual[0].dtype, actual[1].dtype) == (np.int32, np.float32)
 
 
 @pytest.mark.parametrize("seed", range(150))
 def test_core_and_device_path_sort(seed: int, rng: np.random.Generator) -> None:
-    logits = draw_logits(rng)
+    logits = random_logits(rng)
     top_k = int(rng.integers(1, logits.shape[1] + 1))
     expected = sort_rows(logits, top_k)
     check(_core.select_top_k(logits, "float32", top_k, False), expected)
@@ -45,46 +45,46 @@ def test_core_and_device_path_sort(seed: int, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("seed", range(20))
 def test_half_precision(seed: int, rng: np.random.Generator, kind: str) -> None:
-    tensor = torch.from_numpy(draw_logits(rng)).clamp(max=6e4).to(getattr(torch, kind))
+    tensor = torch.from_numpy(random_logits(rng)).clamp(max=6e4).to(getattr(torch, kind))
     top_k = int(rng.integers(1, tensor.shape[1] + 1))
     expected = sort_rows(tensor.float().numpy(), top_k)
-    found = select_top_k(tensor, top_k, log_softmax=False, where="test")
-    check((found.token_ids[0], found.scores[0]), expected)
+    selected = select_top_k(tensor, top_k, log_softmax=False, where="test")
+    check((selected.token_ids[0], selected.scores[0]), expected)
     check(_top_k_on_device(tensor, top_k, False), expected)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_log_softmax(seed: int, rng: np.random.Generator) -> None:
-    logits = np.clip(draw_logits(rng), -50, 50)
+    logits = np.clip(random_logits(rng), -50, 50)
     logits[:, 0] = np.where(np.isinf(logits[:, 0]), 0, logits[:, 0])
     top_k = int(rng.integers(1, logits.shape[1] + 1))
     token_ids, scores = sort_rows(logits, top_k)
     total = np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
-    for found in (
+    for selected in (
         _core.select_top_k(logits, "float32", top_k, True),
         _top_k_on_device(torch.from_numpy(logits), top_k, True),
     ):
-        np.testing.assert_array_equal(found[0], token_ids)
-        np.testing.assert_allclose(found[1], scores - total, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(selected[0], token_ids)
+        np.testing.assert_allclose(selected[1], scores - total, rtol=1e-5, atol=1e-5)
 
 
 def test_log_softmax_of_a_masked_row() -> None:
     logits = np.full((1, 4), -INF, np.float32)
-    for found in (
+    for selected in (
         _core.select_top_k(logits, "float32", 2, True),
         _top_k_on_device(torch.from_numpy(logits), 2, True),
     ):
-        assert found[0].tolist() == [[0, 1]]
-        assert found[1].tolist() == [[-INF, -INF]]
+        assert selected[0].tolist() == [[0, 1]]
+        assert selected[1].tolist() == [[-INF, -INF]]
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, INF])
-@pytest.mark.parametrize("place", [0, 3, 9])
+@pytest.mark.parametrize("token", [0, 3, 9])
 @pytest.mark.parametrize("top_k", [1, 4, 10])
-def test_nan_and_infinity_are_refused(bad: float, place: int, top_k: int) -> None:
+def test_nan_and_infinity_are_refused(bad: float, token: int, top_k: int) -> None:
     logits = np.arange(20, dtype=np.float32).reshape(2, 10) - 30
-    logits[1, place] = bad
-    with pytest.raises(ValueError, match=rf"row 1, token {place}"):
+    logits[1, token] = bad
+    with pytest.raises(ValueError, match=rf"row 1, token {token}"):
         _core.select_top_k(logits, "float32", top_k, False)
     with pytest.raises(ValueError, match=r"NaN or \+inf"):
         _top_k_on_device(torch.from_numpy(logits), top_k, False)
@@ -92,6 +92,6 @@ def test_nan_and_infinity_are_refused(bad: float, place: int, top_k: int) -> Non
 
 def test_batches_keep_their_shape() -> None:
     logits = np.zeros((2, 3, 5), np.float32)
-    found = select_top_k(logits, 4, log_softmax=False, where="test")
-    assert found.token_ids.shape == found.scores.shape == (2, 3, 4)
-    assert (found.token_ids == np.arange(4)).all()
+    selected = select_top_k(logits, 4, log_softmax=False, where="test")
+    assert selected.token_ids.shape == selected.scores.shape == (2, 3, 4)
+    assert (selected.token_ids == np.arange(4)).all()

@@ -1,6 +1,6 @@
 """Top-k on an accelerator: one copy down, one copy up, and nothing else waits.
 
-No accelerator is needed: fake CUDA tensors show that no step asks for a value, and a tensor that
+No accelerator is needed: fake CUDA tensors show that no step needs a value, and a tensor that
 claims to be on one shows what is copied.
 """
 
@@ -120,8 +120,8 @@ def test_one_copy_up_whose_buffer_waits_for_it(
             np.zeros((2, 0), np.float32),
             rng.standard_normal((3, 4)).T,
         )
-        found = copy_to_device(arrays, torch.device("cuda", 1))
-        for tensor, array in zip(found, arrays, strict=True):
+        tensors = copy_to_device(arrays, torch.device("cuda", 1))
+        for tensor, array in zip(tensors, arrays, strict=True):
             np.testing.assert_array_equal(tensor.numpy(), array)
             assert tensor.numpy().dtype == array.dtype
     assert [event.waits for event in uploads] == [1, 0]  # before the buffer was filled again
@@ -130,8 +130,8 @@ def test_one_copy_up_whose_buffer_waits_for_it(
 
 def test_host_tensors_come_back_as_they_are() -> None:
     arrays = (np.zeros((1, 2, 3), np.int32), np.zeros((1, 2), np.float32), np.ones(1, np.int32))
-    found = copy_to_device(arrays, torch.device("cpu"))
-    for tensor, array in zip(found, arrays, strict=True):
+    tensors = copy_to_device(arrays, torch.device("cpu"))
+    for tensor, array in zip(tensors, arrays, strict=True):
         np.testing.assert_array_equal(tensor.numpy(), array)
 
 

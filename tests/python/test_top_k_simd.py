@@ -29,10 +29,10 @@ def sort_rows(logits: Any, top_k: int) -> tuple[Any, Any]:
 
 
 def check(logits: Any, top_k: int, kind: str = "float32", stored: Any = None) -> None:
-    found = _core.select_top_k(logits if stored is None else stored, kind, top_k, False)
+    selected = _core.select_top_k(logits if stored is None else stored, kind, top_k, False)
     expected = sort_rows(logits, top_k)
-    np.testing.assert_array_equal(found[0], expected[0])
-    np.testing.assert_array_equal(found[1], expected[1])
+    np.testing.assert_array_equal(selected[0], expected[0])
+    np.testing.assert_array_equal(selected[1], expected[1])
 
 
 @pytest.mark.usefixtures("instruction_set")
@@ -84,13 +84,13 @@ class TestEachInstructionSet:
 
     @pytest.mark.parametrize("bad", [np.nan, -np.nan, INF])
     def test_nan_and_infinity_anywhere(self, rng: np.random.Generator, bad: float) -> None:
-        for place in (0, 1, 63, 64, 65, 1000, 2046, 2047):
+        for index in (0, 1, 63, 64, 65, 1000, 2046, 2047):
             logits = rng.standard_normal((2, 2048)).astype(np.float32)
-            logits[1, place] = bad
-            logits[1, place + 1 :: 7] = INF  # the first one is named
+            logits[1, index] = bad
+            logits[1, index + 1 :: 7] = INF  # the first one is named
             for row in (logits, logits[:, ::1], np.repeat(logits, 2, axis=1)[:, ::2]):
                 name = r"\+inf" if bad == INF else "NaN"
-                with pytest.raises(ValueError, match=rf"{name} at row 1, token {place};"):
+                with pytest.raises(ValueError, match=rf"{name} at row 1, token {index};"):
                     _core.select_top_k(row, "float32", 16, False)
 
     def test_log_softmax(self, rng: np.random.Generator) -> None:
@@ -98,9 +98,9 @@ class TestEachInstructionSet:
         logits[2, ::2] = -INF
         total = np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
         token_ids, scores = sort_rows(logits, 16)
-        found = _core.select_top_k(logits, "float32", 16, True)
-        np.testing.assert_array_equal(found[0], token_ids)
-        np.testing.assert_allclose(found[1], scores - total, rtol=0, atol=2e-6)
+        selected = _core.select_top_k(logits, "float32", 16, True)
+        np.testing.assert_array_equal(selected[0], token_ids)
+        np.testing.assert_allclose(selected[1], scores - total, rtol=0, atol=2e-6)
 
 
 def test_an_instruction_set_that_is_unknown() -> None:

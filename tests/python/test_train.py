@@ -41,7 +41,7 @@ def test_ngram_lm_train_is_the_same():
     assert (ours.order, ours.vocab_size) == (2, 3)
 
 
-def all_forms(sequences):
+def all_types(sequences):
     flat = np.array(list(itertools.chain(*sequences)), dtype=np.int32)
     offsets = np.cumsum([0] + [len(s) for s in sequences])
     yield sequences
@@ -53,9 +53,9 @@ def all_forms(sequences):
     yield RaggedIds(flat, offsets)
 
 
-@pytest.mark.parametrize("form", range(7))
-def test_forms_of_input_are_equal(form):
-    sequences = next(itertools.islice(all_forms(WORKED), form, None))
+@pytest.mark.parametrize("kind", range(7))
+def test_types_of_input_are_equal(kind):
+    sequences = next(itertools.islice(all_types(WORKED), kind, None))
     (unigrams, counts), (bigrams, pair_counts) = count_ngrams(sequences, 2, vocab_size=3)
     assert unigrams.tolist() == [[0], [1], [2], [4]]
     assert counts.tolist() == [4, 3, 1, 4]

@@ -11,14 +11,14 @@ import pytest
 from golden import NEVER, find_golden, read_arpa, read_corpus, read_text, table_of, train_on
 from lattice_bpd.lm import count_ngrams
 
-# "3-2" in a file name: orders with a minimum count. The rest is 1.
+# "3-2" in a file name: orders with a minimum count. The others are 1.
 PATTERNS = {
     "3-2": {3: 2},
     "2-2_3p-2": {2: 2, 3: 2, 4: 2},
     "4-4": {4: 4},
     "3-2_4-4": {3: 2, 4: 4},
 }
-PROB_TOLERANCE = 2e-6  # log10; ours and theirs are rounded to float32 at different places,
+PROB_TOLERANCE = 2e-6  # log10; ours and theirs are rounded to float32 at different steps,
 BACKOFF_TOLERANCE = 1e-4  # which shows in 1 - sum where only the 0.1 % was discounted
 
 

@@ -45,7 +45,7 @@ def run(memory, smoothing, folder):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 @pytest.mark.parametrize("smoothing", ["katz", "modified_kneser_ney"])
-def test_the_peak_stays_within_what_is_asked_for(smoothing, tmp_path):
+def test_the_peak_stays_within_the_limit(smoothing, tmp_path):
     ids = np.random.default_rng(0).integers(0, 5000, 600_000).astype(np.int32)
     np.save(tmp_path / "large.npy", ids)
     np.save(tmp_path / "small.npy", ids[:1000])

@@ -16,7 +16,7 @@ from lattice_bpd import (
     rescore_tree,
 )
 from oracles import list_all_drafts, random_arpa, read_arpa
-from test_engines import draw_options, draw_slots
+from test_engines import random_options, random_slots
 
 Prefix = tuple[int, ...]
 
@@ -57,7 +57,7 @@ def test_masses_are_those_of_all_paths(seed: int, rng: Any, core_of: Any) -> Non
     )
     lm, oracle = core_of(text, vocab_size=vocab_size), read_arpa(text)
     for _ in range(8):
-        slots, options = draw_slots(rng, vocab_size, 200), draw_options(rng, vocab_size)
+        slots, options = random_slots(rng, vocab_size, 200), random_options(rng, vocab_size)
         del options["num_drafts"]
         has_lm = rng.random() < 0.9
         masses = masses_of(list_all_drafts(slots, oracle if has_lm else None, **options))
@@ -66,11 +66,13 @@ def test_masses_are_those_of_all_paths(seed: int, rng: Any, core_of: Any) -> Non
         tree = rescore_tree(lattice, lm=lm if has_lm else None, max_nodes=max_nodes, **options)
         prefixes = prefixes_of(tree)
         assert len(set(prefixes)) == len(prefixes) == min(max_nodes, len(masses))
-        found = np.exp(tree.log_probs[0, : len(prefixes)], dtype=np.float64)
-        np.testing.assert_allclose(found, [masses[p] for p in prefixes], rtol=1e-4, atol=1e-30)
+        probabilities = np.exp(tree.log_probs[0, : len(prefixes)], dtype=np.float64)
+        np.testing.assert_allclose(
+            probabilities, [masses[p] for p in prefixes], rtol=1e-4, atol=1e-30
+        )
         # Sorted by mass, the most there is: so no set of this size holds more.
         best = sorted(masses.values(), reverse=True)[: len(prefixes)]
-        np.testing.assert_allclose(found, best, rtol=1e-4, atol=1e-30)
+        np.testing.assert_allclose(probabilities, best, rtol=1e-4, atol=1e-30)
 
 
 def test_worked_example(small_lm: NGramLM) -> None:

@@ -18,7 +18,7 @@ from lattice_bpd.verify.verification import DraftCandidates, choose_layout
 
 
 class CountingCache:
-    """Remembers what a cache was asked to do."""
+    """Records the calls of a cache's methods."""
 
     is_croppable = True
     layers = ()
@@ -63,9 +63,9 @@ DRAFTS = torch.tensor([[4, 9, 6], [4, 5, 0], [9, 5, 6]])
 def test_rows_keep_the_longest_accepted_prefix():
     # exact token 3; the target would write 4 5 6 7
     target, cache = PlusOneTarget(), CountingCache()
-    found = verify_drafts(target, cache, 3, DRAFTS, layout="rows")
-    assert (found.accept_length, found.token_ids) == (2, [4, 5, 6])
-    assert found.hidden.tolist() == [5.0]  # the state that predicted the bonus token 6
+    verified = verify_drafts(target, cache, 3, DRAFTS, layout="rows")
+    assert (verified.accept_length, verified.token_ids) == (2, [4, 5, 6])
+    assert verified.hidden.tolist() == [5.0]  # the state that predicted the bonus token 6
     assert target.seen == [[[3, 4, 9, 6], [3, 4, 5, 0], [3, 9, 5, 6]]]  # one call
     assert cache.calls == [("select", [0, 0, 0]), ("select", [1]), ("crop", -1)]
     assert target.options[0]["attention_mask"] is None
@@ -85,8 +85,12 @@ def test_a_tree_reads_shared_prefixes_once():
     #  |   `-- 5 - 0         nodes 0..8 in the order 3, 4 9 6, 5 0, 9 5 6
     #  `-- 9 - 5 - 6
     target, cache = PlusOneTarget(), SlotCache(9)
-    found = verify_drafts(target, cache, 3, DRAFTS)
-    assert (found.accept_length, found.token_ids, found.hidden.tolist()) == (2, [4, 5, 6], [5.0])
+    verified = verify_drafts(target, cache, 3, DRAFTS)
+    assert (verified.accept_length, verified.token_ids, verified.hidden.tolist()) == (
+        2,
+        [4, 5, 6],
+        [5.0],
+    )
     assert target.seen == [[[3, 4, 9, 6, 5, 0, 9, 5, 6]]]
     options = target.options[0]
     assert options["position_ids"].tolist() == [[7, 8, 9, 10, 9, 10, 8, 9, 10]]
@@ -96,15 +100,15 @@ def test_a_tree_reads_shared_prefixes_once():
     sees = [np.flatnonzero(row == 0).tolist() for row in mask[0, 0, :, 7:]]
     assert sees == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 4, 5],
                     [0, 6], [0, 6, 7], [0, 6, 7, 8]]  # fmt: skip
-    # slots 7 (exact token) and 8 (token 4) stay, slot 11 (token 5) moves to 9, the rest goes
+    # positions 7 (exact token) and 8 (token 4) stay, 11 (token 5) moves to 9, others are dropped
     assert cache.calls == [("crop", -6)]
     assert cache.layers[0].keys[0, 0, 7:10, 0].tolist() == [7.0, 8.0, 11.0]
 
 
 def test_the_best_draft_is_kept_without_a_copy():
     target, cache = PlusOneTarget(), SlotCache(5)
-    found = verify_drafts(target, cache, 3, torch.tensor([[4, 5], [4, 1], [2, 3]]))
-    assert found.token_ids == [4, 5, 6]
+    verified = verify_drafts(target, cache, 3, torch.tensor([[4, 5], [4, 1], [2, 3]]))
+    assert verified.token_ids == [4, 5, 6]
     assert cache.layers[0].keys.flatten().tolist() == list(range(12))  # as it was
     assert cache.calls == [("crop", -3)]
 
@@ -170,7 +174,7 @@ def test_masks_are_those_of_ancestors(seed):
         ([[[4, 5, 6], [4, 2, 3]], [[1], [2], [3]]], "tree"),  # 2 of 6 against 5 of 4
     ],
 )
-def test_auto_takes_the_form_with_fewer_tokens(drafts, layout):
+def test_auto_uses_the_layout_with_fewer_tokens(drafts, layout):
     trees = [PrefixTree.from_drafts(3, rows) for rows in drafts]
     state = BatchCache(CountingCache(), [7] * len(trees))
     assert choose_layout(PlusOneTarget(), state, trees) == layout
@@ -198,12 +202,12 @@ def test_trees_are_followed_by_the_choice_at_each_node(dtype, vocab_size):
         drafts = [rng.integers(0, vocab_size, (6, 4)) for _ in range(3)]
         drafts[0][0] = greedy_tokens(logits)[0, :4].numpy()
         trees = [PrefixTree.from_drafts(3, rows) for rows in drafts]
-        places = [rng.permutation(60)[: len(tree)].astype(np.int64) for tree in trees]
-        places[0][:5] = range(5)  # so that the first draft is right
+        indices = [rng.permutation(60)[: len(tree)].astype(np.int64) for tree in trees]
+        indices[0][:5] = range(5)  # so that the first draft is right
         wanted = greedy_tokens(logits).flatten().tolist()
-        found = follow_greedy(trees, logits, places)
-        assert len(found[0][0]) == 5
-        for tree, at, (nodes, tokens, end) in zip(trees, places, found, strict=True):
+        followed = follow_greedy(trees, logits, indices)
+        assert len(followed[0][0]) == 5
+        for tree, at, (nodes, tokens, end) in zip(trees, indices, followed, strict=True):
             assert end == at[nodes[-1]]
             assert tokens == [wanted[at[node]] for node in nodes]
             paths = {tuple(path[: len(nodes)]) for path in tree.list_paths()}
@@ -282,13 +286,13 @@ class SmallestToken:
         return token
 
 
-def test_selectors_are_asked_along_the_accepted_path_only():
+def test_selectors_are_called_along_the_accepted_path_only():
     for last, tokens in ((99, [4, 5, 6]), (5, [4, 5]), (4, [4])):
         selector = SmallestToken(last)
         tree = PrefixTree.from_drafts(3, DRAFTS.tolist())
         state = BatchCache(SlotCache(9))
-        found = verify_trees(PlusOneTarget(), state, [tree], selectors=[selector])
-        assert found.sequences[0].token_ids == tokens
+        verified = verify_trees(PlusOneTarget(), state, [tree], selectors=[selector])
+        assert verified.sequences[0].token_ids == tokens
         assert selector.asked == len(tokens)
         wanted = [DraftCandidates([4, 9], 0), DraftCandidates([9, 5], 1), DraftCandidates([0], 2)]
         assert selector.offers == wanted[: len(tokens)]

@@ -49,7 +49,7 @@ def assert_cache_is_that_of(model, cache, tokens: list[int], slots: list[int]):
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @pytest.mark.parametrize("layout", ["tree", "rows"])
 @pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "dynamic"])
-def test_both_forms_accept_alike_and_leave_the_same_cache(kind, layout, stacked):
+def test_both_layouts_accept_the_same_and_leave_the_same_cache(kind, layout, stacked):
     model = model_of(kind)
     target = CausalLMTarget(model)
     rng = np.random.default_rng(5)
@@ -63,11 +63,11 @@ def test_both_forms_accept_alike_and_leave_the_same_cache(kind, layout, stacked)
             rest = wanted[len(tokens) - length :]
             drafts = draft_around(rng, rest)
             tree = PrefixTree.from_drafts(tokens[-1], drafts)
-            found = verify_trees(target, state, [tree], layout=layout).sequences[0]
+            verified = verify_trees(target, state, [tree], layout=layout).sequences[0]
             agree = max(sum(np.cumprod(np.equal(d, rest[:4]))) for d in drafts)
-            assert found.accept_length == agree
-            assert found.token_ids == rest[: agree + 1]
-            tokens += found.token_ids
+            assert verified.accept_length == agree
+            assert verified.token_ids == rest[: agree + 1]
+            tokens += verified.token_ids
             assert state.lengths == [len(tokens) - 1]
             assert int(state.cache.get_seq_length()) == len(tokens) - 1 == state.width
             assert_cache_is_that_of(model, state.cache, tokens[:-1], list(range(len(tokens) - 1)))
@@ -99,8 +99,8 @@ def test_ragged_batches_are_each_what_they_are_alone(kind, layout):
         for number in going:
             rest = wanted[number][len(tokens[number]) - len(prompts[number]) :]
             trees.append(PrefixTree.from_drafts(tokens[number][-1], draft_around(rng, rest)))
-        found = verify_trees(target, state, trees, layout=layout).sequences
-        for number, verified in zip(going, found, strict=True):
+        results = verify_trees(target, state, trees, layout=layout).sequences
+        for number, verified in zip(going, results, strict=True):
             tokens[number] += verified.token_ids
             decoded = tokens[number][len(prompts[number]) :]
             assert decoded == wanted[number][: len(decoded)]
@@ -122,7 +122,7 @@ def test_a_tree_costs_no_more_slots_than_it_keeps():
     cache = StackedCache(torch.zeros(2, 1, 1, 4, 3), torch.zeros(2, 1, 1, 4, 3), 4)
     keys = cache.keys
     cache.reserve(4)
-    assert cache.keys is keys  # room enough: nothing is copied
+    assert cache.keys is keys  # enough capacity: nothing is copied
     cache.reserve(5)
     assert cache.keys.shape[3] >= 5
 

@@ -32,7 +32,7 @@ ALL = [*WORDS, "<|end|>"]
 
 @pytest.fixture
 def kinds(tokenizer: Any, tmp_path: Path) -> dict[str, Any]:
-    """The same vocabulary in every form that needs no other package."""
+    """The same vocabulary in every format that needs no other package."""
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     folder = tmp_path / "model"
     folder.mkdir()

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 VOCAB = 60
-IMAGE, START, END = 57, 58, 59  # the token of an image's place, and those around it
+IMAGE, START, END = 57, 58, 59  # the image token, and those around it
 _TEXT: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
@@ -43,7 +43,7 @@ def build_vision_model(kind: str) -> PreTrainedModel:
 
 
 def image_inputs(kind: str, prompts: list[list[int]], seed: int = 0) -> dict[str, torch.Tensor]:
-    """Inputs of `generate`: in each prompt one IMAGE stands for the four tokens of an image."""
+    """Inputs of `generate`: in each prompt one IMAGE represents the four tokens of an image."""
     generator = torch.Generator().manual_seed(seed)
     rows = [
         [token for item in prompt for token in ([item] * 4 if item == IMAGE else [item])]
