@@ -16,7 +16,7 @@ MAX_NODES = 1 << 12  # kMaxTreeNodes of cpp/lattice_bpd/draft/find_tree.h
 
 
 class StrategyInfo(NamedTuple):
-    """What a strategy does, and what it uses.
+    """Description, options and requirements of a strategy.
 
     Attributes:
         summary: for help texts and tables.
@@ -74,7 +74,7 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """How to draft.
+    """Drafting options: a strategy and its parameters.
 
     Options that the strategy does not use are ignored, so that one config can serve several
     strategies. On the command line and in the drafters' constructors they raise a ValueError
@@ -198,7 +198,7 @@ def check_used(where: str, strategy: str, options: Iterable[str]) -> None:
     Args:
         where: the caller's name, for error messages.
         strategy: a name of `STRATEGIES`.
-        options: fields of DraftConfig that the user gave by name.
+        options: fields of DraftConfig that the user passed by name.
     """
     for name in options:
         if name not in STRATEGIES[strategy].options:

@@ -1,4 +1,4 @@
-"""What the search returns."""
+"""Drafts, the result of a search."""
 
 from __future__ import annotations
 

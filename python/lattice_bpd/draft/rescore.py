@@ -1,4 +1,4 @@
-"""From head logits to drafts: the call that a decoding loop makes.
+"""Drafts and draft trees from head logits, for decoding loops.
 
     score(w) = sum_j z_j[w_j] + alpha * sum_j ln P(w_j | context, w_1 .. w_{j-1})
 

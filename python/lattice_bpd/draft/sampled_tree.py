@@ -78,7 +78,7 @@ class SampledTree:
             return None
         token_ids = self.slot_token_ids[row, slot]
         width = int((token_ids >= 0).sum())
-        if width == 0:  # masked altogether
+        if width == 0:  # all tokens masked
             return None
         return token_ids[:width], self.child_probs[row, node + 1, :width]
 

@@ -21,7 +21,7 @@ _FLOATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class LatticeInput:
-    """What draft heads give a lattice besides plain logits.
+    """Candidates of B lattices, with optional transition scores between adjacent slots.
 
     The score of a path w is
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TextScore:
-    """How one LM predicts a text.
+    """The scores of one LM on a text.
 
     Attributes:
         tokens: number of events: all tokens, and ``</s>`` at the end of each sequence.

@@ -23,7 +23,7 @@ class SmoothingWarning(UserWarning):
 
 
 class KatzWarning(SmoothingWarning):
-    """As SmoothingWarning, for Katz smoothing."""
+    """A SmoothingWarning of Katz smoothing."""
 
 
 class RaggedIds(NamedTuple):

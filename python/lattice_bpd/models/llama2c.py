@@ -154,7 +154,7 @@ def _read_header(path: str | Path, data: bytes) -> Llama2cSizes:
 
 
 def _rename(sizes: Llama2cSizes, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names that `transformers` gives them."""
+    """The tensors under the names that `transformers` uses."""
     weights = {
         "model.embed_tokens.weight": tensors["embedding"],
         "model.norm.weight": tensors["final_norm"],

@@ -142,7 +142,7 @@ def build_inputs(
     if cache is not None and name is not None:
         inputs[name] = cache
     if takes_position_ids(base):
-        # Given as `generate` gives them: the model's own numbering may differ (RoBERTa).
+        # Passed as `generate` does: the model's own numbering may differ (RoBERTa).
         if position_ids is None:
             start = 0 if cache is None else int(cache.get_seq_length())
             steps = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)

@@ -117,7 +117,7 @@ class MedusaHeads(nn.Module):
 
 
 def to_medusa_names(heads: MedusaHeads, prefix: str = "") -> dict[str, Tensor]:
-    """The heads' tensors on the CPU, each in memory of its own, under Medusa's names."""
+    """The heads' tensors on the CPU, in separate memory, under Medusa's names."""
     return {f"{prefix}{name}": part.detach().cpu().clone() for name, part in _named_parts(heads)}
 
 
@@ -129,7 +129,7 @@ def from_medusa_names(
     Args:
         tensors: name -> tensor.
         path: their file, for messages.
-        num_slots: heads to take.
+        num_slots: heads to use.
         num_layers: blocks of each, as the config has it.
 
     Raises:

@@ -82,7 +82,7 @@ def load_medusa_heads(directory: str | Path, *, num_slots: int | None = None) ->
 
     Args:
         directory: the checkpoint.
-        num_slots: heads to take, at most those of the checkpoint; None: medusa_num_heads. Some
+        num_slots: heads to use, at most those of the checkpoint; None: medusa_num_heads. Some
             published configs name fewer heads than their file has.
 
     Raises:

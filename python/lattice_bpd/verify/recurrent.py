@@ -35,7 +35,7 @@ from lattice_bpd.verify.rounding import logits_match
 StateKey = tuple[int, int]  # layer, number of the state in that layer
 States = dict[StateKey, tuple[Tensor | None, Tensor | None]]  # convolution and recurrent states
 _PROMPT, _NEXT = (1, 2, 3, 5, 4, 6, 7, 3, 9, 8, 2, 5), (6, 3, 7)
-_WITHOUT_STATE = ("moe", "mlp")  # layers that transformers gives a state that stays empty
+_WITHOUT_STATE = ("moe", "mlp")  # layers whose state in transformers stays empty
 _KNOWN: WeakKeyDictionary[nn.Module, Mixers] = WeakKeyDictionary()
 
 

@@ -43,7 +43,7 @@ class Seq2SeqTarget:
         model: the model.
         decoder_prompt: ids that every output begins with, the start token first; None: the model's
             start token, then the forced first token of its generation config, if any.
-        stop_token_ids: used where the caller gives none; None: those of the model's generation
+        stop_token_ids: used if the caller passes none; None: those of the model's generation
             config.
 
     Attributes:

@@ -80,7 +80,7 @@ class SourceCache(StackedCache):
 
     Attributes:
         source: a row for each row of the cache.
-        paired: both, in the type that decoders of `transformers` take.
+        paired: both, in the type that decoders of `transformers` use.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, width: int, source: Source) -> None:

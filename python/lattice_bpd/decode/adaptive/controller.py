@@ -175,7 +175,7 @@ class Controller(Drafter):
         return sizes[best]
 
     def _expect(self, trees: Sequence[PrefixTree], sizes: Sequence[int]) -> list[float]:
-        """Draft tokens that the first nodes of a tree are expected to give, by their number."""
+        """Expected accepted draft tokens of the first nodes of a tree, by their number."""
         totals = [0.0] * len(sizes)
         for tree in trees:
             if len(tree) > 1:

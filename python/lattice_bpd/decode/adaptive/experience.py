@@ -28,7 +28,7 @@ class Profile:
 
     Attributes:
         latencies: seconds of a step, by draft tokens.
-        accepted: draft tokens that trees of a size are expected to give.
+        accepted: expected number of accepted draft tokens, by size of the tree.
         size: the size of highest estimated throughput; 0 before the first tree.
         largest: draft tokens of the last tree.
         decisions: decisions so far.
@@ -73,7 +73,7 @@ class Profile:
 
         Args:
             sizes: ascending numbers of draft tokens.
-            accepted: draft tokens that the tree's first nodes are expected to give.
+            accepted: expected number of accepted draft tokens of the tree's first nodes.
         """
         below = below_of_tree = 0.0
         for size, of_tree in zip(sizes, accepted, strict=True):

@@ -1,4 +1,4 @@
-"""A small causal LM that reads texts along with the target, with a KV cache of its own.
+"""A small causal LM that reads the target's texts, with its own KV cache.
 
 The cache is kept between steps: for each text `go_on` selects the row with the longest common
 prefix, drops the rest of the row (rejected drafts), and reads the new tokens of all texts in one

@@ -19,13 +19,13 @@ from lattice_bpd.draft.drafts import Drafts
 from lattice_bpd.draft.scorers.protocol import Int32Array, TransitionScorer
 from lattice_bpd.lattice.logits import Candidates
 
-_IMPOSSIBLE = -1e6  # what -inf counts, so that 0 and negative weights give numbers too
+_IMPOSSIBLE = -1e6  # replaces -inf, so that 0 and negative weights give numbers
 
 Float64Array = npt.NDArray[np.float64]
 
 
 class ScorerError(ValueError):
-    """A scorer gave no scores that can be used.
+    """A scorer returned unusable scores.
 
     Attributes:
         kind: "shape" or "nan".

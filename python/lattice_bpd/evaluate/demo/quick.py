@@ -67,7 +67,7 @@ def make_quick_source(
     Args:
         directory: for the LMs.
         demo: the model.
-        corpus: its test part gives the prompts, its training part the LMs.
+        corpus: prompts are from its test part, LMs are trained on its training part.
         watcher: notified of the stage "lms".
         prompts: of each task.
         tasks: of LIBRARY_TASKS.

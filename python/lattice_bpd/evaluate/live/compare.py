@@ -313,7 +313,7 @@ def find_difference(
     """The first position at which two different outputs of prompt `number` differ.
 
     Args:
-        model: its logits give the margin.
+        model: the target; the margin is computed from its logits.
         number: of the prompt.
         prompt: token ids.
         expected: (m,) greedy's token ids.

@@ -97,7 +97,7 @@ def render_table(
 
 
 def footnotes(comparison: Comparison) -> Sequence[str]:
-    """What the columns mean, one line each."""
+    """Explanations of the columns, one line each."""
     greedy = comparison.tokens_per_second(comparison.results[0])
     notes = [note.format(greedy=greedy, share=comparison.loop_share) for note in FOOTNOTES]
     rules = [result.setting.acceptance for result in comparison.results]

@@ -38,7 +38,7 @@ def read_task(
     """The examples of a file.
 
     Args:
-        task: which fields make the prompt, and how.
+        task: the template of the prompt and its fields.
         path: see `lattice_bpd.evaluate.tasks.files.read_items`.
         limit: maximum number of examples.
         field: the field with the text, for tasks with a single slot.

@@ -22,7 +22,7 @@ _PART_CHARACTERS = 1 << 20
 
 
 class Location(NamedTuple):
-    """Where a piece of text starts; lines count from 1."""
+    """The position at which a piece of text starts; lines count from 1."""
 
     file: str
     line: int
