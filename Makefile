@@ -16,7 +16,8 @@ ARGS ?=
 SECONDS ?= 60
 unexport SECONDS  # bash has one of its own
 
-.PHONY: help setup build demo test test-spark test-spark-cluster test-native-dflash test-vllm test-architectures architectures bench bench-rescore bench-ngram results lint tidy sanitize fuzz \
+.PHONY: help setup build demo test test-spark test-spark-cluster test-native-dflash test-vllm test-architectures architectures bench bench-rescore bench-ngram results lint tidy sanitize fuzz test-arm \
+
   soak format stubs wheel test-wheel docs clean
 
 help:  ## show this list
@@ -59,6 +60,9 @@ test-spark: setup-test-spark build  ## the tests of n-gram training on Spark (45
 
 test-spark-cluster: setup-build  ## n-gram training on a standalone Spark cluster that loses a worker (installs 0.9 GB)
 	@python scripts/test_spark_cluster.py $(ARGS)
+
+test-arm: setup-test  ## the C++ unit tests for 64-bit ARM under emulation (installs 70 MB with apt)
+	@JOBS=$(JOBS) scripts/test_arm.sh $(ARGS)
 
 test-native-dflash: setup-test build  ## block drafters against the DFlash of transformers 5.23 (11 MB)
 	@PYTHON=.venv/bin/python scripts/test_native_dflash.sh $(ARGS)

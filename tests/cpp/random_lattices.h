@@ -22,12 +22,14 @@ std::uint32_t Below(Source* random, std::uint32_t limit) {
   return static_cast<std::uint32_t>((*random)() % limit);
 }
 
-// A number from a few eighths (then sums tie) or a real one, most of them off the score grid.
+// A number from a few eighths (then sums tie) or a real one, most of them off the score grid. The
+// same on every platform, since digests_test.cc compares answers between platforms.
 template <typename Source>
 float Sample(Source* random, bool exact) {
   if (exact) return -static_cast<float>(Below(random, 24)) / 8.0f;
-  return -4.0f * std::generate_canonical<float, 24>(*random) /
-         static_cast<float>(1 + Below(random, 9));
+  const double number = static_cast<double>((*random)());
+  const double fraction = number / (static_cast<double>(Source::max()) + 1.0);
+  return static_cast<float>(-4.0 * fraction / (1 + Below(random, 9)));
 }
 
 // N-grams over the first `used` tokens, so that lattices over them hit; histories come along.

@@ -20,6 +20,7 @@
 #pragma GCC push_options
 #pragma GCC target("avx2,bmi,bmi2,popcnt,lzcnt")
 
+#include "lattice_bpd/draft/fused_scalar.h"
 #include "lattice_bpd/draft/fused_search.h"
 
 namespace lattice_bpd {
@@ -69,29 +70,12 @@ __m256d LaneMask(std::uint32_t set) {
   return _mm256_castsi256_pd(_mm256_cmpeq_epi64(both, bits));
 }
 
-struct Avx2 {
-  static void Prefetch(const void* at) { __builtin_prefetch(at); }
-
-  static constexpr bool kUsesTables = false;
-  static std::uint32_t TinyRun(const PackedLevel&, const FusedSymbolTable&) { return 0; }
-  static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
-                                     const FusedQuery& query, const FusedOutput& out) {
-    return FindInSmallRun(level, run, query, out);
-  }
-
+struct Avx2 : Scalar {
   static std::uint32_t FindInSmallRun(const PackedLevel& level, FusedRun run,
                                       const FusedQuery& query, const FusedOutput& out) {
     return FindAmong(level, query, out, [&](std::uint32_t) { return run; });
   }
 
-  static void FindBlocks(const PackedLevel& level, FusedRun run, const FusedQuery& query,
-                         FusedBlock* blocks) {
-    if (level.form.key_bytes == 2) {
-      FindBlocksByHalves<std::uint16_t>(level, run, query, blocks);
-    } else {
-      FindBlocksByHalves<std::uint32_t>(level, run, query, blocks);
-    }
-  }
   static std::uint32_t FindInBlocks(const PackedLevel& level, const FusedQuery& query,
                                     const FusedBlock* blocks, const FusedOutput& out) {
     return FindAmong(level, query, out, [&](std::uint32_t lane) { return RunIn(blocks[lane]); });

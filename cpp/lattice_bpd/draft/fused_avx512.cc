@@ -24,6 +24,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"        // the same, less optimised
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,bmi,bmi2,popcnt,lzcnt")
 
+#include "lattice_bpd/draft/fused_scalar.h"
 #include "lattice_bpd/draft/fused_search.h"
 
 namespace lattice_bpd {
@@ -192,9 +193,7 @@ std::uint32_t FindInEachBlock(const PackedLevel& level, const FusedQuery& query,
   });
 }
 
-struct Avx512 {
-  static void Prefetch(const void* at) { __builtin_prefetch(at); }
-
+struct Avx512 : Scalar {
   static constexpr bool kUsesTables = true;
   static std::uint32_t TinyRun(const PackedLevel& level, const FusedSymbolTable& table) {
     return level.form.key_bytes == 2 && table.factor != 0 ? 16 : 0;

@@ -7,7 +7,7 @@ namespace lattice_bpd {
 namespace {
 
 InstructionSets<FusedKernel>& Sets() {
-  static InstructionSets<FusedKernel> sets{FusedAvx512(), FusedAvx2(), FusedScalar()};
+  static InstructionSets<FusedKernel> sets{FusedAvx512(), FusedAvx2(), FusedNeon(), FusedScalar()};
   return sets;
 }
 

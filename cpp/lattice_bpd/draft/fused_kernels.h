@@ -41,6 +41,7 @@ struct FusedKernel {
 // With null pointers where this build or this processor lacks the instructions.
 FusedKernel FusedAvx512();
 FusedKernel FusedAvx2();
+FusedKernel FusedNeon();
 FusedKernel FusedScalar();
 
 }  // namespace lattice_bpd

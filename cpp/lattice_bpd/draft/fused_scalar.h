@@ -1,0 +1,109 @@
+// What differs between instruction sets (fused_search.h), in plain C++: what each operation must
+// do. Builds with vectors derive from it and replace what they do better.
+//
+// In an anonymous namespace as all fused_*.h that compute (see fused_search.h).
+#ifndef LATTICE_BPD_DRAFT_FUSED_SCALAR_H_
+#define LATTICE_BPD_DRAFT_FUSED_SCALAR_H_
+
+#include <algorithm>
+
+#include "lattice_bpd/draft/fused_exponentials.h"
+#include "lattice_bpd/draft/fused_runs.h"
+
+namespace lattice_bpd {
+namespace {
+
+struct Scalar {
+  static void Prefetch(const void* at) { __builtin_prefetch(at); }
+
+  static constexpr bool kUsesTables = false;  // FusedSlot::table
+
+  // Runs of this many keys or fewer go to FindInTinyRun; 0 where a level or a number of lanes has
+  // no such search.
+  static std::uint32_t TinyRun(const PackedLevel&, const FusedSymbolTable&) { return 0; }
+  static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
+                                     const FusedQuery& query, const FusedOutput& out) {
+    return FindInSmallRun(level, run, query, out);
+  }
+
+  // Searches for a query's candidates among the keys of a run, at most kLargeRun, at least one.
+  // Writes lane, node and suffix hit of each one that is there, by lane, and sets its bit. Returns
+  // how many there are.
+  static std::uint32_t FindInSmallRun(const PackedLevel& level, FusedRun run,
+                                      const FusedQuery& query, const FusedOutput& out) {
+    return FindAmong(level, query, out, [&](std::uint32_t) { return run; });
+  }
+
+  // The same for a run above kLargeRun in two steps, since each waits for memory. The first one
+  // says which block of kSampleStride keys each lane's symbol could be in and prefetches it.
+  static void FindBlocks(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+                         FusedBlock* blocks) {
+    if (level.form.key_bytes == 2) {
+      FindBlocksByHalves<std::uint16_t>(level, run, query, blocks);
+    } else {
+      FindBlocksByHalves<std::uint32_t>(level, run, query, blocks);
+    }
+  }
+  static std::uint32_t FindInBlocks(const PackedLevel& level, const FusedQuery& query,
+                                    const FusedBlock* blocks, const FusedOutput& out) {
+    return FindAmong(level, query, out, [&](std::uint32_t lane) { return RunIn(blocks[lane]); });
+  }
+
+  // A row's values: of lanes without a hit the suffix's plus `added`, of hits their own scores.
+  // `size` is a multiple of 8; the two arrays may be the same. Returns the largest.
+  static double FillRow(const double* suffix_values, double added, const FusedRowHits& hits,
+                        std::uint32_t size, double* values) {
+    for (std::uint32_t i = 0; i < size; ++i) values[i] = suffix_values[i] + added;
+    for (std::uint32_t i = 0; i < hits.size; ++i) values[hits.lanes[i]] = hits.scores[i];
+    double best = values[0];
+    for (std::uint32_t i = 1; i < size; ++i) best = std::max(best, values[i]);
+    return best;
+  }
+
+  // The same with masses: suffix_masses times `factor`, and those of hits in their place. Returns
+  // their sum, added up as `Sum` (fused_exponentials.h) does.
+  static double FillMasses(const double* suffix_masses, double factor, const FusedRowHits& hits,
+                           std::uint32_t size, double* masses) {
+    for (std::uint32_t i = 0; i < size; ++i) masses[i] = suffix_masses[i] * factor;
+    for (std::uint32_t i = 0; i < hits.size; ++i) masses[hits.lanes[i]] = hits.scores[i];
+    return Sum(masses, size);
+  }
+
+  // Of the first `size` values: those that are `least` or more with `added`, and their indices.
+  // Returns how many there are. Up to the next multiple of 8 there may be more values, which do
+  // not count.
+  static std::uint32_t AtLeast(const double* values, double added, std::uint32_t size, double least,
+                               double* sums, std::uint32_t* indices) {
+    std::uint32_t count = 0;
+    for (std::uint32_t i = 0; i < size; ++i) {
+      sums[count] = values[i] + added;
+      indices[count] = i;
+      count += values[i] + added >= least;
+    }
+    return count;
+  }
+
+  static std::uint32_t CountAbove(const double* values, std::uint32_t size, double bound) {
+    std::uint32_t count = 0;
+    for (std::uint32_t i = 0; i < size; ++i) count += values[i] > bound;
+    return count;
+  }
+
+ private:
+  template <typename RunOf>
+  static std::uint32_t FindAmong(const PackedLevel& level, const FusedQuery& query,
+                                 const FusedOutput& out, const RunOf& run_of) {
+    const std::uint8_t* keys = level.keys.data();
+    return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
+      const FusedRun run = run_of(lane);
+      return level.form.key_bytes == 2
+                 ? FindByHalves(reinterpret_cast<const std::uint16_t*>(keys), run, word, node)
+                 : FindByHalves(reinterpret_cast<const std::uint32_t*>(keys), run, word, node);
+    });
+  }
+};
+
+}  // namespace
+}  // namespace lattice_bpd
+
+#endif  // LATTICE_BPD_DRAFT_FUSED_SCALAR_H_
