@@ -17,7 +17,6 @@ SECONDS ?= 60
 unexport SECONDS  # bash has one of its own
 
 .PHONY: help setup build demo test test-spark test-spark-cluster test-native-dflash test-vllm test-architectures architectures bench bench-rescore bench-ngram results lint tidy sanitize fuzz test-arm \
-
   soak format stubs wheel test-wheel docs clean
 
 help:  ## show this list
