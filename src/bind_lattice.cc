@@ -63,7 +63,7 @@ TokenId SampleTokenOf(const Array<float>& logits, double scale, std::uint64_t ke
 // Logits (vocab,), draft tokens (n,), their distribution (k,) and (k,) -> the token chosen.
 TokenId RejectionSampleOf(const Array<float>& logits, const Array<TokenId>& draft_tokens,
                           const Array<TokenId>& token_ids, const Array<double>& probs,
-                          std::uint64_t key, std::uint64_t position) {
+                          std::uint64_t key, std::uint64_t position, double lenience) {
   if (token_ids.size() != probs.size()) {
     throw ValueError(StrCat("the draft distribution has ", token_ids.size(), " token ids and ",
                             probs.size(), " probabilities; expected as many of each"));
@@ -72,7 +72,7 @@ TokenId RejectionSampleOf(const Array<float>& logits, const Array<TokenId>& draf
   const Span<TokenId> drafts = ToSpan(draft_tokens);
   const DraftDistribution q{ToSpan(token_ids), ToSpan(probs)};
   const py::gil_scoped_release release;
-  return RejectionSample(values, drafts, q, NoiseRow(key, position));
+  return RejectionSample(values, drafts, q, NoiseRow(key, position), lenience);
 }
 
 // (rows, n) token ids -> the noise of row `first_row` + r and each token, float32.
@@ -159,7 +159,8 @@ void BindLattice(py::module_& m) {
         py::arg("token_ids").noconvert());
   m.def("rejection_sample", &RejectionSampleOf, py::arg("logits").noconvert(),
         py::arg("draft_tokens").noconvert(), py::arg("token_ids").noconvert(),
-        py::arg("probs").noconvert(), py::arg("key"), py::arg("position"));
+        py::arg("probs").noconvert(), py::arg("key"), py::arg("position"),
+        py::arg("lenience") = 1.0);
   m.def("top_k_instruction_sets", &TopKInstructionSets);
   m.def("set_top_k_instruction_set", &SetTopKInstructionSet, py::arg("name"));
   py::class_<Sausage>(m, "Sausage", "A sausage lattice: candidate tokens and scores by slot.")

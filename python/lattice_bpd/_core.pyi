@@ -674,6 +674,7 @@ def rejection_sample(
     probs: numpy.typing.NDArray[numpy.float64],
     key: typing.SupportsInt | typing.SupportsIndex,
     position: typing.SupportsInt | typing.SupportsIndex,
+    lenience: typing.SupportsFloat | typing.SupportsIndex = 1.0,
 ) -> int: ...
 def removal_costs_of_rows(
     vocabulary: Vocabulary,

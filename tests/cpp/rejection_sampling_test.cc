@@ -42,9 +42,9 @@ NoiseRow NoiseWithin(const std::vector<std::array<double, 2>>& limits) {
 }
 
 TokenId Choose(const Probs& target, const TokenIds& samples, const TokenIds& ids,
-               const Probs& probs, const NoiseRow& noise) {
+               const Probs& probs, const NoiseRow& noise, double lenience = 1.0) {
   const std::vector<float> logits = LogitsOf(target);
-  return RejectionSample(logits, samples, {ids, probs}, noise);
+  return RejectionSample(logits, samples, {ids, probs}, noise, lenience);
 }
 
 TEST_CASE("a sample is accepted with probability r / q") {
@@ -118,6 +118,15 @@ TEST_CASE("drafts from the target's own distribution are accepted as they come")
   for (std::uint64_t key = 0; key < 200; ++key) {
     CHECK(Choose(target, {1}, {0, 1, 2}, target, NoiseRow(key, 3)) == 1);
   }
+}
+
+TEST_CASE("with a lenience l a sample is accepted with probability r / (l q)") {
+  // r(1) / (l q(1)) = 0.2 / (0.5 * 0.8) = 1/2; what is left after a rejection does not depend on l
+  const Probs target = {0.5, 0.2, 0.3}, probs = {0.2, 0.8};
+  const TokenIds ids = {0, 1};
+  CHECK(Choose(target, {1}, ids, probs, NoiseWithin({{0.40, 0.499}}), 0.5) == 1);
+  CHECK(Choose(target, {1}, ids, probs, NoiseWithin({{0.501, 0.6}, {0.0, 0.499}}), 0.5) == 0);
+  CHECK(Choose(target, {1}, ids, probs, NoiseWithin({{0.501, 0.6}, {0.501, 1.0}}), 0.5) == 2);
 }
 
 TEST_CASE("what cannot be chosen from is refused") {

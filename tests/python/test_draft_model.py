@@ -31,13 +31,14 @@ from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.decode import DecodeStats, DraftWarning, decode
 from lattice_bpd.decode.drafters import DraftModelDrafter, NoDrafter
 from lattice_bpd.decode.drafters.cached_reader import CachedReader
-from lattice_bpd.decode.drafters.draft_model.candidates import draw, probabilities
+from lattice_bpd.decode.drafters.draft_model.sampling import DraftSampler
 from lattice_bpd.decode.drafters.proposals import propose_trees
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.models import load_llama2c
-from lattice_bpd.verify import PrefixTree
+from lattice_bpd.verify import PrefixTree, Rejection
+from lattice_bpd.verify.acceptance import Warp
 
 PROMPTS = [looping_text(40)[3:15].tolist(), [5, 6, 5], [7]]
 SHAPES = {
@@ -47,6 +48,8 @@ SHAPES = {
     "beam": {"max_nodes": 9, "top_k": 4},
     "sampled": {"draws": [3, 2, 1]},
     "sampled chain": {"shape": "sampled", "draft_length": 4},
+    "sampled_tree": {"max_nodes": 9},
+    "default": {"shape": None},
 }
 
 
@@ -98,9 +101,8 @@ def test_every_shape_is_lossless_alone_and_in_a_batch(shape, kind):
     assert [found.token_ids for found in alone] == wanted
     assert [found.token_ids for found in together] == wanted
     assert all(found.stats.draft_failures == {} for found in [*alone, *together])
-    if not shape.startswith("sampled"):  # each text of a batch has random numbers of its own
-        lengths = [found.stats.accept_lengths for found in alone]
-        assert [found.stats.accept_lengths for found in together] == lengths
+    lengths = [found.stats.accept_lengths for found in alone]
+    assert [found.stats.accept_lengths for found in together] == lengths
 
 
 @pytest.mark.parametrize("shape", ["chain", "lattice", "tree", "beam"])
@@ -247,29 +249,31 @@ def test_a_beam_holds_the_most_probable_prefixes(temperature, top_k):
         assert prefixes[path] == pytest.approx(lp, abs=1e-4)
 
 
-def test_draws_without_replacement_have_their_exact_probabilities():
-    shares, rng = np.array([0.5, 0.3, 0.0, 0.2]), np.random.default_rng(0)
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_samples_without_replacement_have_their_exact_probabilities(top_k):
+    logits = torch.tensor([0.5, 0.3, 0.0, 0.2]).log()
+    shares, total = np.array([0.5, 0.3, 0.0, 0.2]), 20_000
     counts = dict.fromkeys(itertools.permutations([0, 1, 3], 2), 0)
-    total = 20_000
-    for _ in range(total):
-        counts[tuple(draw(shares, 2, rng).tolist())] += 1
+    for node in range(total):
+        children = DraftSampler(Warp(), 7, None).sample(logits, 2, top_k, node, 0)
+        counts[tuple(children.token_ids)] += 1
+        assert np.exp(children.log_probs) == pytest.approx(shares[children.token_ids])
     chi2 = 0.0
     for (first, second), count in counts.items():
         expected = total * shares[first] * shares[second] / (1.0 - shares[first])
         chi2 += (count - expected) ** 2 / expected
     assert chi2 < 25.7  # 5 degrees of freedom, significance 1e-4
-    assert sorted(draw(shares, 9, rng).tolist()) == [0, 1, 3]
+    all_of_them = DraftSampler(Warp(), 7, None).sample(logits, 9, top_k, 0, 0)
+    assert sorted(all_of_them.token_ids) == [0, 1, 3]
 
 
 @pytest.mark.parametrize("draws", [[1, 1, 1], [3, 2]])
 def test_sampled_trees_keep_what_they_were_sampled_from(draws):
-    small, prompt = random_model("gpt2"), PROMPTS[0]
-    drafter = DraftModelDrafter(
-        small, shape="sampled", draws=draws, top_k=6, temperature=0.8, seed=5
-    )
-    again = DraftModelDrafter(small, shape="sampled", draws=draws, top_k=6, temperature=0.8, seed=5)
-    tree = tree_of(drafter, prompt)
-    assert tree.token_ids == tree_of(again, prompt).token_ids
+    """Chains sample from all tokens, trees from the k most likely."""
+    small, prompt, top_k = random_model("gpt2"), PROMPTS[0], VOCAB if max(draws) == 1 else 6
+    options = {"shape": "sampled", "draws": draws, "top_k": 6, "temperature": 0.8}
+    tree = tree_of(DraftModelDrafter(small, **options), prompt)
+    assert tree.token_ids == tree_of(DraftModelDrafter(small, **options), prompt).token_ids
     paths = prefixes_of(tree)
     assert len(paths) == 1 + sum(np.cumprod(draws))
     for node, path in enumerate(paths):
@@ -277,19 +281,23 @@ def test_sampled_trees_keep_what_they_were_sampled_from(draws):
         if len(path) == len(draws):
             assert distribution is None
             continue
-        ids, scores = fresh_path(small, [*prompt, *path], 1, 6)
-        assert distribution[0].tolist() == ids[0, 0].tolist()
-        np.testing.assert_allclose(distribution[1], probabilities(scores[0, 0], 0.8), atol=1e-4)
+        ids, scores = fresh_path(small, [*prompt, *path], 1, top_k)
+        wanted = dict(zip(ids[0, 0].tolist(), np.exp(scores[0, 0] / 0.8), strict=True))
+        total = sum(wanted.values())
+        assert set(distribution[0].tolist()) == set(wanted)
+        for token, probability in zip(*distribution, strict=True):
+            assert probability == pytest.approx(wanted[token] / total, abs=1e-4)
         children = [p[-1] for p in paths if p[:-1] == path and len(p) == len(path) + 1]
         assert len(set(children)) == draws[len(path)]
         assert set(children) <= set(distribution[0].tolist())
 
 
-def test_texts_of_a_batch_draw_independently():
-    drafter = DraftModelDrafter(
-        random_model("gpt2"), shape="sampled", draft_length=8, temperature=5.0
-    )
+def test_texts_of_a_batch_are_sampled_independently():
+    drafter = DraftModelDrafter(random_model("gpt2"), draft_length=8)
     states = [state_of(PROMPTS[0]) for _ in range(3)]
+    rule = Rejection(5.0, seed=[1, 2, 3])
+    for number, state in enumerate(states):
+        state.selector = rule.start(number, PROMPTS[0])
     first = {tuple(tree.token_ids) for tree in drafter.propose(states)}
     assert len(first) == 3
 
@@ -362,7 +370,7 @@ def test_a_call_without_memory_costs_one_draft(monkeypatch):
             "temperature is 0.0; expected a finite number above 0",
         ),
         ({"shape": "lattice", "alpha": float("nan")}, "alpha is nan; expected a finite number"),
-        ({"draws": [2, 1]}, "draws is .2, 1. with shape 'chain'"),
+        ({"draws": [2, 1]}, "draws is .2, 1. with shape None"),
         (
             {"shape": "sampled", "draws": [2, 0]},
             "draws is .2, 0. with shape 'sampled'; expected counts of 1 or more",
@@ -380,7 +388,7 @@ def test_bad_options_are_refused(options, message):
 
 def test_unsuitable_models_are_refused(lm):
     with pytest.raises(ValueError, match="does not use an LM"):
-        DraftModelDrafter(random_model("gpt2"), lm=lm)
+        DraftModelDrafter(random_model("gpt2"), shape="chain", lm=lm)
     wrong = DraftModelDrafter(small_gpt2(vocab=VOCAB + 2))
     with pytest.raises(ValueError, match=f"draft model has a vocabulary of {VOCAB + 2}, "):
         decode(model_of("llama").base, [1], wrong)

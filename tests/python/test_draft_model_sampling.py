@@ -1,4 +1,6 @@
-"""Draws of a draft model under rejection: sequences have the target's own distribution."""
+"""Samples of a draft model: sequences keep the target's distribution, and p = q accepts all."""
+
+from __future__ import annotations
 
 import itertools
 import math
@@ -9,24 +11,48 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from lattice_bpd import verify
-from lattice_bpd.decode import decode
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import decode, generate
 from lattice_bpd.decode.drafters import DraftModelDrafter
+from lattice_bpd.decode.drafters.draft_model.growing import plan_draws
+from lattice_bpd.verify import Rejection, Sampled
 
 VOCAB, LENGTH, TEXTS = 4, 3, 400
 PROMPT = [1, 3, 0]
-LEVEL = 1e-4 / 3  # three distributions are tested
+LEVEL = 1e-4 / 12  # so many distributions are tested, at most
 
-if not hasattr(verify, "Rejection"):
-    pytest.skip("no acceptance rule that samples", allow_module_level=True)
+# What is sampled: options of the rule and of the drafter. Chains sample from all tokens.
+WAYS = {
+    "default": ({"temperature": 1.6}, {}),
+    "chain": ({"temperature": 1.6}, {"shape": "sampled", "draft_length": 2, "top_k": 1}),
+    "hot drafts": ({"temperature": 0.7}, {"temperature": 2.5}),
+    "top_p": ({"temperature": 1.2, "top_p": 0.7}, {}),
+    "top_k": ({"top_k": 2, "temperature": 1.5}, {}),
+    "min_p": ({"min_p": 0.3, "top_p": 0.95}, {}),
+    "tree": ({"temperature": 1.6}, {"shape": "sampled", "draws": [3, 2], "top_k": VOCAB}),
+    "cut tree": ({"temperature": 1.6}, {"shape": "sampled", "draws": [2, 1], "top_k": 2}),
+    "tree, top_p": (
+        {"temperature": 1.3, "top_p": 0.8},
+        {"shape": "sampled_tree", "max_nodes": 7, "draft_length": 2, "top_k": 3},
+    ),
+}
 
 
-def tiny_model(seed, spread):
+def tiny_model(seed, spread=0.3, vocab=VOCAB):
     torch.manual_seed(seed)
     config = GPT2Config(
-        vocab_size=VOCAB, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=None,
+        vocab_size=vocab, n_positions=64, n_embd=8, n_layer=1, n_head=2, bos_token_id=None,
         eos_token_id=None,
     )  # fmt: skip
     model = GPT2LMHeadModel(config).eval()
@@ -38,31 +64,164 @@ def tiny_model(seed, spread):
 
 
 @torch.inference_mode()
-def sequence_probabilities(model, temperature):
-    """(4^3,) float64, of all sequences of three tokens behind the prompt."""
-    found = []
-    for tokens in itertools.product(range(VOCAB), repeat=LENGTH):
-        logits = model(torch.tensor([[*PROMPT, *tokens]])).logits[0].double() / temperature
-        shares = logits.log_softmax(-1)[len(PROMPT) - 1 : -1]
-        found.append(math.exp(sum(float(shares[n, token]) for n, token in enumerate(tokens))))
-    return np.array(found)
+def sequence_probabilities(model, temperature=1.0, top_k=None, top_p=None, min_p=None):
+    """(4^3,) float64, of all sequences of three tokens after the prompt, by transformers' warpers.
+
+    A prefix is read alone and without a cache.
+    """
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k is not None:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p is not None:
+        warpers.append(TopPLogitsWarper(top_p))
+    if min_p is not None:
+        warpers.append(MinPLogitsWarper(min_p))
+    rows = {}
+    for count in range(LENGTH):
+        for prefix in itertools.product(range(VOCAB), repeat=count):
+            ids = torch.tensor([[*PROMPT, *prefix]])
+            logits = warpers(ids, model(ids).logits[:, -1].clone())[0].double()
+            rows[prefix] = logits.softmax(0).tolist()
+    sequences = itertools.product(range(VOCAB), repeat=LENGTH)
+    return np.array([math.prod(rows[s[:n]][token] for n, token in enumerate(s)) for s in sequences])
 
 
-@pytest.mark.parametrize("draws", [[1, 1], [3, 2], [2, 1]])
-def test_draws_of_a_draft_model_leave_the_targets_distribution(draws):
-    target, small = tiny_model(0, 0.3), tiny_model(5, 0.3)
-    drafter = DraftModelDrafter(small, shape="sampled", draws=draws, top_k=VOCAB, seed=11)
+@pytest.mark.parametrize("way", WAYS)
+def test_samples_of_a_draft_model_leave_the_targets_distribution(way):
+    sampling, options = WAYS[way]
+    target, small = tiny_model(0), tiny_model(5)
+    drafter = DraftModelDrafter(small, **options)
     counts, calls = np.zeros(VOCAB**LENGTH), 0
     for batch in range(12):
-        rule = verify.Rejection(1.6, seed=list(range(batch * TEXTS, (batch + 1) * TEXTS)))
-        found = decode(target, [PROMPT] * TEXTS, drafter, max_new_tokens=LENGTH, acceptance=rule)
-        for result in found:
+        rule = Rejection(**sampling, seed=list(range(batch * TEXTS, (batch + 1) * TEXTS)))
+        for result in decode(
+            target, [PROMPT] * TEXTS, drafter, max_new_tokens=LENGTH, acceptance=rule
+        ):
             first, second, third = result.token_ids
             counts[(first * VOCAB + second) * VOCAB + third] += 1
             calls += result.stats.target_calls
-    expected = sequence_probabilities(target, 1.6) * counts.sum()
-    assert expected.min() > 5
-    chi2 = ((counts - expected) ** 2 / expected).sum()
-    freedom, x = len(counts) - 1, -math.log(LEVEL)
+    expected = sequence_probabilities(target, **sampling) * counts.sum()
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    assert expected[possible].min() > 2
+    chi2 = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
+    freedom, x = int(possible.sum()) - 1, -math.log(LEVEL)
     assert chi2 < freedom + 2 * math.sqrt(freedom * x) + 2 * x  # Laurent and Massart 2000, lemma 1
     assert calls < 2.9 * counts.sum()  # drafts were accepted
+
+
+@pytest.mark.parametrize("rule", [Rejection, Sampled])
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0.5}, {"temperature": 20.0}, {"temperature": 0.9, "top_p": 0.8},
+     {"top_k": 30, "min_p": 0.05}],
+)  # fmt: skip
+def test_the_target_as_its_own_draft_model_keeps_every_token(rule, sampling):
+    """Also where the distribution is nearly uniform, as at temperature 20 over 300 tokens."""
+    target = tiny_model(2, 0.8, vocab=300)
+    prompts = [[7], [8, 9, 10], [200] * 9]
+    results = generate(
+        target, prompts, "draft_model", draft_model=target, draft_length=4, max_new_tokens=36,
+        acceptance=rule(**sampling, seed=3), stop_token_ids=[],
+    )  # fmt: skip
+    assert len({token for result in results for token in result.token_ids}) > 3
+    for result in results:
+        assert result.stats.accept_lengths == [4] * 7
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 5.0}, {"top_p": 0.7}, {"top_k": 7}])
+def test_drafts_follow_the_settings_of_a_generation_config(sampling):
+    target = tiny_model(2, 0.8, vocab=60)
+    config = GenerationConfig(do_sample=True, **{"top_k": 0, **sampling})
+    torch.manual_seed(4)
+    result = generate(
+        target, [7, 8], "draft_model", draft_model=target, draft_length=4, max_new_tokens=36,
+        generation_config=config, stop_token_ids=[],
+    )  # fmt: skip
+    assert result.acceptance == "sampled"
+    assert result.stats.accept_lengths == [4] * 7
+
+
+@pytest.mark.parametrize("shape", [None, "sampled_tree", "chain"])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9}])
+def test_with_a_seed_the_output_is_that_of_plain_sampling(shape, sampling):
+    target, small = tiny_model(0, 0.8, vocab=30), tiny_model(0, 0.75, vocab=30)
+    rule, prompts = Sampled(**sampling, seed=9), [[1, 2], [5], [2, 7, 2]]
+    plain = generate(target, prompts, "greedy", acceptance=rule, max_new_tokens=40)
+    drafter = DraftModelDrafter(small, shape=shape, max_nodes=12, top_k=8)
+    results = generate(target, prompts, drafter, acceptance=rule, max_new_tokens=40)
+    assert [one.token_ids for one in results] == [one.token_ids for one in plain]
+    alone = [generate(target, p, drafter, acceptance=rule, max_new_tokens=40) for p in prompts]
+    assert [one.stats.accept_lengths for one in alone] == [
+        one.stats.accept_lengths for one in results
+    ]
+
+
+@pytest.mark.parametrize("rule", [Rejection, Sampled])
+def test_samples_are_accepted_more_often_than_the_most_likely_tokens(rule):
+    target, small = tiny_model(0, 0.8, vocab=30), tiny_model(0, 0.75, vocab=30)
+    lm = NGramLM.train([[1, 2, 3] * 30], 2, vocab_size=30, smoothing="witten_bell")
+
+    def accepted(**options):
+        drafter = DraftModelDrafter(small, draft_length=4, max_nodes=12, top_k=30, **options)
+        prompts = [[number] for number in range(20)]
+        results = decode(target, prompts, drafter, max_new_tokens=40, acceptance=rule(1.5, seed=2))
+        return sum(sum(result.stats.accept_lengths) for result in results)
+
+    assert accepted() == accepted(shape="sampled") > 1.3 * accepted(shape="chain")
+    assert accepted(lm=lm) == accepted(shape="sampled_tree") > accepted()
+
+
+def test_with_an_lm_and_a_model_that_reads_no_trees_a_chain_is_sampled(monkeypatch):
+    small = tiny_model(5)
+    lm = NGramLM.train([[1, 2, 3] * 30], 2, vocab_size=VOCAB, smoothing="witten_bell")
+    drafter = DraftModelDrafter(small, lm=lm, top_k=VOCAB)
+    monkeypatch.setattr(drafter.reader.model, "refuses_tree", lambda: "for a test")
+    assert drafter.draws == [1] * 5
+    result = decode(tiny_model(0), [1], drafter, max_new_tokens=20, acceptance=Rejection(2.0))
+    assert max(result.stats.accept_lengths) > 1
+    monkeypatch.setattr(type(drafter.reader.model), "refuses_tree", lambda _self: "for a test")
+    with pytest.raises(ValueError, match="'sampled_tree' reads trees with the draft model"):
+        DraftModelDrafter(small, shape="sampled_tree")
+
+
+def brute_force(max_nodes, length):
+    """The greatest expected number of accepted samples over all plans of children."""
+    best = 0.0
+    for draws in itertools.product(range(1, 9), repeat=length):
+        widths = np.cumprod(draws)
+        if widths.sum() <= max_nodes and list(draws) == sorted(draws, reverse=True):
+            best = max(best, np.cumprod([1 - 0.4**count for count in draws]).sum())
+    return best
+
+
+@pytest.mark.parametrize(("max_nodes", "length"), [(1, 1), (4, 3), (12, 3), (36, 4), (9, 4)])
+def test_trees_have_the_children_that_get_most_samples_accepted(max_nodes, length):
+    draws = plan_draws(max_nodes, length)
+    assert len(draws) <= length
+    assert np.cumprod(draws).sum() <= max_nodes
+    expected = np.cumprod([1 - 0.4**count for count in draws]).sum()
+    assert expected == pytest.approx(max(brute_force(max_nodes, n) for n in range(1, length + 1)))
+
+
+def test_a_lenient_rule_keeps_its_bound():
+    """By enumeration: at the first drafted position no token is too probable."""
+    target, small, lenience = tiny_model(0, 0.6), tiny_model(5, 0.6), 0.5
+    drafter = DraftModelDrafter(small, draft_length=1)
+    counts = np.zeros((VOCAB, VOCAB))
+    accepted = {}
+    for used in (lenience, 1.0):
+        rule = Rejection(seed=list(range(4000)), lenience=used)
+        results = decode(target, [PROMPT] * 4000, drafter, max_new_tokens=3, acceptance=rule)
+        accepted[used] = sum(sum(result.stats.accept_lengths) for result in results)
+        assert {result.lossless for result in results} == {used == 1.0}
+        if used < 1.0:
+            for result in results:
+                counts[tuple(result.token_ids[:2])] += 1
+    assert accepted[lenience] > 1.05 * accepted[1.0]
+    pairs = sequence_probabilities(target).reshape(VOCAB, VOCAB, VOCAB).sum(axis=2)
+    plain = pairs / pairs.sum(axis=1, keepdims=True)
+    found = counts / counts.sum(axis=1, keepdims=True)
+    error = 5 * np.sqrt(plain / counts.sum(axis=1, keepdims=True))
+    assert (found < plain / lenience + error).all()
+    assert (np.abs(found - plain) > error).any()  # so it is another distribution

@@ -58,14 +58,14 @@ class Rejection {
   }
 
   // Whether a draft token is accepted; else both distributions continue without it.
-  bool Accepts(TokenId token, double uniform) {
+  bool Accepts(TokenId token, double uniform, double lenience) {
     const auto* at = std::find(from_.token_ids.begin(), from_.token_ids.end(), token);
     const auto index = static_cast<std::size_t>(at - from_.token_ids.begin());
     if (index == left_.size() || left_[index] <= 0.0) {
       throw ValueError(StrCat("draft token ", token, " has no probability left; expected samples",
                               " without replacement from the draft distribution"));
     }
-    if (uniform * left_[index] < rest_[static_cast<std::size_t>(token)]) return true;
+    if (uniform * lenience * left_[index] < rest_[static_cast<std::size_t>(token)]) return true;
     if (!SubtractDrafts()) return true;  // the two distributions are equal but for rounding
     const double others = 1.0 - left_[index];
     left_[index] = 0.0;
@@ -113,12 +113,12 @@ TokenId Sample(const std::vector<double>& probs, double uniform) {
 }  // namespace
 
 TokenId RejectionSample(Span<float> logits, Span<TokenId> draft_tokens,
-                        const DraftDistribution& from, const NoiseRow& noise) {
+                        const DraftDistribution& from, const NoiseRow& noise, double lenience) {
   std::vector<double> rest = Softmax(logits);
   if (!draft_tokens.empty()) {
     Rejection rejection(from, &rest);
     for (std::size_t i = 0; i < draft_tokens.size(); ++i) {
-      if (rejection.Accepts(draft_tokens[i], noise.Uniform(i))) return draft_tokens[i];
+      if (rejection.Accepts(draft_tokens[i], noise.Uniform(i), lenience)) return draft_tokens[i];
     }
   }
   return Sample(rest, noise.Uniform(draft_tokens.size()));

@@ -21,11 +21,14 @@ struct DraftDistribution {
 };
 
 // The token at this position, by the rule above; r = softmax(logits). Column i of the noise decides
-// on draft token i, the column after the last one samples. Throws ValueError for NaN or +inf among
-// the logits or none above -inf, for a draft token outside of q or doubled, and for q that is no
+// on draft token i, the column after the last one samples. With a lenience l below 1 a draft token
+// is accepted with probability min(1, r(d) / (l q'(d))): no token is then more than 1 / l times as
+// probable as under r (Leviathan et al. 2023, A.5). Throws ValueError for NaN or +inf among the
+// logits or none above -inf, for a draft token outside of q or doubled, and for q that is no
 // distribution over tokens below the number of logits.
 TokenId RejectionSample(Span<float> logits, Span<TokenId> draft_tokens,
-                        const DraftDistribution& from, const NoiseRow& noise);
+                        const DraftDistribution& from, const NoiseRow& noise,
+                        double lenience = 1.0);
 
 }  // namespace lattice_bpd
 

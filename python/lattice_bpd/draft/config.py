@@ -57,7 +57,8 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
     "sampled": StrategyInfo("paths sampled as one tree, for Rejection", _TREE, ("heads",), ("lm",)),
     "auto": StrategyInfo("trees whose size is chosen at run time", _TREE, ("heads",), ("lm",)),
     "draft_model": StrategyInfo(
-        "the greedy continuation of a small causal LM; with an LM a tree",
+        "the continuation of a small causal LM, sampled under a rule that samples; with an LM a "
+        "tree",
         ("draft_length", "top_k", "max_nodes", "alpha", "temperature"), ("draft_model",), ("lm",),
     ),
     "lookup": StrategyInfo("what followed the last tokens earlier in the text", ("draft_length",)),

@@ -94,7 +94,7 @@ class CombinedDrafter(Drafter):
                 raise TypeError(
                     f"CombinedDrafter: {type(self.drafters[part]).__name__} proposed a sampled "
                     "tree; expected drafts that are not sampled, because none of those can be left "
-                    "out; use that drafter alone"
+                    "out; use that drafter alone, or shape='chain' of a DraftModelDrafter"
                 )
             step.proposals.append((part, tree))
             probabilities = self._probabilities(part, tree)

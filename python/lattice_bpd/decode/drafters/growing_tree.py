@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +55,26 @@ class GrowingTree:
         self.sampled_from.append(None)
         return node
 
+    def add_children(
+        self,
+        parent: int,
+        token_ids: Sequence[int],
+        log_probs: Sequence[float],
+        sampled_from: Distribution | None,
+    ) -> None:
+        """Adds nodes below a parent that were sampled from a distribution.
+
+        Args:
+            parent: its number, -1 for the exact token.
+            token_ids: of the nodes.
+            log_probs: of the nodes, each after its parent.
+            sampled_from: see the class.
+        """
+        above = 0.0 if parent < 0 else self.log_probs[parent]
+        self.sampled_from[parent + 1] = sampled_from
+        for token, log_prob in zip(token_ids, log_probs, strict=True):
+            self.add(token, parent, above + log_prob)
+
     def merge(self, token: int, parent: int, log_prob: float) -> int:
         """The node of a token below a parent: a new one, or with the greater probability."""
         node = self.children.get((parent, token))
@@ -87,8 +108,9 @@ class GrowingTree:
         )  # fmt: skip
 
     def to_sampled_tree(self, exact_token: int) -> PrefixTree:
-        """The tree below an exact token, with the distributions of its children."""
+        """The tree below an exact token, with the distributions of its children, if any."""
+        is_sampled = any(distribution is not None for distribution in self.sampled_from)
         return PrefixTree.from_nodes(
             exact_token, self.token_ids, self.parents, len(self.token_ids),
-            sampled_from=self.sampled_from,
+            sampled_from=self.sampled_from if is_sampled else None,
         )  # fmt: skip

@@ -22,18 +22,30 @@ WIDER = 4  # preselected candidates / top_k, of which the noise selects top_k
 _DRAFT_KEY = 0x6C61747469636521  # makes the noise of drafts independent of the target's
 
 
+def sampling_warps(states: Sequence[DecodeState]) -> list[Warp] | None:
+    """The distribution settings of each text's rule; None where a text is not sampled."""
+    warps = []
+    for state in states:
+        selector = _sampler(state)
+        if not isinstance(selector, (SampledSelector, RejectionSelector)):
+            return None
+        warps.append(selector.warp)
+    return warps
+
+
+def prefers_samples(states: Sequence[DecodeState]) -> bool:
+    """Whether sampled drafts are accepted more often than the most likely tokens.
+
+    That is so under `Rejection`, and under `Sampled` where the target's noise is known.
+    """
+    rejects = all(isinstance(_sampler(state), RejectionSelector) for state in states)
+    return rejects or target_noise(states, 1.0) is not None
+
+
 def sampling_temperature(states: Sequence[DecodeState]) -> float:
-    """The sampling temperature that all texts share; 1 if they are not sampled."""
-    if states[0].selector is None:
-        return 1.0
-    selectors = [_sampler(state) for state in states]
-    warps = {
-        selector.warp
-        for selector in selectors
-        if isinstance(selector, (SampledSelector, RejectionSelector))
-    }
-    temperatures = [warp.temperature for warp in warps if isinstance(warp, Warp)]
-    return temperatures[0] if len(temperatures) == 1 else 1.0
+    """The temperature that all texts are sampled at; 1 where they are not."""
+    temperatures = {warp.temperature for warp in sampling_warps(states) or ()}
+    return temperatures.pop() if len(temperatures) == 1 else 1.0
 
 
 def target_noise(states: Sequence[DecodeState], sharpness: float) -> SharedNoise | None:

@@ -204,7 +204,7 @@ class CustomGenerate:
         if not config.do_sample:
             return check_rule(self.acceptance)
         if self.acceptance is None:
-            return sampling_rule(config.temperature, count)
+            return sampling_rule(lambda name: getattr(config, name, None), count)
         if not isinstance(self.acceptance, (Sampled, Rejection)):
             raise ValueError(
                 f"CustomGenerate: do_sample=True, but the rule {self.acceptance.name!r} does not "

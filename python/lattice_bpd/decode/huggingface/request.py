@@ -98,8 +98,9 @@ class Request:
     def _rule(self) -> Acceptance:
         if self.acceptance is None and self.config is not None and self.config.do_sample:
             base = self.model.target.base
-            temperature = find_setting("temperature", base, self.config)
-            return sampling_rule(temperature, len(self.texts))
+            return sampling_rule(
+                lambda name: find_setting(name, base, self.config), len(self.texts)
+            )
         return check_rule(self.acceptance)
 
     def _rules(self, text: TextInput) -> TextRules:

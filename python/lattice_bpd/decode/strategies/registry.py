@@ -108,9 +108,8 @@ def _p_best(config: DraftConfig, sources: DraftSources) -> Drafter:
 
 
 def _draft_model(config: DraftConfig, sources: DraftSources) -> Drafter:
-    """A chain, or with an LM a tree of the rescored lattice."""
-    shape = "chain" if sources.lm is None else "tree"
-    return DraftModelDrafter(sources.draft_model, config, shape=shape, lm=sources.lm)
+    """By the acceptance rule: its most likely tokens or samples, with an LM a tree."""
+    return DraftModelDrafter(sources.draft_model, config, lm=sources.lm)
 
 
 def _lookup(config: DraftConfig, _: DraftSources) -> Drafter:
@@ -128,8 +127,9 @@ def _combined(config: DraftConfig, sources: DraftSources) -> Drafter:
         parts.append(ContinuationDrafter(heads, lm, top_k=top_k, max_nodes=config.max_nodes))
     elif heads is not None:
         parts.append(heads)
-    if sources.draft_model is not None:
-        parts.append(_draft_model(config, sources))
+    if sources.draft_model is not None:  # not sampled, since of samples none can be left out
+        shape = "chain" if lm is None else "tree"
+        parts.append(DraftModelDrafter(sources.draft_model, config, shape=shape, lm=lm))
     return CombinedDrafter([*parts, _lookup(config, sources)], max_nodes=config.max_nodes)
 
 

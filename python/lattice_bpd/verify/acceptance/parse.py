@@ -30,7 +30,7 @@ def parse_acceptance(text: str) -> Acceptance:
     Args:
         text: name, then a colon and its numbers; the last ones are optional where the rule has
             defaults. The length of minimum_block may be followed by an inner rule. Sampling rules
-            also take top_k=, top_p=, min_p= and seed=.
+            also take top_k=, top_p=, min_p= and seed=, and rejection takes lenience=.
 
     Returns:
         The rule; `str` of it gives the text again.
@@ -80,5 +80,5 @@ _RULES: dict[str, tuple[Maker, Sequence[Callable[[str], float]], int, str]] = {
 }
 
 _SAMPLING: dict[str, Callable[[str], float]] = {
-    "top_k": int, "top_p": float, "min_p": float, "seed": int,
+    "top_k": int, "top_p": float, "min_p": float, "seed": int, "lenience": float,
 }  # fmt: skip

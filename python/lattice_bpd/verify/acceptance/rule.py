@@ -21,8 +21,16 @@ class Acceptance(Protocol):
     """
 
     name: ClassVar[str]
-    lossless: ClassVar[bool]
-    guarantee: ClassVar[str]
+
+    @property
+    def lossless(self) -> bool:
+        """See the class."""
+        ...
+
+    @property
+    def guarantee(self) -> str:
+        """See the class."""
+        ...
 
     def start(self, sequence: int, prompt: Sequence[int]) -> TokenSelector | None:
         """The token selector of one text.

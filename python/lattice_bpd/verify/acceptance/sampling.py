@@ -145,41 +145,89 @@ class SampledSelector(_TextState):
         return token
 
 
+@dataclass(frozen=True, init=False)
 class Rejection(_Sampling):
     """Sample, with multi-draft rejection sampling without replacement of sampled drafts.
 
-    For sampled drafts (`SampledTreeDrafter`): accepts more of them than Sampled if their
-    distribution is close to the target's and the noise is not shared. Other draft tokens are
-    accepted if they are the target's sample.
+    For sampled drafts (`SampledTreeDrafter`, `DraftModelDrafter`): accepts more of them than
+    Sampled if their distribution is close to the target's and the noise is not shared. Other draft
+    tokens are accepted if they are the target's sample.
 
     Args:
-        temperature: see Sampled, as for all arguments.
+        temperature: see Sampled, as for all other arguments.
         top_k: see there.
         top_p: see there.
         min_p: see there.
         seed: see there; the output depends on the drafts too, its distribution does not.
+        lenience: l, above 0, at most 1 (Leviathan et al. 2023, A.5). Below 1 a sampled draft token
+            is accepted with probability min(1, p / (l q)): more of them, so the output has another
+            distribution, in which no token is more than 1 / l times as probable as under plain
+            sampling after the same text.
 
     Raises:
         ValueError: a number out of range.
+
+    Attributes:
+        lenience: see Args.
     """
 
+    lenience: float
+
     name: ClassVar[str] = "rejection"
-    lossless: ClassVar[bool] = True
-    guarantee: ClassVar[str] = "the distribution of plain sampling, exactly"
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        *,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: Seed = 0,
+        lenience: float = 1.0,
+    ) -> None:
+        super().__init__(temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+        if not 0.0 < lenience <= 1.0:
+            raise ValueError(f"sampling: lenience is {lenience}; expected above 0, at most 1")
+        object.__setattr__(self, "lenience", lenience)
+
+    def __str__(self) -> str:
+        """See _Sampling."""
+        text = super().__str__()
+        return text if self.lossless else f"{text},lenience={self.lenience}"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether lenience is 1."""
+        return self.lenience == 1.0
+
+    @property
+    def guarantee(self) -> str:
+        """See Acceptance."""
+        if self.lossless:
+            return "the distribution of plain sampling, exactly"
+        return f"no token more than {1.0 / self.lenience:g} times as probable as in plain sampling"
 
     def start(self, sequence: int, prompt: Sequence[int]) -> RejectionSelector:
         """See Acceptance."""
-        return RejectionSelector(self.warp, self.key_of(sequence, prompt))
+        return RejectionSelector(self.warp, self.key_of(sequence, prompt), self.lenience)
 
 
 class RejectionSelector(_TextState):
     """Accepts and samples the tokens of one text; see Rejection.
 
-    Attributes:
+    Args:
         warp: the distribution to sample from.
         key: of the random numbers; the drafts' key must differ.
+        lenience: see Rejection.
+
+    Attributes:
+        warp: see Args, as for key.
         position: tokens selected so far.
     """
+
+    def __init__(self, warp: Warp, key: int, lenience: float = 1.0) -> None:
+        super().__init__(warp, key)
+        self._lenience = lenience
 
     def choose(self, logits: Tensor, candidates: DraftCandidates) -> int:
         """See `lattice_bpd.verify.verification.TokenSelector`."""
@@ -193,6 +241,7 @@ class RejectionSelector(_TextState):
             np.asarray(probabilities, np.float64),
             self.key,
             self.position,
+            self._lenience,
         )
         self.position += 1
         return token

@@ -1,10 +1,11 @@
 """Drafts of a small causal LM for a large one.
 
-chain    its greedy continuation: its most likely token at each slot          one path
-lattice  its top k at each slot of that path, rescored with an n-gram LM  the p best paths
-tree     the same lattice, rescored                                       the N best prefixes
-beam     its own most probable prefixes, each token after its own prefix    a tree of N nodes
-sampled  children sampled from its distribution, without replacement      a sampled tree
+chain         its greedy continuation: its most likely token at each slot           one path
+lattice       its top k at each slot of that path, rescored with an n-gram LM   the p best paths
+tree          the same lattice, rescored                                        the N best prefixes
+beam          its own most probable prefixes, each token after its own prefix     a tree of N nodes
+sampled       a sample of its own; with `draws` several children of a node        a chain or tree
+sampled_tree  the same, with numbers of children chosen for N nodes               a tree
 
 Leviathan et al. 2023 and Chen et al. 2023 (chains, sampling), Miao et al. 2024 (trees); the lattice
 along the greedy path and its rescoring take Kim et al. 2024 from heads to draft models.
@@ -13,7 +14,8 @@ along the greedy path and its rescoring take Kim et al. 2024 from heads to draft
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,14 +23,14 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.decode.drafters.cached_reader import CachedReader, ReadTexts
-from lattice_bpd.decode.drafters.draft_model.candidates import draw, probabilities
-from lattice_bpd.decode.drafters.draft_model.growing import grow_best, grow_sampled
+from lattice_bpd.decode.drafters.draft_model.growing import grow_best, grow_sampled, plan_draws
 from lattice_bpd.decode.drafters.draft_model.options import DEFAULT_LENGTH, check_options
-from lattice_bpd.decode.drafters.draft_model.rollout import Path, roll_out
+from lattice_bpd.decode.drafters.draft_model.rollout import Path, roll_out, sample_chains
+from lattice_bpd.decode.drafters.draft_model.sampling import make_samplers
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.failures import note_failure
-from lattice_bpd.decode.drafters.growing_tree import Distribution, GrowingTree
-from lattice_bpd.decode.drafters.per_sequence import PerSequence
+from lattice_bpd.decode.drafters.growing_tree import GrowingTree
+from lattice_bpd.decode.drafters.target_noise import prefers_samples
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lattice.logits import Candidates
@@ -47,16 +49,20 @@ class DraftModelDrafter(Drafter):
     Args:
         model: any causal LM of `transformers`, or a BlockwiseLM (its heads are not used).
         config: options; None: the defaults.
-        shape: one of SHAPES; see the module.
+        shape: one of SHAPES, see the module; None: "chain", with an LM "tree", and where the target
+            samples "sampled" and "sampled_tree" (which do not use the LM). The last is for draft
+            models that read trees; others draft the chain.
         lm: n-gram LM over the target's token ids, of "lattice" and "tree"; None: the draft model
             alone.
         draws: of "sampled", how many children the exact token gets, how many each of these, and so
             on; None: one each, num_slots deep, the chain of speculative sampling.
-        seed: of "sampled"; each sequence has a generator of its own.
         options: by name, instead of the config's; see `DraftConfig`: draft_length (None: 5); top_k,
-            candidates of a slot, children of a node of "beam", tokens that "sampled" samples from
-            (their probabilities made to sum to 1); num_drafts of "lattice"; max_nodes of "tree" and
-            "beam"; alpha; temperature of "tree", "beam" and "sampled".
+            candidates of a slot, children of a node of "beam", tokens that a sampled tree samples
+            from (a sampled chain samples from all); num_drafts of "lattice"; max_nodes of "tree",
+            "beam" and "sampled_tree"; alpha; temperature of trees and samples.
+
+    Samples follow temperature, top-k, top-p and min-p of the rule, and are exact with any options;
+    see `lattice_bpd.decode.drafters.draft_model.sampling`.
 
     Attributes:
         reader: the draft model; `reader.calls` and `reader.tokens_read` count its work.
@@ -72,38 +78,47 @@ class DraftModelDrafter(Drafter):
         model: Any,
         config: DraftConfig | None = None,
         *,
-        shape: str = "chain",
+        shape: str | None = None,
         lm: NGramLM | None = None,
         draws: Sequence[int] | None = None,
-        seed: int = 0,
         **options: Any,
     ) -> None:
         config = DraftConfig.make("DraftModelDrafter", config, options)
         self.config, self.shape, self.lm = config, shape, lm
-        length = DEFAULT_LENGTH if config.draft_length is None else config.draft_length
-        self.draws = list(draws) if draws is not None else [1] * length
-        self.num_slots = len(self.draws) if shape == "sampled" else length
-        self.max_nodes = config.max_nodes
         self.reader = CachedReader(model, "DraftModelDrafter")
-        self.top_k = 1 if shape == "chain" else config.top_k
         check_options(self, draws)
-        if shape == "chain":
-            self.max_nodes = self.num_slots
-        elif shape == "lattice":
-            self.max_nodes = self.num_slots * config.num_drafts
-        elif shape == "sampled":
-            self.max_nodes = sum(math.prod(self.draws[: n + 1]) for n in range(len(self.draws)))
+        length = DEFAULT_LENGTH if config.draft_length is None else config.draft_length
+        self.num_slots = length if draws is None else len(draws)
+        self._given_draws = draws
         self._kept: ReadTexts | None = None
-        self._seeds = np.random.SeedSequence(seed)
-        self._generators = PerSequence(self._new_generator)
-
-    def _new_generator(self, _state: DecodeState) -> np.random.Generator:
-        return np.random.default_rng(self._seeds.spawn(1)[0])
 
     @property
-    def grows(self) -> bool:
-        """Whether the draft model reads trees, level by level."""
-        return self.shape == "beam" or (self.shape == "sampled" and max(self.draws) > 1)
+    def max_nodes(self) -> int:
+        """Most draft tokens of a tree."""
+        if self._given_draws is not None:
+            return sum(math.prod(self.draws[: n + 1]) for n in range(self.num_slots))
+        if self.shape == "lattice":
+            return self.num_slots * self.config.num_drafts
+        is_chain = self.shape in ("chain", "sampled") or (self.shape is None and self.lm is None)
+        return self.num_slots if is_chain else max(self.num_slots, self.config.max_nodes)
+
+    @cached_property
+    def draws(self) -> list[int]:
+        """Sampled children of the exact token, of each of these, and so on."""
+        if self._given_draws is not None:
+            return list(self._given_draws)
+        is_tree = self.shape == "sampled_tree" or (self.shape is None and self.lm is not None)
+        if is_tree and self.reader.model.refuses_tree() is None:
+            return plan_draws(self.config.max_nodes, self.num_slots)
+        return [1] * self.num_slots
+
+    def _shape_for(self, states: Sequence[DecodeState]) -> str:
+        """The shape of this step's drafts."""
+        if self.shape is not None:
+            return "sampled" if self.shape == "sampled_tree" else self.shape
+        if prefers_samples(states):
+            return "sampled"
+        return "chain" if self.lm is None else "tree"
 
     @torch.inference_mode()
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
@@ -139,53 +154,62 @@ class DraftModelDrafter(Drafter):
     def _draft(
         self, states: list[DecodeState], texts: ReadTexts, logits: Tensor, depths: list[int]
     ) -> list[PrefixTree | None]:
-        exact = [state.tokens[-1] for state in states]
-        if self.grows:
-            grown = self._grow(states, texts, logits, depths)
+        shape, exact = self._shape_for(states), [state.tokens[-1] for state in states]
+        if shape in ("beam", "sampled"):
+            grow = self._grow_best if shape == "beam" else self._grow_sampled
+            grown = grow(states, texts, logits, depths)
             self._count_failures(states, [tree.failed for tree in grown])
-            build = GrowingTree.to_sampled_tree if self.shape == "sampled" else GrowingTree.to_tree
+            build = GrowingTree.to_tree if shape == "beam" else GrowingTree.to_sampled_tree
             return [
                 None if tree.failed else build(tree, token)
                 for tree, token in zip(grown, exact, strict=True)
             ]
-        choose = self._choose_by(states) if self.shape == "sampled" else None
-        paths = roll_out(self.reader, texts, logits, depths, self.top_k, choose)
+        top_k = 1 if shape == "chain" else self.config.top_k
+        paths = roll_out(self.reader, texts, logits, depths, top_k)
         self._count_failures(states, [path.failed for path in paths])
-        if self.shape in ("lattice", "tree"):
-            return self._rescore(states, paths)
+        if shape != "chain":
+            return self._rescore(states, paths, shape)
         return [
-            None if path.failed else self._build_chain(path, token)
+            None if path.failed else PrefixTree.from_drafts(token, [path.tokens])
             for path, token in zip(paths, exact, strict=True)
         ]
 
-    def _grow(
-        self, states: list[DecodeState], texts: ReadTexts, logits: Tensor, depths: list[int]
+    def _grow_best(
+        self, _states: list[DecodeState], texts: ReadTexts, logits: Tensor, depths: list[int]
     ) -> list[GrowingTree]:
-        if self.shape == "beam":
-            return grow_best(
-                self.reader, texts, logits, depths, top_k=self.top_k, max_nodes=self.max_nodes,
-                temperature=self.config.temperature,
-            )  # fmt: skip
-        return grow_sampled(
-            self.reader, texts, logits, depths, top_k=self.top_k, draws=self.draws,
-            temperature=self.config.temperature,
-            generators=[self._generators.of(state) for state in states],
+        return grow_best(
+            self.reader, texts, logits, depths, top_k=self.config.top_k,
+            max_nodes=self.config.max_nodes, temperature=self.config.temperature,
         )  # fmt: skip
 
-    def _rescore(self, states: list[DecodeState], paths: list[Path]) -> list[PrefixTree | None]:
+    def _grow_sampled(
+        self, states: list[DecodeState], texts: ReadTexts, logits: Tensor, depths: list[int]
+    ) -> list[GrowingTree]:
+        samplers = make_samplers(states, self.config.temperature)
+        depths = [min(depth, len(self.draws)) for depth in depths]
+        if max(self.draws) == 1:
+            return sample_chains(self.reader, texts, logits, depths, samplers)
+        return grow_sampled(
+            self.reader, texts, logits, depths, top_k=self.config.top_k, draws=self.draws,
+            samplers=samplers,
+        )  # fmt: skip
+
+    def _rescore(
+        self, states: list[DecodeState], paths: list[Path], shape: str
+    ) -> list[PrefixTree | None]:
         """The lattices along the paths; those of equal depth in one search."""
         trees: list[PrefixTree | None] = [None] * len(paths)
         by_depth: dict[int, list[int]] = {}
         for row, path in enumerate(paths):
             if not path.failed:
-                by_depth.setdefault(len(path.chosen), []).append(row)
+                by_depth.setdefault(len(path.token_ids), []).append(row)
         for depth, rows in by_depth.items():
             scores = np.stack([np.stack(paths[row].scores) for row in rows])
             token_ids = np.stack([np.stack(paths[row].token_ids) for row in rows])
             reach = 1 if self.lm is None else self.lm.order
             contexts = [states[row].tokens[-reach:] for row in rows]
             candidates, depths = Candidates(token_ids, scores), [depth] * len(rows)
-            if self.shape == "lattice":
+            if shape == "lattice":
                 drafted = search_drafts(
                     candidates, contexts, self.lm, depths, num_drafts=self.config.num_drafts,
                     alpha=self.config.alpha,
@@ -193,29 +217,12 @@ class DraftModelDrafter(Drafter):
             else:
                 drafted = search_trees(
                     candidates.at_temperature(self.config.temperature), contexts, self.lm, depths,
-                    max_nodes=self.max_nodes, alpha=self.config.alpha / self.config.temperature,
+                    max_nodes=self.config.max_nodes,
+                    alpha=self.config.alpha / self.config.temperature,
                 )  # fmt: skip
             for row, tree in zip(rows, drafted, strict=True):
                 trees[row] = tree
         return trees
-
-    def _choose_by(self, states: list[DecodeState]) -> Callable[[int, Any], int]:
-        generators = [self._generators.of(state) for state in states]
-
-        def choose(row: int, scores: Any) -> int:
-            return int(draw(probabilities(scores, self.config.temperature), 1, generators[row])[0])
-
-        return choose
-
-    def _build_chain(self, path: Path, exact_token: int) -> PrefixTree:
-        tree = PrefixTree.from_drafts(exact_token, [path.tokens])
-        if self.shape == "sampled":
-            distributions: list[Distribution | None] = [
-                (ids, probabilities(scores, self.config.temperature))
-                for ids, scores in zip(path.token_ids, path.scores, strict=True)
-            ]
-            tree.sampled_from = [*distributions, None].__getitem__
-        return tree
 
     def _count_failures(self, states: list[DecodeState], failed: list[bool]) -> None:
         wrong = [state for state, one in zip(states, failed, strict=True) if one]

@@ -1,27 +1,26 @@
 """Trees of a draft model: level by level, one call with tree attention for each.
 
 best     the most probable prefixes under the draft model
-sampled  so many children of each node, sampled without replacement
+sampled  given numbers of children at each level, sampled without replacement
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from lattice_bpd.decode.drafters.cached_reader import CachedReader, ReadTexts
-from lattice_bpd.decode.drafters.draft_model.candidates import Best, draw, find_best, probabilities
+from lattice_bpd.decode.drafters.draft_model.candidates import find_best, find_failed
+from lattice_bpd.decode.drafters.draft_model.sampling import DraftSampler
 from lattice_bpd.decode.drafters.growing_tree import GrowingTree
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
-Float32Array = npt.NDArray[np.float32]
-Int32Array = npt.NDArray[np.int32]
-AddChildren = Callable[[GrowingTree, int, Int32Array, Float32Array], None]
+AddChildren = Callable[[int, GrowingTree, list[int], Tensor], None]
+_RATE = 0.6  # assumed acceptance rate of one sample, for the shape of trees
+_MOST_CHILDREN = 8
 
 
 def grow_best(
@@ -43,24 +42,26 @@ def grow_best(
     Args:
         reader: of the draft model.
         texts: R texts as read.
-        logits: (R, V) behind them.
+        logits: (R, V) after them.
         depths: deepest level of each, 1 or more.
         top_k: children of a node at most.
         max_nodes: N.
         temperature: divides the logits.
     """
 
-    def add_children(tree: GrowingTree, parent: int, ids: Int32Array, scores: Float32Array) -> None:
-        above = 0.0 if parent < 0 else tree.log_probs[parent]
-        for token, log_prob in zip(ids.tolist(), scores.tolist(), strict=True):
-            if log_prob > -math.inf:
-                tree.add(token, parent, above + min(log_prob, 0.0))
-
-    def prune(tree: GrowingTree) -> None:
+    def add_children(_row: int, tree: GrowingTree, nodes: list[int], logits: Tensor) -> None:
+        best = find_best(logits, top_k, temperature)
+        tree.failed = bool(best.failed.any())
+        if tree.failed:
+            return
+        for node, ids, scores in zip(nodes, best.token_ids, best.scores, strict=True):
+            above = 0.0 if node < 0 else tree.log_probs[node]
+            for token, log_prob in zip(ids.tolist(), scores.tolist(), strict=True):
+                if log_prob > -math.inf:
+                    tree.add(token, node, above + min(log_prob, 0.0))
         tree.keep_best(max_nodes)
 
-    best = partial(find_best, top_k=top_k, temperature=temperature)
-    return _grow(reader, texts, logits, depths, best, lambda _row: add_children, prune)
+    return _grow(reader, texts, logits, depths, add_children)
 
 
 def grow_sampled(
@@ -71,38 +72,56 @@ def grow_sampled(
     *,
     top_k: int,
     draws: Sequence[int],
-    temperature: float,
-    generators: Sequence[np.random.Generator],
+    samplers: Sequence[DraftSampler],
 ) -> list[GrowingTree]:
-    """A tree drawn from the draft model: draws[j] children of each node of level j.
+    """A tree sampled from the draft model: draws[j] children of each node of level j.
 
     Args:
         reader: see `grow_best`, as for texts, logits and depths.
         texts: see there.
         logits: see there.
         depths: see there.
-        top_k: k; children are drawn from the k most likely tokens, whose probabilities are made to
-            sum to 1.
+        top_k: k; children are sampled from the k most likely tokens, whose probabilities are made
+            to sum to 1.
         draws: children of the exact token, of its children, and so on.
-        temperature: divides the logits.
-        generators: of each text.
+        samplers: of each text.
     """
 
-    def children_of(row: int) -> AddChildren:
-        def add_children(
-            tree: GrowingTree, parent: int, ids: Int32Array, scores: Float32Array
-        ) -> None:
-            depth = 0 if parent < 0 else tree.depths[parent] + 1
-            shares = probabilities(scores)
-            above = 0.0 if parent < 0 else tree.log_probs[parent]
-            tree.sampled_from[parent + 1] = (ids, shares)
-            for place in draw(shares, draws[depth], generators[row]).tolist():
-                tree.add(int(ids[place]), parent, above + math.log(shares[place]))
+    def add_children(row: int, tree: GrowingTree, nodes: list[int], logits: Tensor) -> None:
+        tree.failed = bool(find_failed(logits).any())
+        if tree.failed:
+            return
+        for node, of_node in zip(nodes, logits.float().cpu(), strict=True):
+            depth = 0 if node < 0 else tree.depths[node] + 1
+            children = samplers[row].sample(of_node, draws[depth], top_k, node, depth)
+            tree.add_children(node, *children)
 
-        return add_children
+    return _grow(reader, texts, logits, depths, add_children)
 
-    best = partial(find_best, top_k=top_k, temperature=temperature)
-    return _grow(reader, texts, logits, depths, best, children_of, lambda _tree: None)
+
+def plan_draws(max_nodes: int, length: int) -> list[int]:
+    """Numbers of children by level that get most samples accepted, for `grow_sampled`.
+
+    Assumes that each sample is accepted with probability 0.6, so that one of n siblings is with
+    probability 1 - 0.4^n.
+
+    Args:
+        max_nodes: N, nodes of the tree at most, 1 or more.
+        length: levels at most, 1 or more.
+    """
+
+    @cache
+    def best(width: int, left: int, levels: int, most: int) -> tuple[float, tuple[int, ...]]:
+        """Expected accepted tokens of the remaining levels, and their numbers of children."""
+        value, plan = 0.0, ()
+        for count in range(1, min(most, left // width if levels else 0) + 1):
+            below, counts = best(width * count, left - width * count, levels - 1, count)
+            expected = (1.0 - (1.0 - _RATE) ** count) * (1.0 + below)
+            if expected > value:
+                value, plan = expected, (count, *counts)
+        return value, plan
+
+    return list(best(1, max_nodes, length, _MOST_CHILDREN)[1])
 
 
 def _grow(
@@ -110,45 +129,27 @@ def _grow(
     texts: ReadTexts,
     logits: Tensor,
     depths: Sequence[int],
-    find: Callable[[Tensor], Best],
-    children_of: Callable[[int], AddChildren],
-    prune: Callable[[GrowingTree], None],
+    add_children: AddChildren,
 ) -> list[GrowingTree]:
+    """Level by level; `add_children` gets the logits (n, V) after n nodes of a row's tree."""
     trees = [GrowingTree() for _ in depths]
-    best = find(logits)
     for row, tree in enumerate(trees):
-        tree.failed = bool(best.failed[row])
-        if not tree.failed:
-            children_of(row)(tree, -1, best.token_ids[row], best.scores[row])
-            prune(tree)
+        add_children(row, tree, [-1], logits[row : row + 1])
     for level in range(1, max(depths)):
-        going = [
+        growing = [
             level < depths[row] and not tree.failed and level - 1 in tree.depths
             for row, tree in enumerate(trees)
         ]
-        if not any(going):
+        if not any(growing):
             break
         nothing = PrefixTree([0], [-1])
         forests = [
-            PrefixTree(t.token_ids, t.parents) if go else nothing
-            for t, go in zip(trees, going, strict=True)
+            PrefixTree(tree.token_ids, tree.parents) if grows else nothing
+            for tree, grows in zip(trees, growing, strict=True)
         ]
         ahead = reader.look_ahead(texts, forests)
         for row, tree in enumerate(trees):
-            if going[row]:
-                _read_level(tree, ahead[row], level - 1, find, children_of(row))
-                prune(tree)
+            if growing[row]:
+                nodes = [node for node, depth in enumerate(tree.depths) if depth == level - 1]
+                add_children(row, tree, nodes, ahead[row][nodes])
     return trees
-
-
-def _read_level(
-    tree: GrowingTree, logits: Tensor, level: int, find: Callable[[Tensor], Best], add: AddChildren
-) -> None:
-    """Children of all nodes of a level, from (N, V) logits behind the nodes."""
-    nodes = [node for node, depth in enumerate(tree.depths) if depth == level]
-    best = find(logits[nodes])
-    if best.failed.any():
-        tree.failed = True
-        return
-    for place, node in enumerate(nodes):
-        add(tree, node, best.token_ids[place], best.scores[place])

@@ -11,42 +11,50 @@ from lattice_bpd.draft.config import MAX_NODES
 if TYPE_CHECKING:
     from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
 
-SHAPES = ("chain", "lattice", "tree", "beam", "sampled")
+SHAPES = ("chain", "lattice", "tree", "beam", "sampled", "sampled_tree")
 _WHERE = "DraftModelDrafter"
 DEFAULT_LENGTH = 5
 
 
 def check_options(drafter: DraftModelDrafter, draws: Sequence[int] | None) -> None:
-    """Raise ValueError for options out of range or without effect; draws as they were given."""
-    if drafter.shape not in SHAPES:
+    """Raise ValueError for options out of range or without effect.
+
+    Args:
+        drafter: with its config, shape, LM and reader.
+        draws: as they were given.
+    """
+    shape, has_lm = drafter.shape, drafter.lm is not None
+    if shape not in (None, *SHAPES):
+        raise ValueError(f"{_WHERE}: shape is {shape!r}; expected one of {', '.join(SHAPES)}")
+    vocab_size, top_k = drafter.reader.model.vocab_size, drafter.config.top_k
+    is_cut = shape in ("lattice", "tree", "beam") or (shape is None and has_lm)
+    if is_cut and top_k > vocab_size:
+        raise ValueError(f"{_WHERE}: top_k is {top_k}; expected 1..{vocab_size}")
+    if has_lm and shape not in (None, "lattice", "tree"):
         raise ValueError(
-            f"{_WHERE}: shape is {drafter.shape!r}; expected one of {', '.join(SHAPES)}"
+            f"{_WHERE}: shape {shape!r} does not use an LM; leave lm out, or use 'lattice' or "
+            "'tree'"
         )
-    vocab_size = drafter.reader.model.vocab_size
-    if drafter.top_k > vocab_size:
-        raise ValueError(f"{_WHERE}: top_k is {drafter.top_k}; expected 1..{vocab_size}")
-    if drafter.lm is not None and drafter.shape not in ("lattice", "tree"):
-        raise ValueError(
-            f"{_WHERE}: shape {drafter.shape!r} does not use an LM; leave lm out, or use 'lattice' "
-            "or 'tree'"
-        )
-    _check_draws(drafter, draws)
-    refusal = drafter.reader.model.refuses_tree() if drafter.grows else None
+    _check_draws(shape, draws)
+    branches = shape in ("beam", "sampled_tree") or max(draws or (1,)) > 1
+    refusal = drafter.reader.model.refuses_tree() if branches else None
     if refusal is not None:
         raise ValueError(
-            f"{_WHERE}: shape {drafter.shape!r} reads trees with the draft model: {refusal}; use "
-            "shape 'tree'"
+            f"{_WHERE}: shape {shape!r} reads trees with the draft model: {refusal}; use shape "
+            "'tree', or 'sampled' without draws"
         )
 
 
-def _check_draws(drafter: DraftModelDrafter, draws: Sequence[int] | None) -> None:
-    if draws is not None and (drafter.shape != "sampled" or min(draws, default=0) < 1):
+def _check_draws(shape: str | None, draws: Sequence[int] | None) -> None:
+    if draws is None:
+        return
+    if shape != "sampled" or min(draws, default=0) < 1:
         raise ValueError(
-            f"{_WHERE}: draws is {list(draws)} with shape {drafter.shape!r}; expected counts of 1 "
-            "or more with shape 'sampled'"
+            f"{_WHERE}: draws is {list(draws)} with shape {shape!r}; expected counts of 1 or more "
+            "with shape 'sampled'"
         )
-    if math.prod(drafter.draws) > MAX_NODES:
+    if math.prod(draws) > MAX_NODES:
         raise ValueError(
-            f"{_WHERE}: draws {drafter.draws} make {math.prod(drafter.draws)} paths; expected "
-            f"{MAX_NODES} at most"
+            f"{_WHERE}: draws {list(draws)} make {math.prod(draws)} paths; expected {MAX_NODES} at "
+            "most"
         )
