@@ -291,6 +291,23 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.cli.tune._print": END,
             },
         ),
+        "speculation": Scene(
+            {
+                "model": ["model"],
+                "draft_model": ["small"],
+                "task": ["text"],
+                "data": ["text.jsonl"],
+                "accept": ["sampled:0.5"],
+            },
+            {
+                LOAD_TOKENIZER: FakeTokenizer(),
+                "lattice_bpd.evaluate.tasks.read_task": returns(EXAMPLES),
+                "lattice_bpd.cli.files.load_causal_lm": lambda path: Stub(str(path)),
+                "lattice_bpd.evaluate.live.speculation.measure_speculation": [],
+                "lattice_bpd.atomic_files.write_text": None,
+                "lattice_bpd.cli.speculation.make_table": END,
+            },
+        ),
         "heads train": Scene(
             {"inputs": ["text.txt"], "output": ["heads"], "recipe": ["frozen"], "base": ["base"]},
             {
@@ -433,6 +450,17 @@ CHANGES: dict[str, dict[str, Change]] = {
         "live": Change(targets={"live_texts"}),
         "accept": Change(["top_k:4"], wanted=("top_k:4",), targets={"rules"}),
         "accept_texts": Change(targets={"rule_texts"}),
+    },
+    "speculation": {
+        "model": Change(targets=MODEL),
+        "draft_model": Change(targets=MODEL | {"draft_model"}),
+        "task": Change(["squad"], targets={"name", "prompts"}),
+        "data": Change(targets={"path"}),
+        "accept": Change(["rejection:0.7"], wanted="rejection:0.7,seed=0", targets={"rules"}),
+        "tokenizer": Change(targets={"path"}),
+        "prompt_tokens": Change(["3"], wanted=(97, 97, 97), targets={"prompts"}),
+        "draft_lengths": Change(["3,5"], wanted=(3, 5)),
+        "json": Change(targets={"path"}),
     },
     "record": {
         "model": Change(targets=MODEL),

@@ -27,6 +27,7 @@ from lattice_bpd.cli import (
     record,
     replay,
     report,
+    speculation,
     tune,
 )
 
@@ -48,8 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lattice-bpd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands_in_order = (
-        demo, generate, certify, check, evaluate, record, replay, report, tune, heads, drafter,
-        ngram,
+        demo, generate, certify, check, evaluate, record, replay, report, tune, speculation, heads,
+        drafter, ngram,
     )  # fmt: skip
     for command in commands_in_order:
         command.add_parser(commands)

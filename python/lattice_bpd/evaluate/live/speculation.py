@@ -1,0 +1,210 @@
+"""A draft model under sampling: predicted and measured tokens per call and speed.
+
+Predictions follow Leviathan et al. 2023 (`costs.speculation`): the acceptance rate is computed from
+both models' distributions along the output, by plain forward calls; the rest is counted and timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
+from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
+from lattice_bpd.decode.loop.decode import decode
+from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.decode.state.statistics import DecodeStats
+from lattice_bpd.evaluate.costs.speculation import (
+    Prediction,
+    acceptance_rate,
+    estimate_rate,
+    shared_noise_rate,
+)
+from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
+from lattice_bpd.verify.acceptance.warp import Warp
+from lattice_bpd.verify.prefix_tree import PrefixTree
+
+Rule = Sampled | Rejection
+
+
+@dataclass(frozen=True)
+class SpeculationRun:
+    """A draft model at one draft length under one rule.
+
+    Attributes:
+        rule: of sampling.
+        prediction: acceptance rate, cost and what follows from them.
+        tokens_per_call: measured, of calls whose draft had the full length.
+        acceptance_rate: measured, see `estimate_rate`.
+        improvement: measured, tokens per second relative to the same rule without drafts.
+        tokens: decoded.
+        calls: of the target, verifying ones.
+    """
+
+    rule: Rule
+    prediction: Prediction
+    tokens_per_call: float
+    acceptance_rate: float
+    improvement: float
+    tokens: int
+    calls: int
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of a table: predicted columns, and those with `measured_`."""
+        return {
+            "rule": str(self.rule),
+            **self.prediction.to_json(),
+            "measured_acceptance_rate": self.acceptance_rate,
+            "measured_tokens_per_call": self.tokens_per_call,
+            "measured_improvement": self.improvement,
+            "tokens": self.tokens,
+            "calls": self.calls,
+        }
+
+
+def measure_speculation(
+    model: Any,
+    draft_model: Any,
+    prompts: Sequence[Sequence[int]],
+    rules: Sequence[Rule],
+    draft_lengths: Sequence[int],
+    *,
+    max_new_tokens: int = 64,
+    on_text: Callable[[], None] | None = None,
+) -> list[SpeculationRun]:
+    """Sample all prompts with drafts of each length, and compare with the theory.
+
+    Prompts are decoded one at a time, without stop tokens; the lengths and plain sampling take
+    turns, so that other load on the machine affects all of them.
+
+    Args:
+        model: the target, a causal LM or a BlockwiseLM.
+        draft_model: a small causal LM with the target's tokenizer.
+        prompts: token ids.
+        rules: Sampled or Rejection.
+        draft_lengths: g, 1 or more each.
+        max_new_tokens: after each prompt.
+        on_text: called after each text.
+
+    Returns:
+        A SpeculationRun for each rule and length, lengths in the given order.
+
+    Raises:
+        ValueError: nothing to run, lengths below 1 or not below max_new_tokens, or what `decode`
+            refuses.
+    """
+    most = max_new_tokens - 2  # two tokens come without a draft of the full length
+    if not prompts or not rules or not draft_lengths or min(draft_lengths) < 1:
+        raise ValueError(
+            f"measure_speculation: {len(prompts)} prompts, {len(rules)} rules, draft lengths "
+            f"{list(draft_lengths)}; expected one or more of each, and lengths of 1 or more"
+        )
+    if max(draft_lengths) > most:
+        raise ValueError(
+            f"measure_speculation: draft lengths {list(draft_lengths)} with {max_new_tokens} new "
+            f"tokens; expected lengths of at most {most}"
+        )
+    runs = []
+    for rule in rules:
+        plain = _Run(NoDrafter())
+        drafted = [_Run(_DraftLengths(draft_model, length)) for length in draft_lengths]
+        for prompt in prompts:
+            for run in (plain, *drafted):
+                run.decode(model, prompt, rule, max_new_tokens)
+                if on_text is not None:
+                    on_text()
+        runs += [run.summarize(model, draft_model, prompts, rule, plain) for run in drafted]
+    return runs
+
+
+def read_probs(model: Any, warp: Warp, prompt: Sequence[int], output: Sequence[int]) -> Any:
+    """The distributions that sampled an output, by one plain call of a model.
+
+    Args:
+        model: a causal LM or a BlockwiseLM.
+        warp: of the rule.
+        prompt: token ids.
+        output: m token ids.
+
+    Returns:
+        (m, V) float64.
+    """
+    base = getattr(model, "base", model)
+    tokens = torch.tensor([[*prompt, *output]], device=base.device)
+    with torch.inference_mode():
+        logits = base(input_ids=tokens[:, :-1]).logits[0, len(prompt) - 1 :]
+    scores: npt.NDArray[np.float64] = np.stack([warp.apply(row) for row in logits]).astype(float)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def count_parameters(model: Any) -> int:
+    """Parameters of a model, about half its operations for a token."""
+    return sum(weight.numel() for weight in getattr(model, "base", model).parameters())
+
+
+class _DraftLengths(Drafter):
+    """A DraftModelDrafter that notes the length of each draft."""
+
+    def __init__(self, draft_model: Any, length: int) -> None:
+        self.drafter = DraftModelDrafter(draft_model, draft_length=length)
+        self.max_nodes, self.lengths = length, list[int]()
+
+    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
+        trees = self.drafter.propose(states)
+        self.lengths += [0 if tree is None else tree.max_depth for tree in trees]
+        return trees
+
+
+@dataclass
+class _Run:
+    """The texts of one drafter."""
+
+    drafter: Drafter
+    stats: DecodeStats = field(default_factory=DecodeStats)
+    outputs: list[list[int]] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+
+    def decode(self, model: Any, prompt: Sequence[int], rule: Rule, count: int) -> None:
+        result = decode(model, prompt, self.drafter, max_new_tokens=count, acceptance=rule)
+        self.stats.merge(result.stats)
+        self.outputs.append(result.token_ids)
+        if isinstance(self.drafter, _DraftLengths):
+            accepts = result.stats.accept_lengths
+            lengths, self.drafter.lengths = self.drafter.lengths, []
+            # Where no draft fits, the drafter is not called: only in the last call.
+            self.drafted += lengths + [0] * (len(accepts) - len(lengths))
+            self.accepted += accepts
+
+    def summarize(
+        self, model: Any, draft_model: Any, prompts: Sequence[Sequence[int]], rule: Rule,
+        plain: _Run,
+    ) -> SpeculationRun:  # fmt: skip
+        assert isinstance(self.drafter, _DraftLengths)
+        length, reader = self.drafter.max_nodes, self.drafter.drafter.reader
+        pairs = list(zip(prompts, self.outputs, strict=True))
+        target = np.concatenate([read_probs(model, rule.warp, *pair) for pair in pairs])
+        draft = np.concatenate([read_probs(draft_model, rule.warp, *pair) for pair in pairs])
+        if isinstance(rule, Rejection):
+            rate = acceptance_rate(target, draft, rule.lenience)
+        else:
+            rate = shared_noise_rate(target, draft)
+        calls = plain.stats.target_calls - len(prompts)  # without the prompts' own
+        target_seconds = plain.stats.seconds["target"] / calls
+        cost = self.stats.seconds["draft_model"] / reader.calls / target_seconds
+        full = [a + 1 for a, d in zip(self.accepted, self.drafted, strict=True) if d == length]
+        return SpeculationRun(
+            rule,
+            Prediction(rate, length, cost, count_parameters(draft_model) / count_parameters(model)),
+            float(np.mean(full)),
+            estimate_rate(self.accepted, self.drafted),
+            self.stats.tokens_per_second / plain.stats.tokens_per_second,
+            self.stats.tokens,
+            len(self.accepted),
+        )
