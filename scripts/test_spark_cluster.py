@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "spark-cluster"
 ENV = FOLDER / "env"
 CORES = 1  # of each worker
-STARTED = 60.0  # seconds that a master or worker may need to start
+STARTED = 180.0  # seconds that a master or worker may need to start
 FINISHED = 600.0  # seconds that a job may need
 LM_OPTIONS = ("--order", "4", "--boundaries", "document", "--min-counts", "1,1,2,2")
 

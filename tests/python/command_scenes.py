@@ -322,6 +322,13 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.train.block_drafter.run.run_block_job": END,
             },
         ),
+        "rescorer train": Scene(
+            {"inputs": ["text.txt"], "output": ["model"], "target": ["target"]},
+            {
+                "torch.set_num_threads": None,
+                "lattice_bpd.train.rescorer.run.run_rescorer_job": END,
+            },
+        ),
         "ngram train": Scene(
             {"inputs": ["text.txt"], "output": ["out.lm"]},
             {
@@ -507,6 +514,10 @@ CHANGES: dict[str, dict[str, Change]] = {
         "validation": Change(["a.txt", "b.txt"], wanted=("a.txt", "b.txt")),
         "threads": Change(targets={"threads", "num_threads", "int", "arg0"}),
         "hidden_layers": Change(["0,2"], wanted=(0, 2)),
+    },
+    "rescorer train": {
+        "validation": Change(["a.txt", "b.txt"], wanted=("a.txt", "b.txt")),
+        "threads": Change(targets={"threads", "num_threads", "int", "arg0"}),
     },
     "ngram train": {
         "output": Change(targets={"path"}),

@@ -20,15 +20,22 @@ from lattice_bpd.train.block_drafter.job import BlockJob
 from lattice_bpd.train.block_drafter.run import run_block_job
 from lattice_bpd.train.heads.job import HeadJob
 from lattice_bpd.train.heads.run import train_heads
+from lattice_bpd.train.rescorer.job import RescorerJob
+from lattice_bpd.train.rescorer.run import run_rescorer_job
 from lattice_bpd.watcher import SilentWatcher
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # What takes long to import; the fork server does not see this folder.
 CONTEXT.set_forkserver_preload(
-    ["lattice_bpd.train.heads.run", "lattice_bpd.train.block_drafter.run"]
+    [
+        "lattice_bpd.train.heads.run",
+        "lattice_bpd.train.block_drafter.run",
+        "lattice_bpd.train.rescorer.run",
+    ]
     + [f"transformers.models.{n}.modeling_{n}" for n in ("gpt2", "llama", "mistral", "gemma2")]
 )
 
+Job = HeadJob | BlockJob | RescorerJob
 T = 16
 HEADS = 3
 SMALL = {"hidden_size": 16, "num_layers": 1, "num_attention_heads": 2, "max_positions": 32}
@@ -111,7 +118,7 @@ class Watching(SilentWatcher):
 
 
 def run_child(
-    job: HeadJob | BlockJob,
+    job: Job,
     prepare: Callable[[], Callable[[int], None] | None],
     words: Path,
     environment: dict[str, str],
@@ -123,8 +130,10 @@ def run_child(
     try:
         if isinstance(job, HeadJob):
             train_heads(job, Watching(on_step))
-        else:
+        elif isinstance(job, BlockJob):
             run_block_job(job, Watching(on_step))
+        else:
+            run_rescorer_job(job, Watching(on_step))
     except (ValueError, OSError) as error:
         os.write(2, f"{type(error).__name__} {error}".encode())
         os._exit(2)
@@ -144,7 +153,7 @@ class Child:
 
     def __init__(
         self,
-        job: HeadJob | BlockJob,
+        job: Job,
         prepare: Callable[[], Callable[[int], None] | None],
         words: Path,
         **environment: str,
@@ -167,7 +176,7 @@ def nothing() -> None:
 
 
 def start_two(
-    job: HeadJob | BlockJob,
+    job: Job,
     folder: Path,
     prepare: Callable[[], Callable[[int], None] | None] = nothing,
 ) -> list[Child]:

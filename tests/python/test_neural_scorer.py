@@ -296,7 +296,7 @@ def test_rescorers_have_the_papers_sizes(size):
 
 
 def test_rescorer_of_no_size_is_refused():
-    with pytest.raises(ValueError, match="expected one of 32M, 61M, 94M"):
+    with pytest.raises(ValueError, match="expected one of tiny, small, 32M, 61M, 94M"):
         build_rescorer("7B", 100)
 
 

@@ -22,7 +22,9 @@ LAYERS = {
         "state", "constraint", "drafters", "adaptive", "strategies", "certificate", "loop",
         "huggingface",
     ],
-    "train": ["text", "ngram", "heads", "block_drafter", "selector", "seq2seq", "spark"],
+    "train": [
+        "text", "ngram", "heads", "rescorer", "block_drafter", "selector", "seq2seq", "spark",
+    ],
     "evaluate": [
         "record", "replay", "statistics", "costs", "live", "tasks", "demo", "lab", "report",
     ],

@@ -27,6 +27,7 @@ from lattice_bpd.cli import (
     record,
     replay,
     report,
+    rescorer,
     speculation,
     tune,
 )
@@ -50,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands_in_order = (
         demo, generate, certify, check, evaluate, record, replay, report, tune, speculation, heads,
-        drafter, ngram,
+        drafter, rescorer, ngram,
     )  # fmt: skip
     for command in commands_in_order:
         command.add_parser(commands)

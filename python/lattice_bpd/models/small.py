@@ -18,6 +18,9 @@ from lattice_bpd.models.blockwise import BlockwiseLM
 RESCORER_SIZES = {"32M": (2, 384, 1536), "61M": (12, 384, 1536), "94M": (6, 768, 3072)}
 """Layers, hidden size and inner size of the neural rescorers of Kim et al. 2024, table 6."""
 
+SMALL_SIZES = {"tiny": (2, 128), "small": (4, 256)}
+"""Layers and hidden size of small rescorers, for small targets."""
+
 
 def build_small_gpt(
     vocab_size: int,
@@ -78,39 +81,51 @@ def build_rescorer(
     max_positions: int = 1024,
     num_layers: int | None = None,
     hidden_size: int | None = None,
-) -> GPT2LMHeadModel:
-    """A neural rescorer of the paper, randomly initialized, for `NeuralScorer`.
+) -> PreTrainedModel:
+    """A neural rescorer, randomly initialized, for `NeuralScorer`.
 
-    A decoder-only transformer with learned absolute positions and 12 attention heads per layer.
-    The sizes include the embedding table of the paper's vocabulary.
+    The paper's are decoder-only transformers with learned absolute positions and 12 attention heads
+    per layer. Their names count the embedding table of the paper's 50,257 tokens; with other
+    vocabularies the numbers of parameters differ. Small ones are of `build_small_gpt`, which learns
+    more from little text.
 
     Args:
-        size: "32M", "61M" or "94M"; see RESCORER_SIZES.
+        size: "32M", "61M" or "94M", see RESCORER_SIZES; "tiny" or "small", see SMALL_SIZES.
         vocab_size: V, the target's.
         max_positions: of the target, or of the longest text.
         num_layers: instead of the size's.
-        hidden_size: instead of the size's, a multiple of 12; the inner size is four times as much.
+        hidden_size: instead of the size's, a multiple of the attention heads: 12, or 2 of a small
+            one; the inner size is four times as much.
 
     Returns:
         The untrained model in evaluation mode; its weights depend on torch's global seed.
 
     Raises:
-        ValueError: an unknown size, or a hidden size that is not a multiple of 12.
+        ValueError: an unknown size, or a hidden size that is not such a multiple.
 
     Source: Kim et al. 2024, appendix C.2.
     """
-    if size not in RESCORER_SIZES:
-        raise ValueError(
-            f"build_rescorer: size is {size!r}; expected one of {', '.join(RESCORER_SIZES)}"
-        )
-    layers, hidden, _ = RESCORER_SIZES[size]
+    if size not in (names := {**SMALL_SIZES, **RESCORER_SIZES}):
+        raise ValueError(f"build_rescorer: size is {size!r}; expected one of {', '.join(names)}")
+    layers, hidden, *_ = names[size]
     hidden = hidden if hidden_size is None else hidden_size
+    attention_heads = 2 if size in SMALL_SIZES else 12
+    if hidden % attention_heads:
+        raise ValueError(
+            f"build_rescorer: hidden_size is {hidden}; expected a multiple of {attention_heads}, "
+            f"the attention heads of size {size!r}"
+        )
+    if size in SMALL_SIZES:
+        return build_small_gpt(
+            vocab_size, hidden_size=hidden, num_layers=num_layers or layers,
+            num_attention_heads=attention_heads, num_heads=2, max_positions=max_positions,
+        ).base  # fmt: skip
     config = GPT2Config(
         vocab_size=vocab_size,
         n_positions=max_positions,
         n_embd=hidden,
         n_layer=layers if num_layers is None else num_layers,
-        n_head=12,
+        n_head=attention_heads,
         n_inner=4 * hidden,
         resid_pdrop=0.0,
         embd_pdrop=0.0,

@@ -96,7 +96,7 @@ class CachedReader:
         """
         texts = [list(context) for context in contexts]
         self.check(texts)
-        refusal = self._refuses_batch() if len(texts) > 1 else None
+        refusal = self.refuses_batch() if len(texts) > 1 else None
         if refusal is not None:
             raise ValueError(
                 f"{self.where}: cannot read {len(texts)} texts at once: {refusal}; decode one at a "
@@ -113,8 +113,8 @@ class CachedReader:
         new = [text[length:] for text, length in zip(texts, lengths, strict=True)]
         return ReadTexts(kept.cache, texts), self.read(kept.cache, new)
 
-    def _refuses_batch(self) -> str | None:
-        """Why several texts cannot be read in one call, or None."""
+    def refuses_batch(self) -> str | None:
+        """Why several texts cannot be read in one call; None where they can."""
         if self.model.windows.by_cache_position is not None:
             return f"{type(self.model.base).__name__} has windows that count padding"
         return find_batch_refusal(self.model)

@@ -50,6 +50,7 @@ class NeuralScorer(TransitionScorer):
 
     Attributes:
         vocab_size: V of its output embedding.
+        max_positions: the most tokens of a history; None if its config has no limit.
 
     Raises:
         TypeError: no decoder-only causal LM.
@@ -61,7 +62,18 @@ class NeuralScorer(TransitionScorer):
     def __init__(self, model: PreTrainedModel | BlockwiseLM) -> None:
         self._reader = CachedReader(model, "NeuralScorer")
         self.vocab_size = self._reader.model.vocab_size
+        self.max_positions: int | None = self._reader.model.max_positions
         self._kept: NeuralState | None = None
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the model, tied ones counted once."""
+        return sum(weight.numel() for weight in self._reader.model.base.parameters())
+
+    @property
+    def reads_batches(self) -> bool:
+        """Whether the model can read several texts in one call."""
+        return self._reader.refuses_batch() is None
 
     @property
     def tokens_read(self) -> int:

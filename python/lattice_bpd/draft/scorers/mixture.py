@@ -13,6 +13,8 @@ from lattice_bpd.draft.scorers.protocol import (
     Int32Array,
     Int64Array,
     TransitionScorer,
+    max_positions_of,
+    reads_batches,
     vocab_size_of,
 )
 
@@ -47,6 +49,9 @@ class MixtureScorer(TransitionScorer):
                 "use scorers over the target's token ids"
             )
         self.vocab_size = next(iter(sizes), None)
+        limits = [most for most in map(max_positions_of, self.scorers) if most is not None]
+        self.max_positions = min(limits, default=None)
+        self.reads_batches = all(map(reads_batches, self.scorers))
 
     def start(self, contexts: Sequence[Sequence[int]]) -> list[Any]:
         """See TransitionScorer; a state for each scorer."""
