@@ -1,4 +1,4 @@
-"""Line charts and interval charts as SVG, without dependencies.
+"""Line, interval and bar charts as SVG, without dependencies.
 
 Text and axes have the color of the page (`currentColor`), so that a chart follows its light or dark
 scheme.
@@ -17,6 +17,7 @@ _LEFT, _TOP, _RIGHT, _BOTTOM = 64, 40, 150, 52  # margins; the right one holds t
 _TICKS = 6
 _ROW = 18  # pixels per line of the legend
 _SPAN_ROW, _SPAN_LEFT, _SPAN_RIGHT = 24, 230, WIDTH - 30  # interval charts: row height, x range
+_BAR = 9  # pixels: height of a bar
 _GRID = 'stroke="currentColor" stroke-opacity="0.15"'
 
 Points = Sequence[tuple[float, float]]
@@ -130,6 +131,48 @@ def draw_spans(spans: Sequence[Span], *, title: str, x_label: str) -> str:
     return _element(parts, bottom + 48, title)
 
 
+def draw_bars(
+    rows: Sequence[tuple[str, Sequence[float]]], names: Sequence[str], *, title: str, x_label: str
+) -> str:
+    """Horizontal bars from zero, several of each row.
+
+    Args:
+        rows: names, and a value for each of `names`, from top to bottom.
+        names: of the bars of a row, for the legend.
+        title: above the chart.
+        x_label: below the x axis.
+
+    Returns:
+        An <svg> element to embed in a page.
+    """
+    values = [value for _, bars in rows for value in bars]
+    axis = _Axis(min([0.0, *values]), max([0.0, *values]), _SPAN_LEFT, _SPAN_RIGHT)
+    height = _BAR * len(names) + 10
+    top = _TOP + _ROW
+    bottom = top + height * len(rows) + 4
+    parts = [_text(12, 22, title, "start", 'font-size="14"')]
+    for tick in axis.ticks:
+        x = axis.pixel(tick)
+        parts += [_line(x, top, x, bottom, _GRID), _text(x, bottom + 18, f"{tick:g}")]
+    for index, name in enumerate(names):
+        x, color = _SPAN_LEFT + 130 * index, color_of(index, len(names))
+        parts += [_bar(x, _TOP - 4, 10, color), _text(x + 16, _TOP + 5, name, "start")]
+    for index, (row, bars) in enumerate(rows):
+        y = top + height * index + 8
+        parts.append(_text(_SPAN_LEFT - 12, y + height / 2 - 2, row, "end"))
+        for number, value in enumerate(bars):
+            ends = sorted((axis.pixel(0.0), axis.pixel(value)))
+            tooltip = html.escape(f"{row}, {names[number]}: {value:+.3f}")
+            bar = _bar(ends[0], y + _BAR * number, ends[1] - ends[0], color_of(number, len(names)))
+            parts.append(f"<g><title>{tooltip}</title>{bar}</g>")
+    zero = axis.pixel(0.0)
+    parts += [
+        _line(zero, top, zero, bottom, 'stroke="currentColor"'),
+        _text((_SPAN_LEFT + _SPAN_RIGHT) / 2, bottom + 38, x_label),
+    ]
+    return _element(parts, bottom + 48, title)
+
+
 def as_file(element: str) -> str:
     """A chart as a stand-alone file with a white background."""
     opening, rest = element.split(">", 1)
@@ -158,6 +201,11 @@ def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "")
 
 def _line(x1: float, y1: float, x2: float, y2: float, stroke: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {stroke}/>'
+
+
+def _bar(x: float, y: float, width: float, color: str) -> str:
+    shape = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_BAR - 1}"'
+    return f'<rect {shape} fill="{color}"/>'
 
 
 def _dot(x: float, y: float, radius: int, color: str) -> str:

@@ -109,7 +109,7 @@ def test_settings_hand_options_on(lms):
     assert (drafter.lm, drafter.num_drafts) == (lms[1], 1)
 
 
-def test_replay_takes_the_lm_of_a_source_and_refuses_scorers(lms):
+def test_replay_takes_the_lm_or_the_scorer_of_a_source(lms):
     model = model_of("trained")
     outputs = [plain_greedy(model, prompt, 20) for prompt in PROMPTS]
     replay = record(model, PROMPTS, outputs, top_k=5)
@@ -121,8 +121,13 @@ def test_replay_takes_the_lm_of_a_source_and_refuses_scorers(lms):
         )  # fmt: skip
         expected = comparison.results[1].total().block_efficiency
         assert replay.block_efficiency(OTHER, lm, options) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="drafts by 'neural', which cannot be replayed"):
-        replay.block_efficiency(NEURAL, None, options)
+    scorer = NeuralScorer(model)
+    comparison = compare_strategies(
+        model, lms[0], PROMPTS, settings=[GREEDY, NEURAL], options={"neural": options},
+        sources={"rescorer": scorer}, max_new_tokens=20,
+    )  # fmt: skip
+    expected = comparison.results[1].total().block_efficiency
+    assert replay.block_efficiency(NEURAL, scorer, options) == pytest.approx(expected)
 
 
 def test_rescorer_learns_and_is_left_in_evaluation_mode():

@@ -31,9 +31,9 @@ from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate import Recording
 from lattice_bpd.evaluate.record import write
+from lattice_bpd.evaluate.record.heads import record_text
 from lattice_bpd.evaluate.record.manifest import load_manifest
 from lattice_bpd.evaluate.record.read import find_records, read_record
-from lattice_bpd.evaluate.record.texts import record_text
 from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
 from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES

@@ -13,8 +13,9 @@ pytest.importorskip("torch")
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import decode
-from lattice_bpd.decode.drafters import ArgmaxDrafter
+from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer
 from lattice_bpd.decode.drafters.suffix_index import SuffixIndex
+from lattice_bpd.draft import MixtureScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate import Setting, record
 from lattice_bpd.evaluate.replay.count_trie import CountTrie, grow_tree
@@ -30,7 +31,8 @@ OPTIONS = DraftConfig(top_k=5, num_drafts=4, max_nodes=9, alpha=0.4, temperature
 @functools.cache
 def rescorers() -> Rescorers:
     lm = NGramLM.train([looping_text(2000, seed=1)], 4, vocab_size=VOCAB, smoothing="witten_bell")
-    return Rescorers(lm, CountTrie([looping_text(2000, seed=1)], VOCAB, order=3))
+    scorer = MixtureScorer([(NeuralScorer(model_of("trained")), 1.0), (lm, 0.5)])
+    return Rescorers(lm, CountTrie([looping_text(2000, seed=1)], VOCAB, order=3), scorer=scorer)
 
 
 def prompts(count: int, seed: int) -> list[list[int]]:
@@ -88,6 +90,8 @@ def test_replay_names_what_is_missing_or_out_of_range():
         recording.replay(STRATEGIES["tree"], Rescorers(), OPTIONS)
     with pytest.raises(ValueError, match="count_trie needs raw n-gram counts"):
         recording.replay(STRATEGIES["count_trie"], Rescorers(), OPTIONS)
+    with pytest.raises(ValueError, match=r"strategy mixture needs a scorer, .*--rescorer"):
+        recording.replay(STRATEGIES["mixture"], Rescorers(rescorers().lm), OPTIONS)
     with pytest.raises(ValueError, match=r"top_k is 9; expected 1\.\.8, .*record again"):
         recording.replay(STRATEGIES["oracle"], Rescorers(), replace(OPTIONS, top_k=9))
     with pytest.raises(ValueError, match=r"num_drafts is 0; expected 1\.\.4096"):
@@ -149,5 +153,5 @@ def test_replay_raw_count_tree_grows_best_first():
 
 
 def test_replay_names_settings_that_it_cannot_replay():
-    with pytest.raises(ValueError, match=r"setting mine drafts by 'neural', which cannot be repl"):
-        strategy_of(Setting("mine", "mine", "neural"))
+    with pytest.raises(ValueError, match=r"setting mine drafts by 'sampled', which cannot be rep"):
+        strategy_of(Setting("mine", "mine", "sampled"))

@@ -33,6 +33,7 @@ from lattice_bpd.evaluate.lab.options import split_texts
 from lattice_bpd.evaluate.record.read import read_record
 from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
 from lattice_bpd.evaluate.statistics.loops import loop_share
+from lattice_bpd.models import build_rescorer
 from lattice_bpd.watcher import SilentWatcher
 
 SENTENCES = 14
@@ -43,6 +44,8 @@ def folder(tmp_path_factory) -> Path:
     """A model with a tokenizer of the words t0 .. t47, two LMs, and files of three kinds."""
     path = tmp_path_factory.mktemp("lab")
     model_of("trained").save_pretrained(path / "model")
+    model_of("trained").base.save_pretrained(path / "rescorer")
+    build_rescorer("tiny", 5, hidden_size=8, num_layers=1).save_pretrained(path / "other")
     words = {f"t{number}": number for number in range(VOCAB)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -91,6 +94,16 @@ def test_record_and_replay_by_command_line(folder, tmp_path, capsys):
     assert [row["strategy"] for row in rows] == ["bpd"] + ["oracle"] * 2 + ["p_best_ngram"] * 8
     assert {row["lm"] for row in rows if row["strategy"] == "p_best_ngram"} == {"two", "3gram"}
     assert all(float(r["low"]) <= float(r["block_efficiency"]) <= float(r["high"]) for r in rows)
+    neural = ["replay", str(out), "--rescorer", f"small={folder / 'rescorer'}", "--csv", str(table)]
+    lm = ["--lm", f"two={folder / '2gram.lm'}"]
+    assert main([*neural, *lm, "--strategies", "neural,mixture", "--alpha", "0.5,1"]) == 0
+    assert [(row["strategy"], row["scorer"], row["lm"]) for row in read_csv(table)] == [
+        *[("neural", "small", "")] * 2,
+        *(("mixture", f"small + {w} two", "two") for w in ("0.25", "0.5", "1") for _ in range(2)),
+    ]
+    assert main([*neural, "--limit", "2"]) == 0  # all that can run
+    assert {"neural", "bpd"} <= {row["strategy"] for row in read_csv(table)}
+    assert "mixture" not in table.read_text()
     counted = ["replay", str(out), "--count-text", str(folder / "text.txt"), "--limit", "3"]
     assert main([*counted, "--strategies", "count_trie,prompt_lookup"]) == 0
     assert "count_trie" in capsys.readouterr().out
@@ -124,6 +137,9 @@ def test_replay_names_rows_by_category(tmp_path, kinds, names):
         (["--top-k", "two"], "--top-k is 'two'; expected whole numbers between commas"),
         (["--limit", "0"], "--limit is 0; expected 1 or more"),
         (["--lm", "none.lm"], "none.lm"),
+        (["--strategies", "neural"], "strategy neural needs a rescorer; give --rescorer DIR"),
+        (["--rescorer", "nowhere"], "nowhere: no such file or folder; expected a model"),
+        (["--rescorer", "a=x", "--rescorer", "a=y"], "--rescorer: a twice; name one of them"),
         (["--count-text", "none.txt"], "none.txt"),
     ],
 )
@@ -144,6 +160,8 @@ def test_replay_refuses_an_lm_of_another_vocabulary_and_a_folder_without_record(
     NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")
     assert main(["replay", str(out), "--lm", str(tmp_path / "other.lm")]) == 2
     assert "has a vocabulary of 5, the record one of 48" in capsys.readouterr().err
+    assert main(["replay", str(out), "--rescorer", str(folder / "other")]) == 2
+    assert "--rescorer other has a vocabulary of 5, the record one" in capsys.readouterr().err
     assert main(["replay", str(tmp_path)]) == 2
     assert "expected the output folder of lattice-bpd record" in capsys.readouterr().err
 
@@ -168,6 +186,7 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
     arguments = [
         "evaluate", "--out", str(out), "--model", str(folder / "model"),
         "--lm", f"two={folder / '2gram.lm'}", "--lm", f"three={folder / '3gram.lm'}",
+        "--rescorer", f"small={folder / 'rescorer'}", "--rescorer", f"same={folder / 'rescorer'}",
         "--task", "jsonl", "--data", str(folder / "rows.jsonl"),
         "--task", "cnndm", "--data", str(folder / "news.jsonl"),
         "--max-new-tokens", "12", "--top-k", "8", "--num-drafts", "4", "--max-nodes", "9",
@@ -178,12 +197,20 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "4-best 2-gram BPD" in printed
     results = json.loads((out / "results.json").read_text())
-    assert (results["format"], results["version"]) == ("lattice-bpd results", 1)
+    assert (results["format"], results["version"]) == ("lattice-bpd results", 2)
     assert list(results["tasks"]) == ["jsonl", "cnndm"]
     assert results["lms"]["two"] == {
         "file": str(folder / "2gram.lm"), "order": 2,
         "num_ngrams": results["lms"]["two"]["num_ngrams"],
     }  # fmt: skip
+    parameters = sum(weight.numel() for weight in model_of("trained").base.parameters())
+    folder_of = str(folder / "rescorer")
+    assert results["scorers"] == {
+        name: {"file": folder_of, "num_parameters": parameters} for name in ("small", "same")
+    }
+    costs = {line["strategy"]: line for line in results["costs"]}
+    with_rescorer = costs["neural"]["parameter_gb"] * costs["neural"]["mean_block_efficiency"]
+    assert with_rescorer == pytest.approx(3.0 + 0.122)  # a call reads the target and the rescorer
     for task in results["tasks"].values():
         assert all(check["holds"] and check["texts"] == 2 for check in task["live"])
         assert all(check["same_calls"] == 2 for check in task["live"])
@@ -196,7 +223,17 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
         curve = [p for p in task["by_num_drafts"] if p["strategy"] == "p_best_ngram"]
         assert [point["num_drafts"] for point in curve] == [1, 2, 4, 8, 16]
         assert {point["num_heads"] for point in task["by_heads"]} == {3, 5}
-        assert {point["lm"] for point in task["by_lm"]} == {"two", "three"}
+        assert {point.get("lm") for point in task["by_lm"]} == {"two", "three", None}
+        neural = [point for point in task["by_lm"] if point["strategy"] == "neural"]
+        assert [point["scorer"] for point in neural] == ["small", "same"]
+        assert neural[0]["block_efficiency"] == neural[1]["block_efficiency"]
+        assert neural[0]["block_efficiency"] == lines["neural"]["block_efficiency"]
+        assert {"neural", "mixture", "ngram_1best"} == set(task["wins_and_losses"])
+        relative = {row["strategy"]: row for row in task["relative_to_bpd"]}
+        gain = lines["neural"]["block_efficiency"] / lines["bpd"]["block_efficiency"] - 1.0
+        assert relative["neural"]["block_efficiency"] == pytest.approx(gain)
+        ratio = (3.0 + 0.122) / 3.0 / (1.0 + gain)
+        assert relative["neural"]["parameter_io"] == pytest.approx(ratio - 1.0)
         assert task["texts"] + task["texts_held_out"] in (SENTENCES, 6)
         exact, forced, strict = task["acceptance"]
         assert [line["rule"] for line in task["acceptance"]][1:] == ["minimum_block:3", "top_k:1"]
@@ -207,7 +244,12 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
     assert results["tasks"]["jsonl"]["acceptance"][0]["quality"] is None
     assert all(line["quality"] >= 0.0 for line in results["tasks"]["cnndm"]["acceptance"])
     tables = {path.name for path in out.glob("*.csv")}
-    assert {"table_1_tasks.csv", "table_4_strategies.csv", "table_11_costs.csv"} <= tables
+    assert {
+        "table_1_tasks.csv", "table_3_repetition.csv", "table_4_strategies.csv", "table_5_wins.csv",
+        "table_7_9_lms.csv", "table_8_weights.csv", "table_11_costs.csv", "figure_2_relative.csv",
+    } <= tables  # fmt: skip
+    for name in ("table_3_repetition", "table_5_wins", "table_8_weights", "table_11_costs"):
+        assert {"neural", "mixture"} <= {row["strategy"] for row in read_csv(out / f"{name}.csv")}
     assert len(read_csv(out / "acceptance_rules.csv")) == 6
     assert {path.stem for path in out.glob("*.tex")} == {path.stem for path in out.glob("*.csv")}
     main_rows = read_csv(out / "table_4_strategies.csv")
@@ -266,6 +308,8 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
         min_counts=(1, 1, 1), alphas=(0.2,), temperatures=(1.0,),
     )  # fmt: skip
     demo, _ = train_demo_model(tmp_path / "model", tiny, corpus, SilentWatcher())
+    rescorer = build_rescorer("tiny", 300, hidden_size=8, num_layers=1, max_positions=64)
+    rescorer.save_pretrained(tmp_path / "model" / "rescorer")
     arguments = [
         "evaluate", "--quick", "--model", str(tmp_path / "model"), "--out", str(tmp_path),
         "--limit", "6", "--live", "1", "--speed", "2",
@@ -277,7 +321,7 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
     records = tmp_path / "record"
     for name, task in results["tasks"].items():
         assert all(check["holds"] for check in task["live"])
-        assert {"count_trie", "prompt_lookup", "tree", "oracle"} <= {
+        assert {"count_trie", "prompt_lookup", "tree", "oracle", "neural", "mixture"} <= {
             line["name"] for line in task["strategies"]
         }
         assert task["performance"]["metric"] == "perplexity"
@@ -291,7 +335,9 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
         assert task["human_loop_share"] == loop_share(prompts, human)
         assert task["loop_share"] == pytest.approx(loop_share(prompts, outputs))
         speed = {line["name"]: line for line in task["speed"]}
-        assert list(speed) == ["greedy", "bpd", "p_best_ngram", "tree_0gram", "tree", "auto"]
+        assert list(speed) == [
+            "greedy", "bpd", "neural", "p_best_ngram", "tree_0gram", "tree", "auto",
+        ]  # fmt: skip
         assert speed["greedy"]["relative_speed"] == 1.0
         assert all(line["lossless"] and line["texts"] == 2 for line in speed.values())
         ratio = speed["tree"]["tokens_per_second"] / speed["greedy"]["tokens_per_second"]

@@ -24,7 +24,7 @@ from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
 from lattice_bpd.evaluate.report.paper_figures import paper_efficiency, paper_gain
-from lattice_bpd.svg import Series, Span, as_file, draw_lines, draw_spans
+from lattice_bpd.svg import Series, Span, as_file, draw_bars, draw_lines, draw_spans
 
 VOID = {"meta", "input", "br", "hr", "img", "link"}
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
@@ -40,6 +40,7 @@ def run(tmp_path_factory) -> Path:
     """A run of two tasks, one of them of the paper's."""
     path = tmp_path_factory.mktemp("report")
     model_of("trained").save_pretrained(path / "model")
+    model_of("trained").base.save_pretrained(path / "rescorer")
     words = {word(number): number for number in range(VOCAB)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=word(0)))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -54,7 +55,8 @@ def run(tmp_path_factory) -> Path:
     (path / "news.jsonl").write_text("\n".join(map(json.dumps, news)))
     arguments = [
         "evaluate", "--out", str(path / "run"), "--model", str(path / "model"),
-        "--lm", str(path / "three.lm"), "--task", "jsonl", "--data", str(path / "rows.jsonl"),
+        "--lm", str(path / "three.lm"), "--rescorer", str(path / "rescorer"),
+        "--task", "jsonl", "--data", str(path / "rows.jsonl"),
         "--task", "xsum", "--data", str(path / "news.jsonl"), "--max-new-tokens", "12",
         "--top-k", "8", "--num-drafts", "4", "--max-nodes", "9", "--alphas", "0.2,0.6",
         "--temperatures", "1", "--live", "1",
@@ -116,7 +118,15 @@ def test_report_is_one_whole_page(run, capsys):
             assert f"{line['block_efficiency']:.2f} ({line['interval']['low']:.2f}" in parser.data
     assert "paper 1.13" in parser.data  # XSUM's BPD, table 1
     assert "paper 1.26, +11.5%" in parser.data  # its 16-best 4-gram, table 4
-    for title in ("figure 3", "figure 6", "figure 7", "calibration", "accepted lengths"):
+    assert "paper 1.23, +8.8%" in parser.data  # its neural rescoring with 61 M parameters
+    for title in (
+        "figure 2",
+        "figure 3",
+        "figure 6",
+        "figure 7",
+        "calibration",
+        "accepted lengths",
+    ):
         assert title in parser.data
     assert 'name="viewport"' in page
     assert "prefers-color-scheme: dark" in page
@@ -128,7 +138,7 @@ def test_report_embeds_steps_that_agree_with_the_record(run):
     assert len(data["steps"]) == 7
     assert "The first 7 of 168 recorded positions" in page
     assert {step["task"] for step in data["steps"]} == {"jsonl", "xsum"}
-    assert set(data["labels"]) >= {"bpd", "p_best_ngram", "tree"}
+    assert set(data["labels"]) >= {"bpd", "neural", "p_best_ngram", "tree"}
     for step in data["steps"]:
         assert step["context"][-1].startswith("</script><i>&")
         for slot, (arcs, rank) in enumerate(zip(step["arcs"], step["wanted"], strict=True)):
@@ -157,12 +167,14 @@ def test_report_without_lattices_lm_or_tokenizer(run, tmp_path, capsys):
     shutil.copytree(run, copy)
     results = json.loads((copy / "results.json").read_text())
     results["lms"]["three"]["file"] = str(tmp_path / "gone.lm")
+    results["scorers"]["rescorer"]["file"] = str(tmp_path / "gone")
     (copy / "results.json").write_text(json.dumps(results))
     for manifest in copy.glob("record/*/manifest.json"):
         text = manifest.read_text().replace("tokenizer.json", "gone.json")
         manifest.write_text(text)
     page = page_of(copy)
     assert "gone.lm is not there; give it by --lm FILE" in page
+    assert "gone is not there; give --rescorer" in page
     assert set(embedded(page)["labels"]) == {"bpd", "p_best_0gram", "tree_0gram"}
     assert "Tokens are shown as ids" in page
     assert "give it by --lm FILE" in capsys.readouterr().out
@@ -228,6 +240,7 @@ def test_report_charts_hold_hostile_names_and_few_values():
     spans = draw_spans([Span("one", 2.0, 2.0, 2.0)], title="t", x_label="x")
     assert "one: 2.000 (2.000 to 2.000)" in spans
     assert draw_spans([], title="t", x_label="x").endswith("</svg>")
+
     for element in (chart, spans):
         ElementTree.fromstring(element)  # well-formed
     assert as_file(chart).startswith('<svg xmlns="')
@@ -245,3 +258,17 @@ def test_report_knows_the_papers_gains():
     assert paper_gain("newsroom", "p_best_ngram") == pytest.approx(0.213, abs=5e-4)
     assert paper_efficiency("newsroom", "tree") is None
     assert paper_gain("mine", "bpd") is None
+
+
+def test_report_bars_begin_at_zero_and_are_as_long_as_their_values():
+    chart = draw_bars([("<a>", [0.5, -0.25]), ("b", [0.0, 1.0])], ["x", "y"], title="t", x_label="")
+    element = ElementTree.fromstring(chart)
+    assert "&lt;a&gt;" in chart
+    bars = [(float(rect.get("x")), float(rect.get("width"))) for rect in element.iter("rect")][2:]
+    zero, unit = bars[3]  # b, y
+    assert bars[2] == (zero, 0.0)
+    assert bars[0] == (zero, pytest.approx(0.5 * unit, abs=0.1))
+    assert bars[1][0] + bars[1][1] == pytest.approx(zero, abs=0.1)
+    assert bars[1][1] == pytest.approx(0.25 * unit, abs=0.1)
+    assert "<a>, x: +0.500" in {title.text for title in element.iter("title")}
+    assert draw_bars([], [], title="t", x_label="x").endswith("</svg>")

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.cli.evaluate_options import (
     add_recording_options,
+    add_rescorer_option,
     check_numbers,
     check_vocabulary,
     count_text,
     load_lms,
     load_model,
+    load_rescorers,
     make_record_options,
+    name_files,
     parse_list,
     read_prompts,
 )
@@ -57,10 +60,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--lm", action="append", default=[], metavar="[NAME=]FILE",
         help="n-gram LM, the first is that of the main table; repeatable",
     )  # fmt: skip
+    add_rescorer_option(parser, " (--quick: default the demo model's)")
     parser.add_argument("--task", action="append", default=[], help="repeatable, with --data")
     parser.add_argument("--data", action="append", default=[], type=Path, metavar="FILE")
     parser.add_argument("--strategies", metavar="NAME,..", help="default: all that can run")
-    parser.add_argument("--alphas", metavar="N,..", help="weights of the LM to tune over")
+    parser.add_argument(
+        "--alphas", metavar="N,..", help="weights of LMs and rescorers to tune over"
+    )
     parser.add_argument("--temperatures", metavar="N,..", help="of trees, to tune over")
     parser.add_argument("--num-drafts", type=int, metavar="P", help="p (default 16)")
     parser.add_argument("--max-nodes", type=int, metavar="N", help="N of trees (default 36)")
@@ -159,7 +165,10 @@ def _quick_source(args: argparse.Namespace, watcher: ConsoleWatcher) -> Source:
     if torch.cuda.is_available():
         demo.model.to("cuda")
     text = corpus.read_library_sources(max_files=recipe.QUICK.max_files)
-    return make_quick_source(args.out, demo, text, watcher, prompts=args.limit or _PROMPTS)
+    source = make_quick_source(args.out, demo, text, watcher, prompts=args.limit or _PROMPTS)
+    own = [] if demo.rescorer is None else [str(demo.rescorer)]
+    _add_rescorers(source, args.rescorer or own)
+    return source
 
 
 def _user_source(args: argparse.Namespace) -> Source:
@@ -177,12 +186,25 @@ def _user_source(args: argparse.Namespace) -> Source:
     lms = load_lms(args.lm)
     model = load_model(args.model)
     check_vocabulary(lms, model.vocab_size, "model")
-    files = {n: value.removeprefix(f"{n}=") for n, value in zip(lms, args.lm, strict=True)}
+    files = {name: str(path) for name, path in name_files(args.lm, "--lm").items()}
     metrics = {task: metric for task in args.task if (metric := find_task(task).metric)}
-    return Source(
+    source = Source(
         model, str(args.model), tokenizer, str(path), prompts, lms, files, record,
         trie=count_text(args.count_text, tokenizer, model.vocab_size), metrics=metrics,
     )  # fmt: skip
+    _add_rescorers(source, args.rescorer)
+    return source
+
+
+def _add_rescorers(source: Source, values: list[str]) -> None:
+    """Load the rescorers of --rescorer, if there are any."""
+    if not values:
+        return
+    source.scorers = load_rescorers(values)
+    check_vocabulary(source.scorers, source.model.vocab_size, "model", "--rescorer")
+    source.scorer_files = {
+        name: str(path) for name, path in name_files(values, "--rescorer").items()
+    }
 
 
 def _lab_options(args: argparse.Namespace, source: Source) -> LabOptions:
@@ -202,6 +224,7 @@ def _lab_options(args: argparse.Namespace, source: Source) -> LabOptions:
     for name in ("alphas", "temperatures"):
         if getattr(args, name):
             changed[name] = parse_list(getattr(args, name), f"--{name}", float)
+    changed["scorer_alphas"] = changed.get("alphas")
     changed |= {"speed_texts": args.speed, "held_out": args.held_out}
     sizes = {"num_drafts": args.num_drafts, "max_nodes": args.max_nodes}
     changed["options"] = replace(options.options, **_given(sizes))

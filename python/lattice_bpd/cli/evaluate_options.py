@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from lattice_bpd import NGramLM
+    from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
     from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
     from lattice_bpd.evaluate.replay.count_trie import CountTrie
 
@@ -94,27 +95,62 @@ def load_model(directory: Path) -> Any:
     return model.to("cuda") if torch.cuda.is_available() else model
 
 
-def load_lms(values: Sequence[str]) -> dict[str, NGramLM]:
-    """LMs by name, from "FILE" or "NAME=FILE"; the default name is the file's, without suffix."""
-    from lattice_bpd import NGramLM
-
-    lms: dict[str, NGramLM] = {}
+def name_files(values: Sequence[str], option: str) -> dict[str, Path]:
+    """Paths by name, from "FILE" or "NAME=FILE"; the default name is the file's, without suffix."""
+    files: dict[str, Path] = {}
     for value in values:
         name, separator, file = value.partition("=")
-        if not separator or Path(value).is_file():
+        if not separator or Path(value).exists():
             name, file = Path(value).stem, value
-        if name in lms:
-            raise ValueError(f"--lm: {name} twice; name one of them: --lm OTHER={file}")
-        lms[name] = NGramLM.load(Path(file))
-    return lms
+        if name in files:
+            raise ValueError(f"{option}: {name} twice; name one of them: {option} OTHER={file}")
+        files[name] = Path(file)
+    return files
 
 
-def check_vocabulary(lms: Mapping[str, NGramLM], vocab_size: int, owner: str) -> None:
+def load_lms(values: Sequence[str]) -> dict[str, NGramLM]:
+    """LMs by name; see `name_files`."""
+    from lattice_bpd import NGramLM
+
+    return {name: NGramLM.load(path) for name, path in name_files(values, "--lm").items()}
+
+
+def add_rescorer_option(parser: argparse.ArgumentParser, default: str = "") -> None:
+    """Add --rescorer; `default` extends its help."""
+    parser.add_argument(
+        "--rescorer", action="append", default=[], metavar="[NAME=]DIR",
+        help="small causal LM for strategies neural and mixture, the first is that of the main "
+        f"table; repeatable{default}",
+    )  # fmt: skip
+
+
+def load_rescorers(values: Sequence[str]) -> dict[str, NeuralScorer]:
+    """Rescorers by name, on the GPU if there is one; see `name_files`."""
+    files = name_files(values, "--rescorer")
+    if not files:
+        return {}
+    import torch
+
+    from lattice_bpd.cli.files import load_causal_lm
+    from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
+
+    scorers = {}
+    for name, path in files.items():
+        model = load_causal_lm(path).float()
+        if torch.cuda.is_available():
+            model.to("cuda")
+        scorers[name] = NeuralScorer(model)
+    return scorers
+
+
+def check_vocabulary(
+    lms: Mapping[str, NGramLM | NeuralScorer], vocab_size: int, owner: str, option: str = "--lm"
+) -> None:
     """Refuse LMs of another vocabulary than that of the owner ("record" or "model")."""
     for name, lm in lms.items():
         if lm.vocab_size != vocab_size:
             raise ValueError(
-                f"--lm {name} has a vocabulary of {lm.vocab_size}, the {owner} one of "
+                f"{option} {name} has a vocabulary of {lm.vocab_size}, the {owner} one of "
                 f"{vocab_size}; train the LM on token ids of the {owner}'s tokenizer"
             )
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.cli.evaluate_options import (
     TEXT_LIMIT,
+    add_rescorer_option,
     check_numbers,
     check_vocabulary,
     count_text,
     load_lms,
+    load_rescorers,
     parse_list,
 )
 
@@ -23,16 +25,19 @@ if TYPE_CHECKING:
     from lattice_bpd.evaluate.record.read import Record
     from lattice_bpd.evaluate.record.texts import RecordedText
     from lattice_bpd.evaluate.replay.replay import Recording, Replayed
+    from lattice_bpd.evaluate.replay.scorers import Scorers
     from lattice_bpd.evaluate.replay.sweep import Point
 
 _EXAMPLE = """examples:
   lattice-bpd replay run --strategies bpd,oracle --top-k 1,2,4,8,16
   lattice-bpd replay run --lm 2gram=two.lm --lm 4gram=four.lm --alpha 0.1,0.5,1 --csv sweep.csv
+  lattice-bpd replay run --rescorer 32M=DIR --strategies bpd,neural --alpha 0.5,1,2
 
 Options that take lists are swept: every distinct combination is replayed.
 """
 _INTS = ("top_k", "num_drafts", "max_nodes")
 _FLOATS = ("alpha", "temperature")
+_NAMES = ("task", "strategy", "lm", "scorer")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,6 +53,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--lm", action="append", default=[], metavar="[NAME=]FILE", help="n-gram LM; repeatable"
     )
+    add_rescorer_option(parser)
     parser.add_argument(
         "--strategies", help="names between commas (default: all that can run); see the docs"
     )
@@ -69,25 +75,40 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.evaluate.record.read import find_records, read_record
     from lattice_bpd.evaluate.replay.positions import Rescorers
+    from lattice_bpd.evaluate.replay.scorers import make_scorers
     from lattice_bpd.evaluate.replay.sweep import sweep
 
     records = {task: read_record(path) for task, path in find_records(args.record).items()}
     first = next(iter(records.values())).manifest
     lms = load_lms(args.lm)
     check_vocabulary(lms, first.vocab_size, "record")
+    rescorers = load_rescorers(args.rescorer)
+    check_vocabulary(rescorers, first.vocab_size, "record", "--rescorer")
+    scorers = make_scorers(rescorers, lms)
     tokenizer = None
     if args.count_text is not None and (args.tokenizer or first.tokenizer):
         tokenizer = load_tokenizer(args.tokenizer or Path(str(first.tokenizer)))
     trie = count_text(args.count_text, tokenizer, first.vocab_size)
     top_k = min(record.manifest.top_k for record in records.values())
-    points = _points(args, tuple(lms), has_trie=trie is not None, top_k=top_k)
+    points = _points(args, tuple(lms), scorers, has_trie=trie is not None, top_k=top_k)
     recordings = _recordings(args, records)
     console = make_console()
-    watcher = ConsoleWatcher(console, {"replay": "replaying"})
+    watcher = ConsoleWatcher(
+        console, {"read": "reading texts with rescorers", "replay": "replaying"}
+    )
+    used = {point.scorer for point in points} - {""}
+    if used:
+        watcher.begin("read")
+        by_name = {n: s for group in scorers.values() for n, s in group.items() if n in used}
+        recordings = {
+            name: recording.read_with(by_name, watcher.advance)
+            for name, recording in recordings.items()
+        }
+        watcher.end()
     watcher.begin("replay", len(points) * len(recordings))
     start = time.perf_counter()
     results = sweep(
-        list(recordings.values()), points, lms, Rescorers(trie=trie),
+        list(recordings.values()), points, lms, Rescorers(trie=trie), scorers=scorers,
         workers=args.workers, on_point=watcher.advance,
     )  # fmt: skip
     seconds = time.perf_counter() - start
@@ -103,7 +124,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _points(
-    args: argparse.Namespace, lms: tuple[str, ...], *, has_trie: bool, top_k: int
+    args: argparse.Namespace, lms: tuple[str, ...], scorers: Scorers, *, has_trie: bool, top_k: int
 ) -> list[Point]:
     from lattice_bpd.draft.config import DraftConfig
     from lattice_bpd.evaluate.replay.strategies import STRATEGIES, find_strategies
@@ -113,18 +134,21 @@ def _points(
         strategies = [
             strategy for strategy in STRATEGIES.values()
             if (lms or not strategy.uses_lm) and (has_trie or not strategy.uses_trie)
+            and (scorers.get(strategy.name) or not strategy.uses_scorer)
         ]  # fmt: skip
     else:
         strategies = find_strategies(args.strategies.split(","))
     for strategy in strategies:
         if strategy.uses_lm and not lms:
             raise ValueError(f"strategy {strategy.name} needs an n-gram LM; give --lm FILE")
+        if strategy.uses_scorer and not scorers.get(strategy.name):
+            raise ValueError(f"strategy {strategy.name} needs a rescorer; give --rescorer DIR")
     values: dict[str, Any] = {"top_k": [min(DraftConfig().top_k, top_k)]}
     for name in _INTS + _FLOATS:
         if (text := getattr(args, name)) is not None:
             kind = int if name in _INTS else float
             values[name] = parse_list(text, f"--{name.replace('_', '-')}", kind)
-    return make_grid(strategies, values, lms)
+    return make_grid(strategies, values, lms, scorers)
 
 
 def _recordings(args: argparse.Namespace, records: dict[str, Record]) -> dict[str, Recording]:
@@ -155,14 +179,14 @@ def _table(results: dict[str, list[Replayed]], points: list[Point]) -> ResultTab
             interval = bootstrap_block_efficiency(replayed.tokens, replayed.calls)
             rows.append(
                 (
-                    task, point.strategy.name, point.lm or None,
+                    task, point.strategy.name, point.lm or None, point.scorer or None,
                     *(options.get(name) for name in _INTS + _FLOATS),
                     replayed.block_efficiency, interval.low, interval.high,
                     int(replayed.calls.sum()), replayed.nodes_per_call,
                 )
             )  # fmt: skip
     columns = (
-        "task", "strategy", "lm", *_INTS, *_FLOATS, "block_efficiency", "low", "high",
+        "task", "strategy", "lm", "scorer", *_INTS, *_FLOATS, "block_efficiency", "low", "high",
         "target_calls", "draft_tokens_per_call",
     )  # fmt: skip
     return ResultTable("replay", "block efficiency of replays", columns, rows)
@@ -179,9 +203,7 @@ def _print(console: Console, table: ResultTable) -> None:
     ]  # fmt: skip
     rich_table = Table()
     for name, _ in columns:
-        rich_table.add_column(
-            name, justify="left" if name in ("task", "strategy", "lm") else "right"
-        )
+        rich_table.add_column(name, justify="left" if name in _NAMES else "right")
     for row in zip(*(map(_show, cells) for _, cells in columns), strict=True):
         rich_table.add_row(*row)
     console.print(rich_table)

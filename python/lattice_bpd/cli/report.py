@@ -38,6 +38,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--steps", type=int, metavar="N", help="lattices to show (default 200), 0 for none"
     )
     parser.add_argument("--lm", type=Path, metavar="FILE", help="default: the run's first LM")
+    parser.add_argument("--rescorer", type=Path, metavar="DIR", help="default: the run's first one")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="default: the record's")
     parser.set_defaults(run=run)
 
@@ -83,10 +84,11 @@ def _steps(args: argparse.Namespace, results: dict[str, Any], notes: list[str]) 
         return None
     records = {task: read_record(path) for task, path in paths.items()}
     lm = _lm(args, results, notes)
+    scorer = _scorer(args, results, notes)
     show = _show_token(args, next(iter(records.values())), notes)
     most = MOST_STEPS if args.steps is None else args.steps
     try:
-        return collect_steps(records, results["tasks"], lm, show, most=most)
+        return collect_steps(records, results["tasks"], lm, show, scorer=scorer, most=most)
     except (KeyError, TypeError) as error:
         raise FormatError(
             f"{args.run_folder}: {error} is missing or has another type; expected a folder of "
@@ -107,6 +109,19 @@ def _lm(args: argparse.Namespace, results: dict[str, Any], notes: list[str]) -> 
         notes.append(f"Lattices without the n-gram LM: {file} is not there; give it by --lm FILE.")
         return None
     return NGramLM.load(file)
+
+
+def _scorer(args: argparse.Namespace, results: dict[str, Any], notes: list[str]) -> Any:
+    """The rescorer of --rescorer, or the run's first; None with a note if its folder is missing."""
+    from lattice_bpd.cli.evaluate_options import load_rescorers
+
+    file = args.rescorer
+    if file is None:
+        file = next((one.get("file") for one in results.get("scorers", {}).values()), None)
+        if file is not None and not Path(file).is_dir():
+            notes.append(f"Lattices without neural drafts: {file} is not there; give --rescorer.")
+            file = None
+    return None if file is None else next(iter(load_rescorers([str(file)]).values()))
 
 
 def _show_token(args: argparse.Namespace, record: Record, notes: list[str]) -> Callable[[int], str]:

@@ -115,22 +115,30 @@ class LatticeInput:
             top_k: candidates to keep of each slot; equal scores: the earlier one.
         """
         slots, width = min(num_slots, self.num_slots), int(self.token_ids.shape[2])
-        start, transitions = self.start, self.transitions
-        token_ids, scores = self.token_ids[:, :slots], self.scores[:, :slots]
-        if transitions is not None:
-            transitions = transitions[:, : slots - 1]
-        if top_k < width:
-            order = _best(scores)[:, :, :top_k]
-            token_ids, scores = _take(token_ids, order, 2), _take(scores, order, 2)
-            if transitions is not None:
-                start = _take(start, order[:, 0], 1)
-                transitions = _take(transitions, order[:, :-1, :, None], 2)
-                transitions = _take(transitions, order[:, 1:, None, :], 3)
-        confidences = None if self.confidences is None else self.confidences[:, :slots]
-        return replace(
-            self, token_ids=token_ids, scores=scores, start=start, transitions=transitions,
-            confidences=confidences,
+        transitions = None if self.transitions is None else self.transitions[:, : slots - 1]
+        lattice = replace(
+            self, token_ids=self.token_ids[:, :slots], scores=self.scores[:, :slots],
+            transitions=transitions,
+            confidences=None if self.confidences is None else self.confidences[:, :slots],
         )  # fmt: skip
+        return lattice.best_first(top_k) if top_k < width else lattice
+
+    def best_first(self, top_k: int | None = None) -> LatticeInput:
+        """The candidates of each slot by descending unary score.
+
+        Args:
+            top_k: candidates to keep of each slot; None: all. Equal scores: the earlier one first.
+        """
+        order = _best(self.scores)[:, :, :top_k]
+        start, transitions = self.start, self.transitions
+        if transitions is not None:
+            start = _take(start, order[:, 0], 1)
+            transitions = _take(transitions, order[:, :-1, :, None], 2)
+            transitions = _take(transitions, order[:, 1:, None, :], 3)
+        token_ids, scores = _take(self.token_ids, order, 2), _take(self.scores, order, 2)
+        return replace(
+            self, token_ids=token_ids, scores=scores, start=start, transitions=transitions
+        )
 
     def at_temperature(self, temperature: float) -> LatticeInput:
         """The same candidates with scores and transitions divided by a temperature above 0."""

@@ -4,6 +4,7 @@ DIR/config.json, model.safetensors, blockwise_heads.*   what `BlockwiseLM.save_p
 DIR/tokenizer.json                                      byte-level BPE
 DIR/ngram.lm                                            n-gram LM over its token ids
 DIR/demo.json                                           DemoSettings
+DIR/rescorer/                                           optional: a small causal LM that rescores
 
 `examples/demo_model` is such a folder, and `lattice-bpd demo --train` writes another.
 """
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 SETTINGS_FILE = "demo.json"
 TOKENIZER_FILE = "tokenizer.json"
 LM_FILE = "ngram.lm"
+RESCORER_FOLDER = "rescorer"
 DEFAULT_FOLDER = Path("examples") / "demo_model"
 _VERSION = 1
 _SIZES = ("prompt_length", "max_new_tokens", "top_k", "num_drafts", "max_nodes", "order")
@@ -147,6 +149,12 @@ class DemoModel:
     model: BlockwiseLM
     lm: NGramLM
     settings: DemoSettings
+
+    @property
+    def rescorer(self) -> Path | None:
+        """The folder of its rescorer; None without one."""
+        folder = self.directory / RESCORER_FOLDER
+        return folder if folder.is_dir() else None
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Token ids of each text, (T_i,) int32."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.evaluate.demo.library_tasks import QUICK_TASKS, library_domain, library_passages
 from lattice_bpd.evaluate.demo.library_text import Corpus
 from lattice_bpd.evaluate.demo.model_folder import LM_FILE, TOKENIZER_FILE, DemoModel
@@ -32,6 +33,8 @@ class Source:
         prompts: by task.
         lms: n-gram LMs by name, that of the main table first.
         lm_files: their paths.
+        scorers: rescorers by name, that of the main table first.
+        scorer_files: their folders.
         domain_lms: LMs of the tasks' domains, for the tasks that have one.
         trie: raw counts.
         metrics: by task, the metric of its outputs.
@@ -47,6 +50,8 @@ class Source:
     lms: dict[str, NGramLM]
     lm_files: dict[str, str]
     record: RecordOptions
+    scorers: dict[str, NeuralScorer] = field(default_factory=dict)
+    scorer_files: dict[str, str] = field(default_factory=dict)
     domain_lms: dict[str, NGramLM] = field(default_factory=dict)
     trie: CountTrie | None = None
     metrics: dict[str, str] = field(default_factory=dict)

@@ -186,8 +186,8 @@ class DrafterSearch:
 
     def _search_factors(self, recording: Recording, plain: Choice) -> Choice:
         """Entropies first, then one factor for each head."""
-        if plain.name in ("greedy", "bpd"):
-            return plain
+        if plain.name in ("greedy", "bpd") or recording.transitions is not None:
+            return plain  # heads that give candidates have no factors
         tried = [plain.with_option("entropy_weight", weight) for weight in _ENTROPY_WEIGHTS]
         best = self._fastest(recording, [plain, *tried])
         for slot in range(recording.num_slots):

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from lattice_bpd.draft.scorers.protocol import TransitionScorer
 from lattice_bpd.evaluate.lab.options import LabOptions, curve_points, split_texts
 from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.replay import Recording, Replayed
+from lattice_bpd.evaluate.replay.scorers import Scorers, make_scorers
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES, Strategy
 from lattice_bpd.evaluate.replay.sweep import Point, sweep
 from lattice_bpd.evaluate.statistics import (
@@ -34,6 +36,7 @@ from lattice_bpd.evaluate.statistics import (
 from lattice_bpd.lm.ngram import NGramLM
 
 Row = dict[str, Any]
+_SINGLE_DRAFTS = ("ngram_1best", "neural", "mixture")
 _QUANTILES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -43,6 +46,7 @@ class Lab:
 
     Args:
         lms: n-gram LMs by name; the main table uses the first.
+        neural: rescorers by name; likewise.
         rescorers: with raw counts, if there are any.
         options: what to replay.
         on_stage: called with the name of each stage and its number of replays.
@@ -50,29 +54,48 @@ class Lab:
     """
 
     lms: Mapping[str, NGramLM]
+    neural: Mapping[str, TransitionScorer] = field(default_factory=dict)
     rescorers: Rescorers = field(default_factory=Rescorers)
     options: LabOptions = field(default_factory=LabOptions)
     on_stage: Callable[[str, int], None] | None = None
     on_replay: Callable[[], None] | None = None
 
+    def __post_init__(self) -> None:
+        """Make the mixtures of rescorer and n-gram LM."""
+        self.scorers: Scorers = make_scorers(self.neural, self.lms, self.options.mixture_weights)
+
     def strategies(self) -> list[Strategy]:
-        """Those that can run with these LMs and counts, BPD first."""
+        """Those that can run with these LMs, rescorers and counts, BPD first."""
         names = dict.fromkeys(["bpd", *self.options.strategies])
         return [
             strategy for strategy in map(STRATEGIES.__getitem__, names)
             if (self.lms or not strategy.uses_lm)
+            and (self.scorers.get(strategy.name) or not strategy.uses_scorer)
             and (self.rescorers.trie is not None or not strategy.uses_trie)
         ]  # fmt: skip
+
+    def read(self, recording: Recording) -> Recording:
+        """The recording with the log probabilities of all scorers that strategies use."""
+        used = [self.scorers[one.name] for one in self.strategies() if one.uses_scorer]
+        scorers = {
+            name: scorer for group in used for name, scorer in group.items()
+            if name not in recording.rescored
+        }  # fmt: skip
+        if not scorers:
+            return recording
+        self._begin("reading texts with rescorers", 0)
+        return recording.read_with(scorers, self.on_replay)
 
     def evaluate(self, recording: Recording) -> Row:
         """Everything about one task.
 
         Args:
-            recording: its texts.
+            recording: its texts; best after `read`, which is called otherwise.
 
         Returns:
             A task of results.json; see docs/evaluate.md.
         """
+        recording = self.read(recording)
         tune, test = split_texts(len(recording.texts), self.options.held_out, self.options.seed)
         held_out, reported = recording.select(tune), recording.select(test)
         points, tried = self._tune(held_out)
@@ -94,14 +117,7 @@ class Lab:
             "margins": _quantiles(reported),
             **self._curves(reported, points),
         }
-        if "ngram_1best" in points:
-            options = points["ngram_1best"].options
-            before = argmax_drafts(reported, options)
-            after = first_drafts(reported, STRATEGIES["ngram_1best"], self._main_rescorers, options)
-            results["repetition"] = {
-                "before": measure_repetition(before), "after": measure_repetition(after),
-            }  # fmt: skip
-            results["wins_and_losses"] = compare_drafts(before, after)
+        results |= self._compare_drafts(reported, points)
         trees = {"tree_0gram": replace(self.rescorers, lm=None), "tree": self._main_rescorers}
         results["calibration"] = {
             name: measure_calibration(reported, rescorers, points[name].options, replays[name])
@@ -109,6 +125,13 @@ class Lab:
             if name in points
         }
         return results
+
+    def _tuned_scorers(self, strategy: Strategy) -> tuple[str, ...]:
+        """The main rescorer, whose weight the others use too, or the mixtures with it."""
+        if not strategy.uses_scorer:
+            return ("",)
+        names = tuple(self.scorers[strategy.name])
+        return names[:1] if strategy.name == "neural" else names
 
     @property
     def _main_lm(self) -> str:
@@ -124,7 +147,10 @@ class Lab:
         best: dict[str, Point] = {}
         tried: list[Point] = []
         for strategy in self.strategies():
-            alphas = self.options.alphas if "alpha" in strategy.option_names else (plain.alpha,)
+            tried_alphas = (
+                self.options.scorer_alphas if strategy.uses_scorer else self.options.alphas
+            )
+            alphas = tried_alphas if "alpha" in strategy.option_names else (plain.alpha,)
             has_temperature = "temperature" in strategy.option_names
             temperatures = self.options.temperatures if has_temperature else (1.0,)
             points = [
@@ -132,7 +158,9 @@ class Lab:
                     strategy,
                     replace(plain, alpha=alpha, temperature=temperature),
                     self._main_lm if strategy.uses_lm else "",
+                    scorer,
                 )
+                for scorer in self._tuned_scorers(strategy)
                 for alpha in alphas
                 for temperature in temperatures
             ]
@@ -175,9 +203,26 @@ class Lab:
             "calls_by_text": replayed.calls.tolist(),
         }
 
+    def _compare_drafts(self, reported: Recording, points: Mapping[str, Point]) -> Row:
+        """Drafts of BPD and of single rescored drafts, at all positions."""
+        single = [name for name in _SINGLE_DRAFTS if name in points]
+        self._begin("comparing drafts", len(single))
+        before = argmax_drafts(reported, points["bpd"].options)
+        repetition, wins = {"bpd": measure_repetition(before)}, {}
+        for name in single:
+            point = points[name]
+            used = point.rescorers(self.rescorers, self.lms, self.scorers)
+            after = first_drafts(reported, point.strategy, used, point.options)
+            repetition[name], wins[name] = measure_repetition(after), compare_drafts(before, after)
+            if self.on_replay is not None:
+                self.on_replay()
+        return {"repetition": repetition, "wins_and_losses": wins}
+
     def _curves(self, reported: Recording, tuned: Mapping[str, Point]) -> Row:
         """Block efficiency along the curves of `curve_points`."""
-        curves = curve_points(self.options, reported, tuned, tuple(self.lms))
+        curves = curve_points(
+            self.options, reported, tuned, tuple(self.lms), tuple(self.scorers["neural"])
+        )
         self._begin("curves", sum(map(len, curves.values())))
         rows: Row = {}
         for name, points in curves.items():
@@ -208,7 +253,7 @@ class Lab:
 
     def _sweep(self, recording: Recording, points: list[Point]) -> list[Replayed]:
         return sweep(
-            [recording], points, self.lms, self.rescorers,
+            [recording], points, self.lms, self.rescorers, scorers=self.scorers,
             workers=self.options.workers, on_point=self.on_replay,
         )[0]  # fmt: skip
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from lattice_bpd.decode.drafters.drafter import NoDrafter
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.replay import Recording
+from lattice_bpd.evaluate.replay.scorers import Scorers
 from lattice_bpd.evaluate.replay.sweep import Point
 from lattice_bpd.lm.ngram import NGramLM
 
@@ -23,6 +23,8 @@ def check_live(
     lms: Mapping[str, NGramLM],
     rescorers: Rescorers,
     on_text: Callable[[], None],
+    *,
+    scorers: Scorers | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Decode all texts of a recording with all points.
@@ -32,8 +34,9 @@ def check_live(
         recording: texts to decode.
         points: strategies with their options.
         lms: by the names that points use.
-        rescorers: what strategies use besides LMs.
+        rescorers: what strategies use besides LMs and scorers.
         on_text: called after each text of each point.
+        scorers: by the strategies and names that points use.
         options: max_new_tokens and stop_token_ids of the record.
 
     Returns:
@@ -48,7 +51,7 @@ def check_live(
     ]
     checks = []
     for point in points:
-        used = replace(rescorers, lm=lms[point.lm] if point.lm else None)
+        used = point.rescorers(rescorers, lms, scorers or {})
         replayed = recording.replay(point.strategy, used, point.options)
         lossless = same_calls = tied = 0
         for text, wanted, calls in zip(recording.texts, greedy, replayed.calls, strict=True):

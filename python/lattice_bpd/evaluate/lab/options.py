@@ -9,10 +9,13 @@ import numpy as np
 
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.replay.replay import Recording
+from lattice_bpd.evaluate.replay.scorers import MIXTURE_WEIGHTS
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.evaluate.replay.sweep import Point
 
 DEFAULT_ALPHAS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0)
+SCORER_ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
+"""The grid of Kim et al. 2024, appendix E."""
 HELD_OUT = 100  # texts that alpha is tuned on
 
 
@@ -23,7 +26,9 @@ class LabOptions:
     Attributes:
         strategies: by name; "bpd", the baseline of gains, is always among them.
         options: options that are not tuned.
-        alphas: weights tried for strategies with an LM.
+        alphas: weights tried for strategies with an n-gram LM.
+        scorer_alphas: weights tried for strategies with a scorer.
+        mixture_weights: of the n-gram LM beside a weight of 1 of the rescorer.
         temperatures: tried for trees.
         held_out: texts of each task to tune on; at most half of them.
         top_ks: k of the oracle (figure 6).
@@ -41,6 +46,8 @@ class LabOptions:
     strategies: tuple[str, ...] = tuple(name for name in STRATEGIES if name != "greedy")
     options: DraftConfig = field(default_factory=DraftConfig)
     alphas: tuple[float, ...] = DEFAULT_ALPHAS
+    scorer_alphas: tuple[float, ...] = SCORER_ALPHAS
+    mixture_weights: tuple[float, ...] = MIXTURE_WEIGHTS
     temperatures: tuple[float, ...] = (0.5, 1.0, 2.0)
     held_out: int = HELD_OUT
     top_ks: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -55,7 +62,11 @@ class LabOptions:
 
 
 def curve_points(
-    options: LabOptions, recording: Recording, tuned: Mapping[str, Point], lms: Sequence[str]
+    options: LabOptions,
+    recording: Recording,
+    tuned: Mapping[str, Point],
+    lms: Sequence[str],
+    scorers: Sequence[str] = (),
 ) -> dict[str, list[tuple[int, Point]]]:
     """The curves: oracle by k and heads, lists by p, trees by N, BPD by heads, LMs by name.
 
@@ -64,6 +75,7 @@ def curve_points(
         recording: has heads and candidates.
         tuned: the point of each strategy that can run.
         lms: names of LMs; a single one gives no curve.
+        scorers: names of rescorers; likewise.
 
     Returns:
         For each curve the number of heads (the target's own included) and the point of each value.
@@ -92,6 +104,10 @@ def curve_points(
             for lm in (lms if len(lms) > 1 else ())
             for name in ("ngram_1best", "p_best_ngram", "tree")
             if name in tuned
+        ]
+        + [
+            (all_heads, replace(tuned["neural"], scorer=scorer))
+            for scorer in (scorers if len(scorers) > 1 and "neural" in tuned else ())
         ],
     }
 

@@ -64,24 +64,34 @@ def make_tables(results: dict[str, Any]) -> list[ResultTable]:
     tables: list[tuple[str, str, str, Iterable[tuple[Cell, ...]]]] = [
         ("table_1_tasks", "performance and block efficiency of BPD",
          "task metric performance bpd low high loop_share", _performance(tasks)),
+        ("table_3_repetition", "repetition of drafts", "task strategy consecutive longest_run",
+         ((name, strategy, row["consecutive"], row["longest_run"]) for name, task in tasks.items()
+          for strategy, row in task["repetition"].items())),
         ("table_4_strategies", "block efficiency by strategy",
          "task strategy label block_efficiency low high gain_over_bpd gain_low gain_high p_value "
          "draft_tokens_per_call", _strategies(tasks)),
+        ("table_5_wins", "rescored drafts against argmax", f"task strategy {wins}",
+         ((name, strategy, *(row[column] for column in wins.split()))
+          for name, task in tasks.items() for strategy, row in task["wins_and_losses"].items())),
         ("table_8_weights", "weights tried on held-out texts",
-         "task strategy alpha temperature block_efficiency best", _weights(tasks)),
+         "task strategy scorer alpha temperature block_efficiency best", _weights(tasks)),
         _curve(tasks, "by_heads", "table_10_heads", "BPD by number of heads"),
         ("table_11_costs", "per decoded token, a 1.5 B target",
          f"strategy block_efficiency draft_tokens_per_call parameter_gb {kv} tera_flops",
          ((cost["strategy"], cost["mean_block_efficiency"], cost["draft_tokens_per_call"],
            cost["parameter_gb"], *cost["kv_gb"].values(), cost["tera_flops"])
           for cost in results["costs"])),
+        ("figure_2_relative", "changes from BPD: block efficiency, and costs per token of a 1.5 B "
+         "target", "task strategy block_efficiency parameter_io kv_io flops",
+         ((name, *row.values()) for name, task in tasks.items()
+          for row in task["relative_to_bpd"])),
         ("figure_3_entropies", "mean entropy of each head, nats", "task head mean_entropy h_max",
          ((name, head, mean, task["entropies"]["h_max"]) for name, task in tasks.items()
           for head, mean in enumerate(task["entropies"]["means"], 1))),
         _curve(tasks, "oracle_by_top_k", "figure_6_oracle", "oracle by k and heads", "top_k"),
         _curve(tasks, "by_num_drafts", "figure_7_num_drafts", "lists by p", "num_drafts"),
         _curve(tasks, "by_max_nodes", "trees_by_max_nodes", "trees by N", "max_nodes"),
-        _curve(tasks, "by_lm", "table_7_9_lms", "by LM: orders and domains", "lm"),
+        _curve(tasks, "by_lm", "table_7_9_lms", "by LM: orders, domains, rescorers", "lm scorer"),
         ("acceptance_by_slot", "acceptance by slot",
          "task strategy slot calls accepted accepted_if_reached",
          _nested(tasks, "acceptance_by_slot")),
@@ -92,16 +102,6 @@ def make_tables(results: dict[str, Any]) -> list[ResultTable]:
          ((name, *(line[column] for column in rules.split())) for name, task in tasks.items()
           for line in task.get("acceptance", ()))),
     ]  # fmt: skip
-    if all("repetition" in task for task in tasks.values()):
-        tables += [
-            ("table_3_repetition", "repetition before and after",
-             "task consecutive consecutive_after longest_run longest_run_after",
-             ((name, *(task["repetition"][when][key] for key in ("consecutive", "longest_run")
-                       for when in ("before", "after"))) for name, task in tasks.items())),
-            ("table_5_wins", "rescored drafts against argmax", f"task {wins}",
-             ((name, *(task["wins_and_losses"][column] for column in wins.split()))
-              for name, task in tasks.items())),
-        ]  # fmt: skip
     made = [ResultTable(n, caption, tuple(c.split()), list(rows)) for n, caption, c, rows in tables]
     return [table for table in made if table.rows]
 
@@ -143,7 +143,8 @@ def _weights(tasks: Tasks) -> Rows:
                 if "alpha" in point:
                     value = point["block_efficiency"]
                     options = point["alpha"], point.get("temperature")
-                    yield name, point["strategy"], *options, value, value == best
+                    names = name, point["strategy"], point.get("scorer")
+                    yield *names, *options, value, value == best
 
 
 def _curve(

@@ -82,7 +82,11 @@ def evaluate_source(
         name: {"file": source.lm_files.get(name), "order": lm.order, "num_ngrams": lm.num_ngrams}
         for name, lm in source.lms.items()
     }
-    return finish_results(tasks, lms, model=source.model_name)
+    scorers = {
+        name: {"file": source.scorer_files.get(name), "num_parameters": scorer.num_parameters}
+        for name, scorer in source.scorers.items()
+    }
+    return finish_results(tasks, lms, model=source.model_name, scorers=scorers)
 
 
 class _TaskRun:
@@ -107,11 +111,14 @@ class _TaskRun:
     def results(self, live_texts: int) -> dict[str, Any]:
         """A task of results.json, without its record."""
         source, options, recording = self._source, self._options, self._recording
-        lab = Lab(self._lms, self._rescorers, options, self._begin, self._watcher.advance)
+        lab = Lab(
+            self._lms, source.scorers, self._rescorers, options, self._begin, self._watcher.advance
+        )
+        self._recording = recording = lab.read(recording)
         results = lab.evaluate(recording)
         tuned = {name: DraftConfig(**numbers) for name, numbers in results["tuned"].items()}
         if live_texts:
-            results["live"] = self._check_live(tuned, live_texts)
+            results["live"] = self._check_live(lab, results["strategies"], tuned, live_texts)
         if options.rules:
             self._begin("acceptance rules", 0)
             results["acceptance"] = self._compare_rules(tuned)
@@ -121,6 +128,7 @@ class _TaskRun:
             results["speed"] = measure_speed(
                 source.model, next(iter(self._lms.values()), None),
                 [recording.texts[number].prompt.tolist() for number in timed], tuned,
+                scorer=next(iter(source.scorers.values()), None),
                 **self._decoding, on_prompt=self._watcher.advance,
             )  # fmt: skip
         if self._in_stage:
@@ -141,17 +149,22 @@ class _TaskRun:
         self._in_stage = True
         self._watcher.begin(f"{self._task}: {stage}", total)
 
-    def _check_live(self, tuned: Mapping[str, DraftConfig], count: int) -> list[dict[str, Any]]:
+    def _check_live(
+        self, lab: Lab, lines: Sequence[dict[str, Any]], tuned: Mapping[str, DraftConfig],
+        count: int,
+    ) -> list[dict[str, Any]]:  # fmt: skip
         few = self._recording.select(range(min(count, len(self._recording.texts))))
-        main_lm = next(iter(self._lms), "")
         points = [
-            Point(STRATEGIES[name], options, main_lm if STRATEGIES[name].uses_lm else "")
-            for name, options in tuned.items()
-        ]
+            Point(
+                STRATEGIES[line["name"]], tuned[line["name"]],
+                line["options"].get("lm", ""), line["options"].get("scorer", ""),
+            )
+            for line in lines
+        ]  # fmt: skip
         self._begin("decoding live", len(points) * len(few.texts))
         return check_live(
             self._source.model, few, points, self._lms, self._rescorers, self._watcher.advance,
-            **self._decoding,
+            scorers=lab.scorers, **self._decoding,
         )  # fmt: skip
 
     def _compare_rules(self, tuned: Mapping[str, DraftConfig]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.live.compare import compare_strategies
-from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS
+from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS, NEURAL_SETTINGS
 from lattice_bpd.lm.ngram import NGramLM
 
 SPEED_SETTINGS = ("greedy", "bpd", "p_best_ngram", "tree_0gram", "tree", "auto")
@@ -20,6 +20,7 @@ def measure_speed(
     prompts: Sequence[Sequence[int]],
     tuned: Mapping[str, DraftConfig],
     *,
+    scorer: Any = None,
     max_new_tokens: int,
     stop_token_ids: Sequence[int] = (),
     on_prompt: Callable[[], None] | None = None,
@@ -31,6 +32,7 @@ def measure_speed(
         lm: n-gram LM; None: strategies with an LM are left out, and "auto" drafts without one.
         prompts: token ids.
         tuned: options of each strategy by name; "auto" has those of the tree.
+        scorer: of strategy "neural", which is left out without one.
         max_new_tokens: tokens to decode after each prompt.
         stop_token_ids: decoding ends after these.
         on_prompt: called after each run.
@@ -45,8 +47,11 @@ def measure_speed(
         if setting.name in SPEED_SETTINGS
         and (lm is not None or setting.name == "auto" or not setting.uses_lm)
     ]
+    if scorer is not None and "neural" in tuned:
+        settings.insert(2, NEURAL_SETTINGS[0])
     comparison = compare_strategies(
         model, lm, prompts, settings=settings, options={**tuned, "auto": tree},
+        sources={"rescorer": scorer},
         max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, rounds=SPEED_ROUNDS,
         on_prompt=None if on_prompt is None else lambda _setting: on_prompt(),
     )  # fmt: skip

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lattice_bpd.decode.state.model import DraftingModel
 
 MANIFEST_FILE = "manifest.json"
-_FORMAT, _VERSION = "lattice-bpd record", 1
+_FORMAT, _VERSION = "lattice-bpd record", 2  # 2: transitions of the heads
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Manifest:
         vocab_size: V.
         num_slots: H.
         max_positions: of the target; None if its config has no limit.
-        top_k: k.
+        top_k: k, the most; heads that give candidates may give fewer.
         max_new_tokens: maximum number of tokens decoded after each prompt.
         stop_token_ids: decoding ends after these.
         num_texts: texts of the finished record.

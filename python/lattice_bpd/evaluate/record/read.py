@@ -43,7 +43,7 @@ def read_record(directory: str | Path) -> Record:
                 raise FormatError(f"{directory / name}: not recorded yet")
             if checksum(directory / name) != shard.sha256:
                 raise FormatError(f"{directory / name}: altered or cut, its checksum differs")
-            texts += read_shard(directory / name, manifest.num_slots, manifest.top_k)
+            texts += read_shard(directory / name, manifest.num_slots)
         except (OSError, FormatError) as error:
             skipped.append(name)
             warnings.warn(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import replacing
-from lattice_bpd.evaluate.record.texts import RecordedText
+from lattice_bpd.evaluate.record.texts import RecordedText, Transitions
 from lattice_bpd.extras import require
 
 _ARRAYS = {
@@ -25,6 +25,9 @@ _ARRAYS = {
     "entropies": "entropies", "token_ids": "token_ids", "scores": "scores",
 }  # fmt: skip
 """Fields of RecordedText by column."""
+_TRANSITIONS = {"start": "start", "transitions": "scores"}
+"""Fields of Transitions by column; the lists are empty without transitions."""
+_EMPTY = np.zeros(0, np.float32)
 
 
 def write_shard(path: Path, texts: Sequence[RecordedText]) -> None:
@@ -43,20 +46,22 @@ def write_shard(path: Path, texts: Sequence[RecordedText]) -> None:
                 temporary,
                 compression="zstd",
                 use_dictionary=["finish", "task"],
-                column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in _ARRAYS},
+                column_encoding={
+                    f"{name}.list.element": "BYTE_STREAM_SPLIT"
+                    for name in (*_ARRAYS, *_TRANSITIONS)
+                },
                 row_group_size=max(1, len(texts)),
             )
     except OSError as error:
         raise _explain(error, path) from error
 
 
-def read_shard(path: Path, num_slots: int, top_k: int) -> list[RecordedText]:
+def read_shard(path: Path, num_slots: int) -> list[RecordedText]:
     """The texts of one shard.
 
     Args:
         path: of the shard.
         num_slots: H, from the manifest.
-        top_k: k, from the manifest.
 
     Raises:
         FormatError: cut, altered, or not what the manifest says.
@@ -66,7 +71,7 @@ def read_shard(path: Path, num_slots: int, top_k: int) -> list[RecordedText]:
     pyarrow, parquet = require("pyarrow", "eval"), require("pyarrow.parquet", "eval")
     try:
         table = parquet.read_table(path)
-        return [_from_row(table, row, num_slots, top_k) for row in range(table.num_rows)]
+        return [_from_row(table, row, num_slots) for row in range(table.num_rows)]
     except FileNotFoundError:
         raise
     except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
@@ -99,6 +104,14 @@ def _to_table(texts: Sequence[RecordedText]) -> Any:
                 name: _lists([getattr(text, field) for text in texts])
                 for name, field in _ARRAYS.items()
             },
+            **{
+                name: _lists([_transitions_of(text, field) for text in texts])
+                for name, field in _TRANSITIONS.items()
+            },
+            **{
+                name: pyarrow.array([getattr(text.transitions, name, "") for text in texts], string)
+                for name in ("unary", "normalization")
+            },
         }
     )
 
@@ -113,12 +126,15 @@ def _lists(arrays: Sequence[npt.NDArray[Any]]) -> Any:
     return pyarrow.ListArray.from_arrays(pyarrow.array(offsets, pyarrow.int32()), flat)
 
 
-def _from_row(table: Any, row: int, num_slots: int, top_k: int) -> RecordedText:
-    arrays = {
-        field: table[name][row].values.to_numpy(zero_copy_only=False)
-        for name, field in _ARRAYS.items()
-    }
+def _transitions_of(text: RecordedText, field: str) -> Any:
+    found = getattr(text.transitions, field, None)
+    return _EMPTY if found is None else found
+
+
+def _from_row(table: Any, row: int, num_slots: int) -> RecordedText:
+    arrays = {field: _array(table, name, row) for name, field in _ARRAYS.items()}
     num_tokens = len(arrays["output"])
+    top_k = len(arrays["token_ids"]) // (num_tokens * num_slots)
     shapes = {
         "token_ids": (num_tokens, num_slots, top_k), "scores": (num_tokens, num_slots, top_k),
         "entropies": (num_tokens, num_slots + 1), "margins": (num_tokens,),
@@ -127,7 +143,28 @@ def _from_row(table: Any, row: int, num_slots: int, top_k: int) -> RecordedText:
         **{field: array.reshape(shapes.get(field, -1)) for field, array in arrays.items()},
         **{name: table[name][row].as_py() for name in ("limit", "finish", "task", "name")},
         references=tuple(table["references"][row].as_py()),
+        transitions=_transitions(table, row, (num_tokens, num_slots, top_k)),
     )
+
+
+def _transitions(table: Any, row: int, shape: tuple[int, int, int]) -> Transitions | None:
+    """Those of a text of m tokens, H slots and k candidates."""
+    (tokens, slots, top_k), unary = shape, table["unary"][row].as_py()
+    if not unary:
+        return None
+    normalization = table["normalization"][row].as_py()
+    start, scores = (_array(table, name, row) for name in _TRANSITIONS)
+    if not len(start):
+        return Transitions(None, None, unary, normalization)
+    return Transitions(
+        start.reshape(tokens, top_k), scores.reshape(tokens, slots - 1, top_k, top_k),
+        unary, normalization,
+    )  # fmt: skip
+
+
+def _array(table: Any, name: str, row: int) -> npt.NDArray[Any]:
+    found: npt.NDArray[Any] = table[name][row].values.to_numpy(zero_copy_only=False)
+    return found
 
 
 def _explain(error: OSError, path: Path) -> OSError:

@@ -1,34 +1,70 @@
-"""One recorded text: a greedy output, and the heads' candidates at every position.
-
-The target reads the complete output in one call, which gives the heads at all positions.
-"""
+"""One recorded text: a greedy output, and the heads' candidates at every position."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
 from lattice_bpd.decode.drafters.suffix_index import SuffixIndex
-from lattice_bpd.decode.state.heads import HiddenStateHeads
-from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.decode.state.statistics import DecodeStats
-from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.lattice.lattice_input import Normalization, UnaryScores
 from lattice_bpd.token_ids import Int32Array, Int64Array
-from lattice_bpd.verify.target import TargetOutput
-
-if TYPE_CHECKING:
-    import torch
-
-    from lattice_bpd.decode.state.model import DraftingModel
 
 Float32Array = npt.NDArray[np.float32]
-_CHUNK_ELEMENTS = 1 << 24  # head logits computed at once: 64 MiB of float32
+
+
+class Transitions(NamedTuple):
+    """What heads that give a `LatticeInput` score besides single candidates, at m positions.
+
+    Attributes:
+        start: (m, k) float32, scores of slot 0 after the exact token; None: no transitions.
+        scores: (m, H - 1, k, k) float32, see `LatticeInput.transitions`; None together with start.
+        unary: see `LatticeInput`.
+        normalization: see `LatticeInput`.
+    """
+
+    start: Float32Array | None
+    scores: Float32Array | None
+    unary: UnaryScores
+    normalization: Normalization
+
+    def cut(self, num_slots: int, top_k: int) -> Transitions:
+        """Those of the first slots, and of the top_k best candidates of each."""
+        if self.start is None or self.scores is None:
+            return self
+        scores = self.scores[:, : num_slots - 1, :top_k, :top_k]
+        return self._replace(start=self.start[:, :top_k], scores=scores)
+
+    def take(self, positions: Int64Array) -> Transitions:
+        """Those of some of the positions."""
+        if self.start is None or self.scores is None:
+            return self
+        return self._replace(start=self.start[positions], scores=self.scores[positions])
+
+    @classmethod
+    def join(cls, parts: Sequence[Transitions | None]) -> Transitions | None:
+        """Those of several texts, one after the other.
+
+        Raises:
+            ValueError: texts of different heads.
+        """
+        kinds = {part and (part.start is None, part.unary, part.normalization) for part in parts}
+        if len(kinds) > 1:
+            raise ValueError(
+                "Recording: texts with and without transition scores, or of different kinds; "
+                "expected texts that were all recorded with the same heads"
+            )
+        found = [part for part in parts if part is not None and part.start is not None]
+        if not found:
+            return parts[0]
+        start, scores = (
+            np.concatenate([getattr(part, name) for part in found]) for name in ("start", "scores")
+        )
+        return found[0]._replace(start=start, scores=scores)
 
 
 @dataclass(frozen=True)
@@ -52,6 +88,10 @@ class RecordedText:
         task: name of its task, with "/category" if it has one; may be empty.
         name: its id within the task, such as "HumanEval/3"; may be empty.
         references: texts that the output is judged by.
+        transitions: of heads that give candidates rather than logits; else None.
+        rescored: (m, H, k) float32 by the name of a scorer: its log probability of each candidate
+            after the output before the candidate's slot; see `evaluate.replay.scorers`. Not stored
+            on disk.
     """
 
     prompt: Int32Array
@@ -65,17 +105,34 @@ class RecordedText:
     task: str = ""
     name: str = ""
     references: tuple[str, ...] = field(default=())
+    transitions: Transitions | None = None
+    rescored: Mapping[str, Float32Array] = field(default_factory=dict)
 
     @property
     def num_slots(self) -> int:
         """H."""
         return int(self.token_ids.shape[1])
 
-    def cut(self, top_k: int) -> RecordedText:
-        """The same with the top_k best candidates of each head."""
-        if top_k == self.token_ids.shape[2]:
+    @property
+    def top_k(self) -> int:
+        """k."""
+        return int(self.token_ids.shape[2])
+
+    def cut(self, num_slots: int, top_k: int) -> RecordedText:
+        """The same with the first slots and the top_k best candidates of each."""
+        if (num_slots, top_k) == (self.num_slots, self.top_k):
             return self
-        return replace(self, token_ids=self.token_ids[..., :top_k], scores=self.scores[..., :top_k])
+        kept = np.s_[:, :num_slots, :top_k]
+        return replace(
+            self, token_ids=self.token_ids[kept], scores=self.scores[kept],
+            entropies=self.entropies[:, : num_slots + 1],
+            transitions=self.transitions and self.transitions.cut(num_slots, top_k),
+            rescored={name: scores[kept] for name, scores in self.rescored.items()},
+        )  # fmt: skip
+
+    def context(self, position: int) -> list[int]:
+        """All tokens up to and including a position's exact token."""
+        return [*self.prompt.tolist(), *self.output[: position + 1].tolist()]
 
     def contexts(self, most: int) -> Iterator[Int32Array]:
         """At most `most` tokens up to and including each position's exact token, int32."""
@@ -103,119 +160,3 @@ class RecordedText:
         """(m,) int64: number of slots, 0..H, whose tokens fit before the limit."""
         left = self.limit - 2 - np.arange(len(self.output))
         return np.clip(left, 0, self.num_slots).astype(np.int64)
-
-
-def record_text(
-    model: DraftingModel,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    *,
-    top_k: int,
-    max_new_tokens: int | None = None,
-    **about: Any,
-) -> RecordedText:
-    """Read one greedy output and keep the heads' candidates at each position.
-
-    Args:
-        model: target and heads.
-        prompt: (T,) ints.
-        output: (m,) ints, 1 or more, the target's greedy continuation of the prompt.
-        top_k: k, 1..V.
-        max_new_tokens: limit of decoding; None: m.
-        about: further fields of RecordedText.
-
-    Raises:
-        ValueError: an empty prompt or output, or top_k outside 1..V.
-    """
-    import torch
-
-    if len(prompt) == 0 or len(output) == 0:
-        raise ValueError(
-            f"record: a prompt of {len(prompt)} tokens with {len(output)} tokens of output; "
-            "expected one or more of each"
-        )
-    limit = len(output) if max_new_tokens is None else max_new_tokens
-    if model.max_positions is not None:
-        limit = min(limit, model.max_positions - len(prompt) + 1)
-    with torch.inference_mode():
-        read = _read(model, prompt, output)
-        margins, own = _margins(read.logits, output), _entropies(read.logits)[:, None]
-        parts = []
-        for logits in _head_logits(model, read, prompt, list(output)):
-            top = select_top_k(logits, top_k, log_softmax=False, where="record")
-            parts.append((top.token_ids, top.scores, _entropies(logits)))
-    token_ids, scores, others = (np.concatenate(part) for part in zip(*parts, strict=True))
-    entropies = np.concatenate([own, others], axis=1)
-    return RecordedText(
-        np.array(prompt, np.int32), np.array(output, np.int32), limit,
-        token_ids, scores, entropies, margins, **about,
-    )  # fmt: skip
-
-
-def _read(model: DraftingModel, prompt: Sequence[int], output: Sequence[int]) -> TargetOutput:
-    """Logits (m, V) and hidden states (m, D) that gave the output, and features (T + m - 1, F)."""
-    import torch
-
-    text = torch.tensor([list(prompt)], device=model.device)
-    first, cache = model.target.read_prompts(text)
-    calls = [TargetOutput(first.logits[0], first.hidden[0], _first_row(first.features))]
-    if len(output) > 1:
-        ids = torch.tensor([list(output[:-1])], device=model.device)
-        rest = model.target(ids, cache)
-        calls.append(TargetOutput(rest.logits[0], rest.hidden[0], _first_row(rest.features)))
-    features = [call.features for call in calls if call.features is not None]
-    return TargetOutput(
-        torch.cat([call.logits for call in calls]),
-        torch.cat([call.hidden for call in calls]),
-        torch.cat(features) if features else None,
-    )
-
-
-def _first_row(features: torch.Tensor | None) -> torch.Tensor | None:
-    return None if features is None else features[0]
-
-
-def _margins(logits: torch.Tensor, output: Sequence[int]) -> Float32Array:
-    """(m,) the logit of each token of the output minus the best other one's."""
-    import torch
-
-    tokens = torch.tensor(list(output), device=logits.device)
-    own = logits.gather(1, tokens[:, None])[:, 0].float()
-    best, ids = logits.topk(2, dim=1)
-    others = torch.where(ids[:, 0] == tokens, best[:, 1], best[:, 0]).float()
-    return np.asarray((own - others).cpu().numpy(), np.float32)
-
-
-def _head_logits(
-    model: DraftingModel, read: TargetOutput, prompt: Sequence[int], output: Sequence[int]
-) -> Iterator[torch.Tensor]:
-    """Head logits of the m positions of the output, a chunk (n, H, V) at a time."""
-    if not isinstance(model.heads, HiddenStateHeads):
-        yield from _state_logits(model, read, prompt, output)
-        return
-    size = max(1, _CHUNK_ELEMENTS // ((model.num_slots or 8) * model.vocab_size))
-    for start in range(0, len(output), size):
-        yield model.head_logits(read.hidden[start : start + size], output[start : start + size])
-
-
-def _state_logits(
-    model: DraftingModel, read: TargetOutput, prompt: Sequence[int], output: Sequence[int]
-) -> Iterator[torch.Tensor]:
-    """The logits (1, H, V) of heads that read states, after each token of the output in turn."""
-    limit, known = len(output), len(prompt)
-    state = DecodeState(model, list(prompt), known, read.hidden[0], limit, DecodeStats())
-    for index, token in enumerate(output):
-        state.tokens.append(token)
-        state.hidden = read.hidden[index]
-        if read.features is not None:
-            state.features.append(read.features[0 if index == 0 else known - 1 : known])
-        known += 1
-        yield batch_head_logits([state], all_slots=True)
-
-
-def _entropies(logits: torch.Tensor) -> Float32Array:
-    """Entropy of each distribution (.., V), in nats; masked tokens have probability 0."""
-    import torch
-
-    entropies = torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1)
-    return np.asarray(entropies.cpu().numpy(), np.float32)

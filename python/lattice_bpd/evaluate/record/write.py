@@ -13,6 +13,7 @@ from typing import Any
 from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.evaluate.record.heads import record_text
 from lattice_bpd.evaluate.record.manifest import (
     MANIFEST_FILE,
     Manifest,
@@ -22,7 +23,7 @@ from lattice_bpd.evaluate.record.manifest import (
     load_manifest,
 )
 from lattice_bpd.evaluate.record.shards import checksum, write_shard
-from lattice_bpd.evaluate.record.texts import RecordedText, record_text
+from lattice_bpd.evaluate.record.texts import RecordedText
 from lattice_bpd.extras import require
 from lattice_bpd.watcher import Watcher
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +13,15 @@ from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.draft.rescore import rescore_lattice, rescore_tree
 from lattice_bpd.evaluate.replay.count_trie import CountTrie, grow_tree
-from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.lattice.lattice_input import LatticeInput, Normalization
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.token_ids import Int32Array, Int64Array
 
 if TYPE_CHECKING:
-    from lattice_bpd.evaluate.record.texts import RecordedText
+    from lattice_bpd.evaluate.record.texts import Float32Array, RecordedText, Transitions
 
-_NONE = -2  # behind the end of a path; no token, and not what stands behind the end of a text
+_NONE = -2  # after the end of a path; no token, and not what follows the end of a text
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,15 @@ class Rescorers:
         lm: n-gram LM.
         trie: raw counts of a corpus.
         threads: for rescoring; 0 for all cores.
+        scorer: a TransitionScorer, such as NeuralScorer(model).
+        scorer_name: of the scorer's log probabilities in the recording, if it has read the texts.
     """
 
     lm: NGramLM | None = None
     trie: CountTrie | None = None
     threads: int = 0
+    scorer: Any = None
+    scorer_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,12 @@ class PositionBatch:
     Attributes:
         candidates: (B, S, k).
         contexts: B contexts, (<= 8,) int32, the exact token last.
-        wanted: (B, S) int32, what greedy wrote; -1 behind the end of its output.
+        wanted: (B, S) int32, the greedy output; -1 after its end.
         texts: all texts of the recording.
         numbers: (B,) int64, the text of each position.
         positions: (B,) int64, the position within its text.
+        transitions: of the candidates, (B, S - 1, k, k) and so on; None without.
+        rescored: (B, S, k) float32 by the name of a scorer; see `RecordedText`.
     """
 
     candidates: Candidates
@@ -58,6 +64,8 @@ class PositionBatch:
     texts: Sequence[RecordedText]
     numbers: Int64Array
     positions: Int64Array
+    transitions: Transitions | None = None
+    rescored: Mapping[str, Float32Array] = field(default_factory=dict)
 
     def top(self, top_k: int) -> Candidates:
         """The top_k best candidates of each slot."""
@@ -66,6 +74,34 @@ class PositionBatch:
             np.ascontiguousarray(found.token_ids[..., :top_k]),
             np.ascontiguousarray(found.scores[..., :top_k]),
         )
+
+    def lattice(self, options: DraftConfig) -> Candidates | LatticeInput:
+        """The top_k best candidates with the scores that decoding searches with.
+
+        Raises:
+            ValueError: factors of heads or entropies for heads that give candidates.
+        """
+        top = self.top(options.top_k)
+        if options.weighs_heads and self.transitions is not None:
+            raise ValueError(
+                "head_scales and entropy_weight are for logits, and the recorded heads give "
+                "candidates of their own; leave both out"
+            )
+        if options.weighs_heads:
+            scores = weigh_heads(top.scores, options.head_scales, options.entropy_weight, "replay")
+            top = Candidates(top.token_ids, scores)
+        lattice = LatticeInput(top.token_ids, top.scores)
+        if self.transitions is not None:
+            found = self.transitions.cut(self.candidates.token_ids.shape[1], options.top_k)
+            lattice = LatticeInput(
+                *(top.token_ids, top.scores, found.start, found.scores),
+                unary=found.unary, normalization=found.normalization,
+            )  # fmt: skip
+        if options.normalization is not None:
+            normalization = cast("Normalization", options.normalization)
+            lattice = replace(lattice, normalization=normalization)
+        is_plain = lattice.transitions is None and lattice.normalization == "global"
+        return top if is_plain else lattice
 
     def accept_lengths(self, paths: npt.NDArray[np.int32]) -> Int64Array:
         """(B,) the longest agreement of paths (B, p, S) with what greedy wrote."""
@@ -129,7 +165,7 @@ def draft_argmax(batch: PositionBatch, _rescorers: Rescorers, _options: DraftCon
 
 
 def draft_oracle(batch: PositionBatch, _rescorers: Rescorers, options: DraftConfig) -> Proposal:
-    """What greedy wrote as far as the lattice holds it, the argmax from there on (6.3)."""
+    """The greedy output as far as the lattice has it, then the argmax (6.3)."""
     ids = batch.candidates.token_ids[..., : options.top_k]
     holds = (ids == batch.wanted[..., None]).any(axis=-1)
     agrees = np.logical_and.accumulate(holds, axis=-1)
@@ -139,7 +175,7 @@ def draft_oracle(batch: PositionBatch, _rescorers: Rescorers, options: DraftConf
 def draft_lattice(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
     """The p best paths; see `rescore_lattice`."""
     drafts = rescore_lattice(
-        _weighed_candidates(batch, options),
+        batch.lattice(options),
         batch.contexts,
         rescorers.lm,
         num_drafts=options.num_drafts,
@@ -152,7 +188,7 @@ def draft_lattice(batch: PositionBatch, rescorers: Rescorers, options: DraftConf
 def draft_chain(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
     """The draft of greatest expected accepted length; see `rescore_lattice`."""
     drafts = rescore_lattice(
-        _weighed_candidates(batch, options),
+        batch.lattice(options),
         batch.contexts,
         rescorers.lm,
         num_drafts=1,
@@ -167,7 +203,7 @@ def draft_chain(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig
 def draft_tree(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
     """The tree of the most probable prefixes; see `rescore_tree`."""
     tree = rescore_tree(
-        _weighed_candidates(batch, options),
+        batch.lattice(options),
         batch.contexts,
         rescorers.lm,
         max_nodes=options.max_nodes,
@@ -179,17 +215,6 @@ def draft_tree(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig)
     tokens = np.take_along_axis(tree.token_ids[:, None], np.maximum(nodes, 0), axis=-1)
     paths = np.where(nodes >= 0, tokens, np.int32(_NONE))
     return Proposal(paths, tree.counts.astype(np.int64))
-
-
-def _weighed_candidates(batch: PositionBatch, options: DraftConfig) -> Candidates | LatticeInput:
-    """The top_k best candidates with the scores that decoding searches with."""
-    found = batch.top(options.top_k)
-    if options.weighs_heads:
-        scores = weigh_heads(found.scores, options.head_scales, options.entropy_weight, "replay")
-        found = Candidates(found.token_ids, scores)
-    if options.normalization == "local":
-        return LatticeInput(found.token_ids, found.scores, normalization="local")
-    return found
 
 
 def draft_counts(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:

@@ -1,16 +1,16 @@
 """Record once, replay often: what decoding with a strategy does, without calling the target again.
 
 What a drafter proposes at a position depends on the text so far and on the heads there, and since
-decoding is lossless the text is always greedy's. So the heads' candidates are recorded at every
-position of greedy's output, and a replay walks along: draft where decoding stands, compare with
-what greedy wrote, go on behind it. All texts walk together, so that a call rescores one position
-of each; only positions where decoding stops are rescored.
+decoding is lossless the text is always the greedy output. So the heads' candidates are recorded at
+every position of that output, and a replay walks along: it drafts at the current position, compares
+with the output and continues after the accepted tokens. All texts walk together, so that a call
+rescores one position of each; only positions where decoding stops are rescored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,14 @@ import numpy.typing as npt
 
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate.record.texts import RecordedText, record_text
+from lattice_bpd.draft.scorers.protocol import TransitionScorer
+from lattice_bpd.evaluate.record.heads import record_text
+from lattice_bpd.evaluate.record.texts import RecordedText, Transitions
 from lattice_bpd.evaluate.replay.positions import PositionBatch, Rescorers
+from lattice_bpd.evaluate.replay.scorers import read_with
 from lattice_bpd.evaluate.replay.settings import Setting
 from lattice_bpd.evaluate.replay.strategies import Strategy, strategy_of
 from lattice_bpd.lattice.logits import Candidates
-from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array, Int64Array
 
@@ -81,7 +83,9 @@ class Recording:
         texts: the same.
         candidates: (P, H, k); those at a position start from the state that gave its exact token.
         contexts: P contexts, each ending in the exact token of its position.
-        wanted: (P, H) int32, what greedy wrote behind each exact token; -1 behind the end.
+        transitions: those at all positions, of heads that give candidates; else None.
+        rescored: (P, H, k) float32 by the name of a scorer that has read all texts.
+        wanted: (P, H) int32, the greedy output after each exact token; -1 after its end.
         slots: (P,) int64, slots that decoding can use there; the end of the output bounds them.
         starts: (N + 1,) int64, the positions of text i are starts[i]..starts[i + 1] - 1.
 
@@ -91,19 +95,24 @@ class Recording:
 
     def __init__(self, texts: Iterable[RecordedText]) -> None:
         self.texts = list(texts)
-        shapes = {text.token_ids.shape[1] for text in self.texts}
+        shapes = {text.num_slots for text in self.texts}
         if len(shapes) != 1:
             raise ValueError(
                 f"Recording: texts with {sorted(shapes) or 'no'} slots; expected one text or more, "
                 "all recorded with the same heads"
             )
         (self.num_slots,) = shapes
-        self.top_k = min(text.token_ids.shape[2] for text in self.texts)
-        cut = [text.cut(self.top_k) for text in self.texts]
+        self.top_k = min(text.top_k for text in self.texts)
+        cut = [text.cut(self.num_slots, self.top_k) for text in self.texts]
         self.candidates = Candidates(
             np.concatenate([text.token_ids for text in cut]),
             np.concatenate([text.scores for text in cut]),
         )
+        self.transitions = Transitions.join([text.transitions for text in cut])
+        names = set.intersection(*(set(text.rescored) for text in cut))
+        self.rescored = {
+            name: np.concatenate([text.rescored[name] for text in cut]) for name in sorted(names)
+        }
         self.lengths = [len(text.output) for text in self.texts]
         self.starts: Int64Array = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
         self.contexts = [context for text in self.texts for context in text.contexts(_CONTEXT)]
@@ -123,32 +132,32 @@ class Recording:
         """A recording of some of the texts."""
         return Recording([self.texts[number] for number in texts])
 
+    def read_with(
+        self, scorers: Mapping[str, TransitionScorer], on_text: Callable[[], None] | None = None
+    ) -> Recording:
+        """The same with the scorers' log probabilities in `rescored`; see `scorers.read_with`."""
+        return Recording(read_with(self.texts, scorers, on_text))
+
     def with_slots(self, num_slots: int) -> Recording:
         """The same as if there were only the first num_slots slots, 1..H (paper table 10)."""
-        cut = [
-            replace(
-                text,
-                token_ids=text.token_ids[:, :num_slots],
-                scores=text.scores[:, :num_slots],
-                entropies=text.entropies[:, : num_slots + 1],
-            )
-            for text in self.texts
-        ]
-        return Recording(cut)
+        return Recording(text.cut(num_slots, text.top_k) for text in self.texts)
 
-    def block_efficiency(self, setting: Setting, lm: NGramLM | None, options: DraftConfig) -> float:
+    def block_efficiency(self, setting: Setting, source: Any, options: DraftConfig) -> float:
         """Decoded tokens / target calls that decoding with this setting has.
 
         Args:
             setting: a line of the table.
-            lm: n-gram LM; where the setting names a source, that one.
+            source: n-gram LM, or the TransitionScorer of a neural setting; where the setting names
+                a source, that one.
             options: of the setting; top_k at most that of the recording.
 
         Raises:
             ValueError: a strategy that is not replayed, options out of range, or an LM of another
                 vocabulary.
         """
-        return self.replay(strategy_of(setting), Rescorers(lm), options).block_efficiency
+        strategy = strategy_of(setting)
+        rescorers = Rescorers(scorer=source) if strategy.uses_scorer else Rescorers(source)
+        return self.replay(strategy, rescorers, options).block_efficiency
 
     def replay(self, strategy: Strategy, rescorers: Rescorers, options: DraftConfig) -> Replayed:
         """Walk along all texts as decoding would.
@@ -201,7 +210,7 @@ class Recording:
         places = np.arange(len(self)) if places is None else places
         accepted, nodes = np.zeros_like(places), np.zeros_like(places)
         for chosen, batch in self.batches(places):
-            proposal = strategy.draft(batch, rescorers, options)
+            proposal = strategy.propose(batch, rescorers, options)
             accepted[chosen] = batch.accept_lengths(proposal.paths)
             nodes[chosen] = proposal.node_counts
         return accepted, nodes
@@ -228,9 +237,13 @@ class Recording:
         )
         contexts = [self.contexts[place] for place in at.tolist()]
         numbers = np.searchsorted(self.starts, at, side="right") - 1
+        transitions = self.transitions
         return PositionBatch(
-            found, contexts, self.wanted[at, :slots], self.texts, numbers, at - self.starts[numbers]
-        )
+            found, contexts, self.wanted[at, :slots], self.texts, numbers,
+            at - self.starts[numbers],
+            transitions and transitions.take(at).cut(slots, self.top_k),
+            {name: scores[at, :slots] for name, scores in self.rescored.items()},
+        )  # fmt: skip
 
 
 def record(

@@ -86,6 +86,12 @@ _TREE_0GRAM = Setting("tree_0gram", "{nodes}-node 0-gram tree", "tree")
 _TREE = Setting("tree", "{nodes}-node {n}-gram tree", "tree", uses_lm=True)
 _ORACLE = Setting("oracle", "oracle (k = {k})", "oracle")
 
+NEURAL_SETTINGS = (
+    Setting("neural", "neural BPD", "neural", source="rescorer"),
+    Setting("mixture", "neural + {n}-gram BPD", "neural", uses_lm=True, source="mixture"),
+)
+"""One draft rescored by a small causal LM (paper 7.1), and by that and the n-gram LM together."""
+
 STANDARD_SETTINGS = (
     _GREEDY,
     _BPD,

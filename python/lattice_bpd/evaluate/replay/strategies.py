@@ -2,6 +2,7 @@
 
 greedy, bpd, oracle                       no rescoring, and what hindsight could do
 ngram_1best, p_best_ngram, chain, tree    heads and n-gram LM
+neural, mixture                           heads and a small causal LM, alone and with the n-gram LM
 p_best_0gram, tree_0gram                  the same on the heads alone
 count_trie                                raw n-gram counts instead of an LM (DART's way)
 prompt_lookup                             no heads: what followed the last tokens before
@@ -21,6 +22,7 @@ from lattice_bpd.evaluate.replay.count_trie import CountTrieDrafter
 from lattice_bpd.evaluate.replay.positions import (
     Draft,
     PositionBatch,
+    Proposal,
     Rescorers,
     draft_argmax,
     draft_chain,
@@ -31,7 +33,14 @@ from lattice_bpd.evaluate.replay.positions import (
     draft_oracle,
     draft_tree,
 )
-from lattice_bpd.evaluate.replay.settings import CHAIN, STANDARD_SETTINGS, TREE_SETTINGS, Setting
+from lattice_bpd.evaluate.replay.scorers import draft_along, draft_rescored
+from lattice_bpd.evaluate.replay.settings import (
+    CHAIN,
+    NEURAL_SETTINGS,
+    STANDARD_SETTINGS,
+    TREE_SETTINGS,
+    Setting,
+)
 
 if TYPE_CHECKING:
     from lattice_bpd.decode.drafters.drafter import Drafter
@@ -47,10 +56,13 @@ class Strategy:
         name: in results.json and on the command line.
         label: in tables; {p}, {k}, {n} and {nodes} stand for num_drafts, top_k, order, max_nodes.
         draft: paths (B, p, S) int32 of a batch; -1 and -2 are no tokens.
-        make_drafter: the drafter of live decoding for one prompt, given greedy's output behind it.
+        make_drafter: the drafter of live decoding for one prompt, given its greedy output.
         option_names: the fields of DraftConfig that matter to it.
-        uses_lm: needs an n-gram LM.
+        uses_lm: needs an n-gram LM, which may be a part of the scorer.
         uses_trie: needs raw counts.
+        uses_scorer: needs a scorer, such as a NeuralScorer.
+        draft_along: instead of `draft` where only accepted lengths matter and the scorer has read
+            the recorded texts; see `evaluate.replay.scorers`.
     """
 
     name: str
@@ -60,10 +72,18 @@ class Strategy:
     option_names: tuple[str, ...] = ()
     uses_lm: bool = False
     uses_trie: bool = False
+    uses_scorer: bool = False
+    draft_along: Draft | None = None
+
+    def propose(self, batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
+        """Drafts whose accepted lengths and numbers of tokens are those of decoding."""
+        is_read = rescorers.scorer_name in batch.rescored and options.beam in (None, 1)
+        draft = self.draft_along if self.draft_along is not None and is_read else self.draft
+        return draft(batch, rescorers, options)
 
     def check(self, rescorers: Rescorers, options: DraftConfig, top_k: int) -> None:
         """Raise ValueError where something is missing or out of range; top_k is the recording's."""
-        if self.uses_lm and rescorers.lm is None:
+        if self.uses_lm and not self.uses_scorer and rescorers.lm is None:
             raise ValueError(
                 f"strategy {self.name} needs an n-gram LM; give one (lm, --lm), or take "
                 f"{', '.join(s.name for s in STRATEGIES.values() if not s.uses_lm)}"
@@ -72,6 +92,11 @@ class Strategy:
             raise ValueError(
                 f"strategy {self.name} needs raw n-gram counts; give a text to count (trie, "
                 "--count-text)"
+            )
+        if self.uses_scorer and rescorers.scorer is None:
+            raise ValueError(
+                f"strategy {self.name} needs a scorer, such as a small causal LM on the target's "
+                "token ids; give one (scorer, --rescorer)"
             )
         if "top_k" in self.option_names and not 1 <= options.top_k <= top_k:
             raise ValueError(
@@ -108,18 +133,23 @@ def strategy_of(setting: Setting) -> Strategy:
             f"setting {setting.name} keeps drafts by {setting.acceptance}, so that its text is not "
             "the recorded one; expected the exact rule; decode it live (compare_strategies)"
         )
-    uses_lm = setting.uses_lm or bool(setting.source)
+    uses_scorer = kind == "neural"
+    uses_lm = setting.uses_lm or (bool(setting.source) and not uses_scorer)
 
     def make_drafter(
         rescorers: Rescorers, continuation: Sequence[int], options: DraftConfig
     ) -> Drafter:
-        return setting.drafter(rescorers.lm if uses_lm else None, continuation, options)
+        lm = rescorers.lm if uses_lm else None
+        return setting.drafter(rescorers.scorer if uses_scorer else lm, continuation, options)
 
     draft, option_names = _KINDS[kind]
-    if not uses_lm:
+    if not uses_lm and not uses_scorer:
         draft = _without_lm(draft)
         option_names = tuple(name for name in option_names if name != "alpha")
-    return Strategy(setting.name, setting.label, draft, make_drafter, option_names, uses_lm)
+    return Strategy(
+        setting.name, setting.label, draft, make_drafter, option_names, uses_lm,
+        uses_scorer=uses_scorer, draft_along=draft_along if uses_scorer else None,
+    )  # fmt: skip
 
 
 def find_strategies(names: Iterable[str]) -> list[Strategy]:
@@ -152,6 +182,7 @@ _KINDS: dict[str, tuple[Draft, tuple[str, ...]]] = {
     "greedy": (draft_nothing, ()),
     "bpd": (draft_argmax, ()),
     "ngram": (_draft_best_path, ("top_k", "alpha")),
+    "neural": (draft_rescored, ("top_k", "alpha")),
     "p_best": (draft_lattice, ("top_k", "num_drafts", "alpha")),
     "chain": (draft_chain, ("top_k", "alpha", "temperature")),
     "tree": (draft_tree, ("top_k", "max_nodes", "alpha", "temperature")),
@@ -180,7 +211,8 @@ _BASELINES = (
 
 def _registry() -> dict[str, Strategy]:
     """All strategies, greedy first and the oracle last."""
-    lines = {setting.name: setting for setting in (*STANDARD_SETTINGS, CHAIN, *TREE_SETTINGS)}
+    settings = (*STANDARD_SETTINGS[:2], *NEURAL_SETTINGS, *STANDARD_SETTINGS, CHAIN, *TREE_SETTINGS)
+    lines = {setting.name: setting for setting in settings}
     oracle = lines.pop("oracle")
     replayable = [strategy_of(line) for line in lines.values() if line.strategy in _KINDS]
     found = [*replayable, *_BASELINES, strategy_of(oracle)]

@@ -1,4 +1,4 @@
-"""Charts of one task: the paper's figures 3, 6 and 7, and further ones."""
+"""Charts of one task: the paper's figures 2, 3, 6 and 7, and further ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from lattice_bpd.svg import Series, Span, draw_lines, draw_spans
+from lattice_bpd.svg import Series, Span, draw_bars, draw_lines, draw_spans
 
 _LEGEND = 230  # pixels for names of strategies
 _TOKENS = "tokens a target call"
@@ -23,6 +23,18 @@ def draw_charts(task: dict[str, Any]) -> list[str]:
         draw_spans(
             [Span(line["label"], **line["interval"]) for line in lines],
             title="block efficiency by strategy, 95 % intervals", x_label=_TOKENS,
+        ),
+        draw_bars(
+            [
+                (
+                    labels[row["strategy"]],
+                    [row[key] for key in ("block_efficiency", "kv_io", "flops")],
+                )
+                for row in task["relative_to_bpd"]
+            ],
+            ("block efficiency", "KV cache I/O", "FLOPS"),
+            title="relative to BPD (figure 2); costs per token of a 1.5 B target",
+            x_label="change, as a fraction of BPD's",
         ),
         _chart(
             "oracle by k (figure 6)", "k, candidates of a slot", _TOKENS,

@@ -44,6 +44,10 @@ def render_report(results: dict[str, Any], steps: Steps | None = None, notes: st
             (name, lm.get("order"), f"{sum(lm['num_ngrams']):,}", lm.get("file"))
             for name, lm in results["lms"].items()
         ],
+        scorers=[
+            (name, f"{scorer['num_parameters']:,}", scorer.get("file"))
+            for name, scorer in results.get("scorers", {}).items()
+        ],
         tasks=tasks,
         efficiencies=_efficiencies(tasks),
         checks=[

@@ -18,7 +18,7 @@ from lattice_bpd.lm.ngram import NGramLM
 MOST_STEPS = 200
 _ARCS = 8  # drawn per slot, besides those of a draft or of the target
 _CONTEXT = 24  # tokens shown before a step
-_DRAWN = ("bpd", "ngram_1best", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree")
+_DRAWN = ("bpd", "neural", "ngram_1best", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree")
 _WALKED = ("tree", "p_best_ngram", "tree_0gram", "p_best_0gram", "bpd")
 
 ShowToken = Callable[[int], str]
@@ -47,6 +47,7 @@ def collect_steps(
     lm: NGramLM | None,
     show_token: ShowToken,
     *,
+    scorer: Any = None,
     most: int = MOST_STEPS,
 ) -> Steps:
     """The first steps of decoding each task with its best strategy.
@@ -56,6 +57,7 @@ def collect_steps(
         tasks: of results.json; those without a record are left out.
         lm: n-gram LM; without it the strategies that need one are left out.
         show_token: text of a token id.
+        scorer: of strategy "neural", which is left out without one.
         most: maximum number of steps, distributed evenly over tasks.
 
     Raises:
@@ -73,7 +75,8 @@ def collect_steps(
                 f"report: the LM has a vocabulary of {lm.vocab_size}, the record of {name} one of "
                 f"{record.manifest.vocab_size}; give the LM that the run was evaluated with (--lm)"
             )
-        task = _TaskSteps(name, record, tasks[name], Rescorers(lm), show_token)
+        rescorers = Rescorers(lm, scorer=scorer)
+        task = _TaskSteps(name, record, tasks[name], rescorers, show_token)
         result.steps += task.collect(most // len(shared) + (number < most % len(shared)))
         result.labels.update(task.labels)
         result.walked[name] = task.walked
@@ -93,7 +96,9 @@ class _TaskSteps:
         self._options = {
             strategy: DraftConfig(**options)
             for strategy, options in task["tuned"].items()
-            if strategy in STRATEGIES and (rescorers.lm or not STRATEGIES[strategy].uses_lm)
+            if strategy in STRATEGIES
+            and (rescorers.lm or not STRATEGIES[strategy].uses_lm)
+            and (rescorers.scorer or not STRATEGIES[strategy].uses_scorer)
         }
         labels = {line["name"]: line["label"] for line in task["strategies"]}
         self.labels = {n: labels[n] for n in _DRAWN if n in labels and n in self._options}

@@ -69,10 +69,9 @@ def measure_calibration(
     """
     predicted, accepted = [], []
     for _, batch in recording.batches(replayed.places):
-        top, contexts = batch.top(options.top_k), batch.contexts
         tree = rescore_tree(
-            top.at_temperature(options.temperature), contexts, rescorers.lm,
-            max_nodes=options.max_nodes, alpha=options.alpha / options.temperature,
+            batch.lattice(options).at_temperature(options.temperature), batch.contexts,
+            rescorers.lm, max_nodes=options.max_nodes, alpha=options.alpha / options.temperature,
             threads=rescorers.threads,
         )  # fmt: skip
         wanted = np.take_along_axis(batch.wanted, tree.depths, axis=1)

@@ -1,0 +1,261 @@
+"""Drafts that a scorer rescores slot by slot: a small causal LM, or its mixture with an n-gram LM.
+
+A scorer reads each recorded text once (`read_with`). Its log probabilities along the greedy output
+are all that a replay of one draft needs: the search is that of decoding, and a draft that has left
+the output is not accepted any further, whatever follows. Whole drafts (`draft_rescored`) are
+searched with the scorer itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.rescore import rescore_lattice
+from lattice_bpd.draft.scorers.beam import search_drafts
+from lattice_bpd.draft.scorers.mixture import MixtureScorer
+from lattice_bpd.draft.scorers.ngram import NGramScorer
+from lattice_bpd.draft.scorers.protocol import (
+    TransitionScorer,
+    max_positions_of,
+    reads_batches,
+    vocab_size_of,
+)
+from lattice_bpd.evaluate.replay.positions import PositionBatch, Proposal, Rescorers
+from lattice_bpd.lattice.logits import Candidates
+from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.token_ids import Int32Array, Int64Array
+
+if TYPE_CHECKING:
+    from lattice_bpd.evaluate.record.texts import RecordedText
+
+Floats = npt.NDArray[np.floating[Any]]
+Scorers = Mapping[str, Mapping[str, TransitionScorer]]
+"""Scorers by name, by the strategy that uses them."""
+
+MIXTURE_WEIGHTS = (0.25, 0.5, 1.0)
+"""Weights of the n-gram LM that are tried beside the rescorer's weight of 1."""
+
+_TEXTS = 16  # read at once
+_SEARCHING = threading.Lock()  # scorers with a KV cache are not safe for threads
+
+
+def make_scorers(
+    neural: Mapping[str, TransitionScorer],
+    lms: Mapping[str, NGramLM],
+    weights: Sequence[float] = MIXTURE_WEIGHTS,
+) -> Scorers:
+    """The scorers of the strategies "neural" and "mixture".
+
+    Args:
+        neural: rescorers by name, the main one first.
+        lms: n-gram LMs by name; the mixtures are of the first one and the main rescorer.
+        weights: of the n-gram LM in the mixtures.
+    """
+    mixtures: dict[str, TransitionScorer] = {}
+    if neural and lms:
+        (name, main), (lm_name, lm) = next(iter(neural.items())), next(iter(lms.items()))
+        ngram = NGramScorer(lm)
+        mixtures = {
+            f"{name} + {weight:g} {lm_name}": MixtureScorer([(main, 1.0), (ngram, weight)])
+            for weight in weights
+        }
+    return {"neural": dict(neural), "mixture": mixtures}
+
+
+def read_with(
+    texts: Sequence[RecordedText],
+    scorers: Mapping[str, TransitionScorer],
+    on_text: Callable[[], None] | None = None,
+) -> list[RecordedText]:
+    """The same texts with the scorers' log probabilities of all candidates.
+
+    Args:
+        texts: read once by each scorer, and by each part of mixtures.
+        scorers: by name.
+        on_text: called after each text that a scorer has read.
+
+    Returns:
+        Texts whose `rescored` has these names as well.
+
+    Raises:
+        ValueError: a scorer of a vocabulary that does not have all recorded tokens.
+    """
+    read: dict[int, list[Floats]] = {}
+
+    def scores_of(scorer: TransitionScorer) -> list[Floats]:
+        if isinstance(scorer, MixtureScorer):
+            parts = [scores_of(part) for part in scorer.scorers]
+            return [_add(scorer.weights, of_text) for of_text in zip(*parts, strict=True)]
+        if id(scorer) not in read:
+            read[id(scorer)] = _read_texts(scorer, texts, on_text)
+        return read[id(scorer)]
+
+    found = list(texts)
+    for name, scorer in scorers.items():
+        _check_vocabulary(name, scorer, texts)
+        found = [
+            replace(text, rescored={**text.rescored, name: scores})
+            for text, scores in zip(found, scores_of(scorer), strict=True)
+        ]
+    return found
+
+
+def draft_rescored(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
+    """The best path slot by slot; see `ScorerDrafter`."""
+    found, scorer = batch.top(options.top_k), rescorers.scorer
+    fits = _fits(batch, found, scorer)
+    paths = _by_heads(found)
+    for rows in _groups(batch, np.flatnonzero(fits), _TEXTS if reads_batches(scorer) else 1):
+        contexts = [
+            batch.texts[number].context(position)
+            for number, position in zip(
+                batch.numbers[rows].tolist(), batch.positions[rows].tolist(), strict=True
+            )
+        ]
+        with _SEARCHING:
+            paths[rows] = _search(found, rows, contexts, scorer, options)
+    return Proposal(paths)
+
+
+def draft_along(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
+    """Drafts as long as those of `draft_rescored`, and equal up to their first wrong token."""
+    found = batch.top(options.top_k)
+    rows = np.flatnonzero(_fits(batch, found, rescorers.scorer))
+    scores = batch.rescored[rescorers.scorer_name][rows][..., : options.top_k]
+    paths = _by_heads(found)
+    if len(rows):
+        contexts = [[0]] * len(rows)
+        paths[rows] = _search(found, rows, contexts, _AlongOutput(scores), options)
+    return Proposal(paths)
+
+
+class _AlongOutput(TransitionScorer):
+    """Answers as if every prefix were the greedy output; a history state is the slot.
+
+    Args:
+        scores: (B, S, k) log probabilities.
+    """
+
+    def __init__(self, scores: Floats) -> None:
+        self._scores = scores
+
+    def start(self, _contexts: Sequence[Sequence[int]]) -> int:
+        return 0
+
+    def score(self, state: int, _candidates: Int32Array) -> Floats:
+        return self._scores[:, state]
+
+    def advance(self, state: int, _rows: Int64Array, _token_ids: Int32Array) -> int:
+        return state + 1
+
+
+def _search(
+    found: Candidates, rows: Int64Array, contexts: Sequence[Sequence[int]],
+    scorer: TransitionScorer, options: DraftConfig,
+) -> Int32Array:  # fmt: skip
+    """(R, 1, S) the best draft of some rows of a batch."""
+    chosen = Candidates(found.token_ids[rows], found.scores[rows])
+    return search_drafts(
+        chosen, contexts, scorer, num_drafts=1, alpha=options.alpha, beam=options.beam
+    ).token_ids
+
+
+def _by_heads(found: Candidates) -> Int32Array:
+    """(B, 1, S) drafts of the heads alone, which decoding has where the scorer fails."""
+    drafts = rescore_lattice(found, [[0]] * len(found.token_ids), None, num_drafts=1)
+    return np.array(drafts.token_ids)
+
+
+def _fits(
+    batch: PositionBatch, found: Candidates, scorer: TransitionScorer
+) -> npt.NDArray[np.bool_]:
+    """(B,) whether the scorer has positions for all histories of a search."""
+    most = max_positions_of(scorer)
+    if most is None:
+        return np.ones(len(found.token_ids), bool)
+    prompts = np.array([len(batch.texts[number].prompt) for number in batch.numbers.tolist()])
+    is_open = np.logical_and.accumulate(~np.isneginf(found.scores).all(axis=2), axis=1)
+    return np.asarray(prompts + batch.positions + is_open.sum(axis=1) <= most)
+
+
+def _groups(batch: PositionBatch, rows: Int64Array, texts: int) -> Iterator[Int64Array]:
+    """Rows to search at once: of few texts, a position of each, which follows that of the last.
+
+    So a scorer with a KV cache reads one token of each text more, not whole texts.
+    """
+    numbers = batch.numbers[rows]
+    for chunk in np.array_split(distinct := np.unique(numbers), -(-len(distinct) // texts) or 1):
+        members = rows[np.isin(numbers, chunk)]
+        members = members[np.lexsort((batch.positions[members], batch.numbers[members]))]
+        own = batch.numbers[members]
+        ranks = np.arange(len(own)) - np.searchsorted(own, own)
+        for rank in range(int(ranks.max(initial=-1)) + 1):
+            yield members[ranks == rank]
+
+
+def _check_vocabulary(name: str, scorer: TransitionScorer, texts: Sequence[RecordedText]) -> None:
+    size, highest = vocab_size_of(scorer), max(int(text.token_ids.max()) for text in texts)
+    if size is not None and highest >= size:
+        raise ValueError(
+            f"rescorer {name}: has a vocabulary of {size}, the record has token id {highest}; "
+            "expected a rescorer on the recorded model's token ids"
+        )
+
+
+def _add(weights: Sequence[float], parts: Sequence[Floats]) -> Floats:
+    """As MixtureScorer adds; a weight of 0 leaves -inf out."""
+    total = np.zeros(parts[0].shape)
+    for weight, part in zip(weights, parts, strict=True):
+        if weight != 0.0:
+            total = total + weight * part
+    return total
+
+
+def _read_texts(
+    scorer: TransitionScorer, texts: Sequence[RecordedText], on_text: Callable[[], None] | None
+) -> list[Floats]:
+    """(m, H, k) log probabilities of the candidates of each text."""
+    size = _TEXTS if reads_batches(scorer) else 1
+    order = sorted(range(len(texts)), key=lambda number: -len(texts[number].output))
+    found: dict[int, Floats] = {}
+    for start in range(0, len(order), size):
+        numbers = order[start : start + size]
+        scores = _read_together(scorer, [texts[number] for number in numbers])
+        found.update(zip(numbers, scores, strict=True))
+        for _ in numbers if on_text is not None else ():
+            on_text()  # type: ignore[misc]
+    return [found[number] for number in range(len(texts))]
+
+
+def _read_together(scorer: TransitionScorer, texts: Sequence[RecordedText]) -> list[Floats]:
+    """As `_read_texts`, a token of each text at a time; 0 where nothing is accepted anyhow."""
+    most = max_positions_of(scorer)
+    ends = [
+        len(text.output) if most is None else min(len(text.output), most - len(text.prompt))
+        for text in texts
+    ]
+    scores: list[Floats] = [np.zeros(text.token_ids.shape) for text in texts]
+    slots = np.arange(texts[0].num_slots)
+    rows = [row for row, end in enumerate(ends) if end > 0]
+    if not rows:
+        return scores
+    state = scorer.start([texts[row].context(0) for row in rows])
+    for step in range(max(ends)):
+        used = slots[slots <= step]
+        wanted = np.stack([texts[row].token_ids[step - used, used] for row in rows])
+        known = np.asarray(scorer.score(state, wanted.reshape(len(rows), -1)), np.float64)
+        for row, values in zip(rows, known.reshape(wanted.shape), strict=True):
+            scores[row][step - used, used] = values
+        kept = [index for index, row in enumerate(rows) if ends[row] > step + 1]
+        if kept:
+            rows = [rows[index] for index in kept]
+            tokens = np.array([texts[row].output[step + 1] for row in rows], np.int32)
+            state = scorer.advance(state, np.array(kept, np.int64), tokens)
+    return scores
