@@ -283,9 +283,11 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 FIND_RECORDS: returns({"text": "run/text"}),
                 READ_RECORD: RECORD,
                 "lattice_bpd.evaluate.replay.replay.Recording": returns(
-                    SimpleNamespace(num_slots=4)
+                    SimpleNamespace(num_slots=4, top_k=4, texts=[None])
                 ),
                 "lattice_bpd.cli.evaluate_options.load_lms": lms_by_name,
+                "lattice_bpd.cli.evaluate_options.load_rescorers": lms_by_name,
+                "lattice_bpd.evaluate.replay.scorers.measure_rescoring": 1.5,
                 "lattice_bpd.cli.evaluate_options.load_model": Stub("model"),
                 "lattice_bpd.decode.DraftingModel": Stub("drafting"),
                 "lattice_bpd.evaluate.costs.call_costs.read_costs": returns({0: 1.0}),
@@ -508,6 +510,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "cost": Change(targets={"path"}),
         "measure": Change(targets={"directory", "costs"}, drop=("cost",)),
         "lm": Change(targets={"values", "lms", "files", "changed", "a.lm"}),
+        "rescorer": Change(targets={"values", "scorers", "rescoring", "files"}),
         "limit": Change(wanted=lambda texts: len(texts) == 3, targets={"texts"}),
         "out": Change(targets={"path"}),
     },

@@ -15,11 +15,11 @@ pytest.importorskip("transformers")
 
 import torch
 
-from blockwise_models import VOCAB, looping_text, trained_model
+from blockwise_models import VOCAB, looping_text, random_model, trained_model
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
 from lattice_bpd.decode import DraftingModel, PBestDrafter, TreeDrafter, generate, load_drafter
-from lattice_bpd.decode.drafters import ArgmaxDrafter, NoDrafter
+from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer, NoDrafter
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile, read_drafter_file
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
@@ -28,6 +28,7 @@ from lattice_bpd.evaluate import record
 from lattice_bpd.evaluate.costs.call_costs import interpolate_costs, measure_costs, read_costs
 from lattice_bpd.evaluate.lab.drafter_search import Choice, DrafterSearch, SearchSpace
 from lattice_bpd.evaluate.replay.positions import Rescorers
+from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.models import BlockwiseLM
 
 NEW_TOKENS = 16
@@ -272,6 +273,34 @@ def test_tune_drafts_much_where_calls_are_free_and_nothing_where_they_are_expens
         DrafterSearch({}, FLAT, space).run(recording.select([0, 1]))
 
 
+SINGLE = {0: 1.0, 4: 1.0, 5: 100.0}  # one draft of four tokens for nothing, more is expensive
+
+
+def test_tune_chooses_a_rescorer_unless_it_takes_too_long(recording):
+    """The target itself as the rescorer: the best single draft, at a price."""
+    scorers = {"bad": NeuralScorer(random_model("gpt2")), "own": NeuralScorer(trained_model())}
+    space = SearchSpace(top_k=(8,), num_drafts=(1,), max_nodes=(4,), temperature=(1.0,))
+    cheap = DrafterSearch(
+        {}, SINGLE, space, scorers=scorers, rescoring={"bad": 0.01, "own": 0.01}
+    ).run(recording)  # fmt: skip
+    assert (cheap.choice.name, cheap.choice.scorer) == ("neural", "own")
+    assert cheap.choice.options.alpha in space.scorer_alpha
+    slow = DrafterSearch(
+        {}, SINGLE, space, scorers=scorers, rescoring={"bad": 9.0, "own": 9.0}
+    ).run(recording)  # fmt: skip
+    assert slow.choice.scorer == ""
+    search = DrafterSearch({}, {0: 2.0, 8: 2.0}, scorers=scorers, rescoring={"own": 3.0})
+    read = recording.read_with({"own": scorers["own"]})
+    replayed = read.replay(
+        STRATEGIES["neural"], Rescorers(scorer=scorers["own"], scorer_name="own"),
+        DraftConfig(top_k=8),
+    )  # fmt: skip
+    drafted = np.bincount(replayed.texts[replayed.nodes > 0], minlength=len(replayed.calls))
+    expected = 2.0 * replayed.calls + 3.0 * drafted
+    assert search.milliseconds(replayed, "own") == pytest.approx(expected)
+    assert search.milliseconds(replayed) == pytest.approx(2.0 * replayed.calls)
+
+
 def test_tune_measures_calls_of_a_model(model, monkeypatch):
     """The first call of a size does not count; no size costs more than a larger one."""
     seconds = {0: [90, 1, 2, 1], 3: [90, 4, 5, 500], 9: [90, 2, 3, 3]}
@@ -312,6 +341,21 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys):
     assert output.stats.target_calls < greedy.stats.target_calls
     predicted = json.loads((run / "drafter.json").read_text())["predicted"]
     assert predicted["milliseconds_by_draft_tokens"] == {"0": 1.0, "72": 1.5}
+    trained_model().base.save_pretrained(tmp_path / "rescorer")
+    (tmp_path / "single.json").write_text(json.dumps({"0": 1e6, "4": 1e6, "5": 1e9}))
+    neural = ["tune", str(run), "--cost", str(tmp_path / "single.json"), "--rescorer",
+              f"own={tmp_path / 'rescorer'}", "-o", str(tmp_path / "neural.json")]  # fmt: skip
+    assert main(neural) == 0
+    assert "best: neural, own, top_k 8, alpha" in capsys.readouterr().out
+    about = json.loads((tmp_path / "neural.json").read_text())["lm"]
+    assert about == {"name": "own", "file": str(tmp_path / "rescorer"), "vocab_size": VOCAB}
+    rescored = load_drafter(tmp_path / "neural.json")
+    output = generate(model, prompts[1], drafter=rescored, max_new_tokens=NEW_TOKENS)
+    assert output.token_ids == greedy.token_ids
+    assert output.stats.scorer_failures == {}
+    (tmp_path / "rescorer").rename(tmp_path / "gone")
+    with pytest.raises(ValueError, match=r"needs a rescorer and .* lm=NeuralScorer\(model\)"):
+        load_drafter(tmp_path / "neural.json")
     NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")
     assert main([*arguments, "--lm", str(tmp_path / "other.lm")]) == 2
     assert "--lm other has a vocabulary of 5, the record one of 48" in capsys.readouterr().err

@@ -6,7 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lattice_bpd.cli.evaluate_options import TEXT_LIMIT, check_numbers, check_vocabulary
+from lattice_bpd.cli.evaluate_options import (
+    TEXT_LIMIT,
+    add_rescorer_option,
+    check_numbers,
+    check_vocabulary,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +50,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--lm", action="append", default=[], metavar="[NAME=]FILE",
         help="n-gram LM to try; repeatable (default: those of the run)",
     )  # fmt: skip
+    add_rescorer_option(parser, " (no default)")
     parser.add_argument("--limit", type=int, metavar="N", help=TEXT_LIMIT)
     parser.add_argument("--seed", type=int, default=0, help="of the split of texts (default 0)")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help=f"default: RUN/{_FILE}")
@@ -53,20 +59,31 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> None:
     """Search, write and print."""
+    from lattice_bpd.cli.evaluate_options import load_rescorers
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.evaluate.lab.drafter_search import DrafterSearch
     from lattice_bpd.evaluate.record.read import find_records, read_record
     from lattice_bpd.evaluate.replay.replay import Recording
+    from lattice_bpd.evaluate.replay.scorers import measure_rescoring
 
     check_numbers(args, 1, "limit")
     records = [read_record(path) for path in find_records(args.run_folder).values()]
     recording = Recording([text for record in records for text in record.texts[: args.limit]])
     vocab_size = records[0].manifest.vocab_size
     lms, files = _lms(args, vocab_size)
+    scorers = load_rescorers(args.rescorer)
+    check_vocabulary(scorers, vocab_size, "record", "--rescorer")
+    files = {**files, **_folders(args)}
     watcher = ConsoleWatcher(make_console(), {})
     costs = _costs(args, watcher)
+    rescoring = {
+        name: measure_rescoring(scorer, recording.texts[0], min(16, recording.top_k))
+        for name, scorer in scorers.items()
+    }
     watcher.begin("searching")
-    search = DrafterSearch(lms, costs, on_replay=watcher.advance, seed=args.seed)
+    search = DrafterSearch(
+        lms, costs, on_replay=watcher.advance, seed=args.seed, scorers=scorers, rescoring=rescoring
+    )
     tuned = search.run(recording)
     watcher.end()
     path = args.out or args.run_folder / _FILE
@@ -98,6 +115,14 @@ def _lms(
     return lms, files
 
 
+def _folders(args: argparse.Namespace) -> dict[str, str]:
+    """The rescorers' folders by name."""
+    from lattice_bpd.cli.evaluate_options import name_files
+
+    found = name_files(args.rescorer, "--rescorer")
+    return {name: str(path.resolve()) for name, path in found.items()}
+
+
 def _costs(args: argparse.Namespace, watcher: ConsoleWatcher) -> dict[int, float]:
     from lattice_bpd.evaluate.costs.call_costs import ROUNDS, measure_costs, read_costs
 
@@ -125,6 +150,8 @@ def _to_file(
     lm = None
     if name := choice.lm:
         lm = {"name": name, "file": files[name], "order": lms[name].order, "vocab_size": vocab_size}
+    elif name := choice.scorer:
+        lm = {"name": name, "file": files[name], "vocab_size": vocab_size}
     strategies = {"p_best_0gram": "p_best", "p_best_ngram": "p_best", "tree_0gram": "tree"}
     predicted = {
         "milliseconds_per_token": tuned.milliseconds,
@@ -159,7 +186,7 @@ def _describe(choice: Choice) -> str:
     from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 
     options = STRATEGIES[choice.name].kept(choice.options)
-    parts = [choice.name, f"LM {choice.lm}" if choice.lm else ""]
+    parts = [choice.name, f"LM {choice.lm}" if choice.lm else "", choice.scorer]
     parts += [f"{name} {value:g}" for name, value in options.items()]
     if choice.options.entropy_weight != 0.0:
         parts.append(f"entropy weight {choice.options.entropy_weight:g}")

@@ -11,12 +11,14 @@ from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header, write_json
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.model_sizes import ModelSizes
+from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.models.checkpoint import load_target
 
 _FORMAT, _VERSION = "lattice-bpd drafter", 1
-_STRATEGIES = ("greedy", "bpd", "p_best", "chain", "tree")
+_STRATEGIES = ("greedy", "bpd", "neural", "p_best", "chain", "tree")
 _HINT = "make one with lattice-bpd tune"
 _OPTIONS = (
     "strategy", "top_k", "num_drafts", "max_nodes", "alpha", "temperature", "head_scales",
@@ -32,7 +34,8 @@ class DrafterFile:
         config: strategy and options.
         vocab_size: V of the target.
         num_slots: H of the heads.
-        lm: None, or the LM's "file", "order" and "vocab_size".
+        lm: None, or the LM's "file", "order" and "vocab_size"; of "neural" no order, and the folder
+            of a causal LM as "file".
         predicted: the figures that tuning predicted, for information only.
     """
 
@@ -94,7 +97,7 @@ def read_drafter_file(path: str | Path) -> DrafterFile:
         raise FormatError(f"{path}: not a drafter.json ({error}); {_HINT}") from error
 
 
-def load_drafter(path: str | Path, lm: NGramLM | None = None) -> Drafter:
+def load_drafter(path: str | Path, lm: NGramLM | NeuralScorer | None = None) -> Drafter:
     """The drafter of a drafter.json, for `generate(..., drafter=)`.
 
     Decoding raises a ValueError if the target has another vocabulary than the tuned model, or more
@@ -102,7 +105,8 @@ def load_drafter(path: str | Path, lm: NGramLM | None = None) -> Drafter:
 
     Args:
         path: of the file.
-        lm: n-gram LM that it was tuned with; None: read from its recorded path, if one is needed.
+        lm: n-gram LM that it was tuned with, or NeuralScorer(model) for "neural"; None: read from
+            its recorded path, if one is needed.
 
     Returns:
         Drafter.
@@ -128,7 +132,7 @@ def load_drafter(path: str | Path, lm: NGramLM | None = None) -> Drafter:
     return cast(Drafter, drafter)
 
 
-def find_lm(file: DrafterFile, path: Path) -> NGramLM:
+def find_lm(file: DrafterFile, path: Path) -> NGramLM | NeuralScorer:
     """The LM that a drafter was tuned with: at its recorded path, or next to drafter.json.
 
     Args:
@@ -139,11 +143,16 @@ def find_lm(file: DrafterFile, path: Path) -> NGramLM:
         FormatError: the LM's file is damaged.
         ValueError: the LM's file is missing.
     """
-    name = str((file.lm or {}).get("file") or "")
+    name, is_neural = str((file.lm or {}).get("file") or ""), file.config.strategy == "neural"
     for candidate in (Path(name), path.parent / name, path.parent / Path(name).name):
-        if name and candidate.is_file():
+        if name and is_neural and candidate.is_dir():
+            return NeuralScorer(load_target(candidate).float().eval())
+        if name and not is_neural and candidate.is_file():
             return NGramLM.load(candidate)
+    needed = ("a rescorer", "NeuralScorer(model)") if is_neural else (
+        "an n-gram LM", "NGramLM.load(path)"
+    )  # fmt: skip
     raise ValueError(
-        f"load_drafter: {path} needs an n-gram LM and {name or 'its file'} is not there; give "
-        "lm=NGramLM.load(path)"
+        f"load_drafter: {path} needs {needed[0]} and {name or 'its file'} is not there; give "
+        f"lm={needed[1]}"
     )

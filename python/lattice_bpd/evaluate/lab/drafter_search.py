@@ -1,6 +1,7 @@
 """Search for the drafting strategy and options with the lowest predicted time per token.
 
-A replay gives the number of draft tokens of every call, and a cost curve the time of such a call.
+A replay gives the number of draft tokens of every call, and a cost curve the time of such a call;
+rescoring by a causal LM adds its own time to each call that verifies drafts.
 Texts are split in three parts: the first is searched on, the second decides whether factors for
 heads and entropies are kept, and the third gives an unbiased estimate.
 """
@@ -15,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.scorers.protocol import TransitionScorer
 from lattice_bpd.evaluate.costs.call_costs import interpolate_costs
-from lattice_bpd.evaluate.lab.options import DEFAULT_ALPHAS, split_texts
+from lattice_bpd.evaluate.lab.options import DEFAULT_ALPHAS, SCORER_ALPHAS, split_texts
 from lattice_bpd.evaluate.replay.replay import Recording, Replayed
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.evaluate.replay.sweep import Point, sweep
@@ -37,32 +39,37 @@ class Choice:
         name: a strategy of `STRATEGIES`.
         options: its options.
         lm: name of the LM; empty without one.
+        scorer: name of the rescorer; empty without one.
     """
 
     name: str
     options: DraftConfig = field(default_factory=DraftConfig)
     lm: str = ""
+    scorer: str = ""
 
     @property
     def point(self) -> Point:
         """What to replay."""
-        return Point(STRATEGIES[self.name], self.options, self.lm)
+        return Point(STRATEGIES[self.name], self.options, self.lm, self.scorer)
 
     def with_option(self, name: str, value: Any) -> Choice:
-        """The same with another value of one option, or another LM."""
+        """The same with another value of one option, or another LM or rescorer."""
         if name == "lm":
             return replace(self, lm=value)
+        if name == "scorer":
+            return replace(self, scorer=value)
         return replace(self, options=replace(self.options, **{name: value}))
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Values to try: k, p, N, weights of the LM, and temperatures of trees."""
+    """Values to try: k, p, N, weights of LM and rescorer, and temperatures of trees."""
 
     top_k: tuple[int, ...] = (4, 8, 16)
     num_drafts: tuple[int, ...] = (1, 2, 4, 8, 16)
     max_nodes: tuple[int, ...] = (4, 8, 12, 18, 24, 36, 54, 72)
     alpha: tuple[float, ...] = DEFAULT_ALPHAS
+    scorer_alpha: tuple[float, ...] = SCORER_ALPHAS
     temperature: tuple[float, ...] = (0.7, 1.0, 1.5, 2.0, 3.0)
 
 
@@ -101,6 +108,8 @@ class DrafterSearch:
         space: values to try.
         on_replay: called after each replay.
         seed: of the split and of the bootstrap.
+        scorers: rescorers by name, for strategy "neural".
+        rescoring: milliseconds that rescoring of one draft takes, by the rescorer's name.
     """
 
     lms: Mapping[str, NGramLM]
@@ -108,6 +117,8 @@ class DrafterSearch:
     space: SearchSpace = field(default_factory=SearchSpace)
     on_replay: Callable[[], None] | None = None
     seed: int = 0
+    scorers: Mapping[str, TransitionScorer] = field(default_factory=dict)
+    rescoring: Mapping[str, float] = field(default_factory=dict)
 
     def run(self, recording: Recording) -> Tuned:
         """The best way of drafting for the recorded texts.
@@ -118,6 +129,7 @@ class DrafterSearch:
         Raises:
             ValueError: fewer texts, or an LM of another vocabulary.
         """
+        recording = recording.read_with(self.scorers) if self.scorers else recording
         searched, selected, test = self._split(recording)
         plain = self._search_strategies(searched)
         weighed = self._search_factors(searched, plain)
@@ -126,16 +138,23 @@ class DrafterSearch:
         (replayed,) = self._replay(test, [choice])
         return Tuned(
             choice, plain, adopted,
-            self._time_per_token(replayed),
+            self._time_per_token(choice, replayed),
             self._compare(test, choice, Choice("greedy")),
             self._compare(test, choice, Choice("bpd")),
             replayed.block_efficiency,
             (len(searched.texts), len(selected.texts), len(test.texts)),
         )  # fmt: skip
 
-    def milliseconds(self, replayed: Replayed) -> npt.NDArray[np.float64]:
-        """(N,) predicted time of each text; the prompt's call counts as one without drafts."""
+    def milliseconds(self, replayed: Replayed, scorer: str = "") -> npt.NDArray[np.float64]:
+        """(N,) predicted time of each text; the prompt's call counts as one without drafts.
+
+        Args:
+            replayed: a replay.
+            scorer: name of the rescorer that drafted, whose time is added to each call with drafts.
+        """
         calls = interpolate_costs(self.costs, replayed.nodes.tolist())
+        if scorer:
+            calls = calls + self.rescoring[scorer] * (replayed.nodes > 0)
         decoding = np.bincount(replayed.texts, calls, minlength=len(replayed.tokens))
         return np.asarray(interpolate_costs(self.costs, [0]) + decoding, np.float64)
 
@@ -155,15 +174,15 @@ class DrafterSearch:
         """The best options of the best strategy."""
         top_k = max((k for k in self.space.top_k if k <= recording.top_k), default=recording.top_k)
         first_lm = next(iter(self.lms), "")
-        best = [
-            self._descend(
-                recording,
-                Choice(name, DraftConfig(top_k=top_k), first_lm if uses_lm else ""),
-            )
+        first_scorer = next(iter(self.scorers), "")
+        starts = [
+            Choice(name, DraftConfig(top_k=top_k), first_lm if uses_lm else "")
             for name in _FAMILIES
             if not (uses_lm := STRATEGIES[name].uses_lm) or self.lms
         ]
-        return self._fastest(recording, best)
+        if first_scorer:
+            starts.append(Choice("neural", DraftConfig(top_k=top_k), scorer=first_scorer))
+        return self._fastest(recording, [self._descend(recording, start) for start in starts])
 
     def _descend(self, recording: Recording, best: Choice) -> Choice:
         """Coordinate descent: one option after the other, until none improves."""
@@ -171,9 +190,13 @@ class DrafterSearch:
         values: dict[str, Sequence[Any]] = {}
         if strategy.uses_lm and len(self.lms) > 1:
             values["lm"] = tuple(self.lms)
+        if best.scorer and len(self.scorers) > 1:
+            values["scorer"] = tuple(self.scorers)
         for name in ("max_nodes", "num_drafts", "alpha", "temperature", "top_k"):
             if name in strategy.option_names:
                 values[name] = getattr(self.space, name)
+        if best.scorer:
+            values["alpha"] = self.space.scorer_alpha
         if "top_k" in values:
             values["top_k"] = [k for k in values["top_k"] if k <= recording.top_k]
         for _ in range(_ROUNDS):
@@ -186,8 +209,8 @@ class DrafterSearch:
 
     def _search_factors(self, recording: Recording, plain: Choice) -> Choice:
         """Entropies first, then one factor for each head."""
-        if plain.name in ("greedy", "bpd") or recording.transitions is not None:
-            return plain  # heads that give candidates have no factors
+        if plain.name in ("greedy", "bpd", "neural") or recording.transitions is not None:
+            return plain  # these drafts, and heads that give candidates, have no factors
         tried = [plain.with_option("entropy_weight", weight) for weight in _ENTROPY_WEIGHTS]
         best = self._fastest(recording, [plain, *tried])
         for slot in range(recording.num_slots):
@@ -204,19 +227,24 @@ class DrafterSearch:
     def _fastest(self, recording: Recording, choices: Sequence[Choice]) -> Choice:
         """The choice with the lowest predicted time per token, the first of several."""
         distinct = list(dict.fromkeys(choices))
-        times = [self._time_per_token(replayed) for replayed in self._replay(recording, distinct)]
+        replays = self._replay(recording, distinct)
+        times = [self._time_per_token(*pair) for pair in zip(distinct, replays, strict=True)]
         return distinct[int(np.argmin(times))]
 
-    def _time_per_token(self, replayed: Replayed) -> float:
+    def _time_per_token(self, choice: Choice, replayed: Replayed) -> float:
         """Predicted milliseconds."""
-        return float(self.milliseconds(replayed).sum() / replayed.tokens.sum())
+        milliseconds = self.milliseconds(replayed, choice.scorer).sum()
+        return float(milliseconds / replayed.tokens.sum())
 
     def _replay(self, recording: Recording, choices: Sequence[Choice]) -> list[Replayed]:
         points = [choice.point for choice in choices]
-        return sweep([recording], points, self.lms, on_point=self.on_replay)[0]
+        return sweep(
+            [recording], points, self.lms, scorers={"neural": self.scorers},
+            on_point=self.on_replay,
+        )[0]  # fmt: skip
 
     def _compare(self, recording: Recording, one: Choice, other: Choice) -> PairedTest:
         """Gain in predicted tokens per second."""
         first, second = self._replay(recording, [one, other])
-        times = self.milliseconds(first), self.milliseconds(second)
+        times = self.milliseconds(first, one.scorer), self.milliseconds(second, other.scorer)
         return compare_paired(first.tokens, *times, seed=self.seed)

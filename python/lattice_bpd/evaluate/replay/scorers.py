@@ -9,6 +9,7 @@ searched with the scorer itself.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,28 @@ def draft_along(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig
         contexts = [[0]] * len(rows)
         paths[rows] = _search(found, rows, contexts, _AlongOutput(scores), options)
     return Proposal(paths)
+
+
+def measure_rescoring(
+    scorer: TransitionScorer, text: RecordedText, top_k: int, *, steps: int = 24
+) -> float:
+    """Median milliseconds to rescore one draft, at consecutive positions of a recorded text.
+
+    Args:
+        scorer: as in decoding, with its own KV cache; the first position, which reads the prompt,
+            does not count.
+        text: of two tokens or more.
+        top_k: k, at most that of the text.
+        steps: positions, at most.
+    """
+    seconds = []
+    for position in range(min(steps, len(text.output))):
+        kept = np.s_[position : position + 1, :, :top_k]
+        found, context = Candidates(text.token_ids[kept], text.scores[kept]), text.context(position)
+        start = time.perf_counter()
+        search_drafts(found, [context], scorer)
+        seconds.append(time.perf_counter() - start)
+    return 1e3 * float(np.median(seconds[1:] or seconds))
 
 
 class _AlongOutput(TransitionScorer):
