@@ -83,7 +83,8 @@ class Lab:
         }  # fmt: skip
         if not scorers:
             return recording
-        self._begin("reading texts with rescorers", 0)
+        parts = {id(part) for one in scorers.values() for part in getattr(one, "scorers", [one])}
+        self._begin("reading texts with rescorers", len(parts) * len(recording.texts))
         return recording.read_with(scorers, self.on_replay)
 
     def evaluate(self, recording: Recording) -> Row:

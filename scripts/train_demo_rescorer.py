@@ -1,0 +1,68 @@
+"""Train the rescorer of the demo's model: a small causal LM for strategies neural and mixture.
+
+    python scripts/train_demo_rescorer.py                  # about 10 minutes of one core
+    python scripts/train_demo_rescorer.py --work DIR --out DIR
+
+It learns from continuations that the demo's model generates from training files of the running
+Python's library, by `lattice-bpd rescorer train`; an interrupted run is resumed. Run it after
+`train_demo_model.py`, whose result has no rescorer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from lattice_bpd.atomic_files import write_text
+from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
+from lattice_bpd.evaluate.demo.library_text import read_library_sources
+from lattice_bpd.evaluate.demo.model_folder import RESCORER_FOLDER
+from lattice_bpd.models.checkpoint import load_target
+from lattice_bpd.models.head_files import staged_folder
+from lattice_bpd.train.rescorer.job import RescorerJob
+from lattice_bpd.train.rescorer.run import run_rescorer_job
+
+ROOT = Path(__file__).resolve().parents[1]
+DEMO = ROOT / "examples" / "demo_model"
+TRAIN = {"steps": 600, "batch_size": 16, "sequence_length": 254, "other_lr": 0.02}
+
+
+def main() -> None:
+    """Train, convert to bfloat16 and write the folder."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n\n")[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--work", type=Path, default=ROOT / "demo-out" / "rescorer", metavar="DIR")
+    parser.add_argument("--out", type=Path, default=DEMO / RESCORER_FOLDER, metavar="DIR")
+    args = parser.parse_args()
+    quiet_transformers()
+    args.work.mkdir(parents=True, exist_ok=True)
+    text = args.work / "library.jsonl"
+    if not text.is_file():
+        lines = [json.dumps({"text": source}) + "\n" for source in read_library_sources().train]
+        write_text(text, "".join(lines))
+    job = RescorerJob(
+        DEMO, args.work / "rescorer", [str(text)],
+        corpus={"boundaries": "document", "field": "text", "eos_id": 0}, size="tiny", train=TRAIN,
+        own_rows=2048, prompt_length=64, validation_pieces=32, checkpoint_every=50,
+    )  # fmt: skip
+    console = make_console()
+    with closing(ConsoleWatcher(console, {})) as watcher:
+        result = run_rescorer_job(job, watcher)
+    rescorer = load_target(result.output, dtype=torch.bfloat16)
+    with staged_folder(args.out, last="config.json") as folder:
+        rescorer.save_pretrained(folder)
+    size = sum(path.stat().st_size for path in args.out.iterdir())
+    console.print(
+        f"{args.out}: {result.num_parameters:,} parameters, {size / 1e6:.2f} MB, loss "
+        f"{result.loss:.3f}, on validation text {result.validation_loss}, {result.seconds:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
