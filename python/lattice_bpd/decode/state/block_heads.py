@@ -57,14 +57,7 @@ class BlockDrafterHeads:
         tokens = pad_sequence(new, batch_first=True)
         drafter.append(cache, self._features(states, tokens), lengths, tokens)
         anchors = torch.tensor([state.tokens[-1] for state in states], device=device)
-        if isinstance(drafter, BlockDrafter) and drafter.config.scorer is not None:
-            return drafter.lattice(cache, anchors)
-        logits = drafter.logits(drafter.draft_states(cache, anchors))
-        if drafter.d2t is None:
-            return logits
-        target_ids = drafter.to_target_ids(torch.arange(logits.shape[-1], device=logits.device))
-        shape = (*logits.shape[:2], states[0].model.vocab_size)
-        return logits.new_full(shape, float("-inf")).index_copy_(2, target_ids, logits)
+        return read_slots(drafter, cache, anchors, states[0].model.vocab_size)
 
     def _features(self, states: Sequence[DecodeState], tokens: Tensor) -> Tensor:
         """(B, m, F) features of tokens (B, m); F is 0 for a drafter that reads tokens only."""
@@ -94,3 +87,28 @@ class BlockDrafterHeads:
         one = copy.copy(row.cache)
         one.keep_sequences([row.number])
         return one
+
+
+def read_slots(
+    drafter: OnePassDrafter, cache: BlockCache, anchors: Tensor, vocab_size: int
+) -> Tensor | LatticeInput:
+    """The slots after the anchors.
+
+    Args:
+        drafter: attached to the target.
+        cache: of the B sequences, up to the tokens before the anchors.
+        anchors: (B,) int64, the last exact tokens.
+        vocab_size: V of the target.
+
+    Returns:
+        A lattice where the drafter has transition scores, else logits (B, H, V), -inf for tokens
+        that are not in its vocabulary.
+    """
+    if isinstance(drafter, BlockDrafter) and drafter.config.scorer is not None:
+        return drafter.lattice(cache, anchors)
+    logits = drafter.logits(drafter.draft_states(cache, anchors))
+    if drafter.d2t is None:
+        return logits
+    target_ids = drafter.to_target_ids(torch.arange(logits.shape[-1], device=logits.device))
+    shape = (*logits.shape[:2], vocab_size)
+    return logits.new_full(shape, float("-inf")).index_copy_(2, target_ids, logits)

@@ -58,6 +58,23 @@ class BlockCache:
         """Sequences."""
         return len(self.lengths)
 
+    @classmethod
+    def of(
+        cls, keys: Tensor, values: Tensor, lengths: Sequence[int], newest: Tensor | None = None
+    ) -> BlockCache:
+        """The cache of given keys and values, which it keeps and changes from `lengths` on.
+
+        Args:
+            keys: (layers, B, kv_heads, capacity, head_dim) float, finite everywhere.
+            values: likewise.
+            lengths: exact tokens of each sequence.
+            newest: see the class.
+        """
+        cache = cls.__new__(cls)
+        cache.keys, cache.values, cache.lengths = keys, values, list(lengths)
+        cache.is_static, cache.newest = False, newest
+        return cache
+
     @property
     def capacity(self) -> int:
         """Positions of a sequence that there is memory for."""
@@ -153,12 +170,13 @@ class BlockCache:
                 "width, dtype); expected one or more of one drafter"
             )
         capacity = max(part.capacity for part in caches)
-        joined = cls.__new__(cls)
-        joined.keys = torch.cat([_grow(part.keys, capacity) for part in caches], dim=1)
-        joined.values = torch.cat([_grow(part.values, capacity) for part in caches], dim=1)
-        joined.lengths = [length for part in caches for length in part.lengths]
+        joined = cls.of(
+            torch.cat([_grow(part.keys, capacity) for part in caches], dim=1),
+            torch.cat([_grow(part.values, capacity) for part in caches], dim=1),
+            [length for part in caches for length in part.lengths],
+            _join_newest(caches),
+        )
         joined.is_static = all(part.is_static for part in caches)
-        joined.newest = _join_newest(caches)
         return joined
 
 

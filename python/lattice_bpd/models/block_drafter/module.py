@@ -142,15 +142,31 @@ class BlockDrafter(nn.Module):
             raise ValueError(
                 f"BlockDrafter.append: lengths is {list(lengths)}; expected 0..{features.shape[1]}"
             )
-        context = self._context(features)
-        starts = torch.tensor(cache.lengths, device=context.device)[:, None]
-        positions = starts + torch.arange(features.shape[1], device=context.device)
-        angles = rotary(positions, self.config, context.dtype)
-        pairs = [layer.context(context, angles) for layer in self._layers()]
-        keys, values = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+        device = self.fc.weight.device
+        starts = torch.tensor(cache.lengths, device=device)[:, None]
+        positions = starts + torch.arange(features.shape[1], device=device)
+        context, keys, values = self.read_context(features, positions)
         cache.append(keys, values, lengths)
         if self.lilicorr is not None:
             cache.keep_newest(context, lengths)
+
+    @torch.no_grad()
+    def read_context(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the cache keeps of exact tokens, for callers with a cache of their own.
+
+        Args:
+            features: (B, m, n*D_target) float, see `append`.
+            positions: (B, m) int64, of the tokens in their texts.
+
+        Returns:
+            The context vectors (B, m, D), and keys and values of all layers, each (layers, B,
+            kv_heads, m, head_dim).
+        """
+        context = self._context(features)
+        angles = rotary(positions, self.config, context.dtype)
+        pairs = [layer.context(context, angles) for layer in self._layers()]
+        keys, values = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+        return context, keys, values
 
     @torch.no_grad()
     def draft_states(self, cache: BlockCache, anchors: Tensor) -> Tensor:
