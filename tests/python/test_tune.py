@@ -19,17 +19,28 @@ from blockwise_models import VOCAB, looping_text, random_model, trained_model
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
 from lattice_bpd.decode import DraftingModel, PBestDrafter, TreeDrafter, generate, load_drafter
+<<<<<<< HEAD
 from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer, NoDrafter
+=======
+from lattice_bpd.decode.drafters import ArgmaxDrafter, NoDrafter
+from lattice_bpd.decode.drafters.chain import ChainDrafter
+>>>>>>> 2f75bee (feat(cli): tune --chain-only, and folders with all that a server needs)
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile, read_drafter_file
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.evaluate import record
 from lattice_bpd.evaluate.costs.call_costs import interpolate_costs, measure_costs, read_costs
-from lattice_bpd.evaluate.lab.drafter_search import Choice, DrafterSearch, SearchSpace
+from lattice_bpd.evaluate.lab.drafter_search import (
+    CHAIN_FAMILIES,
+    Choice,
+    DrafterSearch,
+    SearchSpace,
+)
 from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.models.checkpoint import load_heads
 
 NEW_TOKENS = 16
 SCALES = (1.0, 0.6, 1.7, 0.8)
@@ -273,6 +284,7 @@ def test_tune_drafts_much_where_calls_are_free_and_nothing_where_they_are_expens
         DrafterSearch({}, FLAT, space).run(recording.select([0, 1]))
 
 
+<<<<<<< HEAD
 SINGLE = {0: 1.0, 4: 1.0, 5: 100.0}  # one draft of four tokens for nothing, more is expensive
 
 
@@ -299,6 +311,21 @@ def test_tune_chooses_a_rescorer_unless_it_takes_too_long(recording):
     expected = 2.0 * replayed.calls + 3.0 * drafted
     assert search.milliseconds(replayed, "own") == pytest.approx(expected)
     assert search.milliseconds(replayed) == pytest.approx(2.0 * replayed.calls)
+=======
+def test_tune_chooses_chains_for_engines_without_trees(model, lm, prompts, recording):
+    space = SearchSpace(top_k=(4, 8), alpha=(0.2, 0.6), temperature=(1.0, 2.0))
+    search = DrafterSearch({"lm": lm}, FLAT, space, families=CHAIN_FAMILIES)
+    tuned = search.run(recording)
+    assert tuned.choice.name == "chain"
+    assert tuned.choice.lm == "lm"
+    assert tuned.over_bpd.gain.value > 0.0
+    # the replay's calls are those of decoding
+    (replayed,) = search._replay(recording, [tuned.choice])
+    drafter = make_drafter(replace(tuned.choice.options, strategy="chain"), DraftSources(lm))
+    for number, prompt in enumerate(prompts):
+        live = generate(model, prompt, drafter=drafter, max_new_tokens=NEW_TOKENS)
+        assert live.stats.target_calls == replayed.calls[number]
+>>>>>>> 2f75bee (feat(cli): tune --chain-only, and folders with all that a server needs)
 
 
 def test_tune_measures_calls_of_a_model(model, monkeypatch):
@@ -321,7 +348,7 @@ def test_tune_measures_calls_of_a_model(model, monkeypatch):
     assert not any(seconds.values())
 
 
-def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys):
+def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch):
     pytest.importorskip("pyarrow")
     pytest.importorskip("rich")
     from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
@@ -341,6 +368,7 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys):
     assert output.stats.target_calls < greedy.stats.target_calls
     predicted = json.loads((run / "drafter.json").read_text())["predicted"]
     assert predicted["milliseconds_by_draft_tokens"] == {"0": 1.0, "72": 1.5}
+<<<<<<< HEAD
     trained_model().base.save_pretrained(tmp_path / "rescorer")
     (tmp_path / "single.json").write_text(json.dumps({"0": 1e6, "4": 1e6, "5": 1e9}))
     neural = ["tune", str(run), "--cost", str(tmp_path / "single.json"), "--rescorer",
@@ -356,6 +384,24 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys):
     (tmp_path / "rescorer").rename(tmp_path / "gone")
     with pytest.raises(ValueError, match=r"needs a rescorer and .* lm=NeuralScorer\(model\)"):
         load_drafter(tmp_path / "neural.json")
+=======
+    # a folder for an engine that verifies chains, with all that it needs
+    folder = tmp_path / "served"
+    folder.mkdir()
+    model.save_pretrained(tmp_path / "model")
+    measured = ["tune", str(run), "--measure", str(tmp_path / "model"), "--chain-only"]
+    with monkeypatch.context() as patch:
+        patch.setattr("lattice_bpd.evaluate.costs.call_costs.measure_costs", lambda *_, **__: FLAT)
+        three = str(tmp_path / "three.lm")
+        assert main([*measured, "--lm", three, "-o", str(folder)]) == 0
+    assert {path.name for path in folder.iterdir()} == {
+        "drafter.json", "three.lm", "blockwise_heads.json", "blockwise_heads.safetensors",
+    }  # fmt: skip
+    file = read_drafter_file(folder / "drafter.json")
+    assert (file.config.strategy, file.lm["file"]) == ("chain", "three.lm")
+    assert isinstance(load_drafter(folder / "drafter.json"), ChainDrafter)
+    assert torch.equal(load_heads(folder).outer_weight, model.heads.outer_weight)
+>>>>>>> 2f75bee (feat(cli): tune --chain-only, and folders with all that a server needs)
     NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")
     assert main([*arguments, "--lm", str(tmp_path / "other.lm")]) == 2
     assert "--lm other has a vocabulary of 5, the record one of 48" in capsys.readouterr().err

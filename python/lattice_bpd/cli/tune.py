@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _EXAMPLE = """examples:
   lattice-bpd tune run --measure MODEL                 # times calls of the model first
   lattice-bpd tune run --cost cost.json --lm 4gram=four.lm -o drafter.json
+  lattice-bpd tune run --measure MODEL --chain-only -o FOLDER     # for vLLM
 
 cost.json holds milliseconds of a call of the target by its draft tokens: {"0": 1.9, "36": 2.4}.
 Decoders load the result by generate(..., drafter=load_drafter("drafter.json", lm=lm)).
@@ -53,7 +54,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_rescorer_option(parser, " (no default)")
     parser.add_argument("--limit", type=int, metavar="N", help=TEXT_LIMIT)
     parser.add_argument("--seed", type=int, default=0, help="of the split of texts (default 0)")
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help=f"default: RUN/{_FILE}")
+    parser.add_argument(
+        "--chain-only", action="store_true",
+        help="single drafts only, for engines that verify no trees, such as vLLM",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="PATH",
+        help=f"file, or existing folder for {_FILE}, the LM and the heads of MODEL (default: "
+        f"RUN/{_FILE})",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -61,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
     """Search, write and print."""
     from lattice_bpd.cli.evaluate_options import load_rescorers
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd.evaluate.lab.drafter_search import DrafterSearch
+    from lattice_bpd.evaluate.lab.drafter_search import CHAIN_FAMILIES, DrafterSearch
     from lattice_bpd.evaluate.record.read import find_records, read_record
     from lattice_bpd.evaluate.replay.replay import Recording
     from lattice_bpd.evaluate.replay.scorers import measure_rescoring
@@ -81,14 +90,19 @@ def run(args: argparse.Namespace) -> None:
         for name, scorer in scorers.items()
     }
     watcher.begin("searching")
+    families = {"families": CHAIN_FAMILIES} if args.chain_only else {}
     search = DrafterSearch(
-        lms, costs, on_replay=watcher.advance, seed=args.seed, scorers=scorers, rescoring=rescoring
-    )
+        lms, costs, on_replay=watcher.advance, seed=args.seed, scorers=scorers,
+        rescoring=rescoring, **families,
+    )  # fmt: skip
     tuned = search.run(recording)
     watcher.end()
     path = args.out or args.run_folder / _FILE
     file = _to_file(tuned, vocab_size, recording.num_slots, lms, files, costs)
-    file.save(path)
+    if path.is_dir():
+        path = _save_folder(file, path, args.measure)
+    else:
+        file.save(path)
     _print(watcher, tuned, path)
 
 
@@ -164,6 +178,26 @@ def _to_file(
     }
     config = replace(choice.options, strategy=strategies.get(choice.name, choice.name))
     return DrafterFile(config, vocab_size, num_slots, lm, predicted)
+
+
+def _save_folder(file: DrafterFile, folder: Path, model: Path | None) -> Path:
+    """Writes drafter.json, a copy of its LM, and the heads of a model where there are none."""
+    import shutil
+    from dataclasses import replace
+
+    from lattice_bpd.atomic_files import replacing
+    from lattice_bpd.models.checkpoint import copy_heads
+
+    if file.lm is not None:
+        lm = Path(file.lm["file"])
+        if lm.resolve() != (folder / lm.name).resolve():
+            with replacing(folder / lm.name) as temporary:
+                shutil.copyfile(lm, temporary)
+        file = replace(file, lm={**file.lm, "file": lm.name})
+    if model is not None:
+        copy_heads(model, folder)
+    file.save(folder / _FILE)
+    return folder / _FILE
 
 
 def _print(watcher: ConsoleWatcher, tuned: Tuned, path: Path) -> None:

@@ -44,8 +44,8 @@ def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> No
         )
     with staged_folder(directory) as folder:
         base.save_pretrained(folder)
+    _save_heads(heads, directory)
     drafter = directory / DRAFTER_FOLDER
-    heads.save_pretrained(drafter if isinstance(heads, BlockDrafter) else directory)
     for kind, files in ((BlockwiseHeads, BLOCKWISE_FILES), (MedusaHeads, MEDUSA_FILES)):
         if not isinstance(heads, kind):
             for stale in (files.config_name, files.weights_name):
@@ -83,6 +83,29 @@ def load_heads(directory: Path) -> BlockwiseHeads | MedusaHeads | BlockDrafter:
     if (directory / MEDUSA_FILES.config_name).is_file():
         return MedusaHeads.from_pretrained(directory)
     return BlockwiseHeads.from_pretrained(directory)
+
+
+def has_heads(directory: Path) -> bool:
+    """Whether `directory` has files of heads, complete or not."""
+    return (directory / DRAFTER_FOLDER).is_dir() or any(
+        (directory / files.config_name).is_file() for files in (BLOCKWISE_FILES, MEDUSA_FILES)
+    )
+
+
+def copy_heads(source: Path, directory: Path) -> None:
+    """Writes the heads of one folder into another one; heads that are there already stay.
+
+    Raises:
+        FormatError: see `load_heads`.
+        OSError: the directory cannot be written.
+    """
+    if not has_heads(directory):
+        _save_heads(load_heads(source), directory)
+
+
+def _save_heads(heads: BlockwiseHeads | MedusaHeads | BlockDrafter, directory: Path) -> None:
+    is_block = isinstance(heads, BlockDrafter)
+    heads.save_pretrained(directory / DRAFTER_FOLDER if is_block else directory)
 
 
 def load_target(directory: Path, **options: Any) -> PreTrainedModel:

@@ -26,6 +26,8 @@ from lattice_bpd.evaluate.statistics.bootstrap import PairedTest, compare_paired
 from lattice_bpd.lm.ngram import NGramLM
 
 _FAMILIES = ("greedy", "bpd", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree")
+CHAIN_FAMILIES = ("greedy", "bpd", "chain")
+"""Strategies for engines that verify one draft; without an LM the chain of heads is BPD's."""
 _ROUNDS = 3  # over all options; most searches end after two
 _FACTORS = (0.5, 0.7, 1.4, 2.0)
 _ENTROPY_WEIGHTS = (-1.0, -0.5, -0.25, 0.25, 0.5, 1.0)
@@ -110,6 +112,7 @@ class DrafterSearch:
         seed: of the split and of the bootstrap.
         scorers: rescorers by name, for strategy "neural".
         rescoring: milliseconds that rescoring of one draft takes, by the rescorer's name.
+        families: strategies to search, names of `STRATEGIES`; besides "neural" with scorers.
     """
 
     lms: Mapping[str, NGramLM]
@@ -119,6 +122,7 @@ class DrafterSearch:
     seed: int = 0
     scorers: Mapping[str, TransitionScorer] = field(default_factory=dict)
     rescoring: Mapping[str, float] = field(default_factory=dict)
+    families: tuple[str, ...] = _FAMILIES
 
     def run(self, recording: Recording) -> Tuned:
         """The best way of drafting for the recorded texts.
@@ -177,7 +181,7 @@ class DrafterSearch:
         first_scorer = next(iter(self.scorers), "")
         starts = [
             Choice(name, DraftConfig(top_k=top_k), first_lm if uses_lm else "")
-            for name in _FAMILIES
+            for name in self.families
             if not (uses_lm := STRATEGIES[name].uses_lm) or self.lms
         ]
         if first_scorer:
