@@ -17,8 +17,8 @@ import torch
 
 from lattice_bpd import DraftConfig, NGramLM, rescore_lattice
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile
-from lattice_bpd.models import BlockwiseHeads, MedusaHeads
-from lattice_bpd.models.block_drafter.module import BlockDrafter
+from lattice_bpd.models import BlockDrafter, BlockDrafterConfig, BlockwiseHeads, MedusaHeads
+from lattice_bpd.models.block_drafter.scorer_config import SelectorConfig
 from lattice_bpd_vllm.batch import Texts, select_requests
 from lattice_bpd_vllm.counters import DraftCounters
 from lattice_bpd_vllm.drafting import LatticeDrafter
@@ -208,6 +208,11 @@ def test_options_come_from_json() -> None:
         ({"directory": 3}, TypeError, "directory is 3; expected a string"),
         ({"directory": "d", "check": 1}, TypeError, "check is 1; expected true or false"),
         ({"directory": "d", "threads": True}, TypeError, "threads is True"),
+        (
+            {"directory": "d", "ngram_cache": "yes"},
+            TypeError,
+            "ngram_cache is 'yes'; expected true",
+        ),
         ({"directory": "d", "threads": -1}, ValueError, "threads is -1"),
         ({"directory": "d", "draft": "tree"}, ValueError, "expected one of chain, best, argmax"),
         ({"directory": "d", "min_prob": 2.0}, ValueError, "min_prob is 2.0"),
@@ -275,11 +280,22 @@ def test_parts_that_do_not_fit_are_refused(folder: Path) -> None:
         load_parts(DrafterOptions(str(folder)))
 
 
-def test_block_drafters_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = BlockDrafter.__new__(BlockDrafter)
-    monkeypatch.setattr("lattice_bpd_vllm.files.load_heads", lambda _: drafter)
-    with pytest.raises(ValueError, match=r"holds a block drafter.*expected BlockwiseHeads"):
-        load_parts(DrafterOptions(str(folder)))
+def test_block_drafters_are_drafters(folder: Path, tmp_path_factory: Any) -> None:
+    config = BlockDrafterConfig(
+        hidden_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8, intermediate_size=8,
+        vocab_size=12, target_hidden_size=8, hidden_layers=(0,), block_size=5, mask_token_id=0,
+        scorer=SelectorConfig(rank=2, top_k=3),
+    )  # fmt: skip
+    checkpoint = tmp_path_factory.mktemp("checkpoint")
+    BlockDrafter(config).save_pretrained(checkpoint)
+    options = DrafterOptions(str(folder), heads=str(checkpoint))
+    parts = load_parts(options)
+    assert isinstance(parts.heads, BlockDrafter)
+    assert (parts.heads.num_slots, parts.vocab_size, parts.draft) == (4, 12, "chain")
+    assert parts.lm is not None
+    change(folder, entropy_weight=0.5)
+    with pytest.raises(ValueError, match="entropy_weight are for logits, and the block drafter"):
+        load_parts(options)
 
 
 def test_the_log_line_has_the_counts() -> None:

@@ -26,6 +26,7 @@ from fake_vllm import (
     vllm,
 )
 from lattice_bpd import DraftConfig
+from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd_vllm import proposer as module
 from lattice_bpd_vllm.files import DrafterParts
 from lattice_bpd_vllm.proposer import LatticeProposer
@@ -138,8 +139,7 @@ def test_a_failure_costs_drafts_only(
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(proposer, "_head_logits", fail)
-        proposer._head_logits.num_slots = SLOTS  # type: ignore[attr-defined]
+        patch.setattr(proposer._source, "read", fail)
         runner.step()
         runner.step()
     assert [one.drafts for one in requests] == [[], []]
@@ -165,8 +165,8 @@ def test_check_raises(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nan_logits_are_a_failure(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     proposer = make_proposer(monkeypatch, "chain")
     runner = vllm.runner(proposer, [Request([1, 2])])
-    heads = proposer._head_logits.heads
-    monkeypatch.setattr(heads, "forward", lambda *_: torch.full((1, 4, VOCAB), torch.nan))
+    nan = torch.full((1, 4, VOCAB), torch.nan)
+    monkeypatch.setattr(proposer._source, "read", lambda *_: nan)
     runner.step()
     assert proposer.counters.failures == 1
 
@@ -177,6 +177,36 @@ def test_a_runner_that_overrides_the_method_is_named(
     proposer = make_proposer(monkeypatch)
     assert proposer.propose([[1]], np.array([1]), np.array([[1]])) == [[]]
     assert "overrides propose_draft_token_ids" in caplog.text
+
+
+def test_ngram_caches_follow_the_texts(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DraftConfig(top_k=4, ngram_cache=3)
+    parts = DrafterParts(PerfectHeads(), None, config, "chain", VOCAB)
+    monkeypatch.setattr(module, "load_parts", lambda _: parts)
+    proposer = LatticeProposer(config_of(log_seconds=0, check=True))
+    proposer.load_model(Target())
+    requests = [Request([1, 2, 3], unread=1), Request([3, 4]), Request([5, 6])]
+    runner = vllm.runner(proposer, requests)
+    fed: dict[int, list[int]] = {}
+    update = ContextNGram.update
+
+    def watched(cache: ContextNGram, token_ids: Any, *args: Any) -> None:
+        fed.setdefault(id(cache), []).extend(np.asarray(token_ids).tolist())
+        update(cache, token_ids, *args)
+
+    monkeypatch.setattr(ContextNGram, "update", watched)
+    for _ in range(3):
+        runner.step()
+    assert outputs_are_right(requests)
+    assert sorted(fed.values()) == sorted(one.text for one in requests)
+    assert proposer.counters.failures == 0
+    assert proposer._caches is not None
+    assert len(proposer._caches) == 3
+    for name in ("0", "2"):  # two requests end
+        del runner.requests[name]
+    runner.batch = requests[1:2]
+    runner.step()
+    assert len(proposer._caches) == 1
 
 
 # Sampling
@@ -249,7 +279,9 @@ def test_versions(vllm: Any, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_another_vocabulary_is_refused(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="logits have 16 columns, heads and LM a vocabulary of 20"):
+    with pytest.raises(
+        ValueError, match="logits have 16 columns, drafter and LM a vocabulary of 20"
+    ):
         make_proposer(monkeypatch, vocab_size=20)
 
 

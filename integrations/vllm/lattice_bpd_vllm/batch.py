@@ -15,11 +15,13 @@ class DraftBatch(NamedTuple):
         requests: (B,) their indices in the engine's batch.
         contexts: (B,) lists of the last token ids, the exact token last.
         max_lengths: (B,) the longest drafts, 1 or more.
+        lengths: (B,) tokens of their texts, the exact token included.
     """
 
     requests: list[int]
     contexts: list[list[int]]
     max_lengths: list[int]
+    lengths: list[int]
 
     @property
     def exact_tokens(self) -> list[int]:
@@ -63,7 +65,7 @@ def select_requests(
     count = len(kept)
     ends = texts.num_tokens[:count].tolist()
     prompts = texts.num_prompt_tokens[:count].tolist()
-    requests, contexts, lengths = [], [], []
+    requests, contexts, max_lengths, lengths = [], [], [], []
     for request, tokens in enumerate(kept):
         if not tokens:
             continue
@@ -77,5 +79,6 @@ def select_requests(
         requests.append(request)
         start = end - context_length if end > context_length else 0
         contexts.append(texts.token_ids[request, start:end].tolist())
-        lengths.append(longest if longest < most else most)
-    return DraftBatch(requests, contexts, lengths)
+        max_lengths.append(longest if longest < most else most)
+        lengths.append(end)
+    return DraftBatch(requests, contexts, max_lengths, lengths)

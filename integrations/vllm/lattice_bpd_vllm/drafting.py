@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
+from lattice_bpd.decode.drafters.ngram_caches import DEFAULT_ORDER
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.head_weights import weigh_heads
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, select_top_k
+from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.search import search_chains, search_drafts
 
 Chains = list[list[int]]
+Lattices = Candidates | LatticeInput
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class LatticeDrafter:
 
     Attributes:
         lm: n-gram LM over the target's token ids, or None: the heads alone.
-        config: top_k, alpha, temperature, head_scales, entropy_weight.
+        config: top_k, alpha, temperature, head_scales, entropy_weight, ngram_cache.
         draft: "chain", "best" or "argmax"; see `DrafterOptions`.
         min_prob: least probability of a prefix of "chain"; prefixes get less probable with length.
         threads: of the search; 0 is all cores.
@@ -40,19 +45,27 @@ class LatticeDrafter:
     @property
     def context_length(self) -> int:
         """Tokens before the lattice that a draft depends on."""
-        return 1 if self.lm is None else max(self.lm.order - 1, 1)
+        cached = self.config.ngram_cache
+        order = 0 if self.lm is None else self.lm.order
+        return max(order - 1, (DEFAULT_ORDER if cached is True else int(cached)) - 1, 1)
 
     def propose(
-        self, head_logits: Any, contexts: Sequence[Any], max_lengths: Sequence[int]
+        self,
+        slots: Any,
+        contexts: Sequence[Any],
+        max_lengths: Sequence[int],
+        caches: Sequence[ContextNGram] | None = None,
     ) -> Chains:
         """A draft for each lattice.
 
         Args:
-            head_logits: (B, H, V) float, numpy or torch on any device.
+            slots: logits (B, H, V) float, numpy or torch on any device, or a LatticeInput of B
+                lattices.
             contexts: B sequences of token ids, each the last `context_length` tokens of a text (or
                 all of them), the exact token included.
             max_lengths: B ints, 1 or more: the longest draft. A lattice is cut to so many slots
                 before the search.
+            caches: n-grams of each text, to be mixed into the LM, or None.
 
         Returns:
             B lists of at most that many token ids; empty where every token is masked.
@@ -61,43 +74,51 @@ class LatticeDrafter:
             ValueError: NaN or +inf in the logits, another vocabulary than the LM's, or top_k
                 above V.
         """
-        top_k = 1 if self.draft == "argmax" else self.config.top_k
-        candidates = select_top_k(head_logits, top_k, log_softmax=False, where="LatticeDrafter")
-        if self.config.weighs_heads and self.draft != "argmax":
-            scores = weigh_heads(
-                candidates.scores, self.config.head_scales, self.config.entropy_weight
-            )
-            candidates = Candidates(candidates.token_ids, scores)
-        candidates = cut_slots(candidates, max_lengths)
+        candidates = cut_slots(self._candidates(slots), max_lengths)
         if self.draft == "argmax":
             return _first_candidates(candidates)
         alpha, temperature = self.config.alpha, self.config.temperature
         if self.draft == "best":
             trees = search_drafts(
                 candidates, contexts, self.lm, max_lengths,
-                num_drafts=1, alpha=alpha, threads=self.threads,
+                num_drafts=1, alpha=alpha, threads=self.threads, caches=caches,
             )  # fmt: skip
             return [tree.token_ids[1:] for tree in trees]
         trees = search_chains(
             candidates.at_temperature(temperature), contexts, self.lm, max_lengths,
-            alpha=alpha / temperature, threads=self.threads,
+            alpha=alpha / temperature, threads=self.threads, caches=caches,
         )  # fmt: skip
         if self.min_prob <= 0.0:
             return [tree.token_ids[1:] for tree in trees]
         return [_cut(tree, math.log(self.min_prob)) for tree in trees]
 
+    def _candidates(self, slots: Any) -> Lattices:
+        """The candidates of each slot."""
+        config = self.config
+        top_k = 1 if self.draft == "argmax" else config.top_k
+        if isinstance(slots, LatticeInput):
+            return slots.cut(slots.num_slots, top_k)
+        candidates = select_top_k(slots, top_k, log_softmax=False, where="LatticeDrafter")
+        if not config.weighs_heads or self.draft == "argmax":
+            return candidates
+        scores = weigh_heads(candidates.scores, config.head_scales, config.entropy_weight)
+        return Candidates(candidates.token_ids, scores)
 
-def cut_slots(candidates: Candidates, max_lengths: Sequence[int]) -> Candidates:
+
+def cut_slots(candidates: Lattices, max_lengths: Sequence[int]) -> Lattices:
     """The candidates with all slots after `max_lengths` masked, which ends a lattice.
 
     Args:
         candidates: (B, H, k).
         max_lengths: B ints.
     """
-    slots = candidates.scores.shape[1]
+    slots = int(candidates.scores.shape[1])
     if min(max_lengths, default=slots) >= slots:
         return candidates
     beyond = np.arange(slots) >= np.asarray(max_lengths)[:, None]  # (B, H)
+    if isinstance(candidates, LatticeInput):
+        mask = torch.from_numpy(beyond).to(candidates.scores.device).unsqueeze(-1)
+        return replace(candidates, scores=candidates.scores.masked_fill(mask, -math.inf))
     scores = np.where(beyond[..., None], np.float32(-np.inf), candidates.scores)
     return Candidates(candidates.token_ids, scores)
 
@@ -108,7 +129,7 @@ def _cut(chain: PrefixTree, least: float) -> list[int]:
     return chain.token_ids[1 : 1 + int(np.count_nonzero(log_probs >= least))]
 
 
-def _first_candidates(candidates: Candidates) -> Chains:
+def _first_candidates(candidates: Lattices) -> Chains:
     """The best token of each slot, up to the first masked slot."""
     chains = []
     token_ids, scores = candidates.token_ids[..., 0].tolist(), candidates.scores[..., 0].tolist()

@@ -10,7 +10,7 @@ from lattice_bpd.decode.strategies.drafter_file import DrafterFile, find_lm, rea
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.block_drafter.module import BlockDrafter
-from lattice_bpd.models.checkpoint import load_heads
+from lattice_bpd.models.checkpoint import has_heads, load_heads
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 
 _CHAIN_OF_STRATEGY = {"bpd": "argmax", "p_best": "best", "chain": "chain", "tree": "chain"}
@@ -21,7 +21,7 @@ class DrafterParts:
     """What a drafter is made of.
 
     Attributes:
-        heads: draft heads on the CPU.
+        heads: draft heads or a BlockDrafter, on the CPU.
         lm: n-gram LM, or None.
         config: options of the search.
         draft: "chain", "best" or "argmax".
@@ -45,19 +45,14 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
             draft form does not use.
     """
     folder = Path(options.heads or options.directory or "")
-    heads = load_heads(folder)
-    if isinstance(heads, BlockDrafter):
-        raise ValueError(
-            f"{folder}: holds a block drafter, which needs more than one hidden state; expected "
-            "BlockwiseHeads or MedusaHeads; vLLM has block drafters of its own (method dflash)"
-        )
+    heads = _load_heads(folder)
     file, path = _read_file(options)
     draft = options.draft or _draft_of(file, path)
     lm = _read_lm(options, file, path)
     config = DraftConfig() if file is None else file.config
     given = {
         name: getattr(options, name)
-        for name in ("top_k", "alpha", "temperature")
+        for name in ("top_k", "alpha", "temperature", "ngram_cache")
         if getattr(options, name) is not None
     }
     config = DraftConfig.make(CONFIG_KEY, config, given)
@@ -66,18 +61,30 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
             f"{path}: is for {file.num_slots} slots, the heads have {heads.num_slots}; give the "
             "heads that it was tuned with"
         )
+    if isinstance(heads, BlockDrafter) and heads.config.scorer is not None and config.weighs_heads:
+        raise ValueError(
+            f"{path}: head_scales and entropy_weight are for logits, and the block drafter in "
+            f"{folder} gives candidates of its own; tune without them"
+        )
     if options.min_prob > 0.0 and draft != "chain":
         raise ValueError(f"{CONFIG_KEY}: min_prob is for draft 'chain', not {draft!r}")
     sizes = {
         "the LM": None if lm is None else lm.vocab_size,
         "drafter.json": None if file is None else file.vocab_size,
-        "the heads": getattr(heads, "vocab_size", None),
+        "the heads": getattr(getattr(heads, "config", heads), "vocab_size", None),
     }
     known = {name: size for name, size in sizes.items() if size is not None}
     if len(set(known.values())) > 1:
         listed = ", ".join(f"{name} {size}" for name, size in known.items())
         raise ValueError(f"{CONFIG_KEY}: vocabularies differ: {listed}; expected one size")
     return DrafterParts(heads, lm, config, draft, next(iter(known.values()), None))
+
+
+def _load_heads(folder: Path) -> Any:
+    """Heads of this library, or the block drafter of a checkpoint in any format."""
+    if not has_heads(folder) and (folder / "config.json").is_file():
+        return BlockDrafter.from_pretrained(folder)
+    return load_heads(folder)
 
 
 def _read_file(options: DrafterOptions) -> tuple[DrafterFile | None, Path]:

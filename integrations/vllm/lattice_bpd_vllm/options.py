@@ -25,13 +25,15 @@ class DrafterOptions:
     Attributes:
         directory: folder with the heads' files, and drafter.json and the LM as far as there are
             any. Not the model's own folder: vLLM would load the heads as weights of the model.
-        heads: folder of the heads, if it is not `directory`.
+        heads: folder of the heads, if it is not `directory`, or of a block drafter's checkpoint.
         lm: file of the n-gram LM, if it is not the one that drafter.json names.
         draft: "chain" (the draft with the most expected accepted tokens), "best" (the best path)
             or "argmax" (the most likely token of each head).
         top_k: candidates of each slot.
         alpha: weight of the LM's log probabilities.
         temperature: divides the scores of "chain".
+        ngram_cache: mix n-grams of each request's own text into the LM: true, or an order of 1..6;
+            for "chain" and "best".
         min_prob: "chain" ends before the first prefix whose probability is below this; 0..1.
         threads: of the search; 0 is all cores.
         log_seconds: least time between two log lines with counts; 0 logs nothing.
@@ -50,6 +52,7 @@ class DrafterOptions:
     top_k: int | None = None
     alpha: float | None = None
     temperature: float | None = None
+    ngram_cache: bool | int | None = None
     min_prob: float = 0.0
     threads: int = 1
     log_seconds: float = 60.0
@@ -59,6 +62,7 @@ class DrafterOptions:
         """Raise for values that cannot be drafted with."""
         for name in _STRINGS:
             _check_type(name, getattr(self, name), (str, type(None)), "a string")
+        _check_type("ngram_cache", self.ngram_cache, (bool, int, type(None)), "true or an order")
         for name in _BOOLEANS:
             _check_type(name, getattr(self, name), (bool,), "true or false")
         for name in ("top_k", "threads"):

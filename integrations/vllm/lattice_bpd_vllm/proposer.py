@@ -10,15 +10,17 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd_vllm.batch import DraftBatch, Texts, select_requests
 from lattice_bpd_vllm.counters import DraftCounters
 from lattice_bpd_vllm.drafting import LatticeDrafter
 from lattice_bpd_vllm.files import load_parts
-from lattice_bpd_vllm.head_logits import HeadLogits
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
+from lattice_bpd_vllm.request_caches import RequestCaches
 from lattice_bpd_vllm.rows import rows_of_last_tokens, take_rows
-from lattice_bpd_vllm.runner_v1 import LOGGER, Step, observe_steps
+from lattice_bpd_vllm.runner_v1 import LOGGER, Step, observe_steps, request_aux_states
 from lattice_bpd_vllm.sampling import expansion_is_correct, repair_expansion
+from lattice_bpd_vllm.slot_sources import make_source
 
 _SKIPPED = (
     "lattice-bpd: this CPU build of vLLM %s verifies drafts of sampled requests incorrectly "
@@ -28,7 +30,7 @@ _SKIPPED = (
 
 
 class LatticeProposer:
-    """Drafts for vLLM with heads, lattice and n-gram LM.
+    """Drafts for vLLM with draft heads or a block drafter, lattice and n-gram LM.
 
     speculative_config={"method": "custom_class", "model": "lattice_bpd_vllm.LatticeProposer",
     "num_speculative_tokens": H}, and the options of `DrafterOptions` in
@@ -51,11 +53,14 @@ class LatticeProposer:
         given = additional.get(CONFIG_KEY) if isinstance(additional, dict) else None
         self.options = DrafterOptions.from_mapping(given)
         self.counters = DraftCounters()
+        self._caches: RequestCaches | None = None
         self._model_config = vllm_config.model_config
         self._num_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self._version: str = importlib.import_module("vllm").__version__
-        runner = importlib.import_module("vllm.v1.worker.gpu_model_runner")
-        observe_steps(runner.GPUModelRunner, self._version)
+        self._runner_class = importlib.import_module(
+            "vllm.v1.worker.gpu_model_runner"
+        ).GPUModelRunner
+        observe_steps(self._runner_class, self._version)
         self._step: Step | None = None
         self._skips_sampling = self._said_skipped = False
         self._logged_steps, self._logged_at = 0, time.monotonic()
@@ -67,18 +72,26 @@ class LatticeProposer:
             OSError: a file cannot be read.
             FormatError: a file is missing or damaged.
             ValueError: heads or LM of another target.
+            ImportError: a block drafter, and a release of vLLM that cannot serve it.
         """
         parts = load_parts(self.options)
-        device = next(target.parameters()).device
-        parts.heads.to(device=device, dtype=self._model_config.dtype).eval()
         self._compute_logits = target.compute_logits
-        self._head_logits = HeadLogits(parts.heads, target.compute_logits, self._num_tokens)
-        self._check_sizes(parts.heads, parts.vocab_size, device)
+        self._source = make_source(parts, target, self._model_config, self._num_tokens)
         self._drafter = LatticeDrafter(
             parts.lm, parts.config, parts.draft, self.options.min_prob, self.options.threads
         )
-        if device.type == "cpu":
+        if parts.config.ngram_cache:
+            columns = self._model_config.get_vocab_size()
+            self._caches = RequestCaches(columns, parts.config.ngram_cache, parts.lm)
+        if self.aux_layers:
+            request_aux_states(self._runner_class, self._version)
+        if next(target.parameters()).device.type == "cpu":
             self._check_sampling()
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """Layers of the target that a block drafter reads, in vLLM's numbers."""
+        return self._source.aux_layers
 
     def observe_step(self, step: Step) -> None:
         """Called by the wrapped runner before each `propose`."""
@@ -143,6 +156,7 @@ class LatticeProposer:
                 "lattice-bpd: propose was called without hidden states; expected a call by the "
                 "wrapped model runner V1; its subclass overrides propose_draft_token_ids"
             )
+        self._source.store(step)
         metadata = step.spec_decode_metadata
         verified = None if metadata is None else metadata.num_draft_tokens
         self._count(kept, verified)
@@ -156,10 +170,11 @@ class LatticeProposer:
         hidden = take_rows(step.hidden, rows)
         if self.options.check:
             self._check_rows(hidden, batch)
-        logits = self._head_logits(hidden, batch.exact_tokens)
-        if logits is None:
+        slots = self._source.read(batch, hidden)
+        if slots is None:
             return
-        chains = self._drafter.propose(logits, batch.contexts, batch.max_lengths)
+        caches = self._update_caches(step, batch, token_ids)
+        chains = self._drafter.propose(slots, batch.contexts, batch.max_lengths, caches)
         for request, chain in zip(batch.requests, chains, strict=True):
             drafts[request] = chain
 
@@ -186,8 +201,23 @@ class LatticeProposer:
             [requests[name].sampling_params.max_tokens for name in input_batch.req_ids],
             runner.max_model_len,
         )
-        most = min(self._head_logits.num_slots, step.scheduler_output.num_spec_tokens_to_schedule)
+        most = min(self._source.num_slots, step.scheduler_output.num_spec_tokens_to_schedule)
         return select_requests(kept, texts, most, self._drafter.context_length)
+
+    def _update_caches(
+        self, step: Step, batch: DraftBatch, token_ids: npt.NDArray[Any]
+    ) -> list[ContextNGram] | None:
+        """The n-gram cache of each request to draft for."""
+        if self._caches is None:
+            return None
+        if len(self._caches) > len(step.runner.requests):
+            self._caches.forget(step.runner.requests)
+        names = step.runner.input_batch.req_ids
+        texts = zip(batch.requests, batch.lengths, strict=True)
+        return self._caches.update(
+            [names[request] for request in batch.requests],
+            [token_ids[request, :length] for request, length in texts],
+        )
 
     def _count(self, kept: Sequence[Sequence[int]], verified: Sequence[int] | None) -> None:
         counters = self.counters
@@ -200,25 +230,6 @@ class LatticeProposer:
             len(tokens) - 1 for tokens, count in zip(kept, verified, strict=True)
             if count and len(tokens)
         )  # fmt: skip
-
-    def _check_sizes(self, heads: Any, vocab_size: int | None, device: torch.device) -> None:
-        """Tries the heads on one hidden state; raises ValueError where they do not fit."""
-        width, columns = self._model_config.get_hidden_size(), self._model_config.get_vocab_size()
-        head_width = getattr(heads, "hidden_size", width)
-        if head_width != width:
-            raise ValueError(
-                f"lattice-bpd: the heads take hidden states of width {head_width}, the target's "
-                f"have {width}; use heads trained on this target"
-            )
-        with torch.inference_mode():
-            state = torch.zeros(1, width, device=device, dtype=self._model_config.dtype)
-            logits = self._head_logits(state, [0])
-        found = columns if logits is None else int(logits.shape[-1])
-        if found != (vocab_size or columns):
-            raise ValueError(
-                f"lattice-bpd: the target's logits have {found} columns, heads and LM a vocabulary "
-                f"of {vocab_size or columns}; expected the same; use heads and LM of this target"
-            )
 
     def _check_sampling(self) -> None:
         sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")

@@ -11,15 +11,20 @@ import inspect
 import logging
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from lattice_bpd_vllm.block_lattices import CacheLayout
+
 TESTED_VERSIONS = ("0.32.0",)
 """Releases of vLLM that the engine tests passed with."""
 
 LOGGER = logging.getLogger("vllm.lattice_bpd")  # vLLM shows the loggers below "vllm"
 
-_METHOD = "propose_draft_token_ids"
+_METHOD, _SETUP = "propose_draft_token_ids", "_setup_eagle3_aux_hidden_state_outputs"
 _PARAMETERS = (
     "self", "scheduler_output", "sampled_token_ids", "sampling_metadata", "hidden_states",
-    "sample_hidden_states", "aux_hidden_states", "spec_decode_metadata",
+    "sample_hidden_states", "aux_hidden_states", "spec_decode_metadata", "common_attn_metadata",
 )  # fmt: skip
 
 
@@ -32,6 +37,9 @@ class Step(NamedTuple):
         sampling_metadata: `all_greedy`.
         hidden: (rows, D) the hidden states that tokens were taken from.
         spec_decode_metadata: `num_draft_tokens` of each request; None: nothing was verified.
+        last_hidden: (N or more, D) the last hidden states of all N tokens of the step.
+        aux_hidden: those of the layers that `request_aux_states` set, ascending; None: no layers.
+        attention: vLLM's `CommonAttentionMetadata` of the first group of its KV cache.
     """
 
     runner: Any
@@ -39,6 +47,9 @@ class Step(NamedTuple):
     sampling_metadata: Any
     hidden: Any
     spec_decode_metadata: Any
+    last_hidden: Any = None
+    aux_hidden: Any = None
+    attention: Any = None
 
 
 def observe_steps(runner_class: type, version: str) -> None:
@@ -61,23 +72,107 @@ def observe_steps(runner_class: type, version: str) -> None:
     def observed(
         self: Any, scheduler_output: Any, sampled_token_ids: Any, sampling_metadata: Any,
         hidden_states: Any, sample_hidden_states: Any, aux_hidden_states: Any,
-        spec_decode_metadata: Any, *args: Any, **kwargs: Any,
+        spec_decode_metadata: Any, common_attn_metadata: Any, *args: Any, **kwargs: Any,
     ) -> Any:  # fmt: skip
         observe = getattr(self.drafter, "observe_step", None)
         if observe is not None:
             observe(
                 Step(
                     self, scheduler_output, sampling_metadata, sample_hidden_states,
-                    spec_decode_metadata,
+                    spec_decode_metadata, hidden_states, aux_hidden_states, common_attn_metadata,
                 )
             )  # fmt: skip
         return method(
             self, scheduler_output, sampled_token_ids, sampling_metadata, hidden_states,
-            sample_hidden_states, aux_hidden_states, spec_decode_metadata, *args, **kwargs,
+            sample_hidden_states, aux_hidden_states, spec_decode_metadata, common_attn_metadata,
+            *args, **kwargs,
         )  # fmt: skip
 
     observed._observed_by_lattice_bpd = True  # type: ignore[attr-defined]
     setattr(runner_class, _METHOD, observed)
+
+
+def request_aux_states(runner_class: type, version: str) -> None:
+    """Makes runners return the hidden states of the layers `drafter.aux_layers`.
+
+    Called while the drafter is loaded: the runner sets its layers up afterwards. A second call
+    changes nothing.
+
+    Args:
+        runner_class: see `observe_steps`.
+        version: of vLLM.
+
+    Raises:
+        ImportError: a release whose runner has no such method.
+    """
+    method: Any = getattr(runner_class, _SETUP, None)
+    if getattr(method, "_wrapped_by_lattice_bpd", False):
+        return
+    if method is None or tuple(inspect.signature(method).parameters) != ("self",):
+        raise ImportError(
+            f"lattice-bpd-vllm: block drafters are not supported with vLLM {version}, whose model "
+            f"runner has no method {_SETUP}(self); tested: {', '.join(TESTED_VERSIONS)}"
+        )
+
+    @functools.wraps(method)
+    def with_layers(self: Any) -> Any:
+        layers = getattr(self.drafter, "aux_layers", ())
+        if not layers:
+            return method(self)
+        self.use_aux_hidden_state_outputs = True
+        method(self)  # checks that the model can, and sets layers of its own
+        return self.model.set_aux_hidden_state_layers(layers)
+
+    with_layers._wrapped_by_lattice_bpd = True  # type: ignore[attr-defined]
+    setattr(runner_class, _SETUP, with_layers)
+
+
+def read_layout(step: Step) -> CacheLayout:
+    """Where the tokens of a step are in the KV cache.
+
+    Raises:
+        ValueError: a cache that does not keep all tokens of a text.
+    """
+    runner, attention = step.runner, step.attention
+    spec = runner.kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    if "FullAttentionSpec" not in (kind.__name__ for kind in type(spec).__mro__):
+        raise ValueError(
+            f"lattice-bpd: the first group of vLLM's KV cache is a {type(spec).__name__}; expected "
+            "FullAttentionSpec, since a block drafter reads all tokens of a text; use draft heads"
+        )
+    requests = len(runner.input_batch.req_ids)
+    return CacheLayout(
+        attention.slot_mapping[: step.scheduler_output.total_num_scheduled_tokens].long(),
+        attention.query_start_loc[: requests + 1].long(),
+        attention.seq_lens[:requests].long(),
+        attention.block_table_tensor,
+        runner.input_batch.block_table[0].block_size,
+        runner.kv_cache_config.num_blocks * spec.block_size,
+    )
+
+
+def read_features(step: Step, layers: tuple[int, ...], num_layers: int) -> Tensor:
+    """The outputs of the target's layers as one tensor.
+
+    The output of the last layer is that after the final norm, as transformers counts it.
+
+    Args:
+        step: with `aux_hidden` of `aux_layers_of(layers, num_layers)`.
+        layers: from 0; -1 is the embedding.
+        num_layers: of the target.
+
+    Returns:
+        (N, n*D) float.
+    """
+    count = step.scheduler_output.total_num_scheduled_tokens
+    aux = dict(zip(aux_layers_of(layers, num_layers), step.aux_hidden or (), strict=True))
+    aux[num_layers] = step.last_hidden
+    return torch.cat([aux[layer + 1][:count] for layer in layers], dim=-1)
+
+
+def aux_layers_of(layers: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
+    """vLLM's numbers of layers whose outputs it must return, ascending: 0 is the embedding."""
+    return tuple(sorted({layer + 1 for layer in layers} - {num_layers}))
 
 
 def check_version(method: Any, version: str) -> None:

@@ -6,6 +6,8 @@ Runs in the library's own environment, not in vLLM's. FOLDER gets
 
     target/         stories260K as a transformers checkpoint, heads of attention widened to 32
     drafter/        trained draft heads, the 4-gram and a drafter.json
+    block/          a trained block drafter, likewise
+    block_pairs/    the same block drafter with a selector, which scores transitions
     expected.json   prompts, outputs, and calls of the target by draft form
 """
 
@@ -16,6 +18,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +31,20 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "examples"))
 
-from stories260k_parts import QUICK, prepare  # noqa: E402
+from block_parts import SIZES  # noqa: E402
+from stories260k_parts import QUICK, Prepared, prepare  # noqa: E402
 
 from lattice_bpd import DraftConfig  # noqa: E402
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console  # noqa: E402
 from lattice_bpd.decode import DecodeState, generate  # noqa: E402
 from lattice_bpd.decode.drafters.chain import ChainDrafter  # noqa: E402
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile  # noqa: E402
-from lattice_bpd.models import BlockwiseLM  # noqa: E402
+from lattice_bpd.models import BlockDrafter, BlockwiseLM  # noqa: E402
+from lattice_bpd.models.checkpoint import DRAFTER_FOLDER  # noqa: E402
+from lattice_bpd.train.block_drafter.options import BlockTrainOptions  # noqa: E402
+from lattice_bpd.train.block_drafter.train import train_block_drafter  # noqa: E402
+from lattice_bpd.train.selector.options import SelectorOptions  # noqa: E402
+from lattice_bpd.train.selector.training import train_selector  # noqa: E402
 from lattice_bpd.verify import PrefixTree  # noqa: E402
 
 DATA = ROOT.parent / "shared" / "data"
@@ -47,7 +56,11 @@ STRATEGIES: dict[str, DraftConfig] = {
     "chain": CHAIN,
     "best": DraftConfig("ngram", alpha=1.0),
     "argmax": DraftConfig("bpd"),
+    "chain_cache": replace(CHAIN, ngram_cache=True),
 }
+BLOCK_TRAINING = BlockTrainOptions(steps=700, sequence_length=144)
+SELECTOR_TRAINING = SelectorOptions(steps=150, rank=32)
+BLOCK_FOLDERS = {"block": CHAIN, "block_pairs": DraftConfig("chain", alpha=0.4)}
 
 
 class CutChainDrafter(ChainDrafter):
@@ -91,6 +104,22 @@ def widen(model: LlamaForCausalLM, size: int) -> LlamaForCausalLM:
     return wide.eval()
 
 
+def block_drafter(made: Prepared, target: LlamaForCausalLM, name: str) -> BlockDrafter:
+    """A trained block drafter, with a selector or without, from the folder of what was made."""
+    path = made.work / f"vllm_{name}"
+    if not (path / "config.json").is_file():
+        texts = list(made.rows)
+        if name == "block":
+            drafter = train_block_drafter(target, texts, SIZES, BLOCK_TRAINING)
+        else:
+            drafter = block_drafter(made, target, "block")
+            drafter.use_selector(train_selector(target, drafter, texts, SELECTOR_TRAINING).selector)
+        drafter.save_pretrained(path)
+    drafter = BlockDrafter.from_pretrained(path)
+    drafter.attach(target)
+    return drafter
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
@@ -107,9 +136,7 @@ def main() -> None:
     target.save_pretrained(folder / "target")
     write_tokenizer(args.model / "tok512.model", folder / "target")
     made.model.heads.save_pretrained(folder / "drafter")
-    made.lm.save(folder / "drafter" / "stories.lm")
-    lm = {"name": "4gram", "file": "stories.lm", "order": 4, "vocab_size": 512}
-    DrafterFile(CHAIN, 512, 8, lm).save(folder / "drafter" / "drafter.json")
+    save_options(made, folder / "drafter", CHAIN)
     prompts = made.found.test[:PROMPTS]
     options: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "stop_token_ids": []}
     outputs = [generate(model, prompt, "greedy", **options).token_ids for prompt in prompts]
@@ -121,9 +148,28 @@ def main() -> None:
         if [result.token_ids for result in results] != outputs:
             raise AssertionError(f"{name}: outputs differ from greedy decoding")
         calls[name] = sum(result.stats.target_calls for result in results)
-        print(f"{name}: {PROMPTS * NEW_TOKENS / calls[name]:.3f} tokens per call")
+    for name, config in BLOCK_FOLDERS.items():
+        heads = block_drafter(made, target, name)
+        heads.save_pretrained(folder / name / DRAFTER_FOLDER)
+        save_options(made, folder / name, config)
+        results = [
+            generate(target, prompt, config, heads=heads, lm=made.lm, **options)
+            for prompt in prompts
+        ]
+        if [result.token_ids for result in results] != outputs:
+            raise AssertionError(f"{name}: outputs differ from greedy decoding")
+        calls[name] = sum(result.stats.target_calls for result in results)
+    for name, count in calls.items():
+        print(f"{name}: {PROMPTS * NEW_TOKENS / count:.3f} tokens per call")
     expected = {"prompts": prompts, "outputs": outputs, "calls": calls, "new_tokens": NEW_TOKENS}
     (folder / "expected.json").write_text(json.dumps(expected))
+
+
+def save_options(made: Prepared, folder: Path, config: DraftConfig) -> None:
+    """The LM and drafter.json of a folder."""
+    made.lm.save(folder / "stories.lm")
+    lm = {"name": "4gram", "file": "stories.lm", "order": 4, "vocab_size": 512}
+    DrafterFile(config, 512, 8, lm).save(folder / "drafter.json")
 
 
 def write_tokenizer(model: Path, folder: Path) -> None:

@@ -77,10 +77,23 @@ DEFAULTS = {one.name: one.default for one in fields(DrafterOptions)}
 SHORT = 72  # max_model_len of the small engine
 
 
+def long_prompts(prompts: list[list[int]]) -> list[list[int]]:
+    """Prompts with a common beginning of 40 tokens."""
+    common = prompts[0] + prompts[1][:16]
+    return [common + prompt[: 4 + i] for i, prompt in enumerate(prompts[:16])]
+
+
 def repeated_prompts(engine: Engine, prompts: list[list[int]]) -> Any:
-    """Prompts with a common beginning of 40 tokens, all twice, up to the model's last position."""
-    long = [prompts[0] + prompts[1][:16] + prompt[: 4 + i] for i, prompt in enumerate(prompts[:16])]
-    return [engine.tokens(long, max_tokens=100) for _ in range(2)]
+    """Prompts with a common beginning, all twice, up to the model's last position."""
+    return [engine.tokens(long_prompts(prompts), max_tokens=100) for _ in range(2)]
+
+
+def run_prefixes(options: dict[str, Any], is_cached: bool) -> tuple[list[dict[str, Any]], float]:
+    """Counts of prompts with a common beginning, twice, and how many tokens of prefixes hit."""
+    engine = Engine(options, enable_prefix_caching=is_cached, block_size=32)
+    prompts = long_prompts(read_prompts())
+    counts = [count_load(engine, prompts, load) for load in (1, 16)]
+    return counts, engine.metric("vllm:prefix_cache_hits")
 
 
 def run_small(options: dict[str, Any] | None) -> dict[str, Any]:
@@ -124,6 +137,18 @@ def run_forms(forms: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]
         proposer.load_model(engine.runner.model)
         answers[name] = [count_load(engine, prompts, load) for load in (1, 4, 16)]
         proposer.options = replace(proposer.options, **{name: DEFAULTS[name] for name in options})
+    return answers
+
+
+def run_blocks(folders: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """The same of block drafters, in one engine that returns all layers which they read."""
+    prompts = read_prompts()
+    engine = Engine({"directory": str(FOLDER / folders[0])})
+    proposer, answers = engine.runner.drafter, {}
+    for name in folders:
+        proposer.options = replace(proposer.options, directory=str(FOLDER / name))
+        proposer.load_model(engine.runner.model)
+        answers[name] = [count_load(engine, prompts, load) for load in (1, 4, 16)]
     return answers
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scenes import SCENES, SHORT, run_forms, run_scenes, run_small
+from scenes import SCENES, SHORT, run_blocks, run_forms, run_prefixes, run_scenes, run_small
 
-from conftest import in_child
+from conftest import FOLDER, in_child
 
 FORMS: dict[str, dict[str, Any]] = {
     "chain": {},
     "chain_cut": {"min_prob": 0.1},
     "best": {"draft": "best", "alpha": 1.0},
     "argmax": {"draft": "argmax"},
+    "chain_cache": {"ngram_cache": True},
 }
+
+
+BLOCKS = ("block", "block_pairs")
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +30,39 @@ def forms() -> dict[str, Any]:
 def test_calls_are_those_of_the_own_loop(
     form: str, forms: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    for answer in forms[form]:  # load 1, 4, 16
+    check_calls(form, forms[form], expected)
+
+
+def check_calls(form: str, answers: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    for answer in answers:  # load 1, 4, 16
         assert answer["outputs"] == expected["outputs"]
         assert answer["target_calls"] == expected["calls"][form]
         assert answer["tokens"] == sum(map(len, expected["outputs"]))
         assert answer["draft_tokens"] == answer["verified_tokens"] > answer["accepted_tokens"] > 0
         assert answer["failures"] == 0
+
+
+@pytest.fixture(scope="module")
+def blocks() -> dict[str, Any]:
+    return in_child(run_blocks, BLOCKS)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_calls_of_block_drafters_are_those_of_the_own_loop(
+    name: str, blocks: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    check_calls(name, blocks[name], expected)
+
+
+def test_prefixes_of_other_requests_are_drafted_from() -> None:
+    """A block drafter reads cached prefixes, so that calls are those without a prefix cache."""
+    options = {"directory": str(FOLDER / "block")}
+    (cached, hits), (plain, none) = (
+        in_child(run_prefixes, options, is_cached) for is_cached in (True, False)
+    )
+    assert (hits > 500, none) == (True, 0)
+    for name in ("outputs", "target_calls", "accepted_tokens"):
+        assert [one[name] for one in cached] == [one[name] for one in plain]
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +85,10 @@ def test_outputs_are_those_of_plain_vllm(
     assert counts[number] > (counts[number - 1] if number else 0), "nothing was drafted"
 
 
-def test_small_engine_with_preemption_chunks_prefixes_and_the_last_position() -> None:
-    plain, drafted = in_child(run_small, None), in_child(run_small, {})
+@pytest.mark.parametrize("folder", ["drafter", "block_pairs"])
+def test_small_engine_with_preemption_chunks_prefixes_and_the_last_position(folder: str) -> None:
+    plain = in_child(run_small, None)
+    drafted = in_child(run_small, {"directory": str(FOLDER / folder)})
     assert drafted["repeated"] == plain["repeated"]
     assert drafted["mixed"] == plain["mixed"]
     assert max(map(len, plain["repeated"][0])) > SHORT - 64  # texts that end at the last position

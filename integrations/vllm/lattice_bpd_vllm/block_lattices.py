@@ -1,0 +1,190 @@
+"""Lattices of a block drafter whose KV cache has the engine's cache positions.
+
+A block drafter reads hidden states of several layers of the target at all exact tokens, as keys and
+values of its own. These are kept in one pool, at the cache positions that the engine gives the
+target's. So prefix caching, preemption, chunked prefill and batch order need nothing else: a block
+that the engine reuses holds the drafter's keys and values too, and rejected tokens are overwritten
+when the target's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lattice_bpd.decode.state.block_heads import read_slots
+from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.models.block_drafter.cache import BlockCache
+from lattice_bpd.models.block_drafter.module import BlockDrafter
+
+
+class CacheLayout(NamedTuple):
+    """Where the tokens that the target read in a step are in the engine's KV cache.
+
+    Attributes:
+        slots: (N,) int64, cache position of each token.
+        starts: (R + 1,) int64, first token of each request of the batch among the N, and N.
+        lengths: (R,) int64, tokens of each request in the cache, this step's included.
+        blocks: (R, n) int, the blocks of each request's cache positions.
+        block_size: cache positions of a block.
+        num_slots: cache positions of the engine.
+    """
+
+    slots: Tensor
+    starts: Tensor
+    lengths: Tensor
+    blocks: Tensor
+    block_size: int
+    num_slots: int
+
+    @property
+    def positions(self) -> Tensor:
+        """(N,) int64, positions of the tokens in their texts."""
+        counts = self.starts.diff()
+        offsets = (self.lengths - counts - self.starts[:-1]).repeat_interleave(counts)
+        return offsets + torch.arange(len(self.slots), device=self.slots.device)
+
+    def slots_of(self, requests: Tensor, length: int) -> Tensor:
+        """(B, length) int64, cache positions of the first tokens of requests (B,)."""
+        blocks = self.blocks[requests, : -(-length // self.block_size)].long()
+        steps = torch.arange(self.block_size, device=blocks.device)
+        slots = blocks.unsqueeze(-1) * self.block_size + steps
+        return slots.flatten(1)[:, :length]
+
+
+class BlockLattices:
+    """Drafts of a block drafter from what the target computed in a step.
+
+    Args:
+        drafter: attached to the target; on its device and in its dtype.
+        num_slots: slots to return, at most those of the drafter.
+        vocab_size: V of the target.
+    """
+
+    def __init__(self, drafter: BlockDrafter, num_slots: int, vocab_size: int) -> None:
+        self.drafter, self.vocab_size = drafter, vocab_size
+        self.num_slots = min(num_slots, drafter.num_slots)
+        self._keys = self._values = torch.empty(0)  # (layers, cache positions, kv_heads, head_dim)
+        self._context = torch.empty(0)
+        self._layout: CacheLayout | None = None
+
+    def store(self, features: Tensor, layout: CacheLayout) -> None:
+        """Keep what the drafter reads of the tokens of a step; before `__call__`.
+
+        Args:
+            features: (N, n*D) float, hidden states of the target's layers.
+            layout: of the step.
+        """
+        self._layout = None  # of a step that failed
+        context, keys, values = self.drafter.read_context(
+            features.unsqueeze(0), layout.positions.unsqueeze(0)
+        )
+        if self._keys.numel() == 0:
+            shape = (keys.shape[0], layout.num_slots, keys.shape[2], keys.shape[4])
+            self._keys, self._values = keys.new_zeros(shape), keys.new_zeros(shape)
+        self._keys[:, layout.slots] = keys[:, 0].transpose(1, 2)
+        self._values[:, layout.slots] = values[:, 0].transpose(1, 2)
+        self._context, self._layout = context[0], layout
+
+    def __call__(
+        self, requests: Sequence[int], lengths: Sequence[int], exact_tokens: Sequence[int]
+    ) -> Tensor | LatticeInput:
+        """The slots after the exact tokens.
+
+        Args:
+            requests: (B,) indices in the engine's batch.
+            lengths: (B,) tokens of their texts before the exact token, 1 or more.
+            exact_tokens: (B,) token ids.
+
+        Returns:
+            Logits (B, num_slots, V), or a lattice where the drafter scores transitions.
+
+        Raises:
+            RuntimeError: nothing was stored in this step.
+        """
+        layout = self._layout
+        if layout is None:
+            raise RuntimeError("lattice-bpd: no hidden states were stored in this step")
+        drafter, device = self.drafter, self._keys.device
+        rows = torch.tensor(requests, device=device)
+        size = max(lengths)
+        slots = layout.slots_of(rows, size)
+        cache = BlockCache.of(
+            self._gather(self._keys, slots), self._gather(self._values, slots), lengths
+        )
+        if drafter.lilicorr is not None:
+            last = torch.tensor(lengths, device=device) - 1
+            first = layout.lengths[rows] - layout.starts.diff()[rows]
+            cache.newest = self._context[layout.starts[rows] + last - first]
+        anchors = torch.tensor(exact_tokens, device=device)
+        found = read_slots(drafter, cache, anchors, self.vocab_size)
+        if isinstance(found, LatticeInput):
+            return found.cut(self.num_slots, int(found.token_ids.shape[2]))
+        return found[:, : self.num_slots]
+
+    def _gather(self, pool: Tensor, slots: Tensor) -> Tensor:
+        """(layers, B, kv_heads, S + block, head_dim) of cache positions (B, S)."""
+        layers, _, heads, width = pool.shape
+        batch, size = slots.shape
+        block = self.drafter.config.block_size
+        gathered = pool.new_zeros(layers, batch, heads, size + block, width)
+        gathered[:, :, :, :size] = pool[:, slots].transpose(2, 3)
+        return gathered
+
+
+class TargetView:
+    """An engine's model as far as `BlockDrafter.attach` reads it.
+
+    Args:
+        target: of the engine: `embed_input_ids` and `compute_logits`.
+        num_layers: of the target.
+        hidden_size: D.
+        vocab_size: V.
+        dtype: of its weights.
+
+    Raises:
+        ValueError: the target scales or caps its logits, which a drafter is not trained with.
+    """
+
+    def __init__(
+        self, target: Any, num_layers: int, hidden_size: int, vocab_size: int, dtype: torch.dtype
+    ) -> None:
+        processor = getattr(target, "logits_processor", None)
+        scale, cap = getattr(processor, "scale", 1.0), getattr(processor, "soft_cap", None)
+        if scale != 1.0 or cap is not None:
+            raise ValueError(
+                f"lattice-bpd: {type(target).__name__} scales its logits by {scale} and caps them "
+                f"at {cap}; expected a target that does neither, as a block drafter uses its "
+                "output embedding alone; use draft heads"
+            )
+        text = SimpleNamespace(num_hidden_layers=num_layers, hidden_size=hidden_size)
+        self.config = SimpleNamespace(get_text_config=lambda: text)
+        weight = torch.empty(vocab_size, hidden_size, dtype=dtype, device="meta")
+        self._input = _Embedding(target.embed_input_ids, weight)
+        self._output = _Embedding(target.compute_logits, weight)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Token ids (..) -> (.., D)."""
+        return self._input
+
+    def get_output_embeddings(self) -> nn.Module:
+        """States (.., D) -> logits (.., V)."""
+        return self._output
+
+
+class _Embedding(nn.Module):
+    """A function of the target on rows, with the shape and dtype of its weight."""
+
+    def __init__(self, function: Any, weight: Tensor) -> None:
+        super().__init__()
+        self.function, self.weight = function, weight
+
+    def forward(self, values: Tensor) -> Tensor:
+        is_ids = not values.is_floating_point()
+        shape = values.shape if is_ids else values.shape[:-1]
+        rows: Tensor = self.function(values.reshape(-1) if is_ids else values.flatten(0, -2))
+        return rows.view(*shape, -1)

@@ -1,0 +1,256 @@
+"""Block drafters in the vLLM plug-in: cache positions of an engine, and hidden states of layers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from lattice_bpd.decode.state.block_heads import read_slots
+from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.models import BlockDrafter, BlockDrafterConfig
+from lattice_bpd.models.block_drafter.scorer_config import LiLiCorrConfig, SelectorConfig
+from lattice_bpd_vllm.block_lattices import BlockLattices, CacheLayout, TargetView
+from lattice_bpd_vllm.drafting import cut_slots
+from lattice_bpd_vllm.runner_v1 import (
+    Step,
+    aux_layers_of,
+    read_features,
+    read_layout,
+    request_aux_states,
+)
+
+VOCAB, WIDTH, LAYERS, BLOCK = 24, 16, 4, 4  # of the target; positions of a block of its cache
+SCORERS: dict[str, Any] = {
+    "none": None,
+    "selector": SelectorConfig(rank=4, top_k=5),
+    "lilicorr": LiLiCorrConfig(
+        hidden_size=8, factor_size=6, num_layers=1, num_heads=2, mlp_ratio=2.0, top_k=4,
+        logit_scale=8.0, vector_eps=1e-4,
+    ),
+}  # fmt: skip
+
+
+class Target(torch.nn.Module):
+    """What vLLM's models have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding = torch.nn.Embedding(VOCAB, WIDTH)
+        self.head = torch.nn.Linear(WIDTH, VOCAB, bias=False)
+        self.logits_processor = SimpleNamespace(scale=1.0, soft_cap=None)
+
+    def embed_input_ids(self, ids: torch.Tensor) -> torch.Tensor:
+        assert ids.dim() == 1
+        return self.embedding(ids)
+
+    def compute_logits(self, states: torch.Tensor) -> torch.Tensor:
+        assert states.dim() == 2
+        return self.head(states)
+
+
+def view_of(target: Target) -> Any:
+    return TargetView(target, LAYERS, WIDTH, VOCAB, torch.float32)
+
+
+def make_drafter(scorer: Any) -> BlockDrafter:
+    config = BlockDrafterConfig(
+        hidden_size=WIDTH, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
+        intermediate_size=20, vocab_size=VOCAB, target_hidden_size=WIDTH, hidden_layers=(2, 0),
+        block_size=5, mask_token_id=0, scorer=scorer,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    drafter = BlockDrafter(config).eval()
+    for weight in drafter.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    drafter.attach(view_of(Target()))
+    return drafter
+
+
+class Engine:
+    """Cache positions of requests as vLLM gives them: blocks in any order, reused and lost."""
+
+    def __init__(self, rng: np.random.Generator, num_blocks: int = 100) -> None:
+        self.rng, self.num_blocks = rng, num_blocks
+        self.free = rng.permutation(np.arange(1, num_blocks)).tolist()  # 0 is vLLM's null block
+        self.blocks: dict[int, list[int]] = {}
+        self.read: dict[int, int] = {}
+
+    def layout(self, batch: list[tuple[int, int]]) -> CacheLayout:
+        """Of a step in which each request of a batch reads some tokens after those it has."""
+        slots, starts, lengths = [], [0], []
+        for request, count in batch:
+            blocks = self.blocks.setdefault(request, [])
+            first = self.read.get(request, 0)
+            while len(blocks) * BLOCK < first + count:
+                blocks.append(self.free.pop())
+            positions = range(first, first + count)
+            slots += [blocks[one // BLOCK] * BLOCK + one % BLOCK for one in positions]
+            starts.append(starts[-1] + count)
+            lengths.append(first + count)
+        table = torch.zeros(len(batch), 24, dtype=torch.int32)
+        for row, (request, _) in enumerate(batch):
+            table[row, : len(self.blocks[request])] = torch.tensor(self.blocks[request])
+        return CacheLayout(
+            torch.tensor(slots), torch.tensor(starts), torch.tensor(lengths), table, BLOCK,
+            self.num_blocks * BLOCK,
+        )  # fmt: skip
+
+    def preempt(self, request: int) -> None:
+        self.free = self.rng.permutation(self.free + self.blocks.pop(request)).tolist()
+        self.read[request] = 0
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+@torch.no_grad()
+def test_lattices_are_those_of_the_drafters_own_cache(
+    scorer: str, rng: np.random.Generator
+) -> None:
+    """Chunks of prompts, rejected tokens, preemption, prefixes of others, batches in any order."""
+    drafter = make_drafter(SCORERS[scorer])
+    lattices, engine = BlockLattices(drafter, 3, VOCAB), Engine(rng)
+    assert lattices.num_slots == 3
+    generator = torch.Generator().manual_seed(0)
+    right = torch.randn(3, 90, 2 * WIDTH, generator=generator)  # features of each text
+    right[2, :8] = right[0, :8]  # texts 0 and 2 have two blocks in common
+    for step in range(14):
+        requests = rng.permutation([0, 1, 2] if step > 4 else [0, 1]).tolist()
+        if step == 5:  # a prefix that another request has read
+            engine.blocks[2], engine.read[2] = engine.blocks[0][:2], 8
+        if step == 8:
+            engine.preempt(1)
+        batch, features, kept = [], [], {}
+        for request in requests:
+            first = engine.read.get(request, 0)
+            count = int(rng.integers(1, 6)) if step else 8
+            kept[request] = count if first < 6 else int(rng.integers(1, count + 1))
+            rows = right[request, first : first + count].clone()
+            rows[kept[request] :] += 1.0  # of rejected tokens
+            batch.append((request, count))
+            features.append(rows)
+        layout = engine.layout(batch)
+        lattices.store(torch.cat(features), layout)
+        for request in requests:
+            engine.read[request] = engine.read.get(request, 0) + kept[request]
+        chosen = [row for row in range(len(batch)) if rng.random() < 0.8] or [0]
+        lengths = [engine.read[batch[row][0]] for row in chosen]
+        anchors = rng.integers(0, VOCAB, size=len(chosen)).tolist()
+        found = lattices(chosen, lengths, anchors)
+        for row, (one, length) in enumerate(zip(chosen, lengths, strict=True)):
+            cache = drafter.new_cache(1)
+            drafter.append(cache, right[batch[one][0], :length].unsqueeze(0), [length])
+            expected = read_slots(drafter, cache, torch.tensor([anchors[row]]), VOCAB)
+            check_equal(found, row, expected)
+
+
+def check_equal(
+    found: torch.Tensor | LatticeInput, row: int, expected: torch.Tensor | LatticeInput
+) -> None:
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    if isinstance(expected, LatticeInput):
+        assert isinstance(found, LatticeInput)
+        assert found.token_ids[row].tolist() == expected.token_ids[0, :3].tolist()
+        torch.testing.assert_close(found.start[row], expected.start[0], **close)
+        torch.testing.assert_close(found.transitions[row], expected.transitions[0, :2], **close)
+        found, expected = found.scores, expected.scores
+    assert not isinstance(found, LatticeInput)
+    torch.testing.assert_close(found[row], expected[0, :3], **close)
+
+
+def test_nothing_stored_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="no hidden states were stored"):
+        BlockLattices(make_drafter(None), 3, VOCAB)([0], [1], [2])
+
+
+def test_targets_that_change_their_logits_are_refused() -> None:
+    target = Target()
+    target.logits_processor.soft_cap = 30.0
+    with pytest.raises(ValueError, match=r"scales its logits by 1\.0 and caps them at 30\.0"):
+        view_of(target)
+
+
+def test_another_width_is_refused() -> None:
+    view: Any = TargetView(Target(), LAYERS, WIDTH + 1, VOCAB, torch.float32)
+    with pytest.raises(ValueError, match=f"width {WIDTH}; those of the target have {WIDTH + 1}"):
+        make_drafter(None).attach(view)
+
+
+# Hidden states of layers
+def step_of(spec: str = "FullAttentionSpec") -> Step:
+    """A step of 5 tokens of two requests; arrays are padded to 8."""
+    kind = type(spec, (), {"block_size": 8})
+    runner = SimpleNamespace(
+        input_batch=SimpleNamespace(
+            req_ids=["a", "b"], block_table=[SimpleNamespace(block_size=BLOCK)]
+        ),
+        kv_cache_config=SimpleNamespace(
+            num_blocks=6, kv_cache_groups=[SimpleNamespace(kv_cache_spec=kind())]
+        ),
+    )
+    attention = SimpleNamespace(
+        slot_mapping=torch.tensor([8, 9, 20, 21, 22, -1, -1, -1]),
+        query_start_loc=torch.tensor([0, 2, 5, 5], dtype=torch.int32),
+        seq_lens=torch.tensor([2, 7, 0], dtype=torch.int32),
+        block_table_tensor=torch.tensor([[2, 0], [4, 5]], dtype=torch.int32),
+    )
+    aux = [torch.full((8, 2), float(number)) for number in (0, 3)]
+    return Step(
+        runner, SimpleNamespace(total_num_scheduled_tokens=5), None, None, None,
+        torch.full((8, 2), 9.0), aux, attention,
+    )  # fmt: skip
+
+
+def test_the_layout_is_that_of_vllm() -> None:
+    layout = read_layout(step_of())
+    assert layout.slots.tolist() == [8, 9, 20, 21, 22]
+    assert layout.positions.tolist() == [0, 1, 4, 5, 6]
+    assert layout.num_slots == 48
+    assert layout.slots_of(torch.tensor([1, 0]), 6).tolist() == [
+        [16, 17, 18, 19, 20, 21], [8, 9, 10, 11, 0, 1]
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="is a SlidingWindowSpec; expected FullAttentionSpec"):
+        read_layout(step_of("SlidingWindowSpec"))
+
+
+def test_features_are_in_the_drafters_order() -> None:
+    assert aux_layers_of((2, -1, 4), 5) == (0, 3)  # the last layer is the last hidden state
+    features = read_features(step_of(), (2, -1, 4), 5)
+    assert features.shape == (5, 6)
+    assert features[4].tolist() == [3.0, 3.0, 0.0, 0.0, 9.0, 9.0]
+
+
+def test_runners_are_told_the_layers() -> None:
+    calls = []
+
+    class Runner:
+        use_aux_hidden_state_outputs = False
+        model = SimpleNamespace(set_aux_hidden_state_layers=calls.append)
+        drafter = SimpleNamespace(aux_layers=(1, 3))
+
+        def _setup_eagle3_aux_hidden_state_outputs(self) -> None:
+            calls.append(self.use_aux_hidden_state_outputs)
+
+    request_aux_states(Runner, "0.32.0")
+    request_aux_states(Runner, "0.32.0")
+    Runner()._setup_eagle3_aux_hidden_state_outputs()
+    assert calls == [True, (1, 3)]
+    other = Runner()
+    other.drafter = SimpleNamespace()
+    other._setup_eagle3_aux_hidden_state_outputs()
+    assert calls == [True, (1, 3), False]
+    with pytest.raises(ImportError, match=r"not supported with vLLM 0\.40\.0"):
+        request_aux_states(type("Other", (), {}), "0.40.0")
+
+
+def test_slots_after_the_limit_are_masked() -> None:
+    lattice = LatticeInput(torch.arange(12).view(2, 3, 2), torch.zeros(2, 3, 2))
+    cut = cut_slots(lattice, [3, 1])
+    assert torch.isneginf(cut.scores).any(dim=-1).tolist() == [[False] * 3, [False, True, True]]
+    assert cut_slots(lattice, [3, 4]) is lattice
