@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::size_t kLanes = 16;
 constexpr std::size_t kBlock = 4 * kLanes;
+constexpr std::size_t kShortRow = 8192;  // logits; they stay in the first cache between two scans
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -68,11 +69,15 @@ class TopKScan {
     return std::min(bytes / Element::kBytes, row.columns);
   }
 
-  // The threshold before the first block. Logits may equal it and still be wanted, so that it is
-  // not strict; NaN is passed over, +inf may become the threshold: the scan meets both.
+  // The threshold before the first block, of maxima of groups of logits: of all logits of a short
+  // row, of every fourth 64 or more of a long one, spread over the row, since vocabularies begin
+  // with tokens that are seldom likely. Logits may equal it and still be wanted, so that it is not
+  // strict; NaN is passed over, +inf may become the threshold: the scan meets both.
   void Start(const LogitsRow& row, std::size_t head) {
     const std::size_t groups = (2 * buffer_->top_k() + kBlock - 1) / kBlock * kBlock;
-    const std::size_t rounds = (row.columns - head) / 4 / groups;
+    const std::size_t size = row.columns - head;
+    const std::size_t step = size <= kShortRow ? groups : 4 * groups;  // from sample to sample
+    const std::size_t rounds = size / step;
     if (rounds < 2) return;
     std::vector<float>* maxima = buffer_->maxima();
     maxima->resize(groups);
@@ -80,7 +85,7 @@ class TopKScan {
       Vector best[4] = {Isa::Fill(kLowest), Isa::Fill(kLowest), Isa::Fill(kLowest),
                         Isa::Fill(kLowest)};
       for (std::size_t r = 0; r < rounds; ++r) {
-        const char* at = row.data + (head + r * groups + g) * Element::kBytes;
+        const char* at = row.data + (head + r * step + g) * Element::kBytes;
         for (std::size_t v = 0; v < 4; ++v) {
           best[v] = Isa::Max(LoadAt(at + v * kLanes * Element::kBytes), best[v]);
         }
