@@ -19,12 +19,8 @@ from blockwise_models import VOCAB, looping_text, random_model, trained_model
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
 from lattice_bpd.decode import DraftingModel, PBestDrafter, TreeDrafter, generate, load_drafter
-<<<<<<< HEAD
 from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer, NoDrafter
-=======
-from lattice_bpd.decode.drafters import ArgmaxDrafter, NoDrafter
 from lattice_bpd.decode.drafters.chain import ChainDrafter
->>>>>>> 2f75bee (feat(cli): tune --chain-only, and folders with all that a server needs)
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile, read_drafter_file
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
@@ -284,7 +280,6 @@ def test_tune_drafts_much_where_calls_are_free_and_nothing_where_they_are_expens
         DrafterSearch({}, FLAT, space).run(recording.select([0, 1]))
 
 
-<<<<<<< HEAD
 SINGLE = {0: 1.0, 4: 1.0, 5: 100.0}  # one draft of four tokens for nothing, more is expensive
 
 
@@ -311,7 +306,8 @@ def test_tune_chooses_a_rescorer_unless_it_takes_too_long(recording):
     expected = 2.0 * replayed.calls + 3.0 * drafted
     assert search.milliseconds(replayed, "own") == pytest.approx(expected)
     assert search.milliseconds(replayed) == pytest.approx(2.0 * replayed.calls)
-=======
+
+
 def test_tune_chooses_chains_for_engines_without_trees(model, lm, prompts, recording):
     space = SearchSpace(top_k=(4, 8), alpha=(0.2, 0.6), temperature=(1.0, 2.0))
     search = DrafterSearch({"lm": lm}, FLAT, space, families=CHAIN_FAMILIES)
@@ -325,7 +321,6 @@ def test_tune_chooses_chains_for_engines_without_trees(model, lm, prompts, recor
     for number, prompt in enumerate(prompts):
         live = generate(model, prompt, drafter=drafter, max_new_tokens=NEW_TOKENS)
         assert live.stats.target_calls == replayed.calls[number]
->>>>>>> 2f75bee (feat(cli): tune --chain-only, and folders with all that a server needs)
 
 
 def test_tune_measures_calls_of_a_model(model, monkeypatch):
@@ -368,7 +363,6 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     assert output.stats.target_calls < greedy.stats.target_calls
     predicted = json.loads((run / "drafter.json").read_text())["predicted"]
     assert predicted["milliseconds_by_draft_tokens"] == {"0": 1.0, "72": 1.5}
-<<<<<<< HEAD
     trained_model().base.save_pretrained(tmp_path / "rescorer")
     (tmp_path / "single.json").write_text(json.dumps({"0": 1e6, "4": 1e6, "5": 1e9}))
     neural = ["tune", str(run), "--cost", str(tmp_path / "single.json"), "--rescorer",
@@ -384,7 +378,6 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     (tmp_path / "rescorer").rename(tmp_path / "gone")
     with pytest.raises(ValueError, match=r"needs a rescorer and .* lm=NeuralScorer\(model\)"):
         load_drafter(tmp_path / "neural.json")
-=======
     # a folder for an engine that verifies chains, with all that it needs
     folder = tmp_path / "served"
     folder.mkdir()
@@ -401,7 +394,6 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     assert (file.config.strategy, file.lm["file"]) == ("chain", "three.lm")
     assert isinstance(load_drafter(folder / "drafter.json"), ChainDrafter)
     assert torch.equal(load_heads(folder).outer_weight, model.heads.outer_weight)
->>>>>>> 2f75bee (feat(cli): tune --chain-only, and folders with all that a server needs)
     NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")
     assert main([*arguments, "--lm", str(tmp_path / "other.lm")]) == 2
     assert "--lm other has a vocabulary of 5, the record one of 48" in capsys.readouterr().err

@@ -17,8 +17,8 @@ import numpy as np
 from scenes import read_prompts
 
 import lattice_bpd_vllm.drafting as drafting
-import lattice_bpd_vllm.proposer as proposer
 from conftest import Engine, in_child
+from lattice_bpd_vllm.head_logits import HeadLogits
 
 LOADS = (1, 4, 16)
 FORMS: dict[str, dict[str, Any]] = {
@@ -81,7 +81,7 @@ def run(form: str, stages: bool) -> None:
         if stages:
             clock.wrap(drafting, "select_top_k", "top-k")
             clock.wrap(drafting, "search_chains", "search")
-            clock.wrap(proposer.HeadLogits, "__call__", "heads and output embedding")
+            clock.wrap(HeadLogits, "__call__", "heads and output embedding")
         engine = Engine({"check": False, **FORMS[form]})
         clock.watch(engine.runner.drafter, 0)
     prompts = read_prompts()

@@ -76,6 +76,11 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.evaluate.replay.scorers import measure_rescoring
 
     check_numbers(args, 1, "limit")
+    if args.chain_only and args.rescorer:
+        raise ValueError(
+            "tune: --rescorer with --chain-only; expected one of them, since engines that verify "
+            "single drafts have no strategy 'neural'"
+        )
     records = [read_record(path) for path in find_records(args.run_folder).values()]
     recording = Recording([text for record in records for text in record.texts[: args.limit]])
     vocab_size = records[0].manifest.vocab_size
