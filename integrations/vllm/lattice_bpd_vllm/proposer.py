@@ -80,9 +80,8 @@ class LatticeProposer:
         self._drafter = LatticeDrafter(
             parts.lm, parts.config, parts.draft, self.options.min_prob, self.options.threads
         )
-        if parts.config.ngram_cache:
-            columns = self._model_config.get_vocab_size()
-            self._caches = RequestCaches(columns, parts.config.ngram_cache, parts.lm)
+        columns, order = self._model_config.get_vocab_size(), parts.config.ngram_cache
+        self._caches = RequestCaches(columns, order, parts.lm) if order else None
         if self.aux_layers:
             request_aux_states(self._runner_class, self._version)
         if next(target.parameters()).device.type == "cpu":
@@ -156,10 +155,10 @@ class LatticeProposer:
                 "lattice-bpd: propose was called without hidden states; expected a call by the "
                 "wrapped model runner V1; its subclass overrides propose_draft_token_ids"
             )
-        self._source.store(step)
         metadata = step.spec_decode_metadata
         verified = None if metadata is None else metadata.num_draft_tokens
         self._count(kept, verified)
+        self._source.store(step)
         if self._skips_sampling and not step.sampling_metadata.all_greedy:
             self._say_skipped()
             return
