@@ -66,12 +66,6 @@ def load_checkpoint(
     return load_target(directory, **options), heads
 
 
-def has_heads(directory: Path) -> bool:
-    """Whether files of draft heads are in `directory`."""
-    configs = (BLOCKWISE_FILES.config_name, MEDUSA_FILES.config_name, DRAFTER_FOLDER)
-    return any((directory / name).exists() for name in configs)
-
-
 def load_heads(directory: Path) -> BlockwiseHeads | MedusaHeads | BlockDrafter:
     """The heads whose files are in `directory`, on the CPU.
 
