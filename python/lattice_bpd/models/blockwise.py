@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from lattice_bpd.models.block_drafter.selector import CandidateSelector
 from lattice_bpd.models.checkpoint import load_checkpoint, save_checkpoint
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.lm_call import (
@@ -65,13 +66,17 @@ class BlockwiseLM(nn.Module):
         heads: existing heads, `BlockwiseHeads`, a `OnePassDrafter` such as a `BlockDrafter`, or any
             `HeadSource`; num_heads and inner_size are then ignored. A source is run once, to check
             the shape of its logits.
+        selector: transition scores that were trained on these heads; decoding then uses them, see
+            `SelectorHeads`. None: the heads' logits alone.
 
     Raises:
         TypeError: base is an encoder-decoder or has no output embedding, or heads is no source.
-        ValueError: heads of another hidden size or vocabulary, or num_heads below 2.
+        ValueError: heads or a selector of other sizes, num_heads below 2, or a selector for a
+            OnePassDrafter.
     """
 
     heads: BlockwiseHeads | HeadSource | OnePassDrafter
+    selector: CandidateSelector | None
 
     def __init__(
         self,
@@ -80,6 +85,7 @@ class BlockwiseLM(nn.Module):
         inner_size: int | None = None,
         *,
         heads: BlockwiseHeads | HeadSource | OnePassDrafter | None = None,
+        selector: CandidateSelector | None = None,
     ) -> None:
         super().__init__()
         base = unwrap_model(base)
@@ -94,6 +100,15 @@ class BlockwiseLM(nn.Module):
             heads.attach(base)
         else:
             check_heads(heads, self.output_embedding.weight)
+        if selector is not None:
+            if isinstance(heads, OnePassDrafter):
+                raise ValueError(
+                    f"BlockwiseLM: a selector with a {type(heads).__name__}; expected heads on one "
+                    "hidden state; a BlockDrafter takes one by drafter.use_selector(selector)"
+                )
+            selector.check_fit(vocab_size, hidden_size, self.num_slots, "BlockwiseLM")
+            selector.to(device=base.device).eval()
+        self.selector = selector
 
     @property
     def num_heads(self) -> int:
@@ -201,13 +216,13 @@ class BlockwiseLM(nn.Module):
         return self.heads(hidden, exact_tokens)
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write target and heads; see `lattice_bpd.models.checkpoint` for the files.
+        """Write target, heads and selector; see `lattice_bpd.models.checkpoint` for the files.
 
         Raises:
             TypeError: heads without a file format, such as CallableHeads.
             OSError: the directory cannot be written.
         """
-        save_checkpoint(self.base, self.heads, Path(directory))
+        save_checkpoint(self.base, self.heads, Path(directory), self.selector)
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, **options: Any) -> Self:
@@ -219,10 +234,11 @@ class BlockwiseLM(nn.Module):
                 attn_implementation.
 
         Raises:
-            FormatError: a file is missing, cut, altered or of another format version.
+            FormatError: a file is missing, cut, altered or of another format version, or a selector
+                of other heads.
         """
-        base, heads = load_checkpoint(Path(directory), **options)
-        model = cls(base, heads=heads)
+        base, heads, selector = load_checkpoint(Path(directory), **options)
+        model = cls(base, heads=heads, selector=selector)
         model.eval()
         return model
 

@@ -6,9 +6,11 @@ The directory is a plain `transformers` checkpoint of the target, plus those of 
     blockwise_heads.safetensors, ..heads.json    BlockwiseHeads (`head_files`), or
     medusa_heads.safetensors, ..heads.json       MedusaHeads (`head_files`), or
     block_drafter/                               a BlockDrafter, in the z-lab format
+    selector/                                    optional: the CandidateSelector of the heads
 
-The target is written first and the heads' JSON last, each renamed from a temporary name, so a
-directory with that JSON is complete.
+The target is written first, then the selector, and the heads' JSON last, each renamed from a
+temporary name, so a directory with that JSON is complete. A block drafter's selector is part of its
+own checkpoint.
 """
 
 from __future__ import annotations
@@ -22,15 +24,22 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.models.block_drafter.module import BlockDrafter
+from lattice_bpd.models.block_drafter.selector import CandidateSelector
 from lattice_bpd.models.head_files import staged_folder
 from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
 from lattice_bpd.models.medusa import MEDUSA_FILES, MedusaHeads
 
 DRAFTER_FOLDER = "block_drafter"
+SELECTOR_FOLDER = "selector"
 
 
-def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> None:
-    """Write target and heads into `directory`, which is created if missing.
+def save_checkpoint(
+    base: PreTrainedModel,
+    heads: object,
+    directory: Path,
+    selector: CandidateSelector | None = None,
+) -> None:
+    """Write target, heads and their selector into `directory`, which is created if missing.
 
     Raises:
         TypeError: heads without a file format.
@@ -44,6 +53,10 @@ def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> No
         )
     with staged_folder(directory) as folder:
         base.save_pretrained(folder)
+    if selector is not None:
+        selector.save_pretrained(directory / SELECTOR_FOLDER)
+    elif (directory / SELECTOR_FOLDER).is_dir():
+        shutil.rmtree(directory / SELECTOR_FOLDER)
     _save_heads(heads, directory)
     drafter = directory / DRAFTER_FOLDER
     for kind, files in ((BlockwiseHeads, BLOCKWISE_FILES), (MedusaHeads, MEDUSA_FILES)):
@@ -56,14 +69,33 @@ def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> No
 
 def load_checkpoint(
     directory: Path, **options: Any
-) -> tuple[PreTrainedModel, BlockwiseHeads | MedusaHeads | BlockDrafter]:
-    """Target and heads from `directory`, on the CPU; options are passed to `transformers`.
+) -> tuple[PreTrainedModel, BlockwiseHeads | MedusaHeads | BlockDrafter, CandidateSelector | None]:
+    """Target, heads and their selector; options are passed to `transformers`.
 
     Raises:
         FormatError: a file is missing, cut, altered or of another format version.
     """
     heads = load_heads(directory)
-    return load_target(directory, **options), heads
+    selector = _load_selector(directory / SELECTOR_FOLDER, heads)
+    base = load_target(directory, **options)
+    if selector is not None:
+        weight = base.get_output_embeddings().weight  # type: ignore[no-untyped-call]
+        try:
+            selector.check_fit(*weight.shape, heads.num_slots, str(directory / SELECTOR_FOLDER))
+        except ValueError as error:
+            raise FormatError(f"{error}, or remove this folder") from error
+    return base, heads, selector
+
+
+def _load_selector(folder: Path, heads: object) -> CandidateSelector | None:
+    if not folder.is_dir():
+        return None
+    if isinstance(heads, BlockDrafter):
+        raise FormatError(
+            f"{folder}: a selector beside a block drafter; expected one for heads on one hidden "
+            f"state, since a block drafter's is part of {DRAFTER_FOLDER}/; remove this folder"
+        )
+    return CandidateSelector.from_pretrained(folder)
 
 
 def load_heads(directory: Path) -> BlockwiseHeads | MedusaHeads | BlockDrafter:

@@ -76,7 +76,8 @@ def generate(
         lm: n-gram LM over the target's token ids. "neural" and "p_best" also take a small causal LM
             of `transformers` with the target's tokenizer, or any TransitionScorer.
         heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens after the next;
-            BlockwiseHeads, or DraftHeads such as SpecDrafterHeads.
+            BlockwiseHeads, or DraftHeads such as SpecDrafterHeads. None: those of a BlockwiseLM,
+            with its selector if it has one.
         draft_model: a small causal LM of `transformers` with the target's tokenizer, for
             "draft_model" and "combined".
         tokenizer: of `transformers` or `tokenizers`; encodes prompts and decodes the output into

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lattice_bpd.decode.state.block_heads import BlockDrafterHeads
 from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.one_pass_drafter import OnePassDrafter
 from lattice_bpd.models.sources import HeadSource, check_heads
@@ -52,7 +53,12 @@ class DraftHeads(Protocol):
 
 
 HeadsOrCallable = (
-    DraftHeads | OnePassDrafter | HeadSource | BlockwiseHeads | Callable[[Tensor], Tensor]
+    DraftHeads
+    | OnePassDrafter
+    | HeadSource
+    | BlockwiseHeads
+    | BlockwiseLM
+    | Callable[[Tensor], Tensor]
 )
 """Types of the argument `heads`."""
 

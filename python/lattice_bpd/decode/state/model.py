@@ -16,6 +16,7 @@ from lattice_bpd.decode.state.heads import (
     as_draft_heads,
     check_head_logits,
 )
+from lattice_bpd.decode.state.selector_heads import SelectorHeads
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.lm_call import unwrap_model
@@ -33,8 +34,8 @@ class DraftingModel:
         model: a causal LM or an encoder-decoder of `transformers`, a BlockwiseLM, which has heads,
             or a Seq2SeqTarget.
         heads: a callable that returns logits, BlockwiseHeads, whose states pass through the
-            target's output embedding, a BlockDrafter or another OnePassDrafter, or DraftHeads;
-            None: the BlockwiseLM's own, or no heads.
+            target's output embedding, a BlockDrafter or another OnePassDrafter, or DraftHeads; a
+            BlockwiseLM of this target: its heads and selector; None: those of `model`, or no heads.
 
     Attributes:
         target: the model with the interface that verification uses.
@@ -47,7 +48,8 @@ class DraftingModel:
 
     Raises:
         TypeError: model is not an LM, or heads are not callable.
-        ValueError: BlockwiseHeads of another width or vocabulary.
+        ValueError: BlockwiseHeads of another width or vocabulary, or a BlockwiseLM of another
+            target.
     """
 
     target: CausalLMTarget | Seq2SeqTarget
@@ -68,12 +70,25 @@ class DraftingModel:
         self.max_positions: int | None = self.target.max_positions
         self.heads_owner = model if heads is None else getattr(heads, "__self__", heads)
         if heads is None and isinstance(model, BlockwiseLM):
-            heads = model.heads
+            heads = model
+        if isinstance(heads, BlockwiseLM):
+            heads = self._heads_of(heads)
         self.heads = as_draft_heads(heads, self.target)
         self.num_slots = None if self.heads is None else self.heads.num_slots
         layers = tuple(getattr(self.heads, "hidden_layers", ()))
         if layers:
             self.target.provide_features(layers)
+
+    def _heads_of(self, model: BlockwiseLM) -> HeadsOrCallable:
+        """The heads of a BlockwiseLM, with its selector."""
+        if model.base is not self.target.base:
+            raise ValueError(
+                f"decode: heads is a BlockwiseLM of another {type(model.base).__name__}; expected "
+                "one of the model that decodes; give model.heads, or decode with its own base"
+            )
+        if model.selector is None:
+            return model.heads
+        return SelectorHeads(model, model.selector)
 
     def require_causal(self, where: str) -> None:
         """Raise TypeError if the target is an encoder-decoder."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class SelectorHeads:
     """DraftHeads: heads on the target's last hidden state, then a selector.
 
+    A BlockwiseLM that has a selector decodes with these by itself.
+
     Args:
         model: the target with BlockwiseHeads, Medusa's or another head source.
         selector: trained on them; moved to the target's device.
@@ -35,13 +37,7 @@ class SelectorHeads:
                 "call drafter.use_selector(selector)"
             )
         width = int(model.output_embedding.weight.shape[1])
-        expected = (model.vocab_size, width, model.num_slots)
-        found = (selector.vocab_size, selector.hidden_size, selector.num_slots)
-        if found != expected:
-            raise ValueError(
-                f"SelectorHeads: the selector has vocab_size, hidden_size and num_slots {found}; "
-                f"expected {expected}; train it on these heads"
-            )
+        selector.check_fit(model.vocab_size, width, model.num_slots, "SelectorHeads")
         self.num_slots: int | None = model.num_slots
         self.selector = selector.to(model.device).eval()
         self._model = model

@@ -292,21 +292,18 @@ class BlockDrafter(nn.Module):
     def use_selector(self, selector: CandidateSelector) -> None:
         """Score transitions by a selector that was trained on this drafter.
 
+        Args:
+            selector: moved to the drafter's device and dtype, as a checkpoint holds it.
+
         Raises:
             ValueError: a selector of another size, or one with vectors of each slot.
         """
         config = self.config
-        expected = (config.vocab_size, config.hidden_size, None)
-        found = (selector.vocab_size, selector.hidden_size, selector.num_slots)
-        if found != expected:
-            raise ValueError(
-                f"BlockDrafter.use_selector: the selector has vocab_size, hidden_size and num_slots"
-                f" {found}; expected {expected}; train it on this drafter"
-            )
+        selector.check_fit(config.vocab_size, config.hidden_size, None, "BlockDrafter.use_selector")
         self.config = replace(config, scorer=selector.config)
         self.config.check()
         self.markov_head = self.confidence_head = self.lilicorr = None
-        self.candidate_selector = selector
+        self.candidate_selector = selector.to(self.fc.weight)
 
     def embed_candidates(self, token_ids: Tensor) -> Tensor:
         """(.., D) float, the target's input embeddings of tokens."""

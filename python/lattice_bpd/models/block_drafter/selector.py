@@ -54,6 +54,25 @@ class CandidateSelector(nn.Module):
         ones = None if num_slots is None else nn.Parameter(torch.ones(num_slots, config.rank))
         self.slot_gates: nn.Parameter | None = ones
 
+    def check_fit(
+        self, vocab_size: int | None, hidden_size: int, num_slots: int | None, where: str
+    ) -> None:
+        """Raise ValueError unless the selector is for slots of these sizes.
+
+        Args:
+            vocab_size: V of the target.
+            hidden_size: D of the states that predict the slots.
+            num_slots: H where the slots share one state, else None.
+            where: the caller's name, for the error message.
+        """
+        expected = (vocab_size, hidden_size, num_slots)
+        found = (self.vocab_size, self.hidden_size, self.num_slots)
+        if found != expected:
+            raise ValueError(
+                f"{where}: the selector has vocab_size, hidden_size and num_slots {found}; "
+                f"expected {expected}; train it on these heads"
+            )
+
     def gates(self, states: Tensor) -> Tensor:
         """(.., H, r) float32 of states (.., H, D), or with c of one state for all slots."""
         weight: Tensor = self.hidden_projection.weight
