@@ -326,6 +326,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {
                 "torch.set_num_threads": None,
                 "lattice_bpd.train.block_drafter.run.run_block_job": END,
+                "lattice_bpd.train.selector.run.run_selector_job": END,
             },
         ),
         "rescorer train": Scene(
@@ -524,6 +525,11 @@ CHANGES: dict[str, dict[str, Change]] = {
         "validation": Change(["a.txt", "b.txt"], wanted=("a.txt", "b.txt")),
         "threads": Change(targets={"threads", "num_threads", "int", "arg0"}),
         "hidden_layers": Change(["0,2"], wanted=(0, 2)),
+        "selector": Change(["low-rank"], wanted=64, targets={"rank", "top_k", "learning_rate"}),
+        "precision": Change(["bf16"]),
+        "rank": Change(given={"selector": ["low-rank"]}),
+        "top_k": Change(given={"selector": ["low-rank"]}),
+        "learning_rate": Change(given={"selector": ["low-rank"]}),
     },
     "rescorer train": {
         "validation": Change(["a.txt", "b.txt"], wanted=("a.txt", "b.txt")),

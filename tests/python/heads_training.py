@@ -22,20 +22,21 @@ from lattice_bpd.train.heads.job import HeadJob
 from lattice_bpd.train.heads.run import train_heads
 from lattice_bpd.train.rescorer.job import RescorerJob
 from lattice_bpd.train.rescorer.run import run_rescorer_job
+from lattice_bpd.train.selector.job import SelectorJob
+from lattice_bpd.train.selector.run import run_selector_job
 from lattice_bpd.watcher import SilentWatcher
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # What takes long to import; the fork server does not see this folder.
 CONTEXT.set_forkserver_preload(
     [
-        "lattice_bpd.train.heads.run",
-        "lattice_bpd.train.block_drafter.run",
-        "lattice_bpd.train.rescorer.run",
+        f"lattice_bpd.train.{name}.run"
+        for name in ("heads", "block_drafter", "rescorer", "selector")
     ]
     + [f"transformers.models.{n}.modeling_{n}" for n in ("gpt2", "llama", "mistral", "gemma2")]
 )
 
-Job = HeadJob | BlockJob | RescorerJob
+Job = HeadJob | BlockJob | RescorerJob | SelectorJob
 T = 16
 HEADS = 3
 SMALL = {"hidden_size": 16, "num_layers": 1, "num_attention_heads": 2, "max_positions": 32}
@@ -130,6 +131,8 @@ def run_child(
     try:
         if isinstance(job, HeadJob):
             train_heads(job, Watching(on_step))
+        elif isinstance(job, SelectorJob):
+            run_selector_job(job, Watching(on_step))
         elif isinstance(job, BlockJob):
             run_block_job(job, Watching(on_step))
         else:

@@ -27,15 +27,20 @@ from lattice_bpd.models.block_drafter.candidates import candidates_of, greedy_wa
 from lattice_bpd.models.block_drafter.features import read_features
 from lattice_bpd.models.block_drafter.scorer_config import SelectorConfig
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
-from lattice_bpd.train.selector import training
 from lattice_bpd.train.selector.options import SelectorOptions
 from lattice_bpd.train.selector.pieces import Pieces
 from lattice_bpd.train.selector.slots import slots_of
+from lattice_bpd.train.selector.trainer import (
+    SelectorTrainer,
+    cross_entropies,
+    weighted_mean,
+)
 from lattice_bpd.train.selector.training import train_selector
+from lattice_bpd.train.selector.validation import ScoreCounter
 
 SLOTS = HEADS - 1
 QUICK = SelectorOptions(
-    rank=24, top_k=VOCAB, steps=60, batch_size=8, blocks_per_piece=24, learning_rate=0.05, warmup=5
+    rank=24, top_k=VOCAB, steps=60, batch_size=8, anchors=24, learning_rate=0.05, warmup=5
 )
 
 
@@ -196,17 +201,19 @@ def test_the_loss_leaves_out_labels_that_are_no_candidates():
             nats = math.log(sum(math.exp(value) for value in row)) - row[2]
             total += float(weights[j]) * nats
             share += float(weights[j])
-    found = training._loss(scores, slots, labels, weights)
+    nats, covered = cross_entropies(scores, slots, labels)
+    found = weighted_mean(nats, weights * covered)
     assert float(found) == pytest.approx(total / share, rel=1e-5)
-    nothing = training._loss(scores, slots, torch.full_like(labels, -1), weights)
+    nats, covered = cross_entropies(scores, slots, torch.full_like(labels, -1))
+    nothing = weighted_mean(nats, weights * covered)
     assert float(nothing) == 0.0
 
 
 @pytest.mark.parametrize("first", [1, 6])
 def test_blocks_hold_the_tokens_around_their_anchors(first):
-    options = replace(QUICK, first_position=first, sequence_length=12, blocks_per_piece=9)
+    options = replace(QUICK, first_position=first, anchors=9)
     rows = [np.arange(number, number + 7 + 3 * number) for number in range(6)]
-    pieces = Pieces(rows, options, VOCAB)
+    pieces = Pieces(rows, options, 12, VOCAB)
     longest = len(rows[-1])
     assert sum(len(piece) for piece, _ in pieces.training + pieces.validation) <= sum(
         map(len, rows)
@@ -233,7 +240,7 @@ def test_blocks_hold_the_tokens_around_their_anchors(first):
 
 def test_held_out_texts_are_not_trained_on():
     rows = [np.full(8, number) for number in range(20)]
-    pieces = Pieces(rows, replace(QUICK, validation_fraction=0.2), VOCAB)
+    pieces = Pieces(rows, replace(QUICK, validation_fraction=0.2), 256, VOCAB)
     parts = [{int(piece[0]) for piece, _ in part} for part in (pieces.training, pieces.validation)]
     assert len(parts[1]) == 4
     assert parts[0] | parts[1] == set(range(20))
@@ -308,8 +315,8 @@ def test_output_is_that_of_generate(strategy):
 def test_accept_lengths_are_those_of_the_walk():
     model = random_model("llama")
     trained = train_selector(model.base, model.heads, texts(), QUICK)
-    options = replace(QUICK, blocks_per_piece=100)
-    pieces = Pieces(texts(), options, VOCAB)
+    options = replace(QUICK, anchors=100)
+    pieces = Pieces(texts(), options, 256, VOCAB)
     lengths = []
     reader = slots_of(model.base, model.heads)
     for piece, first in pieces.validation:
@@ -324,9 +331,9 @@ def test_accept_lengths_are_those_of_the_walk():
             lengths.append(min(wrong, default=SLOTS))
     exact = train_selector(model.base, model.heads, texts(), options=options, watcher=None)
     assert exact.scores.blocks == len(lengths)
-    counter = training.ScoreCounter(trained.selector)
+    counter = ScoreCounter(trained.selector)
     blocks = pieces.sample(range(len(pieces.validation)), SLOTS, torch.Generator(), held_out=True)
-    counter.add(*training._read(reader, blocks, QUICK.top_k, torch.device("cpu")))
+    counter.add(*SelectorTrainer(model.base, model.heads, texts(), QUICK).read(blocks))
     scores = counter.scores()
     assert scores.blocks == len(lengths)
     assert scores.accept_length == pytest.approx(np.mean(lengths))
@@ -362,7 +369,7 @@ BAD_OPTIONS = [
     ({"steps": 0}, "steps is 0"),
     ({"sequence_length": 2}, "sequence_length is 2; expected 3"),
     ({"learning_rate": 0.0}, "learning_rate is 0.0"),
-    ({"decay": -1.0}, "decay is -1.0"),
+    ({"gamma": -1.0}, "gamma is -1.0"),
     ({"validation_fraction": 1.0}, "validation_fraction is 1.0"),
     ({"first_position": 29}, "0 texts have 31 tokens or more"),
 ]

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from lattice_bpd.train.block_drafter.options import BlockTrainOptions
-from lattice_bpd.train.text.corpus import Corpus, StrPath
-
-_NOT_RECORDED = ("checkpoint_every", "device", "process_timeout", "restart", "resume", "output",
-                 "target", "corpus", "options")  # fmt: skip
+from lattice_bpd.train.block_drafter.text_job import TextJob
+from lattice_bpd.train.text.corpus import Corpus
 
 
 @dataclass(frozen=True)
-class BlockJob:
-    """A training of a block drafter: target, data, sizes, options, output folder.
+class BlockJob(TextJob):
+    """A training of a block drafter: see TextJob for target, text and output folder.
 
     Attributes:
-        target: folder of a causal LM of transformers or of a BlockwiseLM, or a llama2.c .bin file.
-        output: folder of the result: new, empty, or of an earlier run.
-        inputs: files and folders of training text, see Corpus.
-        corpus: further arguments of Corpus. eos_id is appended to every sequence that lacks it;
-            the default tokenizer is tokenizer.json of the target.
         num_layers: layers of the drafter.
         block_size: K, the anchor and K - 1 slots.
         hidden_layers: the target's layers whose outputs are read, from 0; empty: five evenly
@@ -35,40 +26,14 @@ class BlockJob:
         mask_token_id: the token that fills blocks; None: the largest that is not in the text.
         options: of the training; first_position is set to prompt_length - 1 for texts that the
             target generates.
-        validation: validation files; empty: the end of the training text is held out.
-        validation_share: fraction of the text that is held out if validation is empty; 0: none.
-        validation_pieces: number of texts that the target generates for validation.
-        own_rows: number of training texts that the target generates; 0: train on the text itself.
-        prompt_length: number of prompt tokens of each, taken from the text.
-        log_every: steps between lines of the loss log.
-        checkpoint_every: steps between checkpoints; 0: only when a signal stops the run.
-        device: "auto", "cpu" or "cuda".
-        process_timeout: seconds to wait for another process of a parallel run.
-        resume: True: fail without an unfinished run; None: resume one if there is one.
-        restart: remove an earlier run in `output`.
     """
 
-    target: StrPath
-    output: StrPath
-    inputs: Sequence[StrPath]
-    corpus: dict[str, Any] = field(default_factory=dict)
     num_layers: int = 2
     block_size: int = 9
     hidden_layers: Sequence[int] = ()
     intermediate_size: int | None = None
     mask_token_id: int | None = None
     options: BlockTrainOptions = field(default_factory=BlockTrainOptions)
-    validation: Sequence[StrPath] = ()
-    validation_share: float = 0.02
-    validation_pieces: int = 64
-    own_rows: int = 4096
-    prompt_length: int = 16
-    log_every: int = 10
-    checkpoint_every: int = 200
-    device: str = "auto"
-    process_timeout: float = 1800.0
-    resume: bool | None = None
-    restart: bool = False
 
     @property
     def validate_every(self) -> int:
@@ -88,35 +53,10 @@ class BlockJob:
             ValueError: the message names the option.
         """
         self.options.check()
-        minimum = {"num_layers": 1, "block_size": 2, "validation_pieces": 1, "own_rows": 0,
-                   "prompt_length": 1, "log_every": 1, "checkpoint_every": 0}  # fmt: skip
-        for name, low in minimum.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected {low} or more")
-        if not 0.0 <= self.validation_share < 1.0:
-            raise ValueError(
-                f"validation_share is {self.validation_share}; expected 0 <= share < 1"
-            )
-        if self.restart and self.resume:
-            raise ValueError("resume and restart are mutually exclusive; give one of them")
-        if not 0.0 < self.process_timeout < math.inf:
-            raise ValueError(f"process_timeout is {self.process_timeout}; expected seconds above 0")
+        self.check_minimum("num_layers", 1)
+        self.check_minimum("block_size", 2)
+        super().check()
 
     def record(self, corpus: Corpus) -> dict[str, Any]:
         """Everything that the result depends on, for JSON; it must match to resume a run."""
-        fields = {
-            entry.name: getattr(self, entry.name)
-            for entry in dataclasses.fields(self)
-            if entry.name not in _NOT_RECORDED
-        }
-        tokenizing = {name: value for name, value in self.corpus.items() if name != "threads"}
-        settings = dataclasses.asdict(self.train_options)
-        record = {**fields, **tokenizing, **settings, "bytes_of_inputs": corpus.total_bytes}
-        return {name: _plain(value) for name, value in record.items()}
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON restores it."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return str(value) if isinstance(value, Path) else value
+        return self.describe(corpus, self.train_options)

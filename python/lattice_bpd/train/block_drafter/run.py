@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from lattice_bpd.atomic_files import replacing
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.block_drafter.job import BlockJob
 from lattice_bpd.train.block_drafter.sizes import config_for, embedding_rows, find_unused_token
+from lattice_bpd.train.block_drafter.text_run import TextRun
 from lattice_bpd.train.block_drafter.texts import BlockTexts
 from lattice_bpd.train.block_drafter.train import new_drafter
 from lattice_bpd.train.block_drafter.trainer import BlockTrainer, piece_length
@@ -27,14 +25,7 @@ from lattice_bpd.train.heads.loss_plot import write_loss_plot
 from lattice_bpd.train.heads.parallel import Processes, choose_device, join_processes, own_device
 from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint, read_record
 from lattice_bpd.train.heads.starting_model import load_base
-from lattice_bpd.train.heads.texts import (
-    TOKENIZER,
-    generate_rows,
-    hold_out,
-    map_ids,
-    open_corpus,
-    store_corpus,
-)
+from lattice_bpd.train.heads.texts import open_corpus
 from lattice_bpd.train.text.corpus import Corpus
 from lattice_bpd.watcher import SilentWatcher, Watcher
 
@@ -102,18 +93,14 @@ def run_block_job(job: BlockJob, watcher: Watcher | None = None) -> BlockResult:
             run.folder.close()
 
 
-@dataclass
-class _Run:
+class _Run(TextRun):
     """A run in one process."""
 
-    job: BlockJob
-    processes: Processes
-    watcher: Watcher
-    device: torch.device
-    folder: RunFolder = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.folder = RunFolder(Path(self.job.output), KIND)
+    def __init__(
+        self, job: BlockJob, processes: Processes, watcher: Watcher, device: torch.device
+    ) -> None:
+        super().__init__(job, KIND, job.options.seed, processes, watcher, device)
+        self.job = job
 
     def train(self) -> BlockResult:
         """Runs all stages."""
@@ -128,18 +115,18 @@ class _Run:
         ):
             return _read_result(folder, was_finished=True)
         target.to(self.device)  # type: ignore[arg-type]
-        length = piece_length(target, job.train_options)
-        ids, held = self._read_text(corpus, length)
+        length = piece_length(target, job.options.sequence_length)
+        ids, held = self.read_text(corpus, length)
         config = config_for(
             target, job.num_layers, job.block_size, self._mask_token(ids, target),
             hidden_layers=job.hidden_layers, intermediate_size=job.intermediate_size,
         )  # fmt: skip
         drafter = new_drafter(target, config, job.options.seed)
-        texts = self._generate(target, ids, "own-text", job.own_rows, length)
+        texts = self.generate(target, ids, "own-text", job.own_rows, length)
         validation = None
         if held is not None:
             name, rows = "own-validation", job.validation_pieces
-            validation = self._generate(target, held, name, rows, length)
+            validation = self.generate(target, held, name, rows, length)
             validation.check(drafter.num_slots, config.vocab_size or 0, f"{_WHERE}: validation")
         options = job.train_options
         with BlockTrainer(drafter, target, texts, options, self.processes, _WHERE) as trainer:
@@ -152,51 +139,12 @@ class _Run:
             return self.job.mask_token_id
         return find_unused_token(ids, embedding_rows(target))
 
-    def _read_text(self, corpus: Corpus, length: int) -> tuple[Int32Array, Int32Array | None]:
-        """Training and validation text."""
-        ids = self._store(corpus, "text.bin")
-        if self.job.validation:
-            held = replace(corpus, inputs=self.job.validation)
-            return ids, self._store(held, "validation.bin")
-        return hold_out(ids, self.job.validation_share, length)
-
-    def _store(self, corpus: Corpus, name: str) -> Int32Array:
-        path = self.folder.work / name
-        self.processes.run_on_first(lambda: store_corpus(corpus, path, corpus.eos_id, self.watcher))
-        return map_ids(path)
-
-    def _generate(
-        self, target: PreTrainedModel, ids: Int32Array, name: str, rows: int, length: int
-    ) -> BlockTexts:
-        """Texts of the target with prompts from `ids`; for no rows, `ids` themselves."""
-        if not rows:
-            return BlockTexts(ids, np.array([len(ids)]))
-        text = generate_rows(
-            target,
-            ids,
-            self.folder.work / name,
-            rows=rows,
-            prompt_length=self.job.prompt_length,
-            row_length=length,
-            seed=self.job.options.seed,
-            processes=self.processes,
-            watcher=self.watcher,
-        )
-        ends = np.arange(1, rows + 1, dtype=np.int64) * length
-        return BlockTexts(text.token_ids, ends, text.first_position)
-
     def _write_result(
         self, trainer: BlockTrainer, corpus: Corpus, record: dict[str, Any], base: str
     ) -> None:
         """Writes the model, the loss plot and last the record."""
-        path, report = self.folder.path, trainer.report
-        before = set(path.iterdir())
-        model = BlockwiseLM(trainer.target, heads=trainer.drafter).to("cpu")
-        model.save_pretrained(path)
-        if corpus.tokenizer is not None and Path(corpus.tokenizer).name == TOKENIZER:
-            with replacing(path / TOKENIZER) as temporary:
-                shutil.copyfile(corpus.tokenizer, temporary)
-        files = sorted(file.name for file in set(path.iterdir()) - before)
+        report = trainer.report
+        files = self.write_model(BlockwiseLM(trainer.target, heads=trainer.drafter), corpus)
         lines = read_log(self.folder.log)
         write_loss_plot(self.folder.plot, lines, _WHERE, trainer.unit)
         scores = [line["validation"] for line in lines if "validation" in line]

@@ -68,7 +68,7 @@ class BlockTrainer:
                 f"{where}: batch_size is {options.batch_size}; expected a multiple of the "
                 f"{processes.world_size} processes"
             )
-        self.length = piece_length(target, options)
+        self.length = piece_length(target, options.sequence_length)
         if self.length < texts.first_position + drafter.num_slots + 1:
             raise ValueError(
                 f"{where}: sequence_length is {self.length}; expected "
@@ -149,14 +149,14 @@ class BlockTrainer:
         return Pieces(*(part[rows].to(self.target.device) for part in pieces))
 
 
-def piece_length(target: PreTrainedModel, options: BlockTrainOptions) -> int:
-    """The most tokens of a piece.
+def piece_length(target: PreTrainedModel, sequence_length: int | None) -> int:
+    """The most tokens of a piece: sequence_length, or 256 unless the target has fewer positions.
 
     Raises:
         ValueError: more than the target has positions for.
     """
     limit = find_max_positions(target.config.get_text_config()) or 1 << 30
-    length = options.sequence_length or min(_LENGTH, limit)
+    length = sequence_length or min(_LENGTH, limit)
     if length > limit:
         raise ValueError(
             f"sequence_length is {length}, the target has positions for {limit}; lower it"

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from transformers import PreTrainedModel
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header, write_json
 
 RECORD = "training.json"
 HEADS = "head_training"
+SELECTOR = "selector_training"  # for heads, which are in the folder too
 _LOCK = ".lock"
 _VERSION = 1
 
@@ -143,12 +143,12 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
 
-def read_record(folder: Path, kind: str = HEADS) -> dict[str, Any] | None:
+def read_record(folder: Path, *kinds: str) -> dict[str, Any] | None:
     """The content of training.json, or None if there is none.
 
     Args:
         folder: of the run.
-        kind: of the run.
+        kinds: which the run may be of; without any: HEADS.
 
     Raises:
         FormatError: it is damaged or of another version.
@@ -156,13 +156,20 @@ def read_record(folder: Path, kind: str = HEADS) -> dict[str, Any] | None:
     path = folder / RECORD
     if not path.is_file():
         return None
+    expected = [f"lattice_bpd.{kind}" for kind in kinds or (HEADS,)]
+    named = ""
     try:
-        record = check_header(
-            json.loads(path.read_text(encoding="utf-8")), f"lattice_bpd.{kind}", _VERSION
-        )
+        content = json.loads(path.read_text(encoding="utf-8"))
+        named = str(content.get("format")) if isinstance(content, dict) else ""
+        record = check_header(content, named if named in expected else expected[0], _VERSION)
         if not isinstance(record["options"], dict) or not isinstance(record["finished"], bool):
             raise ValueError("options or finished are of another type")
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if named not in expected and named.startswith("lattice_bpd."):
+            raise FormatError(
+                f"{path}: is of another training, {named!r}; expected {expected[0]!r}; use another "
+                "folder"
+            ) from error
         raise FormatError(
             f"{path}: damaged, or of another version ({error}); remove the folder, or "
             "use another one"
@@ -186,8 +193,8 @@ def _compare(path: Path, record: dict[str, Any], options: dict[str, Any], base: 
         )
 
 
-def fingerprint(model: PreTrainedModel) -> str:
-    """A 32-digit hash of a target's weights, independent of the dtype that stores them."""
+def fingerprint(model: torch.nn.Module) -> str:
+    """A 32-digit hash of a module's weights, independent of the dtype that stores them."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)}".encode())

@@ -16,7 +16,7 @@ from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
 from lattice_bpd.models.llama2c import load_llama2c
 from lattice_bpd.models.small import build_small_gpt
 from lattice_bpd.train.heads.job import HeadJob
-from lattice_bpd.train.heads.run_folder import fingerprint, read_record
+from lattice_bpd.train.heads.run_folder import HEADS, SELECTOR, fingerprint, read_record
 from lattice_bpd.train.heads.trainer import seeded
 
 _NUM_HEADS = 9
@@ -77,7 +77,7 @@ def _check_heads(heads: BlockwiseHeads, folder: Path, base: PreTrainedModel, job
                 f"{folder}: the heads have {name} {actual}; expected {expected}; leave the option "
                 "out, or start with new heads (--heads new)"
             )
-    record = read_record(folder)
+    record = read_record(folder, HEADS, SELECTOR)
     trained_on = None if record is None else record["base_fingerprint"]
     if record is not None and record["finished"] and trained_on != fingerprint(base):
         raise ValueError(

@@ -38,35 +38,55 @@ class Pieces:
     Args:
         texts: (T,) ints each.
         options: see SelectorOptions.
+        length: the most tokens of a piece.
         vocab_size: V.
+        validation: texts to hold out, or none; None: a part of `texts`, chosen by the seed.
 
     Raises:
-        ValueError: ids outside of the vocabulary, or fewer than two texts that are long enough.
+        ValueError: ids outside of the vocabulary, or too few texts that are long enough.
     """
 
     def __init__(
-        self, texts: Sequence[npt.ArrayLike], options: SelectorOptions, vocab_size: int
+        self,
+        texts: Sequence[npt.ArrayLike],
+        options: SelectorOptions,
+        length: int,
+        vocab_size: int,
+        validation: Sequence[npt.ArrayLike] | None = None,
     ) -> None:
-        self._options = options
+        self._options, self._length = options, length
+        training = self._long_enough(texts, vocab_size, 2 if validation is None else 1)
+        if validation is not None:
+            held = self._long_enough(validation, vocab_size, min(1, len(validation)))
+        else:
+            order = np.random.default_rng(options.seed).permutation(len(training))
+            held_out = max(1, round(options.validation_fraction * len(training)))
+            held = [training[number] for number in order[:held_out]]
+            training = [training[number] for number in order[held_out:]]
+        self.validation, self.training = self._cut(held), self._cut(training)
+
+    def _long_enough(
+        self, texts: Sequence[npt.ArrayLike], vocab_size: int, needed: int
+    ) -> list[npt.NDArray[np.generic]]:
+        """The texts that have a block; ValueError for ids out of range or fewer than needed."""
         arrays = [np.asarray(text) for text in texts]
         for number, array in enumerate(arrays):
             _check_text(array, number, vocab_size)
-        fewest = max(_FEWEST, options.first_position + 2)
-        arrays = [array for array in arrays if len(array) >= fewest]
-        if len(arrays) < 2:
+        fewest = max(_FEWEST, self._options.first_position + 2)
+        found = [array for array in arrays if len(array) >= fewest]
+        if len(found) < needed:
             raise ValueError(
-                f"train_selector: {len(arrays)} texts have {fewest} tokens or more; expected 2 or "
-                "more such texts, of which a part is held out"
+                f"train_selector: {len(found)} texts have {fewest} tokens or more; expected "
+                f"{needed} or more such texts to train on and to hold out"
             )
-        order = np.random.default_rng(options.seed).permutation(len(arrays))
-        held_out = max(1, round(options.validation_fraction * len(arrays)))
-        self.validation = self._cut(arrays[number] for number in order[:held_out])
-        self.training = self._cut(arrays[number] for number in order[held_out:])
+        return found
 
-    def _cut(self, texts: object) -> list[tuple[npt.NDArray[np.int64], int]]:
+    def _cut(
+        self, texts: Sequence[npt.NDArray[np.generic]]
+    ) -> list[tuple[npt.NDArray[np.int64], int]]:
         """Pieces and the first position of an anchor in each."""
-        size, found = self._options.sequence_length, []
-        for text in texts:  # type: ignore[attr-defined]
+        size, found = self._length, []
+        for text in texts:
             for start in range(0, len(text), size):
                 piece = text[start : start + size]
                 first = max(1, self._options.first_position - start)
@@ -94,7 +114,7 @@ class Pieces:
         for row, (piece, first) in enumerate(chosen):
             token_ids[row, : len(piece)] = padded[row, : len(piece)] = torch.from_numpy(piece)
             noise[row, :first] = noise[row, len(piece) - 1 :] = 2.0
-        count = min(self._options.blocks_per_piece, longest)
+        count = min(self._options.anchors, longest)
         found = noise.topk(count, dim=1, largest=False)
         is_block = found.values < 2.0
         anchors = torch.where(is_block, found.indices, 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,16 @@ class SelectorScores:
     accept_length_before: float
     accept_length: float
     blocks: int
+
+    def for_log(self) -> dict[str, Any]:
+        """For the loss log."""
+        return asdict(self)
+
+    @classmethod
+    def from_log(cls, scores: dict[str, Any]) -> SelectorScores:
+        """What `for_log` returned, read from JSON."""
+        found = {name: tuple(x) if isinstance(x, list) else x for name, x in scores.items()}
+        return cls(**found)
 
 
 class ScoreCounter:
