@@ -32,7 +32,7 @@ WAYS = {  # whether there are transitions, normalization
     "plain": (False, "global"),
     "transitions": (True, "global"),
     "local": (False, "local"),
-    "transitions, local": (True, "local"),
+    "transitions_local": (True, "local"),
 }
 
 
