@@ -11,6 +11,7 @@ from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.checkpoint import has_heads, load_heads
+from lattice_bpd.models.first_head import FIRST_HEAD_FILES
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 
 _CHAIN_OF_STRATEGY = {"bpd": "argmax", "p_best": "best", "chain": "chain", "tree": "chain"}
@@ -45,6 +46,11 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
             draft form does not use.
     """
     folder = Path(options.heads or options.directory or "")
+    if (folder / FIRST_HEAD_FILES.config_name).is_file():
+        raise ValueError(
+            f"{folder}: head 1 has a network of its own, which vLLM's target lacks, so outputs "
+            "would differ; expected heads of a target without one; train without --first-head"
+        )
     heads = _load_heads(folder)
     file, path = _read_file(options)
     draft = options.draft or _draft_of(file, path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.cli.corpus_options import add_corpus_options, add_inputs, corpus_arguments
 from lattice_bpd.cli.ngram_options import parse_numbers
-from lattice_bpd.train.heads.recipes import RECIPES
+from lattice_bpd.train.heads.recipes import OPTIMIZERS, PRESETS, RECIPES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,10 +39,11 @@ _TITLES = {
 }
 _TRAIN = ("steps", "batch_size", "accumulate", "sequence_length", "matrix_lr", "other_lr",
           "base_rate", "warmup", "head_ramp", "head_fraction", "head_weights", "one_head",
-          "precision", "seed")  # fmt: skip
-_JOB = ("base", "config", "heads", "num_heads", "inner_size", "validation_share", "validate_every",
-        "validation_pieces", "own_rows", "prompt_length", "log_every", "checkpoint_every",
-        "heads_only", "device", "process_timeout", "restart")  # fmt: skip
+          "optimizer", "dropout", "precision", "seed")  # fmt: skip
+_JOB = ("base", "config", "heads", "num_heads", "inner_size", "first_head", "preset",
+        "validation_share", "validate_every", "validation_pieces", "own_rows", "prompt_length",
+        "log_every", "checkpoint_every", "heads_only", "device", "process_timeout",
+        "restart")  # fmt: skip
 
 
 def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -60,6 +61,10 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "that of an interrupted run, which is resumed"
     )  # fmt: skip
     parser.add_argument("--recipe", choices=tuple(RECIPES), required=True, help="see below")
+    parser.add_argument(
+        "--preset", choices=tuple(PRESETS), help="a paper's loss and schedule instead of the "
+        "recipe's; options given here override it"
+    )  # fmt: skip
     _add_model_options(parser)
     _add_training_options(parser)
     _add_run_options(parser)
@@ -88,6 +93,10 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         help="number of heads, including the target's own (default 9)",
     )
     group.add_argument("--inner-size", type=int, metavar="F", help="default: the hidden size")
+    group.add_argument(
+        "--first-head", action=argparse.BooleanOptionalAction, help="joint, finetune: head 1 has "
+        "a feed-forward network of its own, as in Kim et al. 2024 (default: no; yes with a preset)"
+    )  # fmt: skip
 
 
 def _add_training_options(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +106,7 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, metavar="B", help="sequences per forward pass (default 16)")
     add("--accumulate", type=int, metavar="N", help="gradient-accumulation steps (default 1)")
     add("--sequence-length", type=int, metavar="T", help="tokens (default 256)")
-    add("--matrix-lr", type=float, metavar="LR", help="Muon's, for matrices (default: recipe's)")
+    add("--matrix-lr", type=float, metavar="LR", help="for matrices (default: recipe's)")
     add(
         "--other-lr",
         type=float,
@@ -113,6 +122,10 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         "from 0 (default: recipe's)")  # fmt: skip
     add("--head-fraction", type=float, metavar="X", help="fraction of positions at which draft "
         "heads train (default: recipe's)")  # fmt: skip
+    add("--optimizer", choices=OPTIMIZERS, help="of matrices; AdamW trains all other weights "
+        "(default muon)")  # fmt: skip
+    add("--dropout", action=argparse.BooleanOptionalAction, help="of the target's configuration "
+        "(default: on)")  # fmt: skip
     add("--one-head", action="store_true", help="train one random head per step")
     add("--precision", choices=("fp32", "bf16", "auto"), help="default: auto, the faster one")
     add("--seed", type=int, help="default 0")

@@ -20,6 +20,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
 from lattice_bpd.models.checkpoint import load_checkpoint, save_checkpoint
+from lattice_bpd.models.first_head import project_states
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.lm_call import (
     build_inputs,
@@ -57,6 +58,9 @@ class BlockwiseOutput:
 
 class BlockwiseLM(nn.Module):
     """A decoder-only LM of `transformers` with h-1 extra prediction heads.
+
+    Head 1 is the target's output embedding, with a network of its own before it if
+    `lattice_bpd.models.first_head.attach_first_head` gave it one.
 
     Args:
         base: the target; any `...ForCausalLM` with an output embedding, or a wrapper such as
@@ -212,7 +216,7 @@ class BlockwiseLM(nn.Module):
                 "reads a whole text; expected heads on one hidden state; decode with generate"
             )
         if isinstance(self.heads, BlockwiseHeads):
-            return cast(Tensor, self.output_embedding(self.heads(hidden)))
+            return project_states(self.output_embedding, self.heads(hidden))
         return self.heads(hidden, exact_tokens)
 
     def save_pretrained(self, directory: str | Path) -> None:

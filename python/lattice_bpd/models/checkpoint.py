@@ -7,6 +7,7 @@ The directory is a plain `transformers` checkpoint of the target, plus those of 
     medusa_heads.safetensors, ..heads.json       MedusaHeads (`head_files`), or
     block_drafter/                               a BlockDrafter, in the z-lab format
     selector/                                    optional: the CandidateSelector of the heads
+    first_head.safetensors, first_head.json      head 1's own network, if any (`first_head`)
 
 The target is written first, then the selector, and the heads' JSON last, each renamed from a
 temporary name, so a directory with that JSON is complete. A block drafter's selector is part of its
@@ -25,6 +26,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from lattice_bpd._core import FormatError
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
+from lattice_bpd.models.first_head import (
+    load_first_head,
+    plain_output_embedding,
+    save_first_head,
+)
 from lattice_bpd.models.head_files import staged_folder
 from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
 from lattice_bpd.models.medusa import MEDUSA_FILES, MedusaHeads
@@ -51,12 +57,13 @@ def save_checkpoint(
             "expected BlockwiseHeads, MedusaHeads or a BlockDrafter; save the target with "
             "model.base.save_pretrained(directory) and attach the heads again after loading"
         )
-    with staged_folder(directory) as folder:
+    with staged_folder(directory) as folder, plain_output_embedding(base):
         base.save_pretrained(folder)
     if selector is not None:
         selector.save_pretrained(directory / SELECTOR_FOLDER)
     elif (directory / SELECTOR_FOLDER).is_dir():
         shutil.rmtree(directory / SELECTOR_FOLDER)
+    save_first_head(base, directory)
     _save_heads(heads, directory)
     drafter = directory / DRAFTER_FOLDER
     for kind, files in ((BlockwiseHeads, BLOCKWISE_FILES), (MedusaHeads, MEDUSA_FILES)):
@@ -135,7 +142,9 @@ def _save_heads(heads: BlockwiseHeads | MedusaHeads | BlockDrafter, directory: P
 
 
 def load_target(directory: Path, **options: Any) -> PreTrainedModel:
-    """A causal LM from local files; options are passed to `transformers`.
+    """A causal LM from local files, with head 1's network if the directory has one.
+
+    Options are passed to `transformers`.
 
     Raises:
         FormatError: a file is missing, cut or altered.
@@ -149,4 +158,5 @@ def load_target(directory: Path, **options: Any) -> PreTrainedModel:
             f"{directory}: the target model cannot be read ({error}); expected the files that "
             "save_pretrained wrote; save or train the model again"
         ) from error
+    load_first_head(base, directory)
     return base

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lattice_bpd.decode.state.block_heads import BlockDrafterHeads
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.models.first_head import project_states
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.one_pass_drafter import OnePassDrafter
 from lattice_bpd.models.sources import HeadSource, check_heads
@@ -111,7 +112,7 @@ def as_draft_heads(heads: Any, target: CausalLMTarget | Seq2SeqTarget) -> DraftH
         check_heads(heads, embedding.weight)
 
         def through_embedding(hidden: Tensor) -> Tensor:
-            return cast(Tensor, embedding(heads(hidden)))
+            return project_states(embedding, heads(hidden))
 
         wrapped = HiddenStateHeads(through_embedding)
         wrapped.num_slots = heads.num_slots

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from lattice_bpd.models.first_head import FirstHead
+
 _CHUNK_BYTES = {"cpu": 26 << 20, "cuda": 512 << 20}  # on a CPU, fit the last-level cache
 _ROWS = (16, 512)  # minimum and maximum rows per chunk
 
@@ -23,7 +25,8 @@ def weighted_cross_entropy(
     """Weighted sum of cross entropies, whose gradients are computed in the forward pass.
 
     Args:
-        embedding: the output embedding, (V, D) with or without bias.
+        embedding: the output embedding, (V, D) with or without bias; head 1's own network, if it
+            has one, is the caller's.
         states: (N, D) float.
         labels: (N,) int64, 0..V-1.
         weights: (N,) float32; no gradient flows to them.
@@ -37,7 +40,7 @@ def weighted_cross_entropy(
     Raises:
         TypeError: an embedding with another forward than nn.Linear.
     """
-    if type(embedding).forward is not nn.Linear.forward:
+    if type(embedding).forward not in (nn.Linear.forward, FirstHead.forward):
         raise TypeError(
             f"heads: the target's output embedding is a {type(embedding).__name__}; expected "
             "nn.Linear; load the target without quantization or adapters"

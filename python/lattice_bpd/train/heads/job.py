@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lattice_bpd.train.heads.options import TrainOptions
-from lattice_bpd.train.heads.recipes import HeadRecipe, find_recipe
+from lattice_bpd.train.heads.recipes import HeadRecipe, find_preset, find_recipe
 from lattice_bpd.train.text.corpus import Corpus, StrPath
 
 _NOT_RECORDED = ("checkpoint_every", "device", "process_timeout", "restart", "resume", "output")
@@ -35,8 +35,11 @@ class HeadJob:
             else new ones.
         num_heads: h of new heads; None: 9, or those of `heads`.
         inner_size: hidden size of new heads; None: the target's.
-        train: options of TrainOptions by name; defaults come from the recipe. The default
-            sequence_length is 256, or fewer if the target has fewer positions.
+        first_head: joint and finetune: head 1 has a network of its own, see
+            `lattice_bpd.models.first_head`; None: as in the preset, else no.
+        preset: name of a paper's training, see `recipes.PRESETS`; its options replace the recipe's.
+        train: options of TrainOptions by name; defaults come from the preset or the recipe. The
+            default sequence_length is 256, or fewer if the target has fewer positions.
         validation: validation files; empty: the end of the training text is held out.
         validation_share: fraction of the text that is held out if validation is empty; 0: none.
         validate_every: steps between validations; 0: at the end only.
@@ -61,6 +64,8 @@ class HeadJob:
     heads: str | None = None
     num_heads: int | None = None
     inner_size: int | None = None
+    first_head: bool | None = None
+    preset: str | None = None
     train: dict[str, Any] = field(default_factory=dict)
     validation: Sequence[StrPath] = ()
     validation_share: float = 0.02
@@ -81,6 +86,20 @@ class HeadJob:
         """The recipe of that name."""
         return find_recipe(self.recipe)
 
+    @property
+    def has_first_head(self) -> bool:
+        """Whether head 1 gets a network of its own."""
+        if self.first_head is None and self.preset is not None:
+            return find_preset(self.preset, self.recipe).first_head
+        return bool(self.first_head)
+
+    @property
+    def chosen_options(self) -> dict[str, Any]:
+        """Options of TrainOptions that preset and job set; the job's come first."""
+        preset = {} if self.preset is None else find_preset(self.preset, self.recipe).options
+        given = {name: value for name, value in self.train.items() if value is not None}
+        return {**preset.get(self.recipe, {}), **given}
+
     def check(self) -> None:
         """Validates the options before anything is read.
 
@@ -99,6 +118,13 @@ class HeadJob:
             )
         if recipe.has_base and self.config is not None:
             raise ValueError(f"recipe {recipe.name} takes base (--base), not config (--config)")
+        if self.preset is not None:
+            find_preset(self.preset, self.recipe)
+        if self.has_first_head and not recipe.train_base:
+            raise ValueError(
+                f"recipe {recipe.name} does not train the target, and a network for head 1 would "
+                "change it; expected recipe joint or finetune with first_head (--first-head)"
+            )
         if self.restart and self.resume:
             raise ValueError("resume and restart are mutually exclusive; give one of them")
         settable = {entry.name for entry in dataclasses.fields(TrainOptions)} - set(_NOT_SET)
@@ -137,14 +163,14 @@ class HeadJob:
         options = {name: getattr(recipe, name) for name in names}
         # The target reads all but the last token of a generated text, labels included.
         limit = (max_positions or 1 << 30) - (num_heads - 1 if recipe.self_generated else 0)
-        length = self.train.get("sequence_length") or min(256, limit)
+        chosen = self.chosen_options
+        length = self.train.get("sequence_length") or min(chosen.get("sequence_length", 256), limit)
         if recipe.self_generated and not self.prompt_length <= length <= limit:
             raise ValueError(
                 f"sequence_length is {length}; expected {self.prompt_length} (prompt_length) to "
                 f"{limit} (the target's positions less {num_heads - 1} for the far heads' labels)"
             )
-        given = {name: value for name, value in self.train.items() if value is not None}
-        return TrainOptions(**{**options, **given, "sequence_length": length})
+        return TrainOptions(**{**options, **chosen, "sequence_length": length})
 
     def record(self, corpus: Corpus, options: TrainOptions) -> dict[str, Any]:
         """Everything that the result depends on, for JSON; it must match to resume a run."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.models.first_head import first_head_states, project_states
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.train.heads.cross_entropy import chunk_rows, weighted_cross_entropy
 
@@ -58,7 +59,9 @@ def add_gradients(model: BlockwiseLM, part: LossPart, precision: str) -> Tensor:
     if 1 in part.heads and hidden_grad is not None:
         rows = hidden.detach().requires_grad_()
         weights = part.row_weights[0].expand(len(rows))
-        losses = _backward(model, rows, labels[:, 0], weights, precision)
+        with autocast(model, precision):
+            states = first_head_states(model.output_embedding, rows)
+        losses = _backward(model, states, labels[:, 0], weights, precision)
         hidden_grad += cast(Tensor, rows.grad)
         sums[0] = losses.sum()
     slots = [head - 2 for head in part.heads if head > 1]
@@ -117,7 +120,7 @@ def chunked_cross_entropy(model: BlockwiseLM, states: Tensor, labels: Tensor) ->
 
     Args:
         model: the target.
-        states: (N, D) float.
+        states: (N, D) float, after the networks of the heads.
         labels: (N,) int64.
 
     Returns:
@@ -130,7 +133,8 @@ def chunked_cross_entropy(model: BlockwiseLM, states: Tensor, labels: Tensor) ->
 def chunked_logits(model: BlockwiseLM, states: Tensor) -> Iterator[Tensor]:
     """Float32 logits (C, V) of states (N, D), chunk by chunk."""
     for rows in _chunks(model, states):
-        yield model.output_embedding(rows.to(model.output_embedding.weight.dtype)).float()
+        rows = rows.to(model.output_embedding.weight.dtype)
+        yield project_states(model.output_embedding, rows).float()
 
 
 def _chunks(model: BlockwiseLM, rows: Tensor) -> tuple[Tensor, ...]:

@@ -14,9 +14,13 @@ from lattice_bpd.train.heads.muon import CpuMuon
 
 
 def build_optimizers(
-    model: nn.Module, matrix_lr: float, other_lr: float, base_rate: float = 1.0
+    model: nn.Module,
+    matrix_lr: float,
+    other_lr: float,
+    base_rate: float = 1.0,
+    optimizer: str = "muon",
 ) -> list[Optimizer]:
-    """Muon over the hidden matrices, AdamW over embeddings, norms and biases.
+    """Muon over the hidden matrices, AdamW over embeddings, norms and biases; or AdamW over all.
 
     Muon's orthogonalized updates suit matrices between hidden states; embeddings, which are tables
     of rows, train better with AdamW. An output layer counts as an embedding if it is a
@@ -24,9 +28,10 @@ def build_optimizers(
 
     Args:
         model: parameters that require no gradient are left out.
-        matrix_lr: peak learning rate of Muon.
-        other_lr: peak learning rate of AdamW.
+        matrix_lr: peak learning rate of the matrices.
+        other_lr: peak learning rate of other weights.
         base_rate: factor on both for the target of a BlockwiseLM.
+        optimizer: "muon", or "adamw" for the matrices too.
 
     Returns:
         One or two optimizers, each group with its peak rate under "peak_lr".
@@ -51,12 +56,15 @@ def build_optimizers(
         return [{"params": params, "lr": lr} for params, lr in pairs if params]
 
     optimizers: list[Optimizer] = []
-    if matrices:
+    adamw = groups(others, other_lr)
+    if optimizer == "adamw":
+        adamw = groups(matrices, matrix_lr) + adamw
+    elif matrices:
         optimizers.append(CpuMuon(groups(matrices, matrix_lr), weight_decay=0.0))
-    if others:
-        optimizers.append(AdamW(groups(others, other_lr), betas=(0.9, 0.95), weight_decay=0.0))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
+    if adamw:
+        optimizers.append(AdamW(adamw, betas=(0.9, 0.95), weight_decay=0.0))
+    for made in optimizers:
+        for group in made.param_groups:
             group["peak_lr"] = group["lr"]
     return optimizers
 

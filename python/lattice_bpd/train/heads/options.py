@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.train.heads.recipes import OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class TrainOptions:
         steps: optimizer steps.
         batch_size: sequences per forward pass, summed over all processes.
         sequence_length: input tokens per sequence.
-        matrix_lr: Muon's learning rate, for matrices.
+        matrix_lr: learning rate of matrices, Muon's unless `optimizer` is "adamw".
         other_lr: AdamW's, for embeddings, norms and biases.
         warmup: steps of linear warm-up; then a cosine down to 5 %.
         head_weights: lambda_1 .. lambda_h; None: all 1.
@@ -38,6 +39,8 @@ class TrainOptions:
         one_head: train one randomly sampled head per step; its loss is an unbiased estimate of
             the sum over all heads (Stern et al. 2018, section 6).
         base_rate: factor on the learning rates of the target's weights.
+        optimizer: "muon" for matrices with AdamW for the rest, or "adamw" for all.
+        dropout: False: the target trains without the dropout of its configuration.
     """
 
     steps: int = 600
@@ -56,6 +59,8 @@ class TrainOptions:
     accumulate: int = 1
     one_head: bool = False
     base_rate: float = 1.0
+    optimizer: str = "muon"
+    dropout: bool = True
 
     @property
     def sequences_per_step(self) -> int:
@@ -148,6 +153,10 @@ def check_options(model: BlockwiseLM, options: TrainOptions, where: str) -> list
     if options.precision not in ("auto", "fp32", "bf16"):
         raise ValueError(
             f"{where}: precision is {options.precision!r}; expected auto, fp32 or bf16"
+        )
+    if options.optimizer not in OPTIMIZERS:
+        raise ValueError(
+            f"{where}: optimizer is {options.optimizer!r}; expected {' or '.join(OPTIMIZERS)}"
         )
     counts = ("steps", "batch_size", "sequence_length", "accumulate")
     if min(getattr(options, name) for name in counts) < 1:

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from lattice_bpd._core import FormatError
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.checkpoint import load_target
+from lattice_bpd.models.first_head import attach_first_head
 from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
 from lattice_bpd.models.llama2c import load_llama2c
 from lattice_bpd.models.small import build_small_gpt
@@ -42,13 +43,16 @@ def load_base(path: Path, *, full_precision: bool) -> PreTrainedModel:
 
 
 def attach_heads(base: PreTrainedModel, job: HeadJob, seed: int) -> BlockwiseLM:
-    """The target with the job's heads, which are always float32.
+    """The target with the job's heads, which are always float32, and head 1's network.
 
     Raises:
         ValueError: heads of another target, or of other sizes than the job's.
         FormatError: damaged head files.
     """
     folder = _heads_folder(job)
+    if job.has_first_head:
+        with seeded(seed + 1):
+            attach_first_head(base, job.inner_size)
     if folder is None:
         with seeded(seed):
             model = BlockwiseLM(base, job.num_heads or _NUM_HEADS, job.inner_size)
@@ -107,7 +111,7 @@ def build_untrained(job: HeadJob, vocab_size: int, seed: int) -> BlockwiseLM:
             f"{job.config}: vocab_size is {stated!r}, the text has {vocab_size} token ids; "
             "expected at least as many; leave it out to take the tokenizer's"
         )
-    length = job.train.get("sequence_length") or 0
+    length = job.chosen_options.get("sequence_length", 0)
     try:
         with seeded(seed):
             if "model_type" in sizes:
@@ -118,6 +122,8 @@ def build_untrained(job: HeadJob, vocab_size: int, seed: int) -> BlockwiseLM:
             else:
                 base = _build_small(stated, num_heads, {"max_positions": max(256, length), **sizes})
             model = BlockwiseLM(base, num_heads, job.inner_size).eval()
+            if job.has_first_head:
+                attach_first_head(model.base, job.inner_size)
         with torch.no_grad():
             model(torch.zeros(1, 2, dtype=torch.int64))  # fails here if sizes are inconsistent
         return model

@@ -76,14 +76,14 @@ class HeadTrainer:
         self.report = TrainReport(0, options.steps)
         model.base.requires_grad_(options.train_base)
         self.optimizers = build_optimizers(
-            model, options.matrix_lr, options.other_lr, options.base_rate
+            model, options.matrix_lr, options.other_lr, options.base_rate, options.optimizer
         )
 
     def __enter__(self) -> HeadTrainer:
         self._fork = torch.random.fork_rng(_cuda_devices(self.model))
         self._fork.__enter__()
         self.model.train()
-        self.model.base.train(self.options.train_base)
+        self.model.base.train(self.options.train_base and self.options.dropout)
         self.model.base.requires_grad_(self.options.train_base)
         self._seconds_before = self.report.seconds
         self._start = time.perf_counter()

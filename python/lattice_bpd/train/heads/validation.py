@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.models.first_head import first_head_states
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.train.heads.batches import HeadText
 from lattice_bpd.train.heads.losses import autocast, chunked_logits, label_view, read_hidden
@@ -105,7 +106,8 @@ def _measure(model: BlockwiseLM, pieces: Tensor, first: int, precision: str) -> 
     ):
         with autocast(model, precision):
             drafts = cast(BlockwiseHeads, model.heads)(rows)  # (n, H, D)
-        states = torch.cat([rows.unsqueeze(1), drafts.float()], dim=1).flatten(0, 1)
+            first = first_head_states(model.output_embedding, rows)
+        states = torch.cat([first.float().unsqueeze(1), drafts.float()], dim=1).flatten(0, 1)
         losses, hits = _score(model, states, row_labels.flatten())
         sums[0] += losses.view(row_labels.shape).sum(dim=0).double().cpu()
         sums[1] += hits.view(row_labels.shape).sum(dim=0).double().cpu()
