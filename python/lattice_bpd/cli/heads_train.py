@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lattice_bpd.train.heads.job import HeadJob
     from lattice_bpd.train.heads.run import HeadResult
 
-_RECIPES = "\n".join(f"  {recipe.name:9}  {recipe.summary}" for recipe in RECIPES.values())
+_RECIPES = "\n".join(f"  {recipe.name:15}  {recipe.summary}" for recipe in RECIPES.values())
 _EXAMPLE = f"""examples:
   lattice-bpd heads train corpus.txt --recipe frozen --base gpt2-folder -o heads
   lattice-bpd heads train corpus.txt --recipe joint --tokenizer tokenizer.json -o model
@@ -42,7 +42,7 @@ _TRAIN = ("steps", "batch_size", "accumulate", "sequence_length", "matrix_lr", "
           "optimizer", "dropout", "precision", "seed")  # fmt: skip
 _JOB = ("base", "config", "heads", "num_heads", "inner_size", "first_head", "preset",
         "validation_share", "validate_every", "validation_pieces", "own_rows", "prompt_length",
-        "log_every", "checkpoint_every", "heads_only", "device", "process_timeout",
+        "num_beams", "log_every", "checkpoint_every", "heads_only", "device", "process_timeout",
         "restart")  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """Add `train` to the actions of `heads`."""
     parser = actions.add_parser(
         "train",
-        help="train heads on text, by one of four recipes",
+        help="train heads on text, by one of five recipes",
         description="Train the prediction heads of a blockwise LM.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -129,11 +129,13 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     add("--one-head", action="store_true", help="train one random head per step")
     add("--precision", choices=("fp32", "bf16", "auto"), help="default: auto, the faster one")
     add("--seed", type=int, help="default 0")
-    group = parser.add_argument_group("distil")
+    group = parser.add_argument_group("distil, distil-finetune")
     group.add_argument("--own-rows", type=int, default=4096, metavar="N",
                        help="texts that the target generates (default 4096)")  # fmt: skip
     group.add_argument("--prompt-length", type=int, default=16, metavar="P",
                        help="prompt tokens of each, from the input (default 16)")  # fmt: skip
+    group.add_argument("--num-beams", type=int, default=1, metavar="N",
+                       help="beams of their search (default 1: greedy)")  # fmt: skip
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:

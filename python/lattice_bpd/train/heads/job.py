@@ -22,7 +22,7 @@ class HeadJob:
     """A head-training run: recipe, data, options, output folder.
 
     Attributes:
-        recipe: "joint", "frozen", "finetune" or "distil".
+        recipe: "joint", "frozen", "finetune", "distil" or "distil-finetune".
         output: folder of the result: new, empty, or of an earlier run.
         inputs: files and folders of training text, see Corpus.
         corpus: further arguments of Corpus. eos_id is appended to every sequence that lacks it;
@@ -44,8 +44,9 @@ class HeadJob:
         validation_share: fraction of the text that is held out if validation is empty; 0: none.
         validate_every: steps between validations; 0: at the end only.
         validation_pieces: maximum number of validation sequences.
-        own_rows: distil: number of texts that the target generates.
-        prompt_length: distil: number of prompt tokens of each, taken from the text.
+        own_rows: distil, distil-finetune: number of texts that the target generates.
+        prompt_length: likewise: number of prompt tokens of each, taken from the text.
+        num_beams: likewise: beams of the search that generates them; 1: greedy.
         log_every: steps between lines of the loss log.
         checkpoint_every: steps between checkpoints; 0: only when a signal stops the run.
         heads_only: write the heads without the target.
@@ -73,6 +74,7 @@ class HeadJob:
     validation_pieces: int = 64
     own_rows: int = 4096
     prompt_length: int = 16
+    num_beams: int = 1
     log_every: int = 10
     checkpoint_every: int = 200
     heads_only: bool = False
@@ -128,6 +130,11 @@ class HeadJob:
         if self.restart and self.resume:
             raise ValueError("resume and restart are mutually exclusive; give one of them")
         settable = {entry.name for entry in dataclasses.fields(TrainOptions)} - set(_NOT_SET)
+        if self.num_beams > 1 and not recipe.self_generated:
+            raise ValueError(
+                f"recipe {recipe.name} generates no text; expected recipe distil or "
+                f"distil-finetune with num_beams {self.num_beams} (--num-beams)"
+            )
         for name in sorted(set(self.train) - settable):
             raise ValueError(
                 f"train has {name!r}; expected {', '.join(sorted(settable))}; the recipe sets "
@@ -139,7 +146,7 @@ class HeadJob:
 
     def _check_numbers(self) -> None:
         minimum = {"validate_every": 0, "checkpoint_every": 0, "log_every": 1, "own_rows": 1,
-                 "prompt_length": 1, "validation_pieces": 1, "num_heads": 2,
+                 "prompt_length": 1, "num_beams": 1, "validation_pieces": 1, "num_heads": 2,
                  "inner_size": 1}  # fmt: skip
         for name, low in minimum.items():
             value = getattr(self, name)

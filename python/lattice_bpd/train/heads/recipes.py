@@ -4,7 +4,8 @@ joint      target and heads together, from random weights (Stern et al. 2018, se
 frozen     heads only, on a frozen target (Stern et al. 2018, section 6.1)
 finetune   a trained target and heads together, head h with loss weight lambda_h (Stern
            et al. 2018, section 6.2; Kim et al. 2024, appendix C.1)
-distil     heads only, on greedy output of the target (Stern et al. 2018, section 6.2)
+distil     heads only, on output of the target (Stern et al. 2018, section 6.2)
+distil-finetune   a trained target and heads together, on output of that target ("both" there)
 
 The preset `kim2024` has the loss and schedule of Kim et al. 2024, appendix C: pretraining (C.2) for
 `joint`, and the downstream tasks' schedule for `finetune`.
@@ -29,7 +30,7 @@ class HeadRecipe:
         summary: one line for --help.
         has_base: starts from a trained target, else from a configuration.
         train_base: whether the target is trained.
-        self_generated: heads train on greedy output of the target.
+        self_generated: trains on output of the target, greedy or of a beam search.
         matrix_lr: see TrainOptions, as are the others.
         other_lr: see TrainOptions.
         base_rate: see TrainOptions.
@@ -58,8 +59,10 @@ RECIPES = {
                    True, False, False, 0.02, 0.01, 1.0, 0.0, 0.5),
         HeadRecipe("finetune", "a trained target and heads together",
                    True, True, False, 0.02, 0.01, 0.02, 0.1, 0.125),
-        HeadRecipe("distil", "heads only, on greedy output of the target",
+        HeadRecipe("distil", "heads only, on output of the target",
                    True, False, True, 0.02, 0.01, 1.0, 0.0, 0.5),
+        HeadRecipe("distil-finetune", "a trained target and heads together, on its output",
+                   True, True, True, 0.02, 0.01, 0.02, 0.1, 0.125),
     )
 }  # fmt: skip
 

@@ -190,6 +190,7 @@ class _Run:
             rows=rows,
             prompt_length=self.job.prompt_length,
             row_length=options.sequence_length + model.num_heads,
+            num_beams=self.job.num_beams,
             seed=options.seed,
             processes=self.processes,
             watcher=self.watcher,

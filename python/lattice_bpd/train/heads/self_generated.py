@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from lattice_bpd.token_ids import Int32Array
 
@@ -25,6 +25,7 @@ def generate_texts(
     max_new_tokens: int,
     *,
     temperature: float = 0.0,
+    num_beams: int = 1,
     batch_size: int = 256,
     seed: int = 0,
     on_batch: Callable[[], None] | None = None,
@@ -36,6 +37,7 @@ def generate_texts(
         prompts: (N, P) ints, P at least 1.
         max_new_tokens: m, generated tokens per prompt; no token ends a row early.
         temperature: 0: greedy; else samples from softmax(logits / t).
+        num_beams: beams of a beam search, the teacher of Stern et al. 2018, section 6.2; 1: none.
         batch_size: prompts per call; changes greedy text only by rounding.
         seed: seed of the samples.
         on_batch: called after each batch.
@@ -45,14 +47,22 @@ def generate_texts(
 
     Raises:
         ValueError: prompts of another shape, ids outside the vocabulary, more tokens than the
-            target has positions for, or a negative temperature.
+            target has positions for, a negative temperature, or beams below 1 or with sampling.
     """
     ids = torch.as_tensor(np.asarray(prompts, dtype=np.int64))
     _check(model, ids, max_new_tokens, temperature)
+    if num_beams < 1 or (num_beams > 1 and temperature > 0.0):
+        raise ValueError(
+            f"generate_texts: num_beams is {num_beams} with temperature {temperature}; expected 1 "
+            "or more, and temperature 0 with a beam search"
+        )
     generator = torch.Generator(model.device).manual_seed(seed)
     rows = [ids.new_empty(0, ids.shape[-1] + max_new_tokens)]
     for batch in torch.split(ids, batch_size):
-        rows.append(_generate(model, batch, max_new_tokens, temperature, generator).cpu())
+        if num_beams > 1:
+            rows.append(_search(model, batch, max_new_tokens, num_beams).cpu())
+        else:
+            rows.append(_generate(model, batch, max_new_tokens, temperature, generator).cpu())
         if on_batch is not None:
             on_batch()
     return torch.cat(rows).numpy().astype(np.int32)
@@ -78,6 +88,21 @@ def _generate(
             probabilities = (logits / temperature).softmax(dim=-1)
             tokens.append(torch.multinomial(probabilities, 1, generator=generator))
     return torch.cat(tokens, dim=1)
+
+
+def _search(
+    model: PreTrainedModel, batch: torch.Tensor, count: int, num_beams: int
+) -> torch.Tensor:
+    """The best continuations of exactly `count` tokens that a beam search finds."""
+    config = GenerationConfig(
+        num_beams=num_beams, do_sample=False, max_new_tokens=count, min_new_tokens=count,
+        use_cache=True, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    batch = batch.to(model.device)
+    found: Any = model.generate(  # type: ignore[operator]
+        batch, attention_mask=torch.ones_like(batch), generation_config=config
+    )
+    return torch.as_tensor(found)
 
 
 def _check(model: PreTrainedModel, ids: torch.Tensor, count: int, temperature: float) -> None:

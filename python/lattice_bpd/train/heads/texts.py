@@ -146,11 +146,12 @@ def generate_rows(
     rows: int,
     prompt_length: int,
     row_length: int,
+    num_beams: int = 1,
     seed: int,
     processes: Processes,
     watcher: Watcher,
 ) -> HeadText:
-    """Greedy continuations by the target of prompts from `ids`; existing parts are kept.
+    """Continuations by the target of prompts from `ids`; existing parts are kept.
 
     Args:
         target: in evaluation mode.
@@ -159,6 +160,7 @@ def generate_rows(
         rows: number of texts.
         prompt_length: P, tokens per prompt.
         row_length: tokens per text, prompt included.
+        num_beams: beams of a beam search; 1: greedy.
         seed: seed of the prompts.
         processes: the parts are split over them.
         watcher: advanced for each part of this process.
@@ -178,7 +180,7 @@ def generate_rows(
     watcher.begin("generation", len(own))
     for path, begin in own:
         batch = prompts[begin : begin + _ROWS_PER_PART]
-        generated = generate_texts(target, batch, row_length - prompt_length)
+        generated = generate_texts(target, batch, row_length - prompt_length, num_beams=num_beams)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, generated)
         watcher.advance()

@@ -126,7 +126,8 @@ def train_spec_drafter(
 
     drafter.train()
     try:
-        return run_steps(drafter, batches, losses, options, on_step, "train_spec_drafter")
+        parts = [(drafter, 1.0)]
+        return run_steps(parts, batches, losses, options, on_step, "train_spec_drafter")
     finally:
         drafter.eval()
 

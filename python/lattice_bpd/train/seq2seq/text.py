@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 
@@ -114,15 +115,18 @@ def generate_outputs(
     sources: Sequence[Sequence[int]],
     max_new_tokens: int,
     *,
+    num_beams: int = 1,
     batch_size: int = 256,
     on_batch: Callable[[], None] | None = None,
 ) -> list[list[int]]:
-    """The target's greedy outputs for many sources, the same as `generate` decodes.
+    """The target's outputs for many sources: greedy, as `generate` gives, or of a beam search.
 
     Args:
         target: the target, with its stop tokens.
         sources: token ids, one or more of each.
         max_new_tokens: longest output.
+        num_beams: beams of a beam search; 1: none. Outputs of a beam search are the distilled text
+            of Stern et al. 2018, section 6.2 (there with 4 beams).
         batch_size: sources per batch.
         on_batch: called after each batch.
 
@@ -130,19 +134,23 @@ def generate_outputs(
         The output of each source, including its stop token, in order.
 
     Raises:
-        ValueError: an empty source, or max_new_tokens or batch_size below 1.
+        ValueError: an empty source, or max_new_tokens, num_beams or batch_size below 1.
     """
-    if min(max_new_tokens, batch_size, *map(len, sources), 1) < 1:
+    if min(max_new_tokens, num_beams, batch_size, *map(len, sources), 1) < 1:
         raise ValueError(
-            f"generate_outputs: max_new_tokens {max_new_tokens}, batch_size {batch_size}, "
-            f"{sum(len(source) == 0 for source in sources)} empty sources; expected 1 or more, "
-            "and no source without a token"
+            f"generate_outputs: max_new_tokens {max_new_tokens}, num_beams {num_beams}, batch_size "
+            f"{batch_size}, {sum(len(source) == 0 for source in sources)} empty sources; expected "
+            "1 or more, and no source without a token"
         )
     order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
     outputs: list[list[int]] = [[] for _ in sources]
     for start in range(0, len(order), batch_size):
         numbers = order[start : start + batch_size]
-        generated = _generate(target, [sources[number] for number in numbers], max_new_tokens)
+        batch = [sources[number] for number in numbers]
+        if num_beams > 1:
+            generated = _search(target, batch, max_new_tokens, num_beams)
+        else:
+            generated = _generate(target, batch, max_new_tokens)
         for number, output in zip(numbers, generated, strict=True):
             outputs[number] = output
         if on_batch is not None:
@@ -169,6 +177,32 @@ def _generate(
             cache.select_sequences(kept)
             tokens, active = tokens[kept], [active[row] for row in kept]
         last = target(tokens[:, None], cache)
+    return outputs
+
+
+def _search(
+    target: Seq2SeqTarget, sources: Sequence[Sequence[int]], count: int, num_beams: int
+) -> list[list[int]]:
+    """The best outputs that a beam search finds, each cut after its stop token."""
+    ids = _pad([list(source) for source in sources], 0).to(target.device)
+    sizes = torch.tensor([len(source) for source in sources], device=target.device)
+    prompt = torch.tensor([target.decoder_prompt] * len(sources), device=target.device)
+    stops = sorted(target.stop_token_ids)
+    config = GenerationConfig(
+        num_beams=num_beams, do_sample=False, max_new_tokens=count, use_cache=True,
+        bos_token_id=None, eos_token_id=stops or None, pad_token_id=stops[0] if stops else 0,
+        decoder_start_token_id=target.decoder_prompt[0],
+    )  # fmt: skip
+    generated = target.base.generate(
+        input_ids=ids,
+        attention_mask=(torch.arange(ids.shape[1], device=ids.device) < sizes[:, None]).long(),
+        decoder_input_ids=prompt,
+        generation_config=config,
+    )
+    outputs = []
+    for row in generated[:, prompt.shape[1] :].tolist():
+        end = next((at for at, token in enumerate(row) if token in stops), len(row) - 1)
+        outputs.append(row[: end + 1])
     return outputs
 
 

@@ -1,0 +1,295 @@
+"""Stern et al. 2018: merged and unmerged calls, joint training, beam search, the example."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sacrebleu")
+pytest.importorskip("tokenizers")
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from blockwise_models import model_of as causal_model
+from heads_training import HEADS, T, make_job
+from lattice_bpd.decode import generate
+from lattice_bpd.models import BlockwiseHeads
+from lattice_bpd.train.heads.run import train_heads
+from lattice_bpd.train.heads.self_generated import generate_texts
+from lattice_bpd.train.heads.starting_model import load_base
+from lattice_bpd.train.heads.trainer import HeadTrainer
+from lattice_bpd.train.seq2seq.joint import Seq2SeqOptions, train_seq2seq_jointly
+from lattice_bpd.train.seq2seq.text import (
+    IGNORED,
+    collate,
+    generate_outputs,
+    shuffled_batches,
+)
+from lattice_bpd.verify import Seq2SeqTarget
+from seq2seq_models import (
+    STOP,
+    VOCAB,
+    build,
+    counting_pairs,
+    model_of,
+    plain_greedy,
+    sources,
+    trained_target,
+)
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """The module of the example."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.delitem(sys.modules, "stern_translation", raising=False)
+    import stern_translation
+
+    return stern_translation
+
+
+def continuing_heads(target, output, k):
+    """Heads that know an output without repeated tokens: after each token the next k-1."""
+
+    def draft(hidden):
+        bias = getattr(target.base, "final_logits_bias", torch.zeros(1))
+        tokens = (target.embedding(hidden) + bias).argmax(dim=-1).tolist()
+        logits = torch.zeros(len(tokens), k - 1, VOCAB)
+        for row, token in enumerate(tokens):
+            start = output.index(token) + 1 if token in output else 0
+            for slot, wanted in enumerate(output[start : start + k - 1]):
+                logits[row, slot, wanted] = 1.0
+        return logits
+
+    draft.num_slots = k - 1
+    return draft
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_perfect_heads_take_2m_over_k_calls_unmerged_and_m_over_k_and_one_merged(k, example):
+    target, source = trained_target(), [5, 6, 7]
+    output = [*range(10, 18)]  # m = 8
+    assert plain_greedy(target.base, source, 8) == output
+    draft = continuing_heads(target, output, k)
+    tokens, unmerged = example.decode_unmerged(target, draft, source, 8)
+    merged = generate(target, source, "bpd", heads=draft, max_new_tokens=8)
+    assert tokens == merged.token_ids == output
+    blocks = -(-8 // k)
+    # A last block of one token is head 1's and needs no verification.
+    assert unmerged == 2 * blocks - (8 % k == 1)
+    assert merged.stats.target_calls == 1 + -(-7 // k)
+    assert abs(merged.stats.target_calls - (8 / k + 1)) < 1
+
+
+@pytest.mark.parametrize("kind", ["t5", "marian"])
+def test_unmerged_decoding_gives_the_models_own_output_with_any_heads(kind, example):
+    target = Seq2SeqTarget(model_of(kind))
+    torch.manual_seed(0)
+    heads = BlockwiseHeads(32, 3)
+    torch.nn.init.normal_(heads.outer_weight, std=0.5)
+    for source in sources(4, seed=8):
+        tokens, calls = example.decode_unmerged(
+            target, lambda hidden: target.embedding(heads(hidden)), source, 12
+        )
+        assert tokens == plain_greedy(target.base, source, 12)
+        assert 2 * -(-len(tokens) // 3) - 1 <= calls <= 2 * len(tokens)
+
+
+@torch.no_grad()
+def losses_by_hand(target, heads, batch, pairs):
+    """Cross entropies of heads 1..k by loops over the pairs, from the model's own forward."""
+    totals, counts = [0.0] * heads.num_heads, [0] * heads.num_heads
+    for row, pair in enumerate(pairs):
+        tokens = torch.tensor([[*target.decoder_prompt, *pair.output[:-1]]])
+        found = target.base(
+            input_ids=torch.tensor([pair.source]), decoder_input_ids=tokens,
+            output_hidden_states=True,
+        )  # fmt: skip
+        hidden = found.decoder_hidden_states[-1][0]
+        drafts = target.embedding(heads(hidden)).log_softmax(dim=-1)
+        first = found.logits[0].log_softmax(dim=-1)
+        for at in range(len(pair.output)):
+            for head in range(heads.num_heads):
+                if at + head < len(pair.output):
+                    scores = first[at] if head == 0 else drafts[at, head - 1]
+                    totals[head] -= float(scores[pair.output[at + head]])
+                    counts[head] += 1
+        assert batch.labels[row, len(pair.output) :].eq(IGNORED).all()
+    return [total / count for total, count in zip(totals, counts, strict=True)]
+
+
+def test_the_joint_loss_is_the_mean_over_heads_and_positions():
+    target = Seq2SeqTarget(build("marian", seed=3, init_std=0.1))
+    torch.manual_seed(1)
+    heads = BlockwiseHeads(32, 3)
+    torch.nn.init.normal_(heads.outer_weight, std=0.2)
+    pairs = counting_pairs(4, seed=2)
+    expected = losses_by_hand(target, heads, collate(pairs, target.decoder_prompt), pairs)
+    options = Seq2SeqOptions(steps=1, batch_size=4, matrix_lr=0.0, other_lr=0.0)
+    report = train_seq2seq_jointly(target, heads, pairs, options)
+    assert report.losses == pytest.approx(expected, rel=1e-4)
+    seen = set()
+    for seed in range(12):  # one head per step: each of them, whole
+        one = Seq2SeqOptions(
+            steps=1, batch_size=4, matrix_lr=0.0, other_lr=0.0, one_head=True, seed=seed
+        )
+        (loss,) = train_seq2seq_jointly(target, heads, pairs, one).losses
+        seen.add(min(range(3), key=lambda head: abs(expected[head] - loss)))
+        assert min(abs(loss - value) for value in expected) < 1e-4
+    assert seen == {0, 1, 2}
+
+
+def test_the_gradient_of_a_joint_step_is_that_of_the_mean_of_all_heads(monkeypatch):
+    target = Seq2SeqTarget(build("marian", seed=3, init_std=0.1))
+    torch.manual_seed(1)
+    heads = BlockwiseHeads(32, 3)
+    torch.nn.init.normal_(heads.outer_weight, std=0.2)
+    pairs = counting_pairs(4, seed=2)
+    seen = {}
+
+    def keep(optimizers, loss):
+        del optimizers
+        loss.backward()
+        seen["heads"] = heads.outer_weight.grad.clone()
+        seen["target"] = target.base.model.shared.weight.grad.clone()
+        target.base.zero_grad()
+        heads.zero_grad()
+
+    monkeypatch.setattr("lattice_bpd.train.seq2seq.joint.take_step", keep)
+    train_seq2seq_jointly(target, heads, pairs, Seq2SeqOptions(steps=1, batch_size=4))
+    batch = next(shuffled_batches(pairs, target.decoder_prompt, 4, 0))
+    found = target.base(
+        input_ids=batch.source, attention_mask=batch.source_mask, decoder_input_ids=batch.tokens,
+        output_hidden_states=True,
+    )  # fmt: skip
+    drafts = target.embedding(heads(found.decoder_hidden_states[-1]))  # (B, T, 2, V)
+    loss = F.cross_entropy(found.logits.flatten(0, 1), batch.labels.flatten())
+    for slot in (0, 1):
+        labels = F.pad(batch.labels[:, slot + 1 :], (0, slot + 1), value=IGNORED)
+        loss = loss + F.cross_entropy(drafts[:, :, slot].flatten(0, 1), labels.flatten())
+    (loss / 3).backward()
+    assert torch.allclose(seen["heads"], heads.outer_weight.grad, atol=1e-6)
+    assert torch.allclose(seen["target"], target.base.model.shared.weight.grad, atol=1e-5)
+
+
+def test_joint_training_learns_and_its_rate_is_the_targets():
+    pairs = counting_pairs(100, seed=0)
+    target = Seq2SeqTarget(build("marian", seed=1, init_std=0.1))
+    before = {name: weight.clone() for name, weight in target.base.state_dict().items()}
+    heads = BlockwiseHeads(32, 3)
+    losses = []
+    options = Seq2SeqOptions(steps=40, batch_size=8, other_lr=0.02, warmup=5)
+    train_seq2seq_jointly(target, heads, pairs, options, lambda r: losses.append(r.losses))
+    assert len(losses[0]) == 3
+    assert all(last < 0.6 * first for first, last in zip(losses[0], losses[-1], strict=True))
+    assert not target.base.training
+    assert not heads.training
+    source = pairs[0].source
+    result = generate(target, source, "bpd", heads=heads, max_new_tokens=12)
+    assert result.token_ids == plain_greedy(target.base, source, 12)
+    frozen = Seq2SeqTarget(build("marian", seed=1, init_std=0.1))
+    options = Seq2SeqOptions(steps=3, batch_size=8, base_rate=0.0)
+    train_seq2seq_jointly(frozen, BlockwiseHeads(32, 3), pairs, options)
+    after = frozen.base.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    with pytest.raises(ValueError, match="base_rate is -1"):
+        train_seq2seq_jointly(target, heads, pairs, Seq2SeqOptions(base_rate=-1))
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_a_beam_search_of_many_sources_is_that_of_each_alone(kind):
+    target, texts = Seq2SeqTarget(model_of(kind)), sources(5, seed=4)
+    outputs = generate_outputs(target, texts, 9, num_beams=4, batch_size=3)
+    for source, output in zip(texts, outputs, strict=True):
+        alone = target.base.generate(
+            torch.tensor([source]), num_beams=4, do_sample=False, max_new_tokens=9
+        )[0].tolist()[len(target.decoder_prompt) :]
+        stop = alone.index(STOP) + 1 if STOP in alone else len(alone)
+        assert output == alone[:stop]
+    assert outputs != generate_outputs(target, texts, 9)
+    with pytest.raises(ValueError, match="num_beams 0"):
+        generate_outputs(target, texts, 9, num_beams=0)
+
+
+def test_a_wide_beam_search_finds_the_most_probable_text():
+    """Brute force over all continuations by two tokens; greedy misses some of them."""
+    base = causal_model("gpt2").base
+    vocab = base.config.vocab_size
+    prompts = np.random.default_rng(0).integers(0, vocab, (12, 5))
+    rows = generate_texts(base, prompts, 2, num_beams=vocab, batch_size=5)
+    assert np.array_equal(rows[:, :5], prompts)
+    for prompt, row in zip(prompts, rows, strict=True):
+        with torch.no_grad():
+            first = base(torch.tensor(prompt[None])).logits[0, -1].log_softmax(-1)
+            texts = torch.tensor([[*prompt, token] for token in range(vocab)])
+            second = base(texts).logits[:, -1].log_softmax(-1)
+        best = (first[:, None] + second).flatten().argmax()
+        assert row[5:].tolist() == [int(best) // vocab, int(best) % vocab]
+    assert not np.array_equal(rows, generate_texts(base, prompts, 2))
+    with pytest.raises(ValueError, match="num_beams is 2 with temperature 1"):
+        generate_texts(base, prompts, 2, num_beams=2, temperature=1.0)
+
+
+@pytest.mark.parametrize("recipe", ["distil", "distil-finetune"])
+def test_a_recipe_trains_on_the_beam_searchs_text(recipe, tmp_path, monkeypatch):
+    seen = []
+    take_step = HeadTrainer.take_step
+
+    def spy(self):
+        seen.append(self.text)
+        return take_step(self)
+
+    monkeypatch.setattr(HeadTrainer, "take_step", spy)
+    job = make_job(tmp_path, recipe, num_beams=3, train={"steps": 2})
+    before = load_base(tmp_path / "base", full_precision=True)
+    train_heads(job)
+    rows = seen[0].token_ids.reshape(job.own_rows, T + HEADS)
+    prompts = rows[:, : job.prompt_length]
+    expected = generate_texts(before, prompts, T + HEADS - job.prompt_length, num_beams=3)
+    assert np.array_equal(rows, expected)
+    assert not np.array_equal(rows, generate_texts(before, prompts, T + HEADS - job.prompt_length))
+    after = load_base(tmp_path / "out", full_precision=True).state_dict()
+    changed = any(not torch.equal(after[n], weight) for n, weight in before.state_dict().items())
+    assert changed == (recipe == "distil-finetune")
+    with pytest.raises(ValueError, match="recipe frozen generates no text"):
+        train_heads(make_job(tmp_path, "frozen", num_beams=3))
+
+
+def test_the_example_prints_every_way_and_its_calls(example, tmp_path, capsys):
+    from specdec_translation_parts import Recipe
+
+    rng = random.Random(0)
+    for name, count in (("train", 100), ("val", 4), ("test_2016_flickr", 4)):
+        words = [[rng.randrange(12) for _ in range(rng.randint(2, 5))] for _ in range(count)]
+        for language, letter in (("de", "q"), ("en", "w")):
+            lines = [" ".join(letter + "abcdefghijkl"[n] for n in text) + "." for text in words]
+            with gzip.open(tmp_path / f"{name}.{language}.gz", "wt") as file:
+                file.write("\n".join(lines) + "\n")
+    recipe = Recipe(
+        vocab_size=40, hidden_size=16, target_steps=12, target_batch=8, drafter_batch=8,
+        tune_sentences=2, test_sentences=3, max_new_tokens=8,
+    )  # fmt: skip
+    steps = example.Steps((2, 3), heads=3, finetuning=3, distilled=20)
+    arguments = ["--quick", "--data", str(tmp_path), "--json", str(tmp_path / "r.json")]
+    rows = example.main(arguments, recipe, steps)
+    assert json.loads((tmp_path / "r.json").read_text())["rows"] == rows
+    assert [(row["way"], row["k"]) for row in rows[1:]] == list(
+        map(tuple, map(reversed, itertools.product((2, 3), example.WAYS)))
+    )
+    printed = capsys.readouterr().out
+    assert all(way in printed for way in example.WAYS)
+    assert rows[0]["merged_calls"] == rows[0]["tokens"]
+    for row in rows[1:]:
+        assert row["tokens"] / row["k"] <= row["merged_calls"] <= row["unmerged_calls"]
+        assert row["unmerged_calls"] <= 2 * row["tokens"]
