@@ -16,8 +16,9 @@ ARGS ?=
 SECONDS ?= 60
 unexport SECONDS  # bash has one of its own
 
-.PHONY: help setup build demo test test-spark test-spark-cluster test-native-dflash test-vllm test-architectures architectures bench bench-rescore bench-ngram results lint tidy sanitize fuzz test-arm \
-  soak format stubs wheel test-wheel docs clean
+.PHONY: help setup build demo test test-spark test-spark-cluster test-native-dflash test-vllm test-arm \
+  test-architectures architectures bench bench-rescore bench-ngram bench-peers results lint tidy sanitize \
+  fuzz soak format stubs wheel test-wheel docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +85,9 @@ bench-rescore: setup-test build  ## rescoring and top-k against their peers; ben
 
 bench-ngram: setup-test build  ## n-gram training, size, scoring and pruning against KenLM (builds it once)
 	@python benchmarks/bench_ngram.py $(ARGS)
+
+bench-peers: setup-test build  ## our peers beside us in one run; benchmarks/results/peers.json (half an hour)
+	@python benchmarks/bench_peers.py $(if $(ARGS),$(ARGS),--json benchmarks/results/peers.json)
 
 results: setup-test build  ## measure the tables of docs/results.md on the models we can hold (minutes)
 	@python scripts/write_results.py $(ARGS)

@@ -29,10 +29,7 @@ from lattice_bpd.watcher import SilentWatcher
 CONTEXT = multiprocessing.get_context("forkserver")
 # What takes long to import; the fork server does not see this folder.
 CONTEXT.set_forkserver_preload(
-    [
-        f"lattice_bpd.train.{name}.run"
-        for name in ("heads", "block_drafter", "rescorer", "selector")
-    ]
+    [f"lattice_bpd.train.{name}.run" for name in ("heads", "block_drafter", "rescorer", "selector")]
     + [f"transformers.models.{n}.modeling_{n}" for n in ("gpt2", "llama", "mistral", "gemma2")]
 )
 

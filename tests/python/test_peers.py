@@ -1,0 +1,323 @@
+"""The peers' drafts that bench_peers.py rebuilds, and how it counts, checks and writes."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("rich")
+
+import torch
+
+import lattice_bpd.decode.drafters as ld
+from blockwise_models import VOCAB, model_of, plain_greedy
+from lattice_bpd import NGramLM, rescore_tree
+from lattice_bpd.decode import decode
+from lattice_bpd.models import build_small_gpt
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+peer_trees = importlib.import_module("peer_trees")
+peer_drafters = importlib.import_module("peer_drafters")
+peer_targets = importlib.import_module("peer_targets")
+peer_lines = importlib.import_module("peer_lines")
+peer_tables = importlib.import_module("peer_tables")
+bench_peers = importlib.import_module("bench_peers")
+
+LIMITS = {"max_new_tokens": 24, "stop_token_ids": [VOCAB - 1]}
+
+
+def random_log_probs(rng, slots, ranks):
+    """(H, k) natural logs in falling order; a part of the mass is on other tokens."""
+    probabilities = rng.dirichlet(np.ones(ranks + 2), size=slots)
+    return np.log(-np.sort(-probabilities, axis=1)[:, :ranks])
+
+
+def prefixes_of(tree):
+    """Each node as the ranks on its path, with its score."""
+    paths = []
+    for parent, slot, rank in zip(tree.parents, tree.slots, tree.ranks, strict=True):
+        above = () if parent < 0 else paths[parent]
+        assert len(above) == slot
+        paths.append((*above, int(rank)))
+    assert len(set(paths)) == len(paths)
+    return dict(zip(paths, tree.scores.tolist(), strict=True))
+
+
+def score(log_probs, prefix):
+    return sum(log_probs[slot, rank] for slot, rank in enumerate(prefix))
+
+
+def all_prefixes(slots, ranks):
+    return [p for n in range(1, slots + 1) for p in itertools.product(range(ranks), repeat=n)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_heap_gives_the_best_of_all_trees(seed):
+    log_probs = random_log_probs(np.random.default_rng(seed), 3, 2)
+    prefixes = all_prefixes(3, 2)
+    for nodes in (1, 2, 4, 5):
+        best = max(
+            sum(math.exp(score(log_probs, prefix)) for prefix in chosen)
+            for chosen in itertools.combinations(prefixes, nodes)
+            if all(len(prefix) == 1 or prefix[:-1] in chosen for prefix in chosen)
+        )
+        found = prefixes_of(peer_trees.best_first_tree(log_probs, nodes))
+        assert len(found) == nodes
+        assert sum(math.exp(value) for value in found.values()) == pytest.approx(best)
+        for prefix, value in found.items():
+            assert value == pytest.approx(score(log_probs, prefix))
+
+
+def test_the_heap_leaves_out_impossible_guesses():
+    log_probs = np.array([[0.0, -math.inf], [-0.5, -math.inf]])
+    assert list(prefixes_of(peer_trees.best_first_tree(log_probs, 9))) == [(0,), (0, 0)]
+    nothing = peer_trees.best_first_tree(np.full((2, 2), -math.inf), 9)
+    assert [len(column) for column in nothing] == [0, 0, 0, 0]
+
+
+def test_the_heap_is_our_tree_without_lm():
+    rng = np.random.default_rng(5)
+    logits = rng.normal(0.0, 3.0, (4, 9)).astype(np.float32)
+    ours = rescore_tree(logits[None], [[1]], None, top_k=9, max_nodes=25, alpha=0.0)
+    log_probs = logits.astype(np.float64) - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    order = np.argsort(-log_probs, axis=1)
+    theirs = peer_trees.best_first_tree(np.take_along_axis(log_probs, order, axis=1), 25)
+
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(ours.token_ids[0].tolist(), ours.parents[0].tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    guesses = {tuple(order[slot, rank] for slot, rank in enumerate(p)) for p in prefixes_of(theirs)}
+    assert set(paths) == guesses
+
+
+def test_medusas_tree_by_hand():
+    # Products: (0) .6, (0 0) .3, (1) .25, (1 0) .125, (0 1) .06; then (1 1) .025
+    accuracies = np.array([[0.6, 0.25], [0.5, 0.1]])
+    tree = peer_trees.medusa_tree(accuracies, 5)
+    assert list(prefixes_of(tree)) == [(0,), (0, 0), (1,), (1, 0), (0, 1)]
+    # A second guess that is right more often than the first comes first.
+    tree = peer_trees.medusa_tree(np.array([[0.2, 0.7]]), 1)
+    assert list(prefixes_of(tree)) == [(1,)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_medusas_tree_is_the_greedy_choice(seed):
+    accuracies = np.random.default_rng(seed).random((3, 3))
+    with np.errstate(divide="ignore"):
+        logs = np.log(accuracies)
+    chosen: list[tuple[int, ...]] = []
+    while len(chosen) < 12:
+        open_nodes = [
+            prefix for prefix in all_prefixes(3, 3)
+            if prefix not in chosen and (len(prefix) == 1 or prefix[:-1] in chosen)
+        ]  # fmt: skip
+        chosen.append(max(open_nodes, key=lambda prefix: score(logs, prefix)))
+    assert list(prefixes_of(peer_trees.medusa_tree(accuracies, 12))) == chosen
+
+
+def naive_eagle2(log_probs, max_nodes, beam):
+    """Level by level over tuples of ranks."""
+    children = range(min(beam, log_probs.shape[1]))
+    level = [(rank,) for rank in children]
+    nodes = list(level)
+    for _ in range(1, len(log_probs)):
+        level = sorted(level, key=lambda prefix: -score(log_probs, prefix))[:beam]
+        level = [(*prefix, rank) for prefix in level for rank in children]
+        nodes += level
+    return set(sorted(nodes, key=lambda prefix: -score(log_probs, prefix))[:max_nodes])
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("beam", "nodes"), [(1, 9), (2, 7), (3, 12), (2, 100)])
+def test_eagle2_expands_a_beam_and_keeps_the_best(seed, beam, nodes):
+    log_probs = random_log_probs(np.random.default_rng(seed), 4, 4)
+    found = prefixes_of(peer_trees.eagle2_tree(log_probs, nodes, beam))
+    assert set(found) == naive_eagle2(log_probs, nodes, beam)
+    for prefix, value in found.items():
+        assert value == pytest.approx(score(log_probs, prefix))
+
+
+def test_eagle2_with_a_wide_beam_is_the_best_tree():
+    log_probs = random_log_probs(np.random.default_rng(3), 3, 4)
+    wide, best = (
+        prefixes_of(tree)
+        for tree in (
+            peer_trees.eagle2_tree(log_probs, 20, 64), peer_trees.best_first_tree(log_probs, 20)
+        )
+    )  # fmt: skip
+    assert wide.keys() == best.keys()
+    masked = np.array([[0.0, -math.inf], [0.0, -math.inf]])
+    assert list(prefixes_of(peer_trees.eagle2_tree(masked, 9))) == [(0,), (0, 0)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_automaton_finds_the_longest_repeated_suffix(seed):
+    rng = np.random.default_rng(seed)
+    text = rng.integers(0, rng.integers(1, 5), size=60).tolist()
+    automaton = peer_trees.SuffixAutomaton()
+    assert automaton.match() == (0, 0)
+    for end in range(1, len(text) + 1):
+        automaton.append(text[end - 1])
+        expected = (0, 0)
+        for size in range(end - 1, 0, -1):
+            ends = [e for e in range(size, end) if text[e - size : e] == text[end - size : end]]
+            if ends:
+                expected = (ends[0], size)
+                break
+        assert automaton.match() == expected
+        following = text[expected[0] : end][:4] if expected[1] else []
+        assert automaton.continuation(4) == following
+
+
+def drafters():
+    accuracies = np.tile(0.6 ** np.arange(1, 7), (4, 1))
+    return {
+        "fixed": peer_drafters.FixedTreeDrafter(peer_trees.medusa_tree(accuracies, 12), 6),
+        "heap": peer_drafters.SlotTreeDrafter(
+            lambda rows: peer_trees.best_first_tree(rows, 12), 12, 12
+        ),
+        "eagle2": peer_drafters.SlotTreeDrafter(
+            lambda rows: peer_trees.eagle2_tree(rows, 12, 3), 3, 12
+        ),
+        "automaton": peer_drafters.SuffixAutomatonDrafter(6),
+    }
+
+
+@pytest.mark.parametrize("name", ["fixed", "heap", "eagle2", "automaton"])
+def test_outputs_are_greedy_and_calls_are_counted_from_outside(name):
+    model = model_of("trained")
+    prompts = [[5 * n % VOCAB for n in range(38)], [40, 2, 7]]  # the first output repeats
+    drafter = drafters()[name]
+    for prompt in [prompts[1], *prompts]:  # a drafter serves one text after the other
+        expected = plain_greedy(model, prompt, 24)
+        decode(model, prompt, drafter, max_new_tokens=24)  # probes the model
+        with peer_drafters.CallCounter(model.base) as counter:
+            result = decode(model, prompt, drafter, max_new_tokens=24)
+        assert result.token_ids == expected
+        assert counter.calls == result.stats.target_calls
+        assert counter.draft_positions == result.stats.verified_tokens
+        if prompt is prompts[0]:
+            assert counter.calls < 24
+    both = decode(model, prompts, drafter, max_new_tokens=24)
+    assert [one.token_ids for one in both] == [plain_greedy(model, p, 24) for p in prompts]
+
+
+def test_calls_of_transformers_are_counted():
+    base = model_of("trained").base
+    with peer_drafters.CallCounter(base) as counter:
+        output = peer_drafters.generate_with_transformers(base, [3, 8, 13], 10, [])
+    assert output == plain_greedy(model_of("trained"), [3, 8, 13], 10)
+    assert (counter.calls, counter.draft_positions) == (10, 0)
+    assisted = peer_drafters.generate_with_transformers(
+        base, [3, 8, 13], 10, [], assistant_model=base
+    )
+    assert assisted == output
+
+
+@pytest.fixture
+def target():
+    torch.manual_seed(0)
+    draft = build_small_gpt(VOCAB, hidden_size=16, num_layers=1, num_heads=2, max_positions=64).base
+    draft.eval()
+    lm = NGramLM.train([np.arange(4000, dtype=np.int32) * 5 % VOCAB], 2, vocab_size=VOCAB,
+                       smoothing="witten_bell")  # fmt: skip
+    prompts = [[3, 8, 13, 18, 23], [40, 2, 7]]
+    return peer_targets.Target(
+        "tiny", "a test", model_of("trained"), lm, draft, None, prompts, prompts[::-1],
+        LIMITS["max_new_tokens"], LIMITS["stop_token_ids"],
+    )  # fmt: skip
+
+
+def test_accuracies_are_those_of_the_heads(target):
+    size = peer_targets.Size(alphas=(0.5,), temperatures=(1.0, 2.0))
+    found = peer_targets.fit(target, size)
+    model, right, count = target.heads, np.zeros((4, 16)), np.zeros(4)
+    for prompt in target.tune_prompts:
+        output = plain_greedy(model, prompt, 24)
+        output = output[: output.index(VOCAB - 1) + 1] if VOCAB - 1 in output else output
+        text = torch.tensor([prompt + output])
+        with torch.inference_mode():
+            states = model(text).hidden[0]
+            guesses = model.head_logits(states).topk(16).indices.numpy()
+        for place in range(len(prompt) - 1, text.shape[1] - 1):
+            # The state at `place` gave the exact token at place + 1, and the last token of the
+            # output is never drafted: the call that verifies the one before gives it.
+            longest = 24 - (place + 2 - len(prompt)) - 1
+            for slot in range(min(4, longest)):
+                if place + 2 + slot < text.shape[1]:
+                    right[slot] += guesses[place, slot] == int(text[0, place + 2 + slot])
+                    count[slot] += 1
+    np.testing.assert_allclose(found.accuracies, right / count[:, None])
+    assert found.options["tree_0gram"].alpha == 0.0
+    assert found.options["tree"].alpha == 0.5
+
+
+def test_a_wrong_output_stops_the_benchmark(target, capsys):
+    greedy = peer_lines.own_line(target, "greedy", "greedy", peer_lines.OURS, ld.NoDrafter())
+    wrong = peer_lines.Line("wrong", "", peer_lines.OURS, lambda _: ([0] * 24, None))
+    with pytest.raises(AssertionError, match="tiny, wrong: the output of prompt"):
+        bench_peers.measure(target, [greedy, wrong], 2, 1)
+    assert capsys.readouterr().out == ""
+
+    def miscounting(prompt):
+        output, calls = greedy.decode(prompt)
+        return output, calls + 1
+
+    lines = [peer_lines.Line("off", "", peer_lines.OURS, miscounting)]
+    with pytest.raises(AssertionError, match="the loop counted"):
+        bench_peers.measure(target, lines, 2, 1)
+
+
+def test_a_whole_run_of_a_target(target, monkeypatch):
+    monkeypatch.setattr(peer_lines, "MAX_NODES", 12)
+    size = peer_targets.Size(
+        timed_prompts=1, rounds=2, alphas=(0.5,), temperatures=(1.0,), quick=True
+    )
+    found = bench_peers.measure_target(target, size)
+    rows = {line["name"]: line for line in found["lines"]}
+    assert rows["greedy"]["tokens_per_call"]["value"] == 1.0
+    assert rows["greedy"]["speed"]["median"] == 1.0
+    assert rows["transformers_greedy"]["tokens_per_call"]["value"] == 1.0
+    assert rows["transformers_greedy"]["speed_in_own_loop"]["median"] == 1.0
+    for name in ("bpd", "medusa", "eagle2", "ddtree", "p_best", "chain", "tree", "tree_cache"):
+        assert rows[name]["tokens_per_call"]["value"] > 1.0, name
+    assert {"assisted", "assisted_fixed", "prompt_lookup", "suffix_automaton", "lookup", "auto",
+            "draft_model", "draft_model_tree", "combined"} <= rows.keys()  # fmt: skip
+    # The heap is our tree without an LM, but for the candidates that it starts from.
+    assert rows["ddtree"]["tokens_per_call"]["value"] == pytest.approx(
+        rows["tree_0gram"]["tokens_per_call"]["value"], rel=0.1
+    )
+    assert rows["tree"]["over_tree"]["value"] == 0.0
+    text = peer_tables.render({"targets": [found]})
+    assert text.count("\n| ") == len(rows) + 2 + len(found["budgets"]) + 2 - text.count("\n|---")
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_native_dflash_is_left_out_with_a_reason(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(peer_lines, "transformers", SimpleNamespace(__version__="4.0"))
+    target.native_drafter = tmp_path
+    lines, skipped = peer_lines.make_transformers_lines(target)
+    assert "dflash" not in [line.name for line in lines]
+    assert "has no DFlash" in skipped["dflash"]
+    empty = {"targets": [{"name": "t", "about": "a", "prompts": 1, "tokens": 1,
+                          "timed_prompts": 1, "rounds": 1,
+                          "lines": [], "budgets": [], "skipped": skipped}]}  # fmt: skip
+    assert "Left out: dflash: transformers" in peer_tables.render(empty)
+
+
+def test_unknown_targets_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="expected of demo, stories, block"):
+        peer_targets.load_targets(["demos"], tmp_path, tmp_path, peer_targets.QUICK, None)
+    with pytest.raises(FileNotFoundError, match="--data DIR"):
+        peer_targets.load_targets(["stories"], tmp_path, tmp_path, peer_targets.QUICK, None)
