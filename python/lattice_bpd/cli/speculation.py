@@ -92,11 +92,10 @@ def make_table(runs: list[SpeculationRun]) -> Table:
 
     table = Table(title="predicted (measured)", title_justify="left")
     columns = (
-        "rule", "draft length", "acceptance", "tokens/call", "cost", "speed", "best length",
-        "operations",
+        "rule", "length", "acceptance", "tokens/call", "cost", "speed", "best", "operations",
     )  # fmt: skip
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for one in runs:
         line: dict[str, Any] = one.to_json()
         table.add_row(
