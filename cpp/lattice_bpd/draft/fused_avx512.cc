@@ -70,10 +70,11 @@ std::uint32_t FindInTinyRun(const std::uint16_t* keys, FusedRun run, const Fused
   const __m256i product =
       _mm256_mullo_epi16(words, _mm256_set1_epi16(static_cast<short>(table.factor)));
   const __m512i entry = _mm512_castsi256_si512(_mm256_srli_epi16(product, 10));
-  const __m256i symbols = _mm512_castsi512_si256(_mm512_permutex2var_epi16(
-      _mm512_load_si512(table.symbols), entry, _mm512_load_si512(table.symbols + 32)));
-  const __m512i lanes = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(_mm512_permutex2var_epi16(
-      _mm512_load_si512(table.lanes), entry, _mm512_load_si512(table.lanes + 32))));
+  const __m256i lanes16 = _mm512_castsi512_si256(_mm512_permutex2var_epi16(
+      _mm512_load_si512(table.lanes), entry, _mm512_load_si512(table.lanes + 32)));
+  const __m256i symbols = _mm256_permutexvar_epi16(
+      lanes16, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(query.slot.symbols16)));
+  const __m512i lanes = _mm512_cvtepu16_epi32(lanes16);
   // Only lanes that the suffix has; a sound model has no others.
   const __m512i bits = _mm512_sllv_epi32(_mm512_set1_epi32(1), lanes);
   const auto queried = static_cast<std::uint32_t>(*query.lane_bits);
@@ -113,9 +114,22 @@ std::uint32_t FindInShortRun(const typename Keys::Key* keys, FusedRun run, const
   });
 }
 
-// How many of the sorted samples are at most each of 32 words, 63 samples a turn: a search by
-// halves of all words side by side, in registers.
+// How many of up to 31 sorted samples are at most each of 32 words: a search by halves of all words
+// side by side, in registers.
+__m512i CountAtMost31(const std::uint16_t* samples, std::uint32_t size, __m512i words) {
+  const __m512i all = _mm512_mask_loadu_epi16(_mm512_set1_epi16(-1), LaneRange(0, size), samples);
+  __m512i count = _mm512_setzero_si512();
+  for (int half = 16; half > 0; half /= 2) {
+    const __m512i middle = _mm512_add_epi16(count, _mm512_set1_epi16(static_cast<short>(half - 1)));
+    const __mmask32 right = _mm512_cmple_epu16_mask(_mm512_permutexvar_epi16(middle, all), words);
+    count = _mm512_mask_add_epi16(count, right, count, _mm512_set1_epi16(static_cast<short>(half)));
+  }
+  return count;
+}
+
+// Likewise of any number, 63 samples a turn.
 __m512i CountAtMost(const std::uint16_t* samples, std::uint32_t size, __m512i words) {
+  if (size <= 31) return CountAtMost31(samples, size, words);
   const __m512i none = _mm512_set1_epi16(-1);
   __m512i total = _mm512_setzero_si512();
   for (std::uint32_t at = 0; at < size; at += 63) {
@@ -193,6 +207,38 @@ std::uint32_t FindInEachBlock(const PackedLevel& level, const FusedQuery& query,
   });
 }
 
+// Where records are, for gathers of 4 bytes, whose offsets are signed. (No field is read beyond the
+// last record: a level has one more than n-grams, and these have 4 bytes or more.)
+bool CanGather(const PackedLevel& level) {
+  return level.form.record_bytes() >= 4 && level.payload.size() < std::size_t{1} << 31;
+}
+__m512i Offsets(const PackedLevel& level, const std::uint32_t* nodes, __mmask16 lanes) {
+  return _mm512_mullo_epi32(_mm512_maskz_loadu_epi32(lanes, nodes),
+                            _mm512_set1_epi32(static_cast<int>(level.form.record_bytes())));
+}
+
+// 16 numbers of records: floats, or what codes stand for. Of other lanes nothing is read.
+__m512 ReadNumbers(const std::uint8_t* at, __m512i offsets, __mmask16 lanes, int bytes,
+                   const Span<float>& values) {
+  const __m512i bits = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), lanes, offsets, at, 1);
+  if (bytes == 4) return _mm512_castsi512_ps(bits);
+  const __m512i codes =
+      _mm512_min_epu32(_mm512_and_si512(bits, _mm512_set1_epi32((1 << 8 * bytes) - 1)),
+                       _mm512_set1_epi32(static_cast<int>(values.size()) - 1));
+  return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), lanes, codes, values.data(), 4);
+}
+
+// Eight numbers times alpha, on the score grid.
+__m512d ScaleToGrid(__m256 numbers, double alpha) {
+  const __m512d scaled = _mm512_mul_pd(_mm512_cvtps_pd(numbers), _mm512_set1_pd(alpha));
+  const __m512d steps =
+      _mm512_roundscale_pd(_mm512_mul_pd(scaled, _mm512_set1_pd(0x1p24)), _MM_FROUND_CUR_DIRECTION);
+  return _mm512_mul_pd(steps, _mm512_set1_pd(0x1p-24));
+}
+__m256 Half(__m512 numbers, int half) {
+  return half == 0 ? _mm512_castps512_ps256(numbers) : _mm512_extractf32x8_ps(numbers, 1);
+}
+
 struct Avx512 : Scalar {
   static constexpr bool kUsesTables = true;
   static std::uint32_t TinyRun(const PackedLevel& level, const FusedSymbolTable& table) {
@@ -202,6 +248,40 @@ struct Avx512 : Scalar {
                                      const FusedQuery& query, const FusedOutput& out) {
     return lattice_bpd::FindInTinyRun(reinterpret_cast<const std::uint16_t*>(level.keys.data()),
                                       run, query, out);
+  }
+
+  static void ListRuns(const FusedRun* runs, const std::uint32_t* targets, std::uint32_t first,
+                       std::uint32_t size, std::uint32_t first_row, std::uint32_t tiny_run,
+                       FusedRunLists* lists) {
+    const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i even = _mm512_add_epi32(iota, iota);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    const auto append = [](__mmask16 lanes, __m512i hits, std::uint32_t** at) {
+      _mm512_storeu_si512(*at, _mm512_maskz_compress_epi32(lanes, hits));
+      *at += __builtin_popcount(lanes);
+    };
+    FusedRunLists at = *lists;
+    for (std::uint32_t i = 0; i < size; i += 16) {
+      const std::uint32_t which = LaneRange(0, std::min(size - i, 16u));
+      const __m512i low = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(which), runs + i);
+      const __m512i high =
+          _mm512_maskz_loadu_epi64(static_cast<__mmask8>(which >> 8), runs + i + 8);
+      const __m512i num_keys = _mm512_sub_epi32(_mm512_permutex2var_epi32(low, odd, high),
+                                                _mm512_permutex2var_epi32(low, even, high));
+      const __m512i target = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(which), targets + i);
+      const __mmask16 searched = _mm512_mask_cmpge_epu32_mask(
+          _mm512_test_epi32_mask(num_keys, num_keys) & static_cast<__mmask16>(which), target,
+          _mm512_set1_epi32(static_cast<int>(first_row)));
+      const __mmask16 above_tiny = _mm512_mask_cmpgt_epu32_mask(
+          searched, num_keys, _mm512_set1_epi32(static_cast<int>(tiny_run)));
+      const __mmask16 above_small = _mm512_mask_cmpgt_epu32_mask(
+          searched, num_keys, _mm512_set1_epi32(static_cast<int>(kLargeRun)));
+      const __m512i hits = _mm512_add_epi32(iota, _mm512_set1_epi32(static_cast<int>(first + i)));
+      append(searched & ~above_tiny, hits, &at.tiny);
+      append(above_tiny & ~above_small, hits, &at.small);
+      append(above_small, hits, &at.large);
+    }
+    *lists = at;
   }
 
   static std::uint32_t FindInSmallRun(const PackedLevel& level, FusedRun run,
@@ -226,6 +306,63 @@ struct Avx512 : Scalar {
                                     const FusedBlock* blocks, const FusedOutput& out) {
     return level.form.key_bytes == 2 ? FindInEachBlock<Keys16>(level, query, blocks, out)
                                      : FindInEachBlock<Keys32>(level, query, blocks, out);
+  }
+
+  static void ScoreHits(const PackedLevel& level, double alpha, const double* heads,
+                        const std::uint32_t* nodes, const std::uint32_t* lanes, std::uint32_t size,
+                        double* scores) {
+    if (!CanGather(level)) {
+      Scalar::ScoreHits(level, alpha, heads, nodes, lanes, size, scores);
+      return;
+    }
+    for (std::uint32_t i = 0; i < size; i += 16) {
+      const auto which = static_cast<__mmask16>(LaneRange(0, size - i));
+      const __m512 numbers = ReadNumbers(level.payload.data(), Offsets(level, nodes + i, which),
+                                         which, level.form.log_prob_bytes, level.log_prob_values);
+      for (int half = 0; half < 2; ++half) {
+        const auto eight = static_cast<__mmask8>(which >> 8 * half);
+        const __m256i lane = _mm256_maskz_loadu_epi32(eight, lanes + i + 8 * half);
+        const __m512d head = _mm512_mask_i32gather_pd(_mm512_setzero_pd(), eight, lane, heads, 8);
+        _mm512_mask_storeu_pd(scores + i + 8 * half, eight,
+                              _mm512_add_pd(head, ScaleToGrid(Half(numbers, half), alpha)));
+      }
+    }
+  }
+
+  static void ReadHistories(const PackedLevel& level, double alpha, const std::uint32_t* nodes,
+                            std::uint32_t size, FusedRun* runs, double* constants) {
+    if (!CanGather(level) || level.form.child_bytes != 4) {
+      Scalar::ReadHistories(level, alpha, nodes, size, runs, constants);
+      return;
+    }
+    const std::uint8_t* const backoffs = level.payload.data() + level.form.log_prob_bytes;
+    const std::uint8_t* const children = backoffs + level.form.backoff_bytes;
+    const __m512i most = _mm512_set1_epi32(static_cast<int>(level.num_children));
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    for (std::uint32_t i = 0; i < size; i += 16) {
+      const auto which = static_cast<__mmask16>(LaneRange(0, size - i));
+      const __m512i offsets = Offsets(level, nodes + i, which);
+      const __m512i end =
+          _mm512_min_epu32(_mm512_mask_i32gather_epi32(_mm512_setzero_si512(), which, offsets,
+                                                       children + level.form.record_bytes(), 1),
+                           most);
+      const __m512i begin = _mm512_min_epu32(
+          _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), which, offsets, children, 1), end);
+      _mm512_mask_storeu_epi64(runs + i, static_cast<__mmask8>(which),
+                               _mm512_permutex2var_epi32(begin, first, end));
+      _mm512_mask_storeu_epi64(runs + i + 8, static_cast<__mmask8>(which >> 8),
+                               _mm512_permutex2var_epi32(begin, second, end));
+      const __m512 numbers =
+          ReadNumbers(backoffs, offsets, which, level.form.backoff_bytes, level.backoff_values);
+      for (int half = 0; half < 2; ++half) {
+        const auto eight = static_cast<__mmask8>(which >> 8 * half);
+        double* const at = constants + i + 8 * half;
+        _mm512_mask_storeu_pd(at, eight,
+                              _mm512_add_pd(_mm512_maskz_loadu_pd(eight, at),
+                                            ScaleToGrid(Half(numbers, half), alpha)));
+      }
+    }
   }
 
   static double FillRow(const double* suffix_values, double added, const FusedRowHits& hits,

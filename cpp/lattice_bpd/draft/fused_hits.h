@@ -18,6 +18,22 @@ class HitFinder {
  public:
   HitFinder(const FusedTask& task, FusedWorkspace* workspace) : task_(task), w_(*workspace) {}
 
+  // Prefetches what step 1 reads first and is known before: the records of unigrams, and the
+  // children of the context and its suffixes. LoadCandidates gives memory time to answer.
+  static void PrefetchFirst(const FusedTask& task) {
+    if (task.lm == nullptr) return;
+    const PackedLevel& unigrams = task.lm->levels()[0];
+    for (std::uint32_t j = 0; j < task.num_slots; ++j) {
+      for (const TokenId id : task.sausage.token_ids(j)) {
+        Simd::Prefetch(unigrams.Record(static_cast<Symbol>(id)));
+      }
+    }
+    for (std::uint32_t length = 1; length <= task.start.length; ++length) {
+      const auto [begin, end] = task.lm->Children(length, task.start.nodes[length - 1]);
+      if (begin != end) PrefetchRun(task.lm->levels()[length], {begin, end});
+    }
+  }
+
   void Run() {
     w_.hits.size = 0;
     w_.hits.Reserve(1);
@@ -79,9 +95,13 @@ class HitFinder {
   void FindRows(std::uint32_t length) {
     BeginBoundary();
     for (FusedWorkList* list : {&w_.tiny, &w_.small, &w_.large}) {
-      list->items.Clear();
+      list->hits.Clear();
       list->begin.Clear();
     }
+    const PackedLevel& level = task_.lm->levels()[length];
+    first_history_ = HitsBegin(length - 1, 0);
+    w_.runs.Resize(HitsBegin(length - 1, task_.num_slots - 1) - first_history_);
+    const FusedRun start = FindStartRun(level, length);
     for (std::uint32_t j = 0; j < task_.num_slots; ++j) {
       ScoreHits(length - 1, j);
       if (j + 1 == task_.num_slots) break;
@@ -89,10 +109,11 @@ class HitFinder {
       ListWork(length, j);
     }
     for (FusedWorkList* list : {&w_.tiny, &w_.small, &w_.large}) list->EndList();
-    AddStartRow(length);
-    const PackedLevel& level = task_.lm->levels()[length];
+    if (task_.num_slots > 1) FindBlocks(level, 0);
+    AddStartRow(level, length, start);
     for (std::uint32_t j = 0; j + 1 < task_.num_slots; ++j) {
       BeginBoundary();
+      if (j + 2 < task_.num_slots) FindBlocks(level, j + 1);  // prefetches them for the next turn
       SearchRuns(level, j);
       LeadToRows(RowBegin(length, j + 1));
     }
@@ -109,10 +130,13 @@ class HitFinder {
       if (j == 0) PrefetchRecords(level, begin, end);
       if (j + 1 < task_.num_slots) PrefetchRecords(level, end, HitsBegin(length, j + 2));
     }
-    for (std::uint32_t h = begin; h < end; ++h) {
-      const double log_prob =
-          task_.lm == nullptr ? 0.0 : task_.Scaled(level.LogProb(w_.hits.node[h]));
-      w_.hits.score[h] = heads[w_.hits.lane[h]] + log_prob;
+    const std::uint32_t* lanes = w_.hits.lane.data();
+    double* scores = w_.hits.score.data();
+    if (task_.lm != nullptr) {
+      Simd::ScoreHits(level, task_.alpha, heads, w_.hits.node.data() + begin, lanes + begin,
+                      end - begin, scores + begin);
+    } else {
+      for (std::uint32_t h = begin; h < end; ++h) scores[h] = heads[lanes[h]];
     }
     const bool is_last = j + 1 == task_.num_slots;
     const std::uint32_t root = is_last ? 0 : RowBegin(0, j + 1);
@@ -129,105 +153,103 @@ class HitFinder {
     const PackedLevel level = task_.lm->levels()[length - 1];
     const std::uint32_t begin = HitsBegin(length - 1, j);
     const std::uint32_t end = HitsBegin(length - 1, j + 1);
-    const std::uint32_t* nodes = w_.hits.node.data();
-    double* constants = w_.hits.constant.data();
-    w_.runs.Resize(end - begin);
-    FusedRun* runs = w_.runs.data();
-    for (std::uint32_t h = begin; h < end; ++h) {
-      const auto [run_begin, run_end] = level.Children(nodes[h]);
-      runs[h - begin] = {run_begin, run_end};
-      constants[h] += task_.Scaled(level.Backoff(nodes[h]));
-    }
+    Simd::ReadHistories(level, task_.alpha, w_.hits.node.data() + begin, end - begin,
+                        w_.runs.data() + (begin - first_history_), w_.hits.constant.data() + begin);
   }
 
-  // Which of those runs to search: a history can have hits only where its suffix has. Prefetches
-  // the first and the last keys of each. Kinds and pointers are chosen by arithmetic: compilers
-  // make branches of conditions, and processors cannot guess these.
+  // Which of those runs to search. Prefetches the first and the last keys of each.
   void ListWork(std::uint32_t length, std::uint32_t j) {
     const PackedLevel& level = task_.lm->levels()[length];
     const std::uint32_t begin = HitsBegin(length - 1, j);
-    const auto size = static_cast<std::uint32_t>(w_.runs.size());
-    const std::uint32_t first_row = RowBegin(length - 1, 0);
-    const std::uint32_t tiny_run = Simd::TinyRun(level, w_.symbol_tables[j + 1]);
-    const std::uint8_t* const keys[2] = {level.keys.data(), level.samples.data()};
+    const std::uint32_t size = HitsBegin(length - 1, j + 1) - begin;
+    FusedRunLists lists = {w_.tiny.BeginBoundary(size), w_.small.BeginBoundary(size),
+                           w_.large.BeginBoundary(size)};
+    Simd::ListRuns(w_.runs.data() + (begin - first_history_), w_.hits.target.data() + begin, begin,
+                   size, RowBegin(length - 1, 0), Simd::TinyRun(level, w_.symbol_tables[j + 1]),
+                   &lists);
+    w_.tiny.EndBoundary(lists.tiny);
+    w_.small.EndBoundary(lists.small);
+    w_.large.EndBoundary(lists.large);
+    const std::uint8_t* keys = level.keys.data();
     const std::size_t key_bytes = level.form.key_bytes;
-    const std::uint32_t* targets = w_.hits.target.data() + begin;
-    const FusedRun* runs = w_.runs.data();
-    FusedWork* tiny = w_.tiny.BeginBoundary(size);
-    FusedWork* small = w_.small.BeginBoundary(size);
-    FusedWork* large = w_.large.BeginBoundary(size);
-    for (std::uint32_t i = 0; i < size; ++i) {
-      const FusedRun run = runs[i];
-      const std::uint32_t num_keys = run.end - run.begin;
-      const std::uint32_t above_none = num_keys != 0 && targets[i] >= first_row;
-      const std::uint32_t above_tiny = above_none & std::uint32_t{num_keys > tiny_run};
-      const std::uint32_t above_small = above_none & std::uint32_t{num_keys > kLargeRun};
-      *tiny = {run, begin + i};
-      *small = {run, begin + i};
-      *large = {run, begin + i};
-      tiny += above_none - above_tiny;
-      small += above_tiny - above_small;
-      large += above_small;
-      const std::uint8_t* from = keys[above_small];
-      const std::uint32_t shift = above_small * kSampleShift;
-      Simd::Prefetch(from + (run.begin >> shift) * key_bytes);
-      Simd::Prefetch(from + ((run.end - above_none) >> shift) * key_bytes);
+    for (const FusedWorkList* list : {&w_.tiny, &w_.small}) {
+      for (const std::uint32_t hit : list->OfLastBoundary()) {
+        const FusedRun run = RunOf(hit);
+        Simd::Prefetch(keys + run.begin * key_bytes);
+        Simd::Prefetch(keys + (run.end - 1) * key_bytes);
+      }
     }
-    w_.tiny.EndBoundary(tiny);
-    w_.small.EndBoundary(small);
-    w_.large.EndBoundary(large);
-    PrefetchSamples(level, w_.large.OfLastBoundary());
+    for (const std::uint32_t hit : w_.large.OfLastBoundary()) PrefetchRun(level, RunOf(hit));
   }
 
-  // Prefetches the lines of samples between the first and the last of each large run.
-  void PrefetchSamples(const PackedLevel& level, Span<FusedWork> large) {
+  // The children of the history that a hit makes.
+  FusedRun RunOf(std::uint32_t hit) const { return w_.runs[hit - first_history_]; }
+
+  // Prefetches the keys of a run, or the samples of a large one.
+  static void PrefetchRun(const PackedLevel& level, FusedRun run) {
     constexpr std::size_t kLine = 64;
+    const bool is_large = run.end - run.begin > kLargeRun;
+    const std::uint8_t* const keys = is_large ? level.samples.data() : level.keys.data();
+    const std::uint32_t shift = is_large ? kSampleShift : 0;
     const std::size_t key_bytes = level.form.key_bytes;
-    for (const FusedWork& work : large) {
-      const std::uint8_t* line =
-          level.samples.data() + (work.run.begin >> kSampleShift) * key_bytes + kLine;
-      const std::uint8_t* last = level.samples.data() + (work.run.end >> kSampleShift) * key_bytes;
-      for (; line < last; line += kLine) Simd::Prefetch(line);
-    }
+    const std::uint8_t* at = keys + (run.begin >> shift) * key_bytes;
+    const std::uint8_t* const last = keys + ((run.end - 1) >> shift) * key_bytes;
+    for (; at < last; at += kLine) Simd::Prefetch(at);
+    Simd::Prefetch(last);
   }
 
-  // Boundary 0: the suffix of the context of this length. Where it has no hits, no longer one has.
-  void AddStartRow(std::uint32_t length) {
-    if (length > task_.start.length) return;
+  // Boundary 0: the children of the suffix of the context of this length, or an empty run. Where a
+  // shorter one has no hits, no longer one has. Prefetches the blocks of a large run.
+  FusedRun FindStartRun(const PackedLevel& level, std::uint32_t length) {
+    if (length > task_.start.length) return {0, 0};
     const std::uint32_t node = task_.start.nodes[length - 1];
     w_.hits.constant[0] += task_.Scaled(task_.lm->levels()[length - 1].Backoff(node));
     const auto [begin, end] = task_.lm->Children(length, node);
-    if (begin == end || w_.hits.target[0] < RowBegin(length - 1, 0)) return;
-    const PackedLevel& level = task_.lm->levels()[length];
-    const FusedWork work = {{begin, end}, 0};
-    w_.blocks.Resize(task_.stride);
-    AddRows(Slot(0), {&work, 1}, [&](std::size_t, const FusedQuery& query, const FusedOutput& out) {
-      const std::uint32_t size = work.run.end - work.run.begin;
-      if (size <= kLargeRun) return Simd::FindInSmallRun(level, work.run, query, out);
-      Simd::FindBlocks(level, work.run, query, w_.blocks.data());
-      return Simd::FindInBlocks(level, query, w_.blocks.data(), out);
-    });
+    if (begin == end || w_.hits.target[0] < RowBegin(length - 1, 0)) return {0, 0};
+    if (end - begin > kLargeRun) {
+      w_.start_blocks.Resize(task_.stride);
+      Simd::FindBlocks(level, {begin, end}, Query(Slot(0), w_.hits.target[0]),
+                       w_.start_blocks.data());
+    }
+    return {begin, end};
+  }
+
+  void AddStartRow(const PackedLevel& level, std::uint32_t length, FusedRun run) {
+    if (run.begin == run.end) return;
+    const std::uint32_t context = 0;  // hit 0
+    AddRows(Slot(0), {&context, 1},
+            [&](std::size_t, const FusedQuery& query, const FusedOutput& out) {
+              return run.end - run.begin <= kLargeRun
+                         ? Simd::FindInSmallRun(level, run, query, out)
+                         : Simd::FindInBlocks(level, query, w_.start_blocks.data(), out);
+            });
     LeadToRows(RowBegin(length, 0));
   }
 
-  // The rows at the boundary after slot j, kind by kind; while memory gets the blocks of large
-  // runs, the others.
+  // The blocks of the large runs at the boundary after slot j; prefetches them.
+  void FindBlocks(const PackedLevel& level, std::uint32_t j) {
+    const FusedSlot slot = Slot(j + 1);
+    const Span<std::uint32_t> large = w_.large.OfBoundary(j);
+    Buffer<FusedBlock>& blocks = w_.blocks[j % 2];
+    blocks.Resize(large.size() * task_.stride);
+    for (std::size_t i = 0; i < large.size(); ++i) {
+      Simd::FindBlocks(level, RunOf(large[i]), Query(slot, w_.hits.target[large[i]]),
+                       blocks.data() + i * task_.stride);
+    }
+  }
+
+  // The rows at the boundary after slot j, kind by kind.
   void SearchRuns(const PackedLevel& level, std::uint32_t j) {
     const FusedSlot slot = Slot(j + 1);
-    const Span<FusedWork> tiny = w_.tiny.OfBoundary(j);
-    const Span<FusedWork> small = w_.small.OfBoundary(j);
-    const Span<FusedWork> large = w_.large.OfBoundary(j);
-    w_.blocks.Resize(large.size() * task_.stride);
-    FusedBlock* blocks = w_.blocks.data();
-    for (std::size_t i = 0; i < large.size(); ++i) {
-      Simd::FindBlocks(level, large[i].run, Query(slot, w_.hits.target[large[i].hit]),
-                       blocks + i * task_.stride);
-    }
+    const Span<std::uint32_t> tiny = w_.tiny.OfBoundary(j);
+    const Span<std::uint32_t> small = w_.small.OfBoundary(j);
+    const Span<std::uint32_t> large = w_.large.OfBoundary(j);
+    const FusedBlock* blocks = w_.blocks[j % 2].data();
     AddRows(slot, tiny, [&](std::size_t i, const FusedQuery& query, const FusedOutput& out) {
-      return Simd::FindInTinyRun(level, tiny[i].run, query, out);
+      return Simd::FindInTinyRun(level, RunOf(tiny[i]), query, out);
     });
     AddRows(slot, small, [&](std::size_t i, const FusedQuery& query, const FusedOutput& out) {
-      return Simd::FindInSmallRun(level, small[i].run, query, out);
+      return Simd::FindInSmallRun(level, RunOf(small[i]), query, out);
     });
     AddRows(slot, large, [&](std::size_t i, const FusedQuery& query, const FusedOutput& out) {
       return Simd::FindInBlocks(level, query, blocks + i * task_.stride, out);
@@ -239,7 +261,7 @@ class HitFinder {
   // end: whether there are any is unpredictable, and a mispredicted branch costs more than the
   // writes.)
   template <typename Find>
-  void AddRows(const FusedSlot& slot, Span<FusedWork> work, const Find& find) {
+  void AddRows(const FusedSlot& slot, Span<std::uint32_t> work, const Find& find) {
     constexpr std::size_t kBatch = 256;
     for (std::size_t begin = 0; begin < work.size(); begin += kBatch) {
       const std::size_t end = std::min(work.size(), begin + kBatch);
@@ -255,8 +277,8 @@ class HitFinder {
         const FusedOutput out = {all.lane + hits_end, all.node + hits_end,
                                  all.suffix_hit + hits_end,
                                  all.lane_bits + std::size_t{r} * task_.lane_words};
-        const std::uint32_t count = find(i, Query(slot, w_.hits.target[work[i].hit]), out);
-        hits[r] = work[i].hit;
+        const std::uint32_t count = find(i, Query(slot, w_.hits.target[work[i]]), out);
+        hits[r] = work[i];
         hits_end += count;
         r += count != 0;
         hits_begin[r] = hits_end;
@@ -300,6 +322,7 @@ class HitFinder {
 
   const FusedTask& task_;
   FusedWorkspace& w_;
+  std::uint32_t first_history_ = 0;  // the first hit of the length whose rows are being found
 };
 
 // The row after a candidate: that of the longest history with a hit for it. The hits of a row are

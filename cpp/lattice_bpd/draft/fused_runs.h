@@ -64,10 +64,9 @@ inline void MakeSymbolTable(const Symbol* symbols, std::uint32_t size, FusedSymb
     }
     if (__builtin_popcountll(entries) != static_cast<int>(size)) continue;
     table->factor = static_cast<std::uint16_t>(factor);
-    std::memset(table->symbols, 0xff, sizeof table->symbols);
+    std::memset(table->lanes, 0, sizeof table->lanes);
     for (std::uint32_t lane = 0; lane < size; ++lane) {
       const std::uint32_t entry = (symbols[lane] * factor & 0xffff) >> 10;
-      table->symbols[entry] = static_cast<std::uint16_t>(symbols[lane]);
       table->lanes[entry] = static_cast<std::uint16_t>(lane);
     }
     return;

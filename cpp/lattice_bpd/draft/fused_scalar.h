@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "lattice_bpd/base/score_grid.h"
 #include "lattice_bpd/draft/fused_exponentials.h"
 #include "lattice_bpd/draft/fused_runs.h"
 
@@ -24,6 +25,28 @@ struct Scalar {
   static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
                                      const FusedQuery& query, const FusedOutput& out) {
     return FindInSmallRun(level, run, query, out);
+  }
+
+  // Of the histories that the hits first .. first + size - 1 make: appends those to search to the
+  // lists, by size of their runs. A history can have hits only where its suffix has, so that its
+  // target is first_row or later. Chosen by arithmetic: compilers make branches of conditions, and
+  // processors cannot guess these.
+  static void ListRuns(const FusedRun* runs, const std::uint32_t* targets, std::uint32_t first,
+                       std::uint32_t size, std::uint32_t first_row, std::uint32_t tiny_run,
+                       FusedRunLists* lists) {
+    FusedRunLists at = *lists;
+    for (std::uint32_t i = 0; i < size; ++i) {
+      const std::uint32_t num_keys = runs[i].end - runs[i].begin;
+      const std::uint32_t above_none =
+          std::uint32_t{num_keys != 0} & std::uint32_t{targets[i] >= first_row};
+      const std::uint32_t above_tiny = above_none & std::uint32_t{num_keys > tiny_run};
+      const std::uint32_t above_small = above_none & std::uint32_t{num_keys > kLargeRun};
+      *at.tiny = *at.small = *at.large = first + i;
+      at.tiny += above_none - above_tiny;
+      at.small += above_tiny - above_small;
+      at.large += above_small;
+    }
+    *lists = at;
   }
 
   // Searches for a query's candidates among the keys of a run, at most kLargeRun, at least one.
@@ -47,6 +70,26 @@ struct Scalar {
   static std::uint32_t FindInBlocks(const PackedLevel& level, const FusedQuery& query,
                                     const FusedBlock* blocks, const FusedOutput& out) {
     return FindAmong(level, query, out, [&](std::uint32_t lane) { return RunIn(blocks[lane]); });
+  }
+
+  // scores[i] = heads[lanes[i]] + alpha * ln P of nodes[i], on the grid.
+  static void ScoreHits(const PackedLevel& level, double alpha, const double* heads,
+                        const std::uint32_t* nodes, const std::uint32_t* lanes, std::uint32_t size,
+                        double* scores) {
+    for (std::uint32_t i = 0; i < size; ++i) {
+      scores[i] = heads[lanes[i]] + ToScoreGrid(alpha * level.LogProb(nodes[i]));
+    }
+  }
+
+  // Of nodes as histories: runs[i], the children; adds alpha * ln backoff, on the grid, to
+  // constants[i].
+  static void ReadHistories(const PackedLevel& level, double alpha, const std::uint32_t* nodes,
+                            std::uint32_t size, FusedRun* runs, double* constants) {
+    for (std::uint32_t i = 0; i < size; ++i) {
+      const auto [begin, end] = level.Children(nodes[i]);
+      runs[i] = {begin, end};
+      constants[i] += ToScoreGrid(alpha * level.Backoff(nodes[i]));
+    }
   }
 
   // A row's values: of lanes without a hit the suffix's plus `added`, of hits their own scores.

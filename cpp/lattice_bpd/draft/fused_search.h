@@ -24,6 +24,7 @@ namespace {
 // Step 1, and what a cache, transitions and local normalization add to it.
 template <typename Simd>
 void FindRowsAndHits(FusedTask* task, FusedWorkspace* workspace) {
+  HitFinder<Simd>::PrefetchFirst(*task);
   LoadCandidates(*task, workspace);
   LoadTransitions(*task, workspace);
   HitFinder<Simd>(*task, workspace).Run();

@@ -47,12 +47,11 @@ struct FusedHits {
   }
 };
 
-// A small perfect hash of a slot's symbols, for vector code: symbol w can only be at entry
-// (w * factor mod 2^16) / 2^10.
+// A small perfect hash of a slot's symbols, for vector code: symbol w can only be that of the lane
+// at entry (w * factor mod 2^16) / 2^10.
 struct FusedSymbolTable {
-  std::uint16_t factor = 0;               // 0 where there is no table
-  alignas(64) std::uint16_t symbols[64];  // 0xffff where empty
-  alignas(64) std::uint16_t lanes[64];
+  std::uint16_t factor = 0;             // 0 where there is no table
+  alignas(64) std::uint16_t lanes[64];  // 0 where empty
 };
 
 // The children of a history: nodes begin .. end - 1 of the next level.
@@ -61,38 +60,40 @@ struct FusedRun {
   std::uint32_t end;
 };
 
-// A run to search, and the hit whose children it holds.
-struct FusedWork {
-  FusedRun run;
-  std::uint32_t hit;
-};
-
 // The part of a large run that could have a lane's symbol, as Simd::FindBlocks says.
 struct FusedBlock {
   std::uint32_t base;  // node of the first key of a block of kSampleStride
   std::uint32_t keys;  // bits: which of its keys belong to the run
 };
 
-// Work by kind of run: each kind is done in a loop of its own, so that processors need not guess.
-struct FusedWorkList {
-  Buffer<FusedWork> items;
-  Buffer<std::uint32_t> begin;  // where the work of each boundary starts, and where that of the
-                                // last one ends
+// Where hits go by kind of their run, which has room for kFusedSpare more.
+struct FusedRunLists {
+  std::uint32_t* tiny;
+  std::uint32_t* small;
+  std::uint32_t* large;
+};
 
-  // Where up to `most` items for the next boundary go (and one more may be written).
-  FusedWork* BeginBoundary(std::size_t most) {
-    begin.Append(static_cast<std::uint32_t>(items.size()));
-    items.Reserve(items.size() + most + 1);
-    return items.end();
+// The hits whose children are searched, for one kind of run: each kind is done in a loop of its
+// own, so that processors need not guess.
+struct FusedWorkList {
+  Buffer<std::uint32_t> hits;
+  Buffer<std::uint32_t> begin;  // where those of each boundary start, and where those of the last
+                                // one end
+
+  // Where up to `most` hits for the next boundary go.
+  std::uint32_t* BeginBoundary(std::size_t most) {
+    begin.Append(static_cast<std::uint32_t>(hits.size()));
+    hits.Reserve(hits.size() + most + kFusedSpare);
+    return hits.end();
   }
-  void EndBoundary(const FusedWork* end) { items.Resize(end - items.data()); }
-  Span<FusedWork> OfLastBoundary() const {
-    return {items.data() + begin[begin.size() - 1], items.size() - begin[begin.size() - 1]};
+  void EndBoundary(const std::uint32_t* end) { hits.Resize(end - hits.data()); }
+  Span<std::uint32_t> OfLastBoundary() const {
+    return {hits.data() + begin[begin.size() - 1], hits.size() - begin[begin.size() - 1]};
   }
-  Span<FusedWork> OfBoundary(std::uint32_t j) const {
-    return {items.data() + begin[j], begin[j + 1] - begin[j]};
+  Span<std::uint32_t> OfBoundary(std::uint32_t j) const {
+    return {hits.data() + begin[j], begin[j + 1] - begin[j]};
   }
-  void EndList() { begin.Append(static_cast<std::uint32_t>(items.size())); }
+  void EndList() { begin.Append(static_cast<std::uint32_t>(hits.size())); }
 };
 
 // Rows: histories that have hits among the candidates of the slot after them. One array for each
@@ -188,9 +189,10 @@ struct FusedWorkspace {
   FusedHits hits;
   FusedRows rows;
   Buffer<std::uint32_t> row_begin;  // (lengths, slots): the first row of a length at a boundary
-  Buffer<FusedRun> runs;            // of the hits of a boundary
+  Buffer<FusedRun> runs;            // of the hits of one length that make histories
   FusedWorkList tiny, small, large;
-  Buffer<FusedBlock> blocks;  // (large runs of a boundary, stride)
+  Buffer<FusedBlock> blocks[2];     // (large runs of a boundary, stride), of even and odd ones
+  Buffer<FusedBlock> start_blocks;  // of the context's run
   FusedOverlay overlay;
 
   Buffer<double> worth;   // of each row: score of the best completion from there, or ln of
