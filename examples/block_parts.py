@@ -56,7 +56,7 @@ QUICK_STORIES = replace(
 
 def cached_drafter(made: Prepared, block: BlockRecipe, watcher: ConsoleWatcher) -> BlockDrafter:
     """The trained block drafter, in the z-lab format."""
-    path = made.work / "block_drafter"
+    path = made.work / f"block_drafter-{block.training.steps}"
     if (path / "config.json").is_file():
         drafter = BlockDrafter.from_pretrained(path)
         drafter.attach(made.base)

@@ -106,10 +106,8 @@ def main(
         temporary.replace(args.json)
 
 
-def read_arguments(
-    arguments: Sequence[str] | None, description: str | None = __doc__
-) -> argparse.Namespace:
-    """The command line."""
+def make_parser(description: str | None = __doc__) -> argparse.ArgumentParser:
+    """The options."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="less of everything, under 120 s")
     parser.add_argument(
@@ -130,13 +128,26 @@ def read_arguments(
         "--work", type=Path, metavar="DIR", default=Path("demo-out") / "stories260k",
         help="where text and heads are kept (default: %(default)s)",
     )  # fmt: skip
+    return parser
+
+
+def read_arguments(
+    arguments: Sequence[str] | None, description: str | None = __doc__
+) -> argparse.Namespace:
+    """The command line."""
+    parser = make_parser(description)
     args = parser.parse_args(arguments)
+    check_model(args, parser)
+    return args
+
+
+def check_model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """End with an error unless --model is the folder of stories260K."""
     if not (args.model / "stories260K.bin").is_file():
         parser.error(
             f"{args.model} has no stories260K.bin; expected the model of llama2.c; give its folder "
             "by --model DIR"
         )
-    return args
 
 
 def record_greedy(

@@ -142,11 +142,11 @@ def cached_text(
     return rows
 
 
-def train_lm(rows: np.ndarray | list[np.ndarray], recipe: Recipe) -> NGramLM:
+def train_lm(rows: np.ndarray | list[np.ndarray], recipe: Recipe, vocab_size: int = 512) -> NGramLM:
     """An n-gram LM of texts: the model's own, or others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 512 tokens leave too few rare n-grams for the formulas
-        return NGramLM.train(rows, recipe.order, vocab_size=512, smoothing=recipe.smoothing)
+        return NGramLM.train(rows, recipe.order, vocab_size=vocab_size, smoothing=recipe.smoothing)
 
 
 def cached_model(

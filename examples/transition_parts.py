@@ -70,7 +70,7 @@ class RecordingDrafter(Drafter):
         """All lattices as one batch."""
         parts = {
             name: [torch.as_tensor(getattr(one, name)) for one in self.lattices]
-            for name in ("token_ids", "scores", "start", "transitions")
+            for name in ("token_ids", "scores", "start", "transitions", "confidences")
             if getattr(self.lattices[0], name) is not None
         }
         return replace(self.lattices[0], **{name: torch.cat(part) for name, part in parts.items()})

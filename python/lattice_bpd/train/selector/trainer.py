@@ -97,7 +97,8 @@ class SelectorTrainer:
         gamma = (self.slots.num_slots + 1) / 2 if options.gamma is None else options.gamma
         self._device = target.device
         self._weights = torch.exp(-torch.arange(self.slots.num_slots, device=self._device) / gamma)
-        self._frozen = [target, *([heads] if isinstance(heads, nn.Module) else [])]
+        self._frozen: list[nn.Module] = [target]
+        self._frozen += [heads] if isinstance(heads, nn.Module) else []
         self._seconds_before = self._start = 0.0
 
     def __enter__(self) -> SelectorTrainer:
