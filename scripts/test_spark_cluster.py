@@ -114,7 +114,10 @@ class Cluster:
     def _start(self, name: str, kind: str, *arguments: str) -> Path:
         log = FOLDER / f"{name}.log"
         with log.open("wb") as output:
-            command = [self._class, f"org.apache.spark.deploy.{kind.lower()}.{kind}"]
+            command: list[str | Path] = [
+                self._class,
+                f"org.apache.spark.deploy.{kind.lower()}.{kind}",
+            ]
             self._processes.append(
                 subprocess.Popen(
                     [*command, "--webui-port", "0", *arguments],
@@ -172,7 +175,7 @@ def submit(archive: Path, inputs: list[Path], output: Path, *, lose_worker: bool
     start = time.monotonic()
     with running_cluster() as cluster, log.open("wb") as written:
         (main,) = (ENV / "lib").glob("python*/site-packages/lattice_bpd/cli/spark.py")
-        command = [
+        command: list[str | Path] = [
             cluster.submit, "--master", cluster.url, "--archives", f"{archive}#env",
             "--conf", "spark.pyspark.python=./env/bin/python",
             "--conf", f"spark.pyspark.driver.python={ENV / 'bin' / 'python'}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile, find_lm, read_drafter_file
 from lattice_bpd.draft.config import DraftConfig
@@ -97,7 +97,13 @@ def _read_file(options: DrafterOptions) -> tuple[DrafterFile | None, Path]:
     path = Path(options.directory or "") / "drafter.json"
     if options.directory is None or not path.is_file():
         return None, path
-    return read_drafter_file(path), path
+    file = read_drafter_file(path)
+    if file.config.strategy == "neural":
+        raise ValueError(
+            f"{path}: strategy 'neural', which this drafter does not have; expected one of "
+            f"{', '.join(_CHAIN_OF_STRATEGY)}; tune again with --chain-only"
+        )
+    return file, path
 
 
 def _draft_of(file: DrafterFile | None, path: Path) -> str:
@@ -116,4 +122,4 @@ def _read_lm(options: DrafterOptions, file: DrafterFile | None, path: Path) -> N
         return NGramLM.load(options.lm)
     if file is None or file.lm is None:
         return None
-    return find_lm(file, path)
+    return cast(NGramLM, find_lm(file, path))

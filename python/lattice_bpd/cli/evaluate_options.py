@@ -136,7 +136,7 @@ def load_rescorers(values: Sequence[str]) -> dict[str, NeuralScorer]:
 
     scorers = {}
     for name, path in files.items():
-        model = load_causal_lm(path).float()
+        model = load_causal_lm(path).float()  # type: ignore[no-untyped-call]
         if torch.cuda.is_available():
             model.to("cuda")
         scorers[name] = NeuralScorer(model)

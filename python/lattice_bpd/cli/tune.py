@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
     """Search, write and print."""
     from lattice_bpd.cli.evaluate_options import load_rescorers
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd.evaluate.lab.drafter_search import CHAIN_FAMILIES, DrafterSearch
+    from lattice_bpd.evaluate.lab.drafter_search import CHAIN_FAMILIES, FAMILIES, DrafterSearch
     from lattice_bpd.evaluate.record.read import find_records, read_record
     from lattice_bpd.evaluate.replay.replay import Recording
     from lattice_bpd.evaluate.replay.scorers import measure_rescoring
@@ -95,10 +95,9 @@ def run(args: argparse.Namespace) -> None:
         for name, scorer in scorers.items()
     }
     watcher.begin("searching")
-    families = {"families": CHAIN_FAMILIES} if args.chain_only else {}
     search = DrafterSearch(
         lms, costs, on_replay=watcher.advance, seed=args.seed, scorers=scorers,
-        rescoring=rescoring, **families,
+        rescoring=rescoring, families=CHAIN_FAMILIES if args.chain_only else FAMILIES,
     )  # fmt: skip
     tuned = search.run(recording)
     watcher.end()

@@ -87,8 +87,11 @@ def load_checkpoint(
     base = load_target(directory, **options)
     if selector is not None:
         weight = base.get_output_embeddings().weight  # type: ignore[no-untyped-call]
+        vocab_size, hidden_size = map(int, weight.shape)
         try:
-            selector.check_fit(*weight.shape, heads.num_slots, str(directory / SELECTOR_FOLDER))
+            selector.check_fit(
+                vocab_size, hidden_size, heads.num_slots, str(directory / SELECTOR_FOLDER)
+            )
         except ValueError as error:
             raise FormatError(f"{error}, or remove this folder") from error
     return base, heads, selector

@@ -146,7 +146,7 @@ def find_lm(file: DrafterFile, path: Path) -> NGramLM | NeuralScorer:
     name, is_neural = str((file.lm or {}).get("file") or ""), file.config.strategy == "neural"
     for candidate in (Path(name), path.parent / name, path.parent / Path(name).name):
         if name and is_neural and candidate.is_dir():
-            return NeuralScorer(load_target(candidate).float().eval())
+            return NeuralScorer(load_target(candidate).float().eval())  # type: ignore[no-untyped-call]
         if name and not is_neural and candidate.is_file():
             return NGramLM.load(candidate)
     needed = ("a rescorer", "NeuralScorer(model)") if is_neural else (

@@ -109,8 +109,8 @@ def make_quick_source(
             top_k=min(64, vocab_size), max_new_tokens=settings.max_new_tokens,
             stop_token_ids=(settings.end_of_text,), batch_size=16,
         ),
-        domains, trie, dict.fromkeys(by_task, "perplexity"),
-        {task: [text for _, text in passages] for task, passages in by_task.items()},
+        domain_lms=domains, trie=trie, metrics=dict.fromkeys(by_task, "perplexity"),
+        human={task: [text for _, text in passages] for task, passages in by_task.items()},
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from lattice_bpd.evaluate.replay.sweep import Point, sweep
 from lattice_bpd.evaluate.statistics.bootstrap import PairedTest, compare_paired
 from lattice_bpd.lm.ngram import NGramLM
 
-_FAMILIES = ("greedy", "bpd", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree")
+FAMILIES = ("greedy", "bpd", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree")
 CHAIN_FAMILIES = ("greedy", "bpd", "chain")
 """Strategies for engines that verify one draft; without an LM the chain of heads is BPD's."""
 _ROUNDS = 3  # over all options; most searches end after two
@@ -122,7 +122,7 @@ class DrafterSearch:
     seed: int = 0
     scorers: Mapping[str, TransitionScorer] = field(default_factory=dict)
     rescoring: Mapping[str, float] = field(default_factory=dict)
-    families: tuple[str, ...] = _FAMILIES
+    families: tuple[str, ...] = FAMILIES
 
     def run(self, recording: Recording) -> Tuned:
         """The best way of drafting for the recorded texts.

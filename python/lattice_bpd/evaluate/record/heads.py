@@ -146,7 +146,7 @@ def _read_states(
 
 def _to_host(lattice: LatticeInput) -> LatticeInput:
     """The lattice with arrays of numpy."""
-    arrays = {
+    arrays: dict[str, Any] = {
         name: None if array is None else array.detach().float().cpu().numpy()
         for name in ("scores", "start", "transitions")
         for array in [getattr(lattice, name)]

@@ -139,8 +139,11 @@ def _from_row(table: Any, row: int, num_slots: int) -> RecordedText:
         "token_ids": (num_tokens, num_slots, top_k), "scores": (num_tokens, num_slots, top_k),
         "entropies": (num_tokens, num_slots + 1), "margins": (num_tokens,),
     }  # fmt: skip
+    shaped: dict[str, Any] = {
+        field: array.reshape(shapes.get(field, -1)) for field, array in arrays.items()
+    }
     return RecordedText(
-        **{field: array.reshape(shapes.get(field, -1)) for field, array in arrays.items()},
+        **shaped,
         **{name: table[name][row].as_py() for name in ("limit", "finish", "task", "name")},
         references=tuple(table["references"][row].as_py()),
         transitions=_transitions(table, row, (num_tokens, num_slots, top_k)),

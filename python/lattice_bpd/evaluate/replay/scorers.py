@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -185,9 +185,10 @@ def _search(
 ) -> Int32Array:  # fmt: skip
     """(R, 1, S) the best draft of some rows of a batch."""
     chosen = Candidates(found.token_ids[rows], found.scores[rows])
-    return search_drafts(
+    drafts = search_drafts(
         chosen, contexts, scorer, num_drafts=1, alpha=options.alpha, beam=options.beam
-    ).token_ids
+    )
+    return cast(Int32Array, drafts.token_ids)
 
 
 def _by_heads(found: Candidates) -> Int32Array:

@@ -94,7 +94,7 @@ def _search(
     model: PreTrainedModel, batch: torch.Tensor, count: int, num_beams: int
 ) -> torch.Tensor:
     """The best continuations of exactly `count` tokens that a beam search finds."""
-    config = GenerationConfig(
+    config = GenerationConfig(  # type: ignore[no-untyped-call]
         num_beams=num_beams, do_sample=False, max_new_tokens=count, min_new_tokens=count,
         use_cache=True, bos_token_id=None, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip

@@ -106,8 +106,8 @@ def _measure(model: BlockwiseLM, pieces: Tensor, first: int, precision: str) -> 
     ):
         with autocast(model, precision):
             drafts = cast(BlockwiseHeads, model.heads)(rows)  # (n, H, D)
-            first = first_head_states(model.output_embedding, rows)
-        states = torch.cat([first.float().unsqueeze(1), drafts.float()], dim=1).flatten(0, 1)
+            exact = first_head_states(model.output_embedding, rows)
+        states = torch.cat([exact.float().unsqueeze(1), drafts.float()], dim=1).flatten(0, 1)
         losses, hits = _score(model, states, row_labels.flatten())
         sums[0] += losses.view(row_labels.shape).sum(dim=0).double().cpu()
         sums[1] += hits.view(row_labels.shape).sum(dim=0).double().cpu()

@@ -39,8 +39,10 @@ class SelectorScores:
     @classmethod
     def from_log(cls, scores: dict[str, Any]) -> SelectorScores:
         """What `for_log` returned, read from JSON."""
-        found = {name: tuple(x) if isinstance(x, list) else x for name, x in scores.items()}
-        return cls(**found)
+        fields: dict[str, Any] = {
+            name: tuple(x) if isinstance(x, list) else x for name, x in scores.items()
+        }
+        return cls(**fields)
 
 
 class ScoreCounter:

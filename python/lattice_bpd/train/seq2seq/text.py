@@ -188,7 +188,7 @@ def _search(
     sizes = torch.tensor([len(source) for source in sources], device=target.device)
     prompt = torch.tensor([target.decoder_prompt] * len(sources), device=target.device)
     stops = sorted(target.stop_token_ids)
-    config = GenerationConfig(
+    config = GenerationConfig(  # type: ignore[no-untyped-call]
         num_beams=num_beams, do_sample=False, max_new_tokens=count, use_cache=True,
         bos_token_id=None, eos_token_id=stops or None, pad_token_id=stops[0] if stops else 0,
         decoder_start_token_id=target.decoder_prompt[0],

@@ -113,7 +113,8 @@ def plan_draws(max_nodes: int, length: int) -> list[int]:
     @cache
     def best(width: int, left: int, levels: int, most: int) -> tuple[float, tuple[int, ...]]:
         """Expected accepted tokens of the remaining levels, and their numbers of children."""
-        value, plan = 0.0, ()
+        value = 0.0
+        plan: tuple[int, ...] = ()
         for count in range(1, min(most, left // width if levels else 0) + 1):
             below, counts = best(width * count, left - width * count, levels - 1, count)
             expected = (1.0 - (1.0 - _RATE) ** count) * (1.0 + below)

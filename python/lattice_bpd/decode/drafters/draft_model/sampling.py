@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lattice_bpd import _core
 from lattice_bpd.decode.drafters.growing_tree import Distribution
-from lattice_bpd.decode.drafters.target_noise import keys_of_draws, sampling_warps, target_noise
+from lattice_bpd.decode.drafters.target_noise import draft_keys, sampling_warps, target_noise
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.verify.acceptance.warp import Warp
 
@@ -95,7 +95,7 @@ def make_samplers(states: Sequence[DecodeState], temperature: float) -> list[Dra
     """
     warps = sampling_warps(states) or [Warp()] * len(states)
     noise = target_noise(states, 1.0)
-    keys = keys_of_draws(states) if noise is None else noise.keys
+    keys = draft_keys(states) if noise is None else noise.keys
     positions: Sequence[Any] = [None] * len(states) if noise is None else noise.positions
     return [
         DraftSampler(replace(warp, temperature=warp.temperature * temperature), int(key), position)
