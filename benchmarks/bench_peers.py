@@ -44,7 +44,6 @@ from lattice_bpd.evaluate.live.compare import find_difference
 from lattice_bpd.evaluate.statistics import bootstrap_block_efficiency, compare_paired
 
 REFERENCE = "tree"  # what all lines are compared with
-BUDGETS = (8, 18, 36, 72)
 
 
 def measure(
@@ -167,7 +166,7 @@ def measure_target(target: Target, size: Size) -> dict[str, Any]:
     found = fit(target, size)
     lines, skipped = make_lines(target, found)
     greedy = measure(target, lines, size.timed_prompts, size.rounds)
-    budgets = measure_budgets(target, found, greedy, BUDGETS[::3] if size.quick else BUDGETS)
+    budgets = measure_budgets(target, found, greedy, size.budgets)
     return {
         "name": target.name,
         "about": target.about,

@@ -42,7 +42,7 @@ class Size:
     """How much a run trains and decodes.
 
     Attributes:
-        prompts: held-out prompts of each target.
+        prompts: held-out prompts of each target; stories260K has at most 40.
         timed_prompts: the first so many are timed.
         rounds: timed runs of each of these by each line.
         tune_prompts: prompts that alpha, temperature and Medusa's tree are chosen on.
@@ -50,26 +50,26 @@ class Size:
         temperatures: of chains and trees that are tried.
         demo_texts: continuations that the demo's draft model learns from.
         draft_steps: of its training.
-        head_steps: of the heads of stories260K; with fewer texts where `quick`.
+        head_steps: of the heads of stories260K, otherwise as `stories260k.py --quick`.
         block_steps: of the block drafter.
-        quick: whether the stories have the recipe of `stories260k.py --quick`.
+        budgets: nodes of trees that are compared in tokens per call.
     """
 
-    prompts: int = 32
-    timed_prompts: int = 8
+    prompts: int = 24
+    timed_prompts: int = 4
     rounds: int = 5
-    tune_prompts: int = 32
+    tune_prompts: int = 24
     alphas: tuple[float, ...] = (0.4, 0.6, 0.8, 1.0, 1.2, 1.6)
     temperatures: tuple[float, ...] = (1.0, 1.5, 2.0, 2.5, 3.0)
-    demo_texts: int = 1536
-    draft_steps: int = 600
-    head_steps: int = 1000
-    block_steps: int = 1500
-    quick: bool = False
+    demo_texts: int = 384
+    draft_steps: int = 300
+    head_steps: int = 600
+    block_steps: int = 400
+    budgets: tuple[int, ...] = (8, 18, 72)
 
 
 FULL = Size()
-QUICK = Size(4, 2, 1, 8, (0.6, 1.2), (1.0, 2.5), 128, 60, 150, 150, quick=True)
+QUICK = Size(4, 2, 1, 8, (0.6, 1.2), (1.0, 2.5), 128, 60, 150, 150, (8, 72))
 
 
 @dataclass
@@ -220,9 +220,9 @@ def _advance(watcher: ConsoleWatcher) -> Any:
 
 
 def load_stories(
-    work: Path, data: Path, size: Size, watcher: ConsoleWatcher
-) -> tuple[Target, Target]:
-    """stories260K with heads, and once more with a block drafter.
+    names: list[str], work: Path, data: Path, size: Size, watcher: ConsoleWatcher
+) -> dict[str, Target]:
+    """Of "stories", stories260K with heads, and "block", with a block drafter, those named.
 
     Raises:
         FileNotFoundError: the model or the stories are not in the data folder.
@@ -238,32 +238,39 @@ def load_stories(
     args = parts.stories.read_arguments(
         ["--model", str(folder), "--text", str(text), "--work", str(work)]
     )
-    recipe = parts.shared.QUICK if size.quick else parts.block.QUICK_STORIES
-    recipe = replace(recipe, steps=size.head_steps, test_prompts=size.prompts)
-    recipe = replace(recipe, tune_prompts=size.tune_prompts)
+    recipe = replace(parts.shared.QUICK, steps=size.head_steps)
     made = parts.shared.prepare(args, recipe, f"stories-{size.block_steps}", watcher)
-    scorer = replace(
-        parts.draft.SMALL, training=replace(parts.draft.SMALL.training, steps=size.draft_steps)
-    )
-    draft_model = parts.scorers.cached_rescorer(made.work, made.rows, scorer, watcher)
-    training = replace(parts.block.QUICK_BLOCK.training, steps=size.block_steps)
-    block = replace(parts.block.QUICK_BLOCK, training=training)
-    drafter = parts.block.cached_drafter(made, block, watcher)
-    native = made.work / "block_drafter_muse_glimmer"
-    if not (native / "config.json").is_file():
-        temporary = native.with_name(f".{native.name}")
-        drafter.save_pretrained(temporary, format="muse-glimmer")
-        temporary.replace(native)
-    base = load_llama2c(folder / "stories260K.bin")  # its own: hooks and counts stay apart
     about = "stories260K: Llama, 5 layers, D = 64, 0.26 M parameters, TinyStories, frozen"
-    prompts = made.found.test, made.found.tune, recipe.max_new_tokens, [parts.shared.BEGIN]
-    return (
-        Target("stories", f"{about}, 8 heads", made.model, made.lm, draft_model, None, *prompts),
-        Target(
+    test, tune = made.found.test[: size.prompts], made.found.tune[: size.tune_prompts]
+    prompts = test, tune, recipe.max_new_tokens, [parts.shared.BEGIN]
+    found = {}
+    if "stories" in names:
+        small = parts.draft.SMALL
+        small = replace(small, training=replace(small.training, steps=size.draft_steps))
+        draft_model = parts.scorers.cached_rescorer(made.work, made.rows, small, watcher)
+        found["stories"] = Target(
+            "stories", f"{about}, 8 heads", made.model, made.lm, draft_model, None, *prompts
+        )
+    if "block" in names:
+        block = parts.block.QUICK_BLOCK
+        block = replace(block, training=replace(block.training, steps=size.block_steps))
+        drafter = parts.block.cached_drafter(made, block, watcher)
+        base = load_llama2c(folder / "stories260K.bin")  # its own: hooks and counts stay apart
+        found["block"] = Target(
             "block", f"{about}, block drafter of 2 layers and 8 slots",
-            BlockwiseLM(base, heads=drafter), made.lm, None, native, *prompts,
-        ),
-    )  # fmt: skip
+            BlockwiseLM(base, heads=drafter), made.lm, None,
+            _save_native(made.work / "block_drafter_muse_glimmer", drafter), *prompts,
+        )  # fmt: skip
+    return found
+
+
+def _save_native(path: Path, drafter: Any) -> Path:
+    """The block drafter in the format that transformers reads."""
+    if not (path / "config.json").is_file():
+        temporary = path.with_name(f".{path.name}")
+        drafter.save_pretrained(temporary, format="muse-glimmer")
+        temporary.replace(path)
+    return path
 
 
 def _import_examples() -> SimpleNamespace:
@@ -302,6 +309,5 @@ def load_targets(
         if "demo" in names:
             found["demo"] = load_demo(work, size, watcher)
         if {"stories", "block"} & set(names):
-            stories, block = load_stories(work, data, size, watcher)
-            found |= {"stories": stories, "block": block}
+            found |= load_stories(names, work, data, size, watcher)
     return [found[name] for name in names]
