@@ -1,10 +1,11 @@
 """Translation with drafts: SpecDec, blockwise heads and n-gram rescoring on an encoder-decoder.
 
-    python examples/specdec_translation.py [--quick] [--json FILE] [--out DIR]
+    python examples/specdec_translation.py [--quick] [--teacher D] [--json FILE] [--out DIR]
 
 On Multi30k, German to English: trains a small target, has it translate its training text, trains
 blockwise heads (Stern et al. 2018), a SpecDrafter (Xia et al. 2022) and an n-gram LM on that,
-and prints BLEU, speed and block efficiency with and without rescoring.
+and prints BLEU, speed and block efficiency with and without rescoring. With --teacher the target
+learns from the translations of a larger model of hidden size D.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None, recipe: Recipe | None = None) -
     """Train, tune, translate, print."""
     args = read_arguments(arguments)
     recipe = recipe or (QUICK if args.quick else FULL)
+    recipe = replace(recipe, teacher_size=args.teacher)
     torch.set_num_threads(1)  # matrices this small only lose by being shared out
     quiet_transformers()
     start, console = time.perf_counter(), make_console()
@@ -86,6 +88,10 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="less of everything, under 5 minutes")
+    parser.add_argument(
+        "--teacher", type=int, default=0, metavar="D",
+        help="train the target on the translations of a model of this hidden size",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write results there, too")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep models there")
     parser.add_argument(

@@ -6,7 +6,7 @@ import gzip
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Recipe:
     decoder_layers: int = 2
     dropout: float = 0.1
     label_smoothing: float = 0.1
+    teacher_size: int = 0  # hidden size of the model that the target learns from; 0: none
+    teacher_layers: int = 4  # of its encoder and of its decoder
     target_steps: int = 2000
     target_batch: int = 64
     distilled: int = 22000  # sentences that the target translates for its drafters
@@ -160,14 +162,16 @@ def build_target(recipe: Recipe) -> Seq2SeqTarget:
 
 
 def train_all(sentences: Sentences, recipe: Recipe, watcher: ConsoleWatcher) -> Translators:
-    """Trains the target on the references, and heads, drafter and LM on the target's output."""
-    target = build_target(recipe)
-    options = Seq2SeqOptions(
-        steps=recipe.target_steps, batch_size=recipe.target_batch,
-        label_smoothing=recipe.label_smoothing,
-    )  # fmt: skip
-    with _Stage(watcher, "training the target", options.steps) as on_step:
-        train_seq2seq(target, sentences.train, options, on_step)
+    """The target by the references or a teacher; all that drafts by what the target writes."""
+    pairs = sentences.train
+    if recipe.teacher_size:
+        teacher_recipe = replace(
+            recipe, hidden_size=recipe.teacher_size, encoder_layers=recipe.teacher_layers,
+            decoder_layers=recipe.teacher_layers,
+        )  # fmt: skip
+        teacher = train_target(teacher_recipe, pairs, "training the teacher", watcher)
+        pairs = distil(teacher, pairs, recipe, watcher)
+    target = train_target(recipe, pairs, "training the target", watcher)
     own = distil(target, sentences.train[: recipe.distilled], recipe, watcher)
     heads, drafter = train_drafters(target, own, recipe, watcher)
     texts = [[START, *pair.output] for pair in (*own, *sentences.train)]
@@ -175,6 +179,20 @@ def train_all(sentences: Sentences, recipe: Recipe, watcher: ConsoleWatcher) -> 
         warnings.simplefilter("ignore")  # so few tokens leave too few rare n-grams for formulas
         lm = NGramLM.train(texts, recipe.order, vocab_size=recipe.vocab_size)
     return Translators(target, heads, drafter, lm)
+
+
+def train_target(
+    recipe: Recipe, pairs: Sequence[Pair], title: str, watcher: ConsoleWatcher
+) -> Seq2SeqTarget:
+    """A new encoder-decoder, trained on pairs."""
+    target = build_target(recipe)
+    options = Seq2SeqOptions(
+        steps=recipe.target_steps, batch_size=recipe.target_batch,
+        label_smoothing=recipe.label_smoothing,
+    )  # fmt: skip
+    with _Stage(watcher, title, options.steps) as on_step:
+        train_seq2seq(target, pairs, options, on_step)
+    return target
 
 
 def distil(

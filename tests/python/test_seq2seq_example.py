@@ -80,6 +80,58 @@ def test_it_prints_its_table_and_keeps_what_it_is_told_to(folder, monkeypatch, c
     assert NGramLM.load(out / "target-text.lm").vocab_size == 40
 
 
+def test_sweeps_of_what_it_kept_and_a_target_taught_by_a_larger_one(folder, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import specdec_sweeps
+    import specdec_translation
+    from specdec_translation_parts import Recipe
+
+    recipe = Recipe(
+        vocab_size=40, hidden_size=16, target_steps=30, target_batch=8, heads_steps=2,
+        drafter_steps=20, drafter_batch=8, num_slots=3, order=2, alphas=(0.3,), top_k=4,
+        tune_sentences=2, test_sentences=2, max_new_tokens=8, distilled=60, teacher_layers=2,
+    )  # fmt: skip
+    out, found = folder / "models", folder / "sweeps.json"
+    options = ["--data", str(folder)]
+    specdec_translation.main([*options, "--out", str(out), "--teacher", "24"], recipe)
+    assert "training the teacher" in capsys.readouterr().out
+    sweep = specdec_sweeps.Sweep(
+        validation=6, test=5, top_k=4, max_nodes=5, alphas=(0.2, 0.5), temperatures=(1.0,),
+        betas=(2,), taus=(0.5, 9.0), max_new_tokens=8,
+    )  # fmt: skip
+    results = specdec_sweeps.main([str(out), *options, "--json", str(found)], sweep)
+    assert json.loads(found.read_text()) == json.loads(json.dumps(results))
+    sizes = {line["block_size"] for line in results["by_block_size"]}
+    assert sizes == {1, 2, 3}
+    by_size = {(one["strategy"], one["block_size"]): one["block_efficiency"]
+               for one in results["by_block_size"]}  # fmt: skip
+    assert all(by_size["oracle", size] >= by_size["bpd", size] for size in sizes)
+    assert len(results["specdec++ on validation"]) == 1 + 3 * 2
+    exact = [line for line in results["test"] if line["rule"] == "exact"]
+    assert len({line["bleu"] for line in exact}) == 1
+    assert [line["sentences"] for line in results["test"]] == [5] * len(results["test"])
+    with pytest.raises(FileNotFoundError, match=r"no target/config\.json"):
+        specdec_sweeps.main([str(folder), *options])
+
+
+def test_the_best_rule_within_the_allowed_loss_is_chosen(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from specdec_sweeps import Way, choose
+
+    from lattice_bpd.decode import DecodeStats
+    from lattice_bpd.verify.acceptance import SpecDecPlusPlus
+
+    def way(name, bleu, calls, tau):
+        rule = SpecDecPlusPlus(3, tau)
+        return Way(name, {}, rule, [], DecodeStats(target_calls=calls, tokens=100), bleu)
+
+    greedy = Way("greedy", {}, bleu=30.0)
+    ways = [greedy, way("a", 29.6, 40, 0.2), way("a", 29.5, 30, 0.5), way("a", 29.4, 20, 1.0),
+            way("b", 29.0, 10, 1.0)]  # fmt: skip
+    assert choose(ways, "a").tau == 0.5
+    assert choose(ways, "b") is None
+
+
 def test_a_folder_without_the_data_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.delitem(sys.modules, "specdec_translation", raising=False)
