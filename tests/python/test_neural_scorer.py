@@ -213,7 +213,7 @@ def test_scorer_that_hangs_is_dropped():
 
     model = trained_model()
     drafter = ScorerDrafter(Hanging("slow"), top_k=4, timeout=0.05)
-    with pytest.warns(ScorerWarning, match="not called any more"):
+    with pytest.warns(ScorerWarning, match="no longer called"):
         result = decode(model, PROMPT, drafter, max_new_tokens=25)
     assert result.token_ids == plain_greedy(model, PROMPT, 25)
     assert result.stats.scorer_failures["slow"] == 1
