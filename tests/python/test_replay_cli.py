@@ -233,7 +233,7 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
         gain = lines["neural"]["block_efficiency"] / lines["bpd"]["block_efficiency"] - 1.0
         assert relative["neural"]["block_efficiency"] == pytest.approx(gain)
         ratio = (3.0 + 0.122) / 3.0 / (1.0 + gain)
-        assert relative["neural"]["parameter_io"] == pytest.approx(ratio - 1.0)
+        assert relative["neural"]["parameter_gb"] == pytest.approx(ratio - 1.0)
         assert task["texts"] + task["texts_held_out"] in (SENTENCES, 6)
         exact, forced, strict = task["acceptance"]
         assert [line["rule"] for line in task["acceptance"]][1:] == ["minimum_block:3", "top_k:1"]
@@ -329,6 +329,11 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
             line["name"] for line in task["strategies"]
         }
         assert task["performance"]["metric"] == "perplexity"
+        assert {"bpd", "2gram_1best", "neural"} <= set(task["repetition"])
+        domains = {row.get("lm") for row in task["by_lm"]} - {*results["lms"], None}
+        assert domains == {
+            "in-domain", "in-domain Katz", "in-domain Katz + general unigrams"
+        }  # fmt: skip
         passages = library_passages(
             name, corpus.test, demo.tokenizer, count=6, length=16, room=12, seed=0
         )

@@ -23,6 +23,7 @@ import tokenizers
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
+from lattice_bpd.evaluate.report.charts import draw_overview
 from lattice_bpd.evaluate.report.paper_figures import paper_efficiency, paper_gain
 from lattice_bpd.svg import Series, Span, as_file, draw_bars, draw_lines, draw_spans
 
@@ -121,7 +122,8 @@ def test_report_is_one_whole_page(run, capsys):
     assert "paper 1.23, +8.8%" in parser.data  # its neural rescoring with 61 M parameters
     for title in (
         "figure 2",
-        "figure 3",
+        "figure 3b",
+        "figure 3)",
         "figure 6",
         "figure 7",
         "calibration",
@@ -244,6 +246,28 @@ def test_report_charts_hold_hostile_names_and_few_values():
     for element in (chart, spans):
         ElementTree.fromstring(element)  # well-formed
     assert as_file(chart).startswith('<svg xmlns="')
+
+
+def test_the_scatter_has_a_dot_for_each_task_and_the_regression():
+    tasks = {
+        name: {"entropies": {"h_max": x}, "strategies": [{"name": "bpd", "block_efficiency": y}]}
+        for name, (x, y) in {"one": (2, 1.1), "two": (4, 2.1), "three": (8, 2.9)}.items()
+    }
+    results = {"tasks": tasks, "h_max_correlation": 0.97, "h_max_line": [0.3, 0.6]}
+    (chart,) = draw_overview(results)
+    svg = ElementTree.fromstring(chart)
+    dots = [(float(c.get("cx")), float(c.get("cy"))) for c in svg.iter("circle")]
+    assert len(dots) == 3
+    assert all(name in chart for name in ("one", "two", "three", "regression, R = 0.97"))
+    (line,) = list(svg.iter("polyline"))
+    ends = [tuple(map(float, end.split(","))) for end in line.get("points").split()]
+    # The line goes from the first task's h_max to the last one's, through 0.3 x + 0.6.
+    assert (ends[0][0], ends[1][0]) == (dots[0][0], dots[2][0])
+    scale = (dots[0][1] - dots[2][1]) / (2.9 - 1.1)  # pixels per token
+    assert dots[0][1] - ends[0][1] == pytest.approx((0.3 * 2 + 0.6 - 1.1) * scale, abs=0.2)
+    assert dots[2][1] - ends[1][1] == pytest.approx((0.3 * 8 + 0.6 - 2.9) * scale, abs=0.2)
+    del results["h_max_line"]  # of an earlier version
+    assert "regression" not in draw_overview(results)[0]
 
 
 def test_report_names_the_extra_that_it_needs(run, monkeypatch, capsys):

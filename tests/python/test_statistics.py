@@ -26,6 +26,7 @@ from lattice_bpd.evaluate.statistics import (
     compare_paired,
     correlate,
     first_drafts,
+    fit_line,
     gains_by_loops,
     h_max,
     looping_shares,
@@ -104,14 +105,24 @@ def test_statistics_repetition_counts_neighbours_and_runs():
 
 
 def test_statistics_wins_and_losses_count_repairs():
-    before = FirstDrafts(
-        np.array([[1, 1, 1], [1, 2, 3], [1, 1, 3], [1, 2, 3]], np.int32), np.array([0, 0, 2, 1])
-    )
-    after = FirstDrafts(
-        np.array([[1, 2, 3], [1, 2, 2], [1, 4, 3], [1, 2, 3]], np.int32), np.array([2, 1, 0, 1])
+    # A repair eliminates repetition and a regression introduces it: less or more of it is neither.
+    pairs = [
+        ([1, 1, 1], [1, 2, 3], 0, 2),  # win, repaired
+        ([1, 2, 3], [1, 2, 2], 0, 1),  # win, regressed
+        ([1, 1, 1], [1, 1, 3], 0, 1),  # win, repeats less than before but still does
+        ([1, 1, 3], [4, 4, 4], 0, 1),  # win, repeats more than before
+        ([1, 1, 3], [1, 4, 3], 2, 0),  # loss, repaired
+        ([1, 2, 3], [1, 2, 3], 1, 1),  # tie
+    ]
+    before, after = (
+        FirstDrafts(
+            np.array([pair[side] for pair in pairs], np.int32),
+            np.array([pair[2 + side] for pair in pairs]),
+        )
+        for side in (0, 1)
     )
     assert compare_drafts(before, after) == {
-        "ties": 1, "wins": 2, "losses": 1, "win_repair": 0.5, "win_regress": 0.5,
+        "ties": 1, "wins": 4, "losses": 1, "win_repair": 0.25, "win_regress": 0.25,
         "loss_repair": 1.0, "loss_regress": 0.0,
     }  # fmt: skip
 
@@ -141,6 +152,12 @@ def test_statistics_correlation():
     assert correlate([1, 1, 1], [2, 4, 5]) is None
     with pytest.raises(ValueError, match="expected as many"):
         correlate([1], [])
+    assert fit_line([1, 2, 4], [3.0, 5.0, 9.0]) == pytest.approx((2.0, 1.0))
+    # Least squares by the normal equations.
+    xs, ys = np.array([8.0, 3.0, 5.0, 6.0]), np.array([3.1, 1.1, 1.9, 1.7])
+    slope = ((xs - xs.mean()) * (ys - ys.mean())).sum() / ((xs - xs.mean()) ** 2).sum()
+    assert fit_line(xs, ys) == pytest.approx((slope, ys.mean() - slope * xs.mean()))
+    assert fit_line([1, 1, 1], [2, 4, 5]) is None
 
 
 def test_statistics_acceptance_by_length_and_slot():

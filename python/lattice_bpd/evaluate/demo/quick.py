@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,9 +17,11 @@ from lattice_bpd.evaluate.demo.recipe import QUICK
 from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
 from lattice_bpd.evaluate.replay.count_trie import CountTrie
 from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.watcher import Watcher
 
 LMS_FOLDER = "lms"
+DOMAIN = "in-domain"  # names of LMs of a task's own domain begin with it
 
 
 @dataclass
@@ -35,7 +38,7 @@ class Source:
         lm_files: their paths.
         scorers: rescorers by name, that of the main table first.
         scorer_files: their folders.
-        domain_lms: LMs of the tasks' domains, for the tasks that have one.
+        domain_lms: by task, LMs of its domain by name, for the tasks that have any.
         trie: raw counts.
         metrics: by task, the metric of its outputs.
         record: options of recording.
@@ -52,7 +55,7 @@ class Source:
     record: RecordOptions
     scorers: dict[str, NeuralScorer] = field(default_factory=dict)
     scorer_files: dict[str, str] = field(default_factory=dict)
-    domain_lms: dict[str, NGramLM] = field(default_factory=dict)
+    domain_lms: dict[str, dict[str, NGramLM]] = field(default_factory=dict)
     trie: CountTrie | None = None
     metrics: dict[str, str] = field(default_factory=dict)
     human: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -85,12 +88,11 @@ def make_quick_source(
     documents = demo.encode(corpus.train)
     lms, files = _orders(directory, demo, documents)
     domains = {
-        task: lm
-        for task in tasks
-        if (lm := _domain_lm(demo, library_domain(task, corpus.train))) is not None
+        task: _domain_lms(demo, library_domain(task, corpus.train), documents) for task in tasks
     }
-    for task, lm in domains.items():
-        lm.save(directory / LMS_FOLDER / f"domain-{task}.lm")
+    for task, made in domains.items():
+        for number, lm in enumerate(made.values()):
+            lm.save(directory / LMS_FOLDER / f"domain-{task}-{number}.lm")
     trie = CountTrie(documents, vocab_size, settings.order)
     watcher.end()
     by_task = {
@@ -131,10 +133,33 @@ def _orders(
     return lms, files
 
 
-def _domain_lm(demo: DemoModel, texts: Sequence[str]) -> NGramLM | None:
-    """An LM of one domain (paper table 7), with smoothing for little text."""
-    order = demo.lm.order
+def _domain_lms(
+    demo: DemoModel, texts: Sequence[str], documents: Sequence[Any]
+) -> dict[str, NGramLM]:
+    """LMs of one domain (paper table 7 and appendix D); none where there is too little text.
+
+    Args:
+        demo: the model.
+        texts: of the domain.
+        documents: token ids of the general corpus.
+
+    Returns:
+        "in-domain": Witten-Bell smoothing, for which little text suffices. "in-domain Katz": as in
+        the paper, unseen tokens cost 1000. "in-domain Katz + general unigrams": a static mixture
+        with unigrams of the general corpus, its weight tuned on a tenth of the domain's texts.
+    """
+    order, vocab_size = demo.lm.order, demo.model.vocab_size
     rows = [ids for ids in demo.encode(texts) if len(ids)]
     if sum(map(len, rows)) < 100 * order:
-        return None
-    return NGramLM.train(rows, order, vocab_size=demo.model.vocab_size, smoothing="witten_bell")
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SmoothingWarning)  # expected of so little text
+        smooth = NGramLM.train(rows, order, vocab_size=vocab_size, smoothing="witten_bell")
+        katz = NGramLM.train(rows, order, vocab_size=vocab_size)
+        part = NGramLM.train(rows[len(rows) // 10 :], order, vocab_size=vocab_size)
+        unigrams = NGramLM.train(documents, 1, vocab_size=vocab_size)
+    weights = NGramLM.tune_weights([part, unigrams], rows[: len(rows) // 10] or rows)
+    mixture = NGramLM.interpolate([katz, unigrams], weights=weights)
+    return {
+        DOMAIN: smooth, f"{DOMAIN} Katz": katz, f"{DOMAIN} Katz + general unigrams": mixture,
+    }  # fmt: skip

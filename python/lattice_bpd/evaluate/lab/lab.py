@@ -217,6 +217,11 @@ class Lab:
             repetition[name], wins[name] = measure_repetition(after), compare_drafts(before, after)
             if self.on_replay is not None:
                 self.on_replay()
+        bigrams = [lm for name, lm in self.lms.items() if lm.order == 2 and name != self._main_lm]
+        if bigrams and "ngram_1best" in points:  # table 3; the weight is the main LM's (appendix E)
+            point, used = points["ngram_1best"], replace(self.rescorers, lm=bigrams[0])
+            after = first_drafts(reported, point.strategy, used, point.options)
+            repetition["2gram_1best"] = measure_repetition(after)
         return {"repetition": repetition, "wins_and_losses": wins}
 
     def _curves(self, reported: Recording, tuned: Mapping[str, Point]) -> Row:

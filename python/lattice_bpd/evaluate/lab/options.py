@@ -13,7 +13,7 @@ from lattice_bpd.evaluate.replay.scorers import MIXTURE_WEIGHTS
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.evaluate.replay.sweep import Point
 
-DEFAULT_ALPHAS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0)
+DEFAULT_ALPHAS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0)
 SCORER_ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
 """The grid of Kim et al. 2024, appendix E."""
 HELD_OUT = 100  # texts that alpha is tuned on

@@ -77,17 +77,23 @@ def make_tables(results: dict[str, Any]) -> list[ResultTable]:
          "task strategy scorer alpha temperature block_efficiency best", _weights(tasks)),
         _curve(tasks, "by_heads", "table_10_heads", "BPD by number of heads"),
         ("table_11_costs", "per decoded token, a 1.5 B target",
-         f"strategy block_efficiency draft_tokens_per_call parameter_gb {kv} tera_flops",
+         "strategy block_efficiency draft_tokens_per_call verified_tokens_per_call parameter_gb "
+         f"{kv} tera_flops",
          ((cost["strategy"], cost["mean_block_efficiency"], cost["draft_tokens_per_call"],
-           cost["parameter_gb"], *cost["kv_gb"].values(), cost["tera_flops"])
+           cost["verified_tokens_per_call"], cost["parameter_gb"], *cost["kv_gb"].values(),
+           cost["tera_flops"])
           for cost in results["costs"])),
-        ("figure_2_relative", "changes from BPD: block efficiency, and costs per token of a 1.5 B "
-         "target", "task strategy block_efficiency parameter_io kv_io flops",
-         ((name, *row.values()) for name, task in tasks.items()
-          for row in task["relative_to_bpd"])),
+        ("figure_2_relative", "changes from BPD per decoded token of a 1.5 B target",
+         "task strategy block_efficiency parameter_gb kv_gb tera_flops",
+         ((name, row["strategy"], row["block_efficiency"], row["parameter_gb"], row["kv_gb"],
+           row["tera_flops"])
+          for name, task in tasks.items() for row in task["relative_to_bpd"])),
         ("figure_3_entropies", "mean entropy of each head, nats", "task head mean_entropy h_max",
          ((name, head, mean, task["entropies"]["h_max"]) for name, task in tasks.items()
           for head, mean in enumerate(task["entropies"]["means"], 1))),
+        ("figure_3b_h_max", "block efficiency of BPD by h_max", "task h_max block_efficiency",
+         ((name, task["entropies"]["h_max"], line_of(task, "bpd")["block_efficiency"])
+          for name, task in tasks.items())),
         _curve(tasks, "oracle_by_top_k", "figure_6_oracle", "oracle by k and heads", "top_k"),
         _curve(tasks, "by_num_drafts", "figure_7_num_drafts", "lists by p", "num_drafts"),
         _curve(tasks, "by_max_nodes", "trees_by_max_nodes", "trees by N", "max_nodes"),

@@ -8,19 +8,12 @@ from typing import Any
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header, write_text
-from lattice_bpd.evaluate.costs.cost_model import (
-    PAPER_RESCORER,
-    PAPER_TARGET,
-    SEQUENCE_LENGTHS,
-    TokenCost,
-)
+from lattice_bpd.evaluate.lab.paper_costs import cost_rows, relative_costs
 from lattice_bpd.evaluate.lab.result_tables import line_of, make_tables
-from lattice_bpd.evaluate.statistics.heads import correlate
+from lattice_bpd.evaluate.statistics.heads import correlate, fit_line
 
 FORMAT, VERSION = "lattice-bpd results", 2  # 2: repetition and wins by strategy
 RESULTS_FILE = "results.json"
-_RESCORED = ("neural", "mixture")  # strategies whose calls read a rescorer too
-_FIGURE_2_LENGTH = 1024  # tokens of context
 
 
 def finish_results(
@@ -35,13 +28,12 @@ def finish_results(
     """
     bpd = [line_of(task, "bpd")["block_efficiency"] for task in tasks.values()]
     h_max = [task["entropies"]["h_max"] for task in tasks.values()]
-    names = [line["name"] for task in list(tasks.values())[:1] for line in task["strategies"]]
-    costs = [_cost(name, [line_of(task, name) for task in tasks.values()]) for name in names]
     for task in tasks.values():
-        task["relative_to_bpd"] = _relative_to_bpd(task)
+        task["relative_to_bpd"] = relative_costs(task)
     return {
         "format": FORMAT, "version": VERSION, **more, "lms": lms, "tasks": tasks,
-        "h_max_correlation": correlate(h_max, bpd), "costs": costs,
+        "h_max_correlation": correlate(h_max, bpd), "h_max_line": fit_line(h_max, bpd),
+        "costs": cost_rows(tasks),
     }  # fmt: skip
 
 
@@ -86,46 +78,3 @@ def write_results(directory: Path, results: dict[str, Any]) -> list[Path]:
     for name, text in files.items():
         write_text(directory / name, text)
     return [directory / name for name in files]
-
-
-def _cost(strategy: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Table 11 for the paper's 1.5 B target, at a strategy's mean block efficiency over tasks."""
-    efficiency = sum(line["block_efficiency"] for line in lines) / len(lines)
-    drafted = sum(line["draft_tokens_per_call"] for line in lines) / len(lines)
-    costs = {n: _per_token(strategy, efficiency, drafted, n) for n in SEQUENCE_LENGTHS}
-    first = costs[SEQUENCE_LENGTHS[0]]
-    return {
-        "strategy": strategy,
-        "mean_block_efficiency": efficiency,
-        "draft_tokens_per_call": drafted,
-        "parameter_gb": first.parameter_gb,
-        "kv_gb": {str(n): cost.kv_gb for n, cost in costs.items()},
-        "tera_flops": first.tera_flops,
-    }
-
-
-def _per_token(strategy: str, efficiency: float, drafted: float, length: int) -> TokenCost:
-    """The cost of a token with the paper's target, and its 61 M rescorer where one is used."""
-    rescorer = PAPER_RESCORER if strategy in _RESCORED else None
-    return PAPER_TARGET.per_token(efficiency, length, drafted, rescorer)
-
-
-def _relative_to_bpd(task: dict[str, Any]) -> list[dict[str, Any]]:
-    """Figure 2: block efficiency, KV cache I/O and FLOPS per token as changes from BPD's."""
-
-    def cost(line: dict[str, Any]) -> TokenCost:
-        numbers = line["block_efficiency"], line["draft_tokens_per_call"]
-        return _per_token(line["name"], *numbers, _FIGURE_2_LENGTH)
-
-    base = cost(line_of(task, "bpd"))
-    return [
-        {
-            "strategy": line["name"],
-            "block_efficiency": line["over_bpd"]["gain"]["value"],
-            "parameter_io": cost(line).parameter_gb / base.parameter_gb - 1.0,
-            "kv_io": cost(line).kv_gb / base.kv_gb - 1.0,
-            "flops": cost(line).tera_flops / base.tera_flops - 1.0,
-        }
-        for line in task["strategies"]
-        if line["name"] not in ("bpd", "oracle")
-    ]

@@ -33,8 +33,6 @@ from lattice_bpd.verify.acceptance.parse import parse_acceptance
 from lattice_bpd.verify.acceptance.rule import Exact
 from lattice_bpd.watcher import Watcher
 
-DOMAIN = "in-domain"  # name of the LM of a task's own domain
-
 
 def evaluate_source(
     directory: Path,
@@ -98,8 +96,7 @@ class _TaskRun:
         self._task, self._source, self._options, self._watcher = task, source, options, watcher
         self._recording = recording
         self._lms = dict(source.lms)
-        if task in source.domain_lms:
-            self._lms[DOMAIN] = source.domain_lms[task]
+        self._lms |= source.domain_lms.get(task, {})
         self._rescorers = Rescorers(trie=source.trie)
         self._reported = split_texts(len(recording.texts), options.held_out, options.seed)[1]
         self._decoding: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Charts of one task: the paper's figures 2, 3, 6 and 7, and further ones."""
+"""Charts of a run and of each task: the paper's figures 2, 3, 6 and 7, and further ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,34 @@ from lattice_bpd.svg import Series, Span, draw_bars, draw_lines, draw_spans
 
 _LEGEND = 230  # pixels for names of strategies
 _TOKENS = "tokens a target call"
+_RELATIVE = {
+    "block_efficiency": "block efficiency", "parameter_gb": "parameter I/O", "kv_gb": "KV I/O",
+    "tera_flops": "FLOPs",
+}  # fmt: skip
 Lines = Sequence[dict[str, Any]]
+
+
+def draw_overview(results: dict[str, Any]) -> list[str]:
+    """Charts over all tasks: block efficiency of BPD by h_max with its regression (figure 3b)."""
+    points = {
+        name: (task["entropies"]["h_max"], line["block_efficiency"])
+        for name, task in results["tasks"].items()
+        for line in task["strategies"]
+        if line["name"] == "bpd"
+    }
+    series = [Series(name, dots=[point]) for name, point in points.items()]
+    line, ends = results.get("h_max_line"), sorted({x for x, _ in points.values()})
+    if line is not None:
+        slope, intercept = line
+        ends = [ends[0], ends[-1]]
+        name = f"regression, R = {results['h_max_correlation']:.2f}"
+        series.append(Series(name, [(x, slope * x + intercept) for x in ends], dashed=True))
+    return [
+        _chart(
+            "block efficiency of BPD by h_max (figure 3b)", "h_max, heads", _TOKENS, series,
+            x_from_zero=False,
+        )
+    ]  # fmt: skip
 
 
 def draw_charts(task: dict[str, Any]) -> list[str]:
@@ -26,14 +53,11 @@ def draw_charts(task: dict[str, Any]) -> list[str]:
         ),
         draw_bars(
             [
-                (
-                    labels[row["strategy"]],
-                    [row[key] for key in ("block_efficiency", "kv_io", "flops")],
-                )
+                (row["label"], [row[key] for key in _RELATIVE])
                 for row in task["relative_to_bpd"]
             ],
-            ("block efficiency", "KV cache I/O", "FLOPS"),
-            title="relative to BPD (figure 2); costs per token of a 1.5 B target",
+            tuple(_RELATIVE.values()),
+            title="relative to BPD, per decoded token of a 1.5 B target (figure 2)",
             x_label="change, as a fraction of BPD's",
         ),
         _chart(

@@ -8,7 +8,7 @@ from typing import Any
 
 from lattice_bpd.atomic_files import write_text
 from lattice_bpd.evaluate.lab.result_tables import make_tables
-from lattice_bpd.evaluate.report.charts import draw_charts
+from lattice_bpd.evaluate.report.charts import draw_charts, draw_overview
 from lattice_bpd.evaluate.report.paper_figures import paper_efficiency, paper_gain
 from lattice_bpd.evaluate.report.steps import Steps
 from lattice_bpd.extras import require
@@ -50,6 +50,7 @@ def render_report(results: dict[str, Any], steps: Steps | None = None, notes: st
         ],
         tasks=tasks,
         efficiencies=_efficiencies(tasks),
+        overview=list(map(markup, draw_overview(results))),  # escaped by svg.py
         checks=[
             (name, check["strategy"], check["texts"], check["lossless"], check["same_calls"],
              check["tied"], "yes" if check["holds"] else "NO")

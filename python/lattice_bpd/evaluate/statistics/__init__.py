@@ -25,7 +25,12 @@ from lattice_bpd.evaluate.statistics.drafts import (
     first_drafts,
     measure_repetition,
 )
-from lattice_bpd.evaluate.statistics.heads import correlate, h_max, measure_entropies
+from lattice_bpd.evaluate.statistics.heads import (
+    correlate,
+    fit_line,
+    h_max,
+    measure_entropies,
+)
 
 __all__ = [
     "Interval",
@@ -38,6 +43,7 @@ __all__ = [
     "compare_paired",
     "correlate",
     "first_drafts",
+    "fit_line",
     "gains_by_loops",
     "h_max",
     "looping_shares",

@@ -89,19 +89,21 @@ def compare_drafts(before: FirstDrafts, after: FirstDrafts) -> dict[str, float]:
 
     Returns:
         {ties, wins, losses: positions where the rescored draft is accepted equally far, further,
-        and less far; win_repair, loss_repair: share of them whose draft repeats less than before,
-        0..1; win_regress, loss_regress: share whose draft repeats more}.
+        and less far; win_repair, loss_repair: share of them, 0..1, where rescoring eliminates
+        repetition (the argmax repeats a token, the rescored draft none); win_regress, loss_regress:
+        share where it introduces repetition (the other way round)}.
     """
     wins, losses = after.accepted > before.accepted, after.accepted < before.accepted
-    change = after.repeats.sum(axis=1) - before.repeats.sum(axis=1)
+    repeated, repeats = before.repeats.any(axis=1), after.repeats.any(axis=1)
+    repaired, regressed = repeated & ~repeats, ~repeated & repeats
     return {
         "ties": int((~wins & ~losses).sum()),
         "wins": int(wins.sum()),
         "losses": int(losses.sum()),
-        "win_repair": _share(change < 0, wins),
-        "win_regress": _share(change > 0, wins),
-        "loss_repair": _share(change < 0, losses),
-        "loss_regress": _share(change > 0, losses),
+        "win_repair": _share(repaired, wins),
+        "win_regress": _share(regressed, wins),
+        "loss_repair": _share(repaired, losses),
+        "loss_regress": _share(regressed, losses),
     }
 
 

@@ -47,3 +47,11 @@ def correlate(first: Sequence[float], second: Sequence[float]) -> float | None:
     if len(first) < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return None
     return float(np.corrcoef(first, second)[0, 1])
+
+
+def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float] | None:
+    """Slope and intercept of the least-squares line (figure 3b); None where `correlate` is."""
+    if correlate(xs, ys) is None:
+        return None
+    slope, intercept = np.polyfit(xs, ys, 1)
+    return float(slope), float(intercept)
