@@ -115,19 +115,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=2000, help="default: %(default)s")
     parser.add_argument("--every", type=int, default=100, metavar="N", help="default: %(default)s")
     parser.add_argument("--prompts", type=int, default=64, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="30 steps, 8 prompts")
+    parser.add_argument("--quick", action="store_true", help="10 steps, 4 prompts")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
     args = parser.parse_args(arguments)
-    steps, every, prompts = (30, 10, 8) if args.quick else (args.steps, args.every, args.prompts)
+    steps, every, prompts = (10, 5, 4) if args.quick else (args.steps, args.every, args.prompts)
     torch.set_num_threads(1)  # matrices this small are slower on several threads
     demo, corpus = load_demo_model(), read_library_sources(max_files=20 if args.quick else None)
     torch.manual_seed(0)
     model = BlockwiseLM(demo.model.base, demo.model.num_heads)  # new heads
     ids = np.concatenate(demo.encode(corpus.train))
     rows = ids[: (40 if args.quick else 2000) * ROW].reshape(-1, ROW)
-    held_out = HeadText(np.concatenate(demo.encode(corpus.tune)))
+    few = 4 if args.quick else None
+    held_out = HeadText(np.concatenate(demo.encode(corpus.tune[:few])))
     texts = draw_prompts(
-        demo.encode(corpus.test), prompts, demo.settings.prompt_length, NEW_TOKENS, 0
+        demo.encode(corpus.test[:few]), prompts, demo.settings.prompt_length, NEW_TOKENS, 0
     )
     greedy = generate(model, texts, "greedy", max_new_tokens=NEW_TOKENS)
     outputs = [result.token_ids for result in greedy]

@@ -85,11 +85,12 @@ class Text:
     def __init__(self, prompts: int, max_files: int | None) -> None:
         demo = load_demo_model()
         corpus = read_library_sources(max_files=max_files)
+        few = max_files and max_files // 4
         self.vocab_size = demo.model.vocab_size
         self.train, self.held_out = (
-            np.concatenate(demo.encode(texts)) for texts in (corpus.train, corpus.tune)
+            np.concatenate(demo.encode(texts)) for texts in (corpus.train, corpus.tune[:few])
         )
-        documents = demo.encode(corpus.test)
+        documents = demo.encode(corpus.test[:few])
         self.prompts = draw_prompts(documents, prompts, PROMPT, NEW_TOKENS, 0)
 
 
