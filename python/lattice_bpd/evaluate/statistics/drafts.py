@@ -94,7 +94,8 @@ def compare_drafts(before: FirstDrafts, after: FirstDrafts) -> dict[str, float]:
         share where it introduces repetition (the other way round)}.
     """
     wins, losses = after.accepted > before.accepted, after.accepted < before.accepted
-    repeated, repeats = before.repeats.any(axis=1), after.repeats.any(axis=1)
+    repeated: Mask = np.any(before.repeats, axis=1)
+    repeats: Mask = np.any(after.repeats, axis=1)
     repaired, regressed = repeated & ~repeats, ~repeated & repeats
     return {
         "ties": int((~wins & ~losses).sum()),
