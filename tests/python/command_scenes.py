@@ -193,8 +193,13 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {
                 LOAD_TOKENIZER: FakeTokenizer(),
                 LOAD_LM: lm,
+                "lattice_bpd.models.checkpoint.has_heads": returns(True),
                 "lattice_bpd.models.BlockwiseLM.from_pretrained": SimpleNamespace(
-                    base=SimpleNamespace(config=SimpleNamespace(vocab_size=50))
+                    base=SimpleNamespace(
+                        config=SimpleNamespace(
+                            get_text_config=lambda: SimpleNamespace(vocab_size=50)
+                        )
+                    )
                 ),
                 "transformers.AutoModelForCausalLM.from_pretrained": Stub("draft model"),
                 "lattice_bpd.decode.GuidanceConstraint.from_regex": Stub("regex"),
@@ -509,6 +514,7 @@ CHANGES: dict[str, dict[str, Change]] = {
     "tune": {
         "run_folder": Change(targets={"run", "directory", "path"}),
         "cost": Change(targets={"path"}),
+        "chain_only": Change(wanted=("greedy", "bpd", "chain"), targets={"families"}),
         "measure": Change(targets={"directory", "costs"}, drop=("cost",)),
         "lm": Change(targets={"values", "lms", "files", "changed", "a.lm"}),
         "rescorer": Change(targets={"values", "scorers", "rescoring", "files"}),
@@ -516,6 +522,8 @@ CHANGES: dict[str, dict[str, Change]] = {
         "out": Change(targets={"path"}),
     },
     "heads train": {
+        "first_head": Change(wanted=False),
+        "dropout": Change(wanted=False),
         **HEADS,
         "validation": Change(["a.txt", "b.txt"], wanted=("a.txt", "b.txt")),
         "threads": Change(targets={"threads", "num_threads", "int", "arg0"}),

@@ -60,24 +60,24 @@ def test_drafts_end_where_a_rule_says(monkeypatch):
     by_heads = known.with_slots(2)  # a fixed length of 2 is decoding with two draft heads
     assert rows["fixed: 2 tokens"]["block_efficiency"] == halting.replay(by_heads).block_efficiency
     # By hand: walk each text; a draft keeps its slots before the first whose entropy falls.
-    calls = drafted = 0
-    for text in known.texts:
-        at, end = 0, len(text.output)
-        calls += 1
-        while at < end - 1:
-            entropies = text.entropies[at]
-            kept = 0
-            while kept < known.num_slots and entropies[kept] <= entropies[kept + 1]:
-                kept += 1
-            kept = min(kept, end - 1 - at, text.usable_slots()[at])
-            drafts = text.token_ids[at, :kept, 0].tolist()
-            wanted = text.output[at + 1 :].tolist()
-            right = next((n for n, d in enumerate(drafts) if d != wanted[n]), len(drafts))
-            calls, drafted, at = calls + 1, drafted + kept, at + right + 1
-    tokens = sum(len(text.output) for text in known.texts)
-    rule = rows["first slot of lower entropy"]
-    assert rule["block_efficiency"] == pytest.approx(tokens / calls)
-    assert rule["draft_tokens_per_call"] == pytest.approx(drafted / (calls - len(known.texts)))
+    for name, first in {"head": 0, "draft head": 1}.items():
+        calls = drafted = 0
+        for text in known.texts:
+            at, end = 0, len(text.output)
+            calls += 1
+            while at < end - 1:
+                entropies, kept = text.entropies[at], first
+                while kept < known.num_slots and entropies[kept] <= entropies[kept + 1]:
+                    kept += 1
+                kept = min(kept, text.usable_slots()[at])
+                drafts = text.token_ids[at, :kept, 0].tolist()
+                wanted = text.output[at + 1 :].tolist()
+                right = next((n for n, d in enumerate(drafts) if d != wanted[n]), len(drafts))
+                calls, drafted, at = calls + 1, drafted + kept, at + right + 1
+        tokens = sum(len(text.output) for text in known.texts)
+        rule = rows[f"first {name} of lower entropy"]
+        assert rule["block_efficiency"] == pytest.approx(tokens / calls)
+        assert rule["draft_tokens_per_call"] == pytest.approx(drafted / (calls - len(known.texts)))
 
 
 @pytest.mark.parametrize("name", ["bench_entropy_halting", "bench_kim_training"])

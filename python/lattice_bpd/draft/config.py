@@ -57,8 +57,7 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
     "sampled": StrategyInfo("paths sampled as one tree, for Rejection", _TREE, ("heads",), ("lm",)),
     "auto": StrategyInfo("trees whose size is chosen at run time", _TREE, ("heads",), ("lm",)),
     "draft_model": StrategyInfo(
-        "the continuation of a small causal LM, sampled under a rule that samples; with an LM a "
-        "tree",
+        "a small causal LM's greedy or sampled continuation; with an LM a tree",
         ("draft_length", "top_k", "max_nodes", "alpha", "temperature"), ("draft_model",), ("lm",),
     ),
     "lookup": StrategyInfo("what followed the last tokens earlier in the text", ("draft_length",)),

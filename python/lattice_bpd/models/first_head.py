@@ -6,7 +6,7 @@ trained without heads is unchanged. The paper's models have such a network on al
     y_{t+1}:    x_t + outer_1(silu(inner_1(x_t)))  -> output embedding
     y_{t+j}:    x_t + outer_j(silu(inner_j(x_t)))  -> output embedding        (BlockwiseHeads)
 
-`FirstHead` takes the place of the target's output embedding, so the target's own `forward` and
+`FirstHead` replaces the target's output embedding, so the target's own `forward` and
 `generate` compute head 1 with its network, and everything that decodes or verifies needs no change.
 """
 
@@ -94,7 +94,7 @@ def attach_first_head(base: PreTrainedModel, inner_size: int | None = None) -> N
     """Give head 1 of a target a network of its own, unless it has one.
 
     Args:
-        base: a causal LM of transformers; changed in place, its logits are the same until training.
+        base: a causal LM of transformers; modified; its logits are the same until training.
         inner_size: F; D when None.
 
     Raises:

@@ -60,7 +60,7 @@ class CustomGenerate:
     """A decoding method for `model.generate`; see the module.
 
     Args:
-        heads: see `lattice_bpd.decode.generate`; a BlockwiseLM of the model stands for its heads
+        heads: see `lattice_bpd.decode.generate`; a BlockwiseLM of the model gives its heads
             with their selector. None if the drafter needs none.
         drafter: see `lattice_bpd.decode.generate`, also for lm, draft_model, layout and options.
         lm: n-gram LM over the target's token ids.
