@@ -1,8 +1,9 @@
 """Rescoring time of both engines, of Python's share and of top-k; answers are compared first.
 
-    python benchmarks/bench_rescore.py            everything but instruction counts
-    python benchmarks/bench_rescore.py --quick    fewer lattices, no large LM
-    python benchmarks/bench_rescore.py --callgrind
+    python benchmarks/bench_rescore.py                  everything
+    python benchmarks/bench_rescore.py --quick          fewer lattices, no large LM
+    python benchmarks/bench_rescore.py --instructions   instruction counts alone, see
+                                                        instruction_baseline.py
 
 A time is that of one call of the core with ten lattices, divided by ten (one for alternating
 engines), over 500 different lattices in rotation: the lines of the LM that a lattice needs are
@@ -15,13 +16,13 @@ Results go to benchmarks/results/rescore.json; `summary` has the figures that ma
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from callgrind import count_instructions
-from corpus import CACHE, ROOT, VOCAB_SIZE, Corpus, load_corpus, make_dense_text, make_large_text
+from corpus import ROOT, VOCAB_SIZE, Corpus, load_corpus, make_dense_text, make_large_text
 from demo_lattices import find_demo_model, record_lattices
 from engines import (
     PART,
@@ -32,6 +33,7 @@ from engines import (
     make_row,
     time_fused,
 )
+from instruction_baseline import check_instructions
 from lattices import (
     Lattices,
     check_engines_agree,
@@ -44,6 +46,7 @@ from pywrapfst_peer import measure_pywrapfst
 from report import PAPER_BY_DRAFTS, PAPER_BY_SHAPE, print_comparison, print_table, write_json
 from timing import Contender, time_alternating, time_in_turns
 from top_k import measure_top_k
+from valgrind_counts import MissingValgrindError
 
 from lattice_bpd import NGramLM, SausageLattice, _core, rescore_lattice
 from lattice_bpd.lattice.logits import select_top_k
@@ -263,21 +266,6 @@ class Bench:
             "ratio": round(times[1].median / times[0].median, 2),
         }
 
-    def measure_instructions(self) -> None:
-        """Instructions of the AVX2 search, on request."""
-        if not self.args.callgrind:
-            return
-        rows = {}
-        for shape, drafts in (((8, 16), 16), ((8, 16), 1), ((16, 16), 16), ((4, 2), 16)):
-            lattices = draw_lattices(self.corpus, 250, *shape)
-            instructions = count_instructions(lattices, CACHE / "corpus.lm", drafts)
-            if instructions is None:
-                return
-            rows[f"{shape[0]}x{shape[1]}_p{drafts}"] = round(instructions)
-        print_table("instructions for one lattice, AVX2", ["case", "count"], list(rows.items()))
-        self.results["instructions_avx2"] = rows
-        self.summary["instructions_avx2_8x16_p16"] = rows["8x16_p16"]
-
     def compare(
         self, name: str, lm: NGramLM, lattices: Lattices, num_drafts: int, full: bool
     ) -> dict[str, Any]:
@@ -305,12 +293,18 @@ def main() -> None:
         "--check-scale", action="store_true", help="openfst on the large LM too (5 GiB, a minute)"
     )
     parser.add_argument("--dense", action="store_true", help="a large LM of denser text too")
-    parser.add_argument("--callgrind", action="store_true", help="count instructions (minutes)")
+    parser.add_argument(
+        "--instructions", action="store_true", help="compare instruction counts with the baseline"
+    )
+    parser.add_argument("--renew", action="store_true", help="replace that baseline")
     parser.add_argument("--demo", type=Path, metavar="DIR", help="a model of `lattice-bpd demo`")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "benchmarks" / "results" / "rescore.json"
     )
     args = parser.parse_args()
+    if args.instructions or args.renew:
+        compare_instructions(args.renew)
+        return
     bench = Bench(args)
     bench.measure_engines()
     bench.measure_alternating()
@@ -321,10 +315,23 @@ def main() -> None:
     bench.measure_python()
     bench.measure_top_k()
     bench.measure_scale()
-    bench.measure_instructions()
     write_json(args.out, bench.results)
     print_table("summary", ["figure", "value"], list(bench.summary.items()))
     print(f"\n{args.out.name}: written")
+    compare_instructions(renew=False)
+
+
+def compare_instructions(renew: bool) -> None:
+    """Ends the program with status 1 where there are too many."""
+    try:
+        complaints = check_instructions(renew)
+    except MissingValgrindError as error:
+        print(f"note: instructions are not counted: {error}")
+        if renew:
+            sys.exit(1)
+        return
+    if complaints:
+        sys.exit("\n".join(["bench_rescore: the counts of instructions changed", *complaints]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""Compares the instructions of searches with a committed baseline, so that a slow-down shows.
+
+    make bench-rescore ARGS=--instructions              compares (a minute); exit status 1: too many
+    make bench-rescore ARGS="--instructions --renew"    replaces the baseline
+
+Counts need no quiet machine. They say nothing about cache misses or AVX-512, which valgrind does
+not know. The corpus is synthetic, so
+that every machine has it. Another compiler or C library may exceed the tolerance by itself; then
+renew the baseline with the code that it should measure, and compare after the change.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from corpus import CACHE, ROOT, make_zipf_text
+from engines import make_lm
+from lattices import draw_lattices
+from report import print_table, write_json
+from valgrind_counts import SEARCHES, count_instructions
+
+BASELINE = ROOT / "benchmarks" / "results" / "instructions.json"
+TOLERANCE = 0.02
+RENEW = 'make bench-rescore ARGS="--instructions --renew"'
+
+
+class Comparison(NamedTuple):
+    """One search.
+
+    Attributes:
+        name: of the search.
+        count: instructions for a lattice now.
+        baseline: in the baseline; None: it has none of that name.
+    """
+
+    name: str
+    count: int
+    baseline: int | None
+
+    @property
+    def change(self) -> float | None:
+        """Relative to the baseline."""
+        return None if self.baseline is None else self.count / self.baseline - 1
+
+    @property
+    def complaint(self) -> str | None:
+        """What is wrong, or None."""
+        if self.baseline is None or self.change is None:
+            return f"{self.name}: {BASELINE.name} has no such search; renew it: {RENEW}"
+        if abs(self.change) <= TOLERANCE:
+            return None
+        text = (
+            f"{self.name}: {self.count:,} instructions for a lattice, {self.change:+.1%} against "
+            f"{self.baseline:,} in {BASELINE.name} (tolerance {TOLERANCE:.0%}); "
+        )
+        if self.change > 0:
+            return text + f"find out why, or, if that is wanted, renew the baseline: {RENEW}"
+        return text + f"renew the baseline, so that it guards the better count: {RENEW}"
+
+
+def compare_counts(counts: dict[str, int], baseline: dict[str, int]) -> list[Comparison]:
+    """Each count beside that of the baseline."""
+    return [Comparison(name, count, baseline.get(name)) for name, count in counts.items()]
+
+
+def read_baseline(path: Path | None = None) -> dict[str, int]:
+    """Instructions by the searches' names; none where there is no file."""
+    path = path or BASELINE
+    if not path.is_file():
+        return {}
+    counts: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))["instructions"]
+    return counts
+
+
+def check_instructions(renew: bool) -> list[str]:
+    """Count, print the comparison, and replace the baseline if wanted.
+
+    Returns:
+        What is wrong, in words; nothing after renewing.
+
+    Raises:
+        MissingValgrindError: it cannot be counted.
+    """
+    corpus = make_zipf_text(1_000_000)
+    make_lm("zipf.lm", corpus)
+    lattices = {s.name: draw_lattices(corpus, 120, s.slots, s.top_k) for s in SEARCHES}
+    compared = compare_counts(count_instructions(CACHE / "zipf.lm", lattices), read_baseline())
+    rows = [
+        [c.name, f"{c.count:,}", c.baseline and f"{c.baseline:,}",
+         None if c.change is None else f"{c.change:+.2%}"]
+        for c in compared
+    ]  # fmt: skip
+    print_table("instructions for a lattice", ["search", "now", "baseline", "change"], rows)
+    if renew:
+        counts = {c.name: c.count for c in compared}
+        write_json(BASELINE, {"corpus": corpus.name, "instructions": counts})
+        print(f"\n{BASELINE.name}: written; commit it")
+        return []
+    return [c.complaint for c in compared if c.complaint is not None]

@@ -1,0 +1,125 @@
+"""Instructions of searches, counted by valgrind: figures without noise.
+
+Run with arguments as a program, this file does the searches that valgrind counts. The count of a
+long run less that of a short one is the searches alone. valgrind knows no AVX-512, so the counts
+are of AVX2 and plain C++. For the comparison with a baseline see instruction_baseline.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from lattices import Lattices, rescore, tree_arguments
+
+from lattice_bpd import NGramLM, _core
+
+_SHORT, _LONG = 20, 120  # lattices
+
+
+class Search(NamedTuple):
+    """What is counted.
+
+    Attributes:
+        name: of the results.
+        slots: H.
+        top_k: k.
+        tree: searches for a tree of 36 nodes instead of 16 drafts.
+        instruction_set: "" for the best that valgrind knows, AVX2.
+    """
+
+    name: str
+    slots: int
+    top_k: int
+    tree: bool = False
+    instruction_set: str = ""
+
+    def run(self, lattices: Lattices, lm: NGramLM) -> None:
+        """Search all lattices in one call."""
+        _core.set_fused_instruction_set(self.instruction_set)
+        if self.tree:
+            _core.tree_of_candidates(*tree_arguments(lattices, lm, 36))
+        else:
+            rescore(lattices, lm, 16, "fused")
+
+
+SEARCHES = (
+    Search("list_8x16", 8, 16),
+    Search("tree_8x16", 8, 16, tree=True),
+    Search("list_8x16_scalar", 8, 16, instruction_set="scalar"),
+)
+
+
+class MissingValgrindError(RuntimeError):
+    """No valgrind on this machine."""
+
+
+def count_instructions(lm_path: Path, lattices: dict[str, Lattices]) -> dict[str, int]:
+    """Instructions for one lattice of each search.
+
+    Args:
+        lm_path: of the LM's file; its folder keeps temporary files.
+        lattices: by the searches' names, _LONG of each.
+
+    Raises:
+        MissingValgrindError: there is none.
+    """
+    _save(lm_path, lattices)
+    short = {search.name: _SHORT for search in SEARCHES}
+    runs = [short, *({**short, search.name: _LONG} for search in SEARCHES)]
+    arguments = [[str(lm_path), json.dumps(run)] for run in runs]
+    with ThreadPoolExecutor(len(runs)) as pool:  # the counts do not depend on the load
+        found = pool.map(lambda run: _valgrind(run)["I refs"], arguments)
+        base, *totals = found
+    return {
+        search.name: round((total - base) / (_LONG - _SHORT))
+        for search, total in zip(SEARCHES, totals, strict=True)
+    }
+
+
+def _save(lm_path: Path, lattices: dict[str, Lattices]) -> None:
+    for name, some in lattices.items():
+        np.savez(lm_path.with_name(f"valgrind-{name}.npz"), **some._asdict())
+
+
+def _load(lm_path: Path, name: str) -> Lattices:
+    with np.load(lm_path.with_name(f"valgrind-{name}.npz")) as arrays:
+        return Lattices(**arrays)
+
+
+def _valgrind(arguments: Sequence[str]) -> dict[str, int]:
+    """The totals that cachegrind prints of this program."""
+    valgrind = shutil.which("valgrind")
+    if valgrind is None:
+        raise MissingValgrindError("found no valgrind; apt-get install valgrind")
+    command = [valgrind, "--tool=cachegrind", "--cachegrind-out-file=/dev/null", "--cache-sim=no"]
+    fixed = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "LATTICE_BPD_REBUILD": "0"}
+    done = subprocess.run(
+        [*command, sys.executable, __file__, *arguments],
+        capture_output=True, text=True, env={**os.environ, **fixed},
+    )  # fmt: skip
+    totals = re.findall(r"== (.+?): +([\d,]+)", done.stderr)
+    if done.returncode != 0 or not totals:
+        raise RuntimeError(f"valgrind_counts: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return {" ".join(name.split()): int(value.replace(",", "")) for name, value in totals}
+
+
+def _run_instructions(lm_path: Path, counts: dict[str, int]) -> None:
+    lm = NGramLM.load(lm_path, verify=False)
+    for search in SEARCHES:
+        lattices = _load(lm_path, search.name)
+        search.run(lattices.take(0, _SHORT), lm)  # warm
+        search.run(lattices.take(0, counts[search.name]), lm)
+
+
+if __name__ == "__main__":
+    _run_instructions(Path(sys.argv[1]), json.loads(sys.argv[2]))
