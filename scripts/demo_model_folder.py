@@ -94,4 +94,7 @@ show what rescored drafts gain. It is of no other use.
 - **Loops**: {loops["model"]:.1%} of the tokens of its greedy continuations of
   {recipe.test_prompts} held-out prompts end a window of 8 tokens that occurred before;
   {loops["human"]:.1%} in the files themselves.
+- **Rescorer** (`rescorer/`, strategies `neural` and `mixture`): GPT-NeoX, 2 layers, D = 128,
+  445,952 parameters, bfloat16, trained by `python scripts/train_demo_rescorer.py`: 130 steps on an
+  eighth of the files.
 """
