@@ -136,9 +136,10 @@ def load_rescorers(values: Sequence[str]) -> dict[str, NeuralScorer]:
 
     scorers = {}
     for name, path in files.items():
-        model = load_causal_lm(path).float()  # type: ignore[no-untyped-call]
+        model = load_causal_lm(path)
+        model.to(torch.float32)  # type: ignore[arg-type]
         if torch.cuda.is_available():
-            model.to("cuda")
+            model.to("cuda")  # type: ignore[arg-type]
         scorers[name] = NeuralScorer(model)
     return scorers
 

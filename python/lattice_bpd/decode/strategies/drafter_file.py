@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header, write_json
 from lattice_bpd.decode.drafters.drafter import Drafter
@@ -146,7 +148,7 @@ def find_lm(file: DrafterFile, path: Path) -> NGramLM | NeuralScorer:
     name, is_neural = str((file.lm or {}).get("file") or ""), file.config.strategy == "neural"
     for candidate in (Path(name), path.parent / name, path.parent / Path(name).name):
         if name and is_neural and candidate.is_dir():
-            return NeuralScorer(load_target(candidate).float().eval())  # type: ignore[no-untyped-call]
+            return NeuralScorer(load_target(candidate, dtype=torch.float32))
         if name and not is_neural and candidate.is_file():
             return NGramLM.load(candidate)
     needed = ("a rescorer", "NeuralScorer(model)") if is_neural else (
