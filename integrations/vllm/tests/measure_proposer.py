@@ -23,6 +23,7 @@ from lattice_bpd_vllm.head_logits import HeadLogits
 LOADS = (1, 4, 16)
 FORMS: dict[str, dict[str, Any]] = {
     "chain": {},
+    "chain, top_k 8": {"top_k": 8},
     "best": {"draft": "best", "alpha": 1.0},
     "argmax": {"draft": "argmax"},
 }
