@@ -26,6 +26,7 @@ from lattice_bpd.evaluate.statistics.bootstrap import PairedTest, compare_paired
 from lattice_bpd.lm.ngram import NGramLM
 
 FAMILIES = ("greedy", "bpd", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree")
+"""Strategies to search, names of `STRATEGIES`."""
 CHAIN_FAMILIES = ("greedy", "bpd", "chain")
 """Strategies for engines that verify one draft; without an LM the chain of heads is BPD's."""
 _ROUNDS = 3  # over all options; most searches end after two
