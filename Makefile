@@ -86,7 +86,7 @@ bench-rescore: setup-test build  ## rescoring and top-k against their peers; ben
 bench-ngram: setup-test build  ## n-gram training, size, scoring and pruning against KenLM (builds it once)
 	@python benchmarks/bench_ngram.py $(ARGS)
 
-bench-peers: setup-test build  ## our peers beside us in one run; benchmarks/results/peers.json (half an hour)
+bench-peers: setup-test build  ## our peers beside us in one run; trains small drafters first
 	@python benchmarks/bench_peers.py $(if $(ARGS),$(ARGS),--json benchmarks/results/peers.json)
 
 results: setup-test build  ## measure the tables of docs/results.md on the models we can hold (minutes)

@@ -18,6 +18,7 @@ on the target's output of other prompts.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from machine import describe_machine
 from peer_drafters import CallCounter, generate_with_transformers
 from peer_lines import Line, Run, make_lines, make_peer_trees
 from peer_tables import render
-from peer_targets import FULL, MAX_NODES, QUICK, Fit, Size, Target, fit, load_targets
+from peer_targets import FULL, MAX_NODES, NAMES, QUICK, Fit, Size, Target, fit, load_targets
 from report import write_json
 
 import lattice_bpd.decode.drafters as ld
@@ -183,6 +184,8 @@ def measure_target(target: Target, size: Size) -> dict[str, Any]:
         "draft_model_parameters": (
             None if target.draft_model is None else target.draft_model.num_parameters()
         ),
+        "machine": {**describe_machine(), "torch_threads": torch.get_num_threads()},
+        "transformers": transformers.__version__,
         "skipped": skipped,
         "lines": describe(lines, greedy),
         "budgets": budgets,
@@ -196,10 +199,19 @@ def say(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the results there, too; those of other targets stay",
+    )
     parser.add_argument("--quick", action="store_true", help="little training, few prompts")
-    parser.add_argument("--targets", default="demo,stories,block", help="default: %(default)s")
-    parser.add_argument("--prompts", type=int, help=f"of each target (default: {FULL.prompts})")
+    parser.add_argument("--targets", default=",".join(NAMES), help="default: %(default)s")
+    parser.add_argument(
+        "--prompts", type=int,
+        help=f"of each target (default: {FULL.prompts}); training holds them out, so another "
+        "number trains anew",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, help=f"timed rounds (default: {FULL.rounds})")
     parser.add_argument(
         "--data", type=Path, metavar="DIR", default=SHARED,
@@ -223,17 +235,33 @@ def main() -> None:
     console.file = sys.stderr
     try:
         names = args.targets.split(",")
+        others = read_others(args.json, names)
         targets = load_targets(names, args.work, args.data, size, ConsoleWatcher(console, {}))
     except (OSError, ValueError) as error:
         sys.exit(f"bench_peers: {error}")
-    machine = {
-        **describe_machine(), "torch_threads": 1, "transformers": transformers.__version__,
-    }  # fmt: skip
-    results: dict[str, Any] = {"machine": machine, "quick": args.quick, "nodes": MAX_NODES}
-    results["targets"] = [measure_target(target, size) for target in targets]
-    print(render(results))
+    found = [measure_target(target, size) | {"quick": args.quick} for target in targets]
+    print(render({"targets": found}))
     if args.json is not None:
-        write_json(args.json, results)
+        merged = sorted([*others, *found], key=lambda target: NAMES.index(target["name"]))
+        write_json(args.json, {"nodes": MAX_NODES, "targets": merged})
+
+
+def read_others(path: Path | None, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The results that a file has of targets that are not measured now.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    if path is None or not path.is_file():
+        return []
+    try:
+        targets = json.loads(path.read_text(encoding="utf-8"))["targets"]
+        return [target for target in targets if target["name"] not in names]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} has no results of this benchmark ({error!r}); give another file by --json, or "
+            "delete it"
+        ) from error
 
 
 if __name__ == "__main__":

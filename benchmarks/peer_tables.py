@@ -8,6 +8,7 @@ _HEAD = (
     "drafts", "by", "tokens per call (95 %)", "relative to our tree (95 %)",
     "draft tokens per call", "speed, x greedy", "x greedy of the same loop",
 )  # fmt: skip
+_TIMED = 2  # columns of speeds
 _TREES = {
     "medusa": "Medusa's fixed tree", "eagle2": "EAGLE-2's tree", "ddtree": "DDTree's heap",
     "tree_0gram": "our tree, no LM", "tree": "our tree, 4-gram",
@@ -21,11 +22,17 @@ def render(results: dict[str, Any]) -> str:
 
 def render_target(target: dict[str, Any]) -> str:
     """The lines of a target, what was left out, and its trees by their number of nodes."""
-    rows = [_line(line) for line in target["lines"]]
+    rows, head = [_line(line) for line in target["lines"]], _HEAD
+    if target["rounds"] > 1:
+        times = f"{target['rounds']} timed rounds of {target['timed_prompts']} prompts"
+    else:  # one round shows the load of the machine
+        times = "speeds are left out: one round says too little"
+        rows, head = [row[:-_TIMED] for row in rows], head[:-_TIMED]
+    kind = " with `--quick`" if target["quick"] else ""
     parts = [
-        f"`{target['name']}`, {target['prompts']} prompts, {target['tokens']} new tokens, "
-        f"{target['rounds']} timed rounds of {target['timed_prompts']} ({target['about']}):",
-        table(_HEAD, rows),
+        f"Target `{target['name']}`{kind}: {target['about']}. {target['prompts']} prompts, "
+        f"{target['tokens']} new tokens; {times}.",
+        table(head, rows),
         *(f"Left out: {name}: {reason}." for name, reason in target["skipped"].items()),
         "Tokens per call by nodes of the tree:",
         table(

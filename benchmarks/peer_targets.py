@@ -33,6 +33,7 @@ from lattice_bpd.train.heads.joint import TrainOptions
 from lattice_bpd.train.heads.rescorer import train_rescorer
 from lattice_bpd.train.heads.self_generated import generate_texts
 
+NAMES = ("demo", "stories", "block")
 TOP_K = NUM_DRAFTS = 16
 MAX_NODES = 36
 
@@ -42,7 +43,7 @@ class Size:
     """How much a run trains and decodes.
 
     Attributes:
-        prompts: held-out prompts of each target; stories260K has at most 40.
+        prompts: held-out prompts of each target.
         timed_prompts: the first so many are timed.
         rounds: timed runs of each of these by each line.
         tune_prompts: prompts that alpha, temperature and Medusa's tree are chosen on.
@@ -238,11 +239,13 @@ def load_stories(
     args = parts.stories.read_arguments(
         ["--model", str(folder), "--text", str(text), "--work", str(work)]
     )
-    recipe = replace(parts.shared.QUICK, steps=size.head_steps)
+    recipe = replace(
+        parts.shared.QUICK, steps=size.head_steps, test_prompts=size.prompts,
+        tune_prompts=size.tune_prompts,
+    )  # fmt: skip
     made = parts.shared.prepare(args, recipe, f"stories-{size.block_steps}", watcher)
     about = "stories260K: Llama, 5 layers, D = 64, 0.26 M parameters, TinyStories, frozen"
-    test, tune = made.found.test[: size.prompts], made.found.tune[: size.tune_prompts]
-    prompts = test, tune, recipe.max_new_tokens, [parts.shared.BEGIN]
+    prompts = made.found.test, made.found.tune, recipe.max_new_tokens, [parts.shared.BEGIN]
     found = {}
     if "stories" in names:
         small = parts.draft.SMALL
@@ -299,9 +302,8 @@ def load_targets(
         ValueError: an unknown name.
         FileNotFoundError: see `load_stories`.
     """
-    unknown = [name for name in names if name not in ("demo", "stories", "block")]
-    if unknown or not names:
-        raise ValueError(f"--targets is {','.join(names)!r}; expected of demo, stories, block")
+    if not set(names) <= set(NAMES):
+        raise ValueError(f"--targets is {','.join(names)!r}; expected of {', '.join(NAMES)}")
     work.mkdir(parents=True, exist_ok=True)
     found = {}
     with warnings.catch_warnings():

@@ -299,8 +299,11 @@ def test_a_whole_run_of_a_target(target, monkeypatch):
         rows["tree_0gram"]["tokens_per_call"]["value"], rel=0.1
     )
     assert rows["tree"]["over_tree"]["value"] == 0.0
-    text = peer_tables.render({"targets": [found]})
-    assert text.count("\n| ") == len(rows) + 2 + len(found["budgets"]) + 2 - text.count("\n|---")
+    text = peer_tables.render({"targets": [found | {"quick": False}]})
+    assert text.count("\n| ") == len(rows) + 2 + len(found["budgets"]) + 2
+    assert "speed, x greedy" in text
+    once = peer_tables.render({"targets": [found | {"quick": True, "rounds": 1}]})
+    assert "speed" not in once.split("\n\n")[1]
     assert json.loads(json.dumps(found)) == found
 
 
@@ -311,7 +314,7 @@ def test_native_dflash_is_left_out_with_a_reason(target, tmp_path, monkeypatch):
     assert "dflash" not in [line.name for line in lines]
     assert "has no DFlash" in skipped["dflash"]
     empty = {"targets": [{"name": "t", "about": "a", "prompts": 1, "tokens": 1,
-                          "timed_prompts": 1, "rounds": 1,
+                          "timed_prompts": 1, "rounds": 1, "quick": True,
                           "lines": [], "budgets": [], "skipped": skipped}]}  # fmt: skip
     assert "Left out: dflash: transformers" in peer_tables.render(empty)
 
@@ -321,3 +324,18 @@ def test_unknown_targets_are_refused(tmp_path):
         peer_targets.load_targets(["demos"], tmp_path, tmp_path, peer_targets.QUICK, None)
     with pytest.raises(FileNotFoundError, match="--data DIR"):
         peer_targets.load_targets(["stories"], tmp_path, tmp_path, peer_targets.QUICK, None)
+
+
+def test_results_of_other_targets_stay(tmp_path):
+    path = tmp_path / "peers.json"
+    assert bench_peers.read_others(path, ["demo"]) == []
+    path.write_text(json.dumps({"targets": [{"name": "demo"}, {"name": "block"}]}))
+    assert bench_peers.read_others(path, ["demo"]) == [{"name": "block"}]
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="no results of this benchmark"):
+        bench_peers.read_others(path, ["demo"])
+
+
+def test_the_page_has_the_tables_of_the_results():
+    results = json.loads((ROOT / "benchmarks" / "results" / "peers.json").read_text())
+    assert peer_tables.render(results) in (ROOT / "docs" / "results.md").read_text()
