@@ -282,7 +282,7 @@ def test_a_wrong_output_stops_the_benchmark(target, capsys):
 def test_a_whole_run_of_a_target(target, monkeypatch):
     monkeypatch.setattr(peer_lines, "MAX_NODES", 12)
     size = peer_targets.Size(
-        timed_prompts=1, rounds=2, alphas=(0.5,), temperatures=(1.0,), quick=True
+        timed_prompts=1, rounds=2, alphas=(0.5,), temperatures=(1.0,), budgets=(8,)
     )
     found = bench_peers.measure_target(target, size)
     rows = {line["name"]: line for line in found["lines"]}
