@@ -207,7 +207,7 @@ def test_trees_have_the_children_that_get_most_samples_accepted(max_nodes, lengt
 
 def test_a_lenient_rule_keeps_its_bound():
     """By enumeration: at the first drafted position no token is too probable."""
-    target, small, lenience = tiny_model(0, 0.6), tiny_model(5, 0.6), 0.5
+    target, small, lenience = tiny_model(0, 0.4), tiny_model(5, 0.8), 0.5
     drafter = DraftModelDrafter(small, draft_length=1)
     counts = np.zeros((VOCAB, VOCAB))
     accepted = {}
@@ -222,7 +222,9 @@ def test_a_lenient_rule_keeps_its_bound():
     assert accepted[lenience] > 1.05 * accepted[1.0]
     pairs = sequence_probabilities(target).reshape(VOCAB, VOCAB, VOCAB).sum(axis=2)
     plain = pairs / pairs.sum(axis=1, keepdims=True)
-    found = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
-    error = 5 * np.sqrt(plain / counts.sum(axis=1, keepdims=True))
-    assert (found < plain / lenience + error).all()
-    assert (np.abs(found - plain) > error).any()  # so it is another distribution
+    after = counts.sum(axis=1, keepdims=True)
+    seen = after[:, 0] > 0
+    shares, plain, after = counts[seen] / after[seen], plain[seen], after[seen]
+    error = 5 * np.sqrt(plain / after)
+    assert (shares <= plain / lenience + error).all()
+    assert (np.abs(shares - plain) > error).any()  # so it is another distribution
