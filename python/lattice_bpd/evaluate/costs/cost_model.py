@@ -1,6 +1,6 @@
 """Memory traffic and arithmetic of a decoded token, for any model size and block efficiency.
 
-The model behind table 11 of Kim et al. 2024: a call of the target reads its parameters once and the
+The model of table 11 of Kim et al. 2024: a call of the target reads its parameters once and the
 keys and values of all tokens that it attends to, drafted ones included, and it computes for the
 context and for each drafted token. A decoded token costs that divided by block efficiency.
 """

@@ -1,6 +1,6 @@
 """Raw n-gram counts over the lattice: a baseline in the manner of DART's trie of n-grams.
 
-Instead of a smoothed LM, relative frequencies are taken as they are: of each candidate behind the
+Instead of a smoothed LM, relative frequencies are taken as they are: of each candidate after the
 longest history that it followed in a corpus, 0.4 times for each token that this history is shorter
 ("stupid backoff", Brants et al. 2007). The tree is grown best first by head scores + alpha * ln of
 that; tokens that the corpus does not have are dropped.
@@ -80,7 +80,7 @@ class CountTrie:
         """How often each candidate follows, relative to all that follow.
 
         Args:
-            history: tokens before; the last order-1 are looked at.
+            history: tokens before; the last order-1 are used.
             candidates: (k,) int32.
 
         Returns:
@@ -106,7 +106,7 @@ class CountTrie:
         return found
 
     def _total(self, level: _Level, key: int) -> int:
-        """Occurrences of a history with something behind it."""
+        """Occurrences of a history that a token follows."""
         low = np.searchsorted(level.keys, np.uint64(key << self._bits))
         last = np.uint64((key << self._bits) | ((1 << self._bits) - 1))
         high = np.searchsorted(level.keys, last, side="right")

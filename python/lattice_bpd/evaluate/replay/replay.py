@@ -125,7 +125,7 @@ class Recording:
 
     @property
     def token_ids(self) -> Int32Array:
-        """(P,) int32, the exact token of each position: all outputs, one behind the other."""
+        """(P,) int32, the exact token of each position: all outputs, one after the other."""
         return np.concatenate([text.output for text in self.texts])
 
     def select(self, texts: Sequence[int]) -> Recording:
@@ -221,7 +221,7 @@ class Recording:
         """The positions that can draft, in groups of as many slots.
 
         Yields:
-            Indices into places, and the batch of those positions.
+            Indices of positions, and the batch of those positions.
         """
         usable = self.slots[places]
         for slots in np.unique(usable[usable > 0]):
@@ -260,7 +260,7 @@ def record(
     Args:
         model: target and heads.
         prompts: token ids.
-        outputs: greedy's output behind each prompt, one token or more.
+        outputs: greedy's output after each prompt, one token or more.
         top_k: k, the most that a replay may use.
         max_new_tokens: what decoding was limited to, which bounds its last drafts; None: where
             each output ends.

@@ -21,7 +21,7 @@ def render_report(results: dict[str, Any], steps: Steps | None = None, notes: st
 
     Args:
         results: of results.json.
-        steps: steps whose lattices are drawn; None for none.
+        steps: steps whose lattices are shown; None for none.
         notes: about missing files, for the reader.
 
     Raises:

@@ -30,7 +30,7 @@ class Steps:
 
     Attributes:
         steps: as report.js reads them.
-        labels: of the strategies whose drafts are drawn, by name.
+        labels: of the strategies whose drafts are shown, by name.
         positions: number of recorded positions.
         walked: by task, the strategy whose verifying calls are the steps.
     """

@@ -74,7 +74,7 @@ def grow_sampled(
     draws: Sequence[int],
     samplers: Sequence[DraftSampler],
 ) -> list[GrowingTree]:
-    """A tree sampled from the draft model: draws[j] children of each node of level j.
+    """A tree sampled from the draft model: `draws[j]` children of each node of level j.
 
     Args:
         reader: see `grow_best`, as for texts, logits and depths.
