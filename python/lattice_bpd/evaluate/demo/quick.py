@@ -21,6 +21,7 @@ from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.watcher import Watcher
 
 LMS_FOLDER = "lms"
+_DOMAIN_TEXTS = 4000  # of a domain are enough for its LMs, and tokenized in a second
 DOMAIN = "in-domain"  # names of LMs of a task's own domain begin with it
 
 
@@ -87,8 +88,9 @@ def make_quick_source(
     watcher.begin("lms")
     documents = demo.encode(corpus.train)
     lms, files = _orders(directory, demo, documents)
+    general = NGramLM.train(documents, 1, vocab_size=vocab_size)
     domains = {
-        task: _domain_lms(demo, library_domain(task, corpus.train), documents) for task in tasks
+        task: _domain_lms(demo, library_domain(task, corpus.train), general) for task in tasks
     }
     for task, made in domains.items():
         for number, lm in enumerate(made.values()):
@@ -133,15 +135,13 @@ def _orders(
     return lms, files
 
 
-def _domain_lms(
-    demo: DemoModel, texts: Sequence[str], documents: Sequence[Any]
-) -> dict[str, NGramLM]:
+def _domain_lms(demo: DemoModel, texts: Sequence[str], general: NGramLM) -> dict[str, NGramLM]:
     """LMs of one domain (paper table 7 and appendix D); none where there is too little text.
 
     Args:
         demo: the model.
         texts: of the domain.
-        documents: token ids of the general corpus.
+        general: unigrams of the general corpus.
 
     Returns:
         "in-domain": Witten-Bell smoothing, for which little text suffices. "in-domain Katz": as in
@@ -149,7 +149,8 @@ def _domain_lms(
         with unigrams of the general corpus, its weight tuned on a tenth of the domain's texts.
     """
     order, vocab_size = demo.lm.order, demo.model.vocab_size
-    rows = [ids for ids in demo.encode(texts) if len(ids)]
+    some = texts[:: max(1, len(texts) // _DOMAIN_TEXTS)]
+    rows = [ids for ids in demo.encode(some) if len(ids)]
     if sum(map(len, rows)) < 100 * order:
         return {}
     with warnings.catch_warnings():
@@ -157,9 +158,8 @@ def _domain_lms(
         smooth = NGramLM.train(rows, order, vocab_size=vocab_size, smoothing="witten_bell")
         katz = NGramLM.train(rows, order, vocab_size=vocab_size)
         part = NGramLM.train(rows[len(rows) // 10 :], order, vocab_size=vocab_size)
-        unigrams = NGramLM.train(documents, 1, vocab_size=vocab_size)
-    weights = NGramLM.tune_weights([part, unigrams], rows[: len(rows) // 10] or rows)
-    mixture = NGramLM.interpolate([katz, unigrams], weights=weights)
+    weights = NGramLM.tune_weights([part, general], rows[: len(rows) // 10] or rows)
+    mixture = NGramLM.interpolate([katz, general], weights=weights)
     return {
         DOMAIN: smooth, f"{DOMAIN} Katz": katz, f"{DOMAIN} Katz + general unigrams": mixture,
     }  # fmt: skip

@@ -33,6 +33,8 @@ from lattice_bpd.verify.acceptance.parse import parse_acceptance
 from lattice_bpd.verify.acceptance.rule import Exact
 from lattice_bpd.watcher import Watcher
 
+QUICK_ALPHAS = (0.1, 0.3, 0.5, 1.0, 2.0)
+
 
 def evaluate_source(
     directory: Path,
@@ -210,6 +212,13 @@ class _TaskRun:
 
 
 def quick_options(options: LabOptions, top_k: int) -> LabOptions:
-    """Fewer held-out and timed texts, and a k that the record has, for a short run."""
+    """Fewer texts and weights, and a k that the record has, for a short run."""
     plain = replace(options.options, top_k=min(options.options.top_k, top_k))
-    return replace(options, options=plain, held_out=8, speed_texts=2)
+    return replace(
+        options,
+        options=plain,
+        held_out=8,
+        speed_texts=2,
+        alphas=QUICK_ALPHAS,
+        scorer_alphas=QUICK_ALPHAS[2:5],
+    )
