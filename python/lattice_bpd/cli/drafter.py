@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.cli.corpus_options import add_corpus_options, add_inputs, corpus_arguments
 from lattice_bpd.cli.drafter_options import BLOCK_ONLY, SELECTOR_ONLY, add_options
+from lattice_bpd.cli.training_options import run_training
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from lattice_bpd.cli.progress import ConsoleWatcher
     from lattice_bpd.train.block_drafter.job import BlockJob
     from lattice_bpd.train.selector.job import SelectorJob
@@ -92,27 +92,13 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written; another process that ended.
         ImportError: an extra is missing.
     """
-    from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
-
     _refuse_unused(args)
-    quiet_transformers()
-    import torch
+    run_training(args, _TITLES, lambda watcher: _train(args, watcher), _print_lines)
 
-    if args.threads < 0:
-        raise ValueError(f"--threads is {args.threads}; expected 0 or more")
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    console = make_console()
-    with closing(ConsoleWatcher(console, _TITLES)) as watcher:
-        try:
-            lines = _train(args, watcher)
-        except BaseException as error:
-            if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
-                print(f"{args.output}: run the same command again to resume", file=sys.stderr)
-            raise
-    if os.environ.get("RANK", "0") == "0":
-        for line in lines:
-            console.print(line, markup=False)
+
+def _print_lines(console: Console, lines: list[str]) -> None:
+    for line in lines:
+        console.print(line, markup=False)
 
 
 def _refuse_unused(args: argparse.Namespace) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from lattice_bpd.cli.training_options import add_run_options
+
 BLOCK_ONLY = ("num_layers", "block_size", "hidden_layers", "intermediate_size", "mask_token_id",
               "distillation", "matrix_lr", "other_lr", "clip", "precision")  # fmt: skip
 SELECTOR_ONLY = ("rank", "top_k", "learning_rate")
@@ -15,7 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_selector_options(parser)
     _add_training_options(parser)
     _add_text_options(parser)
-    _add_run_options(parser)
+    add_run_options(parser)
 
 
 def _add_drafter_options(parser: argparse.ArgumentParser) -> None:
@@ -71,22 +73,6 @@ def _add_text_options(parser: argparse.ArgumentParser) -> None:
     add("--validate-every", type=int, default=0, metavar="N", help="steps (default: at the end)")
     add("--validation-pieces", type=int, default=64, metavar="N",
         help="texts that the target generates (default 64)")  # fmt: skip
-
-
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("run")
-    add = group.add_argument
-    add("--log-every", type=int, default=10, metavar="N", help="steps (default 10)")
-    add("--checkpoint-every", type=int, default=200, metavar="N",
-        help="steps (default 200); 0: only when a signal stops the run")  # fmt: skip
-    resume = group.add_mutually_exclusive_group()
-    resume.add_argument("--resume", action="store_true", default=None,
-                        help="expect a run to resume (default: if there is one)")  # fmt: skip
-    resume.add_argument("--restart", action="store_true", help="remove an earlier run in DIR")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
-    add("--threads", type=int, default=0, metavar="N", help="of the CPU (default: torch's choice)")
-    add("--process-timeout", type=float, default=1800.0, metavar="S",
-        help="torchrun: seconds to wait for another process (default 1800)")  # fmt: skip
 
 
 def _layers(text: str) -> tuple[int, ...]:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.cli.corpus_options import add_corpus_options, add_inputs, corpus_arguments
 from lattice_bpd.cli.ngram_options import parse_numbers
+from lattice_bpd.cli.training_options import add_run_options, run_training
 from lattice_bpd.train.heads.recipes import OPTIMIZERS, PRESETS, RECIPES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lattice_bpd.cli.progress import ConsoleWatcher
     from lattice_bpd.train.heads.job import HeadJob
     from lattice_bpd.train.heads.run import HeadResult
 
@@ -146,20 +145,9 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         help="fraction of the text, without --validation (default 0.02; 0: none)")  # fmt: skip
     add("--validate-every", type=int, default=0, metavar="N", help="steps (default: at the end)")
     add("--validation-pieces", type=int, default=64, metavar="N", help="at most (default 64)")
-    group = parser.add_argument_group("run")
-    add = group.add_argument
-    add("--log-every", type=int, default=10, metavar="N", help="steps (default 10)")
-    add("--checkpoint-every", type=int, default=200, metavar="N",
-        help="steps (default 200); 0: only when a signal stops the run")  # fmt: skip
-    resume = group.add_mutually_exclusive_group()
-    resume.add_argument("--resume", action="store_true", default=None,
-                        help="expect a run to resume (default: if there is one)")  # fmt: skip
-    resume.add_argument("--restart", action="store_true", help="remove an earlier run in DIR")
-    add("--heads-only", action="store_true", help="write the heads without the target")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
-    add("--threads", type=int, default=0, metavar="N", help="of the CPU (default: torch's choice)")
-    add("--process-timeout", type=float, default=1800.0, metavar="S",
-        help="torchrun: seconds to wait for another process (default 1800)")  # fmt: skip
+    add_run_options(parser).add_argument(
+        "--heads-only", action="store_true", help="write the heads without the target"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -170,27 +158,13 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written; another process that ended.
         ImportError: an extra is missing.
     """
-    from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
+    run_training(args, _TITLES, lambda watcher: _train(args, watcher), _print_result)
 
-    quiet_transformers()
-    import torch
 
+def _train(args: argparse.Namespace, watcher: ConsoleWatcher) -> HeadResult:
     from lattice_bpd.train.heads.run import train_heads
 
-    if args.threads < 0:
-        raise ValueError(f"--threads is {args.threads}; expected 0 or more")
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    console = make_console()
-    with closing(ConsoleWatcher(console, _TITLES)) as watcher:
-        try:
-            result = train_heads(make_job(args), watcher)
-        except BaseException as error:
-            if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
-                print(f"{args.output}: run the same command again to resume", file=sys.stderr)
-            raise
-    if os.environ.get("RANK", "0") == "0":
-        _print_result(console, result)
+    return train_heads(make_job(args), watcher)
 
 
 def make_job(args: argparse.Namespace) -> HeadJob:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lattice_bpd.cli.corpus_options import add_corpus_options, add_inputs, corpus_arguments
+from lattice_bpd.cli.training_options import add_run_options, run_training
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lattice_bpd.cli.progress import ConsoleWatcher
     from lattice_bpd.train.rescorer.job import RescorerJob
     from lattice_bpd.train.rescorer.run import RescorerResult
 
@@ -69,7 +68,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--initial", type=Path, metavar="DIR",
         help="a trained rescorer to fine-tune (default: random weights)")  # fmt: skip
     _add_training_options(parser)
-    _add_run_options(parser)
+    add_run_options(parser)
     add_corpus_options(parser)
     parser.set_defaults(run=run, boundaries="document")
 
@@ -100,22 +99,6 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     add("--validation-pieces", type=int, default=64, metavar="N", help="at most (default 64)")
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("run")
-    add = group.add_argument
-    add("--log-every", type=int, default=10, metavar="N", help="steps (default 10)")
-    add("--checkpoint-every", type=int, default=200, metavar="N",
-        help="steps (default 200); 0: only when a signal stops the run")  # fmt: skip
-    resume = group.add_mutually_exclusive_group()
-    resume.add_argument("--resume", action="store_true", default=None,
-                        help="expect a run to resume (default: if there is one)")  # fmt: skip
-    resume.add_argument("--restart", action="store_true", help="remove an earlier run in DIR")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
-    add("--threads", type=int, default=0, metavar="N", help="of the CPU (default: torch's choice)")
-    add("--process-timeout", type=float, default=1800.0, metavar="S",
-        help="torchrun: seconds to wait for another process (default 1800)")  # fmt: skip
-
-
 def run(args: argparse.Namespace) -> None:
     """Trains, and prints loss and size.
 
@@ -124,27 +107,13 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written; another process that ended.
         ImportError: an extra is missing.
     """
-    from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
+    run_training(args, _TITLES, lambda watcher: _train(args, watcher), _print_result)
 
-    quiet_transformers()
-    import torch
 
+def _train(args: argparse.Namespace, watcher: ConsoleWatcher) -> RescorerResult:
     from lattice_bpd.train.rescorer.run import run_rescorer_job
 
-    if args.threads < 0:
-        raise ValueError(f"--threads is {args.threads}; expected 0 or more")
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    console = make_console()
-    with closing(ConsoleWatcher(console, _TITLES)) as watcher:
-        try:
-            result = run_rescorer_job(make_job(args), watcher)
-        except BaseException as error:
-            if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
-                print(f"{args.output}: run the same command again to resume", file=sys.stderr)
-            raise
-    if os.environ.get("RANK", "0") == "0":
-        _print_result(console, result)
+    return run_rescorer_job(make_job(args), watcher)
 
 
 def make_job(args: argparse.Namespace) -> RescorerJob:
