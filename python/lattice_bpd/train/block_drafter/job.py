@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lattice_bpd.train.block_drafter.options import BlockTrainOptions
-from lattice_bpd.train.block_drafter.text_job import TextJob
+from lattice_bpd.train.heads.text_job import TextJob
 from lattice_bpd.train.text.corpus import Corpus
 
 
@@ -59,4 +59,4 @@ class BlockJob(TextJob):
 
     def record(self, corpus: Corpus) -> dict[str, Any]:
         """Everything that the result depends on, for JSON; it must match to resume a run."""
-        return self.describe(corpus, self.train_options)
+        return self.describe(corpus, asdict(self.train_options))

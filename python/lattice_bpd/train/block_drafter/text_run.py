@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from lattice_bpd.atomic_files import replacing
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array
-from lattice_bpd.train.block_drafter.text_job import TextJob
 from lattice_bpd.train.block_drafter.texts import BlockTexts
 from lattice_bpd.train.heads.parallel import Processes
 from lattice_bpd.train.heads.run_folder import RunFolder
+from lattice_bpd.train.heads.text_job import TextJob
 from lattice_bpd.train.heads.texts import (
     TOKENIZER,
     generate_rows,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lattice_bpd.train.block_drafter.text_job import TextJob
+from lattice_bpd.train.heads.text_job import TextJob
 from lattice_bpd.train.selector.options import SelectorOptions
 from lattice_bpd.train.text.corpus import Corpus
 
@@ -50,4 +50,4 @@ class SelectorJob(TextJob):
             corpus: the training text.
             heads: their fingerprint.
         """
-        return {**self.describe(corpus, self.train_options), "heads_fingerprint": heads}
+        return {**self.describe(corpus, asdict(self.train_options)), "heads_fingerprint": heads}

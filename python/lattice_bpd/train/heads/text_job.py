@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from lattice_bpd.train.text.corpus import Corpus, StrPath
 
 _NOT_RECORDED = ("checkpoint_every", "device", "process_timeout", "restart", "resume", "output",
-                 "target", "corpus", "options")  # fmt: skip
+                 "target", "corpus", "options", "train")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class TextJob:
         if getattr(self, name) < low:
             raise ValueError(f"{name} is {getattr(self, name)}; expected {low} or more")
 
-    def describe(self, corpus: Corpus, options: Any) -> dict[str, Any]:
+    def describe(self, corpus: Corpus, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Everything that the result depends on, for JSON; it must match to resume a run.
 
         Args:
             corpus: the training text.
-            options: a dataclass, of the training.
+            settings: options of the training.
         """
         fields = {
             entry.name: getattr(self, entry.name)
@@ -91,7 +91,6 @@ class TextJob:
             if entry.name not in _NOT_RECORDED
         }
         tokenizing = {name: value for name, value in self.corpus.items() if name != "threads"}
-        settings = dataclasses.asdict(options)
         record = {**fields, **tokenizing, **settings, "bytes_of_inputs": corpus.total_bytes}
         return {name: _plain(value) for name, value in record.items()}
 
