@@ -140,7 +140,7 @@ class Runner:
 
 
 def expand_broken(x: torch.Tensor, ends: Any, num_tokens: int, *_: Any) -> torch.Tensor:
-    """As in the CPU build 0.32.0: memory that nobody filled."""
+    """As in the CPU build 0.32.0: uninitialized memory."""
     return x.new_full((num_tokens,), -7)
 
 

@@ -115,7 +115,7 @@ def test_drafts_are_those_of_one_pass_over_the_text(
 
 
 def test_sequences_that_leave_and_rejoin_keep_their_context() -> None:
-    """A subset of the batch may draft in a step; others then go on with their own cache."""
+    """A subset of the batch may draft in a step; the others then continue with their own cache."""
     model = DraftingModel(target(), drafter())
     hidden = torch.zeros(32)
     states = [

@@ -173,7 +173,7 @@ def test_training_writes_a_target_with_head_1s_network(recipe, tmp_path, capsys)
         [float(e) for e in expected], rel=1e-4
     )
     assert score.positions == 4 * T
-    # Training goes on from these files, network included; the folder is complete without heads.
+    # Training continues from these files, network included; the folder is complete without heads.
     again = make_job(
         tmp_path, "finetune", base=tmp_path / "out", output=tmp_path / "more",
         train={"steps": 1, "matrix_lr": 0.0, "other_lr": 0.0},

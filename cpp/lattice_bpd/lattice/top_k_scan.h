@@ -71,7 +71,7 @@ class TopKScan {
 
   // The threshold before the first block, of maxima of groups of logits: of all logits of a short
   // row, of every fourth 64 or more of a long one, spread over the row, since vocabularies begin
-  // with tokens that are seldom likely. Logits may equal it and still be wanted, so that it is not
+  // with tokens that are rarely likely. Logits may equal it and still be wanted, so that it is not
   // strict; NaN is passed over, +inf may become the threshold: the scan meets both.
   void Start(const LogitsRow& row, std::size_t head) {
     const std::size_t groups = (2 * buffer_->top_k() + kBlock - 1) / kBlock * kBlock;
