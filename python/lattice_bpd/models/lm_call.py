@@ -26,6 +26,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from lattice_bpd.models.thread_hooks import in_this_thread
+
 _PROMPT, _NEXT = (1, 2, 3, 5, 4), (6, 3, 7)  # token ids for comparisons
 Result = TypeVar("Result")
 
@@ -220,7 +222,7 @@ def call_forward(
     def remember(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         seen.append(arguments[0] if arguments else next(iter(named.values())))
 
-    handle = embedding.register_forward_pre_hook(remember, with_kwargs=True)
+    handle = embedding.register_forward_pre_hook(in_this_thread(remember), with_kwargs=True)
     try:
         output = base(**_with_layers(inputs, layers))
     finally:

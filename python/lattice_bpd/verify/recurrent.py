@@ -17,6 +17,7 @@ token at a time, as in `generate`. A probe per model decides, by comparing logit
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -28,6 +29,7 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from lattice_bpd.models.lm_call import LMOutput
+from lattice_bpd.models.thread_hooks import in_this_thread
 from lattice_bpd.verify.cache_probe import read_tokens
 from lattice_bpd.verify.memory import describe_lack_of_memory, is_lack_of_memory
 from lattice_bpd.verify.rounding import logits_match
@@ -37,6 +39,7 @@ States = dict[StateKey, tuple[Tensor | None, Tensor | None]]  # convolution and 
 _PROMPT, _NEXT = (1, 2, 3, 5, 4, 6, 7, 3, 9, 8, 2, 5), (6, 3, 7)
 _WITHOUT_STATE = ("moe", "mlp")  # layers whose state in transformers stays empty
 _KNOWN: WeakKeyDictionary[nn.Module, Mixers] = WeakKeyDictionary()
+_PROBING = threading.Lock()
 
 
 def keeps_states(base: Any, cache: Cache) -> bool:
@@ -65,6 +68,7 @@ class Mixers:
         self, states: dict[nn.Module, list[StateKey]], *, one_by_one: bool = False
     ) -> None:
         self.states, self.one_by_one = states, one_by_one
+        self._lock = threading.Lock()  # held while forwards are replaced
 
     @contextmanager
     def split(self, cache: Any, certain: int, total: int) -> Iterator[States]:
@@ -84,7 +88,7 @@ class Mixers:
         def save(keys: Sequence[StateKey]) -> None:
             snapshot.update({key: _copy(cache.layers[key[0]], key[1]) for key in keys})
 
-        with ExitStack() as stack:
+        with self._lock, ExitStack() as stack:
             for module, keys in self.states.items():
                 stack.enter_context(_read_in(module, sizes, certain, functools.partial(save, keys)))
             yield snapshot
@@ -94,10 +98,12 @@ class Mixers:
 def _read_in(
     module: nn.Module, sizes: Sequence[int], certain: int, save: Callable[[], None]
 ) -> Iterator[None]:
-    """Replace a module's forward with one that reads its tokens in segments."""
-    whole, total = module.forward, sum(sizes)
+    """Replace a module's forward with one that reads this thread's tokens in segments."""
+    whole, total, owner = module.forward, sum(sizes), threading.get_ident()
 
     def forward(*arguments: Any, **named: Any) -> Any:
+        if threading.get_ident() != owner:  # a plain call of another thread
+            return whole(*arguments, **named)
         outputs, start = [], 0
         for size in sizes:
             if size == 0:
@@ -227,13 +233,16 @@ def find_mixers(target: Any) -> Mixers:
         ValueError: they cannot be read in segments, so drafts cannot be rolled back.
         MemoryError: no memory to test it; nothing is remembered.
     """
-    mixers = _KNOWN.get(target.base)
-    if mixers is None:
-        action = f"test how {type(target.base).__name__} reads several tokens"
-        advice = "expected memory for a few tokens; free some, or load the model in a smaller dtype"
-        with describe_lack_of_memory(action, advice):
-            mixers = _KNOWN[target.base] = _find_mixers(target)
-    return mixers
+    with _PROBING:
+        mixers = _KNOWN.get(target.base)
+        if mixers is None:
+            action = f"test how {type(target.base).__name__} reads several tokens"
+            advice = (
+                "expected memory for a few tokens; free some, or load the model in a smaller dtype"
+            )
+            with describe_lack_of_memory(action, advice):
+                mixers = _KNOWN[target.base] = _find_mixers(target)
+        return mixers
 
 
 @torch.inference_mode()
@@ -323,12 +332,18 @@ def _record_mixers(target: Any) -> dict[nn.Module, list[StateKey]]:
 
         return updated
 
+    def enter(module: nn.Module, _arguments: Any) -> None:
+        running.append(module)
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
     cache.update_conv_state = watch(cache.update_conv_state)
     cache.update_recurrent_state = watch(cache.update_recurrent_state)
     handles = []
     for module in target.base.modules():
-        handles.append(module.register_forward_pre_hook(lambda one, _: running.append(one)))
-        handles.append(module.register_forward_hook(lambda *_: running.pop() and None))
+        handles.append(module.register_forward_pre_hook(in_this_thread(enter)))
+        handles.append(module.register_forward_hook(in_this_thread(leave)))
     try:
         read_tokens(target, _PROMPT, cache, 0)
     finally:

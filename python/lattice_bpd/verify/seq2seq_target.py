@@ -19,6 +19,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from lattice_bpd.models.lm_call import call_forward, find_max_positions
+from lattice_bpd.models.thread_hooks import in_this_thread
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.seq2seq_checks import (
     check_encoder_decoder,
@@ -138,11 +139,11 @@ class Seq2SeqTarget:
             )
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         seen: list[Tensor | None] = []
-        handle = self.decoder.register_forward_hook(
-            lambda _module, _arguments, output: seen.append(
-                getattr(output, "last_hidden_state", None)  # an LM returns logits only
-            )
-        )
+
+        def remember(_module: nn.Module, _arguments: Any, output: Any) -> None:
+            seen.append(getattr(output, "last_hidden_state", None))  # an LM returns logits only
+
+        handle = self.decoder.register_forward_hook(in_this_thread(remember))
         try:
             with _describe_lack_of_memory("read", input_ids):
                 output = self._call_whole(input_ids, cache, source, None)
@@ -227,8 +228,8 @@ class Seq2SeqTarget:
             return embedded.reshape(*shape, -1)
 
         hooks = (
-            embedding.register_forward_pre_hook(set_positions, with_kwargs=True),
-            embedding.register_forward_hook(unflatten),
+            embedding.register_forward_pre_hook(in_this_thread(set_positions), with_kwargs=True),
+            embedding.register_forward_hook(in_this_thread(unflatten)),
         )
         try:
             yield

@@ -17,6 +17,7 @@ from transformers.generation import utils as generation_utils
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules
 from lattice_bpd.models.lm_call import read_features
+from lattice_bpd.models.thread_hooks import in_this_thread
 from lattice_bpd.verify.cache import get_width
 from lattice_bpd.verify.target import TargetOutput
 
@@ -124,7 +125,7 @@ class Prefill:
         hidden: list[Tensor] = []
         embedding = base.get_output_embeddings()
         handle = embedding.register_forward_pre_hook(
-            lambda _module, arguments: hidden.append(arguments[0])
+            in_this_thread(lambda _module, arguments: hidden.append(arguments[0]))
         )
         try:
             layers = self._target.feature_layers

@@ -1,0 +1,80 @@
+"""Several threads decode with one model at the same time, each as if it were alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+
+import seq2seq_models
+from lattice_bpd.decode import CustomGenerate, decode
+from planted_drafts import PlantedDrafts
+from target_models import COUNT, PROMPTS, PlantedDrafter, build_target, generated
+
+TURNS = 3
+
+
+@pytest.fixture(autouse=True)
+def frequent_switches() -> Iterator[None]:
+    """Threads take turns within a call of the target."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def run_together(work: Callable[[int], list[int]], count: int) -> list[list[list[int]]]:
+    """What work(0), .., work(count - 1) return, each TURNS times in a thread of its own."""
+    start = Barrier(count)
+
+    def begin(number: int) -> list[list[int]]:
+        start.wait(timeout=60)
+        return [work(number) for _ in range(TURNS)]
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(begin, range(count)))
+
+
+# With a hook on the output embedding in each call (Cohere, BERT), or in the first one only (Llama).
+@pytest.mark.parametrize("kind", ["llama", "cohere", "bert", "qwen3_next"])
+def test_causal_models(kind: str) -> None:
+    model, expected = build_target(kind), generated(kind)
+
+    def work(number: int) -> list[int]:
+        prompt, output = PROMPTS[number], expected[number]
+        drafter = PlantedDrafter(output, len(prompt), num_drafts=2)
+        return decode(model, prompt, drafter, max_new_tokens=COUNT).token_ids
+
+    assert run_together(work, len(PROMPTS)) == [[output] * TURNS for output in expected]
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("t5", "auto"), ("bart", "tree"), ("marian", "tree")])
+def test_encoder_decoders(kind: str, layout: str) -> None:
+    """Draft trees pass their own positions by a hook on the position embedding."""
+    model = seq2seq_models.model_of(kind)
+    sources = seq2seq_models.sources(4, seed=4)
+    expected = [seq2seq_models.plain_greedy(model, source, 16) for source in sources]
+
+    def work(number: int) -> list[int]:
+        drafter = PlantedDrafts(expected[number], seq2seq_models.VOCAB, wrong=4 + number)
+        return decode(model, sources[number], drafter, max_new_tokens=16, layout=layout).token_ids
+
+    assert run_together(work, len(sources)) == [[output] * TURNS for output in expected]
+
+
+def test_custom_generate() -> None:
+    model, expected = build_target("cohere"), generated("cohere")
+
+    def work(number: int) -> list[int]:
+        prompt = PROMPTS[number]
+        custom = CustomGenerate(drafter=PlantedDrafter(expected[number], len(prompt)))
+        found = model.generate(
+            torch.tensor([prompt]), custom_generate=custom, max_new_tokens=COUNT, do_sample=False
+        )
+        return found[0, len(prompt) :].tolist()
+
+    assert run_together(work, len(PROMPTS)) == [[output] * TURNS for output in expected]
