@@ -18,9 +18,8 @@ import torch
 from blockwise_models import VOCAB, looping_text
 from heads_training import Child, make_job, read_losses, read_weights, write_base
 from lattice_bpd import FormatError
-from lattice_bpd.train.heads import checkpoints
+from lattice_bpd.train.heads import checkpoints, text_run
 from lattice_bpd.train.heads import loop as head_loop
-from lattice_bpd.train.heads import run as head_run
 from lattice_bpd.train.heads import texts as head_texts
 from lattice_bpd.train.heads.run import train_heads
 from lattice_bpd.watcher import SilentWatcher
@@ -46,7 +45,7 @@ def killed_while_saving():
 
 
 def killed_at_the_end():
-    head_run.write_loss_plot = lambda *_: die()
+    text_run.write_loss_plot = lambda *_: die()
 
 
 def interrupted_at_step_5():
@@ -215,12 +214,12 @@ def test_the_checkpoint_interval_may_change(tmp_path):
 
 def test_the_device_may_change(tmp_path, monkeypatch):
     chosen, used = [], []
-    choose_device, own_device = head_run.choose_device, head_run.own_device
+    choose_device, own_device = text_run.choose_device, text_run.own_device
     monkeypatch.setattr(
-        head_run, "choose_device", lambda device: chosen.append(device) or choose_device(device)
+        text_run, "choose_device", lambda device: chosen.append(device) or choose_device(device)
     )
     monkeypatch.setattr(
-        head_run, "own_device", lambda device: used.append(own_device(device)) or used[-1]
+        text_run, "own_device", lambda device: used.append(own_device(device)) or used[-1]
     )
     job = make_job(tmp_path, "frozen", device="cpu")
     stop(job)

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lattice_bpd.train.block_drafter.options import BlockTrainOptions
-from lattice_bpd.train.heads.text_job import TextJob
+from lattice_bpd.train.heads.text_job import FrozenTargetJob
 from lattice_bpd.train.text.corpus import Corpus
 
 
 @dataclass(frozen=True)
-class BlockJob(TextJob):
-    """A training of a block drafter: see TextJob for target, text and output folder.
+class BlockJob(FrozenTargetJob):
+    """A training of a block drafter: see FrozenTargetJob for target, text and output folder.
 
     Attributes:
         num_layers: layers of the drafter.

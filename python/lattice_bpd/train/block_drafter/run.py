@@ -14,20 +14,18 @@ from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.block_drafter.job import BlockJob
 from lattice_bpd.train.block_drafter.sizes import config_for, embedding_rows, find_unused_token
-from lattice_bpd.train.block_drafter.text_run import TextRun
 from lattice_bpd.train.block_drafter.texts import BlockTexts
 from lattice_bpd.train.block_drafter.train import new_drafter
 from lattice_bpd.train.block_drafter.trainer import BlockTrainer, piece_length
 from lattice_bpd.train.block_drafter.validation import measure_drafter
 from lattice_bpd.train.heads.loop import run_steps
-from lattice_bpd.train.heads.loss_log import read_log
-from lattice_bpd.train.heads.loss_plot import write_loss_plot
-from lattice_bpd.train.heads.parallel import Processes, choose_device, join_processes, own_device
-from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint, read_record
+from lattice_bpd.train.heads.parallel import Processes
+from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint
 from lattice_bpd.train.heads.starting_model import load_base
+from lattice_bpd.train.heads.text_run import TextRun, run_in_processes
 from lattice_bpd.train.heads.texts import open_corpus
 from lattice_bpd.train.text.corpus import Corpus
-from lattice_bpd.watcher import SilentWatcher, Watcher
+from lattice_bpd.watcher import Watcher
 
 KIND = "block_drafter_training"
 _WHERE = "drafter train"
@@ -81,16 +79,7 @@ def run_block_job(job: BlockJob, watcher: Watcher | None = None) -> BlockResult:
         OSError: files that cannot be read or written; ConnectionError if another process ends.
         KeyboardInterrupt: Ctrl-C, after the checkpoint was written.
     """
-    job.check()
-    device = choose_device(job.device)
-    with join_processes(device, job.process_timeout) as processes:
-        if watcher is None or not processes.is_first:
-            watcher = SilentWatcher()
-        run = _Run(job, processes, watcher, own_device(device))
-        try:
-            return run.train()
-        finally:
-            run.folder.close()
+    return run_in_processes(job, watcher, _Run)
 
 
 class _Run(TextRun):
@@ -99,21 +88,20 @@ class _Run(TextRun):
     def __init__(
         self, job: BlockJob, processes: Processes, watcher: Watcher, device: torch.device
     ) -> None:
-        super().__init__(job, KIND, job.options.seed, processes, watcher, device)
+        folder = RunFolder(Path(job.output), KIND)
+        super().__init__(job, folder, _WHERE, processes, watcher, device)
         self.job = job
 
     def train(self) -> BlockResult:
         """Runs all stages."""
-        job, folder = self.job, self.folder
+        job, seed = self.job, self.job.options.seed
         target = load_base(Path(job.target), full_precision=False)
         target.train(False)
         corpus = open_corpus(job.inputs, job.corpus, job.target, target)
         record = job.record(corpus)
         base = fingerprint(target)
-        if self.processes.run_on_first(
-            lambda: folder.begin(record, base, resume=job.resume, restart=job.restart)
-        ):
-            return _read_result(folder, was_finished=True)
+        if self.begin(record, base):
+            return self._result(was_finished=True)
         target.to(self.device)  # type: ignore[arg-type]
         length = piece_length(target, job.options.sequence_length)
         ids, held = self.read_text(corpus, length)
@@ -121,18 +109,20 @@ class _Run(TextRun):
             target, job.num_layers, job.block_size, self._mask_token(ids, target),
             hidden_layers=job.hidden_layers, intermediate_size=job.intermediate_size,
         )  # fmt: skip
-        drafter = new_drafter(target, config, job.options.seed)
-        texts = self.generate(target, ids, "own-text", job.own_rows, length)
+        drafter = new_drafter(target, config, seed)
+        own = self.generate_text(target, ids, "own-text", job.own_rows, length, seed=seed)
+        texts = BlockTexts.of_rows(own)
         validation = None
         if held is not None:
             name, rows = "own-validation", job.validation_pieces
-            validation = self.generate(target, held, name, rows, length)
+            generated = self.generate_text(target, held, name, rows, length, seed=seed)
+            validation = BlockTexts.of_rows(generated)
             validation.check(drafter.num_slots, config.vocab_size or 0, f"{_WHERE}: validation")
         options = job.train_options
         with BlockTrainer(drafter, target, texts, options, self.processes, _WHERE) as trainer:
-            run_steps(trainer, job, folder, _validation(trainer, validation), self.watcher)
+            run_steps(trainer, job, self.folder, _validation(trainer, validation), self.watcher)
         self.processes.run_on_first(lambda: self._write_result(trainer, corpus, record, base))
-        return _read_result(folder, was_finished=False)
+        return self._result(was_finished=False)
 
     def _mask_token(self, ids: Int32Array, target: PreTrainedModel) -> int:
         if self.job.mask_token_id is not None:
@@ -143,20 +133,25 @@ class _Run(TextRun):
         self, trainer: BlockTrainer, corpus: Corpus, record: dict[str, Any], base: str
     ) -> None:
         """Writes the model, the loss plot and last the record."""
-        report = trainer.report
-        files = self.write_model(BlockwiseLM(trainer.target, heads=trainer.drafter), corpus)
-        lines = read_log(self.folder.log)
-        write_loss_plot(self.folder.plot, lines, _WHERE, trainer.unit)
-        scores = [line["validation"] for line in lines if "validation" in line]
-        result = {
-            "steps": report.steps,
-            "losses": [line["losses"] for line in lines if "losses" in line][-1],
-            "validation": scores[-1] if scores else None,
-            "tokens": len(trainer.texts.token_ids),
-            "precision": report.precision,
-            "seconds": round(report.seconds, 3),
-        }
-        self.folder.finish(record, base, result, files)
+        model = BlockwiseLM(trainer.target, heads=trainer.drafter).to("cpu")
+        files = self.write_model(model.save_pretrained, corpus)
+        tokens = len(trainer.texts.token_ids)
+        self.finish(record, base, files, trainer.report, unit=trainer.unit, tokens=tokens)
+
+    def _result(self, *, was_finished: bool) -> BlockResult:
+        result = self.read_result()
+        scores = result["validation"] or {"block_efficiency": None, "accuracies": {}}
+        return BlockResult(
+            self.folder.path,
+            result["steps"],
+            {int(slot): loss for slot, loss in result["losses"].items()},
+            scores["block_efficiency"],
+            {int(slot): share for slot, share in scores["accuracies"].items()},
+            result["tokens"],
+            result["precision"],
+            result["seconds"],
+            was_finished,
+        )
 
 
 def _validation(
@@ -166,22 +161,3 @@ def _validation(
     if texts is None:
         return None
     return lambda: measure_drafter(trainer.drafter, trainer.target, texts, trainer.length).for_log()
-
-
-def _read_result(folder: RunFolder, *, was_finished: bool) -> BlockResult:
-    record = read_record(folder.path, KIND)
-    if record is None:
-        raise FileNotFoundError(f"{folder.path}: the record of the run was removed; train again")
-    result = record["result"]
-    scores = result["validation"] or {"block_efficiency": None, "accuracies": {}}
-    return BlockResult(
-        folder.path,
-        result["steps"],
-        {int(slot): loss for slot, loss in result["losses"].items()},
-        scores["block_efficiency"],
-        {int(slot): share for slot, share in scores["accuracies"].items()},
-        result["tokens"],
-        result["precision"],
-        result["seconds"],
-        was_finished,
-    )

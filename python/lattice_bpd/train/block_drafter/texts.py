@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.token_ids import Int32Array, Int64Array, to_token_ids
-from lattice_bpd.train.heads.batches import mix_seed
+from lattice_bpd.train.heads.batches import HeadText, mix_seed
 
 
 class Pieces(NamedTuple):
@@ -44,6 +44,13 @@ class BlockTexts:
     token_ids: Int32Array
     ends: Int64Array
     first_position: int = 0
+
+    @classmethod
+    def of_rows(cls, text: HeadText) -> BlockTexts:
+        """A text for each row of a text; the whole as one where it has no rows."""
+        length = text.row_length or len(text.token_ids)
+        ends = np.arange(length, len(text.token_ids) + 1, length, dtype=np.int64)
+        return cls(text.token_ids, ends, text.first_position)
 
     @property
     def starts(self) -> Int64Array:

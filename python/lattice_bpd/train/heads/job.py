@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from lattice_bpd.train.heads.options import TrainOptions
 from lattice_bpd.train.heads.recipes import HeadRecipe, find_preset, find_recipe
+from lattice_bpd.train.heads.text_job import TextJob
 from lattice_bpd.train.text.corpus import Corpus, StrPath
 
-_NOT_RECORDED = ("checkpoint_every", "device", "process_timeout", "restart", "resume", "output")
 _NOT_SET = ("train_base", "max_seconds")
 
 
 @dataclass(frozen=True)
-class HeadJob:
+class HeadJob(TextJob):
     """A head-training run: recipe, data, options, output folder.
 
-    Attributes:
+    own_rows and prompt_length are for distil and distil-finetune, whose texts the target generates.
+
+    Attributes (see TextJob for the others):
         recipe: "joint", "frozen", "finetune", "distil" or "distil-finetune".
-        output: folder of the result: new, empty, or of an earlier run.
-        inputs: files and folders of training text, see Corpus.
-        corpus: further arguments of Corpus. eos_id is appended to every sequence that lacks it;
-            the default tokenizer is tokenizer.json of the base.
+        output: folder of the result.
+        inputs: files and folders of training text.
         base: folder of a causal LM of transformers or of a BlockwiseLM, or a llama2.c .bin file;
             all recipes but joint.
         config: joint: JSON of a model of transformers (with model_type), or of build_small_gpt's
@@ -40,26 +38,14 @@ class HeadJob:
         preset: name of a paper's training, see `recipes.PRESETS`; its options replace the recipe's.
         train: options of TrainOptions by name; defaults come from the preset or the recipe. The
             default sequence_length is 256, or fewer if the target has fewer positions.
-        validation: validation files; empty: the end of the training text is held out.
-        validation_share: fraction of the text that is held out if validation is empty; 0: none.
         validate_every: steps between validations; 0: at the end only.
-        validation_pieces: maximum number of validation sequences.
-        own_rows: distil, distil-finetune: number of texts that the target generates.
-        prompt_length: likewise: number of prompt tokens of each, taken from the text.
-        num_beams: likewise: beams of the search that generates them; 1: greedy.
-        log_every: steps between lines of the loss log.
-        checkpoint_every: steps between checkpoints; 0: only when a signal stops the run.
+        num_beams: distil, distil-finetune: beams of the search that generates the texts; 1: greedy.
         heads_only: write the heads without the target.
-        device: "auto", "cpu" or "cuda".
-        process_timeout: seconds to wait for another process of a parallel run.
-        resume: True: fail without an unfinished run; None: resume one if there is one.
-        restart: remove an earlier run in `output`.
     """
 
     recipe: str
     output: StrPath
     inputs: Sequence[StrPath]
-    corpus: dict[str, Any] = field(default_factory=dict)
     base: StrPath | None = None
     config: StrPath | None = None
     heads: str | None = None
@@ -68,20 +54,9 @@ class HeadJob:
     first_head: bool | None = None
     preset: str | None = None
     train: dict[str, Any] = field(default_factory=dict)
-    validation: Sequence[StrPath] = ()
-    validation_share: float = 0.02
     validate_every: int = 0
-    validation_pieces: int = 64
-    own_rows: int = 4096
-    prompt_length: int = 16
     num_beams: int = 1
-    log_every: int = 10
-    checkpoint_every: int = 200
     heads_only: bool = False
-    device: str = "auto"
-    process_timeout: float = 1800.0
-    resume: bool | None = None
-    restart: bool = False
 
     @property
     def head_recipe(self) -> HeadRecipe:
@@ -127,8 +102,6 @@ class HeadJob:
                 f"recipe {recipe.name} does not train the target, and a network for head 1 would "
                 "change it; expected recipe joint or finetune with first_head (--first-head)"
             )
-        if self.restart and self.resume:
-            raise ValueError("resume and restart are mutually exclusive; give one of them")
         settable = {entry.name for entry in dataclasses.fields(TrainOptions)} - set(_NOT_SET)
         if self.num_beams > 1 and not recipe.self_generated:
             raise ValueError(
@@ -140,24 +113,11 @@ class HeadJob:
                 f"train has {name!r}; expected {', '.join(sorted(settable))}; the recipe sets "
                 "train_base, and max_seconds would make results depend on the machine"
             )
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device is {self.device!r}; expected auto, cpu or cuda")
-        self._check_numbers()
-
-    def _check_numbers(self) -> None:
-        minimum = {"validate_every": 0, "checkpoint_every": 0, "log_every": 1, "own_rows": 1,
-                 "prompt_length": 1, "num_beams": 1, "validation_pieces": 1, "num_heads": 2,
-                 "inner_size": 1}  # fmt: skip
+        super().check()
+        minimum = {"validate_every": 0, "own_rows": 1, "num_beams": 1, "num_heads": 2,
+                   "inner_size": 1}  # fmt: skip
         for name, low in minimum.items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"{name} is {value}; expected {low} or more")
-        if not 0.0 <= self.validation_share < 1.0:
-            raise ValueError(
-                f"validation_share is {self.validation_share}; expected 0 <= share < 1"
-            )
-        if not 0.0 < self.process_timeout < math.inf:
-            raise ValueError(f"process_timeout is {self.process_timeout}; expected seconds above 0")
+            self.check_minimum(name, low)
 
     def train_options(self, max_positions: int | None, num_heads: int) -> TrainOptions:
         """The recipe's options overridden by this job's.
@@ -181,19 +141,5 @@ class HeadJob:
 
     def record(self, corpus: Corpus, options: TrainOptions) -> dict[str, Any]:
         """Everything that the result depends on, for JSON; it must match to resume a run."""
-        fields = {
-            entry.name: getattr(self, entry.name)
-            for entry in dataclasses.fields(self)
-            if entry.name not in (*_NOT_RECORDED, "train", "corpus")
-        }
-        tokenizing = {name: value for name, value in self.corpus.items() if name != "threads"}
         settings = {name: value for name, value in vars(options).items() if name != "max_seconds"}
-        record = {**fields, **tokenizing, **settings, "bytes_of_inputs": corpus.total_bytes}
-        return {name: _plain(value) for name, value in record.items()}
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON restores it."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return str(value) if isinstance(value, Path) else value
+        return self.describe(corpus, settings)

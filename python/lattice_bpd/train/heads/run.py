@@ -6,40 +6,29 @@ output folder, prepares the text, trains, and reads the result that process 0 wr
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from lattice_bpd.atomic_files import replacing
-from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.heads.batches import HeadText
 from lattice_bpd.train.heads.job import HeadJob
 from lattice_bpd.train.heads.loop import run_steps
-from lattice_bpd.train.heads.loss_log import read_log
-from lattice_bpd.train.heads.loss_plot import write_loss_plot
-from lattice_bpd.train.heads.options import TrainOptions, check_options
-from lattice_bpd.train.heads.parallel import Processes, choose_device, join_processes, own_device
-from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint, read_record
+from lattice_bpd.train.heads.options import check_options
+from lattice_bpd.train.heads.parallel import Processes
+from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint
 from lattice_bpd.train.heads.starting_model import attach_heads, build_untrained, load_base
+from lattice_bpd.train.heads.text_run import TextRun, run_in_processes
 from lattice_bpd.train.heads.texts import (
-    TOKENIZER,
-    HeadTexts,
-    generate_rows,
-    hold_out,
-    map_ids,
     open_corpus,
-    store_corpus,
 )
 from lattice_bpd.train.heads.trainer import HeadTrainer
 from lattice_bpd.train.heads.validation import measure_heads
 from lattice_bpd.train.text.corpus import Corpus
-from lattice_bpd.watcher import SilentWatcher, Watcher
+from lattice_bpd.watcher import Watcher
 
 _WHERE = "heads train"
 
@@ -92,30 +81,19 @@ def train_heads(job: HeadJob, watcher: Watcher | None = None) -> HeadResult:
         OSError: files that cannot be read or written; ConnectionError if another process ends.
         KeyboardInterrupt: Ctrl-C, after the checkpoint was written.
     """
-    job.check()
-    device = choose_device(job.device)
-    with join_processes(device, job.process_timeout) as processes:
-        if watcher is None or not processes.is_first:
-            watcher = SilentWatcher()
-        run = _Run(job, processes, watcher, own_device(device))
-        try:
-            return run.train()
-        finally:
-            run.folder.close()
+    return run_in_processes(job, watcher, _Run)
 
 
-@dataclass
-class _Run:
+class _Run(TextRun):
     """A run in one process."""
 
-    job: HeadJob
-    processes: Processes
-    watcher: Watcher
-    device: torch.device
-    folder: RunFolder = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.folder = RunFolder(Path(self.job.output))
+    def __init__(
+        self, job: HeadJob, processes: Processes, watcher: Watcher, device: torch.device
+    ) -> None:
+        folder = RunFolder(Path(job.output))
+        title = f"{_WHERE} --recipe {job.recipe}"
+        super().__init__(job, folder, title, processes, watcher, device)
+        self.job = job
 
     def train(self) -> HeadResult:
         """Runs all stages."""
@@ -130,71 +108,27 @@ class _Run:
         options = job.train_options(model.max_positions, model.num_heads)
         check_options(model, options, _WHERE)
         record = job.record(corpus, options)
-        base_fingerprint = None if base is None else fingerprint(base)
-        if processes.run_on_first(
-            lambda: self.folder.begin(
-                record, base_fingerprint, resume=job.resume, restart=job.restart
-            )
-        ):
-            return _read_result(self.folder, was_finished=True)
+        if self.begin(record, None if base is None else fingerprint(base)):
+            return self._result(was_finished=True)
         model.to(self.device)
         processes.broadcast_tensors([weight.data for weight in model.parameters()])
-        texts = self._prepare_texts(model, corpus, options)
-        texts.check(options.sequence_length + model.num_heads, _WHERE)
+        length, recipe = options.sequence_length + model.num_heads, job.head_recipe
+        rows = job.own_rows if recipe.self_generated else 0
+        beams = {"seed": options.seed, "num_beams": job.num_beams}
+        model.eval()
+        texts = self.read_head_texts(model.base, corpus, rows, length, **beams)
+        texts.check(length, _WHERE)
         with HeadTrainer(model, texts.training, options, processes, _WHERE) as trainer:
             validate = self._validation(trainer, texts.validation)
             run_steps(trainer, job, self.folder, validate, self.watcher)
         tokens = len(texts.training.token_ids)
         processes.run_on_first(lambda: self._write_result(trainer, corpus, record, tokens))
-        return _read_result(self.folder, was_finished=False)
+        return self._result(was_finished=False)
 
     def _load_base(self) -> PreTrainedModel | None:
         if self.job.base is None:
             return None
         return load_base(Path(self.job.base), full_precision=self.job.head_recipe.train_base)
-
-    def _prepare_texts(
-        self, model: BlockwiseLM, corpus: Corpus, options: TrainOptions
-    ) -> HeadTexts:
-        """Training and validation text."""
-        job = self.job
-        length = options.sequence_length + model.num_heads
-        ids = self._store(corpus, "text.bin")
-        if job.validation:
-            held: Int32Array | None = self._store(
-                replace(corpus, inputs=job.validation), "validation.bin"
-            )
-        else:
-            ids, held = hold_out(ids, job.validation_share, length)
-        if not job.head_recipe.self_generated:
-            return HeadTexts(HeadText(ids), None if held is None else HeadText(held))
-        training = self._generate_rows(model, ids, "own-text", job.own_rows, options)
-        if held is None:
-            return HeadTexts(training, None)
-        rows = self._generate_rows(model, held, "own-validation", job.validation_pieces, options)
-        return HeadTexts(training, rows)
-
-    def _store(self, corpus: Corpus, name: str) -> Int32Array:
-        path = self.folder.work / name
-        self.processes.run_on_first(lambda: store_corpus(corpus, path, corpus.eos_id, self.watcher))
-        return map_ids(path)
-
-    def _generate_rows(
-        self, model: BlockwiseLM, ids: Int32Array, name: str, rows: int, options: TrainOptions
-    ) -> HeadText:
-        model.eval()
-        return generate_rows(
-            model.base,
-            ids,
-            self.folder.work / name,
-            rows=rows,
-            prompt_length=self.job.prompt_length,
-            row_length=options.sequence_length + model.num_heads,
-            num_beams=self.job.num_beams,
-            seed=options.seed,
-            processes=self.processes,
-            watcher=self.watcher,
-        )
 
     def _validation(
         self, trainer: HeadTrainer, text: HeadText | None
@@ -215,48 +149,26 @@ class _Run:
         self, trainer: HeadTrainer, corpus: Corpus, record: dict[str, Any], tokens: int
     ) -> None:
         """Writes the model, the loss plot and last the record."""
-        model, path, report = trainer.model, self.folder.path, trainer.report
-        before = set(path.iterdir())
-        model.to("cpu")
-        if self.job.heads_only:
-            model.heads.save_pretrained(path)  # type: ignore[union-attr]
-        else:
-            model.save_pretrained(path)
-        if corpus.tokenizer is not None and Path(corpus.tokenizer).name == TOKENIZER:
-            with replacing(path / TOKENIZER) as temporary:
-                shutil.copyfile(corpus.tokenizer, temporary)
-        files = sorted(file.name for file in set(path.iterdir()) - before)
-        lines = read_log(self.folder.log)
-        write_loss_plot(self.folder.plot, lines, f"heads train --recipe {self.job.recipe}")
-        scores = [line["validation"] for line in lines if "validation" in line]
-        result = {
-            "steps": report.steps,
-            "losses": [line["losses"] for line in lines if "losses" in line][-1],
-            "validation": scores[-1] if scores else None,
-            "tokens": tokens,
-            "precision": report.precision,
-            "seconds": round(report.seconds, 3),
-        }
-        self.folder.finish(record, fingerprint(model.base), result, files)
+        model, heads_only = trainer.model.to("cpu"), self.job.heads_only
+        saved: Any = model.heads if heads_only else model
+        files = self.write_model(saved.save_pretrained, corpus)
+        base = fingerprint(model.base)
+        self.finish(record, base, files, trainer.report, unit=trainer.unit, tokens=tokens)
 
-
-def _read_result(folder: RunFolder, *, was_finished: bool) -> HeadResult:
-    record = read_record(folder.path)
-    if record is None:
-        raise FileNotFoundError(f"{folder.path}: the record of the run was removed; train again")
-    result = record["result"]
-    scores = result["validation"] or {"losses": {}, "accuracies": {}}
-    return HeadResult(
-        folder.path,
-        result["steps"],
-        _by_number(result["losses"]),
-        _by_number(scores["losses"]),
-        _by_number(scores["accuracies"]),
-        result["tokens"],
-        result["precision"],
-        result["seconds"],
-        was_finished,
-    )
+    def _result(self, *, was_finished: bool) -> HeadResult:
+        result = self.read_result()
+        scores = result["validation"] or {"losses": {}, "accuracies": {}}
+        return HeadResult(
+            self.folder.path,
+            result["steps"],
+            _by_number(result["losses"]),
+            _by_number(scores["losses"]),
+            _by_number(scores["accuracies"]),
+            result["tokens"],
+            result["precision"],
+            result["seconds"],
+            was_finished,
+        )
 
 
 def _by_number(values: dict[str, float]) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""What jobs that train on text of a frozen target have in common: TextJob."""
+"""What training jobs on text have in common: TextJob, and with a frozen target FrozenTargetJob."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _NOT_RECORDED = ("checkpoint_every", "device", "process_timeout", "restart", "re
                  "target", "corpus", "options", "train")  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TextJob:
-    """A training with a frozen target: target, text, output folder.
+    """A training on text: how the text is read and divided, logging, checkpoints, resuming.
+
+    Jobs also have `output`, the folder of the result (new, empty, or of an earlier run), and
+    `inputs`, files and folders of training text; see Corpus.
 
     Attributes:
-        target: folder of a causal LM of transformers or of a BlockwiseLM, or a llama2.c .bin file.
-        output: folder of the result: new, empty, or of an earlier run.
-        inputs: files and folders of training text, see Corpus.
         corpus: further arguments of Corpus. eos_id is appended to every sequence that lacks it;
             the default tokenizer is tokenizer.json of the target.
         validation: validation files; empty: the end of the training text is held out.
         validation_share: fraction of the text that is held out if validation is empty; 0: none.
-        validation_pieces: number of texts that the target generates for validation.
-        own_rows: number of training texts that the target generates; 0: train on the text itself.
+        validation_pieces: number of validation texts; of those that the target generates too.
+        own_rows: number of training texts that the target generates, where it generates any.
         prompt_length: number of prompt tokens of each, taken from the text.
         log_every: steps between lines of the loss log.
         checkpoint_every: steps between checkpoints; 0: only when a signal stops the run.
@@ -38,9 +38,6 @@ class TextJob:
         restart: remove an earlier run in `output`.
     """
 
-    target: StrPath
-    output: StrPath
-    inputs: Sequence[StrPath]
     corpus: dict[str, Any] = field(default_factory=dict)
     validation: Sequence[StrPath] = ()
     validation_share: float = 0.02
@@ -72,11 +69,14 @@ class TextJob:
             raise ValueError("resume and restart are mutually exclusive; give one of them")
         if not 0.0 < self.process_timeout < math.inf:
             raise ValueError(f"process_timeout is {self.process_timeout}; expected seconds above 0")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"device is {self.device!r}; expected auto, cpu or cuda")
 
     def check_minimum(self, name: str, low: int) -> None:
-        """Raise ValueError for an option below a number."""
-        if getattr(self, name) < low:
-            raise ValueError(f"{name} is {getattr(self, name)}; expected {low} or more")
+        """Raise ValueError for an option below a number; None is its default."""
+        value = getattr(self, name)
+        if value is not None and value < low:
+            raise ValueError(f"{name} is {value}; expected {low} or more")
 
     def describe(self, corpus: Corpus, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Everything that the result depends on, for JSON; it must match to resume a run.
@@ -93,6 +93,23 @@ class TextJob:
         tokenizing = {name: value for name, value in self.corpus.items() if name != "threads"}
         record = {**fields, **tokenizing, **settings, "bytes_of_inputs": corpus.total_bytes}
         return {name: _plain(value) for name, value in record.items()}
+
+
+@dataclass(frozen=True)
+class FrozenTargetJob(TextJob):
+    """A training with a frozen target; see TextJob for the other attributes.
+
+    own_rows is the number of training texts that the target generates; 0: train on the text itself.
+
+    Attributes:
+        target: folder of a causal LM of transformers or of a BlockwiseLM, or a llama2.c .bin file.
+        output: folder of the result.
+        inputs: files and folders of training text.
+    """
+
+    target: StrPath
+    output: StrPath
+    inputs: Sequence[StrPath]
 
 
 def _plain(value: Any) -> Any:

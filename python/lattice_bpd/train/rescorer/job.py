@@ -7,7 +7,7 @@ from typing import Any
 
 from lattice_bpd.models.small import RESCORER_SIZES, SMALL_SIZES
 from lattice_bpd.train.heads.options import TrainOptions
-from lattice_bpd.train.heads.text_job import TextJob
+from lattice_bpd.train.heads.text_job import FrozenTargetJob
 from lattice_bpd.train.text.corpus import Corpus, StrPath
 
 OPTIONS = ("steps", "batch_size", "accumulate", "sequence_length", "matrix_lr", "other_lr",
@@ -17,10 +17,10 @@ _FINE_TUNING_RATE = 0.02  # that of heads train --recipe finetune
 
 
 @dataclass(frozen=True)
-class RescorerJob(TextJob):
+class RescorerJob(FrozenTargetJob):
     """A training of a rescorer: target, data, size, options, output folder.
 
-    Attributes (see TextJob for the others):
+    Attributes (see FrozenTargetJob for the others):
         own_rows: default 0; otherwise the target generates the texts.
         size: a name of RESCORER_SIZES or SMALL_SIZES.
         num_layers: instead of the size's.
@@ -32,7 +32,7 @@ class RescorerJob(TextJob):
         validate_every: steps between validations; 0: at the end only.
     """
 
-    own_rows: int = 0
+    own_rows: int = field(default=0, kw_only=True)
     size: str = "32M"
     num_layers: int | None = None
     hidden_size: int | None = None

@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from lattice_bpd.atomic_files import replacing
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd.models.head_files import staged_folder
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.models.small import build_rescorer
-from lattice_bpd.token_ids import Int32Array
-from lattice_bpd.train.heads.batches import HeadText
 from lattice_bpd.train.heads.loop import run_steps
-from lattice_bpd.train.heads.loss_log import read_log
-from lattice_bpd.train.heads.loss_plot import write_loss_plot
 from lattice_bpd.train.heads.options import TrainOptions, check_options
-from lattice_bpd.train.heads.parallel import Processes, choose_device, join_processes, own_device
-from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint, read_record
+from lattice_bpd.train.heads.parallel import Processes
+from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint
 from lattice_bpd.train.heads.starting_model import load_base
+from lattice_bpd.train.heads.text_run import TextRun, run_in_processes
 from lattice_bpd.train.heads.texts import (
-    TOKENIZER,
     HeadTexts,
-    generate_rows,
-    hold_out,
-    map_ids,
     open_corpus,
-    store_corpus,
 )
 from lattice_bpd.train.heads.trainer import HeadTrainer, seeded
 from lattice_bpd.train.heads.validation import measure_heads
 from lattice_bpd.train.rescorer.job import RescorerJob
 from lattice_bpd.train.text.corpus import Corpus
-from lattice_bpd.watcher import SilentWatcher, Watcher
+from lattice_bpd.watcher import Watcher
 
 KIND = "rescorer_training"
 _WHERE = "rescorer train"
@@ -95,16 +85,7 @@ def run_rescorer_job(job: RescorerJob, watcher: Watcher | None = None) -> Rescor
 
     Source: Kim et al. 2024, section 7.1 and appendix C.2.
     """
-    job.check()
-    device = choose_device(job.device)
-    with join_processes(device, job.process_timeout) as processes:
-        if watcher is None or not processes.is_first:
-            watcher = SilentWatcher()
-        run = _Run(job, processes, watcher, own_device(device))
-        try:
-            return run.train()
-        finally:
-            run.folder.close()
+    return run_in_processes(job, watcher, _Run)
 
 
 class _RescorerTrainer(HeadTrainer):
@@ -117,18 +98,15 @@ class _RescorerTrainer(HeadTrainer):
         return {1: super().take_step()[1]}
 
 
-@dataclass
-class _Run:
+class _Run(TextRun):
     """A run in one process."""
 
-    job: RescorerJob
-    processes: Processes
-    watcher: Watcher
-    device: torch.device
-    folder: RunFolder = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.folder = RunFolder(Path(self.job.output), KIND)
+    def __init__(
+        self, job: RescorerJob, processes: Processes, watcher: Watcher, device: torch.device
+    ) -> None:
+        folder = RunFolder(Path(job.output), KIND)
+        super().__init__(job, folder, _WHERE, processes, watcher, device)
+        self.job = job
 
     def train(self) -> RescorerResult:
         """Runs all stages."""
@@ -144,20 +122,21 @@ class _Run:
         options = replace(options, head_fraction=share)
         check_options(model, options, _WHERE)
         record, base = job.record(corpus, options), fingerprint(target)
-        if processes.run_on_first(
-            lambda: folder.begin(record, base, resume=job.resume, restart=job.restart)
-        ):
-            return _read_result(folder, was_finished=True)
+        if self.begin(record, base):
+            return self._result(was_finished=True)
         model.to(self.device)
         processes.broadcast_tensors([weight.data for weight in model.parameters()])
-        texts = self._read_texts(target, corpus, options)
-        texts.check(options.sequence_length + _NUM_HEADS, _WHERE)
+        length = options.sequence_length + _NUM_HEADS
+        if job.own_rows:
+            target.to(self.device)  # type: ignore[arg-type]
+        texts = self.read_head_texts(target, corpus, job.own_rows, length, seed=options.seed)
+        texts.check(length, _WHERE)
         del target
         with _RescorerTrainer(model, texts.training, options, processes, _WHERE) as trainer:
             run_steps(trainer, job, folder, self._validation(trainer, texts), self.watcher)
         tokens = len(texts.training.token_ids)
         processes.run_on_first(lambda: self._write_result(trainer, corpus, record, base, tokens))
-        return _read_result(folder, was_finished=False)
+        return self._result(was_finished=False)
 
     def _build(self, vocab_size: int, limit: int | None, options: TrainOptions) -> BlockwiseLM:
         """The rescorer with the draft head that the trainer requires."""
@@ -172,47 +151,6 @@ class _Run:
                 rescorer = load_target(Path(job.initial), dtype=torch.float32)
                 _check_initial(rescorer, Path(job.initial), vocab_size)
             return BlockwiseLM(rescorer, _NUM_HEADS, inner_size=1).eval()
-
-    def _read_texts(
-        self, target: PreTrainedModel, corpus: Corpus, options: TrainOptions
-    ) -> HeadTexts:
-        """Training and validation text."""
-        job = self.job
-        ids = self._store(corpus, "text.bin")
-        if job.validation:
-            inputs = replace(corpus, inputs=job.validation)
-            held: Int32Array | None = self._store(inputs, "validation.bin")
-        else:
-            length = options.sequence_length + _NUM_HEADS
-            ids, held = hold_out(ids, job.validation_share, length)
-        if not job.own_rows:
-            return HeadTexts(HeadText(ids), None if held is None else HeadText(held))
-        target.to(self.device)  # type: ignore[arg-type]
-        training = self._generate(target, ids, "own-text", job.own_rows, options)
-        if held is None:
-            return HeadTexts(training, None)
-        rows = self._generate(target, held, "own-validation", job.validation_pieces, options)
-        return HeadTexts(training, rows)
-
-    def _store(self, corpus: Corpus, name: str) -> Int32Array:
-        path = self.folder.work / name
-        self.processes.run_on_first(lambda: store_corpus(corpus, path, corpus.eos_id, self.watcher))
-        return map_ids(path)
-
-    def _generate(
-        self, target: PreTrainedModel, ids: Int32Array, name: str, rows: int, options: TrainOptions
-    ) -> HeadText:
-        return generate_rows(
-            target,
-            ids,
-            self.folder.work / name,
-            rows=rows,
-            prompt_length=self.job.prompt_length,
-            row_length=options.sequence_length + _NUM_HEADS,
-            seed=options.seed,
-            processes=self.processes,
-            watcher=self.watcher,
-        )
 
     def _validation(
         self, trainer: HeadTrainer, texts: HeadTexts
@@ -238,28 +176,33 @@ class _Run:
         self, trainer: HeadTrainer, corpus: Corpus, record: dict[str, Any], base: str, tokens: int
     ) -> None:
         """Writes the rescorer, the loss plot and last the record."""
-        path, report, rescorer = self.folder.path, trainer.report, trainer.model.base
-        before = set(path.iterdir())
-        trainer.model.to("cpu")
-        with staged_folder(path, last="config.json") as staged:
-            rescorer.save_pretrained(staged)
-        if corpus.tokenizer is not None and Path(corpus.tokenizer).name == TOKENIZER:
-            with replacing(path / TOKENIZER) as temporary:
-                shutil.copyfile(corpus.tokenizer, temporary)
-        files = sorted(file.name for file in set(path.iterdir()) - before)
-        lines = read_log(self.folder.log)
-        write_loss_plot(self.folder.plot, lines, _WHERE, trainer.unit)
-        scores = [line["validation"] for line in lines if "validation" in line]
-        result = {
-            "num_parameters": sum(weight.numel() for weight in rescorer.parameters()),
-            "steps": report.steps,
-            "losses": [line["losses"] for line in lines if "losses" in line][-1],
-            "validation": scores[-1] if scores else None,
-            "tokens": tokens,
-            "precision": report.precision,
-            "seconds": round(report.seconds, 3),
-        }
-        self.folder.finish(record, base, result, files)
+        rescorer = trainer.model.to("cpu").base
+
+        def write(path: Path) -> None:
+            with staged_folder(path, last="config.json") as staged:
+                rescorer.save_pretrained(staged)
+
+        files = self.write_model(write, corpus)
+        size = sum(weight.numel() for weight in rescorer.parameters())
+        self.finish(
+            record, base, files, trainer.report, unit=trainer.unit, tokens=tokens,
+            num_parameters=size,
+        )  # fmt: skip
+
+    def _result(self, *, was_finished: bool) -> RescorerResult:
+        result = self.read_result()
+        validation = result["validation"]
+        return RescorerResult(
+            self.folder.path,
+            result["num_parameters"],
+            result["steps"],
+            result["losses"]["1"],
+            None if validation is None else validation["losses"]["1"],
+            result["tokens"],
+            result["precision"],
+            result["seconds"],
+            was_finished,
+        )
 
 
 def _check_initial(rescorer: PreTrainedModel, folder: Path, vocab_size: int) -> None:
@@ -269,22 +212,3 @@ def _check_initial(rescorer: PreTrainedModel, folder: Path, vocab_size: int) -> 
             f"{folder}: the rescorer has a vocabulary of {size}, the target one of {vocab_size}; "
             "expected the same; start with a rescorer on the target's token ids"
         )
-
-
-def _read_result(folder: RunFolder, *, was_finished: bool) -> RescorerResult:
-    record = read_record(folder.path, KIND)
-    if record is None:
-        raise FileNotFoundError(f"{folder.path}: the record of the run was removed; train again")
-    result = record["result"]
-    validation = result["validation"]
-    return RescorerResult(
-        folder.path,
-        result["num_parameters"],
-        result["steps"],
-        result["losses"]["1"],
-        None if validation is None else validation["losses"]["1"],
-        result["tokens"],
-        result["precision"],
-        result["seconds"],
-        was_finished,
-    )

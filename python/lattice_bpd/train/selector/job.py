@@ -6,14 +6,14 @@ import dataclasses
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lattice_bpd.train.heads.text_job import TextJob
+from lattice_bpd.train.heads.text_job import FrozenTargetJob
 from lattice_bpd.train.selector.options import SelectorOptions
 from lattice_bpd.train.text.corpus import Corpus
 
 
 @dataclass(frozen=True)
-class SelectorJob(TextJob):
-    """A training of a selector: see TextJob for text and output folder.
+class SelectorJob(FrozenTargetJob):
+    """A training of a selector: see FrozenTargetJob for text and output folder.
 
     `target` is a model folder with BlockwiseHeads, MedusaHeads or a BlockDrafter. With own_rows 0
     the held-out text itself is the validation text.

@@ -16,14 +16,13 @@ from lattice_bpd.models.checkpoint import DRAFTER_FOLDER, load_heads
 from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
 from lattice_bpd.models.medusa import MEDUSA_FILES, MedusaHeads
 from lattice_bpd.token_ids import Int32Array
-from lattice_bpd.train.block_drafter.text_run import TextRun
+from lattice_bpd.train.block_drafter.texts import BlockTexts
 from lattice_bpd.train.block_drafter.trainer import piece_length
 from lattice_bpd.train.heads.loop import run_steps
-from lattice_bpd.train.heads.loss_log import read_log
-from lattice_bpd.train.heads.loss_plot import write_loss_plot
-from lattice_bpd.train.heads.parallel import Processes, choose_device, join_processes, own_device
-from lattice_bpd.train.heads.run_folder import SELECTOR, RunFolder, fingerprint, read_record
+from lattice_bpd.train.heads.parallel import Processes
+from lattice_bpd.train.heads.run_folder import SELECTOR, RunFolder, fingerprint
 from lattice_bpd.train.heads.starting_model import load_base
+from lattice_bpd.train.heads.text_run import TextRun, run_in_processes
 from lattice_bpd.train.heads.texts import open_corpus
 from lattice_bpd.train.selector.job import SelectorJob
 from lattice_bpd.train.selector.trainer import SelectorTrainer
@@ -78,19 +77,7 @@ def run_selector_job(job: SelectorJob, watcher: Watcher | None = None) -> Select
         OSError: files that cannot be read or written.
         KeyboardInterrupt: Ctrl-C, after the checkpoint was written.
     """
-    job.check()
-    device = choose_device(job.device)
-    with join_processes(device, job.process_timeout) as processes:
-        if processes.world_size > 1:
-            raise ValueError(
-                f"{_WHERE}: {processes.world_size} processes; expected one, since a selector is "
-                "small; run it without torchrun"
-            )
-        run = _Run(job, processes, watcher or SilentWatcher(), own_device(device))
-        try:
-            return run.train()
-        finally:
-            run.folder.close()
+    return run_in_processes(job, watcher, _Run)
 
 
 class _Run(TextRun):
@@ -99,20 +86,26 @@ class _Run(TextRun):
     def __init__(
         self, job: SelectorJob, processes: Processes, watcher: Watcher, device: torch.device
     ) -> None:
-        super().__init__(job, SELECTOR, job.options.seed, processes, watcher, device)
+        folder = RunFolder(Path(job.output), SELECTOR)
+        super().__init__(job, folder, _WHERE, processes, watcher, device)
         self.job = job
 
     def train(self) -> SelectorResult:
         """Runs all stages."""
-        job, folder = self.job, self.folder
+        job, count = self.job, self.processes.world_size
+        if count > 1:
+            raise ValueError(
+                f"{_WHERE}: {count} processes; expected one, since a selector is small; run it "
+                "without torchrun"
+            )
         heads = _load_heads(Path(job.target))
         target = load_base(Path(job.target), full_precision=False)
         target.train(False)
         corpus = open_corpus(job.inputs, job.corpus, job.target, target)
         record = job.record(corpus, fingerprint(heads))
         base = fingerprint(target)
-        if folder.begin(record, base, resume=job.resume, restart=job.restart):
-            return _read_result(folder, was_finished=True)
+        if self.begin(record, base):
+            return self._result(was_finished=True)
         model = BlockwiseLM(target, heads=heads).to(self.device).eval()
         length = piece_length(target, job.options.sequence_length)
         self._check_length(length, model.num_slots)
@@ -123,9 +116,9 @@ class _Run(TextRun):
             rows = job.validation_pieces if job.own_rows else 0
             validation = self._texts(target, held, "own-validation", rows, length)
         with SelectorTrainer(target, heads, texts, job.train_options, validation) as trainer:
-            run_steps(trainer, job, folder, _validation(trainer), self.watcher)
+            run_steps(trainer, job, self.folder, _validation(trainer), self.watcher)
         self._write_result(model, trainer, corpus, record, base)
-        return _read_result(folder, was_finished=False)
+        return self._result(was_finished=False)
 
     def _check_length(self, length: int, num_slots: int) -> None:
         needed = self.job.train_options.first_position + num_slots + 1
@@ -138,7 +131,9 @@ class _Run(TextRun):
     def _texts(
         self, target: PreTrainedModel, ids: Int32Array, name: str, rows: int, length: int
     ) -> list[Int32Array]:
-        texts = self.generate(target, ids, name, rows, length)
+        seed = self.job.options.seed
+        generated = self.generate_text(target, ids, name, rows, length, seed=seed)
+        texts = BlockTexts.of_rows(generated)
         pairs = zip(texts.starts, texts.ends, strict=True)
         return [texts.token_ids[start:end] for start, end in pairs]
 
@@ -156,18 +151,22 @@ class _Run(TextRun):
             heads.use_selector(selector)
         else:
             model = BlockwiseLM(model.base, heads=heads, selector=selector)
-        files = self.write_model(model, corpus)
-        lines = read_log(self.folder.log)
-        write_loss_plot(self.folder.plot, lines, _WHERE, trainer.unit)
-        scores = [line["validation"] for line in lines if "validation" in line]
-        result = {
-            "steps": trainer.report.steps,
-            "losses": [line["losses"] for line in lines if "losses" in line][-1],
-            "validation": scores[-1] if scores else None,
-            "tokens": sum(len(piece) for piece, _ in trainer.pieces.training),
-            "seconds": round(trainer.report.seconds, 3),
-        }
-        self.folder.finish(record, base, result, files)
+        files = self.write_model(model.to("cpu").save_pretrained, corpus)
+        tokens = sum(len(piece) for piece, _ in trainer.pieces.training)
+        self.finish(record, base, files, trainer.report, unit=trainer.unit, tokens=tokens)
+
+    def _result(self, *, was_finished: bool) -> SelectorResult:
+        result = self.read_result()
+        scores = result["validation"]
+        return SelectorResult(
+            self.folder.path,
+            result["steps"],
+            {int(slot): loss for slot, loss in result["losses"].items()},
+            None if scores is None else SelectorScores.from_log(scores),
+            result["tokens"],
+            result["seconds"],
+            was_finished,
+        )
 
 
 def _load_heads(folder: Path) -> _SavedHeads:
@@ -192,20 +191,3 @@ def _validation(trainer: SelectorTrainer) -> Callable[[], dict[str, Any]] | None
     if not trainer.pieces.validation:
         return None
     return lambda: trainer.validate(SilentWatcher()).for_log()
-
-
-def _read_result(folder: RunFolder, *, was_finished: bool) -> SelectorResult:
-    record = read_record(folder.path, SELECTOR)
-    if record is None:
-        raise FileNotFoundError(f"{folder.path}: the record of the run was removed; train again")
-    result = record["result"]
-    scores = result["validation"]
-    return SelectorResult(
-        folder.path,
-        result["steps"],
-        {int(slot): loss for slot, loss in result["losses"].items()},
-        None if scores is None else SelectorScores.from_log(scores),
-        result["tokens"],
-        result["seconds"],
-        was_finished,
-    )
