@@ -40,6 +40,7 @@ STORY_TASKS = {
     "squad": "squad/squad_dev_answerable.jsonl",
     "newsroom": "newsroom/newsroom_60.jsonl",
     "cnndm": "cnndm/cnndm_realsumm_100.jsonl",
+    "lambada": "lambada/lambada_openai_context_continuation.jsonl",
 }
 STORIES, SUBWORDS = "stories260K/stories260K.bin", "stories260K/tok512.model"
 RULES = {
