@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -11,26 +10,20 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import (
-    GenerationConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import GenerationConfig
 
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import decode, generate
 from lattice_bpd.decode.drafters import DraftModelDrafter
 from lattice_bpd.decode.drafters.draft_model.growing import plan_draws
 from lattice_bpd.verify import Rejection, Sampled
-
-VOCAB, LENGTH, TEXTS, BATCHES = 4, 3, 400, 6
-PROMPT = [1, 3, 0]
-LEVEL = 1e-4 / 12  # so many distributions are tested, at most
+from sampled_sequences import (
+    PROMPT,
+    VOCAB,
+    check_sequences,
+    sequence_probabilities,
+    tiny_model,
+)
 
 # What is sampled: options of the rule and of the drafter. Chains sample from all tokens.
 WAYS = {
@@ -48,67 +41,11 @@ WAYS = {
 }
 
 
-def tiny_model(seed, spread=0.3, vocab=VOCAB):
-    torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=vocab, n_positions=64, n_embd=8, n_layer=1, n_head=2, bos_token_id=None,
-        eos_token_id=None,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 2:
-                weight.normal_(0.0, spread)
-    return model
-
-
-@torch.inference_mode()
-def sequence_probabilities(model, temperature=1.0, top_k=None, top_p=None, min_p=None):
-    """(4^3,) float64, of all sequences of three tokens after the prompt, by transformers' warpers.
-
-    A prefix is read alone and without a cache.
-    """
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
-    if top_k is not None:
-        warpers.append(TopKLogitsWarper(top_k))
-    if top_p is not None:
-        warpers.append(TopPLogitsWarper(top_p))
-    if min_p is not None:
-        warpers.append(MinPLogitsWarper(min_p))
-    rows = {}
-    for count in range(LENGTH):
-        for prefix in itertools.product(range(VOCAB), repeat=count):
-            ids = torch.tensor([[*PROMPT, *prefix]])
-            logits = warpers(ids, model(ids).logits[:, -1].clone())[0].double()
-            rows[prefix] = logits.softmax(0).tolist()
-    sequences = itertools.product(range(VOCAB), repeat=LENGTH)
-    return np.array([math.prod(rows[s[:n]][token] for n, token in enumerate(s)) for s in sequences])
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_samples_of_a_draft_model_leave_the_targets_distribution(way):
     sampling, options = WAYS[way]
-    target, small = tiny_model(0), tiny_model(5)
-    drafter = DraftModelDrafter(small, **options)
-    counts, calls = np.zeros(VOCAB**LENGTH), 0
-    for batch in range(BATCHES):
-        rule = Rejection(**sampling, seed=list(range(batch * TEXTS, (batch + 1) * TEXTS)))
-        for result in decode(
-            target, [PROMPT] * TEXTS, drafter, max_new_tokens=LENGTH, acceptance=rule
-        ):
-            first, second, third = result.token_ids
-            counts[(first * VOCAB + second) * VOCAB + third] += 1
-            calls += result.stats.target_calls
-    expected = sequence_probabilities(target, **sampling) * counts.sum()
-    assert counts[expected == 0].sum() == 0
-    rare = (expected > 0) & (expected < 5)  # one class of the test together
-    seen = np.append(counts[expected >= 5], counts[rare].sum())
-    wanted = np.append(expected[expected >= 5], max(expected[rare].sum(), 1e-9))
-    chi2 = ((seen - wanted) ** 2 / wanted).sum()
-    freedom, x = len(wanted) - 1, -math.log(LEVEL)
-    assert freedom > 5
-    assert chi2 < freedom + 2 * math.sqrt(freedom * x) + 2 * x  # Laurent and Massart 2000, lemma 1
-    assert calls < 2.9 * counts.sum()  # drafts were accepted
+    drafter = DraftModelDrafter(tiny_model(5), **options)
+    assert check_sequences(tiny_model(0), drafter, sampling) < 2.9  # drafts were accepted
 
 
 @pytest.mark.parametrize("rule", [Rejection, Sampled])
