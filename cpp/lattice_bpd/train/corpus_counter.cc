@@ -8,6 +8,7 @@
 #include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/base/temporary_file.h"
+#include "lattice_bpd/base/vector_memory.h"
 #include "lattice_bpd/train/count_records.h"
 #include "lattice_bpd/train/disk_full.h"
 #include "lattice_bpd/train/training_memory.h"
@@ -110,7 +111,7 @@ CountedNgrams CorpusCounter::Finish(const std::vector<std::uint64_t>& min_counts
     return result;
   }
   SpillBuffer();
-  ids_ = {};
+  FreeMemory(&ids_);
   CountFiles files;
   for (const Run& run : runs_) files.push_back(run.file);
   if (check_sizes) Clear();
@@ -225,7 +226,7 @@ void CorpusCounter::MergeManyRuns() {
 }
 
 void CorpusCounter::Clear() {
-  ids_ = {};
+  FreeMemory(&ids_);
   begin_ = {0};
   runs_ = {};
   totals_ = {};

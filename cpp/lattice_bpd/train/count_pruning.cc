@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/vector_memory.h"
 #include "lattice_bpd/lm/suffix_links.h"
 
 namespace lattice_bpd {
@@ -60,7 +61,7 @@ std::vector<Marks> MarkFrequentNgrams(const std::vector<std::uint64_t>& min_coun
   stays[0][trie.vocabulary.eos] = 1;
   for (int m = order - 1; m > 0; --m) {
     MarkParts(stays[m], ChildListsOfLevel(trie.levels, m), links[m], &stays[m - 1]);
-    links[m] = {};
+    FreeMemory(&links[m]);
   }
   return stays;
 }
@@ -79,8 +80,8 @@ void DropEmptyLevels(CountTrie* trie) {
   std::vector<CountLevel>& levels = trie->levels;
   while (levels.size() > 1 && levels.back().word.empty()) {
     levels.pop_back();
-    levels.back().context_count = {};
-    levels.back().child_begin = {};
+    FreeMemory(&levels.back().context_count);
+    FreeMemory(&levels.back().child_begin);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "lattice_bpd/base/parallel.h"
+#include "lattice_bpd/base/vector_memory.h"
 #include "lattice_bpd/lm/suffix_links.h"
 #include "lattice_bpd/train/backed_off.h"
 #include "lattice_bpd/train/backoff_weights.h"
@@ -88,9 +89,10 @@ Trie EstimateInterpolated(CountTrie counts, const std::vector<CountOfCounts>& co
     });
     trie.levels[m].log_prob = ToLogs(prob, threads);
     lower = std::move(prob);
-    levels[m - 1].count = levels[m - 1].context_count = {};
+    FreeMemory(&levels[m - 1].count);
+    FreeMemory(&levels[m - 1].context_count);
   }
-  levels.back().count = {};
+  FreeMemory(&levels.back().count);
   for (int m = 0; m < counts.order(); ++m) {
     trie.levels[m].word = std::move(levels[m].word);
     trie.levels[m].child_begin = std::move(levels[m].child_begin);

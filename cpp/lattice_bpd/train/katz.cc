@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lattice_bpd/base/parallel.h"
+#include "lattice_bpd/base/vector_memory.h"
 #include "lattice_bpd/lm/suffix_links.h"
 #include "lattice_bpd/train/backed_off.h"
 #include "lattice_bpd/train/backoff_weights.h"
@@ -104,14 +105,14 @@ Trie EstimateKatz(CountTrie counts, const std::vector<CountOfCounts>& count_of_c
            report);
     trie.levels[level].log_prob =
         EstimateOrder(counts, level, ComputeGoodTuring(n, options.katz_k), num_words, threads);
-    counts.levels[level - 1].context_count = {};
+    FreeMemory(&counts.levels[level - 1].context_count);
+    FreeMemory(&counts.levels[level].count);
   }
   trie.levels[0] = EstimateUnigrams(counts.vocabulary, std::move(counts.levels[0]),
                                     count_of_counts[0], options, report);
   for (int level = 1; level < counts.order(); ++level) {
     trie.levels[level].word = std::move(counts.levels[level].word);
     trie.levels[level].child_begin = std::move(counts.levels[level].child_begin);
-    counts.levels[level].count = {};
   }
   AssignBackedOff(threads, &trie);
   AssignBackoffWeights(threads, &trie);

@@ -8,6 +8,7 @@
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/parallel.h"
+#include "lattice_bpd/base/vector_memory.h"
 #include "lattice_bpd/train/backoff_weights.h"
 #include "lattice_bpd/train/marked_nodes.h"
 #include "lattice_bpd/train/prune_scores.h"
@@ -18,8 +19,8 @@ namespace {
 void DropEmptyLevels(Trie* trie) {
   while (trie->order() > 1 && trie->levels.back().word.empty()) {
     trie->levels.pop_back();
-    trie->levels.back().backoff = {};
-    trie->levels.back().child_begin = {};
+    FreeMemory(&trie->levels.back().backoff);
+    FreeMemory(&trie->levels.back().child_begin);
   }
 }
 
@@ -158,7 +159,7 @@ Trie PruneByEstimatedCount(Trie trie, const std::vector<std::uint64_t>& min_coun
   const int threads = ResolveThreads(num_threads);
   const double total = 1.0 / SmallestUnigramGap(trie);
   NgramScores counts = NgramProbs(trie, threads);
-  counts[0] = {};
+  FreeMemory(&counts[0]);
   for (int m = 1; m < trie.order(); ++m) {
     // A cutoff of 1 keeps all: discounted counts of 1 come back as less than 1.
     const double cutoff = min_counts[m] <= 1 ? 0.0 : static_cast<double>(min_counts[m]);

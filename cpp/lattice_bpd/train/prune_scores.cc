@@ -6,6 +6,7 @@
 
 #include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/parallel.h"
+#include "lattice_bpd/base/vector_memory.h"
 #include "lattice_bpd/lm/suffix_links.h"
 #include "lattice_bpd/train/context_mass.h"
 
@@ -59,7 +60,7 @@ NgramScores RelativeEntropyScores(const Trie& trie, NgramScores probs, int num_t
   NgramScores scores = std::move(probs);
   ContextMasses masses(num_threads, trie);
   std::vector<double> context_probs = std::move(scores[0]);
-  scores[0] = {};
+  FreeMemory(&scores[0]);
   for (int m = 1; m < trie.order(); ++m) {
     masses.Advance();
     const ChildLists lists = ChildListsOfLevel(trie.levels, m);
@@ -102,7 +103,7 @@ void RaiseToExtensions(const Trie& trie, int num_threads, NgramScores* scores) {
         parts[links[m][i]] = std::max(parts[links[m][i]], extensions[i]);
       }
     }
-    links[m] = {};
+    FreeMemory(&links[m]);
   }
 }
 
