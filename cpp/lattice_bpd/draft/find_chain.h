@@ -13,8 +13,8 @@
 // walk, as drafters with transitions do it, takes the most probable candidate of each slot after
 // those before, by those q.
 //
-// Exact: the sums of FindTree, then a second recursion over the same rows (fused_chain.h), about
-// as expensive as that of a list. ln(1 + V) is rounded to the score grid, at most 3e-8 a slot.
+// Exact: V is found in the pass over all rows that finds the sums of FindTree (fused_masses.h).
+// ln(1 + V) is rounded to the score grid, at most 3e-8 a slot.
 #ifndef LATTICE_BPD_DRAFT_FIND_CHAIN_H_
 #define LATTICE_BPD_DRAFT_FIND_CHAIN_H_
 

@@ -94,8 +94,7 @@ struct Avx2 : Scalar {
       _mm256_storeu_pd(values + i, value);
       best = _mm256_max_pd(best, value);
     }
-    const __m128d half = _mm_max_pd(_mm256_castpd256_pd128(best), _mm256_extractf128_pd(best, 1));
-    return std::max(_mm_cvtsd_f64(half), _mm_cvtsd_f64(_mm_unpackhi_pd(half, half)));
+    return LargestOf(best);
   }
 
   static double FillMasses(const double* suffix_masses, double factor, const FusedRowHits& hits,
@@ -112,9 +111,34 @@ struct Avx2 : Scalar {
       _mm256_storeu_pd(masses + i, mass);
       totals[i / 4 % 2] = _mm256_add_pd(totals[i / 4 % 2], mass);
     }
-    const __m256d four = _mm256_add_pd(totals[0], totals[1]);
-    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
-    return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
+    return SumOf(_mm256_add_pd(totals[0], totals[1]));
+  }
+
+  static FusedMassTotals FillMassPairs(const double* suffix_masses, double factor,
+                                       const FusedRowHits& hits, const double* hit_weighted,
+                                       std::uint32_t size, double* masses) {
+    const __m256d factors = _mm256_set1_pd(factor);
+    __m256d totals[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+    __m256d best = _mm256_setzero_pd();
+    const double* hit_masses = hits.scores;
+    for (std::uint32_t i = 0; i < size; i += 4) {
+      const std::uint32_t set = hits.lane_bits[i / 64] >> (i % 64) & 15;
+      const std::int32_t* expand = kLaneTables.expand[set];
+      const __m256d is_hit = LaneMask(set);
+      const __m256d mass =
+          _mm256_blendv_pd(_mm256_mul_pd(_mm256_loadu_pd(suffix_masses + i), factors),
+                           Permute(_mm256_loadu_pd(hit_masses), expand), is_hit);
+      const __m256d weighted =
+          _mm256_blendv_pd(_mm256_mul_pd(_mm256_loadu_pd(suffix_masses + size + i), factors),
+                           Permute(_mm256_loadu_pd(hit_weighted), expand), is_hit);
+      hit_masses += __builtin_popcount(set);
+      hit_weighted += __builtin_popcount(set);
+      _mm256_storeu_pd(masses + i, mass);
+      _mm256_storeu_pd(masses + size + i, weighted);
+      totals[i / 4 % 2] = _mm256_add_pd(totals[i / 4 % 2], mass);
+      best = _mm256_max_pd(best, weighted);
+    }
+    return {SumOf(_mm256_add_pd(totals[0], totals[1])), LargestOf(best)};
   }
 
   static std::uint32_t AtLeast(const double* values, double added, std::uint32_t size, double least,
@@ -149,6 +173,18 @@ struct Avx2 : Scalar {
   }
 
  private:
+  static double LargestOf(__m256d values) {
+    const __m128d half =
+        _mm_max_pd(_mm256_castpd256_pd128(values), _mm256_extractf128_pd(values, 1));
+    return std::max(_mm_cvtsd_f64(half), _mm_cvtsd_f64(_mm_unpackhi_pd(half, half)));
+  }
+
+  // As `Sum` (fused_exponentials.h) adds up eight, of which four have been added to four.
+  static double SumOf(__m256d four) {
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
+  }
+
   template <typename RunOf>
   static std::uint32_t FindAmong(const PackedLevel& level, const FusedQuery& query,
                                  const FusedOutput& out, const RunOf& run_of) {

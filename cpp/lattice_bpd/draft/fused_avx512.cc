@@ -394,10 +394,51 @@ struct Avx512 : Scalar {
       _mm512_storeu_pd(masses + i, mass);
       total = _mm512_add_pd(total, mass);
     }
-    const __m256d four =
-        _mm256_add_pd(_mm512_castpd512_pd256(total), _mm512_extractf64x4_pd(total, 1));
-    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
-    return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
+    return SumOf(total);
+  }
+
+  static FusedMassTotals FillMassPairs(const double* suffix_masses, double factor,
+                                       const FusedRowHits& hits, const double* hit_weighted,
+                                       std::uint32_t size, double* masses) {
+    const __m512d factors = _mm512_set1_pd(factor);
+    __m512d total = _mm512_setzero_pd(), best = _mm512_setzero_pd();
+    const double* hit_masses = hits.scores;
+    for (std::uint32_t i = 0; i < size; i += 8) {
+      const auto lanes = static_cast<__mmask8>(hits.lane_bits[i / 64] >> (i % 64));
+      const int count = __builtin_popcount(lanes);
+      const __m512d mass = _mm512_mask_expandloadu_pd(
+          _mm512_mul_pd(_mm512_loadu_pd(suffix_masses + i), factors), lanes, hit_masses);
+      const __m512d weighted = _mm512_mask_expandloadu_pd(
+          _mm512_mul_pd(_mm512_loadu_pd(suffix_masses + size + i), factors), lanes, hit_weighted);
+      hit_masses += count;
+      hit_weighted += count;
+      _mm512_storeu_pd(masses + i, mass);
+      _mm512_storeu_pd(masses + size + i, weighted);
+      total = _mm512_add_pd(total, mass);
+      best = _mm512_max_pd(best, weighted);
+    }
+    return {SumOf(total), _mm512_reduce_max_pd(best)};
+  }
+
+  static void AddGathered(const double* constants, const double* table,
+                          const std::uint32_t* indices, std::uint32_t size, double* values) {
+    for (std::uint32_t i = 0; i < size; i += 8) {
+      const auto which = static_cast<__mmask8>(LaneRange(0, size - i));
+      const __m512d sum = _mm512_add_pd(_mm512_maskz_loadu_pd(which, constants + i),
+                                        Gather(table, indices + i, which));
+      _mm512_mask_storeu_pd(values + i, which,
+                            _mm512_add_pd(_mm512_maskz_loadu_pd(which, values + i), sum));
+    }
+  }
+
+  static void MultiplyGathered(const double* values, const double* table,
+                               const std::uint32_t* indices, std::uint32_t size, double* out) {
+    for (std::uint32_t i = 0; i < size; i += 8) {
+      const auto which = static_cast<__mmask8>(LaneRange(0, size - i));
+      _mm512_mask_storeu_pd(out + i, which,
+                            _mm512_mul_pd(_mm512_maskz_loadu_pd(which, values + i),
+                                          Gather(table, indices + i, which)));
+    }
   }
 
   static std::uint32_t AtLeast(const double* values, double added, std::uint32_t size, double least,
@@ -427,6 +468,20 @@ struct Avx512 : Scalar {
           _mm512_mask_cmp_pd_mask(counted, eight, _mm512_set1_pd(bound), _CMP_GT_OQ)));
     }
     return count;
+  }
+
+ private:
+  // As `Sum` (fused_exponentials.h) adds up eight.
+  static double SumOf(__m512d values) {
+    const __m256d four =
+        _mm256_add_pd(_mm512_castpd512_pd256(values), _mm512_extractf64x4_pd(values, 1));
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
+  }
+
+  static __m512d Gather(const double* table, const std::uint32_t* indices, __mmask8 which) {
+    return _mm512_mask_i32gather_pd(_mm512_setzero_pd(), which,
+                                    _mm256_maskz_loadu_epi32(which, indices), table, 8);
   }
 };
 

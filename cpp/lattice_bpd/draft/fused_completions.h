@@ -18,18 +18,14 @@ class RowValues {
 
   // Scores of hits so far end with the hit itself.
   void AddCompletions(std::uint32_t hits_begin, std::uint32_t hits_end) {
-    const double* constants = w_.hits.constant.data();
-    const std::uint32_t* targets = w_.hits.target.data();
-    const double* worth = w_.worth.data();
-    double* scores = w_.hits.score.data();
-    for (std::uint32_t h = hits_begin; h < hits_end; ++h) {
-      scores[h] += constants[h] + worth[targets[h]];
-    }
+    Simd::AddGathered(w_.hits.constant.data() + hits_begin, w_.worth.data(),
+                      w_.hits.target.data() + hits_begin, hits_end - hits_begin,
+                      w_.hits.score.data() + hits_begin);
   }
 
-  // The suffix's plus the backoff, and a hit's own in its place. A hit replaces the backed-off
-  // score, better or worse. Returns the best.
-  double Fill(std::uint32_t r, const double* suffix_values, double* values) {
+  // The suffix's plus the backoff, and a hit's own of `scores` in its place. A hit replaces the
+  // backed-off score, better or worse. Returns the best.
+  double Fill(std::uint32_t r, const double* scores, const double* suffix_values, double* values) {
     const std::uint32_t suffix = w_.rows.suffix[r];
     if (suffix == r) {
       std::fill(values, values + task_.stride, kMinusInfinity);
@@ -41,15 +37,13 @@ class RowValues {
       }
       suffix_values = values;
     }
-    return Simd::FillRow(suffix_values, w_.rows.backoff[r], HitsOf(r, w_.hits.score.data()),
-                         task_.stride, values);
+    return Simd::FillRow(suffix_values, w_.rows.backoff[r], HitIndex().Of(r, scores), task_.stride,
+                         values);
   }
 
-  // The hits of a row, with scores (or masses) out of an array of all hits.
-  FusedRowHits HitsOf(std::uint32_t r, const double* scores) const {
-    const std::uint32_t begin = w_.rows.hits_begin[r];
-    return {w_.rows.lane_bits.data() + std::size_t{r} * task_.lane_words,
-            w_.hits.lane.data() + begin, scores + begin, w_.rows.hits_begin[r + 1] - begin};
+  FusedHitIndex HitIndex() const {
+    return {w_.rows.lane_bits.data(), w_.hits.lane.data(), w_.rows.hits_begin.data(),
+            task_.lane_words};
   }
 
   // The rows of `length` symbols at boundary j are RowBegin(length, j) .. RowBegin(length, j + 1).
@@ -58,19 +52,36 @@ class RowValues {
   }
 
   // By those of its suffixes. Good until the next call.
-  const double* Of(std::uint32_t r) {
-    w_.chain.Resize(kMaxChain * task_.stride);
-    return Recompute(r);
+  const double* Of(std::uint32_t r) { return Of(r, w_.hits.score.data()); }
+
+  // The same with the gain of the next row in each value; `r` is a row of boundary j.
+  const double* WithGains(std::uint32_t r, std::uint32_t j) {
+    if (j + 1 == task_.num_slots) return Of(r);
+    w_.gained.Resize(w_.hits.size + kFusedSpare);
+    AddGains(r);
+    for (std::uint32_t row = r; w_.rows.suffix[row] != row;) AddGains(row = w_.rows.suffix[row]);
+    return Of(r, w_.gained.data());
   }
 
  private:
   static constexpr std::size_t kMaxChain = kMaxOrder + 1;  // a mixed row, static ones, a root
 
-  double* Recompute(std::uint32_t r) {
+  void AddGains(std::uint32_t r) {
+    for (std::uint32_t h = w_.rows.hits_begin[r]; h < w_.rows.hits_begin[r + 1]; ++h) {
+      w_.gained[h] = w_.hits.score[h] + w_.gains[w_.hits.target[h]];
+    }
+  }
+
+  const double* Of(std::uint32_t r, const double* scores) {
+    w_.chain.Resize(kMaxChain * task_.stride);
+    return Recompute(r, scores);
+  }
+
+  double* Recompute(std::uint32_t r, const double* scores) {
     const std::uint32_t suffix = w_.rows.suffix[r];
-    double* suffix_values = suffix == r ? w_.chain.data() : Recompute(suffix);
+    double* suffix_values = suffix == r ? w_.chain.data() : Recompute(suffix, scores);
     double* values = suffix_values + (suffix == r ? 0 : task_.stride);
-    Fill(r, suffix_values, values);
+    Fill(r, scores, suffix_values, values);
     return values;
   }
 
@@ -115,7 +126,7 @@ class CompletionFinder {
         w_.value_row[r] = (*next_row)++;
         w_.values.Resize(std::max(w_.values.size(), std::size_t{*next_row} * task_.stride));
       }
-      w_.worth[r] = values_.Fill(r, Values(w_.rows.suffix[r]), Values(r));
+      w_.worth[r] = values_.Fill(r, w_.hits.score.data(), Values(w_.rows.suffix[r]), Values(r));
     }
   }
 

@@ -59,7 +59,7 @@ inline void TakeExponentials(const double* values, std::uint32_t size, double ba
 }
 
 // ln of each of eight positive normal numbers, to about 1e-12.
-inline void TakeLogs(double* values) {
+inline void TakeLogs(Doubles* values) {
   constexpr double kLn2 = 0x1.62e42fefa39efp-1;
   constexpr std::uint64_t kRootOfHalf = 0x3fe6a09e667f3bcd;  // bits of it
   constexpr std::uint64_t kBias = 1023;                      // so that exponents are not negative
@@ -77,8 +77,23 @@ inline void TakeLogs(double* values) {
   const Doubles square = f * f;
   Doubles series = 2.0 / 13 - Doubles{};
   for (int k = 11; k > 0; k -= 2) series = series * square + 2.0 / k;
-  const Doubles logs = (n - (0x1p52 + kBias)) * kLn2 + f * series;
+  *values = (n - (0x1p52 + kBias)) * kLn2 + f * series;
+}
+
+inline void TakeLogs(double* values) {
+  Doubles logs;
+  CopyBits(values, &logs);
+  TakeLogs(&logs);
   std::memcpy(values, &logs, sizeof logs);
+}
+
+// ToScoreGrid of each of eight (a zero may change its sign).
+inline void RoundToScoreGrid(Doubles* values) {
+  constexpr double kTwo52 = 0x1p52;  // from here on all numbers are integers
+  const Doubles scaled = *values * 0x1p24;
+  const Doubles shift = scaled < 0.0 ? -kTwo52 - Doubles{} : kTwo52 - Doubles{};
+  const Doubles rounded = (scaled + shift) - shift;
+  *values = ((scaled < kTwo52) & (scaled > -kTwo52) ? rounded : scaled) * 0x1p-24;
 }
 
 // The sum of `size` numbers, a multiple of 8.

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "lattice_bpd/base/score_grid.h"
 #include "lattice_bpd/draft/fused_completions.h"
@@ -19,7 +20,10 @@
 namespace lattice_bpd {
 namespace {
 
-template <typename Simd>
+// With kForChains (fused_chain.h) the same pass finds V, the greatest expected accept lengths. The
+// weighted mass of a lane is its mass times 1 + V of the row after it. Weighted masses obey the
+// same recursion, and V of a row is the largest of them, divided by the sum of its masses.
+template <typename Simd, bool kForChains = false>
 class MassFinder {
  public:
   // Without completions: masses of candidates by their own scores.
@@ -27,25 +31,22 @@ class MassFinder {
       : task_(task),
         w_(*workspace),
         values_(task, workspace),
-        with_completions_(with_completions) {}
+        with_completions_(with_completions),
+        width_(kForChains ? 2 * task.stride : task.stride) {}
 
   void Run() {
     w_.worth.Resize(w_.rows.size);
     w_.value_row.Resize(w_.rows.size);
     w_.hit_masses.Resize(w_.hits.size + kFusedSpare);
+    if (kForChains) ResizeForChains();
     TakeBackoffs();
     TakeTransitions();
     for (std::uint32_t j = task_.num_slots; j-- > 0;) {
       for (std::uint32_t length = 0; length <= task_.max_length; ++length) TakeHits(length, j);
-      std::uint32_t rows = 0;  // of the boundary so far
-      for (std::uint32_t length = 0; length <= task_.max_length; ++length) {
-        rows = FillRows(length, j, rows);
-      }
-      TakeSums(rows);
-      rows = 0;
-      for (std::uint32_t length = 0; length <= task_.max_length; ++length) {
-        rows = FindWorth(length, j, rows);
-      }
+      const std::uint32_t rows = FillBoundary(j);
+      const bool is_sound = TakeSums(rows);
+      KeepSums(j);
+      if (!is_sound) SumAlone(j);
     }
   }
 
@@ -56,6 +57,12 @@ class MassFinder {
 
   std::uint32_t RowBegin(std::uint32_t length, std::uint32_t j) const {
     return values_.RowBegin(length, j);
+  }
+
+  void ResizeForChains() {
+    w_.hit_weighted.Resize(w_.hits.size + kFusedSpare);
+    w_.lengths.Resize(w_.rows.size);
+    w_.gains.Resize(w_.rows.size);
   }
 
   // Of all rows: what multiplies the masses of their suffixes.
@@ -84,69 +91,147 @@ class MassFinder {
   void TakeHits(std::uint32_t length, std::uint32_t j) {
     const std::uint32_t begin = w_.rows.hits_begin[RowBegin(length, j)];
     const std::uint32_t end = w_.rows.hits_begin[RowBegin(length, j + 1)];
-    if (with_completions_ && j + 1 < task_.num_slots) values_.AddCompletions(begin, end);
+    const bool is_last = j + 1 == task_.num_slots;
+    if (with_completions_ && !is_last) values_.AddCompletions(begin, end);
     const double* scores = w_.hits.score.data();
     if (length == 0) {
       const double best = *std::max_element(scores + begin, scores + end);
       base_ = std::isfinite(best) ? best : 0.0;
     }
-    TakeExponentials(scores + begin, end - begin, base_, w_.hit_masses.data() + begin);
+    double* masses = w_.hit_masses.data() + begin;
+    TakeExponentials(scores + begin, end - begin, base_, masses);
+    if (!kForChains) return;
+    if (is_last) {
+      std::copy_n(masses, end - begin, w_.hit_weighted.data() + begin);
+    } else {
+      Simd::MultiplyGathered(masses, w_.lengths.data(), w_.hits.target.data() + begin, end - begin,
+                             w_.hit_weighted.data() + begin);
+    }
   }
 
-  // After `rows` rows of the boundary; returns how many there are then.
-  std::uint32_t FillRows(std::uint32_t length, std::uint32_t j, std::uint32_t rows) {
-    const std::uint32_t begin = RowBegin(length, j), end = RowBegin(length, j + 1);
-    const std::size_t needed = std::size_t{rows} + end - begin;
-    w_.masses.Resize(std::max(w_.masses.size(), needed * task_.stride));
-    w_.sums.Resize(std::max(w_.sums.size(), needed + kFusedSpare));
-    for (std::uint32_t r = begin; r < end; ++r) {
-      w_.value_row[r] = rows;
-      w_.sums[rows++] = FillMasses(r);
+  // Masses of a boundary's rows, and their sums; returns how many rows there are.
+  std::uint32_t FillBoundary(std::uint32_t j) {
+    std::uint32_t rows = 0;
+    for (std::uint32_t length = 0; length <= task_.max_length; ++length) {
+      rows += RowBegin(length, j + 1) - RowBegin(length, j);
+    }
+    w_.masses.Resize(std::max(w_.masses.size(), std::size_t{rows} * width_));
+    for (Buffer<double>* of_rows : {&w_.sums, &w_.bests, &w_.logs}) {
+      of_rows->Resize(std::max(of_rows->size(), std::size_t{rows} + kFusedSpare));
+    }
+    rows = 0;
+    for (std::uint32_t length = 0; length <= task_.max_length; ++length) {
+      const std::uint32_t begin = RowBegin(length, j), end = RowBegin(length, j + 1);
+      FillRows(begin, end, rows);
+      rows += end - begin;
     }
     return rows;
   }
 
-  // Returns their sum.
-  double FillMasses(std::uint32_t r) {
-    const std::uint32_t suffix = w_.rows.suffix[r];
-    double* masses = Masses(r);
-    const double* suffix_masses = Masses(suffix);
-    if (suffix == r) {
-      std::fill_n(masses, task_.stride, 0.0);
-    } else if (task_.IsSharedRoot(suffix)) {
-      const double* factors =
-          w_.transition_factors.data() + task_.Transitions(suffix, w_.last_lane[r]);
-      for (std::uint32_t i = 0; i < task_.stride; ++i) masses[i] = suffix_masses[i] * factors[i];
-      suffix_masses = masses;
-    }
-    return Simd::FillMasses(suffix_masses, w_.factors[r], values_.HitsOf(r, w_.hit_masses.data()),
-                            task_.stride, masses);
-  }
-
-  // ln of the sums of the boundary's rows; of those that cannot be believed NaN.
-  void TakeSums(std::uint32_t rows) {
-    for (std::uint32_t i = 0; i < rows; i += kFusedLanes) {
-      double logs[kFusedLanes];
-      std::copy_n(w_.sums.data() + i, kFusedLanes, logs);
-      TakeLogs(logs);
-      for (std::uint32_t k = 0; k < kFusedLanes; ++k) {
-        const double sum = w_.sums[i + k];
-        w_.sums[i + k] = sum > kLeast && sum < kMost ? logs[k] : NAN;
+  // `at`: which row of the boundary the first one is.
+  void FillRows(std::uint32_t begin, std::uint32_t end, std::uint32_t at) {
+    const FusedHitIndex index = values_.HitIndex();
+    const std::uint32_t* suffixes = w_.rows.suffix.data();
+    const double* factors = w_.factors.data();
+    const double* hit_masses = w_.hit_masses.data();
+    const double* hit_weighted = w_.hit_weighted.data();
+    double* masses = w_.masses.data() + std::size_t{at} * width_;
+    double *sums = w_.sums.data() + at, *bests = w_.bests.data() + at;
+    std::uint32_t* value_row = w_.value_row.data();
+    const std::uint32_t stride = task_.stride, width = width_;
+    for (std::uint32_t r = begin; r < end; ++r, masses += width) {
+      value_row[r] = at++;
+      const std::uint32_t suffix = suffixes[r];
+      const double* before = suffix == r || task_.IsSharedRoot(suffix)
+                                 ? MassesBefore(r, suffix, masses)
+                                 : w_.masses.data() + std::size_t{value_row[suffix]} * width;
+      const FusedRowHits hits = index.Of(r, hit_masses);
+      if (kForChains) {
+        const FusedMassTotals totals = Simd::FillMassPairs(
+            before, factors[r], hits, hit_weighted + index.hits_begin[r], stride, masses);
+        *sums++ = totals.sum;
+        *bests++ = totals.best;
+      } else {
+        *sums++ = Simd::FillMasses(before, factors[r], hits, stride, masses);
       }
     }
   }
 
-  // On the grid: never below the largest value, which is on the grid too.
-  std::uint32_t FindWorth(std::uint32_t length, std::uint32_t j, std::uint32_t rows) {
-    const std::uint32_t begin = RowBegin(length, j), end = RowBegin(length, j + 1);
-    for (std::uint32_t r = begin; r < end; ++r) {
-      const double log = w_.sums[rows++];
-      w_.worth[r] = std::isnan(log) ? WorthAlone(r) : ToScoreGrid(base_ + log);
+  // Where a row's masses do not follow from its suffix's by its factor and hits alone.
+  const double* MassesBefore(std::uint32_t r, std::uint32_t suffix, double* masses) {
+    if (suffix == r) {
+      std::fill_n(masses, width_, 0.0);
+      return masses;
     }
-    return rows;
+    const double* factors =
+        w_.transition_factors.data() + task_.Transitions(suffix, w_.last_lane[r]);
+    const double* of_suffix = w_.masses.data() + std::size_t{w_.value_row[suffix]} * width_;
+    for (std::uint32_t first = 0; first < width_; first += task_.stride) {
+      for (std::uint32_t i = 0; i < task_.stride; ++i) {
+        masses[first + i] = of_suffix[first + i] * factors[i];
+      }
+    }
+    return masses;
   }
 
-  // By the row's own best lane.
+  // The sums of the boundary's rows become ln of them on the grid, never below the largest value,
+  // which is on the grid too; those that cannot be believed NaN. Returns whether none is. `bests`
+  // become 1 + V.
+  bool TakeSums(std::uint32_t rows) {
+    double *sums = w_.sums.data(), *bests = w_.bests.data(), *gains = w_.logs.data();
+    std::fill_n(sums + rows, kFusedSpare, 1.0);
+    std::fill_n(bests + rows, kFusedSpare, 0.0);
+    Integers is_sound = ~Integers{};
+    for (std::uint32_t i = 0; i < rows; i += kFusedLanes) {
+      Doubles sum, best;
+      CopyBits(sums + i, &sum);
+      CopyBits(bests + i, &best);
+      const auto in_range = (sum > kLeast) & (sum < kMost);
+      Doubles log = sum;
+      TakeLogs(&log);
+      log += base_;
+      RoundToScoreGrid(&log);
+      log = in_range ? log : NAN - Doubles{};
+      std::memcpy(sums + i, &log, sizeof log);
+      is_sound &= (Integers)in_range;
+      if (!kForChains) continue;
+      best = 1.0 + best / sum;
+      std::memcpy(bests + i, &best, sizeof best);
+      TakeLogs(&best);
+      RoundToScoreGrid(&best);
+      std::memcpy(gains + i, &best, sizeof best);
+    }
+    bool all = true;
+    for (std::uint32_t k = 0; k < kFusedLanes; ++k) all &= is_sound[k] != 0;
+    return all;
+  }
+
+  // From the rows of the boundary to all rows.
+  void KeepSums(std::uint32_t j) {
+    std::uint32_t at = 0;
+    for (std::uint32_t length = 0; length <= task_.max_length; ++length) {
+      const std::uint32_t begin = RowBegin(length, j), size = RowBegin(length, j + 1) - begin;
+      std::copy_n(w_.sums.data() + at, size, w_.worth.data() + begin);
+      if (kForChains) {
+        std::copy_n(w_.bests.data() + at, size, w_.lengths.data() + begin);
+        std::copy_n(w_.logs.data() + at, size, w_.gains.data() + begin);
+      }
+      at += size;
+    }
+  }
+
+  // Rows whose sums cannot be believed, each by its own best lane.
+  void SumAlone(std::uint32_t j) {
+    for (std::uint32_t length = 0; length <= task_.max_length; ++length) {
+      const std::uint32_t end = RowBegin(length, j + 1);
+      for (std::uint32_t r = RowBegin(length, j); r < end; ++r) {
+        if (!std::isnan(w_.worth[r])) continue;
+        w_.worth[r] = WorthAlone(r);
+        if (kForChains) FindLengthAlone(r, j);
+      }
+    }
+  }
+
   double WorthAlone(std::uint32_t r) {
     const double* values = values_.Of(r);
     const double best = *std::max_element(values, values + task_.stride);
@@ -159,15 +244,24 @@ class MassFinder {
     return ToScoreGrid(best + logs[0]);
   }
 
-  double* Masses(std::uint32_t r) {
-    return w_.masses.data() + std::size_t{w_.value_row[r]} * task_.stride;
+  void FindLengthAlone(std::uint32_t r, std::uint32_t j) {
+    const double* values = values_.WithGains(r, j);
+    const double best = *std::max_element(values, values + task_.stride);
+    double length[kFusedLanes];
+    std::fill_n(length, kFusedLanes, std::isfinite(best) ? best - w_.worth[r] : kMinusInfinity);
+    TakeExponentials(length, kFusedLanes, 0.0, length);
+    for (double& one : length) one += 1.0;
+    w_.lengths[r] = length[0];
+    TakeLogs(length);
+    w_.gains[r] = ToScoreGrid(length[0]);
   }
 
   const FusedTask& task_;
   FusedWorkspace& w_;
   RowValues<Simd> values_;
   const bool with_completions_;
-  double base_ = 0.0;  // value of the best lane of the boundary's root
+  const std::uint32_t width_;  // of a row in `masses`
+  double base_ = 0.0;          // value of the best lane of the boundary's root
 };
 
 }  // namespace

@@ -173,9 +173,35 @@ struct Neon : Scalar {
         totals[k] = vaddq_f64(totals[k], mass);
       }
     }
-    const float64x2_t two =
-        vaddq_f64(vaddq_f64(totals[0], totals[2]), vaddq_f64(totals[1], totals[3]));
-    return vgetq_lane_f64(two, 0) + vgetq_lane_f64(two, 1);
+    return SumOf(totals);
+  }
+
+  static FusedMassTotals FillMassPairs(const double* suffix_masses, double factor,
+                                       const FusedRowHits& hits, const double* hit_weighted,
+                                       std::uint32_t size, double* masses) {
+    const float64x2_t factors = vdupq_n_f64(factor);
+    float64x2_t totals[4] = {vdupq_n_f64(0.0), vdupq_n_f64(0.0), vdupq_n_f64(0.0),
+                             vdupq_n_f64(0.0)};
+    float64x2_t best = vdupq_n_f64(0.0);
+    const double* hit_masses = hits.scores;
+    for (std::uint32_t i = 0; i < size; i += 8) {
+      for (std::uint32_t k = 0; k < 4; ++k) {
+        const std::uint32_t at = i + 2 * k;
+        const std::uint32_t set = hits.lane_bits[i / 64] >> (i % 64 + 2 * k) & 3;
+        const float64x2_t mass =
+            PutLanes(vmulq_f64(vld1q_f64(suffix_masses + at), factors), hit_masses, set);
+        const float64x2_t weighted =
+            PutLanes(vmulq_f64(vld1q_f64(suffix_masses + size + at), factors), hit_weighted, set);
+        const std::uint32_t count = (set & 1) + (set >> 1);
+        hit_masses += count;
+        hit_weighted += count;
+        vst1q_f64(masses + at, mass);
+        vst1q_f64(masses + size + at, weighted);
+        totals[k] = vaddq_f64(totals[k], mass);
+        best = vmaxnmq_f64(best, weighted);
+      }
+    }
+    return {SumOf(totals), vmaxnmvq_f64(best)};
   }
 
   static std::uint32_t CountAbove(const double* values, std::uint32_t size, double bound) {
@@ -192,6 +218,13 @@ struct Neon : Scalar {
   }
 
  private:
+  // As `Sum` (fused_exponentials.h) adds up eight.
+  static double SumOf(const float64x2_t* totals) {
+    const float64x2_t two =
+        vaddq_f64(vaddq_f64(totals[0], totals[2]), vaddq_f64(totals[1], totals[3]));
+    return vgetq_lane_f64(two, 0) + vgetq_lane_f64(two, 1);
+  }
+
   template <typename Key>
   static std::uint32_t FindInShortRun(const PackedLevel& level, FusedRun run,
                                       const FusedQuery& query, const FusedOutput& out) {

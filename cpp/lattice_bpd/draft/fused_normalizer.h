@@ -20,9 +20,9 @@
 namespace lattice_bpd {
 namespace {
 
-template <typename Simd>
+template <typename Simd, bool kForChains>
 void NormalizeRows(const FusedTask& task, FusedWorkspace* w) {
-  MassFinder<Simd>(task, w, /*with_completions=*/false).Run();
+  MassFinder<Simd, kForChains>(task, w, /*with_completions=*/false).Run();
   double* sums = w->worth.data();
   for (std::uint32_t r = 0; r < w->rows.size; ++r) {
     // Lane rows are normalized, not the root that they share; and nothing where nothing is

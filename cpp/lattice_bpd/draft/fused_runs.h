@@ -51,6 +51,28 @@ struct FusedRowHits {
   std::uint32_t size;
 };
 
+// The hits of all rows, in locals of a loop over rows: a vector store may alias any member, which
+// would then be read again for each row.
+struct FusedHitIndex {
+  const std::uint64_t* lane_bits;
+  const std::uint32_t* lanes;
+  const std::uint32_t* hits_begin;
+  std::uint32_t lane_words;
+
+  // Those of a row, with scores (or masses) out of an array of all hits.
+  FusedRowHits Of(std::uint32_t r, const double* scores) const {
+    const std::uint32_t begin = hits_begin[r];
+    return {lane_bits + std::size_t{r} * lane_words, lanes + begin, scores + begin,
+            hits_begin[r + 1] - begin};
+  }
+};
+
+// Of a row's lanes: the sum of their masses, and the largest weighted mass.
+struct FusedMassTotals {
+  double sum;
+  double best;
+};
+
 // Makes the table of at most 16 different symbols below 0xffff; leaves it without a factor where
 // none matches soon.
 inline void MakeSymbolTable(const Symbol* symbols, std::uint32_t size, FusedSymbolTable* table) {

@@ -112,6 +112,32 @@ struct Scalar {
     return Sum(masses, size);
   }
 
+  // The same with a second array of masses after the first one, which is weighted: `masses` and
+  // `suffix_masses` are (2, size), and `hit_weighted` has the second of hits.
+  static FusedMassTotals FillMassPairs(const double* suffix_masses, double factor,
+                                       const FusedRowHits& hits, const double* hit_weighted,
+                                       std::uint32_t size, double* masses) {
+    const double sum = FillMasses(suffix_masses, factor, hits, size, masses);
+    double* weighted = masses + size;
+    FillMasses(suffix_masses + size, factor, {hits.lane_bits, hits.lanes, hit_weighted, hits.size},
+               size, weighted);
+    double best = weighted[0];
+    for (std::uint32_t i = 1; i < size; ++i) best = std::max(best, weighted[i]);
+    return {sum, best};
+  }
+
+  // values[i] += constants[i] + table[indices[i]].
+  static void AddGathered(const double* constants, const double* table,
+                          const std::uint32_t* indices, std::uint32_t size, double* values) {
+    for (std::uint32_t i = 0; i < size; ++i) values[i] += constants[i] + table[indices[i]];
+  }
+
+  // out[i] = values[i] * table[indices[i]].
+  static void MultiplyGathered(const double* values, const double* table,
+                               const std::uint32_t* indices, std::uint32_t size, double* out) {
+    for (std::uint32_t i = 0; i < size; ++i) out[i] = values[i] * table[indices[i]];
+  }
+
   // Of the first `size` values: those that are `least` or more with `added`, and their indices.
   // Returns how many there are. Up to the next multiple of 8 there may be more values, which do
   // not count.

@@ -22,7 +22,7 @@ namespace lattice_bpd {
 namespace {
 
 // Step 1, and what a cache, transitions and local normalization add to it.
-template <typename Simd>
+template <typename Simd, bool kForChains = false>
 void FindRowsAndHits(FusedTask* task, FusedWorkspace* workspace) {
   HitFinder<Simd>::PrefetchFirst(*task);
   LoadCandidates(*task, workspace);
@@ -30,15 +30,15 @@ void FindRowsAndHits(FusedTask* task, FusedWorkspace* workspace) {
   HitFinder<Simd>(*task, workspace).Run();
   if (task->cached.cache != nullptr) CacheMixer(task, workspace).Run();
   if (task->has_transitions) TransitionRows(task, workspace).Run();
-  if (task->is_local) NormalizeRows<Simd>(*task, workspace);
+  if (task->is_local) NormalizeRows<Simd, kForChains>(*task, workspace);
 }
 
 // FindRowsAndHits, and ln of the mass of every row's completions: in `worth`, and in the scores of
 // hits. With local normalization there is nothing to add, since all of these are 0.
-template <typename Simd>
+template <typename Simd, bool kForChains = false>
 void FindMasses(FusedTask* task, FusedWorkspace* workspace) {
-  FindRowsAndHits<Simd>(task, workspace);
-  if (!task->is_local) MassFinder<Simd>(*task, workspace).Run();
+  FindRowsAndHits<Simd, kForChains>(task, workspace);
+  if (!task->is_local) MassFinder<Simd, kForChains>(*task, workspace).Run();
 }
 
 template <typename Simd>
@@ -74,10 +74,8 @@ void SearchFusedChain(const Sausage& sausage, const BackoffLm* lm, const LmState
   const bool is_walk = options.objective == ChainObjective::kGreedyWalk;
   const Normalization normalization = is_walk ? Normalization::kLocal : options.normalization;
   FusedTask task(sausage, lm, start, cached, {1, options.alpha, Engine::kFused, normalization});
-  FindMasses<Simd>(&task, workspace);
-  ChainFinder<Simd> chain(task, workspace);
-  is_walk ? chain.SkipGains() : chain.Run();
-  chain.WriteNodes(out);
+  is_walk ? FindMasses<Simd>(&task, workspace) : FindMasses<Simd, true>(&task, workspace);
+  WriteChain<Simd>(task, is_walk, workspace, out);
 }
 
 template <typename Simd>

@@ -201,14 +201,21 @@ struct FusedWorkspace {
   Buffer<std::uint32_t> value_row;  // which row of `values` or `masses` is a row's
   Buffer<double> chain;             // values of a row and its suffixes, when recomputed
 
-  Buffer<double> masses;              // (rows of a boundary, stride): of lanes, see MassFinder
+  Buffer<double> masses;              // (rows of a boundary, stride): of lanes, see MassFinder; for
+                                      // chains (rows of a boundary, 2, stride)
   Buffer<double> sums;                // of those rows: of their masses, then ln of it
   Buffer<double> hit_masses;          // of hits
   Buffer<double> factors;             // of rows: exp of their backoffs
   Buffer<double> transition_factors;  // exp of transitions
   Buffer<double> alone;               // of one row: masses divided by that of its best lane
 
-  Buffer<double> gains;  // of rows: ln(1 + greatest expected accept length from there)
+  // For chains (fused_chain.h), likewise.
+  Buffer<double> hit_weighted;  // of hits: masses times `lengths` of the next row
+  Buffer<double> bests;         // of the rows of a boundary: the largest weighted mass
+  Buffer<double> logs;          // likewise: of what becomes `gains`
+  Buffer<double> lengths;       // of rows: 1 + greatest expected accept length from there
+  Buffer<double> gains;         // of rows: ln of `lengths`
+  Buffer<double> gained;        // of hits: scores with the next row's gains
 
   Buffer<FusedPrefix> beam;     // of all slots, concatenated
   Buffer<double> found_scores;  // of the next slot's prefixes, before the best are chosen
