@@ -70,15 +70,223 @@ __m256d LaneMask(std::uint32_t set) {
   return _mm256_castsi256_pd(_mm256_cmpeq_epi64(both, bits));
 }
 
+// For each set of 8 bytes: those in the set side by side, and how many of the set are before each.
+struct ByteTables {
+  std::uint64_t compress[256] = {};
+  std::uint64_t rank[256] = {};
+
+  constexpr ByteTables() {
+    for (int set = 0; set < 256; ++set) {
+      int count = 0;
+      for (int i = 0; i < 8; ++i) {
+        rank[set] |= static_cast<std::uint64_t>(count) << 8 * i;
+        if ((set >> i & 1) == 0) continue;
+        compress[set] |= static_cast<std::uint64_t>(i) << 8 * count;
+        ++count;
+      }
+    }
+  }
+};
+constexpr ByteTables kByteTables;
+
+__m128i LoadBytes(const void* at) { return _mm_loadu_si128(static_cast<const __m128i*>(at)); }
+
+// 16 two-byte numbers below 256 as bytes.
+__m128i ToBytes(__m256i words) {
+  return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+
+// The lanes that a slot's table has for 16 hashes below 64: four lookups in 16 bytes each, of which
+// those give 0 whose index has its top bit set.
+__m128i LookUpLanes(const FusedSymbolTable& table, __m128i hashes) {
+  const auto* const lanes = reinterpret_cast<const __m256i*>(table.lanes8);
+  const __m256i both = _mm256_broadcastsi128_si256(hashes);
+  const __m256i top = _mm256_set1_epi8(0x70);
+  const __m256i quarter01 = _mm256_set_m128i(_mm_set1_epi8(16), _mm_setzero_si128());
+  const __m256i quarter23 = _mm256_set_m128i(_mm_set1_epi8(48), _mm_set1_epi8(32));
+  const __m256i index01 = _mm256_add_epi8(_mm256_xor_si256(both, quarter01), top);
+  const __m256i index23 = _mm256_add_epi8(_mm256_xor_si256(both, quarter23), top);
+  const __m256i all = _mm256_or_si256(_mm256_shuffle_epi8(_mm256_load_si256(lanes), index01),
+                                      _mm256_shuffle_epi8(_mm256_load_si256(lanes + 1), index23));
+  return _mm_or_si128(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+}
+
+// Eight bytes plus `added`, as 32-bit numbers.
+void StoreEight(__m128i bytes, std::uint32_t added, std::uint32_t* at) {
+  const __m256i sums =
+      _mm256_add_epi32(_mm256_cvtepu8_epi32(bytes), _mm256_set1_epi32(static_cast<int>(added)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), sums);
+}
+
+// The bits of the lanes of `hits`, whose bytes are all ones; different lanes below 16.
+std::uint32_t LaneBitsOf(__m128i lanes, __m128i hits) {
+  const __m128i low = _mm_setr_epi8(1, 2, 4, 8, 16, 32, 64, -128, 0, 0, 0, 0, 0, 0, 0, 0);
+  const __m128i high = _mm_shuffle_epi32(low, 0x4e);
+  const __m128i zero = _mm_setzero_si128();
+  const __m128i low_sums = _mm_sad_epu8(_mm_and_si128(_mm_shuffle_epi8(low, lanes), hits), zero);
+  const __m128i high_sums = _mm_sad_epu8(_mm_and_si128(_mm_shuffle_epi8(high, lanes), hits), zero);
+  const __m128i sums = _mm_add_epi32(low_sums, _mm_slli_epi32(high_sums, 8));
+  return static_cast<std::uint32_t>(
+      _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_srli_si128(sums, 8))));
+}
+
+// Up to 16 two-byte keys and 16 lanes or fewer: all keys at once through the slot's table, as with
+// AVX-512 (fused_avx512.cc). Reads 16 keys. No branch depends on the data.
+std::uint32_t FindIn16Keys(const std::uint16_t* keys, FusedRun run, const FusedQuery& query,
+                           const FusedOutput& out) {
+  const FusedSymbolTable& table = *query.slot.table;
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys + run.begin));
+  const __m256i product =
+      _mm256_mullo_epi16(words, _mm256_set1_epi16(static_cast<short>(table.factor)));
+  const __m128i lanes = LookUpLanes(table, ToBytes(_mm256_srli_epi16(product, 10)));
+  const __m128i low = ToBytes(_mm256_and_si256(words, _mm256_set1_epi16(0xff)));
+  const __m128i high = ToBytes(_mm256_srli_epi16(words, 8));
+  const __m128i equal =
+      _mm_and_si128(_mm_cmpeq_epi8(_mm_shuffle_epi8(LoadBytes(table.symbol_low), lanes), low),
+                    _mm_cmpeq_epi8(_mm_shuffle_epi8(LoadBytes(table.symbol_high), lanes), high));
+  // Only lanes that the suffix has, and only keys of the run.
+  const auto queried = static_cast<std::uint32_t>(*query.lane_bits);
+  const __m128i spread = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+  const __m128i bits = _mm_set1_epi64x(static_cast<long long>(0x8040201008040201u));
+  const __m128i queried_lanes = _mm_cmpeq_epi8(
+      _mm_and_si128(_mm_shuffle_epi8(_mm_cvtsi32_si128(static_cast<int>(queried)), spread), bits),
+      bits);
+  const __m128i iota = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m128i in_run =
+      _mm_cmpgt_epi8(_mm_set1_epi8(static_cast<char>(run.end - run.begin)), iota);
+  const __m128i hits =
+      _mm_and_si128(_mm_and_si128(equal, in_run), _mm_shuffle_epi8(queried_lanes, lanes));
+  const auto set = static_cast<std::uint32_t>(_mm_movemask_epi8(hits));
+
+  const auto low_count = static_cast<std::uint32_t>(__builtin_popcount(queried & 255));
+  const __m128i rank_of_lane =
+      _mm_set_epi64x(static_cast<long long>(kByteTables.rank[queried >> 8 & 255] +
+                                            low_count * std::uint64_t{0x0101010101010101}),
+                     static_cast<long long>(kByteTables.rank[queried & 255]));
+  const __m128i ranks = _mm_shuffle_epi8(rank_of_lane, lanes);
+  std::uint32_t count = 0;
+  for (std::uint32_t half = 0; half < 2; ++half) {
+    const std::uint32_t eight = set >> 8 * half & 255;
+    const __m128i kept = _mm_set1_epi64x(
+        static_cast<long long>(kByteTables.compress[eight] + half * 0x0808080808080808u));
+    StoreEight(_mm_shuffle_epi8(lanes, kept), 0, out.lane + count);
+    StoreEight(kept, run.begin, out.node + count);
+    StoreEight(_mm_shuffle_epi8(ranks, kept), query.first_hit, out.suffix_hit + count);
+    count += static_cast<std::uint32_t>(__builtin_popcount(eight));
+  }
+  *out.lane_bits = LaneBitsOf(lanes, hits);
+  return std::min(count, query.slot.num_lanes);  // more only in a damaged file
+}
+
+// A run of 64 keys or fewer, 16 a turn.
+std::uint32_t FindInTurns(const std::uint16_t* keys, FusedRun run, const FusedQuery& query,
+                          const FusedOutput& out) {
+  std::uint32_t count = 0;
+  std::uint64_t lane_bits = 0;
+  for (std::uint32_t at = run.begin; at < run.end; at += 16) {
+    const FusedOutput next = {out.lane + count, out.node + count, out.suffix_hit + count,
+                              out.lane_bits};
+    count += FindIn16Keys(keys, {at, std::min(at + 16, run.end)}, query, next);
+    count = std::min(count, query.slot.num_lanes);
+    lane_bits |= *out.lane_bits;
+  }
+  *out.lane_bits = lane_bits;
+  return count;
+}
+
+// How many of the sorted samples are at most each of 16 words.
+__m256i CountAtMost16(const std::uint16_t* samples, std::uint32_t size, __m256i words) {
+  __m256i count = _mm256_setzero_si256();
+  for (std::uint32_t i = 0; i < size; ++i) {
+    const __m256i above =
+        _mm256_subs_epu16(_mm256_set1_epi16(static_cast<short>(samples[i])), words);
+    count = _mm256_sub_epi16(count, _mm256_cmpeq_epi16(above, _mm256_setzero_si256()));
+  }
+  return count;
+}
+
+// Of 8 lanes: the blocks that those counts of samples lead to.
+void StoreBlocks(FusedRun run, __m128i counts, FusedBlock* blocks) {
+  const __m256i first = _mm256_set1_epi32(static_cast<int>(run.begin / kSampleStride));
+  const __m256i base =
+      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtepu16_epi32(counts), first), kSampleShift);
+  const __m256i begin = _mm256_set1_epi32(static_cast<int>(run.begin));
+  const __m256i end = _mm256_set1_epi32(static_cast<int>(run.end));
+  const __m256i ones = _mm256_set1_epi32(-1);
+  const __m256i low = _mm256_sub_epi32(_mm256_max_epu32(base, begin), base);
+  const __m256i high = _mm256_sub_epi32(end, base);  // shifts by 32 or more give 0
+  const __m256i keys =
+      _mm256_andnot_si256(_mm256_sllv_epi32(ones, high), _mm256_sllv_epi32(ones, low));
+  const __m256i even = _mm256_unpacklo_epi32(base, keys);  // lanes 0, 1, 4, 5
+  const __m256i odd = _mm256_unpackhi_epi32(base, keys);   // lanes 2, 3, 6, 7
+  auto* const at = reinterpret_cast<__m256i*>(blocks);
+  _mm256_storeu_si256(at, _mm256_permute2x128_si256(even, odd, 0x20));
+  _mm256_storeu_si256(at + 1, _mm256_permute2x128_si256(even, odd, 0x31));
+}
+
+// Where there are more samples, searching them by halves is as fast as reading them all.
+constexpr std::uint32_t kScannedSamples = 128;
+
 struct Avx2 : Scalar {
+  static constexpr bool kUsesTables = true;
+  static std::uint32_t TinyRun(const PackedLevel& level, const FusedSymbolTable& table) {
+    return level.form.key_bytes == 2 && table.factor != 0 ? 16 : 0;
+  }
+  static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
+                                     const FusedQuery& query, const FusedOutput& out) {
+    if (run.begin + std::uint64_t{16} > level.size()) return FindInSmallRun(level, run, query, out);
+    return FindIn16Keys(reinterpret_cast<const std::uint16_t*>(level.keys.data()), run, query, out);
+  }
+
   static std::uint32_t FindInSmallRun(const PackedLevel& level, FusedRun run,
                                       const FusedQuery& query, const FusedOutput& out) {
-    return FindAmong(level, query, out, [&](std::uint32_t) { return run; });
+    if (TinyRun(level, *query.slot.table) != 0 && run.begin + std::uint64_t{64} <= level.size()) {
+      return FindInTurns(reinterpret_cast<const std::uint16_t*>(level.keys.data()), run, query,
+                         out);
+    }
+    return FindEach(query, out, [&](std::uint32_t, Symbol word, std::uint32_t* node) {
+      return FindInPart(level, run, word, node);
+    });
+  }
+
+  static void FindBlocks(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+                         FusedBlock* blocks) {
+    const std::uint32_t first = run.begin / kSampleStride;
+    const std::uint32_t size = (run.end - 1) / kSampleStride - first;
+    if (level.form.key_bytes != 2 || size > kScannedSamples) {
+      Scalar::FindBlocks(level, run, query, blocks);
+      return;
+    }
+    const auto* samples = reinterpret_cast<const std::uint16_t*>(level.samples.data()) + first + 1;
+    for (std::uint32_t lane = 0; lane < query.slot.num_lanes; lane += 16) {  // has spare symbols
+      const __m256i counts = CountAtMost16(
+          samples, size,
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(query.slot.symbols16 + lane)));
+      StoreBlocks(run, _mm256_castsi256_si128(counts), blocks + lane);
+      if (lane + 8 == query.slot.num_lanes) break;
+      StoreBlocks(run, _mm256_extracti128_si256(counts, 1), blocks + lane + 8);
+    }
+    const auto* keys = reinterpret_cast<const std::uint16_t*>(level.keys.data());
+    for (std::uint32_t word = 0; 64 * word < query.slot.num_lanes; ++word) {
+      for (std::uint64_t bits = query.lane_bits[word]; bits != 0; bits &= bits - 1) {
+        __builtin_prefetch(keys + blocks[64 * word + _tzcnt_u64(bits)].base);
+      }
+    }
   }
 
   static std::uint32_t FindInBlocks(const PackedLevel& level, const FusedQuery& query,
                                     const FusedBlock* blocks, const FusedOutput& out) {
-    return FindAmong(level, query, out, [&](std::uint32_t lane) { return RunIn(blocks[lane]); });
+    const auto* keys = reinterpret_cast<const std::uint16_t*>(level.keys.data());
+    const std::uint64_t whole = level.size() / kSampleStride * kSampleStride;
+    return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
+      const FusedBlock block = blocks[lane];
+      if (level.form.key_bytes == 4 || block.base >= whole) {
+        return FindInPart(level, RunIn(block), word, node);
+      }
+      const std::uint32_t equal = EqualLanes(keys + block.base, word) & block.keys;
+      *node = block.base + _tzcnt_u32(equal);
+      return equal != 0;
+    });
   }
 
   static double FillRow(const double* suffix_values, double added, const FusedRowHits& hits,
@@ -185,23 +393,13 @@ struct Avx2 : Scalar {
     return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
   }
 
-  template <typename RunOf>
-  static std::uint32_t FindAmong(const PackedLevel& level, const FusedQuery& query,
-                                 const FusedOutput& out, const RunOf& run_of) {
-    const std::uint8_t* keys = level.keys.data();
-    if (level.form.key_bytes == 4) {
-      return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
-        return FindByHalves(reinterpret_cast<const std::uint32_t*>(keys), run_of(lane), word, node);
-      });
-    }
-    return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
-      return FindInPart(level, run_of(lane), word, node);
-    });
-  }
-
   // Among at most kLargeRun keys: block by block.
   static bool FindInPart(const PackedLevel& level, FusedRun part, Symbol word,
                          std::uint32_t* node) {
+    if (level.form.key_bytes == 4) {
+      return FindByHalves(reinterpret_cast<const std::uint32_t*>(level.keys.data()), part, word,
+                          node);
+    }
     const auto* keys = reinterpret_cast<const std::uint16_t*>(level.keys.data());
     for (std::uint32_t at = part.begin; at < part.end; at += 32) {
       if (at + 32 > level.size()) return FindByHalves(keys, {at, part.end}, word, node);

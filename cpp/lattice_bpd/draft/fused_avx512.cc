@@ -90,7 +90,8 @@ std::uint32_t FindInTinyRun(const std::uint16_t* keys, FusedRun run, const Fused
   _mm512_storeu_si512(out.node, _mm512_maskz_compress_epi32(hits, node));
   _mm512_storeu_si512(out.suffix_hit, _mm512_maskz_compress_epi32(hits, suffix_hit));
   *out.lane_bits = static_cast<std::uint32_t>(_mm512_mask_reduce_or_epi32(hits, bits));
-  return static_cast<std::uint32_t>(__builtin_popcount(hits));
+  const auto count = static_cast<std::uint32_t>(__builtin_popcount(hits));
+  return std::min(count, query.slot.num_lanes);  // more only in a damaged file
 }
 
 // A run of 64 keys or fewer: load them once, compare each candidate.

@@ -87,9 +87,13 @@ inline void MakeSymbolTable(const Symbol* symbols, std::uint32_t size, FusedSymb
     if (__builtin_popcountll(entries) != static_cast<int>(size)) continue;
     table->factor = static_cast<std::uint16_t>(factor);
     std::memset(table->lanes, 0, sizeof table->lanes);
+    std::memset(table->lanes8, 0, sizeof table->lanes8);
     for (std::uint32_t lane = 0; lane < size; ++lane) {
       const std::uint32_t entry = (symbols[lane] * factor & 0xffff) >> 10;
       table->lanes[entry] = static_cast<std::uint16_t>(lane);
+      table->lanes8[entry] = static_cast<std::uint8_t>(lane);
+      table->symbol_low[lane] = static_cast<std::uint8_t>(symbols[lane]);
+      table->symbol_high[lane] = static_cast<std::uint8_t>(symbols[lane] >> 8);
     }
     return;
   }

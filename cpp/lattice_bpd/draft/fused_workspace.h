@@ -52,6 +52,9 @@ struct FusedHits {
 struct FusedSymbolTable {
   std::uint16_t factor = 0;             // 0 where there is no table
   alignas(64) std::uint16_t lanes[64];  // 0 where empty
+  alignas(64) std::uint8_t lanes8[64];  // the same in bytes
+  std::uint8_t symbol_low[16];          // of the symbols of the lanes, the low bytes
+  std::uint8_t symbol_high[16];         // and the high ones
 };
 
 // The children of a history: nodes begin .. end - 1 of the next level.
