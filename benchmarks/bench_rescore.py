@@ -4,6 +4,8 @@
     python benchmarks/bench_rescore.py --quick          fewer lattices, no large LM
     python benchmarks/bench_rescore.py --instructions   instruction counts alone, see
                                                         instruction_baseline.py
+    python benchmarks/bench_rescore.py --cache-lines    cache lines that a search accesses, see
+                                                        cache_lines.py
 
 A time is that of one call of the core with ten lattices, divided by ten (one for alternating
 engines), over 500 different lattices in rotation: the lines of the LM that a lattice needs are
@@ -22,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from corpus import ROOT, VOCAB_SIZE, Corpus, load_corpus, make_dense_text, make_large_text
+from cache_lines import measure_cache_lines
+from corpus import CACHE, ROOT, VOCAB_SIZE, Corpus, load_corpus, make_dense_text, make_large_text
 from demo_lattices import find_demo_model, record_lattices
 from engines import (
     PART,
@@ -297,6 +300,7 @@ def main() -> None:
         "--instructions", action="store_true", help="compare instruction counts with the baseline"
     )
     parser.add_argument("--renew", action="store_true", help="replace that baseline")
+    parser.add_argument("--cache-lines", action="store_true", help="count the lines of a search")
     parser.add_argument("--demo", type=Path, metavar="DIR", help="a model of `lattice-bpd demo`")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "benchmarks" / "results" / "rescore.json"
@@ -304,6 +308,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.instructions or args.renew:
         compare_instructions(args.renew)
+        return
+    if args.cache_lines:
+        count_cache_lines()
         return
     bench = Bench(args)
     bench.measure_engines()
@@ -319,6 +326,16 @@ def main() -> None:
     print_table("summary", ["figure", "value"], list(bench.summary.items()))
     print(f"\n{args.out.name}: written")
     compare_instructions(renew=False)
+
+
+def count_cache_lines() -> None:
+    """Of the lattices that are timed."""
+    corpus = load_corpus()
+    make_lm("corpus.lm", corpus)
+    try:
+        measure_cache_lines(CACHE / "corpus.lm", draw_lattices(corpus, 21, 8, 16))
+    except MissingValgrindError as error:
+        sys.exit(f"cache lines are not counted: {error}")
 
 
 def compare_instructions(renew: bool) -> None:
