@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 BUILD := build/dev
 JOBS := $(shell nproc)
-CXX_FILES = $(shell find cpp src tests/cpp tests/fuzz -name '*.h' -o -name '*.cc')
+CXX_FILES = $(shell find cpp src tests/cpp tests/fuzz benchmarks -name '*.h' -o -name '*.cc')
 STUB := python/lattice_bpd/_core.pyi
 ARGS ?=
 SECONDS ?= 60

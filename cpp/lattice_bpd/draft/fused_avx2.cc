@@ -194,15 +194,31 @@ std::uint32_t FindInTurns(const std::uint16_t* keys, FusedRun run, const FusedQu
   return count;
 }
 
-// How many of the sorted samples are at most each of 16 words.
-__m256i CountAtMost16(const std::uint16_t* samples, std::uint32_t size, __m256i words) {
+// How many of every `stride`-th of the sorted samples are at most each of 16 words.
+template <std::uint32_t stride>
+__m256i CountEach(const std::uint16_t* samples, std::uint32_t size, __m256i words) {
   __m256i count = _mm256_setzero_si256();
-  for (std::uint32_t i = 0; i < size; ++i) {
+  for (std::uint32_t i = stride - 1; i < size; i += stride) {
     const __m256i above =
         _mm256_subs_epu16(_mm256_set1_epi16(static_cast<short>(samples[i])), words);
     count = _mm256_sub_epi16(count, _mm256_cmpeq_epi16(above, _mm256_setzero_si256()));
   }
   return count;
+}
+
+// How many of the sorted samples are at most each of 16 words. Of many samples every 16th is
+// compared with all words, and the 15 before the next one are searched by halves for each.
+__m256i CountAtMost16(const std::uint16_t* samples, std::uint32_t size, __m256i words) {
+  if (size <= 96) return CountEach<1>(samples, size, words);
+  alignas(32) std::uint16_t each[16], counts[16];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(each), words);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(counts), CountEach<16>(samples, size, words));
+  for (std::uint32_t i = 0; i < 16; ++i) {
+    const std::uint32_t begin = 16u * counts[i];
+    counts[i] = static_cast<std::uint16_t>(
+        begin + CountAtMost(samples + begin, std::min(size - begin, 15u), each[i]));
+  }
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(counts));
 }
 
 // Of 8 lanes: the blocks that those counts of samples lead to.
@@ -223,9 +239,6 @@ void StoreBlocks(FusedRun run, __m128i counts, FusedBlock* blocks) {
   _mm256_storeu_si256(at, _mm256_permute2x128_si256(even, odd, 0x20));
   _mm256_storeu_si256(at + 1, _mm256_permute2x128_si256(even, odd, 0x31));
 }
-
-// Where there are more samples, searching them by halves is as fast as reading them all.
-constexpr std::uint32_t kScannedSamples = 128;
 
 struct Avx2 : Scalar {
   static constexpr bool kUsesTables = true;
@@ -253,7 +266,7 @@ struct Avx2 : Scalar {
                          FusedBlock* blocks) {
     const std::uint32_t first = run.begin / kSampleStride;
     const std::uint32_t size = (run.end - 1) / kSampleStride - first;
-    if (level.form.key_bytes != 2 || size > kScannedSamples) {
+    if (level.form.key_bytes != 2) {
       Scalar::FindBlocks(level, run, query, blocks);
       return;
     }
