@@ -21,6 +21,8 @@ TEST_CASE("freed memory is given back, which assigning {} does not do") {
   std::vector<int> values(100000);
   FreeMemory(&values);
   CHECK(values.capacity() == 0);
+  ResizeInHugePages(3000000, &values);
+  CHECK(values == std::vector<int>(3000000));
 }
 
 TEST_CASE("estimation and packing take what TrainingBytes says, counts included") {

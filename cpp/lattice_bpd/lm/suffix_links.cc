@@ -5,6 +5,7 @@
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/parallel.h"
+#include "lattice_bpd/base/vector_memory.h"
 
 namespace lattice_bpd {
 namespace {
@@ -79,7 +80,7 @@ ContextsBySuffix::ContextsBySuffix(const ChildLists& lists, const ChildLists& be
     if (has_children(i)) ++window_begin_[window(i) + 1];
   }
   std::partial_sum(window_begin_.begin(), window_begin_.end(), window_begin_.begin());
-  contexts_.resize(window_begin_.back());
+  ResizeInHugePages(window_begin_.back(), &contexts_);
   std::vector<std::size_t> next = window_begin_;
   for (std::size_t i = 0; i < lists.num_contexts(); ++i) {
     if (has_children(i)) contexts_[next[window(i)]++] = static_cast<std::uint32_t>(i);
@@ -109,7 +110,8 @@ std::uint32_t FindChild(Span<Symbol> words, std::uint32_t begin, std::uint32_t e
 std::vector<std::uint32_t> LinkSuffixes(const ChildLists& lists, const ChildLists& below,
                                         Span<std::uint32_t> below_links, int num_threads) {
   if (below_links.empty()) return {lists.word.begin(), lists.word.end()};
-  std::vector<std::uint32_t> links(lists.word.size());
+  std::vector<std::uint32_t> links;
+  ResizeInHugePages(lists.word.size(), &links);
   const ContextLinker linker(lists, below, below_links, links.data());
   ContextsBySuffix(lists, below, below_links).Run(num_threads, [&](Span<std::uint32_t> contexts) {
     linker.Link(contexts);

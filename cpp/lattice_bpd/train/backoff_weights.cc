@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "lattice_bpd/base/parallel.h"
+#include "lattice_bpd/base/vector_memory.h"
 #include "lattice_bpd/train/context_mass.h"
 
 namespace lattice_bpd {
@@ -23,7 +24,8 @@ void AssignBackoffWeights(int num_threads, Trie* trie) {
   for (int level = 1; level < trie->order(); ++level) {
     masses.Advance();
     TrieLevel& contexts = trie->levels[level - 1];
-    contexts.backoff.resize(contexts.size());
+    FreeMemory(&contexts.backoff);
+    ResizeInHugePages(contexts.size(), &contexts.backoff);
     contexts.backoff_error = 0.0f;
     const std::vector<std::uint32_t>& begin = contexts.child_begin;
     RunOverContexts(begin, num_threads, [&](std::size_t first, std::size_t last) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lattice_bpd/base/parallel.h"
+#include "lattice_bpd/base/vector_memory.h"
 #include "lattice_bpd/lm/suffix_links.h"
 
 namespace lattice_bpd {
@@ -48,15 +49,15 @@ ContextMasses::ContextMasses(int num_threads, const Trie& trie)
     : num_threads_(num_threads),
       trie_(trie),
       num_words_(CountWordsWithMass(trie)),
-      prob_(ProbsOfLevel(0)),
       links_(trie.levels.size()) {}
 
 void ContextMasses::Advance() {
-  if (level_ > 0) left_below_ = MassLeftOfLevel();
+  if (level_ > 0) FreeMemory(&links_[level_ - 1]);
+  FreeMemory(&below_);
+  below_ = ProbsOfLevel();
+  if (level_ > 0) left_below_ = MassLeftOfLevel(below_);
   ++level_;
   links_[level_] = LinkLevel(trie_.levels, level_, links_[level_ - 1], num_threads_);
-  below_ = std::move(prob_);
-  prob_ = ProbsOfLevel(level_);
 }
 
 bool ContextMasses::StoresEveryWord(std::uint32_t context) const {
@@ -72,11 +73,12 @@ bool ContextMasses::StoresEveryWord(std::uint32_t context) const {
 
 ContextMass ContextMasses::Of(std::uint32_t context) const {
   const std::vector<std::uint32_t>& child_begin = trie_.levels[level_ - 1].child_begin;
+  const std::vector<float>& log_prob = trie_.levels[level_].log_prob;
   const std::vector<std::uint32_t>& links = links_[level_];
   KahanSum here;
   KahanSum lower;
   for (std::uint32_t i = child_begin[context]; i < child_begin[context + 1]; ++i) {
-    here.Add(prob_[i]);
+    here.Add(std::exp(static_cast<double>(log_prob[i])));
     if (i + kAhead < links.size()) __builtin_prefetch(below_.data() + links[i + kAhead]);
     lower.Add(below_[links[i]]);
   }
@@ -85,9 +87,10 @@ ContextMass ContextMasses::Of(std::uint32_t context) const {
   return {MassLeft(here.value()), lower_left};
 }
 
-std::vector<double> ContextMasses::ProbsOfLevel(int level) const {
-  const std::vector<float>& log_prob = trie_.levels[level].log_prob;
-  std::vector<double> prob(log_prob.size());
+std::vector<double> ContextMasses::ProbsOfLevel() const {
+  const std::vector<float>& log_prob = trie_.levels[level_].log_prob;
+  std::vector<double> prob;
+  ResizeInHugePages(log_prob.size(), &prob);
   constexpr std::size_t kBlock = 1 << 16;
   RunParallel((prob.size() + kBlock - 1) / kBlock, num_threads_, [&](std::size_t block) {
     const std::size_t end = std::min(prob.size(), (block + 1) * kBlock);
@@ -98,14 +101,14 @@ std::vector<double> ContextMasses::ProbsOfLevel(int level) const {
   return prob;
 }
 
-std::vector<double> ContextMasses::MassLeftOfLevel() const {
+std::vector<double> ContextMasses::MassLeftOfLevel(const std::vector<double>& prob) const {
   const std::vector<std::uint32_t>& child_begin = trie_.levels[level_ - 1].child_begin;
   std::vector<double> left(child_begin.size() - 1, 1.0);
   RunOverContexts(child_begin, num_threads_, [&](std::size_t first, std::size_t last) {
     for (std::size_t context = first; context < last; ++context) {
       KahanSum here;
       for (std::uint32_t i = child_begin[context]; i < child_begin[context + 1]; ++i) {
-        here.Add(prob_[i]);
+        here.Add(prob[i]);
       }
       const bool everything = StoresEveryWord(static_cast<std::uint32_t>(context));
       left[context] = everything ? 0.0 : MassLeft(here.value());

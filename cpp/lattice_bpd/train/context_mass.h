@@ -25,7 +25,7 @@ struct ContextMass {
 // computes it, each 1 - sum is 1 - exp(-x) with x = -ln(sum) raised to at least 1e-9. One
 // difference: where the lower sum comes within 1e-5 of 1 (there: reaches 1), what is left is summed
 // from what h' gives the words not stored at h, since rounding would make up much of 1 - sum. 8
-// bytes for each n-gram of two levels and 4 for each of all.
+// bytes for each n-gram of the level below and 4 for each of three levels.
 class ContextMasses {
  public:
   ContextMasses(int num_threads, const Trie& trie);
@@ -34,8 +34,7 @@ class ContextMasses {
   void Advance();
 
   int level() const { return level_; }
-  const std::vector<double>& prob() const { return prob_; }    // of the level's n-grams
-  const std::vector<double>& below() const { return below_; }  // of the level below
+  const std::vector<double>& below() const { return below_; }  // probabilities of the level below
   const std::vector<std::uint32_t>& links() const { return links_[level_]; }  // suffixes
 
   // Whether a context stores every word with mass, so that it has none left to back off to.
@@ -45,18 +44,18 @@ class ContextMasses {
   ContextMass Of(std::uint32_t context) const;
 
  private:
-  std::vector<double> ProbsOfLevel(int level) const;
+  std::vector<double> ProbsOfLevel() const;
   double MassNotStored(std::uint32_t context) const;
-  std::vector<double> MassLeftOfLevel() const;
+  std::vector<double> MassLeftOfLevel(const std::vector<double>& prob) const;
 
   const int num_threads_;
   const Trie& trie_;
   const std::uint64_t num_words_;
   int level_ = 0;
-  std::vector<double> prob_;
   std::vector<double> below_;
   std::vector<double> left_below_;  // of the contexts whose n-grams are on the level below
-  std::vector<std::vector<std::uint32_t>> links_;  // [m]: suffixes of level m's nodes
+  std::vector<std::vector<std::uint32_t>>
+      links_;  // [m]: suffixes of level m's nodes; of two levels
 };
 
 }  // namespace lattice_bpd

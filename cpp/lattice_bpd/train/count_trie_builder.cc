@@ -8,6 +8,7 @@
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/interrupts.h"
 #include "lattice_bpd/base/parallel.h"
+#include "lattice_bpd/base/vector_memory.h"
 #include "lattice_bpd/lm/trie.h"
 #include "lattice_bpd/train/count_path.h"
 
@@ -116,10 +117,10 @@ class CountTrieBuilder {
       const std::uint64_t size =
           level == 0 ? trie.vocabulary.num_symbols() : TurnIntoOffsets(level);
       out.count.resize(size);
-      if (level > 0) out.word.resize(size);
+      if (level > 0) ResizeInHugePages(size, &out.word);
       if (level + 1 == options_.order) break;
       out.context_count.resize(size);
-      out.child_begin.resize(size + 1);
+      ResizeInHugePages(size + 1, &out.child_begin);
     }
     return trie;
   }

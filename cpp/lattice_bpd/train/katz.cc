@@ -71,7 +71,8 @@ std::vector<float> EstimateOrder(const CountTrie& counts, int level,
                                  const GoodTuringDiscounts& discounts, std::uint64_t num_words,
                                  int num_threads) {
   const CountLevel& contexts = counts.levels[level - 1];
-  std::vector<float> log_prob(counts.levels[level].size());
+  std::vector<float> log_prob;
+  ResizeInHugePages(counts.levels[level].size(), &log_prob);
   const OrderEstimator estimator(contexts, counts.levels[level], discounts, counts.vocabulary.eos,
                                  num_words, &log_prob);
   RunOverContexts(contexts.child_begin, num_threads, [&](std::size_t first, std::size_t last) {

@@ -7,6 +7,7 @@
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/parallel.h"
+#include "lattice_bpd/base/vector_memory.h"
 #include "lattice_bpd/lm/trie.h"
 #include "lattice_bpd/train/continuation_keys.h"
 #include "lattice_bpd/train/sorted_keys.h"
@@ -73,12 +74,12 @@ class KeyedCounter {
       std::uint64_t size = trie.levels[0].count.size();
       if (level > 0) {
         size = TurnIntoOffsets(level, part_sizes);
-        out.word.resize(size);
+        ResizeInHugePages(size, &out.word);
         out.count.resize(size);
       }
       if (level == layout_.length) break;
       out.context_count.resize(size);
-      out.child_begin.resize(size + 1);
+      ResizeInHugePages(size + 1, &out.child_begin);
     }
     return trie;
   }

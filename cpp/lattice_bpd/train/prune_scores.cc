@@ -75,8 +75,9 @@ NgramScores RelativeEntropyScores(const Trie& trie, NgramScores probs, int num_t
         const ContextMass mass = masses.Of(static_cast<std::uint32_t>(context));
         for (std::uint32_t i = begin; i < end; ++i) {
           const std::uint32_t suffix = masses.links()[i];
-          costs[i] = RemovalCost(context_probs[context], mass, masses.prob()[i],
-                                 masses.below()[suffix], log_prob[i], lower_log_prob[suffix]);
+          const double prob = std::exp(static_cast<double>(log_prob[i]));
+          costs[i] = RemovalCost(context_probs[context], mass, prob, masses.below()[suffix],
+                                 log_prob[i], lower_log_prob[suffix]);
         }
       }
     });

@@ -37,10 +37,10 @@ std::uint64_t InterpolationBytes(const Sizes& sizes) {
   return Largest(sizes, [&](std::size_t m) { return 12 * sizes[m] + 16 * sizes[m - 1]; });
 }
 
-// ContextMasses: probabilities of two orders, what is left, the links of all orders.
+// ContextMasses: probabilities of an order, what is left, links of two orders and sorted contexts.
 std::uint64_t BackoffBytes(const Sizes& sizes) {
   return Largest(sizes, [&](std::size_t m) {
-    return 8 * sizes[m] + 20 * sizes[m - 1] + 4 * Sum(sizes, 1, m + 1);
+    return 4 * sizes[m] + 16 * sizes[m - 1] + (m > 1 ? 8 * sizes[m - 2] : 0);
   });
 }
 
