@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bindings.h"
+#include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/lm/backoff_lm.h"
 #include "lattice_bpd/lm/unpack.h"
 #include "lattice_bpd/train/corpus_counter.h"
@@ -58,7 +59,8 @@ py::tuple TrainNgramLm(const Array<TokenId>& token_ids, const Array<std::int64_t
     const Vocabulary vocabulary = MakeVocabulary(vocab_size, {bos_id, eos_id, unk_id});
     CountTrie counts = CountAll(sequences, target_span, vocabulary, order, threads);
     lm = BackoffLm::FromTrie(EstimateLm(std::move(counts), options, &report), Packing::kFast,
-                             SuffixClosure::kKnown);  // estimation has linked every suffix
+                             SuffixClosure::kKnown,  // estimation has linked every suffix
+                             ResolveThreads(threads));
   }
   return py::make_tuple(ToPython(lm), report.warnings);
 }
@@ -129,7 +131,7 @@ py::tuple TrainOnCounts(CorpusCounter* counter, MinCounts min_counts, int katz_k
   {
     const LongCall guard;
     lm = BackoffLm::FromTrie(TrainLm(counter, options, &report), Packing::kFast,
-                             SuffixClosure::kKnown);
+                             SuffixClosure::kKnown, ResolveThreads(threads));
   }
   return py::make_tuple(ToPython(lm), report.warnings);
 }

@@ -5,21 +5,25 @@
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/huge_pages.h"
 #include "lattice_bpd/base/mapped_file.h"
+#include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/lm/lm_fst.h"
 #include "lattice_bpd/lm/suffix_links.h"
 
 namespace lattice_bpd {
 
 std::shared_ptr<const BackoffLm> BackoffLm::FromTrie(const Trie& trie, Packing packing,
-                                                     SuffixClosure closure) {
+                                                     SuffixClosure closure, int num_threads) {
   ValidateTrie(trie);
   std::vector<std::uint32_t> links;
   for (int m = 1; m < trie.order() && closure == SuffixClosure::kUnknown; ++m) {
     // Throws where a suffix is missing.
-    links = LinkLevel(trie.levels, m, links, /*num_threads=*/1);
+    links = LinkLevel(trie.levels, m, links, num_threads);
   }
-  std::vector<LevelStorage> storage;
-  for (int m = 0; m < trie.order(); ++m) storage.push_back(PackLevel(trie, m, packing));
+  std::vector<LevelStorage> storage(trie.levels.size());
+  RunParallel(storage.size(), num_threads, [&](std::size_t i) {
+    const std::size_t m = storage.size() - 1 - i;  // the largest first
+    storage[m] = PackLevel(trie, static_cast<int>(m), packing);
+  });
   std::vector<PackedLevel> levels;
   for (int m = 0; m < trie.order(); ++m) {
     const std::size_t children = m + 1 < trie.order() ? trie.levels[m + 1].size() : 0;

@@ -62,11 +62,12 @@ enum class SuffixClosure { kUnknown, kKnown };
 
 class BackoffLm {
  public:
-  // Checks the trie (ValidateTrie; suffix closure unless it is known) and packs it.
-  // Throws ValueError.
+  // Checks the trie (ValidateTrie; suffix closure unless it is known) and packs it, its orders on
+  // up to num_threads threads. Throws ValueError.
   static std::shared_ptr<const BackoffLm> FromTrie(const Trie& trie,
                                                    Packing packing = Packing::kFast,
-                                                   SuffixClosure closure = SuffixClosure::kUnknown);
+                                                   SuffixClosure closure = SuffixClosure::kUnknown,
+                                                   int num_threads = 1);
 
   // Takes levels that point into `storage` or into `file`; used by FromTrie and lm_file.cc.
   BackoffLm(const Vocabulary& vocabulary, std::vector<PackedLevel> levels,

@@ -1,9 +1,10 @@
 #include "lattice_bpd/lm/packed_level.h"
 
 #include <limits>
-#include <unordered_map>
+#include <utility>
 
 #include "lattice_bpd/base/interrupts.h"
+#include "lattice_bpd/base/vector_memory.h"
 
 namespace lattice_bpd {
 namespace {
@@ -11,39 +12,77 @@ namespace {
 constexpr std::size_t kMaxCodes = 1 << 16;
 constexpr std::size_t kMaxFastCodes = 12 << 10;  // a table of 48 KiB
 
-// The distinct values of a field by increasing value, or none where a table would not be smaller.
-struct ValueTable {
-  std::vector<float> values;
-  int code_bytes = 4;
+std::uint32_t BitsOf(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
 
-  ValueTable(const std::vector<float>& field, Packing packing) {
+// A hash table from values to their codes, with linear probing.
+class CodeTable {
+ public:
+  explicit CodeTable(std::size_t most) : size_(1) {
+    while (size_ < 2 * most) size_ *= 2;
+    entries_.resize(size_);
+  }
+
+  // The value's code; `next` becomes the code of a value that has none.
+  std::uint32_t& CodeOf(float value, std::uint32_t next) {
+    const std::uint32_t bits = BitsOf(value + 0.0f);  // -0 is 0
+    std::size_t at = (bits * 0x9e3779b97f4a7c15u) >> 32 & (size_ - 1);
+    while (entries_[at].code != kNone && entries_[at].bits != bits) at = (at + 1) & (size_ - 1);
+    if (entries_[at].code == kNone) entries_[at] = {bits, next};
+    return entries_[at].code;
+  }
+
+ private:
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  struct Entry {
+    std::uint32_t bits = 0;
+    std::uint32_t code = kNone;
+  };
+
+  std::size_t size_;  // a power of 2
+  std::vector<Entry> entries_;
+};
+
+// The distinct values of a field by increasing value, or none where a table would not be smaller.
+class ValueTable {
+ public:
+  ValueTable(const std::vector<float>& field, Packing packing)
+      : codes_(packing == Packing::kFast ? kMaxFastCodes : kMaxCodes) {
     const std::size_t most = packing == Packing::kFast ? kMaxFastCodes : kMaxCodes;
-    std::vector<float> sorted;
-    std::unordered_map<float, bool> seen;
+    std::vector<float> distinct;
     InterruptCounter interrupts;
     for (const float value : field) {
       interrupts.Count();
-      if (!seen.emplace(value, true).second) continue;
-      if (seen.size() > most) return;
-      sorted.push_back(value);
+      const auto next = static_cast<std::uint32_t>(distinct.size());
+      if (codes_.CodeOf(value, next) != next) continue;
+      distinct.push_back(value);
+      if (distinct.size() > most) return;
     }
-    const int bytes = sorted.size() <= 256 ? 1 : 2;
-    if (bytes * field.size() + 4 * sorted.size() >= 4 * field.size()) return;
-    std::sort(sorted.begin(), sorted.end());
-    values = std::move(sorted);
-    code_bytes = bytes;
+    const int bytes = distinct.size() <= 256 ? 1 : 2;
+    if (bytes * field.size() + 4 * distinct.size() >= 4 * field.size()) return;
+    std::sort(distinct.begin(), distinct.end());
+    for (std::uint32_t code = 0; code < distinct.size(); ++code) {
+      codes_.CodeOf(distinct[code], code) = code;
+    }
+    values_ = std::move(distinct);
+    code_bytes_ = bytes;
   }
 
+  const std::vector<float>& values() const { return values_; }
+  int code_bytes() const { return code_bytes_; }
+
   // The value's bits as they are stored.
-  std::uint32_t Encode(float value) const {
-    if (code_bytes != 4) {
-      return static_cast<std::uint32_t>(std::lower_bound(values.begin(), values.end(), value) -
-                                        values.begin());
-    }
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
+  std::uint32_t Encode(float value) {
+    return code_bytes_ == 4 ? BitsOf(value) : codes_.CodeOf(value, 0);
   }
+
+ private:
+  CodeTable codes_;
+  std::vector<float> values_;
+  int code_bytes_ = 4;
 };
 
 void Put(std::uint32_t bits, int bytes, std::uint8_t** at) {
@@ -99,7 +138,8 @@ std::uint32_t Offset(const LevelStorage& out, std::size_t node, std::uint32_t ch
 }
 
 std::vector<std::uint8_t> PackKeys(const std::vector<Symbol>& words, int bytes) {
-  std::vector<std::uint8_t> keys(words.size() * static_cast<std::size_t>(bytes));
+  std::vector<std::uint8_t> keys;
+  ResizeInHugePages(words.size() * static_cast<std::size_t>(bytes), &keys);
   std::uint8_t* at = keys.data();
   for (const Symbol word : words) Put(word, bytes, &at);
   return keys;
@@ -110,34 +150,34 @@ std::vector<std::uint8_t> PackKeys(const std::vector<Symbol>& words, int bytes) 
 LevelStorage PackLevel(const Trie& trie, int m, Packing packing) {
   const TrieLevel& level = trie.levels[m];
   const bool highest = m + 1 == trie.order();
-  const ValueTable log_probs(level.log_prob, packing);
-  const ValueTable backoffs(level.backoff, packing);
+  ValueTable log_probs(level.log_prob, packing);
+  ValueTable backoffs(level.backoff, packing);
   LevelStorage out;
   out.form.size = level.size();
   out.form.log_prob_error = level.log_prob_error;
   // Two bytes leave 0xffff free: the search uses it for lanes without a candidate.
   if (m > 0) out.form.key_bytes = trie.vocabulary.num_symbols() < kMaxCodes ? 2 : 4;
-  out.form.log_prob_bytes = static_cast<std::uint8_t>(log_probs.code_bytes);
-  out.log_prob_values = log_probs.values;
+  out.form.log_prob_bytes = static_cast<std::uint8_t>(log_probs.code_bytes());
+  out.log_prob_values = log_probs.values();
   if (!highest) {
-    out.form.backoff_bytes = static_cast<std::uint8_t>(backoffs.code_bytes);
+    out.form.backoff_bytes = static_cast<std::uint8_t>(backoffs.code_bytes());
     out.form.backoff_error = level.backoff_error;
-    out.backoff_values = backoffs.values;
+    out.backoff_values = backoffs.values();
     out.form.child_bytes = static_cast<std::uint8_t>(ChildBytes(level.child_begin, packing));
     AddBases(level.child_begin, &out);
   }
   out.keys = PackKeys(level.word, out.form.key_bytes);
   out.samples = SampleKeys(out.form, out.keys);
 
-  out.payload.resize((level.size() + 1) * out.form.record_bytes());
+  ResizeInHugePages((level.size() + 1) * out.form.record_bytes(), &out.payload);
   std::uint8_t* at = out.payload.data();
   InterruptCounter interrupts;
   for (std::size_t i = 0; i <= level.size(); ++i) {
     interrupts.Count();
     const bool real = i < level.size();
-    Put(real ? log_probs.Encode(level.log_prob[i]) : 0, log_probs.code_bytes, &at);
+    Put(real ? log_probs.Encode(level.log_prob[i]) : 0, log_probs.code_bytes(), &at);
     if (highest) continue;
-    Put(real ? backoffs.Encode(level.backoff[i]) : 0, backoffs.code_bytes, &at);
+    Put(real ? backoffs.Encode(level.backoff[i]) : 0, backoffs.code_bytes(), &at);
     Put(Offset(out, i, level.child_begin[i]), out.form.child_bytes, &at);
   }
   return out;
