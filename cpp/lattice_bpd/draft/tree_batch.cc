@@ -34,33 +34,37 @@ void WriteTree(const std::vector<TreeNode>& nodes, std::size_t b, std::size_t ma
                     out->attention_mask.data() + b * max_nodes * max_nodes);
 }
 
-// The leaves of row b.
-std::vector<std::int32_t> FindLeaves(const TreeBatch& tree, std::size_t b, std::size_t max_nodes) {
-  const std::int32_t* parents = tree.parents.data() + b * max_nodes;
-  std::vector<bool> is_parent(max_nodes);
-  for (std::int32_t i = 0; i < tree.counts[b]; ++i) {
-    if (parents[i] >= 0) is_parent[parents[i]] = true;
+// 1 for each node that is a leaf, in the layout of the nodes.
+std::vector<std::uint8_t> MarkLeaves(const TreeBatch& tree, std::size_t max_nodes) {
+  std::vector<std::uint8_t> is_leaf(tree.parents.size(), 0);
+  for (std::size_t b = 0; b < tree.counts.size(); ++b) {
+    std::uint8_t* const row = is_leaf.data() + b * max_nodes;
+    for (std::int32_t i = 0; i < tree.counts[b]; ++i) {  // parents are before children
+      row[i] = 1;
+      const std::int32_t parent = tree.parents[b * max_nodes + static_cast<std::size_t>(i)];
+      if (parent >= 0) row[parent] = 0;
+    }
   }
-  std::vector<std::int32_t> leaves;
-  for (std::int32_t i = 0; i < tree.counts[b]; ++i) {
-    if (!is_parent[i]) leaves.push_back(i);
-  }
-  return leaves;
+  return is_leaf;
 }
 
 void WriteLeafPaths(std::size_t max_nodes, std::size_t num_slots, TreeBatch* out) {
-  std::vector<std::vector<std::int32_t>> leaves;
-  for (std::size_t b = 0; b < out->counts.size(); ++b) {
-    leaves.push_back(FindLeaves(*out, b, max_nodes));
-    out->max_leaves = std::max(out->max_leaves, leaves[b].size());
+  const std::vector<std::uint8_t> is_leaf = MarkLeaves(*out, max_nodes);
+  const std::size_t batch = out->counts.size();
+  for (std::size_t b = 0; b < batch; ++b) {
+    const std::uint8_t* const row = is_leaf.data() + b * max_nodes;
+    const auto leaves = static_cast<std::size_t>(std::count(row, row + max_nodes, 1));
+    out->max_leaves = std::max(out->max_leaves, leaves);
   }
-  out->leaf_paths.assign(leaves.size() * out->max_leaves * num_slots, -1);
-  for (std::size_t b = 0; b < leaves.size(); ++b) {
-    for (std::size_t leaf = 0; leaf < leaves[b].size(); ++leaf) {
-      std::int32_t* path = out->leaf_paths.data() + (b * out->max_leaves + leaf) * num_slots;
-      for (std::int32_t i = leaves[b][leaf]; i >= 0; i = out->parents[b * max_nodes + i]) {
+  out->leaf_paths.assign(batch * out->max_leaves * num_slots, -1);
+  for (std::size_t b = 0; b < batch; ++b) {
+    std::int32_t* path = out->leaf_paths.data() + b * out->max_leaves * num_slots;
+    for (std::size_t leaf = 0; leaf < max_nodes; ++leaf) {
+      if (is_leaf[b * max_nodes + leaf] == 0) continue;
+      for (auto i = static_cast<std::int32_t>(leaf); i >= 0; i = out->parents[b * max_nodes + i]) {
         path[out->depths[b * max_nodes + i]] = i;
       }
+      path += num_slots;
     }
   }
 }
