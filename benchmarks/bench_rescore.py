@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from batches import SIMULATED, SIZES, simulate_threads, time_batches
 from cache_lines import measure_cache_lines
 from corpus import CACHE, ROOT, VOCAB_SIZE, Corpus, load_corpus, make_dense_text, make_large_text
 from demo_lattices import find_demo_model, record_lattices
@@ -146,25 +146,24 @@ class Bench:
         )
 
     def measure_batches(self) -> None:
-        """64 lattices in one call, on one thread and on two.
-
-        Two threads need the wall clock and both cores, which virtual machines share with others for
-        seconds at a time: of rounds over ten seconds the least counts.
-        """
-        measured = time_alternating(
-            [
-                engine_contender(self.lm, 16, "fused", self.main.split(64), threads=n)
-                for n in (1, 2)
-            ],
-            items_per_call=64,
-            rounds=40 * self.rounds,
-            clock=time.perf_counter,
-        )
-        times = dict(zip((1, 2), measured, strict=True))
-        rows = [[n, times[n].median, times[n].p90] for n in times]
-        print_table("batch of 64, us a lattice", ["threads", "median", "90 %"], rows)
-        self.results["batch64"] = {str(n): times[n].to_json() for n in times}
-        self.summary["batch64_2threads"] = round(times[1].median / times[2].median, 2)
+        """64 and 256 lattices in one call, on one thread and on two; 16 threads simulated."""
+        for size in SIZES:
+            if size > self.count:
+                continue  # --quick
+            times = time_batches(self.lm, self.main, size, 40 * self.rounds)
+            rows = [[n, times[n].median, times[n].p90] for n in times]
+            print_table(f"batch of {size}, us a lattice", ["threads", "median", "90 %"], rows)
+            self.results[f"batch{size}"] = {str(n): times[n].to_json() for n in times}
+            self.summary[f"batch{size}_2threads"] = round(times[1].median / times[2].median, 2)
+        if self.args.quick:
+            return
+        try:
+            simulated = simulate_threads(self.lm, CACHE / "corpus.lm", self.main, self.rounds)
+        except MissingValgrindError as error:
+            print(f"\nnote: 16 threads are left out: {error}")
+            return
+        print(f"\n{SIMULATED} threads, simulated: {simulated}")
+        self.results[f"simulated_{SIMULATED}threads"] = simulated
 
     def measure_trees(self) -> None:
         """Trees of the sizes that decoding verifies."""

@@ -24,6 +24,7 @@ from lattices import Lattices, rescore, tree_arguments
 from lattice_bpd import NGramLM, _core
 
 _SHORT, _LONG = 20, 120  # lattices
+_PRIVATE_CACHE = ("--cache-sim=yes", f"--LL={1 << 20},16,64")  # in place of the last level
 
 
 class Search(NamedTuple):
@@ -86,6 +87,26 @@ def count_instructions(lm_path: Path, lattices: dict[str, Lattices]) -> dict[str
     }
 
 
+def count_line_fills(lm_path: Path, lattices: Lattices) -> float:
+    """Cache lines that one lattice (of 8 x 16, 16 best) brings into a private cache of 1 MiB.
+
+    Args:
+        lm_path: of the LM's file; its folder keeps temporary files.
+        lattices: _LONG of them or more.
+
+    Raises:
+        MissingValgrindError: there is none.
+    """
+    name = SEARCHES[0].name
+    _save(lm_path, {search.name: lattices for search in SEARCHES})
+    short = {search.name: _SHORT for search in SEARCHES}
+    fills = [
+        _valgrind([str(lm_path), json.dumps({**short, name: count})], _PRIVATE_CACHE)["LLd misses"]
+        for count in (_SHORT, _LONG)
+    ]
+    return (fills[1] - fills[0]) / (_LONG - _SHORT)
+
+
 def _save(lm_path: Path, lattices: dict[str, Lattices]) -> None:
     for name, some in lattices.items():
         np.savez(lm_path.with_name(f"valgrind-{name}.npz"), **some._asdict())
@@ -96,12 +117,14 @@ def _load(lm_path: Path, name: str) -> Lattices:
         return Lattices(**arrays)
 
 
-def _valgrind(arguments: Sequence[str]) -> dict[str, int]:
+def _valgrind(
+    arguments: Sequence[str], cache: Sequence[str] = ("--cache-sim=no",)
+) -> dict[str, int]:
     """The totals that cachegrind prints of this program."""
     valgrind = shutil.which("valgrind")
     if valgrind is None:
         raise MissingValgrindError("found no valgrind; apt-get install valgrind")
-    command = [valgrind, "--tool=cachegrind", "--cachegrind-out-file=/dev/null", "--cache-sim=no"]
+    command = [valgrind, "--tool=cachegrind", "--cachegrind-out-file=/dev/null", *cache]
     fixed = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "LATTICE_BPD_REBUILD": "0"}
     done = subprocess.run(
         [*command, sys.executable, __file__, *arguments],
