@@ -10,7 +10,8 @@ from lattice_bpd.decode.strategies.drafter_file import DrafterFile, find_lm, rea
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.block_drafter.module import BlockDrafter
-from lattice_bpd.models.checkpoint import has_heads, load_heads
+from lattice_bpd.models.block_drafter.selector import CandidateSelector
+from lattice_bpd.models.checkpoint import has_heads, load_heads, load_selector
 from lattice_bpd.models.first_head import FIRST_HEAD_FILES
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 
@@ -27,6 +28,7 @@ class DrafterParts:
         config: options of the search.
         draft: "chain", "best" or "argmax".
         vocab_size: V that LM and drafter.json expect of the target; None: any.
+        selector: transition scores that were trained on the heads, or None.
     """
 
     heads: Any
@@ -34,6 +36,7 @@ class DrafterParts:
     config: DraftConfig
     draft: str
     vocab_size: int | None
+    selector: CandidateSelector | None = None
 
 
 def load_parts(options: DrafterOptions) -> DrafterParts:
@@ -52,6 +55,7 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
             "would differ; expected heads of a target without one; train without --first-head"
         )
     heads = _load_heads(folder)
+    selector = load_selector(folder, heads)
     file, path = _read_file(options)
     draft = options.draft or _draft_of(file, path)
     lm = _read_lm(options, file, path)
@@ -67,23 +71,33 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
             f"{path}: is for {file.num_slots} slots, the heads have {heads.num_slots}; give the "
             "heads that it was tuned with"
         )
-    if isinstance(heads, BlockDrafter) and heads.config.scorer is not None and config.weighs_heads:
-        raise ValueError(
-            f"{path}: head_scales and entropy_weight are for logits, and the block drafter in "
-            f"{folder} gives candidates of its own; tune without them"
-        )
+    _check_weights(heads, selector, config, path, folder)
     if options.min_prob > 0.0 and draft != "chain":
         raise ValueError(f"{CONFIG_KEY}: min_prob is for draft 'chain', not {draft!r}")
     sizes = {
         "the LM": None if lm is None else lm.vocab_size,
         "drafter.json": None if file is None else file.vocab_size,
         "the heads": getattr(getattr(heads, "config", heads), "vocab_size", None),
+        "the selector": None if selector is None else selector.vocab_size,
     }
     known = {name: size for name, size in sizes.items() if size is not None}
     if len(set(known.values())) > 1:
         listed = ", ".join(f"{name} {size}" for name, size in known.items())
         raise ValueError(f"{CONFIG_KEY}: vocabularies differ: {listed}; expected one size")
-    return DrafterParts(heads, lm, config, draft, next(iter(known.values()), None))
+    return DrafterParts(heads, lm, config, draft, next(iter(known.values()), None), selector)
+
+
+def _check_weights(
+    heads: Any, selector: CandidateSelector | None, config: DraftConfig, path: Path, folder: Path
+) -> None:
+    """Raise ValueError for weights of head logits where the drafter gives candidates instead."""
+    is_block = isinstance(heads, BlockDrafter) and heads.config.scorer is not None
+    if config.weighs_heads and (is_block or selector is not None):
+        source = "block drafter" if is_block else "selector"
+        raise ValueError(
+            f"{path}: head_scales and entropy_weight are for logits, and the {source} in {folder} "
+            "gives candidates with scores of its own; tune without them"
+        )
 
 
 def _load_heads(folder: Path) -> Any:

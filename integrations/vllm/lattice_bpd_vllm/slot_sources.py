@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.block_drafter.module import BlockDrafter
+from lattice_bpd.models.block_drafter.selector import CandidateSelector
 from lattice_bpd_vllm.batch import DraftBatch
 from lattice_bpd_vllm.block_lattices import BlockLattices, TargetView
 from lattice_bpd_vllm.files import DrafterParts
@@ -60,11 +61,13 @@ def make_source(parts: DrafterParts, target: Any, model_config: Any, num_tokens:
     heads = parts.heads.to(device=device, dtype=model_config.dtype).eval()
     if isinstance(heads, BlockDrafter):
         return BlockSource(heads, parts.vocab_size, target, model_config, num_tokens)
-    return HeadSource(heads, parts.vocab_size, target, model_config, num_tokens)
+    # "argmax" takes the best token of each slot, whatever the transitions
+    selector = None if parts.draft == "argmax" else parts.selector
+    return HeadSource(heads, parts.vocab_size, target, model_config, num_tokens, selector)
 
 
 class HeadSource:
-    """Draft heads.
+    """Draft heads, with a selector or without.
 
     Args:
         heads: on the target's device, in its dtype.
@@ -72,15 +75,22 @@ class HeadSource:
         target: see `make_source`, as for the other arguments.
         model_config: see there.
         num_tokens: see there.
+        selector: transition scores, or None.
 
     Raises:
-        ValueError: heads or LM of another target.
+        ValueError: heads, selector or LM of another target.
     """
 
     aux_layers: tuple[int, ...] = ()
 
     def __init__(
-        self, heads: Any, vocab_size: int | None, target: Any, model_config: Any, num_tokens: int
+        self,
+        heads: Any,
+        vocab_size: int | None,
+        target: Any,
+        model_config: Any,
+        num_tokens: int,
+        selector: CandidateSelector | None = None,
     ) -> None:
         self.head_logits = HeadLogits(heads, target.compute_logits, num_tokens)
         self.num_slots = self.head_logits.num_slots
@@ -95,14 +105,23 @@ class HeadSource:
             device = next(target.parameters()).device
             state = torch.zeros(1, width, device=device, dtype=model_config.dtype)
             logits = self.head_logits(state, [0])
-        check_vocabulary(columns if logits is None else int(logits.shape[-1]), vocab_size)
+        columns = columns if logits is None else int(logits.shape[-1])
+        check_vocabulary(columns, vocab_size)
+        self._selector = None if selector is None else selector.to(device).eval()
+        if selector is not None:
+            selector.check_fit(columns, width, int(heads.num_slots), "lattice-bpd")
 
     def store(self, step: Step) -> None:
         """Nothing: the heads read the last hidden states only."""
 
-    def read(self, batch: DraftBatch, hidden: Tensor) -> Tensor | None:
+    def read(self, batch: DraftBatch, hidden: Tensor) -> Tensor | LatticeInput | None:
         """See SlotSource."""
-        return self.head_logits(hidden, batch.exact_tokens)
+        exact_tokens = batch.exact_tokens
+        logits = self.head_logits(hidden, exact_tokens)
+        if logits is None or self._selector is None:
+            return logits
+        anchors = torch.tensor(exact_tokens, device=hidden.device)
+        return self._selector.lattice_of_heads(logits, hidden, anchors)
 
 
 class BlockSource:

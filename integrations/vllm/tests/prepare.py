@@ -8,6 +8,7 @@ Runs in the library's own environment, not in vLLM's. FOLDER gets
     drafter/        trained draft heads, the 4-gram and a drafter.json
     block/          a trained block drafter, likewise
     block_pairs/    the same block drafter with a selector, which scores transitions
+    pairs/          the heads of drafter/ with a selector
     expected.json   prompts, outputs, and calls of the target by draft form
 """
 
@@ -40,7 +41,8 @@ from lattice_bpd.decode import DecodeState, generate  # noqa: E402
 from lattice_bpd.decode.drafters.chain import ChainDrafter  # noqa: E402
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile  # noqa: E402
 from lattice_bpd.models import BlockDrafter, BlockwiseLM  # noqa: E402
-from lattice_bpd.models.checkpoint import DRAFTER_FOLDER  # noqa: E402
+from lattice_bpd.models.block_drafter.selector import CandidateSelector  # noqa: E402
+from lattice_bpd.models.checkpoint import DRAFTER_FOLDER, SELECTOR_FOLDER  # noqa: E402
 from lattice_bpd.train.block_drafter.options import BlockTrainOptions  # noqa: E402
 from lattice_bpd.train.block_drafter.train import train_block_drafter  # noqa: E402
 from lattice_bpd.train.selector.options import SelectorOptions  # noqa: E402
@@ -60,7 +62,8 @@ STRATEGIES: dict[str, DraftConfig] = {
 }
 BLOCK_TRAINING = BlockTrainOptions(steps=700, sequence_length=144)
 SELECTOR_TRAINING = SelectorOptions(steps=150, rank=32)
-BLOCK_FOLDERS = {"block": CHAIN, "block_pairs": DraftConfig("chain", alpha=0.4)}
+PAIRS = DraftConfig("chain", alpha=0.4)
+BLOCK_FOLDERS = {"block": CHAIN, "block_pairs": PAIRS}
 
 
 class CutChainDrafter(ChainDrafter):
@@ -120,6 +123,15 @@ def block_drafter(made: Prepared, target: LlamaForCausalLM, name: str) -> BlockD
     return drafter
 
 
+def selector_of_heads(made: Prepared, target: LlamaForCausalLM) -> CandidateSelector:
+    """A trained selector of the draft heads, from the folder of what was made."""
+    path = made.work / "vllm_pairs"
+    if not path.is_dir():
+        trained = train_selector(target, made.model.heads, list(made.rows), SELECTOR_TRAINING)
+        trained.selector.save_pretrained(path)
+    return CandidateSelector.from_pretrained(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
@@ -148,12 +160,19 @@ def main() -> None:
         if [result.token_ids for result in results] != outputs:
             raise AssertionError(f"{name}: outputs differ from greedy decoding")
         calls[name] = sum(result.stats.target_calls for result in results)
+    selector = selector_of_heads(made, target)
+    made.model.heads.save_pretrained(folder / "pairs")
+    selector.save_pretrained(folder / "pairs" / SELECTOR_FOLDER)
+    with_pairs = BlockwiseLM(target, heads=made.model.heads, selector=selector)
+    sources: dict[str, tuple[Any, Any, DraftConfig]] = {"pairs": (with_pairs, None, PAIRS)}
     for name, config in BLOCK_FOLDERS.items():
         heads = block_drafter(made, target, name)
         heads.save_pretrained(folder / name / DRAFTER_FOLDER)
+        sources[name] = (target, heads, config)
+    for name, (source, heads, config) in sources.items():
         save_options(made, folder / name, config)
         results = [
-            generate(target, prompt, config, heads=heads, lm=made.lm, **options)
+            generate(source, prompt, config, heads=heads, lm=made.lm, **options)
             for prompt in prompts
         ]
         if [result.token_ids for result in results] != outputs:

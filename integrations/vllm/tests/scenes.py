@@ -140,8 +140,8 @@ def run_forms(forms: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]
     return answers
 
 
-def run_blocks(folders: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """The same of block drafters, in one engine that returns all layers which they read."""
+def run_folders(folders: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """The same of other drafters, in one engine that returns all layers which the first reads."""
     prompts = read_prompts()
     engine = Engine({"directory": str(FOLDER / folders[0])})
     proposer, answers = engine.runner.drafter, {}

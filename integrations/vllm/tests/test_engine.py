@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scenes import SCENES, SHORT, run_blocks, run_forms, run_prefixes, run_scenes, run_small
+from scenes import SCENES, SHORT, run_folders, run_forms, run_prefixes, run_scenes, run_small
 
 from conftest import FOLDER, in_child
 
@@ -18,7 +18,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-BLOCKS = ("block", "block_pairs")
+FOLDERS = ("block", "block_pairs", "pairs")  # the first one reads more layers than others
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +43,15 @@ def check_calls(form: str, answers: list[dict[str, Any]], expected: dict[str, An
 
 
 @pytest.fixture(scope="module")
-def blocks() -> dict[str, Any]:
-    return in_child(run_blocks, BLOCKS)
+def folders() -> dict[str, Any]:
+    return in_child(run_folders, FOLDERS)
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-def test_calls_of_block_drafters_are_those_of_the_own_loop(
-    name: str, blocks: dict[str, Any], expected: dict[str, Any]
+@pytest.mark.parametrize("name", FOLDERS)
+def test_calls_of_other_drafters_are_those_of_the_own_loop(
+    name: str, folders: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    check_calls(name, blocks[name], expected)
+    check_calls(name, folders[name], expected)
 
 
 def test_prefixes_of_other_requests_are_drafted_from() -> None:

@@ -83,7 +83,7 @@ def load_checkpoint(
         FormatError: a file is missing, cut, altered or of another format version.
     """
     heads = load_heads(directory)
-    selector = _load_selector(directory / SELECTOR_FOLDER, heads)
+    selector = load_selector(directory, heads)
     base = load_target(directory, **options)
     if selector is not None:
         weight = base.get_output_embeddings().weight  # type: ignore[no-untyped-call]
@@ -97,7 +97,14 @@ def load_checkpoint(
     return base, heads, selector
 
 
-def _load_selector(folder: Path, heads: object) -> CandidateSelector | None:
+def load_selector(directory: Path, heads: object) -> CandidateSelector | None:
+    """The selector in `directory` of the heads there, on the CPU; None if there is none.
+
+    Raises:
+        FormatError: a file is missing, cut, altered or of another format version, or the heads are
+            a BlockDrafter.
+    """
+    folder = directory / SELECTOR_FOLDER
     if not folder.is_dir():
         return None
     if isinstance(heads, BlockDrafter):
@@ -129,14 +136,19 @@ def has_heads(directory: Path) -> bool:
 
 
 def copy_heads(source: Path, directory: Path) -> None:
-    """Writes the heads of one folder into another one; heads that are there already stay.
+    """Writes heads and selector of one folder into another one; heads that are there already stay.
 
     Raises:
         FormatError: see `load_heads`.
         OSError: the directory cannot be written.
     """
-    if not has_heads(directory):
-        _save_heads(load_heads(source), directory)
+    if has_heads(directory):
+        return
+    heads = load_heads(source)
+    selector = load_selector(source, heads)
+    if selector is not None:
+        selector.save_pretrained(directory / SELECTOR_FOLDER)
+    _save_heads(heads, directory)
 
 
 def _save_heads(heads: BlockwiseHeads | MedusaHeads | BlockDrafter, directory: Path) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.models.block_drafter.candidates import candidates_of
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
 from lattice_bpd.models.blockwise import BlockwiseLM
@@ -48,8 +47,4 @@ class SelectorHeads:
         hidden = torch.stack([state.hidden for state in states])
         exact = torch.tensor([state.tokens[-1] for state in states], device=hidden.device)
         logits = self._model.head_logits(hidden, exact)
-        top_k = self.selector.config.top_k
-        lattice: LatticeInput = self.selector(
-            candidates_of(logits, hidden.unsqueeze(1), exact, top_k)
-        )
-        return lattice
+        return self.selector.lattice_of_heads(logits, hidden, exact)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.models.block_drafter.candidates import SlotCandidates
+from lattice_bpd.models.block_drafter.candidates import SlotCandidates, candidates_of
 from lattice_bpd.models.block_drafter.scorer_config import SelectorConfig
 from lattice_bpd.models.head_files import HeadFiles
 
@@ -94,14 +94,29 @@ class CandidateSelector(nn.Module):
         return scores
 
     def forward(self, slots: SlotCandidates) -> LatticeInput:
-        """The lattice of B blocks, locally normalized; see LatticeInput."""
-        gates, ids, unary = self.gates(slots.states), slots.token_ids, slots.logits
+        """The lattice of B blocks, locally normalized; see LatticeInput.
+
+        With a vector c[j] of each slot there may be fewer slots than vectors: the first ones.
+        """
+        ids, unary = slots.token_ids, slots.logits
+        gates = self.gates(slots.states)[:, : ids.shape[1]]
         start = self.pair_scores(slots.anchors[:, None], gates[:, 0], ids[:, 0]).squeeze(1)
         pairs = self.pair_scores(ids[:, :-1], gates[:, 1:], ids[:, 1:])
         return LatticeInput(
             ids, unary, start + unary[:, 0], pairs + unary[:, 1:, None],
             unary="included", normalization="local",
         )  # fmt: skip
+
+    def lattice_of_heads(self, logits: Tensor, hidden: Tensor, anchors: Tensor) -> LatticeInput:
+        """The lattice of heads that all read one state.
+
+        Args:
+            logits: (B, H, V) float, of the heads.
+            hidden: (B, D) float, the states that they read.
+            anchors: (B,) int64, the exact tokens before slot 0.
+        """
+        slots = candidates_of(logits, hidden.unsqueeze(1), anchors, self.config.top_k)
+        return self.forward(slots)
 
     def row_scores(self, slots: SlotCandidates, previous: Tensor) -> Tensor:
         """The rows of S after given tokens, with gradients.
