@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/draft/chain_batch.h"
 #include "lattice_bpd/verify/call_layout.h"
 #include "lattice_bpd/verify/follow_greedy.h"
 #include "lattice_bpd/verify/move_slots.h"
@@ -195,6 +196,28 @@ std::vector<PrefixTree> SearchChainsOf(const Array<TokenId>& token_ids, const Ar
   return SearchChains(candidates, Get(lm), flat.view(), max_depths, {alpha}, threads);
 }
 
+// Drafts of lattices that are cut to max_lengths slots.
+std::vector<std::vector<TokenId>> DraftChainsOf(const Array<TokenId>& token_ids,
+                                                const Array<float>& scores, const LmOrNone& lm,
+                                                const Contexts& contexts,
+                                                const MaxDepths& max_lengths, double alpha,
+                                                float temperature, double least_log_prob,
+                                                int threads, const Caches& caches) {
+  CandidatesView candidates = ToCandidates(token_ids, scores);
+  if (max_lengths.size() != candidates.batch) {
+    throw ValueError(StrCat("found ", max_lengths.size(), " maximum lengths for ", candidates.batch,
+                            " lattices; expected one for each"));
+  }
+  if (!(temperature > 0.0f)) {
+    throw ValueError(StrCat("temperature is ", temperature, "; expected above 0"));
+  }
+  candidates.max_slots = max_lengths.data();
+  candidates.temperature = temperature;
+  const FlatContexts flat(contexts, caches);
+  const py::gil_scoped_release release;
+  return FindChainDrafts(candidates, Get(lm), flat.view(), {alpha}, least_log_prob, threads);
+}
+
 using Sausages = std::vector<const Sausage*>;
 
 // The same of lattices that have been built, with a normalization.
@@ -336,6 +359,10 @@ void BindVerify(py::module_& m) {
   m.def("search_chains", &SearchChainsOf, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_depths"),
         py::arg("alpha"), py::arg("threads") = 0, py::arg("caches") = Caches());
+  m.def("draft_chains", &DraftChainsOf, py::arg("token_ids").noconvert(),
+        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_lengths"),
+        py::arg("alpha"), py::arg("temperature"), py::arg("least_log_prob"), py::arg("threads"),
+        py::arg("caches"));
   m.def("search_trees_of_sausages", &SearchTreesOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts"), py::arg("max_depths"), py::arg("max_nodes"), py::arg("alpha"),
         py::arg("normalization"), py::arg("threads") = 0, py::arg("caches") = Caches());

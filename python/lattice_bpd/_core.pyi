@@ -34,6 +34,7 @@ __all__: list[str] = [
     "describe_counts",
     "describe_katz_violations",
     "describe_levels",
+    "draft_chains",
     "estimate_rows",
     "estimate_symbols",
     "evaluate_lm",
@@ -538,6 +539,20 @@ def describe_katz_violations(
     """
 
 def describe_levels(lm: BackoffLm) -> list[dict[typing.Any, typing.Any]]: ...
+def draft_chains(
+    token_ids: numpy.typing.NDArray[numpy.int32],
+    scores: numpy.typing.NDArray[numpy.float32],
+    lm: BackoffLm | None,
+    contexts: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ],
+    max_lengths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    temperature: typing.SupportsFloat | typing.SupportsIndex,
+    least_log_prob: typing.SupportsFloat | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex,
+    caches: collections.abc.Sequence[ContextNgram],
+) -> list[list[int]]: ...
 def estimate_rows(
     vocabulary: Vocabulary,
     symbols: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]],

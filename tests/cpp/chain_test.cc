@@ -150,6 +150,25 @@ TEST_CASE("chain: one of many slots and candidates") {
   CHECK(chain.back().log_prob == doctest::Approx(-40 * std::log(200.0)).epsilon(1e-6));
 }
 
+TEST_CASE("chain: candidates with fewer slots, at a temperature") {
+  const auto lm = ExampleLm();
+  const Tokens token_ids = {0, 1, 2, 2, 1, 0};
+  const std::vector<float> scores = {3.0f, 2.0f, 1.0f, 5.0f, 4.0f, -1.0f};
+  std::vector<float> halves = scores;
+  for (float& score : halves) score /= 2.0f;
+  const std::vector<std::int64_t> none(2, 0);
+  for (std::int32_t slots : {-1, 0, 1, 2, 9}) {
+    const CandidatesView view{token_ids.data(), scores.data(), 1, 2, 3, &slots, 2.0f};
+    Sausage lattice;
+    for (std::int32_t j = 0; j < std::min(slots, 2); ++j) {
+      lattice.AddSlot({token_ids.data() + 3 * j, 3}, {halves.data() + 3 * j, 3});
+    }
+    const auto alone = FindChain(lattice, lm.get(), lm->StateOfContext({}, true), {0.5});
+    const auto drafts = FindChainDrafts(view, lm.get(), {{}, none, true}, {0.5}, -1e9);
+    CHECK(drafts == std::vector<Tokens>{TokensOf(alone)});
+  }
+}
+
 TEST_CASE("chain: batches, padding, errors") {
   constexpr float kMasked = -std::numeric_limits<float>::infinity();
   const auto lm = ExampleLm();
@@ -169,6 +188,10 @@ TEST_CASE("chain: batches, padding, errors") {
     CHECK(chains.log_probs[1] == static_cast<float>(alone[1].log_prob));
     CHECK(chains.accept_lengths[0] == static_cast<float>(ExpectedAcceptLength(alone)));
   }
+  const auto drafts = FindChainDrafts(lattices, lm.get(), {{}, none, true}, {0.5}, -1e9);
+  CHECK(drafts == std::vector<Tokens>{{1, 1}, {1}, {}});
+  const auto cut = FindChainDrafts(lattices, lm.get(), {{}, none, true}, {0.5}, std::log(0.999));
+  CHECK(cut == std::vector<Tokens>(3));
   CHECK_THROWS_AS(FindChain(lattices[0], lm.get(), {}, {1e7}), ValueError);
   CHECK_THROWS_AS(FindChain(Lattice({{{3}, {0.0f}}}), lm.get(), {}, {1.0}), ValueError);
   CHECK(FindChain(Sausage(), lm.get(), {}, {1.0}).empty());

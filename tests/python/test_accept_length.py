@@ -16,9 +16,9 @@ from lattice_bpd import (
     rescore_tree,
     sample_tree,
 )
-from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.lm import ContextNGram
-from lattice_bpd.verify.search import search_chains
+from lattice_bpd.verify.search import draft_chains, search_chains
 from oracles import list_all_drafts, random_arpa, read_arpa
 from test_engines import random_options, random_slots
 from test_tree import Prefix, masses_of, prefixes_of
@@ -156,6 +156,33 @@ def test_batches_pickles_and_trees(small_lm: NGramLM, threads: int) -> None:
         assert tree.token_ids == [row % 4, *drafts.token_ids[row, 0, :3].tolist()]
         assert tree.parents == [-1, 0, 1, 2]
         np.testing.assert_array_equal(tree.log_probs, drafts.prefix_log_probs[row, 0, :3])
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_draft_tokens_are_those_of_shorter_lattices(small_lm: NGramLM, threads: int) -> None:
+    logits = np.random.default_rng(8).standard_normal((40, 5, 4)).astype(np.float32)
+    contexts, lengths = [[row % 4] for row in range(40)], [row % 6 for row in range(40)]
+    best = select_top_k(logits, 3, log_softmax=False, where="test")
+    options = {"alpha": 0.5, "temperature": 1.5, "threads": threads}
+    drafts = draft_chains(best, contexts, small_lm, lengths, **options)
+    cut = draft_chains(best, contexts, small_lm, lengths, min_prob=0.4, **options)
+    assert 0 < sum(map(len, cut)) < sum(map(len, drafts))
+    divided = best.at_temperature(1.5)
+    for row, (draft, short) in enumerate(zip(drafts, cut, strict=True)):
+        slots = slice(row, row + 1), slice(0, lengths[row])
+        lattice = Candidates(divided.token_ids[slots], divided.scores[slots])
+        tree = search_chains(lattice, [contexts[row]], small_lm, [5], alpha=0.5 / 1.5)[0]
+        assert draft == tree.token_ids[1:]
+        probabilities = np.exp(tree.log_probs) if draft else np.empty(0)
+        assert short == draft[: int(np.count_nonzero(probabilities >= 0.4))]
+
+
+def test_draft_tokens_need_sound_options(small_lm: NGramLM) -> None:
+    best = select_top_k(np.zeros((1, 2, 4), np.float32), 2, log_softmax=False, where="test")
+    with pytest.raises(ValueError, match=r"temperature is 0\.0; expected above 0"):
+        draft_chains(best, [[1]], small_lm, [2], alpha=0.0, temperature=0.0)
+    with pytest.raises(ValueError, match="found 2 maximum lengths for 1 lattices"):
+        draft_chains(best, [[1]], small_lm, [2, 2], alpha=0.5)
 
 
 @pytest.mark.parametrize("instruction_set", _core.fused_instruction_sets())

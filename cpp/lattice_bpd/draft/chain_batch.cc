@@ -31,4 +31,23 @@ ChainBatch FindChainBatch(const LatticeBatch& lattices, const BackoffLm* lm,
   return out;
 }
 
+std::vector<std::vector<TokenId>> FindChainDrafts(const LatticeBatch& lattices, const BackoffLm* lm,
+                                                  const ContextsView& contexts,
+                                                  const ChainOptions& options,
+                                                  double least_log_prob, int threads) {
+  CheckAlpha(options.alpha);
+  std::vector<std::vector<TokenId>> drafts(lattices.size());
+  ForEachLattice(lattices, lm, contexts, threads,
+                 [&](std::size_t b, const Sausage& lattice, const LmState& start,
+                     const CachedContext& cached) {
+                   const auto chain = FindChain(lattice, lm, start, options, cached);
+                   drafts[b].reserve(chain.size());
+                   for (const TreeNode& node : chain) {
+                     if (node.log_prob < least_log_prob) break;
+                     drafts[b].push_back(node.token_id);
+                   }
+                 });
+  return drafts;
+}
+
 }  // namespace lattice_bpd

@@ -25,6 +25,13 @@ ChainBatch FindChainBatch(const LatticeBatch& lattices, const BackoffLm* lm,
                           const ContextsView& contexts, const ChainOptions& options,
                           int threads = 1);
 
+// The tokens of FindChain for each lattice, up to the first prefix whose ln probability is below
+// `least_log_prob`.
+std::vector<std::vector<TokenId>> FindChainDrafts(const LatticeBatch& lattices, const BackoffLm* lm,
+                                                  const ContextsView& contexts,
+                                                  const ChainOptions& options,
+                                                  double least_log_prob, int threads = 1);
+
 }  // namespace lattice_bpd
 
 #endif  // LATTICE_BPD_DRAFT_CHAIN_BATCH_H_

@@ -30,10 +30,21 @@ void LatticeBatch::CountSausages() {
 const Sausage& LatticeBatch::Get(std::size_t b, Sausage* scratch) const {
   if (!sausages_.empty()) return *sausages_[b];
   scratch->Clear();
-  for (std::size_t slot = 0; slot < num_slots_; ++slot) {
-    const std::size_t at = (b * num_slots_ + slot) * candidates_.top_k;
-    scratch->AddSlot({candidates_.token_ids + at, candidates_.top_k},
-                     {candidates_.scores + at, candidates_.top_k});
+  const std::size_t k = candidates_.top_k;
+  const std::size_t slots =
+      candidates_.max_slots == nullptr
+          ? num_slots_
+          : std::min(num_slots_, static_cast<std::size_t>(std::max(candidates_.max_slots[b], 0)));
+  thread_local std::vector<float> divided;
+  for (std::size_t slot = 0; slot < slots; ++slot) {
+    const std::size_t at = (b * num_slots_ + slot) * k;
+    Span<float> scores = {candidates_.scores + at, k};
+    if (candidates_.temperature != 1.0f) {
+      divided.resize(k);
+      for (std::size_t i = 0; i < k; ++i) divided[i] = scores[i] / candidates_.temperature;
+      scores = divided;
+    }
+    scratch->AddSlot({candidates_.token_ids + at, k}, scores);
   }
   return *scratch;
 }

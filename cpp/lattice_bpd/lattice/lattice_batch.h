@@ -4,6 +4,7 @@
 #define LATTICE_BPD_LATTICE_LATTICE_BATCH_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "lattice_bpd/lattice/sausage.h"
@@ -17,6 +18,8 @@ struct CandidatesView {
   std::size_t batch = 0;
   std::size_t num_slots = 0;
   std::size_t top_k = 0;
+  const std::int32_t* max_slots = nullptr;  // of each lattice, which has no more; null: all slots
+  float temperature = 1.0f;                 // above 0; divides scores
 };
 
 // Borrows what it is made from.

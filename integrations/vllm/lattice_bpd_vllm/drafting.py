@@ -18,7 +18,7 @@ from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.search import search_chains, search_drafts
+from lattice_bpd.verify.search import draft_chains, search_chains, search_drafts
 
 Chains = list[list[int]]
 Lattices = Candidates | LatticeInput
@@ -74,10 +74,16 @@ class LatticeDrafter:
             ValueError: NaN or +inf in the logits, another vocabulary than the LM's, or top_k
                 above V.
         """
-        candidates = cut_slots(self._candidates(slots), max_lengths)
+        candidates = self._candidates(slots)
+        alpha, temperature = self.config.alpha, self.config.temperature
+        if self.draft == "chain" and isinstance(candidates, Candidates):
+            return draft_chains(
+                candidates, contexts, self.lm, max_lengths, alpha=alpha, temperature=temperature,
+                min_prob=self.min_prob, threads=self.threads, caches=caches,
+            )  # fmt: skip
+        candidates = cut_slots(candidates, max_lengths)
         if self.draft == "argmax":
             return _first_candidates(candidates)
-        alpha, temperature = self.config.alpha, self.config.temperature
         if self.draft == "best":
             trees = search_drafts(
                 candidates, contexts, self.lm, max_lengths,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from lattice_bpd import _core
@@ -135,6 +136,48 @@ def search_chains(
         alpha, threads, _cores(caches),
     )  # fmt: skip
     return [PrefixTree._of(tree) for tree in trees]
+
+
+def draft_chains(
+    candidates: Candidates,
+    contexts: Sequence[Sequence[int]],
+    lm: NGramLM | None,
+    max_lengths: Sequence[int],
+    *,
+    alpha: float,
+    temperature: float = 1.0,
+    min_prob: float = 0.0,
+    threads: int = 0,
+    caches: Sequence[ContextNGram] | None = None,
+) -> list[list[int]]:
+    """The tokens of the draft of greatest expected accept length of each lattice.
+
+    `search_chains` in one call, for servers that verify one draft for each text.
+
+    Args:
+        candidates: (B, H, k).
+        contexts: see `search_drafts`.
+        lm: see there.
+        max_lengths: (B,) slots of each lattice, at most H; later ones are left out.
+        alpha: weight of the LM, as `temperature` divides it too.
+        temperature: above 0; divides scores and alpha.
+        min_prob: a draft ends before the first prefix that is less probable.
+        threads: see there.
+        caches: see there.
+
+    Returns:
+        B lists of token ids; empty where every token is masked.
+
+    Raises:
+        ValueError: see `search_drafts`.
+    """
+    if temperature <= 0.0:
+        raise ValueError(f"draft_chains: temperature is {temperature}; expected above 0")
+    least = math.log(min_prob) if min_prob > 0.0 else -math.inf
+    return _core.draft_chains(
+        candidates.token_ids, candidates.scores, _core_of("draft_chains", lm), contexts,
+        max_lengths, alpha / temperature, temperature, least, threads, _cores(caches),
+    )  # fmt: skip
 
 
 def _core_of(where: str, lm: NGramLM | None) -> _core.BackoffLm | None:
