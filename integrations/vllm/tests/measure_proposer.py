@@ -81,7 +81,7 @@ def run(form: str, stages: bool) -> None:
     else:
         if stages:
             clock.wrap(drafting, "select_top_k", "top-k")
-            clock.wrap(drafting, "search_chains", "search")
+            clock.wrap(drafting, "draft_chains", "search")
             clock.wrap(HeadLogits, "__call__", "heads and output embedding")
         engine = Engine({"check": False, **FORMS[form]})
         clock.watch(engine.runner.drafter, 0)
