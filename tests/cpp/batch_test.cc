@@ -79,20 +79,26 @@ std::uint64_t CountAllocations(const Call& call) {
   return least;
 }
 
-TEST_CASE("drafts of a warm batch: no allocation for a lattice") {
+TEST_CASE("drafts and trees of a warm batch: no allocation for a lattice") {
   const Example example(0);
-  const auto count = [&](std::size_t batch, int threads) {
+  const DraftOptions options{8, 0.5, Engine::kFused};
+  const auto count = [&](std::size_t batch, int threads, bool trees) {
     const LatticeBatch lattices =
         CandidatesView{example.token_ids.data(), example.scores.data(), batch, kSlots, kTopK};
     const Span<std::int64_t> offsets(example.offsets.data(), batch + 1);
     const ContextsView contexts{example.contexts, offsets, true};
     return CountAllocations([&] {
-      FindDraftBatch(lattices, example.lm.get(), contexts, {8, 0.5, Engine::kFused}, threads);
+      if (trees) {
+        FindTreeBatch(lattices, example.lm.get(), contexts, 0.5, 20, threads);
+      } else {
+        FindDraftBatch(lattices, example.lm.get(), contexts, options, threads);
+      }
     });
   };
   for (const int threads : {1, 2}) {
     CAPTURE(threads);
-    CHECK(count(kBatch, threads) == count(kBatch / 2, threads));
+    CHECK(count(kBatch, threads, false) == count(kBatch / 2, threads, false));
+    CHECK(count(kBatch, threads, true) == count(kBatch / 2, threads, true));
   }
 }
 

@@ -19,7 +19,8 @@ ChainBatch FindChainBatch(const LatticeBatch& lattices, const BackoffLm* lm,
   ForEachLattice(lattices, lm, contexts, threads,
                  [&](std::size_t b, const Sausage& lattice, const LmState& start,
                      const CachedContext& cached) {
-                   const auto chain = FindChain(lattice, lm, start, options, cached);
+                   thread_local std::vector<TreeNode> chain;
+                   FindChain(lattice, lm, start, options, cached, &chain);
                    if (chain.empty()) return;
                    for (std::size_t i = 0; i < chain.size(); ++i) {
                      out.token_ids[b * out.num_slots + i] = chain[i].token_id;

@@ -9,11 +9,20 @@ namespace lattice_bpd {
 
 std::vector<TreeNode> FindChain(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                                 const ChainOptions& options, const CachedContext& cached) {
+  std::vector<TreeNode> out;
+  FindChain(sausage, lm, start, options, cached, &out);
+  return out;
+}
+
+void FindChain(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+               const ChainOptions& options, const CachedContext& cached,
+               std::vector<TreeNode>* out) {
   CheckAlpha(options.alpha);
-  if (sausage.num_slots() == 0) return {};
+  out->clear();
+  if (sausage.num_slots() == 0) return;
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
   if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
-  return FindChainFused(sausage, lm, start, options, cached);
+  FindChainFused(sausage, lm, start, options, cached, out);
 }
 
 double ExpectedAcceptLength(const std::vector<TreeNode>& chain) {

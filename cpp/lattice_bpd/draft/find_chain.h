@@ -39,6 +39,11 @@ struct ChainOptions {
 std::vector<TreeNode> FindChain(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                                 const ChainOptions& options, const CachedContext& cached = {});
 
+// The same into `out`, whose memory is used again.
+void FindChain(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+               const ChainOptions& options, const CachedContext& cached,
+               std::vector<TreeNode>* out);
+
 // The sum of the probabilities of a chain's prefixes.
 double ExpectedAcceptLength(const std::vector<TreeNode>& chain);
 

@@ -15,12 +15,21 @@ void CheckMaxNodes(int max_nodes) {
 std::vector<TreeNode> FindTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
                                double alpha, int max_nodes, const CachedContext& cached,
                                Normalization normalization) {
+  std::vector<TreeNode> out;
+  FindTree(sausage, lm, start, alpha, max_nodes, cached, normalization, &out);
+  return out;
+}
+
+void FindTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start, double alpha,
+              int max_nodes, const CachedContext& cached, Normalization normalization,
+              std::vector<TreeNode>* out) {
   CheckMaxNodes(max_nodes);
   CheckAlpha(alpha);
-  if (sausage.num_slots() == 0) return {};
+  out->clear();
+  if (sausage.num_slots() == 0) return;
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
   if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
-  return FindTreeFused(sausage, lm, start, alpha, max_nodes, cached, normalization);
+  FindTreeFused(sausage, lm, start, alpha, max_nodes, cached, normalization, out);
 }
 
 }  // namespace lattice_bpd

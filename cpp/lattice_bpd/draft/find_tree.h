@@ -49,6 +49,11 @@ std::vector<TreeNode> FindTree(const Sausage& sausage, const BackoffLm* lm, cons
                                double alpha, int max_nodes, const CachedContext& cached = {},
                                Normalization normalization = Normalization::kGlobal);
 
+// The same into `out`, whose memory is used again.
+void FindTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start, double alpha,
+              int max_nodes, const CachedContext& cached, Normalization normalization,
+              std::vector<TreeNode>* out);
+
 }  // namespace lattice_bpd
 
 #endif  // LATTICE_BPD_DRAFT_FIND_TREE_H_

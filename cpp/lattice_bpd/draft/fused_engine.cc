@@ -27,21 +27,17 @@ void FindDraftsFused(const Sausage& sausage, const BackoffLm* lm, const LmState&
   Sets().chosen().find_drafts(sausage, lm, start, cached, options, Workspace(), out);
 }
 
-std::vector<TreeNode> FindTreeFused(const Sausage& sausage, const BackoffLm* lm,
-                                    const LmState& start, double alpha, int max_nodes,
-                                    const CachedContext& cached, Normalization normalization) {
-  std::vector<TreeNode> out;
+void FindTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start, double alpha,
+                   int max_nodes, const CachedContext& cached, Normalization normalization,
+                   std::vector<TreeNode>* out) {
   const DraftOptions options = {/*num_drafts=*/1, alpha, Engine::kFused, normalization};
-  Sets().chosen().find_tree(sausage, lm, start, cached, options, max_nodes, Workspace(), &out);
-  return out;
+  Sets().chosen().find_tree(sausage, lm, start, cached, options, max_nodes, Workspace(), out);
 }
 
-std::vector<TreeNode> FindChainFused(const Sausage& sausage, const BackoffLm* lm,
-                                     const LmState& start, const ChainOptions& options,
-                                     const CachedContext& cached) {
-  std::vector<TreeNode> out;
-  Sets().chosen().find_chain(sausage, lm, start, cached, options, Workspace(), &out);
-  return out;
+void FindChainFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                    const ChainOptions& options, const CachedContext& cached,
+                    std::vector<TreeNode>* out) {
+  Sets().chosen().find_chain(sausage, lm, start, cached, options, Workspace(), out);
 }
 
 void SampleTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,

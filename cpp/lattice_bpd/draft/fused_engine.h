@@ -29,14 +29,14 @@ void FindDraftsFused(const Sausage& sausage, const BackoffLm* lm, const LmState&
 
 // As FindTree (find_tree.h), for one slot or more; the first two steps are those above with sums in
 // place of maxima.
-std::vector<TreeNode> FindTreeFused(const Sausage& sausage, const BackoffLm* lm,
-                                    const LmState& start, double alpha, int max_nodes,
-                                    const CachedContext& cached, Normalization normalization);
+void FindTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start, double alpha,
+                   int max_nodes, const CachedContext& cached, Normalization normalization,
+                   std::vector<TreeNode>* out);
 
 // As FindChain (find_chain.h), for one slot or more.
-std::vector<TreeNode> FindChainFused(const Sausage& sausage, const BackoffLm* lm,
-                                     const LmState& start, const ChainOptions& options,
-                                     const CachedContext& cached);
+void FindChainFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
+                    const ChainOptions& options, const CachedContext& cached,
+                    std::vector<TreeNode>* out);
 
 // As SampleTree (sample_tree.h), for one slot or more; `out` is empty.
 void SampleTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,

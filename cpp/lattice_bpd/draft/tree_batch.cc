@@ -81,8 +81,9 @@ TreeBatch FindTreeBatch(const LatticeBatch& lattices, const BackoffLm* lm,
   ForEachLattice(lattices, lm, contexts, threads,
                  [&](std::size_t b, const Sausage& lattice, const LmState& start,
                      const CachedContext& cached) {
-                   WriteTree(FindTree(lattice, lm, start, alpha, max_nodes, cached, normalization),
-                             b, width, &out);
+                   thread_local std::vector<TreeNode> nodes;
+                   FindTree(lattice, lm, start, alpha, max_nodes, cached, normalization, &nodes);
+                   WriteTree(nodes, b, width, &out);
                  });
   WriteLeafPaths(width, lattices.num_slots(), &out);
   return out;
