@@ -85,7 +85,7 @@ def main(
 ) -> list[dict[str, Any]]:
     """Train, translate, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer steps and sizes, 10 minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer steps and sizes, 12 minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write results there, too")
     parser.add_argument(
         "--data", type=Path, metavar="DIR", default=DATA,
