@@ -23,6 +23,7 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "plain vLLM": None,
     "heads, argmax": {"draft": "argmax"},
     "heads, chain": {},
+    "heads, chain, min_prob 0.3": {"min_prob": 0.3},
     "block drafter with transitions, chain": {"directory": str(FOLDER / "block_pairs")},
 }
 
