@@ -121,6 +121,27 @@ def test_ties_need_two_plain_calls_within_rounding():
     assert (short.outcome, short.position) == ("different", len(right) - 1)
 
 
+def test_margins_include_a_repetition_penalty(checker):
+    """With it the token that `generate` chose is the best one; without, some other is."""
+    text = checker.reference.texts(checker._settings["penalty"])[0]
+    index = 12
+    others = [token for token in range(VOCAB) if token != text.output[index]]
+    margins = [checker.reference.margins(text, index, other, 1.5)[:2] for other in others]
+    assert min(min(pair) for pair in margins) > -1e-5
+    assert all(one == pytest.approx(again, abs=1e-4) for one, again in margins)
+    plain = [
+        checker.reference.margins(text, index, other)[0]
+        for index in (8, 12, 16)
+        for other in others
+        if other != text.output[index]
+    ]
+    assert min(plain) < -0.1
+    changed = [*text.output[:index], others[0], *text.output[index + 1 :]]
+    verdict = checker._compare(Case("tree", 1, settings="penalty"), [text], [changed])
+    assert (verdict.outcome, verdict.position) == ("different", index)
+    assert verdict.margin == margins[0][0]
+
+
 def test_the_bound_is_of_the_dtype_alone(checker):
     bound = rounding_bound(checker.model, 10.0)
     assert 1e-6 < bound < 1e-3

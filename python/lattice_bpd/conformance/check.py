@@ -52,8 +52,8 @@ class Verdict:
         detail: the refusal's reason, the tokens that differ, or the last line of the traceback.
         prompt: of a difference, the index of the prompt.
         position: of a difference, the index of the first token that differs.
-        margin: of a difference, the logit of the model's own token minus that of the other; None
-            after logits processors or an early end.
+        margin: of a difference, the logit of the model's own token minus that of the other, after
+            a repetition penalty; None after an early end.
         bound: of a difference, the largest margin that rounding explains.
     """
 
@@ -244,10 +244,10 @@ class Checker:
             detail = f"{len(output)} tokens, expected {len(text.output)}"
             return Verdict(case, "different", detail, number, index)
         detail = f"token {output[index]}, expected {text.output[index]}"
-        if case.settings == "penalty":
-            return Verdict(case, "different", detail, number, index)
+        own = self.model.generation_config.repetition_penalty or 1.0
+        penalty = self._settings[case.settings].get("repetition_penalty", own)
         try:
-            one, other, scale = self.reference.margins(text, index, output[index])
+            one, other, scale = self.reference.margins(text, index, output[index], penalty)
         except Exception:  # the model cannot read a whole text in one call
             return Verdict(case, "different", detail, number, index)
         bound = rounding_bound(self.model, scale)

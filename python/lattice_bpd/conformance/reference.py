@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import RepetitionPenaltyLogitsProcessor
 
 _ROUNDINGS_IN_A_LAYER = 16
 
@@ -80,23 +81,30 @@ class Reference:
         return ReferenceText(list(prompt), output, logits)
 
     @torch.inference_mode()
-    def margins(self, text: ReferenceText, index: int, other: int) -> tuple[float, float, float]:
+    def margins(
+        self, text: ReferenceText, index: int, other: int, penalty: float = 1.0
+    ) -> tuple[float, float, float]:
         """The logit margin of the model's own token over another, by two plain calls.
 
         Args:
             text: of `texts()`.
             index: into `text.output`.
             other: the other token.
+            penalty: repetition penalty of the text's settings, which the logits then include.
 
         Returns:
             Logit of the model's token minus that of the other in its own `generate`, the same by
             one call without a cache, and the largest |logit| there.
         """
         step = index - (len(text.output) - len(text.logits))
-        row = text.logits[step]
-        whole = self._read(text, index)
+        before = text.output[:index]
+        if not self.model.config.is_encoder_decoder:
+            before = text.prompt + before
+        penalize = RepetitionPenaltyLogitsProcessor(penalty)
+        rows = torch.stack([text.logits[step], self._read(text, index)])
+        row, whole = penalize(torch.tensor([before, before]), rows)
         token = text.output[index]
-        scale = float(row[row.isfinite()].abs().max())
+        scale = penalty * float(row[row.isfinite()].abs().max())
         return float(row[token] - row[other]), float(whole[token] - whole[other]), scale
 
     def _read(self, text: ReferenceText, index: int) -> Tensor:
