@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -146,10 +147,14 @@ def simulate(paths: Any, contexts: list[list[int]], texts: list[list[int]]) -> f
         contexts: tokens before each of them.
         texts: prompt and output of each sequence.
     """
+    texts = [list(text) for text in dict.fromkeys(map(tuple, texts))]
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for number, text in enumerate(texts):
+        alike[tuple(text[:16])].append(number)
     accepted: dict[tuple[int, int], int] = {}
-    by_text = {tuple(text[:16]): number for number, text in enumerate(texts)}
     for context, drafts in zip(contexts, paths, strict=True):
-        number = by_text[tuple(context[:16])]
+        numbers = alike[tuple(context[:16])]
+        number = next(one for one in numbers if texts[one][: len(context)] == context)
         following = np.array(texts[number][len(context) : len(context) + drafts.shape[1]])
         agrees = np.cumprod(drafts[:, : len(following)] == following, axis=1)
         accepted[number, len(context)] = int(agrees.sum(axis=1).max()) if len(following) else 0
