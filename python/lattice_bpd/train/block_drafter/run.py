@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.blockwise import BlockwiseLM
@@ -19,8 +18,7 @@ from lattice_bpd.train.block_drafter.train import new_drafter
 from lattice_bpd.train.block_drafter.trainer import BlockTrainer, piece_length
 from lattice_bpd.train.block_drafter.validation import measure_drafter
 from lattice_bpd.train.heads.loop import run_steps
-from lattice_bpd.train.heads.parallel import Processes
-from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint
+from lattice_bpd.train.heads.run_folder import fingerprint
 from lattice_bpd.train.heads.starting_model import load_base
 from lattice_bpd.train.heads.text_run import TextRun, run_in_processes
 from lattice_bpd.train.heads.texts import open_corpus
@@ -82,15 +80,10 @@ def run_block_job(job: BlockJob, watcher: Watcher | None = None) -> BlockResult:
     return run_in_processes(job, watcher, _Run)
 
 
-class _Run(TextRun):
+class _Run(TextRun[BlockJob]):
     """A run in one process."""
 
-    def __init__(
-        self, job: BlockJob, processes: Processes, watcher: Watcher, device: torch.device
-    ) -> None:
-        folder = RunFolder(Path(job.output), KIND)
-        super().__init__(job, folder, _WHERE, processes, watcher, device)
-        self.job = job
+    kind, where = KIND, _WHERE
 
     def train(self) -> BlockResult:
         """Runs all stages."""

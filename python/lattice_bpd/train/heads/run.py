@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from lattice_bpd.train.heads.batches import HeadText
 from lattice_bpd.train.heads.job import HeadJob
 from lattice_bpd.train.heads.loop import run_steps
 from lattice_bpd.train.heads.options import check_options
-from lattice_bpd.train.heads.parallel import Processes
-from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint
+from lattice_bpd.train.heads.run_folder import HEADS, fingerprint
 from lattice_bpd.train.heads.starting_model import attach_heads, build_untrained, load_base
 from lattice_bpd.train.heads.text_run import TextRun, run_in_processes
 from lattice_bpd.train.heads.texts import (
@@ -84,16 +82,15 @@ def train_heads(job: HeadJob, watcher: Watcher | None = None) -> HeadResult:
     return run_in_processes(job, watcher, _Run)
 
 
-class _Run(TextRun):
+class _Run(TextRun[HeadJob]):
     """A run in one process."""
 
-    def __init__(
-        self, job: HeadJob, processes: Processes, watcher: Watcher, device: torch.device
-    ) -> None:
-        folder = RunFolder(Path(job.output))
-        title = f"{_WHERE} --recipe {job.recipe}"
-        super().__init__(job, folder, title, processes, watcher, device)
-        self.job = job
+    kind, where = HEADS, _WHERE
+
+    @property
+    def title(self) -> str:
+        """Of the loss plot."""
+        return f"{_WHERE} --recipe {self.job.recipe}"
 
     def train(self) -> HeadResult:
         """Runs all stages."""

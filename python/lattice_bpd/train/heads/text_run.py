@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -14,12 +14,13 @@ from transformers import PreTrainedModel
 from lattice_bpd.atomic_files import replacing
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.heads.batches import HeadText
+from lattice_bpd.train.heads.job import HeadJob
 from lattice_bpd.train.heads.loss_log import read_log
 from lattice_bpd.train.heads.loss_plot import write_loss_plot
 from lattice_bpd.train.heads.options import TrainReport
 from lattice_bpd.train.heads.parallel import Processes, choose_device, join_processes, own_device
 from lattice_bpd.train.heads.run_folder import RunFolder, read_record
-from lattice_bpd.train.heads.text_job import TextJob
+from lattice_bpd.train.heads.text_job import FrozenTargetJob
 from lattice_bpd.train.heads.texts import (
     TOKENIZER,
     HeadTexts,
@@ -31,7 +32,7 @@ from lattice_bpd.train.heads.texts import (
 from lattice_bpd.train.text.corpus import Corpus
 from lattice_bpd.watcher import SilentWatcher, Watcher
 
-AnyJob = TypeVar("AnyJob", bound=TextJob)
+AnyJob = TypeVar("AnyJob", bound=HeadJob | FrozenTargetJob)
 Result_co = TypeVar("Result_co", covariant=True)
 
 
@@ -72,30 +73,34 @@ def run_in_processes(
             run.folder.close()
 
 
-class TextRun:
+class TextRun(Generic[AnyJob]):
     """The stages around a training.
 
     Args:
         job: its description.
-        folder: of the result.
-        title: of the loss plot.
         processes: the data-parallel processes.
         watcher: progress callbacks.
         device: of the target.
+
+    Attributes:
+        kind: of the run, in the folder's record.
+        where: the command, for messages and the loss plot.
     """
 
+    kind: str
+    where: str
+
     def __init__(
-        self,
-        job: TextJob,
-        folder: RunFolder,
-        title: str,
-        processes: Processes,
-        watcher: Watcher,
-        device: torch.device,
+        self, job: AnyJob, processes: Processes, watcher: Watcher, device: torch.device
     ) -> None:
-        self.folder, self.title = folder, title
+        self.folder = RunFolder(Path(job.output), self.kind)
         self.processes, self.watcher, self.device = processes, watcher, device
-        self._text_job = job
+        self.job = job
+
+    @property
+    def title(self) -> str:
+        """Of the loss plot."""
+        return self.where
 
     def begin(self, record: dict[str, Any], base: str | None) -> bool:
         """Prepares the folder; whether the run in it is finished.
@@ -107,14 +112,14 @@ class TextRun:
         Raises:
             ValueError: the folder holds something else.
         """
-        job = self._text_job
+        job = self.job
         return self.processes.run_on_first(
             lambda: self.folder.begin(record, base, resume=job.resume, restart=job.restart)
         )
 
     def read_text(self, corpus: Corpus, length: int) -> tuple[Int32Array, Int32Array | None]:
         """Training and validation text, (N,) int32 each; pieces have `length` tokens."""
-        job = self._text_job
+        job = self.job
         ids = self._store(corpus, "text.bin")
         if job.validation:
             held = replace(corpus, inputs=job.validation)
@@ -150,7 +155,7 @@ class TextRun:
             ids,
             self.folder.work / name,
             rows=rows,
-            prompt_length=self._text_job.prompt_length,
+            prompt_length=self.job.prompt_length,
             row_length=length,
             num_beams=num_beams,
             seed=seed,
@@ -174,7 +179,7 @@ class TextRun:
         training = self.generate_text(target, ids, "own-text", rows, length, **options)
         if held is None:
             return HeadTexts(training, None)
-        rows = self._text_job.validation_pieces if rows else 0
+        rows = self.job.validation_pieces if rows else 0
         validation = self.generate_text(target, held, "own-validation", rows, length, **options)
         return HeadTexts(training, validation)
 

@@ -17,8 +17,7 @@ from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.models.small import build_rescorer
 from lattice_bpd.train.heads.loop import run_steps
 from lattice_bpd.train.heads.options import TrainOptions, check_options
-from lattice_bpd.train.heads.parallel import Processes
-from lattice_bpd.train.heads.run_folder import RunFolder, fingerprint
+from lattice_bpd.train.heads.run_folder import fingerprint
 from lattice_bpd.train.heads.starting_model import load_base
 from lattice_bpd.train.heads.text_run import TextRun, run_in_processes
 from lattice_bpd.train.heads.texts import (
@@ -98,15 +97,10 @@ class _RescorerTrainer(HeadTrainer):
         return {1: super().take_step()[1]}
 
 
-class _Run(TextRun):
+class _Run(TextRun[RescorerJob]):
     """A run in one process."""
 
-    def __init__(
-        self, job: RescorerJob, processes: Processes, watcher: Watcher, device: torch.device
-    ) -> None:
-        folder = RunFolder(Path(job.output), KIND)
-        super().__init__(job, folder, _WHERE, processes, watcher, device)
-        self.job = job
+    kind, where = KIND, _WHERE
 
     def train(self) -> RescorerResult:
         """Runs all stages."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.block_drafter.module import BlockDrafter
@@ -19,8 +18,7 @@ from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.block_drafter.texts import BlockTexts
 from lattice_bpd.train.block_drafter.trainer import piece_length
 from lattice_bpd.train.heads.loop import run_steps
-from lattice_bpd.train.heads.parallel import Processes
-from lattice_bpd.train.heads.run_folder import SELECTOR, RunFolder, fingerprint
+from lattice_bpd.train.heads.run_folder import SELECTOR, fingerprint
 from lattice_bpd.train.heads.starting_model import load_base
 from lattice_bpd.train.heads.text_run import TextRun, run_in_processes
 from lattice_bpd.train.heads.texts import open_corpus
@@ -80,15 +78,10 @@ def run_selector_job(job: SelectorJob, watcher: Watcher | None = None) -> Select
     return run_in_processes(job, watcher, _Run)
 
 
-class _Run(TextRun):
+class _Run(TextRun[SelectorJob]):
     """A run."""
 
-    def __init__(
-        self, job: SelectorJob, processes: Processes, watcher: Watcher, device: torch.device
-    ) -> None:
-        folder = RunFolder(Path(job.output), SELECTOR)
-        super().__init__(job, folder, _WHERE, processes, watcher, device)
-        self.job = job
+    kind, where = SELECTOR, _WHERE
 
     def train(self) -> SelectorResult:
         """Runs all stages."""
