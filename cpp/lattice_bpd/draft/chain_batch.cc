@@ -41,7 +41,8 @@ std::vector<std::vector<TokenId>> FindChainDrafts(const LatticeBatch& lattices, 
   ForEachLattice(lattices, lm, contexts, threads,
                  [&](std::size_t b, const Sausage& lattice, const LmState& start,
                      const CachedContext& cached) {
-                   const auto chain = FindChain(lattice, lm, start, options, cached);
+                   thread_local std::vector<TreeNode> chain;
+                   FindChain(lattice, lm, start, options, cached, &chain);
                    drafts[b].reserve(chain.size());
                    for (const TreeNode& node : chain) {
                      if (node.log_prob < least_log_prob) break;
