@@ -277,7 +277,7 @@ class Bench:
         return compare_engines(name, lm, lattices, some, num_drafts, rounds)
 
     def _select(self, logits: Any) -> object:
-        return select_top_k(logits, 16, log_softmax=False, where="bench")
+        return select_top_k(logits, 16, log_softmax=False, where="bench", threads=1)
 
     def _logits(self, n: int) -> Any:
         """(8, V) float32 whose best tokens are lattice n."""

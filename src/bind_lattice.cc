@@ -23,7 +23,8 @@ FloatType ParseFloatType(const std::string& name, py::ssize_t itemsize) {
 // (.., slots, top_k). Copies only where the strides of batch and slots don't join.
 std::tuple<py::array_t<TokenId>, py::array_t<float>> TopKOf(py::array logits,
                                                             const std::string& float_type,
-                                                            int top_k, bool log_softmax) {
+                                                            int top_k, bool log_softmax,
+                                                            int threads) {
   const py::ssize_t axes = logits.ndim();
   if (axes != 2 && axes != 3) {
     throw ValueError(StrCat("head_logits: ", axes, " dimensions; expected 2 or 3"));
@@ -44,7 +45,7 @@ std::tuple<py::array_t<TokenId>, py::array_t<float>> TopKOf(py::array logits,
   TopK best;
   {
     const py::gil_scoped_release release;
-    best = SelectTopK(view, {top_k, log_softmax});
+    best = SelectTopK(view, {top_k, log_softmax, threads});
   }
   const std::vector<py::ssize_t> shape = axes == 2 ? std::vector<py::ssize_t>{slots, top_k}
                                                    : std::vector<py::ssize_t>{batch, slots, top_k};
@@ -152,7 +153,7 @@ CandidatesView ToCandidates(const Array<TokenId>& token_ids, const Array<float>&
 
 void BindLattice(py::module_& m) {
   m.def("select_top_k", &TopKOf, py::arg("logits"), py::arg("float_type"), py::arg("top_k"),
-        py::arg("log_softmax"));
+        py::arg("log_softmax"), py::arg("threads") = 0);
   m.def("sample_token", &SampleTokenOf, py::arg("logits").noconvert(), py::arg("scale"),
         py::arg("key"), py::arg("position"));
   m.def("gumbel_noise", &GumbelNoise, py::arg("key"), py::arg("first_row"),

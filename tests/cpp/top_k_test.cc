@@ -140,5 +140,31 @@ TEST_CASE("top_k outside 1..V") {
   CHECK_THROWS_AS(Select(Rows(row, 1), -1), ValueError);
 }
 
+TEST_CASE("threads share the rows: the same candidates, and the error of the first bad row") {
+  std::mt19937 random(1);
+  const std::size_t rows = 61, columns = 40'000;  // enough work for four threads
+  Scores values(rows * columns);
+  for (float& value : values) value = static_cast<float>(static_cast<int>(random() % 4096));
+  TopKOptions options;
+  for (const bool log_softmax : {false, true}) {
+    options.log_softmax = log_softmax;
+    options.threads = 1;
+    const TopK one = SelectTopK(Rows(values, rows), options);
+    for (const int threads : {0, 2, 3, 4, 64}) {
+      options.threads = threads;
+      const TopK shared = SelectTopK(Rows(values, rows), options);
+      CHECK(shared.token_ids == one.token_ids);
+      CHECK(shared.scores == one.scores);
+    }
+  }
+  for (const std::size_t row : {5, 6, 30, 60}) values[row * columns + 7] = kNan;
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    CHECK_THROWS_WITH_AS(SelectTopK(Rows(values, rows), options),
+                         doctest::Contains("NaN at row 5, token 7;"), ValueError);
+  }
+  options.threads = -1;
+  CHECK_THROWS_AS(SelectTopK(Rows(values, rows), options), ValueError);
+}
+
 }  // namespace
 }  // namespace lattice_bpd

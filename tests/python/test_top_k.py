@@ -95,3 +95,11 @@ def test_batches_keep_their_shape() -> None:
     selected = select_top_k(logits, 4, log_softmax=False, where="test")
     assert selected.token_ids.shape == selected.scores.shape == (2, 3, 4)
     assert (selected.token_ids == np.arange(4)).all()
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2, 5])
+def test_threads_share_the_rows(threads: int, rng: np.random.Generator) -> None:
+    logits = rng.integers(0, 500, (8, 7, 5000)).astype(np.float32)  # work for several threads
+    token_ids, scores = sort_rows(logits.reshape(56, 5000), 16)
+    found = select_top_k(logits, 16, log_softmax=False, where="test", threads=threads)
+    check((found.token_ids.reshape(56, 16), found.scores.reshape(56, 16)), (token_ids, scores))

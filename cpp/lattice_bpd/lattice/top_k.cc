@@ -7,10 +7,13 @@
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/instruction_sets.h"
+#include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/lattice/top_k_kernels.h"
 
 namespace lattice_bpd {
 namespace {
+
+constexpr std::size_t kPartsPerThread = 4;  // so that a slow thread holds up little
 
 InstructionSets<TopKKernel>& Sets() {
   static InstructionSets<TopKKernel> sets{TopKAvx512(), TopKAvx2(), TopKNeon(), TopKScalar()};
@@ -59,6 +62,37 @@ double LogSumExp(const TopKKernel& kernel, const LogitsRow& row, float best) {
   return best + std::log(kernel.sum_exp(row, best));
 }
 
+// A row takes about 600 ns and one for each 8 bytes; to wake a core that sleeps takes up to 80
+// microseconds, so a thread gets half of that at least.
+int UsefulThreads(const LogitsView& logits, int most) {
+  constexpr std::size_t kNsPerRow = 600, kBytesPerNs = 8, kNsPerThread = 40'000;
+  const std::size_t row_ns = kNsPerRow + logits.columns * SizeOf(logits.type) / kBytesPerNs;
+  const std::size_t useful = std::max<std::size_t>(logits.rows * row_ns / kNsPerThread, 1);
+  return static_cast<int>(std::min<std::size_t>(useful, ResolveThreads(most)));
+}
+
+// Rows first .. last - 1.
+void SelectRows(const LogitsView& logits, const TopKOptions& options, std::size_t first,
+                std::size_t last, TopK* out) {
+  const TopKKernel& kernel = Sets().chosen();
+  const auto k = static_cast<std::size_t>(options.top_k);
+  TopKBuffer buffer(k);
+  std::vector<float> copy;
+  for (std::size_t r = first; r < last; ++r) {
+    const LogitsRow row = RowOf(logits, r, &copy);
+    buffer.Clear();
+    const std::size_t bad = kernel.scan(row, &buffer);
+    if (bad != kNoBadToken) {
+      ThrowBadLogit(LoadLogit(row.type, row.data + bad * SizeOf(row.type)), r, bad);
+    }
+    float* scores = out->scores.data() + r * k;
+    buffer.Sort(out->token_ids.data() + r * k, scores);
+    if (!options.log_softmax) continue;
+    const double shift = LogSumExp(kernel, row, scores[0]);
+    for (std::size_t i = 0; i < k; ++i) scores[i] = static_cast<float>(scores[i] - shift);
+  }
+}
+
 }  // namespace
 
 TopKBuffer::TopKBuffer(std::size_t top_k)
@@ -97,25 +131,14 @@ TopK SelectTopK(const LogitsView& logits, const TopKOptions& options) {
     throw ValueError(StrCat("top_k is ", options.top_k, "; expected 1..", logits.columns,
                             " (the vocabulary that head_logits has)"));
   }
-  const TopKKernel& kernel = Sets().chosen();
   const auto k = static_cast<std::size_t>(options.top_k);
   TopK out{options.top_k, std::vector<TokenId>(logits.rows * k),
            std::vector<float>(logits.rows * k)};
-  TopKBuffer buffer(k);
-  std::vector<float> copy;
-  for (std::size_t r = 0; r < logits.rows; ++r) {
-    const LogitsRow row = RowOf(logits, r, &copy);
-    buffer.Clear();
-    const std::size_t bad = kernel.scan(row, &buffer);
-    if (bad != kNoBadToken) {
-      ThrowBadLogit(LoadLogit(row.type, row.data + bad * SizeOf(row.type)), r, bad);
-    }
-    float* scores = out.scores.data() + r * k;
-    buffer.Sort(out.token_ids.data() + r * k, scores);
-    if (!options.log_softmax) continue;
-    const double shift = LogSumExp(kernel, row, scores[0]);
-    for (std::size_t i = 0; i < k; ++i) scores[i] = static_cast<float>(scores[i] - shift);
-  }
+  const int threads = UsefulThreads(logits, options.threads);
+  const std::size_t parts = std::min(logits.rows, threads == 1 ? 1 : kPartsPerThread * threads);
+  RunParallel(parts, threads, [&](std::size_t part) {
+    SelectRows(logits, options, logits.rows * part / parts, logits.rows * (part + 1) / parts, &out);
+  });
   return out;
 }
 

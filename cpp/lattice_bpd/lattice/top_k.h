@@ -7,7 +7,7 @@
 // best. Exact for any input; a row in rising order is the slowest.
 //
 // Cost: one pass over each row, at memory speed, and about 4 k insertions on a row in random
-// order; log_softmax is a second pass. The same source is compiled for several instruction sets;
+// order; log_softmax is a second pass. Threads share the rows. The same source is compiled for several instruction sets;
 // the best one that the processor has runs. All of them give the same bits.
 #ifndef LATTICE_BPD_LATTICE_TOP_K_H_
 #define LATTICE_BPD_LATTICE_TOP_K_H_
@@ -23,6 +23,7 @@ namespace lattice_bpd {
 struct TopKOptions {
   int top_k = 16;
   bool log_softmax = false;  // scores are log probabilities over the whole row, else raw logits
+  int threads = 1;           // at most so many, 0: every core; fewer where there is little to do
 };
 
 // Row r's candidates are entries r * top_k .. (r + 1) * top_k - 1, by decreasing score, equal
@@ -35,7 +36,7 @@ struct TopK {
 
 // Rows of any strides; those of adjacent elements are read where they are, others are gathered
 // first. Throws ValueError where top_k is outside 1..columns, or a logit is NaN or +inf (the
-// message names row and token).
+// message names row and token; of several rows the first, whatever the number of threads).
 TopK SelectTopK(const LogitsView& logits, const TopKOptions& options);
 
 // The instruction sets that this processor and build can run, best first; "scalar" is always

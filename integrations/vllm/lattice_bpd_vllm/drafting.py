@@ -33,14 +33,14 @@ class LatticeDrafter:
         config: top_k, alpha, temperature, head_scales, entropy_weight, ngram_cache.
         draft: "chain", "best" or "argmax"; see `DrafterOptions`.
         min_prob: least probability of a prefix of "chain"; prefixes get less probable with length.
-        threads: of the search; 0 is all cores.
+        threads: of top-k and search, 0 for all cores.
     """
 
     lm: NGramLM | None
     config: DraftConfig
     draft: str = "chain"
     min_prob: float = 0.0
-    threads: int = 1
+    threads: int = 0
 
     @property
     def context_length(self) -> int:
@@ -104,7 +104,9 @@ class LatticeDrafter:
         top_k = 1 if self.draft == "argmax" else config.top_k
         if isinstance(slots, LatticeInput):
             return slots.cut(slots.num_slots, top_k)
-        candidates = select_top_k(slots, top_k, log_softmax=False, where="LatticeDrafter")
+        candidates = select_top_k(
+            slots, top_k, log_softmax=False, where="LatticeDrafter", threads=self.threads
+        )
         if not config.weighs_heads or self.draft == "argmax":
             return candidates
         scores = weigh_heads(candidates.scores, config.head_scales, config.entropy_weight)

@@ -35,7 +35,8 @@ class DrafterOptions:
         ngram_cache: mix n-grams of each request's own text into the LM: true, or an order of 1..6;
             for "chain" and "best".
         min_prob: "chain" ends before the first prefix whose probability is below this; 0..1.
-        threads: of the search; 0 is all cores.
+        threads: at most so many for top-k and search, 0 for all cores; fewer where there is little
+            to do.
         log_seconds: least time between two log lines with counts; 0 logs nothing.
         check: verify hidden rows and raise errors instead of logging them; for tests with greedy
             requests whose logits no processor changes.
@@ -54,7 +55,7 @@ class DrafterOptions:
     temperature: float | None = None
     ngram_cache: bool | int | None = None
     min_prob: float = 0.0
-    threads: int = 1
+    threads: int = 0
     log_seconds: float = 60.0
     check: bool = False
 

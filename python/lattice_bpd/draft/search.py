@@ -197,7 +197,9 @@ def check_search(
             f"{lm.vocab_size}; use an LM trained with vocab_size={shape[-1]} on this model's "
             "token ids"
         )
-    best = select_top_k(head_logits, top_k, log_softmax=bool(log_softmax), where=where)
+    best = select_top_k(
+        head_logits, top_k, log_softmax=bool(log_softmax), where=where, threads=number
+    )
     best = best.at_temperature(divisor)
     batch = 1 if len(shape) == 2 else shape[0]
     contexts = contexts_of(where, context, batch, len(shape) == 3, shape[-1])

@@ -79,7 +79,9 @@ def check_shape(head_logits: Any, where: str, dimensions: tuple[int, ...] = (2, 
     return is_torch
 
 
-def select_top_k(head_logits: Any, top_k: int, *, log_softmax: bool, where: str) -> Candidates:
+def select_top_k(
+    head_logits: Any, top_k: int, *, log_softmax: bool, where: str, threads: int = 0
+) -> Candidates:
     """Selects the k best tokens of each slot on the logits' device.
 
     Args:
@@ -87,6 +89,8 @@ def select_top_k(head_logits: Any, top_k: int, *, log_softmax: bool, where: str)
         top_k: k, 1..V.
         log_softmax: Scores are log probabilities over the vocabulary instead of raw logits.
         where: The caller's name, for error messages.
+        threads: How many threads share the rows on the CPU, 0 for all cores; fewer where there is
+            little to do.
 
     Returns:
         Candidates with B = 1 for a single lattice.
@@ -104,7 +108,7 @@ def select_top_k(head_logits: Any, top_k: int, *, log_softmax: bool, where: str)
             token_ids, scores = _top_k_on_device(head_logits, top_k, log_softmax)
         else:
             array = _host_array(head_logits, float_type) if is_torch else head_logits
-            token_ids, scores = _core.select_top_k(array, float_type, top_k, log_softmax)
+            token_ids, scores = _core.select_top_k(array, float_type, top_k, log_softmax, threads)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     if token_ids.ndim == 2:
