@@ -256,6 +256,19 @@ std::vector<PrefixTree> SearchChainsOfSausages(const Sausages& sausages, const L
                       threads);
 }
 
+std::vector<std::vector<TokenId>> DraftChainsOfSausages(const Sausages& sausages,
+                                                        const LmOrNone& lm,
+                                                        const Contexts& contexts, double alpha,
+                                                        const std::string& normalization,
+                                                        double least_log_prob, int threads,
+                                                        const Caches& caches) {
+  const FlatContexts flat(contexts, caches);
+  const py::gil_scoped_release release;
+  return FindChainDrafts(sausages, Get(lm), flat.view(),
+                         {alpha, ChainObjective::kAcceptLength, ParseNormalization(normalization)},
+                         least_log_prob, threads);
+}
+
 using Buffers = std::vector<Array<std::uint8_t>>;
 
 // (layers, batch, heads, positions, bytes).
@@ -372,6 +385,9 @@ void BindVerify(py::module_& m) {
   m.def("search_chains_of_sausages", &SearchChainsOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts"), py::arg("max_depths"), py::arg("alpha"), py::arg("normalization"),
         py::arg("threads") = 0, py::arg("caches") = Caches());
+  m.def("draft_chains_of_sausages", &DraftChainsOfSausages, py::arg("sausages"), py::arg("lm"),
+        py::arg("contexts"), py::arg("alpha"), py::arg("normalization"), py::arg("least_log_prob"),
+        py::arg("threads"), py::arg("caches"));
   m.def("tree_extents", &TreeExtents, py::arg("trees"));
   m.def("follow_greedy", &FollowGreedyOf, py::arg("trees"), py::arg("logits").noconvert(),
         py::arg("node_rows").noconvert());

@@ -35,6 +35,7 @@ __all__: list[str] = [
     "describe_katz_violations",
     "describe_levels",
     "draft_chains",
+    "draft_chains_of_sausages",
     "estimate_rows",
     "estimate_symbols",
     "evaluate_lm",
@@ -549,6 +550,18 @@ def draft_chains(
     max_lengths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     temperature: typing.SupportsFloat | typing.SupportsIndex,
+    least_log_prob: typing.SupportsFloat | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex,
+    caches: collections.abc.Sequence[ContextNgram],
+) -> list[list[int]]: ...
+def draft_chains_of_sausages(
+    sausages: collections.abc.Sequence[Sausage],
+    lm: BackoffLm | None,
+    contexts: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ],
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    normalization: str,
     least_log_prob: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex,
     caches: collections.abc.Sequence[ContextNgram],

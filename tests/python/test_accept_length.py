@@ -16,6 +16,7 @@ from lattice_bpd import (
     rescore_tree,
     sample_tree,
 )
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.lm import ContextNGram
 from lattice_bpd.verify.search import draft_chains, search_chains
@@ -175,6 +176,43 @@ def test_draft_tokens_are_those_of_shorter_lattices(small_lm: NGramLM, threads: 
         assert draft == tree.token_ids[1:]
         probabilities = np.exp(tree.log_probs) if draft else np.empty(0)
         assert short == draft[: int(np.count_nonzero(probabilities >= 0.4))]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("normalization", ["global", "local"])
+def test_draft_tokens_of_lattices_with_transitions(
+    small_lm: NGramLM, kind: str, normalization: str
+) -> None:
+    rng = np.random.default_rng(9)
+    best = select_top_k(
+        rng.standard_normal((40, 5, 4)).astype(np.float32), 3, log_softmax=False, where="test"
+    )
+    start, pairs = rng.standard_normal((40, 3)), rng.standard_normal((40, 4, 3, 3))
+    arrays = [best.token_ids, best.scores, start.astype(np.float32), pairs.astype(np.float32)]
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        arrays = [torch.from_numpy(array) for array in arrays]
+    lattice = LatticeInput(*arrays, normalization=normalization)
+    contexts, lengths = [[row % 4] for row in range(40)], [row % 7 for row in range(40)]
+    options = {"alpha": 0.5, "temperature": 1.5}
+    drafts = draft_chains(lattice, contexts, small_lm, lengths, **options)
+    cut = draft_chains(lattice, contexts, small_lm, lengths, min_prob=0.4, **options)
+    assert 0 < sum(map(len, cut)) < sum(map(len, drafts))
+    divided = lattice.at_temperature(1.5)
+    for row, (draft, short) in enumerate(zip(drafts, cut, strict=True)):
+        if lengths[row] == 0:
+            assert draft == short == []
+            continue
+        of_row = slice(row, row + 1)
+        shorter = LatticeInput(
+            divided.token_ids[of_row], divided.scores[of_row], divided.start[of_row],
+            divided.transitions[of_row], normalization=normalization,
+        ).cut(lengths[row], 3)  # fmt: skip
+        tree = search_chains(shorter, [contexts[row]], small_lm, [5], alpha=0.5 / 1.5)[0]
+        assert draft == tree.token_ids[1:]
+        assert short == draft[: int(np.count_nonzero(np.exp(tree.log_probs) >= 0.4))]
+    with pytest.raises(ValueError, match="found 2 maximum lengths for 40 lattices"):
+        draft_chains(lattice, contexts, small_lm, [2, 2], alpha=0.5)
 
 
 def test_draft_tokens_need_sound_options(small_lm: NGramLM) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from lattice_bpd.decode.drafters.ngram_caches import DEFAULT_ORDER
 from lattice_bpd.draft.config import DraftConfig
@@ -17,8 +16,7 @@ from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.search import draft_chains, search_chains, search_drafts
+from lattice_bpd.verify.search import draft_chains, search_drafts
 
 Chains = list[list[int]]
 Lattices = Candidates | LatticeInput
@@ -76,7 +74,7 @@ class LatticeDrafter:
         """
         candidates = self._candidates(slots)
         alpha, temperature = self.config.alpha, self.config.temperature
-        if self.draft == "chain" and isinstance(candidates, Candidates):
+        if self.draft == "chain":
             return draft_chains(
                 candidates, contexts, self.lm, max_lengths, alpha=alpha, temperature=temperature,
                 min_prob=self.min_prob, threads=self.threads, caches=caches,
@@ -84,19 +82,11 @@ class LatticeDrafter:
         candidates = cut_slots(candidates, max_lengths)
         if self.draft == "argmax":
             return _first_candidates(candidates)
-        if self.draft == "best":
-            trees = search_drafts(
-                candidates, contexts, self.lm, max_lengths,
-                num_drafts=1, alpha=alpha, threads=self.threads, caches=caches,
-            )  # fmt: skip
-            return [tree.token_ids[1:] for tree in trees]
-        trees = search_chains(
-            candidates.at_temperature(temperature), contexts, self.lm, max_lengths,
-            alpha=alpha / temperature, threads=self.threads, caches=caches,
+        trees = search_drafts(
+            candidates, contexts, self.lm, max_lengths,
+            num_drafts=1, alpha=alpha, threads=self.threads, caches=caches,
         )  # fmt: skip
-        if self.min_prob <= 0.0:
-            return [tree.token_ids[1:] for tree in trees]
-        return [_cut(tree, math.log(self.min_prob)) for tree in trees]
+        return [tree.token_ids[1:] for tree in trees]
 
     def _candidates(self, slots: Any) -> Lattices:
         """The candidates of each slot."""
@@ -120,21 +110,14 @@ def cut_slots(candidates: Lattices, max_lengths: Sequence[int]) -> Lattices:
         candidates: (B, H, k).
         max_lengths: B ints.
     """
+    if isinstance(candidates, LatticeInput):
+        return candidates.end_after(max_lengths)
     slots = int(candidates.scores.shape[1])
     if min(max_lengths, default=slots) >= slots:
         return candidates
     beyond = np.arange(slots) >= np.asarray(max_lengths)[:, None]  # (B, H)
-    if isinstance(candidates, LatticeInput):
-        mask = torch.from_numpy(beyond).to(candidates.scores.device).unsqueeze(-1)
-        return replace(candidates, scores=candidates.scores.masked_fill(mask, -math.inf))
     scores = np.where(beyond[..., None], np.float32(-np.inf), candidates.scores)
     return Candidates(candidates.token_ids, scores)
-
-
-def _cut(chain: PrefixTree, least: float) -> list[int]:
-    """The tokens before the first prefix with a smaller log probability."""
-    log_probs = np.asarray(chain.log_probs)  # falling
-    return chain.token_ids[1 : 1 + int(np.count_nonzero(log_probs >= least))]
 
 
 def _first_candidates(candidates: Lattices) -> Chains:

@@ -1,15 +1,17 @@
 """Time of the proposer in an engine: what it adds to a step, by draft form, load and stage.
 
     PYTHONPATH=build/vllm-test/packages LATTICE_BPD_VLLM_FOLDER=build/vllm-test \
-        build/vllm-venv/bin/python integrations/vllm/tests/measure_proposer.py
+        build/vllm-venv/bin/python integrations/vllm/tests/measure_proposer.py [FORM ..]
 
 after `make test-vllm`. Prints the median and the 10th percentile of the steps whose batch is full.
+FORM: those of FORMS to measure, without stages; none: all.
 The first three lines have the stages, each called twice ("again": caches are warm then; "all" has
 both calls). `lookup` is vLLM's own proposer `ngram`.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -96,6 +98,8 @@ def run(form: str, stages: bool) -> None:
 
 if __name__ == "__main__":
     print("ms per step, median (10th percentile)")
-    in_child(run, "chain", True)
-    for form in (*FORMS, "lookup"):
+    chosen = sys.argv[1:]
+    if not chosen:
+        in_child(run, "chain", True)
+    for form in chosen or (*FORMS, "lookup"):
         in_child(run, form, False)

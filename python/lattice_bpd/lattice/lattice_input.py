@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -122,6 +124,29 @@ class LatticeInput:
             confidences=None if self.confidences is None else self.confidences[:, :slots],
         )  # fmt: skip
         return lattice.best_first(top_k) if top_k < width else lattice
+
+    def end_after(self, lengths: Sequence[int]) -> LatticeInput:
+        """The same lattices with all slots after the first `lengths` of each masked.
+
+        Args:
+            lengths: (B,) ints, 0 or more.
+
+        Raises:
+            ValueError: not B lengths.
+        """
+        batch, slots = len(self.token_ids), self.num_slots
+        if len(lengths) != batch:
+            raise ValueError(
+                f"found {len(lengths)} maximum lengths for {batch} lattices; expected one for each"
+            )
+        if min(lengths, default=slots) >= slots:
+            return self
+        beyond = np.arange(slots) >= np.asarray(lengths)[:, None]  # (B, H)
+        if is_torch_tensor(self.scores):
+            mask = self.token_ids.new_tensor(beyond).bool().unsqueeze(-1)
+            return replace(self, scores=self.scores.masked_fill(mask, -math.inf))
+        masked = self.scores.dtype.type(-math.inf)
+        return replace(self, scores=np.where(beyond[..., None], masked, self.scores))
 
     def best_first(self, top_k: int | None = None) -> LatticeInput:
         """The candidates of each slot by descending unary score.

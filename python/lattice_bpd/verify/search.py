@@ -139,7 +139,7 @@ def search_chains(
 
 
 def draft_chains(
-    candidates: Candidates,
+    candidates: Candidates | LatticeInput,
     contexts: Sequence[Sequence[int]],
     lm: NGramLM | None,
     max_lengths: Sequence[int],
@@ -155,10 +155,10 @@ def draft_chains(
     `search_chains` in one call, for servers that verify one draft for each text.
 
     Args:
-        candidates: (B, H, k).
-        contexts: see `search_drafts`.
+        candidates: see `search_drafts`, as for `contexts` and `lm`.
+        contexts: see there.
         lm: see there.
-        max_lengths: (B,) slots of each lattice, at most H; later ones are left out.
+        max_lengths: (B,) slots of each lattice; later ones are left out.
         alpha: weight of the LM, as `temperature` divides it too.
         temperature: above 0; divides scores and alpha.
         min_prob: a draft ends before the first prefix that is less probable.
@@ -173,10 +173,17 @@ def draft_chains(
     """
     if temperature <= 0.0:
         raise ValueError(f"draft_chains: temperature is {temperature}; expected above 0")
+    core_lm, alpha = _core_of("draft_chains", lm), alpha / temperature
     least = math.log(min_prob) if min_prob > 0.0 else -math.inf
+    if isinstance(candidates, LatticeInput):
+        lattices = candidates.end_after(max_lengths).at_temperature(temperature)
+        return _core.draft_chains_of_sausages(
+            lattices.to_sausages("draft_chains"), core_lm, contexts, alpha,
+            candidates.normalization, least, threads, _cores(caches),
+        )  # fmt: skip
     return _core.draft_chains(
-        candidates.token_ids, candidates.scores, _core_of("draft_chains", lm), contexts,
-        max_lengths, alpha / temperature, temperature, least, threads, _cores(caches),
+        candidates.token_ids, candidates.scores, core_lm, contexts,
+        max_lengths, alpha, temperature, least, threads, _cores(caches),
     )  # fmt: skip
 
 
