@@ -106,6 +106,8 @@ class _TaskSteps:
 
     def collect(self, most: int) -> list[dict[str, Any]]:
         """The first `most` steps, text by text."""
+        if most == 0:  # fewer steps than tasks
+            return []
         recording = Recording(self._texts[:most])  # each text has a step or more
         options = self._options.get(self.walked, DraftConfig())
         replayed = recording.replay(STRATEGIES[self.walked], self._rescorers, options)
