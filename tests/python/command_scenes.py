@@ -168,7 +168,7 @@ def returns(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def lms_by_name(values: list[str]) -> dict[str, Any]:
+def lms_by_name(values: list[str], *_: str) -> dict[str, Any]:
     return {value: SimpleNamespace(vocab_size=50, order=2) for value in values}
 
 
@@ -461,6 +461,12 @@ CHANGES: dict[str, dict[str, Change]] = {
         "model": Change(targets=MODEL),
         "lm": Change(targets={"values", "lms", "lm_files", "changed", "a"}),
         "rescorer": Change(targets={"values", "scorers", "scorer_files", "changed"}),
+        "domain_lm": Change(["text=b.lm"], targets={"values", "domain_lms", "domain_lm_files"}),
+        "domain_rescorer": Change(
+            ["text=b"],
+            targets={"values", "domain_scorers", "domain_scorer_files"},
+            given={"rescorer": ["a"]},
+        ),
         "task": Change(["squad"], targets={"name", "metrics"}),
         "data": Change(targets={"path"}),
         "strategies": Change(["bpd,oracle"], wanted=("bpd", "oracle")),

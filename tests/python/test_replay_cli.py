@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -15,11 +16,17 @@ pytest.importorskip("rich")
 pytest.importorskip("tokenizers")
 
 import tokenizers
+import torch
+from safetensors.torch import load_file
 
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
+from lattice_bpd.cli.files import load_causal_lm
+from lattice_bpd.decode.drafters import NeuralScorer
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.demo import library_text as corpora
+from lattice_bpd.evaluate.demo import quick
 from lattice_bpd.evaluate.demo import recipe as recipes
 from lattice_bpd.evaluate.demo.library_tasks import (
     LIBRARY_TASKS,
@@ -29,11 +36,15 @@ from lattice_bpd.evaluate.demo.library_tasks import (
 )
 from lattice_bpd.evaluate.demo.library_text import Corpus
 from lattice_bpd.evaluate.demo.training import train_demo_model
-from lattice_bpd.evaluate.lab.options import split_texts
+from lattice_bpd.evaluate.lab.options import HELD_OUT, split_texts
 from lattice_bpd.evaluate.record.read import read_record
 from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
+from lattice_bpd.evaluate.replay.positions import Rescorers
+from lattice_bpd.evaluate.replay.replay import Recording
+from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.evaluate.statistics.loops import loop_share
 from lattice_bpd.models import build_rescorer
+from lattice_bpd.train.heads.rescorer import train_rescorer
 from lattice_bpd.watcher import SilentWatcher
 
 SENTENCES = 14
@@ -262,11 +273,90 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
     assert "cnndm" in capsys.readouterr().out
 
 
+def evaluate_arguments(folder: Path, out: Path, *more: str) -> list[str]:
+    return [
+        "evaluate", "--out", str(out), "--model", str(folder / "model"),
+        "--task", "jsonl", "--data", str(folder / "rows.jsonl"),
+        "--task", "cnndm", "--data", str(folder / "news.jsonl"),
+        "--max-new-tokens", "12", "--top-k", "8", "--live", "0", *more,
+    ]  # fmt: skip
+
+
+def test_each_task_has_the_lm_and_the_rescorer_of_its_own_domain(folder, tmp_path):
+    out, weak = tmp_path / "run", tmp_path / "weak"
+    made = build_rescorer("tiny", VOCAB, hidden_size=8, num_layers=1)
+    with torch.no_grad():
+        made.get_input_embeddings().weight.mul_(100.0)  # wrong, and sure of it
+    made.save_pretrained(weak)
+    noise = np.random.default_rng(0).integers(0, VOCAB, 2000)
+    NGramLM.train([noise], 2, vocab_size=VOCAB, smoothing="witten_bell").save(tmp_path / "noise.lm")
+    lms = {"jsonl": folder / "2gram.lm", "cnndm": tmp_path / "noise.lm"}
+    scorers = {"jsonl": folder / "rescorer", "cnndm": weak}
+    arguments = evaluate_arguments(
+        folder, out, "--lm", f"general={folder / '3gram.lm'}", "--rescorer", f"general={weak}",
+        *(f"--domain-lm={task}={path}" for task, path in lms.items()),
+        *(f"--domain-rescorer={task}={path}" for task, path in scorers.items()),
+        "--strategies", "neural,ngram_1best", "--alphas", "10",
+    )  # fmt: skip
+    assert main(arguments) == 0
+    results = json.loads((out / "results.json").read_text())
+    assert (set(results["lms"]), set(results["scorers"])) == ({"general"}, {"general"})
+    for name, task in results["tasks"].items():
+        assert task["domain_lms"]["in-domain"]["file"] == str(lms[name])
+        assert task["domain_scorers"]["in-domain"]["file"] == str(scorers[name])
+        recorded = Recording(read_record(out / "record" / name).texts)
+        reported = recorded.select(split_texts(len(recorded.texts), HELD_OUT, 0)[1])
+
+        def replay(strategy, used, reported=reported):
+            return reported.replay(STRATEGIES[strategy], used, DraftConfig(top_k=8, alpha=10.0))
+
+        neural = {
+            path: replay("neural", Rescorers(scorer=NeuralScorer(load_causal_lm(path))))
+            for path in scorers.values()
+        }
+        ngram = {
+            path: replay("ngram_1best", Rescorers(NGramLM.load(path))) for path in lms.values()
+        }
+        for replays in (neural, ngram):  # the other task's would be noticed
+            assert len({replayed.block_efficiency for replayed in replays.values()}) == 2
+        rows = {(row["strategy"], row.get("lm"), row.get("scorer")): row for row in task["by_lm"]}
+        row = rows["neural", None, "in-domain"]
+        assert row["block_efficiency"] == neural[scorers[name]].block_efficiency
+        row = rows["ngram_1best", "in-domain", None]
+        assert row["block_efficiency"] == ngram[lms[name]].block_efficiency
+    table = read_csv(out / "table_7_9_lms.csv")
+    assert [row["task"] for row in table if row["scorer"] == "in-domain"] == ["jsonl", "cnndm"]
+    assert main(["report", str(out), "--steps", "1"]) == 0
+    page = (out / "report.html").read_text()
+    assert all(f"in-domain ({task})" in page for task in lms)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--domain-lm", "xsum=2gram.lm"], "xsum is not one of the tasks jsonl, cnndm; expected"),
+        (["--domain-rescorer", "rescorer"], "expected --domain-rescorer TASK=PATH"),
+        (["--domain-rescorer", "jsonl=rescorer"], "--domain-rescorer without --rescorer; give"),
+        (["--lm", "in-domain=2gram.lm", "--domain-lm", "jsonl=2gram.lm"], "choose another"),
+        (["--rescorer", "rescorer", "--domain-rescorer", "jsonl=other"],
+         "--domain-rescorer jsonl has a vocabulary of 5, the model one of 48"),
+        (["--domain-lm", "jsonl=2gram.lm", "--domain-lm", "jsonl=3gram.lm"], "jsonl twice"),
+    ],
+)  # fmt: skip
+def test_domain_options_say_what_is_wrong(
+    folder, tmp_path, monkeypatch, capsys, arguments, message
+):
+    monkeypatch.chdir(folder)
+    assert main(evaluate_arguments(folder, tmp_path / "run", *arguments)) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "expected --quick, or --model DIR with --task NAME and --data FILE"),
-        (["--quick", "--task", "squad"], "--quick brings LM and tasks of its own"),
+        (["--quick", "--task", "squad"], "--quick brings LMs and tasks of its own"),
+        (["--quick", "--domain-lm", "a=b"], "remove --task, --data, --lm and --domain-lm"),
         (["--model", "m", "--task", "squad"], "1 --task and 0 --data; expected a file for each"),
         (["--quick", "--live", "-1"], "--live is -1; expected 0 or more"),
         (["--quick", "--speed", "-1"], "--speed is -1; expected 0 or more"),
@@ -318,6 +408,8 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
         "evaluate", "--quick", "--model", str(tmp_path / "model"), "--out", str(tmp_path),
         "--limit", "6", "--live", "1", "--speed", "2",
     ]  # fmt: skip
+    steps = replace(quick.FINE_TUNING, steps=4)
+    monkeypatch.setattr(quick, "FINE_TUNING", steps)
     assert main([*arguments, "--alphas", "0.2"]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert set(results["tasks"]) == set(QUICK_TASKS)
@@ -334,6 +426,8 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
         assert domains == {
             "in-domain", "in-domain Katz", "in-domain Katz + general unigrams"
         }  # fmt: skip
+        neural = [row["scorer"] for row in task["by_lm"] if row["strategy"] == "neural"]
+        assert neural == ["rescorer", "in-domain"]
         passages = library_passages(
             name, corpus.test, demo.tokenizer, count=6, length=16, room=12, seed=0
         )
@@ -351,6 +445,18 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
         assert all(line["lossless"] and line["texts"] == 2 for line in speed.values())
         ratio = speed["tree"]["tokens_per_second"] / speed["greedy"]["tokens_per_second"]
         assert speed["tree"]["relative_speed"] == pytest.approx(ratio)
+    folders = {
+        name: task["domain_scorers"]["in-domain"]["file"] for name, task in results["tasks"].items()
+    }
+    weights = {name: load_file(f"{path}/model.safetensors") for name, path in folders.items()}
+    initial = dict(rescorer.state_dict())
+    for name, tensors in weights.items():
+        rows = quick._domain_rows(demo, library_domain(name, corpus.train))
+        expected = load_causal_lm(tmp_path / "model" / "rescorer").to(torch.float32)
+        train_rescorer(expected, np.concatenate(rows), replace(steps, sequence_length=64))
+        for key, tensor in tensors.items():
+            torch.testing.assert_close(tensor, expected.state_dict()[key])
+        assert any(not torch.equal(tensor, initial[key]) for key, tensor in tensors.items())
     assert (records / "functions" / "manifest.json").is_file()
     printed = capsys.readouterr().out
     assert "decoded live" in printed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="n-gram LM, the first is that of the main table; repeatable",
     )  # fmt: skip
     add_rescorer_option(parser, " (--quick: default the demo model's)")
+    parser.add_argument(
+        "--domain-lm", action="append", default=[], metavar="TASK=FILE",
+        help="n-gram LM of the domain of one task, for that task only; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--domain-rescorer", action="append", default=[], metavar="TASK=DIR",
+        help="rescorer fine-tuned on the domain of one task, for that task only; repeatable",
+    )  # fmt: skip
     parser.add_argument("--task", action="append", default=[], help="repeatable, with --data")
     parser.add_argument("--data", action="append", default=[], type=Path, metavar="FILE")
     parser.add_argument("--strategies", metavar="NAME,..", help="default: all that can run")
@@ -137,9 +145,10 @@ def _check(args: argparse.Namespace) -> None:
         for rule in args.accept:
             parse_acceptance(rule)
     if args.quick:
-        if args.task or args.data or args.lm:
+        if args.task or args.data or args.lm or args.domain_lm:
             raise ValueError(
-                "--quick brings LM and tasks of its own; remove --task, --data and --lm, or --quick"
+                "--quick brings LMs and tasks of its own; remove --task, --data, --lm and "
+                "--domain-lm, or --quick"
             )
         return
     if args.model is None or not args.task:
@@ -165,9 +174,13 @@ def _quick_source(args: argparse.Namespace, watcher: ConsoleWatcher) -> Source:
     if torch.cuda.is_available():
         demo.model.to("cuda")
     text = corpus.read_library_sources(max_files=recipe.QUICK.max_files)
-    source = make_quick_source(args.out, demo, text, watcher, prompts=args.limit or _PROMPTS)
+    source = make_quick_source(
+        args.out, demo, text, watcher, prompts=args.limit or _PROMPTS,
+        rescorer=None if args.rescorer else demo.rescorer,
+    )  # fmt: skip
     own = [] if demo.rescorer is None else [str(demo.rescorer)]
     _add_rescorers(source, args.rescorer or own)
+    _add_domains(source, args)
     return source
 
 
@@ -193,6 +206,7 @@ def _user_source(args: argparse.Namespace) -> Source:
         trie=count_text(args.count_text, tokenizer, model.vocab_size), metrics=metrics,
     )  # fmt: skip
     _add_rescorers(source, args.rescorer)
+    _add_domains(source, args)
     return source
 
 
@@ -205,6 +219,46 @@ def _add_rescorers(source: Source, values: list[str]) -> None:
     source.scorer_files = {
         name: str(path) for name, path in name_files(values, "--rescorer").items()
     }
+
+
+def _add_domains(source: Source, args: argparse.Namespace) -> None:
+    """Load the LMs and rescorers of single tasks, which are compared with those of all tasks."""
+    from lattice_bpd.evaluate.demo.quick import DOMAIN
+
+    vocab_size = source.model.vocab_size
+    if args.domain_lm:
+        files = _domain_files(args.domain_lm, "--domain-lm", source, source.lms)
+        lms = load_lms(args.domain_lm, "--domain-lm")
+        check_vocabulary(lms, vocab_size, "model", "--domain-lm")
+        source.domain_lms |= {task: {DOMAIN: lm} for task, lm in lms.items()}
+        source.domain_lm_files |= {task: {DOMAIN: file} for task, file in files.items()}
+    if args.domain_rescorer:
+        files = _domain_files(args.domain_rescorer, "--domain-rescorer", source, source.scorers)
+        scorers = load_rescorers(args.domain_rescorer, "--domain-rescorer")
+        check_vocabulary(scorers, vocab_size, "model", "--domain-rescorer")
+        source.domain_scorers |= {task: {DOMAIN: scorer} for task, scorer in scorers.items()}
+        source.domain_scorer_files |= {task: {DOMAIN: file} for task, file in files.items()}
+
+
+def _domain_files(
+    values: list[str], option: str, source: Source, general: Mapping[str, Any]
+) -> dict[str, str]:
+    """Paths by task, from "TASK=PATH"; refuses other tasks, and no general LM to compare with."""
+    from lattice_bpd.evaluate.demo.quick import DOMAIN
+
+    files = {task: str(path) for task, path in name_files(values, option).items()}
+    for task in files:
+        if task not in source.prompts:
+            raise ValueError(
+                f"{option}: {task} is not one of the tasks {', '.join(source.prompts)}; expected "
+                f"{option} TASK=PATH"
+            )
+    other = option.replace("domain-", "")
+    if not general:
+        raise ValueError(f"{option} without {other}; give the one of all tasks, too")
+    if DOMAIN in general:
+        raise ValueError(f"{other} {DOMAIN}: the name is that of {option}; choose another")
+    return files
 
 
 def _lab_options(args: argparse.Namespace, source: Source) -> LabOptions:

@@ -108,11 +108,11 @@ def name_files(values: Sequence[str], option: str) -> dict[str, Path]:
     return files
 
 
-def load_lms(values: Sequence[str]) -> dict[str, NGramLM]:
+def load_lms(values: Sequence[str], option: str = "--lm") -> dict[str, NGramLM]:
     """LMs by name; see `name_files`."""
     from lattice_bpd import NGramLM
 
-    return {name: NGramLM.load(path) for name, path in name_files(values, "--lm").items()}
+    return {name: NGramLM.load(path) for name, path in name_files(values, option).items()}
 
 
 def add_rescorer_option(parser: argparse.ArgumentParser, default: str = "") -> None:
@@ -124,9 +124,9 @@ def add_rescorer_option(parser: argparse.ArgumentParser, default: str = "") -> N
     )  # fmt: skip
 
 
-def load_rescorers(values: Sequence[str]) -> dict[str, NeuralScorer]:
+def load_rescorers(values: Sequence[str], option: str = "--rescorer") -> dict[str, NeuralScorer]:
     """Rescorers by name, on the GPU if there is one; see `name_files`."""
-    files = name_files(values, "--rescorer")
+    files = name_files(values, option)
     if not files:
         return {}
     import torch

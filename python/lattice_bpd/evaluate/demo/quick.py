@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.evaluate.demo.library_tasks import QUICK_TASKS, library_domain, library_passages
 from lattice_bpd.evaluate.demo.library_text import Corpus
@@ -18,11 +21,19 @@ from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
 from lattice_bpd.evaluate.replay.count_trie import CountTrie
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import SmoothingWarning
+from lattice_bpd.models.checkpoint import load_target
+from lattice_bpd.models.lm_call import find_max_positions
+from lattice_bpd.train.heads.options import TrainOptions
+from lattice_bpd.train.heads.rescorer import train_rescorer
 from lattice_bpd.watcher import Watcher
 
 LMS_FOLDER = "lms"
 _DOMAIN_TEXTS = 4000  # of a domain are enough for its LMs, and tokenized in a second
-DOMAIN = "in-domain"  # names of LMs of a task's own domain begin with it
+DOMAIN = "in-domain"  # names of LMs and rescorers of a task's own domain begin with it
+FINE_TUNING = TrainOptions(
+    steps=40, batch_size=8, sequence_length=128, base_rate=0.5, warmup=4, precision="fp32"
+)  # fmt: skip
+"""Of the demo's rescorer on the text of a domain: seconds for each."""
 
 
 @dataclass
@@ -40,6 +51,9 @@ class Source:
         scorers: rescorers by name, that of the main table first.
         scorer_files: their folders.
         domain_lms: by task, LMs of its domain by name, for the tasks that have any.
+        domain_lm_files: their paths.
+        domain_scorers: by task, rescorers of its domain by name, likewise.
+        domain_scorer_files: their folders.
         trie: raw counts.
         metrics: by task, the metric of its outputs.
         record: options of recording.
@@ -57,6 +71,9 @@ class Source:
     scorers: dict[str, NeuralScorer] = field(default_factory=dict)
     scorer_files: dict[str, str] = field(default_factory=dict)
     domain_lms: dict[str, dict[str, NGramLM]] = field(default_factory=dict)
+    domain_lm_files: dict[str, dict[str, str]] = field(default_factory=dict)
+    domain_scorers: dict[str, dict[str, NeuralScorer]] = field(default_factory=dict)
+    domain_scorer_files: dict[str, dict[str, str]] = field(default_factory=dict)
     trie: CountTrie | None = None
     metrics: dict[str, str] = field(default_factory=dict)
     human: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -70,16 +87,18 @@ def make_quick_source(
     *,
     prompts: int,
     tasks: Sequence[str] = QUICK_TASKS,
+    rescorer: Path | None = None,
 ) -> Source:
     """Select prompts for each task, and train LMs of lower orders and of the tasks' domains.
 
     Args:
-        directory: for the LMs.
+        directory: for the LMs and rescorers.
         demo: the model.
         corpus: prompts are from its test part, LMs are trained on its training part.
         watcher: notified of the stage "lms".
         prompts: of each task.
         tasks: of LIBRARY_TASKS.
+        rescorer: folder of one to fine-tune on each domain; None: no neural LMs of domains.
 
     Raises:
         OSError: the folder cannot be written.
@@ -89,12 +108,21 @@ def make_quick_source(
     documents = demo.encode(corpus.train)
     lms, files = _orders(directory, demo, documents)
     general = NGramLM.train(documents, 1, vocab_size=vocab_size)
-    domains = {
-        task: _domain_lms(demo, library_domain(task, corpus.train), general) for task in tasks
-    }
+    rows = {task: _domain_rows(demo, library_domain(task, corpus.train)) for task in tasks}
+    domains = {task: _domain_lms(demo, rows[task], general) for task in tasks if rows[task]}
+    lm_files: dict[str, dict[str, str]] = {}
     for task, made in domains.items():
-        for number, lm in enumerate(made.values()):
-            lm.save(directory / LMS_FOLDER / f"domain-{task}-{number}.lm")
+        for number, (name, lm) in enumerate(made.items()):
+            path = directory / LMS_FOLDER / f"domain-{task}-{number}.lm"
+            lm.save(path)
+            lm_files.setdefault(task, {})[name] = str(path)
+    scorers: dict[str, dict[str, NeuralScorer]] = {}
+    scorer_files: dict[str, dict[str, str]] = {}
+    if rescorer is not None:
+        for task in domains:
+            path = directory / LMS_FOLDER / f"domain-{task}-rescorer"
+            scorers[task] = {DOMAIN: _fine_tune(rescorer, rows[task], path, demo.model.device)}
+            scorer_files[task] = {DOMAIN: str(path)}
     trie = CountTrie(documents, vocab_size, settings.order)
     watcher.end()
     by_task = {
@@ -113,7 +141,8 @@ def make_quick_source(
             top_k=min(64, vocab_size), max_new_tokens=settings.max_new_tokens,
             stop_token_ids=(settings.end_of_text,), batch_size=16,
         ),
-        domain_lms=domains, trie=trie, metrics=dict.fromkeys(by_task, "perplexity"),
+        domain_lms=domains, domain_lm_files=lm_files, domain_scorers=scorers,
+        domain_scorer_files=scorer_files, trie=trie, metrics=dict.fromkeys(by_task, "perplexity"),
         human={task: [text for _, text in passages] for task, passages in by_task.items()},
     )  # fmt: skip
 
@@ -135,12 +164,19 @@ def _orders(
     return lms, files
 
 
-def _domain_lms(demo: DemoModel, texts: Sequence[str], general: NGramLM) -> dict[str, NGramLM]:
-    """LMs of one domain (paper table 7 and appendix D); none where there is too little text.
+def _domain_rows(demo: DemoModel, texts: Sequence[str]) -> list[Any]:
+    """Token ids of the texts of a domain; none where there is too little text."""
+    some = texts[:: max(1, len(texts) // _DOMAIN_TEXTS)]
+    rows = [ids for ids in demo.encode(some) if len(ids)]
+    return rows if sum(map(len, rows)) >= 100 * demo.lm.order else []
+
+
+def _domain_lms(demo: DemoModel, rows: Sequence[Any], general: NGramLM) -> dict[str, NGramLM]:
+    """LMs of one domain (paper table 7 and appendix D).
 
     Args:
         demo: the model.
-        texts: of the domain.
+        rows: token ids of the domain's texts.
         general: unigrams of the general corpus.
 
     Returns:
@@ -149,10 +185,6 @@ def _domain_lms(demo: DemoModel, texts: Sequence[str], general: NGramLM) -> dict
         with unigrams of the general corpus, its weight tuned on a tenth of the domain's texts.
     """
     order, vocab_size = demo.lm.order, demo.model.vocab_size
-    some = texts[:: max(1, len(texts) // _DOMAIN_TEXTS)]
-    rows = [ids for ids in demo.encode(some) if len(ids)]
-    if sum(map(len, rows)) < 100 * order:
-        return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmoothingWarning)  # expected of so little text
         smooth = NGramLM.train(rows, order, vocab_size=vocab_size, smoothing="witten_bell")
@@ -163,3 +195,12 @@ def _domain_lms(demo: DemoModel, texts: Sequence[str], general: NGramLM) -> dict
     return {
         DOMAIN: smooth, f"{DOMAIN} Katz": katz, f"{DOMAIN} Katz + general unigrams": mixture,
     }  # fmt: skip
+
+
+def _fine_tune(folder: Path, rows: Sequence[Any], output: Path, device: Any) -> NeuralScorer:
+    """The rescorer of a folder, trained further on a domain (paper appendix D)."""
+    model = load_target(folder, dtype=torch.float32).to(device)
+    length = min(FINE_TUNING.sequence_length, find_max_positions(model.config) or 1 << 30)
+    train_rescorer(model, np.concatenate(rows), replace(FINE_TUNING, sequence_length=length))
+    model.save_pretrained(output)
+    return NeuralScorer(model)

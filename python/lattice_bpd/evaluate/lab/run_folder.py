@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.demo.quick import Source
@@ -29,6 +30,7 @@ from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.evaluate.replay.sweep import Point
 from lattice_bpd.evaluate.statistics.loops import loop_share
 from lattice_bpd.evaluate.tasks.metrics import METRICS, Judge, measure_perplexity
+from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.acceptance.parse import parse_acceptance
 from lattice_bpd.verify.acceptance.rule import Exact
 from lattice_bpd.watcher import Watcher
@@ -78,15 +80,28 @@ def evaluate_source(
             **{name: getattr(manifest, name) for name in copied},
             "bytes_per_step": round(manifest.bytes_per_step, 1),
         }
-    lms = {
-        name: {"file": source.lm_files.get(name), "order": lm.order, "num_ngrams": lm.num_ngrams}
-        for name, lm in source.lms.items()
+    return finish_results(
+        tasks,
+        _describe_lms(source.lms, source.lm_files),
+        model=source.model_name,
+        scorers=_describe_scorers(source.scorers, source.scorer_files),
+    )
+
+
+def _describe_lms(lms: Mapping[str, NGramLM], files: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        name: {"file": files.get(name), "order": lm.order, "num_ngrams": lm.num_ngrams}
+        for name, lm in lms.items()
     }
-    scorers = {
-        name: {"file": source.scorer_files.get(name), "num_parameters": scorer.num_parameters}
-        for name, scorer in source.scorers.items()
+
+
+def _describe_scorers(
+    scorers: Mapping[str, NeuralScorer], files: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        name: {"file": files.get(name), "num_parameters": scorer.num_parameters}
+        for name, scorer in scorers.items()
     }
-    return finish_results(tasks, lms, model=source.model_name, scorers=scorers)
 
 
 class _TaskRun:
@@ -97,8 +112,10 @@ class _TaskRun:
     ) -> None:
         self._task, self._source, self._options, self._watcher = task, source, options, watcher
         self._recording = recording
-        self._lms = dict(source.lms)
-        self._lms |= source.domain_lms.get(task, {})
+        self._domain_lms = source.domain_lms.get(task, {})
+        self._domain_scorers = source.domain_scorers.get(task, {})
+        self._lms = {**source.lms, **self._domain_lms}
+        self._neural = {**source.scorers, **self._domain_scorers}
         self._rescorers = Rescorers(trie=source.trie)
         self._reported = split_texts(len(recording.texts), options.held_out, options.seed)[1]
         self._decoding: dict[str, Any] = {
@@ -111,10 +128,14 @@ class _TaskRun:
         """A task of results.json, without its record."""
         source, options, recording = self._source, self._options, self._recording
         lab = Lab(
-            self._lms, source.scorers, self._rescorers, options, self._begin, self._watcher.advance
+            self._lms, self._neural, self._rescorers, options, self._begin, self._watcher.advance
         )
         self._recording = recording = lab.read(recording)
         results = lab.evaluate(recording)
+        lm_files = source.domain_lm_files.get(self._task, {})
+        scorer_files = source.domain_scorer_files.get(self._task, {})
+        results["domain_lms"] = _describe_lms(self._domain_lms, lm_files)
+        results["domain_scorers"] = _describe_scorers(self._domain_scorers, scorer_files)
         tuned = {name: DraftConfig(**numbers) for name, numbers in results["tuned"].items()}
         if live_texts:
             results["live"] = self._check_live(lab, results["strategies"], tuned, live_texts)
@@ -127,7 +148,7 @@ class _TaskRun:
             results["speed"] = measure_speed(
                 source.model, next(iter(self._lms.values()), None),
                 [recording.texts[number].prompt.tolist() for number in timed], tuned,
-                scorer=next(iter(source.scorers.values()), None),
+                scorer=next(iter(self._neural.values()), None),
                 **self._decoding, on_prompt=self._watcher.advance,
             )  # fmt: skip
         if self._in_stage:

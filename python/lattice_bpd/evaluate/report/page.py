@@ -42,11 +42,11 @@ def render_report(results: dict[str, Any], steps: Steps | None = None, notes: st
         notes=notes,
         lms=[
             (name, lm.get("order"), f"{sum(lm['num_ngrams']):,}", lm.get("file"))
-            for name, lm in results["lms"].items()
+            for name, lm in _with_domains(results, "lms")
         ],
         scorers=[
             (name, f"{scorer['num_parameters']:,}", scorer.get("file"))
-            for name, scorer in results.get("scorers", {}).items()
+            for name, scorer in _with_domains(results, "scorers")
         ],
         tasks=tasks,
         efficiencies=_efficiencies(tasks),
@@ -78,6 +78,18 @@ def write_report(path: Path, page: str) -> None:
 
 def _read(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _with_domains(results: dict[str, Any], kind: str) -> list[tuple[str, dict[str, Any]]]:
+    """The LMs or rescorers of all tasks by name, then those of one task's domain."""
+    return [
+        *results.get(kind, {}).items(),
+        *(
+            (f"{name} ({task})", lm)
+            for task, values in results["tasks"].items()
+            for name, lm in values.get(f"domain_{kind}", {}).items()
+        ),
+    ]
 
 
 def _efficiencies(tasks: dict[str, dict[str, Any]]) -> list[list[str]]:
