@@ -36,7 +36,7 @@ LIBRARY_TASKS = tuple(_PLACES)
 
 QUICK_TASKS = ("anywhere", "functions", "docstrings")
 """The tasks of `evaluate --quick`: on these the demo's model loops no more than 1.2 times as often
-as people do; on beginnings and comments 9 and 3 times. Three tasks take less than two minutes."""
+as people do; on beginnings and comments 9 and 3 times. Three tasks take two to five minutes."""
 
 _CHARACTERS = 8  # of a token at most, on average: what is encoded around a prompt's end
 _DOMAIN = 400  # characters after a position that belong to its domain
