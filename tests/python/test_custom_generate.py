@@ -169,6 +169,27 @@ def test_processors_and_criteria_of_ones_own():
         assert calls[0] == calls[1] == plain.shape[1] - len(prompt)
 
 
+class PaddingPenalty(LogitsProcessor):
+    """Masks tokens by the row's padding. Like the repetition penalty of transformers 5.23 it has a
+    length for each row of the batch."""
+
+    def __init__(self, lengths: torch.Tensor) -> None:
+        self.prompt_ignore_length = lengths
+
+    def __call__(self, input_ids, scores):
+        assert len(input_ids) == len(self.prompt_ignore_length)
+        masked = (torch.arange(VOCAB) + self.prompt_ignore_length[:, None]) % 3 == 0
+        return scores.masked_fill(masked, float("-inf"))
+
+
+def test_processors_with_a_length_for_each_row():
+    inputs = pad(random_prompts(3, seed=4))
+    lengths = (inputs["attention_mask"] != 0).int().argmax(dim=1)
+    assert len(set(lengths.tolist())) == 3
+    assert_equal_to_plain("trained", inputs, logits_processor=[PaddingPenalty(lengths)])
+    assert_equal_to_plain("trained", inputs, repetition_penalty=1.5)
+
+
 def test_prefix_constraints_of_a_single_text():
     allowed = lambda _, ids: [(int(ids[-1]) * 7 + step) % VOCAB for step in range(5)]  # noqa: E731
     for prompt in random_prompts(4, seed=8):

@@ -95,6 +95,7 @@ _OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
          "eos_token_id": 127, "number_of_conv_states": 3},
         "its default leaves the indexer out, and names tables of 20 million rows",
     ),
+    "recurrent_gemma": ({"num_hidden_layers": 3}, "its kinds of layers are a period of three"),
     "reformer": (
         {"is_decoder": True, "axial_pos_shape": [16, 16], "axial_pos_embds_dim": [16, 48]},
         "its default is an encoder; axial positions multiply",
@@ -125,6 +126,7 @@ NOT_BUILT: dict[str, str] = {
     "blip-2 (image-text)": _IMAGE,
     "blt": "its own `generate` fails: the config has no `num_hidden_layers`",
     "diffusion_gemma (image-text)": "writes by diffusion, not token by token",
+    "dots3_note": "its towers name the text's width, so rules cannot make them small",
     "fast_vlm (image-text)": "its vision tower needs the packages timm and pillow",
     "florence2 (image-text)": _TOWER,
     "gemma3n": "its vision tower needs the packages timm and pillow; the text model is checked",

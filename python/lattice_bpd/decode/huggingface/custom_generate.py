@@ -47,7 +47,7 @@ from lattice_bpd.decode.loop.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.loop.prompts import check_prompts
 from lattice_bpd.decode.state.heads import HeadsOrCallable
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.decode.state.text_rules import TextRules
+from lattice_bpd.decode.state.text_rules import TextRules, processors_of_row
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.verify.acceptance.rule import Acceptance
@@ -152,8 +152,14 @@ class CustomGenerate:
             refuse_for_batches(len(input_ids), logits_processor, stopping_criteria)
             limit = _max_length(stopping_criteria, generation_config) - input_ids.shape[1]
             rules = [
-                TextRules(row, limit, logits_processor, stopping_criteria, generation_config)
-                for row in input_ids
+                TextRules(
+                    row,
+                    limit,
+                    processors_of_row(logits_processor, index),
+                    stopping_criteria,
+                    generation_config,
+                )
+                for index, row in enumerate(input_ids)
             ]
             options = Options(
                 limits=[limit] * len(rules),

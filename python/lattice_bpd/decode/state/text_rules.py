@@ -6,6 +6,7 @@ with a callable that records its arguments, so transformers builds them in both 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,6 +127,25 @@ class ProcessedSelector:
         prefix = self._ids[:, : self._length].clone()
         self.ended = bool(self._criteria(prefix, None).all())
         return token
+
+
+def processors_of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
+    """The processors of one sequence of a batch.
+
+    Since transformers 5.23 the repetition penalty has the length of each row's padding.
+
+    Args:
+        processors: of the batch, prepared by `generate`.
+        row: index of the sequence.
+    """
+    own = LogitsProcessorList()
+    for processor in processors:
+        lengths = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(lengths, Tensor):
+            processor = copy.copy(processor)
+            processor.prompt_ignore_length = lengths[row : row + 1]
+        own.append(processor)
+    return own
 
 
 def prepare_rules(
