@@ -141,7 +141,7 @@ def to_text(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
 
 
 def build_target(recipe: Recipe) -> Seq2SeqTarget:
-    """A small Marian model, deep encoder and shallow decoder, randomly initialized."""
+    """A small Marian model, randomly initialized."""
     torch.manual_seed(0)
     size = recipe.hidden_size
     sides: dict[str, Any] = {
