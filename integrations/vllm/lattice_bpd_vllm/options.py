@@ -55,7 +55,7 @@ class DrafterOptions:
     temperature: float | None = None
     ngram_cache: bool | int | None = None
     min_prob: float = 0.0
-    threads: int = 0
+    threads: int = 1
     log_seconds: float = 60.0
     check: bool = False
 

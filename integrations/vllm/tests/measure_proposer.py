@@ -1,4 +1,4 @@
-"""Time of the proposer in an engine: what it adds to a step, by draft form, load and stage.
+"""Time of the proposer in an engine: processor time of a step, by draft form, load and stage.
 
     PYTHONPATH=build/vllm-test/packages LATTICE_BPD_VLLM_FOLDER=build/vllm-test \
         build/vllm-venv/bin/python integrations/vllm/tests/measure_proposer.py [FORM ..]
@@ -25,7 +25,6 @@ from lattice_bpd_vllm.head_logits import HeadLogits
 LOADS = (1, 4, 16)
 FORMS: dict[str, dict[str, Any]] = {
     "chain": {},
-    "chain, one thread": {"threads": 1},
     "chain, top_k 8": {"top_k": 8},
     "best": {"draft": "best", "alpha": 1.0},
     "argmax": {"draft": "argmax"},
@@ -33,7 +32,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 class Clock:
-    """Times of calls, by name."""
+    """Processor time of calls of this thread, by name."""
 
     def __init__(self) -> None:
         self.times: dict[str, list[tuple[int, float]]] = {}
@@ -43,12 +42,12 @@ class Clock:
         function = getattr(holder, name)
 
         def timed(*args: Any, **values: Any) -> Any:
-            start = time.perf_counter()
+            start = time.thread_time()
             result = function(*args, **values)
-            self.times.setdefault(label, []).append((self.batch, time.perf_counter() - start))
-            start = time.perf_counter()
+            self.times.setdefault(label, []).append((self.batch, time.thread_time() - start))
+            start = time.thread_time()
             function(*args, **values)
-            again = time.perf_counter() - start
+            again = time.thread_time() - start
             self.times.setdefault(f"{label} again", []).append((self.batch, again))
             return result
 
@@ -60,9 +59,9 @@ class Clock:
 
         def timed(*args: Any, **values: Any) -> Any:
             self.batch = sum(1 for tokens in args[position] if tokens)
-            start = time.perf_counter()
+            start = time.thread_time()
             result = function(*args, **values)
-            self.times.setdefault("all", []).append((self.batch, time.perf_counter() - start))
+            self.times.setdefault("all", []).append((self.batch, time.thread_time() - start))
             return result
 
         drafter.propose = timed
@@ -97,8 +96,10 @@ def run(form: str, stages: bool) -> None:
 
 
 if __name__ == "__main__":
-    print("ms per step, median (10th percentile)")
+    print("ms of processor time per step, median (10th percentile)")
     chosen = sys.argv[1:]
+    if unknown := sorted(set(chosen) - {*FORMS, "lookup"}):
+        sys.exit(f"measure_proposer: no form {unknown[0]!r}; expected {', '.join(FORMS)} or lookup")
     if not chosen:
         in_child(run, "chain", True)
     for form in chosen or (*FORMS, "lookup"):
