@@ -256,12 +256,9 @@ std::vector<PrefixTree> SearchChainsOfSausages(const Sausages& sausages, const L
                       threads);
 }
 
-std::vector<std::vector<TokenId>> DraftChainsOfSausages(const Sausages& sausages,
-                                                        const LmOrNone& lm,
-                                                        const Contexts& contexts, double alpha,
-                                                        const std::string& normalization,
-                                                        double least_log_prob, int threads,
-                                                        const Caches& caches) {
+std::vector<std::vector<TokenId>> DraftChainsOfSausages(
+    const Sausages& sausages, const LmOrNone& lm, const Contexts& contexts, double alpha,
+    const std::string& normalization, double least_log_prob, int threads, const Caches& caches) {
   const FlatContexts flat(contexts, caches);
   const py::gil_scoped_release release;
   return FindChainDrafts(sausages, Get(lm), flat.view(),

@@ -7,8 +7,9 @@
 // best. Exact for any input; a row in rising order is the slowest.
 //
 // Cost: one pass over each row, at memory speed, and about 4 k insertions on a row in random
-// order; log_softmax is a second pass. Threads share the rows. The same source is compiled for several instruction sets;
-// the best one that the processor has runs. All of them give the same bits.
+// order; log_softmax is a second pass. Threads share the rows. The same source is compiled for
+// several instruction sets; the best one that the processor has runs. All of them give the same
+// bits.
 #ifndef LATTICE_BPD_LATTICE_TOP_K_H_
 #define LATTICE_BPD_LATTICE_TOP_K_H_
 
