@@ -210,7 +210,12 @@ def test_the_page_names_outcomes_and_reasons():
     other = next(a for a in list_architectures() if a.model_type == "mistral")
     verdicts = [
         Verdict(Case("greedy"), "equal"),
-        Verdict(Case("greedy", 3), "refused", "LlamaForCausalLM cannot"),
+        Verdict(
+            Case("greedy", 3), "refused", "generate: LlamaForCausalLM cannot: texts have up to 9"
+        ),
+        Verdict(
+            Case("greedy", 5), "refused", "generate: LlamaForCausalLM cannot: texts have up to 12"
+        ),
         Verdict(Case("bpd", 3, "tree"), "different", "token 3, expected 4", 0, 7, 1.0, 0.1),
         Verdict(Case("tree", custom_generate=True), "equal"),
     ]
@@ -220,7 +225,7 @@ def test_the_page_names_outcomes_and_reasons():
     )  # fmt: skip
     row = next(line for line in page.splitlines() if line.startswith("| `llama`"))
     assert "| equal | refused | different | equal | 1, 2 |" in row
-    assert "1. the model cannot" in page
+    assert "1. the model cannot: texts have up to N\n2. bpd" in page
     assert "bpd, 3 prompts, tree: token 3, expected 4 at position 7" in page
     assert "| `mistral` | `MistralForCausalLM` | no such package |" in page
     assert "1 have a difference" in page

@@ -99,7 +99,7 @@ def _cell(verdicts: Sequence[Verdict]) -> str:
 
 
 def _reasons(result: ArchitectureResult) -> list[str]:
-    """Distinct details of all verdicts that are not equal, without the name of the class."""
+    """Distinct details of verdicts that are not equal, without names of caller and class."""
     reasons = []
     for verdict in result.verdicts:
         if verdict.outcome in ("equal", "tie"):
@@ -110,7 +110,8 @@ def _reasons(result: ArchitectureResult) -> list[str]:
         name = re.escape(result.architecture.class_name)
         text = re.sub(rf"\b{name}\b", "the model", text)
         text = re.sub(r"\b[A-Z]\w+(Model|DecoderWrapper)\b", "its decoder", text)
-        text = re.sub(r"\btexts of up to \d+", "texts of up to N", text)
+        text = re.sub(r"\btexts (of|have) up to \d+", r"texts \1 up to N", text)
+        text = re.sub(r"^(generate|CustomGenerate): ", "", text)
         reasons.append(text.replace("|", "\\|").replace("<", "&lt;"))
     return list(dict.fromkeys(reasons))
 
