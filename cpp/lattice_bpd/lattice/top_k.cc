@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 
 #include "lattice_bpd/base/errors.h"
@@ -86,7 +85,8 @@ void SelectRows(const LogitsView& logits, const TopKOptions& options, std::size_
       ThrowBadLogit(LoadLogit(row.type, row.data + bad * SizeOf(row.type)), r, bad);
     }
     float* scores = out->scores.data() + r * k;
-    buffer.Sort(out->token_ids.data() + r * k, scores);
+    kernel.sort(&buffer);
+    buffer.Write(out->token_ids.data() + r * k, scores);
     if (!options.log_softmax) continue;
     const double shift = LogSumExp(kernel, row, scores[0]);
     for (std::size_t i = 0; i < k; ++i) scores[i] = static_cast<float>(scores[i] - shift);
@@ -96,7 +96,9 @@ void SelectRows(const LogitsView& logits, const TopKOptions& options, std::size_
 }  // namespace
 
 TopKBuffer::TopKBuffer(std::size_t top_k)
-    : top_k_(top_k), keys_(std::max<std::size_t>(2 * top_k, top_k + 192) + kSlack) {}
+    : top_k_(top_k),
+      keys_(std::max<std::size_t>(2 * top_k, top_k + 192) + kSlack),
+      sorted_(top_k + 1) {}
 
 float TopKBuffer::KeepBest() {
   const auto begin = keys_.begin();
@@ -106,19 +108,11 @@ float TopKBuffer::KeepBest() {
   return ScoreOf(*kth);
 }
 
-void TopKBuffer::Sort(TokenId* token_ids, float* scores) {
-  if (size_ > top_k_) KeepBest();
-  std::sort(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(top_k_));
+void TopKBuffer::Write(TokenId* token_ids, float* scores) const {
   for (std::size_t i = 0; i < top_k_; ++i) {
-    token_ids[i] = static_cast<TokenId>(static_cast<std::uint32_t>(keys_[i]));
-    scores[i] = ScoreOf(keys_[i]);
+    token_ids[i] = static_cast<TokenId>(static_cast<std::uint32_t>(sorted_[i]));
+    scores[i] = ScoreOf(sorted_[i]);
   }
-}
-
-float TopKBuffer::KthLargest(std::vector<float>* maxima) const {
-  const auto kth = maxima->begin() + static_cast<std::ptrdiff_t>(top_k_ - 1);
-  std::nth_element(maxima->begin(), kth, maxima->end(), std::greater<float>());
-  return *kth;
 }
 
 float TopKBuffer::ScoreOf(std::uint64_t key) {

@@ -21,6 +21,9 @@ struct Avx2 {
     __m256 low, high;
   };
   using Mask = Vector;
+  static constexpr bool kCountsRanks = true;
+  typedef float Floats __attribute__((vector_size(32)));
+  typedef std::int64_t Keys __attribute__((vector_size(32)));
 
   template <typename Element>
   static Vector Load(const char* at) {
@@ -82,6 +85,7 @@ struct Avx2 {
 };
 
 std::size_t Scan(const LogitsRow& row, TopKBuffer* buffer) { return ScanRow<Avx2>(row, buffer); }
+void Sort(TopKBuffer* buffer) { SortCandidates<Avx2>(buffer); }
 double SumExp(const LogitsRow& row, float best) { return SumExpOfRow<Avx2>(row, best); }
 
 }  // namespace
@@ -102,7 +106,8 @@ bool HasF16c() {
 
 TopKKernel TopKAvx2() {
   const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && HasF16c();
-  return has ? TopKKernel{"avx2", &Scan, &SumExp} : TopKKernel{"avx2", nullptr, nullptr};
+  return has ? TopKKernel{"avx2", &Scan, &Sort, &SumExp}
+             : TopKKernel{"avx2", nullptr, nullptr, nullptr};
 }
 
 }  // namespace lattice_bpd
@@ -110,7 +115,7 @@ TopKKernel TopKAvx2() {
 #else
 
 namespace lattice_bpd {
-TopKKernel TopKAvx2() { return {"avx2", nullptr, nullptr}; }
+TopKKernel TopKAvx2() { return {"avx2", nullptr, nullptr, nullptr}; }
 }  // namespace lattice_bpd
 
 #endif

@@ -22,6 +22,9 @@ namespace {
 struct Avx512 {
   using Vector = __m512;
   using Mask = __mmask16;
+  static constexpr bool kCountsRanks = true;
+  typedef float Floats __attribute__((vector_size(64)));
+  typedef std::int64_t Keys __attribute__((vector_size(64)));
 
   template <typename Element>
   static Vector Load(const char* at) {
@@ -61,6 +64,7 @@ struct Avx512 {
 };
 
 std::size_t Scan(const LogitsRow& row, TopKBuffer* buffer) { return ScanRow<Avx512>(row, buffer); }
+void Sort(TopKBuffer* buffer) { SortCandidates<Avx512>(buffer); }
 double SumExp(const LogitsRow& row, float best) { return SumExpOfRow<Avx512>(row, best); }
 
 }  // namespace
@@ -75,7 +79,8 @@ TopKKernel TopKAvx512() {
   const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                    __builtin_cpu_supports("bmi2");
-  return has ? TopKKernel{"avx512", &Scan, &SumExp} : TopKKernel{"avx512", nullptr, nullptr};
+  return has ? TopKKernel{"avx512", &Scan, &Sort, &SumExp}
+             : TopKKernel{"avx512", nullptr, nullptr, nullptr};
 }
 
 }  // namespace lattice_bpd
@@ -83,7 +88,7 @@ TopKKernel TopKAvx512() {
 #else
 
 namespace lattice_bpd {
-TopKKernel TopKAvx512() { return {"avx512", nullptr, nullptr}; }
+TopKKernel TopKAvx512() { return {"avx512", nullptr, nullptr, nullptr}; }
 }  // namespace lattice_bpd
 
 #endif

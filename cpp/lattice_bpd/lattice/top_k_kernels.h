@@ -60,13 +60,16 @@ class TopKBuffer {
   // Cuts back to the k best; returns the score of the k-th. Needs k candidates.
   float KeepBest();
 
-  // The k best, best first. Needs k candidates.
-  void Sort(TokenId* token_ids, float* scores);
+  // Candidates in the order of Push; space for kSlack more.
+  std::uint64_t* keys() { return keys_.data(); }
+  std::size_t size() const { return size_; }
 
-  // The k-th largest of `maxima`, which it puts into another order.
-  float KthLargest(std::vector<float>* maxima) const;
+  // Tokens and scores of the k sorted keys.
+  void Write(TokenId* token_ids, float* scores) const;
 
-  // Space for the maxima of groups; contents are the caller's.
+  // Space for the k best keys and one more, and for the maxima of groups of logits; contents are
+  // the caller's.
+  std::uint64_t* sorted() { return sorted_.data(); }
   std::vector<float>* maxima() { return &maxima_; }
 
  private:
@@ -82,6 +85,7 @@ class TopKBuffer {
   std::size_t top_k_;
   std::size_t size_ = 0;
   std::vector<std::uint64_t> keys_;
+  std::vector<std::uint64_t> sorted_;
   std::vector<float> maxima_;
 };
 
@@ -99,6 +103,8 @@ struct TopKKernel {
   // Leaves at least k candidates in the (cleared) buffer, the k best among them. Returns the token
   // of the first NaN or +inf; the buffer is of no use then.
   std::size_t (*scan)(const LogitsRow& row, TopKBuffer* buffer);
+  // The k best candidates of a buffer that has k, best first, to `sorted`.
+  void (*sort)(TopKBuffer* buffer);
   // sum exp(logit - best) over the row, for a finite `best`, the largest logit; to about 1e-6.
   double (*sum_exp)(const LogitsRow& row, float best);
 

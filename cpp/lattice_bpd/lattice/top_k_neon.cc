@@ -17,6 +17,9 @@ struct Neon {
   struct Mask {
     uint32x4_t part[4];
   };
+  static constexpr bool kCountsRanks = true;
+  typedef float Floats __attribute__((vector_size(16)));
+  typedef std::int64_t Keys __attribute__((vector_size(16)));
 
   template <typename Element>
   static Vector Load(const char* at) {
@@ -104,14 +107,16 @@ struct Neon {
 
 }  // namespace
 
-TopKKernel TopKNeon() { return {"neon", &ScanRow<Neon>, &SumExpOfRow<Neon>}; }
+TopKKernel TopKNeon() {
+  return {"neon", &ScanRow<Neon>, &SortCandidates<Neon>, &SumExpOfRow<Neon>};
+}
 
 }  // namespace lattice_bpd
 
 #else
 
 namespace lattice_bpd {
-TopKKernel TopKNeon() { return {"neon", nullptr, nullptr}; }
+TopKKernel TopKNeon() { return {"neon", nullptr, nullptr, nullptr}; }
 }  // namespace lattice_bpd
 
 #endif

@@ -11,6 +11,9 @@ struct Scalar {
     float lane[16];
   };
   using Mask = std::uint32_t;
+  static constexpr bool kCountsRanks = false;
+  typedef float Floats __attribute__((vector_size(16)));
+  typedef std::int64_t Keys __attribute__((vector_size(16)));
 
   template <typename Element>
   static Vector Load(const char* at) {
@@ -72,6 +75,8 @@ struct Scalar {
 
 }  // namespace
 
-TopKKernel TopKScalar() { return {"scalar", &ScanRow<Scalar>, &SumExpOfRow<Scalar>}; }
+TopKKernel TopKScalar() {
+  return {"scalar", &ScanRow<Scalar>, &SortCandidates<Scalar>, &SumExpOfRow<Scalar>};
+}
 
 }  // namespace lattice_bpd
