@@ -97,7 +97,7 @@ def load_llama2c(path: str | Path, *, attn_implementation: str = "eager") -> Lla
         eos_token_id=2,
     )
     config._attn_implementation = attn_implementation
-    model: LlamaForCausalLM = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    model: LlamaForCausalLM = LlamaForCausalLM(config)
     weights = _rename(sizes, tensors)
     if sizes.tied:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]

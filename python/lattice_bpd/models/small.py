@@ -67,7 +67,7 @@ def build_small_gpt(
     )
     # Faster here than the fused kernel, whose backward pass is slow on CPUs.
     config._attn_implementation = "eager"
-    base: PreTrainedModel = GPTNeoXForCausalLM(config)  # type: ignore[no-untyped-call]
+    base: PreTrainedModel = GPTNeoXForCausalLM(config)
     # The usual 0.02 suits D = 768. With D = 128 and tied embeddings the loss would stay at the
     # unigram entropy for long.
     nn.init.normal_(cast(nn.Embedding, base.get_input_embeddings()).weight, std=0.05)
@@ -133,6 +133,6 @@ def build_rescorer(
         bos_token_id=None,
         eos_token_id=None,
     )
-    model: GPT2LMHeadModel = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
+    model: GPT2LMHeadModel = GPT2LMHeadModel(config)
     model.eval()  # type: ignore[no-untyped-call]
     return model

@@ -115,7 +115,7 @@ class Request:
             prompt = torch.tensor([target.decoder_prompt], device=target.device)
             inputs = {
                 "decoder_input_ids": prompt,
-                "encoder_outputs": BaseModelOutput(last_hidden_state=states),  # type: ignore[arg-type]
+                "encoder_outputs": BaseModelOutput(last_hidden_state=states),
             }
             length = prompt.shape[1]
         do_sample = self.acceptance is None and bool(getattr(self.config, "do_sample", False))

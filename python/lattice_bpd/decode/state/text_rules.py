@@ -113,7 +113,7 @@ class ProcessedSelector:
             return None
         scores = logits.to(self._ids.device, torch.float32, copy=True)
         prefix: Any = self._ids[:, : self._length].clone()
-        processed: Tensor = self._processors(prefix, scores.unsqueeze(0))[0]  # type: ignore[arg-type]
+        processed: Tensor = self._processors(prefix, scores.unsqueeze(0))[0]
         if bool(processed.isnan().any()):
             greedy_tokens(processed)  # raises
         if self.selector is None:
