@@ -196,7 +196,7 @@ def test_medusa_heads_have_logits_of_their_own() -> None:
 # Options
 def test_options_come_from_json() -> None:
     options = DrafterOptions.from_mapping({"directory": "d", "min_prob": 0.1, "draft": "chain"})
-    assert (options.directory, options.min_prob, options.threads) == ("d", 0.1, 1)
+    assert (options.directory, options.min_prob, options.threads) == ("d", 0.1, 0)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class LatticeDrafter:
     config: DraftConfig
     draft: str = "chain"
     min_prob: float = 0.0
-    threads: int = 1
+    threads: int = 0
 
     @property
     def context_length(self) -> int:

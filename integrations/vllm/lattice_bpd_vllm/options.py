@@ -36,7 +36,7 @@ class DrafterOptions:
             for "chain" and "best".
         min_prob: "chain" ends before the first prefix whose probability is below this; 0..1.
         threads: at most so many for top-k and search, 0 for all cores; fewer where there is little
-            to do.
+            to do. On the CPU they are torch's own.
         log_seconds: least time between two log lines with counts; 0 logs nothing.
         check: verify hidden rows and raise errors instead of logging them; for tests with greedy
             requests whose logits no processor changes.
@@ -55,7 +55,7 @@ class DrafterOptions:
     temperature: float | None = None
     ngram_cache: bool | int | None = None
     min_prob: float = 0.0
-    threads: int = 1
+    threads: int = 0
     log_seconds: float = 60.0
     check: bool = False
 

@@ -1,10 +1,10 @@
-"""Time of the proposer in an engine: processor time of a step, by draft form, load and stage.
+"""Time of the proposer in an engine: of a step, by draft form, load and stage.
 
     PYTHONPATH=build/vllm-test/packages LATTICE_BPD_VLLM_FOLDER=build/vllm-test \
         build/vllm-venv/bin/python integrations/vllm/tests/measure_proposer.py [FORM ..]
 
 after `make test-vllm`. Prints the median and the 10th percentile of the steps whose batch is full.
-FORM: those of FORMS to measure, without stages; none: all.
+FORM: those of FORMS to measure, without stages; none: all. Times are those of the wall clock.
 The first three lines have the stages, each called twice ("again": caches are warm then; "all" has
 both calls). `lookup` is vLLM's own proposer `ngram`.
 """
@@ -25,6 +25,7 @@ from lattice_bpd_vllm.head_logits import HeadLogits
 LOADS = (1, 4, 16)
 FORMS: dict[str, dict[str, Any]] = {
     "chain": {},
+    "chain, one thread": {"threads": 1},
     "chain, top_k 8": {"top_k": 8},
     "best": {"draft": "best", "alpha": 1.0},
     "argmax": {"draft": "argmax"},
@@ -32,7 +33,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 class Clock:
-    """Processor time of calls of this thread, by name."""
+    """Times of calls, by name."""
 
     def __init__(self) -> None:
         self.times: dict[str, list[tuple[int, float]]] = {}
@@ -42,12 +43,12 @@ class Clock:
         function = getattr(holder, name)
 
         def timed(*args: Any, **values: Any) -> Any:
-            start = time.thread_time()
+            start = time.perf_counter()
             result = function(*args, **values)
-            self.times.setdefault(label, []).append((self.batch, time.thread_time() - start))
-            start = time.thread_time()
+            self.times.setdefault(label, []).append((self.batch, time.perf_counter() - start))
+            start = time.perf_counter()
             function(*args, **values)
-            again = time.thread_time() - start
+            again = time.perf_counter() - start
             self.times.setdefault(f"{label} again", []).append((self.batch, again))
             return result
 
@@ -59,9 +60,9 @@ class Clock:
 
         def timed(*args: Any, **values: Any) -> Any:
             self.batch = sum(1 for tokens in args[position] if tokens)
-            start = time.thread_time()
+            start = time.perf_counter()
             result = function(*args, **values)
-            self.times.setdefault("all", []).append((self.batch, time.thread_time() - start))
+            self.times.setdefault("all", []).append((self.batch, time.perf_counter() - start))
             return result
 
         drafter.propose = timed
@@ -96,7 +97,7 @@ def run(form: str, stages: bool) -> None:
 
 
 if __name__ == "__main__":
-    print("ms of processor time per step, median (10th percentile)")
+    print("ms per step, median (10th percentile)")
     chosen = sys.argv[1:]
     if unknown := sorted(set(chosen) - {*FORMS, "lookup"}):
         sys.exit(f"measure_proposer: no form {unknown[0]!r}; expected {', '.join(FORMS)} or lookup")
