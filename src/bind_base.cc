@@ -1,6 +1,7 @@
 // Exceptions, and token ids at the speed of a memory read.
 #include <pybind11/typing.h>
 
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <optional>
@@ -8,6 +9,7 @@
 
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/thread_team.h"
 
 namespace py = pybind11;
 
@@ -79,6 +81,12 @@ std::optional<PackedIds> PackTokenIds(const py::typing::List<py::object>& rows,
   return PackedIds(ToArray(std::move(token_ids)), ToArray(std::move(offsets)));
 }
 
+// Addresses of functions with the types in thread_team.h.
+void UseThreadTeam(std::uintptr_t parallel_for, std::uintptr_t count_threads) {
+  SetThreadTeam({reinterpret_cast<decltype(ThreadTeam::parallel_for)>(parallel_for),
+                 reinterpret_cast<decltype(ThreadTeam::count_threads)>(count_threads)});
+}
+
 }  // namespace
 
 void BindBase(py::module_& m) {
@@ -97,6 +105,7 @@ void BindBase(py::module_& m) {
       PyErr_SetObject(PyExc_OSError, arguments.ptr());
     }
   });
+  m.def("use_thread_team", &UseThreadTeam, py::arg("parallel_for"), py::arg("count_threads"));
   m.def("pack_token_ids", &PackTokenIds, py::arg("rows"), py::arg("largest"));
 }
 

@@ -86,6 +86,7 @@ __all__: list[str] = [
     "tree_of_candidates",
     "tree_of_sausages",
     "tune_weights",
+    "use_thread_team",
 ]
 
 class BackoffLm:
@@ -997,3 +998,7 @@ def tune_weights(
     offsets: numpy.typing.NDArray[numpy.int64],
     threads: typing.SupportsInt | typing.SupportsIndex,
 ) -> list[float]: ...
+def use_thread_team(
+    parallel_for: typing.SupportsInt | typing.SupportsIndex,
+    count_threads: typing.SupportsInt | typing.SupportsIndex,
+) -> None: ...

@@ -14,6 +14,7 @@
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/helper_threads.h"
 #include "lattice_bpd/base/interrupts.h"
+#include "lattice_bpd/base/thread_team.h"
 
 namespace lattice_bpd {
 namespace {
@@ -94,7 +95,7 @@ int ResolveThreads(int requested) {
         StrCat("threads is ", requested, "; expected 1..", kMaxThreads, ", or 0 for every core"));
   }
   if (requested > 0) return requested;
-  return std::clamp(CountCores(), 1, kMaxThreads);
+  return std::clamp(std::max(CountCores(), CountTeamThreads()), 1, kMaxThreads);
 }
 
 void RunParallel(std::size_t num_tasks, int num_threads,
@@ -102,13 +103,16 @@ void RunParallel(std::size_t num_tasks, int num_threads,
   TaskQueue queue(num_tasks, task);
   const std::size_t wanted = std::min<std::size_t>(num_threads, num_tasks);
   InterruptScope* const scope = InterruptScope::Current();
-  if (wanted > 1) {
-    HelperThreads::OfProcess().Run(wanted - 1, [&queue, scope] {
-      const InheritedInterrupts inherited(scope);
-      queue.Work();
-    });
-  } else {
+  const std::function<void()> work = [&queue, scope] {
+    const InheritedInterrupts inherited(scope);
     queue.Work();
+  };
+  if (wanted <= 1) {
+    queue.Work();
+  } else if (const std::size_t team = CountTeamThreads(); team > 1) {
+    RunOnTeam(std::min(wanted, team) - 1, work);
+  } else {
+    HelperThreads::OfProcess().Run(wanted - 1, work);
   }
   if (scope != nullptr) scope->RethrowStop();
   queue.RethrowError();

@@ -11,15 +11,17 @@
 
 namespace lattice_bpd {
 
-// The number of threads that `requested` means: itself, or every core this process may use
-// where it is 0. Throws ValueError where it is negative or above 1024.
+// The number of threads that `requested` means: itself, or where it is 0 every core that this
+// thread may use, or those of the thread team (thread_team.h) if they are more. Throws ValueError
+// where it is negative or above 1024.
 int ResolveThreads(int requested);
 
-// Calls task(0) .. task(num_tasks - 1), each once, on up to num_threads threads (the caller's is
-// one of them; the others wait for the next call afterwards, helper_threads.h). Returns when all
-// have ended. An exception stops the tasks not yet begun and is thrown again here: that of the
-// lowest task that failed, whatever the number of threads. Where the system gives fewer threads,
-// those it gives do the work. Checks for interrupts (interrupts.h) before each task.
+// Calls task(0) .. task(num_tasks - 1), each once, on up to num_threads threads. The caller's is
+// one of them, the others are those of the thread team if it has any, else our own, which wait for
+// the next call afterwards (helper_threads.h). Returns when all have ended. An exception stops the
+// tasks not yet begun and is thrown again here: that of the lowest task that failed, whatever the
+// number of threads. Where the system gives fewer threads, those it gives do the work. Checks for
+// interrupts (interrupts.h) before each task.
 void RunParallel(std::size_t num_tasks, int num_threads,
                  const std::function<void(std::size_t)>& task);
 

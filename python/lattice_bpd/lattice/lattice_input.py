@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from lattice_bpd import _core
 from lattice_bpd.lattice.logits import is_torch_tensor, select_top_k
+from lattice_bpd.lattice.torch_threads import use_torch_threads
 from lattice_bpd.token_ids import check_has_values
 
 UnaryScores = Literal["added", "included", "replaced"]
@@ -308,6 +309,7 @@ def _to_host(arrays: dict[str, Any]) -> dict[str, Float32Array]:
     if not is_torch_tensor(first):
         return {name: np.ascontiguousarray(one, np.float32) for name, one in arrays.items()}
     if first.device.type == "cpu":
+        use_torch_threads()
         return {name: one.detach().float().contiguous().numpy() for name, one in arrays.items()}
     import torch
 

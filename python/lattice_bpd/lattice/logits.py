@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from lattice_bpd import _core
 from lattice_bpd.lattice.device import top_k_on_device
+from lattice_bpd.lattice.torch_threads import use_torch_threads
 from lattice_bpd.token_ids import check_has_values
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ def _name_of(torch_type: Any) -> str:
 
 def _host_array(tensor: torch.Tensor, float_type: str) -> npt.NDArray[Any]:
     """A tensor's memory as a numpy array, bfloat16 as 16-bit integers."""
+    use_torch_threads()
     if tensor.requires_grad:
         tensor = tensor.detach()
     if float_type == "bfloat16":
