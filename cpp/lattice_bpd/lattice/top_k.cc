@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "lattice_bpd/base/errors.h"
@@ -106,6 +107,18 @@ float TopKBuffer::KeepBest() {
   std::nth_element(begin, kth, begin + static_cast<std::ptrdiff_t>(size_));
   size_ = top_k_;
   return ScoreOf(*kth);
+}
+
+void TopKBuffer::Sort() {
+  if (size_ > top_k_) KeepBest();
+  std::copy_n(keys_.begin(), top_k_, sorted_.begin());
+  std::sort(sorted_.begin(), sorted_.begin() + static_cast<std::ptrdiff_t>(top_k_));
+}
+
+float TopKBuffer::KthLargestMaximum() {
+  const auto kth = maxima_.begin() + static_cast<std::ptrdiff_t>(top_k_ - 1);
+  std::nth_element(maxima_.begin(), kth, maxima_.end(), std::greater<float>());
+  return *kth;
 }
 
 void TopKBuffer::Write(TokenId* token_ids, float* scores) const {

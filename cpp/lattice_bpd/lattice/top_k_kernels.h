@@ -64,6 +64,12 @@ class TopKBuffer {
   std::uint64_t* keys() { return keys_.data(); }
   std::size_t size() const { return size_; }
 
+  // The k best keys to sorted(), best first. Needs k candidates.
+  void Sort();
+
+  // The k-th largest of maxima(), which it puts into another order.
+  float KthLargestMaximum();
+
   // Tokens and scores of the k sorted keys.
   void Write(TokenId* token_ids, float* scores) const;
 

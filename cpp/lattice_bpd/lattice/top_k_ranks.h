@@ -30,9 +30,9 @@ float KthLargestByCounting(const float* values, std::size_t n, std::size_t k) {
     mine = above > -static_cast<std::int32_t>(k) ? mine : least;
     least = mine < least ? mine : least;
   }
-  float lanes[kSize];
-  std::memcpy(lanes, &least, sizeof lanes);
-  return *std::min_element(lanes, lanes + kSize);
+  float smallest = least[0];
+  for (std::size_t i = 1; i < kSize; ++i) smallest = least[i] < smallest ? least[i] : smallest;
+  return smallest;
 }
 
 // The k smallest of n different keys, the smallest first. There is space for 7 more keys, which are
@@ -42,7 +42,8 @@ void SortByCounting(std::uint64_t* keys, std::size_t n, std::size_t k, std::uint
   using Keys = typename Isa::Keys;
   constexpr std::size_t kSize = sizeof(Keys) / sizeof(std::uint64_t);
   constexpr std::uint64_t kSign = std::uint64_t{1} << 63;  // signed numbers compare faster
-  std::fill_n(keys + n, kSize - 1, std::numeric_limits<std::uint64_t>::max());
+  for (std::size_t i = 0; i + 1 < kSize; ++i)
+    keys[n + i] = std::numeric_limits<std::uint64_t>::max();
   for (std::size_t first = 0; first < n; first += kSize) {
     Keys mine;
     std::memcpy(&mine, keys + first, sizeof mine);

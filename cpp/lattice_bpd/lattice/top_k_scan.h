@@ -10,8 +10,6 @@
 //   PowerOfTwo(v)                2^(round v) for -126 <= v <= 0, and the rounded v
 //   kCountsRanks                 whether to count ranks (top_k_ranks.h) instead of sorting
 //   Floats, Keys                 the widest vectors of float and std::int64_t, as GCC's extension
-#include <functional>
-
 #include "lattice_bpd/lattice/top_k_kernels.h"
 #include "lattice_bpd/lattice/top_k_ranks.h"
 
@@ -23,17 +21,6 @@ constexpr std::size_t kBlock = 4 * kLanes;
 constexpr std::size_t kShortRow = 8192;  // logits; they stay in the first cache between two scans
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// The k-th largest of the maxima, a multiple of 16, which it may put into another order.
-template <typename Isa>
-float KthLargest(std::vector<float>* maxima, std::size_t k) {
-  if (Isa::kCountsRanks && maxima->size() <= kMostCounted) {
-    return KthLargestByCounting<Isa>(maxima->data(), maxima->size(), k);
-  }
-  const auto kth = maxima->begin() + static_cast<std::ptrdiff_t>(k - 1);
-  std::nth_element(maxima->begin(), kth, maxima->end(), std::greater<float>());
-  return *kth;
-}
 
 template <typename Isa, typename Element>
 class TopKScan {
@@ -108,7 +95,9 @@ class TopKScan {
       }
       for (std::size_t v = 0; v < 4; ++v) Isa::Store(best[v], maxima->data() + g + v * kLanes);
     }
-    threshold_ = KthLargest<Isa>(maxima, buffer_->top_k());
+    threshold_ = Isa::kCountsRanks && groups <= kMostCounted
+                     ? KthLargestByCounting<Isa>(maxima->data(), groups, buffer_->top_k())
+                     : buffer_->KthLargestMaximum();
   }
 
   // Adds the logits first .. last - 1, fewer than a block.
@@ -183,14 +172,11 @@ class TopKScan {
 
 template <typename Isa>
 void SortCandidates(TopKBuffer* buffer) {
-  const std::size_t k = buffer->top_k();
   if (Isa::kCountsRanks && buffer->size() <= kMostCounted) {
-    SortByCounting<Isa>(buffer->keys(), buffer->size(), k, buffer->sorted());
-    return;
+    SortByCounting<Isa>(buffer->keys(), buffer->size(), buffer->top_k(), buffer->sorted());
+  } else {
+    buffer->Sort();
   }
-  if (buffer->size() > k) buffer->KeepBest();
-  std::copy_n(buffer->keys(), k, buffer->sorted());
-  std::sort(buffer->sorted(), buffer->sorted() + k);
 }
 
 template <typename Isa>
