@@ -1,4 +1,4 @@
-"""Top-k and search behind a call of torch on the CPU: one thread, own threads, torch's threads.
+"""Top-k and search after a call of torch on the CPU: one thread, own threads, torch's threads.
 
     python benchmarks/bench_threads.py [--quick] [--batch 16]
 

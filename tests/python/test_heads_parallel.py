@@ -64,7 +64,7 @@ def test_a_process_that_dies_or_hangs_ends_the_others_with_a_message(name, tmp_p
     job = make_job(tmp_path, "frozen", process_timeout=8.0 if name == "SIGSTOP" else 60.0)
     prepare = functools.partial(second_gets, getattr(signal, name))
     first, second = start_two(job, tmp_path, prepare)
-    status, words = first.wait(40.0)
+    status, words = first.wait(120.0)
     second.wait(0.1)
     assert status == 2, words
     assert "ConnectionError process 0 of 2: another process ended or sent nothing" in words

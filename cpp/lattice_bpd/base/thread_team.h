@@ -1,6 +1,6 @@
 // Threads of another library in this process, torch's. Where a model runs on the CPU its threads
-// look for work for milliseconds after each call: threads of our own would share their cores, or,
-// where an engine binds each thread to a core, have none.
+// spin for milliseconds after each call: threads of our own would share their cores, or, where an
+// engine binds each thread to a core, have none.
 #ifndef LATTICE_BPD_BASE_THREAD_TEAM_H_
 #define LATTICE_BPD_BASE_THREAD_TEAM_H_
 

@@ -14,9 +14,9 @@ from lattice_bpd import _core
 def use_torch_threads() -> bool:
     """Makes the core's parallel calls run on torch's threads, as many as torch is set to.
 
-    For callers whose logits torch has just computed on the CPU. Torch's threads look for more work
-    for some milliseconds after each call, so other threads would share cores with them. Where torch
-    has one thread, and in forked children, the core uses threads of its own.
+    For callers whose logits torch has just computed on the CPU. Torch's threads spin for some
+    milliseconds after each call, so other threads would share cores with them. Where torch has one
+    thread, and in forked children, the core uses threads of its own.
 
     Returns:
         False where torch is older than 2.10 and does not offer its threads.
