@@ -1,7 +1,5 @@
 // Tasks on waiting threads: each runs once, the lowest failure is thrown, nothing deadlocks.
 #include <doctest/doctest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <stdexcept>
@@ -11,16 +9,10 @@
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/parallel.h"
+#include "parallel_runs.h"
 
 namespace lattice_bpd {
 namespace {
-
-// How often each of n tasks ran.
-std::vector<int> CountRuns(std::size_t num_tasks, int num_threads) {
-  std::vector<std::atomic<int>> runs(num_tasks);
-  RunParallel(num_tasks, num_threads, [&runs](std::size_t i) { ++runs[i]; });
-  return {runs.begin(), runs.end()};
-}
 
 TEST_CASE("every task runs once, on any number of threads, again and again") {
   for (const int num_threads : {1, 2, 3, 8}) {
@@ -57,16 +49,7 @@ TEST_CASE("calls within calls, and from several threads at once, all end") {
 #if !defined(__SANITIZE_THREAD__)  // which refuses new threads in a forked child
 TEST_CASE("a forked child has threads of its own") {
   CHECK(CountRuns(50, 3) == std::vector<int>(50, 1));
-  const pid_t child = ::fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    ::alarm(20);  // a hang is a failure
-    ::_exit(CountRuns(50, 3) == std::vector<int>(50, 1) ? 0 : 1);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(HoldsInForkedChild([] { return CountRuns(50, 3) == std::vector<int>(50, 1); }));
 }
 #endif
 

@@ -2,8 +2,6 @@
 #include "lattice_bpd/base/thread_team.h"
 
 #include <doctest/doctest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +11,7 @@
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/parallel.h"
+#include "parallel_runs.h"
 
 namespace lattice_bpd {
 namespace {
@@ -54,12 +53,6 @@ class WithTeam {
   }
 };
 
-std::vector<int> CountRuns(std::size_t num_tasks, int num_threads) {
-  std::vector<std::atomic<int>> runs(num_tasks);
-  RunParallel(num_tasks, num_threads, [&runs](std::size_t i) { ++runs[i]; });
-  return {runs.begin(), runs.end()};
-}
-
 TEST_CASE("tasks run once each, on no more threads than the team and the call have") {
   const WithTeam team(3);
   CHECK(CountTeamThreads() == 3);
@@ -97,17 +90,9 @@ TEST_CASE("the failure of the lowest task is thrown, and a team that fails leave
 #if !defined(__SANITIZE_THREAD__)  // which refuses new threads in a forked child
 TEST_CASE("a forked child, which has none of the team's threads, has threads of its own") {
   const WithTeam team(3);
-  const pid_t child = ::fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    ::alarm(20);  // a hang is a failure
-    const bool is_right = CountRuns(50, 3) == std::vector<int>(50, 1) && g_calls == 0;
-    ::_exit(is_right && CountTeamThreads() == 1 ? 0 : 1);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(HoldsInForkedChild([] {
+    return CountRuns(50, 3) == std::vector<int>(50, 1) && g_calls == 0 && CountTeamThreads() == 1;
+  }));
 }
 #endif
 

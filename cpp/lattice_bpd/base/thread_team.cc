@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 
@@ -13,8 +12,6 @@ struct TeamOfProcess {
   ThreadTeam team;
   pid_t process;
 };
-
-constexpr std::uint32_t kMostThreads = 1024;
 
 std::atomic<const TeamOfProcess*> g_team{nullptr};
 
@@ -30,7 +27,7 @@ int CountTeamThreads() {
   if (team == nullptr || team->process != ::getpid() || team->team.count_threads(&count) != 0) {
     return 1;
   }
-  return static_cast<int>(std::clamp<std::uint32_t>(count, 1, kMostThreads));
+  return static_cast<int>(count);
 }
 
 void RunOnTeam(std::size_t helpers, const std::function<void()>& work) {
