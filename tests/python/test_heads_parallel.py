@@ -61,7 +61,7 @@ def second_gets(number: int) -> None:
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_a_process_that_dies_or_hangs_ends_the_others_with_a_message(name, tmp_path):
-    job = make_job(tmp_path, "frozen", process_timeout=8.0 if name == "SIGSTOP" else 60.0)
+    job = make_job(tmp_path, "frozen", process_timeout=8.0 if name == "SIGSTOP" else 300.0)
     prepare = functools.partial(second_gets, getattr(signal, name))
     first, second = start_two(job, tmp_path, prepare)
     status, words = first.wait(120.0)
