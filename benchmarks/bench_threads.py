@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 import zlib
@@ -26,6 +25,7 @@ from corpus import ROOT, load_corpus
 from engines import make_lm
 from lattices import draw_lattices
 from machine import describe_machine
+from processes import run_measured
 from report import print_table, write_json
 
 from lattice_bpd.lattice.logits import Candidates, select_top_k
@@ -75,8 +75,7 @@ def measure(way: str, batch: int) -> dict[str, Any]:
 def run_child(way: str, batch: int) -> dict[str, Any]:
     """`measure` in a process of its own."""
     command = [sys.executable, __file__, "--batch", str(batch), "--way", way]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = json.loads(run_measured(command).output)
     return result
 
 

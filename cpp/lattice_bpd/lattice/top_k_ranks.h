@@ -1,6 +1,6 @@
 // Small selections and sorts by counting: an item's rank is the number of items before it. That is
-// n^2 comparisons, but in vectors and without branches, of which a sort of logits mispredicts about
-// half. Included by each instruction set's file after its target pragma, and by no other.
+// n^2 comparisons, but in vectors and without branches, which a sort of logits mispredicts.
+// Included by each instruction set's file after its target pragma, and by no other.
 #ifndef LATTICE_BPD_LATTICE_TOP_K_RANKS_H_
 #define LATTICE_BPD_LATTICE_TOP_K_RANKS_H_
 
@@ -13,7 +13,7 @@
 namespace lattice_bpd {
 namespace {
 
-// Above so many items a sort is as fast.
+// More items are sorted.
 constexpr std::size_t kMostCounted = 128;
 
 // The k-th largest of n values, 1 <= k <= n; n a multiple of 16, no NaN.
@@ -42,8 +42,8 @@ void SortByCounting(std::uint64_t* keys, std::size_t n, std::size_t k, std::uint
   using Keys = typename Isa::Keys;
   constexpr std::size_t kSize = sizeof(Keys) / sizeof(std::uint64_t);
   constexpr std::uint64_t kSign = std::uint64_t{1} << 63;  // signed numbers compare faster
-  for (std::size_t i = 0; i + 1 < kSize; ++i)
-    keys[n + i] = std::numeric_limits<std::uint64_t>::max();
+  constexpr std::uint64_t kLast = std::numeric_limits<std::uint64_t>::max();
+  for (std::size_t i = 0; i + 1 < kSize; ++i) keys[n + i] = kLast;
   for (std::size_t first = 0; first < n; first += kSize) {
     Keys mine;
     std::memcpy(&mine, keys + first, sizeof mine);

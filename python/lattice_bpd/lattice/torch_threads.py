@@ -11,23 +11,20 @@ from lattice_bpd import _core
 
 
 @cache
-def use_torch_threads() -> bool:
+def use_torch_threads() -> None:
     """Makes the core's parallel calls run on torch's threads, as many as torch is set to.
 
     For callers whose logits torch has just computed on the CPU. Torch's threads spin for some
     milliseconds after each call, so other threads would share cores with them. Where torch has one
-    thread, and in forked children, the core uses threads of its own.
-
-    Returns:
-        False where torch is older than 2.10 and does not offer its threads.
+    thread, in forked children, and with a torch before 2.10, which does not offer its threads, the
+    core uses threads of its own.
     """
     library = ctypes.CDLL(sys.modules["torch"]._C.__file__)  # finds what it was linked with too
     try:
         functions = library.torch_parallel_for, library.torch_get_num_threads
     except AttributeError:
-        return False
+        return
     _core.use_thread_team(*map(_address, functions))
-    return True
 
 
 def _address(function: Any) -> int:
