@@ -1,6 +1,6 @@
 """Does the order of the heads' entropies pay as a halting condition? (Kim et al. 2024, B.2)
 
-    python benchmarks/bench_entropy_halting.py                    # 3 minutes of one core
+    python benchmarks/bench_entropy_halting.py                    # 90 seconds of one core
     python benchmarks/bench_entropy_halting.py --only drafting    # 10 seconds
     python benchmarks/bench_entropy_halting.py --quick            # to try the command
 
