@@ -2,12 +2,14 @@
 
     python benchmarks/bench_scale.py [--tokens N] [--json FILE]     3 minutes, 5 GB of memory
 
-"real" is an LM of every English text of ../shared/data; "large" of that and N tokens of glued
-stretches of it (`make_dense_text`). These are synthetic: they make an LM of the paper's size, in
+"real" is an LM of the English texts of ../shared/data, other than the English sides of its
+translations (`load_all_text`); "large" of that and N tokens of glued stretches of it
+(`make_dense_text`). These are synthetic: they make an LM of the paper's size, in
 which frequent tokens occur after each other in far more combinations than in real text. "pruned" is
 "large", pruned. Searches take turns on the same lattices, whose candidates and contexts are those
-of WikiText-2. The tables have the shapes of tables 12 and 13 of Kim et al. 2024, whose LM has 100 M
-n-grams too.
+of WikiText-2. Before they are timed, drafts of every LM are compared with OpenFst's, and their
+scores with those of the LM. The tables have the shapes of tables 12 and 13 of Kim et al. 2024,
+whose LM has 100 M n-grams too.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 from corpus import Corpus, load_all_text, load_corpus, make_dense_text
 from engines import make_lm, time_fused
-from lattices import draw_lattices
+from lattices import check_engines_agree, check_scores, draw_lattices
 from machine import describe_machine
 from ngram_files import COMMAND, END_ID, FOLDER, train_command
 from processes import run_measured
@@ -32,6 +34,7 @@ ORDER = 5
 MEMORY = "8G"
 PRUNED = "10M"
 ROUNDS = 10
+CHECKED = ((4, 4, 4), (8, 16, 16))  # slots, candidates, drafts
 RESULTS = Path(__file__).with_name("results") / "scale.json"
 
 
@@ -67,6 +70,16 @@ def measure_command(name: str, command: list[str | Path], output: Path) -> dict[
     }
     print(json.dumps({"name": name, **line}), flush=True)
     return line
+
+
+def check_answers(lms: dict[str, NGramLM]) -> None:
+    """Asserts that each LM's drafts are OpenFst's, and have the scores that the LM gives them."""
+    corpus = load_corpus()
+    for slots, top_k, drafts in CHECKED:
+        lattices = draw_lattices(corpus, 20, slots, top_k, context=ORDER - 1)
+        for lm in lms.values():
+            check_engines_agree(lattices, lm, drafts)
+            check_scores(lattices, lm, drafts)
 
 
 def time_search(lms: dict[str, NGramLM]) -> list[dict[str, Any]]:
@@ -110,6 +123,7 @@ def main() -> None:
     made = {name: measure_command(name, commands[name], outputs[name]) for name in commands}
     lms = {"wikitext_4gram": make_lm("corpus.lm", load_corpus())}
     lms |= {f"{name}_5gram": NGramLM.load(path) for name, path in outputs.items()}
+    check_answers(lms)
     search = time_search(lms)
     head = ["slots", "top-k", "paths"]
     head += [f"{sum(lm.num_ngrams) / 1e6:.0f} M {name}" for name, lm in lms.items()]
