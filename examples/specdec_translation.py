@@ -1,6 +1,7 @@
 """Translation with drafts: SpecDec, blockwise heads and n-gram rescoring on an encoder-decoder.
 
-    python examples/specdec_translation.py [--quick] [--teacher D] [--json FILE] [--out DIR]
+    python examples/specdec_translation.py [--quick] [--teacher D] [--encoder-layers L]
+        [--decoder-layers L] [--json FILE] [--out DIR]
 
 On Multi30k, German to English: trains a small target, has it translate its training text, trains
 blockwise heads (Stern et al. 2018), a SpecDrafter (Xia et al. 2022) and an n-gram LM on that,
@@ -59,7 +60,11 @@ def main(arguments: Sequence[str] | None = None, recipe: Recipe | None = None) -
     """Train, tune, translate, print."""
     args = read_arguments(arguments)
     recipe = recipe or (QUICK if args.quick else FULL)
-    recipe = replace(recipe, teacher_size=args.teacher)
+    recipe = replace(
+        recipe, teacher_size=args.teacher,
+        encoder_layers=args.encoder_layers or recipe.encoder_layers,
+        decoder_layers=args.decoder_layers or recipe.decoder_layers,
+    )  # fmt: skip
     torch.set_num_threads(1)  # matrices this small only lose by being shared out
     quiet_transformers()
     start, console = time.perf_counter(), make_console()
@@ -92,6 +97,11 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--teacher", type=int, default=0, metavar="D",
         help="train the target on the translations of a model of this hidden size",
     )  # fmt: skip
+    for side in ("encoder", "decoder"):
+        parser.add_argument(
+            f"--{side}-layers", type=int, metavar="L",
+            help=f"{side} layers of the target (default: {getattr(FULL, side + '_layers')})",
+        )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write results there, too")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep models there")
     parser.add_argument(
@@ -189,13 +199,16 @@ def render(rows: list[Row], scores: list[float], count: int) -> Table:
     """The table."""
     title = f"Multi30k German-English, {count} sentences of test 2016"
     table = Table(title=title, title_justify="left")
-    columns = ("strategy", "BLEU", "tokens/s", "block eff.", "accepted", "lossless", "= greedy")
+    columns = (
+        "strategy", "BLEU", "tokens/s", "speed", "block eff.", "accepted", "lossless", "= greedy",
+    )  # fmt: skip
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
     for row, score in zip(rows, scores, strict=True):
         same = sum(a == b for a, b in zip(row.outputs, rows[0].outputs, strict=True))
         table.add_row(
             row.name, f"{score:.2f}", f"{row.stats.tokens_per_second:,.0f}",
+            f"{row.stats.tokens_per_second / rows[0].stats.tokens_per_second:.2f}",
             f"{row.stats.block_efficiency:.2f}", f"{row.accepted:.2f}",
             "yes" if row.lossless else "no", f"{same} of {count}",
         )  # fmt: skip

@@ -45,6 +45,7 @@ class Recipe:
     distilled: int = 22000  # sentences that the target translates for its drafters
     num_slots: int = 7
     heads_steps: int = 600
+    drafter_layers: int = 2  # of its decoder; at most the target's
     drafter_steps: int = 2500
     drafter_batch: int = 32
     drafter_reveal: float = 0.0
@@ -140,9 +141,9 @@ def to_text(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     return re.sub(r"\s+([.,!?;:])", r"\1", tokenizer.decode(list(token_ids)).strip())
 
 
-def build_target(recipe: Recipe) -> Seq2SeqTarget:
+def build_target(recipe: Recipe, seed: int = 0) -> Seq2SeqTarget:
     """A small Marian model, randomly initialized."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     size = recipe.hidden_size
     sides: dict[str, Any] = {
         f"{side}_{name}": value
@@ -218,7 +219,8 @@ def train_drafters(
     drafter = SpecDrafter(
         SpecDrafterConfig(
             recipe.vocab_size, recipe.num_slots, size, 4 * size, 4,
-            decoder_layers=recipe.decoder_layers, source_size=size, state_size=size,
+            decoder_layers=min(recipe.drafter_layers, recipe.decoder_layers),
+            source_size=size, state_size=size,
         )
     )  # fmt: skip
     drafter.start_from(target.base)
