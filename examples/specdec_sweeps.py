@@ -1,11 +1,13 @@
 """SpecDec on a trained translator: block size, drafts, and SpecDec++'s beta and tau.
 
     python examples/specdec_translation.py --out models
-    python examples/specdec_sweeps.py models [--betas 2,3] [--taus 0.5,1] [--json FILE]
+    python examples/specdec_sweeps.py models [--betas 2,3] [--taus 0.5,1] [--margins 0,1]
+        [--json FILE]
 
 Records the validation part once and replays every strategy and block size on it, tunes drafts by a
-measured cost curve, tunes beta and tau of SpecDec++ (the fastest whose BLEU on the validation part
-is at most 0.5 below greedy decoding's), and reports the choices on the test part.
+measured cost curve, tunes beta and tau of SpecDec++ (most tokens per call of those whose loss of
+BLEU on the validation part, plus a margin of bootstrap standard errors, is at most 0.5), and
+reports the choices on the test part.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import sacrebleu
 import torch
 from rich.table import Table
-from specdec_translation import DATA, bleu
+from specdec_translation import DATA
 from specdec_translation_parts import encode, read_sentences, to_text
 from tokenizers import Tokenizer
 from transformers import MarianMTModel
@@ -42,6 +47,8 @@ from lattice_bpd.verify.acceptance import SpecDecPlusPlus
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
+Counts = npt.NDArray[np.int64]
+
 REPLAYED = ("bpd", "ngram_1best", "chain", "tree_0gram", "tree", "oracle")
 LOSS = 0.5  # BLEU that SpecDec++ may lose
 
@@ -58,6 +65,7 @@ class Sweep:
     temperatures: tuple[float, ...] = (1.0, 1.5, 2.0)
     betas: tuple[int, ...] = (2, 3, 5)
     taus: tuple[float, ...] = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5)
+    margins: tuple[float, ...] = (0.0, 1.0)  # bootstrap standard errors
     max_new_tokens: int = 60
 
 
@@ -81,11 +89,15 @@ class Way:
     outputs: list[list[int]] = field(default_factory=list)
     stats: DecodeStats = field(default_factory=DecodeStats)
     bleu: float = 0.0
+    loss: float = 0.0  # of BLEU, against greedy decoding of the same sentences
+    loss_error: float = 0.0  # bootstrap standard error of the loss
+    margins: list[float] = field(default_factory=list)  # that chose the rule
 
     def to_json(self) -> dict[str, Any]:
         """A line of the results."""
         return {
             "name": self.name, "rule": str(self.rule or "exact"), "bleu": self.bleu,
+            "loss": self.loss, "loss_error": self.loss_error, "margins": self.margins,
             "block_efficiency": self.stats.block_efficiency,
             "tokens_per_second": self.stats.tokens_per_second, "sentences": len(self.outputs),
         }  # fmt: skip
@@ -103,10 +115,15 @@ def main(arguments: Sequence[str] | None = None, sweep: Sweep | None = None) -> 
         parser.add_argument(f"--{part}", type=int, default=most, help=f"sentences ({most})")
     parser.add_argument("--betas", metavar="N,..", default=",".join(map(str, sweep.betas)))
     parser.add_argument("--taus", metavar="X,..", default=",".join(map(str, sweep.taus)))
+    parser.add_argument(
+        "--margins", metavar="X,..", default=",".join(map(str, sweep.margins)),
+        help="standard errors that are added to the loss on the validation part (%(default)s)",
+    )  # fmt: skip
     args = parser.parse_args(arguments)
     sweep = replace(
         sweep, validation=args.validation, test=args.test,
         betas=parse_list(args.betas, "--betas", int), taus=parse_list(args.taus, "--taus", float),
+        margins=parse_list(args.margins, "--margins", float),
     )  # fmt: skip
     torch.set_num_threads(1)
     quiet_transformers()
@@ -117,13 +134,10 @@ def main(arguments: Sequence[str] | None = None, sweep: Sweep | None = None) -> 
     drafts = tuned_drafts(models, results, sweep)
     swept = sweep_rules(models, drafts, validation, sweep, watcher)
     results["specdec++ on validation"] = [way.to_json() for way in swept]
-    chosen = [choose(swept, name) for name in drafts]
     test = read_part(models, args.data, "test_2016_flickr", sweep.test)
     ways = [Way("greedy", {"drafter": "greedy"})]
-    for (name, options), rule in zip(drafts.items(), chosen, strict=True):
-        ways.append(Way(name, options))
-        if rule is not None:
-            ways.append(Way(name, options, rule))
+    for name, options in drafts.items():
+        ways += [Way(name, options), *chosen_ways(swept, name, sweep.margins)]
     translate(models, ways, test, sweep, watcher, "translating the test part")
     watcher.console.print(table("test part, beta and tau tuned on the validation part", ways))
     results["test"] = [way.to_json() for way in ways]
@@ -253,14 +267,54 @@ def sweep_rules(
         rules = [SpecDecPlusPlus(beta, tau) for beta in sweep.betas for tau in sweep.taus]
         ways += [Way(name, options, rule) for rule in rules]
     translate(models, ways, part, sweep, watcher, "SpecDec++ on the validation part")
-    watcher.console.print(table("validation part", ways))
+    for name in drafts:
+        watcher.console.print(grid(name, ways, sweep))
     return ways
 
 
-def choose(ways: list[Way], name: str) -> SpecDecPlusPlus | None:
-    """The rule of the greatest block efficiency that loses at most LOSS BLEU; None: none does."""
-    allowed = [way for way in ways if way.name == name and way.bleu >= ways[0].bleu - LOSS]
-    return max(allowed, key=lambda way: way.stats.block_efficiency).rule if allowed else None
+def grid(name: str, ways: list[Way], sweep: Sweep) -> Table:
+    """Loss of BLEU and tokens per call of drafts, by beta and tau."""
+    by_rule = {way.rule: way for way in ways if way.name == name}
+    printed = Table(
+        title=f"{name}, validation part: loss against BLEU {ways[0].bleu:.2f} (standard error), "
+        "tokens per call",
+        title_justify="left",
+    )
+    for title in ("beta", *(f"tau {tau:g}" for tau in sweep.taus)):
+        printed.add_column(title, justify="right", no_wrap=True)
+    for beta in sweep.betas:
+        of_beta = [by_rule[SpecDecPlusPlus(beta, tau)] for tau in sweep.taus]
+        printed.add_row(
+            str(beta),
+            *(f"{way.loss:.2f} ({way.loss_error:.2f})\n{way.stats.block_efficiency:.2f}"
+              for way in of_beta),
+        )  # fmt: skip
+    return printed
+
+
+def chosen_ways(swept: list[Way], name: str, margins: Sequence[float]) -> list[Way]:
+    """Drafts with the rule that each margin chooses, without repeats."""
+    chosen: dict[SpecDecPlusPlus, Way] = {}
+    for margin in margins:
+        best = choose(swept, name, margin)
+        if best is not None and best.rule is not None:
+            way = chosen.setdefault(best.rule, Way(name, best.options, best.rule))
+            way.margins.append(margin)
+    return list(chosen.values())
+
+
+def choose(ways: list[Way], name: str, margin: float) -> Way | None:
+    """The way of most tokens per call that loses at most LOSS BLEU; None: none does.
+
+    Args:
+        ways: translations of the validation part.
+        name: of the drafts.
+        margin: standard errors of the loss that are added to it.
+    """
+    allowed = [
+        way for way in ways if way.name == name and way.loss + margin * way.loss_error <= LOSS
+    ]
+    return max(allowed, key=lambda way: way.stats.block_efficiency, default=None)
 
 
 def translate(
@@ -279,8 +333,43 @@ def translate(
             way.stats.merge(result.stats)
         watcher.advance()
     watcher.end()
-    for way in ways:
-        way.bleu = bleu([to_text(models.tokenizer, output) for output in way.outputs], part[1])
+    score_losses(ways, models.tokenizer, part[1])
+
+
+def score_losses(
+    ways: list[Way], tokenizer: Tokenizer, references: list[str], samples: int = 1000
+) -> None:
+    """BLEU of all ways, and their losses against the first with bootstrap standard errors."""
+    counts = [
+        count_ngrams([to_text(tokenizer, output) for output in way.outputs], references)
+        for way in ways
+    ]
+    total = len(references)
+    weights = np.random.default_rng(0).multinomial(total, np.full(total, 1 / total), samples)
+    sampled = [[bleu_of(row) for row in weights @ of_way] for of_way in counts]
+    for way, of_way, scores in zip(ways, counts, sampled, strict=True):
+        way.bleu = bleu_of(of_way.sum(axis=0))
+        way.loss = bleu_of(counts[0].sum(axis=0)) - way.bleu
+        way.loss_error = float(np.std(np.subtract(sampled[0], scores)))
+
+
+def count_ngrams(lines: list[str], references: list[str]) -> Counts:
+    """(N, 10) matching and all n-grams of each line, its length and its reference's."""
+    metric, rows = sacrebleu.BLEU(lowercase=True, effective_order=True), []
+    for line, reference in zip(lines, references, strict=True):
+        score = metric.sentence_score(line, [reference])
+        rows.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
+    return np.array(rows, dtype=np.int64)
+
+
+def bleu_of(counts: Counts) -> float:
+    """Case-insensitive corpus BLEU of summed counts."""
+    values = counts.tolist()
+    score = sacrebleu.BLEU.compute_bleu(
+        correct=values[:4], total=values[4:8], sys_len=values[8], ref_len=values[9],
+        smooth_method="exp",
+    )  # fmt: skip
+    return float(score.score)
 
 
 def table(title: str, ways: list[Way]) -> Table:
@@ -289,7 +378,9 @@ def table(title: str, ways: list[Way]) -> Table:
         "strategy": lambda way: way.name,
         "rule": lambda way: str(way.rule or "exact"),
         "BLEU": lambda way: f"{way.bleu:.2f}",
-        "loss": lambda way: f"{ways[0].bleu - way.bleu:.2f}",
+        "margin": lambda way: ", ".join(f"{margin:g}" for margin in way.margins),
+        "loss": lambda way: f"{way.loss:.2f}",
+        "error": lambda way: f"{way.loss_error:.2f}",
         "block eff.": lambda way: f"{way.stats.block_efficiency:.2f}",
         "tokens/s": lambda way: f"{way.stats.tokens_per_second:,.0f}",
     }
