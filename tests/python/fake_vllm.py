@@ -74,6 +74,7 @@ class Runner:
     """`GPUModelRunner` as far as proposers see it."""
 
     max_model_len, enable_prompt_embeds, effective_drafter_max_model_len = 64, False, 64
+    num_spec_tokens = SLOTS
 
     def __init__(self, drafter: Any, requests: list[Request]) -> None:
         self.drafter = drafter
@@ -171,9 +172,11 @@ def config_of(**options: Any) -> SimpleNamespace:
         dtype=torch.float32,
         get_hidden_size=lambda: VOCAB * (SLOTS + 1),
         get_vocab_size=lambda: VOCAB,
+        get_total_num_hidden_layers=lambda: 2,
     )
     return SimpleNamespace(
         additional_config={"lattice_bpd": {"directory": "unused", **options}},
         speculative_config=SimpleNamespace(num_speculative_tokens=SLOTS),
-        model_config=model,
-    )
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        lora_config=None, kv_transfer_config=None, model_config=model,
+    )  # fmt: skip

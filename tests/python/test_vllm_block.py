@@ -16,15 +16,18 @@ from lattice_bpd.decode.state.block_heads import read_slots
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models import BlockDrafter, BlockDrafterConfig
 from lattice_bpd.models.block_drafter.scorer_config import LiLiCorrConfig, SelectorConfig
-from lattice_bpd_vllm.block_lattices import BlockLattices, CacheLayout, TargetView
+from lattice_bpd_vllm.block_lattices import BlockLattices, CacheLayout
 from lattice_bpd_vllm.drafting import cut_slots
 from lattice_bpd_vllm.runner_v1 import (
-    Step,
+    RunnerStep,
     aux_layers_of,
     read_features,
     read_layout,
     request_aux_states,
 )
+from lattice_bpd_vllm.step_drafter import UnsupportedError
+from lattice_bpd_vllm.support import check_block_drafter
+from lattice_bpd_vllm.targets import TargetInfo, TargetView
 
 VOCAB, WIDTH, LAYERS, BLOCK = 24, 16, 4, 4  # of the target; positions of a block of its cache
 SCORERS: dict[str, Any] = {
@@ -56,8 +59,13 @@ class Target(torch.nn.Module):
         return self.head(states)
 
 
-def view_of(target: Target) -> Any:
-    return TargetView(target, LAYERS, WIDTH, VOCAB, torch.float32)
+def view_of(target: Target, width: int = WIDTH) -> Any:
+    return TargetView(
+        TargetInfo(
+            target.compute_logits, width, VOCAB, torch.float32, torch.device("cpu"), LAYERS,
+            target.embed_input_ids,
+        )
+    )  # fmt: skip
 
 
 def make_drafter(scorer: Any) -> BlockDrafter:
@@ -169,21 +177,32 @@ def test_nothing_stored_is_an_error() -> None:
         BlockLattices(make_drafter(None), 3, VOCAB)([0], [1], [2])
 
 
-def test_targets_that_change_their_logits_are_refused() -> None:
-    target = Target()
+def test_another_width_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"width {WIDTH}; those of the target have {WIDTH + 1}"):
+        make_drafter(None).attach(view_of(Target(), WIDTH + 1))
+
+
+def test_what_block_drafters_cannot_do_is_refused() -> None:
+    def config_of(stages: int = 1, connector: Any = None) -> Any:
+        parallel = SimpleNamespace(pipeline_parallel_size=stages)
+        return SimpleNamespace(parallel_config=parallel, kv_transfer_config=connector)
+
+    target: Any = Target()
+    with pytest.raises(ValueError, match="Target does not return hidden states of its layers"):
+        check_block_drafter(config_of(), target)
+    target.set_aux_hidden_state_layers = print
+    check_block_drafter(config_of(), target)
+    with pytest.raises(ValueError, match="pipeline_parallel_size is 2"):
+        check_block_drafter(config_of(stages=2), target)
+    with pytest.raises(ValueError, match="a KV connector is set"):
+        check_block_drafter(config_of(connector=object()), target)
     target.logits_processor.soft_cap = 30.0
     with pytest.raises(ValueError, match=r"scales its logits by 1\.0 and caps them at 30\.0"):
-        view_of(target)
-
-
-def test_another_width_is_refused() -> None:
-    view: Any = TargetView(Target(), LAYERS, WIDTH + 1, VOCAB, torch.float32)
-    with pytest.raises(ValueError, match=f"width {WIDTH}; those of the target have {WIDTH + 1}"):
-        make_drafter(None).attach(view)
+        check_block_drafter(config_of(), target)
 
 
 # Hidden states of layers
-def step_of(spec: str = "FullAttentionSpec") -> Step:
+def step_of(spec: str = "FullAttentionSpec") -> RunnerStep:
     """A step of 5 tokens of two requests; arrays are padded to 8."""
     kind = type(spec, (), {"block_size": 8})
     runner = SimpleNamespace(
@@ -193,6 +212,7 @@ def step_of(spec: str = "FullAttentionSpec") -> Step:
         kv_cache_config=SimpleNamespace(
             num_blocks=6, kv_cache_groups=[SimpleNamespace(kv_cache_spec=kind())]
         ),
+        model_config=SimpleNamespace(get_total_num_hidden_layers=lambda: 5),
     )
     attention = SimpleNamespace(
         slot_mapping=torch.tensor([8, 9, 20, 21, 22, -1, -1, -1]),
@@ -201,7 +221,7 @@ def step_of(spec: str = "FullAttentionSpec") -> Step:
         block_table_tensor=torch.tensor([[2, 0], [4, 5]], dtype=torch.int32),
     )
     aux = [torch.full((8, 2), float(number)) for number in (0, 3)]
-    return Step(
+    return RunnerStep(
         runner, SimpleNamespace(total_num_scheduled_tokens=5), None, None, None,
         torch.full((8, 2), 9.0), aux, attention,
     )  # fmt: skip
@@ -215,13 +235,15 @@ def test_the_layout_is_that_of_vllm() -> None:
     assert layout.slots_of(torch.tensor([1, 0]), 6).tolist() == [
         [16, 17, 18, 19, 20, 21], [8, 9, 10, 11, 0, 1]
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="is a SlidingWindowSpec; expected FullAttentionSpec"):
+    with pytest.raises(
+        UnsupportedError, match="is a SlidingWindowSpec; expected FullAttentionSpec"
+    ):
         read_layout(step_of("SlidingWindowSpec"))
 
 
 def test_features_are_in_the_drafters_order() -> None:
     assert aux_layers_of((2, -1, 4), 5) == (0, 3)  # the last layer is the last hidden state
-    features = read_features(step_of(), (2, -1, 4), 5)
+    features = read_features(step_of(), (2, -1, 4))
     assert features.shape == (5, 6)
     assert features[4].tolist() == [3.0, 3.0, 0.0, 0.0, 9.0, 9.0]
 

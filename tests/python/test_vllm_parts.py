@@ -19,7 +19,7 @@ from lattice_bpd import DraftConfig, NGramLM, rescore_lattice
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile
 from lattice_bpd.models import BlockDrafter, BlockDrafterConfig, BlockwiseHeads, MedusaHeads
 from lattice_bpd.models.block_drafter.scorer_config import SelectorConfig
-from lattice_bpd_vllm.batch import Texts, select_requests
+from lattice_bpd_vllm.batch import EngineStep, select_requests
 from lattice_bpd_vllm.counters import DraftCounters
 from lattice_bpd_vllm.drafting import LatticeDrafter
 from lattice_bpd_vllm.files import load_parts
@@ -58,24 +58,35 @@ def test_rows_are_taken_in_order(rows: list[int]) -> None:
 
 
 # Batches
-def texts_of(lengths: list[int], prompts: list[int], limits: list[int | None]) -> Texts:
+def step_of(
+    kept: list[list[int]], lengths: list[int], prompts: list[int], limits: list[int | None],
+    most: int,
+) -> EngineStep:  # fmt: skip
     token_ids = np.arange(100 * len(lengths)).reshape(len(lengths), 100)
-    return Texts(token_ids, np.array(lengths), np.array(prompts), limits, 100)
+    return EngineStep(
+        kept, token_ids, np.array(lengths), np.array(prompts), limits, 100, most, torch.empty(0),
+        None, [], [],
+    )  # fmt: skip
 
 
 def test_requests_without_tokens_are_left_out() -> None:
-    texts = texts_of([4, 6, 2, 9], [3, 6, 1, 8], [None] * 4)
-    batch = select_requests([[5], [], [7, 8]], texts, 3, 3)
+    step = step_of([[5], [], [7, 8]], [4, 6, 2, 9], [3, 6, 1, 8], [None] * 4, 9)
+    batch = select_requests(step, 3, 3)
     assert batch.requests == [0, 2]
     assert batch.contexts == [[1, 2, 3], [200, 201]]
     assert batch.max_lengths == [3, 3]
     assert batch.exact_tokens == [3, 201]
-    assert select_requests([[5], [], [7, 8]], texts, 0, 3).requests == []
+    assert select_requests(step, 0, 3).requests == []
+    assert select_requests(step._replace(max_draft_tokens=2), 3, 3).max_lengths == [2, 2]
+    assert select_requests(step._replace(max_draft_tokens=0), 3, 3).requests == []
 
 
 def test_drafts_end_before_every_limit() -> None:
-    texts = texts_of([10, 10, 10, 10, 99, 98], [8, 8, 8, 8, 1, 1], [20, 5, 3, None, None, 500])
-    batch = select_requests([[1]] * 6, texts, 8, 3)
+    step = step_of(
+        [[1]] * 7, [10, 10, 10, 10, 99, 98, 10], [8, 8, 8, 8, 1, 1, 8],
+        [20, 5, 3, None, None, 500, 0], 8,
+    )  # fmt: skip
+    batch = select_requests(step, 8, 3)
     # one token is always kept besides the draft: 20 - 2 - 1, 5 - 2 - 1, .., 100 - 98 - 1
     assert dict(zip(batch.requests, batch.max_lengths, strict=True)) == {0: 8, 1: 2, 3: 8, 5: 1}
 
@@ -213,6 +224,9 @@ def test_options_come_from_json() -> None:
             TypeError,
             "ngram_cache is 'yes'; expected true",
         ),
+        ({"directory": "d", "threads": None}, TypeError, "threads is None; expected a whole"),
+        ({"directory": "d", "min_prob": None}, TypeError, "min_prob is None; expected a number"),
+        ({"directory": "d", "log_seconds": None}, TypeError, "log_seconds is None; expected a"),
         ({"directory": "d", "threads": -1}, ValueError, "threads is -1"),
         ({"directory": "d", "draft": "tree"}, ValueError, "expected one of chain, best, argmax"),
         ({"directory": "d", "min_prob": 2.0}, ValueError, "min_prob is 2.0"),
@@ -222,6 +236,12 @@ def test_options_come_from_json() -> None:
 def test_wrong_options_are_named(values: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         DrafterOptions.from_mapping(values)
+
+
+def test_null_is_the_value_of_drafter_json() -> None:
+    names = ("heads", "lm", "draft", "top_k", "alpha", "temperature", "ngram_cache")
+    options = DrafterOptions.from_mapping({"directory": "d", **dict.fromkeys(names)})
+    assert options == DrafterOptions("d")
 
 
 # Files
@@ -269,9 +289,34 @@ def test_a_drafter_that_does_not_pay_is_refused(folder: Path) -> None:
     assert load_parts(DrafterOptions(str(folder), draft="best")).draft == "best"
 
 
+@pytest.mark.parametrize(
+    ("draft", "name", "value", "used"),
+    [
+        ("best", "min_prob", 0.1, "'chain'"), ("best", "temperature", 2.0, "'chain'"),
+        ("argmax", "min_prob", 0.1, "'chain'"), ("argmax", "temperature", 2.0, "'chain'"),
+        ("argmax", "alpha", 0.5, "'chain' or 'best'"), ("argmax", "top_k", 4, "'chain' or 'best'"),
+        ("argmax", "ngram_cache", True, "'chain' or 'best'"),
+        ("argmax", "lm", "four.lm", "'chain' or 'best'"),
+    ],
+)  # fmt: skip
+def test_options_that_a_draft_form_does_not_use_are_refused(
+    folder: Path, draft: str, name: str, value: Any, used: str
+) -> None:
+    given: dict[str, Any] = {name: value}
+    with pytest.raises(ValueError, match=f"{name} is for draft {used}, not '{draft}'"):
+        load_parts(DrafterOptions(str(folder), draft=draft, **given))
+    given[name] = {"ngram_cache": False, "min_prob": 0.0}.get(name)  # not given
+    load_parts(DrafterOptions(str(folder), draft=draft, **given))
+
+
+def test_argmax_reads_no_lm(folder: Path) -> None:
+    (folder / "four.lm").unlink()
+    assert load_parts(DrafterOptions(str(folder), draft="argmax")).lm is None
+    with pytest.raises(ValueError, match="needs an n-gram LM"):
+        load_parts(DrafterOptions(str(folder)))
+
+
 def test_parts_that_do_not_fit_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="min_prob is for draft 'chain', not 'best'"):
-        load_parts(DrafterOptions(str(folder), draft="best", min_prob=0.1))
     change(folder, vocab_size=13)
     with pytest.raises(ValueError, match=r"vocabularies differ: the LM 12, drafter.json 13"):
         load_parts(DrafterOptions(str(folder)))

@@ -27,6 +27,7 @@ from fake_vllm import (
 )
 from lattice_bpd import DraftConfig
 from lattice_bpd.lm.context import ContextNGram
+from lattice_bpd.models import MedusaHeads
 from lattice_bpd_vllm import proposer as module
 from lattice_bpd_vllm.files import DrafterParts
 from lattice_bpd_vllm.proposer import LatticeProposer
@@ -139,7 +140,7 @@ def test_a_failure_costs_drafts_only(
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(proposer._source, "read", fail)
+        patch.setattr(proposer._drafter.source, "read", fail)
         runner.step()
         runner.step()
     assert [one.drafts for one in requests] == [[], []]
@@ -166,8 +167,72 @@ def test_nan_logits_are_a_failure(vllm: Any, monkeypatch: pytest.MonkeyPatch) ->
     proposer = make_proposer(monkeypatch, "chain")
     runner = vllm.runner(proposer, [Request([1, 2])])
     nan = torch.full((1, 4, VOCAB), torch.nan)
-    monkeypatch.setattr(proposer._source, "read", lambda *_: nan)
+    monkeypatch.setattr(proposer._drafter.source, "read", lambda *_: nan)
     runner.step()
+    assert proposer.counters.failures == 1
+
+
+def test_invalid_logits_cost_the_drafts_of_their_request(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proposer = make_proposer(monkeypatch, "chain")
+    requests = [Request([1, 2]), Request([3, 4]), Request([5, 6])]
+    runner = vllm.runner(proposer, requests)
+    read = proposer._drafter.source.read
+
+    def with_invalid(batch: Any, hidden: torch.Tensor) -> Any:
+        logits: Any = read(batch, hidden)
+        logits[0, 2, 3], logits[2, 0, 1] = torch.nan, torch.inf
+        return logits
+
+    monkeypatch.setattr(proposer._drafter.source, "read", with_invalid)
+    runner.step()
+    assert [len(one.drafts) for one in requests] == [0, SLOTS, 0]
+    assert requests[1].drafts == continuation(requests[1].text, SLOTS)
+    assert proposer.counters.failures == 1
+    assert caplog.text.count("NaN") > 0
+
+
+def test_ids_outside_the_vocabulary_are_never_drafted(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proposer = make_proposer(monkeypatch)
+    requests = [Request([1, 2]), Request([3, 4])]
+    runner = vllm.runner(proposer, requests)
+    wide = torch.zeros(2, SLOTS, VOCAB + 1)
+    wide[1, 2, VOCAB] = 1.0
+    monkeypatch.setattr(proposer._drafter.source, "read", lambda *_: wide)
+    runner.step()
+    assert [one.drafts for one in requests] == [[], []]
+    assert f"a token id outside 0..{VOCAB - 1}" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["num_spec_tokens", "requests", "enable_prompt_embeds"])
+def test_a_runner_without_an_attribute_is_not_drafted_for(
+    name: str, vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proposer = make_proposer(monkeypatch)
+    requests = [Request([1, 2])]
+    runner = vllm.runner(proposer, requests)
+
+    class Other:
+        """The runner of another release: it has all attributes but one."""
+
+        def __getattr__(self, attribute: str) -> Any:
+            if attribute == name:
+                raise AttributeError(f"'Other' object has no attribute '{name}'")
+            return getattr(runner, attribute)
+
+    observe = proposer.observe_step
+    monkeypatch.setattr(
+        proposer, "observe_step", lambda step: observe(step._replace(runner=Other()))
+    )
+    for _ in range(3):
+        runner.step()
+        assert requests[0].drafts == []
+    assert caplog.text.count("nothing is drafted from now on") == 1
+    assert f"has no attribute '{name}'" in caplog.text
+    assert proposer.counters.steps == 3
     assert proposer.counters.failures == 1
 
 
@@ -175,8 +240,32 @@ def test_a_runner_that_overrides_the_method_is_named(
     vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     proposer = make_proposer(monkeypatch)
-    assert proposer.propose([[1]], np.array([1]), np.array([[1]])) == [[]]
-    assert "overrides propose_draft_token_ids" in caplog.text
+    for _ in range(2):
+        assert proposer.propose([[1]], np.array([1]), np.array([[1]])) == [[]]
+    assert caplog.text.count("overrides propose_draft_token_ids") == 1
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_errors_are_raised_where_other_ranks_would_wait(
+    size: int, vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(log_seconds=0)
+    config.parallel_config.tensor_parallel_size = size
+    parts = DrafterParts(PerfectHeads(), None, DraftConfig(top_k=4), "argmax", VOCAB)
+    monkeypatch.setattr(module, "load_parts", lambda _: parts)
+    proposer = LatticeProposer(config)
+    proposer.load_model(Target())
+    runner = vllm.runner(proposer, [Request([1, 2])])
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("on this rank")
+
+    monkeypatch.setattr(proposer._drafter.source, "read", fail)
+    if size == 1:
+        runner.step()
+    else:
+        with pytest.raises(MemoryError, match="on this rank"):
+            runner.step()
 
 
 def test_ngram_caches_follow_the_texts(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,13 +289,14 @@ def test_ngram_caches_follow_the_texts(vllm: Any, monkeypatch: pytest.MonkeyPatc
     assert outputs_are_right(requests)
     assert sorted(fed.values()) == sorted(one.text for one in requests)
     assert proposer.counters.failures == 0
-    assert proposer._caches is not None
-    assert len(proposer._caches) == 3
+    caches = proposer._drafter._caches
+    assert caches is not None
+    assert len(caches) == 3
     for name in ("0", "2"):  # two requests end
         del runner.requests[name]
     runner.batch = requests[1:2]
     runner.step()
-    assert len(proposer._caches) == 1
+    assert len(caches) == 1
 
 
 # Sampling
@@ -230,6 +320,30 @@ def test_sampled_batches_of_the_broken_build_are_not_drafted(
         torch.tensor([0.5, 0.0, 2.0]), ends, 6, replace_from=0, replace_to=1
     )
     assert repaired.tolist() == [0.5, 0.5, 1.0, 2.0, 2.0, 2.0]
+
+
+def expand_renamed(values: torch.Tensor) -> torch.Tensor:
+    return values
+
+
+@pytest.mark.parametrize("function", [None, expand_renamed])
+def test_sampled_batches_of_an_unknown_build_are_not_drafted(
+    function: Any, vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A later release whose function has another name or other parameters is left as it is."""
+    if function is None:
+        del vllm.rejection_sampler.expand_batch_to_tokens
+    else:
+        vllm.rejection_sampler.expand_batch_to_tokens = function
+    proposer = make_proposer(monkeypatch)
+    requests = [Request([1, 2])]
+    runner = vllm.runner(proposer, requests)
+    runner.all_greedy = False
+    runner.step()
+    assert requests[0].drafts == []
+    assert "is unknown, since it has no expand_batch_to_tokens" in caplog.text
+    assert "incorrectly" not in caplog.text
+    assert getattr(vllm.rejection_sampler, "expand_batch_to_tokens", None) is function
 
 
 def test_sampled_batches_of_a_correct_build_are_drafted(
@@ -283,6 +397,36 @@ def test_another_vocabulary_is_refused(vllm: Any, monkeypatch: pytest.MonkeyPatc
         ValueError, match="logits have 16 columns, drafter and LM a vocabulary of 20"
     ):
         make_proposer(monkeypatch, vocab_size=20)
+
+
+def test_heads_with_more_tokens_than_the_target_are_refused(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads with logits of their own, whose size nothing else says."""
+    heads = MedusaHeads(VOCAB * (SLOTS + 1), VOCAB + 3, SLOTS)
+    parts = DrafterParts(heads, None, DraftConfig(top_k=4), "argmax", None)
+    monkeypatch.setattr(module, "load_parts", lambda _: parts)
+    proposer = LatticeProposer(config_of())
+    with pytest.raises(ValueError, match="logits have 16 columns, the heads a vocabulary of 19"):
+        proposer.load_model(Target())
+
+
+def test_the_logits_decide_and_not_the_configuration(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of()
+    config.model_config.get_vocab_size = lambda: VOCAB + 8
+    parts = DrafterParts(PerfectHeads(), None, DraftConfig(top_k=4), "argmax", VOCAB + 8)
+    monkeypatch.setattr(module, "load_parts", lambda _: parts)
+    with pytest.raises(ValueError, match="16 columns, drafter and LM a vocabulary of 24"):
+        LatticeProposer(config).load_model(Target())
+
+
+def test_adapters_are_refused(vllm: Any) -> None:
+    config = config_of()
+    config.lora_config = object()
+    with pytest.raises(ValueError, match="LoRA is enabled; expected no adapters"):
+        LatticeProposer(config)
 
 
 def test_heads_of_another_width_are_refused(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

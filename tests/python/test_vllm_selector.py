@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,22 +23,15 @@ from lattice_bpd_vllm.drafting import LatticeDrafter
 from lattice_bpd_vllm.files import DrafterParts, load_parts
 from lattice_bpd_vllm.options import DrafterOptions
 from lattice_bpd_vllm.slot_sources import make_source
+from lattice_bpd_vllm.targets import TargetInfo
 
 WIDTH, VOCAB, SLOTS = 8, 12, 4
 
 
-class Target(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Linear(WIDTH, VOCAB, bias=False)
-
-    def compute_logits(self, states: torch.Tensor) -> torch.Tensor:
-        return self.embedding(states)
-
-
-MODEL_CONFIG = SimpleNamespace(
-    dtype=torch.float32, get_hidden_size=lambda: WIDTH, get_vocab_size=lambda: VOCAB
-)
+def target_of() -> TargetInfo:
+    torch.manual_seed(2)
+    embedding = torch.nn.Linear(WIDTH, VOCAB, bias=False)
+    return TargetInfo(embedding, WIDTH, VOCAB, torch.float32, torch.device("cpu"))
 
 
 def random_heads() -> BlockwiseHeads:
@@ -75,11 +67,11 @@ def batch_of(tokens: list[int]) -> DraftBatch:
 @pytest.mark.parametrize("num_tokens", [2, SLOTS, 9])
 @torch.inference_mode()
 def test_lattices_have_the_selector_s_transitions(num_tokens: int) -> None:
-    target, parts = Target(), parts_of()
-    source = make_source(parts, target, MODEL_CONFIG, num_tokens)
+    target, parts = target_of(), parts_of()
+    source = make_source(parts, target, num_tokens)
     hidden, tokens = torch.randn(3, WIDTH), [4, 0, 7]
     lattice = source.read(batch_of(tokens), hidden)
-    logits = target.embedding(parts.heads(hidden))
+    logits: Any = target.compute_logits(parts.heads(hidden))
     assert parts.selector is not None
     every = parts.selector.lattice_of_heads(logits, hidden, torch.tensor(tokens))
     expected = every.cut(num_tokens, 6)
@@ -94,14 +86,14 @@ def test_lattices_have_the_selector_s_transitions(num_tokens: int) -> None:
 
 @torch.inference_mode()
 def test_argmax_needs_no_transitions() -> None:
-    source = make_source(parts_of("argmax"), Target(), MODEL_CONFIG, SLOTS)
+    source = make_source(parts_of("argmax"), target_of(), SLOTS)
     assert isinstance(source.read(batch_of([1]), torch.randn(1, WIDTH)), torch.Tensor)
 
 
 def test_selectors_of_other_heads_are_refused() -> None:
     for selector in (random_selector(SLOTS - 1), random_selector(vocab_size=VOCAB + 1)):
         with pytest.raises(ValueError, match="train it on these heads"):
-            make_source(parts_of(selector=selector), Target(), MODEL_CONFIG, SLOTS)
+            make_source(parts_of(selector=selector), target_of(), SLOTS)
 
 
 def test_the_folder_of_heads_may_have_a_selector(tmp_path: Path) -> None:

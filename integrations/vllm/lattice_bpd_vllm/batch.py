@@ -1,11 +1,51 @@
-"""The requests of a step that can be drafted for, with contexts and the longest drafts."""
+"""A step of an engine's target, and the requests of its batch to draft for; for any engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lattice_bpd_vllm.block_lattices import CacheLayout
+
+
+class EngineStep(NamedTuple):
+    """What an engine knows after a step of its target; arrays may have rows for more requests.
+
+    Attributes:
+        kept: tokens that each request of the batch kept in this step; empty while its prompt is
+            not complete.
+        token_ids: (requests, positions) ints, the texts.
+        num_tokens: (requests,) lengths of the texts, this step's tokens included.
+        num_prompt_tokens: (requests,) lengths of their prompts.
+        max_tokens: output limit of each request; None: no limit; 0: the request is not drafted.
+        max_model_len: tokens of the longest text.
+        max_draft_tokens: draft tokens that the engine verifies at most for a request.
+        hidden: (rows, D) the hidden states that tokens were taken from, see `rows_of_last_tokens`.
+        verified: draft tokens verified for each request; None: nothing was verified.
+        names: of the requests.
+        active: names of all requests that have not ended.
+        features: (N, n*D) hidden states of the layers that the drafter reads, of all N tokens of
+            the step; None: it reads none.
+        layout: where these N tokens are in the engine's KV cache; None without features.
+    """
+
+    kept: Sequence[Sequence[int]]
+    token_ids: npt.NDArray[Any]
+    num_tokens: npt.NDArray[Any]
+    num_prompt_tokens: npt.NDArray[Any]
+    max_tokens: Sequence[int | None]
+    max_model_len: int
+    max_draft_tokens: int
+    hidden: Tensor
+    verified: Sequence[int] | None
+    names: Sequence[str]
+    active: Collection[str]
+    features: Tensor | None = None
+    layout: CacheLayout | None = None
 
 
 class DraftBatch(NamedTuple):
@@ -29,48 +69,27 @@ class DraftBatch(NamedTuple):
         return [context[-1] for context in self.contexts]
 
 
-class Texts(NamedTuple):
-    """The texts of an engine's batch; arrays may have rows for more requests.
-
-    Attributes:
-        token_ids: (requests, positions) ints.
-        num_tokens: (requests,) lengths of the texts, this step's tokens included.
-        num_prompt_tokens: (requests,) lengths of their prompts.
-        max_tokens: output limit of each request; None: no limit.
-        max_model_len: tokens of the longest text.
-    """
-
-    token_ids: npt.NDArray[Any]
-    num_tokens: npt.NDArray[Any]
-    num_prompt_tokens: npt.NDArray[Any]
-    max_tokens: Sequence[int | None]
-    max_model_len: int
-
-
-def select_requests(
-    kept: Sequence[Sequence[int]], texts: Texts, most: int, context_length: int
-) -> DraftBatch:
+def select_requests(step: EngineStep, num_slots: int, context_length: int) -> DraftBatch:
     """The requests that kept a token and have tokens left to draft.
 
     A step keeps the accepted draft tokens and one more, so a draft is at least one token shorter
     than what is left of `max_tokens` and of the model's positions.
 
     Args:
-        kept: tokens that each request of the batch kept in this step; empty while its prompt is
-            not complete.
-        texts: of the batch.
-        most: draft tokens that the engine verifies at most.
+        step: of the engine.
+        num_slots: tokens that the drafter drafts at most.
         context_length: tokens of a context.
     """
-    count = len(kept)
-    ends = texts.num_tokens[:count].tolist()
-    prompts = texts.num_prompt_tokens[:count].tolist()
+    most = min(num_slots, step.max_draft_tokens)
+    count, token_ids, max_tokens = len(step.kept), step.token_ids, step.max_tokens
+    ends = step.num_tokens[:count].tolist()
+    prompts = step.num_prompt_tokens[:count].tolist()
     requests, contexts, max_lengths, lengths = [], [], [], []
-    for request, tokens in enumerate(kept):
+    for request, tokens in enumerate(step.kept):
         if not tokens:
             continue
-        end, limit = ends[request], texts.max_tokens[request]
-        longest = texts.max_model_len
+        end, limit = ends[request], max_tokens[request]
+        longest = step.max_model_len
         if limit is not None and prompts[request] + limit < longest:
             longest = prompts[request] + limit
         longest -= end + 1
@@ -78,7 +97,7 @@ def select_requests(
             continue
         requests.append(request)
         start = end - context_length if end > context_length else 0
-        contexts.append(texts.token_ids[request, start:end].tolist())
+        contexts.append(token_ids[request, start:end].tolist())
         max_lengths.append(longest if longest < most else most)
         lengths.append(end)
     return DraftBatch(requests, contexts, max_lengths, lengths)

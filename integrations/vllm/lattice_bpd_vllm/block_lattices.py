@@ -10,11 +10,11 @@ when the target's are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
 from lattice_bpd.decode.state.block_heads import read_slots
 from lattice_bpd.lattice.lattice_input import LatticeInput
@@ -68,7 +68,7 @@ class BlockLattices:
     def __init__(self, drafter: BlockDrafter, num_slots: int, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
         self.num_slots = min(num_slots, drafter.num_slots)
-        self._keys = self._values = torch.empty(0)  # (layers, cache positions, kv_heads, head_dim)
+        self._keys = self._values = torch.empty(0)  # (layers, kv_heads, cache positions, head_dim)
         self._context = torch.empty(0)
         self._layout: CacheLayout | None = None
 
@@ -84,10 +84,10 @@ class BlockLattices:
             features.unsqueeze(0), layout.positions.unsqueeze(0)
         )
         if self._keys.numel() == 0:
-            shape = (keys.shape[0], layout.num_slots, keys.shape[2], keys.shape[4])
+            shape = (keys.shape[0], keys.shape[2], layout.num_slots, keys.shape[4])
             self._keys, self._values = keys.new_zeros(shape), keys.new_zeros(shape)
-        self._keys[:, layout.slots] = keys[:, 0].transpose(1, 2)
-        self._values[:, layout.slots] = values[:, 0].transpose(1, 2)
+        self._keys[:, :, layout.slots] = keys[:, 0]
+        self._values[:, :, layout.slots] = values[:, 0]
         self._context, self._layout = context[0], layout
 
     def __call__(
@@ -111,11 +111,9 @@ class BlockLattices:
             raise RuntimeError("lattice-bpd: no hidden states were stored in this step")
         drafter, device = self.drafter, self._keys.device
         rows = torch.tensor(requests, device=device)
-        size = max(lengths)
-        slots = layout.slots_of(rows, size)
-        cache = BlockCache.of(
-            self._gather(self._keys, slots), self._gather(self._values, slots), lengths
-        )
+        slots = layout.slots_of(rows, max(lengths))
+        slots = F.pad(slots, (0, drafter.config.block_size))  # the block is written there
+        cache = BlockCache.of(_gather(self._keys, slots), _gather(self._values, slots), lengths)
         if drafter.lilicorr is not None:
             last = torch.tensor(lengths, device=device) - 1
             first = layout.lengths[rows] - layout.starts.diff()[rows]
@@ -126,65 +124,9 @@ class BlockLattices:
             return found.cut(self.num_slots, int(found.token_ids.shape[2]))
         return found[:, : self.num_slots]
 
-    def _gather(self, pool: Tensor, slots: Tensor) -> Tensor:
-        """(layers, B, kv_heads, S + block, head_dim) of cache positions (B, S)."""
-        layers, _, heads, width = pool.shape
-        batch, size = slots.shape
-        block = self.drafter.config.block_size
-        gathered = pool.new_zeros(layers, batch, heads, size + block, width)
-        gathered[:, :, :, :size] = pool[:, slots].transpose(2, 3)
-        return gathered
 
-
-class TargetView:
-    """An engine's model as far as `BlockDrafter.attach` reads it.
-
-    Args:
-        target: of the engine: `embed_input_ids` and `compute_logits`.
-        num_layers: of the target.
-        hidden_size: D.
-        vocab_size: V.
-        dtype: of its weights.
-
-    Raises:
-        ValueError: the target scales or caps its logits, which a drafter is not trained with.
-    """
-
-    def __init__(
-        self, target: Any, num_layers: int, hidden_size: int, vocab_size: int, dtype: torch.dtype
-    ) -> None:
-        processor = getattr(target, "logits_processor", None)
-        scale, cap = getattr(processor, "scale", 1.0), getattr(processor, "soft_cap", None)
-        if scale != 1.0 or cap is not None:
-            raise ValueError(
-                f"lattice-bpd: {type(target).__name__} scales its logits by {scale} and caps them "
-                f"at {cap}; expected a target that does neither, as a block drafter uses its "
-                "output embedding alone; use draft heads"
-            )
-        text = SimpleNamespace(num_hidden_layers=num_layers, hidden_size=hidden_size)
-        self.config = SimpleNamespace(get_text_config=lambda: text)
-        weight = torch.empty(vocab_size, hidden_size, dtype=dtype, device="meta")
-        self._input = _Embedding(target.embed_input_ids, weight)
-        self._output = _Embedding(target.compute_logits, weight)
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Token ids (..) -> (.., D)."""
-        return self._input
-
-    def get_output_embeddings(self) -> nn.Module:
-        """States (.., D) -> logits (.., V)."""
-        return self._output
-
-
-class _Embedding(nn.Module):
-    """A function of the target on rows, with the shape and dtype of its weight."""
-
-    def __init__(self, function: Any, weight: Tensor) -> None:
-        super().__init__()
-        self.function, self.weight = function, weight
-
-    def forward(self, values: Tensor) -> Tensor:
-        is_ids = not values.is_floating_point()
-        shape = values.shape if is_ids else values.shape[:-1]
-        rows: Tensor = self.function(values.reshape(-1) if is_ids else values.flatten(0, -2))
-        return rows.view(*shape, -1)
+def _gather(pool: Tensor, slots: Tensor) -> Tensor:
+    """(layers, B, kv_heads, S, head_dim) of cache positions (B, S), in one copy."""
+    layers, heads, _, width = pool.shape
+    taken = pool.index_select(2, slots.flatten())
+    return taken.view(layers, heads, *slots.shape, width).transpose(1, 2)

@@ -24,7 +24,7 @@ class DrafterParts:
 
     Attributes:
         heads: draft heads or a BlockDrafter, on the CPU.
-        lm: n-gram LM, or None.
+        lm: n-gram LM; None: there is none, or "argmax", which uses none.
         config: options of the search.
         draft: "chain", "best" or "argmax".
         vocab_size: V that LM and drafter.json expect of the target; None: any.
@@ -58,7 +58,8 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
     selector = load_selector(folder, heads)
     file, path = _read_file(options)
     draft = options.draft or _draft_of(file, path)
-    lm = _read_lm(options, file, path)
+    options.check_used(draft)
+    lm = None if draft == "argmax" else _read_lm(options, file, path)
     config = DraftConfig() if file is None else file.config
     given = {
         name: getattr(options, name)
@@ -72,8 +73,6 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
             "heads that it was tuned with"
         )
     _check_weights(heads, selector, config, path, folder)
-    if options.min_prob > 0.0 and draft != "chain":
-        raise ValueError(f"{CONFIG_KEY}: min_prob is for draft 'chain', not {draft!r}")
     sizes = {
         "the LM": None if lm is None else lm.vocab_size,
         "drafter.json": None if file is None else file.vocab_size,

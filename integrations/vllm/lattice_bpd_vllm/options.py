@@ -11,8 +11,12 @@ from typing import Any
 CONFIG_KEY = "lattice_bpd"
 """The key of the options in vLLM's `additional_config`."""
 
-CHAINS = ("chain", "best", "argmax")
-"""Draft forms, see `DrafterOptions.draft`."""
+UNUSED = {
+    "chain": (),
+    "best": ("temperature", "min_prob"),
+    "argmax": ("lm", "top_k", "alpha", "temperature", "ngram_cache", "min_prob"),
+}
+"""Draft forms, see `DrafterOptions.draft`, and the options that each does not use."""
 
 _STRINGS = ("directory", "heads", "lm", "draft")
 _BOOLEANS = ("check",)
@@ -26,15 +30,16 @@ class DrafterOptions:
         directory: folder with the heads' files, and drafter.json and the LM as far as there are
             any. Not the model's own folder: vLLM would load the heads as weights of the model.
         heads: folder of the heads, if it is not `directory`, or of a block drafter's checkpoint.
-        lm: file of the n-gram LM, if it is not the one that drafter.json names.
+        lm: file of the n-gram LM, if it is not the one that drafter.json names; not for "argmax".
         draft: "chain" (the draft with the most expected accepted tokens), "best" (the best path)
             or "argmax" (the most likely token of each head).
-        top_k: candidates of each slot.
-        alpha: weight of the LM's log probabilities.
-        temperature: divides the scores of "chain".
+        top_k: candidates of each slot; not for "argmax".
+        alpha: weight of the LM's log probabilities; not for "argmax".
+        temperature: divides the scores of "chain"; for "chain" only.
         ngram_cache: mix n-grams of each request's own text into the LM: true, or an order of 1..6;
-            for "chain" and "best".
-        min_prob: "chain" ends before the first prefix whose probability is below this; 0..1.
+            not for "argmax".
+        min_prob: the draft ends before the first prefix whose probability is below this, 0..1; for
+            "chain" only.
         threads: at most so many for top-k and search, 0 for all cores; fewer where there is little
             to do. On the CPU they are torch's own.
         log_seconds: least time between two log lines with counts; 0 logs nothing.
@@ -66,18 +71,20 @@ class DrafterOptions:
         _check_type("ngram_cache", self.ngram_cache, (bool, int, type(None)), "true or an order")
         for name in _BOOLEANS:
             _check_type(name, getattr(self, name), (bool,), "true or false")
-        for name in ("top_k", "threads"):
-            _check_type(name, getattr(self, name), (int, type(None)), "a whole number")
-        for name in ("alpha", "temperature", "min_prob", "log_seconds"):
+        _check_type("top_k", self.top_k, (int, type(None)), "a whole number")
+        _check_type("threads", self.threads, (int,), "a whole number")
+        for name in ("alpha", "temperature"):
             _check_type(name, getattr(self, name), (int, float, type(None)), "a number")
+        for name in ("min_prob", "log_seconds"):
+            _check_type(name, getattr(self, name), (int, float), "a number")
         if self.directory is None and self.heads is None:
             raise ValueError(
                 f"{CONFIG_KEY}: neither directory nor heads is given; expected the folder of the "
                 'draft heads: {"directory": "/path/of/the/drafter"}'
             )
-        if self.draft is not None and self.draft not in CHAINS:
+        if self.draft is not None and self.draft not in UNUSED:
             raise ValueError(
-                f"{CONFIG_KEY}: draft is {self.draft!r}; expected one of {', '.join(CHAINS)}"
+                f"{CONFIG_KEY}: draft is {self.draft!r}; expected one of {', '.join(UNUSED)}"
             )
         if not 0.0 <= self.min_prob <= 1.0:
             raise ValueError(f"{CONFIG_KEY}: min_prob is {self.min_prob}; expected 0..1")
@@ -86,6 +93,13 @@ class DrafterOptions:
                 f"{CONFIG_KEY}: threads is {self.threads}, log_seconds {self.log_seconds}; "
                 "expected 0 or more"
             )
+
+    def check_used(self, draft: str) -> None:
+        """Raise ValueError for an option that a draft form does not use."""
+        for name in UNUSED[draft]:
+            if getattr(self, name) not in (None, False, 0):
+                used = " or ".join(repr(one) for one in UNUSED if name not in UNUSED[one])
+                raise ValueError(f"{CONFIG_KEY}: {name} is for draft {used}, not {draft!r}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any] | None) -> DrafterOptions:

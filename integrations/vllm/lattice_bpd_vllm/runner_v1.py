@@ -9,12 +9,16 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lattice_bpd_vllm.batch import EngineStep
 from lattice_bpd_vllm.block_lattices import CacheLayout
+from lattice_bpd_vllm.step_drafter import UnsupportedError
 
 TESTED_VERSIONS = ("0.32.0",)
 """Releases of vLLM that the engine tests passed with."""
@@ -28,7 +32,7 @@ _PARAMETERS = (
 )  # fmt: skip
 
 
-class Step(NamedTuple):
+class RunnerStep(NamedTuple):
     """What the runner knows after a step.
 
     Attributes:
@@ -57,7 +61,7 @@ def observe_steps(runner_class: type, version: str) -> None:
 
     Args:
         runner_class: `vllm.v1.worker.gpu_model_runner.GPUModelRunner`. The method looks up
-            `drafter.observe_step(Step)` of its runner, and calls it before the original.
+            `drafter.observe_step(RunnerStep)` of its runner, and calls it before the original.
         version: of vLLM.
 
     Raises:
@@ -77,7 +81,7 @@ def observe_steps(runner_class: type, version: str) -> None:
         observe = getattr(self.drafter, "observe_step", None)
         if observe is not None:
             observe(
-                Step(
+                RunnerStep(
                     self, scheduler_output, sampling_metadata, sample_hidden_states,
                     spec_decode_metadata, hidden_states, aux_hidden_states, common_attn_metadata,
                 )
@@ -127,17 +131,65 @@ def request_aux_states(runner_class: type, version: str) -> None:
     setattr(runner_class, _SETUP, with_layers)
 
 
-def read_layout(step: Step) -> CacheLayout:
+def read_step(
+    step: RunnerStep,
+    kept: Sequence[Sequence[int]],
+    num_tokens: npt.NDArray[Any],
+    token_ids: npt.NDArray[Any],
+    layers: tuple[int, ...],
+) -> EngineStep:
+    """The step in the form that drafters of any engine read.
+
+    Args:
+        step: of the runner.
+        kept: see `EngineStep`, as for the next two.
+        num_tokens: see there.
+        token_ids: see there.
+        layers: of the target whose hidden states are read; may be empty.
+
+    Raises:
+        UnsupportedError: a KV cache that does not keep all tokens of a text.
+        AttributeError: a runner of another release.
+    """
+    runner, scheduled = step.runner, step.scheduler_output
+    requests, batch = runner.requests, runner.input_batch
+    # vLLM calls no proposer if one text is within num_speculative_tokens of this length. Drafts
+    # are cut to each request's own limit here, so there is no need for that.
+    runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens + 1
+    max_tokens = [requests[name].sampling_params.max_tokens for name in batch.req_ids]
+    if runner.enable_prompt_embeds:  # a prompt of embeddings has no ids
+        for request, end in enumerate(num_tokens[: len(max_tokens)].tolist()):
+            if not batch.is_token_ids[request, :end].all():
+                max_tokens[request] = 0
+    metadata = step.spec_decode_metadata
+    return EngineStep(
+        kept,
+        token_ids,
+        num_tokens,
+        batch.num_prompt_tokens,
+        max_tokens,
+        runner.max_model_len,
+        scheduled.num_spec_tokens_to_schedule,
+        step.hidden,
+        None if metadata is None else metadata.num_draft_tokens,
+        batch.req_ids,
+        requests,
+        read_features(step, layers) if layers else None,
+        read_layout(step) if layers else None,
+    )
+
+
+def read_layout(step: RunnerStep) -> CacheLayout:
     """Where the tokens of a step are in the KV cache.
 
     Raises:
-        ValueError: a cache that does not keep all tokens of a text.
+        UnsupportedError: a cache that does not keep all tokens of a text.
     """
     runner, attention = step.runner, step.attention
     spec = runner.kv_cache_config.kv_cache_groups[0].kv_cache_spec
     if "FullAttentionSpec" not in (kind.__name__ for kind in type(spec).__mro__):
-        raise ValueError(
-            f"lattice-bpd: the first group of vLLM's KV cache is a {type(spec).__name__}; expected "
+        raise UnsupportedError(
+            f"the first group of vLLM's KV cache is a {type(spec).__name__}; expected "
             "FullAttentionSpec, since a block drafter reads all tokens of a text; use draft heads"
         )
     requests = len(runner.input_batch.req_ids)
@@ -151,7 +203,7 @@ def read_layout(step: Step) -> CacheLayout:
     )
 
 
-def read_features(step: Step, layers: tuple[int, ...], num_layers: int) -> Tensor:
+def read_features(step: RunnerStep, layers: tuple[int, ...]) -> Tensor:
     """The outputs of the target's layers as one tensor.
 
     The output of the last layer is that after the final norm, as transformers counts it.
@@ -159,12 +211,12 @@ def read_features(step: Step, layers: tuple[int, ...], num_layers: int) -> Tenso
     Args:
         step: with `aux_hidden` of `aux_layers_of(layers, num_layers)`.
         layers: from 0; -1 is the embedding.
-        num_layers: of the target.
 
     Returns:
         (N, n*D) float.
     """
     count = step.scheduler_output.total_num_scheduled_tokens
+    num_layers = step.runner.model_config.get_total_num_hidden_layers()
     aux = dict(zip(aux_layers_of(layers, num_layers), step.aux_hidden or (), strict=True))
     aux[num_layers] = step.last_hidden
     return torch.cat([aux[layer + 1][:count] for layer in layers], dim=-1)

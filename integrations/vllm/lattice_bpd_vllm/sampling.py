@@ -15,24 +15,28 @@ from torch import Tensor
 _NAME = "expand_batch_to_tokens"
 
 
-def expansion_is_correct(rejection_sampler: Any) -> bool:
+def expansion_state(rejection_sampler: Any) -> str:
     """Whether the module's `expand_batch_to_tokens` repeats values for each token of a request.
 
     Args:
         rejection_sampler: the module `vllm.v1.sample.rejection_sampler`, or one like it.
 
     Returns:
-        False also where the function cannot be called.
+        "correct", "incorrect", or "absent" where there is no such function or it cannot be called
+        with the arguments of the tested releases.
     """
+    expand = getattr(rejection_sampler, _NAME, None)
+    if expand is None:
+        return "absent"
     try:
-        expand = getattr(rejection_sampler, _NAME)
-        return all(
+        correct = all(
             _is_correct(expand, torch.tensor([shift, 0, shift + 2]).to(dtype), 3 + shift)
             for dtype in (torch.float32, torch.int32)
             for shift in range(1, 4)
         )
     except Exception:
-        return False
+        return "absent"
+    return "correct" if correct else "incorrect"
 
 
 def _is_correct(expand: Any, values: Tensor, last: int) -> bool:

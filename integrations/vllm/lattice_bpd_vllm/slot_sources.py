@@ -1,4 +1,4 @@
-"""Where lattices come from in vLLM: draft heads on hidden states, or a block drafter."""
+"""Where lattices come from: draft heads on hidden states, or a block drafter; for any engine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
 from lattice_bpd_vllm.batch import DraftBatch
-from lattice_bpd_vllm.block_lattices import BlockLattices, TargetView
+from lattice_bpd_vllm.block_lattices import BlockLattices, CacheLayout
 from lattice_bpd_vllm.files import DrafterParts
 from lattice_bpd_vllm.head_logits import HeadLogits
-from lattice_bpd_vllm.runner_v1 import Step, aux_layers_of, read_features, read_layout
+from lattice_bpd_vllm.targets import TargetInfo, TargetView
 
 
 class SlotSource(Protocol):
@@ -22,14 +22,17 @@ class SlotSource(Protocol):
 
     Attributes:
         num_slots: slots that it gives.
-        aux_layers: layers of the target that it reads besides the last one, in vLLM's numbers.
+        vocab_size: V; all candidates are below.
+        layers: layers of the target that it reads, from 0; -1 is the embedding. Empty where it
+            reads the last hidden states only, and `store` is not called.
     """
 
     num_slots: int
-    aux_layers: tuple[int, ...]
+    vocab_size: int
+    layers: tuple[int, ...]
 
-    def store(self, step: Step) -> None:
-        """Called in every step, before `read`."""
+    def store(self, features: Tensor, layout: CacheLayout) -> None:
+        """Called in every step, before `read`, with what `EngineStep` says of both."""
         ...
 
     def read(self, batch: DraftBatch, hidden: Tensor) -> Tensor | LatticeInput | None:
@@ -45,25 +48,26 @@ class SlotSource(Protocol):
         ...
 
 
-def make_source(parts: DrafterParts, target: Any, model_config: Any, num_tokens: int) -> SlotSource:
+def make_source(parts: DrafterParts, target: TargetInfo, num_tokens: int) -> SlotSource:
     """The source of a drafter.
 
     Args:
         parts: of the drafter.
-        target: vLLM's model.
-        model_config: vLLM's `ModelConfig` of it.
-        num_tokens: draft tokens that vLLM verifies at most.
+        target: the engine's model.
+        num_tokens: draft tokens that the engine verifies at most.
 
     Raises:
-        ValueError: heads or LM of another target, or a target that cannot be used.
+        ValueError: heads or LM of another target.
     """
-    device = next(target.parameters()).device
-    heads = parts.heads.to(device=device, dtype=model_config.dtype).eval()
+    columns = target.count_columns()
+    check_vocabulary(columns, "drafter and LM", parts.vocab_size)
+    target = target._replace(vocab_size=columns)
+    heads = parts.heads.to(device=target.device, dtype=target.dtype).eval()
     if isinstance(heads, BlockDrafter):
-        return BlockSource(heads, parts.vocab_size, target, model_config, num_tokens)
+        return BlockSource(heads, target, num_tokens)
     # "argmax" takes the best token of each slot, whatever the transitions
     selector = None if parts.draft == "argmax" else parts.selector
-    return HeadSource(heads, parts.vocab_size, target, model_config, num_tokens, selector)
+    return HeadSource(heads, target, num_tokens, selector)
 
 
 class HeadSource:
@@ -71,30 +75,26 @@ class HeadSource:
 
     Args:
         heads: on the target's device, in its dtype.
-        vocab_size: V that heads, LM and drafter.json expect; None: any.
-        target: see `make_source`, as for the other arguments.
-        model_config: see there.
-        num_tokens: see there.
-        selector: transition scores, or None.
+        target: the engine's model; `vocab_size` is the number of its logits' columns.
+        num_tokens: draft tokens that the engine verifies at most.
+        selector: transition scores that were trained on the heads, or None.
 
     Raises:
-        ValueError: heads, selector or LM of another target.
+        ValueError: heads or selector of another target.
     """
 
-    aux_layers: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
 
     def __init__(
         self,
         heads: Any,
-        vocab_size: int | None,
-        target: Any,
-        model_config: Any,
+        target: TargetInfo,
         num_tokens: int,
         selector: CandidateSelector | None = None,
     ) -> None:
         self.head_logits = HeadLogits(heads, target.compute_logits, num_tokens)
         self.num_slots = self.head_logits.num_slots
-        width, columns = model_config.get_hidden_size(), model_config.get_vocab_size()
+        self.vocab_size, width = target.vocab_size, target.hidden_size
         head_width = getattr(heads, "hidden_size", width)
         if head_width != width:
             raise ValueError(
@@ -102,17 +102,16 @@ class HeadSource:
                 f"have {width}; use heads trained on this target"
             )
         with torch.inference_mode():
-            device = next(target.parameters()).device
-            state = torch.zeros(1, width, device=device, dtype=model_config.dtype)
+            state = torch.zeros(1, width, device=target.device, dtype=target.dtype)
             logits = self.head_logits(state, [0])
-        columns = columns if logits is None else int(logits.shape[-1])
-        check_vocabulary(columns, vocab_size)
-        self._selector = None if selector is None else selector.to(device).eval()
+        if logits is not None:  # heads may have logits of their own
+            check_vocabulary(self.vocab_size, "the heads", int(logits.shape[-1]))
+        self._selector = None if selector is None else selector.to(target.device).eval()
         if selector is not None:
-            selector.check_fit(columns, width, int(heads.num_slots), "lattice-bpd")
+            selector.check_fit(self.vocab_size, width, int(heads.num_slots), "lattice-bpd")
 
-    def store(self, step: Step) -> None:
-        """Nothing: the heads read the last hidden states only."""
+    def store(self, features: Tensor, layout: CacheLayout) -> None:
+        """Not called: the heads read the last hidden states only."""
 
     def read(self, batch: DraftBatch, hidden: Tensor) -> Tensor | LatticeInput | None:
         """See SlotSource."""
@@ -129,43 +128,23 @@ class BlockSource:
 
     Args:
         drafter: on the target's device, in its dtype.
-        vocab_size: see `HeadSource`, as for the other arguments.
-        target: see there.
-        model_config: see there.
+        target: see `HeadSource`.
         num_tokens: see there.
 
     Raises:
-        ValueError: a drafter or LM of another target, or a target without hidden states of layers.
+        ValueError: a drafter of another target.
     """
 
-    def __init__(
-        self,
-        drafter: BlockDrafter,
-        vocab_size: int | None,
-        target: Any,
-        model_config: Any,
-        num_tokens: int,
-    ) -> None:
-        self._num_layers = model_config.get_total_num_hidden_layers()
-        columns = model_config.get_vocab_size()
-        check_vocabulary(columns, vocab_size)
-        width = model_config.get_hidden_size()
-        view: Any = TargetView(target, self._num_layers, width, columns, model_config.dtype)
+    def __init__(self, drafter: BlockDrafter, target: TargetInfo, num_tokens: int) -> None:
+        view: Any = TargetView(target)
         drafter.attach(view)
-        if not hasattr(target, "set_aux_hidden_state_layers"):
-            raise ValueError(
-                f"lattice-bpd: vLLM's {type(target).__name__} does not return hidden states of its "
-                "layers (set_aux_hidden_state_layers), which a block drafter reads; use draft heads"
-            )
-        self._layers = drafter.hidden_layers
-        self._lattices = BlockLattices(drafter, num_tokens, columns)
+        self.layers, self.vocab_size = drafter.hidden_layers, target.vocab_size
+        self._lattices = BlockLattices(drafter, num_tokens, target.vocab_size)
         self.num_slots = self._lattices.num_slots
-        self.aux_layers = aux_layers_of(self._layers, self._num_layers)
 
-    def store(self, step: Step) -> None:
+    def store(self, features: Tensor, layout: CacheLayout) -> None:
         """Keep what the drafter reads of all tokens, those of prompts too."""
-        features = read_features(step, self._layers, self._num_layers)
-        self._lattices.store(features, read_layout(step))
+        self._lattices.store(features, layout)
 
     def read(self, batch: DraftBatch, hidden: Tensor) -> Tensor | LatticeInput:  # noqa: ARG002
         """See SlotSource."""
@@ -173,10 +152,10 @@ class BlockSource:
         return self._lattices(batch.requests, before, batch.exact_tokens)
 
 
-def check_vocabulary(columns: int, vocab_size: int | None) -> None:
-    """Raise ValueError unless the target's logits have as many columns as drafter and LM expect."""
+def check_vocabulary(columns: int, source: str, vocab_size: int | None) -> None:
+    """Raise ValueError unless a vocabulary has the size of the target's logits."""
     if vocab_size not in (None, columns):
         raise ValueError(
-            f"lattice-bpd: the target's logits have {columns} columns, drafter and LM a vocabulary "
-            f"of {vocab_size}; expected the same; use drafter and LM of this target"
+            f"lattice-bpd: the target's logits have {columns} columns, {source} a vocabulary of "
+            f"{vocab_size}; expected the same; use drafter and LM of this target"
         )

@@ -36,11 +36,10 @@ class Engine:
             settings["speculative_config"] = {
                 **SPECULATIVE, "num_speculative_tokens": 8, **speculative,
             }  # fmt: skip
-        settings = {"max_model_len": 256, "max_num_seqs": 16, **settings}
+        settings = {"max_model_len": 256, "max_num_seqs": 16, "enforce_eager": True, **settings}
         self.llm = vllm.LLM(
-            str(FOLDER / "target"), dtype="float32", enforce_eager=True, seed=0,
-            disable_log_stats=False, **settings,
-        )  # fmt: skip
+            str(FOLDER / "target"), dtype="float32", seed=0, disable_log_stats=False, **settings
+        )
 
     @property
     def runner(self) -> Any:

@@ -67,10 +67,22 @@ def structured(engine: Engine, prompts: list[list[int]]) -> Any:
     return engine.tokens(prompts[:8], sampling=params * 4)
 
 
+def json_objects(engine: Engine, prompts: list[list[int]]) -> Any:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["Lily", "Tom"]}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    params = greedy(structured_outputs=StructuredOutputsParams(json=schema), max_tokens=40)
+    return engine.tokens(prompts[:8], sampling=[params] * 8)
+
+
 SCENES = {
     scene.__name__: scene
     for scene in (
         mixed_lengths, stop_strings, stop_tokens, penalties, allowed_tokens, logprobs, structured,
+        json_objects,
     )
 }  # fmt: skip
 DEFAULTS = {one.name: one.default for one in fields(DrafterOptions)}
@@ -113,6 +125,13 @@ def run_small(options: dict[str, Any] | None) -> dict[str, Any]:
     if options is not None:
         answer["counters"] = engine.counters
     return answer
+
+
+def run_compiled(directory: str) -> tuple[list[list[int]], dict[str, Any]]:
+    """Greedy outputs and counts of an engine that compiles the target."""
+    engine = Engine({"directory": directory}, enforce_eager=False)
+    assert not engine.llm.llm_engine.model_config.enforce_eager
+    return engine.tokens(read_prompts()), engine.counters
 
 
 def run_scenes(options: dict[str, Any] | None) -> dict[str, Any]:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scenes import SCENES, SHORT, run_folders, run_forms, run_prefixes, run_scenes, run_small
+from scenes import (
+    SCENES,
+    SHORT,
+    long_prompts,
+    run_compiled,
+    run_folders,
+    run_forms,
+    run_prefixes,
+    run_scenes,
+    run_small,
+)
 
 from conftest import FOLDER, in_child
 
@@ -85,13 +95,20 @@ def test_outputs_are_those_of_plain_vllm(
     assert counts[number] > (counts[number - 1] if number else 0), "nothing was drafted"
 
 
+@pytest.fixture(scope="module")
+def plain_small() -> dict[str, Any]:
+    return in_child(run_small, None)
+
+
 @pytest.mark.parametrize("folder", ["drafter", "block_pairs"])
-def test_small_engine_with_preemption_chunks_prefixes_and_the_last_position(folder: str) -> None:
-    plain = in_child(run_small, None)
-    drafted = in_child(run_small, {"directory": str(FOLDER / folder)})
+def test_small_engine_with_preemption_chunks_prefixes_and_the_last_position(
+    folder: str, plain_small: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    plain, drafted = plain_small, in_child(run_small, {"directory": str(FOLDER / folder)})
     assert drafted["repeated"] == plain["repeated"]
     assert drafted["mixed"] == plain["mixed"]
-    assert max(map(len, plain["repeated"][0])) > SHORT - 64  # texts that end at the last position
+    for prompt, output in zip(long_prompts(expected["prompts"]), plain["repeated"][0], strict=True):
+        assert len(prompt) + len(output) == SHORT  # texts end at the last position
     assert drafted["preemptions"] > 0
     assert drafted["prefix_hits"] > 0
     counters = drafted["counters"]
@@ -99,3 +116,13 @@ def test_small_engine_with_preemption_chunks_prefixes_and_the_last_position(fold
     assert counters["accepted_tokens"] > 0
     # what vLLM verifies is what was proposed: no zeros near the last position
     assert drafted["verified"] <= counters["draft_tokens"]
+
+
+@pytest.mark.parametrize("folder", ["drafter", "block"])
+def test_compiled_targets_are_drafted_for(folder: str, expected: dict[str, Any]) -> None:
+    """Without `enforce_eager`; a block drafter reads layers of the compiled model."""
+    outputs, counters = in_child(run_compiled, str(FOLDER / folder))
+    assert outputs == expected["outputs"]
+    name = "chain" if folder == "drafter" else folder
+    assert counters["target_calls"] == expected["calls"][name]
+    assert counters["failures"] == 0

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import numpy as np
+import pytest
 from scenes import greedy, read_prompts
 from vllm import LLM, SamplingParams
 
@@ -16,7 +17,7 @@ def run_sampled(options: dict[str, Any] | None) -> dict[str, Any]:
     """Sampled requests alone, mixed with greedy ones, and joining greedy ones."""
     prompts = read_prompts()
     engine = Engine(options)
-    broken = options is not None and engine.runner.drafter._skips_sampling
+    broken = options is not None and engine.runner.drafter._sampling != "correct"
     sampled = [SamplingParams(temperature=1.0, top_p=0.9, max_tokens=24, seed=i) for i in range(16)]
     alone = engine.tokens(prompts[:16], sampling=sampled)
     drafts = engine.counters["drafts"] if options is not None else 0
@@ -62,30 +63,65 @@ def test_sampling_is_that_of_plain_vllm_or_not_drafted() -> None:
         assert drafted["drafts"] > 0
 
 
-def run_repaired() -> Any:
-    """Sampled drafts with the repaired function: first tokens of many samples, and plain ones."""
-    prompts, counts = read_prompts(), []
-    for skip in (False, True):
-        if not counts:
-            engine = Engine({"check": False}, max_num_seqs=64)
-        engine.runner.drafter._skips_sampling = skip
-        params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=4, n=250)
-        results = engine.generate(prompts[:4], sampling=[params] * 4)
-        counts.append([[list(one.token_ids) for one in result.outputs] for result in results])
-    return counts, engine.counters
+def run_repaired() -> dict[str, Any]:
+    """Drafts of sampled requests are verified with the repaired function."""
+    prompts, answer = read_prompts(), {}
+    engine = Engine({"check": False}, max_num_seqs=64)
+    proposer = engine.runner.drafter
+    proposer._sampling = "correct"
+    params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=4, n=250)
+    answer["samples"] = first_samples(engine, params)
+    before = engine.counters["accepted_tokens"]
+    assert before > 100
+    long = [greedy(max_tokens=64, ignore_eos=True) for _ in range(8)]
+    seeded = [
+        SamplingParams(temperature=1.0, top_p=0.9, max_tokens=24, seed=i, n=1 + i % 3)
+        for i in range(8)
+    ]
+    answer["mixed"] = [
+        [[list(one.token_ids) for one in result.outputs] for result in results]
+        for results in (engine.generate(prompts[:16], sampling=[*long, *seeded]) for _ in range(2))
+    ]
+    answer["accepted"] = engine.counters["accepted_tokens"] - before
+    proposer._sampling = "incorrect"
+    answer["plain"] = first_samples(engine, params)
+    return answer
 
 
-def test_sampled_drafts_keep_the_distribution() -> None:
+def first_samples(engine: Engine, params: SamplingParams) -> list[list[list[int]]]:
+    results = engine.generate(read_prompts()[:4], sampling=[params] * 4)
+    return [[list(one.token_ids) for one in result.outputs] for result in results]
+
+
+@pytest.fixture(scope="module")
+def repaired() -> dict[str, Any]:
+    return in_child(run_repaired)
+
+
+def test_sampled_drafts_keep_the_distribution(repaired: dict[str, Any]) -> None:
     """Verified drafts of sampled requests, once vLLM's function is right, against no drafts."""
-    (drafted, plain), counters = in_child(run_repaired)
-    assert counters["accepted_tokens"] > 100
-    for with_drafts, without in zip(drafted, plain, strict=True):
+    for with_drafts, without in zip(repaired["samples"], repaired["plain"], strict=True):
         for depth in (1, 2, 3):
             statistic, freedom = compare(
                 [o[depth] for o in with_drafts], [o[depth] for o in without]
             )
             # normal approximation of chi-square: 5 standard deviations
             assert statistic < freedom + 5 * np.sqrt(2 * max(freedom, 1)), (depth, statistic)
+
+
+def test_greedy_requests_are_exact_beside_sampled_ones(
+    repaired: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    for outputs in repaired["mixed"]:
+        assert [one for (one,) in outputs[:8]] == expected["outputs"][:8]
+    assert repaired["accepted"] > 200
+
+
+def test_seeds_give_the_same_samples_twice(repaired: dict[str, Any]) -> None:
+    first, second = (outputs[8:] for outputs in repaired["mixed"])
+    assert [len(outputs) for outputs in first] == [1 + i % 3 for i in range(8)]
+    assert first == second
+    assert len({str(outputs[0]) for outputs in first}) > 1
 
 
 def compare(first: list[int], second: list[int]) -> tuple[float, int]:
@@ -102,10 +138,11 @@ def run_failing() -> Any:
     prompts = read_prompts()
     engine = Engine({"check": False})
     proposer, calls = engine.runner.drafter, 0
-    propose = proposer._drafter.propose
+    search = proposer._drafter._drafter
+    propose = search.propose
 
     class Failing:
-        context_length = proposer._drafter.context_length
+        context_length = search.context_length
 
         def propose(self, *args: Any) -> Any:
             nonlocal calls
@@ -114,7 +151,7 @@ def run_failing() -> Any:
                 raise MemoryError("planted")
             return propose(*args)
 
-    proposer._drafter = Failing()
+    proposer._drafter._drafter = Failing()
     return engine.tokens(prompts), engine.counters
 
 
@@ -189,6 +226,7 @@ def run_refused() -> list[str]:
         error_of(Engine, {"directory": "/nowhere"}),
         error_of(Engine, {"drafts": "chain"}),
         error_of(Engine, {}, async_scheduling=True),
+        error_of(Engine, {}, enable_lora=True),
     ]
     engine = Engine({})
     assert not engine.runner.use_async_scheduling
@@ -198,9 +236,10 @@ def run_refused() -> list[str]:
 
 
 def test_errors_say_what_to_do() -> None:
-    missing, unknown, asynchronous, min_p, logit_bias = in_child(run_refused)
+    missing, unknown, asynchronous, adapters, min_p, logit_bias = in_child(run_refused)
     assert "/nowhere" in missing
     assert "unknown option 'drafts'; did you mean 'draft'" in unknown
     assert "async" in asynchronous  # by vLLM, for every custom_class
+    assert "LoRA is enabled" in adapters
     assert "min_p" in min_p  # by vLLM, for every drafting method
     assert "logit_bias" in logit_bias
