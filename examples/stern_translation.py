@@ -1,19 +1,21 @@
-"""Blockwise parallel decoding as in Stern et al. 2018: four ways to train heads, by block size k.
+"""Blockwise parallel decoding as in Stern et al. 2018: five ways to train heads, by block size k.
 
-    python examples/stern_translation.py [--quick] [--json FILE]
+    python examples/stern_translation.py [--quick] [--block-sizes K ...] [--ways WAY ...]
+        [--teacher-seed N] [--json FILE]
 
 On Multi30k, German to English: trains a small target, then for each k heads that predict k tokens,
 head 1 being the target's own:
 
 regular             heads alone, on the references          (Stern et al. 2018, section 6.1)
-distillation        heads alone, on the target's beam search with 4 beams          (section 6.2)
+distillation        heads alone, on a teacher's beam search with 4 beams           (section 6.2)
 finetuning          target and heads together, on the references
 both                target and heads together, on the beam search's outputs
 joint               target and heads together from random weights, on the references
 
-and prints BLEU and block efficiency of each, with the decoder calls of two decoding loops on the
-same drafts: merged, where a verifying call also gives the next predictions, and unmerged, where
-predictions take a call of their own (section 4).
+The teacher is the target itself or, with --teacher-seed, a model of the same sizes and steps from
+another seed, as in the paper. The example prints BLEU and block efficiency of each, with the
+decoder calls of two decoding loops on the same drafts: merged, where a verifying call also gives
+the next predictions, and unmerged, where predictions take a call of their own (section 4).
 """
 
 from __future__ import annotations
@@ -86,6 +88,17 @@ def main(
     """Train, translate, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer steps and sizes, 12 minutes")
+    parser.add_argument(
+        "--block-sizes", type=int, nargs="+", metavar="K",
+        help="tokens that heads predict, head 1 included (default: 2 4 6 8; quick: 2 4)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ways", nargs="+", choices=WAYS, metavar="WAY", help="of training (default: all)"
+    )
+    parser.add_argument(
+        "--teacher-seed", type=int, metavar="N",
+        help="seed of a teacher whose beam search is learned (default: the target teaches)",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write results there, too")
     parser.add_argument(
         "--data", type=Path, metavar="DIR", default=DATA,
@@ -95,6 +108,12 @@ def main(
     if not (args.data / "train.de.gz").is_file():
         parser.error(f"{args.data} has no train.de.gz; give the folder of Multi30k by --data DIR")
     steps = steps or (Steps() if args.quick else FULL)
+    steps = replace(
+        steps, block_sizes=tuple(args.block_sizes or steps.block_sizes),
+        ways=tuple(args.ways or steps.ways),
+    )  # fmt: skip
+    if min(steps.block_sizes) < 2:
+        parser.error(f"--block-sizes {min(steps.block_sizes)}: expected 2 or more")
     if not args.quick:
         recipe = replace(recipe, target_steps=4 * recipe.target_steps, test_sentences=300)
     torch.set_num_threads(1)  # matrices this small only lose by being shared out
@@ -104,8 +123,14 @@ def main(
     target = build_target(recipe)
     train_seq2seq(target, sentences.train, target_options(recipe))
     console.print(f"target trained: {time.perf_counter() - start:.0f} s")
+    teacher = target
+    if args.teacher_seed is not None:
+        teacher = build_target(recipe, args.teacher_seed)
+        options = replace(target_options(recipe), seed=args.teacher_seed)
+        train_seq2seq(teacher, sentences.train, options)
+        console.print(f"teacher trained: {time.perf_counter() - start:.0f} s")
     sources = [pair.source for pair in sentences.train[: steps.distilled]]
-    outputs = generate_outputs(target, sources, recipe.max_new_tokens, num_beams=4)
+    outputs = generate_outputs(teacher, sources, recipe.max_new_tokens, num_beams=4)
     distilled = [Pair(*pair) for pair in zip(sources, outputs, strict=True)]
     console.print(f"distilled: {time.perf_counter() - start:.0f} s")
     rows = [measure("target", 1, target, None, sentences, tokenizer, recipe)]

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,14 @@ from lattice_bpd.train.heads.run import train_heads
 from lattice_bpd.train.heads.self_generated import generate_texts
 from lattice_bpd.train.heads.starting_model import load_base
 from lattice_bpd.train.heads.trainer import HeadTrainer
-from lattice_bpd.train.seq2seq.joint import Seq2SeqOptions, train_seq2seq_jointly
+from lattice_bpd.train.seq2seq.joint import (
+    Seq2SeqOptions,
+    train_seq2seq,
+    train_seq2seq_jointly,
+)
 from lattice_bpd.train.seq2seq.text import (
     IGNORED,
+    Pair,
     collate,
     generate_outputs,
     shuffled_batches,
@@ -47,6 +53,28 @@ from seq2seq_models import (
 )
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Multi30k's files with sentences of a language of twelve words."""
+    rng = random.Random(0)
+    for name, count in (("train", 100), ("val", 4), ("test_2016_flickr", 4)):
+        words = [[rng.randrange(12) for _ in range(rng.randint(2, 5))] for _ in range(count)]
+        for language, letter in (("de", "q"), ("en", "w")):
+            lines = [" ".join(letter + "abcdefghijkl"[n] for n in text) + "." for text in words]
+            with gzip.open(tmp_path / f"{name}.{language}.gz", "wt") as file:
+                file.write("\n".join(lines) + "\n")
+    return tmp_path
+
+
+@pytest.fixture
+def recipe(example):
+    """Sizes of a quick run."""
+    return replace(
+        example.QUICK, vocab_size=40, hidden_size=16, target_steps=12, target_batch=8,
+        drafter_batch=8, tune_sentences=2, test_sentences=3, max_new_tokens=8,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -266,23 +294,71 @@ def test_a_recipe_trains_on_the_beam_searchs_text(recipe, tmp_path, monkeypatch)
         train_heads(make_job(tmp_path, "frozen", num_beams=3))
 
 
-def test_the_example_prints_every_way_and_its_calls(example, tmp_path, capsys):
-    from specdec_translation_parts import Recipe
+@pytest.mark.parametrize("teacher_seed", [None, 3])
+def test_each_way_trains_its_part_on_its_text(example, folder, recipe, monkeypatch, teacher_seed):
+    """The references, or the beam search of the target or of a teacher of another seed."""
+    from specdec_translation_parts import load_sentences
 
-    rng = random.Random(0)
-    for name, count in (("train", 100), ("val", 4), ("test_2016_flickr", 4)):
-        words = [[rng.randrange(12) for _ in range(rng.randint(2, 5))] for _ in range(count)]
-        for language, letter in (("de", "q"), ("en", "w")):
-            lines = [" ".join(letter + "abcdefghijkl"[n] for n in text) + "." for text in words]
-            with gzip.open(tmp_path / f"{name}.{language}.gz", "wt") as file:
-                file.write("\n".join(lines) + "\n")
-    recipe = Recipe(
-        vocab_size=40, hidden_size=16, target_steps=12, target_batch=8, drafter_batch=8,
-        tune_sentences=2, test_sentences=3, max_new_tokens=8,
-    )  # fmt: skip
-    steps = example.Steps((2, 3), heads=3, finetuning=3, distilled=20)
-    arguments = ["--quick", "--data", str(tmp_path), "--json", str(tmp_path / "r.json")]
-    rows = example.main(arguments, recipe, steps)
+    trained, ways = [], []
+
+    def spy(name):
+        train = getattr(example, name)
+
+        def spied(target, *arguments):
+            trained.append((name, target, list(arguments[-2]), arguments[-1]))
+            return train(target, *arguments)
+
+        monkeypatch.setattr(example, name, spied)
+
+    def train_way(way, k, target, *arguments):
+        first = len(trained)
+        made = original(way, k, target, *arguments)
+        ways.append((way, target, made, trained[first:]))
+        return made
+
+    for name in ("train_seq2seq", "train_seq2seq_heads", "train_seq2seq_jointly"):
+        spy(name)
+    original = example.train_way
+    monkeypatch.setattr(example, "train_way", train_way)
+    steps = example.Steps((2,), heads=2, finetuning=2, distilled=20)
+    seed = [] if teacher_seed is None else ["--teacher-seed", str(teacher_seed)]
+    example.main(["--quick", "--data", str(folder), *seed], recipe, steps)
+
+    references = load_sentences(folder, recipe)[1].train
+    alone = [call for call in trained if call[0] == "train_seq2seq"]
+    assert [call[3].seed for call in alone] == [0] if teacher_seed is None else [0, teacher_seed]
+    target, teacher = alone[0][1], alone[-1][1]
+    assert all(call[2] == references for call in alone)
+    sources_ = [pair.source for pair in references[:20]]
+    outputs = generate_outputs(teacher, sources_, recipe.max_new_tokens, num_beams=4)
+    distilled = [Pair(*pair) for pair in zip(sources_, outputs, strict=True)]
+    assert distilled != references[:20]
+    if teacher is not target:
+        own = generate_outputs(target, sources_, recipe.max_new_tokens, num_beams=4)
+        assert outputs != own
+    assert [way for way, *_ in ways] == list(example.WAYS)
+    for way, given, (made, _), calls in ways:
+        assert given is target
+        text = distilled if way in ("distillation", "both") else references
+        assert all(call[2] == text for call in calls)
+        names = [call[0].removeprefix("train_seq2seq_") for call in calls]
+        wanted = {"joint": ["jointly"], "finetuning": ["heads", "jointly"]}
+        wanted["both"] = wanted["finetuning"]
+        assert names == wanted.get(way, ["heads"])
+        assert (made is target) == (way in ("regular", "distillation"))
+        assert calls[-1][1] is made
+    unchanged = example.build_target(recipe)
+    train_seq2seq(unchanged, references, example.target_options(recipe))
+    weights = target.base.state_dict()
+    assert all(
+        torch.equal(weights[name], weight) for name, weight in unchanged.base.state_dict().items()
+    )
+
+
+def test_the_example_prints_every_way_and_its_calls(example, folder, recipe, tmp_path, capsys):
+    steps = example.Steps((5,), heads=3, finetuning=3, distilled=20)
+    arguments = ["--quick", "--data", str(folder), "--json", str(tmp_path / "r.json")]
+    rows = example.main([*arguments, "--block-sizes", "2", "3"], recipe, steps)
     assert json.loads((tmp_path / "r.json").read_text())["rows"] == rows
     assert [(row["way"], row["k"]) for row in rows[1:]] == list(
         map(tuple, map(reversed, itertools.product((2, 3), example.WAYS)))
@@ -293,3 +369,9 @@ def test_the_example_prints_every_way_and_its_calls(example, tmp_path, capsys):
     for row in rows[1:]:
         assert row["tokens"] / row["k"] <= row["merged_calls"] <= row["unmerged_calls"]
         assert row["unmerged_calls"] <= 2 * row["tokens"]
+    (row,) = example.main([*arguments, "--block-sizes", "7", "--ways", "regular"], recipe, steps)[
+        1:
+    ]
+    assert (row["way"], row["k"]) == ("regular", 7)
+    with pytest.raises(SystemExit):
+        example.main([*arguments, "--block-sizes", "1"], recipe, steps)
