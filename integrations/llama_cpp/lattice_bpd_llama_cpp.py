@@ -31,6 +31,9 @@ class NGramDraftModel:
         min_match: a shorter match is no match.
         max_match: tokens of the longest match.
         min_prob: a draft of the LM ends before the first prefix of a smaller probability.
+        vocab_size: tokens of the model, `Llama.n_vocab()`; a draft of an LM with a larger
+            vocabulary ends before the first token that the model does not have. None: that of
+            the LM.
 
     Raises:
         ValueError: an option out of range.
@@ -44,6 +47,7 @@ class NGramDraftModel:
         min_match: int = 2,
         max_match: int = 8,
         min_prob: float = 0.3,
+        vocab_size: int | None = None,
     ) -> None:
         if num_tokens < 1 or not 1 <= min_match <= max_match or not 0.0 < min_prob <= 1.0:
             raise ValueError(
@@ -52,9 +56,14 @@ class NGramDraftModel:
                 "and a probability above 0"
             )
         self.num_tokens, self.min_match, self.max_match = num_tokens, min_match, max_match
-        self._likely = None if lm is None else LikelyTokens(lm, 1)
+        self._likely, self._reach, self._lm_size = None, 1, 0
+        if lm is not None:
+            self._likely = LikelyTokens(lm, 1)
+            self._reach, self._lm_size = max(1, lm.order - 1), lm.vocab_size
+        self._vocab_size = self._lm_size if vocab_size is None else vocab_size
         self._least = math.log(min_prob)
         self._index = SuffixIndex(max_match)
+        self._text: npt.NDArray[np.intc] = np.empty(0, np.intc)
 
     def __call__(self, input_ids: npt.NDArray[np.intc], /, **_: Any) -> npt.NDArray[np.intc]:
         """A draft of the tokens after a text.
@@ -65,32 +74,32 @@ class NGramDraftModel:
         Returns:
             (n,) int32, 0 to num_tokens token ids.
         """
-        text = input_ids.tolist()
-        position, length = self._read(text).find()
+        self._read(input_ids)
+        position, length = self._index.find()
         if length >= self.min_match:
             draft = self._index.follow(position, self.num_tokens)
         else:
-            draft = self._continue(text)
+            draft = self._continue(input_ids[-self._reach :].tolist())
         return np.array(draft, np.intc)
 
-    def _read(self, text: list[int]) -> SuffixIndex:
-        """The index of the text; a new one unless the text continues the last one."""
-        known = self._index.tokens
-        if text[: len(known)] != known:
-            self._index, known = SuffixIndex(self.max_match), []
-        self._index.extend(text[len(known) :])
-        return self._index
+    def _read(self, text: npt.NDArray[np.intc]) -> None:
+        """Adds the new tokens to the index; to an empty one if the text is another."""
+        known = len(self._text)
+        if not np.array_equal(text[:known], self._text):
+            self._index, known = SuffixIndex(self.max_match), 0
+        self._index.extend(text[known:].tolist())
+        self._text = text.copy()  # the caller writes into its array
 
-    def _continue(self, text: list[int]) -> list[int]:
-        """The LM's most likely token after each prefix."""
+    def _continue(self, history: list[int]) -> list[int]:
+        """The LM's most likely token after each prefix; none after a token unknown to it."""
         draft: list[int] = []
-        if self._likely is None:
+        if self._likely is None or not all(0 <= token < self._lm_size for token in history):
             return draft
         total = 0.0
         while len(draft) < self.num_tokens:
-            token, log_prob = self._likely.after([*text, *draft])[0]
+            token, log_prob = self._likely.after([*history, *draft][-self._reach :])[0]
             total += log_prob
-            if total < self._least:
+            if total < self._least or token >= self._vocab_size:
                 break
             draft.append(token)
         return draft

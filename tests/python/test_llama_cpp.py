@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("torch")
 
 from lattice_bpd import NGramLM
+from lattice_bpd.decode.drafters.continuation import LikelyTokens
+from lattice_bpd.decode.drafters.suffix_index import SuffixIndex
 from lattice_bpd_llama_cpp import NGramDraftModel
 
 CYCLE = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -68,6 +70,46 @@ def test_improbable_drafts_are_short(lm: NGramLM) -> None:
     for length, least in enumerate(between.tolist()):  # above the prefix of length + 1 tokens
         draft = NGramDraftModel(lm, min_prob=least)(np.array(context, np.intc))
         assert draft.tolist() == longest[:length]
+
+
+def test_tokens_that_the_lm_does_not_know_end_drafting(lm: NGramLM) -> None:
+    """Such as added tokens of a chat format, whose ids are after those of the LM."""
+    model = NGramDraftModel(lm, num_tokens=5)
+    for unknown in (10, 99, -1):
+        assert model(np.array([3, 1, unknown], np.intc)).tolist() == []
+    assert model(np.array([99, 3, 1, 4], np.intc)).tolist() == [1, 5, 9, 2, 6]  # out of its reach
+    assert model(np.array([10, 7, 8, 10, 7], np.intc)).tolist() == [8, 10, 7, 8, 10]  # repeated
+
+
+def test_only_tokens_of_the_model_are_drafted(lm: NGramLM) -> None:
+    context = np.array([3, 1, 4], np.intc)
+    assert NGramDraftModel(lm, vocab_size=10)(context).tolist()[:4] == [1, 5, 9, 2]
+    assert NGramDraftModel(lm, vocab_size=9)(context).tolist() == [1, 5]
+    assert NGramDraftModel(lm, vocab_size=1)(context).tolist() == []
+
+
+def test_the_end_of_a_text_decides(lm: NGramLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The LM gets its history alone, and the index the tokens that are new."""
+    model, extended, histories = NGramDraftModel(lm, num_tokens=4), [], []
+    after, extend = LikelyTokens.after, SuffixIndex.extend
+
+    def watched_after(self: LikelyTokens, text: list[int]) -> list[tuple[int, float]]:
+        histories.append(len(text))
+        return after(self, text)
+
+    def watched_extend(self: SuffixIndex, tokens: list[int]) -> None:
+        extended.append(len(tokens))
+        extend(self, tokens)
+
+    monkeypatch.setattr(LikelyTokens, "after", watched_after)
+    monkeypatch.setattr(SuffixIndex, "extend", watched_extend)
+    buffer = (np.random.default_rng(3).permutation(40) % 10).astype(np.intc)  # reused by the caller
+    for length in (5, 8, 9):
+        model(buffer[:length])
+    buffer[0] += 1
+    model(buffer[:9])
+    assert extended == [5, 3, 1, 9]
+    assert max(histories) == lm.order - 1
 
 
 def test_another_text_starts_again() -> None:
