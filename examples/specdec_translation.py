@@ -36,6 +36,7 @@ from specdec_translation_parts import (
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.decode import DecodeStats, generate
 from lattice_bpd.decode.state import SpecDrafterHeads
+from lattice_bpd.train.seq2seq.text import generate_outputs
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "multi30k_de_en"
 
@@ -81,11 +82,16 @@ def main(arguments: Sequence[str] | None = None, recipe: Recipe | None = None) -
     scores = [bleu(text, sentences.test[1]) for text in lines]
     console.print()
     console.print(render(rows, scores, len(sentences.test[0])))
+    teacher_bleu = None
+    if translators.teacher is not None:
+        texts = generate_outputs(translators.teacher, sentences.test[0], recipe.max_new_tokens)
+        teacher_bleu = bleu([to_text(tokenizer, text) for text in texts], sentences.test[1])
+        console.print(f"BLEU of the teacher: {teacher_bleu:.2f}")
     console.print("alpha, tuned on the validation part: " + json.dumps(alphas))
     seconds = time.perf_counter() - start
     console.print(f"{seconds:.0f} s in all")
     if args.json is not None:
-        write_json(args.json, rows, scores, alphas, recipe, seconds)
+        write_json(args.json, rows, scores, alphas, recipe, seconds, teacher_bleu)
     return rows
 
 
@@ -227,7 +233,7 @@ def save(translators: Translators, tokenizer: Any, folder: Path) -> None:
 
 def write_json(
     path: Path, rows: list[Row], scores: list[float], alphas: dict[str, float], recipe: Recipe,
-    seconds: float,
+    seconds: float, teacher_bleu: float | None,
 ) -> None:  # fmt: skip
     """Every figure of the table, whole or not at all."""
     results = {
@@ -244,6 +250,7 @@ def write_json(
             }
             for row, score in zip(rows, scores, strict=True)
         },
+        "teacher_bleu": teacher_bleu,
         "alphas": alphas,
         "recipe": asdict(recipe),
         "seconds": seconds,

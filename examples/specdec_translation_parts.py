@@ -80,12 +80,13 @@ class Sentences:
 
 @dataclass
 class Translators:
-    """The target and all that drafts for it."""
+    """The target, all that drafts for it, and its teacher if it had one."""
 
     target: Seq2SeqTarget
     heads: BlockwiseHeads
     drafter: SpecDrafter
     lm: NGramLM
+    teacher: Seq2SeqTarget | None = None
 
 
 def read_sentences(folder: Path, name: str) -> tuple[list[str], list[str]]:
@@ -164,7 +165,7 @@ def build_target(recipe: Recipe, seed: int = 0) -> Seq2SeqTarget:
 
 def train_all(sentences: Sentences, recipe: Recipe, watcher: ConsoleWatcher) -> Translators:
     """The target by the references or a teacher; all that drafts by what the target writes."""
-    pairs = sentences.train
+    pairs, teacher = sentences.train, None
     if recipe.teacher_size:
         teacher_recipe = replace(
             recipe, hidden_size=recipe.teacher_size, encoder_layers=recipe.teacher_layers,
@@ -179,7 +180,7 @@ def train_all(sentences: Sentences, recipe: Recipe, watcher: ConsoleWatcher) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # so few tokens leave too few rare n-grams for formulas
         lm = NGramLM.train(texts, recipe.order, vocab_size=recipe.vocab_size)
-    return Translators(target, heads, drafter, lm)
+    return Translators(target, heads, drafter, lm, teacher)
 
 
 def train_target(

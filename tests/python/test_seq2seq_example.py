@@ -93,8 +93,11 @@ def test_sweeps_of_what_it_kept_and_a_target_taught_by_a_larger_one(folder, monk
     )  # fmt: skip
     out, found = folder / "models", folder / "sweeps.json"
     options = ["--data", str(folder)]
-    specdec_translation.main([*options, "--out", str(out), "--teacher", "24"], recipe)
-    assert "training the teacher" in capsys.readouterr().out
+    specdec_translation.main(
+        [*options, "--json", str(found), "--out", str(out), "--teacher", "24"], recipe
+    )
+    printed = capsys.readouterr().out
+    assert f"BLEU of the teacher: {json.loads(found.read_text())['teacher_bleu']:.2f}" in printed
     sweep = specdec_sweeps.Sweep(
         validation=6, test=5, top_k=4, max_nodes=5, alphas=(0.2, 0.5), temperatures=(1.0,),
         betas=(2,), taus=(0.5, 9.0), max_new_tokens=8,
@@ -201,6 +204,7 @@ def test_the_target_learns_the_outputs_of_its_teacher(folder, monkeypatch):
 
     (teacher, given), (target, learned) = trained
     assert target is made.target
+    assert teacher is made.teacher
     layers = [(one.base.config.d_model, one.base.config.encoder_layers,
                one.base.config.decoder_layers) for one in (teacher, target)]  # fmt: skip
     assert layers == [(24, 1, 1), (16, 2, 3)]
