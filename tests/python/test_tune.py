@@ -37,6 +37,8 @@ from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.models.checkpoint import load_heads
+from lattice_bpd_vllm.files import load_parts
+from lattice_bpd_vllm.options import DrafterOptions
 
 NEW_TOKENS = 16
 SCALES = (1.0, 0.6, 1.7, 0.8)
@@ -394,6 +396,11 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     assert (file.config.strategy, file.lm["file"]) == ("chain", "three.lm")
     assert isinstance(load_drafter(folder / "drafter.json"), ChainDrafter)
     assert torch.equal(load_heads(folder).outer_weight, model.heads.outer_weight)
+    parts = load_parts(DrafterOptions(str(folder)))  # the plug-in of vLLM reads it as it is
+    assert (parts.draft, parts.vocab_size, parts.config) == ("chain", VOCAB, file.config)
+    assert torch.equal(parts.heads.outer_weight, model.heads.outer_weight)
+    assert parts.lm is not None
+    assert parts.lm.order == file.lm["order"] == 3
     NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")
     assert main([*arguments, "--lm", str(tmp_path / "other.lm")]) == 2
     assert "--lm other has a vocabulary of 5, the record one of 48" in capsys.readouterr().err
