@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -354,3 +355,11 @@ def test_the_log_line_has_the_counts() -> None:
     )
     counters.failures = 1
     assert counters.describe().endswith("in 4 steps, 1 steps failed")
+
+
+def test_read_me_and_page_install_alike() -> None:
+    root = Path(__file__).resolve().parents[2]
+    pages = [root / "integrations" / "vllm" / "README.md", root / "docs" / "vllm.md"]
+    first, second = (re.findall(r"^ *(pip install .*)$", p.read_text(), re.M) for p in pages)
+    assert first == second
+    assert len(first) == 2

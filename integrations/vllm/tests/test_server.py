@@ -54,7 +54,7 @@ def test_the_page_s_server_and_request(tmp_path: Path) -> None:
         "--speculative-config", json.dumps({**SPECULATIVE, "num_speculative_tokens": 8}),
         "--additional-config", json.dumps({"lattice_bpd": options}),
         "--host", "127.0.0.1", "--port", str(port),
-        "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager",
+        "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4",
     ]  # fmt: skip
     environment = {
         **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO",
