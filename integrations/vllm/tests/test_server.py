@@ -16,7 +16,7 @@ from pathlib import Path
 from conftest import FOLDER, SPECULATIVE
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "vllm.md").read_text()
-MOST_SECONDS = 180
+MOST_SECONDS = 300
 
 
 def free_port() -> int:
@@ -45,9 +45,9 @@ def wait_for(url: str, server: subprocess.Popen[str], log: Path) -> None:
     raise AssertionError(f"no server after {MOST_SECONDS} s:\n{log.read_text()[-4000:]}")
 
 
-def test_the_page_s_server_and_request(tmp_path: Path) -> None:
-    port, log = free_port(), tmp_path / "server.log"
-    options = {"directory": str(FOLDER / "drafter"), "log_seconds": 0.01}
+def test_the_page_s_server_and_request() -> None:
+    port, log = free_port(), FOLDER / "server.log"
+    options = {"directory": str(FOLDER / "drafter"), "log_seconds": 0.001}
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server",
         "--model", str(FOLDER / "target"), "--served-model-name", "target",
@@ -73,10 +73,10 @@ def test_the_page_s_server_and_request(tmp_path: Path) -> None:
         (begins,) = re.findall(r"The answer begins with `(.+?)`", PAGE)
         assert answer["choices"][0]["text"].startswith(begins)
         metrics = read(f"{address}/metrics")
+        (FOLDER / "metrics.txt").write_text(metrics)
         values = []
         for name in re.findall(r"^    (vllm:spec_decode_num_\w+\{.*\}) \d+", PAGE, re.MULTILINE):
             (line,) = [one for one in metrics.splitlines() if one.startswith(f"{name} ")]
-            print(line)
             values.append(float(line.rpartition(" ")[2]))
         drafts, draft_tokens, accepted = values
         assert 0 < drafts < accepted <= draft_tokens
@@ -87,6 +87,5 @@ def test_the_page_s_server_and_request(tmp_path: Path) -> None:
         except subprocess.TimeoutExpired:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
-    lines = re.findall(r"lattice-bpd: \d+ drafts of \d+ tokens, \d+ verified, .*", log.read_text())
-    assert lines, log.read_text()[-4000:]
-    print(lines[-1])
+    counts = r"lattice-bpd: \d+ drafts of \d+ tokens, \d+ verified, "
+    assert re.search(counts, log.read_text()), log.read_text()[-4000:]
