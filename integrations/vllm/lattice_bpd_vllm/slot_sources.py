@@ -22,7 +22,7 @@ class SlotSource(Protocol):
 
     Attributes:
         num_slots: slots that it gives.
-        vocab_size: V; all candidates are below.
+        vocab_size: V of the target; all candidates are below, which is checked at the start.
         layers: layers of the target that it reads, from 0; -1 is the embedding. Empty where it
             reads the last hidden states only, and `store` is not called.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -97,24 +97,25 @@ class StepDrafter:
 
     def _draft(self, drafts: Chains, step: EngineStep) -> None:
         """Fills `drafts`."""
-        self._count(step)
+        num_kept = [len(tokens) for tokens in step.kept]
+        self._count(num_kept, step.verified)
         if step.features is not None and step.layout is not None:
             self.source.store(step.features, step.layout)
         batch = select_requests(step, self.source.num_slots, self._drafter.context_length)
         if not batch.requests:
             return
-        rows = rows_of_last_tokens(batch.requests, [len(ids) for ids in step.kept], step.verified)
+        rows = rows_of_last_tokens(batch.requests, num_kept, step.verified)
         hidden = take_rows(step.hidden, rows)
         if self._options.check:
             self._check_rows(hidden, batch)
         slots = self.source.read(batch, hidden)
         if slots is None:
             return
-        chains = self._search(slots, batch, self._update_caches(step, batch))
-        if max(map(max, filter(None, chains)), default=0) >= self.source.vocab_size:
+        if isinstance(slots, Tensor) and slots.shape[-1] > self.source.vocab_size:
             raise ValueError(
-                f"a draft has a token id outside 0..{self.source.vocab_size - 1}, the target's"
+                f"logits have {slots.shape[-1]} columns, the target's {self.source.vocab_size}"
             )
+        chains = self._search(slots, batch, self._update_caches(step, batch))
         for request, chain in zip(batch.requests, chains, strict=True):
             drafts[request] = chain
 
@@ -141,17 +142,14 @@ class StepDrafter:
             [step.token_ids[request, :length] for request, length in texts],
         )
 
-    def _count(self, step: EngineStep) -> None:
-        counters, kept = self.counters, step.kept
-        counters.target_calls += sum(1 for tokens in kept if len(tokens))
-        counters.tokens += sum(map(len, kept))
-        if step.verified is None:
-            return
-        counters.verified_tokens += sum(step.verified)
-        counters.accepted_tokens += sum(
-            len(tokens) - 1 for tokens, count in zip(kept, step.verified, strict=True)
-            if count and len(tokens)
-        )  # fmt: skip
+    def _count(self, num_kept: list[int], verified: Sequence[int] | None) -> None:
+        counters = self.counters
+        tokens, calls = sum(num_kept), len(num_kept) - num_kept.count(0)
+        counters.target_calls += calls
+        counters.tokens += tokens
+        if verified is not None:
+            counters.verified_tokens += sum(verified)
+            counters.accepted_tokens += tokens - calls  # one token of each request was no draft
 
     def _check_rows(self, hidden: Tensor, batch: DraftBatch) -> None:
         """Compares the target's argmax of each row with the last kept token."""
