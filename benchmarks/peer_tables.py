@@ -31,7 +31,7 @@ def render_target(target: dict[str, Any]) -> str:
     kind = " with `--quick`" if target["quick"] else ""
     parts = [
         f"Target `{target['name']}`{kind}: {target['about']}. {target['prompts']} prompts, "
-        f"{target['tokens']} new tokens; {times}.",
+        f"{target['tokens']} new tokens; {times}. {_versions(target)}.",
         table(head, rows),
         *(f"Left out: {name}: {reason}." for name, reason in target["skipped"].items()),
         "Tokens per call by nodes of the tree:",
@@ -42,6 +42,12 @@ def render_target(target: dict[str, Any]) -> str:
         ),
     ]  # fmt: skip
     return "\n\n".join(parts)
+
+
+def _versions(target: dict[str, Any]) -> str:
+    """The versions that a target was measured with."""
+    versions = target["machine"]["versions"]
+    return f"transformers {target['transformers']}, torch {versions['torch']}"
 
 
 def _line(line: dict[str, Any]) -> list[str]:

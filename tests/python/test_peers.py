@@ -315,8 +315,11 @@ def test_native_dflash_is_left_out_with_a_reason(target, tmp_path, monkeypatch):
     assert "has no DFlash" in skipped["dflash"]
     empty = {"targets": [{"name": "t", "about": "a", "prompts": 1, "tokens": 1,
                           "timed_prompts": 1, "rounds": 1, "quick": True,
+                          "transformers": "4.0", "machine": {"versions": {"torch": "3.0"}},
                           "lines": [], "budgets": [], "skipped": skipped}]}  # fmt: skip
-    assert "Left out: dflash: transformers" in peer_tables.render(empty)
+    text = peer_tables.render(empty)
+    assert "Left out: dflash: transformers" in text
+    assert "too little. transformers 4.0, torch 3.0." in text
 
 
 def test_unknown_targets_are_refused(tmp_path):
