@@ -1,4 +1,4 @@
-"""What transition_scores.py tunes with: recorded lattices, their searches, the greedy walk."""
+"""What transition_scores.py tunes with: recorded lattices, their searches, greedy walks."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ SEARCHES = {
     "argmax": "bpd", "greedy_walk": "p_best", "best_path": "p_best", "expected_length": "chain",
     "p_best": "p_best", "tree18": "tree", "tree36": "tree",
 }  # fmt: skip
+_STRATEGIES = {**SEARCHES, "mass_walk": "chain"}  # transition_chains.py alone has the last one
 
 
 class WalkDrafter(Drafter):
@@ -44,6 +45,27 @@ class WalkDrafter(Drafter):
         )
         rows = zip(states, np.asarray(drafts.token_ids), strict=True)
         return [PrefixTree.from_drafts(state.tokens[-1], row) for state, row in rows]
+
+
+class MassWalkDrafter(Drafter):
+    """The walk over exact prefix masses; see `walk_masses`."""
+
+    def __init__(self, lm: NGramLM | None, config: DraftConfig) -> None:
+        self.lm, self.config = lm, config
+
+    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
+        """A chain for each state."""
+        found, contexts, _ = prepare_rescoring(
+            self.config, self.lm, states, None, "MassWalkDrafter"
+        )
+        lattice = LatticeInput(found.token_ids, found.scores).end_after(
+            [state.max_draft_length for state in states]
+        )
+        token_ids, _ = walk_masses(
+            lattice, contexts, self.lm, alpha=self.config.alpha, temperature=self.config.temperature
+        )
+        rows = zip(states, token_ids, strict=True)
+        return [PrefixTree.from_drafts(state.tokens[-1], row[None]) for state, row in rows]
 
 
 class RecordingDrafter(Drafter):
@@ -80,7 +102,7 @@ class RecordingDrafter(Drafter):
 def config_of(search: str, recipe: Recipe) -> DraftConfig:
     """The sizes of a search."""
     return DraftConfig(
-        SEARCHES[search], top_k=recipe.top_k, alpha=0.0,
+        _STRATEGIES[search], top_k=recipe.top_k, alpha=0.0,
         num_drafts=recipe.num_drafts if search == "p_best" else 1,
         max_nodes=18 if search == "tree18" else 36,
     )  # fmt: skip
@@ -97,11 +119,11 @@ def tune_search(
     plain = config_of(search, recipe)
     if search == "argmax":
         return plain
-    has_temperature = search in ("expected_length", "tree18", "tree36")
+    has_temperature = search in ("expected_length", "mass_walk", "tree18", "tree36")
     grid = itertools.product(
         [0.0] if lm is None else recipe.alphas,
         recipe.temperatures if has_temperature else (1.0,),
-        (None,) if has_pairs or lm is None else ("global", "local"),
+        (None,) if has_pairs or lm is None or search == "mass_walk" else ("global", "local"),
     )
     tried = [
         replace(plain, alpha=alpha, temperature=temperature, normalization=normalization)
@@ -131,12 +153,51 @@ def search_all(
         nodes, token_ids = np.asarray(tree.leaf_paths), np.asarray(tree.token_ids)
         tokens = np.take_along_axis(token_ids[:, None], np.maximum(nodes, 0), axis=-1)
         return np.where(nodes >= 0, tokens, -1)
+    if search == "mass_walk":
+        return walk_masses(lattice, recent, lm, **options)[0][:, None]
     objectives = {"greedy_walk": "greedy_walk", "expected_length": "accept_length"}
     drafts = rescore_lattice(
         lattice, recent, lm, num_drafts=config.num_drafts,
         objective=objectives.get(search, "score"), **options,
     )  # fmt: skip
     return np.asarray(drafts.token_ids)
+
+
+def walk_masses(
+    lattice: LatticeInput, contexts: list[list[int]], lm: NGramLM | None, *, alpha: float,
+    temperature: float,
+) -> tuple[Any, Any]:  # fmt: skip
+    """The walk over exact prefix masses: from the root always the most probable next token.
+
+    Args:
+        lattice: of N positions, without transitions and with normalization "global".
+        contexts: the tokens before each of them.
+        lm: n-gram LM, or None.
+        alpha: its weight.
+        temperature: divides all scores.
+
+    Returns:
+        (N, H) int tokens, -1 after the last unmasked slot, and (N, H) float64 ln probabilities of
+        the prefixes that they end, -inf there.
+    """
+    if lattice.transitions is not None or lattice.normalization != "global":
+        raise ValueError("walk_masses: expected slots without transitions, normalization global")
+    shape = (len(contexts), lattice.num_slots)
+    token_ids, log_probs = np.full(shape, -1), np.full(shape, -np.inf)
+    paths = [list(context) for context in contexts]
+    for slot in range(shape[1]):
+        later = replace(
+            lattice, token_ids=lattice.token_ids[:, slot:], scores=lattice.scores[:, slot:]
+        )
+        # The most probable prefix has one token. Its mass counts all completions, given the path.
+        tree = rescore_tree(later, paths, lm, max_nodes=1, alpha=alpha, temperature=temperature)
+        token_ids[:, slot] = np.where(
+            np.asarray(tree.counts) > 0, np.asarray(tree.token_ids)[:, 0], -1
+        )
+        log_probs[:, slot] = np.asarray(tree.log_probs)[:, 0]
+        for path, token in zip(paths, token_ids[:, slot], strict=True):
+            path += [int(token)] if token >= 0 else []
+    return token_ids, np.where(token_ids >= 0, np.cumsum(log_probs, axis=1), -np.inf)
 
 
 def simulate(paths: Any, contexts: list[list[int]], texts: list[list[int]]) -> float:
@@ -148,23 +209,52 @@ def simulate(paths: Any, contexts: list[list[int]], texts: list[list[int]]) -> f
         texts: prompt and output of each sequence.
     """
     texts = [list(text) for text in dict.fromkeys(map(tuple, texts))]
+    tokens, calls = count_calls(count_accepted(paths, contexts, texts), contexts, texts)
+    return sum(tokens) / sum(calls)
+
+
+def count_accepted(paths: Any, contexts: list[list[int]], texts: list[list[int]]) -> list[int]:
+    """How many tokens of the best draft of each position are those of its text.
+
+    Args:
+        paths: (N, p, H), as for `simulate`.
+        contexts: tokens before each position.
+        texts: prompt and output of each sequence, no two alike.
+    """
+    accepted = []
+    for (number, length), drafts in zip(positions_of(contexts, texts), paths, strict=True):
+        following = np.array(texts[number][length : length + drafts.shape[1]])
+        agrees = np.cumprod(drafts[:, : len(following)] == following, axis=1)
+        accepted.append(int(agrees.sum(axis=1).max()) if len(following) else 0)
+    return accepted
+
+
+def positions_of(contexts: list[list[int]], texts: list[list[int]]) -> list[tuple[int, int]]:
+    """The text of each recorded position, and the number of its tokens before the position."""
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, text in enumerate(texts):
         alike[tuple(text[:16])].append(number)
-    accepted: dict[tuple[int, int], int] = {}
-    for context, drafts in zip(contexts, paths, strict=True):
+    found = []
+    for context in contexts:
         numbers = alike[tuple(context[:16])]
         number = next(one for one in numbers if texts[one][: len(context)] == context)
-        following = np.array(texts[number][len(context) : len(context) + drafts.shape[1]])
-        agrees = np.cumprod(drafts[:, : len(following)] == following, axis=1)
-        accepted[number, len(context)] = int(agrees.sum(axis=1).max()) if len(following) else 0
-    calls = tokens = 0
-    for number, text in enumerate(texts):
-        positions = sorted(length for one, length in accepted if one == number)
-        length = positions[0]
-        calls, tokens = calls + 1, tokens + 1  # the prompt's call
-        while length < len(text):
-            step = accepted.get((number, length), 0) + 1
-            calls, tokens = calls + 1, tokens + min(step, len(text) - length)
-            length += step
-    return tokens / calls
+        found.append((number, len(context)))
+    return found
+
+
+def count_calls(
+    accepted: list[int], contexts: list[list[int]], texts: list[list[int]]
+) -> tuple[list[int], list[int]]:
+    """Decoded tokens and calls of each text, whose drafts may reach beyond the last token."""
+    by_position = dict(zip(positions_of(contexts, texts), accepted, strict=True))
+    firsts: dict[int, int] = {}
+    for number, length in by_position:
+        firsts[number] = min(length, firsts.get(number, length))
+    tokens, calls = [0] * len(texts), [0] * len(texts)
+    for number, length in firsts.items():
+        end = len(texts[number])
+        tokens[number], calls[number] = end - length + 1, 1  # the prompt's call
+        while length < end:
+            length += by_position.get((number, length), 0) + 1
+            calls[number] += 1
+    return tokens, calls
