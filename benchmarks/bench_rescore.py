@@ -42,6 +42,7 @@ from lattices import (
     check_engines_agree,
     check_scores,
     draw_lattices,
+    rescore,
     tree_arguments,
 )
 from machine import describe_machine
@@ -55,6 +56,7 @@ from lattice_bpd import NGramLM, SausageLattice, _core, rescore_lattice
 from lattice_bpd.lattice.logits import select_top_k
 
 COPIES = 10  # of the corpus, for the large LM
+ID_FACTOR = 3  # multiplies token ids, for a vocabulary of 150,771
 DENSE_TEXT = 42_000_000  # tokens
 
 
@@ -235,6 +237,40 @@ class Bench:
             ratios = [r["ratio"] for r in rows if r["type"] == kind and r["top_k"] == 16]
             self.summary[f"top_k_{kind}_ratio"] = min(ratios)
 
+    def measure_large_vocabulary(self) -> None:
+        """The same text and lattices with ids above 65,535, for which LMs have 4-byte keys."""
+        ids, offsets = ID_FACTOR * self.corpus.token_ids, self.corpus.offsets
+        text = Corpus(f"{self.corpus.name}, ids times {ID_FACTOR}", ids, offsets)
+        lm = make_lm("large-vocabulary.lm", text, ID_FACTOR * VOCAB_SIZE)
+        lattices = self.main._replace(
+            token_ids=ID_FACTOR * self.main.token_ids, contexts=ID_FACTOR * self.main.contexts
+        )
+        for ours, theirs in zip(
+            rescore(lattices, lm, 16, "fused")[:2],
+            rescore(self.main, self.lm, 16, "fused")[:2],
+            strict=True,
+        ):
+            factor = ID_FACTOR if theirs.dtype == np.int32 else 1
+            np.testing.assert_array_equal(ours, factor * theirs)
+        calls = [
+            engine_contender(model, 16, "fused", some.split(PART))
+            for model, some in ((self.lm, self.main), (lm, lattices))
+        ]
+        small, large = time_in_turns(calls, items_per_call=PART, rounds=self.rounds)
+        rows = [["50,257", small.median, small.p90], ["150,771", large.median, large.p90]]
+        print_table("size of the vocabulary, 8 x 16, p = 16", ["tokens", "us", "90 %"], rows)
+        ratio = round(large.median / small.median, 2)
+        self.results["large_vocabulary"] = {
+            "text": text.name,
+            "vocab_size": lm.vocab_size,
+            "bytes_per_ngram": bytes_per_ngram(lm, "large-vocabulary.lm"),
+            "small": small.to_json(),
+            "large": large.to_json(),
+            "ratio": ratio,
+        }
+        self.summary["fused_us_8x16_p16_vocabulary_150771"] = round(large.median, 2)
+        self.summary["vocabulary_150771_over_50257"] = ratio
+
     def measure_scale(self) -> None:
         """The same lattices on LMs ten times as large."""
         self.summary["scale_10x"] = None
@@ -313,6 +349,7 @@ def main() -> None:
         return
     bench = Bench(args)
     bench.measure_engines()
+    bench.measure_large_vocabulary()
     bench.measure_alternating()
     bench.measure_recorded()
     bench.measure_pywrapfst()

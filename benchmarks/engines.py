@@ -73,13 +73,13 @@ def make_row(
     }
 
 
-def make_lm(name: str, corpus: Corpus) -> NGramLM:
+def make_lm(name: str, corpus: Corpus, vocab_size: int = VOCAB_SIZE) -> NGramLM:
     """A 4-gram LM of all n-grams, through its file."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", KatzWarning)  # synthetic text repeats itself
         text = RaggedIds(corpus.token_ids, corpus.offsets)
-        NGramLM.train(text, 4, vocab_size=VOCAB_SIZE).save(CACHE / name)
+        NGramLM.train(text, 4, vocab_size=vocab_size).save(CACHE / name)
     return NGramLM.load(CACHE / name)
 
 

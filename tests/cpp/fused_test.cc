@@ -25,7 +25,8 @@ std::vector<Symbol> Choose(Random* random, std::uint32_t count, std::uint32_t li
 
 // Histories whose children are runs of lengths that the searches tell apart: token i has kRuns[i]
 // of them as a history of its own, and as many again after token 0.
-constexpr std::uint32_t kRuns[] = {8193, 0, 1, 2, 31, 32, 33, 63, 64, 65, 96, 97, 700, 9000};
+constexpr std::uint32_t kRuns[] = {8193, 0,  1,  2,  7,  8,  16, 17,  31,
+                                   32,   33, 63, 64, 65, 96, 97, 700, 9000};
 constexpr std::uint32_t kNumRuns = sizeof kRuns / sizeof *kRuns;
 
 std::shared_ptr<const BackoffLm> LmOfRuns(Random* random, std::uint32_t vocab_size, bool exact) {

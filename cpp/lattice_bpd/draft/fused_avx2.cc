@@ -1,4 +1,4 @@
-// The fused search with AVX2: 16 two-byte keys a compare, 4 doubles an add.
+// The fused search with AVX2: 16 two-byte keys or 8 four-byte ones a compare, 4 doubles an add.
 #include "lattice_bpd/draft/fused_kernels.h"
 
 // clang, which lacks GCC's target pragma, builds this where the whole file is compiled for it.
@@ -26,7 +26,7 @@
 namespace lattice_bpd {
 namespace {
 
-// 32 two-byte keys against one, as bits.
+// 32 keys against one, as bits.
 std::uint32_t EqualLanes(const std::uint16_t* at, Symbol word) {
   const __m256i wanted = _mm256_set1_epi16(static_cast<short>(word));
   const auto* vectors = reinterpret_cast<const __m256i*>(at);
@@ -34,6 +34,21 @@ std::uint32_t EqualLanes(const std::uint16_t* at, Symbol word) {
   const __m256i high = _mm256_cmpeq_epi16(_mm256_loadu_si256(vectors + 1), wanted);
   const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
   return static_cast<std::uint32_t>(_mm256_movemask_epi8(bytes));
+}
+
+std::uint32_t EqualLanes(const std::uint32_t* at, Symbol word) {
+  const __m256i wanted = _mm256_set1_epi32(static_cast<int>(word));
+  const auto* vectors = reinterpret_cast<const __m256i*>(at);
+  __m256i equal[4];
+  for (int i = 0; i < 4; ++i) {
+    equal[i] = _mm256_cmpeq_epi32(_mm256_loadu_si256(vectors + i), wanted);
+  }
+  // Packed within halves of 16 bytes, which leaves groups of four bytes in the wrong order.
+  const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(equal[0], equal[1]),
+                                           _mm256_packs_epi32(equal[2], equal[3]));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  return static_cast<std::uint32_t>(
+      _mm256_movemask_epi8(_mm256_permutevar8x32_epi32(bytes, order)));
 }
 
 // For each set of 4 lanes: the 32-bit halves that put those lanes side by side, and those that
@@ -99,7 +114,7 @@ __m128i ToBytes(__m256i words) {
 // The lanes that a slot's table has for 16 hashes below 64: four lookups in 16 bytes each, of which
 // those give 0 whose index has its top bit set.
 __m128i LookUpLanes(const FusedSymbolTable& table, __m128i hashes) {
-  const auto* const lanes = reinterpret_cast<const __m256i*>(table.lanes8);
+  const auto* const lanes = reinterpret_cast<const __m256i*>(table.lanes);
   const __m256i both = _mm256_broadcastsi128_si256(hashes);
   const __m256i top = _mm256_set1_epi8(0x70);
   const __m256i quarter01 = _mm256_set_m128i(_mm_set1_epi8(16), _mm_setzero_si128());
@@ -130,20 +145,52 @@ std::uint32_t LaneBitsOf(__m128i lanes, __m128i hits) {
       _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_srli_si128(sums, 8))));
 }
 
-// Up to 16 two-byte keys and 16 lanes or fewer: all keys at once through the slot's table, as with
-// AVX-512 (fused_avx512.cc). Reads 16 keys. No branch depends on the data.
-std::uint32_t FindIn16Keys(const std::uint16_t* keys, FusedRun run, const FusedQuery& query,
+// 16 keys by the low and the high 16 bits of each; two-byte ones have no high bits.
+struct Words16 {
+  __m256i low, high;
+
+  explicit Words16(const std::uint16_t* at)
+      : low(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))),
+        high(_mm256_setzero_si256()) {}
+  explicit Words16(const std::uint32_t* at) {
+    const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+    const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at) + 1);
+    const __m256i low_bits = _mm256_set1_epi32(0xffff);
+    low = Pack(_mm256_and_si256(first, low_bits), _mm256_and_si256(second, low_bits));
+    high = Pack(_mm256_srli_epi32(first, 16), _mm256_srli_epi32(second, 16));
+  }
+
+ private:
+  static __m256i Pack(__m256i first, __m256i second) {
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(first, second), 0xd8);
+  }
+};
+
+// Which of 16 words are the same 16 bits of the symbols of `lanes`, whose two bytes are given for
+// each lane.
+__m128i EqualWords(__m256i words, __m128i lanes, const std::uint8_t* low,
+                   const std::uint8_t* high) {
+  const __m128i low_bytes = ToBytes(_mm256_and_si256(words, _mm256_set1_epi16(0xff)));
+  const __m128i high_bytes = ToBytes(_mm256_srli_epi16(words, 8));
+  return _mm_and_si128(_mm_cmpeq_epi8(_mm_shuffle_epi8(LoadBytes(low), lanes), low_bytes),
+                       _mm_cmpeq_epi8(_mm_shuffle_epi8(LoadBytes(high), lanes), high_bytes));
+}
+
+// Up to 16 keys and 16 lanes or fewer: all keys at once through the slot's table, and those that
+// match put side by side. Keys rise and lanes rise with their symbols, so hits come by lane. Reads
+// 16 keys. No branch depends on the data.
+template <typename Key>
+std::uint32_t FindIn16Keys(const Key* keys, FusedRun run, const FusedQuery& query,
                            const FusedOutput& out) {
   const FusedSymbolTable& table = *query.slot.table;
-  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys + run.begin));
+  const Words16 words(keys + run.begin);
   const __m256i product =
-      _mm256_mullo_epi16(words, _mm256_set1_epi16(static_cast<short>(table.factor)));
+      _mm256_mullo_epi16(words.low, _mm256_set1_epi16(static_cast<short>(table.factor)));
   const __m128i lanes = LookUpLanes(table, ToBytes(_mm256_srli_epi16(product, 10)));
-  const __m128i low = ToBytes(_mm256_and_si256(words, _mm256_set1_epi16(0xff)));
-  const __m128i high = ToBytes(_mm256_srli_epi16(words, 8));
-  const __m128i equal =
-      _mm_and_si128(_mm_cmpeq_epi8(_mm_shuffle_epi8(LoadBytes(table.symbol_low), lanes), low),
-                    _mm_cmpeq_epi8(_mm_shuffle_epi8(LoadBytes(table.symbol_high), lanes), high));
+  __m128i equal = EqualWords(words.low, lanes, table.bytes[0], table.bytes[1]);
+  if (sizeof(Key) == 4) {
+    equal = _mm_and_si128(equal, EqualWords(words.high, lanes, table.bytes[2], table.bytes[3]));
+  }
   // Only lanes that the suffix has, and only keys of the run.
   const auto queried = static_cast<std::uint32_t>(*query.lane_bits);
   const __m128i spread = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
@@ -178,8 +225,9 @@ std::uint32_t FindIn16Keys(const std::uint16_t* keys, FusedRun run, const FusedQ
   return std::min(count, query.slot.num_lanes);  // more only in a damaged file
 }
 
-// A run of 64 keys or fewer, 16 a turn.
-std::uint32_t FindInTurns(const std::uint16_t* keys, FusedRun run, const FusedQuery& query,
+// A run of kLargeRun keys or fewer, 16 a turn.
+template <typename Key>
+std::uint32_t FindInTurns(const Key* keys, FusedRun run, const FusedQuery& query,
                           const FusedOutput& out) {
   std::uint32_t count = 0;
   std::uint64_t lane_bits = 0;
@@ -194,38 +242,54 @@ std::uint32_t FindInTurns(const std::uint16_t* keys, FusedRun run, const FusedQu
   return count;
 }
 
-// How many of every `stride`-th of the sorted samples are at most each of 16 words.
-template <std::uint32_t stride>
-__m256i CountEach(const std::uint16_t* samples, std::uint32_t size, __m256i words) {
-  __m256i count = _mm256_setzero_si256();
-  for (std::uint32_t i = stride - 1; i < size; i += stride) {
-    const __m256i above =
-        _mm256_subs_epu16(_mm256_set1_epi16(static_cast<short>(samples[i])), words);
-    count = _mm256_sub_epi16(count, _mm256_cmpeq_epi16(above, _mm256_setzero_si256()));
-  }
-  return count;
-}
+// How many sorted samples are at most each of 16 words; for samples of two bytes and of four.
+struct Counts16 {
+  using Sample = std::uint16_t;
+  __m256i words;
+  __m256i counts = _mm256_setzero_si256();
 
-// How many of the sorted samples are at most each of 16 words. Of many samples every 16th is
-// compared with all words, and the 15 before the next one are searched by halves for each.
-__m256i CountAtMost16(const std::uint16_t* samples, std::uint32_t size, __m256i words) {
-  if (size <= 96) return CountEach<1>(samples, size, words);
-  alignas(32) std::uint16_t each[16], counts[16];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(each), words);
-  _mm256_store_si256(reinterpret_cast<__m256i*>(counts), CountEach<16>(samples, size, words));
-  for (std::uint32_t i = 0; i < 16; ++i) {
-    const std::uint32_t begin = 16u * counts[i];
-    counts[i] = static_cast<std::uint16_t>(
-        begin + CountAtMost(samples + begin, std::min(size - begin, 15u), each[i]));
+  explicit Counts16(const FusedSlot& slot, std::uint32_t lane)
+      : words(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(slot.symbols16 + lane))) {}
+  void Add(Sample sample) {
+    const __m256i above = _mm256_subs_epu16(_mm256_set1_epi16(static_cast<short>(sample)), words);
+    counts = _mm256_sub_epi16(counts, _mm256_cmpeq_epi16(above, _mm256_setzero_si256()));
   }
-  return _mm256_load_si256(reinterpret_cast<const __m256i*>(counts));
-}
+  // Of 8 lanes.
+  __m256i Half(int half) const {
+    return _mm256_cvtepu16_epi32(half == 0 ? _mm256_castsi256_si128(counts)
+                                           : _mm256_extracti128_si256(counts, 1));
+  }
+};
+
+struct Counts32 {
+  using Sample = std::uint32_t;
+  __m256i words[2];
+  __m256i counts[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+
+  // Eight lanes may be all that a slot has.
+  explicit Counts32(const FusedSlot& slot, std::uint32_t lane)
+      : words{Load(slot.symbols + lane),
+              lane + 8 < slot.num_lanes ? Load(slot.symbols + lane + 8) : _mm256_setzero_si256()} {}
+  // Symbols are below 2^31; where a lane has none, any count will do.
+  void Add(Sample sample) {
+    const __m256i all = _mm256_set1_epi32(static_cast<int>(sample));
+    for (int half = 0; half < 2; ++half) {
+      const __m256i above = _mm256_cmpgt_epi32(all, words[half]);
+      counts[half] = _mm256_add_epi32(counts[half], _mm256_add_epi32(above, _mm256_set1_epi32(1)));
+    }
+  }
+  __m256i Half(int half) const { return counts[half]; }
+
+ private:
+  static __m256i Load(const Symbol* at) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+  }
+};
 
 // Of 8 lanes: the blocks that those counts of samples lead to.
-void StoreBlocks(FusedRun run, __m128i counts, FusedBlock* blocks) {
+void StoreBlocks(FusedRun run, __m256i counts, FusedBlock* blocks) {
   const __m256i first = _mm256_set1_epi32(static_cast<int>(run.begin / kSampleStride));
-  const __m256i base =
-      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtepu16_epi32(counts), first), kSampleShift);
+  const __m256i base = _mm256_slli_epi32(_mm256_add_epi32(counts, first), kSampleShift);
   const __m256i begin = _mm256_set1_epi32(static_cast<int>(run.begin));
   const __m256i end = _mm256_set1_epi32(static_cast<int>(run.end));
   const __m256i ones = _mm256_set1_epi32(-1);
@@ -240,22 +304,44 @@ void StoreBlocks(FusedRun run, __m128i counts, FusedBlock* blocks) {
   _mm256_storeu_si256(at + 1, _mm256_permute2x128_si256(even, odd, 0x31));
 }
 
+// Of lanes `lane` .. lane + 15: the blocks that the counts of samples lead to. Of many samples
+// every 16th is compared with all words, and the 15 before the next one are searched by halves for
+// each.
+template <typename Counts>
+void StoreBlocksOf(FusedRun run, const FusedSlot& slot, std::uint32_t lane,
+                   const typename Counts::Sample* samples, std::uint32_t size, FusedBlock* blocks) {
+  Counts counts(slot, lane);
+  const std::uint32_t stride = size <= 96 ? 1 : 16;
+  for (std::uint32_t i = stride - 1; i < size; i += stride) counts.Add(samples[i]);
+  for (std::uint32_t half = 0; half < 2 && lane < slot.num_lanes; ++half, lane += 8) {
+    alignas(32) std::uint32_t each[8];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(each), counts.Half(static_cast<int>(half)));
+    for (std::uint32_t i = 0; i < 8 && stride > 1; ++i) {
+      const std::uint32_t begin = stride * each[i];
+      each[i] = begin + CountAtMost(samples + begin, std::min(size - begin, stride - 1),
+                                    slot.symbols[lane + i]);
+    }
+    StoreBlocks(run, _mm256_load_si256(reinterpret_cast<const __m256i*>(each)), blocks + lane);
+  }
+}
+
 struct Avx2 : Scalar {
   static constexpr bool kUsesTables = true;
-  static std::uint32_t TinyRun(const PackedLevel& level, const FusedSymbolTable& table) {
-    return level.form.key_bytes == 2 && table.factor != 0 ? 16 : 0;
+  static std::uint32_t TinyRun(const PackedLevel&, const FusedSymbolTable& table) {
+    return table.factor != 0 ? 16 : 0;
   }
   static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
                                      const FusedQuery& query, const FusedOutput& out) {
     if (run.begin + std::uint64_t{16} > level.size()) return FindInSmallRun(level, run, query, out);
-    return FindIn16Keys(reinterpret_cast<const std::uint16_t*>(level.keys.data()), run, query, out);
+    return level.form.key_bytes == 2 ? FindIn16Keys(KeysOf<std::uint16_t>(level), run, query, out)
+                                     : FindIn16Keys(KeysOf<std::uint32_t>(level), run, query, out);
   }
 
   static std::uint32_t FindInSmallRun(const PackedLevel& level, FusedRun run,
                                       const FusedQuery& query, const FusedOutput& out) {
     if (TinyRun(level, *query.slot.table) != 0 && run.begin + std::uint64_t{64} <= level.size()) {
-      return FindInTurns(reinterpret_cast<const std::uint16_t*>(level.keys.data()), run, query,
-                         out);
+      return level.form.key_bytes == 2 ? FindInTurns(KeysOf<std::uint16_t>(level), run, query, out)
+                                       : FindInTurns(KeysOf<std::uint32_t>(level), run, query, out);
     }
     return FindEach(query, out, [&](std::uint32_t, Symbol word, std::uint32_t* node) {
       return FindInPart(level, run, word, node);
@@ -266,40 +352,22 @@ struct Avx2 : Scalar {
                          FusedBlock* blocks) {
     const std::uint32_t first = run.begin / kSampleStride;
     const std::uint32_t size = (run.end - 1) / kSampleStride - first;
-    if (level.form.key_bytes != 2) {
-      Scalar::FindBlocks(level, run, query, blocks);
-      return;
+    const std::uint8_t* const samples =
+        level.samples.data() + std::uint64_t{first + 1} * level.form.key_bytes;
+    for (std::uint32_t lane = 0; lane < query.slot.num_lanes; lane += 16) {
+      level.form.key_bytes == 2
+          ? StoreBlocksOf<Counts16>(run, query.slot, lane,
+                                    reinterpret_cast<const std::uint16_t*>(samples), size, blocks)
+          : StoreBlocksOf<Counts32>(run, query.slot, lane,
+                                    reinterpret_cast<const std::uint32_t*>(samples), size, blocks);
     }
-    const auto* samples = reinterpret_cast<const std::uint16_t*>(level.samples.data()) + first + 1;
-    for (std::uint32_t lane = 0; lane < query.slot.num_lanes; lane += 16) {  // has spare symbols
-      const __m256i counts = CountAtMost16(
-          samples, size,
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(query.slot.symbols16 + lane)));
-      StoreBlocks(run, _mm256_castsi256_si128(counts), blocks + lane);
-      if (lane + 8 == query.slot.num_lanes) break;
-      StoreBlocks(run, _mm256_extracti128_si256(counts, 1), blocks + lane + 8);
-    }
-    const auto* keys = reinterpret_cast<const std::uint16_t*>(level.keys.data());
-    for (std::uint32_t word = 0; 64 * word < query.slot.num_lanes; ++word) {
-      for (std::uint64_t bits = query.lane_bits[word]; bits != 0; bits &= bits - 1) {
-        __builtin_prefetch(keys + blocks[64 * word + _tzcnt_u64(bits)].base);
-      }
-    }
+    PrefetchBlocks(level, query, blocks);
   }
 
   static std::uint32_t FindInBlocks(const PackedLevel& level, const FusedQuery& query,
                                     const FusedBlock* blocks, const FusedOutput& out) {
-    const auto* keys = reinterpret_cast<const std::uint16_t*>(level.keys.data());
-    const std::uint64_t whole = level.size() / kSampleStride * kSampleStride;
-    return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
-      const FusedBlock block = blocks[lane];
-      if (level.form.key_bytes == 4 || block.base >= whole) {
-        return FindInPart(level, RunIn(block), word, node);
-      }
-      const std::uint32_t equal = EqualLanes(keys + block.base, word) & block.keys;
-      *node = block.base + _tzcnt_u32(equal);
-      return equal != 0;
-    });
+    return level.form.key_bytes == 2 ? FindInEachBlock<std::uint16_t>(level, query, blocks, out)
+                                     : FindInEachBlock<std::uint32_t>(level, query, blocks, out);
   }
 
   static double FillRow(const double* suffix_values, double added, const FusedRowHits& hits,
@@ -406,16 +474,37 @@ struct Avx2 : Scalar {
     return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
   }
 
+  template <typename Key>
+  static const Key* KeysOf(const PackedLevel& level) {
+    return reinterpret_cast<const Key*>(level.keys.data());
+  }
+
+  template <typename Key>
+  static std::uint32_t FindInEachBlock(const PackedLevel& level, const FusedQuery& query,
+                                       const FusedBlock* blocks, const FusedOutput& out) {
+    const Key* const keys = KeysOf<Key>(level);
+    const std::uint64_t whole = level.size() / kSampleStride * kSampleStride;
+    return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
+      const FusedBlock block = blocks[lane];
+      if (block.base >= whole) return FindByHalves(keys, RunIn(block), word, node);
+      const std::uint32_t equal = EqualLanes(keys + block.base, word) & block.keys;
+      *node = block.base + _tzcnt_u32(equal);
+      return equal != 0;
+    });
+  }
+
   // Among at most kLargeRun keys: block by block.
   static bool FindInPart(const PackedLevel& level, FusedRun part, Symbol word,
                          std::uint32_t* node) {
-    if (level.form.key_bytes == 4) {
-      return FindByHalves(reinterpret_cast<const std::uint32_t*>(level.keys.data()), part, word,
-                          node);
-    }
-    const auto* keys = reinterpret_cast<const std::uint16_t*>(level.keys.data());
+    return level.form.key_bytes == 2
+               ? FindInPart(KeysOf<std::uint16_t>(level), level.size(), part, word, node)
+               : FindInPart(KeysOf<std::uint32_t>(level), level.size(), part, word, node);
+  }
+  template <typename Key>
+  static bool FindInPart(const Key* keys, std::uint64_t num_keys, FusedRun part, Symbol word,
+                         std::uint32_t* node) {
     for (std::uint32_t at = part.begin; at < part.end; at += 32) {
-      if (at + 32 > level.size()) return FindByHalves(keys, {at, part.end}, word, node);
+      if (at + std::uint64_t{32} > num_keys) return FindByHalves(keys, {at, part.end}, word, node);
       const std::uint32_t equal = EqualLanes(keys + at, word);
       if (equal == 0) continue;
       *node = at + static_cast<std::uint32_t>(__builtin_ctz(equal));

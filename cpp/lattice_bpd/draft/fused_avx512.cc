@@ -59,103 +59,98 @@ struct Keys32 {
   }
 };
 
-// A run of 16 two-byte keys or fewer and 16 lanes or fewer, the usual case: all keys at once
-// through the slot's table, and those that match put side by side. Keys rise and lanes rise with
-// their symbols, so hits come by lane. No branch depends on the data.
-std::uint32_t FindInTinyRun(const std::uint16_t* keys, FusedRun run, const FusedQuery& query,
-                            const FusedOutput& out) {
-  const FusedSymbolTable& table = *query.slot.table;
-  const auto which = static_cast<__mmask16>(LaneRange(0, run.end - run.begin));
-  const __m256i words = _mm256_maskz_loadu_epi16(which, keys + run.begin);
-  const __m256i product =
-      _mm256_mullo_epi16(words, _mm256_set1_epi16(static_cast<short>(table.factor)));
-  const __m512i entry = _mm512_castsi256_si512(_mm256_srli_epi16(product, 10));
-  const __m256i lanes16 = _mm512_castsi512_si256(_mm512_permutex2var_epi16(
-      _mm512_load_si512(table.lanes), entry, _mm512_load_si512(table.lanes + 32)));
-  const __m256i symbols = _mm256_permutexvar_epi16(
-      lanes16, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(query.slot.symbols16)));
-  const __m512i lanes = _mm512_cvtepu16_epi32(lanes16);
-  // Only lanes that the suffix has; a sound model has no others.
-  const __m512i bits = _mm512_sllv_epi32(_mm512_set1_epi32(1), lanes);
-  const auto queried = static_cast<std::uint32_t>(*query.lane_bits);
-  const __mmask16 hits =
-      _mm512_mask_test_epi32_mask(_mm256_mask_cmpeq_epi16_mask(which, words, symbols), bits,
-                                  _mm512_set1_epi32(static_cast<int>(queried)));
-  const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i ranks = _mm512_maskz_expand_epi32(static_cast<__mmask16>(queried), iota);
-  const __m512i node = _mm512_add_epi32(iota, _mm512_set1_epi32(static_cast<int>(run.begin)));
-  const __m512i suffix_hit = _mm512_add_epi32(_mm512_permutexvar_epi32(lanes, ranks),
-                                              _mm512_set1_epi32(static_cast<int>(query.first_hit)));
-  _mm512_storeu_si512(out.lane, _mm512_maskz_compress_epi32(hits, lanes));
-  _mm512_storeu_si512(out.node, _mm512_maskz_compress_epi32(hits, node));
-  _mm512_storeu_si512(out.suffix_hit, _mm512_maskz_compress_epi32(hits, suffix_hit));
-  *out.lane_bits = static_cast<std::uint32_t>(_mm512_mask_reduce_or_epi32(hits, bits));
-  const auto count = static_cast<std::uint32_t>(__builtin_popcount(hits));
-  return std::min(count, query.slot.num_lanes);  // more only in a damaged file
+// Up to 16 sorted keys from `at` on as 32-bit numbers: `size` of them, others are not even read;
+// then the largest number, which is no symbol.
+__m512i LoadKeys(const std::uint16_t* at, std::uint32_t size) {
+  const auto which = static_cast<__mmask16>(LaneRange(0, size));
+  return _mm512_mask_cvtepu16_epi32(_mm512_set1_epi32(-1), which,
+                                    _mm256_maskz_loadu_epi16(which, at));
+}
+__m512i LoadKeys(const std::uint32_t* at, std::uint32_t size) {
+  return _mm512_mask_loadu_epi32(_mm512_set1_epi32(-1), static_cast<__mmask16>(LaneRange(0, size)),
+                                 at);
 }
 
-// A run of 64 keys or fewer: load them once, compare each candidate.
-template <typename Keys>
-std::uint32_t FindInShortRun(const typename Keys::Key* keys, FusedRun run, const FusedQuery& query,
-                             const FusedOutput& out) {
-  const std::uint32_t size = run.end - run.begin;
-  const Keys low(keys + run.begin, LaneRange(0, size));
-  if (size <= 32) {
-    return FindEach(query, out, [&](std::uint32_t, Symbol word, std::uint32_t* node) {
-      const std::uint32_t equal = low.Equal(word);
-      *node = run.begin + _tzcnt_u32(equal);
-      return equal != 0;
-    });
+// Sorted keys in registers: kCapacity at most, and then at least one number that is no symbol. At
+// has those at 16 indices; At(-1) is no symbol.
+template <typename Key>
+struct Keys7 {
+  static constexpr std::uint32_t kCapacity = 7;
+  __m512i keys;
+  Keys7(const Key* at, std::uint32_t size) : keys(LoadKeys(at, size)) {}
+  __m512i At(__m512i index) const { return _mm512_permutexvar_epi32(index, keys); }
+};
+template <typename Key>
+struct Keys31 {
+  static constexpr std::uint32_t kCapacity = 31;
+  __m512i low, high;
+  Keys31(const Key* at, std::uint32_t size)
+      : low(LoadKeys(at, std::min(size, 16u))),
+        high(LoadKeys(at + 16, size - std::min(size, 16u))) {}
+  __m512i At(__m512i index) const { return _mm512_permutex2var_epi32(low, index, high); }
+};
+template <typename Key>
+struct Keys63 {
+  static constexpr std::uint32_t kCapacity = 63;
+  Keys31<Key> low, high;
+  Keys63(const Key* at, std::uint32_t size)
+      : low(at, std::min(size, 32u)), high(at + 32, size - std::min(size, 32u)) {}
+  __m512i At(__m512i index) const {
+    const __mmask16 upper = _mm512_test_epi32_mask(index, _mm512_set1_epi32(32));
+    return _mm512_mask_mov_epi32(low.At(index), upper, high.At(index));
   }
-  const Keys high(keys + run.begin + 32, LaneRange(0, size - 32));
-  return FindEach(query, out, [&](std::uint32_t, Symbol word, std::uint32_t* node) {
-    const std::uint64_t equal = low.Equal(word) | std::uint64_t{high.Equal(word)} << 32;
-    *node = run.begin + static_cast<std::uint32_t>(_tzcnt_u64(equal));
-    return equal != 0;
-  });
-}
+};
 
-// How many of up to 31 sorted samples are at most each of 32 words: a search by halves of all words
-// side by side, in registers.
-__m512i CountAtMost31(const std::uint16_t* samples, std::uint32_t size, __m512i words) {
-  const __m512i all = _mm512_mask_loadu_epi16(_mm512_set1_epi16(-1), LaneRange(0, size), samples);
+// How many of the keys are at most each of 16 words: binary searches side by side.
+template <typename Keys>
+__m512i CountAtMost(const Keys& keys, __m512i words) {
   __m512i count = _mm512_setzero_si512();
-  for (int half = 16; half > 0; half /= 2) {
-    const __m512i middle = _mm512_add_epi16(count, _mm512_set1_epi16(static_cast<short>(half - 1)));
-    const __mmask32 right = _mm512_cmple_epu16_mask(_mm512_permutexvar_epi16(middle, all), words);
-    count = _mm512_mask_add_epi16(count, right, count, _mm512_set1_epi16(static_cast<short>(half)));
+  for (int half = (Keys::kCapacity + 1) / 2; half > 0; half /= 2) {
+    const __m512i middle = _mm512_add_epi32(count, _mm512_set1_epi32(half - 1));
+    const __mmask16 right = _mm512_cmple_epu32_mask(keys.At(middle), words);
+    count = _mm512_mask_add_epi32(count, right, count, _mm512_set1_epi32(half));
   }
   return count;
 }
 
-// Likewise of any number, 63 samples a turn.
-__m512i CountAtMost(const std::uint16_t* samples, std::uint32_t size, __m512i words) {
-  if (size <= 31) return CountAtMost31(samples, size, words);
-  const __m512i none = _mm512_set1_epi16(-1);
-  __m512i total = _mm512_setzero_si512();
-  for (std::uint32_t at = 0; at < size; at += 63) {
-    const std::uint32_t left = std::min(size - at, 63u);
-    const __m512i low = _mm512_mask_loadu_epi16(none, LaneRange(0, left), samples + at);
-    const __m512i high =
-        _mm512_mask_loadu_epi16(none, left > 32 ? LaneRange(0, left - 32) : 0, samples + at + 32);
-    __m512i count = _mm512_setzero_si512();
-    for (int half = 32; half > 0; half /= 2) {
-      const __m512i middle =
-          _mm512_add_epi16(count, _mm512_set1_epi16(static_cast<short>(half - 1)));
-      const __mmask32 right =
-          _mm512_cmple_epu16_mask(_mm512_permutex2var_epi16(low, middle, high), words);
-      count =
-          _mm512_mask_add_epi16(count, right, count, _mm512_set1_epi16(static_cast<short>(half)));
-    }
-    total = _mm512_add_epi16(total, count);
+// A run that fits into registers: 16 lanes at once, without a branch on the data.
+template <typename Keys, typename Key>
+std::uint32_t FindInRun(const Key* keys, FusedRun run, const FusedQuery& query,
+                        const FusedOutput& out) {
+  const Keys sorted(keys + run.begin, run.end - run.begin);
+  const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  std::uint32_t count = 0, suffix_hit = query.first_hit;
+  for (std::uint32_t lane = 0; lane < query.slot.num_lanes; lane += 16) {
+    const auto queried = static_cast<__mmask16>(query.lane_bits[lane / 64] >> (lane % 64));
+    const __m512i words = _mm512_maskz_loadu_epi32(queried, query.slot.symbols + lane);
+    const __m512i index = _mm512_sub_epi32(CountAtMost(sorted, words), _mm512_set1_epi32(1));
+    const __mmask16 hits = _mm512_mask_cmpeq_epi32_mask(queried, sorted.At(index), words);
+    const __m512i lanes = _mm512_add_epi32(iota, _mm512_set1_epi32(static_cast<int>(lane)));
+    const __m512i node = _mm512_add_epi32(index, _mm512_set1_epi32(static_cast<int>(run.begin)));
+    const __m512i rank = _mm512_add_epi32(_mm512_maskz_expand_epi32(queried, iota),
+                                          _mm512_set1_epi32(static_cast<int>(suffix_hit)));
+    _mm512_storeu_si512(out.lane + count, _mm512_maskz_compress_epi32(hits, lanes));
+    _mm512_storeu_si512(out.node + count, _mm512_maskz_compress_epi32(hits, node));
+    _mm512_storeu_si512(out.suffix_hit + count, _mm512_maskz_compress_epi32(hits, rank));
+    const std::uint64_t before = lane % 64 == 0 ? 0 : out.lane_bits[lane / 64];
+    out.lane_bits[lane / 64] = before | std::uint64_t{hits} << (lane % 64);
+    count += static_cast<std::uint32_t>(__builtin_popcount(hits));
+    suffix_hit += static_cast<std::uint32_t>(__builtin_popcount(queried));
   }
-  return total;
+  return count;
+}
+
+template <typename Key>
+std::uint32_t FindInShortRun(const Key* keys, FusedRun run, const FusedQuery& query,
+                             const FusedOutput& out) {
+  return run.end - run.begin <= 31 ? FindInRun<Keys31<Key>>(keys, run, query, out)
+                                   : FindInRun<Keys63<Key>>(keys, run, query, out);
 }
 
 // Of 16 lanes: the blocks that those counts of samples lead to.
-void StoreBlocks(FusedRun run, __m256i counts, __mmask16 lanes, FusedBlock* blocks) {
+void StoreBlocks(FusedRun run, __m512i counts, __mmask16 lanes, FusedBlock* blocks) {
   const __m512i first = _mm512_set1_epi32(static_cast<int>(run.begin / kSampleStride));
-  const __m512i block = _mm512_add_epi32(_mm512_cvtepu16_epi32(counts), first);
+  const __m512i block = _mm512_add_epi32(counts, first);
   const __m512i base = _mm512_slli_epi32(block, 5);
   static_assert(kSampleStride == 32);
   const __m512i begin = _mm512_set1_epi32(static_cast<int>(run.begin));
@@ -173,27 +168,31 @@ void StoreBlocks(FusedRun run, __m256i counts, __mmask16 lanes, FusedBlock* bloc
                            _mm512_permutex2var_epi32(base, odd, keys));
 }
 
-// The blocks of all lanes, wanted or not.
-void FindBlocks16(const PackedLevel& level, FusedRun run, const FusedQuery& query,
-                  FusedBlock* blocks) {
-  const auto* samples = reinterpret_cast<const std::uint16_t*>(level.samples.data());
+// How many of sorted samples are at most each of 16 words.
+template <typename Key>
+__m512i CountSamples(const Key* samples, std::uint32_t size, __m512i words) {
+  if (size <= 31) return CountAtMost(Keys31<Key>(samples, size), words);
+  __m512i count = _mm512_setzero_si512();
+  for (std::uint32_t at = 0; at < size; at += 63) {
+    const Keys63<Key> some(samples + at, std::min(size - at, 63u));
+    count = _mm512_add_epi32(count, CountAtMost(some, words));
+  }
+  return count;
+}
+
+// The blocks of all lanes, those of the query or not.
+template <typename Key>
+void FindBlocksOfRun(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+                     FusedBlock* blocks) {
   const std::uint32_t first = run.begin / kSampleStride;
   const std::uint32_t size = (run.end - 1) / kSampleStride - first;
-  for (std::uint32_t lane = 0; lane < query.slot.num_lanes; lane += 32) {
-    const __mmask32 lanes = LaneRange(0, query.slot.num_lanes - lane);
-    const __m512i words = _mm512_maskz_loadu_epi16(lanes, query.slot.symbols16 + lane);
-    const __m512i counts = CountAtMost(samples + first + 1, size, words);
-    StoreBlocks(run, _mm512_castsi512_si256(counts), static_cast<__mmask16>(lanes), blocks + lane);
-    if (lanes >> 16 == 0) break;
-    StoreBlocks(run, _mm512_extracti64x4_epi64(counts, 1), static_cast<__mmask16>(lanes >> 16),
-                blocks + lane + 16);
+  const Key* const samples = reinterpret_cast<const Key*>(level.samples.data()) + first + 1;
+  for (std::uint32_t lane = 0; lane < query.slot.num_lanes; lane += 16) {
+    const auto lanes = static_cast<__mmask16>(LaneRange(0, query.slot.num_lanes - lane));
+    const __m512i words = _mm512_maskz_loadu_epi32(lanes, query.slot.symbols + lane);
+    StoreBlocks(run, CountSamples(samples, size, words), lanes, blocks + lane);
   }
-  const auto* keys = reinterpret_cast<const std::uint16_t*>(level.keys.data());
-  for (std::uint32_t word = 0; 64 * word < query.slot.num_lanes; ++word) {
-    for (std::uint64_t bits = query.lane_bits[word]; bits != 0; bits &= bits - 1) {
-      __builtin_prefetch(keys + blocks[64 * word + _tzcnt_u64(bits)].base);
-    }
-  }
+  PrefetchBlocks(level, query, blocks);
 }
 
 template <typename Keys>
@@ -241,14 +240,15 @@ __m256 Half(__m512 numbers, int half) {
 }
 
 struct Avx512 : Scalar {
-  static constexpr bool kUsesTables = true;
-  static std::uint32_t TinyRun(const PackedLevel& level, const FusedSymbolTable& table) {
-    return level.form.key_bytes == 2 && table.factor != 0 ? 16 : 0;
-  }
+  static std::uint32_t TinyRun(const PackedLevel&, const FusedSymbolTable&) { return 7; }
   static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
                                      const FusedQuery& query, const FusedOutput& out) {
-    return lattice_bpd::FindInTinyRun(reinterpret_cast<const std::uint16_t*>(level.keys.data()),
-                                      run, query, out);
+    const std::uint8_t* keys = level.keys.data();
+    return level.form.key_bytes == 2
+               ? FindInRun<Keys7<std::uint16_t>>(reinterpret_cast<const std::uint16_t*>(keys), run,
+                                                 query, out)
+               : FindInRun<Keys7<std::uint32_t>>(reinterpret_cast<const std::uint32_t*>(keys), run,
+                                                 query, out);
   }
 
   static void ListRuns(const FusedRun* runs, const std::uint32_t* targets, std::uint32_t first,
@@ -289,19 +289,14 @@ struct Avx512 : Scalar {
                                       const FusedQuery& query, const FusedOutput& out) {
     const std::uint8_t* keys = level.keys.data();
     return level.form.key_bytes == 2
-               ? FindInShortRun<Keys16>(reinterpret_cast<const std::uint16_t*>(keys), run, query,
-                                        out)
-               : FindInShortRun<Keys32>(reinterpret_cast<const std::uint32_t*>(keys), run, query,
-                                        out);
+               ? FindInShortRun(reinterpret_cast<const std::uint16_t*>(keys), run, query, out)
+               : FindInShortRun(reinterpret_cast<const std::uint32_t*>(keys), run, query, out);
   }
 
   static void FindBlocks(const PackedLevel& level, FusedRun run, const FusedQuery& query,
                          FusedBlock* blocks) {
-    if (level.form.key_bytes == 2) {
-      FindBlocks16(level, run, query, blocks);
-    } else {
-      FindBlocksByHalves<std::uint32_t>(level, run, query, blocks);
-    }
+    level.form.key_bytes == 2 ? FindBlocksOfRun<std::uint16_t>(level, run, query, blocks)
+                              : FindBlocksOfRun<std::uint32_t>(level, run, query, blocks);
   }
   static std::uint32_t FindInBlocks(const PackedLevel& level, const FusedQuery& query,
                                     const FusedBlock* blocks, const FusedOutput& out) {

@@ -16,7 +16,7 @@ namespace lattice_bpd {
 namespace {
 
 // Runs above this many keys are searched block by block.
-constexpr std::uint32_t kLargeRun = 2 * kSampleStride;
+constexpr std::uint32_t kLargeRun = 2 * kSampleStride - 1;
 constexpr std::uint32_t kSampleShift = 5;
 static_assert(kSampleStride == 1u << kSampleShift);
 
@@ -73,7 +73,7 @@ struct FusedMassTotals {
   double best;
 };
 
-// Makes the table of at most 16 different symbols below 0xffff; leaves it without a factor where
+// Makes the table of at most 16 symbols whose low 16 bits differ; leaves it without a factor where
 // none matches soon.
 inline void MakeSymbolTable(const Symbol* symbols, std::uint32_t size, FusedSymbolTable* table) {
   constexpr int kTries = 100;  // each succeeds for 16 symbols in about one of seven cases
@@ -87,13 +87,12 @@ inline void MakeSymbolTable(const Symbol* symbols, std::uint32_t size, FusedSymb
     if (__builtin_popcountll(entries) != static_cast<int>(size)) continue;
     table->factor = static_cast<std::uint16_t>(factor);
     std::memset(table->lanes, 0, sizeof table->lanes);
-    std::memset(table->lanes8, 0, sizeof table->lanes8);
     for (std::uint32_t lane = 0; lane < size; ++lane) {
       const std::uint32_t entry = (symbols[lane] * factor & 0xffff) >> 10;
-      table->lanes[entry] = static_cast<std::uint16_t>(lane);
-      table->lanes8[entry] = static_cast<std::uint8_t>(lane);
-      table->symbol_low[lane] = static_cast<std::uint8_t>(symbols[lane]);
-      table->symbol_high[lane] = static_cast<std::uint8_t>(symbols[lane] >> 8);
+      table->lanes[entry] = static_cast<std::uint8_t>(lane);
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        table->bytes[i][lane] = static_cast<std::uint8_t>(symbols[lane] >> 8 * i);
+      }
     }
     return;
   }
@@ -118,13 +117,26 @@ std::uint32_t CountAtMost(const Key* keys, std::uint32_t size, Symbol word) {
   return static_cast<std::uint32_t>(first - keys) + (size == 1 && *first <= word);
 }
 
+// Prefetches the blocks of the lanes of a query; those of four-byte keys are two cache lines.
+inline void PrefetchBlocks(const PackedLevel& level, const FusedQuery& query,
+                           const FusedBlock* blocks) {
+  const std::size_t key_bytes = level.form.key_bytes;
+  for (std::uint32_t word = 0; 64 * word < query.slot.num_lanes; ++word) {
+    for (std::uint64_t bits = query.lane_bits[word]; bits != 0; bits &= bits - 1) {
+      const auto lane = 64 * word + static_cast<std::uint32_t>(__builtin_ctzll(bits));
+      const std::uint8_t* const block = level.keys.data() + blocks[lane].base * key_bytes;
+      __builtin_prefetch(block);
+      if (key_bytes == 4) __builtin_prefetch(block + 2 * kSampleStride);
+    }
+  }
+}
+
 // For each lane of a query: the block of kSampleStride keys that could have its symbol. Prefetches
 // the blocks.
 template <typename Key>
 void FindBlocksByHalves(const PackedLevel& level, FusedRun run, const FusedQuery& query,
                         FusedBlock* blocks) {
   const Key* samples = reinterpret_cast<const Key*>(level.samples.data());
-  const Key* keys = reinterpret_cast<const Key*>(level.keys.data());
   const std::uint32_t first = run.begin / kSampleStride;
   const std::uint32_t count = (run.end - 1) / kSampleStride - first;
   for (std::uint32_t lane = 0; lane < query.slot.num_lanes; ++lane) {
@@ -133,8 +145,8 @@ void FindBlocksByHalves(const PackedLevel& level, FusedRun run, const FusedQuery
     const std::uint32_t base =
         (first + CountAtMost(samples + first + 1, count, word)) * kSampleStride;
     blocks[lane] = {base, LaneRange(run.begin > base ? run.begin - base : 0, run.end - base)};
-    __builtin_prefetch(keys + base);
   }
+  PrefetchBlocks(level, query, blocks);
 }
 
 // Searches for each lane of a query with `find(lane, symbol, &node)`, which returns whether it is

@@ -50,11 +50,9 @@ struct FusedHits {
 // A small perfect hash of a slot's symbols, for vector code: symbol w can only be that of the lane
 // at entry (w * factor mod 2^16) / 2^10.
 struct FusedSymbolTable {
-  std::uint16_t factor = 0;             // 0 where there is no table
-  alignas(64) std::uint16_t lanes[64];  // 0 where empty
-  alignas(64) std::uint8_t lanes8[64];  // the same in bytes
-  std::uint8_t symbol_low[16];          // of the symbols of the lanes, the low bytes
-  std::uint8_t symbol_high[16];         // and the high ones
+  std::uint16_t factor = 0;            // 0 where there is no table
+  alignas(64) std::uint8_t lanes[64];  // 0 where empty
+  std::uint8_t bytes[4][16];           // of the symbols of the lanes, the lowest first
 };
 
 // The children of a history: nodes begin .. end - 1 of the next level.
