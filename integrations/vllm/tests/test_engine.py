@@ -90,9 +90,7 @@ def test_outputs_are_those_of_plain_vllm(
     scene: str, plain_scenes: dict[str, Any], drafted_scenes: dict[str, Any]
 ) -> None:
     assert drafted_scenes[scene] == plain_scenes[scene]
-    counts = [drafted_scenes[f"{name} drafts"] for name in SCENES]
-    number = list(SCENES).index(scene)
-    assert counts[number] > (counts[number - 1] if number else 0), "nothing was drafted"
+    assert drafted_scenes[f"{scene} drafts"] > 0
 
 
 @pytest.fixture(scope="module")
