@@ -8,6 +8,7 @@ from lattice_bpd.evaluate.lab.result_tables import line_of
 from lattice_bpd.evaluate.report.paper_figures import paper_gain
 
 Tasks = dict[str, dict[str, Any]]
+FIGURE_2 = ("neural", "mixture", "ngram_1best", "p_best_ngram", "tree")
 
 
 def describe_strategies(tasks: Tasks) -> list[str]:
@@ -136,6 +137,127 @@ def tree_share(task: dict[str, Any]) -> float:
     bpd, oracle = (line_of(task, name)["block_efficiency"] for name in ("bpd", "oracle"))
     tree = max(line_of(task, name)["block_efficiency"] for name in ("tree", "tree_0gram"))
     return float((tree - bpd) / (oracle - bpd)) if oracle > bpd else 1.0
+
+
+def describe_paper_tables(results: dict[str, Any]) -> list[str]:
+    """Tables 3, 4, 5, 7, 8 and 11 and figures 2 and 3b of the paper, of one run's results.json."""
+    tasks: Tasks = results["tasks"]
+    return [
+        "*Table 4: all strategies.*", "", *describe_strategies(tasks), "",
+        "*Table 3: consecutive repetition in single drafts* (share of adjacent tokens that are "
+        "equal; mean longest run).", "", *_repetition(tasks), "",
+        "*Table 5: single rescored drafts against the argmax at every position* (repair, regress: "
+        "shares of the wins and losses whose repetition rescoring eliminates, introduces).", "",
+        *_wins(tasks), "",
+        "*Table 7: with each LM and rescorer.*", "", *_lms(tasks), "",
+        "*Table 8: weights that were tuned on the held-out texts.*", "", *_weights(tasks), "",
+        "*Table 11: memory traffic and arithmetic per token of the paper's target of 1.5 B "
+        "parameters at the mean block efficiency of the tasks.*", "", *_costs(results["costs"]), "",
+        "*Figure 2: changes from BPD.*", "", *_changes(tasks), "",
+        "*Figure 3b: h_max and BPD's block efficiency.*", "",
+        *describe_h_max(tasks, results["h_max_correlation"]),
+    ]  # fmt: skip
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(head)} |", "|---" * len(head) + "|",
+            *(f"| {' | '.join(row)} |" for row in rows)]  # fmt: skip
+
+
+def _repetition(tasks: Tasks) -> list[str]:
+    names = list(next(iter(tasks.values()))["repetition"])
+    rows = [
+        [f"`{name}`", *(f"{task['repetition'][name]['consecutive']:.1%}; "
+                        f"{task['repetition'][name]['longest_run']:.2f}"
+                        for task in tasks.values())]
+        for name in names
+    ]  # fmt: skip
+    return _table(["drafts", *tasks], rows)
+
+
+def _wins(tasks: Tasks) -> list[str]:
+    head = ["task", "drafts", "wins", "ties", "losses", "wins: repair", "regress",
+            "losses: repair", "regress"]  # fmt: skip
+    kinds = ("win_repair", "win_regress", "loss_repair", "loss_regress")
+    rows = [
+        [name, f"`{strategy}`", *(str(one[count]) for count in ("wins", "ties", "losses")),
+         *(f"{one[kind]:.0%}" for kind in kinds)]
+        for name, task in tasks.items()
+        for strategy, one in task["wins_and_losses"].items()
+    ]  # fmt: skip
+    return _table(head, rows)
+
+
+def _lms(tasks: Tasks) -> list[str]:
+    """Strategies and their LMs down, tasks across."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for name, task in tasks.items():
+        for line in task["by_lm"]:
+            source = str(line.get("lm") or line.get("scorer"))
+            by_task = cells.setdefault((line["strategy"], source), {})
+            by_task[name] = f"{line['block_efficiency']:.2f}"
+    rows = [
+        [f"`{strategy}`", source, *(by_task.get(name, "") for name in tasks)]
+        for (strategy, source), by_task in sorted(cells.items(), key=lambda cell: cell[0][0])
+    ]
+    return _table(["drafts", "LM or rescorer", *tasks], rows)
+
+
+def _weights(tasks: Tasks) -> list[str]:
+    """The best options of each strategy and task."""
+    tried = next(iter(tasks.values()))["block_efficiency_by_weights"]
+    rows = []
+    for strategy in tried:
+        row = [f"`{strategy}`"]
+        for task in tasks.values():
+            lines = task["block_efficiency_by_weights"][strategy]
+            best = max(lines, key=lambda line: line["block_efficiency"])
+            options = [f"alpha {best['alpha']:g}"] if "alpha" in best else []
+            if "temperature" in best:
+                options.append(f"temperature {best['temperature']:g}")
+            if (source := str(best.get("scorer") or "")).count(" + "):
+                options.append(source)
+            row.append(f"{', '.join(options)}: {best['block_efficiency']:.2f}")
+        rows.append(row)
+    return _table(["drafts", *tasks], rows)
+
+
+def _costs(costs: list[dict[str, Any]]) -> list[str]:
+    head = ["drafts", "block efficiency", "parameters, GB", "KV cache, GB at 128", "at 512",
+            "at 1024", "at 2048", "TFLOP"]  # fmt: skip
+    rows = [
+        [f"`{line['strategy']}`", f"{line['mean_block_efficiency']:.2f}",
+         f"{line['parameter_gb']:.3f}", *(f"{kv:.3f}" for kv in line["kv_gb"].values()),
+         f"{line['tera_flops']:.3f}"]
+        for line in costs
+    ]  # fmt: skip
+    return _table(head, rows)
+
+
+def _changes(tasks: Tasks) -> list[str]:
+    head = ["task", "drafts", "block efficiency", "parameter I/O", "KV cache I/O", "FLOPs"]
+    kinds = ("block_efficiency", "parameter_gb", "kv_gb", "tera_flops")
+    rows = [
+        [name, line["label"], *(f"{line[kind]:+.1%}" for kind in kinds)]
+        for name, task in tasks.items()
+        for line in task["relative_to_bpd"]
+        if line["strategy"] in FIGURE_2
+    ]
+    return _table(head, rows)
+
+
+def describe_h_max(tasks: Tasks, correlation: float | None) -> list[str]:
+    """Figure 3b: h_max and BPD's block efficiency by task, and their correlation R."""
+    rows = [
+        [name, str(task["entropies"]["h_max"]),
+         f"{line_of(task, 'bpd')['block_efficiency']:.3f}"]
+        for name, task in tasks.items()
+    ]  # fmt: skip
+    found = (
+        "R is not defined: fewer than three tasks, or the same h_max on all."
+        if correlation is None else f"R = {correlation:.2f}."
+    )  # fmt: skip
+    return [*_table(["task", "h_max", "block efficiency of BPD"], rows), "", found]
 
 
 def replace_section(text: str, name: str, body: str) -> str:

@@ -2,6 +2,7 @@
 
     python scripts/write_results.py              # everything: two models, 64 prompts per task
     python scripts/write_results.py --limit 24   # fewer prompts
+    python scripts/write_results.py --run DIR    # the paper's tables, of a run of evaluate --quick
 
 The demo's small model continues files of Python's library and HumanEval prompts; stories260K,
 frozen and with its own heads, continues stories and prompts of the paper's tasks. If a data file is
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 import time
 from dataclasses import replace
@@ -20,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from results_tables import (
     describe_gains,
+    describe_h_max,
     describe_losses,
+    describe_paper_tables,
     describe_rules,
     describe_sampling,
     describe_strategies,
@@ -50,12 +54,16 @@ RULES = {
 """Acceptance rules to compare, by model; `distance` does not apply to text."""
 SECTIONS = ("strategies", "sampling")
 GAINS_QUESTION = "How much does each kind of drafts gain over BPD, here and in the paper?"
+H_MAX_QUESTION = "Does BPD's block efficiency rise with h_max, as in figure 3b of the paper?"
 MAX_PROMPT_TOKENS = 80  # the last ones: heads are trained on rows of 144, and 64 are decoded
 
 
 def main() -> None:
     """Measure and write."""
     args = read_arguments()
+    if args.run is not None:
+        write_paper_tables(args.document, args.run)
+        return
     import torch
 
     torch.set_num_threads(1)  # matrices this small are slower on several threads
@@ -89,6 +97,11 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--document", type=Path, default=ROOT / "docs" / "results.md", metavar="FILE"
     )
+    parser.add_argument(
+        "--run", type=Path, metavar="DIR",
+        help="measure nothing; write the paper's tables of this folder of `lattice-bpd evaluate "
+        "--quick`",
+    )  # fmt: skip
     args = parser.parse_args()
     for section in args.sections:
         if section not in SECTIONS:
@@ -167,12 +180,13 @@ def demo_source(args: argparse.Namespace) -> Source:
 
 
 def stories_source(args: argparse.Namespace) -> Source | None:
-    """stories260K with the heads and the LM of examples/stories260k.py --quick."""
+    """stories260K with heads, LM and rescorer of examples/stories260k.py --quick --all."""
     if not (args.data / STORIES).is_file():
         print(f"write_results: no {args.data / STORIES}; skipping stories", file=sys.stderr)
         return None
     sys.path.insert(0, str(ROOT / "examples"))
     parts = importlib.import_module("stories260k_parts")
+    from lattice_bpd.decode.drafters import NeuralScorer
     from lattice_bpd.evaluate.demo.quick import Source
     from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
     from lattice_bpd.train.text.encoders import load_encoder
@@ -184,6 +198,9 @@ def stories_source(args: argparse.Namespace) -> Source | None:
     )
     made = parts.prepare(paths, used, "stories", make_watcher())
     made.lm.save(made.work / "4-gram.lm")
+    scorers = importlib.import_module("stories260k_scorers")
+    rescorer = scorers.cached_rescorer(made.work, made.rows, scorers.QUICK_SCORERS, make_watcher())
+    rescorer.save_pretrained(made.work / "rescorer")
     prompts = {"tinystories": [Prompt(ids) for ids in made.found.tune + made.found.test]}
     encoder = load_encoder(str(args.data / SUBWORDS))
     for task, file in STORY_TASKS.items():
@@ -201,6 +218,7 @@ def stories_source(args: argparse.Namespace) -> Source | None:
     return Source(
         made.model, "stories260K", None, str(args.data / SUBWORDS), prompts, {"4-gram": made.lm},
         {"4-gram": str(made.work / "4-gram.lm")}, record,
+        {"rescorer": NeuralScorer(rescorer)}, {"rescorer": str(made.work / "rescorer")},
     )  # fmt: skip
 
 
@@ -228,6 +246,14 @@ def make_watcher() -> Any:
     return ConsoleWatcher(make_console(), {})
 
 
+def write_paper_tables(document: Path, run: Path) -> None:
+    """Replace the section of the paper's tables by those of a run folder."""
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    lines = ["    lattice-bpd evaluate --quick --out run", "", *describe_paper_tables(results)]
+    text = replace_section(document.read_text(encoding="utf-8"), "results-paper", "\n".join(lines))
+    replace_text(document, text)
+
+
 def write_sections(document: Path, name: str, results: dict[str, Any], command: str) -> None:
     """Replace the text between the marks of this model's sections."""
     text = document.read_text(encoding="utf-8")
@@ -235,7 +261,8 @@ def write_sections(document: Path, name: str, results: dict[str, Any], command: 
     if tasks := results.get("tasks"):
         sections[f"results-{name}"] = [
             *describe_strategies(tasks), "", GAINS_QUESTION, "", *describe_gains(tasks), "",
-            *describe_losses(tasks),
+            *describe_losses(tasks), "", H_MAX_QUESTION, "",
+            *describe_h_max(tasks, results["h_max_correlation"]),
         ]  # fmt: skip
         if all("acceptance" in task for task in tasks.values()):
             sections[f"results-{name}-rules"] = describe_rules(tasks)
@@ -243,6 +270,11 @@ def write_sections(document: Path, name: str, results: dict[str, Any], command: 
         sections[f"results-{name}-sampling"] = describe_sampling(results["sampling"])
     for section, lines in sections.items():
         text = replace_section(text, section, "\n".join([f"    {command}", "", *lines]))
+    replace_text(document, text)
+
+
+def replace_text(document: Path, text: str) -> None:
+    """Write a file as a whole."""
     temporary = document.with_name(f".{document.name}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(document)
