@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / "build" / "bench"
 SHARED = ROOT.parent / "shared" / "data"
 VOCAB_SIZE = 50_257  # GPT-2's
+ID_FACTOR = 3  # ids times this are above 65,535, for which LMs have 4-byte keys
+LARGE_VOCAB_SIZE = ID_FACTOR * VOCAB_SIZE
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -30,6 +32,12 @@ class Corpus(NamedTuple):
     name: str
     token_ids: Int32Array
     offsets: npt.NDArray[np.int64]
+
+
+def multiply_ids(corpus: Corpus) -> Corpus:
+    """The same text in a vocabulary of LARGE_VOCAB_SIZE."""
+    name = f"{corpus.name}, ids times {ID_FACTOR}"
+    return corpus._replace(name=name, token_ids=ID_FACTOR * corpus.token_ids)
 
 
 def load_corpus(part: str = "train") -> Corpus:

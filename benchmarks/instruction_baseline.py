@@ -15,11 +15,11 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from corpus import CACHE, ROOT, make_zipf_text
+from corpus import CACHE, LARGE_VOCAB_SIZE, ROOT, make_zipf_text, multiply_ids
 from engines import make_lm
-from lattices import draw_lattices
+from lattices import Lattices, draw_lattices
 from report import print_table, write_json
-from valgrind_counts import SEARCHES, count_instructions
+from valgrind_counts import SEARCHES, count_instructions, large_vocabulary_path
 
 BASELINE = ROOT / "benchmarks" / "results" / "instructions.json"
 TOLERANCE = 0.02
@@ -84,9 +84,16 @@ def check_instructions(renew: bool) -> list[str]:
         MissingValgrindError: it cannot be counted.
     """
     corpus = make_zipf_text(1_000_000)
-    make_lm("zipf.lm", corpus)
-    lattices = {s.name: draw_lattices(corpus, 120, s.slots, s.top_k) for s in SEARCHES}
-    compared = compare_counts(count_instructions(CACHE / "zipf.lm", lattices), read_baseline())
+    path = CACHE / "zipf.lm"
+    make_lm(path.name, corpus)
+    make_lm(large_vocabulary_path(path).name, multiply_ids(corpus), LARGE_VOCAB_SIZE)
+    lattices: dict[str, Lattices] = {
+        s.name: draw_lattices(corpus, 120, s.slots, s.top_k) for s in SEARCHES
+    }
+    for search in SEARCHES:
+        if search.large_vocabulary:
+            lattices[search.name] = lattices[search.name].multiply_ids()
+    compared = compare_counts(count_instructions(path, lattices), read_baseline())
     rows = [
         [c.name, f"{c.count:,}", c.baseline and f"{c.baseline:,}",
          None if c.change is None else f"{c.change:+.2%}"]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from corpus import Corpus
+from corpus import ID_FACTOR, Corpus
 
 from lattice_bpd import NGramLM, _core
 from lattice_bpd.lm import ContextNGram
@@ -30,6 +30,12 @@ class Lattices(NamedTuple):
     def take(self, first: int, count: int) -> Lattices:
         """Lattices first .. first + count - 1."""
         return Lattices(*(np.ascontiguousarray(array[first : first + count]) for array in self))
+
+    def multiply_ids(self) -> Lattices:
+        """The same lattices for the text of `corpus.multiply_ids`."""
+        return self._replace(
+            token_ids=ID_FACTOR * self.token_ids, contexts=ID_FACTOR * self.contexts
+        )
 
     def split(self, count: int) -> list[Lattices]:
         """Parts of `count` lattices each; a remainder is left out."""

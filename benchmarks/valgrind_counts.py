@@ -36,6 +36,7 @@ class Search(NamedTuple):
         top_k: k.
         tree: searches for a tree of 36 nodes instead of 16 drafts.
         instruction_set: "" for the best that valgrind knows, AVX2.
+        large_vocabulary: of LARGE_VOCAB_SIZE, for which LMs have 4-byte keys.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Search(NamedTuple):
     top_k: int
     tree: bool = False
     instruction_set: str = ""
+    large_vocabulary: bool = False
 
     def run(self, lattices: Lattices, lm: NGramLM) -> None:
         """Search all lattices in one call."""
@@ -57,6 +59,7 @@ SEARCHES = (
     Search("list_8x16", 8, 16),
     Search("tree_8x16", 8, 16, tree=True),
     Search("list_8x16_scalar", 8, 16, instruction_set="scalar"),
+    Search("list_8x16_large_vocabulary", 8, 16, large_vocabulary=True),
 )
 
 
@@ -68,7 +71,8 @@ def count_instructions(lm_path: Path, lattices: dict[str, Lattices]) -> dict[str
     """Instructions for one lattice of each search.
 
     Args:
-        lm_path: of the LM's file; its folder keeps temporary files.
+        lm_path: of the LM's file; its folder keeps temporary files. That of the LM with the large
+            vocabulary is `large_vocabulary_path(lm_path)`.
         lattices: by the searches' names, _LONG of each.
 
     Raises:
@@ -98,13 +102,17 @@ def count_line_fills(lm_path: Path, lattices: Lattices) -> float:
         MissingValgrindError: there is none.
     """
     name = SEARCHES[0].name
-    _save(lm_path, {search.name: lattices for search in SEARCHES})
-    short = {search.name: _SHORT for search in SEARCHES}
+    _save(lm_path, {name: lattices})
     fills = [
-        _valgrind([str(lm_path), json.dumps({**short, name: count})], _PRIVATE_CACHE)["LLd misses"]
+        _valgrind([str(lm_path), json.dumps({name: count})], _PRIVATE_CACHE)["LLd misses"]
         for count in (_SHORT, _LONG)
     ]
     return (fills[1] - fills[0]) / (_LONG - _SHORT)
+
+
+def large_vocabulary_path(lm_path: Path) -> Path:
+    """The file of the same LM in the large vocabulary."""
+    return lm_path.with_stem(f"{lm_path.stem}-large-vocabulary")
 
 
 def _save(lm_path: Path, lattices: dict[str, Lattices]) -> None:
@@ -137,9 +145,11 @@ def _valgrind(
 
 
 def _run_instructions(lm_path: Path, counts: dict[str, int]) -> None:
-    lm = NGramLM.load(lm_path, verify=False)
     for search in SEARCHES:
-        lattices = _load(lm_path, search.name)
+        if search.name not in counts:
+            continue
+        path = large_vocabulary_path(lm_path) if search.large_vocabulary else lm_path
+        lm, lattices = NGramLM.load(path, verify=False), _load(lm_path, search.name)
         search.run(lattices.take(0, _SHORT), lm)  # warm
         search.run(lattices.take(0, counts[search.name]), lm)
 

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +57,8 @@ def test_a_run_against_a_slower_baseline_fails(guard, tmp_path, monkeypatch, cap
     monkeypatch.setattr(guard, "count_instructions", lambda *_: counts)
     monkeypatch.setattr(guard, "make_lm", lambda *_: None)
     monkeypatch.setattr(guard, "make_zipf_text", lambda _: guard_corpus())
-    monkeypatch.setattr(guard, "draw_lattices", lambda *_: None)
+    monkeypatch.setattr(guard, "multiply_ids", lambda corpus: corpus)
+    monkeypatch.setattr(guard, "draw_lattices", lambda *_: guard.Lattices(*np.zeros((3, 1, 1, 1))))
     complaints = guard.check_instructions(renew=False)
     assert len(complaints) == len(counts)
     assert guard.check_instructions(renew=True) == []
