@@ -7,9 +7,9 @@ translations (`load_all_text`); "large" of that and N tokens of glued stretches 
 (`make_dense_text`). These are synthetic: they make an LM of the paper's size, in
 which frequent tokens occur after each other in far more combinations than in real text. "pruned" is
 "large", pruned. Searches take turns on the same lattices, whose candidates and contexts are those
-of WikiText-2. Before they are timed, drafts of every LM are compared with OpenFst's, and their
-scores with those of the LM. The tables have the shapes of tables 12 and 13 of Kim et al. 2024,
-whose LM has 100 M n-grams too.
+of WikiText-2. Before they are timed, the scores of drafts are compared with those of the LM, and
+drafts with OpenFst's where the LM is small enough for it. The tables have the shapes of tables 12
+and 13 of Kim et al. 2024, whose LM has 100 M n-grams too.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ ORDER = 5
 MEMORY = "8G"
 PRUNED = "10M"
 ROUNDS = 10
+OPENFST_NGRAMS = 12_000_000
 CHECKED = ((4, 4, 4), (8, 16, 16))  # slots, candidates, drafts
 RESULTS = Path(__file__).with_name("results") / "scale.json"
 
@@ -73,13 +74,18 @@ def measure_command(name: str, command: list[str | Path], output: Path) -> dict[
 
 
 def check_answers(lms: dict[str, NGramLM]) -> None:
-    """Asserts that each LM's drafts are OpenFst's, and have the scores that the LM gives them."""
+    """Asserts that drafts have the scores that their LM gives them, and are OpenFst's.
+
+    The latter only with LMs of up to OPENFST_NGRAMS, since OpenFst's copy of an LM takes 200 bytes
+    per n-gram.
+    """
     corpus = load_corpus()
     for slots, top_k, drafts in CHECKED:
         lattices = draw_lattices(corpus, 20, slots, top_k, context=ORDER - 1)
         for lm in lms.values():
-            check_engines_agree(lattices, lm, drafts)
             check_scores(lattices, lm, drafts)
+            if sum(lm.num_ngrams) <= OPENFST_NGRAMS:
+                check_engines_agree(lattices, lm, drafts)
 
 
 def time_search(lms: dict[str, NGramLM]) -> list[dict[str, Any]]:
