@@ -277,7 +277,21 @@ def test_report_names_the_extra_that_it_needs(run, monkeypatch, capsys):
     assert not (run / "none.html").exists()
 
 
+PAPER_PERCENTAGES = {
+    "lambada": (-1.28, -2.24, 3.53, 5.45), "squad": (0.96, -0.48, 4.85, 6.87),
+    "cnndm": (-0.57, -0.57, 4.66, 5.41), "samsum": (9.45, 1.57, 7.87, 14.17),
+    "multinews": (13.64, 1.82, 2.73, 10.91), "xsum": (8.85, 2.65, 4.42, 11.50),
+    "newsroom": (19.44, 9.26, 2.78, 21.30),
+}  # fmt: skip
+
+
 def test_report_knows_the_papers_gains():
+    """Table 4 of Kim et al. 2024 prints gains over BPD beside the block efficiencies."""
+    names = ("neural", "ngram_1best", "p_best_0gram", "p_best_ngram")
+    for task, percentages in PAPER_PERCENTAGES.items():
+        gains = [paper_gain(task, name) for name in names]
+        assert gains == pytest.approx([value / 100 for value in percentages], abs=0.003)
+    assert paper_efficiency("lambada", "neural") == 3.08  # 3.10 in table 9
     assert paper_efficiency("newsroom", "p_best_ngram") == 1.31
     assert paper_gain("newsroom", "p_best_ngram") == pytest.approx(0.213, abs=5e-4)
     assert paper_efficiency("newsroom", "tree") is None
