@@ -4,8 +4,9 @@
 
 The draft model is made of the target's first layers, without training; with --trained it is the GPT
 of draft_model.py (three minutes for the first time). Prints for each rule and draft length the
-acceptance rate, tokens per call and speed (Leviathan et al. 2023), and then how many of four draft
-tokens are kept by each way to draft, also where the target drafts for itself.
+acceptance rate, tokens per call, cost of a call, overhead of drafting and speed (Leviathan et al.
+2023), and then how many of four draft tokens are kept by each way to draft, also where the target
+drafts for itself.
 """
 
 import argparse

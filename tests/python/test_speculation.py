@@ -174,6 +174,77 @@ def test_runs_with_a_known_rate_agree_with_the_theory(lenience):
         assert line["rule"] == str(rule)
 
 
+class Clock:
+    """A clock that only the models and the sampling of drafts advance."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+
+TARGET_SECONDS, DRAFT_SECONDS, SAMPLING_SECONDS = 8.0, 2.0, 0.5
+
+
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("lenience", [1.0, 0.5])
+def test_the_cost_is_of_calls_and_the_overhead_of_the_rest(monkeypatch, length, lenience):
+    pytest.importorskip("torch")
+    from lattice_bpd.decode.drafters.draft_model import rollout
+    from lattice_bpd.evaluate.live.speculation import measure_speculation
+    from lattice_bpd.verify import Rejection
+
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter", clock)
+    target, small = constant_model([0.4, 0.3, 0.2, 0.1]), constant_model([0.1, 0.2, 0.3, 0.4])
+    for model, seconds in ((target, TARGET_SECONDS), (small, DRAFT_SECONDS)):
+        model.transformer.register_forward_hook(lambda *_, seconds=seconds: clock.advance(seconds))
+    find_failed = rollout.find_failed  # called once for each sampled draft token
+
+    def slow(logits):
+        clock.advance(SAMPLING_SECONDS)
+        return find_failed(logits)
+
+    monkeypatch.setattr(rollout, "find_failed", slow)
+    prompts = [[0, 1], [2], [3, 3, 1]]
+    rule = Rejection(seed=1, lenience=lenience)
+    (run,) = measure_speculation(target, small, prompts, [rule], [length], max_new_tokens=20)
+    assert run.prediction.cost == pytest.approx(DRAFT_SECONDS / TARGET_SECONDS)
+    assert run.overhead == pytest.approx(SAMPLING_SECONDS / TARGET_SECONDS)
+    line = run.to_json()
+    assert line["overhead"] == run.overhead
+    rate = acceptance_rate([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], lenience)
+    assert line["improvement"] == pytest.approx(walltime_improvement(rate, length, 0.25), abs=1e-4)
+    # Each verifying call has a draft but the last of a text, where none may fit.
+    calls = [TARGET_SECONDS * 60, TARGET_SECONDS * (run.calls + len(prompts))]
+    per_token = DRAFT_SECONDS + SAMPLING_SECONDS
+    least = per_token * length * (run.calls - 2 * len(prompts))
+    most = per_token * (length + 1) * run.calls
+    assert calls[0] / (calls[1] + most) < run.improvement < calls[0] / (calls[1] + least)
+
+
+def test_the_table_has_the_paper_s_cost_and_the_overhead_beside():
+    pytest.importorskip("torch")
+    pytest.importorskip("rich")
+    from lattice_bpd.cli.speculation import make_table
+    from lattice_bpd.evaluate.live.speculation import SpeculationRun
+    from lattice_bpd.verify import Rejection
+
+    run = SpeculationRun(
+        Rejection(lenience=0.5), Prediction(0.5, 2, 0.25, 0.1), overhead=0.375,
+        tokens_per_call=1.625, acceptance_rate=0.48, improvement=0.875, tokens=10, calls=5,
+    )  # fmt: skip
+    table = make_table([run])
+    cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
+    assert "lenience=0.5" in cells["rule"]
+    assert (cells["cost"], cells["overhead"]) == ("0.25", "0.38")
+    assert cells["speed"] == f"{1.75 / 1.5:.2f} (0.88)"  # the formula has the cost alone
+
+
 def test_nothing_to_measure_is_refused():
     pytest.importorskip("torch")
     from lattice_bpd.evaluate.live.speculation import measure_speculation

@@ -18,9 +18,10 @@ _EPILOG = """example:
   lattice-bpd speculation MODEL --draft-model SMALL --task text --data text.txt \\
       --accept rejection:1.0 --accept sampled:0.7 --draft-lengths 1,2,4,8
 
-Cost is the time of a call of the draft model in calls of the target. Tokens per call and speed are
-predicted from it and the acceptance rate (Leviathan et al. 2023) and, in brackets, measured; speed
-and operations are relative to sampling without drafts.
+Cost is the time of a call of the draft model in calls of the target, overhead that of drafting
+besides these calls, for each draft token. Tokens per call and speed are predicted from cost and
+acceptance rate (Leviathan et al. 2023) and, in brackets, measured; speed and operations are
+relative to sampling without drafts.
 """
 
 
@@ -92,7 +93,8 @@ def make_table(runs: list[SpeculationRun]) -> Table:
 
     table = Table(title="predicted (measured)", title_justify="left")
     columns = (
-        "rule", "length", "acceptance", "tokens/call", "cost", "speed", "best", "operations",
+        "rule", "length", "acceptance", "tokens/call", "cost", "overhead", "speed", "best",
+        "operations",
     )  # fmt: skip
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
@@ -102,7 +104,7 @@ def make_table(runs: list[SpeculationRun]) -> Table:
             line["rule"], f"{line['draft_length']}",
             f"{line['acceptance_rate']:.3f} ({line['measured_acceptance_rate']:.3f})",
             f"{line['tokens_per_call']:.2f} ({line['measured_tokens_per_call']:.2f})",
-            f"{line['cost']:.2f}",
+            f"{line['cost']:.2f}", f"{line['overhead']:.2f}",
             f"{line['improvement']:.2f} ({line['measured_improvement']:.2f})",
             f"{line['best_draft_length']}", f"{line['operations_factor']:.2f}",
         )  # fmt: skip

@@ -2,10 +2,13 @@
 
 Predictions follow Leviathan et al. 2023 (`costs.speculation`): the acceptance rate is computed from
 both models' distributions along the output, by plain forward calls; the rest is counted and timed.
+The paper's cost coefficient c compares calls of the two models; what else drafting takes (sampling,
+layout and cache) is measured beside it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +41,11 @@ class SpeculationRun:
 
     Attributes:
         rule: of sampling.
-        prediction: acceptance rate, cost and what follows from them.
+        prediction: acceptance rate, cost and what follows from them. The cost is the mean time of
+            a call of the draft model in calls of the target without drafts, prompts' calls left
+            out.
+        overhead: time of drafting besides calls of the draft model, for each draft token, in calls
+            of the target; not part of the prediction.
         tokens_per_call: measured, of calls whose draft had the full length.
         acceptance_rate: measured, see `estimate_rate`.
         improvement: measured, tokens per second relative to the same rule without drafts.
@@ -48,6 +55,7 @@ class SpeculationRun:
 
     rule: Rule
     prediction: Prediction
+    overhead: float
     tokens_per_call: float
     acceptance_rate: float
     improvement: float
@@ -59,6 +67,7 @@ class SpeculationRun:
         return {
             "rule": str(self.rule),
             **self.prediction.to_json(),
+            "overhead": self.overhead,
             "measured_acceptance_rate": self.acceptance_rate,
             "measured_tokens_per_call": self.tokens_per_call,
             "measured_improvement": self.improvement,
@@ -80,7 +89,8 @@ def measure_speculation(
     """Sample all prompts with drafts of each length, and compare with the theory.
 
     Prompts are decoded one at a time, without stop tokens; the lengths and plain sampling take
-    turns, so that other load on the machine affects all of them.
+    turns, so that other load on the machine affects all of them. Each begins with the first prompt
+    once more, untimed, since the first calls of a model test what it supports.
 
     Args:
         model: the target, a causal LM or a BlockwiseLM.
@@ -113,6 +123,8 @@ def measure_speculation(
     for rule in rules:
         plain = _Run(NoDrafter())
         drafted = [_Run(_DraftLengths(draft_model, length)) for length in draft_lengths]
+        for run in (plain, *drafted):
+            run.warm_up(model, prompts[0], rule, max_new_tokens)
         for prompt in prompts:
             for run in (plain, *drafted):
                 run.decode(model, prompt, rule, max_new_tokens)
@@ -148,12 +160,50 @@ def count_parameters(model: Any) -> int:
     return sum(weight.numel() for weight in getattr(model, "base", model).parameters())
 
 
+class _TimedModel:
+    """A draft model whose calls are timed, as `DecodeStats` times those of the target.
+
+    Attributes:
+        calls: of new tokens, after the prompt.
+        seconds: of these.
+        prompt_seconds: of reading prompts.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.calls, self.seconds, self.prompt_seconds = 0, 0.0, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        output = self._model(*args, **options)
+        self.seconds += time.perf_counter() - start
+        self.calls += 1
+        return output
+
+    def read_prompts(self, *args: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        output = self._model.read_prompts(*args, **options)
+        self.prompt_seconds += time.perf_counter() - start
+        return output
+
+
 class _DraftLengths(Drafter):
-    """A DraftModelDrafter that notes the length of each draft."""
+    """A DraftModelDrafter that notes the length of each draft and the time of its model's calls."""
 
     def __init__(self, draft_model: Any, length: int) -> None:
         self.drafter = DraftModelDrafter(draft_model, draft_length=length)
+        self.model = _TimedModel(self.drafter.reader.model)
+        reader: Any = self.drafter.reader
+        reader.model = self.model
         self.max_nodes, self.lengths = length, list[int]()
+
+    def reset(self) -> None:
+        """Forget lengths and times."""
+        self.lengths = []
+        self.model.calls, self.model.seconds, self.model.prompt_seconds = 0, 0.0, 0.0
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
         trees = self.drafter.propose(states)
@@ -171,6 +221,12 @@ class _Run:
     accepted: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
 
+    def warm_up(self, model: Any, prompt: Sequence[int], rule: Rule, count: int) -> None:
+        """Decode a text that does not count."""
+        decode(model, prompt, self.drafter, max_new_tokens=count, acceptance=rule)
+        if isinstance(self.drafter, _DraftLengths):
+            self.drafter.reset()
+
     def decode(self, model: Any, prompt: Sequence[int], rule: Rule, count: int) -> None:
         result = decode(model, prompt, self.drafter, max_new_tokens=count, acceptance=rule)
         self.stats.merge(result.stats)
@@ -187,7 +243,7 @@ class _Run:
         plain: _Run,
     ) -> SpeculationRun:  # fmt: skip
         assert isinstance(self.drafter, _DraftLengths)
-        length, reader = self.drafter.max_nodes, self.drafter.drafter.reader
+        length, timed = self.drafter.max_nodes, self.drafter.model
         pairs = list(zip(prompts, self.outputs, strict=True))
         target = np.concatenate([read_probs(model, rule.warp, *pair) for pair in pairs])
         draft = np.concatenate([read_probs(draft_model, rule.warp, *pair) for pair in pairs])
@@ -197,11 +253,13 @@ class _Run:
             rate = shared_noise_rate(target, draft)
         calls = plain.stats.target_calls - len(prompts)  # without the prompts' own
         target_seconds = plain.stats.seconds["target"] / calls
-        cost = self.stats.seconds["draft_model"] / reader.calls / target_seconds
+        cost = timed.seconds / timed.calls / target_seconds
+        others = self.stats.seconds["draft_model"] - timed.seconds - timed.prompt_seconds
         full = [a + 1 for a, d in zip(self.accepted, self.drafted, strict=True) if d == length]
         return SpeculationRun(
             rule,
             Prediction(rate, length, cost, count_parameters(draft_model) / count_parameters(model)),
+            others / sum(self.drafted) / target_seconds,
             float(np.mean(full)),
             estimate_rate(self.accepted, self.drafted),
             self.stats.tokens_per_second / plain.stats.tokens_per_second,
