@@ -239,7 +239,7 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
         assert [point["scorer"] for point in neural] == ["small", "same"]
         assert neural[0]["block_efficiency"] == neural[1]["block_efficiency"]
         assert neural[0]["block_efficiency"] == lines["neural"]["block_efficiency"]
-        assert {"neural", "ngram_1best"} == set(task["wins_and_losses"])
+        assert {"neural", "mixture", "ngram_1best"} == set(task["wins_and_losses"])
         relative = {row["strategy"]: row for row in task["relative_to_bpd"]}
         gain = lines["neural"]["block_efficiency"] / lines["bpd"]["block_efficiency"] - 1.0
         assert relative["neural"]["block_efficiency"] == pytest.approx(gain)
@@ -260,7 +260,7 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
         "table_7_9_lms.csv", "table_8_weights.csv", "table_11_costs.csv", "figure_2_relative.csv",
     } <= tables  # fmt: skip
     for name in ("table_3_repetition", "table_5_wins"):
-        assert {"neural", "ngram_1best"} <= {
+        assert {"neural", "mixture", "ngram_1best"} <= {
             row["strategy"] for row in read_csv(out / f"{name}.csv")
         }
     for name in ("table_4_strategies", "table_8_weights", "table_11_costs"):
@@ -271,6 +271,35 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
     assert len(main_rows) == 2 * len(results["tasks"]["jsonl"]["strategies"])
     assert main(["replay", str(out), "--strategies", "bpd"]) == 0  # the run has its records
     assert "cnndm" in capsys.readouterr().out
+
+
+def test_lambada_has_the_perplexity_of_whole_passages(folder, tmp_path, capsys):
+    """exp of the mean loss of all tokens but the first of each passage, its last word included."""
+    rng = np.random.default_rng(3)
+    passages = [rng.integers(0, VOCAB, size=size).tolist() for size in (5, 9, 7, 6)]
+    rows = [
+        {"context": " ".join(f"t{i}" for i in ids[:-1]), "continuation": f"t{ids[-1]}"}
+        for ids in passages
+    ]
+    data = tmp_path / "lambada.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    arguments = [
+        "evaluate", "--out", str(tmp_path / "run"), "--model", str(folder / "model"),
+        "--task", "lambada", "--data", str(data), "--max-new-tokens", "6", "--top-k", "4",
+        "--strategies", "bpd", "--live", "0",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    losses: list[float] = []
+    for ids in passages:
+        with torch.inference_mode():
+            logits = model_of("trained").base(input_ids=torch.tensor([ids])).logits[0]
+        chances = logits.log_softmax(dim=-1)
+        losses += [-float(chances[at, token]) for at, token in enumerate(ids[1:])]
+    expected = np.exp(np.mean(losses))
+    (row,) = read_csv(tmp_path / "run" / "table_1_tasks.csv")
+    assert (row["task"], row["metric"]) == ("lambada", "perplexity")
+    assert float(row["performance"]) == pytest.approx(expected, rel=1e-4)
+    assert f"perplexity {expected:.2f}" in capsys.readouterr().out
 
 
 def evaluate_arguments(folder: Path, out: Path, *more: str) -> list[str]:
@@ -421,7 +450,7 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
             line["name"] for line in task["strategies"]
         }
         assert task["performance"]["metric"] == "perplexity"
-        assert {"bpd", "2gram_1best", "neural"} <= set(task["repetition"])
+        assert {"bpd", "2gram_1best", "neural", "mixture"} <= set(task["repetition"])
         domains = {row.get("lm") for row in task["by_lm"]} - {*results["lms"], None}
         assert domains == {
             "in-domain", "in-domain Katz", "in-domain Katz + general unigrams"

@@ -245,7 +245,7 @@ def test_lab_tunes_alpha_of_each_scorer_on_held_out_texts():
         assert results["tuned"][name]["alpha"] == best["alpha"]
         assert lines[name]["options"]["scorer"] == best["scorer"]
     assert set(results["wins_and_losses"]["neural"]) >= {"wins", "ties", "losses", "win_repair"}
-    assert set(results["repetition"]) == {"bpd", "neural"}
+    assert set(results["repetition"]) == {"bpd", "neural", "mixture"}
 
 
 def test_rescorers_replay_fewer_slots_and_other_options():

@@ -10,13 +10,18 @@ pytest.importorskip("torch")
 import torch
 
 from lattice_bpd import DraftConfig, NGramLM
-from lattice_bpd.decode import generate
+from lattice_bpd.decode import DraftingModel, generate
+from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.evaluate import Recording
 from lattice_bpd.evaluate.lab.drafter_search import DrafterSearch
+from lattice_bpd.evaluate.lab.lab import Lab
+from lattice_bpd.evaluate.lab.live_check import check_live
+from lattice_bpd.evaluate.lab.options import LabOptions, split_texts
 from lattice_bpd.evaluate.record.seq2seq import record_sources
 from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
-from lattice_bpd.models import BlockwiseHeads
+from lattice_bpd.evaluate.replay.sweep import Point
+from lattice_bpd.models import BlockwiseHeads, build_rescorer
 from lattice_bpd.verify import Seq2SeqTarget
 from seq2seq_models import KINDS, STOP, VOCAB, model_of, plain_greedy, sources
 
@@ -102,6 +107,69 @@ def test_records_are_tuned_like_those_of_causal_models(recorded):
     assert tuned.over_greedy.gain.value > 0
     smaller = Recording(record).with_slots(2)
     assert smaller.num_slots == 2
+
+
+def test_a_folder_holds_the_texts_of_memory(recorded, tmp_path):
+    pytest.importorskip("pyarrow")
+    from lattice_bpd.evaluate.record.read import read_record
+    from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
+
+    target, heads, texts, _, _, record = recorded
+    prompts = [Prompt(source, str(number)) for number, source in enumerate(texts)]
+    options = RecordOptions(top_k=8, max_new_tokens=LIMIT, batch_size=3, texts_per_shard=7)
+    manifest = write_record(tmp_path, target, prompts, options, heads=heads, task="translation")
+    assert manifest.complete
+    assert (manifest.num_slots, manifest.stop_token_ids) == (SLOTS, [STOP])
+    read = read_record(tmp_path).texts
+    for text, other, source in zip(read, record, texts, strict=True):
+        assert text.model_input == other.model_input == source
+        assert text.prompt.tolist() == target.decoder_prompt
+        assert (text.limit, text.finish, text.name) == (other.limit, other.finish, other.name)
+        for name in ("output", "token_ids", "scores", "entropies", "margins"):
+            np.testing.assert_array_equal(getattr(text, name), getattr(other, name))
+    pieces = [1] * len(prompts)
+    write_record(
+        tmp_path, target, prompts, options, heads=heads, task="translation",
+        on_text=lambda done, total: pieces.append(total - done),
+    )  # fmt: skip
+    assert pieces[len(prompts) :] == [0]  # nothing is left to record
+
+
+def test_the_lab_evaluates_an_encoder_decoder_as_it_decodes(recorded):
+    """All strategies, neural ones too: as many calls by text as live, and greedy's output."""
+    target, heads, _, _, lm, record = recorded
+    lms = {"lm": lm}
+    neural = {"small": NeuralScorer(build_rescorer("tiny", VOCAB, hidden_size=8, num_layers=1))}
+    options = LabOptions(
+        options=DraftConfig(top_k=6, max_nodes=9, num_drafts=3), alphas=(0.3, 1.0),
+        scorer_alphas=(0.5,), temperatures=(1.0,), held_out=6, top_ks=(1, 2), num_drafts=(1, 3),
+        max_nodes=(4, 9), num_heads=(3, 5), workers=1,
+    )  # fmt: skip
+    lab = Lab(lms, neural, options=options)
+    recording = lab.read(Recording(record))
+    results = lab.evaluate(recording)
+    lines = results["strategies"]
+    assert {"bpd", "neural", "mixture", "ngram_1best", "p_best_ngram", "tree", "oracle"} <= {
+        line["name"] for line in lines
+    }
+    reported = recording.select(split_texts(len(record), options.held_out, options.seed)[1])
+    points = [
+        Point(
+            STRATEGIES[line["name"]], DraftConfig(**results["tuned"][line["name"]]),
+            line["options"].get("lm", ""), line["options"].get("scorer", ""),
+        )
+        for line in lines
+    ]  # fmt: skip
+    checks = check_live(
+        DraftingModel(target, heads), reported, points, lms, Rescorers(), lambda: None,
+        scorers=lab.scorers, max_new_tokens=LIMIT,
+    )  # fmt: skip
+    for line, check in zip(lines, checks, strict=True):
+        assert check["lossless"] == check["same_calls"] == check["texts"] == len(reported.texts)
+        greedy = [text.output.tolist() for text in reported.texts]
+        assert line["tokens"] == sum(map(len, greedy))
+    by_name = {line["name"]: line["block_efficiency"] for line in lines}
+    assert by_name["oracle"] > by_name["bpd"] > 1.0
 
 
 def test_what_cannot_be_recorded_is_refused():

@@ -14,6 +14,7 @@ from lattice_bpd.cli.evaluate_options import (
     check_numbers,
     check_vocabulary,
     count_text,
+    is_encoder_decoder,
     load_lms,
     load_model,
     load_rescorers,
@@ -55,7 +56,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--quick", action="store_true",
         help="no data needed: the demo model (or that of --model) and tasks from Python's library",
     )  # fmt: skip
-    parser.add_argument("--model", type=Path, metavar="DIR", help="a blockwise model")
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR",
+        help="a blockwise model, or an encoder-decoder with its SpecDrafter or BlockwiseHeads",
+    )  # fmt: skip
     parser.add_argument(
         "--lm", action="append", default=[], metavar="[NAME=]FILE",
         help="n-gram LM, the first is that of the main table; repeatable",
@@ -198,6 +202,8 @@ def _user_source(args: argparse.Namespace) -> Source:
     }
     lms = load_lms(args.lm)
     model = load_model(args.model)
+    if is_encoder_decoder(model):
+        record = make_record_options(args, tokenizer, model)
     check_vocabulary(lms, model.vocab_size, "model")
     files = {name: str(path) for name, path in name_files(args.lm, "--lm").items()}
     metrics = {task: metric for task in args.task if (metric := find_task(task).metric)}
@@ -290,7 +296,7 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(watcher: ConsoleWatcher, results: dict[str, Any]) -> None:
-    """Block efficiencies and speeds, strategies x tasks, and loops."""
+    """Block efficiencies and speeds, strategies x tasks, loops, and the target's performance."""
     tasks = results["tasks"]
     rows = [
         [line["label"], *(_interval(task["strategies"][number]) for task in tasks.values())]
@@ -301,6 +307,8 @@ def _print(watcher: ConsoleWatcher, results: dict[str, Any]) -> None:
     ):  # fmt: skip
         if all(key in task for task in tasks.values()):
             rows.append([label, *(f"{task[key]:.0%}" for task in tasks.values())])
+    if any(task.get("performance") for task in tasks.values()):
+        rows.append(["target's performance", *map(_performance, tasks.values())])
     _print_table(watcher, "block efficiency: tokens per call (95 % interval)", tasks, rows)
     speeds = [task["speed"] for task in tasks.values() if "speed" in task]
     if speeds:
@@ -340,6 +348,12 @@ def _print_table(
 
 def _interval(line: dict[str, Any]) -> str:
     return "{value:.2f} ({low:.2f}-{high:.2f})".format(**line["interval"])
+
+
+def _performance(task: dict[str, Any]) -> str:
+    """The metric of the target's greedy output (paper table 1), such as LAMBADA's perplexity."""
+    measured = task.get("performance")
+    return "{metric} {value:.2f}".format(**measured) if measured else ""
 
 
 def _speed(line: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from lattice_bpd import NGramLM
     from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
+    from lattice_bpd.decode.state.model import DraftingModel
     from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
     from lattice_bpd.evaluate.replay.count_trie import CountTrie
 
@@ -45,11 +46,15 @@ def add_recording_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def make_record_options(args: argparse.Namespace, tokenizer: Tokenizer) -> RecordOptions:
-    """The options as `write_record` takes them."""
+def make_record_options(
+    args: argparse.Namespace, tokenizer: Tokenizer, model: Any = None
+) -> RecordOptions:
+    """The options as `write_record` takes them; an encoder-decoder has stop tokens of its own."""
     from lattice_bpd.evaluate.record.write import RecordOptions
 
     stops = args.stop_token_id
+    if stops is None and is_encoder_decoder(model):
+        stops = sorted(model.target.stop_token_ids)
     if stops is None:
         stops = [i for word in _STOPS if (i := tokenizer.token_to_id(word)) is not None]
     names = ("top_k", "max_new_tokens", "batch_size", "texts_per_shard", "truncate")
@@ -81,7 +86,11 @@ def read_prompts(
 
 
 def load_model(directory: Path) -> Any:
-    """A blockwise model, on the GPU if there is one."""
+    """A blockwise model, or an encoder-decoder and its heads; on the GPU if there is one.
+
+    Returns:
+        A BlockwiseLM, or the DraftingModel of an encoder-decoder.
+    """
     import torch
 
     from lattice_bpd.cli.progress import quiet_transformers
@@ -91,8 +100,60 @@ def load_model(directory: Path) -> Any:
         raise FileNotFoundError(f"{directory}: no such folder; expected a blockwise model")
     quiet_transformers()
     torch.set_num_threads(min(torch.get_num_threads(), 4))
-    model = BlockwiseLM.from_pretrained(directory, attn_implementation="eager")
-    return model.to("cuda") if torch.cuda.is_available() else model
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if has_encoder_decoder(directory):
+        return _load_encoder_decoder(directory, device)
+    return BlockwiseLM.from_pretrained(directory, attn_implementation="eager").to(device)
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether `load_model` has loaded an encoder-decoder."""
+    from lattice_bpd.decode.state.model import DraftingModel
+
+    return isinstance(model, DraftingModel)
+
+
+def has_encoder_decoder(directory: Path) -> bool:
+    """Whether a folder's model is an encoder-decoder, by its config.json."""
+    import json
+
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        return bool(config.get("is_encoder_decoder"))
+    except (OSError, ValueError, AttributeError):
+        return False  # whoever loads the model says what is wrong
+
+
+def _load_encoder_decoder(directory: Path, device: str) -> DraftingModel:
+    """The encoder-decoder of a folder with the SpecDrafter there, or else the BlockwiseHeads."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForSeq2SeqLM
+
+    from lattice_bpd import FormatError
+    from lattice_bpd.decode.state import DraftingModel, SpecDrafterHeads
+    from lattice_bpd.models import BlockwiseHeads, SpecDrafter
+    from lattice_bpd.models.heads import BLOCKWISE_FILES
+    from lattice_bpd.models.spec_config import SPEC_DRAFTER_FILES
+
+    try:
+        model: Any = AutoModelForSeq2SeqLM.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise FormatError(
+            f"{directory}: the encoder-decoder cannot be read ({error}); expected the files that "
+            "save_pretrained wrote"
+        ) from error
+    files = SPEC_DRAFTER_FILES.config_name, BLOCKWISE_FILES.config_name
+    if not any((directory / name).is_file() for name in files):
+        raise FormatError(
+            f"{directory}: an encoder-decoder without {' and '.join(files)}; expected one of them, "
+            "which save_pretrained of a SpecDrafter or BlockwiseHeads writes"
+        )
+    heads: Any
+    if (directory / SPEC_DRAFTER_FILES.config_name).is_file():
+        heads = SpecDrafterHeads(SpecDrafter.from_pretrained(directory).to(device))
+    else:
+        heads = BlockwiseHeads.from_pretrained(directory).to(device)
+    return DraftingModel(model.eval().to(device), heads)
 
 
 def name_files(values: Sequence[str], option: str) -> dict[str, Path]:

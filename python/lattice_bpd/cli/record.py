@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lattice_bpd.cli.evaluate_options import (
     add_recording_options,
+    is_encoder_decoder,
     load_model,
     make_record_options,
     read_prompts,
@@ -31,8 +32,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--model", type=Path, required=True, metavar="DIR", help="a blockwise model"
-    )
+        "--model", type=Path, required=True, metavar="DIR",
+        help="a blockwise model, or an encoder-decoder with its SpecDrafter or BlockwiseHeads",
+    )  # fmt: skip
     parser.add_argument("--task", required=True, help="such as squad; see docs/evaluate.md")
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="the task's file")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the record")
@@ -53,6 +55,8 @@ def run(args: argparse.Namespace) -> None:
     options = make_record_options(args, tokenizer)
     prompts = read_prompts(args.task, args.data, args, tokenizer)
     model = load_model(args.model)
+    if is_encoder_decoder(model):
+        options = make_record_options(args, tokenizer, model)
     watcher = ConsoleWatcher(make_console(), {"record": f"recording {args.task}"})
     watcher.begin("record", len(prompts))
     manifest = write_record(

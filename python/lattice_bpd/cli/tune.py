@@ -146,10 +146,11 @@ def _costs(args: argparse.Namespace, watcher: ConsoleWatcher) -> dict[int, float
 
     if args.cost is not None:
         return read_costs(args.cost)
-    from lattice_bpd.cli.evaluate_options import load_model
+    from lattice_bpd.cli.evaluate_options import is_encoder_decoder, load_model
     from lattice_bpd.decode import DraftingModel
 
-    model = DraftingModel(load_model(args.measure))
+    loaded = load_model(args.measure)
+    model = loaded if is_encoder_decoder(loaded) else DraftingModel(loaded)
     watcher.begin("timing calls of the target", ROUNDS + 1)
     costs = measure_costs(model, on_round=watcher.advance)
     watcher.end()
@@ -185,11 +186,15 @@ def _to_file(
 
 
 def _save_folder(file: DrafterFile, folder: Path, model: Path | None) -> Path:
-    """Writes drafter.json, a copy of its LM, and the heads of a model where there are none."""
+    """Writes drafter.json, a copy of its LM, and the heads of a model where there are none.
+
+    Heads of an encoder-decoder are not copied.
+    """
     import shutil
     from dataclasses import replace
 
     from lattice_bpd.atomic_files import replacing
+    from lattice_bpd.cli.evaluate_options import has_encoder_decoder
     from lattice_bpd.models.checkpoint import copy_heads
 
     if file.lm is not None:
@@ -198,7 +203,7 @@ def _save_folder(file: DrafterFile, folder: Path, model: Path | None) -> Path:
             with replacing(folder / lm.name) as temporary:
                 shutil.copyfile(lm, temporary)
         file = replace(file, lm={**file.lm, "file": lm.name})
-    if model is not None:
+    if model is not None and not has_encoder_decoder(model):
         copy_heads(model, folder)
     file.save(folder / _FILE)
     return folder / _FILE

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.evaluate.record.heads import read_output, read_states
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.verify.stacked_cache import StackedCache
 from lattice_bpd.verify.verification import verify_trees
 
@@ -84,6 +87,9 @@ def measure_costs(
 ) -> dict[int, float]:
     """Time verifying calls of the target; sizes take turns, so that other load affects all alike.
 
+    A call of an encoder-decoder with draft tokens includes a call of its heads, since a SpecDrafter
+    takes about as long as the target; other heads are a small part of the target.
+
     Args:
         model: target and heads.
         sizes: draft tokens of a call.
@@ -96,17 +102,49 @@ def measure_costs(
     context = min(_CONTEXT, (model.max_positions or 2 * _CONTEXT) // 2)
     times: dict[int, list[float]] = {size: [] for size in sizes}
     with torch.inference_mode():
-        prompt = torch.arange(context, device=model.device)[None] % model.vocab_size
-        _, cache = model.target.read_prompts(prompt)
+        new_cache = _cache_maker(model, context)
         for _ in range(rounds + 1):
             for size in sizes:
                 drafts = [[token % model.vocab_size] for token in range(size)]
                 tree = PrefixTree.from_drafts(1, drafts)
-                state = BatchCache(StackedCache.from_cache(cache, size + 2))
-                verified = verify_trees(model.target, state, [tree], layout="tree")
+                state = BatchCache(StackedCache.from_cache(new_cache(), size + 2))
+                verified = verify_trees(model.target, state, [tree], layout="auto")
                 times[size].append(1e3 * verified.target_seconds)
             if on_round is not None:
                 on_round()
     # The first call of a size may include compilation and allocation.
     medians = {size: float(np.median(of_size[1:] or of_size)) for size, of_size in times.items()}
+    if isinstance(model.target, Seq2SeqTarget) and model.heads is not None:
+        drafting = _time_heads(model, context, rounds)
+        medians = {size: cost + (drafting if size else 0.0) for size, cost in medians.items()}
     return dict(zip(sizes, interpolate_costs(medians, sizes).tolist(), strict=True))
+
+
+def _cache_maker(model: DraftingModel, context: int) -> Callable[[], Any]:
+    """Makes caches after some context that a call may extend."""
+    target = model.target
+    if not isinstance(target, Seq2SeqTarget):
+        prompt = torch.arange(context, device=model.device)[None] % model.vocab_size
+        _, cache = target.read_prompts(prompt)
+        return lambda: cache
+    source = target.encode([_source(target, context)])
+    prompt = torch.tensor([target.decoder_prompt], device=model.device)
+    return lambda: target.read_prompts(prompt, source=source)[1]
+
+
+def _time_heads(model: DraftingModel, context: int, rounds: int) -> float:
+    """Median milliseconds of a call of the heads of an encoder-decoder, text by text."""
+    assert isinstance(model.target, Seq2SeqTarget)
+    output = [token % model.vocab_size for token in range(rounds + 1)]
+    read = read_output(model, _source(model.target, context), output)
+    steps, times = read_states(model, read, output), []
+    with torch.inference_mode():
+        for _ in output:
+            start = time.perf_counter()
+            next(steps)
+            times.append(1e3 * (time.perf_counter() - start))
+    return float(np.median(times[1:] or times))  # the first one reads the source
+
+
+def _source(target: Seq2SeqTarget, context: int) -> list[int]:
+    return [token % target.source_vocab_size for token in range(context)]

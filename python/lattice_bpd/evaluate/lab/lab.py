@@ -36,7 +36,7 @@ from lattice_bpd.evaluate.statistics import (
 from lattice_bpd.lm.ngram import NGramLM
 
 Row = dict[str, Any]
-_SINGLE_DRAFTS = ("ngram_1best", "neural")  # compared with BPD at all positions
+_SINGLE_DRAFTS = ("ngram_1best", "neural", "mixture")  # compared with BPD at all positions
 _QUANTILES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9)
 
 

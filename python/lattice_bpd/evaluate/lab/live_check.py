@@ -46,7 +46,7 @@ def check_live(
         tied}.
     """
     greedy = [
-        decode(model, text.prompt.tolist(), NoDrafter(), **options).token_ids
+        decode(model, text.model_input, NoDrafter(), **options).token_ids
         for text in recording.texts
     ]
     checks = []
@@ -56,7 +56,7 @@ def check_live(
         lossless = same_calls = tied = 0
         for text, wanted, calls in zip(recording.texts, greedy, replayed.calls, strict=True):
             drafter = point.strategy.make_drafter(used, wanted, point.options)
-            output = decode(model, text.prompt.tolist(), drafter, **options)
+            output = decode(model, text.model_input, drafter, **options)
             same_calls += bool(output.stats.target_calls == calls)
             equal = output.token_ids == wanted
             lossless += equal

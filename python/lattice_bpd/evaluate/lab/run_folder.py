@@ -21,7 +21,7 @@ from lattice_bpd.evaluate.lab.live_check import check_live
 from lattice_bpd.evaluate.lab.options import LabOptions, split_texts
 from lattice_bpd.evaluate.lab.results import finish_results
 from lattice_bpd.evaluate.live.rule_quality import compare_rules
-from lattice_bpd.evaluate.live.speed import SPEED_ROUNDS, SPEED_SETTINGS, measure_speed
+from lattice_bpd.evaluate.live.speed import SPEED_ROUNDS, measure_speed, speed_settings
 from lattice_bpd.evaluate.record.read import RECORDS_FOLDER, read_record
 from lattice_bpd.evaluate.record.write import TextProgress, write_record
 from lattice_bpd.evaluate.replay.positions import Rescorers
@@ -144,10 +144,11 @@ class _TaskRun:
             results["acceptance"] = self._compare_rules(tuned)
         if options.speed_texts:
             timed = self._reported[: options.speed_texts]
-            self._begin("timing live decoding", len(timed) * len(SPEED_SETTINGS) * SPEED_ROUNDS)
+            settings = speed_settings(bool(self._lms), bool(self._neural) and "neural" in tuned)
+            self._begin("timing live decoding", len(timed) * len(settings) * SPEED_ROUNDS)
             results["speed"] = measure_speed(
                 source.model, next(iter(self._lms.values()), None),
-                [recording.texts[number].prompt.tolist() for number in timed], tuned,
+                [recording.texts[number].model_input for number in timed], tuned,
                 scorer=next(iter(self._neural.values()), None),
                 **self._decoding, on_prompt=self._watcher.advance,
             )  # fmt: skip
@@ -204,7 +205,7 @@ class _TaskRun:
 
         is_judged = metric is not None and all(text.references for text in texts)
         results = compare_rules(
-            source.model, [text.prompt.tolist() for text in texts], rules,
+            source.model, [text.model_input for text in texts], rules,
             lambda: strategy.make_drafter(used, (), tuned[name]),
             **self._decoding, judge=judge_tokens if is_judged else None,
         )  # fmt: skip
@@ -217,6 +218,8 @@ class _TaskRun:
             return None
         texts, judge = self._recording.texts, METRICS[metric]
         if judge is None:
+            if texts[0].source is not None:  # perplexity is of texts that a causal LM reads
+                return None
             whole = [
                 text.prompt.tolist()
                 + (tokenizer.encode(f" {text.references[0]}").ids if text.references else [])

@@ -8,14 +8,15 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-import torch
 
 from lattice_bpd.decode.adaptive.controller import Controller
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.loop.loop import DecodeResult
+from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.evaluate.record.heads import read_output
 from lattice_bpd.evaluate.replay.settings import STANDARD_SETTINGS, Setting
 from lattice_bpd.evaluate.statistics.bootstrap import Interval, bootstrap_block_efficiency
 from lattice_bpd.evaluate.statistics.loops import count_looping
@@ -152,7 +153,7 @@ class Comparison:
 
 
 def compare_strategies(
-    model: BlockwiseLM,
+    model: BlockwiseLM | DraftingModel,
     lm: NGramLM | None,
     prompts: Sequence[Sequence[int]],
     *,
@@ -172,7 +173,7 @@ def compare_strategies(
     """Decode all prompts with all strategies.
 
     Args:
-        model: target and heads.
+        model: target and heads; prompts of an encoder-decoder are its sources.
         lm: n-gram LM of the settings that use one; None if none does.
         prompts: token ids.
         settings: strategies; greedy first, since the others are compared with it.
@@ -259,7 +260,7 @@ class _Runs:
 
     def decode(
         self,
-        model: BlockwiseLM,
+        model: BlockwiseLM | DraftingModel,
         number: int,
         prompt: Sequence[int],
         greedy: list[int],
@@ -270,7 +271,9 @@ class _Runs:
         drafter = self._shared or setting.drafter(self.source, greedy, self.options)
         if isinstance(drafter, Controller):
             self._shared = drafter  # it learns from all prompts
-        target = model if setting.heads is None else model.base
+        target: Any = model
+        if setting.heads is not None:
+            target = model.target.base if isinstance(model, DraftingModel) else model.base
         result = decode(
             target, prompt, drafter, heads=setting.heads, acceptance=setting.acceptance, **options
         )
@@ -302,9 +305,8 @@ def _in_random_order(runs: Sequence[_Runs], rng: np.random.Generator, number: in
     return [runs[0], *shuffled] if first else shuffled
 
 
-@torch.inference_mode()
 def find_difference(
-    model: BlockwiseLM,
+    model: BlockwiseLM | DraftingModel,
     number: int,
     prompt: Sequence[int],
     expected: Sequence[int],
@@ -321,6 +323,7 @@ def find_difference(
     """
     pairs = enumerate(zip_longest(expected, output))
     position = next(index for index, (a, b) in pairs if a != b)
-    tokens = torch.tensor([[*prompt, *expected[:position]]], device=model.device)
-    best = model(tokens, logit_positions=1).logits[0, -1].topk(2).values
+    drafting = model if isinstance(model, DraftingModel) else DraftingModel(model)
+    read = read_output(drafting, prompt, [*expected[:position], 0])  # the last one is not read
+    best = read.logits[-1].topk(2).values
     return Difference(number, position, float(best[0] - best[1]))

@@ -15,6 +15,7 @@ from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.statistics import DecodeStats
+from lattice_bpd.evaluate.record.heads import read_output
 from lattice_bpd.verify.acceptance.rule import Acceptance
 
 JudgeTokens = Callable[[Sequence[Sequence[int]]], float]
@@ -115,10 +116,8 @@ def compare_rules(
     return results
 
 
-@torch.inference_mode()
 def _nats(model: DraftingModel, prompt: Sequence[int], output: Sequence[int]) -> float:
     """-ln p of the output after the prompt."""
-    tokens = torch.tensor([[*prompt, *output]], device=model.device)
-    logits = model.target.base(input_ids=tokens[:, :-1]).logits[0, len(prompt) - 1 :].float()
-    wanted = tokens[0, len(prompt) :]
+    logits = read_output(model, prompt, output).logits.float()
+    wanted = torch.tensor(list(output), device=model.device)
     return float(torch.nn.functional.cross_entropy(logits, wanted, reduction="sum"))

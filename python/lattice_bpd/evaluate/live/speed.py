@@ -7,11 +7,23 @@ from typing import Any
 
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.live.compare import compare_strategies
-from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS, NEURAL_SETTINGS
+from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS, NEURAL_SETTINGS, Setting
 from lattice_bpd.lm.ngram import NGramLM
 
-SPEED_SETTINGS = ("greedy", "bpd", "p_best_ngram", "tree_0gram", "tree", "auto")
 SPEED_ROUNDS = 3
+_NAMES = ("greedy", "bpd", "p_best_ngram", "tree_0gram", "tree", "auto")
+
+
+def speed_settings(has_lm: bool, has_scorer: bool) -> list[Setting]:
+    """The timed strategies: those without an LM and "auto", and what LM and scorer allow."""
+    settings = [
+        setting
+        for setting in DEMO_SETTINGS
+        if setting.name in _NAMES and (has_lm or setting.name == "auto" or not setting.uses_lm)
+    ]
+    if has_scorer:
+        settings.insert(2, NEURAL_SETTINGS[0])
+    return settings
 
 
 def measure_speed(
@@ -41,14 +53,7 @@ def measure_speed(
         A "speed" line of results.json for each strategy.
     """
     tree = tuned.get("tree") or tuned.get("tree_0gram") or DraftConfig()
-    settings = [
-        setting
-        for setting in DEMO_SETTINGS
-        if setting.name in SPEED_SETTINGS
-        and (lm is not None or setting.name == "auto" or not setting.uses_lm)
-    ]
-    if scorer is not None and "neural" in tuned:
-        settings.insert(2, NEURAL_SETTINGS[0])
+    settings = speed_settings(lm is not None, scorer is not None and "neural" in tuned)
     comparison = compare_strategies(
         model, lm, prompts, settings=settings, options={**tuned, "auto": tree},
         sources={"rescorer": scorer},

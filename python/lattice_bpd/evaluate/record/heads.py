@@ -6,7 +6,7 @@ The target reads the complete output in one call, which gives the heads at all p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +17,13 @@ from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.evaluate.record.texts import Float32Array, RecordedText, Transitions
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import select_top_k
-from lattice_bpd.verify.target import TargetOutput
+from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 
 if TYPE_CHECKING:
     import torch
 
     from lattice_bpd.decode.state.model import DraftingModel
+    from lattice_bpd.verify.source_cache import Source
 
 _CHUNK_ELEMENTS = 1 << 24  # head logits computed at once: 64 MiB of float32
 
@@ -40,7 +41,7 @@ def record_text(
 
     Args:
         model: target and heads.
-        prompt: (T,) ints.
+        prompt: (T,) ints; for an encoder-decoder the source.
         output: (m,) ints, 1 or more, the target's greedy continuation of the prompt.
         top_k: k, 1..V.
         max_new_tokens: limit of decoding; None: m.
@@ -57,13 +58,13 @@ def record_text(
             "expected one or more of each"
         )
     limit = len(output) if max_new_tokens is None else max_new_tokens
-    if model.max_positions is not None:
-        limit = min(limit, model.max_positions - len(prompt) + 1)
     with torch.inference_mode():
-        read = _read(model, prompt, output)
+        read = read_output(model, prompt, output)
+        if model.max_positions is not None:
+            limit = min(limit, model.max_positions - len(read.prompt) + 1)
         margins, own = _margins(read.logits, output), _entropies(read.logits)[:, None]
         lattices, others, gives_candidates = [], [], False
-        for found in _read_heads(model, read, prompt, list(output)):
+        for found in _read_heads(model, read, list(output)):
             if isinstance(found, LatticeInput):
                 gives_candidates = True
                 lattices.append(_to_host(found).best_first(top_k))
@@ -77,33 +78,63 @@ def record_text(
         for name in ("token_ids", "scores")
     )
     return RecordedText(
-        np.array(prompt, np.int32), np.array(output, np.int32), limit, token_ids, scores,
+        np.array(read.prompt, np.int32), np.array(output, np.int32), limit, token_ids, scores,
         np.concatenate([own, np.concatenate(others)], axis=1), margins,
-        transitions=_join_transitions(lattices) if gives_candidates else None, **about,
+        transitions=_join_transitions(lattices) if gives_candidates else None,
+        source=None if read.source is None else np.array(prompt, np.int32), **about,
     )  # fmt: skip
 
 
-def _read(model: DraftingModel, prompt: Sequence[int], output: Sequence[int]) -> TargetOutput:
-    """Logits (m, V) and hidden states (m, D) that gave the output, and features (T + m - 1, F)."""
+@dataclass(frozen=True)
+class ReadOutput:
+    """An output of m tokens as the target read it.
+
+    Attributes:
+        prompt: (T,) ints, of the decoder.
+        logits: (m, V) float, that gave the output.
+        hidden: (m, D) float, likewise.
+        features: (T + m - 1, F) float, of heads that read several layers; else None.
+        source: encoded source of an encoder-decoder; else None.
+    """
+
+    prompt: list[int]
+    logits: torch.Tensor
+    hidden: torch.Tensor
+    features: torch.Tensor | None
+    source: Source | None
+
+
+def read_output(model: DraftingModel, prompt: Sequence[int], output: Sequence[int]) -> ReadOutput:
+    """Read an output in two calls of the target, one for the prompt and one for the rest.
+
+    Args:
+        model: the target.
+        prompt: (T,) ints; for an encoder-decoder the source.
+        output: (m,) ints, 1 or more; the last one is not read.
+    """
     import torch
 
-    text = torch.tensor([list(prompt)], device=model.device)
-    first, cache = model.target.read_prompts(text)
-    calls = [TargetOutput(first.logits[0], first.hidden[0], _first_row(first.features))]
-    if len(output) > 1:
-        ids = torch.tensor([list(output[:-1])], device=model.device)
-        rest = model.target(ids, cache)
-        calls.append(TargetOutput(rest.logits[0], rest.hidden[0], _first_row(rest.features)))
-    features = [call.features for call in calls if call.features is not None]
-    return TargetOutput(
-        torch.cat([call.logits for call in calls]),
-        torch.cat([call.hidden for call in calls]),
-        torch.cat(features) if features else None,
-    )
-
-
-def _first_row(features: torch.Tensor | None) -> torch.Tensor | None:
-    return None if features is None else features[0]
+    target, text, source = model.target, list(prompt), None
+    cache: Any
+    with torch.inference_mode():
+        if isinstance(target, Seq2SeqTarget):
+            text, source = list(target.decoder_prompt), target.encode([list(prompt)])
+            ids = torch.tensor([text], device=model.device)
+            first, cache = target.read_prompts(ids, source=source)
+        else:
+            first, cache = target.read_prompts(torch.tensor([text], device=model.device))
+        calls = [first]
+        if len(output) > 1:
+            ids = torch.tensor([list(output[:-1])], device=model.device)
+            calls.append(target(ids, cache))
+        features = [call.features[0] for call in calls if call.features is not None]
+        return ReadOutput(
+            text,
+            torch.cat([call.logits[0] for call in calls]),
+            torch.cat([call.hidden[0] for call in calls]),
+            torch.cat(features) if features else None,
+            source,
+        )
 
 
 def _margins(logits: torch.Tensor, output: Sequence[int]) -> Float32Array:
@@ -118,23 +149,31 @@ def _margins(logits: torch.Tensor, output: Sequence[int]) -> Float32Array:
 
 
 def _read_heads(
-    model: DraftingModel, read: TargetOutput, prompt: Sequence[int], output: Sequence[int]
+    model: DraftingModel, read: ReadOutput, output: Sequence[int]
 ) -> Iterator[torch.Tensor | LatticeInput]:
     """What the heads give at the m positions: logits (n, H, V), or a lattice of one position."""
     if not isinstance(model.heads, HiddenStateHeads):
-        yield from _read_states(model, read, prompt, output)
+        yield from read_states(model, read, output)
         return
     size = max(1, _CHUNK_ELEMENTS // ((model.num_slots or 8) * model.vocab_size))
     for start in range(0, len(output), size):
         yield model.head_logits(read.hidden[start : start + size], output[start : start + size])
 
 
-def _read_states(
-    model: DraftingModel, read: TargetOutput, prompt: Sequence[int], output: Sequence[int]
+def read_states(
+    model: DraftingModel, read: ReadOutput, output: Sequence[int]
 ) -> Iterator[torch.Tensor | LatticeInput]:
-    """What heads that read states give after each token of the output in turn."""
-    limit, known = len(output), len(prompt)
-    state = DecodeState(model, list(prompt), known, read.hidden[0], limit, DecodeStats())
+    """What heads of any kind give after each token of the output in turn, as in decoding.
+
+    Args:
+        model: target and heads.
+        read: the output as the target read it.
+        output: (m,) ints.
+    """
+    limit, known = len(output), len(read.prompt)
+    state = DecodeState(
+        model, list(read.prompt), known, read.hidden[0], limit, DecodeStats(), source=read.source
+    )
     for index, token in enumerate(output):
         state.tokens.append(token)
         state.hidden = read.hidden[index]

@@ -135,7 +135,7 @@ def fingerprint_prompts(prompts: Sequence[Sequence[int]]) -> str:
 
 
 def fingerprint_model(model: DraftingModel) -> str:
-    """A hash that changes with any weight of the target or, if they are a module, of the heads."""
+    """A hash that changes with any weight of the target, or of heads that are or have modules."""
     import torch
 
     base: Any = model.target.base
@@ -143,6 +143,8 @@ def fingerprint_model(model: DraftingModel) -> str:
     modules = [base]
     if isinstance(owner, torch.nn.Module):
         modules = [owner] if any(module is base for module in owner.modules()) else [base, owner]
+    elif isinstance(drafter := getattr(owner, "drafter", None), torch.nn.Module):
+        modules = [base, drafter]
     digest = hashlib.sha256()
     for module in modules:
         for name, tensor in sorted(module.state_dict().items()):

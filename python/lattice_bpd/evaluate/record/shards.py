@@ -27,7 +27,9 @@ _ARRAYS = {
 """Fields of RecordedText by column."""
 _TRANSITIONS = {"start": "start", "transitions": "scores"}
 """Fields of Transitions by column; the lists are empty without transitions."""
-_EMPTY = np.zeros(0, np.float32)
+_SOURCE = "source_token_ids"
+"""Of encoder-decoders, else empty; files of earlier versions lack the column."""
+_EMPTY, _NO_IDS = np.zeros(0, np.float32), np.zeros(0, np.int32)
 
 
 def write_shard(path: Path, texts: Sequence[RecordedText]) -> None:
@@ -48,7 +50,7 @@ def write_shard(path: Path, texts: Sequence[RecordedText]) -> None:
                 use_dictionary=["finish", "task"],
                 column_encoding={
                     f"{name}.list.element": "BYTE_STREAM_SPLIT"
-                    for name in (*_ARRAYS, *_TRANSITIONS)
+                    for name in (*_ARRAYS, *_TRANSITIONS, _SOURCE)
                 },
                 row_group_size=max(1, len(texts)),
             )
@@ -108,6 +110,7 @@ def _to_table(texts: Sequence[RecordedText]) -> Any:
                 name: _lists([_transitions_of(text, field) for text in texts])
                 for name, field in _TRANSITIONS.items()
             },
+            _SOURCE: _lists([_NO_IDS if text.source is None else text.source for text in texts]),
             **{
                 name: pyarrow.array([getattr(text.transitions, name, "") for text in texts], string)
                 for name in ("unary", "normalization")
@@ -142,11 +145,13 @@ def _from_row(table: Any, row: int, num_slots: int) -> RecordedText:
     shaped: dict[str, Any] = {
         field: array.reshape(shapes.get(field, -1)) for field, array in arrays.items()
     }
+    source = _array(table, _SOURCE, row) if _SOURCE in table.column_names else _NO_IDS
     return RecordedText(
         **shaped,
         **{name: table[name][row].as_py() for name in ("limit", "finish", "task", "name")},
         references=tuple(table["references"][row].as_py()),
         transitions=_transitions(table, row, (num_tokens, num_slots, top_k)),
+        source=source if len(source) else None,
     )
 
 

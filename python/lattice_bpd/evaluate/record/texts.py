@@ -92,6 +92,8 @@ class RecordedText:
         rescored: (m, H, k) float32 by the name of a scorer: its log probability of each candidate
             after the output before the candidate's slot; see `evaluate.replay.scorers`. Not stored
             on disk.
+        source: (S,) int32, what an encoder-decoder read, whose `prompt` is the decoder's; else
+            None.
     """
 
     prompt: Int32Array
@@ -107,6 +109,13 @@ class RecordedText:
     references: tuple[str, ...] = field(default=())
     transitions: Transitions | None = None
     rescored: Mapping[str, Float32Array] = field(default_factory=dict)
+    source: Int32Array | None = None
+
+    @property
+    def model_input(self) -> list[int]:
+        """What decoding is given: the prompt, or the source of an encoder-decoder."""
+        ids: list[int] = (self.prompt if self.source is None else self.source).tolist()
+        return ids
 
     @property
     def num_slots(self) -> int:

@@ -25,6 +25,7 @@ from lattice_bpd.evaluate.record.manifest import (
 from lattice_bpd.evaluate.record.shards import checksum, write_shard
 from lattice_bpd.evaluate.record.texts import RecordedText
 from lattice_bpd.extras import require
+from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.watcher import Watcher
 
 MAX_TOP_K = 64
@@ -108,9 +109,11 @@ def write_record(
     Args:
         directory: the record's folder, created if missing. If it holds a part of the same record,
             recording continues after that part.
-        model: a BlockwiseLM, or a causal LM of `transformers` with heads.
-        prompts: one or more.
-        options: how to record.
+        model: a BlockwiseLM, a causal LM or an encoder-decoder of `transformers` with heads, a
+            Seq2SeqTarget, or a DraftingModel.
+        prompts: one or more; of an encoder-decoder the sources.
+        options: how to record. Outputs of an encoder-decoder end after its own stop tokens if the
+            options have none; where it decodes no batches, sources are decoded one at a time.
         heads: see `lattice_bpd.decode.generate`.
         task: name of the task.
         model_name: the model's folder, for the manifest.
@@ -125,8 +128,11 @@ def write_record(
     """
     require("pyarrow", "eval")  # before the target does any work
     options, directory = options or RecordOptions(), Path(directory)
-    drafting = DraftingModel(model, heads)
-    drafting.require_causal("record")
+    drafting = model if isinstance(model, DraftingModel) else DraftingModel(model, heads)
+    if isinstance(drafting.target, Seq2SeqTarget):
+        stops = options.stop_token_ids or tuple(sorted(drafting.target.stop_token_ids))
+        size = options.batch_size if drafting.target.takes_positions else 1
+        options = replace(options, stop_token_ids=stops, batch_size=size)
     if options.top_k > drafting.vocab_size:
         raise ValueError(
             f"record: top_k is {options.top_k}; expected 1..{drafting.vocab_size}, the vocabulary"
@@ -204,7 +210,8 @@ def _fit(
     most = model.max_positions
     if most is None:
         return prompts
-    keep = max(1, most - options.max_new_tokens + 1)
+    is_source = isinstance(model.target, Seq2SeqTarget)
+    keep = most if is_source else max(1, most - options.max_new_tokens + 1)
     fitting = []
     for number, prompt in enumerate(prompts):
         length = len(prompt.token_ids)
