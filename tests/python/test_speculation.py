@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -174,6 +175,39 @@ def test_runs_with_a_known_rate_agree_with_the_theory(lenience):
         assert line["rule"] == str(rule)
 
 
+def varied_model(seed):
+    """A causal LM whose distributions depend on the last tokens."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=8, n_positions=128, n_embd=16, n_layer=1, n_head=2, bos_token_id=None,
+        eos_token_id=None, initializer_range=0.4,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config).eval()
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.5, None])
+def test_judged_tokens_are_accepted_as_their_distributions_predict(lenience):
+    """Acceptances depend on the text, and so on each other; tokens that no call judges are out."""
+    pytest.importorskip("torch")
+    from lattice_bpd.evaluate.live.speculation import measure_speculation
+    from lattice_bpd.verify import Rejection, Sampled
+
+    rule = Sampled(seed=4) if lenience is None else Rejection(seed=4, lenience=lenience)
+    prompts = [[number, 7 - number] for number in range(8)]
+    runs = measure_speculation(
+        varied_model(0), varied_model(1), prompts, [rule], [1, 3], max_new_tokens=60
+    )
+    for run in runs:
+        assert 0.1 < run.judged_rate < 0.95
+        assert run.judged_rate != run.prediction.acceptance_rate
+        deviation = math.sqrt(run.judged_rate * (1 - run.judged_rate) / run.calls)  # at most
+        assert abs(run.acceptance_rate - run.judged_rate) < 4 * deviation
+        assert run.to_json()["judged_acceptance_rate"] == run.judged_rate
+
+
 class Clock:
     """A clock that only the models and the sampling of drafts advance."""
 
@@ -235,12 +269,14 @@ def test_the_table_has_the_paper_s_cost_and_the_overhead_beside():
     from lattice_bpd.verify import Rejection
 
     run = SpeculationRun(
-        Rejection(lenience=0.5), Prediction(0.5, 2, 0.25, 0.1), overhead=0.375,
+        Rejection(lenience=0.5), Prediction(0.5, 2, 0.25, 0.1), judged_rate=0.47, overhead=0.375,
         tokens_per_call=1.625, acceptance_rate=0.48, improvement=0.875, tokens=10, calls=5,
     )  # fmt: skip
-    table = make_table([run])
-    cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
-    assert "lenience=0.5" in cells["rule"]
+    first, other = make_table([run, run, replace(run, rule=Rejection())]).renderables
+    assert (first.row_count, other.row_count) == (2, 1)
+    assert "lenience=0.5" in first.title
+    cells = {str(column.header): next(iter(column.cells)) for column in first.columns}
+    assert (cells["acceptance"], cells["judged"]) == ("0.500", "0.470 (0.480)")
     assert (cells["cost"], cells["overhead"]) == ("0.25", "0.38")
     assert cells["speed"] == f"{1.75 / 1.5:.2f} (0.88)"  # the formula has the cost alone
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lattice_bpd.cli.evaluate_options import check_numbers, parse_list, read_prompts
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
     from lattice_bpd.evaluate.live.speculation import SpeculationRun
 
@@ -21,7 +21,8 @@ _EPILOG = """example:
 Cost is the time of a call of the draft model in calls of the target, overhead that of drafting
 besides these calls, for each draft token. Tokens per call and speed are predicted from cost and
 acceptance rate (Leviathan et al. 2023) and, in brackets, measured; speed and operations are
-relative to sampling without drafts.
+relative to sampling without drafts. "acceptance" is the mean over all tokens, "judged" that of the
+draft tokens that were judged, beside the measured share of them.
 """
 
 
@@ -87,25 +88,30 @@ def run(args: argparse.Namespace) -> None:
     watcher.console.print(make_table(runs))
 
 
-def make_table(runs: list[SpeculationRun]) -> Table:
-    """Predictions, and in brackets what was measured."""
+def make_table(runs: list[SpeculationRun]) -> Group:
+    """A table of each rule: predictions, and in brackets what was measured."""
+    from rich.console import Group
     from rich.table import Table
 
-    table = Table(title="predicted (measured)", title_justify="left")
     columns = (
-        "rule", "length", "acceptance", "tokens/call", "cost", "overhead", "speed", "best",
+        "length", "acceptance", "judged", "tokens/call", "cost", "overhead", "speed", "best",
         "operations",
     )  # fmt: skip
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    tables: dict[str, Table] = {}
     for one in runs:
         line: dict[str, Any] = one.to_json()
-        table.add_row(
-            line["rule"], f"{line['draft_length']}",
-            f"{line['acceptance_rate']:.3f} ({line['measured_acceptance_rate']:.3f})",
+        title = f"{line['rule']}: predicted (measured)"
+        if title not in tables:
+            tables[title] = Table(title=title, title_justify="left")
+            for column in columns:
+                tables[title].add_column(column, justify="right", no_wrap=True)
+        tables[title].add_row(
+            f"{line['draft_length']}",
+            f"{line['acceptance_rate']:.3f}",
+            f"{line['judged_acceptance_rate']:.3f} ({line['measured_acceptance_rate']:.3f})",
             f"{line['tokens_per_call']:.2f} ({line['measured_tokens_per_call']:.2f})",
             f"{line['cost']:.2f}", f"{line['overhead']:.2f}",
             f"{line['improvement']:.2f} ({line['measured_improvement']:.2f})",
             f"{line['best_draft_length']}", f"{line['operations_factor']:.2f}",
         )  # fmt: skip
-    return table
+    return Group(*tables.values())

@@ -44,6 +44,9 @@ class SpeculationRun:
         prediction: acceptance rate, cost and what follows from them. The cost is the mean time of
             a call of the draft model in calls of the target without drafts, prompts' calls left
             out.
+        judged_rate: the predicted acceptance rate of the draft tokens that were judged. The
+            prediction's is over all tokens; the two differ where acceptances depend on each other,
+            since the token after an accepted draft is not judged.
         overhead: time of drafting besides calls of the draft model, for each draft token, in calls
             of the target; not part of the prediction.
         tokens_per_call: measured, of calls whose draft had the full length.
@@ -55,6 +58,7 @@ class SpeculationRun:
 
     rule: Rule
     prediction: Prediction
+    judged_rate: float
     overhead: float
     tokens_per_call: float
     acceptance_rate: float
@@ -67,6 +71,7 @@ class SpeculationRun:
         return {
             "rule": str(self.rule),
             **self.prediction.to_json(),
+            "judged_acceptance_rate": self.judged_rate,
             "overhead": self.overhead,
             "measured_acceptance_rate": self.acceptance_rate,
             "measured_tokens_per_call": self.tokens_per_call,
@@ -247,10 +252,12 @@ class _Run:
         pairs = list(zip(prompts, self.outputs, strict=True))
         target = np.concatenate([read_probs(model, rule.warp, *pair) for pair in pairs])
         draft = np.concatenate([read_probs(draft_model, rule.warp, *pair) for pair in pairs])
-        if isinstance(rule, Rejection):
-            rate = acceptance_rate(target, draft, rule.lenience)
-        else:
-            rate = shared_noise_rate(target, draft)
+        rate, judged_rate = (
+            acceptance_rate(target[rows], draft[rows], rule.lenience)
+            if isinstance(rule, Rejection)
+            else shared_noise_rate(target[rows], draft[rows])
+            for rows in (slice(None), self._find_judged())
+        )
         calls = plain.stats.target_calls - len(prompts)  # without the prompts' own
         target_seconds = plain.stats.seconds["target"] / calls
         cost = timed.seconds / timed.calls / target_seconds
@@ -259,6 +266,7 @@ class _Run:
         return SpeculationRun(
             rule,
             Prediction(rate, length, cost, count_parameters(draft_model) / count_parameters(model)),
+            judged_rate,
             others / sum(self.drafted) / target_seconds,
             float(np.mean(full)),
             estimate_rate(self.accepted, self.drafted),
@@ -266,3 +274,15 @@ class _Run:
             self.stats.tokens,
             len(self.accepted),
         )
+
+    def _find_judged(self) -> npt.NDArray[np.bool_]:
+        """(tokens of all outputs,) whether a draft token was judged at each."""
+        judged = [np.zeros(len(output), np.bool_) for output in self.outputs]
+        calls = iter(zip(self.accepted, self.drafted, strict=True))
+        for of_text in judged:
+            start = 1  # after the token that the prompt's call gives
+            while start < len(of_text):
+                accepted, drafted = next(calls)
+                of_text[start : start + min(accepted + 1, drafted)] = True
+                start += accepted + 1
+        return np.concatenate(judged)
