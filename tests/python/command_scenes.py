@@ -191,6 +191,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
         "generate": Scene(
             {"model": ["model"], "prompt": ["the"], "strategy": ["combined"]},
             {
+                "lattice_bpd.cli.generate.check_folders": None,
                 LOAD_TOKENIZER: FakeTokenizer(),
                 LOAD_LM: lm,
                 "lattice_bpd.models.checkpoint.has_heads": returns(True),
@@ -229,6 +230,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {
                 LOAD_TOKENIZER: FakeTokenizer(),
                 "lattice_bpd.evaluate.tasks.read_task": returns(EXAMPLES),
+                "lattice_bpd.cli.evaluate.check_folders": None,
                 "lattice_bpd.cli.evaluate.load_lms": lms_by_name,
                 "lattice_bpd.cli.evaluate.load_rescorers": lms_by_name,
                 "lattice_bpd.cli.evaluate.load_model": SimpleNamespace(vocab_size=50),
@@ -245,6 +247,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {
                 LOAD_TOKENIZER: FakeTokenizer(),
                 "lattice_bpd.evaluate.tasks.read_task": returns(EXAMPLES),
+                "lattice_bpd.cli.record.check_folders": None,
                 "lattice_bpd.cli.record.load_model": Stub("model"),
                 "lattice_bpd.evaluate.record.write.write_record": END,
             },
@@ -428,7 +431,8 @@ CHANGES: dict[str, dict[str, Change]] = {
         "retrain": Change(wanted=lambda outcome: "load_parts.directory" not in outcome),
     },
     "generate": {
-        "model": Change(targets=MODEL),
+        "model": Change(targets=MODEL | {"heads_directory"}),
+        "heads": Change(targets=MODEL | {"heads_directory"}),
         "tokenizer": Change(targets={"path"}),
         "lm": Change(targets={"path"}),
         "prompt": Change(["cat"], wanted=(99, 97, 116), targets={"input_ids"}),
@@ -522,6 +526,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "cost": Change(targets={"path"}),
         "chain_only": Change(wanted=("greedy", "bpd", "chain"), targets={"families"}),
         "measure": Change(targets={"directory", "costs"}, drop=("cost",)),
+        "heads": Change(given={"measure": ["model"]}, drop=("cost",), must={"load_model.heads"}),
         "lm": Change(targets={"values", "lms", "files", "changed", "a.lm"}),
         "rescorer": Change(targets={"values", "scorers", "rescoring", "files"}),
         "limit": Change(wanted=lambda texts: len(texts) == 3, targets={"texts"}),
@@ -601,6 +606,7 @@ CHANGES: dict[str, dict[str, Change]] = {
 }
 for _command in ("evaluate", "record"):
     CHANGES[_command] |= {
+        "heads": Change(must={"check_folders.heads", "load_model.heads"}),
         "tokenizer": Change(targets={"path", "tokenizer_file"}),
         "stop_token_id": Change(["3"], wanted=(3,), targets={"stop_token_ids"}),
         "prompt_tokens": Change(["3"], wanted=(97, 97, 97), targets={"token_ids"}),

@@ -148,6 +148,17 @@ def test_a_folder_of_an_encoder_decoder_has_a_drafter_or_heads(folder, tmp_path,
     assert "the encoder-decoder cannot be read" in capsys.readouterr().err
 
 
+def test_an_encoder_decoder_takes_a_drafter_from_beside(folder, tmp_path):
+    model_of("marian").save_pretrained(tmp_path / "plain")
+    make_drafter(model_of("marian"), seed=1).save_pretrained(tmp_path / "drafter")
+    beside = load_model(tmp_path / "plain", tmp_path / "drafter")
+    expected = make_drafter(model_of("marian"), seed=1).state_dict()
+    loaded = beside.heads.drafter.state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+    assert is_encoder_decoder(beside)
+
+
 @pytest.mark.parametrize("kind", ["marian", "t5"])
 def test_calls_of_an_encoder_decoder_are_timed_with_their_heads(kind, monkeypatch, tmp_path):
     """Each call of the target takes 4 s and one of the heads 3 s by this clock."""

@@ -384,8 +384,8 @@ def test_domain_options_say_what_is_wrong(
     ("arguments", "message"),
     [
         ([], "expected --quick, or --model DIR with --task NAME and --data FILE"),
-        (["--quick", "--task", "squad"], "--quick brings LMs and tasks of its own"),
-        (["--quick", "--domain-lm", "a=b"], "remove --task, --data, --lm and --domain-lm"),
+        (["--quick", "--task", "squad"], "--quick brings heads, LMs and tasks of its own"),
+        (["--quick", "--domain-lm", "a=b"], "remove --task, --data, --lm, --domain-lm and"),
         (["--model", "m", "--task", "squad"], "1 --task and 0 --data; expected a file for each"),
         (["--quick", "--live", "-1"], "--live is -1; expected 0 or more"),
         (["--quick", "--speed", "-1"], "--speed is -1; expected 0 or more"),

@@ -23,6 +23,7 @@ from lattice_bpd.cli.evaluate_options import (
     parse_list,
     read_prompts,
 )
+from lattice_bpd.cli.heads_option import add_heads_option, check_folders
 
 if TYPE_CHECKING:
     from lattice_bpd.cli.progress import ConsoleWatcher
@@ -60,6 +61,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--model", type=Path, metavar="DIR",
         help="a blockwise model, or an encoder-decoder with its SpecDrafter or BlockwiseHeads",
     )  # fmt: skip
+    add_heads_option(parser)
     parser.add_argument(
         "--lm", action="append", default=[], metavar="[NAME=]FILE",
         help="n-gram LM, the first is that of the main table; repeatable",
@@ -149,10 +151,10 @@ def _check(args: argparse.Namespace) -> None:
         for rule in args.accept:
             parse_acceptance(rule)
     if args.quick:
-        if args.task or args.data or args.lm or args.domain_lm:
+        if args.task or args.data or args.lm or args.domain_lm or args.heads:
             raise ValueError(
-                "--quick brings LMs and tasks of its own; remove --task, --data, --lm and "
-                "--domain-lm, or --quick"
+                "--quick brings heads, LMs and tasks of its own; remove --task, --data, --lm, "
+                "--domain-lm and --heads, or --quick"
             )
         return
     if args.model is None or not args.task:
@@ -193,6 +195,7 @@ def _user_source(args: argparse.Namespace) -> Source:
     from lattice_bpd.evaluate.demo.quick import Source
     from lattice_bpd.evaluate.tasks import find_task
 
+    check_folders(args.model, args.heads)
     path = args.tokenizer or args.model / "tokenizer.json"
     tokenizer = load_tokenizer(path)
     record = make_record_options(args, tokenizer)
@@ -201,7 +204,7 @@ def _user_source(args: argparse.Namespace) -> Source:
         for task, data in zip(args.task, args.data, strict=True)
     }
     lms = load_lms(args.lm)
-    model = load_model(args.model)
+    model = load_model(args.model, args.heads)
     if is_encoder_decoder(model):
         record = make_record_options(args, tokenizer, model)
     check_vocabulary(lms, model.vocab_size, "model")

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lattice_bpd.cli.heads_option import check_folders, has_encoder_decoder
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -85,25 +87,29 @@ def read_prompts(
     return prompts
 
 
-def load_model(directory: Path) -> Any:
+def load_model(directory: Path, heads: Path | None = None) -> Any:
     """A blockwise model, or an encoder-decoder and its heads; on the GPU if there is one.
+
+    Args:
+        directory: of the model.
+        heads: folder of the heads; None: `directory`.
 
     Returns:
         A BlockwiseLM, or the DraftingModel of an encoder-decoder.
     """
+    check_folders(directory, heads)
     import torch
 
     from lattice_bpd.cli.progress import quiet_transformers
     from lattice_bpd.models import BlockwiseLM
 
-    if not directory.is_dir():
-        raise FileNotFoundError(f"{directory}: no such folder; expected a blockwise model")
     quiet_transformers()
     torch.set_num_threads(min(torch.get_num_threads(), 4))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if has_encoder_decoder(directory):
-        return _load_encoder_decoder(directory, device)
-    return BlockwiseLM.from_pretrained(directory, attn_implementation="eager").to(device)
+        return _load_encoder_decoder(directory, heads or directory, device)
+    model = BlockwiseLM.from_pretrained(directory, heads, attn_implementation="eager")
+    return model.to(device)
 
 
 def is_encoder_decoder(model: Any) -> bool:
@@ -113,19 +119,8 @@ def is_encoder_decoder(model: Any) -> bool:
     return isinstance(model, DraftingModel)
 
 
-def has_encoder_decoder(directory: Path) -> bool:
-    """Whether a folder's model is an encoder-decoder, by its config.json."""
-    import json
-
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        return bool(config.get("is_encoder_decoder"))
-    except (OSError, ValueError, AttributeError):
-        return False  # whoever loads the model says what is wrong
-
-
-def _load_encoder_decoder(directory: Path, device: str) -> DraftingModel:
-    """The encoder-decoder of a folder with the SpecDrafter there, or else the BlockwiseHeads."""
+def _load_encoder_decoder(directory: Path, heads_directory: Path, device: str) -> DraftingModel:
+    """The encoder-decoder of a folder, and a folder's SpecDrafter, or else its BlockwiseHeads."""
     from safetensors import SafetensorError
     from transformers import AutoModelForSeq2SeqLM
 
@@ -143,16 +138,16 @@ def _load_encoder_decoder(directory: Path, device: str) -> DraftingModel:
             "save_pretrained wrote"
         ) from error
     files = SPEC_DRAFTER_FILES.config_name, BLOCKWISE_FILES.config_name
-    if not any((directory / name).is_file() for name in files):
+    if not any((heads_directory / name).is_file() for name in files):
         raise FormatError(
-            f"{directory}: an encoder-decoder without {' and '.join(files)}; expected one of them, "
-            "which save_pretrained of a SpecDrafter or BlockwiseHeads writes"
+            f"{heads_directory}: an encoder-decoder without {' and '.join(files)}; expected one of "
+            "them, which save_pretrained of a SpecDrafter or BlockwiseHeads writes, or --heads DIR"
         )
     heads: Any
-    if (directory / SPEC_DRAFTER_FILES.config_name).is_file():
-        heads = SpecDrafterHeads(SpecDrafter.from_pretrained(directory).to(device))
+    if (heads_directory / SPEC_DRAFTER_FILES.config_name).is_file():
+        heads = SpecDrafterHeads(SpecDrafter.from_pretrained(heads_directory).to(device))
     else:
-        heads = BlockwiseHeads.from_pretrained(directory).to(device)
+        heads = BlockwiseHeads.from_pretrained(heads_directory).to(device)
     return DraftingModel(model.eval().to(device), heads)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.cli.draft_options import add_draft_options, list_strategies, read_draft_options
+from lattice_bpd.cli.heads_option import add_heads_option, check_folders
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="directory or hub name of a causal LM of transformers; draft heads are in the same "
         "directory, where there are any",
     )  # fmt: skip
+    add_heads_option(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="text to continue")
     prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="the same, from a file")
@@ -91,8 +93,10 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.cli.progress import quiet_transformers
 
     directory = find_model(args.model)
+    check_folders(directory, args.heads, needs_heads=False)
+    heads = args.heads or directory
     if args.strategy is None:
-        args.strategy = _default_strategy(directory, args.draft_model)
+        args.strategy = _default_strategy(heads, args.draft_model)
     config = read_draft_options("generate", args, _OPTIONS)
     tokenizer = load_tokenizer(args.tokenizer or directory / "tokenizer.json")
     prompt = args.prompt if args.prompt is not None else read_text(args.prompt_file)
@@ -105,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.verify import parse_acceptance
 
     rule = parse_acceptance(args.accept)
-    model = _load_model(directory)
+    model = _load_model(directory, heads)
     ends = _stop_tokens(tokenizer.token_to_id("<|endoftext|>"))
     result = generate(
         model,
@@ -130,22 +134,22 @@ def run(args: argparse.Namespace) -> None:
             print(describe_certificate(result.certificate, args.certificate))
 
 
-def _default_strategy(directory: Path, draft_model: Path | None) -> str:
+def _default_strategy(heads: Path, draft_model: Path | None) -> str:
     """Trees where the model has draft heads, else what needs none."""
     from lattice_bpd.models.checkpoint import has_heads
 
-    if has_heads(directory):
+    if has_heads(heads):
         return DraftConfig.strategy
     return "lookup" if draft_model is None else "draft_model"
 
 
-def _load_model(directory: Path) -> Any:
-    """The BlockwiseLM of a directory with draft heads, else the causal LM."""
+def _load_model(directory: Path, heads: Path) -> Any:
+    """The BlockwiseLM of a model and its heads, if there are any, else the causal LM."""
     from lattice_bpd.models import BlockwiseLM
     from lattice_bpd.models.checkpoint import has_heads, load_target
 
-    if has_heads(directory):
-        return BlockwiseLM.from_pretrained(directory, attn_implementation="eager")
+    if has_heads(heads):
+        return BlockwiseLM.from_pretrained(directory, heads, attn_implementation="eager")
     return load_target(directory).eval()  # type: ignore[no-untyped-call]
 
 

@@ -12,6 +12,7 @@ from lattice_bpd.cli.evaluate_options import (
     make_record_options,
     read_prompts,
 )
+from lattice_bpd.cli.heads_option import add_heads_option, check_folders
 
 _EXAMPLE = """example (after `lattice-bpd demo`):
   lattice-bpd record --model demo-out/model --task humaneval --data HumanEval.jsonl.gz --out run
@@ -35,6 +36,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--model", type=Path, required=True, metavar="DIR",
         help="a blockwise model, or an encoder-decoder with its SpecDrafter or BlockwiseHeads",
     )  # fmt: skip
+    add_heads_option(parser)
     parser.add_argument("--task", required=True, help="such as squad; see docs/evaluate.md")
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="the task's file")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the record")
@@ -50,11 +52,12 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.extras import require
 
     require("pyarrow", "eval")
+    check_folders(args.model, args.heads)
     path = args.tokenizer or args.model / "tokenizer.json"
     tokenizer = load_tokenizer(path)
     options = make_record_options(args, tokenizer)
     prompts = read_prompts(args.task, args.data, args, tokenizer)
-    model = load_model(args.model)
+    model = load_model(args.model, args.heads)
     if is_encoder_decoder(model):
         options = make_record_options(args, tokenizer, model)
     watcher = ConsoleWatcher(make_console(), {"record": f"recording {args.task}"})

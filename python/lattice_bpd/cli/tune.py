@@ -12,6 +12,7 @@ from lattice_bpd.cli.evaluate_options import (
     check_numbers,
     check_vocabulary,
 )
+from lattice_bpd.cli.heads_option import add_heads_option, has_encoder_decoder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +48,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     cost = parser.add_mutually_exclusive_group(required=True)
     cost.add_argument("--cost", type=Path, metavar="FILE", help="JSON: draft tokens -> ms")
     cost.add_argument("--measure", type=Path, metavar="MODEL", help="time calls of this model")
+    add_heads_option(parser)
     parser.add_argument(
         "--lm", action="append", default=[], metavar="[NAME=]FILE",
         help="n-gram LM to try; repeatable (default: those of the run)",
@@ -76,6 +78,8 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.evaluate.replay.scorers import measure_rescoring
 
     check_numbers(args, 1, "limit")
+    if args.heads is not None and args.measure is None:
+        raise ValueError("tune: --heads without --measure; expected --measure MODEL --heads DIR")
     if args.chain_only and args.rescorer:
         raise ValueError(
             "tune: --rescorer with --chain-only; expected one of them, since engines that verify "
@@ -104,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
     path = args.out or args.run_folder / _FILE
     file = _to_file(tuned, vocab_size, recording.num_slots, lms, files, costs)
     if path.is_dir():
-        path = _save_folder(file, path, args.measure)
+        path = _save_folder(file, path, args.measure, args.heads)
     else:
         file.save(path)
     _print(watcher, tuned, path)
@@ -149,7 +153,7 @@ def _costs(args: argparse.Namespace, watcher: ConsoleWatcher) -> dict[int, float
     from lattice_bpd.cli.evaluate_options import is_encoder_decoder, load_model
     from lattice_bpd.decode import DraftingModel
 
-    loaded = load_model(args.measure)
+    loaded = load_model(args.measure, args.heads)
     model = loaded if is_encoder_decoder(loaded) else DraftingModel(loaded)
     watcher.begin("timing calls of the target", ROUNDS + 1)
     costs = measure_costs(model, on_round=watcher.advance)
@@ -185,7 +189,7 @@ def _to_file(
     return DrafterFile(config, vocab_size, num_slots, lm, predicted)
 
 
-def _save_folder(file: DrafterFile, folder: Path, model: Path | None) -> Path:
+def _save_folder(file: DrafterFile, folder: Path, model: Path | None, heads: Path | None) -> Path:
     """Writes drafter.json, a copy of its LM, and the heads of a model where there are none.
 
     Heads of an encoder-decoder are not copied.
@@ -194,7 +198,6 @@ def _save_folder(file: DrafterFile, folder: Path, model: Path | None) -> Path:
     from dataclasses import replace
 
     from lattice_bpd.atomic_files import replacing
-    from lattice_bpd.cli.evaluate_options import has_encoder_decoder
     from lattice_bpd.models.checkpoint import copy_heads
 
     if file.lm is not None:
@@ -204,7 +207,7 @@ def _save_folder(file: DrafterFile, folder: Path, model: Path | None) -> Path:
                 shutil.copyfile(lm, temporary)
         file = replace(file, lm={**file.lm, "file": lm.name})
     if model is not None and not has_encoder_decoder(model):
-        copy_heads(model, folder)
+        copy_heads(heads or model, folder)
     file.save(folder / _FILE)
     return folder / _FILE
 

@@ -229,11 +229,14 @@ class BlockwiseLM(nn.Module):
         save_checkpoint(self.base, self.heads, Path(directory), self.selector)
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, **options: Any) -> Self:
+    def from_pretrained(
+        cls, directory: str | Path, heads_directory: str | Path | None = None, **options: Any
+    ) -> Self:
         """Read what `save_pretrained` wrote, in evaluation mode, on the CPU.
 
         Args:
             directory: a blockwise model.
+            heads_directory: folder of the heads, if they are not in `directory`.
             options: passed to `AutoModelForCausalLM.from_pretrained`, such as dtype or
                 attn_implementation.
 
@@ -241,7 +244,8 @@ class BlockwiseLM(nn.Module):
             FormatError: a file is missing, cut, altered or of another format version, or a selector
                 of other heads.
         """
-        base, heads, selector = load_checkpoint(Path(directory), **options)
+        heads_path = None if heads_directory is None else Path(heads_directory)
+        base, heads, selector = load_checkpoint(Path(directory), heads_path, **options)
         model = cls(base, heads=heads, selector=selector)
         model.eval()
         return model

@@ -37,6 +37,7 @@ from lattice_bpd.models.medusa import MEDUSA_FILES, MedusaHeads
 
 DRAFTER_FOLDER = "block_drafter"
 SELECTOR_FOLDER = "selector"
+HEAD_NAMES = (BLOCKWISE_FILES.config_name, MEDUSA_FILES.config_name, f"{DRAFTER_FOLDER}/")
 
 
 def save_checkpoint(
@@ -75,22 +76,28 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    directory: Path, **options: Any
+    directory: Path, heads_directory: Path | None = None, **options: Any
 ) -> tuple[PreTrainedModel, BlockwiseHeads | MedusaHeads | BlockDrafter, CandidateSelector | None]:
-    """Target, heads and their selector; options are passed to `transformers`.
+    """Target, heads and their selector.
+
+    Args:
+        directory: of the target.
+        heads_directory: of heads and selector; None: `directory`.
+        options: passed to `transformers`.
 
     Raises:
         FormatError: a file is missing, cut, altered or of another format version.
     """
-    heads = load_heads(directory)
-    selector = load_selector(directory, heads)
+    heads_directory = heads_directory or directory
+    heads = load_heads(heads_directory)
+    selector = load_selector(heads_directory, heads)
     base = load_target(directory, **options)
     if selector is not None:
         weight = base.get_output_embeddings().weight  # type: ignore[no-untyped-call]
         vocab_size, hidden_size = map(int, weight.shape)
         try:
             selector.check_fit(
-                vocab_size, hidden_size, heads.num_slots, str(directory / SELECTOR_FOLDER)
+                vocab_size, hidden_size, heads.num_slots, str(heads_directory / SELECTOR_FOLDER)
             )
         except ValueError as error:
             raise FormatError(f"{error}, or remove this folder") from error
@@ -121,6 +128,11 @@ def load_heads(directory: Path) -> BlockwiseHeads | MedusaHeads | BlockDrafter:
     Raises:
         FormatError: a file is missing, cut, altered or of another format version.
     """
+    if not has_heads(directory):
+        raise FormatError(
+            f"{directory}: no draft heads in this folder ({', '.join(HEAD_NAMES)}); expected one "
+            "that save_pretrained of a model with heads or `lattice-bpd heads train` wrote"
+        )
     if (directory / DRAFTER_FOLDER).is_dir():
         return BlockDrafter.from_pretrained(directory / DRAFTER_FOLDER)
     if (directory / MEDUSA_FILES.config_name).is_file():

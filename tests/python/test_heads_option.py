@@ -1,0 +1,171 @@
+"""--heads of generate, record, evaluate and tune: draft heads beside the folder of the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("pyarrow")
+pytest.importorskip("rich")
+pytest.importorskip("tokenizers")
+
+import tokenizers
+import torch
+
+from blockwise_models import VOCAB, looping_text, trained_model
+from lattice_bpd import FormatError
+from lattice_bpd.cli import main
+from lattice_bpd.evaluate.record.manifest import load_manifest
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
+from lattice_bpd.models.checkpoint import load_heads
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """`full`: model and heads; `plain`: model only; `heads`: heads only; `other`: random heads."""
+    path = tmp_path_factory.mktemp("beside")
+    model = trained_model()
+    model.save_pretrained(path / "full")
+    model.base.save_pretrained(path / "plain")
+    model.heads.save_pretrained(path / "heads")
+    torch.manual_seed(3)
+    other = BlockwiseHeads(model.heads.hidden_size, 3, vocab_size=VOCAB)
+    torch.nn.init.normal_(other.outer_weight)
+    other.save_pretrained(path / "other")
+    words = {f"t{number}": number for number in range(VOCAB)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    for name in ("full", "plain"):
+        tokenizer.save(str(path / name / "tokenizer.json"))
+    ids = looping_text(900, seed=9).tolist()
+    lines = [" ".join(f"t{i}" for i in ids[40 * n : 40 * n + 8]) for n in range(9)]
+    (path / "text.txt").write_text("\n\n".join(lines))
+    (path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": line}) for line in lines))
+    return path
+
+
+def record(folder: Path, out: Path, model: str, *options: object) -> Path:
+    arguments = [
+        "record", "--model", folder / model, "--task", "jsonl", "--data", folder / "rows.jsonl",
+        "--out", out, "--top-k", "6", "--max-new-tokens", "10", *options,
+    ]  # fmt: skip
+    assert main([str(argument) for argument in arguments]) == 0
+    return out
+
+
+def test_a_record_with_heads_from_beside_is_that_of_one_folder(folder, tmp_path):
+    runs = {
+        "full": record(folder, tmp_path / "full", "full"),
+        "beside": record(folder, tmp_path / "beside", "plain", "--heads", folder / "heads"),
+        "replaced": record(folder, tmp_path / "replaced", "full", "--heads", folder / "other"),
+    }
+    shards = {name: (run / "shard-00000.parquet").read_bytes() for name, run in runs.items()}
+    manifests = {name: load_manifest(run) for name, run in runs.items()}
+    assert shards["beside"] == shards["full"]
+    assert manifests["beside"].model_fingerprint == manifests["full"].model_fingerprint
+    assert [m.num_slots for m in manifests.values()] == [4, 4, 2]  # --heads before the model's own
+    assert manifests["replaced"].model_fingerprint != manifests["full"].model_fingerprint
+
+
+def test_generate_with_heads_from_beside_is_that_of_one_folder(folder, capsys):
+    def generate(model: str, *options: object) -> dict:
+        arguments = ["generate", folder / model, "--prompt", "t1 t2 t3", "--json",
+                     "--max-new-tokens", 12, *options]  # fmt: skip
+        assert main([str(argument) for argument in arguments]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    full, beside = generate("full"), generate("plain", "--heads", folder / "heads")
+    names = ("strategy", "token_ids", "accept_lengths", "target_calls")
+    assert [beside[name] for name in names] == [full[name] for name in names]
+    assert (full["strategy"], generate("plain")["strategy"]) == ("tree", "lookup")
+    other = generate("full", "--heads", folder / "other")
+    assert other["token_ids"] == full["token_ids"]
+    assert other["target_calls"] > full["target_calls"]
+
+
+def test_evaluate_with_heads_from_beside_is_that_of_one_folder(folder, tmp_path):
+    results = []
+    for name, options in (("full", []), ("plain", ["--heads", str(folder / "heads")])):
+        arguments = [
+            "evaluate", "--model", str(folder / name), "--task", "text", "--data",
+            str(folder / "text.txt"), "--out", str(tmp_path / name),
+            "--strategies", "bpd,tree_0gram",
+            "--top-k", "6", "--max-new-tokens", "10", "--prompt-tokens", "8", "--live", "1",
+            "--held-out", "2", "--max-nodes", "6", *options,
+        ]  # fmt: skip
+        assert main(arguments) == 0
+        task = json.loads((tmp_path / name / "results.json").read_text())["tasks"]["text"]
+        results.append([task["strategies"], task["live"]])
+    assert results[0] == results[1]
+
+
+def test_tune_measures_and_copies_heads_from_beside(folder, tmp_path, monkeypatch):
+    run = record(folder, tmp_path / "run", "plain", "--heads", folder / "heads")
+    drafter = tmp_path / "drafter"
+    drafter.mkdir()
+    timed = []
+
+    def measure(model, **_):
+        timed.append(model.num_slots)
+        return {0: 1.0, 200: 1.0}
+
+    monkeypatch.setattr("lattice_bpd.evaluate.costs.call_costs.measure_costs", measure)
+    tune = ["tune", str(run), "--measure", str(folder / "plain"), "--chain-only", "--heads"]
+    assert main([*tune, str(folder / "heads"), "-o", str(drafter)]) == 0
+    assert timed == [4]
+    assert torch.equal(load_heads(drafter).outer_weight, trained_model().heads.outer_weight)
+    assert json.loads((drafter / "drafter.json").read_text())["num_slots"] == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("plain", [], "plain has no draft heads (blockwise_heads.json, medusa_heads.json, "
+         "block_drafter/); give --heads DIR, or a folder that `lattice-bpd heads train` wrote "
+         "without --heads-only"),
+        ("heads", [], "heads holds draft heads only; give the model's folder as the model, and "
+         "this one as --heads"),
+        ("plain", ["--heads", "{0}/plain"], "plain: the folder has no draft heads"),
+        ("plain", ["--heads", "{0}/nowhere"], "nowhere: no such folder; expected the folder of the "
+         "draft heads"),
+        ("nowhere", [], "nowhere: no such folder; expected the folder of a causal LM"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["record", "evaluate", "tune", "generate"])
+def test_folders_without_heads_or_model_say_so(
+    command, folder, tmp_path, capsys, model, options, message
+):
+    if command == "generate" and model == "plain" and not options:
+        pytest.skip("it drafts without heads")
+    target = str(folder / model)
+    options = [option.format(folder) for option in options]
+    if command == "generate":
+        arguments = ["generate", target, "--prompt", "t1"]
+    elif command == "tune":
+        run = record(folder, tmp_path / "run", "full", "--limit", "1")
+        arguments = ["tune", str(run), "--measure", target]
+    else:
+        arguments = [command, "--model", target, "--task", "text", "--data",
+                     str(folder / "text.txt"), "--out", str(tmp_path / "out")]  # fmt: skip
+    assert main([*arguments, *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_heads_where_nothing_uses_them_say_so(folder, tmp_path, capsys):
+    heads = ["--heads", str(folder / "heads")]
+    assert main(["tune", str(tmp_path), "--cost", "cost.json", *heads]) == 2
+    assert "tune: --heads without --measure" in capsys.readouterr().err
+    assert main(["evaluate", "--quick", "--out", str(tmp_path), *heads]) == 2
+    assert "--quick brings heads" in capsys.readouterr().err
+
+
+def test_a_model_is_loaded_with_heads_of_another_folder(folder):
+    model = BlockwiseLM.from_pretrained(folder / "plain", folder / "heads")
+    assert torch.equal(model.heads.outer_weight, trained_model().heads.outer_weight)
+    with pytest.raises(
+        FormatError, match=r"plain: no draft heads in this folder \(blockwise_heads"
+    ):
+        BlockwiseLM.from_pretrained(folder / "plain")
