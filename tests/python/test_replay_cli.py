@@ -390,6 +390,7 @@ def test_domain_options_say_what_is_wrong(
         (["--quick", "--live", "-1"], "--live is -1; expected 0 or more"),
         (["--quick", "--speed", "-1"], "--speed is -1; expected 0 or more"),
         (["--quick", "--model", "nowhere"], "nowhere has no demo.json; expected the folder of"),
+        (["--quick", "--model", "m"], "for another model leave out --quick and give --task and"),
         (["--quick", "--accept", "top_k:0"], "TopKMatch: k is 0; expected 1 or more"),
         (["--quick", "--num-drafts", "0"], "--num-drafts is 0; expected 1 or more"),
     ],

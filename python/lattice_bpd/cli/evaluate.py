@@ -113,6 +113,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.extras import require
 
     require("pyarrow", "eval")
+    require("torch", "eval")
     _check(args)
     quiet_transformers()
     from lattice_bpd.evaluate.lab.results import write_results
@@ -176,7 +177,11 @@ def _quick_source(args: argparse.Namespace, watcher: ConsoleWatcher) -> Source:
     from lattice_bpd.evaluate.demo.quick import make_quick_source
 
     torch.set_num_threads(1)  # the model's matrices are too small to split
-    demo = load_demo_model(args.model)
+    try:
+        demo = load_demo_model(args.model)
+    except FileNotFoundError as error:
+        other = "; for another model leave out --quick and give --task and --data"
+        raise FileNotFoundError(f"{error}{other if args.model else ''}") from None
     if torch.cuda.is_available():
         demo.model.to("cuda")
     text = corpus.read_library_sources(max_files=recipe.QUICK.max_files)

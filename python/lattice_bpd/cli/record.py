@@ -46,12 +46,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> None:
     """Record a task."""
-    from lattice_bpd.cli.files import load_tokenizer
-    from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd.evaluate.record.write import TextProgress, write_record
     from lattice_bpd.extras import require
 
     require("pyarrow", "eval")
+    require("torch", "eval")
+    from lattice_bpd.cli.files import load_tokenizer
+    from lattice_bpd.cli.progress import ConsoleWatcher, make_console
+    from lattice_bpd.evaluate.record.write import TextProgress, write_record
+
     check_folders(args.model, args.heads)
     path = args.tokenizer or args.model / "tokenizer.json"
     tokenizer = load_tokenizer(path)

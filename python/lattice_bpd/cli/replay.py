@@ -71,6 +71,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> None:
     """Replay and print."""
+    from lattice_bpd.extras import require
+
+    require("torch", "eval")
     from lattice_bpd.cli.files import load_tokenizer
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.evaluate.record.read import find_records, read_record

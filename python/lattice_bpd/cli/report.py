@@ -45,6 +45,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> None:
     """Read the run, write the page."""
+    from lattice_bpd.extras import require
+
+    require("torch", "eval")
     from lattice_bpd import FormatError
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.evaluate.lab.results import RESULTS_FILE, read_results

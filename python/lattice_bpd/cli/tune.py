@@ -70,6 +70,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> None:
     """Search, write and print."""
+    from lattice_bpd.extras import require
+
+    require("torch", "eval")
     from lattice_bpd.cli.evaluate_options import load_rescorers
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.evaluate.lab.drafter_search import CHAIN_FAMILIES, FAMILIES, DrafterSearch
