@@ -424,6 +424,10 @@ def is_json(text: str) -> bool:
 
 HEADS = {"recipe": Change(["finetune"]), "boundaries": Change(["line"])}
 MODEL = {"path", "directory", "pretrained_model_name_or_path", "model_name", "tokenizer"}
+OF_MODEL = Change(
+    ["m"], wanted=77, targets={"vocab_size", "tokenizer"},
+    files={"m/config.json": '{"vocab_size": 77}', "m/tokenizer.json": ""},
+)  # fmt: skip
 CHANGES: dict[str, dict[str, Change]] = {
     "demo": {
         "out": Change(targets={"directory"}),
@@ -555,11 +559,15 @@ CHANGES: dict[str, dict[str, Change]] = {
         "threads": Change(targets={"threads", "num_threads", "int", "arg0"}),
     },
     "ngram train": {
+        "model": OF_MODEL,
         "output": Change(targets={"path"}),
         "inputs": Change(targets={"path"}),
         "min_counts": Change(["1,2"], wanted=(1, 2)),
     },
-    "ngram count": {"checkpoint": Change(targets={"checkpoint_minutes"})},
+    "ngram count": {
+        "model": OF_MODEL,
+        "checkpoint": Change(targets={"checkpoint_minutes"}),
+    },
     "ngram merge-counts": {"counts": Change(targets={"paths"})},
     "ngram distil": {
         "model": Change(targets={"path"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,63 @@ def add_corpus_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--id-type", choices=("uint16", "uint32"), help="of .bin files (default: by --vocab-size)"
     )
+
+
+def add_model_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --model, for `use_model_vocabulary`."""
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="folder of the model that the LM is for, instead of --tokenizer and --vocab-size: its "
+        "tokenizer.json, and the vocab_size of its config.json, which may be more than the "
+        "tokenizer's",
+    )
+
+
+def use_model_vocabulary(args: argparse.Namespace) -> None:
+    """Sets --tokenizer and --vocab-size from the folder of --model, if it is given.
+
+    Raises:
+        OSError: no such folder, or it has no config.json.
+        ValueError: config.json without a size, or options that contradict the model.
+    """
+    if args.model is None:
+        return
+    size = _model_vocab_size(args.model)
+    if args.vocab_size not in (None, size):
+        raise ValueError(
+            f"--vocab-size is {args.vocab_size}, while {args.model} has a vocabulary of {size}; "
+            "leave out --vocab-size, or --model"
+        )
+    args.vocab_size = size
+    own = args.model / "tokenizer.json"
+    if not own.is_file():
+        return  # token ids need none; for text the corpus asks for --tokenizer
+    given = None if args.tokenizer is None else Path(args.tokenizer).resolve()
+    if given not in (None, own.resolve(), args.model.resolve()):
+        raise ValueError(
+            f"--tokenizer is {args.tokenizer}, while {args.model} has a tokenizer.json; leave out "
+            "--tokenizer, or give --vocab-size instead of --model"
+        )
+    args.tokenizer = str(own)
+
+
+def _model_vocab_size(model: Path) -> int:
+    """The vocab_size of a model's config.json, in its text_config where it has one there."""
+    if not model.is_dir():
+        raise FileNotFoundError(f"--model {model}: no such folder; expected that of a model")
+    path = model / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error}); copy the file again") from error
+    parts = (config.get("text_config"), config) if isinstance(config, dict) else ()
+    for part in parts:
+        size = part.get("vocab_size") if isinstance(part, dict) else None
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            return size
+    raise ValueError(f"{path} has no vocab_size; give --tokenizer and --vocab-size, not --model")
 
 
 def add_inputs(parser: argparse.ArgumentParser, also: str = "") -> None:

@@ -204,12 +204,21 @@ def check_vocabulary(
     lms: Mapping[str, NGramLM | NeuralScorer], vocab_size: int, owner: str, option: str = "--lm"
 ) -> None:
     """Refuse LMs of another vocabulary than that of the owner ("record" or "model")."""
+    from lattice_bpd import NGramLM
+
     for name, lm in lms.items():
-        if lm.vocab_size != vocab_size:
-            raise ValueError(
-                f"{option} {name} has a vocabulary of {lm.vocab_size}, the {owner} one of "
-                f"{vocab_size}; train the LM on token ids of the {owner}'s tokenizer"
+        if lm.vocab_size == vocab_size:
+            continue
+        padded = ""  # many models have more rows of embeddings than their tokenizer has ids
+        if isinstance(lm, NGramLM) and lm.vocab_size < vocab_size:
+            padded = (
+                "; if it was trained with the model's own tokenizer, train it again with "
+                f"--vocab-size {vocab_size} (or --model DIR)"
             )
+        raise ValueError(
+            f"{option} {name} has a vocabulary of {lm.vocab_size}, the {owner} one of "
+            f"{vocab_size}; train the LM on token ids of the {owner}'s tokenizer{padded}"
+        )
 
 
 def check_numbers(args: argparse.Namespace, least: int, *names: str) -> None:

@@ -11,7 +11,9 @@ from lattice_bpd.cli.corpus_options import (
     add_corpus_options,
     add_counting_options,
     add_inputs,
+    add_model_option,
     make_corpus,
+    use_model_vocabulary,
 )
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="MINUTES",
         help="interval at which to write COUNTS, for --resume (default: only at the end)",
     )
+    add_model_option(parser)
     add_corpus_options(parser)
     add_counting_options(parser)
     parser.set_defaults(run=run_count)
@@ -90,6 +93,7 @@ def run_count(args: argparse.Namespace) -> None:
     from lattice_bpd.cli.count_progress import CountingWatcher
     from lattice_bpd.train import count_corpus
 
+    use_model_vocabulary(args)
     start = time.perf_counter()
     with CountingWatcher() as watcher:
         info = count_corpus(

@@ -15,8 +15,10 @@ from lattice_bpd.cli.corpus_options import (
     add_counting_options,
     add_estimate_options,
     add_inputs,
+    add_model_option,
     estimate_arguments,
     make_corpus,
+    use_model_vocabulary,
 )
 from lattice_bpd.cli.ngram_options import timed_step
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from lattice_bpd import NGramLM
 
 _EXAMPLE = """examples:
+  lattice-bpd ngram train corpus.txt --order 4 --model MODEL -o corpus.lm
   lattice-bpd ngram train corpus.txt --order 4 --tokenizer tokenizer.json -o corpus.lm
   lattice-bpd ngram train all.counts --min-counts 1,1,2,4 -o all.lm
 """
@@ -39,6 +42,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_inputs(parser, also="; or counts files of `ngram count`")
+    add_model_option(parser)
     add_estimate_options(parser, "n, 1..6 (default 4, or that of the counts)")
     add_corpus_options(parser)
     add_counting_options(parser)
@@ -89,8 +93,14 @@ def _train(args: argparse.Namespace) -> NGramLM:
         "temp_dir": args.temp_dir,
     }
     if _all_counts(args.inputs):
+        if args.model is not None:
+            raise ValueError(
+                "--model with counts files, which have a vocabulary already; leave it out, and "
+                "give it to `ngram count`"
+            )
         with Heartbeat("merge and estimate"):
             return train_counts(args.inputs, args.order, **options)
+    use_model_vocabulary(args)
     order = args.order if args.order is not None else 4
     with CountingWatcher() as watcher:
         return train_corpus(make_corpus(args, args.inputs), order, on_progress=watcher, **options)

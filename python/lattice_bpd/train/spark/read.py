@@ -166,7 +166,10 @@ def _column(frame: DataFrame, name: str, field: str) -> tuple[DataFrame, bool]:
 
 def _vocab_size(name: str, is_text: bool, stated: int | None, own: int | None) -> int:
     if is_text and own is None:
-        raise ValueError(f"{name}: text needs a tokenizer (tokenizer, --tokenizer)")
+        raise ValueError(
+            f"{name}: text needs a tokenizer; give that of the model, --tokenizer "
+            "MODEL/tokenizer.json (tokenizer= in Python)"
+        )
     if own is None and stated is None:
         raise ValueError("token ids need the size of the vocabulary (vocab_size, --vocab-size)")
     if own is not None and stated is not None and own > stated:

@@ -219,7 +219,10 @@ def _find_files(inputs: Sequence[str]) -> list[str]:
 def _vocab_size(stated: int | None, encoder: Encoder | None, files: Sequence[str]) -> int:
     text = [file for file in files if not is_id_file(file)]
     if encoder is None and text:
-        raise ValueError(f"{text[0]}: text needs a tokenizer (tokenizer, --tokenizer)")
+        raise ValueError(
+            f"{text[0]}: text needs a tokenizer; give that of the model, --tokenizer "
+            "MODEL/tokenizer.json (tokenizer= in Python)"
+        )
     if encoder is None and stated is None:
         raise ValueError("token ids need the size of the vocabulary (vocab_size, --vocab-size)")
     if encoder is not None and stated is not None and encoder.vocab_size > stated:

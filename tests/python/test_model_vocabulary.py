@@ -1,0 +1,153 @@
+"""`ngram train --model`: LMs of models with more token ids than their tokenizer; and messages."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tokenizers")
+
+import tokenizers
+
+from lattice_bpd import NGramLM
+from lattice_bpd.cli import main
+from lattice_bpd.cli.evaluate_options import check_vocabulary
+
+WORDS, PADDED = 10, 16
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """`model`: a tokenizer of 10 words and a config of 16 token ids; `other.json`, `corpus.txt`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps({"vocab_size": PADDED}))
+    for name, count in (("model/tokenizer.json", WORDS), ("other.json", WORDS - 1)):
+        words = {f"t{number}": number for number in range(count)}
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+        tokenizer.save(str(tmp_path / name))
+    (tmp_path / "corpus.txt").write_text("t1 t2 t3 t9\n\nt1 t2 t3 t4\n" * 20)
+    return tmp_path
+
+
+def train(*options: str, command: str = "train", output: str = "out.lm") -> int:
+    smoothing = ["--smoothing", "witten_bell"] if command == "train" else []
+    return main(["ngram", command, *options, "-o", output, "--order", "2", *smoothing])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"vocab_size": PADDED},
+        {"text_config": {"vocab_size": PADDED}},
+        {"text_config": {"vocab_size": PADDED}, "vocab_size": 99},
+        {"text_config": {}, "vocab_size": PADDED},
+    ],
+)
+def test_an_lm_has_the_vocabulary_of_the_model(folder, config):
+    (folder / "model/config.json").write_text(json.dumps(config))
+    assert train("corpus.txt", "--model", "model") == 0
+    lm = NGramLM.load("out.lm")
+    assert lm.vocab_size == PADDED
+    same = ["--tokenizer", "model/tokenizer.json", "--vocab-size", str(PADDED)]
+    assert train("corpus.txt", *same, output="same.lm") == 0
+    assert Path("out.lm").read_bytes() == Path("same.lm").read_bytes()
+    assert train("corpus.txt", *same, "--model", "model") == 0  # they agree
+    assert train("corpus.txt", "--tokenizer", "model/tokenizer.json", output="small.lm") == 0
+    assert NGramLM.load("small.lm").vocab_size == WORDS
+
+
+def test_counts_have_the_vocabulary_of_the_model(folder, capsys):
+    assert train("corpus.txt", "--model", "model", command="count", output="a.counts") == 0
+    assert train("a.counts") == 0
+    assert NGramLM.load("out.lm").vocab_size == PADDED
+    assert train("a.counts", "--model", "model") == 2
+    assert "--model with counts files, which have a vocabulary" in capsys.readouterr().err
+
+
+def test_token_ids_need_no_tokenizer_in_the_folder(folder):
+    import numpy as np
+
+    np.save("ids.npy", np.arange(WORDS))
+    (folder / "model/tokenizer.json").unlink()
+    assert train("ids.npy", "--model", "model") == 0
+    assert NGramLM.load("out.lm").vocab_size == PADDED
+    assert train("corpus.txt", "--model", "model", "--tokenizer", "other.json") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "model", "--vocab-size", "10"], "--vocab-size is 10, while model has a "
+         "vocabulary of 16; leave out"),
+        (["--model", "model", "--tokenizer", "other.json"], "--tokenizer is other.json, while "
+         "model has a tokenizer.json; leave out"),
+        (["--model", "nowhere"], "--model nowhere: no such folder; expected that of a model"),
+        (["--model", "."], "config.json"),
+        ([], "corpus.txt: text needs a tokenizer; give that of the model, --tokenizer "
+         "MODEL/tokenizer.json"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit_say_so(folder, capsys, options, message):
+    assert train("corpus.txt", *options) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("out.lm").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "has no vocab_size; give --tokenizer and --vocab-size, not --model"),
+        ('{"vocab_size": true}', "has no vocab_size"),
+        ('{"text_config": {"vocab_size": 0}}', "has no vocab_size"),
+        ('{"vocab_size": 9}', "the tokenizer has 10 token ids, vocab_size is 9"),
+    ],
+)
+def test_a_config_without_a_size_says_so(folder, capsys, config, message):
+    (folder / "model/config.json").write_text(config)
+    assert train("corpus.txt", "--model", "model") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_lm_smaller_than_the_model_names_the_option():
+    def lm(size: int) -> NGramLM:
+        return NGramLM.train([[0, 1, 2]], 2, vocab_size=size, smoothing="witten_bell")
+
+    check_vocabulary({"c": lm(PADDED)}, PADDED, "model")
+    hint = (
+        "; if it was trained with the model's own tokenizer, train it again with --vocab-size 16 "
+        "(or --model DIR)"
+    )
+    with pytest.raises(ValueError, match="--lm c has a vocabulary of 10, the model one of 16") as e:
+        check_vocabulary({"c": lm(WORDS)}, PADDED, "model")
+    assert str(e.value).endswith(hint)
+    with pytest.raises(ValueError, match="--lm c has a vocabulary of 17, the model one of") as e:
+        check_vocabulary({"c": lm(PADDED + 1)}, PADDED, "model")
+    assert "--vocab-size" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tune", "run", "--cost", "c.json"],
+        ["report", "run"],
+        ["replay", "run"],
+        ["record", "--model", "m", "--task", "text", "--data", "d", "--out", "o"],
+        ["evaluate", "--quick", "--out", "o"],
+        ["generate", "m", "--prompt", "x"],
+    ],
+)
+def test_commands_without_torch_name_the_extra(arguments, monkeypatch, capsys):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(arguments) == 2
+    extra = "torch" if arguments[0] == "generate" else "eval"
+    message = f"install it with: pip install 'lattice-bpd[{extra}]'"
+    printed = capsys.readouterr().err
+    assert printed.startswith("lattice-bpd: error: torch is required")
+    assert message in printed
