@@ -69,6 +69,14 @@ def evaluate() -> Names:
     return {**names, "model": names["blockwise"]}
 
 
+def howto_decoder() -> Names:
+    """Nothing, but the page needs torch."""
+    import pytest
+
+    pytest.importorskip("torch")
+    return {}
+
+
 def howto_constraint() -> Names:
     """Tokens of one byte each, as many as the model has."""
     import pytest
@@ -109,6 +117,7 @@ PRELUDES = {
     "exactness": _decoding,
     "sampling": _decoding,
     "howto-constraint": howto_constraint,
+    "howto-decoder": howto_decoder,
     "evaluate": evaluate,
     "ngram": ngram,
     "translation": translation,
