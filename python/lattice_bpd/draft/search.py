@@ -23,6 +23,9 @@ from lattice_bpd.token_ids import Int32Array, Int64Array
 
 MAX_DRAFTS = 1 << 12  # as many as nodes of a tree
 _MAX_THREADS = 1024  # kMaxThreads of base/parallel.cc
+_STATES_HINT = (
+    "; if these are hidden states of BlockwiseHeads, apply the model's output embedding first"
+)
 
 
 class Search(NamedTuple):
@@ -195,7 +198,7 @@ def check_search(
         raise ValueError(
             f"{where}: head_logits has {shape[-1]} columns, the LM a vocabulary of "
             f"{lm.vocab_size}; use an LM trained with vocab_size={shape[-1]} on this model's "
-            "token ids"
+            f"token ids{_STATES_HINT if is_torch_tensor(head_logits) else ''}"
         )
     best = select_top_k(
         head_logits, top_k, log_softmax=bool(log_softmax), where=where, threads=number
