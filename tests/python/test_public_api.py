@@ -35,6 +35,17 @@ print([m for m in {HEAVY} if m in sys.modules])
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+@pytest.mark.parametrize("module", ["lattice_bpd.models", "lattice_bpd.decode"])
+def test_what_needs_torch_names_the_extra(module: str, package: str) -> None:
+    pytest.importorskip("torch")
+    code = f"import sys; sys.modules[{package!r}] = None; import {module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith(f"ImportError: {module}: the package {package!r} is not installed; ")
+    assert line.endswith("pip install 'lattice-bpd[torch]'")
+
+
 def test_all_names_exist() -> None:
     expected = {"Drafts", "FormatError", "NGramLM", "SausageLattice", "rescore_lattice"}
     assert expected <= set(lattice_bpd.__all__)

@@ -6,6 +6,15 @@ Drafters of each kind are in `lattice_bpd.decode.drafters`, grammars in
 
 from __future__ import annotations
 
+try:
+    import torch as _torch  # noqa: F401  (to fail early, with advice)
+    import transformers as _transformers  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"lattice_bpd.decode: the package {error.name!r} is not installed; decoding needs torch "
+        "and transformers; run: pip install 'lattice-bpd[torch]'"
+    ) from error
+
 from lattice_bpd.decode.certificate.certificate import Certificate, CertificateError
 from lattice_bpd.decode.constraint.fst import FstConstraint
 from lattice_bpd.decode.constraint.guidance import GuidanceConstraint
