@@ -12,6 +12,10 @@ from torch import nn
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
     RobertaConfig,
@@ -21,7 +25,7 @@ from transformers import (
 )
 
 from blockwise_models import model_of
-from lattice_bpd.decode import decode, generate
+from lattice_bpd.decode import CustomGenerate, decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.models.lm_call import call_forward, inner_call_is_exact, unwrap_model
@@ -98,6 +102,42 @@ def test_decoders_that_read_in_both_directions_are_refused(before_norm):
     model = kind(config).eval()
     wanted = plain_generate(model, PROMPTS[0])
     assert generate(model, PROMPTS[0], "lookup", **OPTIONS).token_ids == wanted
+
+
+def test_training_mode_with_dropout_is_refused_at_each_call():
+    config = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, eos_token_id=None)
+    model = GPT2LMHeadModel(config)
+    model.eval()
+    wanted = plain_generate(model, PROMPTS[0])
+    assert generate(model, PROMPTS[0], "lookup", **OPTIONS).token_ids == wanted
+    model.train()
+    message = r"GPT2LMHeadModel is in training mode, with dropout .*; call model\.eval\(\)"
+    with pytest.raises(ValueError, match=f"^generate: {message}"):
+        generate(model, PROMPTS[0], "lookup", **OPTIONS)
+    with pytest.raises(ValueError, match=f"^decode: {message}"):
+        decode(model, PROMPTS[0], NoDrafter(), **OPTIONS)
+    with pytest.raises(ValueError, match=f"^CustomGenerate: {message}"):
+        model.generate(
+            torch.tensor(PROMPTS[:1]), custom_generate=CustomGenerate(drafter="lookup"), **OPTIONS
+        )
+    model.eval()
+    assert generate(model, PROMPTS[0], "lookup", **OPTIONS).token_ids == wanted
+
+
+def test_training_mode_without_dropout_decodes_as_generate_does():
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=48, eos_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).train()
+    wanted = plain_generate(model, PROMPTS[0])
+    assert generate(model, PROMPTS[0], "lookup", **OPTIONS).token_ids == wanted
+    model.gradient_checkpointing_enable()  # transformers then leaves the cache out
+    with pytest.raises(ValueError, match="training mode, with dropout or gradient checkpointing"):
+        generate(model, PROMPTS[0], "lookup", **OPTIONS)
+    config.attention_dropout = 0.1  # a number that attention reads, no module
+    with pytest.raises(ValueError, match=r"call model\.eval\(\)"):
+        generate(LlamaForCausalLM(config).train(), PROMPTS[0], "lookup", **OPTIONS)
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert", "minicpm3", "gemma2"])

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from torch.nn.modules.dropout import _DropoutNd
 
 from lattice_bpd.arguments import check_int
 
@@ -50,6 +51,35 @@ def check_weights(model: Any) -> None:
             "generate: the model's weights are on the meta device, which holds no values; expected "
             "a loaded model; load it with from_pretrained"
         )
+
+
+def check_evaluation_mode(base: Any) -> None:
+    """Raise ValueError if the target is in training mode, unless that changes nothing.
+
+    A model built from its config is in training mode; without dropout it computes the same.
+
+    Args:
+        base: the target's model; not a module: nothing is checked.
+    """
+    if not getattr(base, "training", False):
+        return
+    if any(module.training and _is_random(module) for module in base.modules()):
+        raise ValueError(
+            f"decode: {type(base).__name__} is in training mode, with dropout or gradient "
+            "checkpointing; expected evaluation mode; call model.eval()"
+        )
+
+
+def _is_random(module: Any) -> bool:
+    """Whether training mode changes a module: dropout or jitter, or no KV cache."""
+    if getattr(module, "gradient_checkpointing", False) is True:
+        return True
+    if isinstance(module, _DropoutNd):
+        return module.p > 0.0
+    return any(
+        isinstance(value, float) and value > 0.0 and ("drop" in name or "jitter" in name)
+        for name, value in vars(module).items()
+    )
 
 
 @contextmanager

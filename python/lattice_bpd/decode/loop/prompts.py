@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import StaticCache
 
+from lattice_bpd.decode.loop.arguments import check_evaluation_mode
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.verify.batch_cache import MAX_HOLES, BatchCache
 from lattice_bpd.verify.batch_probe import find_batch_refusal
@@ -140,6 +141,7 @@ def _first_tokens(logits: Tensor, options: Options) -> list[list[int]]:
 def _check_target(model: DraftingModel, longest: int, options: Options) -> None:
     """Raise ValueError if the target cannot verify drafts."""
     target = model.target
+    check_evaluation_mode(target.base)
     needs_tree = options.layout == "tree" and options.max_draft_nodes > 0
     refusal = target.refuses_tree() if needs_tree else None
     if refusal is not None:
