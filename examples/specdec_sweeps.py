@@ -245,11 +245,12 @@ def time_calls(models: Models, source: list[int], rounds: int = 15) -> dict[int,
 
 def tuned_drafts(models: Models, results: dict[str, Any], sweep: Sweep) -> dict[str, Any]:
     """Drafts of SpecDec with the best weights, by name."""
-    common: dict[str, Any] = {"heads": SpecDrafterHeads(models.drafter), "top_k": sweep.top_k}
+    heads = SpecDrafterHeads(models.drafter)
+    common: dict[str, Any] = {"heads": heads, "top_k": sweep.top_k}
     tree = {**common, "drafter": "tree", "lm": models.lm, "max_nodes": sweep.max_nodes}
     weights = results["weights"]
     return {
-        "SpecDec": {**common, "drafter": "bpd"},
+        "SpecDec": {"heads": heads, "drafter": "bpd"},
         "SpecDec + n-gram": {
             **common, "drafter": "ngram", "lm": models.lm, "alpha": weights["ngram_1best"]["alpha"],
         },

@@ -274,13 +274,29 @@ def test_generate_without_heads(model_directory, tmp_path, capsys):
     expected = run(
         capsys, "generate", model_directory, "--prompt", "the cat", "--strategy", "greedy", "--json"
     )
-    for options, strategy in (([], "lookup"), (["--draft-model", plain], "draft_model")):
+    lm = tmp_path / "some.lm"
+    shutil.copy(model_directory / "ngram.lm", lm)
+    defaults = (
+        ([], "lookup"), (["--draft-model", plain], "draft_model"), (["--lm", lm], "combined"),
+        (["--lm", "none"], "lookup"), (["--lm", lm, "--draft-model", plain], "draft_model"),
+    )  # fmt: skip
+    for options, strategy in defaults:
         status, out, _ = run(capsys, "generate", plain, "--prompt", "the cat", "--json", *options)
         assert status == 0
         assert json.loads(out)["strategy"] == strategy
         assert json.loads(out)["token_ids"] == json.loads(expected[1])["token_ids"]
+    error = run(
+        capsys, "generate", plain, "--prompt", "the cat", "--strategy", "lookup", "--lm", lm
+    )[2]
+    assert "--lm: strategy 'lookup' does not use an LM; leave --lm out" in error
+    error = run(capsys, "generate", plain, "--prompt", "the cat", "--lm", tmp_path / "no.lm")[2]
+    assert "no.lm" in error
+    assert "does not use" not in error
+    shutil.copy(lm, plain / "ngram.lm")
+    status, out, _ = run(capsys, "generate", plain, "--prompt", "the cat", "--json")
+    assert json.loads(out)["strategy"] == "combined"
     error = run(capsys, "generate", plain, "--prompt", "the cat", "--strategy", "tree")[2]
-    assert "'lookup' and 'draft_model' draft without heads" in error
+    assert "without heads: generate(model, text, 'combined', lm=lm)" in error
 
 
 def test_generate_downloads_from_the_hub(model_directory, capsys, monkeypatch):

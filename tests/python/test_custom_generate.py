@@ -35,9 +35,9 @@ def small_lm() -> NGramLM:
     return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB)
 
 
-def method(kind: str, **options) -> CustomGenerate:
-    options = {"lm": small_lm(), "top_k": 6, "max_nodes": 12, "num_drafts": 4, **options}
-    return CustomGenerate(model_of(kind).head_logits, **options)
+def method(kind: str, drafter: str = "tree", **options) -> CustomGenerate:
+    config = DraftConfig(drafter, top_k=6, max_nodes=12, num_drafts=4)
+    return CustomGenerate(model_of(kind).head_logits, config, lm=small_lm(), **options)
 
 
 def random_prompts(count: int, seed: int, length: int | None = None) -> list[list[int]]:
@@ -235,6 +235,15 @@ def test_what_cannot_be_honored_is_refused_by_name(name):
             torch.tensor([[1, 2, 3]]), custom_generate=method("llama"), max_new_tokens=4,
             **REFUSED[name],
         )  # fmt: skip
+
+
+def test_beams_are_given_to_the_models_own_generate():
+    with pytest.raises(
+        ValueError, match=r"num_beams=3 .*; call model\.generate\(.., num_beams=1\)"
+    ):
+        model_of("llama").base.generate(
+            torch.tensor([[1, 2]]), custom_generate=method("llama"), max_new_tokens=4, num_beams=3
+        )
 
 
 def test_hidden_tokens_between_others_are_left_out():

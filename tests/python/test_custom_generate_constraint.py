@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from blockwise_models import VOCAB, looping_text, model_of, random_model
 from constraints import acceptor_of
-from lattice_bpd import NGramLM
+from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import Constraint, CustomGenerate, FstConstraint
 from lattice_bpd.decode.adaptive.experience import experience_of
 
@@ -64,9 +64,8 @@ def lm_of_text() -> NGramLM:
 @pytest.mark.parametrize("strategy", ["greedy", "bpd", "p_best", "tree", "auto"])
 def test_constrained_output_is_plain_generates_with_a_processor(strategy: str, case: str) -> None:
     model, constraint, rng = model_of("trained"), words(), np.random.default_rng(1)
-    own = CustomGenerate(
-        model.head_logits, strategy, lm=lm_of_text(), top_k=6, max_nodes=12, constraint=constraint
-    )
+    config = DraftConfig(strategy, top_k=6, max_nodes=12)
+    own = CustomGenerate(model.head_logits, config, lm=lm_of_text(), constraint=constraint)
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": END, "pad_token_id": 0}
     for count in (1, 1, 3):
         rows = torch.from_numpy(rng.integers(0, VOCAB, (count, 6)))

@@ -42,7 +42,7 @@ def small_lm() -> NGramLM:
 
 def options_of(name: str) -> dict:
     lm = None if name.endswith("_0gram") else small_lm()
-    return {"drafter": name.removesuffix("_0gram"), "lm": lm, **SMALL}
+    return {"drafter": DraftConfig(name.removesuffix("_0gram"), **SMALL), "lm": lm}
 
 
 def random_prompts(count: int, seed: int) -> list[list[int]]:
@@ -152,10 +152,11 @@ def test_a_drafter_takes_a_config_or_options_by_name():
     prompts = random_prompts(3, seed=7)
     options = {"lm": small_lm(), "max_new_tokens": 12}
     config = DraftConfig("p_best", **SMALL)
-    named = generate(model_of("trained"), prompts, "p_best", **SMALL, **options)
+    used = {name: SMALL[name] for name in ("top_k", "num_drafts", "alpha")}
+    named = generate(model_of("trained"), prompts, "p_best", **used, **options)
     for other in (
         generate(model_of("trained"), prompts, config, **options),
-        generate(model_of("trained"), prompts, DraftConfig("p_best"), **SMALL, **options),
+        generate(model_of("trained"), prompts, DraftConfig("p_best"), **used, **options),
         decode(model_of("trained"), prompts, PBestDrafter(small_lm(), config), max_new_tokens=12),
     ):
         for result, expected in zip(other, named, strict=True):

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from blockwise_models import POSITIONS, VOCAB, WINDOW, looping_text, model_of, plain_greedy
-from lattice_bpd import NGramLM
+from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import generate
 from lattice_bpd.draft.config import STRATEGIES
 
@@ -31,11 +31,12 @@ def decode_with(strategy: str, kind: str, prompt: list[int], **options):
     if strategy == "neural":
         rescorer = {"lm": model_of("gpt2").base}
     elif strategy == "draft_model":
-        rescorer = {"lm": small_lm(), "draft_model": model_of("trained").base, "draft_length": 4}
+        rescorer = {"lm": small_lm(), "draft_model": model_of("trained").base}
     else:
         rescorer = {"lm": None if strategy == "p_best_0gram" else small_lm()}
-    name = "p_best" if strategy == "p_best_0gram" else strategy
-    return generate(model_of(kind), prompt, name, **rescorer, **{**OPTIONS, **options})
+    length = 4 if strategy == "draft_model" else None
+    config = DraftConfig(strategy.removesuffix("_0gram"), **OPTIONS, draft_length=length)
+    return generate(model_of(kind), prompt, config, **rescorer, **options)
 
 
 def prompts(count: int, seed: int, longest: int = 20) -> list[list[int]]:
@@ -116,13 +117,14 @@ def test_prompts_at_the_position_limit(strategy, kind, length):
 @pytest.mark.parametrize("kind", ["mistral", "gemma2"])
 @pytest.mark.parametrize("layout", ["tree", "rows"])
 def test_long_texts_beyond_the_window(layout, kind):
-    options = {"lm": small_lm(), "max_nodes": 12, "max_new_tokens": 12, "layout": layout, **OPTIONS}
+    config = DraftConfig("tree", max_nodes=12, **OPTIONS)
+    options = {"lm": small_lm(), "max_new_tokens": 12, "layout": layout}
     texts = [prompt * 3 for prompt in prompts(3, seed=6, longest=16)]
     wanted = [plain_greedy(model_of(kind), text, 12) for text in texts]
     assert max(map(len, texts)) > 2 * WINDOW
     for text, tokens in zip(texts, wanted, strict=True):
-        assert generate(model_of(kind), text, "tree", **options).token_ids == tokens
-    results = generate(model_of(kind), texts, "tree", **options)
+        assert generate(model_of(kind), text, config, **options).token_ids == tokens
+    results = generate(model_of(kind), texts, config, **options)
     assert [result.token_ids for result in results] == wanted
 
 

@@ -58,11 +58,16 @@ def test_values_has_every_option() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_options_by_keyword_override_the_config(strategy: str) -> None:
+def test_options_by_keyword_override_the_config_if_they_are_used(strategy: str) -> None:
     for name, value in VALUES.items():
         for drafter in (strategy, DraftConfig(strategy)):
-            config = read_config("generate", drafter, {name: value})
-            assert config == DraftConfig(strategy, **{name: value})
+            if name in STRATEGIES[strategy].options:
+                config = read_config("generate", drafter, {name: value})
+                assert config == DraftConfig(strategy, **{name: value})
+            else:
+                message = f"^generate: strategy '{strategy}' does not use {name}; leave it out"
+                with pytest.raises(ValueError, match=message):
+                    read_config("generate", drafter, {name: value})
 
 
 def test_drafters_refuse_unused_options() -> None:
@@ -98,13 +103,31 @@ def test_an_unknown_option_is_not_reported_as_the_strategy() -> None:
 
 
 @pytest.mark.parametrize("strategy", WITHOUT_LM)
-def test_an_lm_that_is_not_used_is_ignored(strategy: str) -> None:
+def test_an_lm_that_is_not_used_is_refused_by_name_and_ignored_with_a_config(strategy: str) -> None:
+    message = f"strategy '{strategy}' does not use an LM; leave lm out, or use 'tree' with heads or"
+    with pytest.raises(ValueError, match=f"^generate: {message} 'combined'"):
+        generate(model_of("llama"), PROMPT, strategy, lm=small_lm(), max_new_tokens=8)
+    with pytest.raises(ValueError, match=f"^CustomGenerate: {message} 'combined'"):
+        CustomGenerate(drafter=strategy, lm=small_lm())
     results = [
-        generate(model_of("llama"), PROMPT, strategy, lm=lm, max_new_tokens=8)
+        generate(model_of("llama"), PROMPT, DraftConfig(strategy), lm=lm, max_new_tokens=8)
         for lm in (None, small_lm())
     ]
     assert results[0].token_ids == results[1].token_ids
     assert results[0].stats.accept_lengths == results[1].stats.accept_lengths
+
+
+def test_combined_uses_the_lm_without_heads() -> None:
+    base, lm = model_of("trained").base, small_lm()
+    plain = generate(base, PROMPT, "lookup", max_new_tokens=24)
+    result = generate(base, PROMPT, "combined", lm=lm, max_new_tokens=24)
+    assert result.token_ids == plain.token_ids
+    assert result.stats.block_efficiency > plain.stats.block_efficiency
+    method = CustomGenerate(drafter="combined", lm=lm)
+    inputs = torch.tensor([PROMPT])
+    output = base.generate(inputs, custom_generate=method, max_new_tokens=24, do_sample=False)
+    assert output[0, len(PROMPT) :].tolist() == plain.token_ids
+    assert method.results[0].stats.accept_lengths == result.stats.accept_lengths
 
 
 def test_those_without_lm_are_known() -> None:
@@ -125,7 +148,7 @@ def test_without_heads_others_are_suggested(strategy: str) -> None:
     base = model_of("llama").base
     message = (
         f"strategy '{strategy}' needs draft heads and the model has none; give heads=, .*"
-        "'lookup' and 'draft_model' draft without heads"
+        r"without heads: generate\(model, text, 'combined', lm=lm\), 'lookup', or 'draft_model'"
     )
     lm = sources_of(strategy).lm
     with pytest.raises(ValueError, match=f"^generate: {message}"):
@@ -139,12 +162,38 @@ def test_without_heads_others_are_suggested(strategy: str) -> None:
             )
 
 
+def test_a_draft_model_of_another_type_is_named() -> None:
+    with pytest.raises(TypeError, match=r"^generate: draft_model is a NGramLM; .*give .* as lm="):
+        generate(model_of("llama").base, PROMPT, "draft_model", draft_model=small_lm())
+    with pytest.raises(TypeError, match=r"^generate: draft_model is a str; .*from_pretrained$"):
+        generate(model_of("llama").base, PROMPT, "draft_model", draft_model="small")
+
+
+def test_a_strategy_in_the_position_of_the_heads_is_named() -> None:
+    with pytest.raises(TypeError, match=r"heads is 'lookup', .*CustomGenerate\(drafter='lookup'\)"):
+        CustomGenerate("lookup")
+
+
+def test_generation_settings_are_no_drafting_options() -> None:
+    message = r"^generate: {0} is a generation .*generation_config=GenerationConfig\({0}=..\)"
+    with pytest.raises(TypeError, match=message.format("do_sample") + ".*Sampled"):
+        generate(model_of("llama"), PROMPT, do_sample=True, temperature=0.7)
+    with pytest.raises(TypeError, match=message.format("num_beams") + "$"):
+        generate(model_of("llama"), PROMPT, num_beams=2)
+    with pytest.raises(TypeError, match=r"pass it as model\.generate\(.., do_sample=..\)"):
+        CustomGenerate(model_of("llama").head_logits, do_sample=True)
+
+
 class NotHeads:
     """No callable."""
 
 
 ERRORS: dict[str, tuple[dict[str, Any], str]] = {
-    "heads": ({"heads": NotHeads()}, "heads is a NotHeads"),
+    "heads": ({"heads": NotHeads()}, r"heads is a NotHeads; .*, or DraftHeads$"),
+    "heads by name": (
+        {"heads": "my-heads"},
+        r"heads is a str; .*BlockwiseHeads.from_pretrained\('my-heads'\)",
+    ),
     "acceptance": ({"acceptance": TopKMatch}, "acceptance is"),
     "certificate": ({"certificate": "yes"}, "certificate is 'yes'"),
     "constraint": ({"constraint": 3}, "constraint is a int"),
@@ -158,9 +207,8 @@ def test_errors_begin_with_the_function_that_was_called(case: str) -> None:
     options, message = ERRORS[case]
     base = model_of("llama").base
     for function, drafter in ((generate, "greedy"), (decode, NoDrafter())):
-        with pytest.raises((TypeError, ValueError)) as caught:
+        with pytest.raises((TypeError, ValueError), match=f"^{function.__name__}: {message}"):
             function(base, PROMPT, drafter, **options)
-        assert str(caught.value).startswith(f"{function.__name__}: {message}")
 
 
 def test_errors_of_prompts_and_drafters_begin_with_the_function_that_was_called() -> None:

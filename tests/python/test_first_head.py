@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from heads_training import HEADS, T, make_job, read_losses, read_weights
-from lattice_bpd import FormatError
+from lattice_bpd import DraftConfig, FormatError
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseLM, build_small_gpt
@@ -84,10 +84,11 @@ def test_decoding_gives_the_output_of_the_targets_own_generate(strategy):
         torch.tensor([prompt]), do_sample=False, max_new_tokens=20, use_cache=True
     )[0, 9:].tolist()
     assert expected == plain_greedy(model, prompt, 20) != without
-    result = generate(model, prompt, strategy, top_k=4, max_new_tokens=20)
+    config = DraftConfig(strategy, top_k=4)
+    result = generate(model, prompt, config, max_new_tokens=20)
     assert result.token_ids == expected
     # The same target with heads of the caller's: they are projected without head 1's network.
-    given = generate(model.base, prompt, strategy, heads=model.heads, top_k=4, max_new_tokens=20)
+    given = generate(model.base, prompt, config, heads=model.heads, max_new_tokens=20)
     assert given.token_ids == expected
     assert given.stats.target_calls == result.stats.target_calls
 

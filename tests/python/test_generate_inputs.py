@@ -195,6 +195,10 @@ def test_other_callers_of_the_same_checks():
         generate(model_with())
     with pytest.raises(TypeError, match=r"dict with input_ids; .*\*\*inputs"):
         generate(model_with(), {"input_ids": [[1]]})
+    messages = [{"role": "user", "content": "Hello"}]
+    for chats in (messages, [messages, messages]):
+        with pytest.raises(TypeError, match=r"chat messages; .*tokenizer\.apply_chat_template\("):
+            generate(model_with(), chats)
     with pytest.raises(TypeError, match=r"the prompt is text .*give tokenizer="):
         generate(model_with(), "text")
     with pytest.raises(ValueError, match="attention_mask has 1 rows for 2 prompts"):

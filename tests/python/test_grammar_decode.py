@@ -26,7 +26,7 @@ from constraints import (
     random_acceptor,
     text_of,
 )
-from lattice_bpd import NGramLM, verify
+from lattice_bpd import DraftConfig, NGramLM, verify
 from lattice_bpd.decode import Drafter, GuidanceConstraint, decode, generate
 from lattice_bpd.decode.constraint import ConstrainedSelector
 from lattice_bpd.decode.constraint.guidance import GuidanceState
@@ -35,7 +35,6 @@ from lattice_bpd.verify import PrefixTree
 from lattice_bpd.verify.verification import DraftCandidates
 
 PROMPT = [1, 2, 3]
-SIZES: dict[str, Any] = {"top_k": 5, "num_drafts": 5, "max_nodes": 14}
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {}, "bpd": {}, "ngram": {"lm": True}, "p_best": {"lm": True}, "tree": {"lm": True},
     "tree alone": {}, "p_best alone": {}, "tree with cache": {"ngram_cache": True},
@@ -55,11 +54,15 @@ def guidance(regex: str) -> GuidanceConstraint:
     return GuidanceConstraint.from_regex(regex, TOKENS, end_token_ids=[END])
 
 
+def small(strategy: str = "tree", **options: Any) -> DraftConfig:
+    """Few candidates and drafts."""
+    return DraftConfig(strategy, top_k=5, num_drafts=5, max_nodes=14, **options)
+
+
 def options_of(way: str, lm: NGramLM) -> dict[str, Any]:
-    options = {**SIZES, **WAYS[way], "drafter": way.split()[0]}
-    if "lm" in options:
-        options["lm"] = lm
-    return options
+    options = dict(WAYS[way])
+    used = lm if options.pop("lm", False) else None
+    return {"drafter": small(way.split()[0], **options), "lm": used}
 
 
 @pytest.mark.parametrize("regex", REGEXES)
@@ -117,13 +120,13 @@ def test_grammar_ends_only_where_it_accepts() -> None:
 def test_grammar_without_end_tokens_ends_when_nothing_may_follow() -> None:
     constraint = acceptor_of([(0, 5, 1), (0, 6, 1), (1, 7, 2), (1, 8, 2)], {2})
     for strategy in ("greedy", "tree"):
-        result = generate(model_of("llama"), PROMPT, strategy, constraint=constraint, **SIZES)
+        result = generate(model_of("llama"), PROMPT, small(strategy), constraint=constraint)
         assert (len(result.token_ids), result.finish) == (2, "constraint")
     empty = acceptor_of([(0, 0, 1)], {1})
-    result = generate(model_of("llama"), PROMPT, constraint=empty, **SIZES)
+    result = generate(model_of("llama"), PROMPT, small(), constraint=empty)
     assert (result.token_ids, result.finish) == ([], "constraint")
     circle = acceptor_of([(0, 5, 0)], {0})
-    result = generate(model_of("llama"), PROMPT, constraint=circle, max_new_tokens=9, **SIZES)
+    result = generate(model_of("llama"), PROMPT, small(), constraint=circle, max_new_tokens=9)
     assert (result.token_ids, result.finish) == ([4] * 9, "length")
 
 
@@ -164,8 +167,8 @@ def test_grammar_beside_a_static_cache() -> None:
     constraint = guidance("[a-c]{1,8}xyz[0-9]{4}abcabcabc")
     wanted = constrained_greedy(model_of("llama"), PROMPT, constraint, 30)
     result = generate(
-        model_of("llama"), PROMPT, constraint=constraint, max_new_tokens=30, layout="tree",
-        generation_config=GenerationConfig(cache_implementation="static"), **SIZES,
+        model_of("llama"), PROMPT, small(), constraint=constraint, max_new_tokens=30,
+        layout="tree", generation_config=GenerationConfig(cache_implementation="static"),
     )  # fmt: skip
     assert result.token_ids == wanted
 
@@ -196,9 +199,8 @@ def test_grammar_masks_the_logits_of_another_acceptance_rule() -> None:
         model, PROMPT, "greedy", constraint=constraint, acceptance=SecondBest(), max_new_tokens=20
     )
     drafted = generate(
-        model, PROMPT, "tree", constraint=constraint, acceptance=SecondBest(), max_new_tokens=20,
-        **SIZES,
-    )  # fmt: skip
+        model, PROMPT, small(), constraint=constraint, acceptance=SecondBest(), max_new_tokens=20
+    )
     plain = generate(model, PROMPT, "greedy", constraint=constraint, max_new_tokens=20)
     assert alone.token_ids == drafted.token_ids != plain.token_ids
     assert re.match("[a-z]{3,12}$", text_of(alone.token_ids))
@@ -212,7 +214,7 @@ def test_grammar_under_sampling_by_seed() -> None:
         options = {"acceptance": getattr(verify, "Sampled")(1.5, seed=seed), "max_new_tokens": 30}  # noqa: B009
         plain = generate(model, PROMPT, "greedy", constraint=constraint, **options)
         for strategy in ("bpd", "p_best", "tree", "auto"):
-            result = generate(model, PROMPT, strategy, constraint=constraint, **options, **SIZES)
+            result = generate(model, PROMPT, small(strategy), constraint=constraint, **options)
             assert result.token_ids == plain.token_ids
         texts.add(text_of(plain.token_ids))
         assert re.fullmatch("abc[0-9]+(xyz)?", text_of(plain.token_ids))
@@ -271,9 +273,7 @@ def check_json(tokenizer: Any, vocab_size: int, end: int, decode_text: Any) -> N
     assert wanted[-1] == end
     assert set(json.loads(decode_text(wanted[:-1]))) == set(SCHEMA["properties"])  # type: ignore[call-overload]
     for strategy in ("bpd", "p_best", "tree"):
-        result = generate(
-            model, [5, 6], strategy, constraint=constraint, max_new_tokens=60, **SIZES
-        )
+        result = generate(model, [5, 6], small(strategy), constraint=constraint, max_new_tokens=60)
         assert result.token_ids == wanted
         assert result.stats.target_calls < len(wanted)
 
@@ -306,7 +306,7 @@ def test_grammar_of_a_json_schema_over_sentencepiece(shared_data: Path) -> None:
 def test_grammar_keeps_no_states_of_finished_texts() -> None:
     before = count_states()
     constraint = guidance("[a-z]*")  # one state but for its start
-    generate(model_of("llama"), PROMPT, constraint=constraint, max_new_tokens=40, **SIZES)
+    generate(model_of("llama"), PROMPT, small(), constraint=constraint, max_new_tokens=40)
     assert 0 < count_states() - before < 6
 
 

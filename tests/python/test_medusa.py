@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from blockwise_models import HEADS, VOCAB, looping_text, model_of, plain_greedy
-from lattice_bpd import FormatError, NGramLM
+from lattice_bpd import DraftConfig, FormatError, NGramLM
 from lattice_bpd.decode import generate
 from lattice_bpd.models import (
     BlockwiseHeads,
@@ -333,7 +333,8 @@ def test_every_head_source_decodes_lossless_like_medusa(kind, strategy):
     assert isinstance(source, HeadSource)
     model = BlockwiseLM(model_of("llama").base, heads=source)
     lm = NGramLM.train([looping_text(500)], 3, vocab_size=VOCAB, smoothing="witten_bell")
-    result = generate(model, [3, 1, 4], strategy, lm=lm, top_k=4, num_drafts=3, max_new_tokens=24)
+    config = DraftConfig(strategy, top_k=4, num_drafts=3)
+    result = generate(model, [3, 1, 4], config, lm=lm, max_new_tokens=24)
     assert result.token_ids == plain_greedy(model, [3, 1, 4], 24)
 
 

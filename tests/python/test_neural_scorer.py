@@ -19,7 +19,7 @@ from blockwise_models import (
     random_model,
     trained_model,
 )
-from lattice_bpd import NGramLM
+from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import DecodeStats, DraftingModel, decode, generate
 from lattice_bpd.decode.drafters import NeuralScorer, ScorerDrafter, ScorerWarning
 from lattice_bpd.draft import MixtureScorer, TransitionScorer
@@ -164,9 +164,8 @@ def test_neural_mixture_and_names():
     expected = plain_greedy(model, PROMPT, 20)
     mixture = MixtureScorer([(NeuralScorer(model), 1.0), (lm, 0.3)])
     for strategy, scorer in (("neural", model.base), ("neural", mixture), ("p_best", mixture)):
-        result = generate(
-            model, PROMPT, strategy, lm=scorer, top_k=4, num_drafts=3, max_new_tokens=20
-        )
+        config = DraftConfig(strategy, top_k=4, num_drafts=3)
+        result = generate(model, PROMPT, config, lm=scorer, max_new_tokens=20)
         assert result.token_ids == expected
         assert result.stats.scorer_failures == {}
 

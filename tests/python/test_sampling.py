@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from blockwise_models import VOCAB, looping_text, model_of
-from lattice_bpd import NGramLM, rescore_tree, sample_tree
+from lattice_bpd import DraftConfig, NGramLM, rescore_tree, sample_tree
 from lattice_bpd.decode import generate
 from lattice_bpd.draft import SharedNoise
 from lattice_bpd.verify import PrefixTree, Rejection, Sampled
@@ -296,8 +296,8 @@ def test_sampling_with_a_seed_is_plain_sampling(strategy, options):
     for prompt in PROMPTS:
         plain = generate(model_of("trained"), prompt, "greedy", acceptance=rule, max_new_tokens=40)
         result = generate(
-            model_of("trained"), prompt, strategy, lm=small_lm(), acceptance=rule, top_k=8,
-            max_new_tokens=40,
+            model_of("trained"), prompt, DraftConfig(strategy, top_k=8), lm=small_lm(),
+            acceptance=rule, max_new_tokens=40,
         )  # fmt: skip
         assert result.token_ids == plain.token_ids
         assert (result.acceptance, result.lossless) == ("sampled", True)

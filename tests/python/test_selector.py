@@ -18,7 +18,7 @@ import torch
 
 from block_drafters import build_drafter
 from blockwise_models import HEADS, VOCAB, model_of, random_model
-from lattice_bpd import FormatError
+from lattice_bpd import DraftConfig, FormatError
 from lattice_bpd.decode import DecodeState, DraftingModel, generate
 from lattice_bpd.decode.state.selector_heads import SelectorHeads
 from lattice_bpd.decode.state.statistics import DecodeStats
@@ -305,7 +305,8 @@ def test_output_is_that_of_generate(strategy):
     model = model_of("trained")
     heads = SelectorHeads(model, random_selector(SLOTS))
     prompts = [[1, 6, 11], [20, 25, 30, 35]]
-    results = generate(model, prompts, strategy, heads=heads, max_new_tokens=20, top_k=4)
+    config = DraftConfig(strategy, top_k=4)
+    results = generate(model, prompts, config, heads=heads, max_new_tokens=20)
     for prompt, result in zip(prompts, results, strict=True):
         ids = torch.tensor([prompt])
         plain = model.base.generate(ids, max_new_tokens=20, do_sample=False)[0, len(prompt) :]

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from lattice_bpd import NGramLM
+from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import CustomGenerate, decode, generate
 from lattice_bpd.decode.drafters import NeuralScorer, NoDrafter
 from lattice_bpd.evaluate import record
@@ -79,7 +79,7 @@ def test_every_strategy_writes_what_generate_writes(kind, strategy):
     lm = NGramLM.train([[3, 4, 5, 6, 7] * 20], 2, vocab_size=VOCAB)
     for source in sources(4, seed=1):
         found = generate(
-            model_of(kind), source, strategy, heads=random_heads, lm=lm, top_k=5,
+            model_of(kind), source, DraftConfig(strategy, top_k=5), heads=random_heads, lm=lm,
             max_new_tokens=LENGTH,
         )  # fmt: skip
         assert found.token_ids == greedy_of(kind, tuple(source)), source

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from lattice_bpd import FormatError
+from lattice_bpd import DraftConfig, FormatError
 from lattice_bpd.decode import generate
 from lattice_bpd.decode.state import DraftHeads, SpecDrafterHeads
 from lattice_bpd.models import SpecDrafter, SpecDrafterConfig
@@ -164,9 +164,8 @@ def test_drafts_of_any_quality_change_no_output(options, strategy):
     heads = SpecDrafterHeads(build(options))
     assert isinstance(heads, DraftHeads)
     for source in sources(3, seed=1):
-        found = generate(
-            model_of("marian"), source, strategy, heads=heads, top_k=4, max_new_tokens=14
-        )
+        config = DraftConfig(strategy, top_k=4)
+        found = generate(model_of("marian"), source, config, heads=heads, max_new_tokens=14)
         assert found.token_ids == plain_greedy(model_of("marian"), source, 14)
 
 

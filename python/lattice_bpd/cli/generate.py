@@ -40,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="decode a prompt with any causal LM, with or without draft heads",
         description="Decode a prompt. Every strategy generates the target model's greedy output,\n"
         "unless --accept, --regex or --json-schema changes it. If MODEL has no draft heads, the\n"
-        "default strategy is draft_model with --draft-model, else lookup.",
+        "default strategy is draft_model with --draft-model, combined with an LM, else lookup.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -96,7 +96,8 @@ def run(args: argparse.Namespace) -> None:
     check_folders(directory, args.heads, needs_heads=False)
     heads = args.heads or directory
     if args.strategy is None:
-        args.strategy = _default_strategy(heads, args.draft_model)
+        has_lm = str(args.lm) != "none" if args.lm else (directory / "ngram.lm").exists()
+        args.strategy = _default_strategy(heads, args.draft_model, has_lm)
     config = read_draft_options("generate", args, _OPTIONS)
     tokenizer = load_tokenizer(args.tokenizer or directory / "tokenizer.json")
     prompt = args.prompt if args.prompt is not None else read_text(args.prompt_file)
@@ -134,13 +135,15 @@ def run(args: argparse.Namespace) -> None:
             print(describe_certificate(result.certificate, args.certificate))
 
 
-def _default_strategy(heads: Path, draft_model: Path | None) -> str:
+def _default_strategy(heads: Path, draft_model: Path | None, has_lm: bool) -> str:
     """Trees where the model has draft heads, else what needs none."""
     from lattice_bpd.models.checkpoint import has_heads
 
     if has_heads(heads):
         return DraftConfig.strategy
-    return "lookup" if draft_model is None else "draft_model"
+    if draft_model is not None:
+        return "draft_model"
+    return "combined" if has_lm else "lookup"
 
 
 def _load_model(directory: Path, heads: Path) -> Any:
@@ -169,6 +172,11 @@ def _load_lm(args: argparse.Namespace, directory: Path) -> Any:
         return NGramLM.load(path) if uses_lm and path.exists() else None
     if str(args.lm) == "none":
         return None
+    if not STRATEGIES[strategy].uses("lm"):
+        raise ValueError(
+            f"--lm: strategy {strategy!r} does not use an LM; leave --lm out, or use 'tree' with "
+            "heads or 'combined' with or without"
+        )
     if not args.lm.is_dir():
         return NGramLM.load(args.lm)
     if strategy not in ("neural", "p_best"):

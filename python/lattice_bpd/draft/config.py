@@ -76,9 +76,9 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
 class DraftConfig:
     """Drafting options: a strategy and its parameters.
 
-    Options that the strategy does not use are ignored, so that one config can serve several
-    strategies. On the command line and in the drafters' constructors they raise a ValueError
-    (`check_used`).
+    Fields that the strategy does not use are ignored, so that one config can serve several
+    strategies. Options given by name, to a function or on the command line, raise a ValueError if
+    the strategy does not use them (`check_used`).
 
     Attributes:
         strategy: a name of `STRATEGIES`.

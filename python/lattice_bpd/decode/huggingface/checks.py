@@ -60,9 +60,14 @@ def refuse_settings(config: GenerationConfig, where: str = "CustomGenerate") -> 
     for name in ("num_beams", "num_return_sequences"):
         several = name == "num_return_sequences" and config.do_sample and where == "CustomGenerate"
         if (getattr(config, name, None) or 1) > 1 and not several:
+            is_method = where == "CustomGenerate"
+            advice = (
+                f"call model.generate(.., {name}=1)"
+                if is_method
+                else f"give generation_config=GenerationConfig({name}=1)"
+            )
             raise ValueError(
-                f"{where}: {name}={getattr(config, name)} cannot be honored; expected 1; give "
-                f"generation_config=GenerationConfig({name}=1)"
+                f"{where}: {name}={getattr(config, name)} cannot be honored; expected 1; {advice}"
             )
     refuse_cache(config.cache_implementation, where)
 

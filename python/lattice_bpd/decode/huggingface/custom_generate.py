@@ -49,7 +49,7 @@ from lattice_bpd.decode.state.heads import HeadsOrCallable
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules, processors_of_row
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
-from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.verify.acceptance.rule import Acceptance
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 
@@ -95,6 +95,12 @@ class CustomGenerate:
         constraint: Constraint | None = None,
         **options: Any,
     ) -> None:
+        given: Any = heads
+        if isinstance(given, str) and given in STRATEGIES:
+            raise TypeError(
+                f"CustomGenerate: heads is {heads!r}, the name of a strategy; give "
+                f"CustomGenerate(drafter={heads!r})"
+            )
         if acceptance is not None:
             with errors_named(_WHERE, "decode"):
                 check_rule(acceptance)

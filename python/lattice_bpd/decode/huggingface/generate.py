@@ -29,7 +29,7 @@ from lattice_bpd.decode.loop.loop import DecodeResult
 from lattice_bpd.decode.state.heads import HeadsOrCallable
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
-from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.config import STRATEGIES, DraftConfig, check_used
 from lattice_bpd.verify.acceptance.rule import Acceptance
 
 
@@ -104,16 +104,17 @@ def generate(
         streamer: of `transformers`, for one prompt; receives the prompt, then each token, then the
             end, also after an error.
         options: fields of `DraftConfig` by name, such as max_nodes, top_k, alpha, temperature or
-            ngram_cache; they override the config. Those that a strategy does not use are ignored,
-            so that strategies can be compared with the same options.
+            ngram_cache; they override the config. Fields of a DraftConfig that its strategy does
+            not use are ignored; options by name are not.
 
     Returns:
         A DecodeResult for one prompt; for several a list of them, in order.
 
     Raises:
-        ValueError: an unknown strategy, heads, an LM or a draft model that is missing, an LM, a
-            draft model that the strategy does not use, options out of range, an LM, a
-            draft model, heads or a constraint of another vocabulary, or see `decode`.
+        ValueError: an unknown strategy; heads, an LM or a draft model that is missing; an option, a
+            draft model or, with a strategy by name, an LM that the strategy does not use; options
+            out of range; an LM, a draft model, heads or a constraint of another vocabulary; a model
+            in training mode with dropout; or see `decode`.
         TypeError: not a supported model, heads that are not callable, or an unknown option.
         MemoryError: a call did not fit into memory.
     """
@@ -157,7 +158,8 @@ def read_config(
 
     Raises:
         TypeError: another type, or options or sources given with a drafter object.
-        ValueError: an unknown strategy, or options out of range.
+        ValueError: an unknown strategy, options out of range, an option that the strategy does not
+            use, or an LM that a strategy given by its name does not use.
     """
     if "strategy" in options:
         raise TypeError(
@@ -165,7 +167,16 @@ def read_config(
             "`drafter`, by its name or in a DraftConfig"
         )
     if isinstance(drafter, (str, DraftConfig)):
-        return DraftConfig.make(where, drafter, options)
+        _check_names(where, options)
+        config = DraftConfig.make(where, drafter, options)
+        check_used(where, config.strategy, options)
+        is_lm_unused = sources.get("lm") is not None and not STRATEGIES[config.strategy].uses("lm")
+        if isinstance(drafter, str) and is_lm_unused:
+            raise ValueError(
+                f"{where}: strategy {drafter!r} does not use an LM; leave lm out, or use 'tree' "
+                "with heads or 'combined' with or without"
+            )
+        return config
     each = drafter if isinstance(drafter, (list, tuple)) else [drafter]
     if not all(callable(getattr(one, "propose", None)) for one in each):
         raise TypeError(
@@ -179,6 +190,23 @@ def read_config(
             "leave them out"
         )
     return None
+
+
+def _check_names(where: str, options: dict[str, Any]) -> None:
+    """Raise TypeError for a generation setting among the drafting options."""
+    settings = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]
+    for name in options:
+        if name in settings and not hasattr(DraftConfig, name):
+            given = (
+                f"model.generate(.., {name}=..)"
+                if where == "CustomGenerate"
+                else f"generation_config=GenerationConfig({name}=..)"
+            )
+            sample = "; to sample also acceptance=Sampled(..)" if name == "do_sample" else ""
+            raise TypeError(
+                f"{where}: {name} is a generation setting, no drafting option; pass it as "
+                f"{given}{sample}"
+            )
 
 
 def _make_oracles(

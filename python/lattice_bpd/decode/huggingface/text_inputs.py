@@ -47,6 +47,7 @@ def read_prompts(
         TypeError: neither text nor token ids, or text without a tokenizer.
     """
     _check_kind(input_ids, "input_ids")
+    _refuse_messages(input_ids)
     several = is_batch(input_ids)
     batch = input_ids if several else [input_ids]
     if several and isinstance(batch, Sequence) is hasattr(batch, "ndim"):
@@ -139,6 +140,20 @@ def decode_text(tokenizer: Any, token_ids: Sequence[int]) -> str | None:
     if tokenizer is None:
         return None
     return str(tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def _refuse_messages(prompts: Any) -> None:
+    """Raise TypeError for the messages of a chat, or a list of chats."""
+    first = prompts
+    for _ in range(2):
+        if isinstance(first, (list, tuple)) and len(first) > 0:
+            first = first[0]
+    if isinstance(first, Mapping) and "role" in first:
+        raise TypeError(
+            "generate: input_ids holds chat messages; expected token ids; give generate(model, "
+            "**tokenizer.apply_chat_template(messages, add_generation_prompt=True, "
+            'return_dict=True, return_tensors="pt"))'
+        )
 
 
 def _check_kind(value: Any, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -118,9 +119,11 @@ def as_draft_heads(heads: Any, target: CausalLMTarget | Seq2SeqTarget) -> DraftH
         wrapped.num_slots = heads.num_slots
         return wrapped
     if not callable(heads):
+        is_path = isinstance(heads, (str, Path))
+        advice = f"; load them with BlockwiseHeads.from_pretrained({str(heads)!r})"
         raise TypeError(
             f"decode: heads is a {type(heads).__name__}; expected a callable that turns hidden "
-            "states (B, D) into logits (B, H, V), or DraftHeads"
+            f"states (B, D) into logits (B, H, V), or DraftHeads{advice if is_path else ''}"
         )
     return HiddenStateHeads(heads)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from lattice_bpd.decode.adaptive.controller import Controller
 from lattice_bpd.decode.adaptive.experience import Experience
 from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
@@ -53,7 +55,7 @@ def make_drafter(config: DraftConfig, sources: DraftSources | None = None) -> Dr
 
     Raises:
         ValueError: a source that is missing, or a draft model that the strategy does not use. An
-            LM that it does not use is ignored, so that strategies can be compared by their name.
+            LM that it does not use is ignored, so that one LM can serve several configs.
         TypeError: an LM or a draft model of another type.
     """
     sources = sources or DraftSources()
@@ -79,13 +81,21 @@ def _check_sources(strategy: str, sources: DraftSources) -> None:
             f"make_drafter: strategy {strategy!r} does not use a draft model; leave draft_model "
             f"out, or use {' or '.join(users)}"
         )
+    if sources.draft_model is not None and not isinstance(sources.draft_model, nn.Module):
+        hint = "; give an n-gram LM as lm=" if isinstance(sources.draft_model, NGramLM) else ""
+        raise TypeError(
+            f"make_drafter: draft_model is a {type(sources.draft_model).__name__}; expected a "
+            "small causal LM with the target's tokenizer; load one with "
+            f"AutoModelForCausalLM.from_pretrained{hint}"
+        )
     if strategy not in ("neural", "p_best"):
         _check_ngram_lm(sources.lm)
     if "heads" in info.needs and not sources.has_heads:
         raise ValueError(
             f"make_drafter: strategy {strategy!r} needs draft heads and the model has none; give "
             "heads=, a callable that turns hidden states (B, D) into logits (B, H, V), or a "
-            "BlockwiseLM; 'lookup' and 'draft_model' draft without heads"
+            "BlockwiseLM; without heads: generate(model, text, 'combined', lm=lm), 'lookup', or "
+            "'draft_model' with draft_model="
         )
 
 
