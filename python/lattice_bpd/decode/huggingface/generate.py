@@ -202,7 +202,7 @@ def _check_names(where: str, options: dict[str, Any]) -> None:
                 if where == "CustomGenerate"
                 else f"generation_config=GenerationConfig({name}=..)"
             )
-            sample = "; to sample also acceptance=Sampled(..)" if name == "do_sample" else ""
+            sample = "; or, to sample, acceptance=Sampled(..)" if name == "do_sample" else ""
             raise TypeError(
                 f"{where}: {name} is a generation setting, no drafting option; pass it as "
                 f"{given}{sample}"
