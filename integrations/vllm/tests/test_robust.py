@@ -1,16 +1,15 @@
-"""Sampling, failures, schedules, and an engine in a process of its own."""
+"""Sampling, failures, schedules and refusals."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 from scenes import greedy, read_prompts
-from vllm import LLM, SamplingParams
+from vllm import SamplingParams
 
-from conftest import FOLDER, SPECULATIVE, Engine, ids, in_child
+from conftest import Engine, ids, in_child
 
 
 def run_sampled(options: dict[str, Any] | None) -> dict[str, Any]:
@@ -183,33 +182,6 @@ def test_a_dynamic_schedule_is_obeyed(expected: dict[str, Any]) -> None:
     assert few == many == expected["outputs"]
     assert many_mean < 2.2  # a few steps have 4 requests or fewer
     assert 2.5 < few_mean <= 6.0
-
-
-def run_process() -> Any:
-    """An engine core in a process of its own, without plugins."""
-    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_PLUGINS="")
-    import vllm.envs
-
-    assert vllm.envs.VLLM_ENABLE_V1_MULTIPROCESSING
-    llm = LLM(
-        str(FOLDER / "target"), dtype="float32", enforce_eager=True, seed=0, max_model_len=256,
-        max_num_seqs=16, disable_log_stats=False,
-        speculative_config={**SPECULATIVE, "num_speculative_tokens": 8},
-        additional_config={"lattice_bpd": {"directory": str(FOLDER / "drafter"), "check": True}},
-    )  # fmt: skip
-    prompts = [{"prompt_token_ids": prompt} for prompt in read_prompts()]
-    results = llm.generate(
-        prompts, SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True), use_tqdm=False
-    )
-    metrics = {one.name: one.value for one in llm.get_metrics() if hasattr(one, "value")}
-    return ids(results), metrics
-
-
-def test_an_engine_in_its_own_process(expected: dict[str, Any]) -> None:
-    outputs, metrics = in_child(run_process)
-    assert outputs == expected["outputs"]
-    accepted = metrics["vllm:spec_decode_num_accepted_tokens"]
-    assert 0 < accepted < metrics["vllm:spec_decode_num_draft_tokens"]
 
 
 def error_of(function: Any, *args: Any, **values: Any) -> str:

@@ -1,4 +1,4 @@
-"""The server and the request of docs/vllm.md."""
+"""The server and the request of docs/vllm.md: an engine in a process of its own, compiled."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from conftest import FOLDER, SPECULATIVE
 
@@ -45,20 +46,20 @@ def wait_for(url: str, server: subprocess.Popen[str], log: Path) -> None:
     raise AssertionError(f"no server after {MOST_SECONDS} s:\n{log.read_text()[-4000:]}")
 
 
-def test_the_page_s_server_and_request() -> None:
+def test_the_page_s_server_and_request(expected: dict[str, Any]) -> None:
     port, log = free_port(), FOLDER / "server.log"
-    options = {"directory": str(FOLDER / "drafter"), "log_seconds": 0.001}
+    options = {"directory": str(FOLDER / "drafter"), "log_seconds": 0.001, "check": True}
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server",
         "--model", str(FOLDER / "target"), "--served-model-name", "target",
         "--speculative-config", json.dumps({**SPECULATIVE, "num_speculative_tokens": 8}),
         "--additional-config", json.dumps({"lattice_bpd": options}),
         "--host", "127.0.0.1", "--port", str(port),
-        "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4",
+        "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "16",
     ]  # fmt: skip
     environment = {
         **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO",
-        "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_PLUGINS": "",
     }  # fmt: skip
     with log.open("w") as file:
         server = subprocess.Popen(
@@ -80,6 +81,12 @@ def test_the_page_s_server_and_request() -> None:
             values.append(float(line.rpartition(" ")[2]))
         drafts, draft_tokens, accepted = values
         assert 0 < drafts < accepted <= draft_tokens
+        every = {
+            "model": "target", "prompt": expected["prompts"], "max_tokens": 64, "temperature": 0,
+            "ignore_eos": True, "return_token_ids": True,
+        }  # fmt: skip
+        choices = json.loads(read(f"{address}/v1/completions", json.dumps(every)))["choices"]
+        assert [choice["token_ids"] for choice in choices] == expected["outputs"]
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         try:
