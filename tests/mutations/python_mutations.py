@@ -377,4 +377,25 @@ MUTATIONS = [
         "            threads=args.threads,\n            temp_dir=args.temp_dir,\n            allow",
         "            temp_dir=args.temp_dir,\n            allow",
     ),
+    (
+        "a folder for vLLM gets the heads of the model's folder instead of those of --heads",
+        f"{CLI}/tune.py",
+        "tests/python/test_heads_option.py::test_tune_measures_and_copies_heads_from_beside",
+        "copy_heads(heads or model, folder)",
+        "copy_heads(model, folder)",
+    ),
+    (
+        "record ignores --heads where the model's folder has heads",
+        f"{CLI}/record.py",
+        "tests/python/test_heads_option.py::test_a_record_with_heads_from_beside_is_that_of_one_folder",
+        "load_model(args.model, args.heads)",
+        "load_model(args.model)",
+    ),
+    (
+        "an LM of a model with a padded vocabulary has the tokenizer's size",
+        f"{CLI}/corpus_options.py",
+        "tests/python/test_model_vocabulary.py::test_an_lm_has_the_vocabulary_of_the_model",
+        "    args.vocab_size = size\n",
+        "",
+    ),
 ]
