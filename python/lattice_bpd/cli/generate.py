@@ -106,11 +106,15 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("--prompt is empty; expected text to continue")
     quiet_transformers()
     lm = _load_lm(args, directory)
+    from lattice_bpd import NGramLM
+    from lattice_bpd.cli.evaluate_options import check_vocabulary
     from lattice_bpd.decode import generate
     from lattice_bpd.verify import parse_acceptance
 
     rule = parse_acceptance(args.accept)
     model = _load_model(directory, heads)
+    if isinstance(lm, NGramLM):
+        check_vocabulary({str(args.lm or directory / "ngram.lm"): lm}, _vocab_size(model), "model")
     ends = _stop_tokens(tokenizer.token_to_id("<|endoftext|>"))
     result = generate(
         model,
