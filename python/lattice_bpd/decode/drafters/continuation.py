@@ -95,8 +95,8 @@ class ContinuationDrafter(Drafter):
         if self.lm.vocab_size != vocab_size:
             raise ValueError(
                 f"ContinuationDrafter: the LM has a vocabulary of {self.lm.vocab_size}, the target "
-                f"one of {vocab_size}; expected the same; train the LM on token ids of the target's "
-                f"tokenizer with vocab_size={vocab_size}"
+                f"one of {vocab_size}; expected the same; train the LM on token ids of the "
+                f"target's tokenizer with vocab_size={vocab_size}"
             )
         proposals: list[PrefixTree | None] = [None] * len(states)
         if self.drafter is not None:
