@@ -223,18 +223,19 @@ MUTATIONS = [
         "pass",
     ),
     (
-        "a replayed tree's LM weight ignores the temperature",
+        "a replayed tree ignores the temperature",
         f"{EVALUATE}/replay/positions.py",
         TEMPERATURE,
-        "alpha=options.alpha / options.temperature,",
-        "alpha=options.alpha,",
+        "        max_nodes=options.max_nodes,\n        alpha=options.alpha,\n"
+        "        temperature=options.temperature,\n",
+        "        max_nodes=options.max_nodes,\n        alpha=options.alpha,\n",
     ),
     (
         "a replay ignores the factors of heads",
         f"{EVALUATE}/replay/positions.py",
         "tests/python/test_tune.py::test_tune_replays_weighed_heads_as_decoding_drafts",
-        "if not options.weighs_heads:",
-        "if True:",
+        "        if options.weighs_heads:\n",
+        "        if False:\n",
     ),
     (
         "an interval leaves all of the rest on each side",
@@ -309,10 +310,10 @@ MUTATIONS = [
     ),
     (
         "generate ignores --alpha",
-        f"{CLI}/generate.py",
+        f"{CLI}/draft_options.py",
         f"{OPTIONS}[generate_--alpha]",
-        "for name in _OPTIONS}),",
-        "for name in _OPTIONS if name != 'alpha'}),",
+        'for name in names if name != "strategy"}',
+        'for name in names if name not in ("strategy", "alpha")}',
     ),
     (
         "ngram train ignores --katz-k",
@@ -323,10 +324,11 @@ MUTATIONS = [
     ),
     (
         "generate swaps --top-k and --num-drafts",
-        f"{CLI}/generate.py",
+        f"{CLI}/draft_options.py",
         f"{OPTIONS}[generate_--top-k]",
-        "getattr(args, name)",
-        "getattr(args, {'top_k': 'num_drafts', 'num_drafts': 'top_k'}.get(name, name))",
+        "{name: getattr(args, name) for name in names",
+        "{{'top_k': 'num_drafts', 'num_drafts': 'top_k'}.get(name, name): getattr(args, name) for "
+        "name in names",
     ),
     (
         "ngram evaluate swaps --no-bos and --no-eos",
@@ -346,8 +348,8 @@ MUTATIONS = [
         "tune ignores --seed",
         f"{CLI}/tune.py",
         f"{OPTIONS}[tune_--seed]",
-        ", seed=args.seed)",
-        ")",
+        ", seed=args.seed",
+        "",
     ),
     (
         "ngram prune does not write what it quantised",
