@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import sys
@@ -17,6 +16,7 @@ pytest.importorskip("tokenizers")
 import lattice_bpd.verify
 from lattice_bpd import NGramLM
 from lattice_bpd.models import BlockwiseHeads, SpecDrafter
+from sentence_pairs import write_sentence_pairs
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -40,15 +40,7 @@ class LooseRule:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Multi30k's files with sentences of a language of twelve words."""
-    rng = random.Random(0)
-    for name, count in (("train", 120), ("val", 6), ("test_2016_flickr", 6)):
-        words = [[rng.randrange(12) for _ in range(rng.randint(2, 5))] for _ in range(count)]
-        for language, letter in (("de", "q"), ("en", "w")):
-            lines = [" ".join(letter + "abcdefghijkl"[n] for n in text) + "." for text in words]
-            with gzip.open(tmp_path / f"{name}.{language}.gz", "wt") as file:
-                file.write("\n".join(lines) + "\n")
-    return tmp_path
+    return write_sentence_pairs(tmp_path, train=120, others=6)
 
 
 def test_it_prints_its_table_and_keeps_what_it_is_told_to(folder, monkeypatch, capsys):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
-import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +39,7 @@ from lattice_bpd.train.seq2seq.text import (
     shuffled_batches,
 )
 from lattice_bpd.verify import Seq2SeqTarget
+from sentence_pairs import write_sentence_pairs
 from seq2seq_models import (
     STOP,
     VOCAB,
@@ -57,15 +56,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @pytest.fixture
 def folder(tmp_path):
-    """Multi30k's files with sentences of a language of twelve words."""
-    rng = random.Random(0)
-    for name, count in (("train", 100), ("val", 4), ("test_2016_flickr", 4)):
-        words = [[rng.randrange(12) for _ in range(rng.randint(2, 5))] for _ in range(count)]
-        for language, letter in (("de", "q"), ("en", "w")):
-            lines = [" ".join(letter + "abcdefghijkl"[n] for n in text) + "." for text in words]
-            with gzip.open(tmp_path / f"{name}.{language}.gz", "wt") as file:
-                file.write("\n".join(lines) + "\n")
-    return tmp_path
+    return write_sentence_pairs(tmp_path, train=100, others=4)
 
 
 @pytest.fixture

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,21 +13,15 @@ pytest.importorskip("sentencepiece")
 
 from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.lattice.lattice_input import LatticeInput
+from transition_examples import import_example
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-MODULES = ("transition_chains", "transition_parts", "transition_results", "transition_demo",
-           "block_parts", "stories260k", "stories260k_parts", "stories260k_scorers",
-           "stories260k_cache")  # fmt: skip
 SLOTS, VOCAB = 4, 5
 OPTIONS = {"alpha": 1.3, "temperature": 1.7}
 
 
 @pytest.fixture
 def example(monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    yield importlib.import_module("transition_chains")
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    yield from import_example(monkeypatch, "transition_chains")
 
 
 def lm_of(rng):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,19 +14,12 @@ pytest.importorskip("sentencepiece")
 
 from lattice_bpd.train.block_drafter.options import BlockTrainOptions
 from lattice_bpd.train.selector.options import SelectorOptions
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-MODULES = ("transition_scores", "transition_parts", "transition_results", "transition_demo",
-           "block_parts", "stories260k", "stories260k_parts", "stories260k_scorers",
-           "stories260k_cache")  # fmt: skip
+from transition_examples import import_example
 
 
 @pytest.fixture
 def example(monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    yield importlib.import_module("transition_scores")
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    yield from import_example(monkeypatch, "transition_scores")
 
 
 def test_lines_of_both_domains(example, shared_data, tmp_path, capsys):
