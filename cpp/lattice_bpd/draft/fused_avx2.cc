@@ -475,11 +475,6 @@ struct Avx2 : Scalar {
   }
 
   template <typename Key>
-  static const Key* KeysOf(const PackedLevel& level) {
-    return reinterpret_cast<const Key*>(level.keys.data());
-  }
-
-  template <typename Key>
   static std::uint32_t FindInEachBlock(const PackedLevel& level, const FusedQuery& query,
                                        const FusedBlock* blocks, const FusedOutput& out) {
     const Key* const keys = KeysOf<Key>(level);

@@ -198,7 +198,7 @@ void FindBlocksOfRun(const PackedLevel& level, FusedRun run, const FusedQuery& q
 template <typename Keys>
 std::uint32_t FindInEachBlock(const PackedLevel& level, const FusedQuery& query,
                               const FusedBlock* blocks, const FusedOutput& out) {
-  const auto* keys = reinterpret_cast<const typename Keys::Key*>(level.keys.data());
+  const auto* keys = KeysOf<typename Keys::Key>(level);
   return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
     const FusedBlock block = blocks[lane];
     const std::uint32_t equal = Keys(keys + block.base, block.keys).Equal(word);
@@ -243,12 +243,9 @@ struct Avx512 : Scalar {
   static std::uint32_t TinyRun(const PackedLevel&, const FusedSymbolTable&) { return 7; }
   static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
                                      const FusedQuery& query, const FusedOutput& out) {
-    const std::uint8_t* keys = level.keys.data();
     return level.form.key_bytes == 2
-               ? FindInRun<Keys7<std::uint16_t>>(reinterpret_cast<const std::uint16_t*>(keys), run,
-                                                 query, out)
-               : FindInRun<Keys7<std::uint32_t>>(reinterpret_cast<const std::uint32_t*>(keys), run,
-                                                 query, out);
+               ? FindInRun<Keys7<std::uint16_t>>(KeysOf<std::uint16_t>(level), run, query, out)
+               : FindInRun<Keys7<std::uint32_t>>(KeysOf<std::uint32_t>(level), run, query, out);
   }
 
   static void ListRuns(const FusedRun* runs, const std::uint32_t* targets, std::uint32_t first,
@@ -287,10 +284,9 @@ struct Avx512 : Scalar {
 
   static std::uint32_t FindInSmallRun(const PackedLevel& level, FusedRun run,
                                       const FusedQuery& query, const FusedOutput& out) {
-    const std::uint8_t* keys = level.keys.data();
     return level.form.key_bytes == 2
-               ? FindInShortRun(reinterpret_cast<const std::uint16_t*>(keys), run, query, out)
-               : FindInShortRun(reinterpret_cast<const std::uint32_t*>(keys), run, query, out);
+               ? FindInShortRun(KeysOf<std::uint16_t>(level), run, query, out)
+               : FindInShortRun(KeysOf<std::uint32_t>(level), run, query, out);
   }
 
   static void FindBlocks(const PackedLevel& level, FusedRun run, const FusedQuery& query,

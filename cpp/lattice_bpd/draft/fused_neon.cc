@@ -239,13 +239,13 @@ struct Neon : Scalar {
     if (std::uint64_t{run.begin} + Keys::kCount > level.size()) {
       return Scalar::FindInSmallRun(level, run, query, out);
     }
-    return FindInKeys<Keys>(reinterpret_cast<const Key*>(level.keys.data()), run, query, out);
+    return FindInKeys<Keys>(KeysOf<Key>(level), run, query, out);
   }
 
   template <typename Key>
   static std::uint32_t FindInEachBlock(const PackedLevel& level, const FusedQuery& query,
                                        const FusedBlock* blocks, const FusedOutput& out) {
-    const auto* keys = reinterpret_cast<const Key*>(level.keys.data());
+    const Key* keys = KeysOf<Key>(level);
     return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
       const FusedBlock block = blocks[lane];
       if (std::uint64_t{block.base} + kSampleStride > level.size()) {

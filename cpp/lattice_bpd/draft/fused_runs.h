@@ -117,6 +117,12 @@ std::uint32_t CountAtMost(const Key* keys, std::uint32_t size, Symbol word) {
   return static_cast<std::uint32_t>(first - keys) + (size == 1 && *first <= word);
 }
 
+// A level's keys, of form.key_bytes bytes each.
+template <typename Key>
+const Key* KeysOf(const PackedLevel& level) {
+  return reinterpret_cast<const Key*>(level.keys.data());
+}
+
 // Prefetches the blocks of the lanes of a query; those of four-byte keys are two cache lines.
 inline void PrefetchBlocks(const PackedLevel& level, const FusedQuery& query,
                            const FusedBlock* blocks) {

@@ -162,12 +162,11 @@ struct Scalar {
   template <typename RunOf>
   static std::uint32_t FindAmong(const PackedLevel& level, const FusedQuery& query,
                                  const FusedOutput& out, const RunOf& run_of) {
-    const std::uint8_t* keys = level.keys.data();
     return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
       const FusedRun run = run_of(lane);
       return level.form.key_bytes == 2
-                 ? FindByHalves(reinterpret_cast<const std::uint16_t*>(keys), run, word, node)
-                 : FindByHalves(reinterpret_cast<const std::uint32_t*>(keys), run, word, node);
+                 ? FindByHalves(KeysOf<std::uint16_t>(level), run, word, node)
+                 : FindByHalves(KeysOf<std::uint32_t>(level), run, word, node);
     });
   }
 };
