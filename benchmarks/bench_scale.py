@@ -2,14 +2,14 @@
 
     python benchmarks/bench_scale.py [--tokens N] [--json FILE]     3 minutes, 5 GB of memory
 
-"real" is an LM of the English texts of ../shared/data, other than the English sides of its
-translations (`load_all_text`); "large" of that and N tokens of glued stretches of it
-(`make_dense_text`). These are synthetic: they make an LM of the paper's size, in
-which frequent tokens occur after each other in far more combinations than in real text. "pruned" is
-"large", pruned. Searches take turns on the same lattices, whose candidates and contexts are those
-of WikiText-2. Before they are timed, the scores of drafts are compared with those of the LM, and
-drafts with OpenFst's where the LM is small enough for it. The tables have the shapes of tables 12
-and 13 of Kim et al. 2024, whose LM has 100 M n-grams too.
+"real" is an LM of the English texts of ../shared/data, without translations and code
+(`load_all_text`); "large" of that and N tokens of glued stretches of it (`make_dense_text`). These
+are synthetic: they make an LM of the paper's size, in which frequent tokens occur after each other
+in far more combinations than in real text. "pruned" is "large", pruned. Searches take turns on the
+same lattices, whose candidates and contexts are those of WikiText-2. Before they are timed, the
+scores of drafts are compared with those of the LM, and drafts with OpenFst's where the LM is small
+enough for it. The tables have the shapes of tables 12 and 13 of Kim et al. 2024, whose LM has 100 M
+n-grams too.
 """
 
 from __future__ import annotations

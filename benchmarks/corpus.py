@@ -60,7 +60,9 @@ def load_corpus(part: str = "train") -> Corpus:
 
 
 def load_all_text() -> Corpus:
-    """Every English text of ../shared/data as GPT-2 tokens, a line or JSON string each.
+    """English texts of ../shared/data as GPT-2 tokens, a line or JSON string each.
+
+    Without the English sides of the translations (Multi30k, Tatoeba) and without HumanEval's code.
 
     Raises:
         SystemExit: the data or the tokenizer are not beside the checkout.
