@@ -10,6 +10,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "lattice_bpd/base/score_grid.h"
@@ -327,47 +328,48 @@ void StoreBlocksOf(FusedRun run, const FusedSlot& slot, std::uint32_t lane,
 
 struct Avx2 : Scalar {
   static constexpr bool kUsesTables = true;
-  static std::uint32_t TinyRun(const PackedLevel&, const FusedSymbolTable& table) {
-    return table.factor != 0 ? 16 : 0;
-  }
-  static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
+  static std::uint32_t TinyRun(const FusedSymbolTable& table) { return table.factor != 0 ? 16 : 0; }
+  template <typename Key>
+  static std::uint32_t FindInTinyRun(const FusedLevel<Key>& level, FusedRun run,
                                      const FusedQuery& query, const FusedOutput& out) {
-    if (run.begin + std::uint64_t{16} > level.size()) return FindInSmallRun(level, run, query, out);
-    return level.form.key_bytes == 2 ? FindIn16Keys(KeysOf<std::uint16_t>(level), run, query, out)
-                                     : FindIn16Keys(KeysOf<std::uint32_t>(level), run, query, out);
+    if (run.begin + std::uint64_t{16} > level.size) return FindInSmallRun(level, run, query, out);
+    return FindIn16Keys(level.keys, run, query, out);
   }
 
-  static std::uint32_t FindInSmallRun(const PackedLevel& level, FusedRun run,
+  template <typename Key>
+  static std::uint32_t FindInSmallRun(const FusedLevel<Key>& level, FusedRun run,
                                       const FusedQuery& query, const FusedOutput& out) {
-    if (TinyRun(level, *query.slot.table) != 0 && run.begin + std::uint64_t{64} <= level.size()) {
-      return level.form.key_bytes == 2 ? FindInTurns(KeysOf<std::uint16_t>(level), run, query, out)
-                                       : FindInTurns(KeysOf<std::uint32_t>(level), run, query, out);
+    if (query.slot.table->factor != 0 && run.begin + std::uint64_t{64} <= level.size) {
+      return FindInTurns(level.keys, run, query, out);
     }
     return FindEach(query, out, [&](std::uint32_t, Symbol word, std::uint32_t* node) {
       return FindInPart(level, run, word, node);
     });
   }
 
-  static void FindBlocks(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+  template <typename Key>
+  static void FindBlocks(const FusedLevel<Key>& level, FusedRun run, const FusedQuery& query,
                          FusedBlock* blocks) {
+    using Counts = std::conditional_t<sizeof(Key) == 2, Counts16, Counts32>;
     const std::uint32_t first = run.begin / kSampleStride;
     const std::uint32_t size = (run.end - 1) / kSampleStride - first;
-    const std::uint8_t* const samples =
-        level.samples.data() + std::uint64_t{first + 1} * level.form.key_bytes;
     for (std::uint32_t lane = 0; lane < query.slot.num_lanes; lane += 16) {
-      level.form.key_bytes == 2
-          ? StoreBlocksOf<Counts16>(run, query.slot, lane,
-                                    reinterpret_cast<const std::uint16_t*>(samples), size, blocks)
-          : StoreBlocksOf<Counts32>(run, query.slot, lane,
-                                    reinterpret_cast<const std::uint32_t*>(samples), size, blocks);
+      StoreBlocksOf<Counts>(run, query.slot, lane, level.samples + first + 1, size, blocks);
     }
     PrefetchBlocks(level, query, blocks);
   }
 
-  static std::uint32_t FindInBlocks(const PackedLevel& level, const FusedQuery& query,
+  template <typename Key>
+  static std::uint32_t FindInBlocks(const FusedLevel<Key>& level, const FusedQuery& query,
                                     const FusedBlock* blocks, const FusedOutput& out) {
-    return level.form.key_bytes == 2 ? FindInEachBlock<std::uint16_t>(level, query, blocks, out)
-                                     : FindInEachBlock<std::uint32_t>(level, query, blocks, out);
+    const std::uint64_t whole = level.size / kSampleStride * kSampleStride;
+    return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
+      const FusedBlock block = blocks[lane];
+      if (block.base >= whole) return FindByHalves(level.keys, RunIn(block), word, node);
+      const std::uint32_t equal = EqualLanes(level.keys + block.base, word) & block.keys;
+      *node = block.base + _tzcnt_u32(equal);
+      return equal != 0;
+    });
   }
 
   static double FillRow(const double* suffix_values, double added, const FusedRowHits& hits,
@@ -474,33 +476,15 @@ struct Avx2 : Scalar {
     return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
   }
 
-  template <typename Key>
-  static std::uint32_t FindInEachBlock(const PackedLevel& level, const FusedQuery& query,
-                                       const FusedBlock* blocks, const FusedOutput& out) {
-    const Key* const keys = KeysOf<Key>(level);
-    const std::uint64_t whole = level.size() / kSampleStride * kSampleStride;
-    return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
-      const FusedBlock block = blocks[lane];
-      if (block.base >= whole) return FindByHalves(keys, RunIn(block), word, node);
-      const std::uint32_t equal = EqualLanes(keys + block.base, word) & block.keys;
-      *node = block.base + _tzcnt_u32(equal);
-      return equal != 0;
-    });
-  }
-
   // Among at most kLargeRun keys: block by block.
-  static bool FindInPart(const PackedLevel& level, FusedRun part, Symbol word,
-                         std::uint32_t* node) {
-    return level.form.key_bytes == 2
-               ? FindInPart(KeysOf<std::uint16_t>(level), level.size(), part, word, node)
-               : FindInPart(KeysOf<std::uint32_t>(level), level.size(), part, word, node);
-  }
   template <typename Key>
-  static bool FindInPart(const Key* keys, std::uint64_t num_keys, FusedRun part, Symbol word,
+  static bool FindInPart(const FusedLevel<Key>& level, FusedRun part, Symbol word,
                          std::uint32_t* node) {
     for (std::uint32_t at = part.begin; at < part.end; at += 32) {
-      if (at + std::uint64_t{32} > num_keys) return FindByHalves(keys, {at, part.end}, word, node);
-      const std::uint32_t equal = EqualLanes(keys + at, word);
+      if (at + std::uint64_t{32} > level.size) {
+        return FindByHalves(level.keys, {at, part.end}, word, node);
+      }
+      const std::uint32_t equal = EqualLanes(level.keys + at, word);
       if (equal == 0) continue;
       *node = at + static_cast<std::uint32_t>(__builtin_ctz(equal));
       return *node < part.end;

@@ -31,24 +31,25 @@ namespace lattice_bpd {
 namespace {
 
 // 32 keys from `at` on: those lanes only, others are not even read.
-struct Keys16 {
-  using Key = std::uint16_t;
+template <typename Key>
+struct KeyBlock;
+template <>
+struct KeyBlock<std::uint16_t> {
   __m512i keys;
   std::uint32_t lanes;
 
-  Keys16(const Key* at, std::uint32_t which)
+  KeyBlock(const std::uint16_t* at, std::uint32_t which)
       : keys(_mm512_maskz_loadu_epi16(which, at)), lanes(which) {}
   std::uint32_t Equal(Symbol word) const {
     return _mm512_mask_cmpeq_epu16_mask(lanes, keys, _mm512_set1_epi16(static_cast<short>(word)));
   }
 };
-
-struct Keys32 {
-  using Key = std::uint32_t;
+template <>
+struct KeyBlock<std::uint32_t> {
   __m512i low, high;
   std::uint32_t lanes;
 
-  Keys32(const Key* at, std::uint32_t which)
+  KeyBlock(const std::uint32_t* at, std::uint32_t which)
       : low(_mm512_maskz_loadu_epi32(static_cast<__mmask16>(which), at)),
         high(_mm512_maskz_loadu_epi32(static_cast<__mmask16>(which >> 16), at + 16)),
         lanes(which) {}
@@ -140,13 +141,6 @@ std::uint32_t FindInRun(const Key* keys, FusedRun run, const FusedQuery& query,
   return count;
 }
 
-template <typename Key>
-std::uint32_t FindInShortRun(const Key* keys, FusedRun run, const FusedQuery& query,
-                             const FusedOutput& out) {
-  return run.end - run.begin <= 31 ? FindInRun<Keys31<Key>>(keys, run, query, out)
-                                   : FindInRun<Keys63<Key>>(keys, run, query, out);
-}
-
 // Of 16 lanes: the blocks that those counts of samples lead to.
 void StoreBlocks(FusedRun run, __m512i counts, __mmask16 lanes, FusedBlock* blocks) {
   const __m512i first = _mm512_set1_epi32(static_cast<int>(run.begin / kSampleStride));
@@ -178,33 +172,6 @@ __m512i CountSamples(const Key* samples, std::uint32_t size, __m512i words) {
     count = _mm512_add_epi32(count, CountAtMost(some, words));
   }
   return count;
-}
-
-// The blocks of all lanes, those of the query or not.
-template <typename Key>
-void FindBlocksOfRun(const PackedLevel& level, FusedRun run, const FusedQuery& query,
-                     FusedBlock* blocks) {
-  const std::uint32_t first = run.begin / kSampleStride;
-  const std::uint32_t size = (run.end - 1) / kSampleStride - first;
-  const Key* const samples = reinterpret_cast<const Key*>(level.samples.data()) + first + 1;
-  for (std::uint32_t lane = 0; lane < query.slot.num_lanes; lane += 16) {
-    const auto lanes = static_cast<__mmask16>(LaneRange(0, query.slot.num_lanes - lane));
-    const __m512i words = _mm512_maskz_loadu_epi32(lanes, query.slot.symbols + lane);
-    StoreBlocks(run, CountSamples(samples, size, words), lanes, blocks + lane);
-  }
-  PrefetchBlocks(level, query, blocks);
-}
-
-template <typename Keys>
-std::uint32_t FindInEachBlock(const PackedLevel& level, const FusedQuery& query,
-                              const FusedBlock* blocks, const FusedOutput& out) {
-  const auto* keys = KeysOf<typename Keys::Key>(level);
-  return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
-    const FusedBlock block = blocks[lane];
-    const std::uint32_t equal = Keys(keys + block.base, block.keys).Equal(word);
-    *node = block.base + _tzcnt_u32(equal);
-    return equal != 0;
-  });
 }
 
 // Where records are, for gathers of 4 bytes, whose offsets are signed. (No field is read beyond the
@@ -240,12 +207,11 @@ __m256 Half(__m512 numbers, int half) {
 }
 
 struct Avx512 : Scalar {
-  static std::uint32_t TinyRun(const PackedLevel&, const FusedSymbolTable&) { return 7; }
-  static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
+  static std::uint32_t TinyRun(const FusedSymbolTable&) { return 7; }
+  template <typename Key>
+  static std::uint32_t FindInTinyRun(const FusedLevel<Key>& level, FusedRun run,
                                      const FusedQuery& query, const FusedOutput& out) {
-    return level.form.key_bytes == 2
-               ? FindInRun<Keys7<std::uint16_t>>(KeysOf<std::uint16_t>(level), run, query, out)
-               : FindInRun<Keys7<std::uint32_t>>(KeysOf<std::uint32_t>(level), run, query, out);
+    return FindInRun<Keys7<Key>>(level.keys, run, query, out);
   }
 
   static void ListRuns(const FusedRun* runs, const std::uint32_t* targets, std::uint32_t first,
@@ -282,22 +248,35 @@ struct Avx512 : Scalar {
     *lists = at;
   }
 
-  static std::uint32_t FindInSmallRun(const PackedLevel& level, FusedRun run,
+  template <typename Key>
+  static std::uint32_t FindInSmallRun(const FusedLevel<Key>& level, FusedRun run,
                                       const FusedQuery& query, const FusedOutput& out) {
-    return level.form.key_bytes == 2
-               ? FindInShortRun(KeysOf<std::uint16_t>(level), run, query, out)
-               : FindInShortRun(KeysOf<std::uint32_t>(level), run, query, out);
+    return run.end - run.begin <= 31 ? FindInRun<Keys31<Key>>(level.keys, run, query, out)
+                                     : FindInRun<Keys63<Key>>(level.keys, run, query, out);
   }
 
-  static void FindBlocks(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+  // The blocks of all lanes, those of the query or not.
+  template <typename Key>
+  static void FindBlocks(const FusedLevel<Key>& level, FusedRun run, const FusedQuery& query,
                          FusedBlock* blocks) {
-    level.form.key_bytes == 2 ? FindBlocksOfRun<std::uint16_t>(level, run, query, blocks)
-                              : FindBlocksOfRun<std::uint32_t>(level, run, query, blocks);
+    const std::uint32_t first = run.begin / kSampleStride;
+    const std::uint32_t size = (run.end - 1) / kSampleStride - first;
+    for (std::uint32_t lane = 0; lane < query.slot.num_lanes; lane += 16) {
+      const auto lanes = static_cast<__mmask16>(LaneRange(0, query.slot.num_lanes - lane));
+      const __m512i words = _mm512_maskz_loadu_epi32(lanes, query.slot.symbols + lane);
+      StoreBlocks(run, CountSamples(level.samples + first + 1, size, words), lanes, blocks + lane);
+    }
+    PrefetchBlocks(level, query, blocks);
   }
-  static std::uint32_t FindInBlocks(const PackedLevel& level, const FusedQuery& query,
+  template <typename Key>
+  static std::uint32_t FindInBlocks(const FusedLevel<Key>& level, const FusedQuery& query,
                                     const FusedBlock* blocks, const FusedOutput& out) {
-    return level.form.key_bytes == 2 ? FindInEachBlock<Keys16>(level, query, blocks, out)
-                                     : FindInEachBlock<Keys32>(level, query, blocks, out);
+    return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
+      const FusedBlock block = blocks[lane];
+      const std::uint32_t equal = KeyBlock<Key>(level.keys + block.base, block.keys).Equal(word);
+      *node = block.base + _tzcnt_u32(equal);
+      return equal != 0;
+    });
   }
 
   static void ScoreHits(const PackedLevel& level, double alpha, const double* heads,

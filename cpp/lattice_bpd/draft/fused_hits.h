@@ -101,7 +101,15 @@ class HitFinder {
     const PackedLevel& level = task_.lm->levels()[length];
     first_history_ = HitsBegin(length - 1, 0);
     w_.runs.Resize(HitsBegin(length - 1, task_.num_slots - 1) - first_history_);
-    const FusedRun start = FindStartRun(level, length);
+    level.form.key_bytes == 2 ? FindRowsOf<std::uint16_t>(level, length)
+                              : FindRowsOf<std::uint32_t>(level, length);
+  }
+
+  // The same for a level's size of keys.
+  template <typename Key>
+  void FindRowsOf(const PackedLevel& level, std::uint32_t length) {
+    const FusedLevel<Key> keys(level);
+    const FusedRun start = FindStartRun(keys, length);
     for (std::uint32_t j = 0; j < task_.num_slots; ++j) {
       ScoreHits(length - 1, j);
       if (j + 1 == task_.num_slots) break;
@@ -109,12 +117,12 @@ class HitFinder {
       ListWork(length, j);
     }
     for (FusedWorkList* list : {&w_.tiny, &w_.small, &w_.large}) list->EndList();
-    if (task_.num_slots > 1) FindBlocks(level, 0);
-    AddStartRow(level, length, start);
+    if (task_.num_slots > 1) FindBlocks(keys, 0);
+    AddStartRow(keys, length, start);
     for (std::uint32_t j = 0; j + 1 < task_.num_slots; ++j) {
       BeginBoundary();
-      if (j + 2 < task_.num_slots) FindBlocks(level, j + 1);  // prefetches them for the next turn
-      SearchRuns(level, j);
+      if (j + 2 < task_.num_slots) FindBlocks(keys, j + 1);  // prefetches them for the next turn
+      SearchRuns(keys, j);
       LeadToRows(RowBegin(length, j + 1));
     }
   }
@@ -165,8 +173,7 @@ class HitFinder {
     FusedRunLists lists = {w_.tiny.BeginBoundary(size), w_.small.BeginBoundary(size),
                            w_.large.BeginBoundary(size)};
     Simd::ListRuns(w_.runs.data() + (begin - first_history_), w_.hits.target.data() + begin, begin,
-                   size, RowBegin(length - 1, 0), Simd::TinyRun(level, w_.symbol_tables[j + 1]),
-                   &lists);
+                   size, RowBegin(length - 1, 0), Simd::TinyRun(w_.symbol_tables[j + 1]), &lists);
     w_.tiny.EndBoundary(lists.tiny);
     w_.small.EndBoundary(lists.small);
     w_.large.EndBoundary(lists.large);
@@ -200,7 +207,8 @@ class HitFinder {
 
   // Boundary 0: the children of the suffix of the context of this length, or an empty run. Where a
   // shorter one has no hits, no longer one has. Prefetches the blocks of a large run.
-  FusedRun FindStartRun(const PackedLevel& level, std::uint32_t length) {
+  template <typename Key>
+  FusedRun FindStartRun(const FusedLevel<Key>& level, std::uint32_t length) {
     if (length > task_.start.length) return {0, 0};
     const std::uint32_t node = task_.start.nodes[length - 1];
     w_.hits.constant[0] += task_.Scaled(task_.lm->levels()[length - 1].Backoff(node));
@@ -214,20 +222,23 @@ class HitFinder {
     return {begin, end};
   }
 
-  void AddStartRow(const PackedLevel& level, std::uint32_t length, FusedRun run) {
+  template <typename Key>
+  void AddStartRow(const FusedLevel<Key>& level, std::uint32_t length, FusedRun run) {
     if (run.begin == run.end) return;
     const std::uint32_t context = 0;  // hit 0
+    const FusedBlock* blocks = w_.start_blocks.data();
     AddRows(Slot(0), {&context, 1},
-            [&](std::size_t, const FusedQuery& query, const FusedOutput& out) {
+            [=](std::size_t, std::uint32_t, const FusedQuery& query, const FusedOutput& out) {
               return run.end - run.begin <= kLargeRun
                          ? Simd::FindInSmallRun(level, run, query, out)
-                         : Simd::FindInBlocks(level, query, w_.start_blocks.data(), out);
+                         : Simd::FindInBlocks(level, query, blocks, out);
             });
     LeadToRows(RowBegin(length, 0));
   }
 
   // The blocks of the large runs at the boundary after slot j; prefetches them.
-  void FindBlocks(const PackedLevel& level, std::uint32_t j) {
+  template <typename Key>
+  void FindBlocks(const FusedLevel<Key>& level, std::uint32_t j) {
     const FusedSlot slot = Slot(j + 1);
     const Span<std::uint32_t> large = w_.large.OfBoundary(j);
     Buffer<FusedBlock>& blocks = w_.blocks[j % 2];
@@ -239,25 +250,29 @@ class HitFinder {
   }
 
   // The rows at the boundary after slot j, kind by kind.
-  void SearchRuns(const PackedLevel& level, std::uint32_t j) {
+  template <typename Key>
+  void SearchRuns(const FusedLevel<Key>& level, std::uint32_t j) {
     const FusedSlot slot = Slot(j + 1);
-    const Span<std::uint32_t> tiny = w_.tiny.OfBoundary(j);
-    const Span<std::uint32_t> small = w_.small.OfBoundary(j);
-    const Span<std::uint32_t> large = w_.large.OfBoundary(j);
     const FusedBlock* blocks = w_.blocks[j % 2].data();
-    AddRows(slot, tiny, [&](std::size_t i, const FusedQuery& query, const FusedOutput& out) {
-      return Simd::FindInTinyRun(level, RunOf(tiny[i]), query, out);
-    });
-    AddRows(slot, small, [&](std::size_t i, const FusedQuery& query, const FusedOutput& out) {
-      return Simd::FindInSmallRun(level, RunOf(small[i]), query, out);
-    });
-    AddRows(slot, large, [&](std::size_t i, const FusedQuery& query, const FusedOutput& out) {
-      return Simd::FindInBlocks(level, query, blocks + i * task_.stride, out);
-    });
+    const std::uint32_t stride = task_.stride;
+    const FusedRun* runs = w_.runs.data();
+    const std::uint32_t first = first_history_;
+    AddRows(slot, w_.tiny.OfBoundary(j),
+            [=](std::size_t, std::uint32_t hit, const FusedQuery& query, const FusedOutput& out) {
+              return Simd::FindInTinyRun(level, runs[hit - first], query, out);
+            });
+    AddRows(slot, w_.small.OfBoundary(j),
+            [=](std::size_t, std::uint32_t hit, const FusedQuery& query, const FusedOutput& out) {
+              return Simd::FindInSmallRun(level, runs[hit - first], query, out);
+            });
+    AddRows(slot, w_.large.OfBoundary(j),
+            [=](std::size_t i, std::uint32_t, const FusedQuery& query, const FusedOutput& out) {
+              return Simd::FindInBlocks(level, query, blocks + i * stride, out);
+            });
   }
 
-  // Searches each of the runs with find(i, query, out) for the candidates that the suffix's row
-  // hit; a history that has some gets a row. (What is written for one without stays beyond the
+  // Searches each of the runs with find(i, hit, query, out) for the candidates that the suffix's
+  // row hit; a history that has some gets a row. (What is written for one without stays beyond the
   // end: whether there are any is unpredictable, and a mispredicted branch costs more than the
   // writes.)
   template <typename Find>
@@ -271,14 +286,20 @@ class HitFinder {
       std::uint32_t hits_end = w_.hits.size;
       const FusedOutput all = {w_.hits.lane.data(), w_.hits.node.data(), w_.hits.suffix_hit.data(),
                                w_.rows.lane_bits.data()};
+      // In locals: a vector store may alias any member, which would then be read again.
+      const std::uint32_t* targets = w_.hits.target.data();
+      const std::uint32_t lane_words = task_.lane_words;
       std::uint32_t* hits_begin = w_.rows.hits_begin.data();
       std::uint32_t* hits = w_.rows.hit.data();
       for (std::size_t i = begin; i < end; ++i) {
         const FusedOutput out = {all.lane + hits_end, all.node + hits_end,
                                  all.suffix_hit + hits_end,
-                                 all.lane_bits + std::size_t{r} * task_.lane_words};
-        const std::uint32_t count = find(i, Query(slot, w_.hits.target[work[i]]), out);
-        hits[r] = work[i];
+                                 all.lane_bits + std::size_t{r} * lane_words};
+        const std::uint32_t hit = work[i], suffix = targets[hit];
+        const FusedQuery query = {slot, all.lane_bits + std::size_t{suffix} * lane_words,
+                                  hits_begin[suffix]};
+        const std::uint32_t count = find(i, hit, query, out);
+        hits[r] = hit;
         hits_end += count;
         r += count != 0;
         hits_begin[r] = hits_end;

@@ -121,24 +121,33 @@ float64x2_t PutLanes(float64x2_t values, const double* own, std::uint32_t set) {
 }
 
 struct Neon : Scalar {
-  static std::uint32_t TinyRun(const PackedLevel&, const FusedSymbolTable&) { return 8; }
-  static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
+  static std::uint32_t TinyRun(const FusedSymbolTable&) { return 8; }
+  template <typename Key>
+  static std::uint32_t FindInTinyRun(const FusedLevel<Key>& level, FusedRun run,
                                      const FusedQuery& query, const FusedOutput& out) {
-    return level.form.key_bytes == 2
-               ? FindWith<EightKeys<std::uint16_t>, std::uint16_t>(level, run, query, out)
-               : FindWith<EightKeys<std::uint32_t>, std::uint32_t>(level, run, query, out);
+    return FindWith<EightKeys<Key>>(level, run, query, out);
   }
 
-  static std::uint32_t FindInSmallRun(const PackedLevel& level, FusedRun run,
+  template <typename Key>
+  static std::uint32_t FindInSmallRun(const FusedLevel<Key>& level, FusedRun run,
                                       const FusedQuery& query, const FusedOutput& out) {
-    return level.form.key_bytes == 2 ? FindInShortRun<std::uint16_t>(level, run, query, out)
-                                     : FindInShortRun<std::uint32_t>(level, run, query, out);
+    return run.end - run.begin <= 32 ? FindWith<Block<Key>>(level, run, query, out)
+                                     : FindWith<TwoBlocks<Key>>(level, run, query, out);
   }
 
-  static std::uint32_t FindInBlocks(const PackedLevel& level, const FusedQuery& query,
+  template <typename Key>
+  static std::uint32_t FindInBlocks(const FusedLevel<Key>& level, const FusedQuery& query,
                                     const FusedBlock* blocks, const FusedOutput& out) {
-    return level.form.key_bytes == 2 ? FindInEachBlock<std::uint16_t>(level, query, blocks, out)
-                                     : FindInEachBlock<std::uint32_t>(level, query, blocks, out);
+    return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
+      const FusedBlock block = blocks[lane];
+      if (std::uint64_t{block.base} + kSampleStride > level.size) {
+        return FindByHalves(level.keys, RunIn(block), word, node);
+      }
+      const std::uint32_t equal = Block<Key>(level.keys + block.base).Equal(word) & block.keys;
+      *node = block.base + static_cast<std::uint32_t>(
+                               __builtin_ctzll(std::uint64_t{equal} | std::uint64_t{1} << 32));
+      return equal != 0;
+    });
   }
 
   static double FillRow(const double* suffix_values, double added, const FusedRowHits& hits,
@@ -225,37 +234,14 @@ struct Neon : Scalar {
     return vgetq_lane_f64(two, 0) + vgetq_lane_f64(two, 1);
   }
 
-  template <typename Key>
-  static std::uint32_t FindInShortRun(const PackedLevel& level, FusedRun run,
-                                      const FusedQuery& query, const FusedOutput& out) {
-    return run.end - run.begin <= 32 ? FindWith<Block<Key>, Key>(level, run, query, out)
-                                     : FindWith<TwoBlocks<Key>, Key>(level, run, query, out);
-  }
-
   // The last keys of a level are not followed by others that could be loaded.
   template <typename Keys, typename Key>
-  static std::uint32_t FindWith(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+  static std::uint32_t FindWith(const FusedLevel<Key>& level, FusedRun run, const FusedQuery& query,
                                 const FusedOutput& out) {
-    if (std::uint64_t{run.begin} + Keys::kCount > level.size()) {
+    if (std::uint64_t{run.begin} + Keys::kCount > level.size) {
       return Scalar::FindInSmallRun(level, run, query, out);
     }
-    return FindInKeys<Keys>(KeysOf<Key>(level), run, query, out);
-  }
-
-  template <typename Key>
-  static std::uint32_t FindInEachBlock(const PackedLevel& level, const FusedQuery& query,
-                                       const FusedBlock* blocks, const FusedOutput& out) {
-    const Key* keys = KeysOf<Key>(level);
-    return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
-      const FusedBlock block = blocks[lane];
-      if (std::uint64_t{block.base} + kSampleStride > level.size()) {
-        return FindByHalves(keys, RunIn(block), word, node);
-      }
-      const std::uint32_t equal = Block<Key>(keys + block.base).Equal(word) & block.keys;
-      *node = block.base + static_cast<std::uint32_t>(
-                               __builtin_ctzll(std::uint64_t{equal} | std::uint64_t{1} << 32));
-      return equal != 0;
-    });
+    return FindInKeys<Keys>(level.keys, run, query, out);
   }
 };
 

@@ -117,22 +117,29 @@ std::uint32_t CountAtMost(const Key* keys, std::uint32_t size, Symbol word) {
   return static_cast<std::uint32_t>(first - keys) + (size == 1 && *first <= word);
 }
 
-// A level's keys, of form.key_bytes bytes each.
+// What searches read of a level whose keys have this type.
 template <typename Key>
-const Key* KeysOf(const PackedLevel& level) {
-  return reinterpret_cast<const Key*>(level.keys.data());
-}
+struct FusedLevel {
+  const Key* keys;
+  const Key* samples;
+  std::uint64_t size;  // keys
+
+  explicit FusedLevel(const PackedLevel& level)
+      : keys(reinterpret_cast<const Key*>(level.keys.data())),
+        samples(reinterpret_cast<const Key*>(level.samples.data())),
+        size(level.size()) {}
+};
 
 // Prefetches the blocks of the lanes of a query; those of four-byte keys are two cache lines.
-inline void PrefetchBlocks(const PackedLevel& level, const FusedQuery& query,
-                           const FusedBlock* blocks) {
-  const std::size_t key_bytes = level.form.key_bytes;
+template <typename Key>
+void PrefetchBlocks(const FusedLevel<Key>& level, const FusedQuery& query,
+                    const FusedBlock* blocks) {
   for (std::uint32_t word = 0; 64 * word < query.slot.num_lanes; ++word) {
     for (std::uint64_t bits = query.lane_bits[word]; bits != 0; bits &= bits - 1) {
       const auto lane = 64 * word + static_cast<std::uint32_t>(__builtin_ctzll(bits));
-      const std::uint8_t* const block = level.keys.data() + blocks[lane].base * key_bytes;
+      const Key* const block = level.keys + blocks[lane].base;
       __builtin_prefetch(block);
-      if (key_bytes == 4) __builtin_prefetch(block + 2 * kSampleStride);
+      if (sizeof(Key) == 4) __builtin_prefetch(block + kSampleStride / 2);
     }
   }
 }
@@ -140,16 +147,15 @@ inline void PrefetchBlocks(const PackedLevel& level, const FusedQuery& query,
 // For each lane of a query: the block of kSampleStride keys that could have its symbol. Prefetches
 // the blocks.
 template <typename Key>
-void FindBlocksByHalves(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+void FindBlocksByHalves(const FusedLevel<Key>& level, FusedRun run, const FusedQuery& query,
                         FusedBlock* blocks) {
-  const Key* samples = reinterpret_cast<const Key*>(level.samples.data());
   const std::uint32_t first = run.begin / kSampleStride;
   const std::uint32_t count = (run.end - 1) / kSampleStride - first;
   for (std::uint32_t lane = 0; lane < query.slot.num_lanes; ++lane) {
     if ((query.lane_bits[lane / 64] >> (lane % 64) & 1) == 0) continue;
     const Symbol word = query.slot.symbols[lane];
     const std::uint32_t base =
-        (first + CountAtMost(samples + first + 1, count, word)) * kSampleStride;
+        (first + CountAtMost(level.samples + first + 1, count, word)) * kSampleStride;
     blocks[lane] = {base, LaneRange(run.begin > base ? run.begin - base : 0, run.end - base)};
   }
   PrefetchBlocks(level, query, blocks);

@@ -19,10 +19,10 @@ struct Scalar {
 
   static constexpr bool kUsesTables = false;  // FusedSlot::table
 
-  // Runs of this many keys or fewer go to FindInTinyRun; 0 where a level or a number of lanes has
-  // no such search.
-  static std::uint32_t TinyRun(const PackedLevel&, const FusedSymbolTable&) { return 0; }
-  static std::uint32_t FindInTinyRun(const PackedLevel& level, FusedRun run,
+  // Runs of this many keys or fewer go to FindInTinyRun; 0 where a slot has no such search.
+  static std::uint32_t TinyRun(const FusedSymbolTable&) { return 0; }
+  template <typename Key>
+  static std::uint32_t FindInTinyRun(const FusedLevel<Key>& level, FusedRun run,
                                      const FusedQuery& query, const FusedOutput& out) {
     return FindInSmallRun(level, run, query, out);
   }
@@ -52,22 +52,21 @@ struct Scalar {
   // Searches for a query's candidates among the keys of a run, at most kLargeRun, at least one.
   // Writes lane, node and suffix hit of each one that is there, by lane, and sets its bit. Returns
   // how many there are.
-  static std::uint32_t FindInSmallRun(const PackedLevel& level, FusedRun run,
+  template <typename Key>
+  static std::uint32_t FindInSmallRun(const FusedLevel<Key>& level, FusedRun run,
                                       const FusedQuery& query, const FusedOutput& out) {
     return FindAmong(level, query, out, [&](std::uint32_t) { return run; });
   }
 
   // The same for a run above kLargeRun in two steps, since each waits for memory. The first one
   // says which block of kSampleStride keys each lane's symbol could be in and prefetches it.
-  static void FindBlocks(const PackedLevel& level, FusedRun run, const FusedQuery& query,
+  template <typename Key>
+  static void FindBlocks(const FusedLevel<Key>& level, FusedRun run, const FusedQuery& query,
                          FusedBlock* blocks) {
-    if (level.form.key_bytes == 2) {
-      FindBlocksByHalves<std::uint16_t>(level, run, query, blocks);
-    } else {
-      FindBlocksByHalves<std::uint32_t>(level, run, query, blocks);
-    }
+    FindBlocksByHalves(level, run, query, blocks);
   }
-  static std::uint32_t FindInBlocks(const PackedLevel& level, const FusedQuery& query,
+  template <typename Key>
+  static std::uint32_t FindInBlocks(const FusedLevel<Key>& level, const FusedQuery& query,
                                     const FusedBlock* blocks, const FusedOutput& out) {
     return FindAmong(level, query, out, [&](std::uint32_t lane) { return RunIn(blocks[lane]); });
   }
@@ -159,14 +158,11 @@ struct Scalar {
   }
 
  private:
-  template <typename RunOf>
-  static std::uint32_t FindAmong(const PackedLevel& level, const FusedQuery& query,
+  template <typename Key, typename RunOf>
+  static std::uint32_t FindAmong(const FusedLevel<Key>& level, const FusedQuery& query,
                                  const FusedOutput& out, const RunOf& run_of) {
     return FindEach(query, out, [&](std::uint32_t lane, Symbol word, std::uint32_t* node) {
-      const FusedRun run = run_of(lane);
-      return level.form.key_bytes == 2
-                 ? FindByHalves(KeysOf<std::uint16_t>(level), run, word, node)
-                 : FindByHalves(KeysOf<std::uint32_t>(level), run, word, node);
+      return FindByHalves(level.keys, run_of(lane), word, node);
     });
   }
 };
