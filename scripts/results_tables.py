@@ -8,6 +8,7 @@ from lattice_bpd.evaluate.lab.result_tables import line_of
 from lattice_bpd.evaluate.report.paper_figures import paper_gain
 
 Tasks = dict[str, dict[str, Any]]
+PAPER_PERPLEXITY = {"lambada": 7.88}  # Kim et al. 2024, table 1
 FIGURE_2 = ("neural", "mixture", "ngram_1best", "p_best_ngram", "tree")
 
 
@@ -30,24 +31,38 @@ def describe_strategies(tasks: Tasks) -> list[str]:
     ]  # fmt: skip
 
 
+def describe_perplexity(tasks: Tasks) -> list[str]:
+    """The target's perplexity, the metric of LAMBADA in table 1 of the paper, where measured."""
+    measured = {name: task.get("performance") for name, task in tasks.items()}
+    cells = [
+        f"{name} {one['value']:.2f} ({one['texts']} texts"
+        + (f"; the paper's target: {PAPER_PERPLEXITY[name]})" if name in PAPER_PERPLEXITY else ")")
+        for name, one in measured.items()
+        if one and one["metric"] == "perplexity"
+    ]
+    return ["", f"Perplexity of the target, per token: {', '.join(cells)}."] if cells else []
+
+
 def describe_gains(tasks: Tasks) -> list[str]:
     """Gains over BPD: the paper's, on loop-free texts, and relative to the oracle's."""
-    lines = [
-        "| gain over BPD | 4-gram, 1-best | paper | 16-best 0-gram | paper | 16-best 4-gram (95 %) "
-        "| paper | loop-free texts | best tree's gain / oracle's gain |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    has_neural = any(line["name"] == "neural" for line in next(iter(tasks.values()))["strategies"])
+    kinds = {"ngram_1best": "4-gram, 1-best", "p_best_0gram": "16-best 0-gram"}
+    kinds = {"neural": "neural, 1-best", **kinds} if has_neural else kinds
+    head = ["gain over BPD"]
+    for label in (*kinds.values(), "16-best 4-gram (95 %)"):
+        head += [label, "paper"]
+    head += ["loop-free texts", "best tree's gain / oracle's gain"]
+    rows = []
     for name, task in tasks.items():
         best = line_of(task, "p_best_ngram")["over_bpd"]["gain"]
-        cells = [
-            name,
-            _gain(task, "ngram_1best"), _percent(paper_gain(name, "ngram_1best")),
-            _gain(task, "p_best_0gram"), _percent(paper_gain(name, "p_best_0gram")),
-            f"{best['value']:+.1%} ({best['low']:+.1%} to {best['high']:+.1%})",
+        row = [name]
+        for kind in kinds:
+            row += [_gain(task, kind), _percent(paper_gain(name, kind))]
+        rows.append([
+            *row, f"{best['value']:+.1%} ({best['low']:+.1%} to {best['high']:+.1%})",
             _percent(paper_gain(name, "p_best_ngram")), _loop_free(task), f"{tree_share(task):.0%}",
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        ])  # fmt: skip
+    return _table(head, rows)
 
 
 def describe_losses(tasks: Tasks) -> list[str]:

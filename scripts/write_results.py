@@ -18,6 +18,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from results_tables import (
@@ -25,6 +26,7 @@ from results_tables import (
     describe_h_max,
     describe_losses,
     describe_paper_tables,
+    describe_perplexity,
     describe_rules,
     describe_sampling,
     describe_strategies,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from lattice_bpd.evaluate.demo.quick import Source
     from lattice_bpd.evaluate.lab.options import LabOptions
     from lattice_bpd.evaluate.record.write import Prompt
+    from lattice_bpd.evaluate.tasks.examples import Example
+    from lattice_bpd.train.text.encoders import Encoder
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -172,7 +176,7 @@ def demo_source(args: argparse.Namespace) -> Source:
     path = args.data / "humaneval" / "HumanEval.jsonl.gz"
     if path.is_file():
         rows = read_rows("humaneval", path, args.limit)
-        ids = [tokenizer.encode(text).ids for _, text in rows]
+        ids = [tokenizer.encode(row.prompt).ids for row in rows]
         source.prompts["humaneval"] = prompts_of(rows, ids, used.prompt_length)
     else:
         print(f"write_results: no {path}; skipping humaneval", file=sys.stderr)
@@ -203,40 +207,53 @@ def stories_source(args: argparse.Namespace) -> Source | None:
     rescorer.save_pretrained(made.work / "rescorer")
     prompts = {"tinystories": [Prompt(ids) for ids in made.found.tune + made.found.test]}
     encoder = load_encoder(str(args.data / SUBWORDS))
+    tokenizer = SentencePieceTokenizer(encoder)
     for task, file in STORY_TASKS.items():
         if not (args.data / file).is_file():
             print(f"write_results: no {args.data / file}; skipping {task}", file=sys.stderr)
             continue
         examples = read_rows(task, args.data / file, args.limit)
-        ids = [
-            [parts.BEGIN, *row.tolist()] for row in encoder.encode([text for _, text in examples])
-        ]
+        ids = [[parts.BEGIN, *row.tolist()] for row in encoder.encode([e.prompt for e in examples])]
         prompts[task] = prompts_of(examples, ids, -MAX_PROMPT_TOKENS)
     record = RecordOptions(
         top_k=16, max_new_tokens=used.max_new_tokens, stop_token_ids=(parts.BEGIN,)
     )
     return Source(
-        made.model, "stories260K", None, str(args.data / SUBWORDS), prompts, {"4-gram": made.lm},
-        {"4-gram": str(made.work / "4-gram.lm")}, record,
+        made.model, "stories260K", tokenizer, str(args.data / SUBWORDS), prompts,
+        {"4-gram": made.lm}, {"4-gram": str(made.work / "4-gram.lm")}, record,
         {"rescorer": NeuralScorer(rescorer)}, {"rescorer": str(made.work / "rescorer")},
+        metrics={"lambada": "perplexity"},
     )  # fmt: skip
 
 
-def read_rows(task: str, path: Path, limit: int) -> list[tuple[str, str]]:
-    """Name and prompt of each example."""
+class SentencePieceTokenizer:
+    """SentencePiece with the `encode` of the `tokenizers` library, for LAMBADA's last words."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+
+    def encode(self, text: str) -> SimpleNamespace:
+        """The token ids of a text, as `.ids`; SentencePiece itself adds the space before it."""
+        return SimpleNamespace(ids=self._encoder.encode([text.strip()])[0].tolist())
+
+
+def read_rows(task: str, path: Path, limit: int) -> list[Example]:
+    """The examples of a task."""
     from lattice_bpd.evaluate.tasks import find_task, read_task
 
-    return [(example.name, example.prompt) for example in read_task(find_task(task), path, limit)]
+    return read_task(find_task(task), path, limit)
 
 
-def prompts_of(rows: list[tuple[str, str]], ids: list[list[int]], limit: int) -> list[Prompt]:
+def prompts_of(rows: list[Example], ids: list[list[int]], limit: int) -> list[Prompt]:
     """Prompts, cut to their first `limit` tokens, or to the last -`limit` if it is negative."""
     from lattice_bpd.evaluate.record.write import Prompt
 
     def cut(tokens: list[int]) -> list[int]:
         return tokens[:limit] if limit > 0 else tokens[limit:]
 
-    return [Prompt(cut(tokens), name) for (name, _), tokens in zip(rows, ids, strict=True)]
+    return [
+        Prompt(cut(tokens), row.name, row.references) for row, tokens in zip(rows, ids, strict=True)
+    ]
 
 
 def make_watcher() -> Any:
@@ -260,7 +277,8 @@ def write_sections(document: Path, name: str, results: dict[str, Any], command: 
     sections = {}
     if tasks := results.get("tasks"):
         sections[f"results-{name}"] = [
-            *describe_strategies(tasks), "", GAINS_QUESTION, "", *describe_gains(tasks), "",
+            *describe_strategies(tasks), *describe_perplexity(tasks), "",
+            GAINS_QUESTION, "", *describe_gains(tasks), "",
             *describe_losses(tasks), "", H_MAX_QUESTION, "",
             *describe_h_max(tasks, results["h_max_correlation"]),
         ]  # fmt: skip

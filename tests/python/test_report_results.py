@@ -47,6 +47,25 @@ def test_report_results_lines_say_what_was_measured(tasks):
     paper = "| +2.7% | +10.0% | +4.4% | +30.0% (+20.0% to +40.0%) | +11.5% |"
     assert gains[2] == f"| xsum | -5.0% {paper} +25.0% (3 texts) | 80% |"
     assert gains[3].startswith("| mine | -5.0% |  | +10.0% |  |")
+    for task in tasks.values():
+        task["strategies"].append(line("neural", 2.1))
+    neural = tables.describe_gains(tasks)
+    assert neural[0].startswith("| gain over BPD | neural, 1-best | paper | 4-gram, 1-best |")
+    assert neural[2].startswith("| xsum | +5.0% | +8.8% | -5.0% | +2.7% |")
+
+
+def test_report_results_have_the_targets_perplexity(tasks):
+    assert tables.describe_perplexity(tasks) == []
+    measured = {"metric": "perplexity", "value": 12.345, "texts": 40}
+    tasks = {
+        "lambada": {"performance": measured}, "mine": {"performance": None},
+        "squad": {"performance": {**measured, "metric": "exact_match"}},
+        "other": {"performance": measured},
+    }  # fmt: skip
+    assert tables.describe_perplexity(tasks)[-1] == (
+        "Perplexity of the target, per token: lambada 12.35 (40 texts; the paper's target: 7.88), "
+        "other 12.35 (40 texts)."
+    )
 
 
 def test_report_results_name_what_does_not_help(tasks):

@@ -30,7 +30,7 @@ def script(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::lattice_bpd.lm.training.SmoothingWarning")
-def test_stories_have_neural_rows_and_h_max(script, shared_data, tmp_path, monkeypatch):
+def test_stories_have_neural_rows_h_max_and_perplexity(script, shared_data, tmp_path, monkeypatch):
     parts = importlib.import_module("stories260k_parts")
     scorers = importlib.import_module("stories260k_scorers")
     monkeypatch.setattr(parts, "QUICK", parts.Recipe(
@@ -43,12 +43,12 @@ def test_stories_have_neural_rows_and_h_max(script, shared_data, tmp_path, monke
     tiny = replace(scorers.QUICK_SCORERS, hidden_size=32, num_layers=1, training=training)
     monkeypatch.setattr(scorers, "QUICK_SCORERS", tiny)
     monkeypatch.setattr(
-        script, "STORY_TASKS", {task: script.STORY_TASKS[task] for task in ("samsum", "xsum")}
+        script, "STORY_TASKS", {task: script.STORY_TASKS[task] for task in ("samsum", "lambada")}
     )
     monkeypatch.setattr(script, "RULES", {})
     args = Namespace(data=shared_data, work=tmp_path, limit=4)
     results = script.evaluate("stories", script.stories_source(args), args)
-    assert list(results["tasks"]) == ["tinystories", "samsum", "xsum"]
+    assert list(results["tasks"]) == ["tinystories", "samsum", "lambada"]
     for task in results["tasks"].values():
         assert {"bpd", "neural", "mixture", "tree"} <= {line["name"] for line in task["strategies"]}
     page = tmp_path / "page.md"
@@ -57,4 +57,5 @@ def test_stories_have_neural_rows_and_h_max(script, shared_data, tmp_path, monke
     text = page.read_text()
     assert "| neural BPD | " in text
     assert script.H_MAX_QUESTION in text
+    assert "Perplexity of the target, per token: lambada " in text
     assert "R = " in text or "R is not defined" in text
