@@ -24,7 +24,13 @@ from lattice_bpd.evaluate import Recording, record
 from lattice_bpd.evaluate.lab.lab import Lab
 from lattice_bpd.evaluate.lab.options import LabOptions
 from lattice_bpd.evaluate.replay.positions import Rescorers
-from lattice_bpd.evaluate.replay.scorers import make_scorers
+from lattice_bpd.evaluate.replay.scorers import (
+    _scores_along,
+    make_mixtures,
+    make_scorers,
+    parts_of,
+    read_with,
+)
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.evaluate.replay.sweep import Point, make_grid
 from lattice_bpd.models import build_rescorer
@@ -101,7 +107,7 @@ def algorithm_2(tokens: np.ndarray, scores: np.ndarray) -> list[int]:
 def test_neural_replay_is_brute_force_rescoring(alpha, is_read):
     """Every step of decoding by all k^h paths gives the replay's calls and accepted lengths."""
     recording, scorer = recorded(), NeuralScorer(rescorer())
-    used = Rescorers(scorer=scorer, scorer_name="small")
+    used = Rescorers(scorer=scorer)
     if is_read:
         recording = recording.read_with({"small": scorer})
     replayed = recording.replay(STRATEGIES["neural"], used, DraftConfig(top_k=TOP_K, alpha=alpha))
@@ -176,7 +182,7 @@ def test_a_rescorer_with_fewer_positions_replays_its_failures():
     options = DraftConfig(top_k=5, alpha=2.0)
     failures = 0
     for read in (recording, recording.read_with({"few": scorer})):
-        used = Rescorers(scorer=scorer, scorer_name="few")
+        used = Rescorers(scorer=scorer)
         replayed = read.replay(STRATEGIES["neural"], used, options)
         for row, prompt in enumerate(PROMPTS):
             with warnings.catch_warnings():
@@ -193,12 +199,12 @@ def test_scores_survive_cuts_of_slots_and_candidates():
     scorer = NeuralScorer(rescorer())
     read = recorded().read_with({"small": scorer})
     few = Recording(text.cut(2, 4) for text in read.texts)
-    np.testing.assert_array_equal(few.rescored["small"], read.rescored["small"][:, :2, :4])
+    np.testing.assert_array_equal(few.rescored[scorer], read.rescored[scorer][:, :2, :4])
     again = Recording(text.cut(2, 4) for text in recorded().texts).read_with({"small": scorer})
-    np.testing.assert_allclose(again.rescored["small"], few.rescored["small"], atol=1e-5)
+    np.testing.assert_allclose(again.rescored[scorer], few.rescored[scorer], atol=1e-5)
     part = read.select([2])
     np.testing.assert_array_equal(
-        part.rescored["small"], read.rescored["small"][int(read.starts[2]) :]
+        part.rescored[scorer], read.rescored[scorer][int(read.starts[2]) :]
     )
 
 
@@ -209,9 +215,26 @@ def test_mixtures_are_named_by_their_parts_and_add_their_scores():
     assert list(scorers["mixture"]) == ["small + 0.5 3gram"]
     (mixture,) = scorers["mixture"].values()
     assert isinstance(mixture, MixtureScorer)
-    read = recorded().read_with({"m": mixture, "n": neural, "g": NGramScorer(lm)})
-    np.testing.assert_allclose(read.rescored["m"], read.rescored["n"] + 0.5 * read.rescored["g"])
+    ngram_scorer, count = NGramScorer(lm), []
+    read = Recording(read_with(recorded().texts, {"m": mixture}, lambda: count.append(1)))
+    assert list(read.rescored) == mixture.scorers
+    assert len(count) == 2 * len(PROMPTS)
+    both = Recording(
+        read_with(read.texts, {"n": neural, "g": ngram_scorer}, lambda: count.append(1))
+    )
+    assert len(count) == 3 * len(PROMPTS)  # the rescorer does not read a text twice
+    for _, batch in both.batches(np.arange(len(both))):
+        rows = np.arange(len(batch.wanted))
+        np.testing.assert_array_equal(
+            _scores_along(batch, mixture, rows, 6),
+            batch.rescored[neural] + 0.5 * batch.rescored[ngram_scorer],
+        )
     assert make_scorers({"small": neural}, {})["mixture"] == {}
+    every = make_mixtures({"a": neural, "b": neural}, {"3gram": lm, "2gram": lm}, (0.25, 1.0))
+    assert list(every) == [
+        f"{a} + {w} {b}" for a in "ab" for b in ("3gram", "2gram") for w in ("0.25", "1")
+    ]
+    assert len({part for one in every.values() for part, _ in parts_of(one)}) == 3
     grid = make_grid([STRATEGIES["neural"], STRATEGIES["mixture"]], {"alpha": [1.0, 2.0]},
                      ["3gram", "2gram"], scorers)  # fmt: skip
     assert [(point.scorer, point.lm, point.options.alpha) for point in grid] == [
@@ -251,7 +274,7 @@ def test_lab_tunes_alpha_of_each_scorer_on_held_out_texts():
 def test_rescorers_replay_fewer_slots_and_other_options():
     scorer = NeuralScorer(rescorer())
     read = recorded().read_with({"small": scorer})
-    used = Rescorers(scorer=scorer, scorer_name="small")
+    used = Rescorers(scorer=scorer)
     for options in (DraftConfig(top_k=1), DraftConfig(top_k=6, alpha=0.0)):
         neural = read.replay(STRATEGIES["neural"], used, options)
         bpd = read.replay(STRATEGIES["bpd"], Rescorers(), options)

@@ -301,8 +301,7 @@ def test_tune_chooses_a_rescorer_unless_it_takes_too_long(recording):
     search = DrafterSearch({}, {0: 2.0, 8: 2.0}, scorers=scorers, rescoring={"own": 3.0})
     read = recording.read_with({"own": scorers["own"]})
     replayed = read.replay(
-        STRATEGIES["neural"], Rescorers(scorer=scorers["own"], scorer_name="own"),
-        DraftConfig(top_k=8),
+        STRATEGIES["neural"], Rescorers(scorer=scorers["own"]), DraftConfig(top_k=8),
     )  # fmt: skip
     drafted = np.bincount(replayed.texts[replayed.nodes > 0], minlength=len(replayed.calls))
     expected = 2.0 * replayed.calls + 3.0 * drafted

@@ -16,7 +16,7 @@ from lattice_bpd.draft.scorers.protocol import TransitionScorer
 from lattice_bpd.evaluate.lab.options import LabOptions, curve_points, split_texts
 from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.replay import Recording, Replayed
-from lattice_bpd.evaluate.replay.scorers import Scorers, make_scorers
+from lattice_bpd.evaluate.replay.scorers import Scorers, has_read, make_scorers, parts_of
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES, Strategy
 from lattice_bpd.evaluate.replay.sweep import Point, sweep
 from lattice_bpd.evaluate.statistics import (
@@ -79,11 +79,11 @@ class Lab:
         used = [self.scorers[one.name] for one in self.strategies() if one.uses_scorer]
         scorers = {
             name: scorer for group in used for name, scorer in group.items()
-            if name not in recording.rescored
+            if not has_read(recording.rescored, scorer)
         }  # fmt: skip
         if not scorers:
             return recording
-        parts = {id(part) for one in scorers.values() for part in getattr(one, "scorers", [one])}
+        parts = {part for one in scorers.values() for part, _ in parts_of(one)}
         self._begin("reading texts with rescorers", len(parts) * len(recording.texts))
         return recording.read_with(scorers, self.on_replay)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from lattice_bpd.lattice.lattice_input import Normalization, UnaryScores
 from lattice_bpd.token_ids import Int32Array, Int64Array
 
 Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
 
 
 class Transitions(NamedTuple):
@@ -89,7 +90,7 @@ class RecordedText:
         name: its id within the task, such as "HumanEval/3"; may be empty.
         references: texts that the output is judged by.
         transitions: of heads that give candidates rather than logits; else None.
-        rescored: (m, H, k) float32 by the name of a scorer: its log probability of each candidate
+        rescored: (m, H, k) float64 by TransitionScorer: its log probability of each candidate
             after the output before the candidate's slot; see `evaluate.replay.scorers`. Not stored
             on disk.
         source: (S,) int32, what an encoder-decoder read, whose `prompt` is the decoder's; else
@@ -108,7 +109,7 @@ class RecordedText:
     name: str = ""
     references: tuple[str, ...] = field(default=())
     transitions: Transitions | None = None
-    rescored: Mapping[str, Float32Array] = field(default_factory=dict)
+    rescored: Mapping[Any, Float64Array] = field(default_factory=dict)
     source: Int32Array | None = None
 
     @property
@@ -136,7 +137,7 @@ class RecordedText:
             self, token_ids=self.token_ids[kept], scores=self.scores[kept],
             entropies=self.entropies[:, : num_slots + 1],
             transitions=self.transitions and self.transitions.cut(num_slots, top_k),
-            rescored={name: scores[kept] for name, scores in self.rescored.items()},
+            rescored={scorer: scores[kept] for scorer, scores in self.rescored.items()},
         )  # fmt: skip
 
     def context(self, position: int) -> list[int]:

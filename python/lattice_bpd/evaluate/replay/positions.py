@@ -19,7 +19,7 @@ from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.token_ids import Int32Array, Int64Array
 
 if TYPE_CHECKING:
-    from lattice_bpd.evaluate.record.texts import Float32Array, RecordedText, Transitions
+    from lattice_bpd.evaluate.record.texts import Float64Array, RecordedText, Transitions
 
 _NONE = -2  # after the end of a path; no token, and not what follows the end of a text
 
@@ -33,14 +33,12 @@ class Rescorers:
         trie: raw counts of a corpus.
         threads: for rescoring; 0 for all cores.
         scorer: a TransitionScorer, such as NeuralScorer(model).
-        scorer_name: of the scorer's log probabilities in the recording, if it has read the texts.
     """
 
     lm: NGramLM | None = None
     trie: CountTrie | None = None
     threads: int = 0
     scorer: Any = None
-    scorer_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class PositionBatch:
         numbers: (B,) int64, the text of each position.
         positions: (B,) int64, the position within its text.
         transitions: of the candidates, (B, S - 1, k, k) and so on; None without.
-        rescored: (B, S, k) float32 by the name of a scorer; see `RecordedText`.
+        rescored: (B, S, k) float64 by scorer; see `RecordedText`.
     """
 
     candidates: Candidates
@@ -65,7 +63,7 @@ class PositionBatch:
     numbers: Int64Array
     positions: Int64Array
     transitions: Transitions | None = None
-    rescored: Mapping[str, Float32Array] = field(default_factory=dict)
+    rescored: Mapping[Any, Float64Array] = field(default_factory=dict)
 
     def top(self, top_k: int) -> Candidates:
         """The top_k best candidates of each slot."""

@@ -84,7 +84,7 @@ class Recording:
         candidates: (P, H, k); those at a position start from the state that gave its exact token.
         contexts: P contexts, each ending in the exact token of its position.
         transitions: those at all positions, of heads that give candidates; else None.
-        rescored: (P, H, k) float32 by the name of a scorer that has read all texts.
+        rescored: (P, H, k) float64 by each scorer that has read all texts.
         wanted: (P, H) int32, the greedy output after each exact token; -1 after its end.
         slots: (P,) int64, slots that decoding can use there; the end of the output bounds them.
         starts: (N + 1,) int64, the positions of text i are starts[i]..starts[i + 1] - 1.
@@ -109,9 +109,10 @@ class Recording:
             np.concatenate([text.scores for text in cut]),
         )
         self.transitions = Transitions.join([text.transitions for text in cut])
-        names = set.intersection(*(set(text.rescored) for text in cut))
         self.rescored = {
-            name: np.concatenate([text.rescored[name] for text in cut]) for name in sorted(names)
+            scorer: np.concatenate([text.rescored[scorer] for text in cut])
+            for scorer in cut[0].rescored
+            if all(scorer in text.rescored for text in cut)
         }
         self.lengths = [len(text.output) for text in self.texts]
         self.starts: Int64Array = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
@@ -242,7 +243,7 @@ class Recording:
             found, contexts, self.wanted[at, :slots], self.texts, numbers,
             at - self.starts[numbers],
             transitions and transitions.take(at).cut(slots, self.top_k),
-            {name: scores[at, :slots] for name, scores in self.rescored.items()},
+            {scorer: scores[at, :slots] for scorer, scores in self.rescored.items()},
         )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.token_ids import Int32Array, Int64Array
 
 if TYPE_CHECKING:
-    from lattice_bpd.evaluate.record.texts import RecordedText
+    from lattice_bpd.evaluate.record.texts import Float64Array, RecordedText
 
 Floats = npt.NDArray[np.floating[Any]]
 Scorers = Mapping[str, Mapping[str, TransitionScorer]]
@@ -59,15 +59,46 @@ def make_scorers(
         lms: n-gram LMs by name; the mixtures are of the first one and the main rescorer.
         weights: of the n-gram LM in the mixtures.
     """
-    mixtures: dict[str, TransitionScorer] = {}
-    if neural and lms:
-        (name, main), (lm_name, lm) = next(iter(neural.items())), next(iter(lms.items()))
-        ngram = NGramScorer(lm)
-        mixtures = {
-            f"{name} + {weight:g} {lm_name}": MixtureScorer([(main, 1.0), (ngram, weight)])
-            for weight in weights
-        }
-    return {"neural": dict(neural), "mixture": mixtures}
+    main, lm = dict(list(neural.items())[:1]), dict(list(lms.items())[:1])
+    return {"neural": dict(neural), "mixture": make_mixtures(main, lm, weights)}
+
+
+def make_mixtures(
+    neural: Mapping[str, TransitionScorer], lms: Mapping[str, NGramLM], weights: Sequence[float]
+) -> dict[str, TransitionScorer]:
+    """Mixtures of each rescorer, of weight 1, with each n-gram LM, by `mixture_name`.
+
+    Args:
+        neural: rescorers by name.
+        lms: n-gram LMs by name.
+        weights: of the n-gram LMs.
+
+    Raises:
+        ValueError: different vocabularies, or a weight that is not finite.
+    """
+    ngrams = {name: NGramScorer(lm) for name, lm in lms.items()}
+    return {
+        mixture_name(name, weight, lm): MixtureScorer([(scorer, 1.0), (ngram, weight)])
+        for name, scorer in neural.items()
+        for lm, ngram in ngrams.items()
+        for weight in weights
+    }
+
+
+def mixture_name(scorer: str, weight: float, lm: str) -> str:
+    """The name of a mixture, of the rescorer's and the n-gram LM's names and that LM's weight."""
+    return f"{scorer} + {weight:g} {lm}"
+
+
+def parts_of(scorer: Any) -> list[tuple[Any, float]]:
+    """The scorers whose weighted sum a scorer is, with their weights; of others itself, 1."""
+    if not isinstance(scorer, MixtureScorer):
+        return [(scorer, 1.0)]
+    return [
+        (part, weight * inner)
+        for one, weight in zip(scorer.scorers, scorer.weights, strict=True)
+        for part, inner in parts_of(one)
+    ]
 
 
 def read_with(
@@ -83,29 +114,26 @@ def read_with(
         on_text: called after each text that a scorer has read.
 
     Returns:
-        Texts whose `rescored` has these names as well.
+        Texts whose `rescored` has these scorers as well, and of mixtures their parts.
 
     Raises:
         ValueError: a scorer of a vocabulary that does not have all recorded tokens.
+        TypeError: a scorer that is not hashable.
     """
-    read: dict[int, list[Floats]] = {}
-
-    def scores_of(scorer: TransitionScorer) -> list[Floats]:
-        if isinstance(scorer, MixtureScorer):
-            parts = [scores_of(part) for part in scorer.scorers]
-            return [_add(scorer.weights, of_text) for of_text in zip(*parts, strict=True)]
-        if id(scorer) not in read:
-            read[id(scorer)] = _read_texts(scorer, texts, on_text)
-        return read[id(scorer)]
-
-    found = list(texts)
     for name, scorer in scorers.items():
         _check_vocabulary(name, scorer, texts)
-        found = [
-            replace(text, rescored={**text.rescored, name: scores})
-            for text, scores in zip(found, scores_of(scorer), strict=True)
-        ]
-    return found
+    parts = dict.fromkeys(part for scorer in scorers.values() for part, _ in parts_of(scorer))
+    new = [part for part in parts if not all(part in text.rescored for text in texts)]
+    read = {part: _read_texts(part, texts, on_text) for part in new}
+    return [
+        replace(text, rescored={**text.rescored, **{part: read[part][index] for part in new}})
+        for index, text in enumerate(texts)
+    ]
+
+
+def has_read(rescored: Mapping[Any, Any], scorer: Any) -> bool:
+    """Whether a scorer, or each part of a mixture, is a key of `rescored`."""
+    return all(any(part is one for one in rescored) for part, _ in parts_of(scorer))
 
 
 def draft_rescored(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
@@ -129,7 +157,7 @@ def draft_along(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig
     """Drafts as long as those of `draft_rescored`, and equal up to their first wrong token."""
     found = batch.top(options.top_k)
     rows = np.flatnonzero(_fits(batch, found, rescorers.scorer))
-    scores = batch.rescored[rescorers.scorer_name][rows][..., : options.top_k]
+    scores = _scores_along(batch, rescorers.scorer, rows, options.top_k)
     paths = _by_heads(found)
     if len(rows):
         contexts = [[0]] * len(rows)
@@ -233,22 +261,22 @@ def _check_vocabulary(name: str, scorer: TransitionScorer, texts: Sequence[Recor
         )
 
 
-def _add(weights: Sequence[float], parts: Sequence[Floats]) -> Floats:
-    """As MixtureScorer adds; a weight of 0 leaves -inf out."""
-    total = np.zeros(parts[0].shape)
-    for weight, part in zip(weights, parts, strict=True):
-        if weight != 0.0:
-            total = total + weight * part
+def _scores_along(batch: PositionBatch, scorer: Any, rows: Int64Array, top_k: int) -> Float64Array:
+    """(R, S, k) float64 along the output, added as MixtureScorer adds; of weight 0 nothing."""
+    total = np.zeros((len(rows), batch.wanted.shape[1], top_k))
+    for part, weight in parts_of(scorer):
+        if weight != 0.0:  # 0 * -inf is no number
+            total += weight * batch.rescored[part][rows][..., :top_k]
     return total
 
 
 def _read_texts(
     scorer: TransitionScorer, texts: Sequence[RecordedText], on_text: Callable[[], None] | None
-) -> list[Floats]:
+) -> list[Float64Array]:
     """(m, H, k) log probabilities of the candidates of each text."""
     size = _TEXTS if reads_batches(scorer) else 1
     order = sorted(range(len(texts)), key=lambda number: -len(texts[number].output))
-    found: dict[int, Floats] = {}
+    found: dict[int, Float64Array] = {}
     for start in range(0, len(order), size):
         numbers = order[start : start + size]
         scores = _read_together(scorer, [texts[number] for number in numbers])
@@ -258,14 +286,14 @@ def _read_texts(
     return [found[number] for number in range(len(texts))]
 
 
-def _read_together(scorer: TransitionScorer, texts: Sequence[RecordedText]) -> list[Floats]:
+def _read_together(scorer: TransitionScorer, texts: Sequence[RecordedText]) -> list[Float64Array]:
     """As `_read_texts`, a token of each text at a time; 0 where nothing is accepted anyhow."""
     most = max_positions_of(scorer)
     ends = [
         len(text.output) if most is None else min(len(text.output), most - len(text.prompt))
         for text in texts
     ]
-    scores: list[Floats] = [np.zeros(text.token_ids.shape) for text in texts]
+    scores: list[Float64Array] = [np.zeros(text.token_ids.shape) for text in texts]
     slots = np.arange(texts[0].num_slots)
     rows = [row for row, end in enumerate(ends) if end > 0]
     if not rows:

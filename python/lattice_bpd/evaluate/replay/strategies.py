@@ -33,7 +33,7 @@ from lattice_bpd.evaluate.replay.positions import (
     draft_oracle,
     draft_tree,
 )
-from lattice_bpd.evaluate.replay.scorers import draft_along, draft_rescored
+from lattice_bpd.evaluate.replay.scorers import draft_along, draft_rescored, has_read
 from lattice_bpd.evaluate.replay.settings import (
     CHAIN,
     NEURAL_SETTINGS,
@@ -77,7 +77,7 @@ class Strategy:
 
     def propose(self, batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
         """Drafts whose accepted lengths and numbers of tokens are those of decoding."""
-        is_read = rescorers.scorer_name in batch.rescored and options.beam in (None, 1)
+        is_read = has_read(batch.rescored, rescorers.scorer) and options.beam in (None, 1)
         draft = self.draft_along if self.draft_along is not None and is_read else self.draft
         return draft(batch, rescorers, options)
 

@@ -55,7 +55,7 @@ class Point:
         if not self.scorer:
             return replace(shared, lm=lm)
         scorer = scorers[self.strategy.name][self.scorer]
-        return replace(shared, lm=lm, scorer=scorer, scorer_name=self.scorer)
+        return replace(shared, lm=lm, scorer=scorer)
 
 
 def make_grid(
