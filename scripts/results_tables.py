@@ -22,13 +22,20 @@ def describe_strategies(tasks: Tasks) -> list[str]:
             interval = line_of(task, line["name"])["interval"]
             cells.append(f"{interval['value']:.2f} ({interval['low']:.2f}-{interval['high']:.2f})")
         lines.append(f"| {line['label']} | {' | '.join(cells)} |")
-    texts = ", ".join(f"{name} {task['texts']}" for name, task in tasks.items())
+    texts = _counts({name: task["texts"] for name, task in tasks.items()})
+    held_out = _counts({name: task["texts_held_out"] for name, task in tasks.items()})
     shares = ", ".join(f"{name} {task['loop_share']:.0%}" for name, task in tasks.items())
-    held_out = ", ".join(str(task["texts_held_out"]) for task in tasks.values())
     return [
         *lines, "",
         f"Texts reported on: {texts}; held out for tuning: {held_out}. Output in loops: {shares}.",
     ]  # fmt: skip
+
+
+def _counts(texts: dict[str, int]) -> str:
+    """Numbers of texts by task, or the one that all tasks have."""
+    if len(set(texts.values())) == 1:
+        return f"{next(iter(texts.values()))} per task"
+    return ", ".join(f"{name} {count}" for name, count in texts.items())
 
 
 def describe_perplexity(tasks: Tasks) -> list[str]:
@@ -83,10 +90,10 @@ def describe_losses(tasks: Tasks) -> list[str]:
 def describe_rules(tasks: Tasks) -> list[str]:
     """Acceptance rules: block efficiency and regret by task, quality over all of them."""
     rules = [line["rule"] for line in next(iter(tasks.values()))["acceptance"]]
-    texts = ", ".join(f"{name} {task['acceptance'][0]['texts']}" for name, task in tasks.items())
+    texts = _counts({name: task["acceptance"][0]["texts"] for name, task in tasks.items()})
     lines = [
-        "What does each rule give by task? Block efficiency, with regret in nats per token in "
-        f"brackets (and the task's metric, if any). Texts: {texts}.", "",
+        "Block efficiency by task, with regret in nats per token (and the task's metric, if any) "
+        f"in brackets. Texts: {texts}.", "",
         f"| rule | {' | '.join(tasks)} |", f"|---|{'---|' * len(tasks)}",
     ]  # fmt: skip
     totals = [

@@ -57,8 +57,8 @@ RULES = {
 }  # fmt: skip
 """Acceptance rules to compare, by model; `distance` does not apply to text."""
 SECTIONS = ("strategies", "sampling")
-GAINS_QUESTION = "How much does each kind of drafts gain over BPD, here and in the paper?"
-H_MAX_QUESTION = "Does BPD's block efficiency rise with h_max, as in figure 3b of the paper?"
+GAINS_TITLE = "Gains over BPD, here and in the paper:"
+H_MAX_TITLE = "Figure 3b, h_max and BPD's block efficiency:"
 MAX_PROMPT_TOKENS = 80  # the last ones: heads are trained on rows of 144, and 64 are decoded
 
 
@@ -278,8 +278,8 @@ def write_sections(document: Path, name: str, results: dict[str, Any], command: 
     if tasks := results.get("tasks"):
         sections[f"results-{name}"] = [
             *describe_strategies(tasks), *describe_perplexity(tasks), "",
-            GAINS_QUESTION, "", *describe_gains(tasks), "",
-            *describe_losses(tasks), "", H_MAX_QUESTION, "",
+            GAINS_TITLE, "", *describe_gains(tasks), "",
+            *describe_losses(tasks), "", H_MAX_TITLE, "",
             *describe_h_max(tasks, results["h_max_correlation"]),
         ]  # fmt: skip
         if all("acceptance" in task for task in tasks.values()):

@@ -42,7 +42,12 @@ def tasks() -> dict:
 def test_report_results_lines_say_what_was_measured(tasks):
     strategies = "\n".join(tables.describe_strategies(tasks))
     assert "| <tree> | 2.80 (2.70-2.90) | 2.80 (2.70-2.90) |" in strategies
-    assert "xsum 10, mine 10; held out for tuning: 5, 5. Output in loops: xsum 12%" in strategies
+    assert (
+        "on: 10 per task; held out for tuning: 5 per task. Output in loops: xsum 12%" in strategies
+    )
+    other = {**tasks["mine"], "texts": 4}
+    strategies = "\n".join(tables.describe_strategies({**tasks, "mine": other}))
+    assert "Texts reported on: xsum 10, mine 4; held out for tuning: 5 per task." in strategies
     gains = tables.describe_gains(tasks)
     paper = "| +2.7% | +10.0% | +4.4% | +30.0% (+20.0% to +40.0%) | +11.5% |"
     assert gains[2] == f"| xsum | -5.0% {paper} +25.0% (3 texts) | 80% |"
@@ -94,7 +99,7 @@ def test_report_results_of_acceptance_rules():
         "| `exact` | lossless | 2.50 | 1.00 | 0.0% | 0.000 | 0.700 | 10 of 10 |",
         "| `top_k:2` | lossy | 4.00 | 1.60 | 15.0% | 0.075 | 0.700 | 1 of 10 |",
     ]
-    assert lines[5].endswith("Texts: a 5, b 5.")
+    assert lines[5].endswith("in brackets. Texts: 5 per task.")
     assert lines[-2] == "| `exact` | 2.00 (0.000; 12.5) | 3.33 (0.000; 12.5) |"
     assert lines[-1] == "| `top_k:2` | 4.00 (0.050) | 4.00 (0.100) |"
 

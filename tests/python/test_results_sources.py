@@ -56,6 +56,6 @@ def test_stories_have_neural_rows_h_max_and_perplexity(script, shared_data, tmp_
     script.write_sections(page, "stories", results, "command")
     text = page.read_text()
     assert "| neural BPD | " in text
-    assert script.H_MAX_QUESTION in text
+    assert script.H_MAX_TITLE in text
     assert "Perplexity of the target, per token: lambada " in text
     assert "R = " in text or "R is not defined" in text
