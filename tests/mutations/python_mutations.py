@@ -387,11 +387,18 @@ MUTATIONS = [
         "copy_heads(model, folder)",
     ),
     (
+        "an encoder-decoder takes heads of a causal LM",
+        f"{CLI}/heads_option.py",
+        "tests/python/test_evaluate_seq2seq.py::test_a_folder_of_an_encoder_decoder_has_a_drafter_or_heads",
+        "kinds[folders.is_encoder_decoder]",
+        "kinds[0]",
+    ),
+    (
         "record ignores --heads where the model's folder has heads",
         f"{CLI}/record.py",
         "tests/python/test_heads_option.py::test_a_record_with_heads_from_beside_is_that_of_one_folder",
-        "load_model(args.model, args.heads)",
-        "load_model(args.model)",
+        "check_folders(args.model, args.heads)",
+        "check_folders(args.model, None)",
     ),
     (
         "an LM of a model with a padded vocabulary has the tokenizer's size",

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from lattice_bpd.cli.heads_option import ModelFolders
 from lattice_bpd.evaluate.demo.recipe import QUICK
 from lattice_bpd.evaluate.record.write import RecordOptions
 from lattice_bpd.evaluate.replay.replay import Replayed
@@ -168,6 +169,11 @@ def returns(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
+def as_folders(model: Any, heads: Any) -> ModelFolders:
+    """What `check_folders` returns for a causal LM, without looking."""
+    return ModelFolders(model, heads, is_encoder_decoder=False)
+
+
 def lms_by_name(values: list[str], *_: str) -> dict[str, Any]:
     return {value: SimpleNamespace(vocab_size=50, order=2) for value in values}
 
@@ -230,10 +236,10 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {
                 LOAD_TOKENIZER: FakeTokenizer(),
                 "lattice_bpd.evaluate.tasks.read_task": returns(EXAMPLES),
-                "lattice_bpd.cli.evaluate.check_folders": None,
+                "lattice_bpd.cli.evaluate.check_folders": as_folders,
                 "lattice_bpd.cli.evaluate.load_lms": lms_by_name,
                 "lattice_bpd.cli.evaluate.load_rescorers": lms_by_name,
-                "lattice_bpd.cli.evaluate.load_model": SimpleNamespace(vocab_size=50),
+                "lattice_bpd.cli.evaluate.load_folders": SimpleNamespace(vocab_size=50),
                 "lattice_bpd.cli.evaluate.count_text": lambda path, *_: path and Stub("trie"),
                 "lattice_bpd.evaluate.demo.library_text.read_library_sources": Stub("sources"),
                 "lattice_bpd.evaluate.demo.quick.make_quick_source": SimpleNamespace(
@@ -247,8 +253,8 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {
                 LOAD_TOKENIZER: FakeTokenizer(),
                 "lattice_bpd.evaluate.tasks.read_task": returns(EXAMPLES),
-                "lattice_bpd.cli.record.check_folders": None,
-                "lattice_bpd.cli.record.load_model": Stub("model"),
+                "lattice_bpd.cli.record.check_folders": as_folders,
+                "lattice_bpd.cli.record.load_folders": Stub("model"),
                 "lattice_bpd.evaluate.record.write.write_record": END,
             },
         ),
@@ -614,7 +620,7 @@ CHANGES: dict[str, dict[str, Change]] = {
 }
 for _command in ("evaluate", "record"):
     CHANGES[_command] |= {
-        "heads": Change(must={"check_folders.heads", "load_model.heads"}),
+        "heads": Change(must={"check_folders.heads", "load_folders.folders.heads"}),
         "tokenizer": Change(targets={"path", "tokenizer_file"}),
         "stop_token_id": Change(["3"], wanted=(3,), targets={"stop_token_ids"}),
         "prompt_tokens": Change(["3"], wanted=(97, 97, 97), targets={"token_ids"}),

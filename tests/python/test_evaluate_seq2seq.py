@@ -141,8 +141,14 @@ def test_a_folder_of_an_encoder_decoder_has_a_drafter_or_heads(folder, tmp_path,
     run = arguments(folder, "record", tmp_path / "run")
     run[2] = str(tmp_path)
     assert main(run) == 2
-    message = "an encoder-decoder without spec_drafter.json and blockwise_heads.json; expected"
+    message = "has no draft heads (spec_drafter.json, blockwise_heads.json); give --heads DIR, or"
     assert message in capsys.readouterr().err
+    (tmp_path / "medusa").mkdir()
+    (tmp_path / "medusa" / "medusa_heads.json").write_text("{}")  # of causal LMs only
+    assert main([*run, "--heads", str(tmp_path / "medusa"), "--data", "nowhere"]) == 2
+    message = "medusa: the folder has no draft heads (spec_drafter.json, blockwise_heads.json); "
+    assert f"{message}expected one that save_pretrained of a" in capsys.readouterr().err
+    make_drafter(model.target.base).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"cut")
     assert main(run) == 2
     assert "the encoder-decoder cannot be read" in capsys.readouterr().err

@@ -35,6 +35,8 @@ def folder(tmp_path_factory) -> Path:
     other = BlockwiseHeads(model.heads.hidden_size, 3, vocab_size=VOCAB)
     torch.nn.init.normal_(other.outer_weight)
     other.save_pretrained(path / "other")
+    (path / "spec").mkdir()
+    (path / "spec" / "spec_drafter.json").write_text("{}")  # of encoder-decoders only
     words = {f"t{number}": number for number in range(VOCAB)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -129,6 +131,9 @@ def test_tune_measures_and_copies_heads_from_beside(folder, tmp_path, monkeypatc
         ("heads", [], "heads holds draft heads only; give the model's folder as the model, and "
          "this one as --heads"),
         ("plain", ["--heads", "{0}/plain"], "plain: the folder has no draft heads"),
+        ("plain", ["--heads", "{0}/spec"], "spec: the folder has no draft heads "
+         "(blockwise_heads.json, medusa_heads.json, block_drafter/); expected one that "
+         "`lattice-bpd heads train` wrote"),
         ("plain", ["--heads", "{0}/nowhere"], "nowhere: no such folder; expected the folder of the "
          "draft heads"),
         ("nowhere", [], "nowhere: no such folder; expected the folder of a causal LM"),

@@ -15,8 +15,8 @@ from lattice_bpd.cli.evaluate_options import (
     check_vocabulary,
     count_text,
     is_encoder_decoder,
+    load_folders,
     load_lms,
-    load_model,
     load_rescorers,
     make_record_options,
     name_files,
@@ -200,7 +200,7 @@ def _user_source(args: argparse.Namespace) -> Source:
     from lattice_bpd.evaluate.demo.quick import Source
     from lattice_bpd.evaluate.tasks import find_task
 
-    check_folders(args.model, args.heads)
+    folders = check_folders(args.model, args.heads)
     path = args.tokenizer or args.model / "tokenizer.json"
     tokenizer = load_tokenizer(path)
     record = make_record_options(args, tokenizer)
@@ -209,7 +209,7 @@ def _user_source(args: argparse.Namespace) -> Source:
         for task, data in zip(args.task, args.data, strict=True)
     }
     lms = load_lms(args.lm)
-    model = load_model(args.model, args.heads)
+    model = load_folders(folders)
     if is_encoder_decoder(model):
         record = make_record_options(args, tokenizer, model)
     check_vocabulary(lms, model.vocab_size, "model")

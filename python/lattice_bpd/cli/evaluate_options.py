@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lattice_bpd.cli.heads_option import check_folders, has_encoder_decoder
+from lattice_bpd.cli.heads_option import ModelFolders, check_folders
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -88,16 +88,21 @@ def read_prompts(
 
 
 def load_model(directory: Path, heads: Path | None = None) -> Any:
-    """A blockwise model, or an encoder-decoder and its heads; on the GPU if there is one.
+    """Check the folders of a model and its heads, and load both; see `load_folders`.
 
     Args:
         directory: of the model.
         heads: folder of the heads; None: `directory`.
+    """
+    return load_folders(check_folders(directory, heads))
+
+
+def load_folders(folders: ModelFolders) -> Any:
+    """A blockwise model, or an encoder-decoder and its heads; on the GPU if there is one.
 
     Returns:
         A BlockwiseLM, or the DraftingModel of an encoder-decoder.
     """
-    check_folders(directory, heads)
     import torch
 
     from lattice_bpd.cli.progress import quiet_transformers
@@ -106,14 +111,14 @@ def load_model(directory: Path, heads: Path | None = None) -> Any:
     quiet_transformers()
     torch.set_num_threads(min(torch.get_num_threads(), 4))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if has_encoder_decoder(directory):
-        return _load_encoder_decoder(directory, heads or directory, device)
-    model = BlockwiseLM.from_pretrained(directory, heads, attn_implementation="eager")
+    if folders.is_encoder_decoder:
+        return _load_encoder_decoder(folders.model, folders.heads or folders.model, device)
+    model = BlockwiseLM.from_pretrained(folders.model, folders.heads, attn_implementation="eager")
     return model.to(device)
 
 
 def is_encoder_decoder(model: Any) -> bool:
-    """Whether `load_model` has loaded an encoder-decoder."""
+    """Whether `load_folders` has loaded an encoder-decoder."""
     from lattice_bpd.decode.state.model import DraftingModel
 
     return isinstance(model, DraftingModel)
@@ -127,7 +132,6 @@ def _load_encoder_decoder(directory: Path, heads_directory: Path, device: str) -
     from lattice_bpd import FormatError
     from lattice_bpd.decode.state import DraftingModel, SpecDrafterHeads
     from lattice_bpd.models import BlockwiseHeads, SpecDrafter
-    from lattice_bpd.models.heads import BLOCKWISE_FILES
     from lattice_bpd.models.spec_config import SPEC_DRAFTER_FILES
 
     try:
@@ -137,12 +141,6 @@ def _load_encoder_decoder(directory: Path, heads_directory: Path, device: str) -
             f"{directory}: the encoder-decoder cannot be read ({error}); expected the files that "
             "save_pretrained wrote"
         ) from error
-    files = SPEC_DRAFTER_FILES.config_name, BLOCKWISE_FILES.config_name
-    if not any((heads_directory / name).is_file() for name in files):
-        raise FormatError(
-            f"{heads_directory}: an encoder-decoder without {' and '.join(files)}; expected one of "
-            "them, which save_pretrained of a SpecDrafter or BlockwiseHeads writes, or --heads DIR"
-        )
     heads: Any
     if (heads_directory / SPEC_DRAFTER_FILES.config_name).is_file():
         heads = SpecDrafterHeads(SpecDrafter.from_pretrained(heads_directory).to(device))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from lattice_bpd.extras import require
 
@@ -17,7 +19,22 @@ def add_heads_option(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def check_folders(model: Path, heads: Path | None, *, needs_heads: bool = True) -> None:
+@dataclass(frozen=True)
+class ModelFolders:
+    """The folders of a model and its heads, as `check_folders` found them.
+
+    Attributes:
+        model: of the model.
+        heads: of the heads; None: the model's.
+        is_encoder_decoder: of the model.
+    """
+
+    model: Path
+    heads: Path | None
+    is_encoder_decoder: bool
+
+
+def check_folders(model: Path, heads: Path | None, *, needs_heads: bool = True) -> ModelFolders:
     """Refuse a model's folder that is missing, or has no heads where they are needed.
 
     Args:
@@ -28,7 +45,8 @@ def check_folders(model: Path, heads: Path | None, *, needs_heads: bool = True) 
     Raises:
         ImportError: torch is not installed.
         FileNotFoundError: no such folder.
-        ValueError: a folder without heads, or one with heads only instead of a model.
+        ValueError: a folder without heads of this kind of model, or one with heads only instead of
+            a model.
     """
     require("torch", "torch")
     for option, folder in (("", model), ("--heads ", heads)):
@@ -37,21 +55,25 @@ def check_folders(model: Path, heads: Path | None, *, needs_heads: bool = True) 
             raise FileNotFoundError(
                 f"{option}{folder}: no such folder; expected the folder of {expected}"
             )
-    if not (model / "config.json").is_file() and _holds_heads(model):
+    folders = ModelFolders(model, heads, has_encoder_decoder(model))
+    kinds = _causal_heads(), _encoder_decoder_heads()
+    if not (model / "config.json").is_file() and any(kind.are_in(model) for kind in kinds):
         raise ValueError(
             f"{model} holds draft heads only; give the model's folder as the model, and this one "
             "as --heads"
         )
-    if heads is not None and not _holds_heads(heads):
+    kind = kinds[folders.is_encoder_decoder]
+    if heads is not None and not kind.are_in(heads):
         raise ValueError(
-            f"--heads {heads}: the folder has no draft heads ({', '.join(_names())}); expected one "
-            "that `lattice-bpd heads train` wrote"
+            f"--heads {heads}: the folder has no draft heads {kind.names}; expected one that "
+            f"{kind.written_by}"
         )
-    if heads is None and needs_heads and not has_encoder_decoder(model) and not _holds_heads(model):
+    if heads is None and needs_heads and not kind.are_in(model):
         raise ValueError(
-            f"{model} has no draft heads ({', '.join(_names())}); give --heads DIR, or a folder "
-            "that `lattice-bpd heads train` wrote without --heads-only"
+            f"{model} has no draft heads {kind.names}; give --heads DIR, or a folder that "
+            f"{kind.written_with_model_by}"
         )
+    return folders
 
 
 def has_encoder_decoder(directory: Path) -> bool:
@@ -63,16 +85,32 @@ def has_encoder_decoder(directory: Path) -> bool:
         return False  # whoever loads the model says what is wrong
 
 
-def _holds_heads(directory: Path) -> bool:
-    """Whether a folder has files of heads, or of a SpecDrafter."""
-    from lattice_bpd.models.checkpoint import has_heads
-    from lattice_bpd.models.spec_config import SPEC_DRAFTER_FILES
+class _HeadKind(NamedTuple):
+    """Heads that one kind of model takes: files that mark a folder with them, and their writers."""
 
-    return has_heads(directory) or (directory / SPEC_DRAFTER_FILES.config_name).is_file()
+    files: tuple[str, ...]
+    written_by: str
+    written_with_model_by: str
+
+    @property
+    def names(self) -> str:
+        return f"({', '.join(self.files)})"
+
+    def are_in(self, directory: Path) -> bool:
+        return any((directory / name).exists() for name in self.files)
 
 
-def _names() -> tuple[str, ...]:
-    """What marks a folder with heads."""
+def _causal_heads() -> _HeadKind:
     from lattice_bpd.models.checkpoint import HEAD_NAMES
 
-    return HEAD_NAMES
+    writer = "`lattice-bpd heads train` wrote"
+    return _HeadKind(HEAD_NAMES, writer, f"{writer} without --heads-only")
+
+
+def _encoder_decoder_heads() -> _HeadKind:
+    from lattice_bpd.models.heads import BLOCKWISE_FILES
+    from lattice_bpd.models.spec_config import SPEC_DRAFTER_FILES
+
+    writer = "save_pretrained of a SpecDrafter or BlockwiseHeads wrote"
+    names = SPEC_DRAFTER_FILES.config_name, BLOCKWISE_FILES.config_name
+    return _HeadKind(names, writer, f"{writer} beside the model")

@@ -8,7 +8,7 @@ from pathlib import Path
 from lattice_bpd.cli.evaluate_options import (
     add_recording_options,
     is_encoder_decoder,
-    load_model,
+    load_folders,
     make_record_options,
     read_prompts,
 )
@@ -54,12 +54,12 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.evaluate.record.write import TextProgress, write_record
 
-    check_folders(args.model, args.heads)
+    folders = check_folders(args.model, args.heads)
     path = args.tokenizer or args.model / "tokenizer.json"
     tokenizer = load_tokenizer(path)
     options = make_record_options(args, tokenizer)
     prompts = read_prompts(args.task, args.data, args, tokenizer)
-    model = load_model(args.model, args.heads)
+    model = load_folders(folders)
     if is_encoder_decoder(model):
         options = make_record_options(args, tokenizer, model)
     watcher = ConsoleWatcher(make_console(), {"record": f"recording {args.task}"})
