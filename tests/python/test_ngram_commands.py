@@ -97,8 +97,16 @@ def test_weights_by_em_beat_their_neighbors(corpora):
 def test_prune_command(lm_files, tmp_path, capsys):
     out = tmp_path / "small.lm"
     run("prune", lm_files[0], "--prune-to", "0.5k", "--quantise", "8", "-o", out)
-    assert NGramLM.load(out).num_prunable <= 500
-    assert "n-grams" in capsys.readouterr().out
+    small = NGramLM.load(out)
+    total, counted = sum(small.num_ngrams), small.num_prunable
+    assert counted <= 500
+    assert counted < total  # <s>, which `ngram info` counts too
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{out}: {total:,} of ")
+    assert second == (
+        f"--prune-to 500: {counted:,} n-grams, and {total - counted:,} symbols without a "
+        "probability of their own"
+    )
     ids = tmp_path / "ids"
     ids.write_text("1 2 3")
     run("prune", lm_files[0], "--keep-ids", ids, "-o", out)

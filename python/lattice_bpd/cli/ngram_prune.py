@@ -43,7 +43,8 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--prune-to",
         type=parse_size,
         metavar="N",
-        help="the same, until at most N n-grams are left (100M, 500k)",
+        help="the same, until at most N n-grams are left (100M, 500k); symbols without a "
+        "probability of their own (<s>, unseen tokens) stay too and do not count",
     )
     parser.add_argument(
         "--min-counts",
@@ -88,7 +89,14 @@ def run(args: argparse.Namespace) -> None:
     small = quantise_if_requested(args, small)
     with timed_step(f"write {args.output}"):
         write_lm(small, args.output, vocab=args.vocab)
+    total = sum(small.num_ngrams)
     print(
-        f"{args.output}: {sum(small.num_ngrams):,} of {sum(lm.num_ngrams):,} n-grams, "
+        f"{args.output}: {total:,} of {sum(lm.num_ngrams):,} n-grams, "
         + " + ".join(f"{count:,}" for count in small.num_ngrams)
     )
+    if args.prune_to is not None:
+        counted = small.num_prunable
+        print(
+            f"--prune-to {args.prune_to:,}: {counted:,} n-grams, and {total - counted:,} symbols "
+            "without a probability of their own"
+        )

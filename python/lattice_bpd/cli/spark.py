@@ -57,7 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--katz-k", type=int, default=5, metavar="K", help="Katz: largest discounted count (5)"
     )
     parser.add_argument("--theta", type=float, help="prune: see lattice-bpd ngram prune")
-    parser.add_argument("--prune-to", type=parse_size, metavar="N", help="prune to N n-grams")
+    parser.add_argument(
+        "--prune-to", type=parse_size, metavar="N", help="prune: see lattice-bpd ngram prune"
+    )
     add_corpus_options(parser)
     _add_spark_options(parser)
     return parser
