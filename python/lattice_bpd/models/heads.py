@@ -75,29 +75,40 @@ class BlockwiseHeads(nn.Module):
 
         Args:
             hidden: (..., D) float, the target's hidden states that enter its output embedding.
-            slots: the slots to compute, 0..H-1 in order; None: all H.
+            slots: the slots to compute, 0..H-1 in order; None: all H. Their weights are copied
+                unless they are the first S.
 
         Returns:
-            (..., S, D) float for S slots; row j goes through the output embedding to give the
-            logits of offset slots[j]+2 (the token after next is slot 0).
+            (..., S, D) float for S slots, contiguous; row j goes through the output embedding to
+            give the logits of offset slots[j]+2 (the token after next is slot 0).
         """
-        batch_shape = hidden.shape[:-1]
         rows = hidden.reshape(-1, self.hidden_size)  # (N, D)
-        inner_weight: Tensor = self.inner.weight
-        inner_bias: Tensor = self.inner.bias
-        bias: Tensor = self.outer_bias
-        weight = self.outer_weight.view(-1, self.hidden_size, self.inner_size)
-        if slots is not None and len(slots) < self.num_slots:
-            chosen = list(slots)
-            shape = self.num_slots, self.inner_size
-            inner_weight = inner_weight.view(*shape, -1)[chosen].flatten(0, 1)
-            inner_bias = inner_bias.view(shape)[chosen].flatten()
-            weight, bias = weight[chosen], bias[chosen]
-        inner = F.silu(F.linear(rows, inner_weight, inner_bias))  # (N, S*F)
+        inner_weight, inner_bias, weight, bias = self._weights_of(slots)
+        inner = F.linear(rows, inner_weight, inner_bias)  # (N, S*F)
+        inner = F.silu(inner, inplace=not torch.is_grad_enabled())
         inner = inner.view(len(rows), -1, self.inner_size).transpose(0, 1)  # (S, N, F)
         change = torch.bmm(inner, weight.transpose(1, 2).to(inner.dtype))  # (S, N, D)
-        states = rows.unsqueeze(1) + (change.transpose(0, 1) + bias.to(inner.dtype))  # (N, S, D)
-        return states.reshape(*batch_shape, -1, self.hidden_size)
+        states = rows.unsqueeze(1) + bias.to(inner.dtype)  # (N, S, D)
+        states += change.transpose(0, 1)  # in place: the result is contiguous
+        return states.reshape(*hidden.shape[:-1], -1, self.hidden_size)
+
+    def _weights_of(self, slots: Sequence[int] | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Weights (S*F, D), (S, D, F) and biases (S*F,), (S, D) of both layers, for S slots."""
+        inner_weight: Tensor = self.inner.weight
+        inner_bias: Tensor = self.inner.bias
+        weight: Tensor = self.outer_weight
+        bias: Tensor = self.outer_bias
+        width, size = self.hidden_size, self.inner_size
+        count = self.num_slots if slots is None else len(slots)
+        if slots is not None and list(slots) != list(range(count)):
+            index = torch.tensor(list(slots), device=bias.device)
+            inner_weight = inner_weight.view(-1, size, width)[index].flatten(0, 1)
+            inner_bias = inner_bias.view(-1, size)[index].flatten()
+            return inner_weight, inner_bias, weight.view(-1, width, size)[index], bias[index]
+        if count < self.num_slots:  # views
+            inner_weight, inner_bias = inner_weight[: count * size], inner_bias[: count * size]
+            weight, bias = weight[: count * width], bias[:count]
+        return inner_weight, inner_bias, weight.view(-1, width, size), bias
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write blockwise_heads.safetensors and blockwise_heads.json; see `head_files`.
