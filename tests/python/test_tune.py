@@ -340,8 +340,38 @@ def test_tune_measures_calls_of_a_model(model, monkeypatch):
     assert 0.0 < costs[0] <= costs[3] <= costs[9]
     assert len(rounds) == 4
     monkeypatch.setattr("lattice_bpd.evaluate.costs.call_costs.verify_trees", verify)
-    assert measure_costs(DraftingModel(model), (0, 3, 9), rounds=3) == {0: 1e3, 3: 3e3, 9: 3e3}
+    bare = DraftingModel(model.base)
+    assert measure_costs(bare, (0, 3, 9), rounds=3) == {0: 1e3, 3: 3e3, 9: 3e3}
     assert not any(seconds.values())
+
+
+@pytest.mark.parametrize("reads", ["hidden states", "decode states"])
+def test_tune_adds_the_time_of_the_heads_to_calls_with_drafts(monkeypatch, reads):
+    """Each call of the target takes 4 s and one of the heads 3 s by this clock."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    base = copy.deepcopy(trained_model().base)
+
+    def advance(seconds):
+        clock[0] += seconds
+
+    class Heads:
+        num_slots = 4
+
+        def read_states(self, states):
+            advance(3.0)
+            return torch.zeros(len(states), 4, VOCAB)
+
+    def heads(hidden):
+        advance(3.0)
+        return torch.zeros(len(hidden), 4, VOCAB)
+
+    base.register_forward_hook(lambda *_: advance(4.0))
+    base.transformer.register_forward_hook(lambda *_: advance(4.0))
+    model = DraftingModel(base, heads if reads == "hidden states" else Heads())
+    costs = measure_costs(model, (0, 2, 5), rounds=3)
+    assert costs[2] == costs[5] == costs[0] + 3e3
+    assert measure_costs(DraftingModel(base), (0, 5), rounds=3) == {0: costs[0], 5: costs[0]}
 
 
 def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch):

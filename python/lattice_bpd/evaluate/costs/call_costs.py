@@ -87,8 +87,7 @@ def measure_costs(
 ) -> dict[int, float]:
     """Time verifying calls of the target; sizes take turns, so that other load affects all alike.
 
-    A call of an encoder-decoder with draft tokens includes a call of its heads, since a SpecDrafter
-    takes about as long as the target; other heads are a small part of the target.
+    A call with draft tokens includes a call of the heads, if there are any.
 
     Args:
         model: target and heads.
@@ -114,7 +113,7 @@ def measure_costs(
                 on_round()
     # The first call of a size may include compilation and allocation.
     medians = {size: float(np.median(of_size[1:] or of_size)) for size, of_size in times.items()}
-    if isinstance(model.target, Seq2SeqTarget) and model.heads is not None:
+    if model.heads is not None:
         drafting = _time_heads(model, context, rounds)
         medians = {size: cost + (drafting if size else 0.0) for size, cost in medians.items()}
     return dict(zip(sizes, interpolate_costs(medians, sizes).tolist(), strict=True))
@@ -124,27 +123,28 @@ def _cache_maker(model: DraftingModel, context: int) -> Callable[[], Any]:
     """Makes caches after some context that a call may extend."""
     target = model.target
     if not isinstance(target, Seq2SeqTarget):
-        prompt = torch.arange(context, device=model.device)[None] % model.vocab_size
+        prompt = torch.tensor([_text(model.vocab_size, context)], device=model.device)
         _, cache = target.read_prompts(prompt)
         return lambda: cache
-    source = target.encode([_source(target, context)])
+    source = target.encode([_text(target.source_vocab_size, context)])
     prompt = torch.tensor([target.decoder_prompt], device=model.device)
     return lambda: target.read_prompts(prompt, source=source)[1]
 
 
 def _time_heads(model: DraftingModel, context: int, rounds: int) -> float:
-    """Median milliseconds of a call of the heads of an encoder-decoder, text by text."""
-    assert isinstance(model.target, Seq2SeqTarget)
-    output = [token % model.vocab_size for token in range(rounds + 1)]
-    read = read_output(model, _source(model.target, context), output)
+    """Median milliseconds of a call of the heads for one text."""
+    output = _text(model.vocab_size, min(rounds + 1, context))
+    read = read_output(model, _text(model.target.source_vocab_size, context), output)
     steps, times = read_states(model, read, output), []
     with torch.inference_mode():
         for _ in output:
             start = time.perf_counter()
             next(steps)
+            if model.device.type == "cuda":
+                torch.cuda.synchronize(model.device)
             times.append(1e3 * (time.perf_counter() - start))
-    return float(np.median(times[1:] or times))  # the first one reads the source
+    return float(np.median(times[1:] or times))  # the first one reads source or prompt
 
 
-def _source(target: Seq2SeqTarget, context: int) -> list[int]:
-    return [token % target.source_vocab_size for token in range(context)]
+def _text(vocab_size: int, length: int) -> list[int]:
+    return [token % vocab_size for token in range(length)]
