@@ -387,6 +387,20 @@ MUTATIONS = [
         "copy_heads(model, folder)",
     ),
     (
+        "heads of another model with the same sizes give no warning",
+        "python/lattice_bpd/models/target_sample.py",
+        "tests/python/test_target_sample.py::test_a_fine_tuned_model_gives_one_warning_and_its_own_output",
+        "    if differing := sample.find_differences(target):\n",
+        "    if differing := []:\n",
+    ),
+    (
+        "heads are compared with the weights of their target in another dtype",
+        "python/lattice_bpd/models/target_sample.py",
+        "tests/python/test_target_sample.py::test_casts_are_no_difference",
+        "return (values - change).bfloat16(), (values + change).bfloat16()",
+        "return values, values",
+    ),
+    (
         "an encoder-decoder takes heads of a causal LM",
         f"{CLI}/heads_option.py",
         "tests/python/test_evaluate_seq2seq.py::test_a_folder_of_an_encoder_decoder_has_a_drafter_or_heads",

@@ -213,7 +213,9 @@ def test_the_command_trains_and_prints_a_table(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "head  training loss  validation loss  accuracy" in printed
     assert printed.count(" %\n") == 3
-    assert BlockwiseHeads.from_pretrained(tmp_path / "out").num_heads == 3
+    heads = BlockwiseHeads.from_pretrained(tmp_path / "out")
+    assert heads.num_heads == 3
+    assert heads.trained_on.name == "base"
     assert not (tmp_path / "out" / "model.safetensors").exists()
     lines = read_losses(tmp_path / "out")
     assert [line["step"] for line in lines if "validation" in line] == [2, 4]

@@ -32,6 +32,7 @@ from lattice_bpd.models.small import RESCORER_SIZES, build_rescorer, build_small
 from lattice_bpd.models.sources import CallableHeads, HeadSource, SequentialHeads
 from lattice_bpd.models.spec_config import SpecDrafterConfig
 from lattice_bpd.models.spec_drafter import SpecDrafter
+from lattice_bpd.models.target_sample import OtherTargetWarning
 
 __all__ = [
     "RESCORER_SIZES",
@@ -43,6 +44,7 @@ __all__ = [
     "CallableHeads",
     "HeadSource",
     "MedusaHeads",
+    "OtherTargetWarning",
     "PEagleConfig",
     "PEagleDrafter",
     "PardDrafter",

@@ -32,6 +32,7 @@ from lattice_bpd.models.lm_call import (
 )
 from lattice_bpd.models.one_pass_drafter import OnePassDrafter
 from lattice_bpd.models.sources import HeadSource, check_heads
+from lattice_bpd.models.target_sample import warn_of_other_target
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -69,7 +70,8 @@ class BlockwiseLM(nn.Module):
         inner_size: width of each head's hidden layer; the target's hidden size when None.
         heads: existing heads, `BlockwiseHeads`, a `OnePassDrafter` such as a `BlockDrafter`, or any
             `HeadSource`; num_heads and inner_size are then ignored. A source is run once, to check
-            the shape of its logits.
+            the shape of its logits. An OtherTargetWarning says that saved heads were trained on
+            other weights than those of `base`.
         selector: transition scores that were trained on these heads; decoding then uses them, see
             `SelectorHeads`. None: the heads' logits alone.
 
@@ -104,6 +106,7 @@ class BlockwiseLM(nn.Module):
             heads.attach(base)
         else:
             check_heads(heads, self.output_embedding.weight)
+            warn_of_other_target(heads, base, "BlockwiseLM")
         if selector is not None:
             if isinstance(heads, OnePassDrafter):
                 raise ValueError(

@@ -65,7 +65,7 @@ def save_checkpoint(
     elif (directory / SELECTOR_FOLDER).is_dir():
         shutil.rmtree(directory / SELECTOR_FOLDER)
     save_first_head(base, directory)
-    _save_heads(heads, directory)
+    _save_heads(heads, directory, base)
     drafter = directory / DRAFTER_FOLDER
     for kind, files in ((BlockwiseHeads, BLOCKWISE_FILES), (MedusaHeads, MEDUSA_FILES)):
         if not isinstance(heads, kind):
@@ -163,9 +163,15 @@ def copy_heads(source: Path, directory: Path) -> None:
     _save_heads(heads, directory)
 
 
-def _save_heads(heads: BlockwiseHeads | MedusaHeads | BlockDrafter, directory: Path) -> None:
-    is_block = isinstance(heads, BlockDrafter)
-    heads.save_pretrained(directory / DRAFTER_FOLDER if is_block else directory)
+def _save_heads(
+    heads: BlockwiseHeads | MedusaHeads | BlockDrafter,
+    directory: Path,
+    base: PreTrainedModel | None = None,
+) -> None:
+    if isinstance(heads, BlockDrafter):
+        heads.save_pretrained(directory / DRAFTER_FOLDER)
+    else:
+        heads.save_pretrained(directory, base)
 
 
 def load_target(directory: Path, **options: Any) -> PreTrainedModel:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.models.head_files import HeadFiles
+from lattice_bpd.models.target_sample import TargetSample, sample_entry
 
 BLOCKWISE_FILES = HeadFiles("blockwise_heads", {"num_heads": 2, "hidden_size": 1, "inner_size": 1})
 
@@ -33,6 +34,10 @@ class BlockwiseHeads(nn.Module):
         inner_size: F, the width of each head's hidden layer; D when None.
         vocab_size: V of the target that they are trained on, if known: `BlockwiseLM` refuses a
             target with another vocabulary.
+
+    Attributes:
+        trained_on: a sample of the weights of the target that they were trained on, if it was
+            saved with them.
 
     Raises:
         ValueError: num_heads below 2 or a size below 1.
@@ -60,6 +65,7 @@ class BlockwiseHeads(nn.Module):
             )
         self.hidden_size, self.num_heads, self.inner_size = hidden_size, num_heads, inner_size
         self.vocab_size = vocab_size
+        self.trained_on: TargetSample | None = None
         self.inner = nn.Linear(hidden_size, (num_heads - 1) * inner_size)
         # Zero: every head starts as a copy of head 1 (the residual alone), which trains stably.
         self.outer_weight = nn.Parameter(torch.zeros((num_heads - 1) * hidden_size, inner_size))
@@ -110,8 +116,13 @@ class BlockwiseHeads(nn.Module):
             weight, bias = weight[: count * width], bias[:count]
         return inner_weight, inner_bias, weight.view(-1, width, size), bias
 
-    def save_pretrained(self, directory: str | Path) -> None:
+    def save_pretrained(self, directory: str | Path, target: nn.Module | None = None) -> None:
         """Write blockwise_heads.safetensors and blockwise_heads.json; see `head_files`.
+
+        Args:
+            directory: created if missing.
+            target: the model that the heads were trained on; a sample of its weights is written,
+                so that another model's are noticed. None: `trained_on`.
 
         Raises:
             OSError: the directory cannot be written.
@@ -121,6 +132,7 @@ class BlockwiseHeads(nn.Module):
             "hidden_size": self.hidden_size,
             "inner_size": self.inner_size,
             "vocab_size": self.vocab_size,
+            **sample_entry(self, target),
         }
         BLOCKWISE_FILES.write(Path(directory), sizes, self)
 
@@ -133,11 +145,13 @@ class BlockwiseHeads(nn.Module):
         """
         directory = Path(directory)
         config = BLOCKWISE_FILES.read_config(directory)
+        path = directory / BLOCKWISE_FILES.config_name
         vocab_size = config.get("vocab_size")  # files of version 0.1.0 have none
         if vocab_size is not None and not (isinstance(vocab_size, int) and vocab_size > 0):
             raise FormatError(
-                f"{directory / BLOCKWISE_FILES.config_name}: vocab_size is {vocab_size!r}, "
-                "expected an integer above 0 or null"
+                f"{path}: vocab_size is {vocab_size!r}, expected an integer above 0 or null"
             )
         sizes = (config["hidden_size"], config["num_heads"], config["inner_size"])
-        return BLOCKWISE_FILES.read_heads(directory, lambda: cls(*sizes, vocab_size=vocab_size))
+        heads = BLOCKWISE_FILES.read_heads(directory, lambda: cls(*sizes, vocab_size=vocab_size))
+        heads.trained_on = TargetSample.from_json(config.get("trained_on"), path)
+        return heads

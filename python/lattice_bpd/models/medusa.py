@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.models.head_files import HeadFiles
+from lattice_bpd.models.target_sample import TargetSample, sample_entry
 
 PREFIX = "medusa_head."
 _NAME = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(?:linear\.(weight|bias)|weight)")
@@ -43,6 +44,7 @@ class MedusaHeads(nn.Module):
         block_weight: (L, H, D, D) float.
         block_bias: (L, H, D) float.
         output_weight: (H, V, D) float.
+        trained_on: see `BlockwiseHeads`.
 
     Raises:
         ValueError: a size below 1, or num_layers below 0.
@@ -59,6 +61,7 @@ class MedusaHeads(nn.Module):
             )
         self.hidden_size, self.vocab_size = hidden_size, vocab_size
         self.num_slots, self.num_layers = num_slots, num_layers
+        self.trained_on: TargetSample | None = None
         # Zero blocks: every head starts as its projection alone.
         shape = (num_layers, num_slots, hidden_size)
         self.block_weight = nn.Parameter(torch.zeros(*shape, hidden_size))
@@ -94,15 +97,20 @@ class MedusaHeads(nn.Module):
         logits = torch.bmm(states, self.output_weight.transpose(1, 2))  # (H, N, V)
         return logits.transpose(0, 1).reshape(*hidden.shape[:-1], self.num_slots, self.vocab_size)
 
-    def save_pretrained(self, directory: str | Path) -> None:
+    def save_pretrained(self, directory: str | Path, target: nn.Module | None = None) -> None:
         """Write medusa_heads.safetensors and medusa_heads.json; see `head_files`.
 
         Medusa's own files are written by `save_medusa`.
 
+        Args:
+            directory: created if missing.
+            target: see `BlockwiseHeads.save_pretrained`.
+
         Raises:
             OSError: the directory cannot be written.
         """
-        MEDUSA_FILES.write(Path(directory), {key: getattr(self, key) for key in _SIZES}, self)
+        sizes = {key: getattr(self, key) for key in _SIZES}
+        MEDUSA_FILES.write(Path(directory), sizes | sample_entry(self, target), self)
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> MedusaHeads:
@@ -111,9 +119,13 @@ class MedusaHeads(nn.Module):
         Raises:
             FormatError: a file is missing, cut, altered or of another format version.
         """
-        config = MEDUSA_FILES.read_config(Path(directory))
+        directory = Path(directory)
+        config = MEDUSA_FILES.read_config(directory)
         sizes = [config[key] for key in _SIZES]
-        return MEDUSA_FILES.read_heads(Path(directory), lambda: cls(*sizes))
+        heads = MEDUSA_FILES.read_heads(directory, lambda: cls(*sizes))
+        path = directory / MEDUSA_FILES.config_name
+        heads.trained_on = TargetSample.from_json(config.get("trained_on"), path)
+        return heads
 
 
 def to_medusa_names(heads: MedusaHeads, prefix: str = "") -> dict[str, Tensor]:

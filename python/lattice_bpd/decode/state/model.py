@@ -20,6 +20,7 @@ from lattice_bpd.decode.state.selector_heads import SelectorHeads
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.lm_call import unwrap_model
+from lattice_bpd.models.target_sample import warn_of_other_target
 from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.verify.target import CausalLMTarget
 
@@ -74,6 +75,7 @@ class DraftingModel:
         if isinstance(heads, BlockwiseLM):
             heads = self._heads_of(heads)
         self.heads = as_draft_heads(heads, self.target)
+        warn_of_other_target(self.heads_owner, self.target.base, "decode")
         self.num_slots = None if self.heads is None else self.heads.num_slots
         layers = tuple(getattr(self.heads, "hidden_layers", ()))
         if layers:

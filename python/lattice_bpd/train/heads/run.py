@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import PreTrainedModel
 
+from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.train.heads.batches import HeadText
 from lattice_bpd.train.heads.job import HeadJob
 from lattice_bpd.train.heads.loop import run_steps
@@ -147,8 +149,9 @@ class _Run(TextRun[HeadJob]):
     ) -> None:
         """Writes the model, the loss plot and last the record."""
         model, heads_only = trainer.model.to("cpu"), self.job.heads_only
-        saved: Any = model.heads if heads_only else model
-        files = self.write_model(saved.save_pretrained, corpus)
+        heads = cast(BlockwiseHeads, model.heads)
+        save_heads = partial(heads.save_pretrained, target=model.base)
+        files = self.write_model(save_heads if heads_only else model.save_pretrained, corpus)
         base = fingerprint(model.base)
         self.finish(record, base, files, trainer.report, unit=trainer.unit, tokens=tokens)
 

@@ -1,0 +1,159 @@
+"""Heads that were trained on the weights of another model of the same sizes give a warning."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from blockwise_models import VOCAB, build_base, looping_text, random_model, trained_model
+from lattice_bpd import FormatError
+from lattice_bpd.decode import generate
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, MedusaHeads, OtherTargetWarning
+from lattice_bpd.models.checkpoint import copy_heads
+from lattice_bpd.models.target_sample import TargetSample, _differ
+
+PROMPT = looping_text(12, seed=5).tolist()
+
+
+def fine_tuned(base, share: float = 0.05):
+    """Every weight moves by a normal number, `share` of the mean size of its matrix."""
+    torch.manual_seed(7)
+    other = copy.deepcopy(base)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight += share * weight.abs().mean() * torch.randn_like(weight)
+    return other
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """`model`: trained; `tuned`: fine-tuned; `heads`: of `model`; `old`: without its sample."""
+    path = tmp_path_factory.mktemp("targets")
+    model = trained_model()
+    model.base.save_pretrained(path / "model")
+    fine_tuned(model.base).save_pretrained(path / "tuned")
+    named = AutoModelForCausalLM.from_pretrained(path / "model")
+    model.heads.save_pretrained(path / "heads", named)
+    model.heads.save_pretrained(path / "old")
+    return path
+
+
+def test_a_fine_tuned_model_gives_one_warning_and_its_own_output(folder):
+    with pytest.warns(OtherTargetWarning) as given:
+        model = BlockwiseLM.from_pretrained(folder / "tuned", folder / "heads")
+    message = str(given[0].message)
+    assert len(given) == 1
+    assert "BlockwiseLM: the heads were trained on 'model', and the weights of 'tuned'" in message
+    assert "The output stays the model's own, but fewer draft tokens are accepted;" in message
+    ids = torch.tensor([PROMPT])
+    greedy = model.base.generate(ids, max_new_tokens=20, do_sample=False)[0, len(PROMPT) :]
+    assert generate(model, PROMPT, "bpd", max_new_tokens=20).token_ids == greedy.tolist()
+
+
+def test_the_argument_heads_is_compared_once(folder):
+    heads = BlockwiseHeads.from_pretrained(folder / "heads")
+    bases = [AutoModelForCausalLM.from_pretrained(folder / name) for name in ("model", "tuned")]
+    decode = {"drafter": "bpd", "max_new_tokens": 4}
+    generate(bases[0], PROMPT, heads=heads, **decode)
+    with pytest.warns(OtherTargetWarning, match="decode: the heads were trained on 'model'"):
+        generate(bases[1], PROMPT, heads=heads, **decode)
+    generate(bases[1], PROMPT, heads=heads, **decode)
+
+
+@pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("loaded", [torch.float32, torch.bfloat16, torch.float16])
+def test_casts_are_no_difference(saved, loaded):
+    for base in (trained_model().base, random_model("llama").base):
+        sample = TargetSample.of(copy.deepcopy(base).to(saved))
+        read = TargetSample.from_json(json.loads(json.dumps(sample.to_json())), Path("x"))
+        for history in (loaded, saved):  # cast from the original, or from what was saved
+            other = copy.deepcopy(base).to(history).to(loaded)
+            assert read.find_differences(other) == []
+            assert read.find_differences(other.float()) == []
+
+
+def test_casts_of_all_sizes_of_numbers_are_no_difference():
+    numbers = torch.randn(400, 250) * torch.logspace(-9, 4, 250)
+    casts = [numbers.to(dtype).float() for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+    for one, other in itertools.product(casts, repeat=2):
+        assert not _differ(one, other).any()
+    assert _differ(numbers, numbers * 1.01).float()[:, 100:].mean() > 0.9
+
+
+@pytest.mark.parametrize("share", [0.002, 0.03])
+def test_training_is_a_difference(share):
+    base = trained_model().base
+    sample = TargetSample.of(base.to(torch.float32))
+    assert sample.find_differences(fine_tuned(base, share).to(torch.bfloat16))
+
+
+def test_one_trained_matrix_is_a_difference():
+    """As after adapters of one kind of layer were merged."""
+    base = copy.deepcopy(random_model("llama").base)
+    sample = TargetSample.of(base)
+    name = next(name for name in sample.values if "q_proj" in name)
+    with torch.no_grad():
+        base.get_parameter(name).mul_(1.02)
+    assert sample.find_differences(base) == [name]
+
+
+def test_heads_without_a_sample_and_unreadable_weights_give_no_warning(folder):
+    BlockwiseLM.from_pretrained(folder / "tuned", folder / "old")
+    sample, base = TargetSample.of(trained_model().base), fine_tuned(trained_model().base)
+    assert sample.find_differences(base)
+    with torch.device("meta"):
+        empty = build_base("gpt2")
+    for unreadable in (empty, copy.deepcopy(base).to(torch.float8_e4m3fn)):
+        assert TargetSample.of(unreadable) is None
+        assert sample.find_differences(unreadable) == []
+    base.config.quantization_config = {"quant_method": "awq"}
+    assert TargetSample.of(base) is None
+    assert sample.find_differences(base) == []
+
+
+def test_one_folder_for_both_has_the_weights_it_was_saved_with(folder, tmp_path):
+    with pytest.warns(OtherTargetWarning):
+        model = BlockwiseLM.from_pretrained(folder / "tuned", folder / "heads")
+    model.save_pretrained(tmp_path / "both")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BlockwiseLM.from_pretrained(tmp_path / "both")
+
+
+def test_copied_heads_keep_their_sample(folder, tmp_path):
+    copy_heads(folder / "heads", tmp_path)
+    copied = json.loads((tmp_path / "blockwise_heads.json").read_text())
+    assert copied == json.loads((folder / "heads" / "blockwise_heads.json").read_text())
+    assert copied["trained_on"]["name"] == "model"
+
+
+def test_medusa_heads_have_a_sample_too(folder, tmp_path):
+    base = trained_model().base
+    heads = MedusaHeads.from_target(base, 3)
+    heads.save_pretrained(tmp_path, base)
+    loaded = MedusaHeads.from_pretrained(tmp_path)
+    assert loaded.vocab_size == VOCAB
+    BlockwiseLM(base, heads=loaded)
+    with pytest.warns(OtherTargetWarning):
+        BlockwiseLM(AutoModelForCausalLM.from_pretrained(folder / "tuned"), heads=loaded)
+
+
+@pytest.mark.parametrize("content", [3, {}, {"name": "a", "weights": 3}, {"weights": {}},
+                                     {"name": "a", "weights": {"w": "1 2 3 four"}},
+                                     {"name": "a", "weights": {"w": "1 2 3"}}])  # fmt: skip
+def test_a_damaged_sample_is_an_error(folder, tmp_path, content):
+    copy_heads(folder / "heads", tmp_path)
+    path = tmp_path / "blockwise_heads.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "trained_on": content}))
+    with pytest.raises(FormatError, match=r"blockwise_heads.json: trained_on is .*expected a name"):
+        BlockwiseHeads.from_pretrained(tmp_path)
