@@ -538,7 +538,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "measure": Change(targets={"directory", "costs"}, drop=("cost",)),
         "heads": Change(given={"measure": ["model"]}, drop=("cost",), must={"load_model.heads"}),
         "lm": Change(targets={"values", "lms", "files", "changed", "a.lm"}),
-        "rescorer": Change(targets={"values", "scorers", "rescoring", "files"}),
+        "rescorer": Change(targets={"values", "scorers", "rescoring", "folders"}),
         "limit": Change(wanted=lambda texts: len(texts) == 3, targets={"texts"}),
         "out": Change(targets={"path"}),
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,8 +22,10 @@ from lattice_bpd.cli import main
 from lattice_bpd.decode import DraftingModel, PBestDrafter, TreeDrafter, generate, load_drafter
 from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer, NoDrafter
 from lattice_bpd.decode.drafters.chain import ChainDrafter
+from lattice_bpd.decode.drafters.scorer import ScorerDrafter
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile, read_drafter_file
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
+from lattice_bpd.draft import MixtureScorer, TransitionScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.evaluate import record
@@ -230,6 +233,92 @@ def test_tune_files_without_a_field_json_or_lm(tmp_path):
             load_drafter(path)
 
 
+@pytest.fixture
+def mixture_path(tmp_path, lm):
+    """drafter.json of a mixture, with the parts beside it."""
+    trained_model().base.save_pretrained(tmp_path / "rescorer")
+    lm.save(tmp_path / "three.lm")
+    file = DrafterFile(
+        DraftConfig("neural", top_k=8, alpha=0.75), VOCAB, 4,
+        {"file": "/nowhere/rescorer", "vocab_size": VOCAB},
+        ngram_lm={"file": "/nowhere/three.lm", "order": 3, "vocab_size": VOCAB, "weight": 0.5},
+    )  # fmt: skip
+    file.save(tmp_path / "drafter.json")
+    assert read_drafter_file(tmp_path / "drafter.json") == file
+    return tmp_path / "drafter.json"
+
+
+def test_tune_files_hold_mixtures(mixture_path, model, lm, prompts, recording):
+    drafter = load_drafter(mixture_path)
+    assert isinstance(drafter, ScorerDrafter)
+    assert isinstance(drafter.scorer, MixtureScorer)
+    assert drafter.scorer.weights == [1.0, 0.5]
+    # the search's choice, and what it predicts
+    own = {"own": NeuralScorer(trained_model())}
+    choice = Choice("mixture", DraftConfig(top_k=8, alpha=0.75), "lm", "own", 0.5)
+    search = DrafterSearch({"lm": lm}, FLAT, scorers=own)
+    (replayed,) = search._replay(recording.read_with(search._scorers["mixture"]), [choice])
+    ready = MixtureScorer([(own["own"], 1.0), (lm, 0.5)])
+    for number, prompt in enumerate(prompts):
+        plain = model.base.generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=NEW_TOKENS
+        )[0, len(prompt) :]  # fmt: skip
+        for used in (drafter, load_drafter(mixture_path, ready)):
+            live = generate(model, prompt, drafter=used, max_new_tokens=NEW_TOKENS)
+            assert live.token_ids == plain.tolist()
+            assert live.stats.target_calls == replayed.calls[number]
+            assert live.stats.scorer_failures == {}
+    # the recorded paths come first; files without the field are those of one LM
+    value = json.loads(mixture_path.read_text())
+    value["lm"]["file"] = str((mixture_path.parent / "rescorer").rename(mixture_path.parent / "r"))
+    mixture_path.write_text(json.dumps(value))
+    assert isinstance(load_drafter(mixture_path).scorer, MixtureScorer)
+    del value["ngram_lm"]
+    mixture_path.write_text(json.dumps(value))
+    assert isinstance(load_drafter(mixture_path).scorer, NeuralScorer)
+
+
+def test_tune_files_of_mixtures_say_what_is_missing(mixture_path, model):
+    folder = mixture_path.parent
+    hint = "lm=MixtureScorer([(NeuralScorer(model), 1), (NGramLM.load(path), 0.5)])"
+    for name, kind in (("three.lm", "an n-gram LM"), ("rescorer", "a rescorer")):
+        (folder / name).rename(folder / "gone")
+        message = f"needs {kind} and /nowhere/{name} is not there; give {hint}"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            load_drafter(mixture_path)
+        (folder / "gone").rename(folder / name)
+    small = NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell")
+    with pytest.raises(ValueError, match=r"the LM has a vocabulary of 5, .* is for one of 48"):
+        load_drafter(mixture_path, MixtureScorer([(small, 1.0)]))
+    small.save(folder / "three.lm")
+    with pytest.raises(ValueError, match=r"the LM has a vocabulary of 5, .* is for one of 48"):
+        load_drafter(mixture_path)
+    model.save_pretrained(folder)  # the plug-in of vLLM has no rescorers
+    with pytest.raises(ValueError, match="strategy 'neural', which this drafter does not have"):
+        load_parts(DrafterOptions(str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ngram_lm": "three.lm"}, "ngram_lm is 'three.lm'; expected null or an object"),
+        ({"ngram_lm": {"file": "three.lm"}}, "weight of ngram_lm is None; expected a finite"),
+        ({"ngram_lm": {"weight": True}}, "weight of ngram_lm is True; expected a finite number"),
+        ({"ngram_lm": {"weight": float("nan")}}, "weight of ngram_lm is nan"),
+        ({"strategy": "tree"}, "ngram_lm with strategy 'tree'; expected strategy 'neural'"),
+        ({"lm": None}, "ngram_lm with no lm; expected strategy 'neural' and its rescorer as lm"),
+    ],
+)
+def test_tune_files_of_mixtures_say_what_is_wrong(tmp_path, change, message):
+    about = {"file": "three.lm", "weight": 0.5}
+    path = tmp_path / "drafter.json"
+    DrafterFile(DraftConfig("neural"), VOCAB, 4, {"file": "rescorer"}, ngram_lm=about).save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(FormatError, match="make one with lattice-bpd tune") as caught:
+        load_drafter(path)
+    assert message in str(caught.value)
+
+
 def test_tune_interpolates_costs():
     assert interpolate_costs({4: 2.0}, [0, 4, 40]).tolist() == [2.0, 2.0, 2.0]
     assert interpolate_costs({4: 2.0, 8: 4.0}, [6, 16]) == pytest.approx([3.0, 8.0])
@@ -307,6 +396,62 @@ def test_tune_chooses_a_rescorer_unless_it_takes_too_long(recording):
     expected = 2.0 * replayed.calls + 3.0 * drafted
     assert search.milliseconds(replayed, "own") == pytest.approx(expected)
     assert search.milliseconds(replayed) == pytest.approx(2.0 * replayed.calls)
+
+
+class EvenHistories(TransitionScorer):
+    """A scorer that knows what follows even tokens, and nothing else."""
+
+    def __init__(self, scorer):
+        self.scorer, self.vocab_size = scorer, scorer.vocab_size
+
+    def start(self, contexts):
+        return self.scorer.start(contexts), np.array([context[-1] for context in contexts])
+
+    def score(self, state, candidates):
+        inner, last = state
+        return np.where((last % 2 == 0)[:, None], self.scorer.score(inner, candidates), 0.0)
+
+    def advance(self, state, rows, token_ids):
+        return self.scorer.advance(state[0], rows, token_ids), np.asarray(token_ids)
+
+
+def test_tune_chooses_a_mixture_where_rescorer_and_lm_know_different_things(
+    model, prompts, recording
+):
+    """The rescorer knows what follows even tokens, the LM what follows odd ones."""
+    pairs = [[token, (token + 5) % VOCAB] for token in range(1, VOCAB, 2)]
+    odd = NGramLM.train(20 * pairs, 2, vocab_size=VOCAB, smoothing="witten_bell")
+    none = NGramLM.train([list(range(VOCAB))], 1, vocab_size=VOCAB, smoothing="witten_bell")
+    lms = {"none": none, "odd": odd}
+    scorers = {"bad": NeuralScorer(random_model("gpt2")),
+               "even": EvenHistories(NeuralScorer(trained_model()))}  # fmt: skip
+    space = SearchSpace(top_k=(8,), num_drafts=(1,), max_nodes=(4,), alpha=(0.5, 5.0, 10.0),
+                        temperature=(1.0,))  # fmt: skip
+    search = DrafterSearch(
+        lms, SINGLE, space, scorers=scorers, rescoring={"bad": 0.01, "even": 0.02}
+    )  # fmt: skip
+    tuned = search.run(recording)
+    choice = tuned.choice
+    assert (choice.name, choice.lm, choice.scorer) == ("mixture", "odd", "even")
+    assert choice.lm_weight in space.lm_weight
+    assert choice.options.alpha in space.scorer_alpha
+    assert tuned.over_bpd.gain.low > 0.0
+    # the prediction adds the rescorer's time to each call with drafts
+    read = recording.read_with(search._scorers["mixture"])
+    (replayed,) = search._replay(read, [choice])
+    drafted = np.bincount(replayed.texts[replayed.nodes > 0], minlength=len(replayed.calls))
+    expected = replayed.calls + 0.02 * drafted
+    assert search.milliseconds(replayed, choice.scorer) == pytest.approx(expected)
+    # the replay's calls are those of decoding, whose output is the model's own
+    scorer = MixtureScorer([(scorers["even"], 1.0), (odd, choice.lm_weight)])
+    drafter = make_drafter(replace(choice.options, strategy="neural"), DraftSources(scorer))
+    for number, prompt in enumerate(prompts):
+        live = generate(model, prompt, drafter=drafter, max_new_tokens=NEW_TOKENS)
+        assert live.token_ids == recording.texts[number].output.tolist()
+        assert live.stats.target_calls == replayed.calls[number]
+        assert live.stats.scorer_failures == {}
+    without = DrafterSearch(lms, SINGLE, space, scorers=scorers, families=CHAIN_FAMILIES)
+    assert without.run(recording).choice.scorer == ""
 
 
 def test_tune_chooses_chains_for_engines_without_trees(model, lm, prompts, recording):
@@ -409,6 +554,27 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     (tmp_path / "rescorer").rename(tmp_path / "gone")
     with pytest.raises(ValueError, match=r"needs a rescorer and .* lm=NeuralScorer\(model\)"):
         load_drafter(tmp_path / "neural.json")
+    # a mixture, in a folder that holds both of its parts
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    mixture = Choice("mixture", DraftConfig(top_k=8), "three", "own", 0.25)
+    (tmp_path / "gone").rename(tmp_path / "rescorer")
+    with monkeypatch.context() as patch:
+        patch.setattr(DrafterSearch, "_search_strategies", lambda *_: mixture)
+        for _ in range(2):  # the second run replaces the files of the first
+            assert main([*neural[:-2], "--lm", str(tmp_path / "three.lm"), "-o",
+                         str(mixed)]) == 0  # fmt: skip
+            assert "best: mixture, LM three, own, LM weight 0.25, " in capsys.readouterr().out
+    assert {path.name for path in mixed.iterdir()} == {"drafter.json", "rescorer", "three.lm"}
+    file = read_drafter_file(mixed / "drafter.json")
+    assert file.lm == {"name": "own", "file": "rescorer", "vocab_size": VOCAB}
+    assert file.ngram_lm == {
+        "name": "three", "file": "three.lm", "order": 3, "vocab_size": VOCAB, "weight": 0.25,
+    }  # fmt: skip
+    output = generate(
+        model, prompts[1], drafter=load_drafter(mixed / "drafter.json"), max_new_tokens=NEW_TOKENS
+    )
+    assert output.token_ids == greedy.token_ids
     # a folder for an engine that verifies chains, with all that it needs
     folder = tmp_path / "served"
     folder.mkdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.cli.evaluate_options import (
     TEXT_LIMIT,
@@ -62,7 +62,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     parser.add_argument(
         "-o", "--out", type=Path, metavar="PATH",
-        help=f"file, or existing folder for {_FILE}, the LM and the heads of MODEL (default: "
+        help=f"file, or existing folder for {_FILE}, its LMs and the heads of MODEL (default: "
         f"RUN/{_FILE})",
     )  # fmt: skip
     parser.set_defaults(run=run)
@@ -94,7 +94,6 @@ def run(args: argparse.Namespace) -> None:
     lms, files = _lms(args, vocab_size)
     scorers = load_rescorers(args.rescorer)
     check_vocabulary(scorers, vocab_size, "record", "--rescorer")
-    files = {**files, **_folders(args)}
     watcher = ConsoleWatcher(make_console(), {})
     costs = _costs(args, watcher)
     rescoring = {
@@ -108,12 +107,12 @@ def run(args: argparse.Namespace) -> None:
     )  # fmt: skip
     tuned = search.run(recording)
     watcher.end()
+    file = _to_file(tuned, vocab_size, recording.num_slots, lms, files, _folders(args), costs)
     path = args.out or args.run_folder / _FILE
-    file = _to_file(tuned, vocab_size, recording.num_slots, lms, files, costs)
     if path.is_dir():
-        path = _save_folder(file, path, args.measure, args.heads)
-    else:
-        file.save(path)
+        file = _copy_parts(file, path, args.measure, args.heads)
+        path = path / _FILE
+    file.save(path)
     _print(watcher, tuned, path)
 
 
@@ -166,19 +165,24 @@ def _costs(args: argparse.Namespace, watcher: ConsoleWatcher) -> dict[int, float
 
 def _to_file(
     tuned: Tuned, vocab_size: int, num_slots: int, lms: Mapping[str, NGramLM],
-    files: Mapping[str, str], costs: dict[int, float],
+    files: Mapping[str, str], folders: Mapping[str, str], costs: dict[int, float],
 ) -> DrafterFile:  # fmt: skip
     from dataclasses import asdict, replace
 
     from lattice_bpd.decode.strategies.drafter_file import DrafterFile
 
     choice = tuned.choice
-    lm = None
+    lm: dict[str, Any] | None = None
+    ngram_lm: dict[str, Any] | None = None
     if name := choice.lm:
         lm = {"name": name, "file": files[name], "order": lms[name].order, "vocab_size": vocab_size}
-    elif name := choice.scorer:
-        lm = {"name": name, "file": files[name], "vocab_size": vocab_size}
-    strategies = {"p_best_0gram": "p_best", "p_best_ngram": "p_best", "tree_0gram": "tree"}
+    if name := choice.scorer:
+        ngram_lm = lm and {**lm, "weight": choice.lm_weight}
+        lm = {"name": name, "file": folders[name], "vocab_size": vocab_size}
+    strategies = {
+        "p_best_0gram": "p_best", "p_best_ngram": "p_best", "tree_0gram": "tree",
+        "mixture": "neural",
+    }  # fmt: skip
     predicted = {
         "milliseconds_per_token": tuned.milliseconds,
         "block_efficiency": tuned.block_efficiency,
@@ -189,30 +193,52 @@ def _to_file(
         "milliseconds_by_draft_tokens": {str(size): cost for size, cost in costs.items()},
     }
     config = replace(choice.options, strategy=strategies.get(choice.name, choice.name))
-    return DrafterFile(config, vocab_size, num_slots, lm, predicted)
+    return DrafterFile(config, vocab_size, num_slots, lm, predicted, ngram_lm)
 
 
-def _save_folder(file: DrafterFile, folder: Path, model: Path | None, heads: Path | None) -> Path:
-    """Writes drafter.json, a copy of its LM, and the heads of a model where there are none.
+def _copy_parts(
+    file: DrafterFile, folder: Path, model: Path | None, heads: Path | None
+) -> DrafterFile:
+    """Copies the LMs of a drafter, and the heads of a model where there are none, into a folder.
 
     Heads of an encoder-decoder are not copied.
+
+    Returns:
+        The same drafter with the copies' names.
     """
-    import shutil
     from dataclasses import replace
 
-    from lattice_bpd.atomic_files import replacing
     from lattice_bpd.models.checkpoint import copy_heads
 
-    if file.lm is not None:
-        lm = Path(file.lm["file"])
-        if lm.resolve() != (folder / lm.name).resolve():
-            with replacing(folder / lm.name) as temporary:
-                shutil.copyfile(lm, temporary)
-        file = replace(file, lm={**file.lm, "file": lm.name})
+    def copy(about: dict[str, Any] | None) -> dict[str, Any] | None:
+        if about is None:
+            return None
+        source = Path(about["file"])
+        _copy(source, folder / source.name)
+        return {**about, "file": source.name}
+
+    file = replace(file, lm=copy(file.lm), ngram_lm=copy(file.ngram_lm))
     if model is not None and not has_encoder_decoder(model):
         copy_heads(heads or model, folder)
-    file.save(folder / _FILE)
-    return folder / _FILE
+    return file
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies a file, or the files of a folder; each is replaced as a whole."""
+    import shutil
+
+    from lattice_bpd.atomic_files import replacing
+
+    if source.resolve() == target.resolve():
+        return
+    if source.is_dir():
+        target.mkdir(exist_ok=True)
+        for file in sorted(source.iterdir()):
+            if file.is_file():
+                _copy(file, target / file.name)
+        return
+    with replacing(target) as temporary:
+        shutil.copyfile(source, temporary)
 
 
 def _print(watcher: ConsoleWatcher, tuned: Tuned, path: Path) -> None:
@@ -236,6 +262,8 @@ def _describe(choice: Choice) -> str:
 
     options = STRATEGIES[choice.name].kept(choice.options)
     parts = [choice.name, f"LM {choice.lm}" if choice.lm else "", choice.scorer]
+    if choice.lm and choice.scorer:
+        parts.append(f"LM weight {choice.lm_weight:g}")
     parts += [f"{name} {value:g}" for name, value in options.items()]
     if choice.options.entropy_weight != 0.0:
         parts.append(f"entropy weight {choice.options.entropy_weight:g}")

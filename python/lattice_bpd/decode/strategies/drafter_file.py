@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
@@ -16,12 +18,15 @@ from lattice_bpd.decode.drafters.model_sizes import ModelSizes
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.scorers.mixture import MixtureScorer
+from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.checkpoint import load_target
 
 _FORMAT, _VERSION = "lattice-bpd drafter", 1
 _STRATEGIES = ("greedy", "bpd", "neural", "p_best", "chain", "tree")
 _HINT = "make one with lattice-bpd tune"
+_NGRAM, _RESCORER = "an n-gram LM", "a rescorer"
 _OPTIONS = (
     "strategy", "top_k", "num_drafts", "max_nodes", "alpha", "temperature", "head_scales",
     "entropy_weight",
@@ -39,6 +44,8 @@ class DrafterFile:
         lm: None, or the LM's "file", "order" and "vocab_size"; of "neural" no order, and the folder
             of a causal LM as "file".
         predicted: the figures that tuning predicted, for information only.
+        ngram_lm: None, or for "neural" an n-gram LM that is added to `lm`: its "file", "order",
+            "vocab_size" and "weight" w; drafts are scored by ln P of `lm` + w ln P of this one.
     """
 
     config: DraftConfig
@@ -46,6 +53,7 @@ class DrafterFile:
     num_slots: int
     lm: dict[str, Any] | None = None
     predicted: dict[str, Any] = field(default_factory=dict)
+    ngram_lm: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for invalid values."""
@@ -57,11 +65,27 @@ class DrafterFile:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}; expected a whole number, 1 or more")
-        if self.lm is not None and not isinstance(self.lm, dict):
-            raise ValueError(f"lm is {self.lm!r}; expected null or an object")
+        for name in ("lm", "ngram_lm"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, dict):
+                raise ValueError(f"{name} is {value!r}; expected null or an object")
+        if self.ngram_lm is not None:
+            self._check_mixture(self.ngram_lm)
         scales = self.config.head_scales
         if scales is not None and len(scales) != self.num_slots:
             raise ValueError(f"{len(scales)} head_scales; expected {self.num_slots}, one per slot")
+
+    def _check_mixture(self, ngram_lm: Mapping[str, Any]) -> None:
+        if self.config.strategy != "neural" or self.lm is None:
+            found = f"strategy {self.config.strategy!r}" if self.lm is not None else "no lm"
+            raise ValueError(
+                f"ngram_lm with {found}; expected strategy 'neural' and its rescorer as lm, to "
+                "which ngram_lm is added"
+            )
+        weight: Any = ngram_lm.get("weight")
+        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not is_number or not math.isfinite(weight):
+            raise ValueError(f"weight of ngram_lm is {weight!r}; expected a finite number")
 
     def save(self, path: str | Path) -> None:
         """Write the file atomically.
@@ -99,7 +123,7 @@ def read_drafter_file(path: str | Path) -> DrafterFile:
         raise FormatError(f"{path}: not a drafter.json ({error}); {_HINT}") from error
 
 
-def load_drafter(path: str | Path, lm: NGramLM | NeuralScorer | None = None) -> Drafter:
+def load_drafter(path: str | Path, lm: NGramLM | TransitionScorer | None = None) -> Drafter:
     """The drafter of a drafter.json, for `generate(..., drafter=)`.
 
     Decoding raises a ValueError if the target has another vocabulary than the tuned model, or more
@@ -107,8 +131,9 @@ def load_drafter(path: str | Path, lm: NGramLM | NeuralScorer | None = None) -> 
 
     Args:
         path: of the file.
-        lm: n-gram LM that it was tuned with, or NeuralScorer(model) for "neural"; None: read from
-            its recorded path, if one is needed.
+        lm: n-gram LM that it was tuned with, or NeuralScorer(model) for "neural", or for a file
+            with an `ngram_lm` the mixture of both, MixtureScorer([(NeuralScorer(model), 1),
+            (NGramLM.load(path), weight)]); None: read from the recorded paths, if one is needed.
 
     Returns:
         Drafter.
@@ -123,38 +148,61 @@ def load_drafter(path: str | Path, lm: NGramLM | NeuralScorer | None = None) -> 
         lm = None
     elif lm is None:
         lm = find_lm(file, Path(path))
-    if lm is not None and lm.vocab_size != file.vocab_size:
-        raise ValueError(
-            f"load_drafter: the LM has a vocabulary of {lm.vocab_size}, {path} is for one of "
-            f"{file.vocab_size}; give the LM that it was tuned with"
-        )
+    if lm is not None:
+        _check_vocabulary(lm, file, path)
     drafter: Any = make_drafter(file.config, DraftSources(lm))
     if file.config.strategy != "greedy":
         drafter.model_sizes = ModelSizes(file.vocab_size, file.num_slots, str(path))
     return cast(Drafter, drafter)
 
 
-def find_lm(file: DrafterFile, path: Path) -> NGramLM | NeuralScorer:
-    """The LM that a drafter was tuned with: at its recorded path, or next to drafter.json.
+def find_lm(file: DrafterFile, path: Path) -> NGramLM | TransitionScorer:
+    """What a drafter was tuned with: at its recorded path, or next to drafter.json.
 
     Args:
         file: contents of drafter.json, with an LM.
         path: of drafter.json.
 
+    Returns:
+        NGramLM; for "neural" a NeuralScorer, or with an `ngram_lm` the MixtureScorer of both.
+
     Raises:
-        FormatError: the LM's file is damaged.
-        ValueError: the LM's file is missing.
+        FormatError: a file is damaged.
+        ValueError: a file is missing, or the parts of a mixture have other vocabularies.
     """
-    name, is_neural = str((file.lm or {}).get("file") or ""), file.config.strategy == "neural"
+    if file.config.strategy != "neural":
+        return NGramLM.load(_find_file(file.lm, path, _NGRAM, "NGramLM.load(path)"))
+    lm, hint = None, "NeuralScorer(model)"
+    if file.ngram_lm is not None:
+        weight = float(file.ngram_lm["weight"])
+        hint = f"MixtureScorer([({hint}, 1), (NGramLM.load(path), {weight:g})])"
+        lm = NGramLM.load(_find_file(file.ngram_lm, path, _NGRAM, hint))
+    folder = _find_file(file.lm, path, _RESCORER, hint)
+    scorer = NeuralScorer(load_target(folder, dtype=torch.float32))
+    if lm is None:
+        return scorer
+    for part in (scorer, lm):
+        _check_vocabulary(part, file, path)
+    return MixtureScorer([(scorer, 1.0), (lm, weight)])
+
+
+def _find_file(about: dict[str, Any] | None, path: Path, kind: str, hint: str) -> Path:
+    """The file of an n-gram LM or the folder of a rescorer."""
+    name = str((about or {}).get("file") or "")
+    is_there = Path.is_dir if kind == _RESCORER else Path.is_file
     for candidate in (Path(name), path.parent / name, path.parent / Path(name).name):
-        if name and is_neural and candidate.is_dir():
-            return NeuralScorer(load_target(candidate, dtype=torch.float32))
-        if name and not is_neural and candidate.is_file():
-            return NGramLM.load(candidate)
-    needed = ("a rescorer", "NeuralScorer(model)") if is_neural else (
-        "an n-gram LM", "NGramLM.load(path)"
-    )  # fmt: skip
+        if name and is_there(candidate):
+            return candidate
     raise ValueError(
-        f"load_drafter: {path} needs {needed[0]} and {name or 'its file'} is not there; give "
-        f"lm={needed[1]}"
+        f"load_drafter: {path} needs {kind} and {name or 'its file'} is not there; give lm={hint}"
     )
+
+
+def _check_vocabulary(lm: Any, file: DrafterFile, path: str | Path) -> None:
+    """Raise ValueError for an LM or scorer whose vocabulary is known and not the target's."""
+    size = vocab_size_of(lm)
+    if size is not None and size != file.vocab_size:
+        raise ValueError(
+            f"load_drafter: the LM has a vocabulary of {size}, {path} is for one of "
+            f"{file.vocab_size}; give the LM that it was tuned with"
+        )

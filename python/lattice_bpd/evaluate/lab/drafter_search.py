@@ -20,12 +20,20 @@ from lattice_bpd.draft.scorers.protocol import TransitionScorer
 from lattice_bpd.evaluate.costs.call_costs import interpolate_costs
 from lattice_bpd.evaluate.lab.options import DEFAULT_ALPHAS, SCORER_ALPHAS, split_texts
 from lattice_bpd.evaluate.replay.replay import Recording, Replayed
+from lattice_bpd.evaluate.replay.scorers import (
+    MIXTURE_WEIGHTS,
+    Scorers,
+    make_mixtures,
+    mixture_name,
+)
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.evaluate.replay.sweep import Point, sweep
 from lattice_bpd.evaluate.statistics.bootstrap import PairedTest, compare_paired
 from lattice_bpd.lm.ngram import NGramLM
 
-FAMILIES = ("greedy", "bpd", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree")
+FAMILIES = (
+    "greedy", "bpd", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree", "neural", "mixture",
+)  # fmt: skip
 """Strategies to search, names of `STRATEGIES`."""
 CHAIN_FAMILIES = ("greedy", "bpd", "chain")
 """Strategies for engines that verify one draft; without an LM the chain of heads is BPD's."""
@@ -43,36 +51,39 @@ class Choice:
         options: its options.
         lm: name of the LM; empty without one.
         scorer: name of the rescorer; empty without one.
+        lm_weight: of the LM in a mixture with the rescorer, whose weight is 1; else 0.
     """
 
     name: str
     options: DraftConfig = field(default_factory=DraftConfig)
     lm: str = ""
     scorer: str = ""
+    lm_weight: float = 0.0
 
     @property
     def point(self) -> Point:
         """What to replay."""
-        return Point(STRATEGIES[self.name], self.options, self.lm, self.scorer)
+        is_mixture = self.lm and self.scorer
+        scorer = mixture_name(self.scorer, self.lm_weight, self.lm) if is_mixture else self.scorer
+        return Point(STRATEGIES[self.name], self.options, self.lm, scorer)
 
     def with_option(self, name: str, value: Any) -> Choice:
-        """The same with another value of one option, or another LM or rescorer."""
-        if name == "lm":
-            return replace(self, lm=value)
-        if name == "scorer":
-            return replace(self, scorer=value)
+        """The same with another value of one option, or another LM, LM weight or rescorer."""
+        if name in ("lm", "lm_weight", "scorer"):
+            return replace(self, **{name: value})
         return replace(self, options=replace(self.options, **{name: value}))
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Values to try: k, p, N, weights of LM and rescorer, and temperatures of trees."""
+    """Values to try: k, p, N, weights of LM, rescorer and mixtures, and temperatures of trees."""
 
     top_k: tuple[int, ...] = (4, 8, 16)
     num_drafts: tuple[int, ...] = (1, 2, 4, 8, 16)
     max_nodes: tuple[int, ...] = (4, 8, 12, 18, 24, 36, 54, 72)
     alpha: tuple[float, ...] = DEFAULT_ALPHAS
     scorer_alpha: tuple[float, ...] = SCORER_ALPHAS
+    lm_weight: tuple[float, ...] = MIXTURE_WEIGHTS
     temperature: tuple[float, ...] = (0.7, 1.0, 1.5, 2.0, 3.0)
 
 
@@ -111,9 +122,9 @@ class DrafterSearch:
         space: values to try.
         on_replay: called after each replay.
         seed: of the split and of the bootstrap.
-        scorers: rescorers by name, for strategy "neural".
+        scorers: rescorers by name, for strategies "neural" and, with LMs, "mixture".
         rescoring: milliseconds that rescoring of one draft takes, by the rescorer's name.
-        families: strategies to search, names of `STRATEGIES`; besides "neural" with scorers.
+        families: strategies to search, names of `STRATEGIES`, where their LM and scorer are given.
     """
 
     lms: Mapping[str, NGramLM]
@@ -125,6 +136,11 @@ class DrafterSearch:
     rescoring: Mapping[str, float] = field(default_factory=dict)
     families: tuple[str, ...] = FAMILIES
 
+    def __post_init__(self) -> None:
+        """Make the mixtures of rescorers and n-gram LMs."""
+        mixtures = make_mixtures(self.scorers, self.lms, self.space.lm_weight)
+        self._scorers: Scorers = {"neural": self.scorers, "mixture": mixtures}
+
     def run(self, recording: Recording) -> Tuned:
         """The best way of drafting for the recorded texts.
 
@@ -134,7 +150,8 @@ class DrafterSearch:
         Raises:
             ValueError: fewer texts, or an LM of another vocabulary.
         """
-        recording = recording.read_with(self.scorers) if self.scorers else recording
+        used = {k: v for name in self.families for k, v in self._scorers.get(name, {}).items()}
+        recording = recording.read_with(used) if used else recording
         searched, selected, test = self._split(recording)
         plain = self._search_strategies(searched)
         weighed = self._search_factors(searched, plain)
@@ -155,7 +172,8 @@ class DrafterSearch:
 
         Args:
             replayed: a replay.
-            scorer: name of the rescorer that drafted, whose time is added to each call with drafts.
+            scorer: name of the rescorer that drafted, alone or in a mixture, whose time is added
+                to each call with drafts.
         """
         calls = interpolate_costs(self.costs, replayed.nodes.tolist())
         if scorer:
@@ -178,15 +196,14 @@ class DrafterSearch:
     def _search_strategies(self, recording: Recording) -> Choice:
         """The best options of the best strategy."""
         top_k = max((k for k in self.space.top_k if k <= recording.top_k), default=recording.top_k)
-        first_lm = next(iter(self.lms), "")
-        first_scorer = next(iter(self.scorers), "")
-        starts = [
-            Choice(name, DraftConfig(top_k=top_k), first_lm if uses_lm else "")
-            for name in self.families
-            if not (uses_lm := STRATEGIES[name].uses_lm) or self.lms
-        ]
-        if first_scorer:
-            starts.append(Choice("neural", DraftConfig(top_k=top_k), scorer=first_scorer))
+        starts = []
+        for strategy in map(STRATEGIES.__getitem__, self.families):
+            lm = next(iter(self.lms), "") if strategy.uses_lm else ""
+            scorer = next(iter(self.scorers), "") if strategy.uses_scorer else ""
+            if (strategy.uses_lm, strategy.uses_scorer) != (bool(lm), bool(scorer)):
+                continue  # no LM or no rescorer is given
+            weight = self.space.lm_weight[0] if lm and scorer else 0.0
+            starts.append(Choice(strategy.name, DraftConfig(top_k=top_k), lm, scorer, weight))
         return self._fastest(recording, [self._descend(recording, start) for start in starts])
 
     def _descend(self, recording: Recording, best: Choice) -> Choice:
@@ -197,6 +214,8 @@ class DrafterSearch:
             values["lm"] = tuple(self.lms)
         if best.scorer and len(self.scorers) > 1:
             values["scorer"] = tuple(self.scorers)
+        if best.lm and best.scorer:
+            values["lm_weight"] = self.space.lm_weight
         for name in ("max_nodes", "num_drafts", "alpha", "temperature", "top_k"):
             if name in strategy.option_names:
                 values[name] = getattr(self.space, name)
@@ -214,8 +233,10 @@ class DrafterSearch:
 
     def _search_factors(self, recording: Recording, plain: Choice) -> Choice:
         """Entropies first, then one factor for each head."""
-        if plain.name in ("greedy", "bpd", "neural") or recording.transitions is not None:
-            return plain  # these drafts, and heads that give candidates, have no factors
+        strategy = STRATEGIES[plain.name]
+        has_factors = strategy.option_names and not strategy.uses_scorer
+        if not has_factors or recording.transitions is not None:
+            return plain  # heads that give candidates have no factors either
         tried = [plain.with_option("entropy_weight", weight) for weight in _ENTROPY_WEIGHTS]
         best = self._fastest(recording, [plain, *tried])
         for slot in range(recording.num_slots):
@@ -243,10 +264,9 @@ class DrafterSearch:
 
     def _replay(self, recording: Recording, choices: Sequence[Choice]) -> list[Replayed]:
         points = [choice.point for choice in choices]
-        return sweep(
-            [recording], points, self.lms, scorers={"neural": self.scorers},
-            on_point=self.on_replay,
-        )[0]  # fmt: skip
+        return sweep([recording], points, self.lms, scorers=self._scorers, on_point=self.on_replay)[
+            0
+        ]
 
     def _compare(self, recording: Recording, one: Choice, other: Choice) -> PairedTest:
         """Gain in predicted tokens per second."""
