@@ -380,6 +380,27 @@ MUTATIONS = [
         "            temp_dir=args.temp_dir,\n            allow",
     ),
     (
+        "tune -o writes a file where the folder is missing",
+        f"{CLI}/tune.py",
+        "tests/python/test_tune.py::test_tune_by_command_line",
+        'path.suffix != ".json"',
+        "path.is_dir()",
+    ),
+    (
+        "tune leaves the heads of causal models out of the time of calls",
+        f"{EVALUATE}/costs/call_costs.py",
+        "tests/python/test_tune.py::test_tune_adds_the_time_of_the_heads_to_calls_with_drafts",
+        "    if model.heads is not None:\n",
+        "    if isinstance(model.target, Seq2SeqTarget) and model.heads is not None:\n",
+    ),
+    (
+        "a mixture of drafter.json ignores the weight of its n-gram LM",
+        f"{DECODE}/strategies/drafter_file.py",
+        "tests/python/test_tune.py::test_tune_files_hold_mixtures",
+        "(lm, weight)",
+        "(lm, 1.0)",
+    ),
+    (
         "a folder for vLLM gets the heads of the model's folder instead of those of --heads",
         f"{CLI}/tune.py",
         "tests/python/test_heads_option.py::test_tune_measures_and_copies_heads_from_beside",

@@ -540,7 +540,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "lm": Change(targets={"values", "lms", "files", "changed", "a.lm"}),
         "rescorer": Change(targets={"values", "scorers", "rescoring", "folders"}),
         "limit": Change(wanted=lambda texts: len(texts) == 3, targets={"texts"}),
-        "out": Change(targets={"path"}),
+        "out": Change(["changed.json"], targets={"path"}),
     },
     "heads train": {
         "first_head": Change(wanted=False),

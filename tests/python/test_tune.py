@@ -555,16 +555,15 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     with pytest.raises(ValueError, match=r"needs a rescorer and .* lm=NeuralScorer\(model\)"):
         load_drafter(tmp_path / "neural.json")
     # a mixture, in a folder that holds both of its parts
-    mixed = tmp_path / "mixed"
-    mixed.mkdir()
     mixture = Choice("mixture", DraftConfig(top_k=8), "three", "own", 0.25)
     (tmp_path / "gone").rename(tmp_path / "rescorer")
     with monkeypatch.context() as patch:
         patch.setattr(DrafterSearch, "_search_strategies", lambda *_: mixture)
         for _ in range(2):  # the second run replaces the files of the first
             assert main([*neural[:-2], "--lm", str(tmp_path / "three.lm"), "-o",
-                         str(mixed)]) == 0  # fmt: skip
+                         str(tmp_path / "new" / "mixed")]) == 0  # fmt: skip
             assert "best: mixture, LM three, own, LM weight 0.25, " in capsys.readouterr().out
+    mixed = tmp_path / "new" / "mixed"
     assert {path.name for path in mixed.iterdir()} == {"drafter.json", "rescorer", "three.lm"}
     file = read_drafter_file(mixed / "drafter.json")
     assert file.lm == {"name": "own", "file": "rescorer", "vocab_size": VOCAB}
@@ -577,7 +576,6 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     assert output.token_ids == greedy.token_ids
     # a folder for an engine that verifies chains, with all that it needs
     folder = tmp_path / "served"
-    folder.mkdir()
     model.save_pretrained(tmp_path / "model")
     measured = ["tune", str(run), "--measure", str(tmp_path / "model"), "--chain-only"]
     with monkeypatch.context() as patch:
@@ -599,6 +597,11 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")
     assert main([*arguments, "--lm", str(tmp_path / "other.lm")]) == 2
     assert "--lm other has a vocabulary of 5, the record one of 48" in capsys.readouterr().err
+    assert main([*arguments, "-o", str(tmp_path / "three.lm")]) == 2
+    assert "three.lm is a file, " in capsys.readouterr().err
+    (tmp_path / "folder.json").mkdir()
+    assert main([*arguments, "-o", str(tmp_path / "folder.json")]) == 2
+    assert "folder.json is a folder; expected a file that ends in .json" in capsys.readouterr().err
     assert main([*arguments, "--limit", "0"]) == 2
     assert "--limit is 0" in capsys.readouterr().err
     assert main(["tune", str(tmp_path), "--cost", str(tmp_path / "cost.json")]) == 2

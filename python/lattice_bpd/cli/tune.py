@@ -62,8 +62,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     parser.add_argument(
         "-o", "--out", type=Path, metavar="PATH",
-        help=f"file, or existing folder for {_FILE}, its LMs and the heads of MODEL (default: "
-        f"RUN/{_FILE})",
+        help=f"file that ends in .json, or folder for {_FILE}, its LMs and the heads of MODEL, "
+        f"created if missing (default: RUN/{_FILE})",
     )  # fmt: skip
     parser.set_defaults(run=run)
 
@@ -81,6 +81,10 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.evaluate.replay.scorers import measure_rescoring
 
     check_numbers(args, 1, "limit")
+    path = args.out or args.run_folder / _FILE
+    if is_folder := path.suffix != ".json":
+        path = path / _FILE
+    _check_output(path)
     if args.heads is not None and args.measure is None:
         raise ValueError("tune: --heads without --measure; expected --measure MODEL --heads DIR")
     if args.chain_only and args.rescorer:
@@ -108,12 +112,23 @@ def run(args: argparse.Namespace) -> None:
     tuned = search.run(recording)
     watcher.end()
     file = _to_file(tuned, vocab_size, recording.num_slots, lms, files, _folders(args), costs)
-    path = args.out or args.run_folder / _FILE
-    if path.is_dir():
-        file = _copy_parts(file, path, args.measure, args.heads)
-        path = path / _FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if is_folder:
+        file = _copy_parts(file, path.parent, args.measure, args.heads)
     file.save(path)
     _print(watcher, tuned, path)
+
+
+def _check_output(path: Path) -> None:
+    """Refuse an output file that cannot be written, before anything is measured."""
+    if path.is_dir():
+        raise ValueError(f"tune: {path} is a folder; expected a file that ends in .json as -o")
+    for parent in path.parents:
+        if parent.exists() and not parent.is_dir():
+            raise ValueError(
+                f"tune: {parent} is a file, {path} would be written into it; expected a folder, or "
+                "a file that ends in .json as -o"
+            )
 
 
 def _lms(
