@@ -14,18 +14,30 @@ pytest.importorskip("tokenizers")
 
 import tokenizers
 import torch
+from transformers import PreTrainedModel
 
 from blockwise_models import VOCAB, looping_text, trained_model
 from lattice_bpd import FormatError
 from lattice_bpd.cli import main
 from lattice_bpd.evaluate.record.manifest import load_manifest
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
+from lattice_bpd.models import (
+    BlockDrafter,
+    BlockDrafterConfig,
+    BlockwiseHeads,
+    BlockwiseLM,
+    MedusaHeads,
+    save_medusa,
+)
 from lattice_bpd.models.checkpoint import load_heads
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """`full`: model and heads; `plain`: model only; `heads`: heads only; `other`: random heads."""
+    """`full`: model and heads; `plain`: model only; `heads`: heads only; `other`: random heads.
+
+    As others publish them, for the same model: `medusa` and `block`, heads only, and
+    `medusa_with_target`.
+    """
     path = tmp_path_factory.mktemp("beside")
     model = trained_model()
     model.save_pretrained(path / "full")
@@ -35,18 +47,37 @@ def folder(tmp_path_factory) -> Path:
     other = BlockwiseHeads(model.heads.hidden_size, 3, vocab_size=VOCAB)
     torch.nn.init.normal_(other.outer_weight)
     other.save_pretrained(path / "other")
+    base, published = model.base, published_heads(model.base)
+    save_medusa(published["medusa"], path / "medusa")
+    save_medusa(published["medusa"], path / "medusa_with_target", base=base)
+    published["block"].save_pretrained(path / "block")
+    for name, heads in published.items():
+        BlockwiseLM(base, heads=heads).save_pretrained(path / f"full_{name}")
     (path / "spec").mkdir()
     (path / "spec" / "spec_drafter.json").write_text("{}")  # of encoder-decoders only
     words = {f"t{number}": number for number in range(VOCAB)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    for name in ("full", "plain"):
+    for name in ("full", "plain", "medusa_with_target", "full_medusa", "full_block"):
         tokenizer.save(str(path / name / "tokenizer.json"))
     ids = looping_text(900, seed=9).tolist()
     lines = [" ".join(f"t{i}" for i in ids[40 * n : 40 * n + 8]) for n in range(9)]
     (path / "text.txt").write_text("\n\n".join(lines))
     (path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": line}) for line in lines))
     return path
+
+
+def published_heads(base: PreTrainedModel) -> dict[str, MedusaHeads | BlockDrafter]:
+    """Random ones for a model."""
+    torch.manual_seed(4)
+    medusa = MedusaHeads.from_target(base, 3)
+    torch.nn.init.normal_(medusa.block_weight, std=0.1)
+    sizes = BlockDrafterConfig(
+        hidden_size=base.config.n_embd, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=8,
+        intermediate_size=16, vocab_size=VOCAB, target_hidden_size=base.config.n_embd,
+        hidden_layers=(0,), block_size=4, mask_token_id=VOCAB - 1,
+    )  # fmt: skip
+    return {"medusa": medusa, "block": BlockDrafter(sizes).eval()}
 
 
 def record(folder: Path, out: Path, model: str, *options: object) -> Path:
@@ -70,6 +101,39 @@ def test_a_record_with_heads_from_beside_is_that_of_one_folder(folder, tmp_path)
     assert manifests["beside"].model_fingerprint == manifests["full"].model_fingerprint
     assert [m.num_slots for m in manifests.values()] == [4, 4, 2]  # --heads before the model's own
     assert manifests["replaced"].model_fingerprint != manifests["full"].model_fingerprint
+
+
+@pytest.mark.parametrize(
+    ("own", "model", "options"),
+    [
+        ("full_medusa", "plain", ["--heads", "{0}/medusa"]),
+        ("full_medusa", "plain", ["--heads", "{0}/medusa_with_target"]),
+        ("full_medusa", "medusa_with_target", []),
+        ("full_block", "plain", ["--heads", "{0}/block"]),
+    ],
+)
+def test_published_heads_are_read_like_those_saved_here(folder, tmp_path, own, model, options):
+    """Without a step of conversion."""
+    expected = record(folder, tmp_path / "own", own)
+    run = record(folder, tmp_path / "run", model, *(option.format(folder) for option in options))
+    assert (run / "shard-00000.parquet").read_bytes() == (
+        expected / "shard-00000.parquet"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["medusa", "block"])
+def test_published_heads_are_no_model(folder, tmp_path, capsys, name):
+    arguments = ["record", "--model", folder / name, "--task", "text", "--data",
+                 folder / "text.txt", "--out", tmp_path / "out"]  # fmt: skip
+    assert main([str(argument) for argument in arguments]) == 2
+    assert f"{name} holds draft heads only; give the model's folder" in capsys.readouterr().err
+
+
+def test_a_drafter_of_another_family_is_named(folder, tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3XPressModel"]}')
+    arguments = ["generate", folder / "plain", "--prompt", "t1", "--heads", tmp_path]
+    assert main([str(argument) for argument in arguments]) == 2
+    assert "is a xPress drafter" in capsys.readouterr().err
 
 
 def test_generate_with_heads_from_beside_is_that_of_one_folder(folder, capsys):
@@ -133,7 +197,7 @@ def test_tune_measures_and_copies_heads_from_beside(folder, tmp_path, monkeypatc
         ("plain", ["--heads", "{0}/plain"], "plain: the folder has no draft heads"),
         ("plain", ["--heads", "{0}/spec"], "spec: the folder has no draft heads "
          "(blockwise_heads.json, medusa_heads.json, block_drafter/); expected one that "
-         "`lattice-bpd heads train` wrote"),
+         "`lattice-bpd heads train` wrote, a Medusa checkpoint or a block drafter"),
         ("plain", ["--heads", "{0}/nowhere"], "nowhere: no such folder; expected the folder of the "
          "draft heads"),
         ("nowhere", [], "nowhere: no such folder; expected the folder of a causal LM"),

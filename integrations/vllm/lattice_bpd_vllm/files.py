@@ -11,7 +11,7 @@ from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
-from lattice_bpd.models.checkpoint import has_heads, load_heads, load_selector
+from lattice_bpd.models.checkpoint import load_heads, load_selector
 from lattice_bpd.models.first_head import FIRST_HEAD_FILES
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 
@@ -54,7 +54,7 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
             f"{folder}: head 1 has a network of its own, which vLLM's target lacks, so outputs "
             "would differ; expected heads of a target without one; train without --first-head"
         )
-    heads = _load_heads(folder)
+    heads = load_heads(folder)
     selector = load_selector(folder, heads)
     file, path = _read_file(options)
     draft = options.draft or _draft_of(file, path)
@@ -97,13 +97,6 @@ def _check_weights(
             f"{path}: head_scales and entropy_weight are for logits, and the {source} in {folder} "
             "gives candidates with scores of its own; tune without them"
         )
-
-
-def _load_heads(folder: Path) -> Any:
-    """Heads of this library, or the block drafter of a checkpoint in any format."""
-    if not has_heads(folder) and (folder / "config.json").is_file():
-        return BlockDrafter.from_pretrained(folder)
-    return load_heads(folder)
 
 
 def _read_file(options: DrafterOptions) -> tuple[DrafterFile | None, Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,8 @@ def add_heads_option(parser: argparse.ArgumentParser) -> None:
     """Add --heads."""
     parser.add_argument(
         "--heads", type=Path, metavar="DIR",
-        help="folder of the draft heads, if they are not in the model's folder",
+        help="folder of the draft heads, if they are not in the model's folder; also a Medusa "
+        "checkpoint or a block drafter as published",
     )  # fmt: skip
 
 
@@ -49,6 +51,8 @@ def check_folders(model: Path, heads: Path | None, *, needs_heads: bool = True) 
             a model.
     """
     require("torch", "torch")
+    from lattice_bpd.models.checkpoint import has_target
+
     for option, folder in (("", model), ("--heads ", heads)):
         if folder is not None and not folder.is_dir():
             expected = "the draft heads" if option else "a causal LM of transformers"
@@ -57,7 +61,7 @@ def check_folders(model: Path, heads: Path | None, *, needs_heads: bool = True) 
             )
     folders = ModelFolders(model, heads, has_encoder_decoder(model))
     kinds = _causal_heads(), _encoder_decoder_heads()
-    if not (model / "config.json").is_file() and any(kind.are_in(model) for kind in kinds):
+    if not has_target(model) and any(kind.are_in(model) for kind in kinds):
         raise ValueError(
             f"{model} holds draft heads only; give the model's folder as the model, and this one "
             "as --heads"
@@ -86,8 +90,9 @@ def has_encoder_decoder(directory: Path) -> bool:
 
 
 class _HeadKind(NamedTuple):
-    """Heads that one kind of model takes: files that mark a folder with them, and their writers."""
+    """Heads that one kind of model takes: whether a folder has some, their files and writers."""
 
+    are_in: Callable[[Path], bool]
     files: tuple[str, ...]
     written_by: str
     written_with_model_by: str
@@ -96,15 +101,12 @@ class _HeadKind(NamedTuple):
     def names(self) -> str:
         return f"({', '.join(self.files)})"
 
-    def are_in(self, directory: Path) -> bool:
-        return any((directory / name).exists() for name in self.files)
-
 
 def _causal_heads() -> _HeadKind:
-    from lattice_bpd.models.checkpoint import HEAD_NAMES
+    from lattice_bpd.models.checkpoint import HEAD_NAMES, HEAD_SOURCES, has_heads
 
-    writer = "`lattice-bpd heads train` wrote"
-    return _HeadKind(HEAD_NAMES, writer, f"{writer} without --heads-only")
+    with_model = "`lattice-bpd heads train` wrote without --heads-only"
+    return _HeadKind(has_heads, HEAD_NAMES, HEAD_SOURCES, with_model)
 
 
 def _encoder_decoder_heads() -> _HeadKind:
@@ -113,4 +115,8 @@ def _encoder_decoder_heads() -> _HeadKind:
 
     writer = "save_pretrained of a SpecDrafter or BlockwiseHeads wrote"
     names = SPEC_DRAFTER_FILES.config_name, BLOCKWISE_FILES.config_name
-    return _HeadKind(names, writer, f"{writer} beside the model")
+
+    def are_in(directory: Path) -> bool:
+        return any((directory / name).is_file() for name in names)
+
+    return _HeadKind(are_in, names, writer, f"{writer} beside the model")

@@ -22,10 +22,10 @@ from lattice_bpd.models.llama2c import load_llama2c
 from lattice_bpd.models.medusa import MedusaHeads
 from lattice_bpd.models.medusa_checkpoint import (
     SharedBlocksWarning,
-    load_medusa,
     load_medusa_heads,
     save_medusa,
 )
+from lattice_bpd.models.medusa_model import load_medusa
 from lattice_bpd.models.parallel_drafter.p_eagle import PEagleConfig, PEagleDrafter
 from lattice_bpd.models.parallel_drafter.pard import PardDrafter
 from lattice_bpd.models.small import RESCORER_SIZES, build_rescorer, build_small_gpt

@@ -9,6 +9,8 @@ The directory is a plain `transformers` checkpoint of the target, plus those of 
     selector/                                    optional: the CandidateSelector of the heads
     first_head.safetensors, first_head.json      head 1's own network, if any (`first_head`)
 
+A folder that others published, a Medusa checkpoint or a block drafter, is a folder with heads too.
+
 The target is written first, then the selector, and the heads' JSON last, each renamed from a
 temporary name, so a directory with that JSON is complete. A block drafter's selector is part of its
 own checkpoint.
@@ -17,6 +19,7 @@ own checkpoint.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.models.block_drafter.formats.recognize import is_block_drafter
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
 from lattice_bpd.models.first_head import (
@@ -34,10 +38,19 @@ from lattice_bpd.models.first_head import (
 from lattice_bpd.models.head_files import staged_folder
 from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
 from lattice_bpd.models.medusa import MEDUSA_FILES, MedusaHeads
+from lattice_bpd.models.medusa_checkpoint import (
+    HEADS_ALONE,
+    is_medusa_checkpoint,
+    load_medusa_heads,
+)
 
 DRAFTER_FOLDER = "block_drafter"
 SELECTOR_FOLDER = "selector"
 HEAD_NAMES = (BLOCKWISE_FILES.config_name, MEDUSA_FILES.config_name, f"{DRAFTER_FOLDER}/")
+HEAD_SOURCES = "`lattice-bpd heads train` wrote, a Medusa checkpoint or a block drafter"
+"""Where folders with heads come from, for messages."""
+
+SavedHeads = BlockwiseHeads | MedusaHeads | BlockDrafter
 
 
 def save_checkpoint(
@@ -77,7 +90,7 @@ def save_checkpoint(
 
 def load_checkpoint(
     directory: Path, heads_directory: Path | None = None, **options: Any
-) -> tuple[PreTrainedModel, BlockwiseHeads | MedusaHeads | BlockDrafter, CandidateSelector | None]:
+) -> tuple[PreTrainedModel, SavedHeads, CandidateSelector | None]:
     """Target, heads and their selector.
 
     Args:
@@ -122,29 +135,43 @@ def load_selector(directory: Path, heads: object) -> CandidateSelector | None:
     return CandidateSelector.from_pretrained(folder)
 
 
-def load_heads(directory: Path) -> BlockwiseHeads | MedusaHeads | BlockDrafter:
+def load_heads(directory: Path) -> SavedHeads:
     """The heads whose files are in `directory`, on the CPU.
 
     Raises:
         FormatError: a file is missing, cut, altered or of another format version.
     """
-    if not has_heads(directory):
+    load = _find_loader(directory)
+    if load is None:
         raise FormatError(
             f"{directory}: no draft heads in this folder ({', '.join(HEAD_NAMES)}); expected one "
-            "that save_pretrained of a model with heads or `lattice-bpd heads train` wrote"
+            f"that save_pretrained of a model with heads or {HEAD_SOURCES}"
         )
-    if (directory / DRAFTER_FOLDER).is_dir():
-        return BlockDrafter.from_pretrained(directory / DRAFTER_FOLDER)
-    if (directory / MEDUSA_FILES.config_name).is_file():
-        return MedusaHeads.from_pretrained(directory)
-    return BlockwiseHeads.from_pretrained(directory)
+    return load(directory)
 
 
 def has_heads(directory: Path) -> bool:
     """Whether `directory` has files of heads, complete or not."""
-    return (directory / DRAFTER_FOLDER).is_dir() or any(
-        (directory / files.config_name).is_file() for files in (BLOCKWISE_FILES, MEDUSA_FILES)
-    )
+    return _find_loader(directory) is not None
+
+
+def has_target(directory: Path) -> bool:
+    """Whether `directory` has the config.json of a model, and not that of heads alone."""
+    if not (directory / "config.json").is_file() or is_block_drafter(directory):
+        return False
+    return not any((directory / name).is_file() for name in HEADS_ALONE)
+
+
+def _find_loader(directory: Path) -> Callable[[Path], SavedHeads] | None:
+    if (directory / DRAFTER_FOLDER).is_dir():
+        return lambda folder: BlockDrafter.from_pretrained(folder / DRAFTER_FOLDER)
+    if (directory / MEDUSA_FILES.config_name).is_file():
+        return MedusaHeads.from_pretrained
+    if (directory / BLOCKWISE_FILES.config_name).is_file():
+        return BlockwiseHeads.from_pretrained
+    if is_medusa_checkpoint(directory):
+        return load_medusa_heads
+    return BlockDrafter.from_pretrained if is_block_drafter(directory) else None
 
 
 def copy_heads(source: Path, directory: Path) -> None:
@@ -164,7 +191,7 @@ def copy_heads(source: Path, directory: Path) -> None:
 
 
 def _save_heads(
-    heads: BlockwiseHeads | MedusaHeads | BlockDrafter,
+    heads: SavedHeads,
     directory: Path,
     base: PreTrainedModel | None = None,
 ) -> None:

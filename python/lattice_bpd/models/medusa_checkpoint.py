@@ -1,4 +1,4 @@
-"""Reading and writing of Medusa checkpoints.
+"""Reading and writing of the heads of Medusa checkpoints.
 
 v0.1   config.json (medusa_num_heads, medusa_num_layers, base_model_name_or_path) and
        medusa_lm_head.pt (or .safetensors) with the heads; the target is elsewhere
@@ -22,8 +22,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd.models.head_files import check_sizes, read_json, staged_folder
 from lattice_bpd.models.medusa import (
     PREFIX,
@@ -33,48 +31,13 @@ from lattice_bpd.models.medusa import (
 )
 
 _CONFIG_NAME = "config.json"
-_HEADS_ALONE = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+HEADS_ALONE = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 _ADVICE = "give the directory of a Medusa checkpoint"
 
 
 class SharedBlocksWarning(UserWarning):
     """All blocks of a checkpoint's heads share one weight."""
-
-
-def load_medusa(
-    directory: str | Path,
-    base: PreTrainedModel | None = None,
-    *,
-    num_slots: int | None = None,
-    **options: Any,
-) -> BlockwiseLM:
-    """A target with Medusa heads, ready for decoding.
-
-    Args:
-        directory: a Medusa checkpoint.
-        base: the target; None: read from the directory (v1.0), or from the local folder that
-            base_model_name_or_path names (v0.1). Nothing is downloaded.
-        num_slots: heads to use, at most those of the checkpoint; None: medusa_num_heads.
-        options: passed to `AutoModelForCausalLM.from_pretrained`, such as dtype.
-
-    Returns:
-        BlockwiseLM in evaluation mode.
-
-    Raises:
-        FormatError: files that are missing, cut, altered, or do not fit each other.
-        ValueError: no target, or heads of another hidden size or vocabulary than the target's.
-
-    Warns:
-        SharedBlocksWarning: see `load_medusa_heads`.
-    """
-    directory = Path(directory)
-    heads = load_medusa_heads(directory, num_slots=num_slots)
-    if base is None:
-        base = load_target(_target_folder(directory), **options)
-    model = BlockwiseLM(base, heads=heads)
-    model.eval()
-    return model
 
 
 def load_medusa_heads(directory: str | Path, *, num_slots: int | None = None) -> MedusaHeads:
@@ -94,7 +57,7 @@ def load_medusa_heads(directory: str | Path, *, num_slots: int | None = None) ->
             logits are those of training, although n separate blocks may have been intended.
     """
     directory = Path(directory)
-    config = _read_config(directory)
+    config = read_config(directory)
     path, tensors = _read_tensors(directory)
     heads = from_medusa_names(
         tensors,
@@ -169,19 +132,6 @@ def _add_heads(directory: Path, tensors: dict[str, Tensor]) -> None:
     index.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _target_folder(directory: Path) -> Path:
-    """The local folder of a checkpoint's target."""
-    if not any((directory / name).is_file() for name in _HEADS_ALONE):
-        return directory
-    name = _read_config(directory).get("base_model_name_or_path")
-    if isinstance(name, str) and name and Path(name).is_dir():
-        return Path(name)
-    raise ValueError(
-        f"load_medusa: {directory} has heads only, for the target {name!r}, which is not a local "
-        "folder; load that model and give it as base="
-    )
-
-
 def _blocks_are_equal(heads: MedusaHeads) -> bool:
     """Whether the blocks of every head are equal."""
     return all(
@@ -190,7 +140,16 @@ def _blocks_are_equal(heads: MedusaHeads) -> bool:
     )
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
+def is_medusa_checkpoint(directory: Path) -> bool:
+    """Whether a folder is one, complete or not, by its config.json."""
+    try:
+        config = json.loads((directory / _CONFIG_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and "medusa_num_heads" in config
+
+
+def read_config(directory: Path) -> dict[str, Any]:
     """config.json, which has medusa_num_heads and medusa_num_layers.
 
     Raises:
@@ -208,7 +167,7 @@ def _read_tensors(directory: Path) -> tuple[Path, dict[str, Tensor]]:
     Raises:
         FormatError: no such file, a cut one, or one that would run code.
     """
-    for name in _HEADS_ALONE:
+    for name in HEADS_ALONE:
         if (path := directory / name).is_file():
             return path, _read_file(path, "")
     for name in _WHOLE:
@@ -217,7 +176,7 @@ def _read_tensors(directory: Path) -> tuple[Path, dict[str, Tensor]]:
             return index, _read_shards(index)
         if (path := directory / name).is_file():
             return path, _read_file(path, PREFIX)
-    expected = ", ".join((*_HEADS_ALONE, *_WHOLE))
+    expected = ", ".join((*HEADS_ALONE, *_WHOLE))
     raise FormatError(f"{directory}: has none of {expected} (or an index of shards); {_ADVICE}")
 
 

@@ -11,9 +11,7 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.checkpoint import DRAFTER_FOLDER, load_heads
-from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
-from lattice_bpd.models.medusa import MEDUSA_FILES, MedusaHeads
+from lattice_bpd.models.checkpoint import HEAD_NAMES, SavedHeads, has_heads, load_heads
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.block_drafter.texts import BlockTexts
 from lattice_bpd.train.block_drafter.trainer import piece_length
@@ -29,7 +27,6 @@ from lattice_bpd.train.text.corpus import Corpus
 from lattice_bpd.watcher import SilentWatcher, Watcher
 
 _WHERE = "drafter train"
-_SavedHeads = BlockwiseHeads | MedusaHeads | BlockDrafter
 
 
 @dataclass(frozen=True)
@@ -162,19 +159,18 @@ class _Run(TextRun[SelectorJob]):
         )
 
 
-def _load_heads(folder: Path) -> _SavedHeads:
+def _load_heads(folder: Path) -> SavedHeads:
     """The heads of a model folder.
 
     Raises:
         ValueError: it has none.
         FormatError: their files are damaged.
     """
-    names = (BLOCKWISE_FILES.config_name, MEDUSA_FILES.config_name, DRAFTER_FOLDER)
-    if not any((folder / name).exists() for name in names):
+    if not has_heads(folder):
         raise ValueError(
-            f"{folder}: has no heads ({', '.join(names)}); expected the folder of a model with "
-            "heads, to train a selector for them; train heads first (lattice-bpd heads train, or "
-            "drafter train without --selector)"
+            f"{folder}: has no heads ({', '.join(HEAD_NAMES)}); expected the folder of a model "
+            "with heads, to train a selector for them; train heads first (lattice-bpd heads "
+            "train, or drafter train without --selector)"
         )
     return load_heads(folder)
 

@@ -24,6 +24,19 @@ FORMATS: dict[str, ModuleType] = {
 """Name -> module with `recognizes`, `read` and `save`."""
 
 
+def is_block_drafter(directory: Path) -> bool:
+    """Whether a folder has the config.json of a supported format, or of one that is refused."""
+    try:
+        content = read_config_json(directory)
+    except FormatError:
+        return False
+    try:
+        refuse_other_drafters(directory / CONFIG_NAME, content)
+    except FormatError:
+        return True
+    return any(module.recognizes(content) for module in FORMATS.values())
+
+
 def find_format(directory: str | Path) -> str:
     """The name of a checkpoint's format, one of FORMATS.
 
