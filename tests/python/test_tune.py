@@ -29,6 +29,7 @@ from lattice_bpd.draft import MixtureScorer, TransitionScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.evaluate import record
+from lattice_bpd.evaluate.costs import call_costs
 from lattice_bpd.evaluate.costs.call_costs import interpolate_costs, measure_costs, read_costs
 from lattice_bpd.evaluate.lab.drafter_search import (
     CHAIN_FAMILIES,
@@ -472,10 +473,11 @@ def test_tune_chooses_chains_for_engines_without_trees(model, lm, prompts, recor
 def test_tune_measures_calls_of_a_model(model, monkeypatch):
     """The first call of a size does not count; no size costs more than a larger one."""
     seconds = {0: [90, 1, 2, 1], 3: [90, 4, 5, 500], 9: [90, 2, 3, 3]}
+    clock = [0.0]
 
     def verify(target, state, trees, layout):
         (size,) = (len(tree.token_ids) - 1 for tree in trees)
-        return SimpleNamespace(target_seconds=seconds[size].pop(0))
+        clock[0] += seconds[size].pop(0)
 
     rounds = []
     costs = measure_costs(
@@ -485,9 +487,24 @@ def test_tune_measures_calls_of_a_model(model, monkeypatch):
     assert 0.0 < costs[0] <= costs[3] <= costs[9]
     assert len(rounds) == 4
     monkeypatch.setattr("lattice_bpd.evaluate.costs.call_costs.verify_trees", verify)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     bare = DraftingModel(model.base)
     assert measure_costs(bare, (0, 3, 9), rounds=3) == {0: 1e3, 3: 3e3, 9: 3e3}
     assert not any(seconds.values())
+
+
+def test_a_gpu_is_waited_for_where_calls_are_timed(monkeypatch):
+    """Launching a call takes no time by this clock, waiting for it 5 s."""
+    clock = [0.0]
+
+    def wait(device):
+        clock[0] += 5.0
+
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("torch.cuda.synchronize", wait)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    start = call_costs._now(on_gpu)
+    assert call_costs._now(on_gpu) - start == 5.0
 
 
 @pytest.mark.parametrize("reads", ["hidden states", "decode states"])
