@@ -64,7 +64,7 @@ test-spark-cluster: setup-build  ## n-gram training on a standalone Spark cluste
 test-arm: setup-test  ## the C++ unit tests for 64-bit ARM under emulation (installs 70 MB with apt)
 	@JOBS=$(JOBS) scripts/test_arm.sh $(ARGS)
 
-test-native-dflash: setup-test build  ## block drafters against the DFlash of transformers 5.23 (11 MB)
+test-native-dflash: setup-test build  ## block drafters against the DFlash of transformers 5.24 (11 MB)
 	@PYTHON=.venv/bin/python scripts/test_native_dflash.sh $(ARGS)
 
 test-architectures: setup-test build  ## every architecture of transformers against its own generate

@@ -33,6 +33,7 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
 )
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import Certificate, generate
@@ -41,6 +42,8 @@ from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import BlockwiseLM
 
 VOCAB, POSITIONS = 96, 128
+# of a call's arguments and output; transformers 5.24 renamed it
+CACHE_NAME = "cache" if "cache" in CausalLMOutputWithPast.__annotations__ else "past_key_values"
 STRATEGIES = ("bpd", "ngram", "p_best", "p_best_0gram", "tree", "tree_0gram")
 BATCH = 8
 
@@ -78,8 +81,9 @@ def greedy_alone(
     tokens, margins, cache = list(prompt), [], None
     row = torch.tensor([prompt])
     for _ in range(count):
-        output = model.base(input_ids=row, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        cache_input = {} if cache is None else {CACHE_NAME: cache}
+        output = model.base(input_ids=row, use_cache=True, **cache_input)
+        cache = getattr(output, CACHE_NAME)
         best = output.logits[0, -1].float().topk(2)
         tokens.append(int(output.logits[0, -1].argmax()))
         margins.append(float(best.values[0] - best.values[1]))

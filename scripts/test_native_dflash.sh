@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares BlockDrafter with the DFlash of transformers 5.23, as the ordinary tests do with the version
+# Compares BlockDrafter with the DFlash of transformers 5.24, as the ordinary tests do with the version
 # that constraints.txt pins. It is installed into a folder of its own, found before that of .venv.
 #
 # Usage: test_native_dflash.sh [PYTEST-ARGUMENT...]
@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly version=5.23.0
+readonly version=5.24.0
 readonly folder=build/transformers-$version
 python=${PYTHON:-.venv/bin/python}
 

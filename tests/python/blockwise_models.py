@@ -21,6 +21,7 @@ from transformers import (
     MistralForCausalLM,
     PreTrainedModel,
 )
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.train.heads.joint import TrainOptions, train_blockwise
@@ -31,6 +32,8 @@ VOCAB = 48
 POSITIONS = 64
 HEADS = 5
 WINDOW = 9
+# of a call's arguments and output; transformers 5.24 renamed it
+CACHE_NAME = "cache" if "cache" in CausalLMOutputWithPast.__annotations__ else "past_key_values"
 ARCHITECTURES = ("gpt2", "llama", "mistral", "gemma2")
 _SIZES = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,

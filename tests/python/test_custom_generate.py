@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from blockwise_models import POSITIONS, VOCAB, looping_text, model_of
+from blockwise_models import CACHE_NAME, POSITIONS, VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import CustomGenerate, TreeDrafter
 from lattice_bpd.draft.config import DraftConfig
@@ -267,9 +267,9 @@ def test_padding_on_the_right_and_a_given_cache_are_refused():
             ids, attention_mask=torch.tensor([[1, 0, 1]]), custom_generate=method("mistral"),
             max_new_tokens=4,
         )  # fmt: skip
-    cache = base(ids[:, :2], use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="past_key_values cannot be honored"):
-        base.generate(ids, past_key_values=cache, custom_generate=method("llama"), max_new_tokens=4)
+    cache = {CACHE_NAME: base(ids[:, :2], use_cache=True)[CACHE_NAME]}
+    with pytest.raises(ValueError, match=f"{CACHE_NAME} cannot be honored"):
+        base.generate(ids, **cache, custom_generate=method("llama"), max_new_tokens=4)
     config = GenerationConfig(cache_implementation="quantized")
     with pytest.raises(ValueError, match="cache_implementation='quantized' cannot be rolled back"):
         method("llama")(base, ids, LogitsProcessorList(), StoppingCriteriaList(), config)

@@ -24,7 +24,7 @@ from transformers import (
     RobertaPreLayerNormForCausalLM,
 )
 
-from blockwise_models import model_of
+from blockwise_models import CACHE_NAME, model_of
 from lattice_bpd.decode import CustomGenerate, decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseLM
@@ -232,7 +232,7 @@ def test_a_model_that_fails_on_a_warm_cache_is_refused(monkeypatch):
     whole = model.model.forward
 
     def forget(*args, **kwargs):
-        if kwargs["past_key_values"].get_seq_length() > 0 and kwargs["input_ids"].shape[1] > 1:
+        if kwargs[CACHE_NAME].get_seq_length() > 0 and kwargs["input_ids"].shape[1] > 1:
             kwargs["input_ids"] = kwargs["input_ids"].flip(1)
         return whole(*args, **kwargs)
 

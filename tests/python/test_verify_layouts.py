@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 from transformers import DynamicCache
 
-from blockwise_models import ARCHITECTURES, VOCAB, model_of, plain_greedy
+from blockwise_models import ARCHITECTURES, CACHE_NAME, VOCAB, model_of, plain_greedy
 from lattice_bpd.verify import CausalLMTarget, PrefixTree, verify_drafts, verify_trees
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
@@ -36,7 +36,7 @@ def assert_cache_is_that_of(model, cache, tokens: list[int], slots: list[int]):
     """Slots of one sequence hold the keys and values of reading its tokens at once."""
     with torch.inference_mode():
         fresh = DynamicCache()
-        model.base(input_ids=torch.tensor([tokens]), past_key_values=fresh)
+        model.base(input_ids=torch.tensor([tokens]), **{CACHE_NAME: fresh})
     for number, expected in enumerate(fresh.layers):
         if isinstance(cache, StackedCache):
             keys, values = cache.keys[number], cache.values[number]
@@ -183,7 +183,7 @@ def test_a_sliding_cache_is_refused():
     model = model_of("mistral")
     cache = DynamicCache(config=model.base.config)
     with torch.inference_mode():
-        model.base(input_ids=torch.tensor([[1, 2, 3]]), past_key_values=cache)
+        model.base(input_ids=torch.tensor([[1, 2, 3]]), **{CACHE_NAME: cache})
     with pytest.raises(ValueError, match="keeps all tokens of a sliding window"):
         check_cache(cache)
     with pytest.raises(ValueError, match="cannot be rolled back"):

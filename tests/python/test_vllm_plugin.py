@@ -380,7 +380,7 @@ def test_versions(vllm: Any, caplog: pytest.LogCaptureFixture) -> None:
     check_version(method, "0.32.0+cpu")
     assert not caplog.text
     check_version(method, "0.33.1")
-    assert "vLLM 0.33.1 was not tested; tested: 0.32.0" in caplog.text
+    assert "vLLM 0.33.1 was not tested; tested: 0.32.0, 0.33.0" in caplog.text
 
     class Changed:
         def propose_draft_token_ids(self, batch: Any) -> Any:

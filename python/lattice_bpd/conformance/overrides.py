@@ -46,6 +46,11 @@ _OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
          "mlp_layer_types": ["dense", "sparse"]},
         "its sliding layers have sizes of their own",
     ),
+    "dory": (
+        {"num_hidden_layers": 3, "n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        "layers before, in and after its loop add up to all layers",
+    ),
     "gemma3n_text": (
         {**_SHARED_KV, "intermediate_size": 96, "activation_sparsity_pattern": [0.5, 0.0] * 2},
         "the last layers share keys and values with earlier ones of their kind",
@@ -127,6 +132,8 @@ _ASSISTANT = "drafts for another model, whose keys and values it reads"
 _IMAGE = "its own `generate` reads an image, not token ids alone"
 _TOWER = "its default config has no tower that rules can make small"
 NOT_BUILT: dict[str, str] = {
+    "apertus1p5 (image-text)": "its numbers of visual and audio tokens depend on each other; its "
+    "text model is checked",
     "blip (image-text)": _IMAGE,
     "blip-2 (image-text)": _IMAGE,
     "blt": "its own `generate` fails: the config has no `num_hidden_layers`",
@@ -144,6 +151,7 @@ NOT_BUILT: dict[str, str] = {
     "instructblip (image-text)": _IMAGE,
     "instructblipvideo (image-text)": _IMAGE,
     "kosmos-2 (image-text)": _IMAGE,
+    "llama4 (image-text)": "its own `generate` fails: outputs without `image_outputs`",
     "muse_spark (image-text)": _TOWER,
     "musicgen": _CODES,
     "musicgen_melody": _CODES,

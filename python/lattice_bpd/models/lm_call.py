@@ -116,10 +116,29 @@ def find_max_positions(config: Any) -> int | None:
     return None if limit is None or int(limit) < 1 else int(limit)
 
 
-def cache_argument(base: PreTrainedModel) -> str | None:
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""A cache among the arguments of `forward`: with transformers 5.24 and later, and before, where
+recurrent models had a name of their own."""
+
+
+def cache_argument(module: nn.Module) -> str | None:
     """The name of `forward`'s cache argument; None if it has none."""
-    names = ("past_key_values", "cache_params")
-    return next((name for name in names if name in _parameters(type(base))), None)
+    return next((name for name in CACHE_NAMES if name in _parameters(type(module))), None)
+
+
+def pass_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
+    """A cache as an argument of `forward`, which must have one."""
+    name = cache_argument(module)
+    if name is None:
+        raise TypeError(
+            f"{type(module).__name__} takes no cache; expected one of {', '.join(CACHE_NAMES)}"
+        )
+    return {name: cache}
+
+
+def read_cache(output: Any) -> Any:
+    """The cache that a call of a model returned."""
+    return next(getattr(output, name) for name in CACHE_NAMES if hasattr(output, name))
 
 
 def build_inputs(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from lattice_bpd.models.lm_call import call_forward, find_max_positions
+from lattice_bpd.models.lm_call import call_forward, find_max_positions, pass_cache
 from lattice_bpd.models.thread_hooks import in_this_thread
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.seq2seq_checks import (
@@ -174,7 +174,7 @@ class Seq2SeqTarget:
                 attention_mask=attention_mask,
                 encoder_hidden_states=cache.source.states,
                 encoder_attention_mask=cache.source.mask,
-                past_key_values=cache.paired,
+                **pass_cache(self.decoder, cache.paired),
                 use_cache=True,
             ).last_hidden_state
         return TargetOutput(self.embedding(hidden), hidden)
@@ -206,7 +206,7 @@ class Seq2SeqTarget:
             "attention_mask": source.mask,
             "decoder_input_ids": input_ids,
             "decoder_attention_mask": mask,
-            "past_key_values": cache,
+            **pass_cache(self.base, cache),
             "use_cache": True,
         }
         return call_forward(self.base, self.embedding, inputs)

@@ -14,6 +14,7 @@ from transformers import Cache, PreTrainedModel
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.lm_call import (
+    CACHE_NAMES,
     LMOutput,
     build_inputs,
     cache_argument,
@@ -279,7 +280,7 @@ def _check_causal(base: Any) -> PreTrainedModel:
         )
     if cache_argument(base) is None:
         raise ValueError(
-            f"decode: {name} takes no KV cache, so each call would read the whole text again; use "
-            "the model's own generate, or another target"
+            f"decode: {name} takes no KV cache (an argument {' or '.join(CACHE_NAMES)}), so each "
+            "call would read the whole text again; use the model's own generate, or another target"
         )
     return base

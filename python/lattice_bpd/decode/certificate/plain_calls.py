@@ -52,20 +52,22 @@ class PlainCalls:
         embedding: Any = base.get_input_embeddings()
         self._device: torch.device = embedding.weight.device
         self._read = 0
-        self._fixed = self._inputs_of(source)
         self._parameters = inspect.signature(base.forward).parameters
+        # transformers 5.24 and later; before, recurrent models had the last name
+        names = ("cache", "past_key_values", "cache_params")
+        self._cache_name = next(name for name in names if name in self._parameters)
+        self._fixed = self._inputs_of(source)
         self._row = self._take(self._call(prompt))
 
     def _inputs_of(self, source: Sequence[int] | None) -> dict[str, Any]:
         """The inputs of all calls: the cache, and the encoded source of an encoder-decoder."""
         base, config = self._base, self._base.config
         if source is None:
-            name = "cache_params" if "mamba" in type(base).__name__.lower() else "past_key_values"
-            return {name: DynamicCache(config=config), "use_cache": True}
+            return {self._cache_name: DynamicCache(config=config), "use_cache": True}
         states = base.get_encoder()(input_ids=torch.tensor([list(source)], device=self._device))
         text = config.get_text_config(decoder=True)
         cache = EncoderDecoderCache(DynamicCache(config=text), DynamicCache(config=text))
-        return {"encoder_outputs": states, "past_key_values": cache, "use_cache": True}
+        return {"encoder_outputs": states, self._cache_name: cache, "use_cache": True}
 
     def _call(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Read the next tokens of the text; (V,) logits of the token after them."""

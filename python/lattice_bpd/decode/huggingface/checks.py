@@ -20,6 +20,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from lattice_bpd.decode.huggingface.prefill import PROMPT_INPUTS, is_multimodal
 from lattice_bpd.decode.huggingface.text_inputs import check_token_types
+from lattice_bpd.models.lm_call import CACHE_NAMES
 
 # Settings of a GenerationConfig that change the output or add outputs.
 _REFUSED = {
@@ -38,8 +39,7 @@ _REFUSED = {
     "output_hidden_states": "hidden states of each step",
 }
 _CACHES = (None, "dynamic", "static")
-_CACHE_NAMES = ("past_key_values", "cache_params")
-_KNOWN_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *_CACHE_NAMES}
+_KNOWN_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHE_NAMES}
 # These depend on the row index, or on all rows together.
 _SINGLE_ROW_ONLY = {
     "PrefixConstrainedLogitsProcessor",
@@ -102,7 +102,7 @@ def refuse_inputs(base: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) ->
         )
     if not is_multimodal(base):
         check_token_types(model_kwargs.get("token_type_ids"), base)
-    for name in _CACHE_NAMES:
+    for name in CACHE_NAMES:
         cache = model_kwargs.get(name)
         if cache is not None and (getattr(cache, "_is_user_defined", False) or _covers_text(cache)):
             raise ValueError(

@@ -16,7 +16,7 @@ from transformers.generation import utils as generation_utils
 
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules
-from lattice_bpd.models.lm_call import read_features
+from lattice_bpd.models.lm_call import pass_cache, read_features
 from lattice_bpd.models.thread_hooks import in_this_thread
 from lattice_bpd.verify.cache import get_width
 from lattice_bpd.verify.target import TargetOutput
@@ -112,7 +112,7 @@ class Prefill:
         inputs = base.prepare_inputs_for_generation(
             self._input_ids,
             is_first_iteration=True,
-            **{**self._inputs, "past_key_values": cache, "use_cache": True},
+            **{**self._inputs, **pass_cache(base, cache), "use_cache": True},
         )
         positions = inputs.get("position_ids")
         if positions is None and min(self._lengths) < self._input_ids.shape[1]:

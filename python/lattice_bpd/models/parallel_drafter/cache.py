@@ -74,7 +74,7 @@ class ParallelCache(BlockCache):
 
 
 class LayerCache:
-    """A ParallelCache as the `past_key_values` of layers of `transformers`, for one forward.
+    """A ParallelCache as the cache of layers of `transformers`, for one forward.
 
     Args:
         cache: of the sequences.
@@ -85,7 +85,7 @@ class LayerCache:
         self._cache, self._positions = cache, positions
 
     def update(
-        self, keys: Tensor, values: Tensor, layer: int, *_options: Any
+        self, keys: Tensor, values: Tensor, layer: int, *_options: Any, **_named: Any
     ) -> tuple[Tensor, Tensor]:
         """Write keys and values (B, kv_heads, m, head_dim); return all that the layer sees."""
         return self._cache.with_block(layer, keys, values, self._positions)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
+from lattice_bpd.models.lm_call import pass_cache
 from lattice_bpd.models.parallel_drafter.base import ParallelDrafter
 from lattice_bpd.models.parallel_drafter.cache import LayerCache, Unread
 from lattice_bpd.models.parallel_drafter.p_eagle_files import read_p_eagle, save_p_eagle
@@ -134,7 +135,7 @@ class PEagleDrafter(ParallelDrafter):
         """See ParallelDrafter."""
         states = self._project(self._features(unread, tokens.shape[1]))
         options = {
-            "attention_mask": attention_mask, "past_key_values": cache,
+            "attention_mask": attention_mask, **pass_cache(self.layers[0], cache),
             "position_embeddings": self.rotary_emb(states, positions),
         }  # fmt: skip
         first: Any = self.layers[0]

@@ -22,6 +22,7 @@ from lattice_bpd.models.block_drafter.formats.config_reader import (
     read_config_json,
 )
 from lattice_bpd.models.head_files import staged_folder
+from lattice_bpd.models.lm_call import pass_cache
 from lattice_bpd.models.parallel_drafter.base import ParallelDrafter
 from lattice_bpd.models.parallel_drafter.cache import LayerCache, Unread
 from lattice_bpd.models.parallel_drafter.layers import MODEL_TYPES
@@ -68,7 +69,7 @@ class PardDrafter(ParallelDrafter):
         """See ParallelDrafter."""
         output: Any = self.model.base_model(
             input_ids=tokens, attention_mask=attention_mask, position_ids=positions,
-            past_key_values=cache, use_cache=True,
+            use_cache=True, **pass_cache(self.model.base_model, cache),
         )  # fmt: skip
         states: Tensor = output.last_hidden_state
         return states

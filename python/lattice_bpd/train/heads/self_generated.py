@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from lattice_bpd.models.lm_call import pass_cache, read_cache
 from lattice_bpd.token_ids import Int32Array
 
 
@@ -79,9 +80,9 @@ def _generate(
     cache: Any = None
     for _ in range(count):
         output = model(
-            input_ids=tokens[-1], past_key_values=cache, use_cache=True, logits_to_keep=1
+            input_ids=tokens[-1], **pass_cache(model, cache), use_cache=True, logits_to_keep=1
         )
-        cache, logits = output.past_key_values, output.logits[:, -1].float()
+        cache, logits = read_cache(output), output.logits[:, -1].float()
         if temperature == 0.0:
             tokens.append(logits.argmax(dim=-1, keepdim=True))
         else:
