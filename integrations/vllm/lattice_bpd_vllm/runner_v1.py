@@ -20,8 +20,8 @@ from lattice_bpd_vllm.batch import EngineStep
 from lattice_bpd_vllm.block_lattices import CacheLayout
 from lattice_bpd_vllm.step_drafter import UnsupportedError
 
-TESTED_VERSIONS = ("0.32.0",)
-"""Releases of vLLM that the engine tests passed with."""
+TESTED_VERSIONS = ("0.32.0", "0.33.0")
+"""Releases of vLLM that the engine tests passed with; see Versions in docs/vllm.md."""
 
 LOGGER = logging.getLogger("vllm.lattice_bpd")  # vLLM shows the loggers below "vllm"
 

@@ -9,6 +9,7 @@ Runs in the library's own environment, not in vLLM's. FOLDER gets
     block/          a trained block drafter, likewise
     block_pairs/    the same block drafter with a selector, which scores transitions
     pairs/          the heads of drafter/ with a selector
+    medusa/         untrained Medusa heads in Medusa's own format
     expected.json   prompts, outputs, and calls of the target by draft form
 """
 
@@ -40,7 +41,12 @@ from lattice_bpd.cli.progress import ConsoleWatcher, make_console  # noqa: E402
 from lattice_bpd.decode import DecodeState, generate  # noqa: E402
 from lattice_bpd.decode.drafters.chain import ChainDrafter  # noqa: E402
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile  # noqa: E402
-from lattice_bpd.models import BlockDrafter, BlockwiseLM  # noqa: E402
+from lattice_bpd.models import (  # noqa: E402
+    BlockDrafter,
+    BlockwiseLM,
+    MedusaHeads,
+    save_medusa,
+)
 from lattice_bpd.models.block_drafter.selector import CandidateSelector  # noqa: E402
 from lattice_bpd.models.checkpoint import DRAFTER_FOLDER, SELECTOR_FOLDER  # noqa: E402
 from lattice_bpd.train.block_drafter.options import BlockTrainOptions  # noqa: E402
@@ -165,6 +171,9 @@ def main() -> None:
     selector.save_pretrained(folder / "pairs" / SELECTOR_FOLDER)
     with_pairs = BlockwiseLM(target, heads=made.model.heads, selector=selector)
     sources: dict[str, tuple[Any, Any, DraftConfig]] = {"pairs": (with_pairs, None, PAIRS)}
+    medusa = MedusaHeads.from_target(target, made.model.heads.num_slots)
+    save_medusa(medusa, folder / "medusa")
+    sources["medusa"] = (target, medusa, CHAIN)
     for name, config in BLOCK_FOLDERS.items():
         heads = block_drafter(made, target, name)
         heads.save_pretrained(folder / name / DRAFTER_FOLDER)

@@ -28,7 +28,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-FOLDERS = ("block", "block_pairs", "pairs")  # the first one reads more layers than others
+FOLDERS = ("block", "block_pairs", "pairs", "medusa")  # the first one reads more layers than others
 
 
 @pytest.fixture(scope="module")
