@@ -14,11 +14,12 @@ pytest.importorskip("tokenizers")
 
 import tokenizers
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from blockwise_models import VOCAB, looping_text, trained_model
 from lattice_bpd import FormatError
 from lattice_bpd.cli import main
+from lattice_bpd.decode import generate
 from lattice_bpd.evaluate.record.manifest import load_manifest
 from lattice_bpd.models import (
     BlockDrafter,
@@ -26,9 +27,9 @@ from lattice_bpd.models import (
     BlockwiseHeads,
     BlockwiseLM,
     MedusaHeads,
+    load_heads,
     save_medusa,
 )
-from lattice_bpd.models.checkpoint import load_heads
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,37 @@ def test_published_heads_are_read_like_those_saved_here(folder, tmp_path, own, m
     assert (run / "shard-00000.parquet").read_bytes() == (
         expected / "shard-00000.parquet"
     ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            '{"architectures": ["LlamaForCausalLMEagle3"]}',
+            "has architectures ['LlamaForCausalLMEagle3'",
+        ),
+        ('{"medusa_num_heads": 3', "config.json: cannot be read (Expecting ',' delimiter"),
+        ("{}", "has no architectures; expected DFlash"),
+    ],
+)
+def test_folders_that_nobody_can_read_say_why(folder, tmp_path, capsys, config, reason):
+    (tmp_path / "config.json").write_text(config)
+    arguments = ["generate", folder / "plain", "--prompt", "t1", "--heads", tmp_path]
+    assert main([str(argument) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert "has no draft heads" in error
+    assert reason in error
+
+
+@pytest.mark.parametrize("name", ["heads", "medusa", "block"])
+def test_heads_of_a_folder_draft_for_a_model_of_another_dtype(folder, name):
+    model = AutoModelForCausalLM.from_pretrained(folder / "plain", dtype="bfloat16")
+    prompt = torch.tensor([[1, 2, 3]])
+    plain = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=12
+    )
+    result = generate(model, [1, 2, 3], "tree", heads=load_heads(folder / name), max_new_tokens=12)
+    assert result.token_ids == plain[0, 3:].tolist()
 
 
 @pytest.mark.parametrize("name", ["medusa", "block"])

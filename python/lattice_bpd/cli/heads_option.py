@@ -51,14 +51,13 @@ def check_folders(model: Path, heads: Path | None, *, needs_heads: bool = True) 
             a model.
     """
     require("torch", "torch")
-    from lattice_bpd.models.checkpoint import has_target
+    from lattice_bpd.models.checkpoint import describe_published, has_target
 
     for option, folder in (("", model), ("--heads ", heads)):
         if folder is not None and not folder.is_dir():
+            found = "is a file" if folder.exists() else "no such folder"
             expected = "the draft heads" if option else "a causal LM of transformers"
-            raise FileNotFoundError(
-                f"{option}{folder}: no such folder; expected the folder of {expected}"
-            )
+            raise FileNotFoundError(f"{option}{folder}: {found}; expected the folder of {expected}")
     folders = ModelFolders(model, heads, has_encoder_decoder(model))
     kinds = _causal_heads(), _encoder_decoder_heads()
     if not has_target(model) and any(kind.are_in(model) for kind in kinds):
@@ -70,7 +69,7 @@ def check_folders(model: Path, heads: Path | None, *, needs_heads: bool = True) 
     if heads is not None and not kind.are_in(heads):
         raise ValueError(
             f"--heads {heads}: the folder has no draft heads {kind.names}; expected one that "
-            f"{kind.written_by}"
+            f"{kind.written_by}{'' if folders.is_encoder_decoder else describe_published(heads)}"
         )
     if heads is None and needs_heads and not kind.are_in(model):
         raise ValueError(

@@ -17,6 +17,7 @@ except ImportError as error:
 from lattice_bpd.models.block_drafter.config import BlockDrafterConfig
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.blockwise import BlockwiseLM, BlockwiseOutput
+from lattice_bpd.models.checkpoint import load_heads
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.llama2c import load_llama2c
 from lattice_bpd.models.medusa import MedusaHeads
@@ -54,6 +55,7 @@ __all__ = [
     "SpecDrafterConfig",
     "build_rescorer",
     "build_small_gpt",
+    "load_heads",
     "load_llama2c",
     "load_medusa",
     "load_medusa_heads",

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.models.block_drafter.formats.recognize import is_block_drafter
+from lattice_bpd.models.block_drafter.formats.recognize import find_format, is_block_drafter
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
 from lattice_bpd.models.first_head import (
@@ -135,19 +135,37 @@ def load_selector(directory: Path, heads: object) -> CandidateSelector | None:
     return CandidateSelector.from_pretrained(folder)
 
 
-def load_heads(directory: Path) -> SavedHeads:
-    """The heads whose files are in `directory`, on the CPU.
+def load_heads(directory: str | Path) -> SavedHeads:
+    """The heads in a folder, of any kind, on the CPU: for `heads=` of everything that decodes.
+
+    Args:
+        directory: one that `save_pretrained` of a model with heads or of heads, or `lattice-bpd
+            heads train` wrote, a Medusa checkpoint, or a block drafter in any format of
+            `BlockDrafter.from_pretrained`.
 
     Raises:
-        FormatError: a file is missing, cut, altered or of another format version.
+        FormatError: no heads, or a file is missing, cut, altered or of another format version.
     """
+    directory = Path(directory)
     load = _find_loader(directory)
     if load is None:
         raise FormatError(
             f"{directory}: no draft heads in this folder ({', '.join(HEAD_NAMES)}); expected one "
             f"that save_pretrained of a model with heads or {HEAD_SOURCES}"
+            f"{describe_published(directory)}"
         )
     return load(directory)
+
+
+def describe_published(directory: Path) -> str:
+    """Why a folder without heads is no block drafter, for messages; empty without config.json."""
+    if not (directory / "config.json").is_file():
+        return ""
+    try:
+        find_format(directory)
+    except FormatError as error:
+        return f". As a block drafter: {error}"
+    return ""
 
 
 def has_heads(directory: Path) -> bool:

@@ -15,6 +15,7 @@ from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.first_head import project_states
 from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.models.medusa import MedusaHeads
 from lattice_bpd.models.one_pass_drafter import OnePassDrafter
 from lattice_bpd.models.sources import HeadSource, check_heads
 
@@ -93,6 +94,9 @@ class HiddenStateHeads:
 def as_draft_heads(heads: Any, target: CausalLMTarget | Seq2SeqTarget) -> DraftHeads | None:
     """Heads of any accepted kind as DraftHeads.
 
+    BlockwiseHeads and MedusaHeads are moved to the device and dtype of the target, a OnePassDrafter
+    to its device.
+
     Args:
         heads: DraftHeads, a OnePassDrafter, a callable, BlockwiseHeads or None.
         target: whose embeddings a OnePassDrafter and BlockwiseHeads use.
@@ -104,7 +108,11 @@ def as_draft_heads(heads: Any, target: CausalLMTarget | Seq2SeqTarget) -> DraftH
     """
     if heads is None or isinstance(heads, DraftHeads):
         return heads
+    if isinstance(heads, (BlockwiseHeads, MedusaHeads)):
+        heads.to(device=target.device, dtype=target.base.dtype)
     if isinstance(heads, OnePassDrafter):
+        if isinstance(heads, nn.Module):
+            heads.to(target.device)
         target.provide_features(heads.hidden_layers)
         heads.attach(target.base)
         return BlockDrafterHeads(heads)
@@ -120,7 +128,7 @@ def as_draft_heads(heads: Any, target: CausalLMTarget | Seq2SeqTarget) -> DraftH
         return wrapped
     if not callable(heads):
         is_path = isinstance(heads, (str, Path))
-        advice = f"; load them with BlockwiseHeads.from_pretrained({str(heads)!r})"
+        advice = f"; load them with load_heads({str(heads)!r}) of lattice_bpd.models"
         raise TypeError(
             f"decode: heads is a {type(heads).__name__}; expected a callable that turns hidden "
             f"states (B, D) into logits (B, H, V), or DraftHeads{advice if is_path else ''}"
