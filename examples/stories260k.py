@@ -145,8 +145,8 @@ def check_model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> No
     """End with an error unless --model is the folder of stories260K."""
     if not (args.model / "stories260K.bin").is_file():
         parser.error(
-            f"{args.model} has no stories260K.bin; expected the model of llama2.c; give its folder "
-            "by --model DIR"
+            f"{args.model} has no stories260K.bin; expected the model of llama2.c "
+            "(docs/results.md says where it is); give its folder by --model DIR"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import sys
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,6 +73,10 @@ def read_beginnings(args: argparse.Namespace, base: LlamaForCausalLM, recipe: Re
         ids = encoder.encode([text.strip() for text in texts])
         stories = [np.concatenate([[BEGIN], tokens]) for tokens in ids]
     else:
+        print(
+            f"note: no text at {args.text}, so prompts are beginnings of the model's own stories; "
+            "docs/results.md has figures with that text", file=sys.stderr,
+        )  # fmt: skip
         count = 2 * (recipe.stories + 4 * (recipe.tune_prompts + recipe.test_prompts))
         stories = list(generate_texts(base, np.full((count, 1), BEGIN), longest, temperature=1.0))
     long = [story for story in stories if len(story) > longest]
