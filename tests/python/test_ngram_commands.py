@@ -9,6 +9,7 @@ import pytest
 import golden
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import (
+    main,
     ngram_convert,
     ngram_evaluate,
     ngram_info,
@@ -145,3 +146,19 @@ def test_sizes():
     assert [parse_size(text) for text in ("100M", "2.5k", "7")] == [100_000_000, 2500, 7]
     with pytest.raises(argparse.ArgumentTypeError, match="'many' is not a size"):
         parse_size("many")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--modle", "m"], "unrecognized arguments: --modle m; did you mean --model"),
+        (["--nonsense"], "unrecognized arguments: --nonsense\n"),
+    ],
+)
+def test_unknown_options_are_errors_of_the_command(capsys, options, message):
+    with pytest.raises(SystemExit) as ended:
+        main(["ngram", "train", "corpus.txt", "-o", "lm", *options])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("usage: lattice-bpd ngram train ")
+    assert message in printed

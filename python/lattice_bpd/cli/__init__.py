@@ -8,6 +8,7 @@ Nothing heavy is imported until a command runs, so that --help is fast.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import signal
 import sys
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         with _raising_on_sigterm():
-            args = build_parser().parse_args(argv)
+            args = _parse(sys.argv[1:] if argv is None else argv)
             args.run(args)
     except (ValueError, OSError, ImportError) as error:
         print(f"lattice-bpd: error: {error}", file=sys.stderr)
@@ -84,6 +85,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("lattice-bpd: terminated", file=sys.stderr)
         return _TERMINATED
     return 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command; unknown ones are an error with that command's usage."""
+    parser = build_parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        for word in argv:
+            for action in parser._actions:  # argparse has no public way to its subparsers
+                if isinstance(action, argparse._SubParsersAction) and word in action.choices:
+                    parser = action.choices[word]
+        options = [name for action in parser._actions for name in action.option_strings]
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1, cutoff=0.75)
+        hint = f"; did you mean {close[0]}" if close else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return args
 
 
 class _TerminatedError(BaseException):

@@ -93,9 +93,9 @@ def _check_sources(strategy: str, sources: DraftSources) -> None:
     if "heads" in info.needs and not sources.has_heads:
         raise ValueError(
             f"make_drafter: strategy {strategy!r} needs draft heads and the model has none; give "
-            "heads=, a callable that turns hidden states (B, D) into logits (B, H, V), or a "
-            "BlockwiseLM; without heads: generate(model, text, 'combined', lm=lm), 'lookup', or "
-            "'draft_model' with draft_model="
+            "heads= (--heads DIR on the command line), a callable that turns hidden states (B, D) "
+            "into logits (B, H, V), or a BlockwiseLM; without heads: generate(model, text, "
+            "'combined', lm=lm), 'lookup', or 'draft_model' with draft_model="
         )
 
 
