@@ -7,6 +7,7 @@ import glob
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,15 +19,20 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path next to `path` that is renamed to it at the end of the block.
 
     Readers see the old file or the new one. If the block raises, the temporary file is removed and
-    `path` is untouched.
+    `path` is untouched. Symbolic links are followed. Devices, pipes and sockets, such as
+    /dev/stdout, are written directly: the path of the block is `path`.
 
     Raises:
         OSError: The file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}")
+    if is_special(path):
+        yield path
+        return
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}")
     try:
         yield temporary
-        temporary.replace(path)
+        temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -48,25 +54,27 @@ def replacing_durably(path: Path) -> Iterator[Path]:
 
     The temporary file is in a folder named after the process, next to `path`; folders of
     processes that were killed are removed. It is flushed to the disk before it is renamed.
+    Symbolic links are followed; devices, pipes and sockets are refused.
 
     Raises:
         OSError: The file cannot be written, or `path` is not a regular file.
     """
-    if path.exists() and not path.is_file():
+    if path.is_dir() or is_special(path):
         number = errno.EISDIR if path.is_dir() else errno.EINVAL
         raise OSError(
             number,
             f"cannot replace {path}: it is not a regular file; what was there before is untouched",
             os.fspath(path),
         )
-    folder = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    target = Path(os.path.realpath(path))
+    folder = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        _remove_leftovers(path)
+        _remove_leftovers(target)
         folder.mkdir(exist_ok=True)
-        temporary = folder / path.name
+        temporary = folder / target.name
         yield temporary
         flush_to_disk(temporary)
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise OSError(
@@ -76,6 +84,28 @@ def replacing_durably(path: Path) -> Iterator[Path]:
         ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_special(path: Path) -> bool:
+    """Whether a path leads to a device, a pipe, a socket or a file descriptor of a process.
+
+    /dev/stdout is special where standard output is redirected to a regular file, too: a file that
+    replaced that one would lose what is printed.
+
+    Raises:
+        OSError: The symbolic links are a cycle, or a folder cannot be searched.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if not stat.S_ISREG(mode):
+        return not stat.S_ISDIR(mode)
+    while path.is_symlink():
+        if Path(os.path.realpath(path.parent)).is_relative_to("/proc"):
+            return True
+        path = path.parent / path.readlink()
+    return False
 
 
 def flush_to_disk(path: Path) -> None:

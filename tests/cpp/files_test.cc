@@ -175,6 +175,25 @@ TEST_CASE("atomic file: folders and missing folders are refused at once") {
   CHECK(error_number(folder.path() + "/missing/file") == ENOENT);
 }
 
+TEST_CASE("atomic file: a symbolic link stays, and the file that it leads to is written") {
+  TemporaryFolder folder;
+  const std::string file = folder.File("file");
+  const std::string link = folder.File("link");
+  const std::string cycle = folder.File("cycle");
+  REQUIRE(::symlink("file", link.c_str()) == 0);  // relative to the folder of the link
+  REQUIRE(::symlink("cycle", cycle.c_str()) == 0);
+  for (const char* text : {"new", "newer"}) {
+    AtomicFile writer(link);
+    writer.Write(std::string(text));
+    writer.Commit();
+    CHECK(ReadBytes(file) == text);
+  }
+  struct stat status;
+  REQUIRE(::lstat(link.c_str(), &status) == 0);
+  CHECK(S_ISLNK(status.st_mode));
+  CHECK_THROWS_AS(AtomicFile{cycle}, IoError);
+}
+
 TEST_CASE("atomic file: a pipe is not replaced, neither directly nor through a link") {
   TemporaryFolder folder;
   const std::string pipe = folder.File("pipe");

@@ -24,6 +24,18 @@ mode_t DefaultMode() {
   return 0666 & ~mask;
 }
 
+// The path that a chain of symbolic links leads to, which need not exist.
+std::string FollowLinks(const std::string& path) {
+  std::filesystem::path target(path);
+  std::error_code error;
+  while (std::filesystem::is_symlink(target, error)) {
+    const std::filesystem::path next = std::filesystem::read_symlink(target, error);
+    if (error) break;
+    target = target.parent_path() / next;
+  }
+  return target.string();
+}
+
 constexpr char kSuffix[] = ".tmp.XXXXXX";
 
 // Removes what killed writers of the same path have left: temporary files that are not locked.
@@ -58,13 +70,17 @@ int CreateLocked(std::string* path) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_path_(path) {
+AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   struct stat status;
-  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+  if (::stat(path.c_str(), &status) != 0) {
+    if (errno == ELOOP) ThrowErrno("write");
+  } else if (!S_ISREG(status.st_mode)) {
     errno = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;  // renaming would replace a device or pipe
     ThrowErrno(S_ISDIR(status.st_mode) ? "write" : "replace (it is not a regular file)");
   }
-  RemoveLeftovers(path);
+  path_ = FollowLinks(path);
+  temporary_path_ = path_;
+  RemoveLeftovers(path_);
   const int fd = CreateLocked(&temporary_path_);
   if (fd < 0) ThrowErrno("create a temporary file beside");
   ::fchmod(fd, DefaultMode());

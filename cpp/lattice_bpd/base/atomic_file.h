@@ -5,7 +5,8 @@
 //   file.Commit();   // flushes to the disk and renames; without it nothing is left behind
 //
 // A writer that is killed leaves lm.bin.tmp.XXXXXX, which the next writer of lm.bin removes; what
-// one that is alive writes is locked, and stays.
+// one that is alive writes is locked, and stays. Symbolic links are followed; devices and pipes are
+// refused.
 #ifndef LATTICE_BPD_BASE_ATOMIC_FILE_H_
 #define LATTICE_BPD_BASE_ATOMIC_FILE_H_
 

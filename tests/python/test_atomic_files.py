@@ -1,0 +1,106 @@
+"""Files that are replaced as a whole: links, pipes, folders and failures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from lattice_bpd.atomic_files import replacing, replacing_durably, write_json, write_text
+
+BOTH = pytest.mark.parametrize("replace", [replacing, replacing_durably])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@BOTH
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_symbolic_link_stays_and_its_file_is_written(replace, exists, tmp_path):
+    (tmp_path / "other").mkdir()
+    file, link = tmp_path / "other" / "file", tmp_path / "link"
+    link.symlink_to("other/next")
+    (tmp_path / "other" / "next").symlink_to("file")
+    if exists:
+        file.write_text("old")
+    with replace(link) as temporary:
+        assert temporary.is_relative_to(tmp_path / "other")
+        temporary.write_text("new")
+    assert link.is_symlink()
+    assert not file.is_symlink()
+    assert file.read_text() == "new"
+    with pytest.raises(TypeError), replace(link) as temporary:
+        temporary.write_text(temporary.write_text("half"))  # a number
+    assert file.read_text() == "new"
+    assert names(tmp_path) == ["link", "other"]
+    assert names(tmp_path / "other") == ["file", "next"]
+
+
+@pytest.mark.parametrize("name", ["pipe", "link"])
+def test_a_pipe_is_written_directly(name, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    received: list[str] = []
+    reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    write_json(tmp_path / name, {"a": 1})
+    reader.join()
+    assert received == ['{\n  "a": 1\n}\n']
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path) == ["link", "pipe"]
+
+
+def test_a_pipe_stays_if_the_block_raises(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RuntimeError), replacing(tmp_path / "pipe"):
+        raise RuntimeError
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("name", ["pipe", "link"])
+def test_a_pipe_is_refused_for_large_files(name, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    with pytest.raises(OSError, match="not a regular file"), replacing_durably(tmp_path / name):
+        pass
+    assert (tmp_path / "pipe").is_fifo()
+    assert names(tmp_path) == ["link", "pipe"]
+
+
+def test_standard_output_that_is_a_file_is_not_replaced(tmp_path):
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")  # as /dev/stdout
+    code = (
+        "import sys; from pathlib import Path; from lattice_bpd.atomic_files import write_text; "
+        "write_text(Path(sys.argv[1]), 'text')"
+    )
+    with (tmp_path / "log").open("w") as log:
+        inode = os.fstat(log.fileno()).st_ino
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "stdout")], stdout=log, check=True
+        )
+    assert (tmp_path / "log").read_text() == "text"
+    assert (tmp_path / "log").stat().st_ino == inode
+    assert (tmp_path / "stdout").is_symlink()
+
+
+@BOTH
+def test_folders_and_cycles_are_refused(replace, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "to-folder").symlink_to("folder")
+    (tmp_path / "cycle").symlink_to("cycle")
+    before = names(tmp_path)
+    for name in ("folder", "to-folder"):
+        with pytest.raises(IsADirectoryError), replace(tmp_path / name) as temporary:
+            temporary.write_text("new")
+    with pytest.raises(OSError, match="symbolic links"), replace(tmp_path / "cycle") as temporary:
+        temporary.write_text("new")
+    with pytest.raises(OSError, match="missing"):
+        write_text(tmp_path / "missing" / "file", "new")
+    assert names(tmp_path) == before
+    assert names(tmp_path / "folder") == []
