@@ -1,7 +1,9 @@
 """`lattice-bpd ngram count | merge-counts | train`: options, output and progress."""
 
 import argparse
+import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,3 +115,35 @@ def test_a_terminal_gets_a_bar(monkeypatch, capsys):
     with count_progress.CountingWatcher() as watcher:
         watcher(CountingProgress(5, 1, 1, None, 0, 0))
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("command", ["train", "count"])
+def test_outputs_that_cannot_be_written_are_refused_before_counting(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"lattice_bpd.cli.ngram_{command}.make_corpus", None)  # never called
+
+    def check(output, error, message):
+        with pytest.raises(error, match=message):
+            run(command, "a.txt", "--tokenizer", "words.txt", "-o", output)
+
+    check("missing/x/e.lm", FileNotFoundError, "there is no folder .*missing/x to write it in")
+    check("a.txt/e.lm", NotADirectoryError, "a.txt is a file, .*expected a folder")
+    check(tmp_path, IsADirectoryError, "is a folder; expected a file to write")
+    os.mkfifo("pipe")
+    check("pipe", OSError, "pipe is not a regular file")
+    Path("link").symlink_to("missing/e.lm")
+    check("link", FileNotFoundError, "there is no folder .*missing to write it in")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    check("e.lm", PermissionError, "is not writable; change its permissions")
+    assert not (tmp_path / "e.lm").exists()
+
+
+def test_an_lm_is_written_to_where_a_symbolic_link_leads(tmp_path):
+    (tmp_path / "lms").mkdir()
+    for name in ("e.lm", "e.arpa.gz", "e.fst"):
+        Path(name).symlink_to(f"lms/{name}")
+        run("train", "a.txt", "--tokenizer", "words.txt", "--order", 2, "--smoothing",
+            "witten_bell", "-o", name)  # fmt: skip
+        assert (tmp_path / name).is_symlink()
+    assert NGramLM.load("e.lm").order == 2
+    names = sorted(path.name for path in (tmp_path / "lms").iterdir())
+    assert names == ["e.arpa.gz", "e.fst", "e.lm"]

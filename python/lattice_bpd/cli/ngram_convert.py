@@ -74,8 +74,10 @@ def run(args: argparse.Namespace) -> None:
         ValueError: options that do not fit the format.
         OSError: a file that cannot be read or written.
     """
+    from lattice_bpd.cli.files import check_output
     from lattice_bpd.lm.convert import write_lm
 
+    check_output(args.output)
     lm = read_lm_of(args, args.input)
     lm = quantise_if_requested(args, lm)
     with timed_step(f"write {args.output}"):
@@ -90,8 +92,10 @@ def run_kenlm(args: argparse.Namespace) -> None:
         ValueError: a word that --vocab lacks.
         OSError: a file that cannot be read or written.
     """
+    from lattice_bpd.cli.files import check_output
     from lattice_bpd.lm.convert import read_kenlm
 
+    check_output(args.output)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with timed_step(f"read {args.input}"):

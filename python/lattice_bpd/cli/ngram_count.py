@@ -91,8 +91,10 @@ def run_count(args: argparse.Namespace) -> None:
         ImportError: an extra is missing.
     """
     from lattice_bpd.cli.count_progress import CountingWatcher
+    from lattice_bpd.cli.files import check_output
     from lattice_bpd.train import count_corpus
 
+    check_output(args.output)
     use_model_vocabulary(args)
     start = time.perf_counter()
     with CountingWatcher() as watcher:
@@ -117,9 +119,11 @@ def run_merge(args: argparse.Namespace) -> None:
         ValueError: files of other vocabularies, or sources counted twice.
         OSError: a file that cannot be read or written.
     """
+    from lattice_bpd.cli.files import check_output
     from lattice_bpd.cli.heartbeat import Heartbeat
     from lattice_bpd.train import merge_counts
 
+    check_output(args.output)
     start = time.perf_counter()
     with Heartbeat("merge"):
         info = merge_counts(

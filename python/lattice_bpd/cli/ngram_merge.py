@@ -47,11 +47,13 @@ def run(args: argparse.Namespace) -> None:
         ValueError: vocabularies that differ, or not exactly one of --weights and --heldout.
         OSError: a file that cannot be read or written.
     """
+    from lattice_bpd.cli.files import check_output
     from lattice_bpd.lm.convert import write_lm
     from lattice_bpd.lm.ngram import NGramLM
 
     if (args.weights is None) == (args.heldout is None):
         raise ValueError("ngram merge: expected either --weights or --heldout")
+    check_output(args.output)
     lms = [read_lm_of(args, path) for path in args.lms]
     weights = args.weights
     if weights is None:

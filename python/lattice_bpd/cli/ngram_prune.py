@@ -71,8 +71,10 @@ def run(args: argparse.Namespace) -> None:
         ValueError: nothing to do, or numbers out of range.
         OSError: a file that cannot be read or written.
     """
+    from lattice_bpd.cli.files import check_output
     from lattice_bpd.lm.convert import write_lm
 
+    check_output(args.output)
     kept = (
         None if args.keep_ids is None else [int(word) for word in args.keep_ids.read_text().split()]
     )

@@ -64,10 +64,12 @@ def train_and_write(output: Path, train: Callable[[], NGramLM]) -> None:
     """Trains, prints warnings, writes the LM and prints its size.
 
     Raises:
-        OSError: the LM cannot be written.
+        OSError: the LM cannot be written; the output is checked before the training.
     """
+    from lattice_bpd.cli.files import check_output
     from lattice_bpd.lm.convert import write_lm
 
+    check_output(output)
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

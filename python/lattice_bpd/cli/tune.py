@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> None:
 
     require("torch", "eval")
     from lattice_bpd.cli.evaluate_options import load_rescorers
+    from lattice_bpd.cli.files import check_output
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.evaluate.lab.drafter_search import CHAIN_FAMILIES, FAMILIES, DrafterSearch
     from lattice_bpd.evaluate.record.read import find_records, read_record
@@ -84,7 +85,9 @@ def run(args: argparse.Namespace) -> None:
     path = args.out or args.run_folder / _FILE
     if is_folder := path.suffix != ".json":
         path = path / _FILE
-    _check_output(path)
+    check_output(
+        path, expected="a file that ends in .json", creates_folder=True, takes_devices=True
+    )
     if args.heads is not None and args.measure is None:
         raise ValueError("tune: --heads without --measure; expected --measure MODEL --heads DIR")
     if args.chain_only and args.rescorer:
@@ -117,18 +120,6 @@ def run(args: argparse.Namespace) -> None:
         file = _copy_parts(file, path.parent, args.measure, args.heads)
     file.save(path)
     _print(watcher, tuned, path)
-
-
-def _check_output(path: Path) -> None:
-    """Refuse an output file that cannot be written, before anything is measured."""
-    if path.is_dir():
-        raise ValueError(f"tune: {path} is a folder; expected a file that ends in .json as -o")
-    for parent in path.parents:
-        if parent.exists() and not parent.is_dir():
-            raise ValueError(
-                f"tune: {parent} is a file, {path} would be written into it; expected a folder, or "
-                "a file that ends in .json as -o"
-            )
 
 
 def _lms(
