@@ -177,6 +177,19 @@ def test_resuming_with_other_options_names_them(options, message, finished, tmp_
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
 
 
+@pytest.mark.parametrize("length", [0, 2])
+def test_a_run_without_enough_text_does_not_refuse_the_corrected_command(length, tmp_path):
+    job = make_job(tmp_path, "distil", train={"steps": 2})
+    np.save(tmp_path / "text-0.npy", looping_text(length))
+    with pytest.raises(ValueError, match="text"):
+        train_heads(job)
+    assert (tmp_path / "out" / "training.json").is_file()
+    job = make_job(tmp_path, "frozen")  # writes the text again
+    train_heads(job)
+    train_heads(dataclasses.replace(job, output=tmp_path / "whole"))
+    assert_same_result(tmp_path / "out", tmp_path / "whole")
+
+
 def test_resuming_on_another_base_is_refused(tmp_path):
     stop(make_job(tmp_path, "frozen"))
     write_base(tmp_path / "base", seed=1, dropout=0.1)

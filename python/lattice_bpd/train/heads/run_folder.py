@@ -23,6 +23,7 @@ from lattice_bpd.atomic_files import check_header, write_json
 RECORD = "training.json"
 HEADS = "head_training"
 SELECTOR = "selector_training"  # for heads, which are in the folder too
+TEXTS = ("text.bin", "validation.bin")  # of training and validation, in the folder of the run
 _LOCK = ".lock"
 _VERSION = 1
 
@@ -61,7 +62,8 @@ class RunFolder:
             Whether the run is already finished.
 
         Raises:
-            ValueError: the folder has other files, or a run with other options or another base.
+            ValueError: the folder has other files, or a run with other options or another base that
+            trained or generated text.
             FormatError: the record is damaged.
             OSError: it cannot be written, or another process trains there.
         """
@@ -75,6 +77,9 @@ class RunFolder:
             )
         if record is None and resume:
             raise ValueError(f"{self.path}: no run to resume; leave --resume out to start one")
+        if record is not None and self._has_only_text():
+            matches = (record["options"], record["base_fingerprint"]) == (options, base)
+            restart = restart or not matches
         if record is not None and not restart:
             _compare(self.path, record, options, base)
             if record["finished"]:
@@ -90,6 +95,14 @@ class RunFolder:
         """Releases the lock."""
         if self._locked is not None:
             self._locked.close()
+
+    def _has_only_text(self) -> bool:
+        """Whether the run in the folder ended before it trained or generated anything."""
+        try:
+            names = {path.name for path in self.work.iterdir()}
+        except FileNotFoundError:  # finished
+            return False
+        return names <= {_LOCK, *TEXTS} and not self.log.exists()
 
     def _lock(self) -> None:
         """Locks the folder against a second run for the lifetime of this process."""

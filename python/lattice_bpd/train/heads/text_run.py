@@ -19,7 +19,7 @@ from lattice_bpd.train.heads.loss_log import read_log
 from lattice_bpd.train.heads.loss_plot import write_loss_plot
 from lattice_bpd.train.heads.options import TrainReport
 from lattice_bpd.train.heads.parallel import Processes, choose_device, join_processes, own_device
-from lattice_bpd.train.heads.run_folder import RunFolder, read_record
+from lattice_bpd.train.heads.run_folder import TEXTS, RunFolder, read_record
 from lattice_bpd.train.heads.text_job import FrozenTargetJob
 from lattice_bpd.train.heads.texts import (
     TOKENIZER,
@@ -120,10 +120,10 @@ class TextRun(Generic[AnyJob]):
     def read_text(self, corpus: Corpus, length: int) -> tuple[Int32Array, Int32Array | None]:
         """Training and validation text, (N,) int32 each; pieces have `length` tokens."""
         job = self.job
-        ids = self._store(corpus, "text.bin")
+        ids = self._store(corpus, TEXTS[0])
         if job.validation:
             held = replace(corpus, inputs=job.validation)
-            return ids, self._store(held, "validation.bin")
+            return ids, self._store(held, TEXTS[1])
         return hold_out(ids, job.validation_share, length)
 
     def generate_text(
