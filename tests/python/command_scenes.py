@@ -147,8 +147,14 @@ def decoded(note: Callable[..., None]) -> Any:
 
 
 RECORD = SimpleNamespace(
-    manifest=SimpleNamespace(vocab_size=50, tokenizer="recorded.json", top_k=8, task="text"),
+    manifest=SimpleNamespace(
+        vocab_size=50, tokenizer="recorded.json", top_k=8, task="text", model_fingerprint="recorded"
+    ),
     texts=[SimpleNamespace(task="text", number=n) for n in range(9)],
+)
+DRAFTER = (
+    '{"format": "lattice-bpd drafter", "version": 1, "strategy": "bpd", "vocab_size": 50, '
+    '"num_slots": 4}'
 )
 NONE = np.zeros(0, np.int64)
 REPLAYED = Replayed(np.array([4]), np.array([2]), NONE, NONE, NONE, NONE, NONE)
@@ -211,6 +217,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "transformers.AutoModelForCausalLM.from_pretrained": Stub("draft model"),
                 "lattice_bpd.decode.GuidanceConstraint.from_regex": Stub("regex"),
                 "lattice_bpd.decode.GuidanceConstraint.from_json_schema": Stub("schema"),
+                "lattice_bpd.decode.load_drafter": Stub("drafter"),
                 "lattice_bpd.decode.generate": lambda *_, **__: decoded(note),
             },
         ),
@@ -304,6 +311,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.evaluate.replay.scorers.measure_rescoring": 1.5,
                 "lattice_bpd.cli.evaluate_options.load_model": Stub("model"),
                 "lattice_bpd.decode.DraftingModel": Stub("drafting"),
+                "lattice_bpd.evaluate.record.manifest.fingerprint_model": "recorded",
                 "lattice_bpd.evaluate.costs.call_costs.read_costs": returns({0: 1.0}),
                 "lattice_bpd.evaluate.costs.call_costs.measure_costs": returns({0: 2.0}),
                 "lattice_bpd.evaluate.lab.drafter_search.DrafterSearch": Stub("search"),
@@ -456,6 +464,13 @@ CHANGES: dict[str, dict[str, Change]] = {
         "strategy": Change(["greedy"], targets={"lm", "path"}),
         "num_drafts": Change(given={"strategy": ["p_best"]}),
         "draft_model": Change(targets=MODEL, files={"changed/config.json": "{}"}),
+        "drafter": Change(
+            ["changed.json"],
+            targets=MODEL | {"path", "heads", "heads_directory", "drafter"},
+            must={"load_drafter.path"},
+            drop=("strategy",),
+            files={"changed.json": DRAFTER},
+        ),
         "accept": Change(["top_k:4"], targets={"acceptance"}),
         "regex": Change(targets={"constraint"}),
         "json_schema": Change(

@@ -299,6 +299,48 @@ def test_generate_without_heads(model_directory, tmp_path, capsys):
     assert "without heads: generate(model, text, 'combined', lm=lm)" in error
 
 
+def test_generate_with_a_tuned_drafter(model_directory, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM
+
+    from lattice_bpd.decode.strategies.drafter_file import DrafterFile
+    from lattice_bpd.models.checkpoint import copy_heads
+
+    plain, folder = tmp_path / "plain", tmp_path / "tuned"
+    AutoModelForCausalLM.from_pretrained(model_directory).save_pretrained(plain)
+    shutil.copy(model_directory / "tokenizer.json", plain)
+    folder.mkdir()
+    shutil.copy(model_directory / "ngram.lm", folder / "tuned.lm")
+    config = DraftConfig("tree", top_k=4, max_nodes=5)
+    about = {"file": "tuned.lm", "order": 2, "vocab_size": 300}
+    slots = json.loads((model_directory / "blockwise_heads.json").read_text())["num_heads"]
+    DrafterFile(config, 300, slots, about).save(folder / "drafter.json")
+    common = ["--prompt", "the cat", "--json"]
+    options = ["--strategy", "tree", "--top-k", 4, "--max-nodes", 5]
+    expected = json.loads(run(capsys, "generate", model_directory, *common, *options)[1])
+
+    def check(model, *arguments):
+        status, out, err = run(capsys, "generate", model, *common, *arguments)
+        assert status == 0, err
+        names = ("strategy", "token_ids", "accept_lengths")
+        assert [json.loads(out)[name] for name in names] == [expected[name] for name in names]
+
+    check(model_directory, "--drafter", folder)  # the model's heads
+    check(plain, "--drafter", folder / "drafter.json", "--heads", model_directory)
+    copy_heads(model_directory, folder)
+    check(plain, "--drafter", folder)
+    (folder / "tuned.lm").rename(tmp_path / "moved.lm")
+    check(plain, "--drafter", folder / "drafter.json", "--lm", tmp_path / "moved.lm")
+    for arguments, message in (
+        (["--drafter", folder], "needs an n-gram LM and tuned.lm is not there"),
+        (["--drafter", plain], "plain: no drafter.json in this folder"),
+        (["--drafter", folder, "--strategy", "bpd", "--alpha", 1, "--lm", "none"],
+         "generate: --strategy, --alpha, --lm with --drafter; expected one of them, since "),
+        (["--drafter", folder, "--draft-model", plain], "generate: --draft-model with --drafter"),
+    ):  # fmt: skip
+        status, _, err = run(capsys, "generate", plain, *common, *arguments)
+        assert (status, message in err) == (2, True), err
+
+
 def test_generate_downloads_from_the_hub(model_directory, capsys, monkeypatch):
     import huggingface_hub
 

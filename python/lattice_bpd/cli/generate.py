@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lattice_bpd.cli.draft_options import add_draft_options, list_strategies, read_draft_options
 from lattice_bpd.cli.heads_option import add_heads_option, check_folders
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
+from lattice_bpd.extras import require
 
 if TYPE_CHECKING:
     from lattice_bpd.decode import Certificate, Constraint, DecodeResult, DecodeStats
@@ -64,6 +65,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--draft-model", type=Path, metavar="DIR",
         help="a small causal LM with the same tokenizer, for draft_model and combined",
     )  # fmt: skip
+    parser.add_argument(
+        "--drafter", type=Path, metavar="PATH",
+        help="drafter.json, or its folder, of `lattice-bpd tune`: strategy, options, LM and, where "
+        "they are in the same folder, heads; --lm replaces its LM",
+    )  # fmt: skip
     add_draft_options(parser, _OPTIONS)
     parser.add_argument(
         "--accept", default="exact", metavar="RULE", help="which draft tokens are kept (see below)"
@@ -93,6 +99,8 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.cli.progress import quiet_transformers
 
     directory = find_model(args.model)
+    if args.drafter is not None:
+        _read_drafter(args)
     check_folders(directory, args.heads, needs_heads=False)
     heads = args.heads or directory
     if args.strategy is None:
@@ -108,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
     lm = _load_lm(args, directory)
     from lattice_bpd import NGramLM
     from lattice_bpd.cli.evaluate_options import check_vocabulary
-    from lattice_bpd.decode import generate
+    from lattice_bpd.decode import generate, load_drafter
     from lattice_bpd.verify import parse_acceptance
 
     rule = parse_acceptance(args.accept)
@@ -116,11 +124,12 @@ def run(args: argparse.Namespace) -> None:
     if isinstance(lm, NGramLM):
         check_vocabulary({str(args.lm or directory / "ngram.lm"): lm}, _vocab_size(model), "model")
     ends = _stop_tokens(tokenizer.token_to_id("<|endoftext|>"))
+    drafter = None if args.drafter is None else load_drafter(args.drafter, lm)
     result = generate(
         model,
         ids,
-        config,
-        lm=lm,
+        drafter or config,
+        lm=lm if drafter is None else None,
         draft_model=_load_causal_lm("--draft-model", args.draft_model),
         max_new_tokens=args.max_new_tokens,
         stop_token_ids=ends or None,  # None: those of the model's generation config
@@ -137,6 +146,32 @@ def run(args: argparse.Namespace) -> None:
         print(_as_text(prompt, text, result) + describe_rule(rule, result.stats))
         if result.certificate is not None:
             print(describe_certificate(result.certificate, args.certificate))
+
+
+def _read_drafter(args: argparse.Namespace) -> None:
+    """Sets --strategy, and --heads if it is not given, to those of --drafter.
+
+    Raises:
+        ValueError: options that the file has, or an LM where it uses none.
+    """
+    require("torch", "torch")
+    from lattice_bpd.decode.strategies.drafter_file import find_drafter_file, read_drafter_file
+    from lattice_bpd.models.checkpoint import has_heads
+
+    path = find_drafter_file(args.drafter)
+    file = read_drafter_file(path)
+    given = [name for name in (*_OPTIONS, "draft_model") if getattr(args, name) is not None]
+    if args.lm is not None and (file.lm is None or str(args.lm) == "none"):
+        given.append("lm")
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(
+            f"generate: {names} with --drafter; expected one of them, since {path} has strategy "
+            f"{file.config.strategy!r} with its options{'' if file.lm is None else ' and its LM'}"
+        )
+    args.strategy = file.config.strategy
+    if args.heads is None and has_heads(path.parent):
+        args.heads = path.parent
 
 
 def _default_strategy(heads: Path, draft_model: Path | None, has_lm: bool) -> str:
@@ -171,6 +206,8 @@ def _load_lm(args: argparse.Namespace, directory: Path) -> Any:
 
     strategy = args.strategy
     if args.lm is None:
+        if args.drafter is not None:
+            return None  # load_drafter finds its own
         uses_lm = strategy != "draft_model" and STRATEGIES[strategy].uses("lm")
         path = directory / "ngram.lm"
         return NGramLM.load(path) if uses_lm and path.exists() else None

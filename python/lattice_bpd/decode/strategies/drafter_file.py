@@ -26,6 +26,7 @@ from lattice_bpd.models.checkpoint import load_target
 _FORMAT, _VERSION = "lattice-bpd drafter", 1
 _STRATEGIES = ("greedy", "bpd", "neural", "p_best", "chain", "tree")
 _HINT = "make one with lattice-bpd tune"
+_FILE = "drafter.json"
 _NGRAM, _RESCORER = "an n-gram LM", "a rescorer"
 _OPTIONS = (
     "strategy", "top_k", "num_drafts", "max_nodes", "alpha", "temperature", "head_scales",
@@ -123,6 +124,23 @@ def read_drafter_file(path: str | Path) -> DrafterFile:
         raise FormatError(f"{path}: not a drafter.json ({error}); {_HINT}") from error
 
 
+def find_drafter_file(path: str | Path) -> Path:
+    """The drafter.json of a folder; another path is that of the file itself.
+
+    Raises:
+        FileNotFoundError: a folder without drafter.json.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    if not (path / _FILE).is_file():
+        raise FileNotFoundError(
+            f"{path}: no {_FILE} in this folder; expected one that lattice-bpd tune -o wrote, or "
+            "the file itself"
+        )
+    return path / _FILE
+
+
 def load_drafter(path: str | Path, lm: NGramLM | TransitionScorer | None = None) -> Drafter:
     """The drafter of a drafter.json, for `generate(..., drafter=)`.
 
@@ -130,7 +148,7 @@ def load_drafter(path: str | Path, lm: NGramLM | TransitionScorer | None = None)
     slots; strategy "greedy" works with any target.
 
     Args:
-        path: of the file.
+        path: of the file, or of the folder that `lattice-bpd tune -o FOLDER` wrote.
         lm: n-gram LM that it was tuned with, or NeuralScorer(model) for "neural", or for a file
             with an `ngram_lm` the mixture of both, MixtureScorer([(NeuralScorer(model), 1),
             (NGramLM.load(path), weight)]); None: read from the recorded paths, if one is needed.
@@ -143,11 +161,12 @@ def load_drafter(path: str | Path, lm: NGramLM | TransitionScorer | None = None)
         FormatError: it is no drafter.json.
         ValueError: its LM cannot be found, or has another vocabulary.
     """
+    path = find_drafter_file(path)
     file = read_drafter_file(path)
     if file.lm is None:
         lm = None
     elif lm is None:
-        lm = find_lm(file, Path(path))
+        lm = find_lm(file, path)
     if lm is not None:
         _check_vocabulary(lm, file, path)
     drafter: Any = make_drafter(file.config, DraftSources(lm))
