@@ -605,6 +605,9 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     file = read_drafter_file(folder / "drafter.json")
     assert (file.config.strategy, file.lm["file"]) == ("chain", "three.lm")
     assert isinstance(load_drafter(folder / "drafter.json"), ChainDrafter)
+    assert isinstance(load_drafter(folder), ChainDrafter)
+    with pytest.raises(FileNotFoundError, match=r"model: no drafter.json in this folder; expected"):
+        load_drafter(tmp_path / "model")
     assert torch.equal(load_heads(folder).outer_weight, model.heads.outer_weight)
     parts = load_parts(DrafterOptions(str(folder)))  # the plug-in of vLLM reads it as it is
     assert (parts.draft, parts.vocab_size, parts.config) == ("chain", VOCAB, file.config)
@@ -623,3 +626,52 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     assert "--limit is 0" in capsys.readouterr().err
     assert main(["tune", str(tmp_path), "--cost", str(tmp_path / "cost.json")]) == 2
     assert "expected the output folder of lattice-bpd record" in capsys.readouterr().err
+
+
+@pytest.fixture
+def measured(tmp_path, model, prompts, monkeypatch):
+    """Records a model, and measures the one in the folder `model` for `tune`."""
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("rich")
+    from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
+
+    def tune(recorded, *options: object, heads=None, costs=FLAT) -> int:
+        model.save_pretrained(tmp_path / "model")
+        write_record(
+            tmp_path / "run", recorded, [Prompt(ids) for ids in prompts[:6]],
+            RecordOptions(top_k=8, max_new_tokens=8), heads=heads, model_name="my-model",
+        )  # fmt: skip
+        timing = "lattice_bpd.evaluate.costs.call_costs.measure_costs"
+        monkeypatch.setattr(timing, lambda *_, **__: costs)
+        arguments = ["tune", tmp_path / "run", "--measure", tmp_path / "model", "--chain-only",
+                     "-o", tmp_path / "served", *options]  # fmt: skip
+        return main([str(argument) for argument in arguments])
+
+    return tune
+
+
+def test_tune_refuses_heads_that_were_not_recorded(measured, model, tmp_path, capsys):
+    trained_model().save_pretrained(tmp_path / "other")
+    assert measured(model, "--heads", tmp_path / "other") == 2
+    error = capsys.readouterr().err
+    assert re.search(
+        r"tune: \S+model with the heads of \S+other \(4 slots, fingerprint \w{16}\) is not what "
+        r"\S+run was recorded with \(my-model, 4 slots, fingerprint \w{16}\); give the recorded "
+        r"model and heads, or record again with these",
+        error,
+    )
+    assert not (tmp_path / "served").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("are_apart", [False, True])
+def test_tune_measures_what_was_recorded_in_another_way(measured, model, dtype, are_apart):
+    same = copy.deepcopy(model).to(dtype)
+    assert measured(same.base if are_apart else same, heads=same.heads if are_apart else None) == 0
+
+
+def test_tune_warns_of_files_that_the_engine_refuses(measured, model, tmp_path, capsys):
+    assert measured(model, costs=STEEP) == 0
+    assert "serve without the plug-in" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(ValueError, match="greedy"):
+        load_parts(DrafterOptions(str(tmp_path / "served")))

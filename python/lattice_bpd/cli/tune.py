@@ -15,12 +15,14 @@ from lattice_bpd.cli.evaluate_options import (
 from lattice_bpd.cli.heads_option import add_heads_option, has_encoder_decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from lattice_bpd import NGramLM
     from lattice_bpd.cli.progress import ConsoleWatcher
+    from lattice_bpd.decode import DraftingModel
     from lattice_bpd.decode.strategies.drafter_file import DrafterFile
     from lattice_bpd.evaluate.lab.drafter_search import Choice, Tuned
+    from lattice_bpd.evaluate.record.manifest import Manifest
     from lattice_bpd.evaluate.statistics import PairedTest
 
 _EXAMPLE = """examples:
@@ -102,7 +104,7 @@ def run(args: argparse.Namespace) -> None:
     scorers = load_rescorers(args.rescorer)
     check_vocabulary(scorers, vocab_size, "record", "--rescorer")
     watcher = ConsoleWatcher(make_console(), {})
-    costs = _costs(args, watcher)
+    costs = _costs(args, watcher, [record.manifest for record in records])
     rescoring = {
         name: measure_rescoring(scorer, recording.texts[0], min(16, recording.top_k))
         for name, scorer in scorers.items()
@@ -120,6 +122,11 @@ def run(args: argparse.Namespace) -> None:
         file = _copy_parts(file, path.parent, args.measure, args.heads)
     file.save(path)
     _print(watcher, tuned, path)
+    if args.chain_only and tuned.choice.name == "greedy":
+        watcher.console.print(
+            "warning: decoding without drafts is fastest, and lattice-bpd-vllm refuses this file; "
+            "serve without the plug-in"
+        )
 
 
 def _lms(
@@ -153,7 +160,9 @@ def _folders(args: argparse.Namespace) -> dict[str, str]:
     return {name: str(path.resolve()) for name, path in found.items()}
 
 
-def _costs(args: argparse.Namespace, watcher: ConsoleWatcher) -> dict[int, float]:
+def _costs(
+    args: argparse.Namespace, watcher: ConsoleWatcher, manifests: Sequence[Manifest]
+) -> dict[int, float]:
     from lattice_bpd.evaluate.costs.call_costs import ROUNDS, measure_costs, read_costs
 
     if args.cost is not None:
@@ -163,10 +172,49 @@ def _costs(args: argparse.Namespace, watcher: ConsoleWatcher) -> dict[int, float
 
     loaded = load_model(args.measure, args.heads)
     model = loaded if is_encoder_decoder(loaded) else DraftingModel(loaded)
+    _check_recorded(args, model, manifests)
     watcher.begin("timing calls of the target", ROUNDS + 1)
     costs = measure_costs(model, on_round=watcher.advance)
     watcher.end()
     return costs
+
+
+def _check_recorded(
+    args: argparse.Namespace, model: DraftingModel, manifests: Sequence[Manifest]
+) -> None:
+    """Raise ValueError unless the records are of this model with these heads, in any dtype."""
+    from lattice_bpd.evaluate.record.manifest import fingerprint_model
+
+    recorded = {manifest.model_fingerprint for manifest in manifests}
+    found = fingerprint_model(model)
+    if recorded == {found} or any(recorded == {one} for one in _other_fingerprints(args, model)):
+        return
+    heads = args.heads or args.measure
+    raise ValueError(
+        f"tune: {args.measure} with the heads of {heads} ({model.num_slots} slots, fingerprint "
+        f"{found}) is not what {args.run_folder} was recorded with ({manifests[0].model}, "
+        f"{manifests[0].num_slots} slots, fingerprint {', '.join(sorted(recorded))}); give the "
+        "recorded model and heads, or record again with these"
+    )
+
+
+def _other_fingerprints(args: argparse.Namespace, model: DraftingModel) -> Iterator[str]:
+    """Of a model whose heads were given as `heads=`, and of the same files in other dtypes."""
+    import torch
+
+    from lattice_bpd.decode import DraftingModel
+    from lattice_bpd.evaluate.record.manifest import fingerprint_model
+    from lattice_bpd.models import BlockwiseLM
+
+    if not isinstance(model.heads_owner, BlockwiseLM):  # an encoder-decoder
+        return
+    for dtype in (None, torch.float32, torch.bfloat16, torch.float16):
+        loaded = model.heads_owner
+        if dtype is not None:
+            loaded = BlockwiseLM.from_pretrained(args.measure, args.heads, dtype=dtype)
+            yield fingerprint_model(DraftingModel(loaded))
+        if loaded.selector is None:
+            yield fingerprint_model(DraftingModel(loaded.base, loaded.heads))
 
 
 def _to_file(
