@@ -100,7 +100,9 @@ def test_record_and_replay_by_command_line(folder, tmp_path, capsys):
         "--num-drafts", "3", "--csv", str(table),
     ]  # fmt: skip
     assert main(arguments) == 0
-    assert "steps/s" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "steps/s" in printed
+    assert "┃ block_efficiency ┃" in printed  # whole, though it is no terminal
     rows = read_csv(table)
     assert [row["strategy"] for row in rows] == ["bpd"] + ["oracle"] * 2 + ["p_best_ngram"] * 8
     assert {row["lm"] for row in rows if row["strategy"] == "p_best_ngram"} == {"two", "3gram"}
@@ -118,6 +120,10 @@ def test_record_and_replay_by_command_line(folder, tmp_path, capsys):
     counted = ["replay", str(out), "--count-text", str(folder / "text.txt"), "--limit", "3"]
     assert main([*counted, "--strategies", "count_trie,prompt_lookup"]) == 0
     assert "count_trie" in capsys.readouterr().out
+    assert main(["replay", str(out), "--csv", str(tmp_path / "no" / "x.csv")]) == 2
+    printed = capsys.readouterr()
+    assert "there is no folder" in printed.err
+    assert "replaying" not in printed.out
 
 
 @pytest.mark.parametrize(

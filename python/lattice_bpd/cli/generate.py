@@ -95,10 +95,12 @@ def run(args: argparse.Namespace) -> None:
         ValueError: options or files that do not fit together.
         OSError: a file that cannot be read.
     """
-    from lattice_bpd.cli.files import find_model, load_tokenizer, read_text
+    from lattice_bpd.cli.files import check_output, find_model, load_tokenizer, read_text
     from lattice_bpd.cli.progress import quiet_transformers
 
     directory = find_model(args.model)
+    if args.certificate is not None:
+        check_output(args.certificate, takes_devices=True)
     if args.drafter is not None:
         _read_drafter(args)
     check_folders(directory, args.heads, needs_heads=False)

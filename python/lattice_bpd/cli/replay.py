@@ -37,6 +37,7 @@ Options that take lists are swept: every distinct combination is replayed.
 """
 _INTS = ("top_k", "num_drafts", "max_nodes")
 _FLOATS = ("alpha", "temperature")
+_WIDEST = 400  # columns
 _NAMES = ("task", "strategy", "lm", "scorer")
 
 
@@ -74,13 +75,16 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.extras import require
 
     require("torch", "eval")
-    from lattice_bpd.cli.files import load_tokenizer
+    from lattice_bpd.atomic_files import write_text
+    from lattice_bpd.cli.files import check_output, load_tokenizer
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.evaluate.record.read import find_records, read_record
     from lattice_bpd.evaluate.replay.positions import Rescorers
     from lattice_bpd.evaluate.replay.scorers import make_scorers
     from lattice_bpd.evaluate.replay.sweep import sweep
 
+    if args.csv is not None:
+        check_output(args.csv, takes_devices=True)
     records = {task: read_record(path) for task, path in find_records(args.record).items()}
     first = next(iter(records.values())).manifest
     lms = load_lms(args.lm)
@@ -121,9 +125,7 @@ def run(args: argparse.Namespace) -> None:
     steps = sum(len(replayed.places) for row in results for replayed in row)
     console.print(f"{steps:,} steps replayed, {steps / max(seconds, 1e-9):,.0f} steps/s")
     if args.csv is not None:
-        temporary = args.csv.with_name(f".{args.csv.name}")
-        temporary.write_text(table.to_csv(), encoding="utf-8")
-        temporary.replace(args.csv)
+        write_text(args.csv, table.to_csv())
 
 
 def _points(
@@ -196,7 +198,7 @@ def _table(results: dict[str, list[Replayed]], points: list[Point]) -> ResultTab
 
 
 def _print(console: Console, table: ResultTable) -> None:
-    """The table without empty columns."""
+    """The table without empty columns; as wide as it is where there is no terminal."""
     from rich.table import Table
 
     rows = zip(*table.rows, strict=True)
@@ -209,6 +211,8 @@ def _print(console: Console, table: ResultTable) -> None:
         rich_table.add_column(name, justify="left" if name in _NAMES else "right")
     for row in zip(*(map(_show, cells) for _, cells in columns), strict=True):
         rich_table.add_row(*row)
+    if not console.is_terminal:
+        console.width = _WIDEST
     console.print(rich_table)
 
 

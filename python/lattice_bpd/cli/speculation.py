@@ -61,12 +61,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> None:
     """Measure, print and write."""
     from lattice_bpd.atomic_files import write_text
-    from lattice_bpd.cli.files import load_causal_lm, load_tokenizer
+    from lattice_bpd.cli.files import check_output, load_causal_lm, load_tokenizer
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.evaluate.live.speculation import measure_speculation
     from lattice_bpd.verify import Rejection, Sampled, parse_acceptance
 
     check_numbers(args, 1, "limit", "max_new_tokens")
+    if args.json is not None:
+        check_output(args.json, takes_devices=True)
     lengths = parse_list(args.draft_lengths, "--draft-lengths", int)
     rules = [parse_acceptance(rule) for rule in args.accept] or [Rejection()]
     for rule in rules:
