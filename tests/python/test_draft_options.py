@@ -147,7 +147,7 @@ def test_sources_given_with_a_drafter_are_refused() -> None:
 def test_without_heads_others_are_suggested(strategy: str) -> None:
     base = model_of("llama").base
     message = (
-        f"strategy '{strategy}' needs draft heads and the model has none; give heads=, .*"
+        f"strategy '{strategy}' needs draft heads and the model has none; give heads= .*"
         r"without heads: generate\(model, text, 'combined', lm=lm\), 'lookup', or 'draft_model'"
     )
     lm = sources_of(strategy).lm
@@ -192,7 +192,7 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     "heads": ({"heads": NotHeads()}, r"heads is a NotHeads; .*, or DraftHeads$"),
     "heads by name": (
         {"heads": "my-heads"},
-        r"heads is a str; .*BlockwiseHeads.from_pretrained\('my-heads'\)",
+        r"heads is a str; .*load_heads\('my-heads'\)",
     ),
     "acceptance": ({"acceptance": TopKMatch}, "acceptance is"),
     "certificate": ({"certificate": "yes"}, "certificate is 'yes'"),
