@@ -389,7 +389,7 @@ MUTATIONS = [
     (
         "tune leaves the heads of causal models out of the time of calls",
         f"{EVALUATE}/costs/call_costs.py",
-        "tests/python/test_tune.py::test_tune_adds_the_time_of_the_heads_to_calls_with_drafts",
+        "tests/python/test_call_costs.py::test_the_time_of_the_heads_is_part_of_calls_with_drafts",
         "    if model.heads is not None:\n",
         "    if isinstance(model.target, Seq2SeqTarget) and model.heads is not None:\n",
     ),

@@ -1,4 +1,4 @@
-"""`lattice-bpd tune`, drafter.json, factors of heads, cost curves, parity with decoding."""
+"""`lattice-bpd tune`, drafter.json, factors of heads, parity with decoding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import json
 import re
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ import torch
 from blockwise_models import VOCAB, looping_text, random_model, trained_model
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.decode import DraftingModel, PBestDrafter, TreeDrafter, generate, load_drafter
+from lattice_bpd.decode import PBestDrafter, TreeDrafter, generate, load_drafter
 from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer, NoDrafter
 from lattice_bpd.decode.drafters.chain import ChainDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
@@ -29,8 +28,6 @@ from lattice_bpd.draft import MixtureScorer, TransitionScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.evaluate import record
-from lattice_bpd.evaluate.costs import call_costs
-from lattice_bpd.evaluate.costs.call_costs import interpolate_costs, measure_costs, read_costs
 from lattice_bpd.evaluate.lab.drafter_search import (
     CHAIN_FAMILIES,
     Choice,
@@ -320,29 +317,6 @@ def test_tune_files_of_mixtures_say_what_is_wrong(tmp_path, change, message):
     assert message in str(caught.value)
 
 
-def test_tune_interpolates_costs():
-    assert interpolate_costs({4: 2.0}, [0, 4, 40]).tolist() == [2.0, 2.0, 2.0]
-    assert interpolate_costs({4: 2.0, 8: 4.0}, [6, 16]) == pytest.approx([3.0, 8.0])
-    # no size costs more than a larger one
-    assert interpolate_costs({12: 3.0, 4: 2.0, 8: 4.0}, [8, 12]).tolist() == [3.0, 3.0]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"0": 1.0}', "1 sizes; expected two or more"),
-        ('{"0": 1.0, "8": 0}', "8 draft tokens in 0.0 ms"),
-        ('{"0": 1.0, "many": 2}', "not a cost curve"),
-        ("[1, 2]", "not a cost curve"),
-        ('{"0": 1.0, "-8": 2}', "-8 draft tokens"),
-    ],
-)
-def test_tune_refuses_cost_curves(tmp_path, text, message):
-    (tmp_path / "cost.json").write_text(text)
-    with pytest.raises(FormatError, match=message):
-        read_costs(tmp_path / "cost.json")
-
-
 def test_tune_predicts_the_sum_of_calls(recording):
     search = DrafterSearch({}, {0: 2.0, 4: 3.0, 8: 5.0})
     bpd = recording.replay(Choice("bpd", DraftConfig()).point.strategy, Rescorers(), DraftConfig())
@@ -468,72 +442,6 @@ def test_tune_chooses_chains_for_engines_without_trees(model, lm, prompts, recor
     for number, prompt in enumerate(prompts):
         live = generate(model, prompt, drafter=drafter, max_new_tokens=NEW_TOKENS)
         assert live.stats.target_calls == replayed.calls[number]
-
-
-def test_tune_measures_calls_of_a_model(model, monkeypatch):
-    """The first call of a size does not count; no size costs more than a larger one."""
-    seconds = {0: [90, 1, 2, 1], 3: [90, 4, 5, 500], 9: [90, 2, 3, 3]}
-    clock = [0.0]
-
-    def verify(target, state, trees, layout):
-        (size,) = (len(tree.token_ids) - 1 for tree in trees)
-        clock[0] += seconds[size].pop(0)
-
-    rounds = []
-    costs = measure_costs(
-        DraftingModel(model), (0, 3, 9), rounds=3, on_round=lambda: rounds.append(1)
-    )
-    assert list(costs) == [0, 3, 9]
-    assert 0.0 < costs[0] <= costs[3] <= costs[9]
-    assert len(rounds) == 4
-    monkeypatch.setattr("lattice_bpd.evaluate.costs.call_costs.verify_trees", verify)
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    bare = DraftingModel(model.base)
-    assert measure_costs(bare, (0, 3, 9), rounds=3) == {0: 1e3, 3: 3e3, 9: 3e3}
-    assert not any(seconds.values())
-
-
-def test_a_gpu_is_waited_for_where_calls_are_timed(monkeypatch):
-    """Launching a call takes no time by this clock, waiting for it 5 s."""
-    clock = [0.0]
-
-    def wait(device):
-        clock[0] += 5.0
-
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr("torch.cuda.synchronize", wait)
-    on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    start = call_costs._now(on_gpu)
-    assert call_costs._now(on_gpu) - start == 5.0
-
-
-@pytest.mark.parametrize("reads", ["hidden states", "decode states"])
-def test_tune_adds_the_time_of_the_heads_to_calls_with_drafts(monkeypatch, reads):
-    """Each call of the target takes 4 s and one of the heads 3 s by this clock."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    base = copy.deepcopy(trained_model().base)
-
-    def advance(seconds):
-        clock[0] += seconds
-
-    class Heads:
-        num_slots = 4
-
-        def read_states(self, states):
-            advance(3.0)
-            return torch.zeros(len(states), 4, VOCAB)
-
-    def heads(hidden):
-        advance(3.0)
-        return torch.zeros(len(hidden), 4, VOCAB)
-
-    base.register_forward_hook(lambda *_: advance(4.0))
-    base.transformer.register_forward_hook(lambda *_: advance(4.0))
-    model = DraftingModel(base, heads if reads == "hidden states" else Heads())
-    costs = measure_costs(model, (0, 2, 5), rounds=3)
-    assert costs[2] == costs[5] == costs[0] + 3e3
-    assert measure_costs(DraftingModel(base), (0, 5), rounds=3) == {0: costs[0], 5: costs[0]}
 
 
 def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch):

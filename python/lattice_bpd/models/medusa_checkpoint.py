@@ -143,8 +143,8 @@ def _blocks_are_equal(heads: MedusaHeads) -> bool:
 def is_medusa_checkpoint(directory: Path) -> bool:
     """Whether a folder is one, complete or not, by its config.json."""
     try:
-        config = json.loads((directory / _CONFIG_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        config = read_json(directory / _CONFIG_NAME, _ADVICE)
+    except FormatError:
         return False
     return isinstance(config, dict) and "medusa_num_heads" in config
 

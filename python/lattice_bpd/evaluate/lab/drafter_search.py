@@ -264,9 +264,10 @@ class DrafterSearch:
 
     def _replay(self, recording: Recording, choices: Sequence[Choice]) -> list[Replayed]:
         points = [choice.point for choice in choices]
-        return sweep([recording], points, self.lms, scorers=self._scorers, on_point=self.on_replay)[
-            0
-        ]
+        (replayed,) = sweep(
+            [recording], points, self.lms, scorers=self._scorers, on_point=self.on_replay
+        )
+        return replayed
 
     def _compare(self, recording: Recording, one: Choice, other: Choice) -> PairedTest:
         """Gain in predicted tokens per second."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.models.block_drafter.formats import (
@@ -31,10 +32,9 @@ def is_block_drafter(directory: Path) -> bool:
     except FormatError:
         return False
     try:
-        refuse_other_drafters(directory / CONFIG_NAME, content)
+        return _recognize(directory / CONFIG_NAME, content) is not None
     except FormatError:
         return True
-    return any(module.recognizes(content) for module in FORMATS.values())
 
 
 def find_format(directory: str | Path) -> str:
@@ -45,13 +45,22 @@ def find_format(directory: str | Path) -> str:
     """
     directory = Path(directory)
     content, path = read_config_json(directory), directory / CONFIG_NAME
-    refuse_other_drafters(path, content)
-    for name, module in FORMATS.items():
-        if module.recognizes(content):
-            return name
+    name = _recognize(path, content)
+    if name is not None:
+        return name
     keys = ("architectures", "model_type", "speculators_model_type")
     present = ", ".join(f"{key} {content[key]!r}" for key in keys if key in content)
     raise FormatError(
         f"{path}: has {present or 'no architectures'}; expected {SUPPORTED}; give the directory "
         "of such a drafter"
     )
+
+
+def _recognize(path: Path, content: dict[str, Any]) -> str | None:
+    """The format of a config.json with this content; None: not a block drafter's.
+
+    Raises:
+        FormatError: it is of a family of drafters that is refused.
+    """
+    refuse_other_drafters(path, content)
+    return next((name for name, one in FORMATS.items() if one.recognizes(content)), None)

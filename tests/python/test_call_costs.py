@@ -1,0 +1,108 @@
+"""Times of the target's calls: from a file, and measured."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+
+from blockwise_models import VOCAB, trained_model
+from lattice_bpd import FormatError
+from lattice_bpd.decode import DraftingModel
+from lattice_bpd.evaluate.costs import call_costs
+from lattice_bpd.evaluate.costs.call_costs import interpolate_costs, measure_costs, read_costs
+
+
+def test_costs_between_known_sizes_are_interpolated():
+    assert interpolate_costs({4: 2.0}, [0, 4, 40]).tolist() == [2.0, 2.0, 2.0]
+    assert interpolate_costs({4: 2.0, 8: 4.0}, [6, 16]) == pytest.approx([3.0, 8.0])
+    # no size costs more than a larger one
+    assert interpolate_costs({12: 3.0, 4: 2.0, 8: 4.0}, [8, 12]).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"0": 1.0}', "1 sizes; expected two or more"),
+        ('{"0": 1.0, "8": 0}', "8 draft tokens in 0.0 ms"),
+        ('{"0": 1.0, "many": 2}', "not a cost curve"),
+        ("[1, 2]", "not a cost curve"),
+        ('{"0": 1.0, "-8": 2}', "-8 draft tokens"),
+    ],
+)
+def test_files_that_are_no_cost_curves_are_refused(tmp_path, text, message):
+    (tmp_path / "cost.json").write_text(text)
+    with pytest.raises(FormatError, match=message):
+        read_costs(tmp_path / "cost.json")
+
+
+def test_calls_of_a_model_are_measured(monkeypatch):
+    """The first call of a size does not count; no size costs more than a larger one."""
+    seconds = {0: [90, 1, 2, 1], 3: [90, 4, 5, 500], 9: [90, 2, 3, 3]}
+    clock = [0.0]
+
+    def verify(target, state, trees, layout):
+        (size,) = (len(tree.token_ids) - 1 for tree in trees)
+        clock[0] += seconds[size].pop(0)
+
+    rounds, model = [], trained_model()
+    costs = measure_costs(
+        DraftingModel(model), (0, 3, 9), rounds=3, on_round=lambda: rounds.append(1)
+    )
+    assert list(costs) == [0, 3, 9]
+    assert 0.0 < costs[0] <= costs[3] <= costs[9]
+    assert len(rounds) == 4
+    monkeypatch.setattr("lattice_bpd.evaluate.costs.call_costs.verify_trees", verify)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    bare = DraftingModel(model.base)
+    assert measure_costs(bare, (0, 3, 9), rounds=3) == {0: 1e3, 3: 3e3, 9: 3e3}
+    assert not any(seconds.values())
+
+
+def test_a_gpu_is_waited_for_where_calls_are_timed(monkeypatch):
+    """Launching a call takes no time by this clock, waiting for it 5 s."""
+    clock = [0.0]
+
+    def wait(device):
+        clock[0] += 5.0
+
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("torch.cuda.synchronize", wait)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    start = call_costs._now(on_gpu)
+    assert call_costs._now(on_gpu) - start == 5.0
+
+
+@pytest.mark.parametrize("reads", ["hidden states", "decode states"])
+def test_the_time_of_the_heads_is_part_of_calls_with_drafts(monkeypatch, reads):
+    """Each call of the target takes 4 s and one of the heads 3 s by this clock."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    base = copy.deepcopy(trained_model().base)
+
+    def advance(seconds):
+        clock[0] += seconds
+
+    class Heads:
+        num_slots = 4
+
+        def read_states(self, states):
+            advance(3.0)
+            return torch.zeros(len(states), 4, VOCAB)
+
+    def heads(hidden):
+        advance(3.0)
+        return torch.zeros(len(hidden), 4, VOCAB)
+
+    base.register_forward_hook(lambda *_: advance(4.0))
+    base.transformer.register_forward_hook(lambda *_: advance(4.0))
+    model = DraftingModel(base, heads if reads == "hidden states" else Heads())
+    costs = measure_costs(model, (0, 2, 5), rounds=3)
+    assert costs[2] == costs[5] == costs[0] + 3e3
+    assert measure_costs(DraftingModel(base), (0, 5), rounds=3) == {0: costs[0], 5: costs[0]}
