@@ -8,6 +8,7 @@ CLI, DECODE, EVALUATE, TRAIN, VERIFY = (
     f"python/lattice_bpd/{module}" for module in ("cli", "decode", "evaluate", "train", "verify")
 )
 DRAFTERS, LOOP = f"{DECODE}/drafters", f"{DECODE}/loop"
+BATCH_RULES = "tests/python/test_custom_generate_batches.py"
 BATCH_CACHE = "tests/python/test_batch_cache.py"
 BOOTSTRAP = "tests/python/test_bootstrap.py"
 CHECKPOINTS = "tests/python/test_checkpoint_order.py"
@@ -257,6 +258,48 @@ MUTATIONS = [
         BOOTSTRAP,
         "np.abs(signs @ saved) >= abs(saved.sum())",
         "signs @ saved >= saved.sum()",
+    ),
+    (
+        "processors of one's own are not compared with those of a batch",
+        f"{DECODE}/state/batch_rules.py",
+        BATCH_RULES,
+        "config, other) if other else None",
+        "config, other) if False else None",
+    ),
+    (
+        "only a first step is compared with that of a batch",
+        f"{DECODE}/state/batch_rules.py",
+        BATCH_RULES,
+        "        while any(self._steps) and all(",
+        "        while self._last[0] is None and any(self._steps) and all(",
+    ),
+    (
+        "rows of a batch share the state of a processor",
+        f"{DECODE}/state/batch_rules.py",
+        BATCH_RULES,
+        "        item = _copy(item)\n    parts",
+        "        pass\n    parts",
+    ),
+    (
+        "a subclass of a row-wise processor counts as row-wise",
+        f"{DECODE}/state/batch_rules.py",
+        BATCH_RULES,
+        "criteria) if type(item) not in _ROW_WISE]",
+        "criteria) if not isinstance(item, tuple(_ROW_WISE - {None}))]",
+    ),
+    (
+        "every row of a batch has the first one's source",
+        f"{DECODE}/state/batch_rules.py",
+        BATCH_RULES,
+        "row * len(item.encoder_input_ids) // count",
+        "0",
+    ),
+    (
+        "steps after a row ended by a constraint are not compared",
+        f"{DECODE}/huggingface/custom_generate.py",
+        BATCH_RULES,
+        "rules[0].check.batch.finish()",
+        "pass",
     ),
     (
         "logits processors run in reverse",

@@ -297,18 +297,7 @@ def test_stop_strings_go_by_way_of_a_criterion():
         )  # fmt: skip
 
 
-def test_what_couples_the_rows_of_a_batch_is_refused_by_name():
-    base, rows = model_of("llama").base, pad(random_prompts(2, seed=12))
-    with pytest.raises(ValueError, match=r"PrefixConstrainedLogitsProcessor .* 2 sequences"):
-        base.generate(
-            **rows, custom_generate=method("llama"), pad_token_id=0, max_new_tokens=4,
-            prefix_allowed_tokens_fn=lambda number, _: [number],
-        )  # fmt: skip
-    with pytest.raises(ValueError, match="EndsInPair"):
-        base.generate(
-            **rows, custom_generate=method("llama"), pad_token_id=0, max_new_tokens=4,
-            stopping_criteria=StoppingCriteriaList([EndsInPair()]),
-        )  # fmt: skip
+def test_options_that_cannot_be_given():
     with pytest.raises(TypeError, match="CustomGenerate: max_nodes given with a drafter"):
         CustomGenerate(drafter=TreeDrafter(None), max_nodes=3)
     with pytest.raises(TypeError, match="CustomGenerate: unknown option 'max_node'; did you mean"):

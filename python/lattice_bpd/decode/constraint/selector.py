@@ -82,7 +82,7 @@ class ConstrainedSelector:
 
     def _select(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
         assert self.inner is not None
-        mask = torch.from_numpy(self.automaton_state.mask).to(logits.device)
+        mask = torch.tensor(self.automaton_state.mask, device=logits.device)  # read-only: a copy
         masked = torch.where(mask, logits, float("-inf"))
         if candidates.sampled_from is None:  # of sampled tokens, none may be left out
             state = self.automaton_state

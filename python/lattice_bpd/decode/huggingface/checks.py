@@ -8,12 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    EosTokenCriteria,
     GenerationConfig,
-    LogitsProcessorList,
-    MaxLengthCriteria,
     PreTrainedModel,
-    StoppingCriteriaList,
 )
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
@@ -40,12 +36,6 @@ _REFUSED = {
 }
 _CACHES = (None, "dynamic", "static")
 _KNOWN_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHE_NAMES}
-# These depend on the row index, or on all rows together.
-_SINGLE_ROW_ONLY = {
-    "PrefixConstrainedLogitsProcessor",
-    "SynthIDTextWatermarkLogitsProcessor",
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
-}
 
 
 def refuse_settings(config: GenerationConfig, where: str = "CustomGenerate") -> None:
@@ -116,25 +106,6 @@ def _covers_text(cache: Any) -> bool:
         return int(cache.get_seq_length()) > 0
     except ValueError:  # no layer has attention
         return bool(cache.has_previous_state())
-
-
-def refuse_for_batches(
-    batch_size: int, processors: LogitsProcessorList, criteria: StoppingCriteriaList
-) -> None:
-    """Raise ValueError for processors and criteria that need all rows at the same length."""
-    if batch_size == 1:
-        return
-    names = sorted({type(item).__name__ for item in processors} & _SINGLE_ROW_ONLY)
-    if not any(isinstance(item, EosTokenCriteria) for item in criteria):
-        # Without an end-of-text token, plain generate continues until all rows are finished.
-        names += [
-            type(item).__name__ for item in criteria if not isinstance(item, MaxLengthCriteria)
-        ]
-    if names:
-        raise ValueError(
-            f"CustomGenerate: {', '.join(names)} cannot be honored for {batch_size} sequences at "
-            "once; generate them one at a time"
-        )
 
 
 def refuse_sharded(model: PreTrainedModel) -> None:

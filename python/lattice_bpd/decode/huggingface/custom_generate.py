@@ -32,7 +32,6 @@ from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.huggingface.caller import find_arguments
 from lattice_bpd.decode.huggingface.checks import (
     check_positions,
-    refuse_for_batches,
     refuse_inputs,
     refuse_settings,
     refuse_sharded,
@@ -45,9 +44,9 @@ from lattice_bpd.decode.loop.arguments import ending_stream
 from lattice_bpd.decode.loop.decode import check_rule, count_draft_nodes
 from lattice_bpd.decode.loop.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.loop.prompts import check_prompts
+from lattice_bpd.decode.state.batch_rules import rules_of_rows
 from lattice_bpd.decode.state.heads import HeadsOrCallable
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.decode.state.text_rules import TextRules, processors_of_row
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.verify.acceptance.rule import Acceptance
@@ -155,18 +154,10 @@ class CustomGenerate:
             refuse_settings(generation_config)
             refuse_inputs(model, input_ids, model_kwargs)
             refuse_sharded(model)
-            refuse_for_batches(len(input_ids), logits_processor, stopping_criteria)
             limit = _max_length(stopping_criteria, generation_config) - input_ids.shape[1]
-            rules = [
-                TextRules(
-                    row,
-                    limit,
-                    processors_of_row(logits_processor, index),
-                    stopping_criteria,
-                    generation_config,
-                )
-                for index, row in enumerate(input_ids)
-            ]
+            rules = rules_of_rows(
+                input_ids, limit, logits_processor, stopping_criteria, generation_config
+            )
             options = Options(
                 limits=[limit] * len(rules),
                 limited_by_positions=[False] * len(rules),
@@ -180,6 +171,8 @@ class CustomGenerate:
                 static_cache=generation_config.cache_implementation == "static" and len(rules) == 1,
             )
             self.results = self._decode(drafting, input_ids, model_kwargs, options)
+            if rules[0].check is not None:
+                rules[0].check.batch.finish()
         sequences = _append(
             input_ids, [result.token_ids for result in self.results], generation_config
         )

@@ -6,10 +6,10 @@ with a callable that records its arguments, so transformers builds them in both 
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from transformers import (
 
 from lattice_bpd.verify.greedy import greedy_tokens
 from lattice_bpd.verify.verification import DraftCandidates, TokenSelector
+
+if TYPE_CHECKING:
+    from lattice_bpd.decode.state.batch_rules import RowCheck
 
 # Sampling settings; without sampling transformers only warns about them.
 _SAMPLING = (
@@ -50,6 +53,7 @@ class TextRules:
         criteria: end the text, besides max_new_tokens.
         config: all settings, including defaults.
         inputs: model inputs that `generate` prepared besides input_ids.
+        check: checks every step against the whole batch; None: not needed.
     """
 
     prompt: Tensor
@@ -58,6 +62,7 @@ class TextRules:
     criteria: StoppingCriteriaList
     config: GenerationConfig
     inputs: dict[str, Any] = field(default_factory=dict)
+    check: RowCheck | None = None
 
     @property
     def end_token_ids(self) -> frozenset[int]:
@@ -94,6 +99,7 @@ class ProcessedSelector:
     def __init__(self, rules: TextRules, selector: TokenSelector | None) -> None:
         self.selector, self.ended = selector, False
         self._processors, self._criteria = rules.processors, rules.criteria
+        self._check = rules.check
         self._length = len(rules.prompt)
         self._ids = rules.prompt.new_zeros((1, self._length + rules.max_new_tokens))
         self._ids[0, : self._length] = rules.prompt
@@ -111,9 +117,7 @@ class ProcessedSelector:
         """
         if self.ended:
             return None
-        scores = logits.to(self._ids.device, torch.float32, copy=True)
-        prefix: Any = self._ids[:, : self._length].clone()
-        processed: Tensor = self._processors(prefix, scores.unsqueeze(0))[0]
+        processed = self._process(logits)
         if bool(processed.isnan().any()):
             greedy_tokens(processed)  # raises
         if self.selector is None:
@@ -124,28 +128,36 @@ class ProcessedSelector:
             return None
         self._ids[0, self._length] = token
         self._length += 1
-        prefix = self._ids[:, : self._length].clone()
-        self.ended = bool(self._criteria(prefix, None).all())
+        self.ended = self._is_ended()
+        if self._check is not None:
+            raw = logits.to(processed.device, torch.float32, copy=True)
+            self._check.add(raw, processed, token, ended=self.ended)
         return token
 
+    def _process(self, logits: Tensor) -> Tensor:
+        """(V,) float32, the processed logits."""
+        scores = logits.to(self._ids.device, torch.float32, copy=True)
+        with self._called_on_row():
+            processed: Tensor = self._processors(self._prefix(), scores.unsqueeze(0))[0]
+        return processed
 
-def processors_of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
-    """The processors of one sequence of a batch.
+    def _is_ended(self) -> bool:
+        with self._called_on_row():
+            return bool(self._criteria(self._prefix(), None).all())
 
-    Since transformers 5.23 the repetition penalty has the length of each row's padding.
+    def _prefix(self) -> Any:
+        """(1, T) int64, prompt and decoded tokens, a copy."""
+        return self._ids[:, : self._length].clone()
 
-    Args:
-        processors: of the batch, prepared by `generate`.
-        row: index of the sequence.
-    """
-    own = LogitsProcessorList()
-    for processor in processors:
-        lengths = getattr(processor, "prompt_ignore_length", None)
-        if isinstance(lengths, Tensor):
-            processor = copy.copy(processor)
-            processor.prompt_ignore_length = lengths[row : row + 1]
-        own.append(processor)
-    return own
+    @contextmanager
+    def _called_on_row(self) -> Iterator[None]:
+        """What was made for a batch may fail on one row."""
+        try:
+            yield
+        except Exception as error:
+            if self._check is None:
+                raise
+            raise self._check.refusal(error) from error
 
 
 def prepare_rules(

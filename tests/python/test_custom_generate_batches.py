@@ -1,0 +1,326 @@
+"""Processors and criteria in batches: the output of plain `generate`, or a refusal by name."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from transformers import LogitsProcessor, StoppingCriteria
+from transformers.generation import logits_process
+
+from blockwise_models import VOCAB, model_of
+from constraints import acceptor_of
+from lattice_bpd.decode import CustomGenerate
+from lattice_bpd.decode.state.batch_rules import _ROW_WISE
+
+EOS, ROWS, NEW = 7, 4, 18
+ENDS = {"eos_token_id": EOS, "pad_token_id": 0}
+
+
+def inputs(seed: int = 1) -> dict[str, torch.Tensor]:
+    """Prompts of four lengths, padded on the left."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, VOCAB, (ROWS, 9), generator=generator)
+    mask = (torch.arange(9) >= torch.tensor([[0], [4], [6], [2]])).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def both(make=list, kind: str = "trained", seed: int = 1, **options) -> tuple[torch.Tensor, ...]:
+    """Outputs of plain `generate` and with CustomGenerate; `make` returns new processors."""
+    base, outputs = model_of(kind).base, []
+    for method in (None, CustomGenerate(model_of(kind).head_logits, top_k=6, max_nodes=12)):
+        own = {name: value() if callable(value) else value for name, value in options.items()}
+        settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, **own}
+        outputs.append(
+            base.generate(
+                **inputs(seed), custom_generate=method, logits_processor=make(), **settings
+            )
+        )
+    return tuple(outputs)
+
+
+# settings that make `generate` build each row-wise processor
+SETTINGS = {
+    "EncoderNoRepeatNGramLogitsProcessor": {"encoder_no_repeat_ngram_size": 2},
+    "EncoderRepetitionPenaltyLogitsProcessor": {"encoder_repetition_penalty": 0.4},
+    "ExponentialDecayLengthPenalty": {"exponential_decay_length_penalty": (4, 1.5), **ENDS},
+    "ForcedBOSTokenLogitsProcessor": {"forced_bos_token_id": 3},
+    "ForcedEOSTokenLogitsProcessor": {"forced_eos_token_id": EOS, **ENDS},
+    "InfNanRemoveLogitsProcessor": {"remove_invalid_values": True},
+    "LogitNormalization": {"renormalize_logits": True},
+    "MinLengthLogitsProcessor": {"min_length": 20, **ENDS},
+    "MinNewTokensLengthLogitsProcessor": {"min_new_tokens": 12, **ENDS},
+    "NoBadWordsLogitsProcessor": {"bad_words_ids": [[3], [8, 13]]},
+    "NoRepeatNGramLogitsProcessor": {"no_repeat_ngram_size": 2},
+    "RepetitionPenaltyLogitsProcessor": {"repetition_penalty": 1.7},
+    "SequenceBiasLogitsProcessor": {"sequence_bias": [[[3], -4.0], [[8, 13], 5.0]]},
+    "SuppressTokensAtBeginLogitsProcessor": {"begin_suppress_tokens": [5, 18]},
+    "SuppressTokensLogitsProcessor": {"suppress_tokens": [1, 2, 13]},
+    "WatermarkLogitsProcessor": {
+        "watermarking_config": {"bias": 3.0, "seeding_scheme": "selfhash", "context_width": 2}
+    },
+}
+# the processors of sampling are built here: a sample is not that of plain `generate`
+WARPERS = {
+    "EpsilonLogitsWarper": {"epsilon": 0.02},
+    "EtaLogitsWarper": {"epsilon": 0.02},
+    "MinPLogitsWarper": {"min_p": 0.1},
+    "TemperatureLogitsWarper": {"temperature": 0.7},
+    "TopHLogitsWarper": {"top_h": 0.5},
+    "TopKLogitsWarper": {"top_k": 4},
+    "TopPLogitsWarper": {"top_p": 0.6},
+    "TypicalLogitsWarper": {"mass": 0.6},
+}
+
+
+def test_every_processor_that_needs_no_check_is_tested_here():
+    known = {kind.__name__ for kind in _ROW_WISE - {None}}
+    tested = {name for name in (*SETTINGS, *WARPERS) if hasattr(logits_process, name)}
+    assert {name for name in known if not name.endswith("Criteria")} == tested
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_batch_with_each_processor_of_transformers(name):
+    for kind in ("trained", "llama"):
+        plain, ours = both(kind=kind, **SETTINGS[name])
+        assert ours.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("name", WARPERS)
+def test_a_batch_with_each_warper(name):
+    kind = getattr(logits_process, name, None)
+    if kind is None:
+        pytest.skip(f"this transformers has no {name}")
+
+    def make():  # the least likely token that is kept
+        return [kind(**WARPERS[name]), Inverse()]
+
+    plain, ours = both(make)
+    assert ours.tolist() == plain.tolist()
+
+
+class Inverse(LogitsProcessor):
+    """The least likely of the tokens that are not masked becomes the best."""
+
+    def __call__(self, _input_ids, scores):
+        return torch.where(scores.isneginf(), scores, -scores)
+
+
+class Late(LogitsProcessor):
+    """Counts its calls: from the sixth on it favors the token of this number."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, _input_ids, scores):
+        self.calls += 1
+        if self.calls >= 6:
+            scores[:, self.calls % VOCAB] += 30.0
+        return scores
+
+
+class Remembers(LogitsProcessor):
+    """Sums the scores of each row over all steps."""
+
+    def __init__(self) -> None:
+        self.total = None
+
+    def __call__(self, _input_ids, scores):
+        self.total = scores if self.total is None else self.total + scores
+        return scores - 0.4 * self.total
+
+
+class OneForAll(LogitsProcessor):
+    """The batch's number of rows and the steps, by a class that is not copied for each row."""
+
+    def __init__(self) -> None:
+        self.bias = torch.linspace(-3, 3, VOCAB)
+
+    def __call__(self, input_ids, scores):
+        return scores + self.bias * (input_ids[:, -1:] % 3)
+
+
+def closure():
+    calls = [0]
+
+    def process(_input_ids, scores):
+        calls[0] += 1
+        return scores + 8.0 * torch.sin(calls[0] * torch.arange(VOCAB) / 9)
+
+    return process
+
+
+HONORED = {
+    "Late": Late, "Remembers": Remembers, "OneForAll": OneForAll, "closure": closure,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HONORED)
+@pytest.mark.parametrize("ends", [{}, ENDS], ids=["length", "ends"])
+def test_ones_own_processors_that_treat_rows_alike(name, ends):
+    plain, ours = both(lambda: [HONORED[name]()], **ends)
+    assert ours.tolist() == plain.tolist()
+    assert ours.tolist() != both(**ends)[0].tolist()  # else this test would say nothing
+
+
+class ByRow(LogitsProcessor):
+    """Favors a token for each row, from a step on."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.start = 9 + start
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] >= self.start:
+            for row in range(len(scores)):
+                scores[row, 11 + row] += 30.0
+        return scores
+
+
+class ByBatch(LogitsProcessor):
+    """Subtracts the batch's mean."""
+
+    def __call__(self, _input_ids, scores):
+        return scores - 5.0 * scores.mean(dim=0)
+
+
+class NotWhatOthersSaid(LogitsProcessor):
+    """Masks the tokens that other rows have decoded: nothing at the first step."""
+
+    def __call__(self, input_ids, scores):
+        scores[:, input_ids[:, 9:].flatten()] = -float("inf")
+        return scores
+
+
+class NoiseOfOneGenerator(LogitsProcessor):
+    """Random numbers for all rows in one call."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __getstate__(self):  # a generator cannot be copied
+        return {}
+
+    def __setstate__(self, state):
+        self.__init__()
+
+    def __call__(self, _input_ids, scores):
+        return scores + 5.0 * torch.rand(scores.shape, generator=self.generator)
+
+
+class OfFourRows(LogitsProcessor):
+    """Fails for any other number of rows."""
+
+    def __call__(self, _input_ids, scores):
+        return scores + torch.eye(ROWS, VOCAB).reshape(scores.shape)
+
+
+class Subclass(logits_process.TemperatureLogitsWarper):
+    """Of a row-wise processor, but not row-wise."""
+
+    def __init__(self) -> None:
+        super().__init__(0.5)
+
+    def __call__(self, input_ids, scores):
+        return super().__call__(input_ids, scores) * torch.arange(1, 1 + len(scores))[:, None]
+
+
+class Uncopyable(LogitsProcessor):
+    """Cannot be copied for each row."""
+
+    def __deepcopy__(self, memo):
+        raise TypeError("no copies")
+
+    def __call__(self, _input_ids, scores):
+        return scores
+
+
+REFUSED = {
+    "ByRow": ByRow, "ByRow late": functools.partial(ByRow, 5), "ByBatch": ByBatch,
+    "NotWhatOthersSaid": NotWhatOthersSaid, "NoiseOfOneGenerator": NoiseOfOneGenerator,
+    "OfFourRows": OfFourRows, "Subclass": Subclass, "Uncopyable": Uncopyable,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("ends", [{}, ENDS], ids=["length", "ends"])
+def test_what_couples_rows_is_refused_by_name(name, ends):
+    with pytest.raises(ValueError, match=rf"CustomGenerate: {name.split()[0]} cannot be "):
+        both(lambda: [REFUSED[name]()], **ends)
+    base = model_of("trained").base
+    method = CustomGenerate(model_of("trained").head_logits)
+    if name != "OfFourRows":  # one row is as by plain `generate`
+        one = {key: value[:1] for key, value in inputs().items()}
+        outputs = [
+            base.generate(**one, custom_generate=own, logits_processor=[REFUSED[name]()],
+                          max_new_tokens=NEW, do_sample=False, **ends)
+            for own in (None, method)
+        ]  # fmt: skip
+        assert outputs[0].tolist() == outputs[1].tolist()
+
+
+def test_tokens_that_a_function_allows_by_row():
+    def allowed(number, ids):
+        return [(int(ids[-1]) * 7 + number + step) % VOCAB for step in range(5)]
+
+    for ends in ({}, ENDS):
+        plain, ours = both(prefix_allowed_tokens_fn=lambda: allowed, **ends)
+        assert ours.tolist() == plain.tolist()
+
+
+def test_several_samples_of_each_prompt_have_its_rules():
+    base = model_of("trained").base
+    method = CustomGenerate(model_of("trained").head_logits, top_k=6, max_nodes=12)
+    tokens = [[3, 5], [8, 9], [11, 12], [20, 21]]
+    output = base.generate(
+        **inputs(), custom_generate=method, do_sample=True, num_return_sequences=3, pad_token_id=0,
+        max_new_tokens=6, prefix_allowed_tokens_fn=lambda number, _: tokens[number],
+        encoder_no_repeat_ngram_size=2, encoder_repetition_penalty=1.3,
+    )  # fmt: skip
+    for number, row in enumerate(output[:, 9:].tolist()):
+        assert set(row) <= set(tokens[number // 3])
+
+
+def test_steps_after_a_row_ended_by_a_constraint_are_compared():
+    arcs = [(step, 1 + token, step + 1) for step in range(9) for token in range(8, VOCAB)]
+    chain = acceptor_of([*arcs, *((step, 1 + 3, 9) for step in range(9))], {9})
+    method = CustomGenerate(model_of("llama").head_logits, constraint=chain)
+    settings = {**inputs(2), "max_new_tokens": NEW, "pad_token_id": 0, "custom_generate": method}
+    base, bias = model_of("llama").base, [[[3], 3.0]]
+    base.generate(**settings, sequence_bias=bias)
+    lengths = [len(result.token_ids) for result in method.results]
+    assert {result.finish for result in method.results} == {"constraint"}
+    late = min(lengths) + 1
+    assert late < max(lengths)
+    with pytest.raises(ValueError, match="ByRow cannot be honored"):
+        base.generate(**settings, sequence_bias=bias, logits_processor=[ByRow(late)])
+
+
+class LengthOfRow(StoppingCriteria):
+    """Ends each row after another length."""
+
+    def __call__(self, input_ids, _scores, **_):
+        return torch.arange(len(input_ids)) + 11 <= input_ids.shape[1]
+
+
+class EqualPair(StoppingCriteria):
+    """Ends a row after two tokens of the same parity, counting its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids, _scores, **_):
+        self.calls += 1
+        return (input_ids[:, -1] % 2 == input_ids[:, -2] % 2) & (self.calls > 4)
+
+
+def test_criteria_in_batches():
+    plain, ours = both(stopping_criteria=lambda: [EqualPair()], **ENDS)
+    assert ours.tolist() == plain.tolist()
+    with pytest.raises(ValueError, match=r"LengthOfRow cannot be honored .* end row 1 by other"):
+        both(stopping_criteria=lambda: [LengthOfRow()], **ENDS)
+    with pytest.raises(ValueError, match=r"EqualPair .* without an end-of-text token; set eos"):
+        both(stopping_criteria=lambda: [EqualPair()])
