@@ -16,10 +16,39 @@ CRITERIA = "tests/python/test_custom_generate_criteria.py"
 KEYS = "tests/python/test_sampling_keys.py"
 LOSSLESS = "tests/python/test_decode_lossless.py"
 OPTIONS = "tests/python/test_command_options.py::test_every_option_is_passed_on"
+STOPS = "tests/python/test_stop_tokens.py"
 TARGETS = "tests/python/test_decode_targets.py"
 TEMPERATURE = "tests/python/test_temperature.py"
 
 MUTATIONS = [
+    (
+        "generate stops at a word of the tokenizer",
+        f"{CLI}/generate.py",
+        STOPS,
+        "ends = find_stop_tokens(model, path)",
+        'ends = frozenset({tokenizer.token_to_id("<|endoftext|>")})',
+    ),
+    (
+        "recordings have no stop tokens of the model",
+        f"{CLI}/evaluate_options.py",
+        STOPS,
+        "tuple(find_stop_tokens(base, tokenizer))",
+        "()",
+    ),
+    (
+        "the stop tokens of a model's config are not read",
+        "python/lattice_bpd/models/stop_tokens.py",
+        STOPS,
+        'getattr(base, "generation_config", None), config, text_config):',
+        'getattr(base, "generation_config", None),):',
+    ),
+    (
+        "an end token that is never generated is passed over",
+        "python/lattice_bpd/models/stop_tokens.py",
+        STOPS,
+        "        if ends is not None:\n",
+        "        if ends is not None and ends != -1:\n",
+    ),
     (
         "a checkpoint's files are not flushed",
         "python/lattice_bpd/atomic_files.py",

@@ -164,6 +164,7 @@ READ_LM = "lattice_bpd.lm.convert.read_lm"
 WRITE_LM = "lattice_bpd.lm.convert.write_lm"
 LOAD_LM = "lattice_bpd.NGramLM.load"
 LOAD_TOKENIZER = "lattice_bpd.cli.files.load_tokenizer"
+FIND_STOP_TOKENS = "lattice_bpd.models.stop_tokens.find_stop_tokens"
 FIND_RECORDS = "lattice_bpd.evaluate.record.read.find_records"
 READ_RECORD = "lattice_bpd.evaluate.record.read.read_record"
 READ_RESULTS = "lattice_bpd.evaluate.lab.results.read_results"
@@ -210,11 +211,12 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.models.BlockwiseLM.from_pretrained": SimpleNamespace(
                     base=SimpleNamespace(
                         config=SimpleNamespace(
-                            get_text_config=lambda: SimpleNamespace(vocab_size=50)
+                            get_text_config=returns(SimpleNamespace(vocab_size=50))
                         )
                     )
                 ),
                 "transformers.AutoModelForCausalLM.from_pretrained": Stub("draft model"),
+                FIND_STOP_TOKENS: frozenset({0}),
                 "lattice_bpd.decode.GuidanceConstraint.from_regex": Stub("regex"),
                 "lattice_bpd.decode.GuidanceConstraint.from_json_schema": Stub("schema"),
                 "lattice_bpd.decode.load_drafter": Stub("drafter"),
@@ -244,6 +246,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 LOAD_TOKENIZER: FakeTokenizer(),
                 "lattice_bpd.evaluate.tasks.read_task": returns(EXAMPLES),
                 "lattice_bpd.cli.evaluate.check_folders": as_folders,
+                FIND_STOP_TOKENS: frozenset({0}),
                 "lattice_bpd.cli.evaluate.load_lms": lms_by_name,
                 "lattice_bpd.cli.evaluate.load_rescorers": lms_by_name,
                 "lattice_bpd.cli.evaluate.load_folders": SimpleNamespace(vocab_size=50),
@@ -261,6 +264,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 LOAD_TOKENIZER: FakeTokenizer(),
                 "lattice_bpd.evaluate.tasks.read_task": returns(EXAMPLES),
                 "lattice_bpd.cli.record.check_folders": as_folders,
+                FIND_STOP_TOKENS: frozenset({0}),
                 "lattice_bpd.cli.record.load_folders": Stub("model"),
                 "lattice_bpd.evaluate.record.write.write_record": END,
             },

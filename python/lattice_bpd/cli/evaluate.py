@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from lattice_bpd.cli.evaluate_options import (
     add_recording_options,
     add_rescorer_option,
+    add_stop_tokens,
     check_numbers,
     check_vocabulary,
     count_text,
-    is_encoder_decoder,
     load_folders,
     load_lms,
     load_rescorers,
@@ -203,15 +203,14 @@ def _user_source(args: argparse.Namespace) -> Source:
     folders = check_folders(args.model, args.heads)
     path = args.tokenizer or args.model / "tokenizer.json"
     tokenizer = load_tokenizer(path)
-    record = make_record_options(args, tokenizer)
+    record = make_record_options(args)
     prompts = {
         task: read_prompts(task, data, args, tokenizer)
         for task, data in zip(args.task, args.data, strict=True)
     }
     lms = load_lms(args.lm)
     model = load_folders(folders)
-    if is_encoder_decoder(model):
-        record = make_record_options(args, tokenizer, model)
+    record = add_stop_tokens(record, model, path)
     check_vocabulary(lms, model.vocab_size, "model")
     files = {name: str(path) for name, path in name_files(args.lm, "--lm").items()}
     metrics = {task: metric for task in args.task if (metric := find_task(task).metric)}

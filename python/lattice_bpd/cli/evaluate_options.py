@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 TEXT_LIMIT = "the first N texts of each task"
-_STOPS = ("<|endoftext|>", "</s>")
 
 
 def add_recording_options(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +35,7 @@ def add_recording_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompt-tokens", type=int, metavar="T", help="of task text (default 48)")
     group.add_argument(
         "--stop-token-id", type=int, action="append", metavar="ID",
-        help="decoding ends after it; repeatable (default: the tokenizer's end of text)",
+        help="decoding ends after it; repeatable (default: the model's own)",
     )  # fmt: skip
     group.add_argument("--batch-size", type=int, default=8, metavar="B", help="default 8")
     group.add_argument(
@@ -48,21 +47,25 @@ def add_recording_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def make_record_options(
-    args: argparse.Namespace, tokenizer: Tokenizer, model: Any = None
-) -> RecordOptions:
-    """The options as `write_record` takes them; an encoder-decoder has stop tokens of its own."""
+def make_record_options(args: argparse.Namespace) -> RecordOptions:
+    """The options as `write_record` takes them."""
     from lattice_bpd.evaluate.record.write import RecordOptions
 
-    stops = args.stop_token_id
-    if stops is None and is_encoder_decoder(model):
-        stops = sorted(model.target.stop_token_ids)
-    if stops is None:
-        stops = [i for word in _STOPS if (i := tokenizer.token_to_id(word)) is not None]
+    stops = None if args.stop_token_id is None else tuple(args.stop_token_id)
     names = ("top_k", "max_new_tokens", "batch_size", "texts_per_shard", "truncate")
-    return RecordOptions(
-        stop_token_ids=tuple(stops), **{name: getattr(args, name) for name in names}
-    )
+    return RecordOptions(stop_token_ids=stops, **{name: getattr(args, name) for name in names})
+
+
+def add_stop_tokens(options: RecordOptions, model: Any, tokenizer: Path) -> RecordOptions:
+    """The options with the stop tokens of a model of `load_folders`, unless they have some."""
+    from dataclasses import replace
+
+    from lattice_bpd.models.stop_tokens import find_stop_tokens
+
+    if options.stop_token_ids is not None:
+        return options
+    base = model.target if is_encoder_decoder(model) else model
+    return replace(options, stop_token_ids=tuple(find_stop_tokens(base, tokenizer)))
 
 
 def read_prompts(

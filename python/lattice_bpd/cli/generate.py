@@ -109,7 +109,8 @@ def run(args: argparse.Namespace) -> None:
         has_lm = str(args.lm) != "none" if args.lm else (directory / "ngram.lm").exists()
         args.strategy = _default_strategy(heads, args.draft_model, has_lm)
     config = read_draft_options("generate", args, _OPTIONS)
-    tokenizer = load_tokenizer(args.tokenizer or directory / "tokenizer.json")
+    path = args.tokenizer or directory / "tokenizer.json"
+    tokenizer = load_tokenizer(path)
     prompt = args.prompt if args.prompt is not None else read_text(args.prompt_file)
     ids = tokenizer.encode(prompt).ids
     if not ids:
@@ -119,13 +120,14 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd import NGramLM
     from lattice_bpd.cli.evaluate_options import check_vocabulary
     from lattice_bpd.decode import generate, load_drafter
+    from lattice_bpd.models.stop_tokens import find_stop_tokens
     from lattice_bpd.verify import parse_acceptance
 
     rule = parse_acceptance(args.accept)
     model = _load_model(directory, heads)
     if isinstance(lm, NGramLM):
         check_vocabulary({str(args.lm or directory / "ngram.lm"): lm}, _vocab_size(model), "model")
-    ends = _stop_tokens(tokenizer.token_to_id("<|endoftext|>"))
+    ends = find_stop_tokens(model, path)
     drafter = None if args.drafter is None else load_drafter(args.drafter, lm)
     result = generate(
         model,
@@ -134,7 +136,7 @@ def run(args: argparse.Namespace) -> None:
         lm=lm if drafter is None else None,
         draft_model=_load_causal_lm("--draft-model", args.draft_model),
         max_new_tokens=args.max_new_tokens,
-        stop_token_ids=ends or None,  # None: those of the model's generation config
+        stop_token_ids=ends,
         acceptance=rule,
         constraint=_load_constraint(args, tokenizer, _vocab_size(model), ends),
         certificate="report" if args.certificate is not None else False,
@@ -231,7 +233,7 @@ def _load_lm(args: argparse.Namespace, directory: Path) -> Any:
 
 
 def _load_constraint(
-    args: argparse.Namespace, tokenizer: Any, vocab_size: int, ends: list[int]
+    args: argparse.Namespace, tokenizer: Any, vocab_size: int, ends: frozenset[int]
 ) -> Constraint | None:
     """The constraint of --regex or --json-schema."""
     if args.regex is None and args.json_schema is None:
@@ -239,7 +241,14 @@ def _load_constraint(
     from lattice_bpd.cli.files import read_text
     from lattice_bpd.decode import GuidanceConstraint
 
-    options: dict[str, Any] = {"vocab_size": vocab_size, "end_token_ids": ends or None}
+    if not ends:
+        option = "--regex" if args.json_schema is None else "--json-schema"
+        raise ValueError(
+            f"{option}: {args.model} names no token that ends a text, which a constraint needs; "
+            "expected eos_token_id in its generation_config.json, or eos_token in the tokenizer's "
+            "tokenizer_config.json; add one of them"
+        )
+    options: dict[str, Any] = {"vocab_size": vocab_size, "end_token_ids": ends}
     if args.regex is not None:
         return GuidanceConstraint.from_regex(args.regex, tokenizer, **options)
     return GuidanceConstraint.from_json_schema(read_text(args.json_schema), tokenizer, **options)
@@ -257,10 +266,6 @@ def _load_causal_lm(option: str, directory: Path | None) -> Any:
             "transformers"
         )
     return AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
-
-
-def _stop_tokens(end_of_text: int | None) -> list[int]:
-    return [] if end_of_text is None else [end_of_text]
 
 
 def _as_text(prompt: str, text: str, result: DecodeResult) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lattice_bpd.cli.evaluate_options import (
     add_recording_options,
-    is_encoder_decoder,
+    add_stop_tokens,
     load_folders,
     make_record_options,
     read_prompts,
@@ -57,11 +57,10 @@ def run(args: argparse.Namespace) -> None:
     folders = check_folders(args.model, args.heads)
     path = args.tokenizer or args.model / "tokenizer.json"
     tokenizer = load_tokenizer(path)
-    options = make_record_options(args, tokenizer)
+    options = make_record_options(args)
     prompts = read_prompts(args.task, args.data, args, tokenizer)
     model = load_folders(folders)
-    if is_encoder_decoder(model):
-        options = make_record_options(args, tokenizer, model)
+    options = add_stop_tokens(options, model, path)
     watcher = ConsoleWatcher(make_console(), {"record": f"recording {args.task}"})
     watcher.begin("record", len(prompts))
     manifest = write_record(

@@ -22,6 +22,7 @@ from lattice_bpd.evaluate.lab.options import LabOptions, split_texts
 from lattice_bpd.evaluate.lab.results import finish_results
 from lattice_bpd.evaluate.live.rule_quality import compare_rules
 from lattice_bpd.evaluate.live.speed import SPEED_ROUNDS, measure_speed, speed_settings
+from lattice_bpd.evaluate.record.manifest import Manifest
 from lattice_bpd.evaluate.record.read import RECORDS_FOLDER, read_record
 from lattice_bpd.evaluate.record.write import TextProgress, write_record
 from lattice_bpd.evaluate.replay.positions import Rescorers
@@ -72,8 +73,8 @@ def evaluate_source(
             on_text=TextProgress(watcher),
         )  # fmt: skip
         watcher.end()
-        recording = Recording(read_record(folder).texts)
-        tasks[task] = _TaskRun(task, recording, source, options, watcher).results(live_texts)
+        run = _TaskRun(task, folder, manifest, source, options, watcher)
+        tasks[task] = run.results(live_texts)
         copied = ("model_fingerprint", "num_slots", "top_k", "max_new_tokens")
         tasks[task]["record"] = {
             "folder": folder.relative_to(directory).as_posix(),
@@ -108,10 +109,11 @@ class _TaskRun:
     """The stages of evaluating one recorded task."""
 
     def __init__(
-        self, task: str, recording: Recording, source: Source, options: LabOptions, watcher: Watcher
-    ) -> None:
+        self, task: str, folder: Path, manifest: Manifest, source: Source, options: LabOptions,
+        watcher: Watcher,
+    ) -> None:  # fmt: skip
         self._task, self._source, self._options, self._watcher = task, source, options, watcher
-        self._recording = recording
+        self._recording = recording = Recording(read_record(folder).texts)
         self._domain_lms = source.domain_lms.get(task, {})
         self._domain_scorers = source.domain_scorers.get(task, {})
         self._lms = {**source.lms, **self._domain_lms}
@@ -119,8 +121,8 @@ class _TaskRun:
         self._rescorers = Rescorers(trie=source.trie)
         self._reported = split_texts(len(recording.texts), options.held_out, options.seed)[1]
         self._decoding: dict[str, Any] = {
-            "max_new_tokens": source.record.max_new_tokens,
-            "stop_token_ids": source.record.stop_token_ids,
+            "max_new_tokens": manifest.max_new_tokens,
+            "stop_token_ids": manifest.stop_token_ids,
         }
         self._in_stage = False
 

@@ -5,7 +5,7 @@ An interrupted run continues after its last complete shard; damaged shards are r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from lattice_bpd.evaluate.record.manifest import (
 from lattice_bpd.evaluate.record.shards import checksum, write_shard
 from lattice_bpd.evaluate.record.texts import RecordedText
 from lattice_bpd.extras import require
+from lattice_bpd.models.stop_tokens import find_stop_tokens
 from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.watcher import Watcher
 
@@ -55,7 +56,8 @@ class RecordOptions:
     Attributes:
         top_k: k, candidates kept of each head, 1..64.
         max_new_tokens: maximum number of tokens after each prompt.
-        stop_token_ids: a text ends after the first of these.
+        stop_token_ids: a text ends after the first of these; None: after those of the model, see
+            `find_stop_tokens`.
         batch_size: prompts decoded together.
         texts_per_shard: texts that an interruption can lose.
         truncate: cut overlong prompts at their beginning, so that max_new_tokens fit after them.
@@ -63,7 +65,7 @@ class RecordOptions:
 
     top_k: int = 16
     max_new_tokens: int = 64
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] | None = None
     batch_size: int = 8
     texts_per_shard: int = 64
     truncate: bool = False
@@ -112,8 +114,8 @@ def write_record(
         model: a BlockwiseLM, a causal LM or an encoder-decoder of `transformers` with heads, a
             Seq2SeqTarget, or a DraftingModel.
         prompts: one or more; of an encoder-decoder the sources.
-        options: how to record. Outputs of an encoder-decoder end after its own stop tokens if the
-            options have none; where it decodes no batches, sources are decoded one at a time.
+        options: how to record. Where an encoder-decoder decodes no batches, sources are decoded one
+            at a time.
         heads: see `lattice_bpd.decode.generate`.
         task: name of the task.
         model_name: the model's folder, for the manifest.
@@ -129,10 +131,15 @@ def write_record(
     require("pyarrow", "eval")  # before the target does any work
     options, directory = options or RecordOptions(), Path(directory)
     drafting = model if isinstance(model, DraftingModel) else DraftingModel(model, heads)
+    stops: Collection[int] | None = options.stop_token_ids
+    size = options.batch_size
     if isinstance(drafting.target, Seq2SeqTarget):
-        stops = options.stop_token_ids or tuple(sorted(drafting.target.stop_token_ids))
-        size = options.batch_size if drafting.target.takes_positions else 1
-        options = replace(options, stop_token_ids=stops, batch_size=size)
+        stops = stops or drafting.target.stop_token_ids
+        size = size if drafting.target.takes_positions else 1
+    elif stops is None:
+        stops = find_stop_tokens(drafting.target.base)
+    stops = sorted(stops)
+    options = replace(options, stop_token_ids=tuple(stops), batch_size=size)
     if options.top_k > drafting.vocab_size:
         raise ValueError(
             f"record: top_k is {options.top_k}; expected 1..{drafting.vocab_size}, the vocabulary"
@@ -145,7 +152,7 @@ def write_record(
         prompts_fingerprint=fingerprint_prompts([prompt.token_ids for prompt in prompts]),
         vocab_size=drafting.vocab_size, num_slots=drafting.num_slots or 0,
         max_positions=drafting.max_positions, top_k=options.top_k,
-        max_new_tokens=options.max_new_tokens, stop_token_ids=sorted(options.stop_token_ids),
+        max_new_tokens=options.max_new_tokens, stop_token_ids=stops,
         num_texts=len(prompts), texts_per_shard=options.texts_per_shard, tokenizer=tokenizer,
         shards=[None] * -(-len(prompts) // options.texts_per_shard),
     )  # fmt: skip
@@ -183,7 +190,7 @@ def _record_batch(
         [prompt.token_ids for prompt in prompts],
         ArgmaxDrafter(),
         max_new_tokens=options.max_new_tokens,
-        stop_token_ids=options.stop_token_ids,
+        stop_token_ids=options.stop_token_ids or (),
     )
     return [
         record_text(

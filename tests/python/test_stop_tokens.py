@@ -1,0 +1,188 @@
+"""Stop tokens: every command ends a text where the model's own `generate` ends it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, LlavaConfig
+
+from lattice_bpd import NGramLM
+from lattice_bpd.cli import main
+from lattice_bpd.models import BlockwiseLM, build_small_gpt
+from lattice_bpd.models.stop_tokens import find_stop_tokens
+from lattice_bpd.train.text.tokenizer import train_byte_bpe
+
+TEXT = "the cat sat on the mat and the dog ran to the cat, while it rained all day long\n" * 9
+PROMPTS = ["the cat sat on the mat and the dog", "the dog ran to the cat, while it"]
+LIMIT, OTHER = 24, 299  # OTHER is never generated
+
+
+def generated(model: Any, ids: list[int], ends: list[int]) -> list[int]:
+    """What `model.generate` adds to a prompt."""
+    tokens = torch.tensor([ids])
+    output = model.generate(
+        tokens, do_sample=False, max_new_tokens=LIMIT, pad_token_id=0, eos_token_id=ends or None
+    )
+    tail: list[int] = output[0, len(ids) :].tolist()
+    return tail
+
+
+@pytest.fixture(scope="module")
+def parts() -> SimpleNamespace:
+    """A blockwise model, its tokenizer and prompts; the end token is one that it generates."""
+    torch.manual_seed(4)
+    tokenizer = train_byte_bpe([TEXT], 300)
+    model = build_small_gpt(300, hidden_size=48, num_layers=2, num_heads=4, max_positions=64)
+    with torch.no_grad():
+        for weight in model.base.parameters():
+            weight.mul_(3)  # a text of many different tokens
+    prompts = [tokenizer.encode(text).ids for text in PROMPTS]
+    plain = [generated(model.base, ids, []) for ids in prompts]
+    end = next(t for n, t in enumerate(plain[0]) if n > 2 and t not in plain[0][:n])
+    assert 0 not in plain[0]  # the id of <|endoftext|>
+    return SimpleNamespace(model=model, tokenizer=tokenizer, prompts=prompts, end=end, plain=plain)
+
+
+SOURCES = {
+    "generation config": (["end"], None, False, ["end"]),
+    "list of the generation config": (["end", OTHER], None, False, ["end", OTHER]),
+    "generation config before the others": (["end"], [OTHER], True, ["end"]),
+    "none of the generation config": ([-1], ["end"], True, []),
+    "config": (None, ["end"], False, ["end"]),
+    "list of the config": (None, ["end", OTHER], True, ["end", OTHER]),
+    "tokenizer": (None, None, True, ["end"]),
+    "none": (None, None, False, []),
+}
+"""End tokens of the generation config and of the config, whether the tokenizer's EOS token is the
+end token, and where texts end."""
+
+
+def write_model(parts: SimpleNamespace, folder: Path, source: str) -> list[int]:
+    """Write a model whose end token is named by one source, and return its stop tokens.
+
+    The tokenizer has a token <|endoftext|>, which is no stop token here; its EOS token is another.
+    """
+
+    def ids(tokens: list[Any]) -> list[int]:
+        return [parts.end if token == "end" else token for token in tokens]
+
+    of_generation, of_config, of_tokenizer, ends = SOURCES[source]
+    parts.model.save_pretrained(folder)
+    for name, value in (("generation_config", of_generation), ("config", of_config)):
+        path = folder / f"{name}.json"
+        named = None if value is None else ids(value) if len(value) > 1 else ids(value)[0]
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": named}))
+    parts.tokenizer.save(str(folder / "tokenizer.json"))
+    word = parts.tokenizer.id_to_token(parts.end)
+    content = {"tokenizer_class": "TokenizersBackend", "backend": "tokenizers"}
+    content |= {"eos_token": word} if of_tokenizer else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(content))
+    NGramLM.train(parts.prompts, 2, vocab_size=300, smoothing="witten_bell").save(
+        folder / "ngram.lm"
+    )
+    return ids(ends)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    status = main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    return printed.out
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_commands_end_where_the_model_ends(parts, source, tmp_path, capsys):
+    pytest.importorskip("pyarrow")
+    from lattice_bpd.evaluate.record.read import read_record
+
+    folder = tmp_path / "model"
+    ends = write_model(parts, folder, source)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    expected = [generated(model, ids, ends) for ids in parts.prompts]
+    assert (len(expected[0]) < LIMIT) == bool(ends)
+    for strategy in ("tree", "greedy", "lookup"):
+        out = run(
+            capsys, "generate", folder, "--prompt", PROMPTS[0], "--strategy", strategy,
+            "--max-new-tokens", LIMIT, "--json",
+        )  # fmt: skip
+        report = json.loads(out)
+        assert report["token_ids"] == expected[0], strategy
+        assert report["finish"] == ("stop_token" if ends else "length")
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in PROMPTS))
+    common = ["--model", folder, "--task", "jsonl", "--data", data, "--max-new-tokens", LIMIT]
+    run(capsys, "record", *common, "--out", tmp_path / "record")
+    run(
+        capsys, "evaluate", *common, "--lm", folder / "ngram.lm", "--out", tmp_path / "run",
+        "--strategies", "bpd,tree", "--alphas", "0.5", "--temperatures", "1",
+    )  # fmt: skip
+    for path in (tmp_path / "record", tmp_path / "run" / "record" / "jsonl"):
+        record = read_record(path)
+        assert [text.output.tolist() for text in record.texts] == expected
+        assert record.manifest.stop_token_ids == sorted(ends)
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    for check in results["tasks"]["jsonl"]["live"]:
+        assert check["lossless"] == check["texts"]
+
+
+def test_a_record_in_python_has_the_stop_tokens_of_the_model(parts, tmp_path):
+    pytest.importorskip("pyarrow")
+    from lattice_bpd.evaluate.record.read import read_record
+    from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
+
+    write_model(parts, tmp_path / "model", "config")
+    model = BlockwiseLM.from_pretrained(tmp_path / "model")
+    prompts = [Prompt(ids) for ids in parts.prompts]
+    for stops, ends in ((None, [parts.end]), ((), []), ((OTHER,), [OTHER])):
+        folder = tmp_path / f"record {stops}"
+        write_record(
+            folder, model, prompts, RecordOptions(max_new_tokens=LIMIT, stop_token_ids=stops)
+        )
+        expected = [generated(model.base, ids, ends) for ids in parts.prompts]
+        assert [text.output.tolist() for text in read_record(folder).texts] == expected
+
+
+@pytest.mark.parametrize("source", ["list of the generation config", "config"])
+def test_certificates_of_texts_that_ended(parts, source, tmp_path, capsys):
+    write_model(parts, tmp_path / "model", source)
+    out = run(
+        capsys, "generate", tmp_path / "model", "--prompt", PROMPTS[0], "--max-new-tokens", LIMIT,
+        "--certificate", tmp_path / "text.json",
+    )  # fmt: skip
+    assert "ended by stop_token" in out
+    certified = run(capsys, "certify", tmp_path / "text.json", "--model", tmp_path / "model")
+    assert certified.startswith("lossless")
+
+
+def test_a_constraint_needs_a_stop_token(parts, tmp_path, capsys):
+    pytest.importorskip("llguidance")
+    arguments = ["generate", str(tmp_path / "model"), "--prompt", PROMPTS[0], "--regex", "[ab]{3}"]
+    write_model(parts, tmp_path / "model", "none")
+    assert main(arguments) == 2
+    assert "names no token that ends a text" in capsys.readouterr().err
+    write_model(parts, tmp_path / "model", "config")
+    report = json.loads(run(capsys, *arguments, "--json"))
+    assert (report["finish"], report["token_ids"][-1]) == ("stop_token", parts.end)
+
+
+def test_stop_tokens_of_configs():
+    def model(generation: Any, config: Any) -> Any:
+        return SimpleNamespace(generation_config=generation, config=config)
+
+    nested = LlavaConfig()
+    nested.text_config.eos_token_id = 5
+    nested.eos_token_id = None
+    assert find_stop_tokens(model(GenerationConfig(), nested)) == {5}
+    assert find_stop_tokens(model(GenerationConfig(eos_token_id=[3, 4]), nested)) == {3, 4}
+    beyond = nested.text_config.vocab_size
+    assert find_stop_tokens(model(GenerationConfig(eos_token_id=beyond), nested)) == frozenset()
+    assert find_stop_tokens(SimpleNamespace()) == frozenset()  # no model of transformers
