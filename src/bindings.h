@@ -30,6 +30,7 @@ void BindLattice(pybind11::module_& m);
 void BindDraft(pybind11::module_& m);
 void BindVerify(pybind11::module_& m);
 void BindDecode(pybind11::module_& m);
+void BindMixture(pybind11::module_& m);
 
 // A contiguous array that is taken as it is: the typed Python layer converts, the binding does not.
 template <typename T>

@@ -15,10 +15,13 @@ __all__: list[str] = [
     "ContextNgram",
     "CorpusCounter",
     "FormatError",
+    "Mixture",
+    "MixtureText",
     "PrefixTree",
     "RepeatingText",
     "Sausage",
     "SuffixIndex",
+    "TextStore",
     "TrieAssembler",
     "Vocabulary",
     "additive_masks",
@@ -41,6 +44,7 @@ __all__: list[str] = [
     "evaluate_lm",
     "follow_greedy",
     "fused_instruction_sets",
+    "gate_bins",
     "gumbel_noise",
     "interpolate",
     "list_runs",
@@ -73,6 +77,7 @@ __all__: list[str] = [
     "search_chains_of_sausages",
     "search_drafts",
     "search_drafts_of_sausages",
+    "search_mixtures",
     "search_trees",
     "search_trees_of_sausages",
     "select_top_k",
@@ -232,6 +237,56 @@ class CorpusCounter:
 class FormatError(ValueError):
     pass
 
+class Mixture:
+    """
+    Sources of drafts and their gates.
+    """
+    def __init__(
+        self,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        has_heads: bool,
+        lms: collections.abc.Sequence[BackoffLm],
+        has_text: bool,
+        store: TextStore | None = None,
+        learning_rate: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        theta: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None,
+    ) -> None: ...
+    @property
+    def sources(self) -> list[str]: ...
+
+class MixtureText:
+    """
+    A text with what a mixture knows of it.
+    """
+    def __init__(self, mixture: Mixture) -> None: ...
+    def __len__(self) -> int: ...
+    def append(
+        self, token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> None: ...
+    def distribution_after(
+        self, node: typing.SupportsInt | typing.SupportsIndex
+    ) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.float64]]: ...
+    def examples(
+        self,
+    ) -> tuple[
+        numpy.typing.NDArray[numpy.int32],
+        numpy.typing.NDArray[numpy.bool],
+        numpy.typing.NDArray[numpy.float64],
+    ]: ...
+    def keep_examples(self) -> None: ...
+    def sample(
+        self,
+        max_depth: typing.SupportsInt | typing.SupportsIndex,
+        max_nodes: typing.SupportsInt | typing.SupportsIndex,
+        least: typing.SupportsFloat | typing.SupportsIndex,
+        key: typing.SupportsInt | typing.SupportsIndex,
+        token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None,
+        log_probs: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
+        transitions: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
+    ) -> PrefixTree: ...
+    @property
+    def theta(self) -> numpy.typing.NDArray[numpy.float64]: ...
+
 class PrefixTree:
     """
     Drafts of one sequence; every shared prefix once.
@@ -383,6 +438,16 @@ class SuffixIndex:
     def longest(self) -> int: ...
     @property
     def tokens(self) -> list[int]: ...
+
+class TextStore:
+    """
+    The latest texts' n-grams.
+    """
+    def __init__(self, max_tokens: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def add(self, token_ids: numpy.typing.NDArray[numpy.int32]) -> None: ...
+    def tokens(self) -> numpy.typing.NDArray[numpy.int32]: ...
+    @property
+    def max_tokens(self) -> int: ...
 
 class TrieAssembler:
     """
@@ -619,6 +684,7 @@ def follow_greedy(
     node_rows: list[numpy.typing.NDArray[numpy.int64]] | None,
 ) -> list[typing.Any]: ...
 def fused_instruction_sets() -> list[str]: ...
+def gate_bins(sources: collections.abc.Sequence[str]) -> tuple[list[int], int]: ...
 def gumbel_noise(
     key: typing.SupportsInt | typing.SupportsIndex,
     first_row: typing.SupportsInt | typing.SupportsIndex,
@@ -881,6 +947,24 @@ def search_drafts_of_sausages(
     normalization: str,
     threads: typing.SupportsInt | typing.SupportsIndex = 0,
     caches: collections.abc.Sequence[ContextNgram] = [],
+) -> list[PrefixTree]: ...
+def search_mixtures(
+    texts: collections.abc.Sequence[MixtureText],
+    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    max_nodes: typing.SupportsInt | typing.SupportsIndex,
+    is_chain: bool = False,
+    token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None,
+    log_probs: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
+    transitions: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
+    costs: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None,
+    allow: typing.Any = None,
+    noise: tuple[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        typing.SupportsFloat | typing.SupportsIndex,
+    ]
+    | None = None,
+    threads: typing.SupportsInt | typing.SupportsIndex = 1,
 ) -> list[PrefixTree]: ...
 def search_trees(
     token_ids: numpy.typing.NDArray[numpy.int32],

@@ -17,6 +17,7 @@ ContextTrie::ContextTrie(int order) : order_(order) { Clear(); }
 
 void ContextTrie::Clear() {
   text_.clear();
+  num_removed_ = 0;
   nodes_.assign(1, ContextNode{});
   child_marks_.assign(1, 0);
   free_.clear();
@@ -26,14 +27,21 @@ void ContextTrie::Clear() {
 }
 
 void ContextTrie::Append(Symbol word) {
+  const std::uint32_t position = end_position();
   text_.push_back(word);
   std::uint32_t ends[kMaxOrder + 1] = {kRoot};
   for (int length = 1; length <= num_ends_; ++length) {
     const std::uint32_t parent = ends_[length - 1];
     std::uint32_t node = Find(parent, word);
-    if (node == kNoNode) node = Add(parent, word);
+    if (node == kNoNode) {
+      node = Add(parent, word);
+    } else if (nodes_[parent].first_child != node) {
+      Unlink(nodes_[node]);
+      PutFirst(node);
+    }
     ++nodes_[node].count;
     ++nodes_[parent].successors;
+    nodes_[parent].last_successor = position;
     ends[length] = node;
   }
   num_ends_ = std::min(num_ends_ + 1, order_);
@@ -50,6 +58,7 @@ void ContextTrie::RemoveFirst() {
     if (--nodes_[path[length]].count == 0) Remove(path[length]);
   }
   text_.pop_front();
+  ++num_removed_;
 }
 
 ContextState ContextTrie::StateOf(Span<TokenId> history) const {
@@ -76,6 +85,19 @@ ContextState ContextTrie::StateOfText() const {
   return state;
 }
 
+ContextState ContextTrie::Advance(const ContextState& state, Symbol word) const {
+  ContextState next;
+  for (std::uint32_t length = 0; length <= state.length; ++length) {
+    if (length + 1 == static_cast<std::uint32_t>(order_)) break;
+    const std::uint32_t parent = length == 0 ? kRoot : state.nodes[length - 1];
+    if (!MayHave(parent, word)) break;
+    const std::uint32_t node = Find(parent, word);
+    if (node == kNoNode || nodes_[node].successors == 0) break;
+    next.nodes[next.length++] = node;
+  }
+  return next;
+}
+
 std::uint32_t ContextTrie::Add(std::uint32_t parent, Symbol word) {
   std::uint32_t added;
   if (free_.empty()) {
@@ -91,14 +113,28 @@ std::uint32_t ContextTrie::Add(std::uint32_t parent, Symbol word) {
   child_marks_[parent] |= MarkOf(word);
   nodes_[added].word = word;
   nodes_[added].parent = parent;
-  const std::uint32_t first = nodes_[parent].first_child;
-  nodes_[added].next = first;
-  if (first != kNoNode) nodes_[first].previous = added;
-  nodes_[parent].first_child = added;
+  PutFirst(added);
   ++nodes_[parent].distinct;
   if (2 * (nodes_.size() - free_.size()) > table_.size()) GrowTable();
   Insert({Hash(parent, word), added});
   return added;
+}
+
+void ContextTrie::PutFirst(std::uint32_t node) {
+  ContextNode& parent = nodes_[nodes_[node].parent];
+  nodes_[node].previous = kNoNode;
+  nodes_[node].next = parent.first_child;
+  if (parent.first_child != kNoNode) nodes_[parent.first_child].previous = node;
+  parent.first_child = node;
+}
+
+void ContextTrie::Unlink(const ContextNode& node) {
+  if (node.previous == kNoNode) {
+    nodes_[node.parent].first_child = node.next;
+  } else {
+    nodes_[node.previous].next = node.next;
+  }
+  if (node.next != kNoNode) nodes_[node.next].previous = node.previous;
 }
 
 void ContextTrie::Remove(std::uint32_t node) {
@@ -106,12 +142,7 @@ void ContextTrie::Remove(std::uint32_t node) {
   const ContextNode& gone = nodes_[node];
   ContextNode& parent = nodes_[gone.parent];
   --parent.distinct;
-  if (gone.previous == kNoNode) {
-    parent.first_child = gone.next;
-  } else {
-    nodes_[gone.previous].next = gone.next;
-  }
-  if (gone.next != kNoNode) nodes_[gone.next].previous = gone.previous;
+  Unlink(gone);
   free_.push_back(node);
   if (parent.distinct <= kMarkedChildren) MarkChildren(gone.parent);
 }

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from lattice_bpd.arguments import check_int
 
+TREE_NODES = 36  # draft tokens of a tree with max_nodes "auto"
+MIXTURE_SOURCES = ("heads", "lm", "text", "store")
 MAX_NODES = 1 << 12  # kMaxTreeNodes of cpp/lattice_bpd/draft/find_tree.h
 
 
@@ -53,6 +55,10 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
         "the draft of greatest expected accepted length", ("temperature", *_PATHS), ("heads",),
         ("lm",),
     ),
+    "mixture": StrategyInfo(
+        "the most probable prefixes of heads, LMs and the text so far",
+        ("sources", "max_nodes", "top_k"), (), ("heads", "lm"),
+    ),
     "tree": StrategyInfo("the max_nodes most probable prefixes", _TREE, ("heads",), ("lm",)),
     "sampled": StrategyInfo("paths sampled as one tree, for Rejection", _TREE, ("heads",), ("lm",)),
     "auto": StrategyInfo("trees whose size is chosen at run time", _TREE, ("heads",), ("lm",)),
@@ -84,7 +90,8 @@ class DraftConfig:
         strategy: a name of `STRATEGIES`.
         top_k: k, candidates of each slot, 1 to the vocabulary size.
         num_drafts: p, drafts of "p_best", 1..4096.
-        max_nodes: N, draft tokens of a tree, 1..4096; for "auto" the upper limit.
+        max_nodes: N, draft tokens of a tree, 1..4096. "auto": 36; for "mixture" by the measured
+            cost of calls, 0 to 64.
         alpha: weight of the LM's natural log probabilities.
         temperature: divides the scores of chains and trees; above 1 a tree is wider and less deep.
         ngram_cache: interpolate the LM with n-grams of prompt and output; the order is 1..6 (True:
@@ -97,6 +104,8 @@ class DraftConfig:
         normalization: "global": whole paths are ranked by their scores; "local": the scores of a
             slot's candidates, LM included, are normalized by softmax after every prefix; None: the
             heads' own, which is global unless they score transitions.
+        sources: what "mixture" drafts from, of "heads", "lm", "text" (the text so far) and "store"
+            (texts served before); None: all that there are.
 
     Raises:
         TypeError: a value of another type.
@@ -106,7 +115,7 @@ class DraftConfig:
     strategy: str = "tree"
     top_k: int = 16
     num_drafts: int = 16
-    max_nodes: int = 36
+    max_nodes: int | str = "auto"
     alpha: float = 0.5
     temperature: float = 1.0
     ngram_cache: bool | int = False
@@ -115,6 +124,7 @@ class DraftConfig:
     head_scales: tuple[float, ...] | None = None
     entropy_weight: float = 0.0
     normalization: str | None = None
+    sources: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Raise for values out of range."""
@@ -126,6 +136,8 @@ class DraftConfig:
             )
         for name in ("top_k", "num_drafts", "max_nodes", "draft_length", "beam"):
             value = getattr(self, name)
+            if name == "max_nodes" and value == "auto":
+                continue
             if value is not None or name in ("top_k", "num_drafts", "max_nodes"):
                 most = MAX_NODES if name in ("num_drafts", "max_nodes") else None
                 check_int(name, value, 1, most)
@@ -133,6 +145,7 @@ class DraftConfig:
             _check_number(name, getattr(self, name), positive=name == "temperature")
         for scale in self.head_scales or ():
             _check_number("head_scales", scale, positive=True)
+        self._check_sources()
         if self.normalization not in (None, "global", "local"):
             raise ValueError(
                 f"normalization is {self.normalization!r}; expected 'global', 'local' or None"
@@ -144,6 +157,20 @@ class DraftConfig:
             )
         if self.ngram_cache is not False and not 1 <= self.ngram_cache <= 6:
             raise ValueError(f"ngram_cache is {self.ngram_cache}; expected an order of 1..6")
+
+    def _check_sources(self) -> None:
+        if self.sources is None:
+            return
+        object.__setattr__(self, "sources", tuple(self.sources))
+        unknown = [name for name in self.sources or () if name not in MIXTURE_SOURCES]
+        if unknown or not self.sources:
+            found = repr(unknown[0]) if unknown else "none"
+            raise ValueError(f"sources: found {found}; expected of {', '.join(MIXTURE_SOURCES)}")
+
+    @property
+    def tree_nodes(self) -> int:
+        """max_nodes, with "auto" the default of trees."""
+        return TREE_NODES if isinstance(self.max_nodes, str) else self.max_nodes
 
     @property
     def options(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.config import TREE_NODES
 from lattice_bpd.draft.contents import have_same_contents
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Drafts:
             return tokens.sum(axis=-1, dtype=np.int32)
         return tokens.sum(dim=-1).int()
 
-    def tree(self, max_nodes: int = DraftConfig.max_nodes) -> DraftTree:
+    def tree(self, max_nodes: int = TREE_NODES) -> DraftTree:
         """The tree of the `max_nodes` most probable prefixes of the lattices searched.
 
         The same as :func:`lattice_bpd.rescore_tree` with the arguments that gave these drafts. It

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lattice_bpd.arguments import check_int
-from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.config import TREE_NODES, DraftConfig
 from lattice_bpd.draft.draft_tree import DraftTree
 from lattice_bpd.draft.drafts import Drafts
 from lattice_bpd.draft.search import MAX_DRAFTS, check_search
@@ -110,7 +110,7 @@ def rescore_tree(
     context: Any,
     lm: NGramLM | None,
     *,
-    max_nodes: int = DraftConfig.max_nodes,
+    max_nodes: int = TREE_NODES,
     top_k: int = DraftConfig.top_k,
     alpha: float = DraftConfig.alpha,
     temperature: float = 1.0,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.config import TREE_NODES, DraftConfig
 from lattice_bpd.draft.contents import have_same_contents
 from lattice_bpd.draft.search import check_search
 from lattice_bpd.draft.search_options import number_of
@@ -105,7 +105,7 @@ def sample_tree(
     context: Any,
     lm: NGramLM | None,
     *,
-    max_nodes: int = DraftConfig.max_nodes,
+    max_nodes: int = TREE_NODES,
     top_k: int = DraftConfig.top_k,
     alpha: float = DraftConfig.alpha,
     temperature: float = 1.0,

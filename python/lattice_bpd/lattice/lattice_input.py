@@ -49,6 +49,8 @@ class LatticeInput:
         confidences: (B, H) float, the heads' own estimates of the probability that a slot's token
             is accepted if those before it are, along the greedy walk; None: there are none. No
             part of the score.
+        are_log_probs: whether scores are natural logs of probabilities over the whole vocabulary,
+            so that those of the candidates of a slot sum to less than 1.
     """
 
     token_ids: Any
@@ -58,6 +60,7 @@ class LatticeInput:
     unary: UnaryScores = "added"
     normalization: Normalization = "global"
     confidences: Any = None
+    are_log_probs: bool = False
 
     @classmethod
     def from_logits(
@@ -82,7 +85,9 @@ class LatticeInput:
         """
         where = "LatticeInput.from_logits"
         best = select_top_k(head_logits, top_k, log_softmax=log_softmax, where=where)
-        return cls(best.token_ids, best.scores, normalization=normalization)
+        return cls(
+            best.token_ids, best.scores, normalization=normalization, are_log_probs=log_softmax
+        )
 
     @property
     def num_slots(self) -> int:
@@ -188,15 +193,42 @@ class LatticeInput:
         """
         self._check_names(where)
         token_ids, scores, start, transitions = self._host_arrays(where)
+        unary = self._unary_scores(scores, start)
+        try:
+            return _core.sausages_of(token_ids, np.ascontiguousarray(unary), transitions)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+    def to_source_scores(
+        self, where: str
+    ) -> tuple[npt.NDArray[np.int32], Float32Array, Float32Array | None]:
+        """Token ids, log probabilities and transitions, as a source of a mixture takes them.
+
+        With transitions the second array has scores, which are normalized after each token; else
+        it has log probabilities, of the candidates alone unless `are_log_probs`.
+
+        Raises:
+            TypeError, ValueError: as `to_sausages`.
+        """
+        self._check_names(where)
+        token_ids, scores, start, transitions = self._host_arrays(where)
+        unary = self._unary_scores(scores, start)
+        if transitions is None and not self.are_log_probs:
+            top = unary.max(axis=-1, keepdims=True)
+            top = np.where(np.isneginf(top), np.float32(0.0), top)  # a masked slot
+            with np.errstate(divide="ignore"):
+                unary = unary - top - np.log(np.exp(unary - top).sum(axis=-1, keepdims=True))
+            unary = np.where(np.isnan(unary), np.float32(-np.inf), unary)
+        return token_ids, np.ascontiguousarray(unary, np.float32), transitions
+
+    def _unary_scores(self, scores: Float32Array, start: Float32Array | None) -> Float32Array:
+        """The scores of candidates alone, those of slot 0 with `start`."""
         masked = np.isneginf(scores)
         unary = scores if self.unary == "added" else np.where(masked, scores, np.float32(0.0))
         if start is not None:
             first = np.where(masked[:, 0], scores[:, 0], unary[:, 0] + start)
             unary = np.concatenate([first[:, None], unary[:, 1:]], axis=1)
-        try:
-            return _core.sausages_of(token_ids, np.ascontiguousarray(unary), transitions)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+        return unary
 
     def _floats(self) -> dict[str, Any]:
         return {"scores": self.scores, "start": self.start, "transitions": self.transitions}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from lattice_bpd.decode.constraint.lattice import Intersection
@@ -16,7 +18,7 @@ from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.lattice.lattice_input import LatticeInput, Normalization
-from lattice_bpd.lattice.logits import Candidates
+from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.lm.ngram import NGramLM
 
 
@@ -49,6 +51,52 @@ def _read_heads(
             outputs = outputs[:, :slots]
     first.stats.lap("heads", start)
     return outputs
+
+
+@dataclass
+class HeadCandidates:
+    """The candidates of the heads, as sources of a mixture.
+
+    Attributes:
+        token_ids: (B, H, k) int32.
+        log_probs: (B, H, k) float32, natural logs of the heads' probabilities; -inf masks. With
+            transitions scores, since the distribution of a slot depends on the token before it.
+        transitions: (B, H-1, k, k) float32, or None.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    log_probs: npt.NDArray[np.float32]
+    transitions: npt.NDArray[np.float32] | None = None
+
+    def row(self, row: int) -> HeadCandidates:
+        """Those of one sequence, as a batch of one."""
+        part = slice(row, row + 1)
+        transitions = None if self.transitions is None else self.transitions[part]
+        return HeadCandidates(self.token_ids[part], self.log_probs[part], transitions)
+
+
+def read_head_candidates(states: Sequence[DecodeState], top_k: int) -> HeadCandidates:
+    """The k most probable tokens of each slot.
+
+    Args:
+        states: of the B sequences.
+        top_k: k, cut to the vocabulary.
+
+    Raises:
+        ValueError: NaN or +inf.
+    """
+    outputs = _read_heads(states)
+    start = time.perf_counter()
+    if isinstance(outputs, LatticeInput):
+        lattice = outputs.cut(outputs.num_slots, top_k)
+        heads = HeadCandidates(*lattice.to_source_scores("MixtureDrafter"))
+    else:
+        best = select_top_k(
+            outputs, min(top_k, int(outputs.shape[2])), log_softmax=True, where="MixtureDrafter"
+        )
+        heads = HeadCandidates(best.token_ids, best.scores)
+    states[0].stats.lap("top_k", start)
+    return heads
 
 
 def prepare_rescoring(

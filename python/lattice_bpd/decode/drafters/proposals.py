@@ -49,9 +49,9 @@ def _finish(tree: PrefixTree, state: DecodeState, drafter: Drafter) -> PrefixTre
     if state.constrained is not None and not isinstance(drafter, NoDrafter):
         with state.stats.stage("constraint"):
             tree = constrain_tree(tree, state.constrained.automaton_state, state.max_draft_length)
-    if state.model.target.is_recurrent and tree.max_depth + 1 < len(tree):
+    if state.is_chain and tree.max_depth + 1 < len(tree):
         tree = tree.best_chain()
-        state.stats.flattened_trees += 1
+        state.stats.flattened_trees += state.model.target.is_recurrent
     state.stats.verified_tokens += len(tree) - 1
     return tree
 

@@ -38,8 +38,12 @@ def prefers_samples(states: Sequence[DecodeState]) -> bool:
 
     That is so under `Rejection`, and under `Sampled` where the target's noise is known.
     """
-    rejects = all(isinstance(_sampler(state), RejectionSelector) for state in states)
-    return rejects or target_noise(states, 1.0) is not None
+    return rejects(states) or target_noise(states, 1.0) is not None
+
+
+def rejects(states: Sequence[DecodeState]) -> bool:
+    """Whether all texts are sampled by rejection."""
+    return all(isinstance(_sampler(state), RejectionSelector) for state in states)
 
 
 def sampling_temperature(states: Sequence[DecodeState]) -> float:

@@ -39,7 +39,7 @@ class LatticeTreeDrafter(Drafter):
     ) -> None:
         self.lm, self.config = lm, DraftConfig.make(type(self).__name__, config, options)
         check_used(type(self).__name__, "tree", options)
-        self.max_nodes = self.config.max_nodes
+        self.max_nodes = self.config.tree_nodes
         self._caches = NGramCaches.of_option(self.config.ngram_cache, lm)
 
 

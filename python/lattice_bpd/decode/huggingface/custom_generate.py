@@ -28,6 +28,7 @@ from lattice_bpd.arguments import errors_named
 from lattice_bpd.decode.adaptive.experience import experience_of
 from lattice_bpd.decode.constraint.protocol import Constraint, check_constraint
 from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
+from lattice_bpd.decode.drafters.call_costs import costs_of
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.huggingface.caller import find_arguments
 from lattice_bpd.decode.huggingface.checks import (
@@ -64,7 +65,7 @@ class CustomGenerate:
         drafter: see `lattice_bpd.decode.generate`, also for lm, draft_model, layout and options.
         lm: n-gram LM over the target's token ids.
         draft_model: of "draft_model" and "combined".
-        layout: verification layout: "auto", "tree" or "rows".
+        layout: verification layout: "auto", "tree", "rows", or "chain" for one draft in each step.
         streamer: of `transformers`, used if `generate` has none.
         acceptance: acceptance rule, applied to processed logits. With a lossy rule the output
             differs from plain `generate`, and `lossless` of the results is False. None: Exact, or
@@ -190,8 +191,12 @@ class CustomGenerate:
         """Decode the rows of input_ids; see `__call__`."""
         drafter = self.drafter
         if self.config is not None:
-            experience = experience_of(drafting.target.base)
-            drafter = make_drafter(self.config, replace(self.sources, experience=experience))
+            base = drafting.target.base
+            sources = replace(
+                self.sources, experience=experience_of(base), costs=costs_of(base),
+                has_heads=drafting.heads is not None,
+            )  # fmt: skip
+            drafter = make_drafter(self.config, sources)
         rows = _visible_rows(drafting, input_ids, model_kwargs)
         prompts = check_prompts(drafting, rows, beyond_positions=True)
         options.max_draft_nodes = count_draft_nodes(drafter, drafting)

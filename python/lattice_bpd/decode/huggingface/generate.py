@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from lattice_bpd.arguments import errors_named
 from lattice_bpd.decode.adaptive.experience import experience_of
 from lattice_bpd.decode.constraint.protocol import Constraint
+from lattice_bpd.decode.drafters.call_costs import costs_of
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.huggingface.request import Request
 from lattice_bpd.decode.huggingface.text_inputs import (
@@ -100,7 +101,8 @@ def generate(
             own Constraint. The output is greedy among the allowed tokens.
         certificate: record every token's margin, and check tokens that rounding could have changed
             by plain calls; see `Certificate`. For the exact rule only.
-        layout: verification layout: "auto", "tree" or "rows"; see docs/exactness.md.
+        layout: verification layout: "auto", "tree", "rows", or "chain" for one draft in each step;
+            see docs/exactness.md.
         streamer: of `transformers`, for one prompt; receives the prompt, then each token, then the
             end, also after an error.
         options: fields of `DraftConfig` by name, such as max_nodes, top_k, alpha, temperature or
@@ -139,7 +141,10 @@ def generate(
             chosen: Any = drafter
         else:
             experience = experience_of(model) if config.strategy == "auto" else None
-            sources = DraftSources(lm, draft_model, target.heads is not None, experience)
+            sources = DraftSources(
+                lm, draft_model, target.heads is not None, experience,
+                costs=costs_of(target.target.base),
+            )  # fmt: skip
             if config.strategy == "oracle":
                 chosen = _make_oracles(request, config, sources, decoding)
             else:

@@ -72,7 +72,7 @@ class Options:
         limits: most tokens to decode, for each sequence.
         limited_by_positions: for each sequence, whether its limit is the target's positions.
         stop_token_ids: decoding ends after the first of these, which is kept.
-        layout: verification layout: "auto", "tree" or "rows".
+        layout: verification layout: "auto", "tree", "rows", or "chain", one draft.
         streamer: of `transformers`; receives the decoded tokens one at a time.
         streams_prompt: whether it receives the prompt first.
         acceptance: acceptance rule.
@@ -134,7 +134,7 @@ class _Run:
             self.model.target,
             self.cache,
             trees,
-            layout=self.options.layout,
+            layout="auto" if self.options.layout == "chain" else self.options.layout,
             selectors=None if selectors is None else [selectors[n] for n in self.active],
         )
         self.stats.lap("verify", start + verified.target_seconds)
@@ -219,6 +219,7 @@ def run_loop(
             state.selector = None if inner is None else inner[number]
             state.constrained = None if constrained is None else constrained[number]
             state.source = cache.source_of(number)
+            state.is_chain = options.layout == "chain" or model.target.is_recurrent
         run = _Run(model, options, list(drafters), states, cache, seconds)
         run.active = list(range(len(states)))
         for number, verified in enumerate(first):

@@ -31,6 +31,7 @@ class DecodeState:
             max_draft_length.
         max_draft_length: longest draft of any drafter in this step, limited by the output limit
             and the target's positions.
+        is_chain: whether only a single draft is verified.
         finish: finish reason; None while the text is not finished.
         selector: of the acceptance rule, for drafters that share its random numbers; None: argmax.
         constrained: selector with the automaton state of the constraint; None: no constraint.
@@ -48,6 +49,7 @@ class DecodeState:
     stats: DecodeStats
     num_slots: int = 0
     max_draft_length: int = 0
+    is_chain: bool = False
     finish: str | None = None
     selector: TokenSelector | None = None
     constrained: ConstrainedSelector | None = None

@@ -11,18 +11,21 @@ from torch import nn
 from lattice_bpd.decode.adaptive.controller import Controller
 from lattice_bpd.decode.adaptive.experience import Experience
 from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
+from lattice_bpd.decode.drafters.call_costs import ModelCosts
 from lattice_bpd.decode.drafters.chain import ChainDrafter
 from lattice_bpd.decode.drafters.combined import CombinedDrafter
 from lattice_bpd.decode.drafters.continuation import ContinuationDrafter
 from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
 from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
 from lattice_bpd.decode.drafters.lookup import LookupDrafter
+from lattice_bpd.decode.drafters.mixture import MixtureDrafter, TextStore
 from lattice_bpd.decode.drafters.oracle import OracleDrafter
 from lattice_bpd.decode.drafters.p_best import PBestDrafter
 from lattice_bpd.decode.drafters.sampled import SampledTreeDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
 from lattice_bpd.decode.drafters.tree import TreeDrafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
+from lattice_bpd.draft.gates import Gates
 from lattice_bpd.lm.ngram import NGramLM
 
 
@@ -32,10 +35,13 @@ class DraftSources:
 
     Attributes:
         lm: n-gram LM over the target's token ids; of "neural" and "p_best" also a TransitionScorer
-            or a small causal LM of `transformers`.
+            or a small causal LM of `transformers`; of "mixture" also a list of n-gram LMs.
         draft_model: a small causal LM of `transformers` with the target's tokenizer.
         has_heads: whether the model has draft heads.
         experience: measurements of "auto" for the model; None: none.
+        store: texts served before, for "mixture"; None: none.
+        gates: the weights of the sources of "mixture"; None: the defaults.
+        costs: measured costs of the model's calls, for "mixture"; None: none yet.
         output: the target's output, for "oracle".
     """
 
@@ -43,6 +49,9 @@ class DraftSources:
     draft_model: Any = None
     has_heads: bool = True
     experience: Experience | None = None
+    store: TextStore | None = None
+    gates: Gates | None = None
+    costs: ModelCosts | None = None
     output: Sequence[int] = ()
 
 
@@ -88,7 +97,10 @@ def _check_sources(strategy: str, sources: DraftSources) -> None:
             "small causal LM with the target's tokenizer; load one with "
             f"AutoModelForCausalLM.from_pretrained{hint}"
         )
-    if strategy not in ("neural", "p_best"):
+    if strategy == "mixture" and isinstance(sources.lm, (list, tuple)):
+        for lm in sources.lm:
+            _check_ngram_lm(lm)
+    elif strategy not in ("neural", "p_best"):
         _check_ngram_lm(sources.lm)
     if "heads" in info.needs and not sources.has_heads:
         raise ValueError(
@@ -106,6 +118,30 @@ def _check_ngram_lm(lm: Any) -> None:
     raise TypeError(
         f"make_drafter: lm is a {type(lm).__name__}; expected an NGramLM; load one with {hint} "
         "(scorers and neural LMs are for 'neural' and 'p_best')"
+    )
+
+
+def _mixture(config: DraftConfig, sources: DraftSources) -> Drafter:
+    """All sources that are given, or those that the config names."""
+    lm = sources.lm
+    lms = [] if lm is None else list(lm) if isinstance(lm, (list, tuple)) else [lm]
+    given = {"heads": sources.has_heads, "lm": lms, "text": True, "store": sources.store}
+    for name in config.sources or ():
+        if not given[name]:
+            raise ValueError(
+                f"make_drafter: sources has {name!r}, and there is none; give {name}=, or leave it "
+                "out of sources"
+            )
+    used = [name for name in given if config.sources is None or name in config.sources]
+    return MixtureDrafter(
+        lms if "lm" in used else (),
+        heads=sources.has_heads and "heads" in used,
+        text="text" in used,
+        store=sources.store if "store" in used else None,
+        max_nodes=config.max_nodes,
+        top_k=config.top_k,
+        gates=sources.gates,
+        costs=sources.costs,
     )
 
 
@@ -134,17 +170,18 @@ def _combined(config: DraftConfig, sources: DraftSources) -> Drafter:
     heads = TreeDrafter(lm, config) if sources.has_heads else None
     if lm is not None:
         top_k = min(config.top_k, lm.vocab_size)
-        parts.append(ContinuationDrafter(heads, lm, top_k=top_k, max_nodes=config.max_nodes))
+        parts.append(ContinuationDrafter(heads, lm, top_k=top_k, max_nodes=config.tree_nodes))
     elif heads is not None:
         parts.append(heads)
     if sources.draft_model is not None:  # not sampled, since of samples none can be left out
         shape = "chain" if lm is None else "tree"
         parts.append(DraftModelDrafter(sources.draft_model, config, shape=shape, lm=lm))
-    return CombinedDrafter([*parts, _lookup(config, sources)], max_nodes=config.max_nodes)
+    return CombinedDrafter([*parts, _lookup(config, sources)], max_nodes=config.tree_nodes)
 
 
 _BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
     "greedy": lambda _config, _sources: NoDrafter(),
+    "mixture": _mixture,
     "bpd": lambda _config, _sources: ArgmaxDrafter(),
     "ngram": lambda config, sources: PBestDrafter(sources.lm, config),
     "neural": lambda config, sources: ScorerDrafter(sources.lm, config),

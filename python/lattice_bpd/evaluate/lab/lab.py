@@ -189,7 +189,7 @@ class Lab:
         return {
             "name": point.strategy.name,
             "label": point.strategy.label.format(
-                p=options.num_drafts, k=options.top_k, nodes=options.max_nodes, n=order
+                p=options.num_drafts, k=options.top_k, nodes=options.tree_nodes, n=order
             ),
             "options": point.to_json(),
             "block_efficiency": replayed.block_efficiency,

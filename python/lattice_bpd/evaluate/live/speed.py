@@ -60,7 +60,7 @@ def measure_speed(
         max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, rounds=SPEED_ROUNDS,
         on_prompt=None if on_prompt is None else lambda _setting: on_prompt(),
     )  # fmt: skip
-    names = {"p": tree.num_drafts, "n": lm.order if lm else 0, "nodes": tree.max_nodes}
+    names = {"p": tree.num_drafts, "n": lm.order if lm else 0, "nodes": tree.tree_nodes}
     return [
         {
             "name": result.setting.name,

@@ -204,7 +204,7 @@ def draft_tree(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig)
         batch.lattice(options),
         batch.contexts,
         rescorers.lm,
-        max_nodes=options.max_nodes,
+        max_nodes=options.tree_nodes,
         alpha=options.alpha,
         temperature=options.temperature,
         threads=rescorers.threads,
@@ -225,7 +225,7 @@ def draft_counts(batch: PositionBatch, rescorers: Rescorers, options: DraftConfi
     for row, context in enumerate(batch.contexts):
         tree = grow_tree(
             trie, found.token_ids[row], found.scores[row], context[-trie.order :].tolist(),
-            max_nodes=options.max_nodes, alpha=options.alpha,
+            max_nodes=options.tree_nodes, alpha=options.alpha,
         )  # fmt: skip
         nodes[row] = len(tree.token_ids)
         rows.append([[tree.token_ids[n] for n in leaf] for leaf in tree.leaf_nodes()])

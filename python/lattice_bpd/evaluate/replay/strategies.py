@@ -195,7 +195,7 @@ _BASELINES = (
         "{nodes}-node raw-count trie",
         draft_counts,
         lambda rescorers, _continuation, options: CountTrieDrafter(
-            rescorers.trie, top_k=options.top_k, max_nodes=options.max_nodes, alpha=options.alpha
+            rescorers.trie, top_k=options.top_k, max_nodes=options.tree_nodes, alpha=options.alpha
         ),
         ("top_k", "max_nodes", "alpha"),
         uses_trie=True,

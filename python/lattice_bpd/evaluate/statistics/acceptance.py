@@ -71,7 +71,7 @@ def measure_calibration(
     for _, batch in recording.batches(replayed.places):
         tree = rescore_tree(
             batch.lattice(options).at_temperature(options.temperature), batch.contexts,
-            rescorers.lm, max_nodes=options.max_nodes, alpha=options.alpha / options.temperature,
+            rescorers.lm, max_nodes=options.tree_nodes, alpha=options.alpha / options.temperature,
             threads=rescorers.threads,
         )  # fmt: skip
         wanted = np.take_along_axis(batch.wanted, tree.depths, axis=1)

@@ -100,7 +100,7 @@ class DraftModelDrafter(Drafter):
         if self.shape == "lattice":
             return self.num_slots * self.config.num_drafts
         is_chain = self.shape in ("chain", "sampled") or (self.shape is None and self.lm is None)
-        return self.num_slots if is_chain else max(self.num_slots, self.config.max_nodes)
+        return self.num_slots if is_chain else max(self.num_slots, self.config.tree_nodes)
 
     @cached_property
     def draws(self) -> list[int]:
@@ -109,7 +109,7 @@ class DraftModelDrafter(Drafter):
             return list(self._given_draws)
         is_tree = self.shape == "sampled_tree" or (self.shape is None and self.lm is not None)
         if is_tree and self.reader.model.refuses_tree() is None:
-            return plan_draws(self.config.max_nodes, self.num_slots)
+            return plan_draws(self.config.tree_nodes, self.num_slots)
         return [1] * self.num_slots
 
     def _shape_for(self, states: Sequence[DecodeState]) -> str:
@@ -179,7 +179,7 @@ class DraftModelDrafter(Drafter):
     ) -> list[GrowingTree]:
         return grow_best(
             self.reader, texts, logits, depths, top_k=self.config.top_k,
-            max_nodes=self.config.max_nodes, temperature=self.config.temperature,
+            max_nodes=self.config.tree_nodes, temperature=self.config.temperature,
         )  # fmt: skip
 
     def _grow_sampled(
@@ -217,7 +217,7 @@ class DraftModelDrafter(Drafter):
             else:
                 drafted = search_trees(
                     candidates.at_temperature(self.config.temperature), contexts, self.lm, depths,
-                    max_nodes=self.config.max_nodes,
+                    max_nodes=self.config.tree_nodes,
                     alpha=self.config.alpha / self.config.temperature,
                 )  # fmt: skip
             for row, tree in zip(rows, drafted, strict=True):

@@ -1,0 +1,530 @@
+#include "lattice_bpd/mixture/mixture.h"
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <utility>
+
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/keyed_noise.h"
+#include "lattice_bpd/base/parallel.h"
+#include "lattice_bpd/draft/fused_exponentials.h"
+#include "lattice_bpd/mixture/text_successors.h"
+
+namespace lattice_bpd {
+namespace {
+
+constexpr std::uint32_t kMostCopied = 32;  // tokens of a match that are counted
+constexpr Symbol kSeparator = kNoSymbol - 1;
+
+std::vector<SourceKind> SourcesOf(const Mixture::Options& options) {
+  std::vector<SourceKind> kinds;
+  if (options.has_heads) kinds.push_back(SourceKind::kHeads);
+  kinds.insert(kinds.end(), options.lms.size(), SourceKind::kLm);
+  if (options.has_text) {
+    kinds.push_back(SourceKind::kText);
+    kinds.push_back(SourceKind::kCopy);
+  }
+  if (options.store != nullptr) kinds.push_back(SourceKind::kStore);
+  if (kinds.empty()) throw ValueError("Mixture: no source; expected heads, an LM, text or a store");
+  if (options.lms.size() > kMaxMixtureLms) {
+    throw ValueError(StrCat("Mixture: ", options.lms.size(), " LMs; expected at most ",
+                            kMaxMixtureLms, "; merge some with ngram merge"));
+  }
+  return kinds;
+}
+
+void CheckToken(std::int64_t token, std::uint32_t vocab_size, const char* where) {
+  if (token < 0 || token >= static_cast<std::int64_t>(vocab_size)) {
+    throw ValueError(StrCat(where, ": token id ", token, "; expected 0..", vocab_size - 1));
+  }
+}
+
+}  // namespace
+
+TextStore::TextStore(std::size_t max_tokens) : max_tokens_(max_tokens), counts_(kMaxOrder) {
+  if (max_tokens <= kMaxOrder) {
+    throw ValueError(
+        StrCat("TextStore: max_tokens is ", max_tokens, "; expected ", kMaxOrder + 1, " or more"));
+  }
+}
+
+void TextStore::Add(Span<TokenId> text) {
+  for (const TokenId token : text) CheckToken(token, kMaxVocabSize, "TextStore");
+  const std::unique_lock lock(mutex_);
+  const auto append = [this](Symbol symbol) {
+    counts_.Append(symbol);
+    if (counts_.text().size() > max_tokens_) counts_.RemoveFirst();
+  };
+  for (const TokenId token : text) append(static_cast<Symbol>(token));
+  append(kSeparator);
+}
+
+std::vector<TokenId> TextStore::Tokens() const {
+  const std::shared_lock lock(mutex_);
+  std::vector<TokenId> tokens;
+  for (const Symbol symbol : counts_.text()) {
+    tokens.push_back(symbol == kSeparator ? kPadToken : static_cast<TokenId>(symbol));
+  }
+  return tokens;
+}
+
+Mixture::Mixture(Options options, GateWeights theta)
+    : options_(std::move(options)), layout_(SourcesOf(options_)), theta_(std::move(theta)) {
+  const auto expected = static_cast<std::size_t>(layout_.num_sources() * layout_.num_bins());
+  if (theta_.empty()) theta_.assign(expected, 0.0);
+  if (theta_.size() != expected) {
+    throw ValueError(StrCat("Mixture: ", theta_.size(), " gate weights; expected ", expected, " (",
+                            layout_.num_sources(), " sources, ", layout_.num_bins(), " bins)"));
+  }
+  for (const double weight : theta_) {
+    if (!std::isfinite(weight)) throw ValueError("Mixture: a gate weight is not finite");
+  }
+  for (const auto& lm : options_.lms) lms_.emplace_back(lm);
+}
+
+MixtureText::MixtureText(std::shared_ptr<const Mixture> mixture)
+    : mixture_(std::move(mixture)), text_(kMaxOrder), theta_(mixture_->theta()) {}
+
+void MixtureText::Append(Span<std::int64_t> token_ids) {
+  for (const std::int64_t token : token_ids) {
+    CheckToken(token, mixture_->options().vocab_size, "MixtureText");
+  }
+  if (is_searched_) Learn(token_ids);
+  if (!token_ids.empty()) is_searched_ = false;
+  for (const std::int64_t token : token_ids) text_.Append(static_cast<Symbol>(token));
+}
+
+void MixtureText::Learn(Span<std::int64_t> token_ids) {
+  const double rate = mixture_->options().learning_rate;
+  NodeNumber node = 0;
+  for (const std::int64_t token : token_ids) {
+    const std::int32_t index = expansion_of_node_[static_cast<std::size_t>(node)];
+    if (index < 0) return;
+    const Expansion& expansion = expansions_[static_cast<std::size_t>(index)];
+    SourceValues probs = {};
+    for (std::uint32_t i = expansion.begin; i < expansion.end; ++i) {
+      if (proposals_[i].token == static_cast<Symbol>(token)) {
+        probs[static_cast<std::size_t>(proposals_[i].source)] += proposals_[i].prob;
+      }
+    }
+    if (keeps_examples_) examples_.push_back({expansion.inputs, probs});
+    if (rate > 0.0) {
+      UpdateGates(mixture_->layout(), expansion.inputs, expansion.gates, probs, rate, &theta_);
+    }
+    node = tree_.Child(node, token);
+    if (node == kNoParent) return;
+  }
+}
+
+LmState MixtureText::AdvanceLm(const BackoffLm& lm, const LmState& state, Symbol token) const {
+  return token < lm.vocabulary().vocab_size ? lm.Query(state, token).next : LmState();
+}
+
+std::uint32_t MixtureText::CountMatching(std::uint32_t position) const {
+  const std::uint32_t end = text_.end_position();
+  std::uint32_t length = 0;
+  while (length < kMostCopied && length < position &&
+         text_.TokenAt(position - 1 - length) == text_.TokenAt(end - 1 - length)) {
+    ++length;
+  }
+  return length;
+}
+
+void MixtureText::SetCopy(State* state) const {
+  state->copy_length = state->text.length;
+  if (state->text.length == 0) return;
+  state->copy_position = text_.node(state->text.nodes[state->text.length - 1]).last_successor;
+}
+
+MixtureText::State MixtureText::StateOfText() const {
+  State state;
+  const std::uint32_t size = text_.end_position();
+  for (std::size_t i = 0; i < mixture_->lms().size(); ++i) {
+    const BackoffLm& lm = mixture_->lms()[i].lm();
+    const std::uint32_t wanted = static_cast<std::uint32_t>(lm.order()) - 1;
+    const std::uint32_t begin = size - std::min(size, wanted);
+    LmState& of_lm = state.lms[i];
+    if (size < wanted) of_lm = lm.Query(of_lm, lm.vocabulary().bos).next;
+    for (std::uint32_t at = begin; at < size; ++at) of_lm = AdvanceLm(lm, of_lm, text_.TokenAt(at));
+  }
+  const Mixture::Options& options = mixture_->options();
+  if (options.has_text) {
+    state.text = text_.StateOfText();
+    SetCopy(&state);
+    if (state.copy_length > 0) state.copy_length = CountMatching(state.copy_position);
+  }
+  if (options.store != nullptr) {
+    TokenId last[kMaxOrder];
+    const std::uint32_t count = std::min<std::uint32_t>(size, kMaxOrder - 1);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      last[i] = static_cast<TokenId>(text_.TokenAt(size - count + i));
+    }
+    state.store = options.store->counts().StateOf({last, count});
+  }
+  return state;
+}
+
+MixtureText::State MixtureText::Advance(const State& state, Symbol token) const {
+  State next;
+  for (std::size_t i = 0; i < mixture_->lms().size(); ++i) {
+    next.lms[i] = AdvanceLm(mixture_->lms()[i].lm(), state.lms[i], token);
+  }
+  const Mixture::Options& options = mixture_->options();
+  if (options.has_text) {
+    next.text = text_.Advance(state.text, token);
+    if (state.copy_length > 0 && text_.TokenAt(state.copy_position) == token &&
+        state.copy_position + 1 < text_.end_position()) {
+      next.copy_position = state.copy_position + 1;
+      next.copy_length = std::min(state.copy_length + 1, kMostCopied);
+    } else {
+      SetCopy(&next);
+    }
+  }
+  if (options.store != nullptr) next.store = options.store->counts().Advance(state.store, token);
+  return next;
+}
+
+void MixtureText::ProposeOfHeads(int source, int slot, Symbol token, const HeadCandidates& heads,
+                                 SourceMatch* match) {
+  if (slot >= heads.num_slots) return;
+  const auto k = static_cast<std::size_t>(heads.top_k);
+  const std::size_t row = static_cast<std::size_t>(slot) * k;
+  const TokenId* token_ids = heads.token_ids + row;
+  const double* probs = head_probs_.data() + row;
+  if (heads.transitions != nullptr) {
+    const float* arcs = nullptr;  // from the candidate of the slot before
+    for (std::size_t a = 0; slot > 0 && a < k; ++a) {
+      if (static_cast<Symbol>(token_ids[a - k]) == token) {
+        arcs = heads.transitions + (static_cast<std::size_t>(slot - 1) * k + a) * k;
+      }
+    }
+    const std::size_t padded = (k + 7) / 8 * 8;
+    head_scratch_.assign(2 * padded, -std::numeric_limits<double>::infinity());
+    double greatest = -std::numeric_limits<double>::infinity();
+    for (std::size_t c = 0; c < k; ++c) {
+      const float score = heads.log_probs[row + c];
+      if (score == -std::numeric_limits<float>::infinity()) continue;
+      head_scratch_[c] = double{score} + (arcs == nullptr ? 0.0 : double{arcs[c]});
+      greatest = std::max(greatest, head_scratch_[c]);
+    }
+    if (greatest == -std::numeric_limits<double>::infinity()) return;
+    double* normalized = head_scratch_.data() + padded;
+    TakeExponentials(head_scratch_.data(), static_cast<std::uint32_t>(padded), greatest,
+                     normalized);
+    double sum = 0.0;
+    for (std::size_t c = 0; c < k; ++c) sum += normalized[c];
+    for (std::size_t c = 0; c < k; ++c) normalized[c] /= sum;
+    probs = normalized;
+  }
+  for (std::size_t c = 0; c < k; ++c) {
+    if (!(probs[c] > 0.0)) continue;
+    proposals_.push_back(
+        {static_cast<Symbol>(token_ids[c]), static_cast<std::int8_t>(source), probs[c]});
+    match->top = std::max(match->top, probs[c]);
+    match->is_active = true;
+  }
+}
+
+void MixtureText::Propose(const State& state, int depth, Symbol token, const HeadCandidates& heads,
+                          std::array<SourceMatch, kMaxSources>* matches) {
+  Successor found[kMaxSuccessors];
+  const Mixture::Options& options = mixture_->options();
+  const std::vector<SourceKind>& kinds = mixture_->layout().sources();
+  std::size_t lm = 0;
+  for (int source = 0; source < mixture_->layout().num_sources(); ++source) {
+    SourceMatch& match = (*matches)[static_cast<std::size_t>(source)];
+    int count = 0;
+    switch (kinds[static_cast<std::size_t>(source)]) {
+      case SourceKind::kHeads:
+        ProposeOfHeads(source, depth, token, heads, &match);
+        break;
+      case SourceKind::kLm:
+        count = mixture_->lms()[lm].Find(state.lms[lm], options.vocab_size, found, &match.length,
+                                         &match.top);
+        match.is_active = count > 0;
+        ++lm;
+        break;
+      case SourceKind::kText:
+        count = FindTextSuccessors(text_, state.text, found, &match);
+        break;
+      case SourceKind::kCopy:
+        match.is_active = state.copy_length > 0;
+        match.length = state.copy_length;
+        if (match.is_active) found[count++] = {text_.TokenAt(state.copy_position), 1.0};
+        break;
+      case SourceKind::kStore:
+        count = FindTextSuccessors(options.store->counts(), state.store, found, &match);
+        break;
+    }
+    for (int i = 0; i < count; ++i) {
+      if (found[i].token >= options.vocab_size) continue;
+      proposals_.push_back({found[i].token, static_cast<std::int8_t>(source), found[i].prob});
+    }
+  }
+}
+
+// What remains of a source is divided by the share that the constraint allows, as far as it is
+// known: the tokens that a source leaves out count as allowed.
+void MixtureText::Mask(NodeNumber node, const AllowTokens& allow, std::uint32_t begin,
+                       std::array<SourceMatch, kMaxSources>* matches) {
+  std::vector<std::int64_t> token_ids;
+  for (std::size_t i = begin; i < proposals_.size(); ++i) token_ids.push_back(proposals_[i].token);
+  const std::vector<bool> allowed = allow(node, tree_, token_ids);
+  double forbidden[kMaxSources] = {};
+  std::size_t kept = begin;
+  for (std::size_t i = begin; i < proposals_.size(); ++i) {
+    if (allowed[i - begin]) {
+      proposals_[kept++] = proposals_[i];
+    } else {
+      forbidden[proposals_[i].source] += proposals_[i].prob;
+    }
+  }
+  proposals_.resize(kept);
+  for (SourceMatch& match : *matches) match.is_active = false, match.top = 0.0;
+  for (std::size_t i = begin; i < kept; ++i) {
+    Proposal& proposal = proposals_[i];
+    const double left = 1.0 - forbidden[proposal.source];
+    if (left > 0.0) proposal.prob = std::min(proposal.prob / left, 1.0);
+    SourceMatch& match = (*matches)[static_cast<std::size_t>(proposal.source)];
+    match.is_active = true;
+    match.top = std::max(match.top, proposal.prob);
+  }
+}
+
+void MixtureText::Expand(NodeNumber node, const HeadCandidates& heads, const SearchLimits& limits) {
+  const DraftNode& at = tree_.node(node);
+  Expansion expansion;
+  expansion.begin = static_cast<std::uint32_t>(proposals_.size());
+  std::array<SourceMatch, kMaxSources> matches;
+  Propose(states_[static_cast<std::size_t>(node)], at.depth, static_cast<Symbol>(at.token_id),
+          heads, &matches);
+  if (limits.allow != nullptr) Mask(node, *limits.allow, expansion.begin, &matches);
+  expansion.end = static_cast<std::uint32_t>(proposals_.size());
+  expansion.inputs = mixture_->layout().Describe(at.depth, matches);
+  expansion.gates = ComputeGates(mixture_->layout(), theta_, expansion.inputs);
+  expansion_of_node_[static_cast<std::size_t>(node)] =
+      static_cast<std::int32_t>(expansions_.size());
+  expansions_.push_back(expansion);
+
+  merged_.clear();
+  std::size_t size = 64;
+  while (size < 2 * (proposals_.size() - expansion.begin)) size *= 2;
+  merge_table_.assign(size, 0);  // indices into merged_, plus 1
+  for (std::size_t i = expansion.begin; i < expansion.end; ++i) {
+    const Proposal& proposal = proposals_[i];
+    const double prob = expansion.gates[static_cast<std::size_t>(proposal.source)] * proposal.prob;
+    std::size_t entry = (proposal.token * 0x9e3779b9u >> 8) & (size - 1);
+    while (merge_table_[entry] != 0 && merged_[merge_table_[entry] - 1].token != proposal.token) {
+      entry = (entry + 1) & (size - 1);
+    }
+    if (merge_table_[entry] == 0) {
+      merged_.push_back({proposal.token, prob});
+      merge_table_[entry] = static_cast<std::uint32_t>(merged_.size());
+    } else {
+      merged_[merge_table_[entry] - 1].prob += prob;
+    }
+  }
+}
+
+void MixtureText::AddNoise(const KnownNoise& noise, int depth) {
+  const NoiseRow row(noise.key, noise.position + static_cast<std::uint64_t>(depth));
+  double before = 0.0, after = 0.0;
+  for (Successor& next : merged_) {
+    before += next.prob;
+    const double log_prob = std::log(next.prob) + row.Gumbel(next.token);
+    next.prob = std::exp(noise.sharpness * log_prob);
+    after += next.prob;
+  }
+  for (Successor& next : merged_) next.prob *= after > 0.0 ? before / after : 0.0;
+}
+
+void MixtureText::Begin(const HeadCandidates& heads, const SearchLimits& limits) {
+  if (text_.text().empty()) throw ValueError("MixtureText: no tokens; append the prompt first");
+  if (limits.max_nodes < 0 || limits.max_nodes > kMaxMixtureNodes) {
+    throw ValueError(
+        StrCat("MixtureText: max_nodes is ", limits.max_nodes, "; expected 0..", kMaxMixtureNodes));
+  }
+  states_.clear();
+  expansions_.clear();
+  proposals_.clear();
+  expansion_of_node_.clear();
+  frontier_.clear();
+  is_searched_ = true;
+  tree_ = PrefixTree();
+  AddNode(kNoParent, text_.TokenAt(text_.end_position() - 1), 1.0);
+  states_[0] = StateOfText();
+  if (!mixture_->options().has_heads || heads.num_slots == 0) return;
+  const std::size_t cells = static_cast<std::size_t>(heads.num_slots) * heads.top_k;
+  for (std::size_t i = 0; i < cells; ++i) {
+    CheckToken(heads.token_ids[i], mixture_->options().vocab_size, "MixtureText: heads");
+    if (!(heads.log_probs[i] < std::numeric_limits<float>::infinity())) {
+      throw ValueError("MixtureText: a score of the heads is NaN or +inf");
+    }
+  }
+  if (heads.transitions != nullptr) return;
+  const std::size_t padded = (cells + 7) / 8 * 8;
+  head_scratch_.assign(padded, 0.0);
+  head_probs_.resize(padded);
+  for (std::size_t i = 0; i < cells; ++i) head_scratch_[i] = heads.log_probs[i];
+  TakeExponentials(head_scratch_.data(), static_cast<std::uint32_t>(padded), 0.0,
+                   head_probs_.data());
+}
+
+NodeNumber MixtureText::AddNode(NodeNumber parent, Symbol token, double prob) {
+  const NodeNumber node = tree_.Add(
+      parent, token, parent == kNoParent ? kUnknownLogProb : static_cast<float>(std::log(prob)));
+  states_.emplace_back();
+  expansion_of_node_.push_back(-1);
+  return node;
+}
+
+bool MixtureText::IsWorse(const Candidate& a, const Candidate& b) {
+  if (a.prob != b.prob) return a.prob < b.prob;
+  if (a.parent != b.parent) return a.parent > b.parent;
+  return a.token > b.token;
+}
+
+PrefixTree MixtureText::Search(const HeadCandidates& heads, const SearchLimits& limits) {
+  const TextStore* store = mixture_->options().store.get();
+  std::shared_lock<std::shared_mutex> lock;
+  if (store != nullptr) lock = std::shared_lock(store->mutex());
+  Begin(heads, limits);
+  const auto most = static_cast<std::size_t>(limits.max_nodes);
+  double expected = 1.0, best_ratio = limits.costs.empty() ? 0.0 : 1.0 / limits.costs[0];
+  double prob = 1.0;
+  NodeNumber node = 0;
+  while (tree_.size() - 1 < most) {
+    if (tree_.node(node).depth < limits.max_depth) {
+      if (node > 0) {
+        const DraftNode& at = tree_.node(node);
+        states_[static_cast<std::size_t>(node)] =
+            Advance(states_[static_cast<std::size_t>(at.parent)], static_cast<Symbol>(at.token_id));
+      }
+      Expand(node, heads, limits);
+      if (limits.noise != nullptr) AddNoise(*limits.noise, tree_.node(node).depth);
+      if (limits.is_chain) frontier_.clear();
+      for (const Successor& next : merged_) {
+        if (!(next.prob > 0.0)) continue;
+        frontier_.push_back({prob * next.prob, node, next.token});
+        std::push_heap(frontier_.begin(), frontier_.end(), IsWorse);
+      }
+    } else if (limits.is_chain) {
+      break;
+    }
+    if (frontier_.empty()) break;
+    std::pop_heap(frontier_.begin(), frontier_.end(), IsWorse);
+    const Candidate best = frontier_.back();
+    frontier_.pop_back();
+    if (!limits.costs.empty()) {
+      // No later node is more probable than this one.
+      bool may_pay = false;
+      double bound = expected;
+      for (std::size_t size = tree_.size(); size <= most && !may_pay; ++size) {
+        bound += best.prob;
+        may_pay = bound > best_ratio * limits.costs[size];
+      }
+      if (!may_pay) break;
+    }
+    node = AddNode(best.parent, best.token, best.prob);
+    prob = best.prob;
+    expected += prob;
+    if (!limits.costs.empty()) {
+      best_ratio = std::max(best_ratio, expected / limits.costs[tree_.size() - 1]);
+    }
+  }
+  return tree_;
+}
+
+PrefixTree MixtureText::Sample(const HeadCandidates& heads, const SearchLimits& limits,
+                               double least, std::uint64_t key) {
+  const TextStore* store = mixture_->options().store.get();
+  std::shared_lock<std::shared_mutex> lock;
+  if (store != nullptr) lock = std::shared_lock(store->mutex());
+  Begin(heads, limits);
+  double prob = 1.0;
+  NodeNumber node = 0;
+  while (tree_.size() - 1 < static_cast<std::size_t>(limits.max_nodes) &&
+         tree_.node(node).depth < limits.max_depth && prob >= least) {
+    Expand(node, heads, limits);
+    const NoiseRow noise(key,
+                         text_.end_position() + static_cast<std::uint64_t>(tree_.node(node).depth));
+    const Successor* sampled = nullptr;
+    double greatest = -std::numeric_limits<double>::infinity();
+    for (const Successor& next : merged_) {
+      if (!(next.prob > 0.0)) continue;
+      const double value = std::log(next.prob) + noise.Gumbel(next.token);
+      if (value > greatest) greatest = value, sampled = &next;
+    }
+    if (sampled == nullptr) {  // nothing may follow
+      expansion_of_node_[static_cast<std::size_t>(node)] = -1;
+      break;
+    }
+    prob *= sampled->prob;
+    const State next = Advance(states_[static_cast<std::size_t>(node)], sampled->token);
+    node = AddNode(node, sampled->token, prob);
+    states_[static_cast<std::size_t>(node)] = next;
+  }
+  return tree_;
+}
+
+std::vector<Successor> MixtureText::DistributionAfter(NodeNumber node) const {
+  std::vector<Successor> out;
+  const std::int32_t index = expansion_of_node_.at(static_cast<std::size_t>(node));
+  if (index < 0) return out;
+  const Expansion& expansion = expansions_[static_cast<std::size_t>(index)];
+  for (std::uint32_t i = expansion.begin; i < expansion.end; ++i) {
+    const Proposal& proposal = proposals_[i];
+    const double prob = expansion.gates[static_cast<std::size_t>(proposal.source)] * proposal.prob;
+    if (prob > 0.0) out.push_back({proposal.token, prob});
+  }
+  std::stable_sort(out.begin(), out.end(),
+                   [](const Successor& a, const Successor& b) { return a.token < b.token; });
+  std::size_t kept = 0;
+  for (const Successor& next : out) {
+    if (kept > 0 && out[kept - 1].token == next.token) {
+      out[kept - 1].prob += next.prob;
+    } else {
+      out[kept++] = next;
+    }
+  }
+  out.resize(kept);
+  double sum = 0.0;
+  for (const Successor& next : out) sum += next.prob;
+  for (Successor& next : out) next.prob /= sum;
+  return out;
+}
+
+std::vector<PrefixTree> SearchMixtures(const std::vector<MixtureText*>& texts,
+                                       const std::vector<HeadCandidates>& heads,
+                                       const BatchLimits& limits, int threads) {
+  std::vector<PrefixTree> trees(texts.size());
+  RunParallel(texts.size(), ResolveThreads(threads), [&](std::size_t i) {
+    SearchLimits of_text{limits.max_nodes, limits.max_depths[i], limits.is_chain, limits.costs};
+    if (limits.allow != nullptr) of_text.allow = &(*limits.allow)[i];
+    if (limits.noise != nullptr) of_text.noise = &(*limits.noise)[i];
+    trees[i] = texts[i]->Search(heads.empty() ? HeadCandidates() : heads[i], of_text);
+  });
+  if (limits.costs.empty()) return trees;
+  // expected[n]: tokens of all texts with at most n draft tokens each.
+  std::vector<double> expected(static_cast<std::size_t>(limits.max_nodes) + 1, 0.0);
+  for (const PrefixTree& tree : trees) {
+    double of_tree = 1.0;
+    for (std::size_t n = 0; n < expected.size(); ++n) {
+      if (n > 0 && n < tree.size()) {
+        of_tree += std::exp(double{tree.node(static_cast<NodeNumber>(n)).log_prob});
+      }
+      expected[n] += of_tree;
+    }
+  }
+  std::size_t best = 0;
+  for (std::size_t n = 1; n < expected.size(); ++n) {
+    if (expected[n] * limits.costs[best] > expected[best] * limits.costs[n]) best = n;
+  }
+  for (PrefixTree& tree : trees) {
+    if (tree.size() > best + 1) tree = tree.Cut(best + 1, tree.max_depth());
+  }
+  return trees;
+}
+
+}  // namespace lattice_bpd

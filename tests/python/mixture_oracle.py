@@ -1,0 +1,219 @@
+"""The mixture of cpp/lattice_bpd/mixture in plain Python: enumerated prefixes and dictionaries."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+ORDER = 6  # n-grams of texts
+MOST = 8  # tokens that an LM or a text proposes
+SCANNED = 32
+COPIED = 32
+
+
+def read_arpa(path: Path) -> dict[tuple[int, ...], tuple[float, float]]:
+    """n-gram -> (ln P, ln backoff); <s> is -1, other special words are left out."""
+    ngrams = {}
+    for line in path.read_text().splitlines():
+        fields = line.split("\t")
+        if len(fields) < 2:
+            continue
+        words = fields[1].split()
+        if any(word in ("</s>", "<unk>") for word in words):
+            continue
+        key = tuple(-1 if word == "<s>" else int(word) for word in words)
+        backoff = float(fields[2]) if len(fields) > 2 else 0.0
+        ngrams[key] = float(fields[0]) * math.log(10.0), backoff * math.log(10.0)
+    return ngrams
+
+
+def lm_proposals(ngrams, order, history):
+    """token -> P, the length of the match, and its greatest P."""
+    known = history if len(history) >= order - 1 else [-1, *history]
+    suffix = tuple(known[len(known) - (order - 1) :]) if order > 1 else ()
+    while suffix and suffix not in ngrams:
+        suffix = suffix[1:]
+    found, matched, backoff = {}, None, 0.0
+    while len(found) < MOST:
+        children = [(p, key[-1]) for key, (p, _) in ngrams.items()
+                    if key[:-1] == suffix and key[-1] >= 0]  # fmt: skip
+        best = sorted(children, key=lambda one: (-one[0], one[1]))[:MOST]
+        for log_prob, token in best:
+            if token not in found and len(found) < MOST:
+                found[token] = math.exp(log_prob + backoff)
+                matched = len(suffix) if matched is None else matched
+        if not suffix:
+            break
+        backoff += ngrams[suffix][1]
+        suffix = suffix[1:]
+    return found, matched or 0, max(found.values(), default=0.0)
+
+
+def successors(text, suffix):
+    """The tokens that followed a suffix in a text, in order."""
+    n = len(suffix)
+    return [text[i + n] for i in range(len(text) - n) if text[i : i + n] == list(suffix)]
+
+
+def longest_match(text, history):
+    """Tokens of the longest suffix of a history, below ORDER, that a token follows in the text."""
+    length = 0
+    while (length + 1 < ORDER and length < len(history)
+           and successors(text, history[len(history) - length - 1 :])):  # fmt: skip
+        length += 1
+    return length
+
+
+def text_proposals(text, history):
+    """token -> P, match length, its count, its greatest P."""
+    length = longest_match(text, history)
+    suffixes = {m: history[len(history) - m :] for m in range(1, length + 1)}
+    found = []
+    for m in range(length, 0, -1):
+        followed = successors(text, suffixes[m])
+        latest = list(dict.fromkeys(reversed(followed)))[:SCANNED]
+        counts = Counter(followed)
+        for token in sorted(latest, key=lambda one: -counts[one]):
+            if token not in found and len(found) < MOST:
+                found.append(token)
+    probs = {}
+    for token in found:
+        prob = 0.0
+        for m in range(1, length + 1):
+            followed = successors(text, suffixes[m])
+            weight = len(followed) / (len(followed) + len(set(followed)))
+            prob = (1.0 - weight) * prob + weight * followed.count(token) / len(followed)
+        probs[token] = prob
+    count = len(successors(text, suffixes[length])) if length else 0
+    return probs, length, count, max(probs.values(), default=0.0)
+
+
+def start_copy(text):
+    """Position to copy from after the text and the length of its match."""
+    length = longest_match(text, text)
+    if length == 0:
+        return 0, 0
+    position = latest_successor(text, text[len(text) - length :])
+    matching = 0
+    while (matching < COPIED and matching < position
+           and text[position - 1 - matching] == text[len(text) - 1 - matching]):  # fmt: skip
+        matching += 1
+    return position, matching
+
+
+def latest_successor(text, suffix):
+    n = len(suffix)
+    return max(i + n for i in range(len(text) - n) if text[i : i + n] == list(suffix))
+
+
+def next_copy(text, copy, path_history, token):
+    """The copy state after one more token of a path."""
+    position, length = copy
+    if length and text[position] == token and position + 1 < len(text):
+        return position + 1, min(length + 1, COPIED)
+    match = longest_match(text, path_history)
+    if match == 0:
+        return 0, 0
+    return latest_successor(text, path_history[len(path_history) - match :]), match
+
+
+def bin_of(value, bounds):
+    return sum(value >= bound for bound in bounds)
+
+
+def top_bin(top):
+    return bin_of(top, (0.101, 0.307, 0.613, 0.907))
+
+
+class OracleMixture:
+    """q of any prefix.
+
+    Args:
+        text: tokens.
+        weights: (S, bins).
+        lms: (n-grams of read_arpa, order) each.
+        heads: (token ids (H, k), log probabilities (H, k)), or None if heads are no source.
+        store: tokens of other texts joined by -2; None: no source.
+    """
+
+    def __init__(self, text, weights, lms=(), heads=None, has_text=True, store=None):
+        self.text, self.weights, self.lms = list(text), np.asarray(weights), lms
+        self.heads, self.has_text, self.store = heads, has_text, store
+
+    def proposals(self, path, copy):
+        """Of each source: (token -> P, bins)."""
+        history = self.text + path
+        parts = []
+        if self.heads is not None:
+            probs = {}
+            if len(path) < len(self.heads[0]):
+                ids, log_probs = self.heads[0][len(path)], self.heads[1][len(path)]
+                probs = {int(i): math.exp(p) for i, p in zip(ids, log_probs, strict=True)}
+            parts.append((probs, [1 + top_bin(max(probs.values())) if probs else 0], 6))
+        for ngrams, order in self.lms:
+            probs, length, top = lm_proposals(ngrams, order, history)
+            parts.append((probs, [min(length, 6), 7 + top_bin(top)], 12))
+        if self.has_text:
+            parts.append(self._counts(self.text, history))
+            position, length = copy
+            probs = {self.text[position]: 1.0} if length else {}
+            copy_bin = 1 + bin_of(length, (2, 3, 4, 5, 7, 11, 21)) if length else 0
+            parts.append((probs, [copy_bin], 9))
+        if self.store is not None:
+            parts.append(self._counts(self.store, history))
+        return parts
+
+    @staticmethod
+    def _counts(text, history):
+        probs, length, count, top = text_proposals(text, history)
+        probs = {token: p for token, p in probs.items() if token >= 0}
+        return probs, [length, 7 + bin_of(count, (2, 3, 5)), 11 + top_bin(top)], 16
+
+    def distribution(self, path, copy):
+        """token -> q after a path."""
+        parts = self.proposals(path, copy)
+        bins, first = [min(len(path), 7)], 8
+        for _, local, size in parts:
+            bins += [first + one for one in local]
+            first += size
+        scores = [sum(self.weights[s][b] for b in bins) if probs else -math.inf
+                  for s, (probs, _, _) in enumerate(parts)]  # fmt: skip
+        if max(scores) == -math.inf:
+            return {}
+        gates = [math.exp(score - max(scores)) for score in scores]
+        q: dict[int, float] = {}
+        for gate, (probs, _, _) in zip(gates, parts, strict=True):
+            for token, prob in probs.items():
+                q[token] = q.get(token, 0.0) + gate / sum(gates) * prob
+        return q
+
+    def best_prefixes(self, max_nodes, max_depth, is_chain=False):
+        """The most probable prefixes with their probabilities, by descending probability."""
+        start = start_copy(self.text) if self.has_text else (0, 0)
+        copies = {(): start}
+        waiting, found = [], []
+
+        def extend(path, prob):
+            if is_chain:
+                waiting.clear()
+            if len(path) < max_depth:
+                for token, q in self.distribution(list(path), copies[path]).items():
+                    waiting.append((prob * q, (*path, token)))
+
+        extend((), 1.0)
+        while waiting and len(found) < max_nodes:
+            order = {path: number for number, (path, _) in enumerate(found)}
+            best = min(waiting, key=lambda one: (-one[0], order.get(one[1][:-1], -1), one[1][-1]))
+            waiting.remove(best)
+            prob, path = best
+            found.append((path, prob))
+            if self.has_text:
+                history = self.text + list(path)
+                copies[path] = next_copy(self.text, copies[path[:-1]], history, path[-1])
+            else:
+                copies[path] = (0, 0)
+            extend(path, prob)
+        return found

@@ -1,0 +1,211 @@
+"""The mixture of sources against a plain oracle, and its laws."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lattice_bpd import NGramLM, _core
+from lattice_bpd.draft.gates import Gates, fit_gates
+from lattice_bpd.draft.mixture import KnownText, make_mixture, replay_text, source_names
+from lattice_bpd.verify.prefix_tree import PrefixTree
+from mixture_oracle import OracleMixture, read_arpa
+
+VOCAB = 12
+
+
+def random_text(rng, length):
+    """A text that repeats itself now and then."""
+    text = rng.integers(0, VOCAB, max(length // 3, 1)).tolist()
+    while len(text) < length:
+        start = int(rng.integers(0, len(text)))
+        text += text[start : start + int(rng.integers(1, 6))]
+        text.append(int(rng.integers(0, VOCAB)))
+    return text[:length]
+
+
+def random_heads(rng, slots=3, k=4):
+    ids = np.stack([rng.choice(VOCAB, k, replace=False) for _ in range(slots)]).astype(np.int32)
+    probs = rng.dirichlet(np.ones(k + 1), slots)[:, :k]
+    return ids, np.log(probs).astype(np.float32)
+
+
+def make(rng, tmp_path, num_lms, heads, text, store):
+    """A core mixture with random gates, and what the oracle needs."""
+    lms, tables = [], []
+    for number in range(num_lms):
+        order = 3 + number
+        texts = [random_text(rng, 30) for _ in range(6)]
+        lm = NGramLM.train(texts, order=order, vocab_size=VOCAB, smoothing="witten_bell")
+        lm.to_arpa(tmp_path / f"{number}.arpa")
+        lms.append(lm)
+        tables.append((read_arpa(tmp_path / f"{number}.arpa"), order))
+    names = source_names(num_lms, heads=heads, text=text, store=store)
+    num_bins = _core.gate_bins(list(names))[1]
+    weights = rng.normal(size=(len(names), num_bins))
+    kept = _core.TextStore(200) if store else None
+    other = []
+    for _ in range(3 if store else 0):
+        tokens = random_text(rng, 25)
+        kept.add(np.array(tokens, np.int32))
+        other += [*tokens, -2]
+    core = make_mixture(VOCAB, lms, heads=heads, text=text, store=kept, gates=Gates(names, weights))
+    return core, weights, tables, (other if store else None)
+
+
+KINDS = [
+    (0, False, True, False), (1, False, True, False), (0, True, True, False),
+    (1, True, True, False), (2, True, True, True), (0, True, False, False),
+    (1, False, False, False), (0, False, False, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("is_chain", [False, True])
+def test_trees_are_those_of_the_oracle(kinds, is_chain, tmp_path):
+    seed = 100 * KINDS.index(kinds) + is_chain
+    rng = np.random.default_rng(seed)
+    core, weights, tables, store = make(rng, tmp_path, *kinds)
+    _, has_heads, has_text, _ = kinds
+    for case in range(12):
+        text = random_text(rng, int(rng.integers(1, 60)))
+        heads = random_heads(rng) if has_heads else None
+        oracle = OracleMixture(text, weights, tables, heads, has_text, store)
+        of_text = _core.MixtureText(core)
+        of_text.append(text)
+        arrays = (None, None) if heads is None else (heads[0][None], heads[1][None])
+        depth = int(rng.integers(1, 8))
+        tree = PrefixTree._of(_core.search_mixtures([of_text], [depth], 12, is_chain, *arrays)[0])
+        expected = oracle.best_prefixes(12, depth, is_chain)
+        token_ids, parents = tree.token_ids, tree.parents
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(token_ids[1:], parents[1:], strict=True):
+            paths.append((*paths[parent], token))
+        found = [] if tree.log_probs is None else np.exp(tree.log_probs)
+        where = f"seed {seed}, case {case}"
+        assert len(paths) - 1 == len(expected), where
+        np.testing.assert_allclose(found, [p for _, p in expected], rtol=1e-4, err_msg=where)
+        by_path = dict(expected)
+        for path, prob in zip(paths[1:], found, strict=True):  # nearly equal ones may swap
+            ends = [p for _, p in expected][-1]
+            assert path in by_path or math.isclose(prob, ends, rel_tol=1e-4), where
+
+
+def test_worked_example():
+    """One text, no gates: the counts have half of the weight, the latest occurrence the other.
+
+    After 1 2 of the text 1 2 3 1 2 4 1 2, the tokens 3 and 4 came once each. By counts: the suffix
+    2 has l = 2 / 4 and P_1(3) = 1/2 * 1/2, the suffix 1 2 likewise, so P(3) = 1/2 * 1/4 + 1/4. The
+    latest occurrence was followed by 4.
+    """
+    names = source_names(0, heads=False, text=True, store=False)
+    weights = np.zeros((2, _core.gate_bins(list(names))[1]))
+    core = make_mixture(5, [], heads=False, text=True, store=None, gates=Gates(names, weights))
+    text = _core.MixtureText(core)
+    text.append([1, 2, 3, 1, 2, 4, 1, 2])
+    tree = PrefixTree._of(_core.search_mixtures([text], [1], 4)[0])
+    assert tree.token_ids == [2, 4, 3]
+    np.testing.assert_allclose(np.exp(tree.log_probs), [0.5 * 0.375 + 0.5, 0.5 * 0.375], rtol=1e-6)
+
+
+def test_size_by_cost_is_the_best_of_all_sizes(tmp_path):
+    rng = np.random.default_rng(5)
+    core, *_ = make(rng, tmp_path, 1, False, True, False)
+    for _ in range(40):
+        texts = []
+        for _ in range(int(rng.integers(1, 4))):
+            text = _core.MixtureText(core)
+            text.append(random_text(rng, 40))
+            texts.append(text)
+        depths = [6] * len(texts)
+        whole = _core.search_mixtures(texts, depths, 20)
+        costs = 1.0 + rng.uniform(0.0, 0.2) * np.arange(21) + rng.uniform(0, 0.3, 21)
+        cut = _core.search_mixtures(texts, depths, 20, costs=np.maximum.accumulate(costs))
+        expected = np.zeros(21)
+        for tree in whole:
+            probs = np.exp(np.array(tree.log_probs, np.float64))
+            sums = 1.0 + np.concatenate([[0.0], np.cumsum(probs)])
+            expected += np.append(sums, np.full(21 - len(sums), sums[-1]))
+        ratios = expected / np.maximum.accumulate(costs)
+        size = max(len(tree) for tree in cut) - 1
+        # In a batch each text's search ends by its own ratio.
+        assert ratios[size] >= ratios.max() * (1.0 - (1e-6 if len(texts) == 1 else 0.05))
+        for tree, full in zip(cut, whole, strict=True):
+            assert tree.token_ids == full.token_ids[: len(tree)]
+
+
+def test_gates_follow_the_text_and_fit():
+    """A source that is always right gets the weight; the fit finds it too."""
+    names = source_names(0, heads=True, text=True, store=False)
+    num_bins = _core.gate_bins(list(names))[1]
+    gates = Gates(names, np.zeros((3, num_bins)))
+    core = make_mixture(50, [], heads=True, text=True, store=None, gates=gates)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 8, 200).tolist()
+    ids, log_probs = [], []
+    for position in range(100, 200):  # the first candidate is right, the text is not
+        true = tokens[position + 1] if position < 199 else 0
+        ids.append([[true, 40]])
+        log_probs.append([[math.log(0.9), math.log(0.1)]])
+    candidates = np.array(ids, np.int32), np.array(log_probs, np.float32)
+    text = KnownText(tokens, 100, candidates)
+    result = replay_text(core, text, max_nodes=4)
+    bins, active, probs = result.examples
+    fitted = fit_gates(bins, active, probs, num_bins)
+
+    def likelihood(weights):
+        one_hot = np.zeros((len(bins), num_bins + 1))
+        np.put_along_axis(one_hot, np.where(bins < 0, num_bins, bins), 1.0, axis=1)
+        scores = np.where(active, one_hot[:, :num_bins] @ weights.T, -np.inf)
+        shares = np.exp(scores - scores.max(1, keepdims=True))
+        q = (shares / shares.sum(1, keepdims=True) * probs).sum(1)
+        return float(np.log(q[q > 0]).mean())
+
+    assert likelihood(fitted) > likelihood(np.zeros((3, num_bins))) + 0.3
+    late, early = result.sizes[-20:], result.sizes[:20]
+    assert len(late) == len(early)
+    frozen = _core.Mixture(50, True, [], True, None, 0.0, gates.weights)
+    assert result.calls <= replay_text(frozen, text, max_nodes=1).calls
+
+
+def test_rejects_bad_input():
+    names = source_names(0, heads=False, text=True, store=False)
+    with pytest.raises(ValueError, match="gate weights; expected"):
+        _core.Mixture(5, False, [], True, None, 0.0, np.zeros(3))
+    with pytest.raises(ValueError, match="no source"):
+        _core.Mixture(5, False, [], False)
+    with pytest.raises(ValueError, match="expected some of heads"):
+        Gates.from_dict({"sources": ["text", "lm"], "weights": [[0.0]]})
+    core = make_mixture(5, [], heads=False, text=True, store=None, gates=Gates.default(names))
+    text = _core.MixtureText(core)
+    with pytest.raises(ValueError, match="no tokens"):
+        _core.search_mixtures([text], [1], 4)
+    with pytest.raises(ValueError, match=r"token id 5; expected 0\.\.4"):
+        text.append([5])
+    text.append([1])
+    with pytest.raises(ValueError, match="costs"):
+        _core.search_mixtures([text], [1], 1, costs=np.array([1.0, np.nan]))
+    with pytest.raises(ValueError, match=r"expected 0\.\.4096"):
+        _core.search_mixtures([text], [1], 5000)
+
+
+def test_sampled_paths_have_the_distribution_of_q(tmp_path):
+    """A chi-square test of the first sampled token against the distribution that is stated."""
+    rng = np.random.default_rng(3)
+    core, *_ = make(rng, tmp_path, 1, True, True, False)
+    heads = random_heads(rng)
+    text = _core.MixtureText(core)
+    text.append(random_text(rng, 40))
+    counts: dict[int, int] = {}
+    draws = 4000
+    for key in range(draws):
+        tree = text.sample(4, 4, 0.0, key, heads[0][None], heads[1][None])
+        ids, probs = text.distribution_after(0)
+        counts[tree.token_ids[1]] = counts.get(tree.token_ids[1], 0) + 1
+    assert math.isclose(probs.sum(), 1.0, rel_tol=1e-9)
+    statistic = sum(
+        (counts.get(int(token), 0) - draws * p) ** 2 / (draws * p)
+        for token, p in zip(ids, probs, strict=True)
+    )
+    degrees = len(ids) - 1
+    assert statistic < degrees + 5.0 * math.sqrt(2.0 * degrees)
