@@ -17,7 +17,7 @@ SECONDS ?= 60
 unexport SECONDS  # bash has one of its own
 
 .PHONY: help setup build demo test test-spark test-spark-cluster test-native-dflash test-vllm test-arm \
-  test-architectures architectures bench bench-rescore bench-ngram bench-peers results lint tidy sanitize \
+  test-architectures architectures bench bench-rescore bench-ngram bench-peers bench-llm results lint tidy sanitize \
   fuzz soak format stubs wheel test-wheel docs clean
 
 help:  ## show this list
@@ -28,7 +28,7 @@ setup-%:
 	@scripts/setup.sh $(if $(filter build docs wheel format,$*),,build) $(if $(filter format,$*),lint,$*)
 
 setup:  ## what all targets need at once; each of them sets up its own at first use
-	@scripts/setup.sh build demo test test-spark lint docs wheel fuzz
+	@scripts/setup.sh build demo bench-llm test test-spark lint docs wheel fuzz
 
 build: setup-build  ## compile what changed in the C++ code
 	@[ -f $(BUILD)/build.ninja ] || { rm -f .venv/setup-build.stamp; scripts/setup.sh build; }
@@ -78,7 +78,7 @@ architectures: setup-test build  ## the same, and write docs/architectures.md
 	@python scripts/write_architectures.py --jobs $(JOBS) $(ARGS)
 
 bench: setup-test build  ## check answers against the peers, then time them
-	@for file in benchmarks/bench_*.py; do echo "bench: $$file"; python $$file $(ARGS); done
+	@for file in $(filter-out %/bench_llm.py,$(wildcard benchmarks/bench_*.py)); do echo "bench: $$file"; python $$file $(ARGS); done
 
 bench-rescore: setup-test build  ## rescoring and top-k against their peers; benchmarks/results/rescore.json
 	@python benchmarks/bench_rescore.py $(ARGS)
@@ -88,6 +88,9 @@ bench-ngram: setup-test build  ## n-gram training, size, scoring and pruning aga
 
 bench-peers: setup-test build  ## our peers beside us in one run; trains small drafters first
 	@python benchmarks/bench_peers.py $(if $(ARGS),$(ARGS),--json benchmarks/results/peers.json)
+
+bench-llm: setup-bench-llm build  ## a real LLM by every strategy and peer, 25 minutes (ARGS=--quick: 4)
+	@python benchmarks/bench_llm.py $(ARGS)
 
 results: setup-test build  ## measure the tables of docs/results.md on the models we can hold (minutes)
 	@python scripts/write_results.py $(ARGS)

@@ -1,0 +1,231 @@
+"""The yardstick: a real LLM decodes instruction prompts with every strategy and peer.
+
+    make bench-llm                                    # SmolLM2-135M-Instruct, at most 25 minutes
+    make bench-llm ARGS="--quick"                     # 4 minutes
+    make bench-llm ARGS="--drafter FOLDER --json F"   # with the n-gram LM and heads of a folder
+
+Each prompt is decoded by all lines in random order, in one process. Printed are tokens per call of
+the model, tokens/s relative to transformers' own greedy `generate` on the same prompts (both with
+95 % bootstrap intervals over prompts), the share of texts equal to greedy's and of positions before
+the first difference, all by kind of prompt; milliseconds a call by stage; and how much of greedy's
+output loops (its last 8 tokens occurred earlier) or is copied (its last 4 are in the prompt).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from corpus import ROOT
+from llm_lines import GREEDY, Line, Run, make_lines
+from llm_prompts import Prompt, describe_outputs, make_prompt, read_rows
+from machine import describe_machine
+from peer_drafters import CallCounter
+from report import print_table, write_json
+
+from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
+from lattice_bpd.evaluate.statistics.bootstrap import bootstrap_block_efficiency, compare_paired
+
+MINUTES, QUICK_MINUTES = 24.0, 3.6  # of decoding
+STAGES = ("prompt", "heads", "top_k", "rescore", "lookup", "draft", "target", "verify")
+WARM_UP = 8  # tokens
+
+
+def measure(
+    lines: Sequence[Line], rows: list[dict[str, Any]], tokenizer: Any, counter: CallCounter,
+    tokens: int, minutes: float,
+) -> list[Prompt]:  # fmt: skip
+    """Decodes prompts by all lines until the time is over; returns those that were decoded."""
+    rng = random.Random(0)
+    greedy = next(line for line in lines if line.name == GREEDY)
+    prompts: list[Prompt] = []
+    watcher = ConsoleWatcher(make_console(), {"decode": "prompts decoded by all lines"})
+    watcher.begin("decode", len(rows))
+    start = time.perf_counter()
+    for row in rows:
+        if prompts and (time.perf_counter() - start) * (1 + 1 / len(prompts)) > 60 * minutes:
+            break
+        prompt = make_prompt(row, tokenizer, lambda ids: greedy.decode(ids, tokens)[0])
+        if not prompts:
+            for line in lines:
+                line.decode(prompt.token_ids, WARM_UP)
+        for line in rng.sample(lines, len(lines)):
+            line.runs.append(line.run(prompt.token_ids, tokens, counter))
+        prompts.append(prompt)
+        watcher.advance(note=prompt.name)
+    watcher.end()
+    return prompts
+
+
+def describe_line(runs: Sequence[Run], greedy: Sequence[Run]) -> dict[str, Any]:
+    """The figures of some prompts."""
+    tokens = np.array([len(run.output) for run in runs], np.float64)
+    calls = np.array([run.calls for run in runs], np.float64)
+    seconds = np.array([run.seconds["total"] for run in runs])
+    plain = [run.seconds["total"] / len(run.output) for run in greedy]
+    speed = compare_paired(tokens, seconds, np.array(plain) * tokens).gain
+    equal = [run.output == other.output for run, other in zip(runs, greedy, strict=True)]
+    before = [
+        common_prefix(run.output, other.output) for run, other in zip(runs, greedy, strict=True)
+    ]
+    return {
+        "tokens_per_call": bootstrap_block_efficiency(tokens, calls).to_json(),
+        "speed": {name: 1.0 + value for name, value in speed.to_json().items()},
+        "tokens_per_second": float(tokens.sum() / seconds.sum()),
+        "equal_texts": sum(equal) / len(equal),
+        "equal_positions": sum(before) / sum(len(run.output) for run in greedy),
+        "ms_per_call": ms_per_call(runs),
+    }
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of positions before the first difference."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def ms_per_call(runs: Sequence[Run]) -> dict[str, float]:
+    """Milliseconds by stage, of all calls; "other" is what no stage counts."""
+    calls = sum(run.calls for run in runs)
+    names = {name for run in runs for name in run.seconds}
+    sums = {name: sum(run.seconds.get(name, 0.0) for run in runs) for name in names}
+    if len(sums) > 1:
+        sums["other"] = 2 * sums["total"] - sum(sums.values())
+    return {name: round(1e3 * value / calls, 2) for name, value in sums.items()}
+
+
+def summarize(lines: Sequence[Line], prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """All figures by line, of all prompts and by kind."""
+    greedy = next(line for line in lines if line.name == GREEDY).runs
+    kinds = list(dict.fromkeys(prompt.kind for prompt in prompts))
+    groups = {"all": list(range(len(prompts)))}
+    groups |= {kind: [i for i, p in enumerate(prompts) if p.kind == kind] for kind in kinds}
+    return {
+        "texts": {
+            name: describe_outputs([prompts[i] for i in rows], [greedy[i].output for i in rows])
+            for name, rows in groups.items()
+        },
+        "lines": {
+            line.name: {
+                name: describe_line([line.runs[i] for i in rows], [greedy[i] for i in rows])
+                for name, rows in groups.items()
+            }
+            for line in lines
+        },
+    }
+
+
+def print_tables(summary: dict[str, Any]) -> None:
+    """What main() prints."""
+    lines, kinds = summary["lines"], [kind for kind in summary["texts"] if kind != "all"]
+
+    def interval(values: dict[str, float]) -> list[str]:
+        return [f"{values['value']:.2f}", f"{values['low']:.2f}-{values['high']:.2f}"]
+
+    print_table(
+        f"all {summary['texts']['all']['prompts']} prompts; speed: tokens/s over {GREEDY}",
+        ["", "tokens/call", "95 %", "speed", "95 %", "tokens/s", "equal texts", "positions"],
+        [
+            [name, *interval(of["all"]["tokens_per_call"]), *interval(of["all"]["speed"]),
+             *(f"{of['all'][key]:.{digits}f}" for key, digits in
+               (("tokens_per_second", 1), ("equal_texts", 2), ("equal_positions", 2)))]
+            for name, of in lines.items()
+        ],
+    )  # fmt: skip
+    for title, key in (("tokens per call", "tokens_per_call"), ("speed", "speed")):
+        rows = [
+            [name, *(f"{of[k][key]['value']:.2f}" for k in kinds)] for name, of in lines.items()
+        ]
+        print_table(f"{title} by kind", ["", *kinds], rows)
+    shown = ["total", *(s for s in (*STAGES, "other") if any(
+        of["all"]["ms_per_call"].get(s) for of in lines.values()))]  # fmt: skip
+    rows = [
+        [name, *(_milliseconds(of["all"]["ms_per_call"].get(stage)) for stage in shown)]
+        for name, of in lines.items()
+    ]
+    print_table("milliseconds a call by stage", ["", *shown], rows)
+    fields = ("prompts", "prompt_tokens", "output_tokens", "loops", "copied")
+    rows = [[name, *(str(of[key]) for key in fields)] for name, of in summary["texts"].items()]
+    print_table("greedy's outputs", ["", *(name.replace("_", " ") for name in fields)], rows)
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def load_sources(args: argparse.Namespace) -> dict[str, Any]:
+    """The n-gram LM and the heads that are given."""
+    sources: dict[str, Any] = {}
+    folder = args.drafter
+    lm = args.lm or next(iter(sorted(folder.glob("*.lm")) if folder else []), None)
+    if lm is not None:
+        from lattice_bpd import NGramLM
+
+        sources["lm"] = NGramLM.load(lm)
+    if args.heads or (folder and list(folder.glob("*heads*.safetensors"))):
+        from lattice_bpd.models import load_heads
+
+        sources["heads"] = load_heads(args.heads or folder)
+    return sources
+
+
+def fetch_model() -> Path:
+    """The folder of SmolLM2 in the cache."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from fetch_smollm2 import fetch
+
+    return fetch()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="at most 4 minutes, fewer lines")
+    parser.add_argument("--model", metavar="DIR", help="default: SmolLM2-135M-Instruct, fetched")
+    parser.add_argument("--drafter", type=Path, metavar="DIR", help="folder with an LM and heads")
+    parser.add_argument(
+        "--lm", type=Path, metavar="FILE", help="n-gram LM of the model's token ids"
+    )
+    parser.add_argument("--heads", type=Path, metavar="DIR", help="draft heads")
+    parser.add_argument("--lines", metavar="NAME;..", help="only these lines, besides greedy")
+    parser.add_argument("--split", default="test", choices=("test", "tuning"))
+    parser.add_argument("--tokens", type=int, default=96, help="most new tokens (default 96)")
+    parser.add_argument("--minutes", type=float, help="of decoding, at most")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="figures, and each prompt's")
+    args = parser.parse_args()
+    quiet_transformers()
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = args.model or fetch_model()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16").eval()
+    lines, skipped = make_lines(model, load_sources(args), quick=args.quick)
+    if args.lines:
+        lines = [line for line in lines if line.name in (GREEDY, *args.lines.split(";"))]
+    for name, reason in skipped.items():
+        print(f"left out: {name} ({reason})")
+    minutes = args.minutes or (QUICK_MINUTES if args.quick else MINUTES)
+    with CallCounter(model) as counter:
+        prompts = measure(lines, read_rows(args.split), tokenizer, counter, args.tokens, minutes)
+    summary = summarize(lines, prompts)
+    print_tables(summary)
+    if args.json:
+        records = {
+            line.name: [
+                {"prompt": p.name, "tokens": len(r.output), "calls": r.calls, "seconds": r.seconds}
+                for p, r in zip(prompts, line.runs, strict=True)
+            ]
+            for line in lines
+        }
+        settings = {"model": Path(folder).name, "split": args.split, "tokens": args.tokens}
+        write_json(args.json, {"machine": describe_machine(), **settings, **summary,
+                               "left_out": skipped, "runs": records})  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

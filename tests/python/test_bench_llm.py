@@ -1,0 +1,134 @@
+"""benchmarks/bench_llm.py on a tiny model: prompts, equality with greedy's output, figures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("rich")
+pytest.importorskip("jinja2")
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+MODULES = ("bench_llm", "llm_lines", "llm_prompts", "peer_drafters", "peer_trees", "corpus",
+           "report", "machine")  # fmt: skip
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module("bench_llm")
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A Llama with random weights, and a tokenizer of bytes with a chat template."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: i for i, letter in enumerate(["<end>", *letters])}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast.chat_template = (
+        "{% for m in messages %}{{ m.role[0] + ':' + m.content + ';' }}{% endfor %}"
+    )
+    fast.save_pretrained(tmp_path)
+    config = LlamaConfig(
+        vocab_size=len(vocab), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=8192, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_small_run(
+    bench: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lattice_bpd import NGramLM
+
+    path, lm = folder / "figures.json", folder / "own.lm"
+    rng = np.random.default_rng(0)
+    size = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+    texts = [rng.integers(1, size, 400)]
+    NGramLM.train(texts, 3, vocab_size=size, smoothing="witten_bell").save(lm)
+    rows = bench.read_rows("test")
+    chosen = [rows[i] for i in (0, 2, 7)]  # the last one is a chat
+    monkeypatch.setattr(bench, "read_rows", lambda _split: chosen)
+    arguments = ["bench_llm.py", "--model", str(folder), "--lm", str(lm), "--tokens", "12"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--json", str(path)])
+    bench.main()
+    printed = capsys.readouterr().out
+    assert "tokens per call by kind" in printed
+    results = json.loads(path.read_text())
+    assert results["texts"]["all"]["prompts"] == 3
+    assert set(results["texts"]) == {"all", "writing", "mathematics", "chat"}
+    for name in ("greedy", "lookup", "combined, LM", "transformers prompt lookup"):
+        assert results["lines"][name]["all"]["tokens_per_call"]["value"] >= 1.0
+        assert len(results["runs"][name]) == 3
+    greedy = results["lines"]["greedy"]["all"]
+    assert greedy["tokens_per_call"]["value"] == greedy["equal_texts"] == 1.0
+    assert {"prompt", "target", "verify", "other"} <= set(greedy["ms_per_call"])
+    assert results["left_out"]["tree, heads + LM"] == "no heads"
+
+
+def test_a_chat_is_measured_at_its_last_turn(bench: Any) -> None:
+    class Template:
+        def apply_chat_template(self, messages: list[dict[str, str]], **_options: Any) -> Any:
+            return {"input_ids": [len(m["content"]) for m in messages]}
+
+        def decode(self, token_ids: list[int], **_options: Any) -> str:
+            return "x" * token_ids[0]
+
+    asked: list[list[int]] = []
+
+    def answer(token_ids: list[int]) -> list[int]:
+        asked.append(token_ids)
+        return [10 + len(asked)]
+
+    row = {"id": "chat-1", "kind": "chat", "turns": ["a", "bb", "ccc"]}
+    prompt = bench.make_prompt(row, Template(), answer)
+    assert asked == [[1], [1, 11, 2]]
+    assert prompt.token_ids == [1, 11, 2, 12, 3]
+
+
+def test_rows_of_all_kinds_come_first(bench: Any) -> None:
+    rows = bench.read_rows("test")
+    assert len(rows) == 80
+    assert len({row["kind"] for row in rows[:8]}) == 8
+    assert {row["split"] for row in rows} == {"test"}
+
+
+def test_copied_tokens(bench: Any) -> None:
+    prompts = importlib.import_module("llm_prompts")
+    assert prompts.count_copied([1, 2, 3, 4, 5], [9, 1, 2, 3, 4, 5, 9]) == 2
+    assert prompts.count_copied([7, 1, 2, 3, 7, 1, 2], [3, 8], window=3) == 1
+
+
+def test_figures_by_hand(bench: Any) -> None:
+    def run(output: list[int], calls: int, seconds: float, **stages: float) -> Any:
+        return SimpleNamespace(output=output, calls=calls, seconds={**stages, "total": seconds})
+
+    greedy = [run([1, 2, 3, 4], 4, 4.0), run([5, 6], 2, 2.0)]
+    runs = [run([1, 2, 9], 1, 1.5, target=1.0), run([5, 6], 2, 1.0, target=0.5)]
+    figures = bench.describe_line(runs, greedy)
+    assert figures["tokens_per_call"]["value"] == pytest.approx(5 / 3)
+    # greedy needs 1 s a token in both texts, so 5 s for these 5 tokens
+    assert figures["speed"]["value"] == pytest.approx(5 / 2.5)
+    assert figures["equal_texts"] == 0.5
+    assert figures["equal_positions"] == pytest.approx((2 + 2) / 6)
+    assert figures["ms_per_call"] == {"total": 833.33, "target": 500.0, "other": 333.33}
