@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 ORDER = 6  # n-grams of texts
-MOST = 8  # tokens that an LM or a text proposes
+MOST = 16  # tokens that an LM or a text proposes
 SCANNED = 32
 COPIED = 32
 

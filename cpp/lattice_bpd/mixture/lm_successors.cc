@@ -9,7 +9,7 @@
 namespace lattice_bpd {
 namespace {
 
-constexpr std::uint32_t kScanned = 16;  // children that are compared when they are needed
+constexpr std::uint32_t kScanned = 32;  // children that are compared when they are needed
 
 }  // namespace
 

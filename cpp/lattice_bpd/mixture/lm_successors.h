@@ -11,7 +11,7 @@
 
 namespace lattice_bpd {
 
-constexpr int kMaxSuccessors = 8;
+constexpr int kMaxSuccessors = 16;
 
 // A token after a history. The probabilities of a list need not sum to 1.
 struct Successor {
@@ -21,7 +21,7 @@ struct Successor {
 
 // The successors of the longest matching histories, longest first, at most kMaxSuccessors, with
 // their backoff probabilities. Histories with many successors are listed in advance: one pass over
-// the LM, about 100 bytes for each history with more than 16.
+// the LM, about 160 bytes for each history with more than 32.
 class LmSuccessors {
  public:
   explicit LmSuccessors(std::shared_ptr<const BackoffLm> lm);

@@ -350,6 +350,7 @@ void MixtureText::Begin(const HeadCandidates& heads, const SearchLimits& limits)
   proposals_.clear();
   expansion_of_node_.clear();
   frontier_.clear();
+  worst_wanted_ = {0.0, 0, 0};
   is_searched_ = true;
   tree_ = PrefixTree();
   AddNode(kNoParent, text_.TokenAt(text_.end_position() - 1), 1.0);
@@ -385,6 +386,22 @@ bool MixtureText::IsWorse(const Candidate& a, const Candidate& b) {
   return a.token > b.token;
 }
 
+void MixtureText::AddToFrontier(NodeNumber node, double prob, std::size_t wanted) {
+  for (const Successor& next : merged_) {
+    const Candidate candidate{prob * next.prob, node, next.token};
+    if (!(candidate.prob > 0.0) || IsWorse(candidate, worst_wanted_)) continue;
+    frontier_.push_back(candidate);
+    std::push_heap(frontier_.begin(), frontier_.end(), IsWorse);
+  }
+  if (frontier_.size() <= 2 * wanted + 16) return;
+  const auto end = frontier_.begin() + static_cast<std::ptrdiff_t>(wanted);
+  std::nth_element(frontier_.begin(), end - 1, frontier_.end(),
+                   [](const Candidate& a, const Candidate& b) { return IsWorse(b, a); });
+  worst_wanted_ = *(end - 1);
+  frontier_.erase(end, frontier_.end());
+  std::make_heap(frontier_.begin(), frontier_.end(), IsWorse);
+}
+
 PrefixTree MixtureText::Search(const HeadCandidates& heads, const SearchLimits& limits) {
   const TextStore* store = mixture_->options().store.get();
   std::shared_lock<std::shared_mutex> lock;
@@ -403,12 +420,8 @@ PrefixTree MixtureText::Search(const HeadCandidates& heads, const SearchLimits& 
       }
       Expand(node, heads, limits);
       if (limits.noise != nullptr) AddNoise(*limits.noise, tree_.node(node).depth);
-      if (limits.is_chain) frontier_.clear();
-      for (const Successor& next : merged_) {
-        if (!(next.prob > 0.0)) continue;
-        frontier_.push_back({prob * next.prob, node, next.token});
-        std::push_heap(frontier_.begin(), frontier_.end(), IsWorse);
-      }
+      if (limits.is_chain) frontier_.clear(), worst_wanted_ = {0.0, 0, 0};
+      AddToFrontier(node, prob, most + 1 - tree_.size());
     } else if (limits.is_chain) {
       break;
     }

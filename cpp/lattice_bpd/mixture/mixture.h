@@ -213,7 +213,10 @@ class MixtureText {
     Symbol token;
   };
   static bool IsWorse(const Candidate& a, const Candidate& b);
-  std::vector<Candidate> frontier_;
+  // Adds the tokens after a node to the frontier, of which only the best `wanted` can be reached.
+  void AddToFrontier(NodeNumber node, double prob, std::size_t wanted);
+  std::vector<Candidate> frontier_;  // a heap
+  Candidate worst_wanted_;           // no worse one can be reached
 };
 
 // One tree for each text, on up to `threads` threads. With `costs` all trees are cut to one size,
