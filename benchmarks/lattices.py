@@ -107,6 +107,21 @@ def tree_arguments(lattices: Lattices, lm: NGramLM, max_nodes: int) -> tuple[Any
     return (*arrays, bos, max_nodes, alpha, threads)
 
 
+def search_mixtures(lattices: Lattices, lm: NGramLM, max_nodes: int = 36) -> list[Any]:
+    """Trees of a mixture of heads, LM and text, each after a text of its context, twice."""
+    token_ids, scores = lattices.token_ids, lattices.scores
+    log_probs = scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True)) - np.float32(0.1)
+    mixture = _core.Mixture(lm.vocab_size, True, [lm._core], True)
+    trees = []
+    for row, context in enumerate(lattices.contexts.tolist()):
+        text = _core.MixtureText(mixture)
+        text.append(context + context)
+        part = slice(row, row + 1)
+        heads = token_ids[part], log_probs[part]
+        trees += _core.search_mixtures([text], [max_nodes], max_nodes, False, *heads)
+    return trees
+
+
 def check_engines_agree(lattices: Lattices, lm: NGramLM, num_drafts: int) -> None:
     """Asserts that both engines give the same drafts in the same order."""
     ours = rescore(lattices, lm, num_drafts, "fused")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from lattices import Lattices, rescore, tree_arguments
+from lattices import Lattices, rescore, search_mixtures, tree_arguments
 
 from lattice_bpd import NGramLM, _core
 
@@ -37,6 +37,7 @@ class Search(NamedTuple):
         tree: searches for a tree of 36 nodes instead of 16 drafts.
         instruction_set: "" for the best that valgrind knows, AVX2.
         large_vocabulary: of LARGE_VOCAB_SIZE, for which LMs have 4-byte keys.
+        mixture: searches for a tree of 36 nodes of a mixture of heads, LM and text.
     """
 
     name: str
@@ -45,11 +46,14 @@ class Search(NamedTuple):
     tree: bool = False
     instruction_set: str = ""
     large_vocabulary: bool = False
+    mixture: bool = False
 
     def run(self, lattices: Lattices, lm: NGramLM) -> None:
         """Search all lattices in one call."""
         _core.set_fused_instruction_set(self.instruction_set)
-        if self.tree:
+        if self.mixture:
+            search_mixtures(lattices, lm)
+        elif self.tree:
             _core.tree_of_candidates(*tree_arguments(lattices, lm, 36))
         else:
             rescore(lattices, lm, 16, "fused")
@@ -59,6 +63,7 @@ SEARCHES = (
     Search("list_8x16", 8, 16),
     Search("tree_8x16", 8, 16, tree=True),
     Search("list_8x16_scalar", 8, 16, instruction_set="scalar"),
+    Search("mixture_8x16", 8, 16, mixture=True),
     Search("list_8x16_large_vocabulary", 8, 16, large_vocabulary=True),
 )
 
