@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from peer_drafters import CallCounter, generate_with_transformers
+from transformers.generation.candidate_generator import CandidateGenerator
 
 from lattice_bpd.decode import generate
 from lattice_bpd.draft.config import STRATEGIES
@@ -19,6 +21,7 @@ PEERS: dict[str, dict[str, Any]] = {
     GREEDY: {},
     "transformers prompt lookup": {"prompt_lookup_num_tokens": 10},
 }
+HEADS_CHAIN = "transformers assisted, heads"
 
 
 class Ours(NamedTuple):
@@ -97,6 +100,12 @@ def make_lines(
     """
     lines = [Line(name, _transformers(model, options)) for name, options in PEERS.items()]
     skipped = {}
+    if "heads" not in sources:
+        skipped[HEADS_CHAIN] = "no heads"
+    elif not hasattr(CandidateGenerator, "requires_model_outputs"):
+        skipped[HEADS_CHAIN] = "transformers before 5.24 gives no hidden states to drafters"
+    else:
+        lines.append(Line(HEADS_CHAIN, _heads_chain(model, sources["heads"])))
     for name, ours in OURS.items():
         missing = [source for source in ours.sources if source not in sources]
         if missing or ours.strategy not in STRATEGIES:
@@ -112,6 +121,60 @@ def _transformers(model: Any, options: dict[str, Any]) -> Decode:
 
     def decode(prompt: list[int], tokens: int) -> tuple[list[int], dict[str, float]]:
         return generate_with_transformers(model, prompt, tokens, stops, **options), {}
+
+    return decode
+
+
+class HeadsChain(CandidateGenerator):
+    """The best token of each head, for transformers' assisted decoding.
+
+    Args:
+        heads: hidden states (1, D) -> logits (1, H, V), or with `lattice` candidates.
+        max_length: most tokens of a text.
+    """
+
+    requires_model_outputs = True
+    model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": True}  # noqa: RUF012
+
+    def __init__(self, heads: Any, max_length: int) -> None:
+        self.heads, self.max_length, self._drafted = heads, max_length, 0
+
+    def get_candidates(
+        self, input_ids: torch.Tensor, *, model_outputs: Any = None, n_last_matches: Any = 0,
+        **_context: Any,
+    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        """The text with a draft; without one before the prompt was read."""
+        remaining = self.max_length - input_ids.shape[1] - 1
+        if model_outputs is None or remaining < 1:
+            self._drafted = 0
+            return input_ids, None
+        states = model_outputs.hidden_states[-1][0]
+        state = states[len(states) - 1 - self._drafted + int(n_last_matches)][None]
+        if hasattr(self.heads, "lattice"):
+            draft = self.heads.lattice(state, input_ids[:, -1]).token_ids[:, :, 0]
+        else:
+            draft = self.heads(state).argmax(dim=-1)
+        draft = draft[:, :remaining].to(input_ids.device, input_ids.dtype)
+        self._drafted = draft.shape[1]
+        return torch.cat([input_ids, draft], dim=1), None
+
+    def update_candidate_strategy(self, *_arguments: Any) -> None:
+        """Nothing to learn."""
+
+
+def _heads_chain(model: Any, heads: Any) -> Decode:
+    """Transformers' assisted decoding, whose drafts are the chain of strategy "bpd"."""
+    assisted = _transformers(model, {"prompt_lookup_num_tokens": 1})  # replaced by the chain
+
+    def make(generation_config: Any, **_arguments: Any) -> HeadsChain:
+        return HeadsChain(heads, generation_config.max_length)
+
+    def decode(prompt: list[int], tokens: int) -> tuple[list[int], dict[str, float]]:
+        model._get_candidate_generator = make
+        try:
+            return assisted(prompt, tokens)
+        finally:
+            del model._get_candidate_generator
 
     return decode
 

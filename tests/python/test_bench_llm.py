@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,3 +133,35 @@ def test_figures_by_hand(bench: Any) -> None:
     assert figures["equal_texts"] == 0.5
     assert figures["equal_positions"] == pytest.approx((2 + 2) / 6)
     assert figures["ms_per_call"] == {"total": 833.33, "target": 500.0, "other": 333.33}
+
+
+def test_transformers_drafts_the_chain_of_the_heads(bench: Any, folder: Path) -> None:
+    """Its calls and tokens are those of strategy "bpd" in our loop."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from lattice_bpd.decode import generate
+
+    lines = importlib.import_module("llm_lines")
+    if not hasattr(lines.CandidateGenerator, "requires_model_outputs"):
+        pytest.skip("transformers gives no hidden states to drafters")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    output, prompt = model.get_output_embeddings(), list(range(2, 30))
+    plain = lines._transformers(model, {})(prompt, 40)[0]
+    follows = dict(pairwise(plain))
+
+    def heads(hidden: torch.Tensor) -> torch.Tensor:
+        """What followed the exact token in the output; the third slot is wrong for even tokens."""
+        logits = torch.zeros(len(hidden), 3, model.config.vocab_size)
+        for row, token in enumerate(output(hidden).argmax(dim=-1).tolist()):
+            for slot in range(3):
+                token = follows.get(token, 0)
+                logits[row, slot, token if slot < 2 or token % 2 else 1] = 1.0
+        return logits
+
+    with lines.CallCounter(model) as counter:
+        chain = lines.Line("chain", lines._heads_chain(model, heads)).run(prompt, 40, counter)
+    ours = generate(model, prompt, "bpd", heads=heads, max_new_tokens=40)
+    assert chain.output == ours.token_ids == plain
+    assert chain.calls == ours.stats.target_calls < 30
+    assert "_get_candidate_generator" not in vars(model)
