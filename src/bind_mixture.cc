@@ -12,7 +12,7 @@ using Texts = std::vector<MixtureText*>;
 // Keys, positions (batch,) and sharpness.
 using NoiseOfTexts = std::tuple<std::vector<std::uint64_t>, std::vector<std::uint64_t>, double>;
 
-const std::string kKindNames[] = {"heads", "lm", "text", "copy", "store"};
+const std::string kKindNames[] = {"heads", "lm", "text", "store"};
 
 std::shared_ptr<Mixture> MakeMixture(std::uint32_t vocab_size, bool has_heads,
                                      std::vector<std::shared_ptr<BackoffLm>> lms, bool has_text,

@@ -11,7 +11,6 @@ import numpy as np
 ORDER = 6  # n-grams of texts
 MOST = 16  # tokens that an LM or a text proposes
 SCANNED = 32
-COPIED = 32
 
 
 def read_arpa(path: Path) -> dict[tuple[int, ...], tuple[float, float]]:
@@ -91,35 +90,6 @@ def text_proposals(text, history):
     return probs, length, count, max(probs.values(), default=0.0)
 
 
-def start_copy(text):
-    """Position to copy from after the text and the length of its match."""
-    length = longest_match(text, text)
-    if length == 0:
-        return 0, 0
-    position = latest_successor(text, text[len(text) - length :])
-    matching = 0
-    while (matching < COPIED and matching < position
-           and text[position - 1 - matching] == text[len(text) - 1 - matching]):  # fmt: skip
-        matching += 1
-    return position, matching
-
-
-def latest_successor(text, suffix):
-    n = len(suffix)
-    return max(i + n for i in range(len(text) - n) if text[i : i + n] == list(suffix))
-
-
-def next_copy(text, copy, path_history, token):
-    """The copy state after one more token of a path."""
-    position, length = copy
-    if length and text[position] == token and position + 1 < len(text):
-        return position + 1, min(length + 1, COPIED)
-    match = longest_match(text, path_history)
-    if match == 0:
-        return 0, 0
-    return latest_successor(text, path_history[len(path_history) - match :]), match
-
-
 def bin_of(value, bounds):
     return sum(value >= bound for bound in bounds)
 
@@ -143,7 +113,7 @@ class OracleMixture:
         self.text, self.weights, self.lms = list(text), np.asarray(weights), lms
         self.heads, self.has_text, self.store = heads, has_text, store
 
-    def proposals(self, path, copy):
+    def proposals(self, path):
         """Of each source: (token -> P, bins)."""
         history = self.text + path
         parts = []
@@ -158,10 +128,6 @@ class OracleMixture:
             parts.append((probs, [min(length, 6), 7 + top_bin(top)], 12))
         if self.has_text:
             parts.append(self._counts(self.text, history))
-            position, length = copy
-            probs = {self.text[position]: 1.0} if length else {}
-            copy_bin = 1 + bin_of(length, (2, 3, 4, 5, 7, 11, 21)) if length else 0
-            parts.append((probs, [copy_bin], 9))
         if self.store is not None:
             parts.append(self._counts(self.store, history))
         return parts
@@ -172,9 +138,9 @@ class OracleMixture:
         probs = {token: p for token, p in probs.items() if token >= 0}
         return probs, [length, 7 + bin_of(count, (2, 3, 5)), 11 + top_bin(top)], 16
 
-    def distribution(self, path, copy):
+    def distribution(self, path):
         """token -> q after a path."""
-        parts = self.proposals(path, copy)
+        parts = self.proposals(path)
         bins, first = [min(len(path), 7)], 8
         for _, local, size in parts:
             bins += [first + one for one in local]
@@ -192,15 +158,13 @@ class OracleMixture:
 
     def best_prefixes(self, max_nodes, max_depth, is_chain=False):
         """The most probable prefixes with their probabilities, by descending probability."""
-        start = start_copy(self.text) if self.has_text else (0, 0)
-        copies = {(): start}
         waiting, found = [], []
 
         def extend(path, prob):
             if is_chain:
                 waiting.clear()
             if len(path) < max_depth:
-                for token, q in self.distribution(list(path), copies[path]).items():
+                for token, q in self.distribution(list(path)).items():
                     waiting.append((prob * q, (*path, token)))
 
         extend((), 1.0)
@@ -210,10 +174,5 @@ class OracleMixture:
             waiting.remove(best)
             prob, path = best
             found.append((path, prob))
-            if self.has_text:
-                history = self.text + list(path)
-                copies[path] = next_copy(self.text, copies[path[:-1]], history, path[-1])
-            else:
-                copies[path] = (0, 0)
             extend(path, prob)
         return found

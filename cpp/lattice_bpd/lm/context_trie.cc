@@ -17,7 +17,6 @@ ContextTrie::ContextTrie(int order) : order_(order) { Clear(); }
 
 void ContextTrie::Clear() {
   text_.clear();
-  num_removed_ = 0;
   nodes_.assign(1, ContextNode{});
   child_marks_.assign(1, 0);
   free_.clear();
@@ -27,7 +26,6 @@ void ContextTrie::Clear() {
 }
 
 void ContextTrie::Append(Symbol word) {
-  const std::uint32_t position = end_position();
   text_.push_back(word);
   std::uint32_t ends[kMaxOrder + 1] = {kRoot};
   for (int length = 1; length <= num_ends_; ++length) {
@@ -41,7 +39,6 @@ void ContextTrie::Append(Symbol word) {
     }
     ++nodes_[node].count;
     ++nodes_[parent].successors;
-    nodes_[parent].last_successor = position;
     ends[length] = node;
   }
   num_ends_ = std::min(num_ends_ + 1, order_);
@@ -58,7 +55,6 @@ void ContextTrie::RemoveFirst() {
     if (--nodes_[path[length]].count == 0) Remove(path[length]);
   }
   text_.pop_front();
-  ++num_removed_;
 }
 
 ContextState ContextTrie::StateOf(Span<TokenId> history) const {

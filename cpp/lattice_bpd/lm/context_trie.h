@@ -1,7 +1,7 @@
 // Counts of the n-grams of a growing text, or of its last tokens: tokens join at the end and leave
 // at the front. A forward trie with hashed edges; node 0 is the empty history.
 //
-// Cost: O(order) for each token that joins or leaves, 44 bytes and two table entries for each
+// Cost: O(order) for each token that joins or leaves, 40 bytes and two table entries for each
 // distinct n-gram.
 #ifndef LATTICE_BPD_LM_CONTEXT_TRIE_H_
 #define LATTICE_BPD_LM_CONTEXT_TRIE_H_
@@ -27,7 +27,6 @@ struct ContextNode {
   std::uint32_t first_child = kNoNode;
   std::uint32_t next = kNoNode;  // among the parent's children
   std::uint32_t previous = kNoNode;
-  std::uint32_t last_successor = 0;  // position (TokenAt) of the token that followed it last
 };
 
 // The suffixes of a history that occur with a successor: nodes[l] is that of l + 1 tokens.
@@ -54,13 +53,6 @@ class ContextTrie {
 
   int order() const { return order_; }
   const std::deque<Symbol>& text() const { return text_; }
-
-  // Positions count all tokens that ever joined, so they stay valid when others leave.
-  std::uint32_t first_position() const { return num_removed_; }
-  std::uint32_t end_position() const {
-    return num_removed_ + static_cast<std::uint32_t>(text_.size());
-  }
-  Symbol TokenAt(std::uint32_t position) const { return text_[position - num_removed_]; }
 
   const ContextNode& node(std::uint32_t index) const { return nodes_[index]; }
 
@@ -128,7 +120,6 @@ class ContextTrie {
 
   int order_;
   std::deque<Symbol> text_;
-  std::uint32_t num_removed_ = 0;
   std::vector<ContextNode> nodes_;
   std::vector<std::uint64_t> child_marks_;  // of each node: the marks of its children's words
   std::vector<std::uint32_t> free_;         // nodes to use again

@@ -8,7 +8,6 @@ namespace lattice_bpd {
 namespace {
 
 constexpr int kLengthBins = 7, kCountBins = 4, kTopBins = 5;
-constexpr int kCopyBins = 9;
 
 // The number of bounds that are not above a value.
 template <typename T, std::size_t kSize>
@@ -29,11 +28,6 @@ int CountBin(std::uint32_t count) {
   return BinOf(count, kBounds);
 }
 
-int CopyBin(std::uint32_t length) {
-  static constexpr std::uint32_t kBounds[kCopyBins - 2] = {2, 3, 4, 5, 7, 11, 21};
-  return 1 + BinOf(length, kBounds);
-}
-
 int LengthBin(std::uint32_t length) {
   return static_cast<int>(std::min<std::uint32_t>(length, kLengthBins - 1));
 }
@@ -46,8 +40,6 @@ int NumBins(SourceKind kind) {
       return 1 + kTopBins;
     case SourceKind::kLm:
       return kLengthBins + kTopBins;
-    case SourceKind::kCopy:
-      return kCopyBins;
     case SourceKind::kText:
     case SourceKind::kStore:
       return kLengthBins + kCountBins + kTopBins;
@@ -81,9 +73,6 @@ GateInputs GateLayout::Describe(int depth,
       case SourceKind::kLm:
         add(first + LengthBin(match.length));
         add(first + kLengthBins + TopBin(match.top));
-        break;
-      case SourceKind::kCopy:
-        add(first + (match.is_active ? CopyBin(match.length) : 0));
         break;
       case SourceKind::kText:
       case SourceKind::kStore:

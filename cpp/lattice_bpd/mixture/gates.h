@@ -24,8 +24,8 @@ constexpr int kMaxSources = 8;
 constexpr int kMaxBins = 1 + 3 * kMaxSources;  // bins of one history
 
 // kHeads: candidates of a lattice's slots. kLm: a backoff LM. kText: counts of the text so far.
-// kCopy: the token after the latest occurrence of the longest match. kStore: counts of other texts.
-enum class SourceKind : std::uint8_t { kHeads, kLm, kText, kCopy, kStore };
+// kStore: counts of other texts.
+enum class SourceKind : std::uint8_t { kHeads, kLm, kText, kStore };
 
 // What a source knows about a history.
 struct SourceMatch {

@@ -14,17 +14,13 @@
 namespace lattice_bpd {
 namespace {
 
-constexpr std::uint32_t kMostCopied = 32;  // tokens of a match that are counted
 constexpr Symbol kSeparator = kNoSymbol - 1;
 
 std::vector<SourceKind> SourcesOf(const Mixture::Options& options) {
   std::vector<SourceKind> kinds;
   if (options.has_heads) kinds.push_back(SourceKind::kHeads);
   kinds.insert(kinds.end(), options.lms.size(), SourceKind::kLm);
-  if (options.has_text) {
-    kinds.push_back(SourceKind::kText);
-    kinds.push_back(SourceKind::kCopy);
-  }
+  if (options.has_text) kinds.push_back(SourceKind::kText);
   if (options.store != nullptr) kinds.push_back(SourceKind::kStore);
   if (kinds.empty()) throw ValueError("Mixture: no source; expected heads, an LM, text or a store");
   if (options.lms.size() > kMaxMixtureLms) {
@@ -102,11 +98,17 @@ void MixtureText::Learn(Span<std::int64_t> token_ids) {
     const std::int32_t index = expansion_of_node_[static_cast<std::size_t>(node)];
     if (index < 0) return;
     const Expansion& expansion = expansions_[static_cast<std::size_t>(index)];
-    SourceValues probs = {};
+    SourceValues probs = {}, sums = {};
+    bool is_known = false;
     for (std::uint32_t i = expansion.begin; i < expansion.end; ++i) {
-      if (proposals_[i].token == static_cast<Symbol>(token)) {
-        probs[static_cast<std::size_t>(proposals_[i].source)] += proposals_[i].prob;
-      }
+      const auto source = static_cast<std::size_t>(proposals_[i].source);
+      sums[source] += proposals_[i].prob;
+      if (proposals_[i].token != static_cast<Symbol>(token)) continue;
+      probs[source] += proposals_[i].prob;
+      is_known = true;
+    }
+    for (std::size_t s = 0; !is_known && s < kMaxSources; ++s) {
+      if (expansion.inputs.is_active[s]) probs[s] = std::max(1.0 - sums[s], 0.0);
     }
     if (keeps_examples_) examples_.push_back({expansion.inputs, probs});
     if (rate > 0.0) {
@@ -121,44 +123,24 @@ LmState MixtureText::AdvanceLm(const BackoffLm& lm, const LmState& state, Symbol
   return token < lm.vocabulary().vocab_size ? lm.Query(state, token).next : LmState();
 }
 
-std::uint32_t MixtureText::CountMatching(std::uint32_t position) const {
-  const std::uint32_t end = text_.end_position();
-  std::uint32_t length = 0;
-  while (length < kMostCopied && length < position &&
-         text_.TokenAt(position - 1 - length) == text_.TokenAt(end - 1 - length)) {
-    ++length;
-  }
-  return length;
-}
-
-void MixtureText::SetCopy(State* state) const {
-  state->copy_length = state->text.length;
-  if (state->text.length == 0) return;
-  state->copy_position = text_.node(state->text.nodes[state->text.length - 1]).last_successor;
-}
-
 MixtureText::State MixtureText::StateOfText() const {
   State state;
-  const std::uint32_t size = text_.end_position();
+  const std::uint32_t size = num_tokens();
   for (std::size_t i = 0; i < mixture_->lms().size(); ++i) {
     const BackoffLm& lm = mixture_->lms()[i].lm();
     const std::uint32_t wanted = static_cast<std::uint32_t>(lm.order()) - 1;
     const std::uint32_t begin = size - std::min(size, wanted);
     LmState& of_lm = state.lms[i];
     if (size < wanted) of_lm = lm.Query(of_lm, lm.vocabulary().bos).next;
-    for (std::uint32_t at = begin; at < size; ++at) of_lm = AdvanceLm(lm, of_lm, text_.TokenAt(at));
+    for (std::uint32_t at = begin; at < size; ++at) of_lm = AdvanceLm(lm, of_lm, TokenAt(at));
   }
   const Mixture::Options& options = mixture_->options();
-  if (options.has_text) {
-    state.text = text_.StateOfText();
-    SetCopy(&state);
-    if (state.copy_length > 0) state.copy_length = CountMatching(state.copy_position);
-  }
+  if (options.has_text) state.text = text_.StateOfText();
   if (options.store != nullptr) {
     TokenId last[kMaxOrder];
     const std::uint32_t count = std::min<std::uint32_t>(size, kMaxOrder - 1);
     for (std::uint32_t i = 0; i < count; ++i) {
-      last[i] = static_cast<TokenId>(text_.TokenAt(size - count + i));
+      last[i] = static_cast<TokenId>(TokenAt(size - count + i));
     }
     state.store = options.store->counts().StateOf({last, count});
   }
@@ -171,16 +153,7 @@ MixtureText::State MixtureText::Advance(const State& state, Symbol token) const 
     next.lms[i] = AdvanceLm(mixture_->lms()[i].lm(), state.lms[i], token);
   }
   const Mixture::Options& options = mixture_->options();
-  if (options.has_text) {
-    next.text = text_.Advance(state.text, token);
-    if (state.copy_length > 0 && text_.TokenAt(state.copy_position) == token &&
-        state.copy_position + 1 < text_.end_position()) {
-      next.copy_position = state.copy_position + 1;
-      next.copy_length = std::min(state.copy_length + 1, kMostCopied);
-    } else {
-      SetCopy(&next);
-    }
-  }
+  if (options.has_text) next.text = text_.Advance(state.text, token);
   if (options.store != nullptr) next.store = options.store->counts().Advance(state.store, token);
   return next;
 }
@@ -247,11 +220,6 @@ void MixtureText::Propose(const State& state, int depth, Symbol token, const Hea
         break;
       case SourceKind::kText:
         count = FindTextSuccessors(text_, state.text, found, &match);
-        break;
-      case SourceKind::kCopy:
-        match.is_active = state.copy_length > 0;
-        match.length = state.copy_length;
-        if (match.is_active) found[count++] = {text_.TokenAt(state.copy_position), 1.0};
         break;
       case SourceKind::kStore:
         count = FindTextSuccessors(options.store->counts(), state.store, found, &match);
@@ -353,7 +321,7 @@ void MixtureText::Begin(const HeadCandidates& heads, const SearchLimits& limits)
   worst_wanted_ = {0.0, 0, 0};
   is_searched_ = true;
   tree_ = PrefixTree();
-  AddNode(kNoParent, text_.TokenAt(text_.end_position() - 1), 1.0);
+  AddNode(kNoParent, TokenAt(num_tokens() - 1), 1.0);
   states_[0] = StateOfText();
   if (!mixture_->options().has_heads || heads.num_slots == 0) return;
   const std::size_t cells = static_cast<std::size_t>(heads.num_slots) * heads.top_k;
@@ -460,8 +428,7 @@ PrefixTree MixtureText::Sample(const HeadCandidates& heads, const SearchLimits& 
   while (tree_.size() - 1 < static_cast<std::size_t>(limits.max_nodes) &&
          tree_.node(node).depth < limits.max_depth && prob >= least) {
     Expand(node, heads, limits);
-    const NoiseRow noise(key,
-                         text_.end_position() + static_cast<std::uint64_t>(tree_.node(node).depth));
+    const NoiseRow noise(key, num_tokens() + static_cast<std::uint64_t>(tree_.node(node).depth));
     const Successor* sampled = nullptr;
     double greatest = -std::numeric_limits<double>::infinity();
     for (const Successor& next : merged_) {

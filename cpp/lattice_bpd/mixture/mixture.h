@@ -58,7 +58,7 @@ class Mixture {
     std::uint32_t vocab_size = 0;
     bool has_heads = false;
     std::vector<std::shared_ptr<const BackoffLm>> lms;
-    bool has_text = true;              // the text so far: its counts, and the latest occurrence
+    bool has_text = true;              // the text so far
     std::shared_ptr<TextStore> store;  // or null
     double learning_rate = 0.0;        // of the gates, for each decoded token
   };
@@ -124,7 +124,9 @@ struct Expansion {
 // An example for fitting gates.
 struct GateExample {
   GateInputs inputs;
-  SourceValues probs;  // of the true token by source
+  // Of the true token by source. If none proposed it: what each source leaves to other tokens, so
+  // that a source that is often wrong loses weight.
+  SourceValues probs;
 };
 
 // A text, and what the last search of its drafts knew.
@@ -151,7 +153,7 @@ class MixtureText {
   // empty where the node was not extended.
   std::vector<Successor> DistributionAfter(NodeNumber node) const;
 
-  std::size_t size() const { return text_.end_position(); }
+  std::size_t size() const { return text_.text().size(); }
   const GateWeights& theta() const { return theta_; }
   const Mixture& mixture() const { return *mixture_; }
 
@@ -169,15 +171,13 @@ class MixtureText {
     LmState lms[kMaxMixtureLms];
     ContextState text;
     ContextState store;
-    std::uint32_t copy_position = 0;  // of the next token to copy
-    std::uint32_t copy_length = 0;    // of its match, 0: none
   };
 
+  std::uint32_t num_tokens() const { return static_cast<std::uint32_t>(text_.text().size()); }
+  Symbol TokenAt(std::uint32_t position) const { return text_.text()[position]; }
   State StateOfText() const;
   State Advance(const State& state, Symbol token) const;
   LmState AdvanceLm(const BackoffLm& lm, const LmState& state, Symbol token) const;
-  void SetCopy(State* state) const;
-  std::uint32_t CountMatching(std::uint32_t position) const;
   void Propose(const State& state, int depth, Symbol token, const HeadCandidates& heads,
                std::array<SourceMatch, kMaxSources>* matches);
   void ProposeOfHeads(int source, int slot, Symbol token, const HeadCandidates& heads,

@@ -60,7 +60,7 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
     draft = options.draft or _draft_of(file, path)
     options.check_used(draft)
     lm = None if draft == "argmax" else _read_lm(options, file, path)
-    config = DraftConfig() if file is None else file.config
+    config = DraftConfig("chain") if file is None else file.config
     given = {
         name: getattr(options, name)
         for name in ("top_k", "alpha", "temperature", "ngram_cache")

@@ -29,6 +29,10 @@ def add_draft_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> 
             text, options["choices"] = "how to draft, see below", tuple(STRATEGIES)
             options["default"] = default
             options["metavar"] = "NAME"
+        elif name == "sources":
+            options.update(type=lambda value: tuple(value.split(",")), metavar="A,B,..")
+        elif name == "max_nodes":
+            options.update(type=_nodes, metavar="N")
         elif name == "ngram_cache":
             options.update(nargs="?", type=int, const=True, metavar="ORDER")
         else:
@@ -39,6 +43,10 @@ def add_draft_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> 
             text = f"{text} (default {number})"
         options["help"] = text.replace("%", "%%")
         parser.add_argument(f"--{name.replace('_', '-')}", **options)
+
+
+def _nodes(value: str) -> int | str:
+    return value if value == "auto" else int(value)
 
 
 def read_draft_options(where: str, args: argparse.Namespace, names: Sequence[str]) -> DraftConfig:

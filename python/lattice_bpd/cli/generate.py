@@ -29,8 +29,8 @@ specdec++:BETA,TAU, typical:EPSILON,DELTA. To sample: sampled:TEMPERATURE[,top_p
 draft_model. The output says whether the rule is lossy.
 """
 _OPTIONS = (
-    "strategy", "top_k", "num_drafts", "max_nodes", "alpha", "temperature", "ngram_cache",
-    "draft_length",
+    "strategy", "sources", "top_k", "num_drafts", "max_nodes", "alpha", "temperature",
+    "ngram_cache", "draft_length",
 )  # fmt: skip
 
 
@@ -40,8 +40,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "generate",
         help="decode a prompt with any causal LM, with or without draft heads",
         description="Decode a prompt. Every strategy generates the target model's greedy output,\n"
-        "unless --accept, --regex or --json-schema changes it. If MODEL has no draft heads, the\n"
-        "default strategy is draft_model with --draft-model, combined with an LM, else lookup.",
+        "unless --accept, --regex or --json-schema changes it. The default strategy drafts from\n"
+        "all that there is: heads, LM and the text so far; with --draft-model it is draft_model.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -106,8 +106,7 @@ def run(args: argparse.Namespace) -> None:
     check_folders(directory, args.heads, needs_heads=False)
     heads = args.heads or directory
     if args.strategy is None:
-        has_lm = str(args.lm) != "none" if args.lm else (directory / "ngram.lm").exists()
-        args.strategy = _default_strategy(heads, args.draft_model, has_lm)
+        args.strategy = DraftConfig.strategy if args.draft_model is None else "draft_model"
     config = read_draft_options("generate", args, _OPTIONS)
     path = args.tokenizer or directory / "tokenizer.json"
     tokenizer = load_tokenizer(path)
@@ -178,17 +177,6 @@ def _read_drafter(args: argparse.Namespace) -> None:
         args.heads = path.parent
 
 
-def _default_strategy(heads: Path, draft_model: Path | None, has_lm: bool) -> str:
-    """Trees where the model has draft heads, else what needs none."""
-    from lattice_bpd.models.checkpoint import has_heads
-
-    if has_heads(heads):
-        return DraftConfig.strategy
-    if draft_model is not None:
-        return "draft_model"
-    return "combined" if has_lm else "lookup"
-
-
 def _load_model(directory: Path, heads: Path) -> Any:
     """The BlockwiseLM of a model and its heads, if there are any, else the causal LM."""
     from lattice_bpd.models import BlockwiseLM
@@ -219,8 +207,7 @@ def _load_lm(args: argparse.Namespace, directory: Path) -> Any:
         return None
     if not STRATEGIES[strategy].uses("lm"):
         raise ValueError(
-            f"--lm: strategy {strategy!r} does not use an LM; leave --lm out, or use 'tree' with "
-            "heads or 'combined' with or without"
+            f"--lm: strategy {strategy!r} does not use an LM; leave --lm out, or use 'mixture'"
         )
     if not args.lm.is_dir():
         return NGramLM.load(args.lm)

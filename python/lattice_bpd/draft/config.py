@@ -112,7 +112,7 @@ class DraftConfig:
         ValueError: an unknown strategy, or a value out of range.
     """
 
-    strategy: str = "tree"
+    strategy: str = "mixture"
     top_k: int = 16
     num_drafts: int = 16
     max_nodes: int | str = "auto"

@@ -29,7 +29,7 @@ class Gates:
     bins (cpp/lattice_bpd/mixture/gates.h).
 
     Attributes:
-        sources: S names, of "heads", "lm", "text", "copy", "store", in this order; "lm" once for
+        sources: S names, of "heads", "lm", "text", "store", in this order; "lm" once for
             each LM.
         weights: (S, num_bins) float64.
     """
@@ -84,7 +84,7 @@ class Gates:
         return gates
 
 
-_ALL = ("heads", "lm", "text", "copy", "store")
+_ALL = ("heads", "lm", "text", "store")
 
 
 @cache

@@ -38,7 +38,7 @@ def make_mixture(
 
 def source_names(num_lms: int, *, heads: bool, text: bool, store: bool) -> tuple[str, ...]:
     """The sources of a mixture by name, in the order of its gates."""
-    names = ["heads"] * heads + ["lm"] * num_lms + ["text", "copy"] * text + ["store"] * store
+    names = ["heads"] * heads + ["lm"] * num_lms + ["text"] * text + ["store"] * store
     return tuple(names)
 
 

@@ -85,7 +85,7 @@ class CustomGenerate:
     def __init__(
         self,
         heads: HeadsOrCallable | None = None,
-        drafter: str | DraftConfig | Drafter = "tree",
+        drafter: str | DraftConfig | Drafter = "mixture",
         *,
         lm: Any = None,
         draft_model: Any = None,

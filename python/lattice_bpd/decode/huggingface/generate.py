@@ -37,7 +37,7 @@ from lattice_bpd.verify.acceptance.rule import Acceptance
 def generate(
     model: Any,
     input_ids: Any = None,
-    drafter: str | DraftConfig | Drafter | Sequence[Drafter] = "tree",
+    drafter: str | DraftConfig | Drafter | Sequence[Drafter] = "mixture",
     *,
     lm: Any = None,
     heads: HeadsOrCallable | None = None,
@@ -74,8 +74,9 @@ def generate(
             list of prompts of any lengths. For an encoder-decoder the source.
         drafter: the name of a strategy (see `DraftConfig`), a DraftConfig, or a drafter object (a
             list has one for each prompt).
-        lm: n-gram LM over the target's token ids. "neural" and "p_best" also take a small causal LM
-            of `transformers` with the target's tokenizer, or any TransitionScorer.
+        lm: n-gram LM over the target's token ids; "mixture" takes several. "neural" and "p_best"
+            also take a small causal LM of `transformers` with the target's tokenizer, or any
+            TransitionScorer.
         heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens after the next;
             BlockwiseHeads, or DraftHeads such as SpecDrafterHeads. None: those of a BlockwiseLM,
             with its selector if it has one.
@@ -178,8 +179,7 @@ def read_config(
         is_lm_unused = sources.get("lm") is not None and not STRATEGIES[config.strategy].uses("lm")
         if isinstance(drafter, str) and is_lm_unused:
             raise ValueError(
-                f"{where}: strategy {drafter!r} does not use an LM; leave lm out, or use 'tree' "
-                "with heads or 'combined' with or without"
+                f"{where}: strategy {drafter!r} does not use an LM; leave lm out, or use 'mixture'"
             )
         return config
     each = drafter if isinstance(drafter, (list, tuple)) else [drafter]

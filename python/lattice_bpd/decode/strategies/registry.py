@@ -106,8 +106,8 @@ def _check_sources(strategy: str, sources: DraftSources) -> None:
         raise ValueError(
             f"make_drafter: strategy {strategy!r} needs draft heads and the model has none; give "
             "heads= (--heads DIR on the command line), a callable that turns hidden states (B, D) "
-            "into logits (B, H, V), or a BlockwiseLM; without heads: generate(model, text, "
-            "'combined', lm=lm), 'lookup', or 'draft_model' with draft_model="
+            "into logits (B, H, V), or a BlockwiseLM; without heads use 'mixture', or "
+            "'draft_model' with draft_model="
         )
 
 
