@@ -1,8 +1,12 @@
 """The yardstick: a real LLM decodes instruction prompts with every strategy and peer.
 
-    make bench-llm                                    # SmolLM2-135M-Instruct, at most 25 minutes
-    make bench-llm ARGS="--quick"                     # 4 minutes
-    make bench-llm ARGS="--drafter FOLDER --json F"   # with the n-gram LM and heads of a folder
+    make bench-llm                                     # at most 25 minutes
+    make bench-llm ARGS=--quick                        # 4 minutes
+    make bench-llm ARGS="--drafter FOLDER --json F"    # with the n-gram LM and heads of a folder
+    make bench-llm ARGS="--model DIR --drafter DIR"    # another model
+
+The model is SmolLM2-135M-Instruct (`scripts/fetch_smollm2.py`), the drafter by default the n-gram
+LM of its own text in `examples/smollm2`, without heads.
 
 Each prompt is decoded by all lines in random order, in one process. Printed are tokens per call of
 the model, tokens/s relative to transformers' own greedy `generate` on the same prompts (both with
@@ -32,6 +36,7 @@ from report import print_table, write_json
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.evaluate.statistics.bootstrap import bootstrap_block_efficiency, compare_paired
 
+DRAFTER = ROOT / "examples" / "smollm2"
 MINUTES, QUICK_MINUTES = 24.0, 3.6  # of decoding
 STAGES = ("prompt", "heads", "top_k", "rescore", "lookup", "draft", "target", "verify")
 WARM_UP = 8  # tokens
@@ -162,7 +167,7 @@ def _milliseconds(value: float | None) -> str:
 def load_sources(args: argparse.Namespace) -> dict[str, Any]:
     """The n-gram LM and the heads that are given."""
     sources: dict[str, Any] = {}
-    folder = args.drafter
+    folder = args.drafter or (None if args.model else DRAFTER)
     lm = args.lm or next(iter(sorted(folder.glob("*.lm")) if folder else []), None)
     if lm is not None:
         from lattice_bpd import NGramLM
@@ -187,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="at most 4 minutes, fewer lines")
     parser.add_argument("--model", metavar="DIR", help="default: SmolLM2-135M-Instruct, fetched")
-    parser.add_argument("--drafter", type=Path, metavar="DIR", help="folder with an LM and heads")
+    parser.add_argument("--drafter", type=Path, metavar="DIR", help="folder: an n-gram LM, heads")
     parser.add_argument(
         "--lm", type=Path, metavar="FILE", help="n-gram LM of the model's token ids"
     )
