@@ -52,7 +52,7 @@ BATCHES = {"full": (1, 8, 64), "tiny": (1, 3)}
 NEW_TOKENS = {"full": 64, "tiny": 24}
 PROMPT_TOKENS, SLOTS, TOP_K, MAX_NODES, ROUNDS = 32, 6, 16, 24, 3
 COMPILED_CASES, COMPILED_LAYERS = [Case("tree")], 2  # every new shape takes seconds to compile
-STATIC_CASES = [Case(name, custom_generate=True) for name in ("tree", "bpd", "lookup")]
+STATIC_CASES = [Case(name, custom_generate=True) for name in ("tree", "bpd", "mixture")]
 
 
 def build_target(

@@ -37,7 +37,7 @@ LINES = (
     Line("tree", 7, "rows", {"temperature": 0.7, "top_p": 0.95}),
     Line("sampled", 16, "tree", {"temperature": 1.0, "min_p": 0.02}),
     Line("p_best", 16, "rows", {"temperature": 0.3}),
-    Line("auto", 8, "auto", {"temperature": 0.7, "top_k": 50}),
+    Line("mixture", 8, "mixture", {"temperature": 0.7, "top_k": 50}),
     Line("greedy", 8, "rows", {"temperature": 1.0}),
 )
 

@@ -35,14 +35,14 @@ class Ours(NamedTuple):
 
 OURS = {
     "greedy": Ours("greedy", quick=False),
-    "lookup": Ours("lookup"),
-    "combined, LM": Ours("combined", ("lm",), {"max_nodes": NODES}),
     "BPD": Ours("bpd", ("heads",), quick=False),
     "tree, heads": Ours("tree", ("heads",), {"max_nodes": NODES}, quick=False),
     "1-best, heads + LM": Ours("ngram", ("heads", "lm"), quick=False),
     "16-best, heads + LM": Ours("p_best", ("heads", "lm"), quick=False),
     "tree, heads + LM": Ours("tree", ("heads", "lm"), {"max_nodes": NODES}),
-    "auto, heads + LM + text": Ours("auto", ("heads", "lm"), {"ngram_cache": True}),
+    "tree, heads + LM + text": Ours(
+        "tree", ("heads", "lm"), {"max_nodes": NODES, "ngram_cache": True}, quick=False
+    ),
     "mixture, text": Ours("mixture", (), {"max_nodes": NODES}),
     "mixture, text + LM": Ours("mixture", ("lm",), {"max_nodes": NODES}),
     "mixture, text + LM + heads": Ours("mixture", ("lm", "heads"), {"max_nodes": NODES}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from peer_trees import best_first_tree, eagle2_tree, medusa_tree
 
 import lattice_bpd.decode.drafters as ld
 from lattice_bpd.decode import DraftSources, decode, make_drafter
+from lattice_bpd.draft.config import DraftConfig
 
 BEAM = 10  # EAGLE-2's k
 DRAFT_LENGTH, LOOKUP_LENGTH, LOOKUP_NGRAM = 8, 10, 3
@@ -101,11 +102,11 @@ def make_lines(target: Target, found: Fit) -> tuple[list[Line], dict[str, str]]:
         "tree": (f"tree of {MAX_NODES} nodes, 4-gram", OURS, ld.TreeDrafter(lm, options["tree"])),
         "tree_cache": (f"tree of {MAX_NODES} nodes, 4-gram, n-gram cache", OURS,
                        ld.TreeDrafter(lm, options["tree"], ngram_cache=True)),
-        "auto": ("`auto`: tree of any size, 4-gram", OURS,
-                 make_drafter(replace(options["tree"], strategy="auto"), DraftSources(lm))),
+        "mixture": ("`mixture`: heads, 4-gram and text, any size", OURS,
+                    make_drafter(DraftConfig(), DraftSources(lm))),
     }  # fmt: skip
     if target.draft_model is not None:
-        drafters |= make_text_drafters(target, found)
+        drafters |= make_text_drafters(target)
     decodings = [own_line(target, name, *parts) for name, parts in drafters.items()]
     return [*lines, *decodings], skipped
 
@@ -122,27 +123,18 @@ def make_peer_trees(found: Fit, max_nodes: int) -> dict[str, tuple[str, Any]]:
     }
 
 
-def make_text_drafters(target: Target, found: Fit) -> dict[str, tuple[str, str, Any]]:
-    """Drafters that read the text instead of heads, and a combination of all."""
+def make_text_drafters(target: Target) -> dict[str, tuple[str, str, Any]]:
+    """Drafters that read the text instead of heads."""
     beam = ld.DraftModelDrafter(
         target.draft_model, shape="beam", draft_length=DRAFT_LENGTH, max_nodes=MAX_NODES
     )
-    heads = ld.TreeDrafter(target.lm, found.options["tree"])
-    parts = [ld.ContinuationDrafter(heads, target.lm), _lookup(), beam]
     return {
         "suffix_automaton": (f"suffix automaton, {LOOKUP_LENGTH} tokens", REBUILT,
                              SuffixAutomatonDrafter(LOOKUP_LENGTH)),
-        "lookup": (f"lookup, {LOOKUP_LENGTH} tokens", OURS, _lookup()),
         "draft_model": (f"draft model, chain of {DRAFT_LENGTH}", OURS,
                         ld.DraftModelDrafter(target.draft_model, draft_length=DRAFT_LENGTH)),
         "draft_model_tree": (f"draft model, its own tree of {MAX_NODES} nodes", OURS, beam),
-        "combined": (f"heads, 4-gram, lookup, draft model: one tree of {MAX_NODES} nodes", OURS,
-                     ld.CombinedDrafter(parts, max_nodes=MAX_NODES)),
     }  # fmt: skip
-
-
-def _lookup() -> ld.LookupDrafter:
-    return ld.LookupDrafter(LOOKUP_NGRAM, draft_length=LOOKUP_LENGTH)
 
 
 def own_line(target: Target, name: str, label: str, group: str, drafter: Any) -> Line:

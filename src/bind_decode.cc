@@ -1,7 +1,6 @@
 #include <optional>
 
 #include "bindings.h"
-#include "lattice_bpd/decode/calibration.h"
 #include "lattice_bpd/decode/repeats.h"
 #include "lattice_bpd/decode/suffix_index.h"
 
@@ -19,28 +18,6 @@ std::pair<std::size_t, std::size_t> ToPair(const Match& match) {
 }  // namespace
 
 void BindDecode(py::module_& m) {
-  py::class_<Calibration>(m, "Calibration", "Estimated acceptance rates of tree nodes.")
-      .def(py::init<>())
-      .def(
-          "probabilities",
-          [](const Calibration& calibration, const Array<float>& log_probs) {
-            return ToArray(calibration.Probabilities(ToSpan(log_probs)));
-          },
-          py::arg("log_probs").noconvert())
-      .def(
-          "expected",
-          [](const Calibration& calibration, const Array<float>& log_probs) {
-            return ToArray(calibration.Expected(ToSpan(log_probs)));
-          },
-          py::arg("log_probs").noconvert())
-      .def(
-          "add",
-          [](Calibration& calibration, const Array<float>& log_probs, const Array<bool>& kept) {
-            static_assert(sizeof(bool) == 1);
-            const auto* marks = reinterpret_cast<const std::uint8_t*>(kept.data());
-            calibration.Add(ToSpan(log_probs), {marks, static_cast<std::size_t>(kept.size())});
-          },
-          py::arg("log_probs").noconvert(), py::arg("kept").noconvert());
   py::class_<SuffixIndex>(m, "SuffixIndex", "Earlier occurrences of the last tokens of a text.")
       .def(py::init<std::size_t>(), py::arg("longest"))
       .def(

@@ -11,7 +11,6 @@ import typing
 
 __all__: list[str] = [
     "BackoffLm",
-    "Calibration",
     "ContextNgram",
     "CorpusCounter",
     "FormatError",
@@ -141,21 +140,6 @@ class BackoffLm:
     def unk_id(self) -> int | None: ...
     @property
     def vocab_size(self) -> int: ...
-
-class Calibration:
-    """
-    Estimated acceptance rates of tree nodes.
-    """
-    def __init__(self) -> None: ...
-    def add(
-        self, log_probs: numpy.typing.NDArray[numpy.float32], kept: numpy.typing.NDArray[numpy.bool]
-    ) -> None: ...
-    def expected(
-        self, log_probs: numpy.typing.NDArray[numpy.float32]
-    ) -> numpy.typing.NDArray[numpy.float64]: ...
-    def probabilities(
-        self, log_probs: numpy.typing.NDArray[numpy.float32]
-    ) -> numpy.typing.NDArray[numpy.float64]: ...
 
 class ContextNgram:
     """

@@ -1,4 +1,4 @@
-// What decoding learns: how often nodes are accepted, where texts repeat themselves.
+// Where texts repeat themselves.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/decode/calibration.h"
 #include "lattice_bpd/decode/repeats.h"
 #include "lattice_bpd/decode/suffix_index.h"
 
@@ -70,24 +69,6 @@ TEST_CASE("trees go on where the text repeats itself") {
   unknown.Add(0, 2);
   CHECK_THROWS_AS(repeating.Extend(unknown, 2, 40, 4), ValueError);
   CHECK_THROWS_AS(repeating.Extend(PrefixTree(), 2, 40, 4), ValueError);
-}
-
-TEST_CASE("what trees promise is weighed by what was kept") {
-  Calibration calibration;
-  const std::vector<float> log_probs = {std::log(0.9F), std::log(0.9F), std::log(0.3F), -40.0F};
-  const auto fresh = calibration.Expected(log_probs);
-  CHECK(fresh[1] == doctest::Approx(1.8).epsilon(1e-5));
-  CHECK(fresh[2] == doctest::Approx(2.1).epsilon(1e-5));
-  const std::vector<std::uint8_t> kept = {1, 0, 0, 0};
-  for (int i = 0; i < 300; ++i) calibration.Add(log_probs, kept);
-  const auto learned = calibration.Probabilities(log_probs);
-  CHECK(learned[0] == doctest::Approx(0.5).epsilon(0.02));
-  CHECK(learned[1] == learned[0]);
-  CHECK(learned[2] < 0.02);
-  CHECK(learned[3] <= learned[2]);
-  const std::vector<std::uint8_t> few = {1};
-  CHECK_THROWS_AS(calibration.Add(log_probs, few), ValueError);
-  CHECK(calibration.Expected({}).empty());
 }
 
 }  // namespace

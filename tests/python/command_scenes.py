@@ -202,7 +202,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             },
         ),
         "generate": Scene(
-            {"model": ["model"], "prompt": ["the"], "strategy": ["combined"]},
+            {"model": ["model"], "prompt": ["the"], "strategy": ["mixture"]},
             {
                 "lattice_bpd.cli.generate.check_folders": None,
                 LOAD_TOKENIZER: FakeTokenizer(),

@@ -65,7 +65,7 @@ def evaluate() -> Names:
 
     blockwise = names["blockwise"]
     sizes = {"file": "corpus.lm", "order": 3, "vocab_size": names["VOCAB"]}
-    DrafterFile(DraftConfig(), names["VOCAB"], blockwise.num_slots, sizes).save("drafter.json")
+    DrafterFile(DraftConfig("tree"), names["VOCAB"], blockwise.num_slots, sizes).save("drafter.json")
     return {**names, "model": names["blockwise"]}
 
 

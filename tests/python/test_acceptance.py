@@ -245,8 +245,8 @@ def test_rules_stop_at_stop_tokens(text):
                                   "minimum_block:1"])  # fmt: skip
 def test_the_strictest_rules_are_exact(text):
     lm = NGramLM.train([looping_text(2000)], 3, vocab_size=VOCAB, smoothing="witten_bell")
-    exact = generate(model_of("trained"), PROMPT, lm=lm)
-    found = generate(model_of("trained"), PROMPT, lm=lm, acceptance=parse_acceptance(text))
+    exact = generate(model_of("trained"), PROMPT, "tree", lm=lm)
+    found = generate(model_of("trained"), PROMPT, "tree", lm=lm, acceptance=parse_acceptance(text))
     assert found.token_ids == exact.token_ids
     assert (found.stats.target_calls, found.stats.regret) == (exact.stats.target_calls, 0.0)
     assert found.stats.relaxed_tokens == 0

@@ -78,7 +78,7 @@ def test_small_run(
     results = json.loads(path.read_text())
     assert results["texts"]["all"]["prompts"] == 3
     assert set(results["texts"]) == {"all", "writing", "mathematics", "chat"}
-    for name in ("greedy", "lookup", "combined, LM", "transformers prompt lookup"):
+    for name in ("greedy", "mixture, text + LM", "transformers prompt lookup"):
         assert results["lines"][name]["all"]["tokens_per_call"]["value"] >= 1.0
         assert len(results["runs"][name]) == 3
     greedy = results["lines"]["greedy"]["all"]

@@ -342,6 +342,6 @@ def test_certificate_of_an_encoder_decoder(kind):
     rng = np.random.default_rng(3)
     sources = [rng.integers(3, SOURCE_VOCAB, size).tolist() for size in (4, 4)]
     model = build(kind)
-    for result in generate(model, sources, "lookup", certificate=True, max_new_tokens=9):
+    for result in generate(model, sources, "mixture", certificate=True, max_new_tokens=9):
         assert result.certificate.verdict == "lossless"
         assert len(result.certificate.margins) == len(result.token_ids)

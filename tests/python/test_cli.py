@@ -41,11 +41,12 @@ def test_help_of_generate_documents_strategies_and_options(capsys):
     for name, info in STRATEGIES.items():
         assert re.search(rf"^  {name} +{re.escape(info.summary)}$", printed, re.M)
     words = " ".join(printed.split())
-    for name in ("top_k", "num_drafts", "max_nodes", "alpha", "temperature"):
+    for name in ("top_k", "num_drafts", "alpha", "temperature"):
         described = DraftConfig.describe(name).rstrip(".")
         assert described
         assert f"{described} (default {getattr(DraftConfig, name):g})" in words
-    assert '"draft_model" (default 5) and "lookup" (default 10)' in words
+    assert 'longest draft of "draft_model" (default 5)' in words
+    assert "0 to 64 (default auto)" in words
     assert "the order is 1..6 (4 if left out)" in words
     assert max(map(len, printed.splitlines())) <= 100
 
@@ -178,10 +179,18 @@ def test_generate_gives_the_same_text_with_every_strategy(model_directory, capsy
     assert status == 0
     texts.append(json.loads(out)["token_ids"])
     for cache in (["--ngram-cache"], ["--ngram-cache", 2]):
-        common = ["--prompt", "the cat", "--max-new-tokens", 9, "--json", *cache]
+        common = [
+            "--prompt",
+            "the cat",
+            "--strategy",
+            "tree",
+            "--max-new-tokens",
+            9,
+            "--json",
+            *cache,
+        ]
         status, out, _ = run(capsys, "generate", model_directory, *common)
         assert status == 0
-        assert json.loads(out)["strategy"] == "tree"  # the default
         texts.append(json.loads(out)["token_ids"])
     assert texts == [texts[0]] * (len(STRATEGIES) + 3)
     status, out, _ = run(
@@ -277,8 +286,8 @@ def test_generate_without_heads(model_directory, tmp_path, capsys):
     lm = tmp_path / "some.lm"
     shutil.copy(model_directory / "ngram.lm", lm)
     defaults = (
-        ([], "lookup"), (["--draft-model", plain], "draft_model"), (["--lm", lm], "combined"),
-        (["--lm", "none"], "lookup"), (["--lm", lm, "--draft-model", plain], "draft_model"),
+        ([], "mixture"), (["--draft-model", plain], "draft_model"), (["--lm", lm], "mixture"),
+        (["--lm", "none"], "mixture"), (["--lm", lm, "--draft-model", plain], "draft_model"),
     )  # fmt: skip
     for options, strategy in defaults:
         status, out, _ = run(capsys, "generate", plain, "--prompt", "the cat", "--json", *options)
@@ -286,17 +295,17 @@ def test_generate_without_heads(model_directory, tmp_path, capsys):
         assert json.loads(out)["strategy"] == strategy
         assert json.loads(out)["token_ids"] == json.loads(expected[1])["token_ids"]
     error = run(
-        capsys, "generate", plain, "--prompt", "the cat", "--strategy", "lookup", "--lm", lm
+        capsys, "generate", plain, "--prompt", "the cat", "--strategy", "greedy", "--lm", lm
     )[2]
-    assert "--lm: strategy 'lookup' does not use an LM; leave --lm out" in error
+    assert "--lm: strategy 'greedy' does not use an LM; leave --lm out" in error
     error = run(capsys, "generate", plain, "--prompt", "the cat", "--lm", tmp_path / "no.lm")[2]
     assert "no.lm" in error
     assert "does not use" not in error
     shutil.copy(lm, plain / "ngram.lm")
     status, out, _ = run(capsys, "generate", plain, "--prompt", "the cat", "--json")
-    assert json.loads(out)["strategy"] == "combined"
+    assert json.loads(out)["strategy"] == "mixture"
     error = run(capsys, "generate", plain, "--prompt", "the cat", "--strategy", "tree")[2]
-    assert "without heads: generate(model, text, 'combined', lm=lm)" in error
+    assert "without heads use 'mixture'" in error
 
 
 def test_generate_with_a_tuned_drafter(model_directory, tmp_path, capsys):
@@ -352,7 +361,7 @@ def test_generate_downloads_from_the_hub(model_directory, capsys, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     status, out, _ = run(capsys, "generate", "someone/model", "--prompt", "the cat", "--json")
     assert status == 0
-    assert json.loads(out)["strategy"] == "tree"
+    assert json.loads(out)["strategy"] == "mixture"
 
 
 def test_generate_errors(model_directory, tmp_path, capsys):

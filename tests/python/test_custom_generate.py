@@ -124,7 +124,7 @@ def test_a_drafter_is_a_name_a_config_or_an_object():
     for own in (
         CustomGenerate(heads, "tree", lm=small_lm(), top_k=6, max_nodes=12),
         CustomGenerate(heads, config, lm=small_lm()),
-        CustomGenerate(heads, DraftConfig(), lm=small_lm(), top_k=6, max_nodes=12),
+        CustomGenerate(heads, DraftConfig("tree"), lm=small_lm(), top_k=6, max_nodes=12),
         CustomGenerate(heads, TreeDrafter(small_lm(), config)),
     ):
         assert_equal_to_plain("trained", prompt, own)

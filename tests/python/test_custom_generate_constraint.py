@@ -1,4 +1,4 @@
-"""`model.generate(custom_generate=...)` under a constraint, with a scorer, and with "auto"."""
+"""`model.generate(custom_generate=...)` under a constraint, with a scorer, and with costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from blockwise_models import VOCAB, looping_text, model_of, random_model
 from constraints import acceptor_of
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import Constraint, CustomGenerate, FstConstraint
-from lattice_bpd.decode.adaptive.experience import experience_of
+from lattice_bpd.decode.drafters.call_costs import costs_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
@@ -61,7 +61,7 @@ def lm_of_text() -> NGramLM:
 
 
 @pytest.mark.parametrize("case", PROCESSED)
-@pytest.mark.parametrize("strategy", ["greedy", "bpd", "p_best", "tree", "auto"])
+@pytest.mark.parametrize("strategy", ["greedy", "bpd", "p_best", "tree", "mixture"])
 def test_constrained_output_is_plain_generates_with_a_processor(strategy: str, case: str) -> None:
     model, constraint, rng = model_of("trained"), words(), np.random.default_rng(1)
     config = DraftConfig(strategy, top_k=6, max_nodes=12)
@@ -99,10 +99,8 @@ def test_a_scorer_drafts_and_auto_remembers() -> None:
     assert neural.results[0].stats.seconds["rescore"] > 0.0
     fresh = random_model("llama")
     wanted = fresh.base.generate(**inputs, do_sample=False, max_new_tokens=20).tolist()
-    auto = CustomGenerate(fresh.head_logits, "auto", top_k=4)
-    decisions = []
+    mixture = CustomGenerate(fresh.head_logits, top_k=4)
     for _ in range(9):
-        output = fresh.base.generate(**inputs, custom_generate=auto, max_new_tokens=20)
+        output = fresh.base.generate(**inputs, custom_generate=mixture, max_new_tokens=20)
         assert output.tolist() == wanted
-        decisions.append(experience_of(fresh.base).profiles[1].decisions)
-    assert 0 < decisions[0] < decisions[-1]
+    assert costs_of(fresh.base).of(len(wanted)).times(4).min() > 0.0

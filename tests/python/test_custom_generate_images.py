@@ -56,7 +56,7 @@ def test_a_prompt_with_an_image(kind):
         inputs = image_inputs(kind, [prompt], seed)
         wanted = plain(kind, inputs)
         seen.add(tuple(wanted[0]))
-        for strategy in ("planted", "lookup", "greedy"):
+        for strategy in ("planted", "mixture", "greedy"):
             drafter = PlantedDrafts(wanted[0], VOCAB) if strategy == "planted" else None
             method = CustomGenerate(drafter=drafter or strategy)
             assert ours(kind, inputs, method) == wanted
@@ -64,7 +64,7 @@ def test_a_prompt_with_an_image(kind):
                 assert method.results[0].stats.block_efficiency > 2.0
         # text after an image: nothing of it is left
         text = {"input_ids": torch.tensor([[3, 5, 6, 7]])}
-        assert ours(kind, text, CustomGenerate(drafter="lookup")) == plain(kind, text)
+        assert ours(kind, text, CustomGenerate(drafter="mixture")) == plain(kind, text)
     assert len(seen) == len(PROMPTS)
 
 
@@ -82,13 +82,13 @@ def test_images_change_the_logits_here(kind):
 def test_a_batch_of_images_and_of_texts(kind):
     inputs = image_inputs(kind, PROMPTS)
     wanted = plain(kind, inputs)
-    assert ours(kind, inputs, CustomGenerate(drafter="lookup")) == wanted
+    assert ours(kind, inputs, CustomGenerate(drafter="mixture")) == wanted
     texts = [[3, 5, 6, 7], [9, 10], [1, 2, 3, 4, 5, 6, 7, 8]]
     if kind == "paligemma":  # its own forward pass differs with padding
         with pytest.raises(ValueError, match="reads a prompt without padding in both directions"):
-            generate(vision_model(kind), texts, "lookup", max_new_tokens=NEW)
+            generate(vision_model(kind), texts, "mixture", max_new_tokens=NEW)
         texts = [text[:2] for text in texts]
-    results = generate(vision_model(kind), texts, "lookup", max_new_tokens=NEW)
+    results = generate(vision_model(kind), texts, "mixture", max_new_tokens=NEW)
     for text, result in zip(texts, results, strict=True):
         assert [result.token_ids] == plain(kind, {"input_ids": torch.tensor([text])})
 

@@ -159,7 +159,7 @@ def test_oracle_takes_the_targets_tokens_that_are_in_the_lattice():
         ([1], {"drafter": "ngram"}, r"needs an LM; give lm=, NGramLM\.load"),
         ([1], {"drafter": "draft_model"}, "needs a draft model; give draft_model="),
         ([1], {"draft_model": object()}, "'p_best' does not use a draft model"),
-        ([1], {"drafter": "lookup", "draft_length": 0}, "draft_length is 0"),
+        ([1], {"drafter": "draft_model", "draft_length": 0}, "draft_length is 0"),
         ([1], {"top_k": VOCAB + 1}, f"expected 1..{VOCAB}"),
         ([1], {"top_k": 0}, "top_k is 0"),
         ([1], {"num_drafts": 0}, "num_drafts is 0"),

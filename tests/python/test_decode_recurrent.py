@@ -146,9 +146,9 @@ def test_default_strategy_and_model_generate(kind):
     model, output = build_target(kind), generated(kind)[1]
     heads = BlockwiseLM(model, num_heads=4)
     assert generate(heads, PROMPTS[1], **OPTIONS).token_ids == output
-    for strategy in ("bpd", "lookup", "auto"):
+    for strategy in ("bpd", "mixture"):
         assert generate(heads, PROMPTS[1], strategy, **OPTIONS).token_ids == output
-    method = CustomGenerate(drafter="lookup")
+    method = CustomGenerate(drafter="mixture")
     ids = torch.tensor([PROMPTS[1]])
     sequences = model.generate(ids, custom_generate=method, attention_mask=torch.ones_like(ids),
                            do_sample=False, **OPTIONS)  # fmt: skip

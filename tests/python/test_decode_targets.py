@@ -62,7 +62,7 @@ def test_single_outputs_are_those_of_generate(kind):
             assert result.token_ids == output
             calls += result.stats.target_calls
     assert calls < 0.6 * 4 * COUNT  # drafts were accepted
-    assert generate(model, PROMPTS[1], "lookup", **OPTIONS).token_ids == outputs[1]
+    assert generate(model, PROMPTS[1], "mixture", **OPTIONS).token_ids == outputs[1]
 
 
 @pytest.mark.parametrize("kind", sorted(set(ATTENTION) - {*BY_SLOT, "roformer"}))
@@ -97,11 +97,11 @@ def test_decoders_that_read_in_both_directions_are_refused(before_norm):
     torch.manual_seed(0)
     model = kind(config).eval()
     with pytest.raises(ValueError, match=r"both directions \(then set is_decoder=True"):
-        generate(model, PROMPTS[0], "lookup", **OPTIONS)
+        generate(model, PROMPTS[0], "mixture", **OPTIONS)
     config.is_decoder = True
     model = kind(config).eval()
     wanted = plain_generate(model, PROMPTS[0])
-    assert generate(model, PROMPTS[0], "lookup", **OPTIONS).token_ids == wanted
+    assert generate(model, PROMPTS[0], "mixture", **OPTIONS).token_ids == wanted
 
 
 def test_training_mode_with_dropout_is_refused_at_each_call():
@@ -109,19 +109,19 @@ def test_training_mode_with_dropout_is_refused_at_each_call():
     model = GPT2LMHeadModel(config)
     model.eval()
     wanted = plain_generate(model, PROMPTS[0])
-    assert generate(model, PROMPTS[0], "lookup", **OPTIONS).token_ids == wanted
+    assert generate(model, PROMPTS[0], "mixture", **OPTIONS).token_ids == wanted
     model.train()
     message = r"GPT2LMHeadModel is in training mode, with dropout .*; call model\.eval\(\)"
     with pytest.raises(ValueError, match=f"^generate: {message}"):
-        generate(model, PROMPTS[0], "lookup", **OPTIONS)
+        generate(model, PROMPTS[0], "mixture", **OPTIONS)
     with pytest.raises(ValueError, match=f"^decode: {message}"):
         decode(model, PROMPTS[0], NoDrafter(), **OPTIONS)
     with pytest.raises(ValueError, match=f"^CustomGenerate: {message}"):
         model.generate(
-            torch.tensor(PROMPTS[:1]), custom_generate=CustomGenerate(drafter="lookup"), **OPTIONS
+            torch.tensor(PROMPTS[:1]), custom_generate=CustomGenerate(drafter="mixture"), **OPTIONS
         )
     model.eval()
-    assert generate(model, PROMPTS[0], "lookup", **OPTIONS).token_ids == wanted
+    assert generate(model, PROMPTS[0], "mixture", **OPTIONS).token_ids == wanted
 
 
 def test_training_mode_without_dropout_decodes_as_generate_does():
@@ -131,13 +131,13 @@ def test_training_mode_without_dropout_decodes_as_generate_does():
     )  # fmt: skip
     model = LlamaForCausalLM(config).train()
     wanted = plain_generate(model, PROMPTS[0])
-    assert generate(model, PROMPTS[0], "lookup", **OPTIONS).token_ids == wanted
+    assert generate(model, PROMPTS[0], "mixture", **OPTIONS).token_ids == wanted
     model.gradient_checkpointing_enable()  # transformers then leaves the cache out
     with pytest.raises(ValueError, match="training mode, with dropout or gradient checkpointing"):
-        generate(model, PROMPTS[0], "lookup", **OPTIONS)
+        generate(model, PROMPTS[0], "mixture", **OPTIONS)
     config.attention_dropout = 0.1  # a number that attention reads, no module
     with pytest.raises(ValueError, match=r"call model\.eval\(\)"):
-        generate(LlamaForCausalLM(config).train(), PROMPTS[0], "lookup", **OPTIONS)
+        generate(LlamaForCausalLM(config).train(), PROMPTS[0], "mixture", **OPTIONS)
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert", "minicpm3", "gemma2"])
@@ -202,29 +202,29 @@ class Wrapper(nn.Module):
 @pytest.mark.parametrize("wrap", [Wrapper, nn.DataParallel, nn.Sequential, torch.compile])
 def test_wrapped_models_are_unwrapped(wrap):
     model = build_target("llama")
-    result = generate(wrap(model), PROMPTS[1], "lookup", **OPTIONS)
+    result = generate(wrap(model), PROMPTS[1], "mixture", **OPTIONS)
     assert result.token_ids == generated("llama")[1]
     assert BlockwiseLM(wrap(model), num_heads=2).base is model
 
 
 def test_wrappers_that_change_logits_are_refused():
     with pytest.raises(TypeError, match="Wrapper around a LlamaForCausalLM, and computes other"):
-        generate(Wrapper(build_target("llama"), lambda x: x + torch.arange(VOCAB)), [1], "lookup")
+        generate(Wrapper(build_target("llama"), lambda x: x + torch.arange(VOCAB)), [1], "mixture")
     two = nn.ModuleList([build_target("llama"), build_target("mistral")])
     assert unwrap_model(two) is two
     with pytest.raises(TypeError, match="model is a ModuleList; expected a causal LM"):
-        generate(two, [1], "lookup")
+        generate(two, [1], "mixture")
 
 
 def test_targets_that_cannot_work_are_refused_before_anything_is_decoded():
     sizes = {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 1, "n_head": 2}
     with pytest.raises(ValueError, match="OpenAIGPTLMHeadModel takes no KV cache"):
-        generate(OpenAIGPTLMHeadModel(OpenAIGPTConfig(**sizes)), [1], "lookup")
+        generate(OpenAIGPTLMHeadModel(OpenAIGPTConfig(**sizes)), [1], "mixture")
     bloom = BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=16, n_layer=1, n_head=2))
     with pytest.raises(ValueError, match="BloomForCausalLM takes no position ids"):
         decode(bloom.eval(), PROMPTS, NoDrafter())
     with pytest.raises(TypeError, match="LlamaModel has no output embedding"):
-        generate(build_target("llama").model, [1], "lookup")
+        generate(build_target("llama").model, [1], "mixture")
 
 
 def test_a_model_that_fails_on_a_warm_cache_is_refused(monkeypatch):
@@ -238,7 +238,7 @@ def test_a_model_that_fails_on_a_warm_cache_is_refused(monkeypatch):
 
     monkeypatch.setattr(model.model, "forward", forget)
     with pytest.raises(ValueError, match="other logits for several tokens at once"):
-        generate(model, PROMPTS[0], "lookup")
+        generate(model, PROMPTS[0], "mixture")
 
 
 def test_a_model_that_ignores_padding_is_refused_in_batches(monkeypatch):

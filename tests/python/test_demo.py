@@ -26,7 +26,7 @@ from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
 from lattice_bpd.cli.demo_output import ACCEPTED, OWN, call_text, print_run
 from lattice_bpd.decode import DecodeResult, DecodeStats, PBestDrafter, decode
-from lattice_bpd.decode.adaptive import Controller
+from lattice_bpd.decode.drafters import MixtureDrafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate import compare_strategies, loop_share, tune_alpha
 from lattice_bpd.evaluate.demo import library_text as corpora
@@ -54,7 +54,7 @@ from lattice_bpd.watcher import SilentWatcher
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")
 
 NAMES = ["greedy", "bpd", "p_best_0gram", "ngram_1best", "p_best_ngram", "oracle"]
-DEMO_NAMES = [*NAMES[:-1], "tree_0gram", "tree", "adaptive", "auto", "oracle"]
+DEMO_NAMES = [*NAMES[:-1], "tree_0gram", "tree", "adaptive", "mixture", "oracle"]
 TINY = recipes.Recipe(
     name="model-tiny", max_files=12, vocab_size=300, num_heads=4, steps=12, batch_size=2,
     sequence_length=96, order=3, min_counts=(1, 1, 1), prompt_length=16, max_new_tokens=12,
@@ -186,19 +186,19 @@ def test_each_prompt_reports_its_run_of_median_time(monkeypatch):
         return fake_result({1: 5.0, 2: 1.0, 3: 3.0}[calls.count(key)])
 
     monkeypatch.setattr(comparing, "decode", fake)
-    settings = [s for s in DEMO_SETTINGS if s.name in ("greedy", "bpd", "auto", "oracle")]
+    settings = [s for s in DEMO_SETTINGS if s.name in ("greedy", "bpd", "mixture", "oracle")]
     prompts = [[7], [8], [9]]
     comparison = compare_strategies(
         None, None, prompts, settings=settings, rounds=3, timed_prompts=2, seed=1
     )
-    kinds = ["NoDrafter", "ArgmaxDrafter", "Controller", "OracleDrafter"]
+    kinds = ["NoDrafter", "ArgmaxDrafter", "MixtureDrafter", "OracleDrafter"]
     # Every prompt once, greedy first; then only the timed prompts, without the oracle.
     assert [prompt for prompt, _ in calls] == [7] * 4 + [8] * 4 + [9] * 4 + ([7] * 3 + [8] * 3) * 2
     assert [kind for _, kind in calls[0:12:4]] == ["NoDrafter"] * 3
     groups = [calls[12 + 3 * n : 15 + 3 * n] for n in range(4)]
     assert all({kind for _, kind in group} == set(kinds[:3]) for group in groups)
     assert len({tuple(kind for _, kind in group) for group in groups}) > 1  # the order changes
-    assert len({id(drafter) for drafter in drafters if isinstance(drafter, Controller)}) == 1
+    assert len({id(drafter) for drafter in drafters if isinstance(drafter, MixtureDrafter)}) == 1
     for result in comparison.results:
         times_of = [round(stats.seconds["total"]) for stats in result.stats]
         assert times_of == ([5, 5, 5] if result.setting.name == "oracle" else [3, 3, 5])
@@ -361,7 +361,7 @@ def test_demo_model_is_loaded_in_float32(folder):
     assert (settings.order, settings.max_nodes, settings.prompt_length) == (3, 6, 16)
     tree = settings.options("tree")
     assert (tree.alpha, tree.temperature) == (settings.alpha["tree"], settings.temperature["tree"])
-    assert settings.options("auto") == tree
+    assert settings.options("mixture") == DraftConfig(top_k=settings.top_k)
     assert settings.options("adaptive") == dataclasses.replace(tree, ngram_cache=True)
     assert settings.options("ngram_1best") == settings.options("p_best_ngram")
     assert settings.options("tree_0gram").temperature == settings.temperature["tree_0gram"]
@@ -556,7 +556,7 @@ def test_the_whole_demo_trained_twice(library, tmp_path, monkeypatch, capsys):
     assert second["reused"]
     assert "reusing the model" in capsys.readouterr().out
     for line, again in zip(first["strategies"], second["strategies"], strict=True):
-        if line["name"] != "auto":  # depends on measured times
+        if line["name"] != "mixture":  # depends on measured times
             assert line["target_calls"] == again["target_calls"]
     # The folder is a demo model, and a damaged part is an error that names it, not a traceback.
     demo = demo_models.load_demo_model(tmp_path / "out" / "model-tiny")

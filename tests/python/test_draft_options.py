@@ -104,10 +104,10 @@ def test_an_unknown_option_is_not_reported_as_the_strategy() -> None:
 
 @pytest.mark.parametrize("strategy", WITHOUT_LM)
 def test_an_lm_that_is_not_used_is_refused_by_name_and_ignored_with_a_config(strategy: str) -> None:
-    message = f"strategy '{strategy}' does not use an LM; leave lm out, or use 'tree' with heads or"
-    with pytest.raises(ValueError, match=f"^generate: {message} 'combined'"):
+    message = f"strategy '{strategy}' does not use an LM; leave lm out, or use 'mixture'"
+    with pytest.raises(ValueError, match=f"^generate: {message}"):
         generate(model_of("llama"), PROMPT, strategy, lm=small_lm(), max_new_tokens=8)
-    with pytest.raises(ValueError, match=f"^CustomGenerate: {message} 'combined'"):
+    with pytest.raises(ValueError, match=f"^CustomGenerate: {message}"):
         CustomGenerate(drafter=strategy, lm=small_lm())
     results = [
         generate(model_of("llama"), PROMPT, DraftConfig(strategy), lm=lm, max_new_tokens=8)
@@ -117,21 +117,8 @@ def test_an_lm_that_is_not_used_is_refused_by_name_and_ignored_with_a_config(str
     assert results[0].stats.accept_lengths == results[1].stats.accept_lengths
 
 
-def test_combined_uses_the_lm_without_heads() -> None:
-    base, lm = model_of("trained").base, small_lm()
-    plain = generate(base, PROMPT, "lookup", max_new_tokens=24)
-    result = generate(base, PROMPT, "combined", lm=lm, max_new_tokens=24)
-    assert result.token_ids == plain.token_ids
-    assert result.stats.block_efficiency > plain.stats.block_efficiency
-    method = CustomGenerate(drafter="combined", lm=lm)
-    inputs = torch.tensor([PROMPT])
-    output = base.generate(inputs, custom_generate=method, max_new_tokens=24, do_sample=False)
-    assert output[0, len(PROMPT) :].tolist() == plain.token_ids
-    assert method.results[0].stats.accept_lengths == result.stats.accept_lengths
-
-
 def test_those_without_lm_are_known() -> None:
-    assert WITHOUT_LM == ["greedy", "bpd", "lookup", "oracle"]
+    assert WITHOUT_LM == ["greedy", "bpd", "oracle"]
 
 
 def test_sources_given_with_a_drafter_are_refused() -> None:
@@ -148,7 +135,7 @@ def test_without_heads_others_are_suggested(strategy: str) -> None:
     base = model_of("llama").base
     message = (
         f"strategy '{strategy}' needs draft heads and the model has none; give heads= .*"
-        r"without heads: generate\(model, text, 'combined', lm=lm\), 'lookup', or 'draft_model'"
+        r"without heads use 'mixture', or 'draft_model'"
     )
     lm = sources_of(strategy).lm
     with pytest.raises(ValueError, match=f"^generate: {message}"):
@@ -170,8 +157,8 @@ def test_a_draft_model_of_another_type_is_named() -> None:
 
 
 def test_a_strategy_in_the_position_of_the_heads_is_named() -> None:
-    with pytest.raises(TypeError, match=r"heads is 'lookup', .*CustomGenerate\(drafter='lookup'\)"):
-        CustomGenerate("lookup")
+    with pytest.raises(TypeError, match=r"heads is 'tree', .*CustomGenerate\(drafter='tree'\)"):
+        CustomGenerate("tree")
 
 
 def test_generation_settings_are_no_drafting_options() -> None:

@@ -54,9 +54,9 @@ def test_settings_beyond_heads_decode_as_their_strategies_do(lms):
     model = model_of("trained")
     settings = [
         GREEDY, Setting("small", "a draft model", "draft_model", source="small"),
-        Setting("lookup", "lookup", "lookup"), Setting("all", "all", "combined", uses_lm=True),
+        Setting("all", "all", "mixture", uses_lm=True),
     ]  # fmt: skip
-    options = {"all": DraftConfig(top_k=5, max_nodes=9, alpha=0.4)}
+    options = {"all": DraftConfig(top_k=5, max_nodes=9)}
     comparison = compare_strategies(
         model, lms[0], PROMPTS[:2], settings=settings, options=options,
         sources={"small": model.base}, max_new_tokens=20,
@@ -64,8 +64,7 @@ def test_settings_beyond_heads_decode_as_their_strategies_do(lms):
     assert all(not result.differing for result in comparison.results)
     ways = [
         {"drafter": "draft_model", "draft_model": model.base},
-        {"drafter": "lookup"},
-        {"drafter": "combined", "lm": lms[0], "top_k": 5, "max_nodes": 9, "alpha": 0.4},
+        {"drafter": "mixture", "lm": lms[0], "top_k": 5, "max_nodes": 9},
     ]
     for result, way in zip(comparison.results[1:], ways, strict=True):
         alone = [generate(model, prompt, max_new_tokens=20, **way) for prompt in PROMPTS[:2]]

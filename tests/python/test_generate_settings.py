@@ -113,7 +113,7 @@ def test_a_batch_is_equal_to_each_text_alone():
     model = model_with(**SETTINGS["all"])
     texts = prompts(5, seed=1)
     wanted = [plain_continuation(model, text) for text in texts]
-    for strategy in ("greedy", "lookup"):
+    for strategy in ("greedy", "mixture"):
         results = generate(model, texts, strategy, max_new_tokens=NEW)
         assert [result.token_ids for result in results] == wanted
     drafters = [PlantedDrafts(text, VOCAB) for text in wanted]
@@ -181,7 +181,7 @@ def test_a_model_that_samples_by_itself_is_greedy_by_default():
     first = generate(model, prompt, "greedy", generation_config=config, max_new_tokens=NEW)
     again = generate(model, prompt, "greedy", generation_config=config, max_new_tokens=NEW)
     torch.manual_seed(0)
-    same = generate(model, prompt, "lookup", generation_config=config, max_new_tokens=NEW)
+    same = generate(model, prompt, "mixture", generation_config=config, max_new_tokens=NEW)
     assert first.token_ids == same.token_ids != again.token_ids
     assert (first.acceptance, first.lossless) == ("sampled", True)
     rule = Sampled(2.0, seed=4)

@@ -38,7 +38,7 @@ PROMPT = [1, 2, 3]
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {}, "bpd": {}, "ngram": {"lm": True}, "p_best": {"lm": True}, "tree": {"lm": True},
     "tree alone": {}, "p_best alone": {}, "tree with cache": {"ngram_cache": True},
-    "p_best with cache": {"ngram_cache": True}, "auto": {}, "oracle": {}, "neural": {"lm": True},
+    "p_best with cache": {"ngram_cache": True}, "mixture": {}, "oracle": {}, "neural": {"lm": True},
     "tree at 2": {"temperature": 2.0},
 }  # fmt: skip
 
@@ -213,7 +213,7 @@ def test_grammar_under_sampling_by_seed() -> None:
     for seed in range(4):
         options = {"acceptance": getattr(verify, "Sampled")(1.5, seed=seed), "max_new_tokens": 30}  # noqa: B009
         plain = generate(model, PROMPT, "greedy", constraint=constraint, **options)
-        for strategy in ("bpd", "p_best", "tree", "auto"):
+        for strategy in ("bpd", "p_best", "tree", "mixture"):
             result = generate(model, PROMPT, small(strategy), constraint=constraint, **options)
             assert result.token_ids == plain.token_ids
         texts.add(text_of(plain.token_ids))

@@ -196,19 +196,16 @@ def drafters_of(lm: NGramLM) -> dict[str, Any]:
     )  # fmt: skip
     small = transformers.LlamaForCausalLM(config).eval()
     return {
-        "lookup": drafters.LookupDrafter(),
         "tree": drafters.TreeDrafter(lm, max_nodes=6, ngram_cache=True),
         "lattice": drafters.PBestDrafter(lm, num_drafts=3, ngram_cache=3),
-        "combined": drafters.CombinedDrafter([drafters.LookupDrafter(), drafters.TreeDrafter(lm)]),
+        "mixture": drafters.MixtureDrafter([lm], heads=True, store=drafters.TextStore(50)),
         "draft_model": drafters.DraftModelDrafter(small, shape="sampled", draws=[2, 1], top_k=4),
-        "custom_generate": decode.CustomGenerate(drafter="auto", lm=lm),
+        "custom_generate": decode.CustomGenerate(lm=lm),
     }
 
 
 @pytest.mark.parametrize("way", [send, deep])
-@pytest.mark.parametrize(
-    "kind", ["lookup", "tree", "lattice", "combined", "draft_model", "custom_generate"]
-)
+@pytest.mark.parametrize("kind", ["tree", "lattice", "mixture", "draft_model", "custom_generate"])
 def test_drafters(way: Any, kind: str, small_lm: NGramLM) -> None:
     again = way(drafters_of(small_lm)[kind])
     assert type(way(again)) is type(again)

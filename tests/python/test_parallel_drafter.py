@@ -156,7 +156,7 @@ def test_the_three_drafters_have_one_interface() -> None:
 
 
 @pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize("strategy", ["bpd", "tree", "auto"])
+@pytest.mark.parametrize("strategy", ["bpd", "tree", "mixture"])
 def test_output_is_that_of_generate(name: str, strategy: str) -> None:
     options = {} if strategy == "bpd" else {"top_k": 4, "lm": lm()}
     results = generate(target(), PROMPTS, strategy, heads=HEADS[name](), max_new_tokens=COUNT,

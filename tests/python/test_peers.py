@@ -292,8 +292,8 @@ def test_a_whole_run_of_a_target(target, monkeypatch):
     assert rows["transformers_greedy"]["speed_in_own_loop"]["median"] == 1.0
     for name in ("bpd", "medusa", "eagle2", "ddtree", "p_best", "chain", "tree", "tree_cache"):
         assert rows[name]["tokens_per_call"]["value"] > 1.0, name
-    assert {"assisted", "assisted_fixed", "prompt_lookup", "suffix_automaton", "lookup", "auto",
-            "draft_model", "draft_model_tree", "combined"} <= rows.keys()  # fmt: skip
+    assert {"assisted", "assisted_fixed", "prompt_lookup", "suffix_automaton", "mixture",
+            "draft_model", "draft_model_tree"} <= rows.keys()  # fmt: skip
     # The heap is our tree without an LM, but for the candidates that it starts from.
     assert rows["ddtree"]["tokens_per_call"]["value"] == pytest.approx(
         rows["tree_0gram"]["tokens_per_call"]["value"], rel=0.1

@@ -14,8 +14,6 @@ import torch
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import DecodeStats, TreeDrafter, decode
-from lattice_bpd.decode.adaptive import Controller
-from lattice_bpd.decode.drafters import ContinuationDrafter
 from lattice_bpd.decode.drafters.growing_tree import GrowingTree
 from lattice_bpd.decode.drafters.repeats import Repeats
 from lattice_bpd.decode.drafters.suffix_index import LONGEST_MATCH, SuffixIndex
@@ -224,22 +222,6 @@ def test_sampling_by_seed_keeps_its_tokens(lm):
         results[cache] = decode(model, CYCLE, drafter, max_new_tokens=14, acceptance=rule)
     assert results[True].token_ids == results[False].token_ids
     assert max(results[True].stats.accept_lengths) > model.num_slots
-
-
-def test_other_drafters_accept_extended_trees(lm):
-    model, wanted = model_of("trained"), plain_greedy(model_of("trained"), CYCLE, 14)
-    tree = TreeDrafter(lm, top_k=4, max_nodes=12, ngram_cache=True)
-    for drafter in (Controller(tree), ContinuationDrafter(tree, lm, max_nodes=16)):
-        assert decode(model, CYCLE, drafter, max_new_tokens=14).token_ids == wanted
-
-
-def test_continuations_by_the_lm_leave_those_of_the_text(lm):
-    tree = tree_of({(5,): 0.9, (5, 10): 0.8, (5, 10, 15): 0.7})  # two slots, and one token more
-    likely = SimpleNamespace(propose=lambda _states: [tree])
-    (drafted,) = ContinuationDrafter(likely, lm, num_slots=1).propose([state_of([0])])
-    prefixes = prefixes_of(drafted)  # none occurs twice
-    assert prefixes[5, 10, 15] == pytest.approx(0.7)
-    assert len(prefixes) > 3
 
 
 def test_a_growing_tree_merges_equal_prefixes():

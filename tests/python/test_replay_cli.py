@@ -475,7 +475,7 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
         assert task["loop_share"] == pytest.approx(loop_share(prompts, outputs))
         speed = {line["name"]: line for line in task["speed"]}
         assert list(speed) == [
-            "greedy", "bpd", "neural", "p_best_ngram", "tree_0gram", "tree", "auto",
+            "greedy", "bpd", "neural", "p_best_ngram", "tree_0gram", "tree", "mixture",
         ]  # fmt: skip
         assert speed["greedy"]["relative_speed"] == 1.0
         assert all(line["lossless"] and line["texts"] == 2 for line in speed.values())

@@ -37,7 +37,7 @@ TRAIN = SelectorOptions(
     rank=6, top_k=8, steps=12, batch_size=4, anchors=6, sequence_length=20, warmup=2,
     learning_rate=0.05,
 )  # fmt: skip
-STRATEGIES = ("bpd", "ngram", "p_best", "chain", "tree", "auto", "combined")
+STRATEGIES = ("bpd", "ngram", "p_best", "chain", "tree", "mixture")
 
 
 def write_model(folder: Path, kind: str = "heads", base: Any = None) -> Path:

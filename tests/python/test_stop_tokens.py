@@ -109,7 +109,7 @@ def test_commands_end_where_the_model_ends(parts, source, tmp_path, capsys):
     model = AutoModelForCausalLM.from_pretrained(folder)
     expected = [generated(model, ids, ends) for ids in parts.prompts]
     assert (len(expected[0]) < LIMIT) == bool(ends)
-    for strategy in ("tree", "greedy", "lookup"):
+    for strategy in ("tree", "greedy", "mixture"):
         out = run(
             capsys, "generate", folder, "--prompt", PROMPTS[0], "--strategy", strategy,
             "--max-new-tokens", LIMIT, "--json",

@@ -63,7 +63,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     parser.add_argument(
         "--draft-model", type=Path, metavar="DIR",
-        help="a small causal LM with the same tokenizer, for draft_model and combined",
+        help="a small causal LM with the same tokenizer, for draft_model",
     )  # fmt: skip
     parser.add_argument(
         "--drafter", type=Path, metavar="PATH",

@@ -75,7 +75,7 @@ def list_quick_cases() -> list[Case]:
     cases += [Case(name, size, layout)
               for name in ("bpd", "p_best", "tree") for size in BATCHES
               for layout in ("tree", "rows")]  # fmt: skip
-    cases += [Case("lookup", 1), Case("auto", 3), Case("combined", 3)]
+    cases += [Case("mixture", 1), Case("mixture", 3)]
     listed = {case.strategy for case in cases}
     cases += [Case(name) for name in STRATEGIES if name not in listed]
     cases += [Case("tree", 3, settings="penalty"), Case("bpd", 3, settings="eos")]

@@ -137,7 +137,7 @@ class Checker:
         """The new tokens of each prompt; of an encoder-decoder all ids."""
         prompts = self.reference.prompts[: case.batch_size]
         options = self._sources(case)
-        if case.strategy not in ("greedy", "lookup"):
+        if case.strategy != "greedy":
             options["heads"] = heads
         if case.custom_generate:
             return self._custom_generate(case, prompts, options)
@@ -181,7 +181,7 @@ class Checker:
 
     def _sources(self, case: Case) -> dict[str, Any]:
         """The LM or the draft model of a case's strategy."""
-        if case.strategy in ("ngram", "p_best", "tree", "combined"):
+        if case.strategy in ("ngram", "p_best", "tree", "mixture"):
             return {"lm": self._lm}
         if case.strategy == "neural":
             return {"lm": self._scorer}

@@ -61,15 +61,9 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
     ),
     "tree": StrategyInfo("the max_nodes most probable prefixes", _TREE, ("heads",), ("lm",)),
     "sampled": StrategyInfo("paths sampled as one tree, for Rejection", _TREE, ("heads",), ("lm",)),
-    "auto": StrategyInfo("trees whose size is chosen at run time", _TREE, ("heads",), ("lm",)),
     "draft_model": StrategyInfo(
         "a small causal LM's greedy or sampled continuation; with an LM a tree",
         ("draft_length", "top_k", "max_nodes", "alpha", "temperature"), ("draft_model",), ("lm",),
-    ),
-    "lookup": StrategyInfo("what followed the last tokens earlier in the text", ("draft_length",)),
-    "combined": StrategyInfo(
-        "one tree of heads, their continuation by the LM, draft model and lookup",
-        ("draft_length", *_TREE), (), ("heads", "lm", "draft_model"),
     ),
     "oracle": StrategyInfo(
         "the best path in hindsight; decodes greedily first", ("top_k",), ("heads",)
@@ -96,7 +90,7 @@ class DraftConfig:
         temperature: divides the scores of chains and trees; above 1 a tree is wider and less deep.
         ngram_cache: interpolate the LM with n-grams of prompt and output; the order is 1..6 (True:
             4). Trees then also continue past the last slot with earlier text.
-        draft_length: longest draft of "draft_model" (None: 5) and "lookup" (None: 10).
+        draft_length: longest draft of "draft_model" (None: 5).
         beam: prefixes that a neural LM keeps at each slot; None: as many as there are drafts.
         head_scales: H factors of the heads' scores, above 0; None: 1 for each head.
         entropy_weight: w; a slot's scores are multiplied by exp(-w e), where e is the entropy of

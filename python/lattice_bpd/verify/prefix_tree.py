@@ -10,7 +10,7 @@ Lists of drafts and trees are both converted to this type, the only input of ver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,24 +37,21 @@ class PrefixTree:
         sampled_from: function of a node that returns the distribution from which its children were
             sampled without replacement: token ids (k,) int and probabilities (k,) float64 that
             sum to 1, or None for a node without children. None if the tree was not sampled.
-        kind: label of trees without probabilities, such as the length of a match.
-            `CombinedDrafter` estimates an acceptance rate for each label. None: no label.
 
     Raises:
         ValueError: a parent does not precede its child, or the lengths differ.
     """
 
-    __slots__ = ("_core", "kind", "sampled_from")
+    __slots__ = ("_core", "sampled_from")
 
     def __init__(self, token_ids: Sequence[int], parents: Sequence[int]) -> None:
         self._core = _core.PrefixTree(token_ids, parents)
         self.sampled_from: Callable[[int], tuple[Any, Any] | None] | None = None
-        self.kind: Hashable = None
 
     @classmethod
     def _of(cls, core: _core.PrefixTree) -> PrefixTree:
         tree = cls.__new__(cls)
-        tree._core, tree.sampled_from, tree.kind = core, None, None
+        tree._core, tree.sampled_from = core, None
         return tree
 
     def __reduce__(self) -> tuple[Callable[..., PrefixTree], tuple[Any, ...]]:
@@ -62,7 +59,7 @@ class PrefixTree:
         sampled = None
         if self.sampled_from is not None:
             sampled = [self.sampled_from(node) for node in range(len(self))]
-        return _rebuild, (self.token_ids, self.parents, self.log_probs, sampled, self.kind)
+        return _rebuild, (self.token_ids, self.parents, self.log_probs, sampled)
 
     @classmethod
     def from_drafts(
@@ -294,7 +291,6 @@ def _rebuild(
     parents: list[int],
     log_probs: npt.NDArray[np.float32] | None,
     sampled: list[tuple[Any, Any] | None] | None,
-    kind: Hashable,
 ) -> PrefixTree:
     """The tree of a pickle."""
     if log_probs is None:
@@ -305,5 +301,4 @@ def _rebuild(
         tree = PrefixTree.from_nodes(token_ids[0], ids, above, len(token_ids), log_probs)
     if sampled is not None:
         tree.sampled_from = sampled.__getitem__
-    tree.kind = kind
     return tree

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
 from lattice_bpd.decode.drafters.chain import ChainDrafter
-from lattice_bpd.decode.drafters.combined import CombinedDrafter
-from lattice_bpd.decode.drafters.continuation import ContinuationDrafter
 from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
 from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
 from lattice_bpd.decode.drafters.failures import DraftError, DraftWarning
-from lattice_bpd.decode.drafters.lookup import LookupDrafter
+from lattice_bpd.decode.drafters.mixture import MixtureDrafter, TextStore
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.decode.drafters.oracle import OracleDrafter
 from lattice_bpd.decode.drafters.p_best import PBestDrafter
@@ -20,13 +18,11 @@ from lattice_bpd.decode.drafters.tree import TreeDrafter
 __all__ = [
     "ArgmaxDrafter",
     "ChainDrafter",
-    "CombinedDrafter",
-    "ContinuationDrafter",
     "DraftError",
     "DraftModelDrafter",
     "DraftWarning",
     "Drafter",
-    "LookupDrafter",
+    "MixtureDrafter",
     "NeuralScorer",
     "NoDrafter",
     "OracleDrafter",
@@ -34,5 +30,6 @@ __all__ = [
     "SampledTreeDrafter",
     "ScorerDrafter",
     "ScorerWarning",
+    "TextStore",
     "TreeDrafter",
 ]

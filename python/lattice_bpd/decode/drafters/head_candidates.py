@@ -80,10 +80,10 @@ def read_head_candidates(states: Sequence[DecodeState], top_k: int) -> HeadCandi
 
     Args:
         states: of the B sequences.
-        top_k: k, cut to the vocabulary.
+        top_k: k.
 
     Raises:
-        ValueError: NaN or +inf.
+        ValueError: NaN or +inf, or k above the vocabulary.
     """
     outputs = _read_heads(states)
     start = time.perf_counter()
@@ -91,9 +91,7 @@ def read_head_candidates(states: Sequence[DecodeState], top_k: int) -> HeadCandi
         lattice = outputs.cut(outputs.num_slots, top_k)
         heads = HeadCandidates(*lattice.to_source_scores("MixtureDrafter"))
     else:
-        best = select_top_k(
-            outputs, min(top_k, int(outputs.shape[2])), log_softmax=True, where="MixtureDrafter"
-        )
+        best = select_top_k(outputs, top_k, log_softmax=True, where="MixtureDrafter")
         heads = HeadCandidates(best.token_ids, best.scores)
     states[0].stats.lap("top_k", start)
     return heads

@@ -25,7 +25,6 @@ from transformers import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from lattice_bpd.arguments import errors_named
-from lattice_bpd.decode.adaptive.experience import experience_of
 from lattice_bpd.decode.constraint.protocol import Constraint, check_constraint
 from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
 from lattice_bpd.decode.drafters.call_costs import costs_of
@@ -64,7 +63,7 @@ class CustomGenerate:
             with their selector. None if the drafter needs none.
         drafter: see `lattice_bpd.decode.generate`, also for lm, draft_model, layout and options.
         lm: n-gram LM over the target's token ids.
-        draft_model: of "draft_model" and "combined".
+        draft_model: of "draft_model".
         layout: verification layout: "auto", "tree", "rows", or "chain" for one draft in each step.
         streamer: of `transformers`, used if `generate` has none.
         acceptance: acceptance rule, applied to processed logits. With a lossy rule the output
@@ -193,7 +192,7 @@ class CustomGenerate:
         if self.config is not None:
             base = drafting.target.base
             sources = replace(
-                self.sources, experience=experience_of(base), costs=costs_of(base),
+                self.sources, costs=costs_of(base),
                 has_heads=drafting.heads is not None,
             )  # fmt: skip
             drafter = make_drafter(self.config, sources)

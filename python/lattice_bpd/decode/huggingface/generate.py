@@ -9,7 +9,6 @@ from typing import Any
 from transformers import GenerationConfig
 
 from lattice_bpd.arguments import errors_named
-from lattice_bpd.decode.adaptive.experience import experience_of
 from lattice_bpd.decode.constraint.protocol import Constraint
 from lattice_bpd.decode.drafters.call_costs import costs_of
 from lattice_bpd.decode.drafters.drafter import Drafter
@@ -81,7 +80,7 @@ def generate(
             BlockwiseHeads, or DraftHeads such as SpecDrafterHeads. None: those of a BlockwiseLM,
             with its selector if it has one.
         draft_model: a small causal LM of `transformers` with the target's tokenizer, for
-            "draft_model" and "combined".
+            "draft_model".
         tokenizer: of `transformers` or `tokenizers`; encodes prompts and decodes the output into
             `result.text`. Stop strings need one of `transformers`.
         attention_mask: of the shape of input_ids, 0 for masked tokens; None: `model.generate`
@@ -141,9 +140,8 @@ def generate(
         if config is None:
             chosen: Any = drafter
         else:
-            experience = experience_of(model) if config.strategy == "auto" else None
             sources = DraftSources(
-                lm, draft_model, target.heads is not None, experience,
+                lm, draft_model, target.heads is not None,
                 costs=costs_of(target.target.base),
             )  # fmt: skip
             if config.strategy == "oracle":

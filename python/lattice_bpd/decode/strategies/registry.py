@@ -8,16 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from lattice_bpd.decode.adaptive.controller import Controller
-from lattice_bpd.decode.adaptive.experience import Experience
 from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
 from lattice_bpd.decode.drafters.call_costs import ModelCosts
 from lattice_bpd.decode.drafters.chain import ChainDrafter
-from lattice_bpd.decode.drafters.combined import CombinedDrafter
-from lattice_bpd.decode.drafters.continuation import ContinuationDrafter
 from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
 from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
-from lattice_bpd.decode.drafters.lookup import LookupDrafter
 from lattice_bpd.decode.drafters.mixture import MixtureDrafter, TextStore
 from lattice_bpd.decode.drafters.oracle import OracleDrafter
 from lattice_bpd.decode.drafters.p_best import PBestDrafter
@@ -38,7 +33,6 @@ class DraftSources:
             or a small causal LM of `transformers`; of "mixture" also a list of n-gram LMs.
         draft_model: a small causal LM of `transformers` with the target's tokenizer.
         has_heads: whether the model has draft heads.
-        experience: measurements of "auto" for the model; None: none.
         store: texts served before, for "mixture"; None: none.
         gates: the weights of the sources of "mixture"; None: the defaults.
         costs: measured costs of the model's calls, for "mixture"; None: none yet.
@@ -48,7 +42,6 @@ class DraftSources:
     lm: Any = None
     draft_model: Any = None
     has_heads: bool = True
-    experience: Experience | None = None
     store: TextStore | None = None
     gates: Gates | None = None
     costs: ModelCosts | None = None
@@ -158,27 +151,6 @@ def _draft_model(config: DraftConfig, sources: DraftSources) -> Drafter:
     return DraftModelDrafter(sources.draft_model, config, lm=sources.lm)
 
 
-def _lookup(config: DraftConfig, _: DraftSources) -> Drafter:
-    length = config.draft_length
-    return LookupDrafter() if length is None else LookupDrafter(draft_length=length)
-
-
-def _combined(config: DraftConfig, sources: DraftSources) -> Drafter:
-    """A drafter that combines the available parts: heads and LM, draft model, and lookup."""
-    lm = sources.lm
-    parts: list[Drafter] = []
-    heads = TreeDrafter(lm, config) if sources.has_heads else None
-    if lm is not None:
-        top_k = min(config.top_k, lm.vocab_size)
-        parts.append(ContinuationDrafter(heads, lm, top_k=top_k, max_nodes=config.tree_nodes))
-    elif heads is not None:
-        parts.append(heads)
-    if sources.draft_model is not None:  # not sampled, since of samples none can be left out
-        shape = "chain" if lm is None else "tree"
-        parts.append(DraftModelDrafter(sources.draft_model, config, shape=shape, lm=lm))
-    return CombinedDrafter([*parts, _lookup(config, sources)], max_nodes=config.tree_nodes)
-
-
 _BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
     "greedy": lambda _config, _sources: NoDrafter(),
     "mixture": _mixture,
@@ -189,9 +161,6 @@ _BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
     "chain": lambda config, sources: ChainDrafter(sources.lm, config),
     "tree": lambda config, sources: TreeDrafter(sources.lm, config),
     "sampled": lambda config, sources: SampledTreeDrafter(sources.lm, config),
-    "auto": lambda config, sources: Controller(TreeDrafter(sources.lm, config), sources.experience),
     "draft_model": _draft_model,
-    "lookup": _lookup,
-    "combined": _combined,
     "oracle": lambda config, sources: OracleDrafter(sources.output, top_k=config.top_k),
 }

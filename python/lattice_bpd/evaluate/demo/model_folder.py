@@ -39,7 +39,7 @@ RESCORER_FOLDER = "rescorer"
 DEFAULT_FOLDER = Path("examples") / "demo_model"
 _VERSION = 1
 _SIZES = ("prompt_length", "max_new_tokens", "top_k", "num_drafts", "max_nodes", "order")
-_SAME_AS = {"ngram_1best": "p_best_ngram", "adaptive": "tree", "auto": "tree"}
+_SAME_AS = {"ngram_1best": "p_best_ngram", "adaptive": "tree"}
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,8 @@ class DemoSettings:
 
     def options(self, name: str) -> DraftConfig:
         """The options of the setting `name`; "adaptive" has a cache of the text's n-grams."""
+        if name == "mixture":
+            return DraftConfig(top_k=self.top_k)
         base = _SAME_AS.get(name, name)
         return DraftConfig(
             top_k=self.top_k,

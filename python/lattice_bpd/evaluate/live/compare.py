@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lattice_bpd.decode.adaptive.controller import Controller
 from lattice_bpd.decode.drafters.drafter import Drafter
+from lattice_bpd.decode.drafters.mixture import MixtureDrafter
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.loop.loop import DecodeResult
 from lattice_bpd.decode.state.model import DraftingModel
@@ -269,8 +269,8 @@ class _Runs:
         """Decode prompt `number` once more, and compare it with greedy's output."""
         setting = self.result.setting
         drafter = self._shared or setting.drafter(self.source, greedy, self.options)
-        if isinstance(drafter, Controller):
-            self._shared = drafter  # it learns from all prompts
+        if isinstance(drafter, MixtureDrafter):
+            self._shared = drafter  # it measures costs with all prompts
         target: Any = model
         if setting.heads is not None:
             target = model.target.base if isinstance(model, DraftingModel) else model.base

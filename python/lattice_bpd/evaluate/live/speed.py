@@ -11,15 +11,15 @@ from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS, NEURAL_SETTINGS,
 from lattice_bpd.lm.ngram import NGramLM
 
 SPEED_ROUNDS = 3
-_NAMES = ("greedy", "bpd", "p_best_ngram", "tree_0gram", "tree", "auto")
+_NAMES = ("greedy", "bpd", "p_best_ngram", "tree_0gram", "tree", "mixture")
 
 
 def speed_settings(has_lm: bool, has_scorer: bool) -> list[Setting]:
-    """The timed strategies: those without an LM and "auto", and what LM and scorer allow."""
+    """The timed strategies: those without an LM and "mixture", and what LM and scorer allow."""
     settings = [
         setting
         for setting in DEMO_SETTINGS
-        if setting.name in _NAMES and (has_lm or setting.name == "auto" or not setting.uses_lm)
+        if setting.name in _NAMES and (has_lm or setting.name == "mixture" or not setting.uses_lm)
     ]
     if has_scorer:
         settings.insert(2, NEURAL_SETTINGS[0])
@@ -41,9 +41,9 @@ def measure_speed(
 
     Args:
         model: a BlockwiseLM.
-        lm: n-gram LM; None: strategies with an LM are left out, and "auto" drafts without one.
+        lm: n-gram LM; None: strategies with an LM are left out, and "mixture" drafts without one.
         prompts: token ids.
-        tuned: options of each strategy by name; "auto" has those of the tree.
+        tuned: options of each strategy by name.
         scorer: of strategy "neural", which is left out without one.
         max_new_tokens: tokens to decode after each prompt.
         stop_token_ids: decoding ends after these.
@@ -52,10 +52,10 @@ def measure_speed(
     Returns:
         A "speed" line of results.json for each strategy.
     """
-    tree = tuned.get("tree") or tuned.get("tree_0gram") or DraftConfig()
+    tree = tuned.get("tree") or tuned.get("tree_0gram") or DraftConfig("tree")
     settings = speed_settings(lm is not None, scorer is not None and "neural" in tuned)
     comparison = compare_strategies(
-        model, lm, prompts, settings=settings, options={**tuned, "auto": tree},
+        model, lm, prompts, settings=settings, options=tuned,
         sources={"rescorer": scorer},
         max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, rounds=SPEED_ROUNDS,
         on_prompt=None if on_prompt is None else lambda _setting: on_prompt(),

@@ -122,7 +122,7 @@ DEMO_SETTINGS = (
     _TREE_0GRAM,
     _TREE,
     Setting("adaptive", "{nodes}-node tree, n-gram cache", "tree", uses_lm=True),
-    Setting("auto", "auto (tree size at run time)", "auto", uses_lm=True),
+    Setting("mixture", "mixture (size at run time)", "mixture", uses_lm=True),
     _ORACLE,
 )
 """The lines of the demo's table; "adaptive" needs `DraftConfig(ngram_cache=True)`."""

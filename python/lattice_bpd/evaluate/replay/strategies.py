@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.decode.drafters.lookup import LookupDrafter
 from lattice_bpd.decode.drafters.suffix_index import LONGEST_MATCH
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.replay.count_trie import CountTrieDrafter
+from lattice_bpd.evaluate.replay.lookup_drafter import LookupDrafter
 from lattice_bpd.evaluate.replay.positions import (
     Draft,
     PositionBatch,

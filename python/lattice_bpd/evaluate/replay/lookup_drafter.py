@@ -46,7 +46,7 @@ class LookupDrafter(Drafter):
         return SuffixIndex(self.max_ngram)
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
-        """A chain for each state, of the match length as its kind; None without a match."""
+        """A chain for each state; None without a match."""
         return [self._propose(state) for state in states]
 
     def _propose(self, state: DecodeState) -> PrefixTree | None:
@@ -60,6 +60,4 @@ class LookupDrafter(Drafter):
                 return None
             most = state.num_slots if self.draft_length is None else state.max_draft_length
             draft = index.follow(start, min(most, self.max_nodes))
-        tree = PrefixTree.from_drafts(state.tokens[-1], [draft])
-        tree.kind = size
-        return tree
+        return PrefixTree.from_drafts(state.tokens[-1], [draft])
