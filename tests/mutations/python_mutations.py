@@ -14,6 +14,7 @@ BOOTSTRAP = "tests/python/test_bootstrap.py"
 CHECKPOINTS = "tests/python/test_checkpoint_order.py"
 CRITERIA = "tests/python/test_custom_generate_criteria.py"
 KEYS = "tests/python/test_sampling_keys.py"
+LIMITS = "tests/python/test_call_limits.py"
 LOSSLESS = "tests/python/test_decode_lossless.py"
 OPTIONS = "tests/python/test_command_options.py::test_every_option_is_passed_on"
 STOPS = "tests/python/test_stop_tokens.py"
@@ -513,5 +514,47 @@ MUTATIONS = [
         "tests/python/test_model_vocabulary.py::test_an_lm_has_the_vocabulary_of_the_model",
         "    args.vocab_size = size\n",
         "",
+    ),
+    (
+        "drafts reach beyond the boundary of rotary frequencies",
+        f"{DECODE}/state/sequence.py",
+        LIMITS,
+        "if of_call is not None and of_call < longest:",
+        "if False:",
+    ),
+    (
+        "a text is not read again where the target's own generate does",
+        f"{LOOP}/loop.py",
+        f"{LIMITS}::test_outputs_across_a_boundary_are_those_of_generate[phi3]",
+        "if len(states[0].tokens) == self.options.reread_length:",
+        "if False:",
+    ),
+    (
+        "dynamic frequencies keep the length of earlier texts",
+        f"{VERIFY}/target.py",
+        LIMITS,
+        "            reset_frequencies(self.base)\n",
+        "            pass\n",
+    ),
+    (
+        "boundaries of unknown rotary embeddings are not probed",
+        f"{VERIFY}/target.py",
+        f"{LIMITS}::test_other_frequencies_are_noticed_at_boundaries_that_the_config_names",
+        "        self.limits = probe_boundaries(self, self.limits, length)\n",
+        "        pass\n",
+    ),
+    (
+        "texts on both sides of a boundary share calls",
+        f"{VERIFY}/call_limits.py",
+        f"{LIMITS}::test_batches_are_on_one_side_of_a_boundary",
+        "            if not before and (not beyond or self.varies_from is not None):\n",
+        "            if False:\n",
+    ),
+    (
+        "what prepare_inputs_for_generation changes is not noticed",
+        f"{VERIFY}/preparation.py",
+        f"{LIMITS}::test_a_model_that_loses_its_text_at_the_boundary_is_refused",
+        "    if not overrides_preparation(base):\n",
+        "    if True:\n",
     ),
 ]

@@ -13,6 +13,17 @@ _GEMMA4 = {**_SHARED_KV, "global_head_dim": 32}
 
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 
+# Frequencies that change within test texts; checkpoints with long contexts have them.
+_LONGROPE = {
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+        "long_factor": [1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0],
+        "short_mscale": 1.0, "long_mscale": 1.3, "partial_rotary_factor": 1.0,
+    },
+}  # fmt: skip
+_NO_LONGROPE = "its default has the frequencies of short contexts"
+
 _NO_MROPE = "its default has no sections of rotary positions"
 _OMNI = {"vision_start_token_id": 130, "vision_end_token_id": 131}
 
@@ -93,6 +104,9 @@ _OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "molmo2_adapter": ({"vision_feature_layer": [1, 0]}, "layers of its vision tower by number"),
     "paddleocr_vl_text": ({"rope_parameters": _MROPE}, _NO_MROPE),
+    "phi3": (_LONGROPE, _NO_LONGROPE),
+    "phi4_multimodal": (_LONGROPE, _NO_LONGROPE),
+    "phimoe": (_LONGROPE, _NO_LONGROPE),
     "qwen2_5_omni_text": ({"rope_parameters": _MROPE}, _NO_MROPE),
     "qwen2_5_vl_text": ({"rope_parameters": _MROPE}, _NO_MROPE),
     "qwen2_vl_text": ({"rope_parameters": _MROPE}, _NO_MROPE),

@@ -1,8 +1,8 @@
 """Shrinking of any `transformers` config to a tiny one, by rules on attribute names.
 
 `shrink_config` copies a config with every size reduced: few and narrow layers, a small vocabulary,
-few experts, and attention windows shorter than a test prompt. Layer patterns keep one layer of each
-kind. Sizes that are 0 or negative mean "off" and are kept.
+few experts, and attention windows and boundaries of rotary frequencies within test texts. Layer
+patterns keep one layer of each kind. Sizes that are 0 or negative mean "off" and are kept.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from lattice_bpd.conformance.overrides import overrides_of
 
 VOCAB, HIDDEN, HEADS, HEAD_DIM, WINDOW = 128, 64, 4, 16, 8
 POSITIONS = 256
+BOUNDARY = 16  # of rotary frequencies, within test texts
 MAX_LAYERS = 4
 
 _LAYER_COUNTS = re.compile(
@@ -65,6 +66,7 @@ _LARGEST: tuple[tuple[str, int], ...] = (
     (r"\w*(embedding_size|proj_dim|projection_dim|output_dim|embed_dim|proj_size)", HIDDEN),
     (r"(projector|input)_(input|output)_dim|moe_hidden_size|patch_dim|\w*channels?", HIDDEN),
     # positions
+    (r"original_max_position_embeddings", BOUNDARY),
     (r"\w*(max_position_embeddings|n_positions|max_seq_len|n_ctx|model_max_length)", POSITIONS),
     (r"\w*(max_source_positions|max_target_positions|context_length)", POSITIONS),
     (r"max_inference_chunksize|mem_len", POSITIONS),
@@ -213,5 +215,5 @@ def _resize_rope(rope: dict[str, Any], half: int) -> dict[str, Any]:
         elif isinstance(value, list):
             resized[key] = value[:half]
         elif key == "original_max_position_embeddings":
-            resized[key] = min(value, POSITIONS // 2)
+            resized[key] = min(value, BOUNDARY)
     return resized

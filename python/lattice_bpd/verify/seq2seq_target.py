@@ -20,6 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from lattice_bpd.models.lm_call import call_forward, find_max_positions, pass_cache
 from lattice_bpd.models.thread_hooks import in_this_thread
+from lattice_bpd.verify.call_limits import CallLimits, find_call_limits
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.seq2seq_checks import (
     check_encoder_decoder,
@@ -53,6 +54,7 @@ class Seq2SeqTarget:
         vocab_size: V, of the outputs.
         source_vocab_size: of the sources.
         max_positions: of decoder and encoder; None where the config names no limit.
+        limits: of one call of the decoder.
         takes_positions: whether the position of a token may differ from its cache position.
 
     Raises:
@@ -79,6 +81,7 @@ class Seq2SeqTarget:
         self.dtype: torch.dtype = self.base.dtype
         self.source_vocab_size = count_source_ids(base)
         self.max_positions = find_max_positions(self.base.config)
+        self.limits: CallLimits = find_call_limits(base, self.decoder)
         self._position_embedding = find_position_embedding(self.decoder)
         self.takes_positions = self._position_embedding is not None
         self.decoder_prompt = read_decoder_prompt(self.base, decoder_prompt, self.vocab_size)
@@ -178,6 +181,13 @@ class Seq2SeqTarget:
                 use_cache=True,
             ).last_hidden_state
         return TargetOutput(self.embedding(hidden), hidden)
+
+    def max_draft_length(self, position: int) -> int | None:
+        """See CausalLMTarget."""
+        return self.limits.max_draft_length(position)
+
+    def reset_frequencies(self) -> None:
+        """See CausalLMTarget; a no-op, since every output starts at position 0."""
 
     def provide_features(self, layers: Sequence[int]) -> None:
         """Raise ValueError: heads that read several layers are for causal LMs."""

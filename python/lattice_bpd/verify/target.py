@@ -26,6 +26,12 @@ from lattice_bpd.models.lm_call import (
     unwrap_model,
 )
 from lattice_bpd.verify.cache import build_cache
+from lattice_bpd.verify.call_limits import (
+    CallLimits,
+    find_call_limits,
+    probe_boundaries,
+    reset_frequencies,
+)
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.recurrent import States, find_mixers, keeps_states
 from lattice_bpd.verify.tree_probe import find_tree_refusal
@@ -81,7 +87,9 @@ class CausalLMTarget:
         base: the model itself.
         embedding: its output embedding, which maps hidden states to logits.
         vocab_size: V.
-        max_positions: the longest text, in tokens; None without a limit.
+        max_positions: the longest text, in tokens; None without a limit, or if rotary frequencies
+            adapt to longer ones.
+        limits: of one call.
         sliding_window: see TargetModel.
         takes_positions: whether the model takes position ids.
         feature_layers: decoder layers whose outputs every call returns as features.
@@ -104,7 +112,9 @@ class CausalLMTarget:
         self.vocab_size, self.device = int(weight.shape[0]), weight.device
         self.dtype: torch.dtype = base.dtype
         config = base.config.get_text_config(decoder=True)
-        self.max_positions = find_max_positions(config)
+        self.limits: CallLimits = find_call_limits(base, base)
+        adapts = self.limits.varies_from is not None
+        self.max_positions = None if adapts else find_max_positions(config)
         self.windows = find_windows(config)
         self.sliding_window = self.windows.sliding
         self.takes_positions = takes_position_ids(base)
@@ -134,6 +144,19 @@ class CausalLMTarget:
         exact = inner_call_is_exact(self.base, self.embedding)
         call = call_inner if exact else call_forward
         return call(self.base, self.embedding, inputs, self.feature_layers)
+
+    def max_draft_length(self, position: int) -> int | None:
+        """The longest draft after the exact token at `position`; None without a limit."""
+        return self.limits.max_draft_length(position)
+
+    def find_limits(self, length: int) -> None:
+        """Find the limits of calls in texts of up to `length` tokens, drafts included."""
+        self.limits = probe_boundaries(self, self.limits, length)
+
+    def reset_frequencies(self) -> None:
+        """Forget the lengths of earlier texts; see `call_limits.reset_frequencies`."""
+        if self.limits.varies_from is not None:
+            reset_frequencies(self.base)
 
     def provide_features(self, layers: Sequence[int]) -> None:
         """Make every call return the outputs of these decoder layers; see `LMOutput.features`.

@@ -61,6 +61,11 @@ class ShiftedTarget:
         )
         return output
 
+    def max_draft_length(self, position: int) -> int | None:
+        """See `CausalLMTarget.max_draft_length`; `position` is a token index."""
+        length: int | None = self._target.max_draft_length(position + self.shift)
+        return length
+
     def read_prompts(
         self,
         input_ids: Tensor,
@@ -114,6 +119,7 @@ class Prefill:
             is_first_iteration=True,
             **{**self._inputs, **pass_cache(base, cache), "use_cache": True},
         )
+        inputs |= pass_cache(base, cache)  # some models drop an empty one (Phi-4 multimodal)
         positions = inputs.get("position_ids")
         if positions is None and min(self._lengths) < self._input_ids.shape[1]:
             raise ValueError(

@@ -83,6 +83,8 @@ class Options:
         constraint: constraint on the new tokens; None: no constraint.
         static_cache: use a KV cache of fixed size, for compiled targets.
         max_draft_nodes: most draft tokens of a call, for which a static cache needs capacity.
+        reread_length: tokens of a text at which the target's own `generate` drops its cache and
+            reads the whole text again; None: it never does. Set when the prompts are read.
         certificate: whether to certify the output; "report": the verdict "different" does not
             raise.
     """
@@ -100,6 +102,7 @@ class Options:
     constraint: Constraint | None = None
     static_cache: bool = False
     max_draft_nodes: int = 256
+    reread_length: int | None = None
     certificate: bool | str = False
 
 
@@ -128,6 +131,9 @@ class _Run:
     def step(self) -> None:
         """Draft and verify for all active sequences, in one call of the target."""
         states = [self.states[number] for number in self.active]
+        if len(states[0].tokens) == self.options.reread_length:
+            self.reread()
+            return
         trees = propose_trees([self.drafters[number] for number in self.active], states)
         selectors, start = self.options.selectors, time.perf_counter()
         verified = verify_trees(
@@ -143,6 +149,18 @@ class _Run:
         for number, verification in zip(self.active, verified.sequences, strict=True):
             self.states[number].stats.target_calls += 1
             self.append(number, verification)
+        self.drop_finished()
+
+    def reread(self) -> None:
+        """Read the whole text again, without a draft, as the target's own `generate` does here."""
+        (number,) = self.active
+        state = self.states[number]
+        options = replace(self.options, streamer=None, prefill=None)
+        (verified,), self.cache = read_prompts(self.model, Prompts([list(state.tokens)]), options)
+        if verified.features is not None:
+            verified.features = verified.features[-1:]  # the heads have those before
+        state.stats.target_calls += 1
+        self.append(number, verified)
         self.drop_finished()
 
     def append(self, number: int, verified: Verification, *, is_prompt: bool = False) -> None:
@@ -225,8 +243,11 @@ def run_loop(
         for number, verified in enumerate(first):
             run.append(number, verified, is_prompt=True)
         run.drop_finished()
-        while run.active:
-            run.step()
+        try:
+            while run.active:
+                run.step()
+        finally:
+            model.target.reset_frequencies()  # the next text is not to depend on this one
     return _results(run, prompts)
 
 

@@ -18,6 +18,7 @@ from lattice_bpd.verify.batch_probe import find_batch_refusal
 from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.cache_probe import find_cache_refusal
 from lattice_bpd.verify.greedy import greedy_tokens
+from lattice_bpd.verify.preparation import find_reread
 from lattice_bpd.verify.recurrent import RecurrentCache, find_mixers
 from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.verify.stacked_cache import StackedCache
@@ -99,6 +100,7 @@ def read_prompts(
         positions = (steps - padding).clamp(min=0).to(model.device)
     _check_target(model, longest, options)
     _check_batch(model, lengths, options)
+    model.target.reset_frequencies()
     static = _static_cache(model, longest, options) if options.static_cache else None
     initial: Any = static
     if isinstance(model.target, Seq2SeqTarget):
@@ -109,6 +111,7 @@ def read_prompts(
         output, cache = model.target.read_prompts(input_ids, mask, positions, initial)
     if not model.target.is_recurrent:
         check_cache(cache)
+    options.reread_length = _find_reread(model, prompts, options)
     capacity = min(_MAX_EXTRA_CAPACITY, max(options.limits) + options.max_draft_nodes)
     stacked = None if static is not None else StackedCache.from_cache(cache, capacity)
     kv_cache: Any = stacked or cache
@@ -153,6 +156,7 @@ def _check_target(model: DraftingModel, longest: int, options: Options) -> None:
     elif (refusal := find_cache_refusal(target)) is not None:
         raise ValueError(f"decode: {refusal}; use the model's own generate, or another target")
     longest_text = longest + max(options.limits) + options.max_draft_nodes
+    target.find_limits(longest_text)
     selected = target.windows.selected
     if selected is not None and longest_text > selected:
         raise ValueError(
@@ -161,6 +165,23 @@ def _check_target(model: DraftingModel, longest: int, options: Options) -> None:
             "equal scores depends on the shape of a call, so the output could differ from the "
             "target's; expected shorter texts or fewer drafts; use the model's own generate"
         )
+
+
+def _find_reread(model: DraftingModel, prompts: Prompts, options: Options) -> int | None:
+    """The text length at which plain `generate` reads the whole text again; see `find_reread`."""
+    target = model.target
+    if isinstance(target, Seq2SeqTarget):
+        return None
+    is_read, lengths = options.prefill is not None, set()
+    for tokens, limit in zip(prompts.tokens, options.limits, strict=True):
+        lengths.add(find_reread(target, tokens, len(tokens) + limit - 1, is_read=is_read))
+    if lengths != {None} and len(prompts.tokens) > 1:
+        raise ValueError(
+            f"decode: {type(target.base).__name__} reads a text again at a length of "
+            f"{max(n for n in lengths if n)} tokens, which other texts of a batch do not have; "
+            "decode one prompt at a time"
+        )
+    return lengths.pop()
 
 
 def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> None:
@@ -186,7 +207,13 @@ def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> 
         )
     # the model pads and masks the prompts that it prepares itself
     padded = min(lengths) < longest and options.prefill is None
-    refusal = _exceeds_window(target, longest, options) or find_batch_refusal(target, padded=padded)
+    refusal = (
+        target.limits.refuses_batch(
+            type(target.base).__name__, min(lengths), longest + max(options.limits)
+        )
+        or _exceeds_window(target, longest, options)
+        or find_batch_refusal(target, padded=padded)
+    )
     if refusal is not None:
         raise ValueError(f"decode: {refusal}; decode one prompt at a time")
 

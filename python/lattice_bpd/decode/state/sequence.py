@@ -29,8 +29,8 @@ class DecodeState:
         stats: counts and stage times; a drafter can time its own with `stats.stage(name)`.
         num_slots: longest draft of the heads in this step: the smaller of their number of slots and
             max_draft_length.
-        max_draft_length: longest draft of any drafter in this step, limited by the output limit
-            and the target's positions.
+        max_draft_length: longest draft of any drafter in this step, limited by the output limit,
+            the target's positions and what one call of it may contain.
         is_chain: whether only a single draft is verified.
         finish: finish reason; None while the text is not finished.
         selector: of the acceptance rule, for drafters that share its random numbers; None: argmax.
@@ -80,6 +80,9 @@ class DecodeState:
         longest = self.limit - (length - self.prompt_length) - 1
         if model.max_positions is not None and model.max_positions - length < longest:
             longest = model.max_positions - length
+        of_call = model.target.max_draft_length(length - 1)
+        if of_call is not None and of_call < longest:
+            longest = of_call
         self.max_draft_length = longest if longest > 0 else 0
         slots = model.num_slots
         self.num_slots = slots if slots is not None and slots < longest else self.max_draft_length

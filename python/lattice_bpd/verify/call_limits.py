@@ -1,0 +1,172 @@
+"""Limits of one call of a target, beyond which its tokens change each other's logits.
+
+Rotary frequencies may depend on the largest position of a call: LongRoPE has two sets of them, and
+dynamic NTK scaling another one at every position beyond the limit. Plain `generate` reads one token
+at a time, so a draft must not reach beyond such a *boundary*: no token at or after it is read in
+one call with a token before it. The keys of earlier tokens keep their frequencies in the cache.
+
+Recognized by the modules' `rope_type` and by the config. At any other boundary that a config names,
+a probe compares a call across it with calls of single tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from lattice_bpd.verify.cache_probe import read_tokens
+from lattice_bpd.verify.memory import is_lack_of_memory
+from lattice_bpd.verify.rounding import logits_match
+
+_NAMES = ("original_max_position_embeddings", "max_position_embeddings")
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """What one call of a target may contain.
+
+    Attributes:
+        boundaries: positions, in ascending order, at which the frequencies of a call change.
+        varies_from: position from which they differ at every position, so that nothing can be
+            drafted; None: nowhere. It is one of the boundaries.
+    """
+
+    boundaries: tuple[int, ...] = ()
+    varies_from: int | None = None
+
+    def max_draft_length(self, position: int) -> int | None:
+        """The longest draft after the exact token at `position`; None without a limit."""
+        if not self.boundaries:
+            return None
+        if self.varies_from is not None and position >= self.varies_from:
+            return 0
+        following = (boundary for boundary in self.boundaries if boundary > position)
+        boundary = next(following, None)
+        return None if boundary is None else boundary - 1 - position
+
+    def refuses_batch(self, name: str, shortest: int, length: int) -> str | None:
+        """Why texts cannot share calls, or None.
+
+        Args:
+            name: of the model.
+            shortest: tokens of the shortest prompt.
+            length: tokens of the longest text at its end.
+        """
+        for boundary in self.boundaries:
+            before, beyond = length - 1 <= boundary, shortest > boundary
+            if not before and (not beyond or self.varies_from is not None):
+                return (
+                    f"{name} has rotary frequencies that change at position {boundary} for all "
+                    f"texts of a call, and texts have from {shortest} to {length} tokens"
+                )
+        return None
+
+
+def find_call_limits(base: Any, decoder: Any) -> CallLimits:
+    """The limits that a model's modules and config name.
+
+    Args:
+        base: the model.
+        decoder: the module whose positions count, such as the model itself.
+    """
+    config = base.config.get_text_config(decoder=True)
+    boundaries, varying = set(), set()
+    kinds = [kind for module in decoder.modules() for kind in _kinds_of(module)]
+    if not kinds:  # rotary embeddings of its own
+        kinds = [(str(_type_of(rope)), rope) for rope in _rope_parameters(config)]
+    for kind, parameters in kinds:
+        original = parameters.get(_NAMES[0]) or getattr(config, _NAMES[0], None)
+        if "dynamic" in kind:
+            varying.add(int(config.max_position_embeddings))
+        elif original is not None and (kind in ("longrope", "su") or "long_mscale" in parameters):
+            boundaries.add(int(original))
+    return CallLimits(tuple(sorted(boundaries | varying)), min(varying, default=None))
+
+
+def probe_boundaries(target: Any, limits: CallLimits, length: int) -> CallLimits:
+    """Limits with the other boundaries that the config names before `length` tokens.
+
+    Args:
+        target: a CausalLMTarget.
+        limits: of `find_call_limits`.
+        length: tokens of the longest text at its end, drafts included.
+    """
+    if not target.takes_positions or target.is_recurrent:
+        return limits
+    for boundary in sorted(named_boundaries(target.base) - set(limits.boundaries)):
+        if 4 <= boundary < length and not _reads_equally(target, boundary - 3):
+            known = tuple(sorted({*limits.boundaries, boundary}))
+            varies = limits.varies_from
+            if varies is None and not _reads_equally(target, boundary + 1):
+                varies = boundary
+            limits = replace(limits, boundaries=known, varies_from=varies)
+    return limits
+
+
+def named_boundaries(base: Any) -> set[int]:
+    """The positions at which a decoder's frequencies may change, from its config."""
+    config = base.config.get_text_config(decoder=True)
+    sources = [vars(config), *_rope_parameters(config)]
+    return {int(source[name]) for source in sources for name in _NAMES if source.get(name)}
+
+
+def reset_frequencies(base: Any) -> None:
+    """Return dynamic frequencies to those of a model that has not read a long text.
+
+    They keep the longest length since the last call within the limit, so the output of a long
+    prompt would depend on earlier texts. A call of one token resets them.
+    """
+    device = next(base.parameters()).device
+    with torch.inference_mode():
+        base(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
+
+
+@torch.inference_mode()
+def _reads_equally(target: Any, start: int) -> bool:
+    """Whether tokens after position `start` + 1 are read in one call as one after another."""
+    prompt, following = (1, 2), (6, 3)
+    try:
+        cache = target.new_cache()
+        read_tokens(target, prompt, cache, start)
+        together = read_tokens(target, following, cache, start + 2)
+        cache = target.new_cache()
+        read_tokens(target, prompt, cache, start)
+        singly = torch.cat(
+            [read_tokens(target, [t], cache, start + 2 + i) for i, t in enumerate(following)]
+        )
+        wrong = read_tokens(target, following, target.new_cache(), start + 2)
+    except Exception as error:  # positions beyond the last one
+        if is_lack_of_memory(error):
+            raise
+        return True
+    return logits_match(target.base, together, singly, wrong)
+
+
+def _kinds_of(module: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rope type of a rotary module, or one for each kind of layer, with its parameters."""
+    kinds = vars(module).get("rope_type")
+    if kinds is None:
+        return
+    parameters = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
+    if isinstance(kinds, str):
+        yield kinds, parameters
+    elif isinstance(kinds, dict):
+        for layer, kind in kinds.items():
+            yield str(kind), parameters.get(layer) or {}
+
+
+def _rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """The rope parameters of a config: one dict, or one for each kind of layer."""
+    found = []
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = getattr(config, name, None)
+        if isinstance(rope, dict):
+            found += [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    return found
+
+
+def _type_of(rope: dict[str, Any]) -> Any:
+    return rope.get("rope_type", rope.get("type", ""))

@@ -1,0 +1,210 @@
+"""Targets whose frequencies depend on a call's largest position decode as `generate` does."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+import transformers
+from torch import nn
+
+from lattice_bpd.conformance.reference import generation_settings
+from lattice_bpd.decode import CustomGenerate, generate
+from lattice_bpd.verify import CausalLMTarget
+from target_models import COUNT, VOCAB, PlantedDrafter, plain_generate
+
+BOUNDARY = 16
+LENGTHS = (5, 14, 15, 16, 17, 24)  # of prompts: before, at and after the boundary
+_SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 256,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+_LONG = {
+    "rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": BOUNDARY,
+    "short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.0, 3.0, 5.0, 9.0],
+}  # fmt: skip
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_MAMBA = {
+    "attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8,
+    "mamba_n_groups": 1, "mamba_chunk_size": 4,
+}  # fmt: skip
+_GEMMA = {
+    "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+_AT_BOUNDARY = {"max_position_embeddings": BOUNDARY}
+KINDS = {
+    "phi3": ("Phi3", {"original_max_position_embeddings": BOUNDARY, "rope_parameters": _LONG}),
+    "phimoe": (
+        "Phimoe",
+        {**_EXPERTS, "rope_parameters": {**_LONG, "short_mscale": 1.0, "long_mscale": 1.3}},
+    ),
+    "longrope": ("Llama", {"rope_parameters": _LONG}),
+    "longrope, window": ("Mistral", {"sliding_window": 8, "rope_parameters": _LONG}),
+    "longrope, states": (
+        "Bamba",
+        {**_MAMBA, "rope_parameters": {**_LONG, "partial_rotary_factor": 1.0}},
+    ),
+    "dynamic": ("Llama", {**_AT_BOUNDARY, "rope_parameters": _DYNAMIC}),
+    "dynamic in some layers": (
+        "Gemma3",
+        {**_GEMMA, **_AT_BOUNDARY,
+         "rope_parameters": {
+             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+             "full_attention": _DYNAMIC,
+         }},
+    ),
+    "yarn": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 16.0,
+                             "original_max_position_embeddings": BOUNDARY}},
+    ),
+}  # fmt: skip
+
+
+def _randomize(model):
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                weight.normal_(0.0, 0.3)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    return model.eval()
+
+
+def build(kind):
+    """A new model: the frequencies of some kinds depend on the texts read before."""
+    name, options = KINDS[kind]
+    config_name = f"{name}TextConfig" if name == "Gemma3" else f"{name}Config"
+    config = getattr(transformers, config_name)(**copy.deepcopy({**_SIZES, **options}))
+    return _randomize(getattr(transformers, f"{name}ForCausalLM")(config))
+
+
+@functools.cache
+def text_of(kind, length):
+    """A prompt and the output of a new model's own `generate`."""
+    generator = torch.Generator().manual_seed(length)
+    prompt = torch.randint(1, VOCAB, (length,), generator=generator).tolist()
+    return prompt, plain_generate(build(kind), prompt)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_across_a_boundary_are_those_of_generate(kind):
+    model, accepted = build(kind), 0
+    for length in LENGTHS:
+        prompt, wanted = text_of(kind, length)
+        for num_drafts in (1, 2):
+            for layout in ("rows",) if kind == "longrope, states" else ("tree", "rows"):
+                drafter = PlantedDrafter(wanted, length, num_drafts=num_drafts)
+                result = generate(model, prompt, drafter, layout=layout, max_new_tokens=COUNT)
+                assert (length, result.token_ids) == (length, wanted)
+                accepted += result.stats.tokens - result.stats.target_calls
+        assert generate(model, prompt, "lookup", max_new_tokens=COUNT).token_ids == wanted
+        output = model.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, length), do_sample=False,
+            max_new_tokens=COUNT, custom_generate=CustomGenerate(drafter="lookup"),
+        )  # fmt: skip
+        assert output[0, length:].tolist() == wanted
+        assert plain_generate(model, prompt) == wanted  # ours leaves nothing in the model
+        model(torch.tensor([[1]]))
+    assert accepted > 30  # drafts before the boundary, and after it where frequencies are fixed
+
+
+def test_drafts_end_before_a_boundary():
+    target = CausalLMTarget(build("longrope"))
+    assert [target.max_draft_length(p) for p in (0, 13, 14, 15, 16, 40)] == [
+        15, 2, 1, 0, None, None
+    ]  # fmt: skip
+    target = CausalLMTarget(build("dynamic"))
+    assert [target.max_draft_length(position) for position in (0, 15, 16, 40)] == [15, 0, 0, 0]
+    assert CausalLMTarget(build("yarn")).max_draft_length(15) is None
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("longrope", False), ("dynamic", True)])
+def test_batches_are_on_one_side_of_a_boundary(kind, refused):
+    model = build(kind)
+    with pytest.raises(ValueError, match=r"change at position 16 for all texts of a call.*from 5"):
+        generate(model, [text_of(kind, n)[0] for n in (5, 14)], "lookup", max_new_tokens=COUNT)
+    few = generate(model, [text_of(kind, n)[0] for n in (5, 14)], "lookup", max_new_tokens=3)
+    assert [one.token_ids for one in few] == [text_of(kind, n)[1][:3] for n in (5, 14)]
+    longer = [text_of(kind, n) for n in (17, 24)]
+    if refused:
+        with pytest.raises(ValueError, match="change at position 16"):
+            generate(model, [prompt for prompt, _ in longer], "lookup", max_new_tokens=COUNT)
+        return
+    drafters = [PlantedDrafter(wanted, len(prompt)) for prompt, wanted in longer]
+    results = generate(model, [prompt for prompt, _ in longer], drafters, max_new_tokens=COUNT)
+    assert [one.token_ids for one in results] == [wanted for _, wanted in longer]
+
+
+def test_a_model_that_loses_its_text_at_the_boundary_is_refused():
+    """Phi-4 multimodal's own `generate` then reads the last token alone."""
+    rope = {"original_max_position_embeddings": BOUNDARY, "rope_parameters": _LONG}
+    config = transformers.Phi4MultimodalConfig(**{**_SIZES, **rope})
+    config.audio_config.num_blocks = config.vision_config.num_hidden_layers = 1
+    model = _randomize(transformers.Phi4MultimodalForCausalLM(config))
+    prompt = list(range(1, 6))
+    message = "prepare_inputs_for_generation of this Phi4.* changes what .* a text of 17 tokens"
+    with pytest.raises(ValueError, match=message):
+        generate(model, prompt, "lookup", max_new_tokens=COUNT)
+    with generation_settings(model, {"eos_token_id": None}):
+        wanted = plain_generate(model, prompt)
+        assert generate(model, prompt, "lookup", max_new_tokens=9).token_ids == wanted[:9]
+        prompt = list(range(1, 21))
+        wanted = plain_generate(model, prompt)
+        assert generate(model, prompt, "lookup", max_new_tokens=COUNT).token_ids == wanted
+        output = model.generate(
+            torch.tensor([prompt]), max_new_tokens=COUNT, do_sample=False,
+            custom_generate=CustomGenerate(drafter="lookup"),
+        )  # fmt: skip
+        assert output[0, 20:].tolist() == wanted
+
+
+class OwnFrequencies(nn.Module):
+    """Rotary embeddings of a model's own code: `inverse` frequencies of the largest position."""
+
+    def __init__(self, inner, inverse):
+        super().__init__()
+        self.inner, self.inverse = inner, inverse
+
+    def forward(self, x, position_ids):
+        factor = self.inverse(int(position_ids.max()))
+        angles = position_ids[..., None].float() * self.inner.inv_freq * factor
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("inverse", "after"),
+    [
+        (lambda largest: 1.0 if largest < BOUNDARY else 0.3, True),
+        (lambda largest: 1.0 if largest < BOUNDARY else BOUNDARY / (2 + largest), False),
+    ],
+)
+def test_other_frequencies_are_noticed_at_boundaries_that_the_config_names(inverse, after):
+    def own():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = transformers.LlamaConfig(**_SIZES)
+        model = transformers.LlamaForCausalLM(config)
+        config.original_max_position_embeddings = BOUNDARY
+        rotary = model.model.rotary_emb
+        del rotary.rope_type
+        model.model.rotary_emb = OwnFrequencies(rotary, inverse)
+        return _randomize(model)
+
+    model = own()
+    for length in LENGTHS:
+        prompt = text_of("yarn", length)[0]
+        wanted = plain_generate(own(), prompt)
+        result = generate(model, prompt, PlantedDrafter(wanted, length), max_new_tokens=COUNT)
+        assert (length, result.token_ids) == (length, wanted)
+        if length > BOUNDARY:
+            assert (result.stats.target_calls < COUNT) == after
