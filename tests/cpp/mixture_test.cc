@@ -1,0 +1,184 @@
+// Trees of a mixture: a digest that is the same for every platform, threads, noise, the store.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/mixture/mixture.h"
+#include "lattice_bpd/mixture/text_successors.h"
+#include "random_lattices.h"
+
+namespace lattice_bpd {
+namespace {
+
+constexpr std::uint32_t kVocab = 20;
+using Ids = std::vector<std::int64_t>;
+
+Ids RandomText(Random* random, std::size_t length) {
+  Ids text;
+  while (text.size() < length) {
+    if (text.size() > 4 && Below(random, 3) > 0) {  // repeats a part of itself
+      const std::size_t start = Below(random, static_cast<std::uint32_t>(text.size() - 3));
+      for (std::size_t i = 0; i < 3; ++i) text.push_back(text[start + i]);
+    } else {
+      text.push_back(Below(random, kVocab));
+    }
+  }
+  text.resize(length);
+  return text;
+}
+
+struct Heads {
+  std::vector<TokenId> token_ids;
+  std::vector<float> log_probs;
+
+  explicit Heads(Random* random) {
+    for (int slot = 0; slot < 3; ++slot) {
+      const std::uint32_t first = Below(random, kVocab);
+      for (std::uint32_t c = 0; c < 4; ++c) {
+        token_ids.push_back(static_cast<TokenId>((first + 3 * c) % kVocab));
+        log_probs.push_back(-0.7f - static_cast<float>(c) - 0.1f * Below(random, 5));
+      }
+    }
+  }
+  HeadCandidates view() const { return {token_ids.data(), log_probs.data(), nullptr, 3, 4}; }
+};
+
+std::shared_ptr<const Mixture> MakeMixture(bool heads, std::shared_ptr<TextStore> store = nullptr) {
+  Mixture::Options options;
+  options.vocab_size = kVocab;
+  options.has_heads = heads;
+  options.store = std::move(store);
+  options.learning_rate = 0.1;
+  return std::make_shared<const Mixture>(std::move(options), GateWeights());
+}
+
+SearchLimits Limits(int max_nodes, int max_depth, bool is_chain = false) {
+  SearchLimits limits;
+  limits.max_nodes = max_nodes;
+  limits.max_depth = max_depth;
+  limits.is_chain = is_chain;
+  return limits;
+}
+
+PrefixTree SearchAfter(const std::shared_ptr<const Mixture>& mixture, const Ids& text,
+                       const Heads* heads, const SearchLimits& limits) {
+  MixtureText of_text(mixture);
+  of_text.Append(text);
+  return of_text.Search(heads == nullptr ? HeadCandidates() : heads->view(), limits);
+}
+
+bool IsEqual(const PrefixTree& a, const PrefixTree& b) {
+  return a.token_ids() == b.token_ids() && a.parents() == b.parents();
+}
+
+TEST_CASE("mixture: the digest of random trees") {
+  Random random(7);
+  const auto mixture = MakeMixture(true);
+  std::uint64_t digest = 0xcbf29ce484222325u;
+  const auto add = [&digest](std::uint64_t word) { digest = (digest ^ word) * 0x100000001b3u; };
+  for (int n = 0; n < 200; ++n) {
+    const Ids text = RandomText(&random, 1 + Below(&random, 80));
+    const Heads heads(&random);
+    const int max_nodes = 1 + static_cast<int>(Below(&random, 40));
+    const int max_depth = 1 + static_cast<int>(Below(&random, 9));
+    const SearchLimits limits = Limits(max_nodes, max_depth, n % 4 == 0);
+    const PrefixTree tree = SearchAfter(mixture, text, &heads, limits);
+    for (const std::int64_t token : tree.token_ids()) add(static_cast<std::uint64_t>(token));
+    for (const NodeNumber parent : tree.parents()) add(static_cast<std::uint64_t>(parent + 1));
+  }
+  CHECK(digest == 0xc22b8bc0a47ac0f7u);
+}
+
+TEST_CASE("mixture: batches and threads give what each text gives alone") {
+  Random random(8);
+  const auto mixture = MakeMixture(true);
+  std::vector<Ids> texts;
+  std::vector<Heads> heads;
+  std::vector<HeadCandidates> views;
+  std::vector<std::int32_t> depths;
+  for (int n = 0; n < 24; ++n) {
+    texts.push_back(RandomText(&random, 1 + Below(&random, 50)));
+    heads.emplace_back(&random);
+    depths.push_back(1 + static_cast<std::int32_t>(Below(&random, 6)));
+  }
+  for (const Heads& one : heads) views.push_back(one.view());
+  std::vector<std::unique_ptr<MixtureText>> of_texts;
+  std::vector<MixtureText*> pointers;
+  for (const Ids& text : texts) {
+    of_texts.push_back(std::make_unique<MixtureText>(mixture));
+    of_texts.back()->Append(text);
+    pointers.push_back(of_texts.back().get());
+  }
+  BatchLimits limits;
+  limits.max_nodes = 12;
+  limits.max_depths = depths;
+  for (const int threads : {1, 3}) {
+    const auto trees = SearchMixtures(pointers, views, limits, threads);
+    for (std::size_t n = 0; n < texts.size(); ++n) {
+      CHECK(IsEqual(trees[n], SearchAfter(mixture, texts[n], &heads[n], Limits(12, depths[n]))));
+    }
+  }
+}
+
+TEST_CASE("mixture: with sharp noise the tree begins with the target's sample") {
+  Random random(9);
+  const auto mixture = MakeMixture(true);
+  for (std::uint64_t key = 0; key < 50; ++key) {
+    const Ids text = RandomText(&random, 30);
+    const Heads heads(&random);
+    MixtureText of_text(mixture);
+    of_text.Append(text);
+    const PrefixTree sample = of_text.Sample(heads.view(), Limits(1, 5), 0.0, key);
+    const KnownNoise noise{key, text.size(), 40.0};
+    SearchLimits limits = Limits(3, 5);
+    limits.noise = &noise;
+    const PrefixTree tree = SearchAfter(mixture, text, &heads, limits);
+    CHECK(tree.token_ids()[1] == sample.token_ids()[1]);
+  }
+}
+
+TEST_CASE("mixture: forbidden tokens are never drafted, whatever proposes them") {
+  Random random(10);
+  const auto mixture = MakeMixture(true);
+  const AllowTokens allow = [](NodeNumber, const PrefixTree&, Span<std::int64_t> tokens) {
+    std::vector<bool> allowed;
+    for (const std::int64_t token : tokens) allowed.push_back(token % 2 == 0);
+    return allowed;
+  };
+  for (int n = 0; n < 50; ++n) {
+    const Heads heads(&random);
+    SearchLimits limits = Limits(20, 6);
+    limits.allow = &allow;
+    const PrefixTree tree = SearchAfter(mixture, RandomText(&random, 40), &heads, limits);
+    for (std::size_t node = 1; node < tree.size(); ++node) {
+      CHECK(tree.token_ids()[node] % 2 == 0);
+      CHECK(tree.nodes()[node].log_prob <= 0.0f);
+    }
+  }
+}
+
+TEST_CASE("mixture: a store drafts what other texts had, keeps its limit, and is shared") {
+  const auto store = std::make_shared<TextStore>(40);
+  const auto mixture = MakeMixture(false, store);
+  const std::vector<TokenId> text = {1, 2, 3, 4, 5, 6, 7, 8};
+  CHECK(SearchAfter(mixture, {2, 3, 4}, nullptr, Limits(4, 4)).size() == 1);
+  store->Add(text);
+  CHECK(SearchAfter(mixture, {2, 3, 4}, nullptr, Limits(4, 4)).token_ids() == Ids{4, 5, 6, 7, 8});
+  std::thread writer([&store, &text] {
+    for (int n = 0; n < 500; ++n) store->Add(text);
+  });
+  for (int n = 0; n < 500; ++n) {
+    CHECK(SearchAfter(mixture, {2, 3, 4}, nullptr, Limits(2, 2)).token_ids() == Ids{4, 5, 6});
+  }
+  writer.join();
+  CHECK(store->Tokens().size() == 40);
+  CHECK_THROWS_AS(TextStore(3), ValueError);
+  CHECK_THROWS_AS(store->Add(std::vector<TokenId>{-1}), ValueError);
+}
+
+}  // namespace
+}  // namespace lattice_bpd
