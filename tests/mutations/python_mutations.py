@@ -17,6 +17,7 @@ KEYS = "tests/python/test_sampling_keys.py"
 LIMITS = "tests/python/test_call_limits.py"
 LOSSLESS = "tests/python/test_decode_lossless.py"
 OPTIONS = "tests/python/test_command_options.py::test_every_option_is_passed_on"
+RECORDS = "tests/python/test_token_records.py"
 STOPS = "tests/python/test_stop_tokens.py"
 TARGETS = "tests/python/test_decode_targets.py"
 TEMPERATURE = "tests/python/test_temperature.py"
@@ -330,6 +331,43 @@ MUTATIONS = [
         BATCH_RULES,
         "rules[0].check.batch.finish()",
         "pass",
+    ),
+    (
+        "log probabilities are those before a sampling rule's temperature",
+        f"{DECODE}/state/token_records.py",
+        RECORDS,
+        "if distribution is not None:",
+        "if distribution is None and rule is self:",
+    ),
+    (
+        "log probabilities lack a decoded token that is not among the best",
+        f"{DECODE}/state/token_records.py",
+        RECORDS,
+        "        row.setdefault(token, float(every[token]))\n",
+        "",
+    ),
+    (
+        "recorded logits are those that a constraint and processors changed",
+        f"{DECODE}/state/token_records.py",
+        RECORDS,
+        "            self.scores.append(scores)\n",
+        "            self.scores.append(scores)\n"
+        "        if self.logits is not None:\n"
+        "            self.logits.append(scores)\n",
+    ),
+    (
+        "the scores of padding are those of the last token",
+        f"{DECODE}/huggingface/custom_generate.py",
+        RECORDS,
+        "use_cache=False)).logits[0, -count:]",
+        "use_cache=False)).logits[0, -1:].expand(count, -1)",
+    ),
+    (
+        "criteria get no scores",
+        f"{DECODE}/state/text_rules.py",
+        RECORDS,
+        "scores = None if self._records is None else self._records.scores",
+        "scores = None",
     ),
     (
         "logits processors run in reverse",

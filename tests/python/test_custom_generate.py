@@ -222,7 +222,7 @@ REFUSED = {
     "assistant_early_exit": {"assistant_early_exit": 1},
     "use_mtp": {"use_mtp": True},
     "prefill_chunk_size": {"prefill_chunk_size": 2},
-    "output_scores": {"output_scores": True, "return_dict_in_generate": True},
+    "output_attentions": {"output_attentions": True, "return_dict_in_generate": True},
     "position_ids": {"position_ids": torch.tensor([[4, 5, 6]])},
 }
 

@@ -29,8 +29,6 @@ _REFUSED = {
     "prefill_chunk_size": "chunked prefill",
     "constraints": "constrained beam search",
     "force_words_ids": "constrained beam search",
-    "output_scores": "scores of each step",
-    "output_logits": "logits of each step",
     "output_attentions": "attentions of each step",
     "output_hidden_states": "hidden states of each step",
 }

@@ -47,12 +47,15 @@ from lattice_bpd.decode.loop.prompts import check_prompts
 from lattice_bpd.decode.state.batch_rules import rules_of_rows
 from lattice_bpd.decode.state.heads import HeadsOrCallable
 from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.state.token_records import TokenRecords
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
+from lattice_bpd.models.lm_call import build_inputs
 from lattice_bpd.verify.acceptance.rule import Acceptance
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 
 _WHERE = "CustomGenerate"
+_RECORDED = ("scores", "logits")  # outputs of each step that `generate` may return
 
 
 class CustomGenerate:
@@ -132,7 +135,8 @@ class CustomGenerate:
             model_kwargs: attention_mask, pixel_values and other model inputs.
 
         Returns:
-            (B, T + new) int64, or a GenerateDecoderOnlyOutput with it.
+            (B, T + new) int64; with return_dict_in_generate a GenerateDecoderOnlyOutput with it,
+            and with (B, V) float32 of each step for output_scores and output_logits.
 
         Raises:
             ValueError: a setting, input or processor that cannot be honored.
@@ -158,10 +162,13 @@ class CustomGenerate:
             rules = rules_of_rows(
                 input_ids, limit, logits_processor, stopping_criteria, generation_config
             )
+            wanted = [name for name in _RECORDED if _returns(generation_config, name)]
+            records = [TokenRecords(**dict.fromkeys(wanted, True)) for _ in rules]
             options = Options(
                 limits=[limit] * len(rules),
                 limited_by_positions=[False] * len(rules),
                 rules=rules,
+                records=records if wanted else None,
                 stop_token_ids=rules[0].end_token_ids,
                 constraint=self.constraint,
                 layout=self.layout,
@@ -176,9 +183,13 @@ class CustomGenerate:
         sequences = _append(
             input_ids, [result.token_ids for result in self.results], generation_config
         )
-        if generation_config.return_dict_in_generate:
-            return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
-        return sequences
+        if not generation_config.return_dict_in_generate:
+            return sequences
+        if wanted:
+            new = sequences[:, input_ids.shape[1] :]
+            self._record_padding(drafting, input_ids, model_kwargs, new, records)
+        outputs = {name: _by_step([getattr(row, name) for row in records]) for name in wanted}
+        return GenerateDecoderOnlyOutput(sequences=sequences, **outputs)  # type: ignore[arg-type]
 
     def _decode(
         self,
@@ -208,6 +219,39 @@ class CustomGenerate:
         else:
             check_positions(rows, model_kwargs)
         return run_loop(drafting, prompts, [drafter] * len(rows), options)
+
+    @torch.inference_mode()
+    def _record_padding(
+        self,
+        drafting: DraftingModel,
+        input_ids: Tensor,
+        model_kwargs: dict[str, Any],
+        new: Tensor,
+        records: list[TokenRecords],
+    ) -> None:
+        """Record the padding of texts that ended first: `generate` reads it in the batch.
+
+        Args:
+            drafting: the target.
+            input_ids: (B, T) int64.
+            model_kwargs: what `generate` prepared.
+            new: (B, m) int64, decoded tokens and padding.
+            records: of each text.
+        """
+        base: Any = drafting.target.base
+        rows = _visible_rows(drafting, input_ids, model_kwargs)
+        for row, tokens, record, result in zip(rows, new, records, self.results, strict=True):
+            count = len(tokens) - len(result.token_ids)
+            if count == 0 or record.selector is None:
+                continue
+            if needs_prefill(base, model_kwargs):  # padding after an image is not read again
+                logits = torch.full((count, drafting.vocab_size), torch.nan)
+            else:
+                ids = torch.cat([row, tokens[:-1]])[None]
+                logits = base(**build_inputs(base, ids, use_cache=False)).logits[0, -count:]
+            for step, token in zip(logits, tokens[-count:].tolist(), strict=True):
+                record.selector.pad(step, token)
+                record.add_logits(step)
 
     def _rule(self, config: GenerationConfig, count: int) -> Acceptance:
         """The given acceptance rule, else greedy or sampling."""
@@ -249,6 +293,16 @@ def _visible_rows(
 def _max_length(criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
     limits = [int(c.max_length) for c in criteria if isinstance(c, MaxLengthCriteria)]
     return min(limits) if limits else int(config.max_length or 20)
+
+
+def _returns(config: GenerationConfig, name: str) -> bool:
+    """Whether `generate` returns an output of each step."""
+    return bool(config.return_dict_in_generate and getattr(config, f"output_{name}"))
+
+
+def _by_step(records: list[list[Tensor]]) -> tuple[Tensor, ...]:
+    """(B, V) of each step, from the (V,) of the steps of each of B texts."""
+    return tuple(torch.stack(rows) for rows in zip(*records, strict=True))
 
 
 def _append(input_ids: Tensor, decoded: list[list[int]], config: GenerationConfig) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from lattice_bpd.arguments import errors_named
+from lattice_bpd.arguments import check_int, errors_named
 from lattice_bpd.decode.constraint.protocol import Constraint
 from lattice_bpd.decode.drafters.call_costs import costs_of
 from lattice_bpd.decode.drafters.drafter import Drafter
@@ -28,6 +28,7 @@ from lattice_bpd.decode.loop.decode import decode_prompts
 from lattice_bpd.decode.loop.loop import DecodeResult
 from lattice_bpd.decode.state.heads import HeadsOrCallable
 from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.state.token_records import TokenRecords
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig, check_used
 from lattice_bpd.verify.acceptance.rule import Acceptance
@@ -50,6 +51,7 @@ def generate(
     acceptance: Acceptance | None = None,
     constraint: Constraint | None = None,
     certificate: bool | str = False,
+    logprobs: int | None = None,
     layout: str = "auto",
     streamer: Any = None,
     **options: Any,
@@ -101,6 +103,10 @@ def generate(
             own Constraint. The output is greedy among the allowed tokens.
         certificate: record every token's margin, and check tokens that rounding could have changed
             by plain calls; see `Certificate`. For the exact rule only.
+        logprobs: k; `result.logprobs` has {token id: log probability} for each decoded token: the
+            k most likely tokens, best first, and the decoded token. The distribution is that which
+            the token was selected from: after a constraint, processors, and temperature, top-k,
+            .. of a sampling rule. None: not recorded.
         layout: verification layout: "auto", "tree", "rows", or "chain" for one draft in each step;
             see docs/exactness.md.
         streamer: of `transformers`, for one prompt; receives the prompt, then each token, then the
@@ -126,6 +132,8 @@ def generate(
         target = DraftingModel(model, heads)
         if max_new_tokens is not None:
             check_max_new_tokens(max_new_tokens)
+        if logprobs is not None:
+            logprobs = check_int("generate: logprobs", logprobs, 0, target.vocab_size)
         if stop_token_ids is not None:
             stop_token_ids = check_stop_tokens(stop_token_ids, target.vocab_size)
         request = Request(
@@ -135,6 +143,9 @@ def generate(
         decoding = {
             "layout": layout, "streamer": streamer, "certificate": certificate,
             "constraint": constraint,
+            "records": logprobs if logprobs is None else [
+                TokenRecords(logprobs=logprobs) for _ in texts
+            ],
         }  # fmt: skip
         config = read_config("generate", drafter, options, lm=lm, draft_model=draft_model)
         if config is None:
@@ -216,7 +227,7 @@ def _make_oracles(
     request: Request, config: DraftConfig, sources: DraftSources, decoding: dict[str, Any]
 ) -> list[Drafter]:
     """A drafter for each prompt that drafts its greedy output."""
-    silent = {**decoding, "streamer": None, "certificate": False}
+    silent = {**decoding, "streamer": None, "certificate": False, "records": None}
     prompts, settings = request.prepare(silent)
     greedy = make_drafter(replace(config, strategy="greedy"))
     outputs: list[DecodeResult] = decode_prompts(request.model, prompts, greedy, settings)

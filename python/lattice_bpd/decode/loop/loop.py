@@ -30,6 +30,7 @@ from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.decode.state.text_rules import TextRules
+from lattice_bpd.decode.state.token_records import RecordingSelector, TokenRecords
 from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.recurrent import RecurrentCache
@@ -52,6 +53,8 @@ class DecodeResult:
         certificate: margins and checked positions, if requested.
         notes: deviations from the requested options, a sentence each.
         text: the decoded tokens as text, if a tokenizer was given.
+        logprobs: for each decoded token {token id: log probability}, see `generate`; None: not
+            requested.
     """
 
     token_ids: list[int]
@@ -62,6 +65,7 @@ class DecodeResult:
     certificate: Certificate | None = None
     notes: list[str] = field(default_factory=list)
     text: str | None = None
+    logprobs: list[dict[int, float]] | None = None
 
 
 @dataclass
@@ -80,6 +84,7 @@ class Options:
         prefill: reads the prompts instead of the target's `read_prompts`; takes the cache to fill,
             or None, and returns the same as `read_prompts`.
         selectors: one for each sequence, instead of the acceptance rule's.
+        records: of each sequence, filled by the loop; None: nothing is recorded.
         constraint: constraint on the new tokens; None: no constraint.
         static_cache: use a KV cache of fixed size, for compiled targets.
         max_draft_nodes: most draft tokens of a call, for which a static cache needs capacity.
@@ -99,6 +104,7 @@ class Options:
     rules: list[TextRules] | None = None
     prefill: Callable[[Any], tuple[TargetOutput, Any]] | None = None
     selectors: list[TokenSelector] | None = None
+    records: list[TokenRecords] | None = None
     constraint: Constraint | None = None
     static_cache: bool = False
     max_draft_nodes: int = 256
@@ -222,7 +228,10 @@ def run_loop(
         constrained = start_constrained(
             options.constraint, options.stop_token_ids, inner or [None] * len(prompts.tokens)
         )
-    options = replace(options, selectors=inner if constrained is None else [*constrained])
+    outer: Sequence[TokenSelector] | None = constrained or inner
+    if outer is not None:
+        outer = _recording(outer, options.records)
+    options = replace(options, selectors=outer)
     seconds: dict[str, float] = {}
     clock = DecodeStats(seconds=seconds)
     with clock.stage("total"):
@@ -253,15 +262,35 @@ def run_loop(
 
 def _start_selectors(options: Options, prompts: Prompts) -> list[TokenSelector] | None:
     """One for each sequence; None: argmax."""
-    if options.certificate:
-        return [MarginSelector() for _ in prompts.tokens]
     if options.selectors is not None:
         return options.selectors
-    started = [options.acceptance.start(n, tokens) for n, tokens in enumerate(prompts.tokens)]
-    if options.rules is not None and not all(rules.is_plain for rules in options.rules):
-        pairs = zip(options.rules, started, strict=True)
-        return [rules.start(selector) for rules, selector in pairs]
+    started: list[TokenSelector | None] = [
+        MarginSelector() if options.certificate else options.acceptance.start(number, tokens)
+        for number, tokens in enumerate(prompts.tokens)
+    ]
+    rules = options.rules
+    if options.records is not None:
+        if rules is None:
+            pairs = zip(prompts.tokens, options.limits, strict=True)
+            rules = [TextRules.plain(tokens, limit) for tokens, limit in pairs]
+        texts = zip(rules, started, options.records, strict=True)
+        return [text_rules.start(selector, record) for text_rules, selector, record in texts]
+    if rules is not None and not all(text_rules.is_plain for text_rules in rules):
+        both = zip(rules, started, strict=True)
+        return [text_rules.start(selector) for text_rules, selector in both]
     return [selector for selector in started if selector is not None] or None
+
+
+def _recording(
+    selectors: Sequence[TokenSelector], records: list[TokenRecords] | None
+) -> list[TokenSelector]:
+    """The selectors, with those of texts whose logits are recorded wrapped."""
+    if records is None:
+        return [*selectors]
+    return [
+        selector if record.logits is None else RecordingSelector(selector, record)
+        for selector, record in zip(selectors, records, strict=True)
+    ]
 
 
 def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
@@ -270,7 +299,7 @@ def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
     shares = {name: value / len(states) for name, value in run.seconds.items()}
     shapes = {("prompt", len(states), max(prompts.lengths)), *run.shapes}
     results = []
-    for state, prompt in zip(states, prompts.tokens, strict=True):
+    for number, (state, prompt) in enumerate(zip(states, prompts.tokens, strict=True)):
         state.stats.seconds = dict(shares)
         state.stats.count_relaxed(getattr(state.selector, "regrets", ()))
         result = DecodeResult(
@@ -281,12 +310,16 @@ def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
                 f"{state.stats.flattened_trees} draft trees were verified as their best chain: "
                 f"{run.model.target.refuses_tree()}"
             )
-        if isinstance(state.selector, MarginSelector):
+        if run.options.records is not None:
+            logprobs = run.options.records[number].logprobs
+            result.logprobs = None if logprobs is None else logprobs[: len(result.token_ids)]
+        margins = getattr(state.selector, "selector", state.selector)
+        if isinstance(margins, MarginSelector):
             result.certificate = certify(
                 run.model,
                 prompt,
                 result.token_ids,
-                state.selector,
+                margins,
                 shapes,
                 len(states),
                 state.source,

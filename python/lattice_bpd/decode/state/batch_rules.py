@@ -123,6 +123,8 @@ class BatchCheck:
         self._steps: list[deque[_Step]] = [deque() for _ in input_ids]
         self._last: list[Tensor | None] = [None] * len(input_ids)
         self._ended = [False] * len(input_ids)
+        records = config.return_dict_in_generate and config.output_scores
+        self._scores: Any = () if records else None  # what `generate` passes to criteria
 
     def add(self, number: int, step: _Step) -> None:
         """Add a step of a row.
@@ -167,10 +169,12 @@ class BatchCheck:
         logits = torch.stack([torch.zeros_like(some) if row is None else row for row in self._last])
         ids: Any = self._ids.clone()
         scores = self._processors(ids, logits)
+        if self._scores is not None:
+            self._scores += (scores,)
         tokens = [self._fill if step is None else step.token for step in steps]
         self._ids = torch.cat([self._ids, self._ids.new_tensor(tokens)[:, None]], dim=1)
         ids = self._ids.clone()
-        ended = self._criteria(ids, None)
+        ended = self._criteria(ids, self._scores)
         for number, step in enumerate(steps):
             if step is None:
                 continue

@@ -26,6 +26,7 @@ from lattice_bpd.verify.verification import DraftCandidates, TokenSelector
 
 if TYPE_CHECKING:
     from lattice_bpd.decode.state.batch_rules import RowCheck
+    from lattice_bpd.decode.state.token_records import TokenRecords
 
 # Sampling settings; without sampling transformers only warns about them.
 _SAMPLING = (
@@ -64,6 +65,13 @@ class TextRules:
     inputs: dict[str, Any] = field(default_factory=dict)
     check: RowCheck | None = None
 
+    @classmethod
+    def plain(cls, prompt: Sequence[int], max_new_tokens: int) -> TextRules:
+        """No processors and no criteria."""
+        config = GenerationConfig()  # type: ignore[no-untyped-call]
+        ids = torch.tensor(prompt)
+        return cls(ids, max_new_tokens, LogitsProcessorList(), StoppingCriteriaList(), config)
+
     @property
     def end_token_ids(self) -> frozenset[int]:
         """The tokens that end the text."""
@@ -76,9 +84,11 @@ class TextRules:
         kinds = (MaxLengthCriteria, EosTokenCriteria)
         return len(self.processors) == 0 and all(isinstance(c, kinds) for c in self.criteria)
 
-    def start(self, selector: TokenSelector | None) -> ProcessedSelector:
+    def start(
+        self, selector: TokenSelector | None, records: TokenRecords | None = None
+    ) -> ProcessedSelector:
         """Wrap the selector of an acceptance rule; None: argmax."""
-        return ProcessedSelector(self, selector)
+        return ProcessedSelector(self, selector, records)
 
 
 class ProcessedSelector:
@@ -90,14 +100,22 @@ class ProcessedSelector:
     Args:
         rules: processors and criteria.
         selector: of the acceptance rule, called with processed logits; None: argmax.
+        records: of the text, which are filled; None: nothing is recorded.
 
     Attributes:
         selector: see Args.
         ended: whether a criterion was met.
     """
 
-    def __init__(self, rules: TextRules, selector: TokenSelector | None) -> None:
-        self.selector, self.ended = selector, False
+    def __init__(
+        self,
+        rules: TextRules,
+        selector: TokenSelector | None,
+        records: TokenRecords | None = None,
+    ) -> None:
+        self.selector, self.ended, self._records = selector, False, records
+        if records is not None:
+            records.selector = self
         self._processors, self._criteria = rules.processors, rules.criteria
         self._check = rules.check
         self._length = len(rules.prompt)
@@ -126,13 +144,22 @@ class ProcessedSelector:
             token = self.selector.choose(processed, candidates)
         if token is None:
             return None
-        self._ids[0, self._length] = token
-        self._length += 1
+        self._append(processed, token)
         self.ended = self._is_ended()
         if self._check is not None:
             raw = logits.to(processed.device, torch.float32, copy=True)
             self._check.add(raw, processed, token, ended=self.ended)
         return token
+
+    def pad(self, logits: Tensor, token: int) -> None:
+        """Process the logits after a token of an ended text, as `generate` does, and append one."""
+        self._append(self._process(logits), token)
+
+    def _append(self, processed: Tensor, token: int) -> None:
+        if self._records is not None:
+            self._records.add(processed, token, self.selector)
+        self._ids[0, self._length] = token
+        self._length += 1
 
     def _process(self, logits: Tensor) -> Tensor:
         """(V,) float32, the processed logits."""
@@ -143,7 +170,12 @@ class ProcessedSelector:
 
     def _is_ended(self) -> bool:
         with self._called_on_row():
-            return bool(self._criteria(self._prefix(), None).all())
+            return bool(self._criteria(self._prefix(), self._recorded()).all())
+
+    def _recorded(self) -> Any:
+        """The scores of all steps, (1, V) each, as `generate` passes them to criteria, or None."""
+        scores = None if self._records is None else self._records.scores
+        return None if scores is None else tuple(row[None] for row in scores)
 
     def _prefix(self) -> Any:
         """(1, T) int64, prompt and decoded tokens, a copy."""

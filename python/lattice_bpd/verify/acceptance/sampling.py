@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from lattice_bpd import _core
@@ -87,8 +88,13 @@ class _TextState:
 
     ended = False
 
-    def __init__(self, warp: Warp, key: int) -> None:
+    def __init__(self, warp: Warp, key: int, *, is_warped: bool = False) -> None:
         self.warp, self.key, self.position = warp, key, 0
+        self._applied = Warp() if is_warped else warp
+
+    def distribution(self, logits: Tensor) -> npt.NDArray[np.float32]:
+        """(V,) logits of the distribution that tokens are sampled from, of the target's (V,)."""
+        return self._applied.apply(logits)
 
 
 class Sampled(_Sampling):
@@ -134,13 +140,9 @@ class SampledSelector(_TextState):
         position: tokens sampled so far, the position of the next one.
     """
 
-    def __init__(self, warp: Warp, key: int, *, is_warped: bool = False) -> None:
-        super().__init__(warp, key)
-        self._applied = Warp() if is_warped else warp
-
     def choose(self, logits: Tensor, candidates: DraftCandidates) -> int:  # noqa: ARG002
         """See `lattice_bpd.verify.verification.TokenSelector`."""
-        token = _core.sample_token(self._applied.apply(logits), 1.0, self.key, self.position)
+        token = _core.sample_token(self.distribution(logits), 1.0, self.key, self.position)
         self.position += 1
         return token
 
@@ -235,7 +237,7 @@ class RejectionSelector(_TextState):
         draws = [] if sampled_from is None else candidates.token_ids
         token_ids, probabilities = ((), ()) if sampled_from is None else sampled_from
         token = _core.rejection_sample(
-            self.warp.apply(logits),
+            self.distribution(logits),
             np.array(draws, np.int32),
             np.asarray(token_ids, np.int32),
             np.asarray(probabilities, np.float64),

@@ -1,0 +1,293 @@
+"""Scores, logits and log probabilities are those of plain decoding."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+import seq2seq_models
+import target_models
+import vision_models
+from blockwise_models import VOCAB, model_of
+from lattice_bpd import DraftConfig
+from lattice_bpd.decode import CustomGenerate, generate
+from lattice_bpd.verify.acceptance import Rejection, Sampled, TopKMatch
+from vision_models import IMAGE
+
+EOS, NEW = 7, 18
+BOTH = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+SETTINGS = {
+    "plain": {},
+    "processed": {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "suppress_tokens": [3, 5]},
+    "ends": {"eos_token_id": [EOS, 12, 30], "pad_token_id": 0, "min_new_tokens": 2},
+}
+
+
+def batch(count: int = 3, seed: int = 1) -> dict[str, torch.Tensor]:
+    """Prompts of several lengths, padded on the left."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, VOCAB, (count, 9), generator=generator)
+    mask = (torch.arange(9) >= torch.tensor([[0], [4], [6]])[:count]).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def method(kind: str, strategy: str = "tree", **options) -> CustomGenerate:
+    config = DraftConfig(strategy, top_k=6, max_nodes=12, num_drafts=4)
+    return CustomGenerate(model_of(kind).head_logits, config, **options)
+
+
+def close(ours: torch.Tensor, plain: torch.Tensor) -> bool:
+    return ours.dtype == plain.dtype and torch.allclose(ours, plain, atol=2e-4)
+
+
+def assert_same_output(ours, plain) -> None:
+    """All fields of two outputs of `generate`."""
+    assert type(ours) is type(plain)
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    for name in ("scores", "logits"):
+        steps, expected = getattr(ours, name), getattr(plain, name)
+        if expected is None:
+            assert steps is None
+            continue
+        assert type(steps) is tuple
+        assert len(steps) == len(expected) == ours.sequences.shape[1] - 9
+        for step, other in zip(steps, expected, strict=True):
+            assert step.shape == other.shape
+            assert close(step, other)
+
+
+@pytest.mark.parametrize("kind", ["trained", "llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_scores_and_logits_of_custom_generate(kind, case, count):
+    base, inputs = model_of(kind).base, batch(count)
+    settings = {"max_new_tokens": NEW, "pad_token_id": 0, **SETTINGS[case], **BOTH}
+    if case == "ends":
+        new = base.generate(**inputs, max_new_tokens=NEW, pad_token_id=0)[:, 9:]
+        others = set(new[1:].flatten().tolist()) - {int(new[0, -1])}
+        settings["eos_token_id"] = next(n for n in [*new[0, 2:].tolist(), 1] if n not in others)
+    plain = base.generate(**inputs, **settings)
+    if case == "ends" and count > 1 and kind != "gemma2":  # else no padding is tested
+        new = plain.sequences[:, 9:]
+        assert any(int((row != 0).sum()) < new.shape[1] for row in new)
+    for options in ({"layout": "rows"}, {"layout": "auto"}, {"strategy": "greedy"}):
+        own = method(kind, **options)
+        assert_same_output(base.generate(**inputs, custom_generate=own, **settings), plain)
+        assert own.results[0].logprobs is None
+
+
+@pytest.mark.parametrize("wanted", [("output_scores",), ("output_logits",), ()])
+def test_only_what_is_asked_for_is_returned(wanted):
+    base = model_of("trained").base
+    settings = {"max_new_tokens": NEW, "return_dict_in_generate": True, "pad_token_id": 0}
+    settings |= dict.fromkeys(wanted, True)
+    plain = base.generate(**batch(), **settings)
+    assert_same_output(
+        base.generate(**batch(), custom_generate=method("trained"), **settings), plain
+    )
+    del settings["return_dict_in_generate"]
+    assert isinstance(base.generate(**batch(), custom_generate=method("trained"), **settings),
+                      torch.Tensor)  # fmt: skip
+
+
+def test_transition_scores_of_transformers():
+    base = model_of("trained").base
+    settings = {"max_new_tokens": NEW, "pad_token_id": 0, **SETTINGS["processed"], **BOTH}
+    scores = []
+    for own in (None, method("trained")):
+        output = base.generate(**batch(), custom_generate=own, **settings)
+        scores.append(
+            base.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
+        )
+    assert torch.allclose(*scores, atol=2e-4)
+
+
+class Stateful(LogitsProcessor):
+    """Its effect grows with its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, _input_ids, scores):
+        self.calls += 1
+        return scores + self.calls * torch.linspace(-1, 1, VOCAB)
+
+
+class Unsure(StoppingCriteria):
+    """Ends a text at the third token whose best probability is below a half."""
+
+    def __call__(self, _input_ids, scores, **_):
+        best = torch.stack(scores).softmax(dim=-1).amax(dim=-1)
+        return (best < 0.5).sum(dim=0) >= 3
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_processors_and_criteria_of_ones_own(count):
+    base, outputs = model_of("trained").base, []
+    for own in (None, method("trained")):
+        outputs.append(
+            base.generate(
+                **batch(count), custom_generate=own, logits_processor=[Stateful()],
+                stopping_criteria=[Unsure()], max_new_tokens=NEW, eos_token_id=EOS,
+                pad_token_id=0, **BOTH,
+            )
+        )  # fmt: skip
+    assert_same_output(outputs[1], outputs[0])
+
+
+def test_sampled_scores_are_the_models_own_after_the_warpers():
+    base, inputs = model_of("llama").base, batch(1)
+    torch.manual_seed(4)
+    output = base.generate(
+        **inputs, custom_generate=method("llama"), do_sample=True, temperature=0.7, top_k=9,
+        top_p=0.8, max_new_tokens=NEW, **BOTH,
+    )  # fmt: skip
+    logits = base(output.sequences[:, :-1]).logits[0, 8:]
+    warpers = LogitsProcessorList(
+        [TemperatureLogitsWarper(0.7), TopKLogitsWarper(9), TopPLogitsWarper(0.8)]
+    )
+    assert close(torch.cat(output.logits), logits)
+    assert close(torch.cat(output.scores), warpers(output.sequences, logits))
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "paligemma"])
+def test_a_prompt_with_an_image(kind):
+    base = vision_models.build_vision_model(kind)
+    inputs = vision_models.image_inputs(kind, [[5, IMAGE, 7], [8, IMAGE, 9]])
+    settings = {"max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": None, **BOTH}
+    plain = base.generate(**inputs, **settings)
+    own = CustomGenerate(drafter="lookup")
+    ours = base.generate(**inputs, custom_generate=own, **settings)
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    for name in ("scores", "logits"):
+        pairs = zip(getattr(ours, name), getattr(plain, name), strict=True)
+        assert all(close(*pair) for pair in pairs)
+    # one text ends first: its padding is not read again
+    new = plain.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+    settings["eos_token_id"] = next(token for token in new[0] if token not in new[1])
+    plain = base.generate(**inputs, **settings)
+    ours = base.generate(**inputs, custom_generate=own, **settings)
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    for step, (mine, other) in enumerate(zip(ours.logits, plain.logits, strict=True)):
+        for row, result in enumerate(own.results):
+            if step < len(result.token_ids):
+                assert close(mine[row], other[row])
+            else:
+                assert bool(mine[row].isnan().all())
+
+
+def assert_logprobs(result, scores: torch.Tensor, count: int) -> None:
+    """Compare with (m, V) scores."""
+    assert len(result.logprobs) == len(result.token_ids) <= len(scores)
+    for row, token, step in zip(result.logprobs, result.token_ids, scores, strict=False):
+        expected = step.float().log_softmax(dim=-1)
+        best = expected.topk(count)
+        assert list(row) == [*best.indices.tolist(), *({token} - set(best.indices.tolist()))]
+        values = expected[list(row)]
+        assert torch.allclose(torch.tensor(list(row.values())), values, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["trained", "llama", "mistral"])
+@pytest.mark.parametrize("case", SETTINGS)
+def test_logprobs_of_generate(kind, case):
+    base, inputs = model_of(kind).base, batch()
+    config = GenerationConfig(**SETTINGS[case])
+    for layout in ("rows", "auto"):
+        results = generate(
+            base, **inputs, heads=model_of(kind).head_logits, logprobs=4, layout=layout,
+            generation_config=config, max_new_tokens=NEW, max_nodes=12,
+        )  # fmt: skip
+        for number, result in enumerate(results):
+            row = {name: values[number : number + 1] for name, values in inputs.items()}
+            plain = base.generate(**row, generation_config=config, max_new_tokens=NEW, **BOTH)
+            assert plain.sequences[0, 9:].tolist() == result.token_ids
+            assert_logprobs(result, torch.cat(plain.scores), 4)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["greedy", "bpd", "tree", "p_best", "lookup", "oracle", "auto"]
+)
+def test_logprobs_of_each_strategy_and_count(strategy):
+    base, prompt = model_of("trained").base, batch()["input_ids"][0]
+    heads = None if strategy in ("lookup", "greedy") else model_of("trained").head_logits
+    plain = base.generate(prompt[None], max_new_tokens=NEW, **BOTH)
+    for count in (0, 1, VOCAB):
+        result = generate(base, prompt, strategy, heads=heads, max_new_tokens=NEW, logprobs=count)
+        assert plain.sequences[0, 9:].tolist() == result.token_ids
+        assert_logprobs(result, torch.cat(plain.scores), count)
+    plain_result = generate(base, prompt, strategy, heads=heads, max_new_tokens=NEW)
+    assert plain_result.logprobs is None
+    assert plain_result.token_ids == result.token_ids
+
+
+@pytest.mark.parametrize("rule", [Sampled, Rejection])
+def test_logprobs_of_samples(rule):
+    base, prompt = model_of("llama").base, batch()["input_ids"][0]
+    acceptance = rule(0.7, top_k=9, top_p=0.8, seed=3)
+    options = {"heads": model_of("llama").head_logits, "acceptance": acceptance}
+    result = generate(base, prompt, "sampled", logprobs=3, max_new_tokens=NEW, **options)
+    silent = generate(base, prompt, "sampled", max_new_tokens=NEW, **options)
+    assert silent.token_ids == result.token_ids
+    text = torch.cat([prompt, torch.tensor(result.token_ids)])[None]
+    warpers = LogitsProcessorList(
+        [TemperatureLogitsWarper(0.7), TopKLogitsWarper(9), TopPLogitsWarper(0.8)]
+    )
+    scores = warpers(text, base(text[:, :-1]).logits[0, 8:])
+    for row, token, step in zip(result.logprobs, result.token_ids, scores, strict=True):
+        expected = step.log_softmax(dim=-1)
+        assert token in row
+        values = torch.tensor(list(row.values()))
+        assert torch.allclose(values, expected[list(row)], atol=2e-4)
+        assert torch.allclose(values[:3], expected.topk(3).values, atol=2e-4)
+
+
+def test_logprobs_with_a_lossy_rule_and_a_certificate():
+    base, prompt = model_of("trained").base, batch()["input_ids"][0]
+    heads = model_of("trained").head_logits
+    lossy = generate(
+        base, prompt, heads=heads, acceptance=TopKMatch(4), logprobs=2, max_new_tokens=NEW
+    )
+    text = torch.cat([prompt, torch.tensor(lossy.token_ids)])[None]
+    assert_logprobs(lossy, base(text[:, :-1]).logits[0, 8:], 2)
+    silent = generate(base, prompt, heads=heads, acceptance=TopKMatch(4), max_new_tokens=NEW)
+    assert (silent.token_ids, silent.stats.regret) == (lossy.token_ids, lossy.stats.regret)
+    certified = generate(
+        base, prompt, heads=heads, certificate=True, logprobs=2, max_new_tokens=NEW
+    )
+    assert certified.certificate.verdict == "lossless"
+    assert_logprobs(certified, torch.cat(base.generate(prompt[None], max_new_tokens=NEW,
+                                                       **BOTH).scores), 2)  # fmt: skip
+
+
+def test_logprobs_of_other_targets():
+    model = seq2seq_models.build("bart")
+    sources = seq2seq_models.sources(2, seed=5)
+    for source, result in zip(sources, generate(model, sources, "lookup", logprobs=2,
+                                                max_new_tokens=8), strict=True):  # fmt: skip
+        plain = model.generate(torch.tensor([source]), max_new_tokens=8, num_beams=1, **BOTH)
+        assert plain.sequences[0, -len(result.token_ids) :].tolist() == result.token_ids
+        assert_logprobs(result, torch.cat(plain.scores), 2)
+    model = target_models.build_target("mamba")
+    prompt = [5, 9, 3, 5, 9]
+    result = generate(model, prompt, "lookup", logprobs=2, max_new_tokens=12)
+    plain = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, **BOTH)
+    assert_logprobs(result, torch.cat(plain.scores), 2)
+
+
+@pytest.mark.parametrize("value", [-1, 2.5, True, "3", VOCAB + 1])
+def test_what_is_not_a_count(value):
+    base, prompt = model_of("trained").base, batch()["input_ids"][0]
+    with pytest.raises((TypeError, ValueError), match=r"generate: logprobs is .*; expected"):
+        generate(base, prompt, "greedy", logprobs=value)
