@@ -168,7 +168,7 @@ def test_a_prompt_with_an_image(kind):
     inputs = vision_models.image_inputs(kind, [[5, IMAGE, 7], [8, IMAGE, 9]])
     settings = {"max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": None, **BOTH}
     plain = base.generate(**inputs, **settings)
-    own = CustomGenerate(drafter="lookup")
+    own = CustomGenerate(drafter="mixture")
     ours = base.generate(**inputs, custom_generate=own, **settings)
     assert ours.sequences.tolist() == plain.sequences.tolist()
     for name in ("scores", "logits"):
@@ -216,12 +216,10 @@ def test_logprobs_of_generate(kind, case):
             assert_logprobs(result, torch.cat(plain.scores), 4)
 
 
-@pytest.mark.parametrize(
-    "strategy", ["greedy", "bpd", "tree", "p_best", "lookup", "oracle", "auto"]
-)
+@pytest.mark.parametrize("strategy", ["greedy", "bpd", "tree", "p_best", "mixture", "oracle"])
 def test_logprobs_of_each_strategy_and_count(strategy):
     base, prompt = model_of("trained").base, batch()["input_ids"][0]
-    heads = None if strategy in ("lookup", "greedy") else model_of("trained").head_logits
+    heads = None if strategy in ("mixture", "greedy") else model_of("trained").head_logits
     plain = base.generate(prompt[None], max_new_tokens=NEW, **BOTH)
     for count in (0, 1, VOCAB):
         result = generate(base, prompt, strategy, heads=heads, max_new_tokens=NEW, logprobs=count)
@@ -274,14 +272,14 @@ def test_logprobs_with_a_lossy_rule_and_a_certificate():
 def test_logprobs_of_other_targets():
     model = seq2seq_models.build("bart")
     sources = seq2seq_models.sources(2, seed=5)
-    for source, result in zip(sources, generate(model, sources, "lookup", logprobs=2,
+    for source, result in zip(sources, generate(model, sources, "mixture", logprobs=2,
                                                 max_new_tokens=8), strict=True):  # fmt: skip
         plain = model.generate(torch.tensor([source]), max_new_tokens=8, num_beams=1, **BOTH)
         assert plain.sequences[0, -len(result.token_ids) :].tolist() == result.token_ids
         assert_logprobs(result, torch.cat(plain.scores), 2)
     model = target_models.build_target("mamba")
     prompt = [5, 9, 3, 5, 9]
-    result = generate(model, prompt, "lookup", logprobs=2, max_new_tokens=12)
+    result = generate(model, prompt, "mixture", logprobs=2, max_new_tokens=12)
     plain = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, **BOTH)
     assert_logprobs(result, torch.cat(plain.scores), 2)
 
