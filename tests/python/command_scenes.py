@@ -133,8 +133,8 @@ class SavedLm(Stub):
 
 def certificate(note: Callable[..., None]) -> Any:
     return SimpleNamespace(
-        verdict="lossless", margins=[1.0], bounds=[0.5], checked=[], token_ids=[1], plain_calls=0,
-        save=lambda path: note("certificate.save", path=path),
+        verdict="lossless", difference=0.1, noise=SimpleNamespace(logit_bound=0.5), differing=[],
+        token_ids=[1], save=lambda path: note("certificate.save", path=path),
     )  # fmt: skip
 
 
@@ -231,7 +231,9 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 ),
                 "lattice_bpd.cli.files.load_causal_lm": Stub("model"),
                 "lattice_bpd.decode.DraftingModel": Stub("drafting"),
-                "lattice_bpd.decode.certificate.plain_calls.disagreeing_positions": returns([]),
+                "lattice_bpd.decode.certificate.certificate.check_text": returns(
+                    (SimpleNamespace(differing=[]), None)
+                ),
             },
         ),
         "evaluate": Scene(

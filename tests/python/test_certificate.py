@@ -1,4 +1,4 @@
-"""Lossless certificates: bounds against all measured differences, verdicts, files."""
+"""Certificates: differences and noise against plain forwards, verdicts, files."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import pytest
 
 pytest.importorskip("torch")
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
-from blockwise_models import ARCHITECTURES, VOCAB, model_of
-from lattice_bpd.decode import CertificateError, Drafter, decode, generate
+from blockwise_models import ARCHITECTURES, CACHE_NAME, VOCAB, model_of
+from lattice_bpd.decode import Certificate, CertificateError, Drafter, decode, generate
 from lattice_bpd.decode.certificate import CheckedPosition
 from lattice_bpd.decode.certificate import certificate as certificates
-from lattice_bpd.decode.certificate.certificate import MarginSelector, certify
-from lattice_bpd.decode.certificate.plain_calls import (
-    PlainCalls,
-    difference_of,
-    margin_of,
-    scale_of,
-)
+from lattice_bpd.decode.certificate.certificate import MarginSelector, certify, check_text
+from lattice_bpd.decode.certificate.noise import POSITIONS, Noise, follow_text
+from lattice_bpd.decode.certificate.own_generate import margin_of, write_plainly
 from lattice_bpd.decode.loop import loop as loops
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.models.lm_call import LMOutput
@@ -96,63 +98,102 @@ def with_certificates(base, prompts, count=40, **options):
     return decode(base, prompts, drafters, **options), outputs
 
 
-def test_rounding_is_measured_where_calls_have_drafts():
-    selector = MarginSelector()
-    for index in range(60):
-        drafts = DraftCandidates([1], 0) if index % 2 and index > 20 else DraftCandidates((), 0)
-        selector.choose(torch.tensor([0.0, 1.0]), drafts)
-    assert sorted(selector.rows) == [*range(16), *range(21, 53, 2)]
-    base = target("llama", torch.float32)
-    output = plain_greedy(base, [3, 17, 5], 40)
-
-    class Late(HalfRight):
-        def draft(self, state):
-            return super().draft(state) if len(state.tokens) > 23 else None
-
-    given = decode(
-        base, [3, 17, 5], Late(output, 3), max_new_tokens=40, certificate=True
-    ).certificate  # fmt: skip
-    assert given.plain_calls > 30
-    assert given.rounding > given.eps
+@torch.no_grad()
+def own_logits(base, prompt: list[int], text: list[int]) -> torch.Tensor:
+    """(m, V) logits of the model's own forward, one token at a time after the prompt."""
+    cache, rows = DynamicCache(config=base.config), []
+    for start, ids in enumerate([prompt, *([token] for token in text[:-1])]):
+        steps = torch.arange(len(ids)) + (start and len(prompt) + start - 1)
+        output = base(
+            torch.tensor([ids]), position_ids=steps[None], use_cache=True, **{CACHE_NAME: cache}
+        )
+        rows.append(output.logits[0, -1].float())
+    return torch.stack(rows)
 
 
 class KeepsRows(MarginSelector):
-    """Remembers all logits, not only those that rounding is measured on."""
+    """Stays reachable after decoding."""
 
     seen: list[KeepsRows]
 
     def __init__(self) -> None:
         super().__init__()
-        self.all_rows: list[np.ndarray] = []
         self.seen.append(self)
-
-    def choose(self, logits, candidates):
-        self.all_rows.append(logits.float().numpy().copy())
-        return super().choose(logits, candidates)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", [*ARCHITECTURES, "deep gpt2", "deep llama"])
-def test_no_difference_of_calls_exceeds_the_bound_of_the_certificate(
-    kind, dtype, layout, monkeypatch
-):
+def test_all_logits_are_compared_and_within_the_noise(kind, dtype, layout, monkeypatch):
     monkeypatch.setattr(KeepsRows, "seen", [], raising=False)
     monkeypatch.setattr(loops, "MarginSelector", KeepsRows)
     base = target(kind, dtype)
     results, _ = with_certificates(base, random_prompts(2, seed=1), count=32, layout=layout)
-    largest, compared = 0.0, 0
     for result, selector in zip(results, KeepsRows.seen, strict=True):
-        plain = PlainCalls(base, result.certificate.prompt_token_ids, result.token_ids)
-        with torch.no_grad():
-            for index, bound in enumerate(result.certificate.bounds):
-                row, other = selector.all_rows[index], plain.advance_to(index)
-                largest = max(largest, float(np.abs(row - other).max()) * 2 / bound)
-                token = result.token_ids[index]
-                assert abs(margin_of(row, token) - margin_of(other, token)) <= bound
-                compared += 1
-    assert compared == 64
-    assert 0.0 < largest <= 1.0 or (dtype == torch.bfloat16 and largest == 0.0)
+        given = result.certificate
+        own = own_logits(base, given.prompt_token_ids, result.token_ids)
+        ours = torch.stack([selector.rows[index].float() for index in range(32)])
+        largest = (ours - own).abs().amax(dim=1)
+        assert given.compared == 32
+        assert given.difference == pytest.approx(float(largest.max()), rel=0.1)
+        assert given.mean_difference == pytest.approx(float(largest.mean()), rel=0.1)
+        assert given.difference <= given.noise.logit_bound
+        assert given.mean_difference <= given.noise.mean_bound
+
+
+@torch.no_grad()
+def test_noise_is_that_of_plain_forwards():
+    base, prompt = target("deep llama", torch.bfloat16), [3, 17, 5]
+    text = plain_greedy(base, prompt, 40)
+    own, ids = own_logits(base, prompt, text), torch.tensor([[*prompt, *text[:-1]]])
+    shapes = [base(ids, use_cache=False).logits[0], base(ids.repeat(3, 1)).logits[0]]
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.int64), ids], dim=1)
+    steps = torch.stack([(torch.arange(45) - 3).clamp(min=0), torch.arange(45)])
+    mask = torch.ones_like(steps)
+    mask[0, :3] = 0
+    longer = torch.cat([ids, ids], dim=1)[:, :45]
+    rows = base(torch.cat([padded, longer]), attention_mask=mask, position_ids=steps)
+    shapes.append(rows.logits[0, 3:])
+    cache, chunks = DynamicCache(config=base.config), []
+    for start, end in [(0, 3), *((n, n + 4) for n in range(3, 42, 4))]:
+        output = base(ids[:, start:end], use_cache=True, **{CACHE_NAME: cache})
+        chunks.append(output.logits[0])
+    shapes.append(torch.cat(chunks))
+    differences = torch.stack([rows[2:].float() - own for rows in shapes])
+    logits, best = differences.abs().amax(dim=2), own.topk(2).indices
+    margins = differences.gather(2, best.expand(4, -1, -1)).diff(dim=2)
+    choices, noise = follow_text(DraftingModel(base).target, prompt, text, [4, 1])
+    assert (choices.token_ids, choices.differing) == (text, [])
+    assert noise.shapes == ["one call", "3 copies", "padded", "chunks of 4"]
+    assert (noise.positions, noise.samples) == (40, 160)
+    assert noise.logits == pytest.approx(float(logits.quantile(0.99)))
+    assert noise.mean == pytest.approx(float(logits.mean(dim=1).max()))
+    assert noise.margins == pytest.approx(float(margins.abs().quantile(0.99)))
+    assert noise.unit == pytest.approx(2.0**-7 * float(own.abs().max()))
+    assert 0.0 < noise.margins < noise.logits
+    bounds = noise.logit_bound, noise.mean_bound, noise.margin_bound
+    least = max(noise.margins, noise.unit)
+    assert bounds == (2.5 * noise.logits, 1.3 * max(noise.mean, noise.unit), 2.5 * least)
+
+
+def test_noise_is_measured_along_the_whole_text():
+    base, text = target("gpt2", torch.bfloat16), [7] * 60
+    rows = []
+    write_plainly(base, [3, 17], text, lambda _, scores: rows.append(scores.clone()))
+    assert torch.equal(torch.stack(rows), own_logits(base, [3, 17], text))
+    noise = follow_text(DraftingModel(target("deep llama", torch.float32)).target, [1], [7] * 63)[1]
+    assert noise.positions == 63 <= POSITIONS
+    assert follow_text(DraftingModel(base).target, [1], [7])[1].positions == 1
+
+
+def test_rows_are_kept_while_they_fit(monkeypatch):
+    monkeypatch.setattr(certificates, "_ROW_BYTES", 4 * 2 * 10)
+    selector = MarginSelector()
+    for index in range(50):
+        selector.choose(torch.tensor([0.0, float(index)]), DraftCandidates((), 0))
+    assert sorted(selector.rows) == [0, 8, 16, 24, 32, 40, 48]
+    assert all(float(row[1]) == index for index, row in selector.rows.items())
+    assert len(selector.margins) == 50
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -185,22 +226,15 @@ def test_certificate_of_one_text():
     (result,), _ = with_certificates(base, [[3, 17, 5]], layout="tree")
     certificate = result.certificate
     assert (certificate.prompt_token_ids, certificate.token_ids) == ([3, 17, 5], result.token_ids)
-    assert len(certificate.margins) == len(certificate.bounds) == 40
+    assert len(certificate.margins) == certificate.compared == 40
     assert (certificate.dtype, certificate.device, certificate.batch_size) == ("float32", "cpu", 1)
     assert ("prompt", 1, 3) in certificate.shapes
     assert {shape[0] for shape in certificate.shapes} == {"prompt", "tree", "rows"} - {"rows"}
-    assert certificate.plain_calls == 17  # the exact token and 16 after drafts; no margin is small
-    assert min(certificate.margins) > max(certificate.bounds)
+    assert min(certificate.margins) > certificate.noise.margin_bound
     assert certificate.checked == []
     logits = base(torch.tensor([[3, 17, 5, *result.token_ids[:9]]])).logits[0, -1].detach()
     best = logits.topk(2).values
     assert certificate.margins[9] == pytest.approx(float(best[0] - best[1]), abs=1e-4)
-    assert certificate.bounds[9] == pytest.approx(
-        certificate.tolerance * float(logits.abs().max()), rel=1e-3
-    )
-    eps, terms = 2.0**-23, 128  # the widest sum: GPT-2's inner layer of 4 x 32
-    by_hand = 4 * np.sqrt(2 * 2 + 1) * (eps + np.sqrt(terms) * eps)
-    assert certificate.tolerance == pytest.approx(by_hand)
     assert generate(base, [3, 17, 5], "greedy").certificate is None
 
 
@@ -219,7 +253,7 @@ def test_equal_logits_are_decided_again(options):
     assert given.margins == [0.0] * 20
     assert [checked.position for checked in given.checked] == list(range(20))
     assert all(checked.agrees for checked in given.checked)
-    assert (given.verdict, given.plain_calls) == ("lossless", 20)
+    assert given.verdict == "lossless"
 
 
 def test_stop_tokens_end_certificates():
@@ -237,10 +271,8 @@ def test_stop_tokens_end_certificates():
 def certificate_of(token_ids: list[int], margins: list[float] | None = None):
     """A certificate of a text that is given, with margins as they are or made up."""
     model, selector = DraftingModel(target("gpt2", torch.float32)), MarginSelector()
-    with torch.no_grad():
-        plain = PlainCalls(model.target.base, [3, 17, 5], token_ids)
-        for index in range(len(token_ids)):
-            selector.choose(torch.tensor(plain.advance_to(index)), DraftCandidates((), 0))
+    for row in own_logits(model.target.base, [3, 17, 5], token_ids):
+        selector.choose(row, DraftCandidates((), 0))
     selector.margins = margins or selector.margins
     return certify(model, [3, 17, 5], token_ids, selector, {("rows", 1, 1)}, 1)
 
@@ -249,24 +281,47 @@ def test_certificate_of_a_wrong_text_says_so():
     right = plain_greedy(target("gpt2", torch.float32), [3, 17, 5], 12)
     assert certificate_of(right).verdict == "lossless"
     wrong = [*right[:6], (right[6] + 1) % VOCAB, *right[7:]]
-    assert certificate_of(wrong).verdict == "different"
-    small = certificate_of(wrong, [0.0] * 12)  # as if every lead had been nothing
-    assert small.verdict == "different"
-    assert small.checked[6].plain_token_id == right[6]
-    assert small.checked[6].plain_margin < -small.checked[6].bound
-    small.checked = [CheckedPosition(4, 7, 0.1, 0.5, 8, -0.2)]
-    assert certificates._verdict(small, set()) == "tie"
-    assert certificates._verdict(small, {3}) == "different"
-    small.rounding = 0.51 * small.tolerance
-    assert certificates._verdict(small, set()) == "different"
+    given = certificate_of(wrong)
+    assert given.verdict == "different"
+    assert given.difference < given.noise.logit_bound
+    assert (given.differing[0].position, given.differing[0].plain_token_id) == (6, right[6])
+    assert given.differing[0].plain_margin < -given.noise.margin_bound
+    small = certificate_of(right, [0.0] * 12)  # as if every lead had been nothing
+    assert (small.verdict, len(small.checked)) == ("lossless", 12)
+
+
+def test_verdicts_by_hand():
+    given = certificate_of(plain_greedy(target("gpt2", torch.float32), [3, 17, 5], 20))
+    given.noise = Noise(logits=0.5, mean=0.2, margins=0.25, unit=0.125, positions=20, shapes=["a"])
+    given.difference, given.mean_difference = 1.25, 0.26
+    assert certificates._verdict(given) == "lossless"
+    given.checked = [CheckedPosition(4, 7, 0.1, 8, -0.625)]
+    assert certificates._verdict(given) == "tie"
+    given.checked = [CheckedPosition(4, 7, 0.1, 8, -0.63)]
+    assert certificates._verdict(given) == "different"
+    given.checked = []
+    given.difference = 1.26
+    assert certificates._verdict(given) == "different"
+    given.difference, given.mean_difference = 1.25, 0.27
+    assert certificates._verdict(given) == "different"
+    given.compared = 15  # too few for a mean
+    assert certificates._verdict(given) == "lossless"
+
+
+def test_a_text_is_checked_again():
+    model = DraftingModel(target("gpt2", torch.float32))
+    right = plain_greedy(model.target.base, [3, 17, 5], 12)
+    assert check_text(model, [3, 17, 5], right)[0].differing == []
+    wrong = [*right[:6], (right[6] + 1) % VOCAB]
+    choices, noise = check_text(model, [3, 17, 5], wrong)
+    assert choices.differing == [6]
+    assert choices.margins[6] < -noise.margin_bound
 
 
 def test_margins_by_hand():
     row = np.array([1.0, -7.0, 3.0, 2.5, -np.inf], np.float32)
-    assert (margin_of(row, 2), margin_of(row, 3), scale_of(row)) == (0.5, -0.5, 7.0)
+    assert (margin_of(row, 2), margin_of(row, 3)) == (0.5, -0.5)
     assert margin_of(row[:1], 0) == np.inf
-    other = np.array([1.0, -6.3, 3.0, 2.5, -np.inf], np.float32)
-    assert difference_of(row, other) == pytest.approx(0.1)
 
 
 def test_certificate_as_a_file(tmp_path):
@@ -274,12 +329,15 @@ def test_certificate_as_a_file(tmp_path):
     path = tmp_path / "text.json"
     result.certificate.save(path)
     content = json.loads(path.read_text())
-    assert (content["format"], content["version"]) == ("lattice-bpd certificate", 2)
+    assert (content["format"], content["version"]) == ("lattice-bpd certificate", 3)
     assert content["token_ids"] == result.token_ids
     assert content["margins"] == result.certificate.margins
-    assert content["below_bound"] == len(content["checked"])
+    noise = result.certificate.noise
+    assert content["noise"]["samples"] == 9 * len(content["noise"]["shapes"]) == noise.samples
+    assert content["noise"]["logit_bound"] == noise.logit_bound
     assert content["verdict"] in ("lossless", "tie")
-    assert "sqrt(2 layers + 1)" in content["formula"]
+    assert "99 % quantile" in content["formula"]
+    assert Certificate.load(path) == result.certificate
     assert [p.name for p in tmp_path.iterdir()] == ["text.json"]
 
 
@@ -310,7 +368,7 @@ def test_a_wrong_fast_call_fails_the_certificate(how, batch, monkeypatch):
     assert [result.token_ids for result in right] == outputs
     assert {result.certificate.verdict for result in right} == {"lossless"}
     monkeypatch.setattr(targets, "call_inner", PlantedError(base, how))
-    with pytest.raises(CertificateError, match="by more than rounding: the logits differ"):
+    with pytest.raises(CertificateError, match="by more than rounding: logits differ"):
         with_certificates(base, random_prompts(batch, seed=4), count=12)
     prompts = random_prompts(batch, seed=4)
     results, outputs = with_certificates(base, prompts, count=12, certificate="report")
@@ -318,9 +376,9 @@ def test_a_wrong_fast_call_fails_the_certificate(how, batch, monkeypatch):
     for result, output in zip(results, outputs, strict=True):
         assert result.certificate.verdict == "different"
         wrong += result.token_ids != output
-        bound, right_bound = (r[0].certificate.tolerance for r in (results, right))
-        assert bound == right_bound  # it does not grow with what was measured
     assert (wrong > 0) == (how == "layer")  # a scale leaves the argmax as it is
+    if not wrong:  # the bounds do not grow with the fault
+        assert [r.certificate.noise for r in results] == [r.certificate.noise for r in right]
 
 
 def test_certificate_takes_true_false_or_report():

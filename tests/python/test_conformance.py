@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 from collections import Counter
 
 import pytest
 
 pytest.importorskip("torch")
 import torch
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, Qwen2VLConfig
+from transformers import (
+    AutoConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    Qwen2VLConfig,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 from lattice_bpd.cli import main
 from lattice_bpd.conformance import (
@@ -24,7 +33,6 @@ from lattice_bpd.conformance import (
     list_quick_cases,
     make_tiny_model,
     random_prompts,
-    rounding_bound,
     shrink_config,
     write_page,
 )
@@ -102,50 +110,72 @@ def test_a_refusal_is_ours_and_comes_first(checker, monkeypatch):
     assert "after decoding began" in late.detail
 
 
-def test_ties_need_two_plain_calls_within_rounding():
+def continue_alone(checker, prompt, count):
+    ids = torch.tensor([prompt])
+    return checker.model.generate(ids, do_sample=False, max_new_tokens=count)[0].tolist()
+
+
+def test_ties_are_within_the_noise_at_every_position():
     model = make_tiny_model(LlamaForCausalLM, LlamaConfig())
     with torch.no_grad():  # tokens 2n and 2n + 1 always have the same logit
         model.lm_head.weight[1::2] = model.lm_head.weight[::2]
     checker = Checker(model, random_prompts(VOCAB))
     texts = checker.reference.texts()[:1]
-    right = texts[0].output
-    assert checker._compare(CASES[0], texts, [right]).outcome == "equal"
-    twin = [*right[:5], right[5] ^ 1, *right[6:]]
+    prompt, right = texts[0].prompt, texts[0].output
+    verdict = checker._compare(CASES[0], texts, [right])
+    assert (verdict.outcome, verdict.positions, verdict.agreeing) == ("equal", 24, 24)
+    start = [*prompt, *right[:5], right[5] ^ 1]
+    twin = continue_alone(checker, start, 18)[len(prompt) :]  # another text from there on
     verdict = checker._compare(CASES[0], texts, [twin])
     assert (verdict.outcome, verdict.prompt, verdict.position) == ("tie", 0, 5)
+    assert (verdict.positions, verdict.agreeing) == (24, 23)
+    assert verdict.detail == f"token {twin[5]}, expected {right[5]}"
+    later = [*twin[:20], (twin[20] + 2) % VOCAB, *twin[21:]]  # after a tie, too
+    verdict = checker._compare(CASES[0], texts, [later])
+    assert (verdict.outcome, verdict.position) == ("different", 20)
     wrong = [*right[:5], (right[5] + 2) % VOCAB, *right[6:]]
     verdict = checker._compare(CASES[0], texts, [wrong])
     assert (verdict.outcome, verdict.position) == ("different", 5)
-    assert verdict.margin > verdict.bound
+    assert verdict.margin > verdict.bound > 0
     short = checker._compare(CASES[0], texts, [right[:-1]])
     assert (short.outcome, short.position) == ("different", len(right) - 1)
+    assert checker._compare(CASES[0], texts, [twin[:-1]]).outcome == "different"
+
+
+def test_texts_that_continue_after_their_end_are_different(checker):
+    case = Case("tree", 1, settings="eos")
+    ended = checker.reference.texts(checker._settings["eos"])[:1]
+    whole = checker.reference.texts()[0].output
+    assert ended[0].output == whole[: len(ended[0].output)] != whole
+    assert checker._compare(case, ended, [ended[0].output]).outcome == "equal"
+    verdict = checker._compare(case, ended, [whole])
+    assert (verdict.outcome, verdict.position) == ("different", len(ended[0].output))
 
 
 def test_margins_include_a_repetition_penalty(checker):
     """With it the token that `generate` chose is the best one; without, some other is."""
-    text = checker.reference.texts(checker._settings["penalty"])[0]
-    index = 12
-    others = [token for token in range(VOCAB) if token != text.output[index]]
-    margins = [checker.reference.margins(text, index, other, 1.5)[:2] for other in others]
-    assert min(min(pair) for pair in margins) > -1e-5
-    assert all(one == pytest.approx(again, abs=1e-4) for one, again in margins)
-    plain = [
-        checker.reference.margins(text, index, other)[0]
-        for index in (8, 12, 16)
-        for other in others
-        if other != text.output[index]
-    ]
-    assert min(plain) < -0.1
-    changed = [*text.output[:index], others[0], *text.output[index + 1 :]]
+    settings = checker._settings["penalty"]
+    text = checker.reference.texts(settings)[0]
+    choices = checker.reference.follow(text, text.output, settings)
+    assert choices.differing == []
+    assert min(choices.margins) > 0.0
+    assert min(checker.reference.follow(text, text.output).margins) < -0.1
+    other = (text.output[12] + 1) % VOCAB
+    changed = [*text.output[:12], other, *text.output[13:]]
     verdict = checker._compare(Case("tree", 1, settings="penalty"), [text], [changed])
-    assert (verdict.outcome, verdict.position) == ("different", index)
-    assert verdict.margin == margins[0][0]
+    assert (verdict.outcome, verdict.position) == ("different", 12)
+    row = RepetitionPenaltyLogitsProcessor(1.5)(
+        torch.tensor([text.prompt + text.output[:12]]), text.logits[12:13].clone()
+    )[0]
+    assert verdict.margin == pytest.approx(float(row[text.output[12]] - row[other]), abs=1e-5)
+    assert verdict.bound == 1.5 * checker.reference.margin_bound
 
 
-def test_the_bound_is_of_the_dtype_alone(checker):
-    bound = rounding_bound(checker.model, 10.0)
-    assert 1e-6 < bound < 1e-3
-    assert rounding_bound(checker.model, 20.0) == pytest.approx(2 * bound)
+def test_the_bound_is_the_noise_of_the_model(checker):
+    assert 1e-7 < checker.reference.margin_bound < 1e-4
+    model = copy.deepcopy(checker.model).to(torch.bfloat16)
+    coarse = Checker(model, random_prompts(VOCAB)).reference.margin_bound
+    assert 1e3 < coarse / checker.reference.margin_bound < 1e6
 
 
 def test_heads_have_tokens_accepted_and_rejected(checker):
@@ -248,7 +278,9 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
     assert (status, err) == (0, "")
     cases = list_cases(["bpd"])
     assert all(case.name in out for case in cases)
-    assert f"{len(cases)} equal" in out
+    last = out.splitlines()[-1]
+    assert f"{len(cases)} cases: {len(cases)} equal, 0 refused, 0 different" in last
+    assert re.search(r"at ([\d,]+) of \1 positions \(100.00%\)$", last)
     report = json.loads(path.read_text())
     assert report["model"] == "LlamaForCausalLM"
     assert [case["outcome"] for case in report["cases"]] == ["equal"] * len(cases)
@@ -266,7 +298,20 @@ def test_the_command_reads_a_folder_and_fails_where_tokens_differ(
     assert status == 2
     assert "different: token" in out
     assert "position 1, margin" in out
+    assert re.search(r"\d+ cases: 0 equal, 0 refused, \d+ different", out.splitlines()[-1])
     assert "cases of" in err
+
+
+def test_the_command_fails_where_all_is_refused(checker, tmp_path, capsys, monkeypatch):
+    def refuse(*_arguments, **_named):
+        list_cases(["no such strategy"])  # an error of this library
+
+    monkeypatch.setattr(Checker, "_decode", refuse)
+    checker.model.save_pretrained(tmp_path)
+    status, out, err = run(capsys, tmp_path, "--strategy", "greedy")
+    assert status == 2
+    assert re.search(r"(\d+) cases: 0 equal, \1 refused, 0 different", out.splitlines()[-1])
+    assert "nothing was compared" in err
 
 
 @pytest.mark.parametrize(

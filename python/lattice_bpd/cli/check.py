@@ -14,9 +14,12 @@ _EXAMPLE = """examples:
   lattice-bpd check Qwen/Qwen3-0.6B --random           a tiny random model of that config
   lattice-bpd check llama --random                     of that architecture's default config
 
-Each case is equal, tie (the logits of both tokens are within rounding in two plain calls of the
-model), refused (with the reason), different (with the position of the first other token and its
-margin) or error. The exit status is 2 if any case is different or an error.
+Each case is equal, tie, refused (with the reason), different or error. tie: the text differs, but
+the model's own generate, made to write it, prefers other tokens only by margins that rounding
+explains; how large these are is measured by calls of the model in several shapes. In bfloat16 most
+texts differ between any two ways to call a model, so the positions whose token generate selects,
+too, are counted beside whole texts. The exit status is 2 if any case is different or an error, or
+if all are refused.
 """
 
 
@@ -47,7 +50,8 @@ def run(args: argparse.Namespace) -> None:
     """Check and print.
 
     Raises:
-        ValueError: no such model, an unknown strategy, or a case that is different or an error.
+        ValueError: no such model, an unknown strategy, a case that is different or an error, or
+            no case that is not refused.
         OSError: the JSON file cannot be written.
     """
     from lattice_bpd.cli.progress import quiet_transformers
@@ -67,16 +71,36 @@ def run(args: argparse.Namespace) -> None:
         verdict = checker.check(case)
         verdicts.append(verdict)
         print(f"[{number:3}/{len(cases)}] {case.name:{width}}  {_describe(verdict)}", flush=True)
-    counts = Counter(verdict.outcome for verdict in verdicts)
-    print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     if args.json is not None:
         _write(args.json, model, prompts, verdicts)
+    print(_summarize(verdicts))
     failed = sum(verdict.failed for verdict in verdicts)
     if failed:
         raise ValueError(
             f"check: {failed} of {len(cases)} cases of {args.model} differ from its generate; "
             "please report the lines above"
         )
+    if all(verdict.outcome == "refused" for verdict in verdicts):
+        raise ValueError(
+            f"check: all {len(cases)} cases of {args.model} are refused, so nothing was compared; "
+            "the reason is above"
+        )
+
+
+def _summarize(verdicts: list[Any]) -> str:
+    """The last line: cases by outcome, and positions."""
+    from lattice_bpd.conformance import OUTCOMES
+
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    always = ("equal", "refused", "different")
+    outcomes = [f"{counts[name]} {name}" for name in OUTCOMES if counts[name] or name in always]
+    positions = sum(verdict.positions for verdict in verdicts)
+    agreeing = sum(verdict.agreeing for verdict in verdicts)
+    share = f" ({agreeing / positions:.2%})" if positions else ""
+    return (
+        f"{len(verdicts)} cases: {', '.join(outcomes)}; "
+        f"generate selects the token at {agreeing:,} of {positions:,} positions{share}"
+    )
 
 
 def _describe(verdict: Any) -> str:
@@ -87,8 +111,9 @@ def _describe(verdict: Any) -> str:
     margin = ""
     if verdict.margin is not None:
         margin = f", margin {verdict.margin:.3g}, rounding {verdict.bound:.3g}"
-    where = f"prompt {verdict.prompt}, position {verdict.position}"
-    return f"{verdict.outcome}: {verdict.detail} ({where}{margin})"
+    where = f"prompt {verdict.prompt}, position {verdict.position}{margin}"
+    positions = f"{verdict.agreeing} of {verdict.positions} positions agree"
+    return f"{verdict.outcome}: {verdict.detail} ({where}); {positions}"
 
 
 def _load(name: str, random: bool) -> tuple[Any, list[list[int]]]:

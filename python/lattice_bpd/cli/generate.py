@@ -279,10 +279,10 @@ def describe_rule(rule: Acceptance, stats: DecodeStats) -> str:
 def describe_certificate(certificate: Certificate, path: Path) -> str:
     """The verdict of a certificate in one line."""
     return (
-        f"certificate {path}: {certificate.verdict}; smallest margin "
-        f"{min(certificate.margins):.3g}, largest bound {max(certificate.bounds):.3g}, "
-        f"{len(certificate.checked)} of {len(certificate.token_ids)} tokens decided again "
-        f"({certificate.plain_calls} plain calls)"
+        f"certificate {path}: {certificate.verdict}; logits differ by up to "
+        f"{certificate.difference:.3g} from those of the model's own generate (rounding: "
+        f"{certificate.noise.logit_bound:.3g}), {len(certificate.differing)} of "
+        f"{len(certificate.token_ids)} tokens differ"
     )
 
 

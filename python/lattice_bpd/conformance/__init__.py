@@ -11,7 +11,7 @@ from lattice_bpd.conformance.cases import Case, list_cases, list_quick_cases
 from lattice_bpd.conformance.check import FAILURES, OUTCOMES, Checker, Verdict
 from lattice_bpd.conformance.page import write_page
 from lattice_bpd.conformance.prompts import random_prompts, text_prompts
-from lattice_bpd.conformance.reference import Reference, ReferenceText, rounding_bound
+from lattice_bpd.conformance.reference import Reference, ReferenceText
 from lattice_bpd.conformance.shrink import shrink_config
 from lattice_bpd.conformance.tiny_model import make_tiny_model
 from lattice_bpd.conformance.zoo import ArchitectureResult, check_architecture, is_in_third
@@ -34,7 +34,6 @@ __all__ = [
     "list_quick_cases",
     "make_tiny_model",
     "random_prompts",
-    "rounding_bound",
     "shrink_config",
     "text_prompts",
     "write_page",

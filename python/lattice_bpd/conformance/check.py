@@ -6,7 +6,7 @@ import copy
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from lattice_bpd.conformance.reference import (
     ReferenceText,
     cut_at_end,
     generation_settings,
-    rounding_bound,
 )
+from lattice_bpd.decode.certificate.own_generate import Choices
 from lattice_bpd.decode.huggingface.custom_generate import CustomGenerate
 from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.state.model import DraftingModel
@@ -45,16 +45,20 @@ class Verdict:
 
     Attributes:
         case: the case.
-        outcome: "equal": the tokens of the model's own `generate`. "tie": another token whose logit
-            is within rounding of the model's own, by two plain calls of the model. "refused": this
-            library refused before it decoded anything. "different": other tokens. "error": any
-            other exception.
+        outcome: "equal": the tokens of the model's own `generate`. "tie": other texts, but at each
+            position `generate`, made to write our text, prefers another token by no more than
+            rounding explains. "refused": this library refused before it decoded anything.
+            "different": other tokens. "error": any other exception.
         detail: the refusal's reason, the tokens that differ, or the last line of the traceback.
         prompt: of a difference, the index of the prompt.
-        position: of a difference, the index of the first token that differs.
-        margin: of a difference, the logit of the model's own token minus that of the other, after
-            a repetition penalty; None after an early end.
-        bound: of a difference, the largest margin that rounding explains.
+        position: of a difference, the index of the first token at which `generate` prefers another
+            one by more than rounding, or else of the first at which it does at all.
+        margin: of a difference, the logit of that other token minus that of ours, after a
+            repetition penalty; None after an early end.
+        bound: of a difference, the largest margin that rounding explains, measured by calls of the
+            model itself.
+        positions: tokens decoded.
+        agreeing: those of them that `generate` selects after the tokens before them.
     """
 
     case: Case
@@ -64,6 +68,8 @@ class Verdict:
     position: int | None = None
     margin: float | None = None
     bound: float | None = None
+    positions: int = 0
+    agreeing: int = 0
 
     @property
     def failed(self) -> bool:
@@ -224,35 +230,48 @@ class Checker:
         self, case: Case, texts: Sequence[ReferenceText], outputs: Sequence[list[int]]
     ) -> Verdict:
         """The verdict on the first text that is different, else the first tie."""
-        tie = None
+        worst, positions, agreeing = Verdict(case, "equal"), 0, 0
         for number, (text, output) in enumerate(zip(texts, outputs, strict=True)):
+            start = len(text.output) - len(text.logits)
+            count = len(output) - start
+            positions += count
             if output == text.output:
+                agreeing += count
                 continue
-            verdict = self._difference(case, number, text, output)
-            if verdict.outcome == "different":
-                return verdict
-            tie = tie or verdict
-        return tie or Verdict(case, "equal")
+            choices = self.reference.follow(text, output[start:], self._settings[case.settings])
+            agreeing += len(choices.token_ids) - len(choices.differing)
+            verdict = self._difference(case, number, text, output, choices)
+            if OUTCOMES.index(verdict.outcome) > OUTCOMES.index(worst.outcome):
+                worst = verdict
+        return replace(worst, positions=positions, agreeing=agreeing)
 
     def _difference(
-        self, case: Case, number: int, text: ReferenceText, output: list[int]
+        self, case: Case, number: int, text: ReferenceText, output: list[int], choices: Choices
     ) -> Verdict:
-        pairs = zip(text.output, output, strict=False)
-        shorter = min(len(text.output), len(output))
-        index = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
-        if index == shorter:
-            detail = f"{len(output)} tokens, expected {len(text.output)}"
-            return Verdict(case, "different", detail, number, index)
-        detail = f"token {output[index]}, expected {text.output[index]}"
+        start = len(text.output) - len(text.logits)
         own = self.model.generation_config.repetition_penalty or 1.0
         penalty = self._settings[case.settings].get("repetition_penalty", own)
-        try:
-            one, other, scale = self.reference.margins(text, index, output[index], penalty)
-        except Exception:  # the model cannot read a whole text in one call
-            return Verdict(case, "different", detail, number, index)
-        bound = rounding_bound(self.model, scale)
-        outcome = "tie" if max(abs(one), abs(other)) <= bound else "different"
-        return Verdict(case, outcome, detail, number, index, one, bound)
+        bound = self.reference.margin_bound * max(penalty, 1.0)
+        apart = choices.differing
+        beyond = [index for index in apart if -choices.margins[index] > bound]
+        count, expected = len(output) - start, len(text.output) - start
+        is_ended = bool(output) and output[-1] in self._ends(case)
+        if (
+            not beyond
+            and (
+                not apart  # the start or the end differs
+                or output[:start] != text.output[:start]
+                or len(choices.token_ids) != count  # it continues where `generate` ends
+                or not (is_ended or count == max(expected, self.max_new_tokens))
+            )
+        ):
+            detail = f"{count} tokens, expected {expected}"
+            return Verdict(case, "different", detail, number, min(count, expected) + start)
+        index = [*beyond, *apart][0]
+        detail = f"token {output[start + index]}, expected {choices.token_ids[index]}"
+        margin = -choices.margins[index]
+        outcome = "different" if beyond else "tie"
+        return Verdict(case, outcome, detail, number, start + index, margin, bound)
 
 
 def _verdict_of_error(case: Case, error: Exception, heads: InformedHeads) -> Verdict:

@@ -1,22 +1,23 @@
-"""Reference outputs of `model.generate(do_sample=False)`, and margins of its choices.
+"""Reference outputs of `model.generate(do_sample=False)`, and its choices along other texts.
 
-Nothing here uses this library: the model's own method continues each prompt alone.
+No text here is decoded by this library: the model's own method continues each prompt alone.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import RepetitionPenaltyLogitsProcessor
 
-_ROUNDINGS_IN_A_LAYER = 16
+from lattice_bpd.decode.certificate.noise import follow_text
+from lattice_bpd.decode.certificate.own_generate import Choices, write_text
+from lattice_bpd.decode.state.model import DraftingModel
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Reference:
     prompts: list[list[int]]
     max_new_tokens: int
     _texts: dict[str, list[ReferenceText]] = field(default_factory=dict)
+    _followed: dict[Any, Choices] = field(default_factory=dict)
 
     def texts(self, settings: dict[str, Any] | None = None) -> list[ReferenceText]:
         """The output of each prompt.
@@ -80,56 +82,37 @@ class Reference:
         logits = torch.stack([step[0].float().cpu() for step in generated.logits])
         return ReferenceText(list(prompt), output, logits)
 
-    @torch.inference_mode()
-    def margins(
-        self, text: ReferenceText, index: int, other: int, penalty: float = 1.0
-    ) -> tuple[float, float, float]:
-        """The logit margin of the model's own token over another, by two plain calls.
+    def follow(
+        self, text: ReferenceText, token_ids: Sequence[int], settings: dict[str, Any] | None = None
+    ) -> Choices:
+        """What `generate` selects along another text after the same prompt.
 
         Args:
-            text: of `texts()`.
-            index: into `text.output`.
-            other: the other token.
-            penalty: repetition penalty of the text's settings, which the logits then include.
+            text: of `texts(settings)`.
+            token_ids: (m,) ints, generated tokens.
+            settings: see `texts`.
 
         Returns:
-            Logit of the model's token minus that of the other in its own `generate`, the same by
-            one call without a cache, and the largest |logit| there.
+            The choices, fewer than m if `generate` ends before.
         """
-        step = index - (len(text.output) - len(text.logits))
-        before = text.output[:index]
-        if not self.model.config.is_encoder_decoder:
-            before = text.prompt + before
-        penalize = RepetitionPenaltyLogitsProcessor(penalty)
-        rows = torch.stack([text.logits[step], self._read(text, index)])
-        row, whole = penalize(torch.tensor([before, before]), rows)
-        token = text.output[index]
-        scale = penalty * float(row[row.isfinite()].abs().max())
-        return float(row[token] - row[other]), float(whole[token] - whole[other]), scale
+        key = (repr(sorted((settings or {}).items())), tuple(text.prompt), tuple(token_ids))
+        if key not in self._followed:
+            self._followed[key] = choices = Choices(token_ids)
+            with generation_settings(self.model, settings or {}):
+                write_text(self.model, text.prompt, token_ids, choices)
+        return self._followed[key]
 
-    def _read(self, text: ReferenceText, index: int) -> Tensor:
-        """(V,) logits of a token by one call over all tokens before it."""
-        source = torch.tensor([text.prompt], device=self.model.device)
-        before = torch.tensor([text.output[:index]], dtype=torch.long, device=self.model.device)
-        if self.model.config.is_encoder_decoder:
-            inputs = {"input_ids": source, "decoder_input_ids": before}
-        else:
-            inputs = {"input_ids": torch.cat([source, before], dim=1)}
-        logits: Tensor = self.model(**inputs, use_cache=False).logits[0, -1]
-        return logits.float().cpu()
-
-
-def rounding_bound(model: Any, scale: float) -> float:
-    """The largest difference of two logits that rounding explains, from dtype and layers alone.
-
-    Each layer rounds about 16 times in sequence, and errors of L layers add up like a random walk,
-    so the error of a logit is eps * sqrt(16 L) * scale. Two logits may err in opposite directions,
-    in both calls that are compared: a factor of 2, twice.
-    """
-    config = model.config.get_text_config()
-    layers = int(getattr(config, "num_hidden_layers", 1) or 1)
-    eps = torch.finfo(model.dtype).eps
-    return 4 * eps * math.sqrt(_ROUNDINGS_IN_A_LAYER * layers) * scale
+    @cached_property
+    def margin_bound(self) -> float:
+        """The largest difference of two logits that rounding explains, by calls of the model."""
+        target = DraftingModel(self.model).target
+        bounds = []
+        for text in self.texts():
+            start = text.output[: len(text.output) - len(text.logits)]
+            prompt, source = (start, text.prompt) if start else (text.prompt, None)
+            token_ids = text.output[len(start) :]
+            bounds.append(follow_text(target, prompt, token_ids, source=source)[1].margin_bound)
+        return max(bounds)
 
 
 def cut_at_end(token_ids: list[int], end_token_ids: Sequence[int]) -> list[int]:

@@ -7,5 +7,6 @@ from lattice_bpd.decode.certificate.certificate import (
     CertificateError,
     CheckedPosition,
 )
+from lattice_bpd.decode.certificate.noise import Noise
 
-__all__ = ["Certificate", "CertificateError", "CheckedPosition"]
+__all__ = ["Certificate", "CertificateError", "CheckedPosition", "Noise"]

@@ -1,18 +1,11 @@
-"""Certificates that a decoded text equals plain greedy decoding despite rounding.
+"""Certificates that a decoded text is the target's greedy output, up to rounding.
 
 Calls of different shapes sum in different orders, so the logits of a verifying call differ from
-those of plain greedy decoding by rounding. If the target's two best logits differ by more than a
-bound, rounding cannot change the argmax. The few other tokens are checked by plain calls: the
-prompt in one call, then one token at a time, through the model's own `forward` (`plain_calls`).
-
-    bound      4 sqrt(2 layers + 1) (eps + sqrt(terms) eps32) scale     see `verify.rounding`
-    scale      largest |logit| of the position
-    measured   largest difference of logits / scale between verifying and plain calls, on the first
-               16 tokens of the text and the first 16 that calls with drafts returned
-
-The bound follows from the dtype and the size of the model. Rounding explains a measured
-difference of up to half the bound, since it applies to the difference of two logits. A larger one
-gives the verdict "different".
+those of plain greedy decoding by rounding. A certificate makes the target's own `generate` write
+the text, compares its choices and its logits with those of the verifying calls at every position,
+and measures what rounding explains: the differences between `generate` and the target's own
+`forward` in other shapes (`noise`). Bounds are multiples of that noise; nothing that this library
+computes enters them.
 """
 
 from __future__ import annotations
@@ -20,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -27,91 +21,105 @@ import torch
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header, write_json
-from lattice_bpd.decode.certificate.plain_calls import PlainCalls, margin_of, scale_of
+from lattice_bpd.decode.certificate.noise import (
+    FORMULA,
+    LEAST_FOR_MEAN,
+    Noise,
+    follow_text,
+    largest_differences,
+)
+from lattice_bpd.decode.certificate.own_generate import Choices, margin_of
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
-from lattice_bpd.verify.rounding import FORMULA, rounding_bound
+from lattice_bpd.verify.greedy import greedy_token, logits_row
 from lattice_bpd.verify.source_cache import Source
 from lattice_bpd.verify.verification import DraftCandidates
 
-FORMAT, VERSION = "lattice-bpd certificate", 2
-MEASURED = 16  # measured tokens of each kind: first tokens, and tokens of calls with drafts
+FORMAT, VERSION = "lattice-bpd certificate", 3
+_ROW_BYTES = 1 << 28  # of logits that are kept for the comparison
 
 CallShape = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class CheckedPosition:
-    """A token with a margin below the bound, checked by a plain call.
+    """A token that rounding could have changed: its margin is below the bound.
 
     Attributes:
         position: index of the token in the decoded text, from 0.
         token_id: the decoded token.
         margin: the best logit minus the second in the verifying call.
-        bound: smaller margins can be due to rounding.
-        plain_token_id: argmax of the plain call.
-        plain_margin: the logit of token_id minus the best other logit in the plain call; below 0
-            if the plain call prefers another token.
+        plain_token_id: the choice of the target's own `generate`.
+        plain_margin: there, the logit of token_id minus the best other logit; below 0 if another
+            token is selected.
     """
 
     position: int
     token_id: int
     margin: float
-    bound: float
     plain_token_id: int
     plain_margin: float
 
     @property
     def agrees(self) -> bool:
-        """Whether the plain call selects the same token."""
+        """Whether the target's own `generate` selects the same token."""
         return self.plain_token_id == self.token_id
 
 
 @dataclass
 class Certificate:
-    """Evidence that a text equals the target's greedy output.
+    """Evidence that a text is the target's greedy output.
 
     Attributes:
         prompt_token_ids: (T,) ints.
         token_ids: (m,) ints, the decoded text.
         margins: (m,) the target's best logit minus its second, in the verifying call.
-        bounds: (m,) margins below these can be due to rounding.
-        rounding: the measured difference of logits, relative to the largest |logit|; rounding
-            explains up to half of `tolerance`.
-        tolerance: the bounds relative to the largest |logit| of their position.
-        eps: machine epsilon of the dtype.
+        noise: what rounding explains, measured without this library's calls, with its sample size.
+        difference: largest difference of a logit between verifying calls and `generate`.
+        mean_difference: mean over positions of the largest difference of a logit.
+        compared: number of positions at which logits were compared; all, unless the text is long.
         dtype: the target's.
         device: the target's.
         batch_size: texts that were decoded together.
         shapes: layout ("prompt", "tree" or "rows"), rows and tokens of the verifying calls.
-        checked: the positions with margins below their bounds.
-        plain_calls: number of plain calls for measuring and checking.
-        verdict: "lossless": plain calls agree at all checked positions. "tie": at one or more of
-            them the plain call prefers another token by less than the bound, so that rounding
-            decides and plain decoding may continue differently. "different": the logits differ by
-            more than rounding explains, or a plain call disagrees by more than the bound.
+        checked: the positions with margins below `noise.margin_bound`, and any others at which
+            `generate` selects another token.
+        verdict: "lossless": the target's own `generate` selects every token of the text. "tie": at
+            one or more positions it prefers another token by less than the bound, so that rounding
+            decides there. "different": it prefers another token by more, or logits differ by more
+            than rounding explains.
     """
 
     prompt_token_ids: list[int]
     token_ids: list[int]
     margins: list[float]
-    bounds: list[float]
-    rounding: float
-    tolerance: float
-    eps: float
+    noise: Noise
+    difference: float
+    mean_difference: float
+    compared: int
     dtype: str
     device: str
     batch_size: int
     shapes: list[CallShape]
     checked: list[CheckedPosition] = field(default_factory=list)
-    plain_calls: int = 0
     verdict: str = "lossless"
 
+    @property
+    def differing(self) -> list[CheckedPosition]:
+        """The positions at which the target's own `generate` selects another token."""
+        return [checked for checked in self.checked if not checked.agrees]
+
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, with format, formula and the number of checked positions."""
+        """The fields by name, with format, formula and the bounds."""
         fields = {"format": FORMAT, "version": VERSION, "formula": FORMULA, **asdict(self)}
+        noise = self.noise
+        fields["noise"] |= {
+            "samples": noise.samples,
+            "logit_bound": noise.logit_bound,
+            "mean_bound": noise.mean_bound,
+            "margin_bound": noise.margin_bound,
+        }
         fields["checked"] = [_checked_to_json(checked) for checked in self.checked]
-        return {**fields, "below_bound": len(self.checked)}
+        return fields
 
     @classmethod
     def load(cls, path: str | Path) -> Certificate:
@@ -126,10 +134,13 @@ class Certificate:
             fields = check_header(content, FORMAT, VERSION)
             checked = [_checked_from_json(item) for item in fields.pop("checked")]
             shapes = [(layout, rows, tokens) for layout, rows, tokens in fields.pop("shapes")]
-            del fields["formula"], fields["below_bound"]
-            loaded = cls(**fields, shapes=shapes, checked=checked)
-            if not len(loaded.token_ids) == len(loaded.margins) == len(loaded.bounds):
-                raise ValueError("tokens, margins and bounds have different lengths")
+            names = [one.name for one in dataclass_fields(Noise)]
+            measured = fields.pop("noise")
+            noise = Noise(**{name: measured[name] for name in names})
+            del fields["formula"]
+            loaded = cls(**fields, noise=noise, shapes=shapes, checked=checked)
+            if len(loaded.token_ids) != len(loaded.margins):
+                raise ValueError("tokens and margins have different lengths")
             return loaded
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FormatError(
@@ -154,50 +165,49 @@ class CertificateError(ValueError):
     """
 
     def __init__(self, certificate: Certificate) -> None:
-        self.certificate = certificate
-        differing = [checked.position for checked in certificate.checked if not checked.agrees]
+        self.certificate, noise = certificate, certificate.noise
+        apart = [checked.position for checked in certificate.differing]
         super().__init__(
-            f"certificate: the output differs from plain greedy decoding by more than rounding: "
-            f"the logits differ by {certificate.rounding:.2g} of the largest, rounding in "
-            f"{certificate.dtype} explains {certificate.tolerance / 2:.2g}"
-            + (f"; other tokens at positions {differing[:5]}" if differing else "")
+            f"certificate: the output differs from the model's own generate by more than rounding: "
+            f"logits differ by up to {certificate.difference:.2g}, by "
+            f"{certificate.mean_difference:.2g} on average; calls of the model itself in "
+            f"{certificate.dtype} explain {noise.logit_bound:.2g} and {noise.mean_bound:.2g}"
+            + (f"; generate selects other tokens at positions {apart[:5]}" if apart else "")
             + "; decode with strategy 'greedy' and report the model's class, or set "
             "certificate='report' to get the result anyway"
         )
 
 
 class MarginSelector:
-    """Argmax that records margins; a TokenSelector for one text.
+    """Argmax that records margins and logits; a TokenSelector for one text.
 
     Attributes:
         ended: False.
         margins: of each selected token.
-        scales: largest |logit| of each position.
-        rows: (V,) float32 logits by position, for those on which rounding is measured.
+        rows: (V,) logits by position, on the CPU: of every position while they fit in 256 MiB,
+            then of every second, and so on.
     """
 
     ended = False
 
     def __init__(self) -> None:
         self.margins: list[float] = []
-        self.scales: list[float] = []
-        self.rows: dict[int, FloatRow] = {}
-        self._drafted = 0
+        self.rows: dict[int, torch.Tensor] = {}
+        self._stride = 1
 
-    def choose(self, logits: torch.Tensor, candidates: DraftCandidates) -> int:
+    def choose(self, logits: torch.Tensor, candidates: DraftCandidates) -> int:  # noqa: ARG002
         """See `lattice_bpd.verify.verification.TokenSelector`."""
         row, position = logits_row(logits), len(self.margins)
         best = greedy_token(row)
         self.margins.append(margin_of(row, best))
-        self.scales.append(scale_of(row))
-        drafted = candidates.depth > 0 or len(candidates.token_ids) > 0
-        if position < MEASURED or (drafted and self._drafted < MEASURED):
-            self.rows[position] = row.copy()
-        self._drafted += drafted
+        if position % self._stride == 0:
+            self.rows[position] = logits.detach().to("cpu", copy=True)
+            if len(self.rows) * logits.numel() * logits.element_size() > _ROW_BYTES:
+                self._stride *= 2
+                self.rows = {n: kept for n, kept in self.rows.items() if n % self._stride == 0}
         return best
 
 
-@torch.inference_mode()
 def certify(
     model: DraftingModel,
     prompt: Sequence[int],
@@ -207,7 +217,7 @@ def certify(
     batch_size: int,
     source: Source | None = None,
 ) -> Certificate:
-    """Measure rounding, and check the positions with margins below their bounds.
+    """Compare a text with the target's own `generate`, and measure the noise of its logits.
 
     Args:
         model: the target.
@@ -221,38 +231,60 @@ def certify(
     Returns:
         Certificate.
     """
-    count, base = len(token_ids), model.target.base
-    rows = {position: row for position, row in selector.rows.items() if position < count}
+    base, shapes = model.target.base, sorted(shapes)
+    differences: list[float] = []
+
+    def compare(index: int, logits: torch.Tensor) -> None:
+        if index in selector.rows:
+            pair = selector.rows[index].float()[None], logits.float().cpu()[None]
+            differences.append(float(largest_differences(*pair)))
+
+    lengths = [tokens for layout, _, tokens in shapes if layout != "prompt"]
     source_ids = None if source is None else source.token_ids[0]
-    plain = PlainCalls(base, prompt, token_ids, rows, source_ids)
-    plain.advance_to(max(rows))
-    tolerance, eps = rounding_bound(base), float(torch.finfo(base.dtype).eps)
-    bounds = [tolerance * scale for scale in selector.scales[:count]]
+    choices, noise = follow_text(model.target, prompt, token_ids, lengths, source_ids, compare)
+    margins = selector.margins[: len(token_ids)]
+    listed = {n for n, margin in enumerate(margins) if margin < noise.margin_bound}
     certificate = Certificate(
-        list(prompt), list(token_ids), selector.margins[:count], bounds, plain.rounding, tolerance,
-        eps, str(base.dtype).removeprefix("torch."), str(model.device), batch_size, sorted(shapes),
+        list(prompt), list(token_ids), margins, noise,
+        max(differences), sum(differences) / len(differences), len(differences),
+        str(base.dtype).removeprefix("torch."), str(model.device), batch_size, shapes,
     )  # fmt: skip
-    margins = certificate.margins
-    below = [position for position in range(count) if margins[position] < bounds[position]]
-    if below:
-        plain.advance_to(below[-1])
     certificate.checked = [
-        CheckedPosition(position, token_ids[position], margins[position], bounds[position],
-                        plain.choices[position], plain.margins[position])
-        for position in below
+        CheckedPosition(position, token_ids[position], margins[position],
+                        choices.token_ids[position], choices.margins[position])
+        for position in sorted(listed.union(choices.differing))
     ]  # fmt: skip
-    certificate.plain_calls = plain.calls
-    certificate.rounding = plain.rounding
-    certificate.verdict = _verdict(certificate, set(plain.disagreeing()) - set(below))
+    certificate.verdict = _verdict(certificate)
     return certificate
 
 
-def _verdict(certificate: Certificate, others: set[int]) -> str:
-    """See Certificate; others are positions above the bound at which a plain call disagrees."""
-    differing = [checked for checked in certificate.checked if not checked.agrees]
-    if certificate.rounding > certificate.tolerance / 2 or others:
-        return "different"
-    if any(checked.plain_margin < -checked.bound for checked in differing):
+def check_text(
+    model: DraftingModel, prompt: Sequence[int], token_ids: Sequence[int]
+) -> tuple[Choices, Noise]:
+    """What plain greedy calls select along a text, and what rounding explains there.
+
+    Args:
+        model: the target.
+        prompt: (T,) ints.
+        token_ids: (m,) ints, the text after it.
+
+    Raises:
+        ValueError: no token, or ids outside the target's vocabulary.
+    """
+    for name, ids in (("prompt_token_ids", prompt), ("token_ids", token_ids)):
+        if not ids:
+            raise ValueError(f"certificate: {name} is empty; expected one token or more")
+        model.check_token_ids(torch.tensor(ids), f"certificate: {name}")
+    return follow_text(model.target, prompt, token_ids)
+
+
+def _verdict(certificate: Certificate) -> str:
+    """See Certificate."""
+    noise, differing = certificate.noise, certificate.differing
+    is_far = certificate.difference > noise.logit_bound or (
+        certificate.compared >= LEAST_FOR_MEAN and certificate.mean_difference > noise.mean_bound
+    )
+    if is_far or any(-checked.plain_margin > noise.margin_bound for checked in differing):
         return "different"
     return "tie" if differing else "lossless"
 

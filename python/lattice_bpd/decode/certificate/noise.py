@@ -1,0 +1,237 @@
+"""How far the logits of a model differ between its own forwards of one text.
+
+Calls of different shapes sum in different orders, so they round differently. The noise is measured
+on the text at hand: the logits of the model's own `forward` in several shapes are compared with
+those of its own `generate`, which reads the prompt in one call and then one token at a time.
+
+    one call        prompt and text in one call without a cache
+    copies          the same, several times in one batch
+    padded          the same, after padding, beside another text (targets that decode batches)
+    chunks          prompt, then the text in chunks of the lengths that verifying calls have
+
+None of these calls goes through `lattice_bpd.verify`, so the noise cannot grow with a fault there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from lattice_bpd.decode.certificate.own_generate import Choices, Take, write_plainly
+from lattice_bpd.models.lm_call import cache_argument
+from lattice_bpd.verify.batch_probe import find_batch_refusal
+
+QUANTILE, MULTIPLE = 0.99, 2.5
+MEAN_MULTIPLE, LEAST_FOR_MEAN = 1.3, 16
+POSITIONS = 64  # of a text, at most, at which the noise is measured
+FORMULA = (
+    "bounds: 2.5 max(99 % quantile of the differences, eps max |logit|); of the mean difference, "
+    "from 16 positions on: 1.3 max(largest mean of a shape, eps max |logit|)"
+)
+_COPIES, _PADDING = 3, 3
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Differences between a model's own `generate` and its own `forward` in other shapes.
+
+    Attributes:
+        logits: 99 % quantile, over positions and shapes, of the largest difference of a logit.
+        mean: mean over positions of the largest difference of a logit, of the shape where it is
+            largest.
+        margins: 99 % quantile of the differences of the margin, the best logit minus the second.
+        unit: machine epsilon of the dtype times the largest |logit|; the least noise assumed.
+        positions: of the text, at which it was measured.
+        shapes: of the forwards.
+    """
+
+    logits: float
+    mean: float
+    margins: float
+    unit: float
+    positions: int
+    shapes: list[str]
+
+    @property
+    def samples(self) -> int:
+        """Number of differences measured."""
+        return self.positions * len(self.shapes)
+
+    @property
+    def logit_bound(self) -> float:
+        """Larger differences of a logit are not noise."""
+        return MULTIPLE * max(self.logits, self.unit)
+
+    @property
+    def mean_bound(self) -> float:
+        """Larger mean differences are not noise, from LEAST_FOR_MEAN positions on."""
+        return MEAN_MULTIPLE * max(self.mean, self.unit)
+
+    @property
+    def margin_bound(self) -> float:
+        """Larger differences of two logits are not noise."""
+        return MULTIPLE * max(self.margins, self.unit)
+
+
+@torch.inference_mode()
+def follow_text(
+    target: Any,
+    prompt: Sequence[int],
+    token_ids: Sequence[int],
+    lengths: Iterable[int] = (),
+    source: Sequence[int] | None = None,
+    take: Take | None = None,
+) -> tuple[Choices, Noise]:
+    """What the model's own `generate` selects along a text, and the noise of its logits there.
+
+    Args:
+        target: a CausalLMTarget or a Seq2SeqTarget; which shapes the model can read is taken from
+            its probes.
+        prompt: (T,) ints; for an encoder-decoder the decoder prompt.
+        token_ids: (m,) ints, one or more, the text after it.
+        lengths: tokens of verifying calls.
+        source: (S,) ints, the source of an encoder-decoder.
+        take: called with each index in token_ids and the (V,) float32 logits of `generate` there.
+    """
+    choices, rows = Choices(token_ids), []
+    spaced = np.linspace(0, len(token_ids) - 1, min(len(token_ids), POSITIONS))
+    positions = sorted({round(position) for position in spaced.tolist()})
+    chosen = frozenset(positions)
+
+    def take_all(index: int, logits: Tensor) -> None:
+        choices(index, logits)
+        if index in chosen:
+            rows.append(logits.float().cpu())
+        if take is not None:
+            take(index, logits)
+
+    write_plainly(target.base, prompt, token_ids, take_all, source)
+    readings = _Readings(target, list(prompt), list(token_ids), positions, source)
+    return choices, _noise_of(readings, torch.stack(rows), lengths)
+
+
+def _noise_of(readings: _Readings, expected: Tensor, lengths: Iterable[int]) -> Noise:
+    """The differences between all shapes and the (n, V) logits of `generate`."""
+    best = expected.topk(min(2, expected.shape[1]), dim=1).indices
+    scale = float(expected[expected.isfinite()].abs().max())
+    unit = float(torch.finfo(readings.base.dtype).eps) * scale
+    shapes, logits, margins = [], [], []
+    for name, rows in readings.read(lengths):
+        shapes.append(name)
+        logits.append(largest_differences(rows, expected))
+        moved = (rows - expected).gather(1, best)
+        margins.append((moved[:, 0] - moved[:, -1]).abs())
+    if not shapes:
+        return Noise(0.0, 0.0, 0.0, unit, len(expected), [])
+    return Noise(
+        float(torch.cat(logits).quantile(QUANTILE)),
+        max(float(differences.mean()) for differences in logits),
+        float(torch.cat(margins).quantile(QUANTILE)),
+        unit,
+        len(expected),
+        shapes,
+    )
+
+
+def largest_differences(rows: Tensor, others: Tensor) -> Tensor:
+    """(n,) the largest difference of a logit, of (n, V) float32 each; masked ones are left out."""
+    finite = rows.isfinite() & others.isfinite()
+    return torch.where(finite, rows - others, 0.0).abs().amax(dim=1)
+
+
+@dataclass
+class _Readings:
+    """Forwards of one text in several shapes, each by the model's own `forward` alone."""
+
+    target: Any
+    prompt: list[int]
+    token_ids: list[int]
+    positions: list[int]
+    source: Sequence[int] | None
+
+    def __post_init__(self) -> None:
+        """The ids to read, and the index in them that predicts each position."""
+        self.base: Any = self.target.base
+        self.device = self.base.get_input_embeddings().weight.device
+        self.ids = [*self.prompt, *self.token_ids[:-1]]
+        self.rows = torch.tensor(self.positions) + len(self.prompt) - 1
+        parameters = inspect.signature(self.base.forward).parameters
+        self.takes_positions = "position_ids" in parameters  # as `generate` decides it
+
+    def read(self, lengths: Iterable[int]) -> Iterator[tuple[str, Tensor]]:
+        """The name of each shape, and (n, V) float32 logits at the positions.
+
+        A shape that the model cannot read is left out.
+        """
+        shapes: list[tuple[str, Callable[[], Tensor]]] = [
+            ("one call", lambda: self._whole([self.ids])),
+            (f"{_COPIES} copies", lambda: self._whole([self.ids] * _COPIES)),
+        ]
+        if self.source is None and not self.target.is_recurrent:
+            if find_batch_refusal(self.target) is None:
+                shapes.append(("padded", self._padded))
+            for length in _choose_lengths(lengths):
+                shapes.append((f"chunks of {length}", lambda size=length: self._chunks(size)))  # type: ignore[misc]
+        for name, read in shapes:
+            try:
+                rows = read()
+            except (RuntimeError, ValueError, IndexError, NotImplementedError):
+                continue
+            yield name, rows.float().cpu()
+
+    def _call(self, rows: list[list[int]], wanted: Tensor, start: int = 0, **inputs: Any) -> Tensor:
+        """(n, V) logits of the first row at the wanted indices."""
+        ids = torch.tensor(rows, device=self.device)
+        supports = getattr(self.base, "_supports_logits_to_keep", None)
+        if supports is not None and supports():  # long prompts have large logits
+            inputs["logits_to_keep"] = wanted.to(self.device)
+            wanted = torch.arange(len(wanted))
+        if self.source is not None:
+            sources = torch.tensor([list(self.source)] * len(rows), device=self.device)
+            inputs |= {"input_ids": sources, "decoder_input_ids": ids}
+            return self.base(**inputs).logits[0, wanted]  # type: ignore[no-any-return]
+        end = start + ids.shape[1]
+        inputs.setdefault("attention_mask", ids.new_ones((len(rows), end)))
+        if self.takes_positions and "position_ids" not in inputs:
+            steps = torch.arange(start, end, device=self.device)
+            inputs["position_ids"] = steps.expand(len(rows), -1)
+        return self.base(input_ids=ids, **inputs).logits[0, wanted]  # type: ignore[no-any-return]
+
+    def _whole(self, rows: list[list[int]]) -> Tensor:
+        return self._call(rows, self.rows, use_cache=False)
+
+    def _padded(self) -> Tensor:
+        """After padding, beside a longer text."""
+        size = _PADDING + len(self.ids)
+        longer = (self.ids * size)[:size]
+        steps = torch.arange(size, device=self.device) - _PADDING
+        mask = torch.stack([(steps >= 0).long(), torch.ones_like(steps)])
+        inputs: dict[str, Any] = {"attention_mask": mask, "use_cache": False}
+        if self.takes_positions:
+            inputs["position_ids"] = torch.stack([steps.clamp(min=0), steps + _PADDING])
+        return self._call([[0] * _PADDING + self.ids, longer], self.rows + _PADDING, **inputs)
+
+    def _chunks(self, length: int) -> Tensor:
+        """The prompt in one call, then chunks after a cache of `transformers`."""
+        cache = {str(cache_argument(self.base)): DynamicCache(config=self.base.config)}
+        first, kept = len(self.prompt), []
+        spans = [(0, first), *((n, n + length) for n in range(first, len(self.ids), length))]
+        for start, end in spans:
+            inside = self.rows[(self.rows >= start) & (self.rows < end)] - start
+            wanted = inside if len(inside) else torch.tensor([0])
+            logits = self._call([self.ids[start:end]], wanted, start, use_cache=True, **cache)
+            kept.append(logits[: len(inside)])
+        return torch.cat(kept)
+
+
+def _choose_lengths(lengths: Iterable[int]) -> list[int]:
+    """The median and the largest length above 1; 5 if there is none."""
+    ordered = sorted(length for length in lengths if length > 1)
+    return sorted({ordered[len(ordered) // 2], ordered[-1]}) if ordered else [5]
