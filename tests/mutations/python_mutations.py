@@ -12,6 +12,8 @@ BATCH_RULES = "tests/python/test_custom_generate_batches.py"
 BATCH_CACHE = "tests/python/test_batch_cache.py"
 BOOTSTRAP = "tests/python/test_bootstrap.py"
 CHECKPOINTS = "tests/python/test_checkpoint_order.py"
+CERTIFICATES = "tests/python/test_certificate.py"
+CONFORMANCE = "tests/python/test_conformance.py"
 CRITERIA = "tests/python/test_custom_generate_criteria.py"
 KEYS = "tests/python/test_sampling_keys.py"
 LIMITS = "tests/python/test_call_limits.py"
@@ -23,6 +25,76 @@ TARGETS = "tests/python/test_decode_targets.py"
 TEMPERATURE = "tests/python/test_temperature.py"
 
 MUTATIONS = [
+    (
+        "the bound of a certificate grows with its difference",
+        f"{DECODE}/certificate/certificate.py",
+        CERTIFICATES,
+        "    is_far = certificate.difference > noise.logit_bound or (",
+        "    is_far = certificate.difference > 2.5 * certificate.difference or (",
+    ),
+    (
+        "a certificate does not compare the mean difference",
+        f"{DECODE}/certificate/certificate.py",
+        CERTIFICATES,
+        "certificate.compared >= LEAST_FOR_MEAN and",
+        "False and",
+    ),
+    (
+        "a certificate accepts any margin of the model's own choice",
+        f"{DECODE}/certificate/certificate.py",
+        CERTIFICATES,
+        "any(-checked.plain_margin > noise.margin_bound for checked in differing)",
+        "False",
+    ),
+    (
+        "a certificate compares the first logits only",
+        f"{DECODE}/certificate/certificate.py",
+        CERTIFICATES,
+        "        if position % self._stride == 0:\n",
+        "        if position < 16:\n",
+    ),
+    (
+        "noise is measured without positions of padded texts",
+        f"{DECODE}/certificate/noise.py",
+        CERTIFICATES,
+        "torch.stack([steps.clamp(min=0), steps + _PADDING])",
+        "torch.stack([steps + _PADDING, steps + _PADDING])",
+    ),
+    (
+        "check compares the first position that differs only",
+        "python/lattice_bpd/conformance/check.py",
+        CONFORMANCE,
+        "beyond = [index for index in apart if -choices",
+        "beyond = [index for index in apart[:1] if -choices",
+    ),
+    (
+        "check accepts texts that continue after their end",
+        "python/lattice_bpd/conformance/check.py",
+        CONFORMANCE,
+        "            or len(choices.token_ids) != count  # it continues where `generate` ends\n",
+        "",
+    ),
+    (
+        "check does not fail where all cases are refused",
+        f"{CLI}/check.py",
+        CONFORMANCE,
+        'all(verdict.outcome == "refused" for verdict in verdicts)',
+        "False",
+    ),
+    (
+        "evaluate takes any difference from greedy decoding for a near-tie",
+        f"{EVALUATE}/live/compare.py",
+        "tests/python/test_demo.py::test_differences_at_near_ties_are_counted_apart",
+        "return self.margin <= self.bound",
+        "return True",
+    ),
+    (
+        "prompts are cut inside a chat template",
+        f"{CLI}/evaluate_options.py",
+        "tests/python/test_tasks.py",
+        "ids if is_template and not args.prompt_tokens else ids[:length]",
+        "ids[:length]",
+    ),
     (
         "generate stops at a word of the tokenizer",
         f"{CLI}/generate.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import functools
 import inspect
@@ -257,10 +258,32 @@ def test_a_difference_from_greedy_is_seen(comparison):
     changed = dataclasses.replace(comparison, results=[comparison.results[0], broken])
     assert [line["lossless"] for line in changed.to_json()] == [True, False]
     assert table_rows(changed, {"p": 4, "k": 6, "n": 3})[1][-1] == "NO (1 of 12)"
-    output = comparison.results[0].outputs[0]
-    difference = find_difference(model_of("trained"), 0, [1], output, [*output[:4], -1])
+    broken.differing.append(Difference(4, 5, 0.5, 0.5))
+    assert table_rows(changed, {"p": 4, "k": 6, "n": 3})[1][-1] == "NO (1 of 12)"
+    del broken.differing[0]
+    assert table_rows(changed, {"p": 4, "k": 6, "n": 3})[1][-1] == "but 1 near-ties of 12"
+    assert [line["near_ties"] for line in changed.to_json()] == [0, 1]
+    model = model_of("trained")
+    output = plain_greedy(model, [1], 8)
+    other = (output[4] + 1) % VOCAB
+    difference = find_difference(model, 0, [1], output, [*output[:4], other])
+    row = model.base(torch.tensor([[1, *output[:4]]])).logits[0, -1].detach()
     assert (difference.prompt, difference.position) == (0, 4)
-    assert difference.margin >= 0.0
+    assert difference.margin == pytest.approx(float(row.max() - row[other]), rel=1e-4)
+    assert not difference.is_tie
+    assert find_difference(model, 0, [1], output, output[:4]).margin == float("inf")
+
+
+def test_differences_at_near_ties_are_counted_apart():
+    model = copy.deepcopy(model_of("trained"))
+    with torch.no_grad():  # tokens 2 i and 2 i + 1 have equal logits
+        model.base.lm_head.weight[1::2] = model.base.lm_head.weight[::2]
+    output = plain_greedy(model, [1], 8)
+    twin = [1, *output[:4], output[4] ^ 1]
+    tie = find_difference(model, 0, [1], output, [*twin[1:], *plain_greedy(model, twin, 3)])
+    assert (tie.position, tie.is_tie) == (4, True)
+    wrong = [*twin[1:], (plain_greedy(model, twin, 1)[0] + 2) % VOCAB]  # after a tie
+    assert not find_difference(model, 0, [1], output, wrong).is_tie
 
 
 def test_alpha_is_tuned_for_block_efficiency(lm):

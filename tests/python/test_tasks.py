@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from blockwise_models import looping_text, model_of
 from lattice_bpd import FormatError
+from lattice_bpd.cli.evaluate_options import read_prompts
 from lattice_bpd.decode import DraftingModel
 from lattice_bpd.evaluate.tasks import TASKS, find_task, read_task
 from lattice_bpd.evaluate.tasks.metrics import (
@@ -180,3 +182,26 @@ def test_tasks_name_the_extra_that_judges(monkeypatch):
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
     with pytest.raises(ImportError, match=r"pip install 'lattice-bpd\[eval\]'"):
         rouge_l(["a"], [["a"]])
+
+
+def test_chat_templates_are_not_cut_unless_asked(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = [f"w{number}" for number in range(60)]
+    vocabulary = {word: number for number, word in enumerate(["<s>", "<|user|>", *words])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>", "<|user|>"])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    plain, chat = " ".join(words), " ".join(["<|user|>", *words, "<|user|>"])
+    path = tmp_path / "texts.txt"
+    path.write_text(f"{plain}\n\n{chat}\n")
+
+    def lengths(prompt_tokens):
+        options = Namespace(limit=None, field=None, prompt_tokens=prompt_tokens)
+        prompts = read_prompts("text", path, options, tokenizer)
+        return [len(prompt.token_ids) for prompt in prompts]
+
+    assert lengths(None) == [48, 63]
+    assert lengths(20) == [20, 20]

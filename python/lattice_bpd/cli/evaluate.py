@@ -330,12 +330,12 @@ def _print(watcher: ConsoleWatcher, results: dict[str, Any]) -> None:
         _print_table(watcher, title, tasks, rows)
     live = [check for task in tasks.values() for check in task.get("live", ())]
     if live:
-        texts, lossless, same = (
-            sum(check[key] for check in live) for key in ("texts", "lossless", "same_calls")
-        )
+        keys = ("texts", "lossless", "tied", "same_calls")
+        texts, lossless, tied, same = (sum(check[key] for check in live) for key in keys)
         watcher.console.print(
-            f"decoded live: {texts} texts, {lossless} with the output of greedy decoding, {same} "
-            "with as many calls as the replay"
+            f"decoded live: {texts} texts, {lossless} with the output of greedy decoding; of the "
+            f"{texts - lossless} that differ, {tied} do so at near-ties that rounding explains; "
+            f"{same} texts with as many calls as the replay"
         )
 
 
@@ -365,4 +365,6 @@ def _performance(task: dict[str, Any]) -> str:
 
 def _speed(line: dict[str, Any]) -> str:
     differs = "" if line["lossless"] else ", NOT greedy's output"
+    if line["differing"] and line["differing"] == line["near_ties"]:
+        differs = f", {line['near_ties']} near-ties"
     return f"{line['relative_speed']:.2f}x ({line['block_efficiency']:.2f}{differs})"

@@ -71,22 +71,33 @@ def add_stop_tokens(options: RecordOptions, model: Any, tokenizer: Path) -> Reco
 def read_prompts(
     task_name: str, data: Path, args: argparse.Namespace, tokenizer: Tokenizer
 ) -> list[Prompt]:
-    """The prompts of a task as token ids."""
+    """The prompts of a task as token ids.
+
+    Texts of task text are cut to --prompt-tokens, by default to 48; without that option a text with
+    special tokens, such as those of a chat template, is not cut.
+    """
     from lattice_bpd.evaluate.record.write import Prompt
     from lattice_bpd.evaluate.tasks import find_task, read_task
 
     task = find_task(task_name)
     examples = read_task(task, data, args.limit, args.field)
-    rows = [encoded.ids for encoded in tokenizer.encode_batch([e.prompt for e in examples])]
+    rows = tokenizer.encode_batch([e.prompt for e in examples])
     length = args.prompt_tokens or task.prompt_tokens
     if length is not None and length < 1:
         raise ValueError(f"--prompt-tokens is {length}; expected 1 or more")
+    added = tokenizer.get_added_tokens_decoder()
+    special = {token_id for token_id, token in added.items() if token.special}
     prompts = []
-    for example, ids in zip(examples, rows, strict=True):
+    for example, encoded in zip(examples, rows, strict=True):
+        ids = encoded.ids
         if not ids:
             raise ValueError(f"{data}: example {example.name} has no tokens; leave it out")
-        cut = ids[:length] if task.prompt_tokens is not None else ids
-        prompts.append(Prompt(cut, example.name, example.references, example.kind))
+        if task.prompt_tokens is not None:
+            # the tokenizer's own, such as one at the beginning of every text, do not count
+            pairs = zip(ids, encoded.special_tokens_mask, strict=True)
+            is_template = any(token in special and not own for token, own in pairs)
+            ids = ids if is_template and not args.prompt_tokens else ids[:length]
+        prompts.append(Prompt(ids, example.name, example.references, example.kind))
     return prompts
 
 

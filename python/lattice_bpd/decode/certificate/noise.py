@@ -119,11 +119,12 @@ def follow_text(
 
 def _noise_of(readings: _Readings, expected: Tensor, lengths: Iterable[int]) -> Noise:
     """The differences between all shapes and the (n, V) logits of `generate`."""
-    best = expected.topk(min(2, expected.shape[1]), dim=1).indices
     scale = float(expected[expected.isfinite()].abs().max())
     unit = float(torch.finfo(readings.base.dtype).eps) * scale
+    expected = expected[: len(readings.rows)]
+    best = expected.topk(min(2, expected.shape[1]), dim=1).indices
     shapes, logits, margins = [], [], []
-    for name, rows in readings.read(lengths):
+    for name, rows in readings.read(lengths) if len(expected) else ():
         shapes.append(name)
         logits.append(largest_differences(rows, expected))
         moved = (rows - expected).gather(1, best)
@@ -160,8 +161,13 @@ class _Readings:
         """The ids to read, and the index in them that predicts each position."""
         self.base: Any = self.target.base
         self.device = self.base.get_input_embeddings().weight.device
-        self.ids = [*self.prompt, *self.token_ids[:-1]]
-        self.rows = torch.tensor(self.positions) + len(self.prompt) - 1
+        limits = getattr(self.target, "limits", None)
+        boundaries = () if limits is None else limits.boundaries
+        # Rotary frequencies of a call across a boundary are not those of `generate` before it.
+        end = next((boundary for boundary in boundaries if boundary >= len(self.prompt)), None)
+        self.ids = [*self.prompt, *self.token_ids[:-1]][:end]
+        rows = torch.tensor(self.positions) + len(self.prompt) - 1
+        self.rows = rows[rows < len(self.ids)]
         parameters = inspect.signature(self.base.forward).parameters
         self.takes_positions = "position_ids" in parameters  # as `generate` decides it
 

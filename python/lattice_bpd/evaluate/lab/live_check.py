@@ -7,13 +7,12 @@ from typing import Any
 
 from lattice_bpd.decode.drafters.drafter import NoDrafter
 from lattice_bpd.decode.loop.decode import decode
+from lattice_bpd.evaluate.live.compare import find_difference
 from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.replay import Recording
 from lattice_bpd.evaluate.replay.scorers import Scorers
 from lattice_bpd.evaluate.replay.sweep import Point
 from lattice_bpd.lm.ngram import NGramLM
-
-TIE = 1e-3  # margin of the target's best logit; calls of different shapes round differently
 
 
 def check_live(
@@ -42,8 +41,8 @@ def check_live(
     Returns:
         For each point {strategy, texts: decoded prompts, lossless: those whose output equals greedy
         decoding, same_calls: those with as many target calls as in the replay, tied: those that
-        first differ from greedy decoding at a near tie, holds: whether all texts are lossless or
-        tied}.
+        differ only where rounding decides, see `Difference`, holds: whether all texts are lossless
+        or tied}.
     """
     greedy = [
         decode(model, text.model_input, NoDrafter(), **options).token_ids
@@ -54,13 +53,16 @@ def check_live(
         used = point.rescorers(rescorers, lms, scorers or {})
         replayed = recording.replay(point.strategy, used, point.options)
         lossless = same_calls = tied = 0
-        for text, wanted, calls in zip(recording.texts, greedy, replayed.calls, strict=True):
+        rows = zip(recording.texts, greedy, replayed.calls, strict=True)
+        for number, (text, wanted, calls) in enumerate(rows):
             drafter = point.strategy.make_drafter(used, wanted, point.options)
             output = decode(model, text.model_input, drafter, **options)
             same_calls += bool(output.stats.target_calls == calls)
-            equal = output.token_ids == wanted
-            lossless += equal
-            tied += not equal and _differs_at_a_tie(output.token_ids, wanted, text.margins.tolist())
+            if output.token_ids == wanted:
+                lossless += 1
+            else:
+                pair = wanted, output.token_ids
+                tied += find_difference(model, number, text.model_input, *pair).is_tie
             on_text()
         texts = len(recording.texts)
         checks.append(
@@ -70,8 +72,3 @@ def check_live(
             }
         )  # fmt: skip
     return checks
-
-
-def _differs_at_a_tie(output: list[int], wanted: list[int], margins: list[float]) -> bool:
-    positions = zip(output, wanted, margins, strict=False)
-    return next((margin < TIE for token, other, margin in positions if token != other), False)

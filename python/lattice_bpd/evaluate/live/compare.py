@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
+from math import inf
 from typing import Any
 
 import numpy as np
 
+from lattice_bpd.decode.certificate.noise import follow_text
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.mixture import MixtureDrafter
 from lattice_bpd.decode.loop.decode import decode
@@ -16,7 +18,6 @@ from lattice_bpd.decode.loop.loop import DecodeResult
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate.record.heads import read_output
 from lattice_bpd.evaluate.replay.settings import STANDARD_SETTINGS, Setting
 from lattice_bpd.evaluate.statistics.bootstrap import Interval, bootstrap_block_efficiency
 from lattice_bpd.evaluate.statistics.loops import count_looping
@@ -26,18 +27,25 @@ from lattice_bpd.models.blockwise import BlockwiseLM
 
 @dataclass(frozen=True)
 class Difference:
-    """The first position at which an output differs from greedy decoding's.
+    """An output that differs from greedy decoding's.
 
     Attributes:
         prompt: its number.
         position: of the first differing token of the output.
-        margin: difference between the target's two largest logits there. Calls of different shapes
-            round differently; a margin near the rounding error is a tie, a larger one a bug.
+        margin: the most by which the target's own `generate`, made to write the output, prefers
+            another token; infinite if the output ends too early or too late.
+        bound: the largest margin that rounding explains, by the noise of the target's own calls.
     """
 
     prompt: int
     position: int
     margin: float
+    bound: float = 0.0
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether rounding explains it."""
+        return self.margin <= self.bound
 
 
 @dataclass
@@ -66,6 +74,11 @@ class StrategyResult:
         """Whether the rule is lossless, and the output is greedy's if the rule guarantees that."""
         rule = self.setting.acceptance
         return (rule is None or rule.lossless) and not self.differing
+
+    @property
+    def near_ties(self) -> int:
+        """Number of differing outputs that differ only where rounding decides."""
+        return sum(difference.is_tie for difference in self.differing)
 
     @property
     def interval(self) -> Interval:
@@ -147,6 +160,7 @@ class Comparison:
             "lossless": result.lossless,
             "relaxed_share": total.relaxed_share,
             "regret_per_token": total.regret_per_token,
+            "near_ties": result.near_ties,
             "differences": [asdict(difference) for difference in result.differing],
             "stage_seconds": total.seconds,
         }
@@ -312,18 +326,22 @@ def find_difference(
     expected: Sequence[int],
     output: Sequence[int],
 ) -> Difference:
-    """The first position at which two different outputs of prompt `number` differ.
+    """How an output of prompt `number` differs from greedy decoding's, and whether rounding did it.
 
     Args:
-        model: the target; the margin is computed from its logits.
+        model: the target.
         number: of the prompt.
         prompt: token ids.
         expected: (m,) greedy's token ids.
-        output: the other's.
+        output: the other's, not the same.
     """
     pairs = enumerate(zip_longest(expected, output))
     position = next(index for index, (a, b) in pairs if a != b)
-    drafting = model if isinstance(model, DraftingModel) else DraftingModel(model)
-    read = read_output(drafting, prompt, [*expected[:position], 0])  # the last one is not read
-    best = read.logits[-1].topk(2).values
-    return Difference(number, position, float(best[0] - best[1]))
+    if position >= min(len(expected), len(output)):
+        return Difference(number, position, inf)
+    target = (model if isinstance(model, DraftingModel) else DraftingModel(model)).target
+    begin = target.decoder_prompt  # of an encoder-decoder
+    choices, noise = follow_text(
+        target, prompt if begin is None else begin, output, source=begin and prompt
+    )
+    return Difference(number, position, max(0.0, -min(choices.margins)), noise.margin_bound)

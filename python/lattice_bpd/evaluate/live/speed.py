@@ -72,6 +72,8 @@ def measure_speed(
             "tokens_per_second": comparison.tokens_per_second(result),
             "relative_speed": comparison.relative_speed(result),
             "lossless": result.lossless,
+            "differing": len(result.differing),
+            "near_ties": result.near_ties,
         }
         for result in comparison.results
     ]

@@ -70,8 +70,10 @@ def _verdict(result: StrategyResult, total: DecodeStats) -> str:
         return f"lossy ({total.regret_per_token:.2f} nats)"
     if not result.is_exact:
         return "sampled"
-    differing = len(result.differing)
-    return "yes" if differing == 0 else f"NO ({differing} of {len(result.outputs)})"
+    differing, ties = len(result.differing), result.near_ties
+    if differing == ties:
+        return "yes" if differing == 0 else f"but {ties} near-ties of {len(result.outputs)}"
+    return f"NO ({differing - ties} of {len(result.outputs)})"
 
 
 def render_table(
