@@ -252,12 +252,12 @@ TEST_CASE("cache: batches give the same on any number of threads, rows as if alo
 TEST_CASE("cache: errors") {
   Random random(1);
   const auto lm = RandomLm(&random, 20, 20, 2, 50, false);
-  const ContextNgram other(21, 4, 100), small(3, 4, 100);
+  const ContextNgram other(50, 4, 100), small(3, 4, 100);
   Sausage lattice;
   lattice.AddSlot(Tokens{2, 7}, std::vector<float>{0.0f, 1.0f});
   const LmState start;
   CHECK_THROWS_WITH_AS(FindDrafts(lattice, lm.get(), start, {}, {&other, {}}),
-                       doctest::Contains("vocabulary of 21 tokens, the LM one of 20"), ValueError);
+                       doctest::Contains("vocabulary of 50 tokens, the LM one of 20"), ValueError);
   CHECK_THROWS_WITH_AS(FindDrafts(lattice, nullptr, start, {}, {&small, {}}),
                        doctest::Contains("token id 7, but the cache"), ValueError);
   CHECK_THROWS_WITH_AS(FindTree(lattice, nullptr, start, 1.0, 5, {&small, {}}),

@@ -193,7 +193,7 @@ TEST_CASE("chain: batches, padding, errors") {
   const auto cut = FindChainDrafts(lattices, lm.get(), {{}, none, true}, {0.5}, std::log(0.999));
   CHECK(cut == std::vector<Tokens>(3));
   CHECK_THROWS_AS(FindChain(lattices[0], lm.get(), {}, {1e7}), ValueError);
-  CHECK_THROWS_AS(FindChain(Lattice({{{3}, {0.0f}}}), lm.get(), {}, {1.0}), ValueError);
+  CHECK_THROWS_AS(FindChain(Lattice({{{7}, {0.0f}}}), lm.get(), {}, {1.0}), ValueError);
   CHECK(FindChain(Sausage(), lm.get(), {}, {1.0}).empty());
 }
 

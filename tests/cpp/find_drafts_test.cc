@@ -110,9 +110,9 @@ TEST_CASE("no slot: no draft") {
 
 TEST_CASE("options and vocabularies that do not fit") {
   const auto lm = ExampleLm();
-  const Sausage lattice = Lattice({{{0, 3}, {0, 0}}});
+  const Sausage lattice = Lattice({{{0, 7}, {0, 0}}});
   using doctest::Contains;
-  CHECK_THROWS_WITH_AS(Find(lattice, lm.get(), {}, 1), Contains("token id 3"), ValueError);
+  CHECK_THROWS_WITH_AS(Find(lattice, lm.get(), {}, 1), Contains("token id 7"), ValueError);
   CHECK_THROWS_WITH_AS(Find(lattice, nullptr, {}, 0), Contains("num_drafts is 0"), ValueError);
   CHECK_THROWS_AS(Find(lattice, nullptr, {}, kMaxDrafts + 1), ValueError);
   CHECK_THROWS_WITH_AS(Find(lattice, nullptr, {}, 1, std::nan("")), Contains("alpha"), ValueError);

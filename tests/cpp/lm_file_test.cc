@@ -241,6 +241,10 @@ TEST_CASE("arpa: what was written reads back as the same model") {
   options.words = {"x", "yy", "z"};
   CheckSame(*ReadArpa(words, options), *ExampleLm());
   CHECK(Contains(ReadBytes(words), "\tx yy z\n"));
+  options.words = {"x\v", "\f", "z"};  // as in KenLM, these two are parts of words
+  WriteArpa(*ExampleLm(), words, options.words);
+  CHECK(ReadArpaWords(words) == options.words);
+  CheckSame(*ReadArpa(words, options), *ExampleLm());
 }
 
 }  // namespace

@@ -90,7 +90,9 @@ TEST_CASE("candidates of several contexts, by hand") {
   CHECK_THROWS_AS(LogProbs(*lm, contexts, offsets, std::vector<TokenId>{1, 2}, true), ValueError);
   CHECK_THROWS_AS(LogProbs(*lm, contexts, std::vector<std::int64_t>{0, 2}, candidates, true),
                   ValueError);
-  CHECK_THROWS_AS(LogProbs(*lm, contexts, offsets, std::vector<TokenId>(3, 99), true), ValueError);
+  CHECK_THROWS_AS(LogProbs(*lm, contexts, offsets, std::vector<TokenId>(3, -1), true), ValueError);
+  const auto unknown = LogProbs(*lm, contexts, offsets, std::vector<TokenId>(3, 99), true);
+  CHECK(unknown == LogProbs(*lm, contexts, offsets, std::vector<TokenId>(3, 3), true));  // <unk>
 }
 
 }  // namespace lattice_bpd

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lattice_bpd import NGramLM
+from lattice_bpd import FormatError, NGramLM, rescore_lattice
+from lattice_bpd.lm import read_arpa_words
 
 kenlm = pytest.importorskip("kenlm")
 
@@ -22,7 +23,7 @@ def train(rng: np.random.Generator, order: int, vocab_size: int, **options: Any)
         return NGramLM.train(texts, order, vocab_size=vocab_size, **options)
 
 
-def scores_of(model: "kenlm.Model", text: np.ndarray, bos: bool) -> np.ndarray:
+def scores_of(model: "kenlm.Model", text: Any, bos: bool) -> np.ndarray:
     line = " ".join(str(token) for token in text)
     return np.array([p for p, _, _ in model.full_scores(line, bos=bos, eos=True)])
 
@@ -66,3 +67,121 @@ def test_named_boundaries(rng: np.random.Generator, tmp_path: Path) -> None:
     text = (28 * rng.random(200) ** 3).astype(np.int32)
     ours = lm.score(text, eos=True) / np.log(10)
     np.testing.assert_allclose(ours, scores_of(model, text, True), atol=1e-5)
+
+
+WORDS = [f"ẅ{token}" for token in range(20)]
+LISTED = 16  # words of the file; ids 16..19 are <unk>
+UNKNOWN = 9  # stands for <unk> in the training text
+
+
+def write_open_arpa(
+    rng: np.random.Generator, path: Path, order: int, *, decimal: bool, unk: str = "<unk>"
+) -> None:
+    """An LM with n-grams of <unk> of every order; most ids above LISTED have no unigram."""
+    lm = train(rng, order, LISTED + 2, unk_id=UNKNOWN, smoothing="witten_bell")
+    lm.to_arpa(path, vocab=["<unk>" if i == UNKNOWN else WORDS[i] for i in range(LISTED + 2)])
+    lines = path.read_text().replace("<unk>", unk).splitlines()
+    unseen = [line for line in lines if line.split("\t")[1:2] in ([WORDS[16]], [WORDS[17]])]
+    assert len(unseen) == 2  # of cost 1000
+    text = "\n".join(line for line in lines if line not in unseen)
+    text = text.replace(f"ngram 1={LISTED + 4}\n", f"ngram 1={LISTED + 2}\n")
+    path.write_text((text.replace("ẅ", "") if decimal else text) + "\n")
+    assert all(f"{unk} " in text.split(f"\\{n}-grams")[1] for n in range(2, order + 1))
+
+
+@pytest.mark.parametrize("decimal", [True, False])
+@pytest.mark.parametrize("order", [2, 3, 5])
+@pytest.mark.parametrize("unk", ["<unk>", "<UNK>"])
+def test_ids_outside_the_file_are_unk(
+    rng: np.random.Generator, order: int, decimal: bool, unk: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "open.arpa"
+    write_open_arpa(rng, path, order, decimal=decimal, unk=unk)
+    model = kenlm.Model(str(path))
+    words = [word.replace("ẅ", "") if decimal else word for word in WORDS]
+    options: dict[str, Any] = {"vocab_size": 20} if decimal else {"vocab": words}
+    lm = NGramLM.from_arpa(path, **options)
+    lm.save(tmp_path / "lm")
+    lm.to_arpa(tmp_path / "again.arpa", **({} if decimal else {"vocab": words}))
+    again = NGramLM.from_arpa(tmp_path / "again.arpa", **options)
+    copies = [NGramLM.load(tmp_path / "lm"), again, lm.quantise(16)]
+    for _ in range(20):
+        text = rng.integers(0, 20, 40)  # UNKNOWN is an id without a word too
+        theirs = scores_of(model, [words[token] for token in text], True)
+        for one in (lm, *copies):
+            ours = one.score(text, eos=True) / np.log(10)
+            np.testing.assert_allclose(ours, theirs, atol=1e-3 if one is copies[-1] else 1e-5)
+        expected = model.score(" ".join(words[t] for t in text[-4:]), bos=False, eos=False)
+        ours = sum(lm.log_prob(text[i], text[-4:][: i + 4], bos=False) for i in range(-4, 0))
+        assert ours / np.log(10) == pytest.approx(expected, abs=1e-5)
+        assert lm.evaluate([text]).log_prob / np.log(10) == pytest.approx(sum(theirs), abs=1e-3)
+
+
+@pytest.mark.parametrize("engine", ["fused", "openfst"])
+def test_searches_take_ids_outside_the_file_as_unk(
+    rng: np.random.Generator, engine: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "open.arpa"
+    write_open_arpa(rng, path, 3, decimal=True)
+    model = kenlm.Model(str(path))
+    lm = NGramLM.from_arpa(path, 20)
+    for _ in range(10):
+        logits = rng.normal(size=(3, 20)).astype(np.float32)
+        context = rng.integers(0, 20, 3)
+        drafts = rescore_lattice(
+            logits, context, lm, top_k=8, num_drafts=8**3, alpha=0.5, engine=engine
+        )
+        assert drafts.counts[0] == 8**3
+        before = model.score(" ".join(map(str, context)), bos=True, eos=False)
+        for draft, score in zip(drafts.token_ids[0], drafts.scores[0], strict=True):
+            text = " ".join(map(str, [*context, *draft]))
+            log_prob = (model.score(text, bos=True, eos=False) - before) * np.log(10)
+            expected = logits[np.arange(3), draft].sum() + 0.5 * log_prob
+            assert score == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("expand_failures", [True, False])
+def test_exported_fsts_take_ids_outside_the_file_as_unk(
+    rng: np.random.Generator, expand_failures: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("pywrapfst")
+    path = tmp_path / "open.arpa"
+    write_open_arpa(rng, path, 3, decimal=True)
+    lm = NGramLM.from_arpa(path, 20)
+    for context in rng.integers(0, 20, (10, 2)):
+        fst = lm.to_pywrapfst(context, expand_failures=expand_failures)
+        for token in range(20):
+            state, cost = fst.start(), 0.0
+            while True:
+                arcs = {arc.ilabel: arc for arc in fst.arcs(state)}
+                assert len(arcs) == fst.num_arcs(state)  # one for each label
+                arc = arcs.get(token + 1, arcs.get(lm.failure_label))
+                state, cost = arc.nextstate, cost + float(arc.weight)
+                if arc.ilabel == token + 1:
+                    break
+            assert cost == pytest.approx(-lm.log_prob(token, context), abs=1e-4)
+
+
+def test_words_of_ngrams_must_have_a_unigram(rng: np.random.Generator, tmp_path: Path) -> None:
+    path = tmp_path / "lm.arpa"
+    write_open_arpa(rng, path, 2, decimal=True)
+    path.write_text(path.read_text().replace("\t<unk> 3\n", "\t17 3\n"))
+    with pytest.raises(OSError, match="Word 17 was not seen in the unigrams"):
+        kenlm.Model(str(path))
+    with pytest.raises(FormatError, match='the word "17" is not among the unigrams'):
+        NGramLM.from_arpa(path, 20)
+
+
+def test_white_space_that_arpa_words_may_have(tmp_path: Path) -> None:
+    lm = NGramLM.train([[0, 1, 2, 1, 0]] * 3, 2, vocab_size=3, smoothing="witten_bell")
+    words = ["a\vb", "\f", "c\u2028\x85d"]
+    lm.to_arpa(tmp_path / "lm.arpa", vocab=words)
+    again = NGramLM.from_arpa(tmp_path / "lm.arpa", vocab=words)
+    assert read_arpa_words(tmp_path / "lm.arpa") == words
+    model = kenlm.Model(str(tmp_path / "lm.arpa"))
+    state, after = kenlm.State(), kenlm.State()
+    model.BeginSentenceWrite(state)
+    for token, log_prob in zip([1, 2, 0], again.score([1, 2, 0]), strict=True):
+        theirs = model.BaseScore(state, words[token], after)
+        assert theirs * np.log(10) == pytest.approx(log_prob, abs=1e-5)
+        state, after = after, kenlm.State()

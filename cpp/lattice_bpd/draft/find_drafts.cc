@@ -23,7 +23,7 @@ void CheckAlpha(double alpha) {
 
 void CheckVocabulary(TokenId largest, const BackoffLm& lm) {
   const std::int64_t vocab_size = lm.vocabulary().vocab_size;
-  if (largest < vocab_size) return;
+  if (largest < 2 * vocab_size) return;
   throw ValueError(StrCat("the lattice has token id ", largest, ", but the LM's vocabulary has ",
                           vocab_size,
                           " tokens; use the LM that was trained with this model's tokenizer"));
@@ -31,7 +31,7 @@ void CheckVocabulary(TokenId largest, const BackoffLm& lm) {
 
 void CheckCache(TokenId largest, const BackoffLm* lm, const ContextNgram& cache) {
   cache.CheckLm(lm);
-  if (static_cast<std::uint32_t>(largest) < cache.vocab_size()) return;
+  if (static_cast<std::uint32_t>(largest) < 2 * std::uint64_t{cache.vocab_size()}) return;
   throw ValueError(StrCat("the lattice has token id ", largest, ", but the cache's vocabulary has ",
                           cache.vocab_size(),
                           " tokens; make the ContextNGram with this model's vocab_size"));

@@ -25,7 +25,7 @@ class HitFinder {
     const PackedLevel& unigrams = task.lm->levels()[0];
     for (std::uint32_t j = 0; j < task.num_slots; ++j) {
       for (const TokenId id : task.sausage.token_ids(j)) {
-        Simd::Prefetch(unigrams.Record(static_cast<Symbol>(id)));
+        Simd::Prefetch(unigrams.Record(task.lm->vocabulary().SymbolOf(id)));
       }
     }
     for (std::uint32_t length = 1; length <= task.start.length; ++length) {
@@ -43,6 +43,10 @@ class HitFinder {
     w_.rows.size = 0;
     w_.row_begin.Clear();
     w_.symbol_tables.Resize(task_.num_slots);
+    if (task_.has_unk) {
+      w_.unk_lanes.Resize(std::size_t{task_.num_slots} * task_.lane_words);
+      w_.lm_symbols.Resize(std::size_t{task_.num_slots} * task_.stride);
+    }
     for (std::uint32_t j = 0; j < task_.num_slots; ++j) AddRoot(j);
     for (std::uint32_t length = 1; length <= task_.max_length; ++length) FindRows(length);
     BeginBoundary();
@@ -65,9 +69,6 @@ class HitFinder {
   void AddRoot(std::uint32_t j) {
     BeginBoundary();
     w_.symbol_tables[j].factor = 0;
-    if (Simd::kUsesTables && task_.stride <= 16) {
-      MakeSymbolTable(w_.symbols.data() + task_.Lane(j, 0), task_.Width(j), &w_.symbol_tables[j]);
-    }
     const std::uint32_t begin = w_.hits.size;
     const std::uint32_t width = task_.Width(j);
     w_.hits.Reserve(width);
@@ -80,11 +81,36 @@ class HitFinder {
       w_.hits.node[begin + lane] = w_.symbols[task_.Lane(j, lane)];
       lane_bits[lane / 64] |= std::uint64_t{1} << (lane % 64);
     }
+    if (task_.has_unk) ReplaceUnknown(j, begin);
+    if (Simd::kUsesTables && task_.stride <= 16) {
+      MakeSymbolTable(Slot(j).symbols, task_.Width(j), &w_.symbol_tables[j]);
+    }
     w_.hits.size += width;
     w_.rows.hits_begin[r] = begin;
     w_.rows.hits_begin[r + 1] = w_.hits.size;
     w_.rows.suffix[r] = r;
     w_.rows.backoff[r] = 0.0;
+  }
+
+  // The root row's hits from `begin` on are those of all lanes: <unk>'s for token ids that are
+  // <unk> to the LM. No kernel finds such a lane: no n-gram has the symbol of an unlisted token id,
+  // and those beyond the LM's symbols, which are in the last lanes, get one that no LM has.
+  void ReplaceUnknown(std::uint32_t j, std::uint32_t begin) {
+    constexpr Symbol kBeyond = kNoSymbol >> 1;
+    const Vocabulary& vocabulary = task_.lm->vocabulary();
+    std::uint64_t* unk_lanes = w_.unk_lanes.data() + std::size_t{j} * task_.lane_words;
+    std::fill_n(unk_lanes, task_.lane_words, 0);
+    const Symbol* symbols = w_.symbols.data() + task_.Lane(j, 0);
+    std::copy_n(symbols, task_.stride, w_.lm_symbols.data() + task_.Lane(j, 0));
+    for (std::uint32_t lane = 0; lane < task_.Width(j); ++lane) {
+      const Symbol symbol = symbols[lane];
+      if (vocabulary.is_token(symbol) && !vocabulary.is_unlisted(symbol)) continue;
+      unk_lanes[lane / 64] |= std::uint64_t{1} << (lane % 64);
+      w_.hits.node[begin + lane] = vocabulary.unk;
+      if (vocabulary.is_token(symbol)) continue;
+      w_.lm_symbols[task_.Lane(j, lane)] = kBeyond;
+      w_.symbols16[task_.Lane(j, lane)] = 0xffff;
+    }
   }
 
   std::uint64_t* LaneBits(std::uint32_t r) {
@@ -99,6 +125,7 @@ class HitFinder {
       list->begin.Clear();
     }
     const PackedLevel& level = task_.lm->levels()[length];
+    level_ = &level;
     first_history_ = HitsBegin(length - 1, 0);
     w_.runs.Resize(HitsBegin(length - 1, task_.num_slots - 1) - first_history_);
     level.form.key_bytes == 2 ? FindRowsOf<std::uint16_t>(level, length)
@@ -109,7 +136,7 @@ class HitFinder {
   template <typename Key>
   void FindRowsOf(const PackedLevel& level, std::uint32_t length) {
     const FusedLevel<Key> keys(level);
-    const FusedRun start = FindStartRun(keys, length);
+    const FusedRun start = start_run_ = FindStartRun(keys, length);
     for (std::uint32_t j = 0; j < task_.num_slots; ++j) {
       ScoreHits(length - 1, j);
       if (j + 1 == task_.num_slots) break;
@@ -289,6 +316,7 @@ class HitFinder {
       // In locals: a vector store may alias any member, which would then be read again.
       const std::uint32_t* targets = w_.hits.target.data();
       const std::uint32_t lane_words = task_.lane_words;
+      const bool has_unk = slot.unk_lanes != nullptr;
       std::uint32_t* hits_begin = w_.rows.hits_begin.data();
       std::uint32_t* hits = w_.rows.hit.data();
       for (std::size_t i = begin; i < end; ++i) {
@@ -298,7 +326,8 @@ class HitFinder {
         const std::uint32_t hit = work[i], suffix = targets[hit];
         const FusedQuery query = {slot, all.lane_bits + std::size_t{suffix} * lane_words,
                                   hits_begin[suffix]};
-        const std::uint32_t count = find(i, hit, query, out);
+        std::uint32_t count = find(i, hit, query, out);
+        if (has_unk) count = AddUnk(hit, query, count, out);
         hits[r] = hit;
         hits_end += count;
         r += count != 0;
@@ -307,6 +336,13 @@ class HitFinder {
       w_.hits.size = hits_end;
       w_.rows.size = r;
     }
+  }
+
+  std::uint32_t AddUnk(std::uint32_t hit, const FusedQuery& query, std::uint32_t count,
+                       const FusedOutput& out) const {
+    const FusedRun run = hit == 0 ? start_run_ : RunOf(hit);
+    const std::uint32_t node = level_->Find(run.begin, run.end, task_.lm->vocabulary().unk);
+    return node == kNoNode ? count : AddUnkHits(query, node, count, out);
   }
 
   // The hits that got rows from `begin` on lead to those. So far they led to their suffixes' rows
@@ -322,8 +358,11 @@ class HitFinder {
   }
 
   FusedSlot Slot(std::uint32_t j) const {
-    return {w_.symbols.data() + task_.Lane(j, 0), w_.symbols16.data() + task_.Lane(j, 0),
-            w_.symbol_tables.data() + j, task_.stride};
+    const Symbol* symbols = task_.has_unk ? w_.lm_symbols.data() : w_.symbols.data();
+    const std::size_t words = std::size_t{j} * task_.lane_words;
+    return {symbols + task_.Lane(j, 0), w_.symbols16.data() + task_.Lane(j, 0),
+            w_.symbol_tables.data() + j, task_.has_unk ? w_.unk_lanes.data() + words : nullptr,
+            task_.stride};
   }
   FusedQuery Query(const FusedSlot& slot, std::uint32_t suffix_row) {
     return {slot, LaneBits(suffix_row), w_.rows.hits_begin[suffix_row]};
@@ -343,7 +382,9 @@ class HitFinder {
 
   const FusedTask& task_;
   FusedWorkspace& w_;
-  std::uint32_t first_history_ = 0;  // the first hit of the length whose rows are being found
+  std::uint32_t first_history_ = 0;     // the first hit of the length whose rows are being found
+  const PackedLevel* level_ = nullptr;  // of those rows
+  FusedRun start_run_ = {0, 0};         // the children of the context's suffix of that length
 };
 
 // The row after a candidate: that of the longest history with a hit for it. The hits of a row are

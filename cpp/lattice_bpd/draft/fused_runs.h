@@ -25,6 +25,7 @@ struct FusedSlot {
   const Symbol* symbols;           // of the lanes; padding is kNoSymbol
   const std::uint16_t* symbols16;  // the same in 16 bits, for levels of 2-byte keys
   const FusedSymbolTable* table;   // the same, if Simd::kUsesTables
+  const std::uint64_t* unk_lanes;  // of token ids that are <unk> to the LM; null if there are none
   std::uint32_t num_lanes;         // padded
 };
 
@@ -184,6 +185,46 @@ std::uint32_t FindEach(const FusedQuery& query, const FusedOutput& out, const Fi
     out.lane_bits[word] = hit_bits;
   }
   return count;
+}
+
+// Adds hits of `node`, an n-gram that ends with <unk>, for the lanes that are <unk> to the LM,
+// among the `count` hits of other lanes. Returns how many there are then.
+inline std::uint32_t AddUnkHits(const FusedQuery& query, std::uint32_t node, std::uint32_t count,
+                                const FusedOutput& out) {
+  const std::uint32_t num_words = (query.slot.num_lanes + 63) / 64;
+  std::uint32_t suffix_hit = query.first_hit;
+  std::uint32_t total = 0;
+  for (std::uint32_t word = 0; word < num_words; ++word) {
+    const std::uint64_t added = query.lane_bits[word] & query.slot.unk_lanes[word];
+    suffix_hit += static_cast<std::uint32_t>(__builtin_popcountll(query.lane_bits[word]));
+    total += static_cast<std::uint32_t>(__builtin_popcountll(out.lane_bits[word] | added));
+  }
+  std::uint32_t at = total;
+  for (std::uint32_t word = num_words; word-- > 0;) {  // from the last, to move hits in place
+    const std::uint64_t added = query.lane_bits[word] & query.slot.unk_lanes[word];
+    std::uint64_t bits = query.lane_bits[word];
+    while (bits != 0) {
+      const auto lane = 63 - static_cast<std::uint32_t>(__builtin_clzll(bits));
+      const std::uint64_t bit = std::uint64_t{1} << lane;
+      bits ^= bit;
+      --suffix_hit;
+      const bool was_hit = (out.lane_bits[word] & bit) != 0;
+      count -= was_hit;
+      if ((added & bit) != 0) {
+        --at;
+        out.lane[at] = 64 * word + lane;
+        out.node[at] = node;
+        out.suffix_hit[at] = suffix_hit;
+      } else if (was_hit) {
+        --at;
+        out.lane[at] = out.lane[count];
+        out.node[at] = out.node[count];
+        out.suffix_hit[at] = out.suffix_hit[count];
+      }
+    }
+    out.lane_bits[word] |= added;
+  }
+  return total;
 }
 
 // The part of a run that is in a block.

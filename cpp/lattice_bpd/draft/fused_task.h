@@ -28,6 +28,8 @@ struct FusedTask {
         num_slots(static_cast<std::uint32_t>(lattice.num_slots())),
         has_transitions(lattice.has_transitions()),
         is_local(options.normalization == Normalization::kLocal),
+        has_unk(model != nullptr && (model->vocabulary().unlisted != nullptr ||
+                                     !model->vocabulary().is_token(lattice.max_token_id()))),
         max_length(model == nullptr ? 0 : static_cast<std::uint32_t>(model->order()) - 1) {
     for (std::uint32_t j = 0; j < num_slots; ++j) stride = std::max(stride, Width(j));
     stride = (stride + kFusedLanes - 1) / kFusedLanes * kFusedLanes;
@@ -57,6 +59,7 @@ struct FusedTask {
   const std::uint32_t num_slots;
   const bool has_transitions;
   const bool is_local;           // normalization
+  const bool has_unk;            // whether candidates may be <unk> to the LM
   std::uint32_t max_length;      // of histories: order - 1
   std::uint32_t stride = 0;      // lanes of a slot, padded
   std::uint32_t lane_words = 0;  // 64-bit words that have a bit for each lane
@@ -109,7 +112,7 @@ void LoadCandidates(const FusedTask& task, FusedWorkspace* w) {
     std::fill(symbols + width, symbols + stride, kNoSymbol);
     std::uint16_t* symbols16 = w->symbols16.data() + task.Lane(j, 0);
     for (std::uint32_t lane = 0; lane < stride; ++lane) {
-      symbols16[lane] = static_cast<std::uint16_t>(symbols[lane]);
+      symbols16[lane] = static_cast<std::uint16_t>(std::min<Symbol>(symbols[lane], 0xffff));
     }
   }
 }

@@ -51,11 +51,18 @@ class TextFinder {
     return o_.text_bits.data() + std::size_t{slot} * task_.lane_words;
   }
 
+  template <typename Visit>
+  void ForEachSymbol(const Visit& visit) const {
+    for (std::uint32_t j = 0; j < task_.num_slots; ++j) {
+      const Symbol* symbols = w_.symbols.data() + task_.Lane(j, 0);
+      for (std::uint32_t lane = 0; lane < task_.Width(j); ++lane) visit(symbols[lane]);
+    }
+  }
+
   bool FindTokens() {
     const std::uint32_t end = RootHits(task_.num_slots);
-    const std::uint32_t* symbols = w_.hits.node.data();  // of unigrams
-    for (std::uint32_t h = 1; h < end; ++h) trie_.PrefetchEntry(ContextTrie::kRoot, symbols[h]);
-    for (std::uint32_t h = 1; h < end; ++h) trie_.PrefetchNode(ContextTrie::kRoot, symbols[h]);
+    ForEachSymbol([this](Symbol symbol) { trie_.PrefetchEntry(ContextTrie::kRoot, symbol); });
+    ForEachSymbol([this](Symbol symbol) { trie_.PrefetchNode(ContextTrie::kRoot, symbol); });
     o_.cache_node.Resize(std::max<std::size_t>(o_.cache_node.size(), end));
     o_.text_bits.Resize(std::size_t{task_.num_slots} * task_.lane_words);
     std::fill(o_.text_bits.begin(), o_.text_bits.end(), 0);
@@ -64,9 +71,10 @@ class TextFinder {
     bool has_match = state.length > 0;
     for (std::uint32_t j = 0; j < task_.num_slots; ++j) {
       const bool is_last = j + 1 == task_.num_slots;
+      const Symbol* symbols = w_.symbols.data() + task_.Lane(j, 0);
       for (std::uint32_t lane = 0; lane < task_.Width(j); ++lane) {
         const std::uint32_t h = RootHits(j) + lane;
-        const std::uint32_t node = trie_.Find(ContextTrie::kRoot, symbols[h]);
+        const std::uint32_t node = trie_.Find(ContextTrie::kRoot, symbols[lane]);
         const bool is_history = !is_last && IsCacheHistory(1, node);
         o_.cache_node[h] = is_history ? node : kNoNode;
         has_match |= is_history;

@@ -186,6 +186,8 @@ struct FusedWorkspace {
   Buffer<std::uint32_t> lane_rows;  // of a boundary: the row of each lane, or kNoNode
 
   Buffer<FusedSymbolTable> symbol_tables;
+  Buffer<std::uint64_t> unk_lanes;   // (slots, ceil(stride / 64)): of token ids that are <unk>
+  Buffer<std::uint32_t> lm_symbols;  // (slots, stride): symbols, but none beyond the LM's
 
   FusedHits hits;
   FusedRows rows;

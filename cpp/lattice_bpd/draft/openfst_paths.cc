@@ -134,11 +134,26 @@ class TiedPaths {
   std::vector<ScoredPath> found_;
 };
 
+// The lattice with the LM's symbols as output.
+ScoreVectorFst WithLmSymbols(ScoreVectorFst lattice, const Vocabulary& vocabulary) {
+  for (StateId state = 0; state < lattice.NumStates(); ++state) {
+    for (fst::MutableArcIterator<ScoreVectorFst> i(&lattice, state); !i.Done(); i.Next()) {
+      ScoreArc arc = i.Value();
+      if (arc.ilabel != 0) {
+        arc.olabel = ToLabel(vocabulary.SymbolOf(static_cast<TokenId>(ToSymbol(arc.ilabel))));
+      }
+      i.SetValue(arc);
+    }
+  }
+  return lattice;
+}
+
 }  // namespace
 
-ScoreVectorFst ComposeWithLm(const ScoreVectorFst& lattice, const BackoffLm* lm,
-                             const LmState& start, double alpha) {
-  if (lm == nullptr) return lattice;
+ScoreVectorFst ComposeWithLm(const ScoreVectorFst& given, const BackoffLm* lm, const LmState& start,
+                             double alpha) {
+  if (lm == nullptr) return given;
+  const ScoreVectorFst lattice = WithLmSymbols(given, lm->vocabulary());
   const std::shared_ptr<const ScoreFst> acceptor = lm->acceptor_cache().Get(*lm, alpha);
   fst::ComposeFstImplOptions<LatticeMatcher, LmMatcher, Filter, StartStateTable> options;
   options.gc = false;

@@ -26,8 +26,9 @@ struct ArpaOptions {
   SpecialIds special_ids;
 };
 
-// Token ids that the file does not list get <unk>'s log probability if it has one, else cost
-// 1000. Throws IoError, ValueError (options), FormatError with the line of what cannot be used.
+// Token ids that the file does not list are <unk>, in histories and as events, as in KenLM: they
+// get its probabilities if it has some, else cost 1000. Throws IoError, ValueError (options),
+// FormatError with the line of what cannot be used.
 std::shared_ptr<const BackoffLm> ReadArpa(const std::string& path, const ArpaOptions& options);
 
 // The words of the unigram section in file order, <s>, </s> and <unk> left out: a word list for

@@ -69,6 +69,7 @@ class ArpaReader {
     for (int length = 2; length <= static_cast<int>(counts_.size()); ++length) {
       lists.push_back(ReadNgrams(length));
     }
+    if (!UnkMatters(lists)) vocabulary_.unlisted = nullptr;
     if (line_ != "\\end\\") {
       lines_.Fail(lines_.number(), "expected \\end\\ after the ", counts_.size(),
                   "-grams; the file is cut or has more orders than \\data\\ counts");
@@ -223,6 +224,25 @@ class ArpaReader {
     return found->second;
   }
 
+  // As a word of a longer n-gram.
+  Symbol ListedSymbolOf(std::string_view word) {
+    const Symbol symbol = SymbolOf(word);
+    if (vocabulary_.is_unlisted(symbol)) {
+      lines_.Fail(lines_.number(), "the word ", Quoted(word),
+                  " is not among the unigrams; add its unigram");
+    }
+    return symbol;
+  }
+
+  // Whether it matters that words which the file lacks are <unk>: they have its log probability
+  // anyway, so <unk> must have a backoff or be in a longer n-gram.
+  bool UnkMatters(const std::vector<NgramList>& lists) const {
+    if (lists[0].backoff[vocabulary_.unk] != 0.0f) return true;
+    return std::any_of(lists.begin() + 1, lists.end(), [this](const NgramList& list) {
+      return std::count(list.symbols.begin(), list.symbols.end(), vocabulary_.unk) != 0;
+    });
+  }
+
   NgramList UnigramList(const std::vector<Unigram>& unigrams) {
     constexpr float kUnset = 1.0f;
     NgramList list;
@@ -252,10 +272,17 @@ class ArpaReader {
     }
     const float unk = list.log_prob[vocabulary_.unk];
     const float unseen = unk == kUnset ? -kUnseenCost : unk;
+    std::vector<std::uint8_t> unlisted(BytesOfBits(vocabulary_.vocab_size), 0);
     for (Symbol symbol = 0; symbol < size; ++symbol) {
       if (list.log_prob[symbol] != kUnset) continue;
       const bool boundary = symbol == vocabulary_.bos || symbol == vocabulary_.eos;
       list.log_prob[symbol] = boundary ? kNeverLogProb : unseen;
+      const bool is_word = vocabulary_.is_token(symbol) && !boundary && symbol != vocabulary_.unk;
+      if (is_word) unlisted[symbol / 8] |= static_cast<std::uint8_t>(1 << symbol % 8);
+    }
+    const bool any = std::any_of(unlisted.begin(), unlisted.end(), [](auto bits) { return bits; });
+    if (any) {
+      vocabulary_.unlisted = std::make_shared<const std::vector<std::uint8_t>>(std::move(unlisted));
     }
     return list;
   }
@@ -272,7 +299,7 @@ class ArpaReader {
     std::string_view fields[kMaxFields];
     float log_prob, backoff;
     while (NextEntry(length, fields, &log_prob, &backoff)) {
-      for (int i = 1; i <= length; ++i) list.symbols.push_back(SymbolOf(fields[i]));
+      for (int i = 1; i <= length; ++i) list.symbols.push_back(ListedSymbolOf(fields[i]));
       list.log_prob.push_back(log_prob);
       list.backoff.push_back(backoff);
       list.source.push_back(lines_.number());

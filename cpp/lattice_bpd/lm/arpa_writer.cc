@@ -50,7 +50,8 @@ class ArpaWriter {
     text_ += "\\data\\\n";
     for (int m = 0; m < lm_.order(); ++m) {
       const bool both = m == 0 && lm_.vocabulary().bos == lm_.vocabulary().eos;
-      text_ += StrCat("ngram ", m + 1, "=", lm_.levels()[m].size() + both, "\n");
+      const std::uint64_t unlisted = m == 0 ? NumUnlisted() : 0;
+      text_ += StrCat("ngram ", m + 1, "=", lm_.levels()[m].size() + both - unlisted, "\n");
     }
     for (int m = 0; m < lm_.order(); ++m) {
       text_ += StrCat("\n\\", m + 1, "-grams:\n");
@@ -62,6 +63,14 @@ class ArpaWriter {
   }
 
  private:
+  std::uint64_t NumUnlisted() const {
+    std::uint64_t count = 0;
+    for (Symbol id = 0; id < lm_.vocabulary().vocab_size; ++id) {
+      count += lm_.vocabulary().is_unlisted(id);
+    }
+    return count;
+  }
+
   // Writes the n-grams of ngram's length that extend node `history` of level depth - 1, whose
   // symbols are in `ngram`.
   void WriteBelow(std::size_t depth, std::uint32_t history, const LogProbTexts& log_probs,
@@ -69,6 +78,7 @@ class ArpaWriter {
     const auto [first, last] = lm_.Children(static_cast<std::uint32_t>(depth), history);
     for (std::uint32_t node = first; node < last; ++node) {
       (*ngram)[depth] = lm_.levels()[depth].Key(node);
+      if (depth == 0 && lm_.vocabulary().is_unlisted(node)) continue;
       if (depth + 1 == ngram->size()) {
         WriteNgram(node, *ngram, log_probs);
       } else {
@@ -146,7 +156,7 @@ void CheckWords(const BackoffLm& lm, const std::vector<std::string>& words) {
           StrCat("to_arpa: the word ", Quoted(words[i]), " of token id ", i,
                  " is the word of another symbol too; give every token id its own word"));
     }
-    if (!words[i].empty() && words[i].find_first_of(" \t\r\n\v\f") == std::string::npos) continue;
+    if (!words[i].empty() && words[i].find_first_of(" \t\r\n") == std::string::npos) continue;
     throw ValueError(StrCat("to_arpa: the word of token id ", i,
                             " is empty or has white space in it, which ARPA cannot hold; leave "
                             "vocab out to write decimal token ids"));

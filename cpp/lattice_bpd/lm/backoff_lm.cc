@@ -48,6 +48,7 @@ BackoffLm::~BackoffLm() = default;
 
 LmStep BackoffLm::Query(const LmState& state, Symbol word) const {
   LmStep step;
+  word = vocabulary_.ListedOrUnk(word);
   std::uint32_t node = word;
   std::uint32_t matched = 0;  // symbols of history of the longest n-gram found
   const std::uint32_t longest = static_cast<std::uint32_t>(levels_.size()) - 1;
@@ -76,10 +77,9 @@ LmState BackoffLm::StateOf(Span<Symbol> history) const {
 
 LmState BackoffLm::StateOfContext(Span<TokenId> context, bool bos) const {
   for (std::size_t i = 0; i < context.size(); ++i) {
-    if (context[i] < 0 || static_cast<std::uint32_t>(context[i]) >= vocabulary_.vocab_size) {
-      throw ValueError(StrCat("context: token id ", context[i], " at position ", i,
-                              "; expected 0..", vocabulary_.vocab_size - 1,
-                              " (the LM's vocabulary)"));
+    if (context[i] < 0) {
+      throw ValueError(
+          StrCat("context: token id ", context[i], " at position ", i, "; expected 0 or above"));
     }
   }
   const bool has_bos = !context.empty() && static_cast<Symbol>(context[0]) == vocabulary_.bos;
@@ -87,7 +87,7 @@ LmState BackoffLm::StateOfContext(Span<TokenId> context, bool bos) const {
   std::size_t size = 0;
   const std::size_t wanted = levels_.size() - 1;
   if (bos && !has_bos && context.size() < wanted) history[size++] = vocabulary_.bos;
-  for (const TokenId token : context.Last(wanted)) history[size++] = static_cast<Symbol>(token);
+  for (const TokenId token : context.Last(wanted)) history[size++] = vocabulary_.SymbolOf(token);
   return StateOf(Span<Symbol>(history, size));
 }
 

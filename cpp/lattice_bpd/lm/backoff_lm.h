@@ -85,12 +85,12 @@ class BackoffLm {
   LmState StateOf(Span<Symbol> history) const;
 
   // The state after a text's tokens; <s> precedes them where bos is true, unless the text
-  // itself starts with a token that is named as <s>. Throws ValueError for ids outside the
-  // vocabulary.
+  // itself starts with a token that is named as <s>. Ids beyond the vocabulary are <unk>. Throws
+  // ValueError for negative ones.
   LmState StateOfContext(Span<TokenId> context, bool bos) const;
 
   // ln P(word | state) with exact backoff. Cost: one search for each suffix of the history that
-  // knows the word, and one more.
+  // knows the word, and one more. A token id that an ARPA file lacked is <unk>.
   LmStep Query(const LmState& state, Symbol word) const;
 
   // The nodes of level `length` that extend node `node` of level length - 1: [first, second). For

@@ -104,7 +104,7 @@ bool ContextNgram::IsActive(bool has_lm) const {
 }
 
 void ContextNgram::CheckLm(const BackoffLm* lm) const {
-  if (lm == nullptr || lm->vocabulary().vocab_size == vocab_size_) return;
+  if (lm == nullptr || MayShareIds(lm->vocabulary().vocab_size, vocab_size_)) return;
   throw ValueError(StrCat("the cache has a vocabulary of ", vocab_size_, " tokens, the LM one of ",
                           lm->vocabulary().vocab_size,
                           "; make the ContextNGram with the LM's vocab_size"));
@@ -140,7 +140,7 @@ void ContextNgram::Update(Span<TokenId> tokens, const BackoffLm* lm, bool bos) {
     const auto word = static_cast<Symbol>(token);
     double static_prob = kHeadsProb;
     if (lm != nullptr) {
-      const LmStep step = lm->Query(state, word);
+      const LmStep step = lm->Query(state, lm->vocabulary().SymbolOf(token));
       static_prob = std::exp(step.TotalLogProb());
       state = step.next;
     }
@@ -183,7 +183,10 @@ double ContextNgram::LogProb(TokenId token_id, Span<TokenId> context, const Back
   CheckTokens(context, "log_prob: context");
   const auto word = static_cast<Symbol>(token_id);
   double log_prob = -std::log(static_cast<double>(vocab_size_));
-  if (lm != nullptr) log_prob = lm->Query(lm->StateOfContext(context, bos), word).TotalLogProb();
+  if (lm != nullptr) {
+    const Symbol symbol = lm->vocabulary().SymbolOf(token_id);
+    log_prob = lm->Query(lm->StateOfContext(context, bos), symbol).TotalLogProb();
+  }
   const auto lock = LockForReading();
   if (!IsActive(lm != nullptr)) return log_prob;
   const ContextState state = trie_.StateOf(context);

@@ -42,7 +42,7 @@ class ContextNgram {
 
   // Adjusts the weights to tokens of the text, and counts them. `lm` is the static LM that the
   // cache is mixed with, or null; <s> precedes the text where bos is true. Throws ValueError
-  // for ids outside the vocabulary or an LM with another one; then nothing is counted.
+  // for ids outside the vocabulary or an LM of another tokenizer; then nothing is counted.
   void Update(Span<TokenId> tokens, const BackoffLm* lm, bool bos);
 
   // Forgets text and weights.
@@ -91,7 +91,7 @@ class ContextNgram {
     return static_cast<double>(ngram.count) / trie_.node(ngram.parent).successors;
   }
 
-  // Throws ValueError where the LM has another vocabulary than the cache.
+  // Throws ValueError where the LM is of another tokenizer than the cache (MayShareIds).
   void CheckLm(const BackoffLm* lm) const;
 
  private:

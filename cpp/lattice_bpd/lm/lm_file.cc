@@ -30,6 +30,7 @@ class Reader {
       VerifyGaps();
     }
     forms_ = Find<LevelForm>(SectionKind::kLevelForms, 0, header_.order);
+    ReadUnlisted();
     std::vector<PackedLevel> levels;
     storage_.resize(header_.order);
     for (std::uint32_t m = 0; m < header_.order; ++m) levels.push_back(ReadLevel(m));
@@ -147,6 +148,14 @@ class Reader {
            entry->size, " bytes; expected ", count, " elements of ", sizeof(T));
     }
     return {reinterpret_cast<const T*>(file_->data() + entry->offset), count};
+  }
+
+  void ReadUnlisted() {
+    if (Entry(SectionKind::kUnlisted, 0) == nullptr) return;
+    const auto unlisted =
+        Find<std::uint8_t>(SectionKind::kUnlisted, 0, BytesOfBits(vocabulary_.vocab_size));
+    vocabulary_.unlisted =
+        std::make_shared<const std::vector<std::uint8_t>>(unlisted.begin(), unlisted.end());
   }
 
   // The values of codes of so many bytes.

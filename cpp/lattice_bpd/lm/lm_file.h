@@ -56,6 +56,7 @@ enum class SectionKind : std::uint32_t {
   kChildBases = 6,
   kSamples = 7,
   kWideChildren = 8,
+  kUnlisted = 9,  // Vocabulary::unlisted, at level 0
 };
 
 struct SectionEntry {

@@ -28,6 +28,10 @@ void AddSection(SectionKind kind, int level, const Span<T>& values, std::vector<
 std::vector<Section> SectionsOf(const BackoffLm& lm, const std::vector<LevelForm>& forms) {
   std::vector<Section> sections;
   AddSection(SectionKind::kLevelForms, 0, Span<LevelForm>(forms), &sections);
+  if (lm.vocabulary().unlisted != nullptr) {
+    const Span<std::uint8_t> unlisted(*lm.vocabulary().unlisted);
+    AddSection(SectionKind::kUnlisted, 0, unlisted, &sections);
+  }
   for (int m = 0; m < lm.order(); ++m) {
     const PackedLevel& level = lm.levels()[m];
     AddSection(SectionKind::kKeys, m, level.keys, &sections);

@@ -1,5 +1,7 @@
 #include "lattice_bpd/lm/lm_fst.h"
 
+#include <fst/arcsort.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -27,6 +29,7 @@ void ForEachState(const BackoffLm& lm, const LmState& state, const Visit& visit)
   for (std::uint32_t node = first; node < last; ++node) {
     const Symbol word = lm.levels()[state.length].Key(node);
     if (word >= lm.vocabulary().num_symbols()) continue;  // a damaged file
+    if (lm.vocabulary().is_unlisted(word)) continue;      // <unk> comes too
     const LmState longer = lm.Query(state, word).next;
     if (longer.length > state.length) ForEachState(lm, longer, visit);
   }
@@ -38,17 +41,20 @@ std::uint64_t NumStates(const BackoffLm& lm) {
   return count;
 }
 
-// Adds the arcs of one history. `cost` turns a natural log into an arc's weight.
+// Adds the arcs of one history, those of <unk> if has_unk. `cost` turns a natural log into an arc's
+// weight.
 template <typename Arc, typename Cost>
-void AddArcs(const BackoffLm& lm, const LmState& state, const Cost& cost,
+void AddArcs(const BackoffLm& lm, const LmState& state, const Cost& cost, bool has_unk,
              fst::VectorFst<Arc>* out) {
+  const Vocabulary& vocabulary = lm.vocabulary();
   const std::int32_t from = FstState(lm, state);
   const PackedLevel& level = lm.levels()[state.length];
   const auto [first, last] = lm.Children(state.length, Longest(state));
   out->ReserveArcs(from, last - first + 1);
   for (std::uint32_t node = first; node < last; ++node) {
     const Symbol word = level.Key(node);
-    if (!lm.vocabulary().is_token(word)) continue;
+    const bool has_arc = vocabulary.is_token(word) || (has_unk && word == vocabulary.unk);
+    if (!has_arc || vocabulary.is_unlisted(word)) continue;
     const std::int32_t to = FstState(lm, lm.Query(state, word).next);
     out->AddArc(from, Arc(ToLabel(word), ToLabel(word), cost(level.LogProb(node)), to));
   }
@@ -70,6 +76,35 @@ void AddExpandedArcs(const BackoffLm& lm, const LmState& state, const Cost& cost
     const LmStep step = lm.Query(state, word);
     out->AddArc(from, Arc(ToLabel(word), ToLabel(word), cost(step.TotalLogProb()),
                           FstState(lm, step.next)));
+  }
+}
+
+// Gives the token ids that are <unk> its arcs; its own remains if it is a token id.
+void ReplaceUnkArcs(const Vocabulary& vocabulary, fst::VectorFst<fst::StdArc>* out) {
+  const Label unk = ToLabel(vocabulary.unk);
+  std::vector<Label> labels;
+  for (Symbol id = 0; id < vocabulary.vocab_size; ++id) {
+    if (vocabulary.ListedOrUnk(id) == vocabulary.unk) labels.push_back(ToLabel(id));
+  }
+  std::uint64_t num_arcs = 0;
+  for (int state = 0; state < out->NumStates(); ++state) {
+    std::vector<fst::StdArc> arcs;
+    for (fst::ArcIterator<fst::StdFst> i(*out, state); !i.Done(); i.Next()) {
+      const fst::StdArc& arc = i.Value();
+      if (arc.ilabel != unk) arcs.push_back(arc);
+      if (arc.ilabel != unk) continue;
+      for (const Label label : labels) {
+        arcs.emplace_back(label, label, arc.weight, arc.nextstate);
+      }
+    }
+    num_arcs += arcs.size();
+    if (num_arcs > kMaxExpandedArcs) {
+      throw ValueError(StrCat("to_pywrapfst: ", labels.size(), " token ids are <unk> to the LM, ",
+                              "which has too many n-grams with it to write out an arc for each"));
+    }
+    std::sort(arcs.begin(), arcs.end(), fst::ILabelCompare<fst::StdArc>());
+    out->DeleteArcs(state);
+    for (const fst::StdArc& arc : arcs) out->AddArc(state, arc);
   }
 }
 
@@ -100,9 +135,10 @@ std::shared_ptr<const ScoreFst> AcceptorCache::Get(const BackoffLm& lm, double s
   const auto cost = [scale](double natural_log) {
     return ScoreWeight(-ToScoreGrid(scale * natural_log));
   };
-  const auto vector_fst = BuildFst<ScoreArc>(
-      lm,
-      [&](const LmState& state, fst::VectorFst<ScoreArc>* out) { AddArcs(lm, state, cost, out); });
+  const auto vector_fst =
+      BuildFst<ScoreArc>(lm, [&](const LmState& state, fst::VectorFst<ScoreArc>* out) {
+        AddArcs(lm, state, cost, /*has_unk=*/true, out);
+      });
   CheckFst(vector_fst, "the LM as an FST");
   auto built = std::make_shared<const ScoreFst>(vector_fst);
   if (entries_.size() == kCapacity) entries_.erase(entries_.begin());
@@ -121,17 +157,19 @@ std::string LmToFstBytes(const BackoffLm& lm, const LmState& start,
   const auto cost = [](double natural_log) {
     return fst::TropicalWeight(static_cast<float>(-natural_log));
   };
+  const bool has_unk = lm.vocabulary().unlisted != nullptr;
   auto out = BuildFst<fst::StdArc>(lm, [&](const LmState& state, fst::VectorFst<fst::StdArc>* fst) {
     if (options.expand_failures) {
       AddExpandedArcs(lm, state, cost, fst);
     } else {
-      AddArcs(lm, state, cost, fst);
+      AddArcs(lm, state, cost, has_unk, fst);
     }
     if (options.end_of_sentence) {
       const double log_prob = lm.Query(state, lm.vocabulary().eos).TotalLogProb();
       fst->SetFinal(FstState(lm, state), cost(log_prob));
     }
   });
+  if (has_unk && !options.expand_failures) ReplaceUnkArcs(lm.vocabulary(), &out);
   out.SetStart(FstState(lm, start));
   CheckFst(out, "to_pywrapfst");
   return options.const_fst ? FstToBytes(fst::ConstFst<fst::StdArc>(out)) : FstToBytes(out);

@@ -4,7 +4,9 @@
 // has an arc for each n-gram that extends it (label of the symbol, cost -scale * ln P) and one
 // failure arc (FailureLabel) to its suffix, costing -scale * ln backoff: it may be followed only
 // where no other arc matches, so it needs a phi matcher, and reading it as epsilon is wrong.
-// Only token ids have arcs. Every state is final: at cost 0, or at that of </s>.
+// Only token ids have arcs; those that an ARPA file lacks have the arcs of <unk>, in the FST that
+// is written. In that of a search <unk> itself has them, and what is composed with it says <unk>.
+// Every state is final: at cost 0, or at that of </s>.
 #ifndef LATTICE_BPD_LM_LM_FST_H_
 #define LATTICE_BPD_LM_LM_FST_H_
 

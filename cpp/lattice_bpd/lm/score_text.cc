@@ -9,13 +9,14 @@
 namespace lattice_bpd {
 namespace {
 
+// What the LM has n-grams of.
 Symbol CheckedSymbol(const BackoffLm& lm, TokenId token_id, std::size_t position) {
   const std::uint32_t vocab_size = lm.vocabulary().vocab_size;
   if (token_id < 0 || static_cast<std::uint32_t>(token_id) >= vocab_size) {
     throw ValueError(StrCat("score: token id ", token_id, " at position ", position,
                             "; expected 0..", vocab_size - 1, " (the LM's vocabulary)"));
   }
-  return static_cast<Symbol>(token_id);
+  return lm.vocabulary().ListedOrUnk(static_cast<Symbol>(token_id));
 }
 
 // ln P of the symbol at `at` of the block, given those before it.
@@ -89,7 +90,8 @@ std::vector<double> LogProbs(const BackoffLm& lm, Span<TokenId> token_ids,
     const auto end = static_cast<std::size_t>(offsets[i + 1]);
     const LmState state = lm.StateOfContext(token_ids.Slice(begin, end), bos);
     for (std::size_t j = i * width; j < (i + 1) * width; ++j) {
-      const Symbol symbol = CheckedSymbol(lm, candidates[j], end - begin);
+      if (candidates[j] < 0) CheckedSymbol(lm, candidates[j], end - begin);  // throws
+      const Symbol symbol = lm.vocabulary().SymbolOf(candidates[j]);
       log_probs.push_back(lm.Query(state, symbol).TotalLogProb());
     }
   }

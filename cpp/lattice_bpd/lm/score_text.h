@@ -18,8 +18,8 @@ double LogProb(const BackoffLm& lm, TokenId token_id, Span<TokenId> context, boo
 
 // ln P of k candidates after each of B contexts, (B, k): context i is token_ids[offsets[i]] ..
 // token_ids[offsets[i + 1] - 1]. O(order) for each context, then as Query for each candidate.
-// Throws ValueError for ids outside the vocabulary, offsets that do not rise from 0 to the number
-// of token ids, or candidates that are not as many for each context.
+// Ids beyond the vocabulary are <unk>. Throws ValueError for negative ones, offsets that do not
+// rise from 0 to the number of token ids, or candidates that are not as many for each context.
 std::vector<double> LogProbs(const BackoffLm& lm, Span<TokenId> token_ids,
                              Span<std::int64_t> offsets, Span<TokenId> candidates, bool bos);
 

@@ -49,18 +49,38 @@ void NormaliseWeights(std::size_t num_lms, std::vector<double>* weights) {
   }
 }
 
+// Token ids are <unk> to the mixture that are <unk> to all LMs.
+Vocabulary MixedVocabulary(const LmList& lms) {
+  Vocabulary vocabulary = lms[0]->vocabulary();
+  if (vocabulary.unlisted == nullptr) return vocabulary;
+  std::vector<std::uint8_t> unlisted = *vocabulary.unlisted;
+  for (const auto& lm : lms) {
+    if (lm->vocabulary().unlisted == nullptr) unlisted.clear();
+    for (std::size_t i = 0; i < unlisted.size(); ++i)
+      unlisted[i] &= (*lm->vocabulary().unlisted)[i];
+  }
+  vocabulary.unlisted = nullptr;
+  if (!unlisted.empty()) {
+    vocabulary.unlisted = std::make_shared<const std::vector<std::uint8_t>>(std::move(unlisted));
+  }
+  return vocabulary;
+}
+
 // The union's n-grams of order 2 and up whose first symbol lies in a range, in lexicographic order.
 class UnionBuilder {
  public:
-  UnionBuilder(const LmList& lms, const std::vector<double>& weights, int order)
+  UnionBuilder(const LmList& lms, const Vocabulary& vocabulary, const std::vector<double>& weights,
+               int order)
       : levels(static_cast<std::size_t>(order)),
         lms_(lms),
+        vocabulary_(vocabulary),
         weights_(weights),
         states_(static_cast<std::size_t>(order) + 1, std::vector<LmState>(lms.size())) {}
 
   void AddSymbol(Symbol symbol) {
     for (std::size_t i = 0; i < lms_.size(); ++i) {
-      states_[1][i] = lms_[i]->Query(LmState{}, symbol).next;
+      const bool is_unlisted = vocabulary_.is_unlisted(symbol);  // its n-grams are those of <unk>
+      states_[1][i] = is_unlisted ? LmState{} : lms_[i]->Query(LmState{}, symbol).next;
     }
     AddChildren(1);
   }
@@ -108,6 +128,7 @@ class UnionBuilder {
   }
 
   const LmList& lms_;
+  const Vocabulary& vocabulary_;
   const std::vector<double>& weights_;
   std::vector<std::vector<LmState>> states_;  // [length][LM]
 };
@@ -168,17 +189,18 @@ Trie InterpolateLms(const LmList& all_lms, std::vector<double> all_weights, int 
     weights.push_back(all_weights[i]);
     order = std::max(order, all_lms[i]->order());
   }
+  const Vocabulary vocabulary = MixedVocabulary(lms);
   const std::vector<std::size_t> bounds = SplitSymbols(lms);
   std::vector<std::vector<TrieLevel>> parts(bounds.size() - 1);
   RunParallel(parts.size(), threads, [&](std::size_t part) {
-    UnionBuilder builder(lms, weights, order);
+    UnionBuilder builder(lms, vocabulary, weights, order);
     for (std::size_t symbol = bounds[part]; symbol < bounds[part + 1]; ++symbol) {
       CheckInterrupted();
       builder.AddSymbol(static_cast<Symbol>(symbol));
     }
     parts[part] = std::move(builder.levels);
   });
-  Trie trie{lms[0]->vocabulary(), std::vector<TrieLevel>(static_cast<std::size_t>(order))};
+  Trie trie{vocabulary, std::vector<TrieLevel>(static_cast<std::size_t>(order))};
   MixUnigrams(lms, weights, &trie.levels[0]);
   for (int m = 0; m + 1 < order; ++m) trie.levels[m].child_begin = {0};
   for (std::vector<TrieLevel>& part : parts) {

@@ -229,7 +229,8 @@ class NGramLM:
         Args:
             path: The file, plain or gzipped.
             vocab_size: V; default: the largest token id + 1, or the number of words in vocab.
-                Token ids that are not in the file get the probability of ``<unk>``, or cost 1000.
+                Token ids that are not in the file are ``<unk>``, in contexts and as events, as in
+                KenLM; without an ``<unk>`` in the file they have cost 1000.
             vocab: The word of each token id: words, a tokenizer, or a file of either; see
                 :func:`lattice_bpd.lm.read_words`. Without it the words must be decimal
                 token ids ("17"). :func:`lattice_bpd.lm.read_arpa_words` numbers words that have
@@ -253,7 +254,10 @@ class NGramLM:
             return cls(_core.read_arpa(plain, numbers[0], words, *numbers[1:]))
 
     def to_arpa(self, path: StrPath, *, vocab: Vocab | None = None) -> None:
-        """Writes ARPA text with nine significant digits; reading it back gives the same model.
+        """Writes ARPA text with nine significant digits.
+
+        Reading it back with the same vocab_size or vocab gives the same model. Token ids that were
+        not in the ARPA file that the LM was read from are left out if its ``<unk>`` has n-grams.
 
         Args:
             path: The file; written to a temporary file, then renamed. Gzipped if the name ends in
