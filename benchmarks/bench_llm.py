@@ -44,7 +44,7 @@ WARM_UP = 8  # tokens
 
 def measure(
     lines: Sequence[Line], rows: list[dict[str, Any]], tokenizer: Any, counter: CallCounter,
-    tokens: int, minutes: float,
+    tokens: int, positions: int, minutes: float,
 ) -> list[Prompt]:  # fmt: skip
     """Decodes prompts by all lines until the time is over; returns those that were decoded."""
     rng = random.Random(0)
@@ -57,6 +57,9 @@ def measure(
         if prompts and (time.perf_counter() - start) * (1 + 1 / len(prompts)) > 60 * minutes:
             break
         prompt = make_prompt(row, tokenizer, lambda ids: greedy.decode(ids, tokens)[0])
+        if len(prompt.token_ids) + tokens > positions:
+            watcher.advance(note=f"{prompt.name} is longer than the model's {positions} positions")
+            continue
         if not prompts:
             for line in lines:
                 line.decode(prompt.token_ids, WARM_UP)
@@ -65,6 +68,8 @@ def measure(
         prompts.append(prompt)
         watcher.advance(note=prompt.name)
     watcher.end()
+    if not prompts:
+        raise SystemExit(f"bench_llm: no prompt has {positions - tokens} tokens or fewer")
     return prompts
 
 
@@ -198,6 +203,7 @@ def main() -> None:
     )
     parser.add_argument("--heads", type=Path, metavar="DIR", help="draft heads")
     parser.add_argument("--lines", metavar="NAME;..", help="only these lines, besides greedy")
+    parser.add_argument("--dtype", default="bfloat16", help="of the model (default bfloat16)")
     parser.add_argument("--split", default="test", choices=("test", "tuning"))
     parser.add_argument("--tokens", type=int, default=96, help="most new tokens (default 96)")
     parser.add_argument("--minutes", type=float, help="of decoding, at most")
@@ -208,15 +214,18 @@ def main() -> None:
 
     folder = args.model or fetch_model()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=args.dtype).eval()
     lines, skipped = make_lines(model, load_sources(args), quick=args.quick)
     if args.lines:
         lines = [line for line in lines if line.name in (GREEDY, *args.lines.split(";"))]
     for name, reason in skipped.items():
         print(f"left out: {name} ({reason})")
     minutes = args.minutes or (QUICK_MINUTES if args.quick else MINUTES)
+    positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
     with CallCounter(model) as counter:
-        prompts = measure(lines, read_rows(args.split), tokenizer, counter, args.tokens, minutes)
+        prompts = measure(
+            lines, read_rows(args.split), tokenizer, counter, args.tokens, positions, minutes
+        )
     summary = summarize(lines, prompts)
     print_tables(summary)
     if args.json:
@@ -227,7 +236,12 @@ def main() -> None:
             ]
             for line in lines
         }
-        settings = {"model": Path(folder).name, "split": args.split, "tokens": args.tokens}
+        settings = {
+            "model": Path(folder).name,
+            "dtype": args.dtype,
+            "split": args.split,
+            "tokens": args.tokens,
+        }
         write_json(args.json, {"machine": describe_machine(), **settings, **summary,
                                "left_out": skipped, "runs": records})  # fmt: skip
 

@@ -36,19 +36,18 @@ class Ours(NamedTuple):
 OURS = {
     "greedy": Ours("greedy", quick=False),
     "BPD": Ours("bpd", ("heads",), quick=False),
-    "tree, heads": Ours("tree", ("heads",), {"max_nodes": NODES}, quick=False),
     "1-best, heads + LM": Ours("ngram", ("heads", "lm"), quick=False),
     "16-best, heads + LM": Ours("p_best", ("heads", "lm"), quick=False),
+    "tree, heads": Ours("tree", ("heads",), {"max_nodes": NODES}, quick=False),
     "tree, heads + LM": Ours("tree", ("heads", "lm"), {"max_nodes": NODES}),
     "tree, heads + LM + text": Ours(
         "tree", ("heads", "lm"), {"max_nodes": NODES, "ngram_cache": True}, quick=False
     ),
-    "mixture, text": Ours("mixture", (), {"max_nodes": NODES}),
-    "mixture, text + LM": Ours("mixture", ("lm",), {"max_nodes": NODES}),
-    "mixture, text + LM + heads": Ours("mixture", ("lm", "heads"), {"max_nodes": NODES}),
-    "mixture, text; any size": Ours("mixture"),
-    "mixture, text + LM; any size": Ours("mixture", ("lm",)),
-    "mixture, text + LM + heads; any size": Ours("mixture", ("lm", "heads")),
+    **{
+        f"mixture, {' + '.join(('text', *sources))}{label}": Ours("mixture", sources, options)
+        for label, options in ((f", {NODES} nodes", {"max_nodes": NODES}), (", any size", {}))
+        for sources in ((), ("lm",), ("lm", "heads"))
+    },
 }
 
 
@@ -117,7 +116,8 @@ def make_lines(
 
 
 def _transformers(model: Any, options: dict[str, Any]) -> Decode:
-    stops = [model.generation_config.eos_token_id]
+    ends = model.generation_config.eos_token_id
+    stops = ends if isinstance(ends, list) else [] if ends is None else [ends]
 
     def decode(prompt: list[int], tokens: int) -> tuple[list[int], dict[str, float]]:
         return generate_with_transformers(model, prompt, tokens, stops, **options), {}

@@ -38,21 +38,29 @@ def make_prompt(row: dict[str, Any], tokenizer: Any, answer: Answer) -> Prompt:
 
     Args:
         row: of a prompts file.
-        tokenizer: of `transformers`, with a chat template.
+        tokenizer: of `transformers`.
         answer: the model's answer, token ids, to token ids: for a chat's earlier turns.
     """
     messages: list[dict[str, str]] = []
     users = row.get("turns") or [message["content"] for message in row["messages"]]
     for number, text in enumerate(users):
         messages.append({"role": "user", "content": text})
-        encoded = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=True
-        )
-        token_ids = list(encoded["input_ids"])
+        token_ids = encode(messages, tokenizer)
         if number + 1 < len(users):
             output = tokenizer.decode(answer(token_ids), skip_special_tokens=True)
             messages.append({"role": "assistant", "content": output})
     return Prompt(row["id"], row["kind"], token_ids)
+
+
+def encode(messages: list[dict[str, str]], tokenizer: Any) -> list[int]:
+    """Messages in the model's chat template, or one after the other if it has none."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        encoded = tokenizer("\n\n".join(message["content"] for message in messages))
+    else:
+        encoded = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True
+        )
+    return list(encoded["input_ids"])
 
 
 def count_copied(prompt: Sequence[int], output: Sequence[int], window: int = COPY_WINDOW) -> int:

@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("rich")
 pytest.importorskip("jinja2")
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+PROMPT_LOOKUP = "transformers prompt lookup"
 MODULES = ("bench_llm", "llm_lines", "llm_prompts", "peer_drafters", "peer_trees", "corpus",
            "report", "machine")  # fmt: skip
 
@@ -69,6 +70,8 @@ def test_small_run(
     NGramLM.train(texts, 3, vocab_size=size, smoothing="witten_bell").save(lm)
     rows = bench.read_rows("test")
     chosen = [rows[i] for i in (0, 2, 7)]  # the last one is a chat
+    too_long = {**rows[0], "id": "long", "messages": [{"role": "user", "content": "x" * 9000}]}
+    chosen.insert(1, too_long)
     monkeypatch.setattr(bench, "read_rows", lambda _split: chosen)
     arguments = ["bench_llm.py", "--model", str(folder), "--lm", str(lm), "--tokens", "12"]
     monkeypatch.setattr(sys, "argv", [*arguments, "--json", str(path)])
@@ -78,7 +81,10 @@ def test_small_run(
     results = json.loads(path.read_text())
     assert results["texts"]["all"]["prompts"] == 3
     assert set(results["texts"]) == {"all", "writing", "mathematics", "chat"}
-    for name in ("greedy", "mixture, text + LM", "transformers prompt lookup"):
+    ours = [f"mixture, {sources}, {size}" for sources in ("text", "text + lm")
+            for size in ("16 nodes", "any size")]  # fmt: skip
+    assert set(results["lines"]) == {"transformers greedy", "greedy", *ours, PROMPT_LOOKUP}
+    for name in (*ours, PROMPT_LOOKUP):
         assert results["lines"][name]["all"]["tokens_per_call"]["value"] >= 1.0
         assert len(results["runs"][name]) == 3
     greedy = results["lines"]["greedy"]["all"]
@@ -89,6 +95,8 @@ def test_small_run(
 
 def test_a_chat_is_measured_at_its_last_turn(bench: Any) -> None:
     class Template:
+        chat_template = "lengths"
+
         def apply_chat_template(self, messages: list[dict[str, str]], **_options: Any) -> Any:
             return {"input_ids": [len(m["content"]) for m in messages]}
 
