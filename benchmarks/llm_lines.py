@@ -34,7 +34,6 @@ class Ours(NamedTuple):
 
 
 OURS = {
-    "greedy": Ours("greedy", quick=False),
     "BPD": Ours("bpd", ("heads",), quick=False),
     "1-best, heads + LM": Ours("ngram", ("heads", "lm"), quick=False),
     "16-best, heads + LM": Ours("p_best", ("heads", "lm"), quick=False),
