@@ -106,10 +106,10 @@ def test_outputs_across_a_boundary_are_those_of_generate(kind):
                 result = generate(model, prompt, drafter, layout=layout, max_new_tokens=COUNT)
                 assert (length, result.token_ids) == (length, wanted)
                 accepted += result.stats.tokens - result.stats.target_calls
-        assert generate(model, prompt, "lookup", max_new_tokens=COUNT).token_ids == wanted
+        assert generate(model, prompt, "mixture", max_new_tokens=COUNT).token_ids == wanted
         output = model.generate(
             torch.tensor([prompt]), attention_mask=torch.ones(1, length), do_sample=False,
-            max_new_tokens=COUNT, custom_generate=CustomGenerate(drafter="lookup"),
+            max_new_tokens=COUNT, custom_generate=CustomGenerate(drafter="mixture"),
         )  # fmt: skip
         assert output[0, length:].tolist() == wanted
         assert plain_generate(model, prompt) == wanted  # ours leaves nothing in the model
@@ -131,13 +131,13 @@ def test_drafts_end_before_a_boundary():
 def test_batches_are_on_one_side_of_a_boundary(kind, refused):
     model = build(kind)
     with pytest.raises(ValueError, match=r"change at position 16 for all texts of a call.*from 5"):
-        generate(model, [text_of(kind, n)[0] for n in (5, 14)], "lookup", max_new_tokens=COUNT)
-    few = generate(model, [text_of(kind, n)[0] for n in (5, 14)], "lookup", max_new_tokens=3)
+        generate(model, [text_of(kind, n)[0] for n in (5, 14)], "mixture", max_new_tokens=COUNT)
+    few = generate(model, [text_of(kind, n)[0] for n in (5, 14)], "mixture", max_new_tokens=3)
     assert [one.token_ids for one in few] == [text_of(kind, n)[1][:3] for n in (5, 14)]
     longer = [text_of(kind, n) for n in (17, 24)]
     if refused:
         with pytest.raises(ValueError, match="change at position 16"):
-            generate(model, [prompt for prompt, _ in longer], "lookup", max_new_tokens=COUNT)
+            generate(model, [prompt for prompt, _ in longer], "mixture", max_new_tokens=COUNT)
         return
     drafters = [PlantedDrafter(wanted, len(prompt)) for prompt, wanted in longer]
     results = generate(model, [prompt for prompt, _ in longer], drafters, max_new_tokens=COUNT)
@@ -153,16 +153,16 @@ def test_a_model_that_loses_its_text_at_the_boundary_is_refused():
     prompt = list(range(1, 6))
     message = "prepare_inputs_for_generation of this Phi4.* changes what .* a text of 17 tokens"
     with pytest.raises(ValueError, match=message):
-        generate(model, prompt, "lookup", max_new_tokens=COUNT)
+        generate(model, prompt, "mixture", max_new_tokens=COUNT)
     with generation_settings(model, {"eos_token_id": None}):
         wanted = plain_generate(model, prompt)
-        assert generate(model, prompt, "lookup", max_new_tokens=9).token_ids == wanted[:9]
+        assert generate(model, prompt, "mixture", max_new_tokens=9).token_ids == wanted[:9]
         prompt = list(range(1, 21))
         wanted = plain_generate(model, prompt)
-        assert generate(model, prompt, "lookup", max_new_tokens=COUNT).token_ids == wanted
+        assert generate(model, prompt, "mixture", max_new_tokens=COUNT).token_ids == wanted
         output = model.generate(
             torch.tensor([prompt]), max_new_tokens=COUNT, do_sample=False,
-            custom_generate=CustomGenerate(drafter="lookup"),
+            custom_generate=CustomGenerate(drafter="mixture"),
         )  # fmt: skip
         assert output[0, 20:].tolist() == wanted
 
