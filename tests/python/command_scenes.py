@@ -337,6 +337,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 LOAD_TOKENIZER: FakeTokenizer(),
                 "lattice_bpd.evaluate.tasks.read_task": returns(EXAMPLES),
                 "lattice_bpd.cli.files.load_causal_lm": lambda path: Stub(str(path)),
+                FIND_STOP_TOKENS: frozenset({0}),
                 "lattice_bpd.evaluate.live.speculation.measure_speculation": [],
                 "lattice_bpd.atomic_files.write_text": None,
                 "lattice_bpd.cli.speculation.make_table": END,

@@ -151,6 +151,26 @@ def test_a_record_in_python_has_the_stop_tokens_of_the_model(parts, tmp_path):
         assert [text.output.tolist() for text in read_record(folder).texts] == expected
 
 
+@pytest.mark.parametrize("source", ["list of the generation config", "config", "none"])
+@pytest.mark.parametrize("length", [1, 5])
+def test_speculation_is_measured_on_texts_that_end(parts, source, length, tmp_path, capsys):
+    """Sampling from the best token alone is greedy decoding; a draft model is its own target."""
+    pytest.importorskip("rich")
+    folder, data, report = (tmp_path / name for name in ("model", "prompts.jsonl", "report.json"))
+    ends = write_model(parts, folder, source)
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in PROMPTS))
+    run(
+        capsys, "speculation", folder, "--draft-model", folder, "--task", "jsonl", "--data", data,
+        "--max-new-tokens", LIMIT, "--accept", "rejection:1.0,top_k=1", "--draft-lengths", length,
+        "--json", report,
+    )  # fmt: skip
+    (line,) = json.loads(report.read_text())["speculation"]
+    expected = [len(generated(parts.model.base, ids, ends)) for ids in parts.prompts]
+    assert line["tokens"] == sum(expected)
+    assert line["measured_acceptance_rate"] == 1.0
+    assert line["measured_tokens_per_call"] == length + 1
+
+
 @pytest.mark.parametrize("source", ["list of the generation config", "config"])
 def test_certificates_of_texts_that_ended(parts, source, tmp_path, capsys):
     write_model(parts, tmp_path / "model", source)
@@ -172,6 +192,15 @@ def test_a_constraint_needs_a_stop_token(parts, tmp_path, capsys):
     write_model(parts, tmp_path / "model", "config")
     report = json.loads(run(capsys, *arguments, "--json"))
     assert (report["finish"], report["token_ids"][-1]) == ("stop_token", parts.end)
+
+
+def test_a_tokenizer_of_unknown_class_names_its_eos_token(parts, tmp_path):
+    write_model(parts, tmp_path, "tokenizer")
+    path = tmp_path / "tokenizer_config.json"
+    content = json.loads(path.read_text())
+    content |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    path.write_text(json.dumps(content))
+    assert find_stop_tokens(SimpleNamespace(), tmp_path / "tokenizer.json") == {parts.end}
 
 
 def test_stop_tokens_of_configs():

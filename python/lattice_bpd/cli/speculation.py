@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.cli.files import check_output, load_causal_lm, load_tokenizer
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.evaluate.live.speculation import measure_speculation
+    from lattice_bpd.models.stop_tokens import find_stop_tokens
     from lattice_bpd.verify import Rejection, Sampled, parse_acceptance
 
     check_numbers(args, 1, "limit", "max_new_tokens")
@@ -74,14 +75,16 @@ def run(args: argparse.Namespace) -> None:
     for rule in rules:
         if not isinstance(rule, (Rejection, Sampled)):
             raise ValueError(f"--accept: {rule} does not sample; expected rejection:.. or sampled:")
-    tokenizer = load_tokenizer(args.tokenizer or args.model / "tokenizer.json")
+    path = args.tokenizer or args.model / "tokenizer.json"
+    tokenizer = load_tokenizer(path)
     prompts = [prompt.token_ids for prompt in read_prompts(args.task, args.data, args, tokenizer)]
     model, draft_model = load_causal_lm(args.model), load_causal_lm(args.draft_model)
     watcher = ConsoleWatcher(make_console(), {})
     watcher.begin("sampling", len(rules) * (1 + len(lengths)) * len(prompts))
     runs = measure_speculation(
         model, draft_model, prompts, rules, lengths,  # type: ignore[arg-type]
-        max_new_tokens=args.max_new_tokens, on_text=watcher.advance,
+        max_new_tokens=args.max_new_tokens, stop_token_ids=find_stop_tokens(model, path),
+        on_text=watcher.advance,
     )  # fmt: skip
     watcher.end()
     if args.json is not None:

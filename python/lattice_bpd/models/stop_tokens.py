@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 
 def find_stop_tokens(model: Any, tokenizer: Path | None = None) -> frozenset[int]:
@@ -39,10 +39,10 @@ def find_stop_tokens(model: Any, tokenizer: Path | None = None) -> frozenset[int
 
 def _read_eos(folder: Path) -> Any:
     """The EOS token of a tokenizer's folder; None if it names none or cannot be loaded."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except Exception:  # many kinds, for a folder that has no more than a tokenizer.json
-        return None
-    return tokenizer.eos_token_id
+    for kind in (AutoTokenizer, PreTrainedTokenizerFast):  # the second for a class of its own
+        try:
+            tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception:  # many kinds
+            continue
+        return tokenizer.eos_token_id
+    return None

@@ -9,7 +9,7 @@ layout and cache) is measured beside it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,11 +89,12 @@ def measure_speculation(
     draft_lengths: Sequence[int],
     *,
     max_new_tokens: int = 64,
+    stop_token_ids: Collection[int] = (),
     on_text: Callable[[], None] | None = None,
 ) -> list[SpeculationRun]:
     """Sample all prompts with drafts of each length, and compare with the theory.
 
-    Prompts are decoded one at a time, without stop tokens; the lengths and plain sampling take
+    Prompts are decoded one at a time; the lengths and plain sampling take
     turns, so that other load on the machine affects all of them. Each begins with the first prompt
     once more, untimed, since the first calls of a model test what it supports.
 
@@ -103,16 +104,18 @@ def measure_speculation(
         prompts: token ids.
         rules: Sampled or Rejection.
         draft_lengths: g, 1 or more each.
-        max_new_tokens: after each prompt.
+        max_new_tokens: most tokens after each prompt.
+        stop_token_ids: a text ends after the first of these.
         on_text: called after each text.
 
     Returns:
         A SpeculationRun for each rule and length, lengths in the given order.
 
     Raises:
-        ValueError: nothing to run, lengths below 1 or not below max_new_tokens, or what `decode`
-            refuses.
+        ValueError: nothing to run, lengths below 1 or not below max_new_tokens, texts that all end
+            at their first token, or what `decode` refuses.
     """
+    options = {"max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids}
     most = max_new_tokens - 2  # two tokens come without a draft of the full length
     if not prompts or not rules or not draft_lengths or min(draft_lengths) < 1:
         raise ValueError(
@@ -129,10 +132,10 @@ def measure_speculation(
         plain = _Run(NoDrafter())
         drafted = [_Run(_DraftLengths(draft_model, length)) for length in draft_lengths]
         for run in (plain, *drafted):
-            run.warm_up(model, prompts[0], rule, max_new_tokens)
+            run.warm_up(model, prompts[0], rule, options)
         for prompt in prompts:
             for run in (plain, *drafted):
-                run.decode(model, prompt, rule, max_new_tokens)
+                run.decode(model, prompt, rule, options)
                 if on_text is not None:
                     on_text()
         runs += [run.summarize(model, draft_model, prompts, rule, plain) for run in drafted]
@@ -226,21 +229,28 @@ class _Run:
     accepted: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
 
-    def warm_up(self, model: Any, prompt: Sequence[int], rule: Rule, count: int) -> None:
+    def warm_up(
+        self, model: Any, prompt: Sequence[int], rule: Rule, options: dict[str, Any]
+    ) -> None:
         """Decode a text that does not count."""
-        decode(model, prompt, self.drafter, max_new_tokens=count, acceptance=rule)
+        decode(model, prompt, self.drafter, acceptance=rule, **options)
         if isinstance(self.drafter, _DraftLengths):
             self.drafter.reset()
 
-    def decode(self, model: Any, prompt: Sequence[int], rule: Rule, count: int) -> None:
-        result = decode(model, prompt, self.drafter, max_new_tokens=count, acceptance=rule)
+    def decode(
+        self, model: Any, prompt: Sequence[int], rule: Rule, options: dict[str, Any]
+    ) -> None:
+        result = decode(model, prompt, self.drafter, acceptance=rule, **options)
         self.stats.merge(result.stats)
         self.outputs.append(result.token_ids)
         if isinstance(self.drafter, _DraftLengths):
             accepts = result.stats.accept_lengths
             lengths, self.drafter.lengths = self.drafter.lengths, []
             # Where no draft fits, the drafter is not called: only in the last call.
-            self.drafted += lengths + [0] * (len(accepts) - len(lengths))
+            lengths += [0] * (len(accepts) - len(lengths))
+            if accepts and len(result.token_ids) == sum(accepts) + len(accepts):
+                lengths[-1] = accepts[-1]  # a draft token ended the text: no later one was judged
+            self.drafted += lengths
             self.accepted += accepts
 
     def summarize(
@@ -259,6 +269,11 @@ class _Run:
             for rows in (slice(None), self._find_judged())
         )
         calls = plain.stats.target_calls - len(prompts)  # without the prompts' own
+        if calls == 0 or not self.drafted:
+            raise ValueError(
+                f"measure_speculation: each of the {len(prompts)} texts ends at its first token; "
+                "expected longer ones: give other prompts"
+            )
         target_seconds = plain.stats.seconds["target"] / calls
         cost = timed.seconds / timed.calls / target_seconds
         others = self.stats.seconds["draft_model"] - timed.seconds - timed.prompt_seconds
