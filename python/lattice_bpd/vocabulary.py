@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 
 from lattice_bpd import _core
 from lattice_bpd.extras import require
+from lattice_bpd.text_input import parse_json, read_text, refuse_foreign
 
 StrPath = str | os.PathLike[str]
 
@@ -115,12 +115,7 @@ def _read_file(path: Path) -> list[str]:
         path = path / "tokenizer.json"
     if path.suffix == ".model":
         return _sentencepiece_words(path)
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _core.FormatError(
-            f"{path}: byte {error.start} is not UTF-8; expected a tokenizer.json, or words in UTF-8"
-        ) from None
+    text = read_text(path)
     table = _json_table(path, text)
     if table is not None:
         return _by_id(_word_ids(table), str(path))
@@ -137,11 +132,11 @@ def _json_table(path: Path, text: str) -> dict[str, Any] | None:
     if not is_json and not text.startswith("{"):
         return None
     try:
-        table = json.loads(text)
-    except ValueError as error:
+        table = parse_json(text, str(path), "an object {word: id} or a tokenizer.json")
+    except _core.FormatError:
         if not is_json:
             return None
-        raise _core.FormatError(f"{path}: not JSON ({error})") from None
+        raise
     if isinstance(table, dict):
         return table
     if not is_json:
@@ -179,6 +174,7 @@ def _by_id(ids: dict[str, Any], name: str) -> list[str]:
 def _sentencepiece_words(path: Path) -> list[str]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; expected a SentencePiece model")
+    refuse_foreign(path, expected="a SentencePiece model")
     library = require("sentencepiece", "train")
     try:
         processor = library.SentencePieceProcessor(model_file=str(path))

@@ -23,6 +23,7 @@ RECORDS = "tests/python/test_token_records.py"
 STOPS = "tests/python/test_stop_tokens.py"
 TARGETS = "tests/python/test_decode_targets.py"
 TEMPERATURE = "tests/python/test_temperature.py"
+TEXT_INPUT = "tests/python/test_text_input.py"
 
 MUTATIONS = [
     (
@@ -96,6 +97,48 @@ MUTATIONS = [
         "ids[:length]",
     ),
     (
+        "a byte order mark is text",
+        "python/lattice_bpd/text_input.py",
+        TEXT_INPUT,
+        "        return data[skipped:].decode",
+        "        return data.decode",
+    ),
+    (
+        "a format inside a compressed file is not recognized",
+        "python/lattice_bpd/text_input.py",
+        TEXT_INPUT,
+        "    refuse_foreign(file, first)\n    yield first\n",
+        "    yield first\n",
+    ),
+    (
+        "NUL is text",
+        "python/lattice_bpd/text_input.py",
+        TEXT_INPUT,
+        "        if nul < 0:\n",
+        "        if True:\n",
+    ),
+    (
+        "CSV is trained on as text",
+        f"{TRAIN}/text/text_files.py",
+        TEXT_INPUT,
+        '    if kind in ("csv", "tsv"):\n',
+        "    if False:\n",
+    ),
+    (
+        "JSON lines on standard input are text",
+        f"{TRAIN}/text/text_files.py",
+        TEXT_INPUT,
+        '    if kind != "json" and file != STANDARD_INPUT:',
+        '    if kind != "json":',
+    ),
+    (
+        "a console that is not UTF-8 loses the text",
+        f"{CLI}/__init__.py",
+        TEXT_INPUT,
+        'stream.reconfigure(errors="backslashreplace")',
+        "pass",
+    ),
+    (
         "generate stops at a word of the tokenizer",
         f"{CLI}/generate.py",
         STOPS,
@@ -108,6 +151,13 @@ MUTATIONS = [
         STOPS,
         "tuple(find_stop_tokens(base, tokenizer))",
         "()",
+    ),
+    (
+        "draft tokens after the end of a text count as rejected",
+        f"{EVALUATE}/live/speculation.py",
+        STOPS,
+        "lengths[-1] = accepts[-1]",
+        "pass",
     ),
     (
         "the stop tokens of a model's config are not read",

@@ -48,7 +48,7 @@ def test_a_byte_order_mark_is_skipped(
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_utf16_is_refused(encoding: str, tmp_path: Path) -> None:
     path = write(tmp_path / "wide.arpa", SMALL_ARPA.lstrip().encode(encoding))
-    with pytest.raises(FormatError, match=r"wide\.arpa:1: this is UTF-16 text; expected UTF-8"):
+    with pytest.raises(FormatError, match=r"wide\.arpa.* is UTF-16 text; expected"):
         NGramLM.from_arpa(path)
     with pytest.raises(FormatError, match="UTF-16"):
         read_arpa_words(path)
@@ -167,5 +167,5 @@ def test_errors_name_the_gzip_file_of_the_user(reader: str, tmp_path: Path) -> N
     data = bytearray(gzip.compress(SMALL_ARPA.encode() * 9))
     data[40:60] = bytes(20)
     path.write_bytes(data)
-    with pytest.raises(FormatError, match=r"mine\.arpa\.gz: a damaged gzip file"):
+    with pytest.raises(FormatError, match=r"mine\.arpa\.gz: damaged or not a gzip file"):
         READERS[reader](path)

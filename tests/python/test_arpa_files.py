@@ -32,7 +32,7 @@ def arpa_file(request: pytest.FixtureRequest, shared_data: Path, tmp_path: Path)
         pytest.skip(f"no {request.param} among the shared ARPA files")
     if path.suffix != ".bz2":
         return path
-    with pytest.raises(FormatError, match="not ARPA"):
+    with pytest.raises(FormatError, match="is a bzip2 file; expected ARPA text"):
         NGramLM.from_arpa(path)
     unpacked = tmp_path / path.stem
     unpacked.write_bytes(bz2.decompress(path.read_bytes()))

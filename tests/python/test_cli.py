@@ -114,7 +114,7 @@ def test_ngram_train_errors(tokenizer_file, tmp_path, capsys):
     corpus, empty, binary = (tmp_path / name for name in ("corpus.txt", "empty.txt", "binary.txt"))
     corpus.write_text(TEXT, encoding="utf-8")
     empty.write_text(" \n")
-    binary.write_bytes(b"\xff\xfe")
+    binary.write_bytes(b"caf\xe9")
     common = ["--tokenizer", tokenizer_file, "-o", tmp_path / "x.lm"]
     cases = [
         ([tmp_path / "no.txt", *common], "no.txt"),
@@ -387,6 +387,13 @@ def test_generate_errors(model_directory, tmp_path, capsys):
          "strategy 'ngram' needs an LM; give lm=, NGramLM.load(path)"),
         ([model_directory, "--strategy", "draft_model"], "needs a draft model"),
         ([model_directory, "--draft-model", tmp_path], "has no config.json"),
+        ([model_directory, "--draft-model", "an/owner"],
+         "--draft-model an/owner: no such folder; expected the folder of a causal LM of "
+         "transformers; download a model of the hub first: hf download an/owner"),
+        ([model_directory, "--tokenizer", tmp_path], "is a folder; expected a tokenizer.json"),
+        ([model_directory, "--drafter", "no.json"], "error: no.json: no such file or folder"),
+        ([model_directory, "--strategy", "p_best", "--lm", model_directory / "tokenizer.json"],
+         "not an LM file"),
         ([tmp_path, "--tokenizer", model_directory / "tokenizer.json"], "target model cannot be"),
         (["no-such/model"], "expected the directory or the hub name of a causal LM"),
     ]  # fmt: skip

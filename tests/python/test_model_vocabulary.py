@@ -86,7 +86,7 @@ def test_token_ids_need_no_tokenizer_in_the_folder(folder):
          "vocabulary of 16; leave out"),
         (["--model", "model", "--tokenizer", "other.json"], "--tokenizer is other.json, while "
          "model has a tokenizer.json; leave out"),
-        (["--model", "nowhere"], "--model nowhere: no such folder; expected that of a model"),
+        (["--model", "nowhere"], "--model nowhere: no such folder; expected the folder of a model"),
         (["--model", "."], "config.json"),
         ([], "corpus.txt: text needs a tokenizer; give that of the model, --tokenizer "
          "MODEL/tokenizer.json"),

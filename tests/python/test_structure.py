@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[2] / "python"
 # Imports go to an earlier entry of a list, or stay within the entry; see docs/design.md.
 LAYERS = {
     "": [
-        "_core extras", "token_ids vocabulary svg watcher atomic_files arguments", "lattice lm",
+        "_core extras", "text_input", "token_ids vocabulary svg watcher atomic_files arguments",
+        "lattice lm",
         "draft", "models", "verify", "decode", "train", "evaluate", "conformance", "cli",
     ],
     "draft": ["*", "scorers"],

@@ -103,7 +103,7 @@ BAD: dict[str, tuple[str, bytes, type[Exception], str]] = {
     "no words": ("v.json", b"{}", ValueError, "0 words; expected words with the ids"),
     "no JSON": ("v.json", b"the\ncat\n", FormatError, r"v\.json: not JSON"),
     "a JSON list": ("v.json", b"[1]", FormatError, "a JSON list; expected an object"),
-    "Latin-1": ("words.txt", b"caf\xe9\n", FormatError, "byte 3 is not UTF-8"),
+    "Latin-1": ("words.txt", b"caf\xe9\n", FormatError, r"byte 3 \(0xe9\) is not UTF-8"),
     "an empty file": ("words.txt", b"", FormatError, "the file is empty"),
 }
 

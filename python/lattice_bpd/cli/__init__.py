@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
+import io
 import os
 import signal
 import sys
@@ -69,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0; 2 for user errors (one line on stderr); 130 after an interrupt, 143 after
         SIGTERM: both leave no temporary files, and existing outputs unchanged.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the console's encoding lacks is escaped
+            stream.reconfigure(errors="backslashreplace")
     # Before torch loads: spinning OpenMP threads of two processes starve each other.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
@@ -76,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args = _parse(sys.argv[1:] if argv is None else argv)
             args.run(args)
     except (ValueError, OSError, ImportError) as error:
-        print(f"lattice-bpd: error: {error}", file=sys.stderr)
+        print(f"lattice-bpd: error: {_describe(error)}", file=sys.stderr)
         return _USER_ERROR
     except KeyboardInterrupt:
         print("lattice-bpd: interrupted", file=sys.stderr)
@@ -85,6 +90,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("lattice-bpd: terminated", file=sys.stderr)
         return _TERMINATED
     return 0
+
+
+def _describe(error: Exception) -> str:
+    """The message of an error, without the number of a system's error."""
+    if not isinstance(error, OSError) or error.errno is None or error.filename is None:
+        return str(error)
+    system = os.strerror(error.errno)
+    if not str(error.strerror).endswith(system):
+        return str(error)
+    reasons = {
+        errno.ENOENT: "no such file or folder; check the path",
+        errno.EISDIR: "is a folder; expected a file",
+        errno.EACCES: "permission denied; change its permissions, or give another path",
+    }
+    return f"{error.filename}: {reasons.get(error.errno, system)}"
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

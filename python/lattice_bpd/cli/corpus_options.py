@@ -86,8 +86,9 @@ def use_model_vocabulary(args: argparse.Namespace) -> None:
 
 def _model_vocab_size(model: Path) -> int:
     """The vocab_size of a model's config.json, in its text_config where it has one there."""
-    if not model.is_dir():
-        raise FileNotFoundError(f"--model {model}: no such folder; expected that of a model")
+    from lattice_bpd.cli.files import require_folder
+
+    require_folder(model, "a model", "--model ")
     path = model / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

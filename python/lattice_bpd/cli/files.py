@@ -18,22 +18,74 @@ _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.lm", "block_drafter/*")
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file.
+    """The text of a UTF-8 file; see `lattice_bpd.text_input`.
 
     Raises:
-        ValueError: not UTF-8, or empty.
+        ValueError: another format, not UTF-8, or empty.
         OSError: it cannot be read.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: byte {error.start} is not UTF-8; convert the file, for example with "
-            "iconv -f latin1 -t utf-8"
-        ) from error
+    from lattice_bpd import text_input
+
+    text = text_input.read_text(path)
     if not text.strip():
         raise ValueError(f"{path}: no text in the file; expected some")
     return text
+
+
+def decode_argument(text: str, option: str) -> str:
+    """The text of a command-line argument, also where the locale's encoding is not UTF-8.
+
+    Raises:
+        ValueError: bytes that are not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # Python escaped the bytes that its encoding lacks
+        try:
+            return os.fsencode(text).decode("utf-8")
+        except UnicodeError:
+            raise ValueError(
+                f"{option}: {text[:40]!r} is not UTF-8; expected UTF-8 text, or a file of it"
+            ) from None
+    return text
+
+
+def read_token_ids(path: Path) -> list[int]:
+    """The token ids of a text file, white space between them.
+
+    Raises:
+        ValueError: another word, or no text.
+        OSError: it cannot be read.
+    """
+    ids = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        for word in line.split():
+            if not word.isdecimal():
+                raise ValueError(
+                    f"{path}, line {number}: {word[:40]!r} is no token id; expected whole numbers, "
+                    "0 or more, with white space between them"
+                )
+            ids.append(int(word))
+    return ids
+
+
+def require_folder(path: Path, expected: str, option: str = "") -> None:
+    """Refuses a folder that does not exist, such as a model's name on the hub.
+
+    Raises:
+        FileNotFoundError: it is missing, or a file.
+    """
+    if path.is_dir():
+        return
+    found = "is a file" if path.exists() else "no such folder"
+    hub = ""
+    if not path.exists() and _is_hub_name(str(path)):
+        hub = f"; download a model of the hub first: hf download {path} --local-dir {path.name}"
+    raise FileNotFoundError(f"{option}{path}: {found}; expected the folder of {expected}{hub}")
+
+
+def _is_hub_name(name: str) -> bool:
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
 
 
 def check_output(
@@ -87,7 +139,7 @@ def find_model(name: str) -> Path:
         OSError: neither a directory nor the name of a model on the hub, or no network.
     """
     path = Path(name)
-    if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    if path.exists() or not _is_hub_name(name):
         return path
     hub = require("huggingface_hub", "torch")
     try:
@@ -109,9 +161,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     tokenizers = require("tokenizers", "train")
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; expected a tokenizer.json")
+        found = "is a folder" if path.is_dir() else "no such file"
+        raise FileNotFoundError(f"{path}: {found}; expected a tokenizer.json")
+    text = read_text(path)
     try:
-        tokenizer: Tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        tokenizer: Tokenizer = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises bare Exception
         raise ValueError(
             f"{path}: not a tokenizer ({error}); expected a tokenizer.json of the tokenizers "
@@ -128,8 +182,8 @@ def load_causal_lm(path: Path) -> PreTrainedModel:
         OSError: no such file or folder.
         FormatError: it is not such a model.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file or folder; expected a model")
+    if not path.is_file():
+        require_folder(path, "a causal LM of transformers, or a .bin of llama2.c")
     require("torch", "torch")
     require("transformers", "torch")
     from lattice_bpd.cli.progress import quiet_transformers

@@ -95,7 +95,13 @@ def run(args: argparse.Namespace) -> None:
         ValueError: options or files that do not fit together.
         OSError: a file that cannot be read.
     """
-    from lattice_bpd.cli.files import check_output, find_model, load_tokenizer, read_text
+    from lattice_bpd.cli.files import (
+        check_output,
+        decode_argument,
+        find_model,
+        load_tokenizer,
+        read_text,
+    )
     from lattice_bpd.cli.progress import quiet_transformers
 
     directory = find_model(args.model)
@@ -110,7 +116,10 @@ def run(args: argparse.Namespace) -> None:
     config = read_draft_options("generate", args, _OPTIONS)
     path = args.tokenizer or directory / "tokenizer.json"
     tokenizer = load_tokenizer(path)
-    prompt = args.prompt if args.prompt is not None else read_text(args.prompt_file)
+    if args.prompt is not None:
+        prompt = decode_argument(args.prompt, "--prompt")
+    else:
+        prompt = read_text(args.prompt_file)
     ids = tokenizer.encode(prompt).ids
     if not ids:
         raise ValueError("--prompt is empty; expected text to continue")
@@ -225,7 +234,7 @@ def _load_constraint(
     """The constraint of --regex or --json-schema."""
     if args.regex is None and args.json_schema is None:
         return None
-    from lattice_bpd.cli.files import read_text
+    from lattice_bpd.cli.files import decode_argument, read_text
     from lattice_bpd.decode import GuidanceConstraint
 
     if not ends:
@@ -237,7 +246,8 @@ def _load_constraint(
         )
     options: dict[str, Any] = {"vocab_size": vocab_size, "end_token_ids": ends}
     if args.regex is not None:
-        return GuidanceConstraint.from_regex(args.regex, tokenizer, **options)
+        regex = decode_argument(args.regex, "--regex")
+        return GuidanceConstraint.from_regex(regex, tokenizer, **options)
     return GuidanceConstraint.from_json_schema(read_text(args.json_schema), tokenizer, **options)
 
 
@@ -245,8 +255,11 @@ def _load_causal_lm(option: str, directory: Path | None) -> Any:
     """The causal LM of a directory, of a blockwise model its base; None for None."""
     from transformers import AutoModelForCausalLM
 
+    from lattice_bpd.cli.files import require_folder
+
     if directory is None:
         return None
+    require_folder(directory, "a causal LM of transformers", f"{option} ")
     if not (directory / "config.json").is_file():
         raise ValueError(
             f"{option}: {directory} has no config.json; expected the directory of a causal LM of "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from lattice_bpd.cli.files import require_folder
 from lattice_bpd.extras import require
 
 
@@ -54,10 +55,9 @@ def check_folders(model: Path, heads: Path | None, *, needs_heads: bool = True) 
     from lattice_bpd.models.checkpoint import describe_published, has_target
 
     for option, folder in (("", model), ("--heads ", heads)):
-        if folder is not None and not folder.is_dir():
-            found = "is a file" if folder.exists() else "no such folder"
+        if folder is not None:
             expected = "the draft heads" if option else "a causal LM of transformers"
-            raise FileNotFoundError(f"{option}{folder}: {found}; expected the folder of {expected}")
+            require_folder(folder, expected, option)
     folders = ModelFolders(model, heads, has_encoder_decoder(model))
     kinds = _causal_heads(), _encoder_decoder_heads()
     if not has_target(model) and any(kind.are_in(model) for kind in kinds):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import sys
 import time
 from collections.abc import Iterator
@@ -80,8 +79,8 @@ def add_text_option(parser: argparse.ArgumentParser, name: str, text: str, requi
         type=Path,
         metavar="TEXT",
         required=required,
-        help=f"{text}: token ids, one sequence per line (.gz too), or .npy (one "
-        "sequence); or plain text with --tokenizer",
+        help=f"{text}: token ids, one sequence per line (.gz and .zst too), or .npy; or plain text "
+        "with --tokenizer",
     )
     parser.add_argument(
         "--tokenizer",
@@ -96,15 +95,15 @@ def read_sequences(path: Path, tokenizer: Path | None) -> list[npt.NDArray[Any]]
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a line that does not consist of token ids.
+        ValueError: a line that does not consist of token ids, or another format.
     """
+    from lattice_bpd.text_input import read_text
+    from lattice_bpd.train.text.id_files import map_npy
+
     if path.suffix == ".npy":
-        return [np.load(path)]
-    if path.suffix == ".gz":
-        text = gzip.decompress(path.read_bytes()).decode("utf-8")
-    else:
-        text = path.read_text(encoding="utf-8")
-    lines = [line for line in text.split("\n") if line.strip()]
+        ids = map_npy(str(path))
+        return list(ids) if ids.ndim == 2 else [ids]
+    lines = [line for line in read_text(path).split("\n") if line.strip()]
     if tokenizer is not None:
         from lattice_bpd.cli.files import load_tokenizer
 

@@ -71,13 +71,11 @@ def run(args: argparse.Namespace) -> None:
         ValueError: nothing to do, or numbers out of range.
         OSError: a file that cannot be read or written.
     """
-    from lattice_bpd.cli.files import check_output
+    from lattice_bpd.cli.files import check_output, read_token_ids
     from lattice_bpd.lm.convert import write_lm
 
     check_output(args.output)
-    kept = (
-        None if args.keep_ids is None else [int(word) for word in args.keep_ids.read_text().split()]
-    )
+    kept = None if args.keep_ids is None else read_token_ids(args.keep_ids)
     counts = None if args.min_counts is None else [int(count) for count in args.min_counts]
     lm = read_lm_of(args, args.lm)
     with timed_step("prune"):

@@ -1,4 +1,4 @@
-"""ARPA files: plain or gzipped, in any encoding that extends ASCII."""
+"""ARPA files: plain or compressed, in any encoding that extends ASCII."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,9 +14,10 @@ from pathlib import Path
 from lattice_bpd import _core
 from lattice_bpd.atomic_files import replacing_durably
 from lattice_bpd.lm.options import native_path
+from lattice_bpd.text_input import GZIP, ZSTD, read_chunks, refuse_foreign
 from lattice_bpd.vocabulary import StrPath, ascii_codec
 
-_GZIP = b"\x1f\x8b"
+_EXPECTED = "ARPA text, plain or compressed by gzip or zstd"
 _HINT = " (the file is not UTF-8: pass its encoding, such as encoding='latin-1')"
 _NOT_UTF8 = re.compile(r"(?:\\x[0-9a-f]{2})+")  # how the core escapes such bytes
 
@@ -26,7 +26,7 @@ def read_arpa_words(path: StrPath, *, encoding: str = "utf-8") -> list[str]:
     """The words of an ARPA file's unigrams in file order, without ``<s>``, ``</s>``, ``<unk>``.
 
     Args:
-        path: The file, plain or gzipped.
+        path: The file, plain or compressed by gzip or zstd.
         encoding: Encoding of the words: UTF-8, or another one that extends ASCII, such as Latin-1.
 
     Raises:
@@ -48,18 +48,18 @@ def read_arpa_words(path: StrPath, *, encoding: str = "utf-8") -> list[str]:
 
 @contextmanager
 def open_arpa(path: StrPath, codec: str) -> Iterator[str]:
-    """The path of an ARPA file's plain text, a temporary copy if it is gzipped.
+    """The path of an ARPA file's plain text, a temporary copy if it is compressed.
 
     Errors raised inside the block name the original file and show words in its encoding.
 
     Args:
-        path: The file, plain or gzipped.
+        path: The file, plain or compressed by gzip or zstd.
         codec: Its encoding, from ascii_codec.
     """
     source = native_path(path)
     with ExitStack() as stack:
         plain = source
-        if _is_gzip(source):
+        if Path(source).is_file() and _needs_copy(source):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             plain = os.fspath(_unpack(Path(source), Path(folder)))
         try:
@@ -90,26 +90,25 @@ def write_gzip(path: Path, write: Callable[[Path], None]) -> None:
             shutil.copyfileobj(text, packed, 1 << 20)
 
 
-def _is_gzip(path: str) -> bool:
-    """Whether a regular file is gzipped; the core reports files that cannot be opened."""
+def _needs_copy(path: str) -> bool:
+    """Whether the core cannot read a regular file itself; refuses other formats than ARPA."""
     try:
-        if not Path(path).is_file():
-            return False
         with Path(path).open("rb") as file:
-            return file.read(2) == _GZIP
+            head = file.read(512)
     except OSError:
-        return False
+        return False  # the core says what is wrong
+    if head.startswith((GZIP, ZSTD)):
+        return True
+    refuse_foreign(path, head, expected=_EXPECTED)
+    return False
 
 
 def _unpack(source: Path, folder: Path) -> Path:
     plain = folder / "plain.arpa"
     try:
-        with gzip.open(source, "rb") as packed, plain.open("wb") as file:
-            shutil.copyfileobj(packed, file, 1 << 20)
-    except EOFError:
-        raise _core.FormatError(f"{source}: the gzip file is truncated; copy it again") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise _core.FormatError(f"{source}: a damaged gzip file ({error})") from None
+        with plain.open("wb") as file:
+            for chunk in read_chunks(os.fspath(source)):
+                file.write(chunk)
     except OSError as error:
         raise OSError(
             error.errno,

@@ -23,6 +23,7 @@ from lattice_bpd.lm.training import (
     flatten_targets,
     warn_of_counts,
 )
+from lattice_bpd.text_input import LM_MAGIC, refuse_foreign
 from lattice_bpd.token_ids import to_token_ids
 from lattice_bpd.vocabulary import StrPath, Vocab, ascii_codec, encode_words, read_words
 
@@ -200,7 +201,11 @@ class NGramLM:
             FormatError: Not an LM file, truncated, or altered; the message says where.
         """
         name = native_path(path)
-        lm = cls(_core.load_lm(name, verify))
+        try:
+            lm = cls(_core.load_lm(name, verify))
+        except _core.FormatError:
+            refuse_foreign(name, expected="an LM file that NGramLM.save wrote", magic=LM_MAGIC)
+            raise
         lm._file = (os.path.abspath(name), _read_header(name))  # noqa: PTH100
         return lm
 

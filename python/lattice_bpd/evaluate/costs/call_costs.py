@@ -15,6 +15,7 @@ import torch
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.evaluate.record.heads import read_output, read_states
+from lattice_bpd.text_input import read_text
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
@@ -45,7 +46,7 @@ def read_costs(path: str | Path) -> dict[int, float]:
     """
     path = Path(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
         costs = {int(size): float(cost) for size, cost in value.items()}
         for size, cost in costs.items():
             if size < 0 or not 0.0 < cost < math.inf:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.train.text.file_bytes import Meter, read_chunks
+from lattice_bpd.text_input import parse_json, read_text
 
 
 class Item(NamedTuple):
@@ -27,7 +26,7 @@ def read_items(path: str | Path) -> Iterator[Item]:
     Args:
         path: .jsonl or .ndjson: an object per line. .json: a list of objects, an object with such
             a list under "data", or SQuAD's nested format (questions without an answer are left
-            out). .csv: a header, then values. Else plain text: paragraphs separated by empty
+            out). .csv, .tsv: a header, then values. Else plain text: paragraphs separated by empty
             lines, each the field "text".
 
     Raises:
@@ -36,9 +35,9 @@ def read_items(path: str | Path) -> Iterator[Item]:
         ValueError: an empty file.
     """
     path = Path(path)
-    text = _decode(b"".join(read_chunks(str(path), Meter())), path)
-    name = re.sub(r"\.(gz|zst)$", "", path.name)
-    read = _READERS.get(name.rsplit(".", 1)[-1], _read_paragraphs)
+    text = read_text(path)
+    name = re.sub(r"\.(gz|zst)$", "", path.name, flags=re.IGNORECASE)
+    read = _READERS.get(name.rsplit(".", 1)[-1].lower(), _read_paragraphs)
     empty = True
     for item in read(text, path):
         empty = False
@@ -47,38 +46,17 @@ def read_items(path: str | Path) -> Iterator[Item]:
         raise ValueError(f"{path}: no examples in the file; expected one or more")
 
 
-def _decode(data: bytes, path: Path) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise FormatError(
-            f"{path}, line {line}: byte {error.start} is not UTF-8; convert the file, for example "
-            "with iconv -f latin1 -t utf-8"
-        ) from error
-
-
 def _read_lines(text: str, path: Path) -> Iterator[Item]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             location = f"{path}, line {number}"
-            try:
-                value = json.loads(line)
-            except ValueError as error:
-                raise FormatError(
-                    f"{location}: not JSON ({error}); expected an object on each line"
-                ) from error
-            yield _to_item(value, location)
+            yield _to_item(parse_json(line, location, "an object on each line"), location)
 
 
 def _read_json(text: str, path: Path) -> Iterator[Item]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise FormatError(
-            f"{path}, line {error.lineno}: not JSON ({error.msg}); expected a list of objects; "
-            "files with an object on each line end in .jsonl"
-        ) from error
+    value = parse_json(
+        text, str(path), "a list of objects; files with an object on each line end in .jsonl"
+    )
     if isinstance(value, dict):
         value = value.get("data")
     if not isinstance(value, list):
@@ -108,7 +86,9 @@ def _read_article(article: dict[str, Any], location: str) -> Iterator[Item]:
 
 
 def _read_csv(text: str, path: Path) -> Iterator[Item]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    dialect = "excel-tab" if ".tsv" in path.name.lower() else "excel"
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, dialect=dialect)
+    limit = csv.field_size_limit(len(text) + 1)  # documents are longer than csv's 131,072
     try:
         for row in reader:
             location = f"{path}, line {reader.line_num}"
@@ -120,6 +100,8 @@ def _read_csv(text: str, path: Path) -> Iterator[Item]:
             yield Item({str(key): value for key, value in row.items()}, location)
     except csv.Error as error:
         raise FormatError(f"{path}, line {reader.line_num}: damaged CSV ({error})") from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _read_paragraphs(text: str, path: Path) -> Iterator[Item]:
@@ -136,4 +118,7 @@ def _to_item(value: Any, location: str) -> Item:
     return Item(value, location)
 
 
-_READERS = {"jsonl": _read_lines, "ndjson": _read_lines, "json": _read_json, "csv": _read_csv}
+_READERS = {
+    "jsonl": _read_lines, "ndjson": _read_lines, "json": _read_json, "csv": _read_csv,
+    "tsv": _read_csv,
+}  # fmt: skip

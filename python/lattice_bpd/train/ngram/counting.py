@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lattice_bpd import _core
+from lattice_bpd.text_input import STANDARD_INPUT
 from lattice_bpd.train.ngram.counts_file import (
     CountsInfo,
     StrPath,
@@ -22,7 +23,6 @@ from lattice_bpd.train.ngram.counts_file import (
     read_counts_info,
 )
 from lattice_bpd.train.text.corpus import Corpus
-from lattice_bpd.train.text.file_bytes import STANDARD_INPUT
 
 
 @dataclass(frozen=True)

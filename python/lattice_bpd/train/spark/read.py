@@ -197,7 +197,12 @@ def _texts(corpus: SparkCorpus, column: Any) -> Iterator[str]:
     at_line_ends = corpus.field is None and corpus.boundaries != "document"
     try:
         for value in column:
-            text: str = value.as_py()
+            text: str = value.as_py().removeprefix("\ufeff")  # the BOM of a file
+            if "\0" in text:
+                raise FormatError(
+                    f"{corpus.name}: text with NUL at character {text.index(chr(0))} of a row; "
+                    "expected UTF-8; convert the files, for example with iconv -f UTF-16 -t utf-8"
+                )
             yield text[:-1] if at_line_ends and text.endswith("\r") else text
     except UnicodeDecodeError as error:
         raise FormatError(

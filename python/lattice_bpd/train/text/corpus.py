@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.text_input import STANDARD_INPUT, Meter
 from lattice_bpd.token_ids import Int32Array, Int64Array
 from lattice_bpd.train.text.encoders import Encoder, UnknownWordError, load_encoder
-from lattice_bpd.train.text.file_bytes import STANDARD_INPUT, Meter
 from lattice_bpd.train.text.id_files import is_id_file, read_ids
 from lattice_bpd.train.text.text_files import Boundaries, Piece, read_pieces
 

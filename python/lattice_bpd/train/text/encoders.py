@@ -10,6 +10,7 @@ import numpy as np
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.extras import require
+from lattice_bpd.text_input import read_text, refuse_foreign
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.vocabulary import read_words
 
@@ -106,9 +107,12 @@ class BpeEncoder:
     def __init__(self, path: Path, merges: Path | None) -> None:
         library = require("tokenizers", "train")
         self.name = str(path)
+        text = read_text(path)
+        if merges is not None:
+            refuse_foreign(merges)
         try:
             if merges is None:
-                self._tokenizer = library.Tokenizer.from_file(str(path))
+                self._tokenizer = library.Tokenizer.from_str(text)
                 self._tokenizer.no_padding()
                 self._tokenizer.no_truncation()
             else:
@@ -141,6 +145,7 @@ class SentencePieceEncoder:
         library = require("sentencepiece", "train")
         self.name = str(path)
         self._threads = threads if threads > 0 else -1
+        refuse_foreign(path, expected="a SentencePiece model")
         try:
             self._processor = library.SentencePieceProcessor(model_file=str(path))
         except RuntimeError as error:

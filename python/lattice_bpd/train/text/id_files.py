@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.text_input import NPY_MAGIC, refuse_foreign
 from lattice_bpd.token_ids import Int32Array, Int64Array
 
 _IDS_AT_ONCE = 1 << 20
@@ -53,7 +55,7 @@ def read_ids(
         FormatError: it holds anything else; the message says where.
         ValueError: it is empty.
     """
-    ids = _map_npy(file) if file.endswith(".npy") else _map_bin(file, vocab_size, id_type)
+    ids = map_npy(file) if file.endswith(".npy") else _map_bin(file, vocab_size, id_type)
     if ids.size == 0:
         raise ValueError(f"{file}: no token ids in the file; expected some, or leave the file out")
     if ids.ndim == 2:
@@ -80,11 +82,23 @@ def _read_rows(file: str, ids: Any, vocab_size: int) -> Iterator[IdBatch]:
         yield IdBatch(flat, offsets, False, (row + len(part)) * length * ids.itemsize)
 
 
-def _map_npy(file: str) -> Any:
+def map_npy(file: str) -> Any:
+    """The integers of a .npy file, of shape (T,) or (N, T), mapped.
+
+    Raises:
+        OSError: it cannot be read.
+        FormatError: it holds anything else.
+    """
     try:
         ids = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, BadZipFile) as error:
+        refuse_foreign(file, expected="a .npy file of integers", magic=NPY_MAGIC)
         raise FormatError(f"{file}: not a .npy file of numbers, or truncated ({error})") from error
+    if not isinstance(ids, np.ndarray):
+        raise FormatError(
+            f"{file}: an archive of arrays; expected a .npy file with one array: save that array "
+            "with numpy.save"
+        )
     if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
         raise FormatError(
             f"{file}: an array of shape {ids.shape} and type {ids.dtype}; expected integers of "
@@ -96,6 +110,7 @@ def _map_npy(file: str) -> Any:
 def _map_bin(file: str, vocab_size: int, id_type: str | None) -> Any:
     if id_type not in (None, "uint16", "uint32"):
         raise ValueError(f"id_type is {id_type!r}; expected uint16 or uint32")
+    refuse_foreign(file, expected="raw token ids without a header", least=4)
     kind = np.dtype(id_type or ("uint16" if vocab_size <= 1 << 16 else "uint32")).newbyteorder("<")
     size = Path(file).stat().st_size
     if size % kind.itemsize != 0:

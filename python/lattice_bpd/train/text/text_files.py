@@ -12,7 +12,17 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.train.text.file_bytes import STANDARD_INPUT, Meter, read_chunks
+from lattice_bpd.text_input import (
+    CSV_TO_JSONL,
+    JSON_TO_JSONL,
+    STANDARD_INPUT,
+    Meter,
+    decode_text,
+    fill_command,
+    name_input,
+    parse_json,
+    read_chunks,
+)
 
 Boundaries = Literal["line", "paragraph", "document"]
 
@@ -47,8 +57,8 @@ def read_pieces(file: str, boundaries: Boundaries, field: str, meter: Meter) -> 
     would the whole.
 
     Args:
-        file: a path, or "-" for standard input; .gz and .zst are decompressed, .jsonl (also
-            compressed) has a JSON object on each line.
+        file: a path, or "-" for standard input; gzip and zstd are decompressed. .jsonl has a JSON
+            object on each line; so may .json and standard input.
         boundaries: the unit of a sequence: a line, a paragraph (separated by empty lines), or a
             document, which is a whole text file or the text of one .jsonl object.
         field: the .jsonl field with the text.
@@ -57,15 +67,18 @@ def read_pieces(file: str, boundaries: Boundaries, field: str, meter: Meter) -> 
     Raises:
         OSError: the file cannot be read.
         FormatError: damaged compression, bytes that are not UTF-8, or lines that are not JSON
-            with that field; the message has file, line and byte.
+            with that field; the message has file, line and byte. Or a file of another format, also
+            .csv and a JSON array; the message has the command that converts it.
         ValueError: the file is empty.
         ImportError: zstandard is not installed (extra ``train``).
     """
     blocks = _decode_blocks(file, meter)
+    first = next(blocks, None)
+    if first is not None:
+        blocks = itertools.chain([first], blocks)
+    has_lines = _has_json_lines(file, "" if first is None else first[0])
     empty = True
-    pieces = (
-        _read_jsonl(blocks, boundaries, field) if is_jsonl(file) else _split(blocks, boundaries)
-    )
+    pieces = _read_jsonl(blocks, boundaries, field) if has_lines else _split(blocks, boundaries)
     for piece in pieces:
         empty = empty and not piece.text.strip()
         yield piece
@@ -73,36 +86,58 @@ def read_pieces(file: str, boundaries: Boundaries, field: str, meter: Meter) -> 
         raise ValueError(f"{file}: no text in the file; expected some, or leave the file out")
 
 
-def is_jsonl(file: str) -> bool:
-    """Whether the file name is that of a file of JSON lines."""
-    return re.search(r"\.(jsonl|ndjson)(\.gz|\.zst)?$", file) is not None
+def _has_json_lines(file: str, start: str) -> bool:
+    """Whether a file has JSON lines, by its name, or of .json and standard input by its start.
+
+    Raises:
+        FormatError: CSV, or JSON of another structure.
+    """
+    match = re.search(r"\.(jsonl|ndjson|json|csv|tsv)(\.gz|\.zst)?$", file, re.IGNORECASE)
+    kind = "" if match is None else match[1].lower()
+    if kind in ("csv", "tsv"):
+        raise FormatError(
+            f"{file}: {kind.upper()} is not read as text; expected text or JSON lines; convert it: "
+            + fill_command(CSV_TO_JSONL, file, dialect="excel" if kind == "csv" else "excel-tab")
+        )
+    if kind in ("jsonl", "ndjson"):
+        return True
+    if kind != "json" and file != STANDARD_INPUT:
+        return False
+    start = start.lstrip()
+    line = start.split("\n", 1)[0]
+    is_cut = line == start  # a line may be longer than a block
+    if re.match(r"\{\s*\"", line) and (is_cut or _is_json(line)):
+        return True
+    if (start and kind == "json") or re.match(r"\[\s*\{\s*\"", start):
+        raise FormatError(
+            f"{name_input(file)}: one JSON value; expected an object on each line, as in .jsonl; "
+            f"convert a list of objects: {fill_command(JSON_TO_JSONL, file)}; or name the file "
+            ".txt to take the JSON itself as text"
+        )
+    return False
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _decode_blocks(file: str, meter: Meter) -> Iterator[tuple[str, Location]]:
     """The text in blocks that end before white space, with their locations."""
-    location = Location("<standard input>" if file == STANDARD_INPUT else file, 1)
+    location = Location(name_input(file), 1)
     byte = 0
     held = b""
     for chunk in itertools.chain(read_chunks(file, meter), [b""]):
         held += chunk
         cut = max(held.rfind(b"\n"), held.rfind(b" ")) if chunk else len(held)
         if cut > 0:
-            yield _decode(held[:cut], location, byte), location
+            yield decode_text(held[:cut], location.file, byte, location.line), location
             location = Location(location.file, location.line + held.count(b"\n", 0, cut))
             byte += cut
             held = held[cut:]
-
-
-def _decode(data: bytes, location: Location, byte: int) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = location.line + data.count(b"\n", 0, error.start)
-        raise FormatError(
-            f"{location.file}, line {line}: byte {byte + error.start} (0x{data[error.start]:02x}) "
-            f"is not UTF-8 ({error.reason}); convert the file, for example with iconv -f latin1 -t "
-            "utf-8"
-        ) from error
 
 
 def _split(blocks: Iterator[tuple[str, Location]], boundaries: Boundaries) -> Iterator[Piece]:
@@ -170,12 +205,7 @@ def json_field(line: str, field: str, location: Location) -> str:
     Raises:
         FormatError: the line is not a JSON object, or has no text there.
     """
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise FormatError(
-            f"{location}: not JSON ({error}); expected an object on each line"
-        ) from error
+    record = parse_json(line, str(location), "an object on each line")
     if not isinstance(record, dict):
         raise FormatError(f"{location}: a JSON {type(record).__name__}; expected an object")
     text = record.get(field)
