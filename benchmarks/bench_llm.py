@@ -185,6 +185,18 @@ def load_sources(args: argparse.Namespace) -> dict[str, Any]:
     return sources
 
 
+def choose(lines: Sequence[Line], names: Sequence[str]) -> list[Line]:
+    """The lines of some names, and greedy decoding.
+
+    Raises:
+        SystemExit: there is no line of a name.
+    """
+    known = [line.name for line in lines]
+    if missing := [name for name in names if name not in known]:
+        raise SystemExit(f"bench_llm: no line {missing[0]!r}; expected some of {'; '.join(known)}")
+    return [line for line in lines if line.name in (GREEDY, *names)]
+
+
 def fetch_model() -> Path:
     """The folder of SmolLM2 in the cache."""
     sys.path.insert(0, str(ROOT / "scripts"))
@@ -217,7 +229,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=args.dtype).eval()
     lines, skipped = make_lines(model, load_sources(args), quick=args.quick)
     if args.lines:
-        lines = [line for line in lines if line.name in (GREEDY, *args.lines.split(";"))]
+        lines = choose(lines, args.lines.split(";"))
     for name, reason in skipped.items():
         print(f"left out: {name} ({reason})")
     minutes = args.minutes or (QUICK_MINUTES if args.quick else MINUTES)

@@ -43,9 +43,13 @@ OURS = {
         "tree", ("heads", "lm"), {"max_nodes": NODES, "ngram_cache": True}, quick=False
     ),
     **{
-        f"mixture, {' + '.join(('text', *sources))}{label}": Ours("mixture", sources, options)
-        for label, options in ((f", {NODES} nodes", {"max_nodes": NODES}), (", any size", {}))
-        for sources in ((), ("lm",), ("lm", "heads"))
+        f"mixture, {names}, {size}": Ours("mixture", sources, options)
+        for size, options in ((f"{NODES} nodes", {"max_nodes": NODES}), ("any size", {}))
+        for names, sources in (
+            ("text", ()),
+            ("text + LM", ("lm",)),
+            ("text + LM + heads", ("lm", "heads")),
+        )
     },
 }
 
@@ -163,6 +167,8 @@ class HeadsChain(CandidateGenerator):
 
 def _heads_chain(model: Any, heads: Any) -> Decode:
     """Transformers' assisted decoding, whose drafts are the chain of strategy "bpd"."""
+    if hasattr(heads, "attach"):
+        heads.attach(model)
     assisted = _transformers(model, {"prompt_lookup_num_tokens": 1})  # replaced by the chain
 
     def make(generation_config: Any, **_arguments: Any) -> HeadsChain:

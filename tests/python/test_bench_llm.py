@@ -84,7 +84,7 @@ def test_small_run(
     assert set(results["texts"]) == {"all", "writing", "mathematics", "chat"}
     ours = [
         f"mixture, {sources}, {size}"
-        for sources in ("text", "text + lm")
+        for sources in ("text", "text + LM")
         for size in ("16 nodes", "any size")
     ]
     assert set(results["lines"]) == {"transformers greedy", PROMPT_LOOKUP, *ours}
@@ -179,3 +179,10 @@ def test_transformers_drafts_the_chain_of_the_heads(bench: Any, folder: Path) ->
     assert chain.output == ours.token_ids == plain
     assert chain.calls == ours.stats.target_calls < 30
     assert "_get_candidate_generator" not in vars(model)
+
+
+def test_lines_by_name(bench: Any) -> None:
+    lines = [SimpleNamespace(name=name) for name in ("transformers greedy", "a, 16 nodes", "b")]
+    assert bench.choose(lines, ["b"]) == [lines[0], lines[2]]
+    with pytest.raises(SystemExit, match=r"no line 'c'; expected some of .*; a, 16 nodes; b"):
+        bench.choose(lines, ["b", "c"])
