@@ -65,7 +65,8 @@ def evaluate() -> Names:
 
     blockwise = names["blockwise"]
     sizes = {"file": "corpus.lm", "order": 3, "vocab_size": names["VOCAB"]}
-    DrafterFile(DraftConfig("tree"), names["VOCAB"], blockwise.num_slots, sizes).save("drafter.json")
+    file = DrafterFile(DraftConfig("tree"), names["VOCAB"], blockwise.num_slots, sizes)
+    file.save("drafter.json")
     return {**names, "model": names["blockwise"]}
 
 

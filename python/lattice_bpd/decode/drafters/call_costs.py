@@ -9,13 +9,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-SIZES = (0, 1, 2, 4, 8, 16, 32, 64)  # draft tokens at which times are kept; between them lines
+SIZES = (0, 2, 4, 8, 16, 32, 64)  # draft tokens at which times are kept; between them lines
 
-_RATE = 0.1  # weight of a new measurement
-_SPEED_RATE = 0.05  # the same, of the machine's speed
-_FIRST = 3  # measurements of a size of which the shortest counts, since first calls are slow
-_PRIOR_SLOPE = 0.012  # assumed growth of a call's time for each draft token, until measured
-_GREEDY_STEPS = (1, 5, 20)
+_RATE = 0.03  # weight of a new measurement of a size
+_SPEED_RATE = 0.1  # the same, of the machine's speed
+_PRIOR_SLOPE = 0.014  # assumed growth of a call's time for each draft token ..
+_PRIOR_COUNT = 2.0  # .. which counts for so many measurements of each size
+_GREEDY_STEPS = (1, 2, 24)
 _FIRST_TRIAL = 16  # later ones after twice as many steps each
 _WORST = 4.0  # a measurement longer than this times the expected one is an interruption
 
@@ -30,8 +30,9 @@ class CallCosts:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._steps = 0
-        self._counts = np.zeros(len(SIZES))
-        self._relative = np.full(len(SIZES), np.nan)  # seconds / speed
+        self._measured = 0
+        self._counts: npt.NDArray[np.float64] = np.zeros(len(SIZES))
+        self._relative = 1.0 + _PRIOR_SLOPE * np.array(SIZES)  # seconds / speed
         self._speed = 1.0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -41,14 +42,14 @@ class CallCosts:
     def next_to_measure(self) -> int | None:
         """The size of the next step if it is to be measured; None if it may be any.
 
-        Greedy steps are measured first and soon again, since a first call is slow. Sizes that no
-        step had are tried ever more rarely, so that a wrong assumption about them is noticed.
+        Greedy steps are first, since all others are compared with them. Sizes that no step had are
+        tried ever more rarely, so that a wrong assumption about them is noticed.
         """
         self._steps += 1
         if self._steps in _GREEDY_STEPS:
             return 0
         if self._steps >= _FIRST_TRIAL and self._steps & (self._steps - 1) == 0:
-            untried = np.flatnonzero(self._counts == 0)
+            untried = np.flatnonzero(self._counts < 0.5)
             if untried.size:
                 return SIZES[untried[0]]
         return None
@@ -61,48 +62,42 @@ class CallCosts:
             seconds: its time, above 0.
         """
         with self.lock:
-            index = _nearest(size)
-            if not self._counts.any():
-                self._speed = seconds
-            times = self._relative_times()
-            ratio = seconds / (self._speed * float(np.interp(size, SIZES, times)))
-            if self._counts[index] >= _FIRST and ratio > _WORST:
+            self._measured += 1
+            if self._measured == 1:  # the first call of a process is slow
                 return
-            self._counts[index] += 1
-            # A size between two kept ones changes the nearest by the ratio to what was expected.
-            if self._counts[index] == 1:
-                self._relative[index] = times[index] * ratio
-            elif self._counts[index] <= _FIRST:
-                self._relative[index] = min(self._relative[index], times[index] * ratio)
-            else:
-                self._relative[index] *= 1.0 + _RATE * (ratio - 1.0)
+            if self._measured == 2:
+                self._speed = seconds / float(np.interp(size, SIZES, self._relative))
+            ratio = seconds / (self._speed * float(np.interp(size, SIZES, self._relative)))
+            shares = _shares(size)
+            counts = self._counts + shares
+            known = float(shares @ counts) > _PRIOR_COUNT
+            if ratio > _WORST and known:
+                return
+            self._counts = counts
+            if known:
                 self._speed *= 1.0 + _SPEED_RATE * (min(ratio, 2.0) - 1.0)
+            rates = shares * np.maximum(_RATE, 1.0 / (counts + _PRIOR_COUNT))
+            self._relative *= 1.0 + rates * (ratio - 1.0)
 
     def times(self, max_size: int) -> npt.NDArray[np.float64]:
         """(max_size + 1,) float64, the expected seconds of steps of 0 .. max_size draft tokens."""
-        relative = self._relative_times()
+        relative = np.maximum.accumulate(self._relative)
         sizes = np.arange(max_size + 1)
-        beyond = np.maximum(sizes - SIZES[-1], 0) * (relative[-1] - relative[-2])
-        steps = np.interp(sizes, SIZES, relative) + beyond / (SIZES[-1] - SIZES[-2])
+        slope = (relative[-1] - relative[-2]) / (SIZES[-1] - SIZES[-2])
+        steps = np.interp(sizes, SIZES, relative) + slope * np.maximum(sizes - SIZES[-1], 0)
         times: npt.NDArray[np.float64] = self._speed * steps
         return times
 
-    def _relative_times(self) -> npt.NDArray[np.float64]:
-        """Times at all kept sizes, not decreasing; those not measured by their neighbors."""
-        known = np.flatnonzero(self._counts)
-        sizes = np.array(SIZES, np.float64)
-        if known.size == 0:
-            return 1.0 + _PRIOR_SLOPE * sizes
-        first, last = known[0], known[-1]
-        times = np.interp(sizes, sizes[known], self._relative[known])
-        base = self._relative[first] / (1.0 + _PRIOR_SLOPE * sizes[first])
-        times[:first] = base * (1.0 + _PRIOR_SLOPE * sizes[:first])
-        times[last + 1 :] += base * _PRIOR_SLOPE * (sizes[last + 1 :] - sizes[last])
-        return np.maximum.accumulate(times)
 
-
-def _nearest(size: int) -> int:
-    return int(np.argmin(np.abs(np.array(SIZES) - size)))
+def _shares(size: int) -> npt.NDArray[np.float64]:
+    """The weights of the kept sizes in the time of `size`: 1, or of its two neighbors."""
+    shares: npt.NDArray[np.float64] = np.zeros(len(SIZES))
+    at = float(np.interp(size, SIZES, np.arange(len(SIZES))))
+    below = int(at)
+    shares[below] = 1.0 - (at - below)
+    if at > below:
+        shares[below + 1] = at - below
+    return shares
 
 
 class ModelCosts:
