@@ -90,7 +90,7 @@ _FOREIGN = (
              "{stem}.arpa"),
     _Foreign(rb"LBPD-NC\n", "n-gram counts of lattice-bpd",
              "train an LM of them: lattice-bpd ngram train {file} -o {stem}.lm"),
-    _Foreign(rb"\xd6\xfd\xb2\x7e", "an OpenFst file", "print it: fstprint {file}"),
+    _Foreign(rb"\xd6\xfd\xb2\x7e", "an OpenFst file", "lattice_bpd.lm.read_lm reads an LM"),
     _Foreign(NPY_MAGIC, "a NumPy array", "name a file of token ids .npy"),
     _Foreign(rb"GGUF.\x00\x00\x00", "a GGUF model", "give another file"),
     _Foreign(rb"[\x00-\xff]{4}\x00{4}\{\"", "a safetensors file", "give another file"),
@@ -130,6 +130,11 @@ def read_chunks(file: str, meter: Meter | None = None) -> Iterator[bytes]:
 def read_text(file: str | Path) -> str:
     """The text of a file; see `read_chunks` and `decode_text`."""
     return decode_text(b"".join(read_chunks(str(file))), name_input(str(file)))
+
+
+def read_bytes(file: str | Path) -> bytes:
+    """The bytes of a text file without its BOM, for libraries that decode; see `read_chunks`."""
+    return b"".join(read_chunks(str(file))).removeprefix(BOM)
 
 
 def name_input(file: str) -> str:

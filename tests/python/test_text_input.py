@@ -302,6 +302,32 @@ def test_rows_of_a_cluster_are_checked_too():
         list(spark_read._texts(corpus, pyarrow.array(["t\0h\0"])))
 
 
+@pytest.mark.parametrize("data", [b"\n\x0e\n\x05<unk>\x15\0\0", b"caf\xe9", b"", b"{}"])
+def test_what_is_no_tokenizer_is_refused_as_such(data, tmp_path):
+    pytest.importorskip("tokenizers")
+    from lattice_bpd.cli.files import load_tokenizer
+    from lattice_bpd.train.text.encoders import load_encoder
+
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(data)
+    for load in (load_tokenizer, lambda path: load_encoder(str(path))):
+        with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer .*; expected a"):
+            load(path)
+
+
+def test_a_tokenizer_may_have_a_byte_order_mark(tmp_path):
+    pytest.importorskip("tokenizers")
+    from lattice_bpd.cli.files import load_tokenizer
+    from lattice_bpd.train.text.tokenizer import train_byte_bpe
+
+    path = tmp_path / "tokenizer.json"
+    tokenizer = train_byte_bpe([TEXT * 9], 270)
+    path.write_bytes(BOM + tokenizer.to_str().encode())
+    assert load_tokenizer(path).encode(TEXT).ids == tokenizer.encode(TEXT).ids
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
+    assert read_corpus(tmp_path / "a.txt", path) == tokenizer.encode(TEXT).ids
+
+
 def test_ids_to_keep_are_numbers(tmp_path):
     path = tmp_path / "ids.txt"
     path.write_text("3 4\n\n5\n")

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lattice_bpd import text_input
 from lattice_bpd.atomic_files import is_special
 from lattice_bpd.extras import require
 
@@ -24,8 +25,6 @@ def read_text(path: Path) -> str:
         ValueError: another format, not UTF-8, or empty.
         OSError: it cannot be read.
     """
-    from lattice_bpd import text_input
-
     text = text_input.read_text(path)
     if not text.strip():
         raise ValueError(f"{path}: no text in the file; expected some")
@@ -163,9 +162,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "no such file"
         raise FileNotFoundError(f"{path}: {found}; expected a tokenizer.json")
-    text = read_text(path)
+    data = text_input.read_bytes(path)
     try:
-        tokenizer: Tokenizer = tokenizers.Tokenizer.from_str(text)
+        tokenizer: Tokenizer = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # tokenizers raises bare Exception
         raise ValueError(
             f"{path}: not a tokenizer ({error}); expected a tokenizer.json of the tokenizers "

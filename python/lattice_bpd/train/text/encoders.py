@@ -10,7 +10,7 @@ import numpy as np
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.extras import require
-from lattice_bpd.text_input import read_text, refuse_foreign
+from lattice_bpd.text_input import read_bytes, refuse_foreign
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.vocabulary import read_words
 
@@ -107,12 +107,12 @@ class BpeEncoder:
     def __init__(self, path: Path, merges: Path | None) -> None:
         library = require("tokenizers", "train")
         self.name = str(path)
-        text = read_text(path)
+        data = read_bytes(path)
         if merges is not None:
             refuse_foreign(merges)
         try:
             if merges is None:
-                self._tokenizer = library.Tokenizer.from_str(text)
+                self._tokenizer = library.Tokenizer.from_buffer(data)
                 self._tokenizer.no_padding()
                 self._tokenizer.no_truncation()
             else:
