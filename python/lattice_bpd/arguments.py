@@ -23,7 +23,7 @@ def check_int(name: str, value: Any, least: int, most: int | None = None) -> int
     """
     expected = f"{least} or more" if most is None else f"{least}..{most}"
     try:
-        if isinstance(value, bool):
+        if is_bool(value):
             raise TypeError
         number = operator.index(value)
     except TypeError:
@@ -31,6 +31,11 @@ def check_int(name: str, value: Any, least: int, most: int | None = None) -> int
     if number < least or (most is not None and number > most):
         raise ValueError(f"{name} is {number}; expected {expected}")
     return number
+
+
+def is_bool(value: Any) -> bool:
+    """Whether a number is a bool of Python, numpy or torch."""
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
+from lattice_bpd.arguments import is_bool
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 _INT32_MAX = int(np.iinfo(np.int32).max)
+_INT64_MAX = int(np.iinfo(np.int64).max)
 
 
 def to_token_ids(token_ids: Any, where: str, vocab_size: int | None = None) -> Int32Array:
@@ -28,28 +31,18 @@ def to_token_ids(token_ids: Any, where: str, vocab_size: int | None = None) -> I
         (T,) int32.
 
     Raises:
-        TypeError: The elements are not integers; or a masked array or meta tensor, whose elements
-            may have no value.
+        TypeError: As :func:`integer_array`.
         ValueError: Not one-dimensional, or an id out of range.
     """
     packed = pack([token_ids], vocab_size) if isinstance(token_ids, list) else None
     if packed is not None:
         return packed[0]
-    check_has_values(token_ids, where)
-    if hasattr(token_ids, "detach"):  # a torch tensor, without importing torch
-        token_ids = token_ids.detach().cpu().numpy()
-    try:
-        array = np.asarray(token_ids)
-    except ValueError as error:  # ragged nested sequences
-        raise ValueError(
-            f"{where}: expected one sequence of token ids, found sequences inside it ({error})"
-        ) from error
+    array = _as_array(token_ids, where)
     if array.ndim != 1:
         raise ValueError(f"{where} has shape {array.shape}; expected one dimension of token ids")
+    array = _as_integers(array, token_ids, where)
     if array.size == 0:
         return np.zeros(0, np.int32)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{where} has elements of type {array.dtype}; expected integers")
     limit = _INT32_MAX if vocab_size is None else vocab_size - 1
     smallest, largest = int(array.min()), int(array.max())
     if smallest < 0 or largest > limit:
@@ -60,6 +53,59 @@ def to_token_ids(token_ids: Any, where: str, vocab_size: int | None = None) -> I
             + ("" if vocab_size is None else f" (a vocabulary of {vocab_size})")
         )
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def integer_array(values: Any, where: str) -> npt.NDArray[Any]:
+    """Token ids of every kind as a numpy array.
+
+    Args:
+        values: Integers of any shape and type: a number, a sequence of numbers (Python's, numpy's
+            or torch's), a numpy array, or a torch tensor on any device.
+        where: Name for error messages.
+
+    Returns:
+        Integers in the machine's byte order; int32 if there are none. All fit int64.
+
+    Raises:
+        TypeError: The elements are not integers, or are bools; or a masked array or meta tensor,
+            whose elements may have no value.
+        ValueError: Sequences of different lengths, or a number above 2^63 - 1.
+    """
+    return _as_integers(_as_array(values, where), values, where)
+
+
+def _as_array(values: Any, where: str) -> npt.NDArray[Any]:
+    check_has_values(values, where)
+    if hasattr(values, "detach"):  # a torch tensor, without importing torch
+        values = values.detach().cpu().numpy()
+    elif isinstance(values, Sequence) and any(
+        hasattr(kind, "detach") for kind in set(map(type, values))
+    ):
+        values = [one.detach().cpu().numpy() if hasattr(one, "detach") else one for one in values]
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # ragged nested sequences
+        raise ValueError(
+            f"{where}: expected one sequence of token ids, found sequences inside it ({error})"
+        ) from error
+
+
+def _as_integers(array: npt.NDArray[Any], values: Any, where: str) -> npt.NDArray[Any]:
+    """The array of `values`, checked."""
+    kind = array.dtype
+    if array.size == 0 and kind != np.bool_:
+        return np.zeros(array.shape, np.int32)
+    if isinstance(values, Sequence) and array.ndim == 1:
+        if any(map(is_bool, values)):
+            kind = np.dtype(np.bool_)  # numpy reads [7, True] as integers
+        elif kind == np.float64 and not any(isinstance(value, float) for value in values):
+            array = np.array(list(map(operator.index, values)))  # int64 and uint64 in one list
+            kind = array.dtype
+    if kind.kind not in "iu":
+        raise TypeError(f"{where} has elements of type {kind}; expected integers")
+    if kind == np.uint64 and int(array.max()) > _INT64_MAX:
+        raise ValueError(f"{where} has {array.max()}; expected token ids, 0..{_INT32_MAX}")
+    return array.astype(kind.newbyteorder("="), copy=False)
 
 
 def check_has_values(array: Any, where: str) -> None:

@@ -15,7 +15,13 @@ import numpy.typing as npt
 from lattice_bpd import _core
 from lattice_bpd.arguments import check_int
 from lattice_bpd.lm.options import MAX_ID
-from lattice_bpd.token_ids import Int32Array, Int64Array, concatenate, to_token_ids
+from lattice_bpd.token_ids import (
+    Int32Array,
+    Int64Array,
+    concatenate,
+    integer_array,
+    to_token_ids,
+)
 
 
 class SmoothingWarning(UserWarning):
@@ -120,10 +126,7 @@ def flatten_targets(targets: Iterable[Any] | None, ragged: RaggedIds) -> Int32Ar
     """
     if targets is None:
         return None
-    arrays = [np.asarray(values) for values in targets]
-    for number, array in enumerate(arrays):
-        if array.size and not np.issubdtype(array.dtype, np.integer):
-            raise TypeError(f"targets of sequence {number} are {array.dtype}; expected integers")
+    arrays = [integer_array(values, f"targets of sequence {i}") for i, values in enumerate(targets)]
     expected = np.diff(ragged.offsets).tolist()
     lengths = [len(array) if array.ndim == 1 else -1 for array in arrays]
     if lengths != expected:

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.token_ids import check_has_values
+from lattice_bpd.arguments import check_int
+from lattice_bpd.token_ids import integer_array
 
 IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
@@ -45,7 +46,9 @@ class PrefixTree:
     __slots__ = ("_core", "sampled_from")
 
     def __init__(self, token_ids: Sequence[int], parents: Sequence[int]) -> None:
-        self._core = _core.PrefixTree(token_ids, parents)
+        self._core = _core.PrefixTree(
+            _integers(token_ids, "token_ids").tolist(), _integers(parents, "parents").tolist()
+        )
         self.sampled_from: Callable[[int], tuple[Any, Any] | None] | None = None
 
     @classmethod
@@ -77,10 +80,12 @@ class PrefixTree:
             TypeError: token ids that are no integers.
         """
         if not isinstance(drafts, np.ndarray):
-            longest = max(map(len, drafts), default=0)
-            drafts = np.array([[*row, *[-1] * (longest - len(row))] for row in drafts])
-            drafts = drafts.reshape(len(drafts), longest)
-        return cls._of(_core.PrefixTree.of_drafts(exact_token, _integers(drafts)))
+            rows = [_integers(row, "a draft").tolist() for row in drafts]
+            longest = max(map(len, rows), default=0)
+            drafts = np.array([row + [-1] * (longest - len(row)) for row in rows], np.int64)
+            drafts = drafts.reshape(len(rows), longest)
+        exact = check_int("PrefixTree: exact_token", exact_token, 0)
+        return cls._of(_core.PrefixTree.of_drafts(exact, _integers(drafts, "drafts")))
 
     @classmethod
     def from_nodes(
@@ -116,12 +121,13 @@ class PrefixTree:
             tree = cls.from_nodes(exact_token, token_ids, parents, len(token_ids), log_probs)
             tree.sampled_from = list(sampled_from).__getitem__
             return tree.cut(len(tree), max_depth) if tree.max_depth > max_depth else tree
-        ids, above = _integers(token_ids), _integers(parents)
+        exact = check_int("PrefixTree: exact_token", exact_token, 0)
+        ids, above = _integers(token_ids, "token_ids"), _integers(parents, "parents")
         if ids.dtype != above.dtype:
             ids, above = ids.astype(np.int64), above.astype(np.int64)
         if log_probs is not None:
             log_probs = np.ascontiguousarray(log_probs, np.float32)
-        return cls._of(_core.PrefixTree.of_nodes(exact_token, ids, above, max_depth, log_probs))
+        return cls._of(_core.PrefixTree.of_nodes(exact, ids, above, max_depth, log_probs))
 
     def __len__(self) -> int:
         """Number of nodes, including the exact token."""
@@ -272,18 +278,11 @@ class PrefixTree:
         return mask
 
 
-def _integers(values: Sequence[int] | IntArray) -> Any:
-    """An array of int32 or int64, also for empty lists."""
-    check_has_values(values, "PrefixTree: an array of integers")
-    array: Any = values if isinstance(values, np.ndarray) else np.array(values)
-    if array.dtype == np.int32 or array.dtype == np.int64:
-        return array
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(
-            f"PrefixTree: found elements of type {array.dtype}; expected integers; give token ids "
-            "and numbers of nodes"
-        )
-    return array.astype(np.int64)
+def _integers(values: Any, name: str) -> Any:
+    """An array of int32 or int64."""
+    array: Any = integer_array(values, f"PrefixTree: {name}")
+    is_native = array.dtype == np.int32 or array.dtype == np.int64
+    return array if is_native else array.astype(np.int64)
 
 
 def _rebuild(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.decode.loop.arguments import is_batch
+from lattice_bpd.token_ids import integer_array
 
 
 @dataclass
@@ -105,18 +106,18 @@ def _read_token_ids(prompt: Any, tokenizer: Any) -> Tensor:
     _check_kind(prompt, "a prompt")
     if isinstance(prompt, str):
         prompt = _tokenize(prompt, tokenizer)
-    try:
-        ids = torch.as_tensor(np.asarray(prompt) if isinstance(prompt, Sequence) else prompt)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"generate: a prompt is {_shorten(prompt)}; expected token ids (ints) or a string"
-        ) from error
-    if ids.is_meta:
+    if getattr(prompt, "is_meta", False):
         raise ValueError(
             "generate: input_ids is on the meta device, which holds no values; expected token ids "
             "in memory"
         )
-    return ids.cpu()
+    try:
+        ids = integer_array(prompt, "generate: a prompt")
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"generate: a prompt is {_shorten(prompt)}; expected token ids (integers) or a string"
+        ) from error
+    return torch.from_numpy(ids.astype(np.int64))
 
 
 def _tokenize(text: str, tokenizer: Any) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from torch.nn.modules.dropout import _DropoutNd
 
 from lattice_bpd.arguments import check_int
@@ -27,9 +26,9 @@ def check_stop_tokens(value: Collection[int] | int, vocab_size: int) -> frozense
         TypeError: not ints.
         ValueError: ids outside the vocabulary.
     """
-    token_ids = [value] if isinstance(value, (int, np.integer)) else value
-    if hasattr(token_ids, "tolist"):
-        token_ids = token_ids.tolist()
+    token_ids: Any = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(token_ids, int):
+        token_ids = [token_ids]
     if isinstance(token_ids, (str, bytes)) or not isinstance(token_ids, Collection):
         raise TypeError(
             f"decode: stop_token_ids is {value!r}; expected a list of token ids; a tokenizer has "
@@ -102,4 +101,7 @@ def is_batch(prompts: Any) -> bool:
         return int(prompts.ndim) == 2
     if isinstance(prompts, str):
         return False
-    return len(prompts) > 0 and hasattr(prompts[0], "__len__")
+    # a tensor of 0 dimensions has the method too
+    return (
+        len(prompts) > 0 and hasattr(prompts[0], "__len__") and getattr(prompts[0], "ndim", 1) > 0
+    )

@@ -13,6 +13,7 @@ from transformers import StaticCache
 
 from lattice_bpd.decode.loop.arguments import check_evaluation_mode
 from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.token_ids import integer_array
 from lattice_bpd.verify.batch_cache import MAX_HOLES, BatchCache
 from lattice_bpd.verify.batch_probe import find_batch_refusal
 from lattice_bpd.verify.cache import check_cache
@@ -59,14 +60,15 @@ def check_prompts(
         beyond_positions: allow prompts longer than the target's number of positions.
 
     Raises:
+        TypeError: ids that are not integers.
         ValueError: no prompt, an empty or too long prompt, or ids outside the vocabulary.
     """
     if len(prompts) == 0:
         raise ValueError("decode: there is no prompt; expected one or more")
     tokens = []
     for number, prompt in enumerate(prompts):
-        ids = torch.as_tensor(np.asarray(prompt) if isinstance(prompt, Sequence) else prompt)
         name = "prompt" if len(prompts) == 1 else f"prompt {number}"
+        ids = torch.from_numpy(integer_array(prompt, f"decode: {name}").astype(np.int64))
         if ids.ndim != 1 or ids.numel() == 0:
             raise ValueError(
                 f"decode: {name} has shape {tuple(ids.shape)}; expected (tokens,) with one token "

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.token_ids import integer_array
 from lattice_bpd.train.heads.joint import TrainReport
 from lattice_bpd.train.heads.losses import chunked_cross_entropy
 from lattice_bpd.train.heads.optimizers import build_optimizers, set_rates, take_step
@@ -75,7 +76,7 @@ def train_frozen(
             loss that is not finite.
     """
     options = options or FrozenOptions()
-    ids = torch.as_tensor(np.asarray(rows, dtype=np.int64))
+    ids = torch.from_numpy(integer_array(rows, "train_frozen: rows").astype(np.int64))
     _check(model, ids, options)
     states, labels = _read_states(model, ids, options.first_position)
     if on_states is not None:

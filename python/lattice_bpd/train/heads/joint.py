@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.token_ids import integer_array
 from lattice_bpd.train.heads.batches import HeadText
 from lattice_bpd.train.heads.options import TrainOptions, TrainReport
 from lattice_bpd.train.heads.trainer import HeadTrainer
@@ -45,8 +46,8 @@ def train_blockwise(
     """
     options = options or TrainOptions()
     where = "train_blockwise"
-    text = np.asarray(token_ids)
-    model.check_token_ids(torch.as_tensor(text.astype(np.int64)), f"{where}: token_ids")
+    text = integer_array(token_ids, f"{where}: token_ids")
+    model.check_token_ids(torch.from_numpy(text.astype(np.int64)), f"{where}: token_ids")
     with HeadTrainer(model, HeadText(text.astype(np.int32)), options, where=where) as trainer:
         trainer.choose_precision()
         report = trainer.report

@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from lattice_bpd.models.lm_call import pass_cache, read_cache
-from lattice_bpd.token_ids import Int32Array
+from lattice_bpd.token_ids import Int32Array, integer_array
 
 
 @torch.inference_mode()
@@ -50,7 +50,7 @@ def generate_texts(
         ValueError: prompts of another shape, ids outside the vocabulary, more tokens than the
             target has positions for, a negative temperature, or beams below 1 or with sampling.
     """
-    ids = torch.as_tensor(np.asarray(prompts, dtype=np.int64))
+    ids = torch.from_numpy(integer_array(prompts, "generate_texts: prompts").astype(np.int64))
     _check(model, ids, max_new_tokens, temperature)
     if num_beams < 1 or (num_beams > 1 and temperature > 0.0):
         raise ValueError(
