@@ -96,7 +96,7 @@ def _as_integers(array: npt.NDArray[Any], values: Any, where: str) -> npt.NDArra
     if array.size == 0 and kind != np.bool_:
         return np.zeros(array.shape, np.int32)
     if isinstance(values, Sequence) and array.ndim == 1:
-        if any(map(is_bool, values)):
+        if set(map(type, values)) != {int} and any(map(is_bool, values)):
             kind = np.dtype(np.bool_)  # numpy reads [7, True] as integers
         elif kind == np.float64 and not any(isinstance(value, float) for value in values):
             array = np.array(list(map(operator.index, values)))  # int64 and uint64 in one list

@@ -67,6 +67,47 @@ def read_words(vocab: Vocab) -> list[str]:
     return words
 
 
+def read_ids(path: StrPath) -> dict[str, int]:
+    """The id of each word of a ``tokenizer.json``, in which ids may be missing.
+
+    Raises:
+        OSError: The file cannot be opened.
+        FormatError: It is no JSON object.
+    """
+    file = Path(path)
+    table = _json_table(file, read_text(file))
+    ids = _word_ids(table or {})
+    return {word: token_id for word, token_id in ids.items() if type(token_id) is int}
+
+
+def may_share_ids(size: int, other: int) -> bool:
+    """Whether two numbers of token ids may be those of one tokenizer, padded differently.
+
+    Models of one tokenizer may have embeddings of different sizes, such as 151,936 and 152,064
+    rows: the ids that both have are the same tokens. More than twice as many is no padding.
+    """
+    return max(size, other) <= 2 * min(size, other)
+
+
+def check_same_ids(where: str, name: str, size: int, wanted: int) -> None:
+    """Refuses vocabularies that cannot be those of one tokenizer; see `may_share_ids`.
+
+    Args:
+        where: Name of the caller, for the message.
+        name: What has the vocabulary, such as "draft model".
+        size: Its number of token ids.
+        wanted: The target's.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    if not may_share_ids(size, wanted):
+        raise ValueError(
+            f"{where}: the {name} has a vocabulary of {size}, the target one of {wanted}; expected "
+            "the same tokenizer, and about as many token ids; use one with the target's tokenizer"
+        )
+
+
 def encode_words(words: Sequence[str], encoding: str = "utf-8") -> list[bytes]:
     """The bytes of each word in a file of this encoding.
 

@@ -18,12 +18,14 @@ CRITERIA = "tests/python/test_custom_generate_criteria.py"
 KEYS = "tests/python/test_sampling_keys.py"
 LIMITS = "tests/python/test_call_limits.py"
 LOSSLESS = "tests/python/test_decode_lossless.py"
+PADDED = "tests/python/test_padded_vocabularies.py"
 OPTIONS = "tests/python/test_command_options.py::test_every_option_is_passed_on"
 RECORDS = "tests/python/test_token_records.py"
 STOPS = "tests/python/test_stop_tokens.py"
 TARGETS = "tests/python/test_decode_targets.py"
 TEMPERATURE = "tests/python/test_temperature.py"
 TEXT_INPUT = "tests/python/test_text_input.py"
+TYPES = "tests/python/test_token_id_types.py"
 
 MUTATIONS = [
     (
@@ -716,6 +718,53 @@ MUTATIONS = [
         f"{LIMITS}::test_a_model_that_loses_its_text_at_the_boundary_is_refused",
         "    if not overrides_preparation(base):\n",
         "    if True:\n",
+        "bools among integers are token ids",
+        "python/lattice_bpd/token_ids.py",
+        TYPES,
+        "        if set(map(type, values)) != {int} and any(map(is_bool, values)):\n",
+        "        if False:\n",
+    ),
+    (
+        "prompts of unsigned integers keep their type",
+        f"{DECODE}/huggingface/text_inputs.py",
+        TYPES,
+        "torch.from_numpy(ids.astype(np.int64))",
+        "torch.from_numpy(ids)",
+    ),
+    (
+        "a list of scalar tensors is a batch",
+        f"{LOOP}/arguments.py",
+        TYPES,
+        ' and getattr(prompts[0], "ndim", 1) > 0',
+        "",
+    ),
+    (
+        "a draft model proposes ids that only it has",
+        f"{DRAFTERS}/draft_model/drafter.py",
+        PADDED,
+        "        self.reader.vocab_size = min(own, wanted)\n",
+        "",
+    ),
+    (
+        "a draft model reads ids that only the target has",
+        f"{DRAFTERS}/cached_reader.py",
+        PADDED,
+        "texts = self.known([list(context) for context in contexts])",
+        "texts = [list(context) for context in contexts]",
+    ),
+    (
+        "tokenizers are not compared",
+        f"{DRAFTERS}/draft_model/drafter.py",
+        PADDED,
+        "        check_same_tokens(_WHERE, self.reader.model.base, target.target.base)\n",
+        "",
+    ),
+    (
+        "heads of fewer ids give fewer columns",
+        f"{DECODE}/state/heads.py",
+        PADDED,
+        "    if shape[2] < vocab_size:\n",
+        "    if False:\n",
     ),
     (
         "another wheel than SmolLM2's is converted",

@@ -246,7 +246,7 @@ def test_the_targets_embeddings_are_not_its_own():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vocab_size": VOCAB + 1}, "vocabulary of 49 tokens and the target's input embedding 48"),
+        ({"vocab_size": 3 * VOCAB}, "drafter has a vocabulary of 144, the target one of 48"),
         ({"hidden_size": 40}, "is 40 wide and the target's input embedding 32"),
         ({"target_hidden_size": 40}, "hidden states of width 40; those of the target have 32"),
         ({"hidden_layers": (0, 2)}, r"layers \(0, 2\); the target has 2, expected 0..1"),

@@ -215,14 +215,14 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "too many": ({"ngram_cache": [None, None]}, ValueError, "2 caches for 1 lattices"),
     "vocabulary": (
-        {"ngram_cache": ContextNGram(5)},
+        {"ngram_cache": ContextNGram(9)},
         ValueError,
-        "vocabulary of 5 tokens, the LM one of",
+        "vocabulary of 9 tokens, the LM one of",
     ),
     "lattice": (
-        {"ngram_cache": ContextNGram(2), "lm": None},
+        {"ngram_cache": ContextNGram(1), "lm": None},
         ValueError,
-        "the cache's vocabulary has 2",
+        "the cache's vocabulary has 1",
     ),
     "engine": ({"ngram_cache": ContextNGram(4), "engine": "openfst"}, ValueError, 'use "fused"'),
 }

@@ -366,12 +366,12 @@ def test_generate_downloads_from_the_hub(model_directory, capsys, monkeypatch):
 
 
 def test_generate_errors(model_directory, tmp_path, capsys):
-    NGramLM.train([[1, 2]], 2, vocab_size=299, smoothing="witten_bell").save(tmp_path / "small.lm")
+    NGramLM.train([[1, 2]], 2, vocab_size=99, smoothing="witten_bell").save(tmp_path / "small.lm")
     cases = [
         ([tmp_path], "tokenizer.json: no such file"),
         (["nope"], "nope: no such folder; expected the folder of a causal LM of transformers"),
         ([model_directory, "--lm", tmp_path / "small.lm"],
-         "small.lm has a vocabulary of 299, the model one of 300; train the LM on token ids of the "
+         "small.lm has a vocabulary of 99, the model one of 300; train the LM on token ids of the "
          "model's tokenizer; if it was trained with the model's own tokenizer, train it again with "
          "--vocab-size 300 (or --model DIR)"),
         ([model_directory, "--lm", tmp_path / "no.lm"], "no.lm"),

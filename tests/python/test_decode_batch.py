@@ -360,7 +360,7 @@ def test_a_compiled_target_meets_one_shape():
     ("heads", "message"),
     [
         (lambda hidden: hidden, r"logits of shape \(1, 32\)"),
-        (lambda hidden: hidden.new_zeros(1, 2, VOCAB + 1), f"a vocabulary of {VOCAB + 1}"),
+        (lambda hidden: hidden.new_zeros(1, 2, 3 * VOCAB), f"a vocabulary of {3 * VOCAB}"),
         (lambda hidden: hidden.new_zeros(1, 0, VOCAB), "one slot or more"),
         (lambda hidden: hidden.new_full((1, 2, VOCAB), float("nan")), "NaN"),
         (None, "needs draft heads and the model has none; give heads="),
@@ -385,9 +385,9 @@ def test_bad_models_and_batches():
         generate(model_of("llama"), [])
     with pytest.raises(ValueError, match=r"prompt 1 has shape \(0,\)"):
         generate(model_of("llama"), [[1], []])
-    lm = NGramLM.train([[1, 2, 3, 1, 2]], 2, vocab_size=VOCAB + 1)
+    lm = NGramLM.train([[1, 2, 3, 1, 2]], 2, vocab_size=3 * VOCAB)
     for drafter in (PBestDrafter(lm), TreeDrafter(lm)):
-        with pytest.raises(ValueError, match=f"LM has a vocabulary of {VOCAB + 1}"):
+        with pytest.raises(ValueError, match=f"LM has a vocabulary of {3 * VOCAB}"):
             decode(model_of("llama"), [1], drafter)
 
 

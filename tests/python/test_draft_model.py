@@ -389,8 +389,8 @@ def test_bad_options_are_refused(options, message):
 def test_unsuitable_models_are_refused(lm):
     with pytest.raises(ValueError, match="does not use an LM"):
         DraftModelDrafter(random_model("gpt2"), shape="chain", lm=lm)
-    wrong = DraftModelDrafter(small_gpt2(vocab=VOCAB + 2))
-    with pytest.raises(ValueError, match=f"draft model has a vocabulary of {VOCAB + 2}, "):
+    wrong = DraftModelDrafter(small_gpt2(vocab=3 * VOCAB))
+    with pytest.raises(ValueError, match=f"draft model has a vocabulary of {3 * VOCAB}, "):
         decode(model_of("llama").base, [1], wrong)
     other = NGramLM.train([[1, 2, 1, 2]], 2, vocab_size=9, smoothing="witten_bell")
     wrong = DraftModelDrafter(random_model("gpt2"), shape="tree", lm=other)

@@ -239,20 +239,20 @@ def test_medusa_files_that_are_missing(tmp_path):
 
 def test_medusa_heads_of_another_target_are_refused(tmp_path):
     base = model_of("llama").base
-    save_medusa(random_heads(vocab_size=50), tmp_path)
-    with pytest.raises(ValueError, match="vocabulary of 50, the target one of 48; expected the"):
+    save_medusa(random_heads(vocab_size=100), tmp_path)
+    with pytest.raises(ValueError, match="vocabulary of 100, the target one of 48; expected the"):
         load_medusa(tmp_path, base)
     save_medusa(random_heads(width=16), tmp_path)
     with pytest.raises(ValueError, match="width 16, the target's output embedding takes 32"):
         load_medusa(tmp_path, base)
     with pytest.raises(ValueError, match="expected 1 or more"):
         MedusaHeads(8, 8, 0)
-    heads = BlockwiseHeads(WIDTH, 3, vocab_size=50)
-    with pytest.raises(ValueError, match="vocabulary of 50, the target one of 48"):
+    heads = BlockwiseHeads(WIDTH, 3, vocab_size=100)
+    with pytest.raises(ValueError, match="vocabulary of 100, the target one of 48"):
         BlockwiseLM(base, heads=heads)
-    lm = NGramLM.train([[1, 2, 3]], 2, vocab_size=50, smoothing="witten_bell")
+    lm = NGramLM.train([[1, 2, 3]], 2, vocab_size=100, smoothing="witten_bell")
     model = BlockwiseLM(base, heads=random_heads())
-    with pytest.raises(ValueError, match="vocabulary of 50, the target one of 48"):
+    with pytest.raises(ValueError, match="vocabulary of 100, the target one of 48"):
         generate(model, [1, 2], "p_best", lm=lm, top_k=4)
 
 

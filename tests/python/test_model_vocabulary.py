@@ -123,11 +123,12 @@ def test_an_lm_smaller_than_the_model_names_the_option():
         "; if it was trained with the model's own tokenizer, train it again with --vocab-size 16 "
         "(or --model DIR)"
     )
-    with pytest.raises(ValueError, match="--lm c has a vocabulary of 10, the model one of 16") as e:
-        check_vocabulary({"c": lm(WORDS)}, PADDED, "model")
+    check_vocabulary({"c": lm(WORDS)}, PADDED, "model")  # of the tokenizer's size
+    with pytest.raises(ValueError, match="--lm c has a vocabulary of 7, the model one of 16") as e:
+        check_vocabulary({"c": lm(7)}, PADDED, "model")
     assert str(e.value).endswith(hint)
-    with pytest.raises(ValueError, match="--lm c has a vocabulary of 17, the model one of") as e:
-        check_vocabulary({"c": lm(PADDED + 1)}, PADDED, "model")
+    with pytest.raises(ValueError, match="--lm c has a vocabulary of 33, the model one of") as e:
+        check_vocabulary({"c": lm(33)}, PADDED, "model")
     assert "--vocab-size" not in str(e.value)
 
 

@@ -250,12 +250,12 @@ def test_rescorer_without_positions_left_falls_back():
 
 def test_scorers_that_do_not_fit_are_refused():
     model, prompt = trained_model(), PROMPT
-    other = build_rescorer("32M", VOCAB + 1, hidden_size=24, num_layers=1)
+    other = build_rescorer("32M", 3 * VOCAB, hidden_size=24, num_layers=1)
     for scorer in (other, MixtureScorer([(NeuralScorer(other), 1.0)])):
-        with pytest.raises(ValueError, match=f"vocabulary of {VOCAB + 1}, the target one of"):
+        with pytest.raises(ValueError, match=f"vocabulary of {3 * VOCAB}, the target one of"):
             decode(model, prompt, ScorerDrafter(scorer))
-    lm = NGramLM.train([[1, 2]], 2, vocab_size=VOCAB + 1, smoothing="absolute")
-    with pytest.raises(ValueError, match="use a rescorer with the target's tokenizer"):
+    lm = NGramLM.train([[1, 2]], 2, vocab_size=3 * VOCAB, smoothing="absolute")
+    with pytest.raises(ValueError, match="use one with the target's tokenizer"):
         generate(model, prompt, "neural", lm=lm)
     with pytest.raises(ValueError, match=r"'neural' needs an LM; .* or a TransitionScorer"):
         generate(model, prompt, "neural")

@@ -134,10 +134,10 @@ def test_ngram_scorer_scores_after_its_histories(small_lm):
 
 def test_ngram_scorer_refuses(small_lm):
     scorer = NGramScorer(small_lm)
-    with pytest.raises(ValueError, match=r"0\.\.3"):
-        scorer.start([[9]])
-    with pytest.raises(ValueError, match=r"expected 0\.\.3"):
-        scorer.score(scorer.start([[1]]), np.array([[7]], np.int32))
+    with pytest.raises(ValueError, match="token id -1"):
+        scorer.start([[-1]])
+    with pytest.raises(ValueError, match="token id -1"):
+        scorer.score(scorer.start([[1]]), np.array([[-1]], np.int32))
     with pytest.raises(ValueError, match="candidates for each context"):
         scorer.score(scorer.start([[1], [1]]), np.array([[1]] * 3, np.int32))
 
@@ -168,8 +168,11 @@ def test_mixture_scorer_refuses(small_lm):
         MixtureScorer([])
     with pytest.raises(ValueError, match="finite"):
         MixtureScorer([(small_lm, float("nan"))])
-    with pytest.raises(ValueError, match="vocabularies of \\[4, 7\\]"):
-        MixtureScorer([(small_lm, 1.0), (HistoryScorer(), 1.0)])
+    large = HistoryScorer()
+    large.vocab_size = 9
+    with pytest.raises(ValueError, match=r"vocabularies of \[4, 9\]"):
+        MixtureScorer([(small_lm, 1.0), (large, 1.0)])
+    assert MixtureScorer([(small_lm, 1.0), (HistoryScorer(), 1.0)]).vocab_size == 7
     with pytest.raises(TypeError, match="pairs"):
         MixtureScorer([small_lm])
     with pytest.raises(TypeError, match="without start, score, advance"):

@@ -72,7 +72,7 @@ int LmSuccessors::Find(const LmState& state, Symbol vocab_size, Successor* out,
     const int longer = count;
     for (int i = 0; i < num_nodes && count < kMaxSuccessors; ++i) {
       const Symbol token = ngrams.Key(nodes[i]);
-      if (token >= vocab_size) continue;
+      if (token >= vocab_size || !lm_->vocabulary().is_token(token)) continue;
       bool is_new = true;
       for (int j = 0; j < longer; ++j) is_new = is_new && out[j].token != token;
       if (!is_new) continue;

@@ -215,11 +215,12 @@ def load_rescorers(values: Sequence[str], option: str = "--rescorer") -> dict[st
 def check_vocabulary(
     lms: Mapping[str, NGramLM | NeuralScorer], vocab_size: int, owner: str, option: str = "--lm"
 ) -> None:
-    """Refuse LMs of another vocabulary than that of the owner ("record" or "model")."""
+    """Refuse LMs of another tokenizer than the owner's ("record" or "model")."""
     from lattice_bpd import NGramLM
+    from lattice_bpd.vocabulary import may_share_ids
 
     for name, lm in lms.items():
-        if lm.vocab_size == vocab_size:
+        if may_share_ids(lm.vocab_size, vocab_size):
             continue
         padded = ""  # many models have more rows of embeddings than their tokenizer has ids
         if isinstance(lm, NGramLM) and lm.vocab_size < vocab_size:

@@ -81,7 +81,8 @@ def rescore_lattice(
     Raises:
         TypeError: Arguments of the wrong kind or element type.
         ValueError: Wrong shapes or sizes, NaN or +inf, token ids outside the vocabulary, an LM
-            or cache of another vocabulary size, or options out of range.
+            or cache with more than twice or less than half as many token ids, or options out of
+            range.
     """
     where = "rescore_lattice"
     number = check_int(f"{where}: num_drafts", num_drafts, 1, MAX_DRAFTS)

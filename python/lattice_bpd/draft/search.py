@@ -20,6 +20,7 @@ from lattice_bpd.lattice.sausage import SausageLattice
 from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.ngram import NGramLM, core_of
 from lattice_bpd.token_ids import Int32Array, Int64Array
+from lattice_bpd.vocabulary import may_share_ids
 
 MAX_DRAFTS = 1 << 12  # as many as nodes of a tree
 _MAX_THREADS = 1024  # kMaxThreads of base/parallel.cc
@@ -194,7 +195,7 @@ def check_search(
         return Search((sausages,), core_lm, contexts, bool(bos), weight, number, None, caches)
     check_shape(head_logits, where)
     shape = tuple(int(n) for n in head_logits.shape)
-    if lm is not None and lm.vocab_size != shape[-1]:
+    if lm is not None and not may_share_ids(lm.vocab_size, shape[-1]):
         raise ValueError(
             f"{where}: head_logits has {shape[-1]} columns, the LM a vocabulary of "
             f"{lm.vocab_size}; use an LM trained with vocab_size={shape[-1]} on this model's "

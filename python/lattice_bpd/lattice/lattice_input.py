@@ -62,6 +62,11 @@ class LatticeInput:
     confidences: Any = None
     are_log_probs: bool = False
 
+    def __post_init__(self) -> None:
+        """Widens unsigned token ids of torch, for which it has few functions."""
+        if str(getattr(self.token_ids, "dtype", "")).startswith("torch.uint"):
+            object.__setattr__(self, "token_ids", self.token_ids.long())
+
     @classmethod
     def from_logits(
         cls,
@@ -94,8 +99,13 @@ class LatticeInput:
         """H."""
         return int(self.token_ids.shape[1])
 
-    def check(self, rows: int, vocab_size: int) -> None:
-        """Raise ValueError unless these are `rows` lattices over a vocabulary of V tokens."""
+    def fit(self, rows: int, vocab_size: int) -> LatticeInput:
+        """The lattices for a target of V tokens: candidates that only the heads have are masked.
+
+        Raises:
+            ValueError: not `rows` lattices, negative token ids, or ids of 2 V or above, which no
+                padding of the heads' vocabulary explains.
+        """
         shape, expected = tuple(self.token_ids.shape), f"({rows}, H, k)"
         if len(shape) != 3 or shape[0] != rows or 0 in shape or tuple(self.scores.shape) != shape:
             raise ValueError(
@@ -103,17 +113,23 @@ class LatticeInput:
                 f"both {expected} with one slot and one candidate or more"
             )
         low, high = int(self.token_ids.min()), int(self.token_ids.max())
-        if low < 0 or high >= vocab_size:
+        if low < 0 or high >= 2 * vocab_size:
             raise ValueError(
                 f"LatticeInput: found token id {low if low < 0 else high}; expected 0.."
                 f"{vocab_size - 1}; use heads that were trained on this target"
             )
+        if high < vocab_size:
+            return self
+        scores = self.scores + 0
+        scores[self.token_ids >= vocab_size] = -math.inf
+        return replace(self, scores=scores)
 
     def to_logits(self, vocab_size: int) -> Any:
         """The unary scores of torch tensors as (B, H, V) float, -inf for all other tokens."""
-        shape = (*self.token_ids.shape[:2], vocab_size)
-        logits = self.scores.new_full(shape, float("-inf"))
-        return logits.scatter_(2, self.token_ids.long(), self.scores)
+        shape = (*self.token_ids.shape[:2], vocab_size + 1)  # the last is for ids beyond
+        logits = self.scores.new_full(shape, -math.inf)
+        ids = self.token_ids.long().clamp(max=vocab_size)
+        return logits.scatter_(2, ids, self.scores)[..., :vocab_size]
 
     def cut(self, num_slots: int, top_k: int) -> LatticeInput:
         """The first slots, and of each the candidates of greatest unary score.

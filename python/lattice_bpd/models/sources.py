@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.vocabulary import check_same_ids
 
 
 @runtime_checkable
@@ -157,12 +158,7 @@ def check_heads(heads: BlockwiseHeads | HeadSource, output_weight: Tensor) -> No
         vocab_size = heads.vocab_size = heads.vocab_size or target_vocab
     else:
         vocab_size = _try_source(heads, output_weight)
-    if vocab_size != target_vocab:
-        raise ValueError(
-            f"{name}: the heads have a vocabulary of {vocab_size}, the target one of "
-            f"{target_vocab}; expected the same; use heads trained on this target, and resize "
-            "both where tokens were added"
-        )
+    check_same_ids(name, "heads", vocab_size, target_vocab)
 
 
 @torch.inference_mode()

@@ -80,7 +80,12 @@ class PrefixTree:
             TypeError: token ids that are no integers.
         """
         if not isinstance(drafts, np.ndarray):
-            rows = [_integers(row, "a draft").tolist() for row in drafts]
+            rows = [
+                row
+                if isinstance(row, list) and set(map(type, row)) <= {int}
+                else _integers(row, "a draft").tolist()
+                for row in drafts
+            ]
             longest = max(map(len, rows), default=0)
             drafts = np.array([row + [-1] * (longest - len(row)) for row in rows], np.int64)
             drafts = drafts.reshape(len(rows), longest)

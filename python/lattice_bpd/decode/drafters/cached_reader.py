@@ -50,6 +50,7 @@ class CachedReader:
 
     Attributes:
         model: as a target.
+        vocab_size: V of the logits, set to the target's where that is smaller.
         tokens_read: tokens that all rows have read so far.
         calls: of the model so far.
 
@@ -66,6 +67,14 @@ class CachedReader:
                 "drop rejected drafts; expected attention in every layer; use another model"
             )
         self.tokens_read = self.calls = 0
+        self.vocab_size = self.model.vocab_size
+
+    def known(self, texts: list[list[int]]) -> list[list[int]]:
+        """The texts with token 0 for ids that only the target has, if its vocabulary is larger."""
+        size = self.model.vocab_size
+        if all(max(text, default=0) < size for text in texts):
+            return texts
+        return [[token if token < size else 0 for token in text] for text in texts]
 
     def check(self, texts: list[list[int]]) -> None:
         """Raise ValueError for an empty text, or one longer than the model's positions."""
@@ -94,7 +103,7 @@ class CachedReader:
             ValueError: an empty text, one longer than the model's positions, or several for a model
                 that takes no position ids.
         """
-        texts = [list(context) for context in contexts]
+        texts = self.known([list(context) for context in contexts])
         self.check(texts)
         refusal = self.refuses_batch() if len(texts) > 1 else None
         if refusal is not None:
@@ -153,7 +162,7 @@ class CachedReader:
         cache.keep_rows(cache.cache, list(range(len(new))), counts, size, repeats=False)
         self._count(sum(counts))
         last = torch.tensor(counts, device=output.logits.device) - 1
-        return output.logits[torch.arange(len(new), device=last.device), last]
+        return output.logits[torch.arange(len(new), device=last.device), last, : self.vocab_size]
 
     def look_ahead(self, texts: ReadTexts, forests: Sequence[PrefixTree]) -> Tensor:
         """Read draft tokens after each text in one call, then drop them from the cache.
@@ -182,7 +191,7 @@ class CachedReader:
         texts.cache.keep_nodes([[0]] * len(lengths), call.input_ids.shape[1])
         texts.cache.roll_back(lengths)
         self._count(sum(map(len, forests)))
-        return output.logits
+        return output.logits[..., : self.vocab_size]
 
     def _read_prompts(self, texts: list[list[int]]) -> tuple[ReadTexts, Tensor]:
         lengths = [len(text) for text in texts]
@@ -198,7 +207,7 @@ class CachedReader:
         check_cache(cache)
         self._count(sum(lengths))
         kept: Any = StackedCache.from_cache(cache, NUM_FREE) or cache
-        return ReadTexts(BatchCache(kept, lengths), texts), output.logits[:, -1]
+        return ReadTexts(BatchCache(kept, lengths), texts), output.logits[:, -1, : self.vocab_size]
 
     def _count(self, tokens: int) -> None:
         self.tokens_read += tokens

@@ -20,6 +20,7 @@ from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.lattice.lattice_input import LatticeInput, Normalization
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.vocabulary import check_same_ids
 
 
 def batch_head_logits(states: Sequence[DecodeState], *, all_slots: bool = False) -> torch.Tensor:
@@ -134,12 +135,7 @@ def prepare_rescoring(
     start = time.perf_counter()
     vocab_size, reach = states[0].model.vocab_size, 1 if caches is None else caches.order
     if lm is not None:
-        if lm.vocab_size != vocab_size:
-            raise ValueError(
-                f"{where}: the LM has a vocabulary of {lm.vocab_size}, the target one of "
-                f"{vocab_size}; expected the same; train the LM on token ids of the target's "
-                f"tokenizer with vocab_size={vocab_size}"
-            )
+        check_same_ids(where, "LM", lm.vocab_size, vocab_size)
         order = lm.order
         reach = order if order > reach else reach
     k = config.top_k if top_k is None else top_k

@@ -21,6 +21,7 @@ from lattice_bpd.draft.gates import Gates
 from lattice_bpd.draft.mixture import make_mixture, source_names
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.vocabulary import check_same_ids
 
 _LARGEST = SIZES[-1]  # draft tokens of a tree whose size is chosen by cost
 _LEAST_SAMPLED = 0.05  # a sampled path ends where its probability is below
@@ -151,6 +152,8 @@ class MixtureDrafter(Drafter):
 
     def _new_text(self, state: DecodeState) -> _core.MixtureText:
         if self._core is None:
+            for lm in self.lms:
+                check_same_ids("MixtureDrafter", "LM", lm.vocab_size, state.model.vocab_size)
             store = None if self.store is None else self.store._core
             self._core = make_mixture(
                 state.model.vocab_size, self.lms, heads=self.has_heads, text=self.has_text,

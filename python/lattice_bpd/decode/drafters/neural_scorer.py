@@ -21,6 +21,8 @@ from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.stacked_cache import StackedCache
 
+_UNSEEN = -1000.0  # ln P of token ids that only the target has, as of n-gram LMs
+
 
 @dataclass
 class NeuralState:
@@ -100,8 +102,11 @@ class NeuralScorer(TransitionScorer):
 
     def score(self, state: NeuralState, candidates: Int32Array) -> npt.NDArray[np.float32]:
         """See TransitionScorer; (R, k) float32."""
-        index = torch.from_numpy(np.asarray(candidates, np.int64)).to(state.log_probs.device)
+        size = state.log_probs.shape[1]
+        known = np.minimum(np.asarray(candidates, np.int64), size - 1)
+        index = torch.from_numpy(known).to(state.log_probs.device)
         log_probs: npt.NDArray[np.float32] = state.log_probs.gather(1, index).cpu().numpy()
+        log_probs[candidates >= size] = _UNSEEN
         return log_probs
 
     @torch.inference_mode()
@@ -119,7 +124,7 @@ class NeuralScorer(TransitionScorer):
         cache, base = state.cache, state.base
         if chosen != list(range(len(state.tokens))):
             cache, base = _branch(state, chosen)
-        logits = self._reader.read(cache, [[token] for token in token_ids.tolist()])
+        logits = self._reader.read(cache, self._reader.known([[t] for t in token_ids.tolist()]))
         advanced = NeuralState(cache, tokens, _log_probs(logits), base)
         self._kept = advanced if base is None else base
         return advanced

@@ -30,6 +30,7 @@ from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.vocabulary import check_same_ids
 
 
 class ScorerWarning(UserWarning):
@@ -130,11 +131,8 @@ class ScorerDrafter(Drafter):
 
     def _check_vocabulary(self, wanted: int) -> None:
         size = vocab_size_of(self.scorer)
-        if size is not None and size != wanted:
-            raise ValueError(
-                f"ScorerDrafter: the scorer has a vocabulary of {size}, the target one of "
-                f"{wanted}; expected the same; use a rescorer with the target's tokenizer"
-            )
+        if size is not None:
+            check_same_ids("ScorerDrafter", "scorer", size, wanted)
 
     def _note(self, error: Exception, states: Sequence[DecodeState]) -> None:
         """Count a failure, and warn about the first."""

@@ -18,6 +18,7 @@ from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.medusa import MedusaHeads
 from lattice_bpd.models.one_pass_drafter import OnePassDrafter
 from lattice_bpd.models.sources import HeadSource, check_heads
+from lattice_bpd.vocabulary import check_same_ids
 
 if TYPE_CHECKING:
     from lattice_bpd.decode.state.sequence import DecodeState
@@ -137,7 +138,7 @@ def as_draft_heads(heads: Any, target: CausalLMTarget | Seq2SeqTarget) -> DraftH
 
 
 def check_head_logits(logits: Any, rows: int, vocab_size: int) -> Tensor:
-    """The logits, if they are a tensor of shape (rows, H, V).
+    """The logits (rows, H, V), V the target's: -inf for ids that the heads lack.
 
     Raises:
         TypeError: not a tensor.
@@ -154,12 +155,10 @@ def check_head_logits(logits: Any, rows: int, vocab_size: int) -> Tensor:
             f"decode: heads returned logits of shape {tuple(shape)} for {rows} hidden states; "
             "expected (B, H, V) with one slot or more"
         )
-    if shape[2] != vocab_size:
-        raise ValueError(
-            f"decode: the heads have a vocabulary of {shape[2]}, the target one of "
-            f"{vocab_size}; expected the same; use heads that were trained on this target"
-        )
-    return logits
+    check_same_ids("decode", "heads", shape[2], vocab_size)
+    if shape[2] < vocab_size:
+        return nn.functional.pad(logits, (0, vocab_size - shape[2]), value=float("-inf"))
+    return logits[..., :vocab_size]
 
 
 def _takes_exact_tokens(function: Any) -> bool:

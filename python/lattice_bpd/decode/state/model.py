@@ -108,7 +108,7 @@ class DraftingModel:
         """
         outputs = self._some_heads().read_states(states)
         if isinstance(outputs, LatticeInput):
-            outputs.check(len(states), self.vocab_size)
+            outputs = outputs.fit(len(states), self.vocab_size)
             self.num_slots = outputs.num_slots
             return outputs
         return self._check(outputs, len(states))

@@ -22,6 +22,7 @@ from lattice_bpd.draft.scorers.mixture import MixtureScorer
 from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.checkpoint import load_target
+from lattice_bpd.vocabulary import may_share_ids
 
 _FORMAT, _VERSION = "lattice-bpd drafter", 1
 _STRATEGIES = ("greedy", "bpd", "neural", "p_best", "chain", "tree")
@@ -220,7 +221,7 @@ def _find_file(about: dict[str, Any] | None, path: Path, kind: str, hint: str) -
 def _check_vocabulary(lm: Any, file: DrafterFile, path: str | Path) -> None:
     """Raise ValueError for an LM or scorer whose vocabulary is known and not the target's."""
     size = vocab_size_of(lm)
-    if size is not None and size != file.vocab_size:
+    if size is not None and not may_share_ids(size, file.vocab_size):
         raise ValueError(
             f"load_drafter: the LM has a vocabulary of {size}, {path} is for one of "
             f"{file.vocab_size}; give the LM that it was tuned with"

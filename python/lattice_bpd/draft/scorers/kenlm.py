@@ -65,7 +65,6 @@ class KenlmScorer(TransitionScorer):
         if self._words is not None:
             self._check_words(self._words)
             self.vocab_size = self.vocab_size or len(self._words)
-            self._words += ["<unk>"] * (self.vocab_size - len(self._words))
         self.bos = bos
 
     def _check_words(self, words: list[str]) -> None:
@@ -94,7 +93,7 @@ class KenlmScorer(TransitionScorer):
         """See TransitionScorer; (R, k) float64.
 
         Raises:
-            ValueError: a token id without a word.
+            ValueError: a negative token id.
         """
         after = self._kenlm.State()
         log10 = [
@@ -127,8 +126,6 @@ class KenlmScorer(TransitionScorer):
     def _word(self, token: int) -> str:
         if self._words is None:
             return str(token)
-        if not 0 <= token < len(self._words):
-            raise ValueError(
-                f"KenlmScorer: token id {token}; expected 0..{len(self._words) - 1} (the vocab's)"
-            )
-        return self._words[token]
+        if token < 0:
+            raise ValueError(f"KenlmScorer: token id {token}; expected 0 or above")
+        return self._words[token] if token < len(self._words) else "<unk>"

@@ -17,6 +17,7 @@ from lattice_bpd.draft.scorers.protocol import (
     reads_batches,
     vocab_size_of,
 )
+from lattice_bpd.vocabulary import may_share_ids
 
 
 class MixtureScorer(TransitionScorer):
@@ -42,13 +43,13 @@ class MixtureScorer(TransitionScorer):
         self.weights = [float(weight) for _, weight in scorers]
         if not np.isfinite(self.weights).all():
             raise ValueError(f"MixtureScorer: weights are {self.weights}; expected finite numbers")
-        sizes = {size for size in map(vocab_size_of, self.scorers) if size is not None}
-        if len(sizes) > 1:
+        sizes = [size for size in map(vocab_size_of, self.scorers) if size is not None]
+        if sizes and not may_share_ids(min(sizes), max(sizes)):
             raise ValueError(
-                f"MixtureScorer: the scorers have vocabularies of {sorted(sizes)}; expected one; "
-                "use scorers over the target's token ids"
+                f"MixtureScorer: the scorers have vocabularies of {sorted(sizes)}; expected one "
+                "tokenizer; use scorers over the target's token ids"
             )
-        self.vocab_size = next(iter(sizes), None)
+        self.vocab_size = max(sizes, default=None)
         limits = [most for most in map(max_positions_of, self.scorers) if most is not None]
         self.max_positions = min(limits, default=None)
         self.reads_batches = all(map(reads_batches, self.scorers))

@@ -35,16 +35,16 @@ class NGramScorer(TransitionScorer):
         """See TransitionScorer.
 
         Raises:
-            ValueError: token ids outside the vocabulary.
+            ValueError: negative token ids; those above the vocabulary are ``<unk>``.
         """
         where = "NGramScorer: context"
-        return [to_token_ids(c[-self._reach :], where, self.vocab_size) for c in contexts]
+        return [to_token_ids(c[-self._reach :], where) for c in contexts]
 
     def score(self, state: _Histories, candidates: Int32Array) -> npt.NDArray[np.float64]:
         """See TransitionScorer; (R, k) float64.
 
         Raises:
-            ValueError: token ids outside the vocabulary, or candidates of another number of rows.
+            ValueError: negative token ids, or candidates of another number of rows.
         """
         wanted = np.ascontiguousarray(candidates, np.int32)
         return self.lm._core.score_candidates(*concatenate(state), wanted, self.bos)

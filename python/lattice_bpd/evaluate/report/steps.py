@@ -14,6 +14,7 @@ from lattice_bpd.evaluate.replay.positions import PositionBatch, Rescorers
 from lattice_bpd.evaluate.replay.replay import Recording
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.vocabulary import may_share_ids
 
 MOST_STEPS = 200
 _ARCS = 8  # drawn per slot, besides those of a draft or of the target
@@ -70,7 +71,7 @@ def collect_steps(
     result = Steps()
     for number, name in enumerate(shared):
         record = records[name]
-        if lm is not None and lm.vocab_size != record.manifest.vocab_size:
+        if lm is not None and not may_share_ids(lm.vocab_size, record.manifest.vocab_size):
             raise ValueError(
                 f"report: the LM has a vocabulary of {lm.vocab_size}, the record of {name} one of "
                 f"{record.manifest.vocab_size}; give the LM that the run was evaluated with (--lm)"

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.block_drafter.config import BlockDrafterConfig
+from lattice_bpd.vocabulary import check_same_ids
 
 _ADVICE = "give the target that it was trained for"
 
@@ -43,7 +44,10 @@ def _check(module: Any, kind: str, config: BlockDrafterConfig, *, is_own: bool) 
     if module is None:
         raise ValueError(f"BlockDrafter: the target has no {kind} embedding; expected a causal LM")
     rows, width = module.weight.shape
-    if rows != (config.vocab_size or rows):
+    size = config.vocab_size or rows
+    if rows != size and not is_own:
+        check_same_ids("BlockDrafter", "drafter", size, rows)
+    elif rows != size:
         raise ValueError(
             f"BlockDrafter: has a vocabulary of {config.vocab_size:,} tokens and the target's "
             f"{kind} embedding {rows:,} rows; {_ADVICE}"

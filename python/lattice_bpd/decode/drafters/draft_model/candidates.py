@@ -45,5 +45,6 @@ def find_best(logits: Tensor, top_k: int, temperature: float | None = None) -> B
     is_normalized = temperature is not None
     if temperature is not None and temperature != 1.0:
         logits = logits.float() / temperature
+    top_k = min(top_k, logits.shape[1])
     best = select_top_k(logits, top_k, log_softmax=is_normalized, where="DraftModelDrafter")
     return Best(best.token_ids[0], best.scores[0], rows)

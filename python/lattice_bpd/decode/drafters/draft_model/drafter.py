@@ -14,6 +14,7 @@ along the greedy path and its rescoring take Kim et al. 2024 from heads to draft
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -27,16 +28,21 @@ from lattice_bpd.decode.drafters.draft_model.growing import grow_best, grow_samp
 from lattice_bpd.decode.drafters.draft_model.options import DEFAULT_LENGTH, check_options
 from lattice_bpd.decode.drafters.draft_model.rollout import Path, roll_out, sample_chains
 from lattice_bpd.decode.drafters.draft_model.sampling import make_samplers
+from lattice_bpd.decode.drafters.draft_model.tokenizers import check_same_tokens
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.failures import note_failure
 from lattice_bpd.decode.drafters.growing_tree import GrowingTree
 from lattice_bpd.decode.drafters.target_noise import prefers_samples
+from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.search import search_drafts, search_trees
+from lattice_bpd.vocabulary import check_same_ids
+
+_WHERE = "DraftModelDrafter"
 
 
 class DraftModelDrafter(Drafter):
@@ -47,7 +53,9 @@ class DraftModelDrafter(Drafter):
     nothing. Not safe for threads; serves one call of `decode` at a time.
 
     Args:
-        model: any causal LM of `transformers`, or a BlockwiseLM (its heads are not used).
+        model: any causal LM of `transformers`, or a BlockwiseLM (its heads are not used). Of a
+            larger or smaller vocabulary than the target's, such as another padding of the
+            embeddings, the ids are used that both have.
         config: options; None: the defaults.
         shape: one of SHAPES, see the module; None: "chain", with an LM "tree", and where the target
             samples "sampled" and "sampled_tree" (which do not use the LM). The last is for draft
@@ -91,6 +99,7 @@ class DraftModelDrafter(Drafter):
         self.num_slots = length if draws is None else len(draws)
         self._given_draws = draws
         self._kept: ReadTexts | None = None
+        self._target: weakref.ref[DraftingModel] | None = None  # that it drafted for last
 
     @property
     def max_nodes(self) -> int:
@@ -125,9 +134,9 @@ class DraftModelDrafter(Drafter):
         """A tree for each state; None where the draft model's positions end, or it fails.
 
         Raises:
-            ValueError: the draft model's or the LM's vocabulary is not the target's.
+            ValueError: the draft model or the LM is of another tokenizer than the target.
         """
-        self._check_vocabulary(states[0].model.vocab_size)
+        self._fit_vocabulary(states[0].model)
         trees: list[PrefixTree | None] = [None] * len(states)
         depths = [self._depth(state) for state in states]
         rows = [row for row, depth in enumerate(depths) if depth > 0]
@@ -230,13 +239,14 @@ class DraftModelDrafter(Drafter):
             reason = f"{type(self.reader.model.base).__name__} gives logits that are no numbers"
             note_failure(self, wrong, "nan", reason)
 
-    def _check_vocabulary(self, wanted: int) -> None:
-        sizes = {"draft model": self.reader.model.vocab_size}
+    def _fit_vocabulary(self, target: DraftingModel) -> None:
+        """Draft in the token ids that both models have."""
+        if self._target is not None and self._target() is target:
+            return
+        own, wanted = self.reader.model.vocab_size, target.vocab_size
+        check_same_ids(_WHERE, "draft model", own, wanted)
         if self.lm is not None:
-            sizes["LM"] = self.lm.vocab_size
-        for name, size in sizes.items():
-            if size != wanted:
-                raise ValueError(
-                    f"DraftModelDrafter: the {name} has a vocabulary of {size}, the target one of "
-                    f"{wanted}; expected the same; use one with the target's tokenizer"
-                )
+            check_same_ids(_WHERE, "LM", self.lm.vocab_size, wanted)
+        check_same_tokens(_WHERE, self.reader.model.base, target.target.base)
+        self.reader.vocab_size = min(own, wanted)
+        self._target = weakref.ref(target)

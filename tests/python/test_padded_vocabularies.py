@@ -1,0 +1,251 @@
+"""Draft models, heads and LMs of the target's tokenizer with more or fewer token ids.
+
+The output is that of the model's own `generate`; drafts are those of a source of the target's size.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
+from lattice_bpd.decode import CustomGenerate, decode, generate
+from lattice_bpd.decode.drafters.draft_model import DraftModelDrafter
+from lattice_bpd.decode.drafters.scorer import ScorerDrafter
+from lattice_bpd.decode.state.heads import DraftHeads
+from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.lm import ContextNGram
+from lattice_bpd.verify import Rejection, Sampled
+from target_models import PROMPTS, VOCAB, build_target, generated, plain_generate
+
+SIZES = [VOCAB - 2, VOCAB + 8, 2 * VOCAB]
+FOREIGN = [*PROMPTS[1], VOCAB - 1, VOCAB - 2, 5, VOCAB - 1, 9]  # ids that a smaller source lacks
+NEW = 24
+
+
+def resized(model: PreTrainedModel, size: int) -> PreTrainedModel:
+    """The model with embeddings of another number of rows."""
+    model = copy.deepcopy(model)
+    model.resize_token_embeddings(size, mean_resizing=False)
+    with torch.no_grad():  # what is added would win every argmax
+        model.get_output_embeddings().weight[VOCAB:] = 40.0
+    return model.eval()
+
+
+def lm_of(size: int, **options: Any) -> NGramLM:
+    texts = [[*prompt, *output] for prompt, output in zip(PROMPTS, generated("llama"), strict=True)]
+    texts = [[token for token in text if token < VOCAB - 2] for text in texts]
+    return NGramLM.train(texts * 3, 3, vocab_size=size, smoothing="witten_bell", **options)
+
+
+def heads_of(size: int) -> Any:
+    """Three heads that predict the target's own next tokens by a fixed linear map."""
+    weight = torch.randn(3, VOCAB, 32, generator=torch.Generator().manual_seed(1))
+
+    def heads(hidden: torch.Tensor) -> torch.Tensor:
+        logits = torch.einsum("bd,hvd->bhv", hidden, weight)
+        more = logits.new_full((len(hidden), 3, max(size - VOCAB, 0)), 1e4)
+        return torch.cat([logits, more], dim=2)[..., :size]
+
+    return heads
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shape", ["chain", "lattice", "tree", "beam", "sampled", "sampled_tree"])
+def test_draft_models(shape: str, size: int) -> None:
+    target = build_target("llama")
+    for prompt in (PROMPTS[0], FOREIGN):
+        drafter = DraftModelDrafter(resized(target, size), shape=shape)
+        result = decode(target, prompt, drafter, max_new_tokens=NEW)
+        assert result.token_ids == plain_generate(target, prompt)
+        assert not result.stats.draft_failures
+    expected = decode(
+        target, PROMPTS[0], DraftModelDrafter(target, shape=shape), max_new_tokens=NEW
+    )
+    assert max(expected.token_ids) < VOCAB - 2  # so that a smaller one can draft all of it
+    result = decode(target, PROMPTS[0], DraftModelDrafter(resized(target, size), shape=shape),
+                    max_new_tokens=NEW)  # fmt: skip
+    if shape in ("chain", "beam", "lattice", "tree"):
+        assert result.stats.accept_lengths == expected.stats.accept_lengths
+        assert result.stats.block_efficiency > 2.5
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_draft_models_by_name_in_batches_and_from_transformers(size: int) -> None:
+    target, draft = build_target("llama"), resized(build_target("llama"), size)
+    prompts = [*PROMPTS, FOREIGN]
+    for strategy in ("draft_model",):
+        results = generate(target, prompts, strategy, draft_model=draft, max_new_tokens=NEW)
+        expected = [plain_generate(target, prompt) for prompt in prompts]
+        assert [result.token_ids for result in results] == expected
+    custom = CustomGenerate(None, "draft_model", draft_model=draft)
+    output = target.generate(
+        torch.tensor([FOREIGN]), max_new_tokens=NEW, do_sample=False, custom_generate=custom
+    )
+    assert output[0, len(FOREIGN) :].tolist() == plain_generate(target, FOREIGN)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rule", [Sampled, Rejection])
+def test_samples(rule: Any, size: int) -> None:
+    target, draft = build_target("llama"), resized(build_target("llama"), size)
+    for seed in range(3):
+        acceptance = rule(temperature=0.8, seed=seed)
+        result = generate(
+            target, FOREIGN, "draft_model", draft_model=draft, acceptance=acceptance,
+            max_new_tokens=NEW,
+        )  # fmt: skip
+        assert not result.stats.draft_failures
+        if rule is Sampled:  # the tokens of plain sampling
+            plain = generate(target, FOREIGN, "greedy", acceptance=acceptance, max_new_tokens=NEW)
+            assert result.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "strategy", ["bpd", "ngram", "p_best", "tree", "chain", "neural", "mixture"]
+)
+@pytest.mark.parametrize("ngram_cache", [False, True])
+def test_lms_and_heads(strategy: str, size: int, ngram_cache: bool) -> None:
+    target = build_target("llama")
+    options: dict[str, Any] = {"max_new_tokens": NEW}
+    if ngram_cache:
+        if strategy not in ("p_best", "tree", "chain", "ngram"):
+            pytest.skip("it has no n-gram cache")
+        options["ngram_cache"] = True
+    for prompt in (PROMPTS[0], FOREIGN):
+        lengths = []
+        for lm_size, heads_size in ((VOCAB, VOCAB), (size, VOCAB), (VOCAB, size), (size, size)):
+            lm = None if strategy == "bpd" else lm_of(lm_size)
+            result = generate(
+                target, prompt, strategy, heads=heads_of(heads_size), lm=lm, **options
+            )
+            assert result.token_ids == plain_generate(target, prompt)
+            assert not result.stats.draft_failures
+            assert not result.stats.scorer_failures
+            lengths.append(result.stats.accept_lengths)
+        if strategy != "mixture":  # its sizes depend on time
+            assert lengths[1] == lengths[0]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_rescorers(size: int) -> None:
+    target = build_target("llama")
+    rescorer = resized(target, size)
+    for prompt in (PROMPTS[0], FOREIGN):
+        drafter = ScorerDrafter(rescorer, num_drafts=3)
+        result = generate(target, prompt, drafter, heads=heads_of(VOCAB), max_new_tokens=NEW)
+        assert result.token_ids == plain_generate(target, prompt)
+        assert not result.stats.scorer_failures
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("engine", ["fused", "openfst"])
+def test_rescoring_with_an_lm_of_another_size(size: int, engine: str) -> None:
+    """An LM trained for more token ids has the same n-grams; those it never saw cost 1000."""
+    rng = np.random.default_rng(size)
+    same, other = lm_of(VOCAB), lm_of(size)
+    for _ in range(20):
+        logits = 9 * rng.normal(size=(4, VOCAB)).astype(np.float32)
+        context = rng.choice([1, 9, VOCAB - 1, VOCAB - 2, 40], 5)
+        options: Any = {"top_k": 9, "num_drafts": 20, "alpha": 0.01, "engine": engine}
+        drafts = rescore_lattice(logits, context, other, **options)
+        expected = rescore_lattice(logits, context, same, **options)
+        assert np.array_equal(drafts.token_ids, expected.token_ids)
+        np.testing.assert_allclose(drafts.scores, expected.scores, atol=1e-4)
+        cache = ContextNGram(VOCAB)
+        cache.update(context, other)
+        tree = rescore_tree(logits, context, other, top_k=9, ngram_cache=cache)
+        expected_tree = rescore_tree(logits, context, same, top_k=9, ngram_cache=cache)
+        assert np.array_equal(tree.token_ids, expected_tree.token_ids)
+
+
+def saved(model: PreTrainedModel, folder: Path, words: list[str]) -> PreTrainedModel:
+    """The model, loaded from a folder with a tokenizer of these words."""
+    model.save_pretrained(folder)
+    ids = {word: token_id for token_id, word in enumerate(words)}
+    Tokenizer(models.WordLevel(ids, unk_token=words[0])).save(str(folder / "tokenizer.json"))
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_tokenizers_are_compared_where_they_are_known(tmp_path: Path) -> None:
+    words = [f"w{number}" for number in range(VOCAB - 4)]
+    target = saved(build_target("llama"), tmp_path / "target", words)
+    for name, size, own in (
+        ("padded", 2 * VOCAB, words),
+        ("more words", VOCAB + 8, [*words, "<tool>", "<think>"]),
+        ("fewer words", VOCAB, words[:-9]),
+    ):
+        draft = saved(resized(target, size), tmp_path / name, own)
+        result = generate(target, FOREIGN, "draft_model", draft_model=draft, max_new_tokens=NEW)
+        assert result.token_ids == plain_generate(target, FOREIGN)
+        assert result.stats.block_efficiency > 1.5
+    for name, size, own in (
+        ("other", VOCAB + 8, [f"x{number}" for number in range(VOCAB - 4)]),
+        ("same size", VOCAB, words[::-1]),
+        ("shifted", 2 * VOCAB, ["<pad>", *words]),
+    ):
+        draft = saved(resized(target, size), tmp_path / name, own)
+        with pytest.raises(
+            ValueError, match=r"tokenizers .* differ in [0-9]+ of .*expected the same"
+        ):
+            generate(target, FOREIGN, "draft_model", draft_model=draft)
+    (tmp_path / "other/tokenizer.json").unlink()  # unknown now
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "other")
+    result = generate(target, FOREIGN, "draft_model", draft_model=draft, max_new_tokens=NEW)
+    assert result.token_ids == plain_generate(target, FOREIGN)
+
+
+def test_sizes_that_no_padding_explains_are_refused() -> None:
+    target = build_target("llama")
+    with pytest.raises(
+        ValueError, match=f"draft model has a vocabulary of {3 * VOCAB}, the target"
+    ):
+        generate(target, [1], "draft_model", draft_model=resized(target, 3 * VOCAB))
+    small = NGramLM.train([[1, 2]], 1, vocab_size=20, smoothing="witten_bell")
+    with pytest.raises(ValueError, match=r"LM has a vocabulary of 20, the target one of 64"):
+        generate(target, [1], "tree", lm=small, heads=heads_of(VOCAB))
+
+
+class CandidateHeads(DraftHeads):
+    """Candidates of the heads of `heads_of`, of which some are ids that the target lacks."""
+
+    hidden_layers = ()
+
+    def __init__(self, size: int, transitions: bool) -> None:
+        self.heads, self.transitions, self.num_slots = heads_of(size), transitions, 3
+
+    def read_states(self, states: Any) -> LatticeInput:
+        hidden = torch.stack([state.hidden for state in states])
+        scores, ids = self.heads(hidden).topk(min(12, hidden.shape[1]), dim=2)
+        batch, slots, width = ids.shape
+        if not self.transitions:
+            return LatticeInput(ids, scores)
+        zeros = scores.new_zeros(batch, slots - 1, width, width)
+        return LatticeInput(ids, scores, scores.new_zeros(batch, width), zeros)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("transitions", [False, True])
+@pytest.mark.parametrize("strategy", ["bpd", "p_best", "tree", "sampled"])
+def test_heads_that_give_candidates(strategy: str, transitions: bool, size: int) -> None:
+    target = build_target("llama")
+    options: dict[str, Any] = {} if strategy == "bpd" else {"lm": lm_of(size), "ngram_cache": True}
+    if strategy == "sampled":
+        options = {"lm": lm_of(size), "acceptance": Sampled(seed=1)}
+    for prompt in (PROMPTS[0], FOREIGN):
+        heads = CandidateHeads(size, transitions)
+        result = generate(target, prompt, strategy, heads=heads, max_new_tokens=NEW, **options)
+        assert not result.stats.draft_failures
+        if strategy != "sampled":
+            assert result.token_ids == plain_generate(target, prompt)
