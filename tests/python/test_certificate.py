@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 
@@ -17,9 +18,12 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
 )
 
 from blockwise_models import ARCHITECTURES, CACHE_NAME, VOCAB, model_of
+from lattice_bpd.conformance import make_tiny_model
 from lattice_bpd.decode import Certificate, CertificateError, Drafter, decode, generate
 from lattice_bpd.decode.certificate import CheckedPosition
 from lattice_bpd.decode.certificate import certificate as certificates
@@ -137,7 +141,7 @@ def test_all_logits_are_compared_and_within_the_noise(kind, dtype, layout, monke
         assert given.compared == 32
         assert given.difference == pytest.approx(float(largest.max()), rel=0.1)
         assert given.mean_difference == pytest.approx(float(largest.mean()), rel=0.1)
-        assert given.difference <= given.noise.logit_bound
+        assert given.beyond == []
         assert given.mean_difference <= given.noise.mean_bound
 
 
@@ -165,7 +169,8 @@ def test_noise_is_that_of_plain_forwards():
     choices, noise = follow_text(DraftingModel(base).target, prompt, text, [4, 1])
     assert (choices.token_ids, choices.differing) == (text, [])
     assert noise.shapes == ["one call", "3 copies", "padded", "chunks of 4"]
-    assert (noise.positions, noise.samples) == (40, 160)
+    assert (noise.positions, noise.samples) == (list(range(40)), 160)
+    assert noise.local == pytest.approx(logits.amax(dim=0).tolist())
     assert noise.logits == pytest.approx(float(logits.quantile(0.99)))
     assert noise.mean == pytest.approx(float(logits.mean(dim=1).max()))
     assert noise.margins == pytest.approx(float(margins.abs().quantile(0.99)))
@@ -176,14 +181,27 @@ def test_noise_is_that_of_plain_forwards():
     assert bounds == (2.5 * noise.logits, 1.3 * max(noise.mean, noise.unit), 2.5 * least)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_noise_does_not_cross_a_boundary_of_frequencies():
+    base = make_tiny_model(Phi3ForCausalLM, Phi3Config())  # other frequencies from 16 on
+    for prompt, measured in (([3, 17, 5], range(14)), ([3] * 16, range(1)), ([3] * 17, range(24))):
+        text = plain_greedy(base, prompt, 24)
+        choices, noise = follow_text(DraftingModel(base).target, prompt, text)
+        assert (choices.differing, noise.positions) == ([], list(measured))
+        assert noise.logit_bound < 1e-4
+        assert decode(base, prompt, HalfRight(text, len(prompt)), max_new_tokens=24,
+                      certificate=True).certificate.verdict == "lossless"  # fmt: skip
+
+
 def test_noise_is_measured_along_the_whole_text():
     base, text = target("gpt2", torch.bfloat16), [7] * 60
     rows = []
     write_plainly(base, [3, 17], text, lambda _, scores: rows.append(scores.clone()))
     assert torch.equal(torch.stack(rows), own_logits(base, [3, 17], text))
     noise = follow_text(DraftingModel(target("deep llama", torch.float32)).target, [1], [7] * 63)[1]
-    assert noise.positions == 63 <= POSITIONS
-    assert follow_text(DraftingModel(base).target, [1], [7])[1].positions == 1
+    assert noise.positions == list(range(63))
+    assert POSITIONS > 63
+    assert follow_text(DraftingModel(base).target, [1], [7])[1].positions == [0]
 
 
 def test_rows_are_kept_while_they_fit(monkeypatch):
@@ -292,17 +310,21 @@ def test_certificate_of_a_wrong_text_says_so():
 
 def test_verdicts_by_hand():
     given = certificate_of(plain_greedy(target("gpt2", torch.float32), [3, 17, 5], 20))
-    given.noise = Noise(logits=0.5, mean=0.2, margins=0.25, unit=0.125, positions=20, shapes=["a"])
-    given.difference, given.mean_difference = 1.25, 0.26
+    given.noise = Noise(0.5, mean=0.2, margins=0.25, unit=0.125, positions=[0, 4, 5, 6],
+                        local=[0.1, 0.4, 0.5, 0.9], shapes=["a", "b", "c"])  # fmt: skip
+    assert given.noise.logit_bounds() == {0: 0.75, 4: 1.0, 5: 1.25, 6: 1.25}
+    assert dataclasses.replace(given.noise, shapes=["a"]).logit_bounds() == {}
+    assert dataclasses.replace(given.noise, unit=0.4).logit_bounds()[0] == 1.0
+    given.mean_difference = 0.26
     assert certificates._verdict(given) == "lossless"
     given.checked = [CheckedPosition(4, 7, 0.1, 8, -0.625)]
     assert certificates._verdict(given) == "tie"
     given.checked = [CheckedPosition(4, 7, 0.1, 8, -0.63)]
     assert certificates._verdict(given) == "different"
     given.checked = []
-    given.difference = 1.26
+    given.beyond = [3]
     assert certificates._verdict(given) == "different"
-    given.difference, given.mean_difference = 1.25, 0.27
+    given.beyond, given.mean_difference = [], 0.27
     assert certificates._verdict(given) == "different"
     given.compared = 15  # too few for a mean
     assert certificates._verdict(given) == "lossless"

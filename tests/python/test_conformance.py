@@ -82,6 +82,21 @@ def test_a_wrong_call_is_different(checker, wrong_call):
         assert verdict.margin > verdict.bound > 0
 
 
+def test_other_logits_are_different_with_certificates(checker, wrong_call):
+    certain = Checker(checker.model, checker.reference.prompts, certificates=True)
+    assert {verdict.outcome for verdict in certain.run(CASES)} == {"equal"}
+    wrong_call(lambda logits: logits * 1.001)  # the same tokens
+    assert {verdict.outcome for verdict in checker.run(CASES)} == {"equal"}
+    for verdict in certain.run(CASES):
+        assert verdict.outcome == "different"
+        assert "logits differ by up to" in verdict.detail
+        assert verdict.agreeing == verdict.positions > 0
+    penalized = copy.deepcopy(checker.model)  # its own settings allow no certificate
+    penalized.generation_config.repetition_penalty = 1.2
+    certain = Checker(penalized, checker.reference.prompts, certificates=True)
+    assert certain.check(CASES[0]).outcome == "equal"
+
+
 def test_a_foreign_exception_is_an_error(checker, wrong_call):
     def fail(logits):
         return logits[10**6]

@@ -18,8 +18,8 @@ Each case is equal, tie, refused (with the reason), different or error. tie: the
 the model's own generate, made to write it, prefers other tokens only by margins that rounding
 explains; how large these are is measured by calls of the model in several shapes. In bfloat16 most
 texts differ between any two ways to call a model, so the positions whose token generate selects,
-too, are counted beside whole texts. The exit status is 2 if any case is different or an error, or
-if all are refused.
+too, are counted beside whole texts, and logits of verifying calls are compared with those of
+generate. The exit status is 2 if any case is different or an error, or if all are refused.
 """
 
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
 
     cases = list_cases(args.strategy)
     model, prompts = _load(args.model, args.random)
-    checker = Checker(model, prompts)
+    checker = Checker(model, prompts, certificates=True)
     print(f"{type(model).__name__}, {len(cases)} cases of {checker.max_new_tokens} tokens")
     width = max(len(case.name) for case in cases)
     verdicts = []

@@ -23,6 +23,7 @@ from lattice_bpd.conformance.reference import (
     cut_at_end,
     generation_settings,
 )
+from lattice_bpd.decode.certificate.certificate import Certificate
 from lattice_bpd.decode.certificate.own_generate import Choices
 from lattice_bpd.decode.huggingface.custom_generate import CustomGenerate
 from lattice_bpd.decode.huggingface.generate import generate
@@ -48,7 +49,8 @@ class Verdict:
         outcome: "equal": the tokens of the model's own `generate`. "tie": other texts, but at each
             position `generate`, made to write our text, prefers another token by no more than
             rounding explains. "refused": this library refused before it decoded anything.
-            "different": other tokens. "error": any other exception.
+            "different": other tokens, or with certificates other logits. "error": any other
+            exception.
         detail: the refusal's reason, the tokens that differ, or the last line of the traceback.
         prompt: of a difference, the index of the prompt.
         position: of a difference, the index of the first token at which `generate` prefers another
@@ -89,12 +91,19 @@ class Checker:
         model: a PreTrainedModel in evaluation mode.
         prompts: token ids of three or more prompts, of different lengths.
         max_new_tokens: per text.
+        certificates: whether the logits of each text are compared, too, where `generate` decodes
+            it with the model's own settings; takes about twice as long.
     """
 
     def __init__(
-        self, model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int = MAX_NEW_TOKENS
+        self,
+        model: Any,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        *,
+        certificates: bool = False,
     ) -> None:
-        self.model = model
+        self.model, self.certificates = model, certificates
         self.max_new_tokens = max_new_tokens
         self.reference = Reference(model, [list(prompt) for prompt in prompts], max_new_tokens)
         plain = self.reference.texts()
@@ -134,19 +143,47 @@ class Checker:
         try:
             with generation_settings(self.model, settings), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                outputs = self._decode(case, heads)
+                outputs, certificates = self._decode(case, heads)
         except Exception as error:  # any exception is a result
             return _verdict_of_error(case, error, heads)
-        return self._compare(case, texts, outputs)
+        verdict = self._compare(case, texts, outputs)
+        for number, given in enumerate(certificates):
+            if not verdict.failed and given.verdict == "different":
+                noise = given.noise
+                detail = (
+                    f"logits differ by up to {given.difference:.3g} from those of generate, by "
+                    f"{given.mean_difference:.3g} on average; rounding explains "
+                    f"{noise.logit_bound:.3g} and {noise.mean_bound:.3g}"
+                )
+                verdict = replace(
+                    verdict, outcome="different", detail=detail, prompt=number,
+                    position=min(given.beyond, default=0), margin=None, bound=None,
+                )  # fmt: skip
+        return verdict
 
-    def _decode(self, case: Case, heads: InformedHeads) -> list[list[int]]:
-        """The new tokens of each prompt; of an encoder-decoder all ids."""
+    @cached_property
+    def _certifies(self) -> bool:
+        """Whether certificates are wanted, and the model's own settings allow them."""
+        try:
+            if self.certificates:
+                prompt = self.reference.prompts[0]
+                generate(self.model, prompt, "greedy", max_new_tokens=1, certificate="report")
+        except ValueError:
+            return False
+        return self.certificates
+
+    def _decode(
+        self, case: Case, heads: InformedHeads
+    ) -> tuple[list[list[int]], list[Certificate]]:
+        """The new tokens of each prompt (of an encoder-decoder all ids), and any certificates."""
         prompts = self.reference.prompts[: case.batch_size]
         options = self._sources(case)
         if case.strategy != "greedy":
             options["heads"] = heads
         if case.custom_generate:
-            return self._custom_generate(case, prompts, options)
+            return self._custom_generate(case, prompts, options), []
+        if not case.settings and self._certifies:
+            options["certificate"] = "report"
         results = generate(
             self.model, prompts, self._config(case), max_new_tokens=self.max_new_tokens,
             layout=case.layout, **options,
@@ -154,7 +191,8 @@ class Checker:
         start: list[int] = []
         if self.model.config.is_encoder_decoder:
             start = DraftingModel(self.model).target.decoder_prompt or []
-        return [[*start, *result.token_ids] for result in results]
+        outputs = [[*start, *result.token_ids] for result in results]
+        return outputs, [one.certificate for one in results if one.certificate is not None]
 
     def _custom_generate(
         self, case: Case, prompts: list[list[int]], options: dict[str, Any]

@@ -27,8 +27,8 @@ with every strategy, both verification layouts, `CustomGenerate` and logits proc
 with `model.generate(do_sample=False)` of each prompt alone. Heads know the output and make planned
 mistakes, so that tokens are accepted and rejected. Image-text models read text only.
 
-- **equal**: the same tokens in every case. **tie**: another token where two calls of the model
-  itself put both within rounding.
+- **equal**: the same tokens in every case. **tie**: other tokens, to which `generate` prefers no
+  token by more than the noise of the model's own calls.
 - **refused**: this library says why before it decodes anything; a count means that only some cases
   are refused.
 - **different**, **error**: a defect of this library; `make test-architectures` fails.

@@ -77,6 +77,7 @@ class Certificate:
         difference: largest difference of a logit between verifying calls and `generate`.
         mean_difference: mean over positions of the largest difference of a logit.
         compared: number of positions at which logits were compared; all, unless the text is long.
+        beyond: those of them at which a logit differs by more than noise explains.
         dtype: the target's.
         device: the target's.
         batch_size: texts that were decoded together.
@@ -96,6 +97,7 @@ class Certificate:
     difference: float
     mean_difference: float
     compared: int
+    beyond: list[int]
     dtype: str
     device: str
     batch_size: int
@@ -232,21 +234,22 @@ def certify(
         Certificate.
     """
     base, shapes = model.target.base, sorted(shapes)
-    differences: list[float] = []
+    differences: dict[int, float] = {}
 
     def compare(index: int, logits: torch.Tensor) -> None:
         if index in selector.rows:
             pair = selector.rows[index].float()[None], logits.float().cpu()[None]
-            differences.append(float(largest_differences(*pair)))
+            differences[index] = float(largest_differences(*pair))
 
     lengths = [tokens for layout, _, tokens in shapes if layout != "prompt"]
     source_ids = None if source is None else source.token_ids[0]
     choices, noise = follow_text(model.target, prompt, token_ids, lengths, source_ids, compare)
-    margins = selector.margins[: len(token_ids)]
+    margins, bounds = selector.margins[: len(token_ids)], noise.logit_bounds()
     listed = {n for n, margin in enumerate(margins) if margin < noise.margin_bound}
     certificate = Certificate(
         list(prompt), list(token_ids), margins, noise,
-        max(differences), sum(differences) / len(differences), len(differences),
+        max(differences.values()), sum(differences.values()) / len(differences), len(differences),
+        [n for n, size in differences.items() if size > bounds.get(n, noise.logit_bound)],
         str(base.dtype).removeprefix("torch."), str(model.device), batch_size, shapes,
     )  # fmt: skip
     certificate.checked = [
@@ -281,9 +284,8 @@ def check_text(
 def _verdict(certificate: Certificate) -> str:
     """See Certificate."""
     noise, differing = certificate.noise, certificate.differing
-    is_far = certificate.difference > noise.logit_bound or (
-        certificate.compared >= LEAST_FOR_MEAN and certificate.mean_difference > noise.mean_bound
-    )
+    has_mean = certificate.compared >= LEAST_FOR_MEAN
+    is_far = certificate.beyond or (has_mean and certificate.mean_difference > noise.mean_bound)
     if is_far or any(-checked.plain_margin > noise.margin_bound for checked in differing):
         return "different"
     return "tie" if differing else "lossless"

@@ -27,15 +27,20 @@ from transformers import DynamicCache
 from lattice_bpd.decode.certificate.own_generate import Choices, Take, write_plainly
 from lattice_bpd.models.lm_call import cache_argument
 from lattice_bpd.verify.batch_probe import find_batch_refusal
+from lattice_bpd.verify.rounding import rounding_bound
 
 QUANTILE, MULTIPLE = 0.99, 2.5
 MEAN_MULTIPLE, LEAST_FOR_MEAN = 1.3, 16
+LEAST_LOCAL, LEAST_SHAPES = 0.6, 3
 POSITIONS = 64  # of a text, at most, at which the noise is measured
 FORMULA = (
-    "bounds: 2.5 max(99 % quantile of the differences, eps max |logit|); of the mean difference, "
-    "from 16 positions on: 1.3 max(largest mean of a shape, eps max |logit|)"
+    "bounds: 2.5 max(99 % quantile of the differences, eps max |logit|); of a logit where 3 shapes "
+    "or more were measured: instead of the quantile the largest difference there, at least 0.6 of "
+    "the quantile and at most the quantile; of the mean difference, from 16 positions on: "
+    "1.3 max(largest mean of a shape, eps max |logit|)"
 )
 _COPIES, _PADDING = 3, 3
+_FEW = 8  # positions before a boundary that are too few to measure noise at
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,8 @@ class Noise:
             largest.
         margins: 99 % quantile of the differences of the margin, the best logit minus the second.
         unit: machine epsilon of the dtype times the largest |logit|; the least noise assumed.
-        positions: of the text, at which it was measured.
+        positions: indices in the text at which it was measured.
+        local: largest difference of a logit at each of them.
         shapes: of the forwards.
     """
 
@@ -56,18 +62,30 @@ class Noise:
     mean: float
     margins: float
     unit: float
-    positions: int
+    positions: list[int]
+    local: list[float]
     shapes: list[str]
 
     @property
     def samples(self) -> int:
         """Number of differences measured."""
-        return self.positions * len(self.shapes)
+        return len(self.positions) * len(self.shapes)
 
     @property
     def logit_bound(self) -> float:
-        """Larger differences of a logit are not noise."""
+        """Larger differences of a logit are not noise, at any position."""
         return MULTIPLE * max(self.logits, self.unit)
+
+    def logit_bounds(self) -> dict[int, float]:
+        """The bound at each measured position, no larger than `logit_bound`."""
+        if len(self.shapes) < LEAST_SHAPES:
+            return {}
+        least, most = LEAST_LOCAL * self.logits, self.logits
+        pairs = zip(self.positions, self.local, strict=True)
+        return {
+            position: MULTIPLE * max(min(max(noise, least), most), self.unit)
+            for position, noise in pairs
+        }
 
     @property
     def mean_bound(self) -> float:
@@ -122,6 +140,8 @@ def _noise_of(readings: _Readings, expected: Tensor, lengths: Iterable[int]) -> 
     scale = float(expected[expected.isfinite()].abs().max())
     unit = float(torch.finfo(readings.base.dtype).eps) * scale
     expected = expected[: len(readings.rows)]
+    if readings.is_cut and len(expected) < _FEW:  # an estimate from dtype and depth instead
+        unit = max(unit, rounding_bound(readings.base) * scale / 4)
     best = expected.topk(min(2, expected.shape[1]), dim=1).indices
     shapes, logits, margins = [], [], []
     for name, rows in readings.read(lengths) if len(expected) else ():
@@ -129,14 +149,16 @@ def _noise_of(readings: _Readings, expected: Tensor, lengths: Iterable[int]) -> 
         logits.append(largest_differences(rows, expected))
         moved = (rows - expected).gather(1, best)
         margins.append((moved[:, 0] - moved[:, -1]).abs())
+    positions = readings.positions[: len(expected)]
     if not shapes:
-        return Noise(0.0, 0.0, 0.0, unit, len(expected), [])
+        return Noise(0.0, 0.0, 0.0, unit, positions, [0.0] * len(positions), [])
     return Noise(
         float(torch.cat(logits).quantile(QUANTILE)),
         max(float(differences.mean()) for differences in logits),
         float(torch.cat(margins).quantile(QUANTILE)),
         unit,
-        len(expected),
+        positions,
+        torch.stack(logits).amax(dim=0).tolist(),
         shapes,
     )
 
@@ -161,11 +183,11 @@ class _Readings:
         """The ids to read, and the index in them that predicts each position."""
         self.base: Any = self.target.base
         self.device = self.base.get_input_embeddings().weight.device
-        limits = getattr(self.target, "limits", None)
-        boundaries = () if limits is None else limits.boundaries
+        boundaries = self.target.limits.boundaries
         # Rotary frequencies of a call across a boundary are not those of `generate` before it.
         end = next((boundary for boundary in boundaries if boundary >= len(self.prompt)), None)
-        self.ids = [*self.prompt, *self.token_ids[:-1]][:end]
+        ids = [*self.prompt, *self.token_ids[:-1]]
+        self.ids, self.is_cut = ids[:end], len(ids) > len(ids[:end])
         rows = torch.tensor(self.positions) + len(self.prompt) - 1
         self.rows = rows[rows < len(self.ids)]
         parameters = inspect.signature(self.base.forward).parameters
@@ -181,7 +203,7 @@ class _Readings:
             (f"{_COPIES} copies", lambda: self._whole([self.ids] * _COPIES)),
         ]
         if self.source is None and not self.target.is_recurrent:
-            if find_batch_refusal(self.target) is None:
+            if not self.is_cut and find_batch_refusal(self.target) is None:
                 shapes.append(("padded", self._padded))
             for length in _choose_lengths(lengths):
                 shapes.append((f"chunks of {length}", lambda size=length: self._chunks(size)))  # type: ignore[misc]
