@@ -24,6 +24,7 @@ RECORDS = "tests/python/test_token_records.py"
 STOPS = "tests/python/test_stop_tokens.py"
 TARGETS = "tests/python/test_decode_targets.py"
 TEMPERATURE = "tests/python/test_temperature.py"
+TEXT_CACHE = "tests/python/test_text_cache.py"
 TEXT_INPUT = "tests/python/test_text_input.py"
 TYPES = "tests/python/test_token_id_types.py"
 
@@ -492,6 +493,55 @@ MUTATIONS = [
         RECORDS,
         "scores = None if self._records is None else self._records.scores",
         "scores = None",
+    ),
+    (
+        "a cached text is continued though an earlier token differs",
+        f"{LOOP}/text_cache.py",
+        TEXT_CACHE,
+        "min(count_shared(text.token_ids, tokens), len(tokens) - 1)",
+        "min(len(text.token_ids), len(tokens) - 1)",
+    ),
+    (
+        "tokens after a stop token stay in a cached text",
+        f"{LOOP}/text_cache.py",
+        TEXT_CACHE,
+        "(at >= 0) & (at < length)",
+        "at >= 0",
+    ),
+    (
+        "positions of a continued text begin at 0",
+        f"{LOOP}/text_cache.py",
+        TEXT_CACHE,
+        "torch.arange(length, len(tokens), device",
+        "torch.arange(len(tokens) - length, device",
+    ),
+    (
+        "a cache outlives a change of the weights",
+        f"{LOOP}/text_cache.py",
+        TEXT_CACHE,
+        " or record.weights != _weights_of(base)",
+        "",
+    ),
+    (
+        "a cache that was changed by others is continued",
+        f"{LOOP}/text_cache.py",
+        TEXT_CACHE,
+        "part is not known for part, known",
+        "part is known is None for part, known",
+    ),
+    (
+        "a cached text is continued beyond a boundary of rotary frequencies",
+        f"{LOOP}/text_cache.py",
+        TEXT_CACHE,
+        "longest > boundary for boundary",
+        "longest < 0 for boundary",
+    ),
+    (
+        "rows of a batch are cached at the positions of the longest",
+        f"{LOOP}/text_cache.py",
+        TEXT_CACHE,
+        "width - len(token_ids) :]",
+        ": len(token_ids)]",
     ),
     (
         "logits processors run in reverse",

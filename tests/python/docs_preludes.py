@@ -54,7 +54,9 @@ def decoding() -> Names:
 
     words = Tokenizer(models.WordLevel({str(i): i for i in range(names["VOCAB"])}, unk_token="0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return {**names, "tokenizer": PreTrainedTokenizerFast(tokenizer_object=words), "text": "0 5 10"}
+    template = "{% for message in messages %}{{ message['content'] }} 1 {% endfor %}"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, chat_template=template)
+    return {**names, "tokenizer": tokenizer, "text": "0 5 10", "questions": ["5 10", "3", "7 8"]}
 
 
 def evaluate() -> Names:

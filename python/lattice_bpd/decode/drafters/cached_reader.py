@@ -225,7 +225,7 @@ def match_texts(
     for number, text in enumerate(texts):
         order = [number, *range(len(kept))] if number < len(kept) else range(len(kept))
         shared, row = max(
-            ((_count_shared(kept[row], text), row) for row in order), key=lambda pair: pair[0]
+            ((count_shared(kept[row], text), row) for row in order), key=lambda pair: pair[0]
         )
         rows.append(row)
         lengths.append(min(shared, len(text) - 1))  # the last token is read for its logits
@@ -235,7 +235,7 @@ def match_texts(
     return rows, lengths
 
 
-def _count_shared(a: list[int], b: list[int]) -> int:
+def count_shared(a: list[int], b: list[int]) -> int:
     """Length of the common prefix."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:

@@ -90,20 +90,6 @@ def refuse_inputs(base: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) ->
         )
     if not is_multimodal(base):
         check_token_types(model_kwargs.get("token_type_ids"), base)
-    for name in CACHE_NAMES:
-        cache = model_kwargs.get(name)
-        if cache is not None and (getattr(cache, "_is_user_defined", False) or _covers_text(cache)):
-            raise ValueError(
-                f"CustomGenerate: {name} cannot be honored; CustomGenerate makes its own cache; "
-                f"leave {name} out and give the whole text"
-            )
-
-
-def _covers_text(cache: Any) -> bool:
-    try:
-        return int(cache.get_seq_length()) > 0
-    except ValueError:  # no layer has attention
-        return bool(cache.has_previous_state())
 
 
 def refuse_sharded(model: PreTrainedModel) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
     MaxLengthCriteria,
@@ -44,17 +45,20 @@ from lattice_bpd.decode.loop.arguments import ending_stream
 from lattice_bpd.decode.loop.decode import check_rule, count_draft_nodes
 from lattice_bpd.decode.loop.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.loop.prompts import check_prompts
+from lattice_bpd.decode.loop.text_cache import TextCaches
 from lattice_bpd.decode.state.batch_rules import rules_of_rows
 from lattice_bpd.decode.state.heads import HeadsOrCallable
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.token_records import TokenRecords
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
-from lattice_bpd.models.lm_call import build_inputs
+from lattice_bpd.models.lm_call import CACHE_NAMES, build_inputs
 from lattice_bpd.verify.acceptance.rule import Acceptance
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 
 _WHERE = "CustomGenerate"
+_FIELDS = GenerateDecoderOnlyOutput.__annotations__
+_CACHE_OUTPUT = next(name for name in CACHE_NAMES if name in _FIELDS)
 _RECORDED = ("scores", "logits")  # outputs of each step that `generate` may return
 
 
@@ -169,6 +173,7 @@ class CustomGenerate:
                 limited_by_positions=[False] * len(rules),
                 rules=rules,
                 records=records if wanted else None,
+                caches=_text_caches(generation_config, model_kwargs, len(rules)),
                 stop_token_ids=rules[0].end_token_ids,
                 constraint=self.constraint,
                 layout=self.layout,
@@ -188,7 +193,11 @@ class CustomGenerate:
         if wanted:
             new = sequences[:, input_ids.shape[1] :]
             self._record_padding(drafting, input_ids, model_kwargs, new, records)
-        outputs = {name: _by_step([getattr(row, name) for row in records]) for name in wanted}
+        outputs: dict[str, Any] = {
+            name: _by_step([getattr(row, name) for row in records]) for name in wanted
+        }
+        if options.caches is not None and options.caches.refusal is None:
+            outputs[_CACHE_OUTPUT] = options.caches.caches[0]
         return GenerateDecoderOnlyOutput(sequences=sequences, **outputs)  # type: ignore[arg-type]
 
     def _decode(
@@ -298,6 +307,20 @@ def _max_length(criteria: StoppingCriteriaList, config: GenerationConfig) -> int
 def _returns(config: GenerationConfig, name: str) -> bool:
     """Whether `generate` returns an output of each step."""
     return bool(config.return_dict_in_generate and getattr(config, f"output_{name}"))
+
+
+def _text_caches(
+    config: GenerationConfig, model_kwargs: dict[str, Any], count: int
+) -> TextCaches | None:
+    """The caller's cache, or that of an output that has one."""
+    cache = next((model_kwargs[name] for name in CACHE_NAMES if name in model_kwargs), None)
+    is_given = getattr(cache, "_is_user_defined", False) or (
+        isinstance(cache, DynamicCache) and cache.get_seq_length() > 0
+    )
+    if is_given:
+        return TextCaches(cache, count)
+    has_output = config.return_dict_in_generate and config.use_cache is not False
+    return TextCaches(DynamicCache(), count) if has_output else None
 
 
 def _by_step(records: list[list[Tensor]]) -> tuple[Tensor, ...]:

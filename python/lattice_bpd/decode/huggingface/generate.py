@@ -26,6 +26,7 @@ from lattice_bpd.decode.loop.arguments import (
 )
 from lattice_bpd.decode.loop.decode import decode_prompts
 from lattice_bpd.decode.loop.loop import DecodeResult
+from lattice_bpd.decode.loop.text_cache import TextCaches
 from lattice_bpd.decode.state.heads import HeadsOrCallable
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.token_records import TokenRecords
@@ -52,6 +53,8 @@ def generate(
     constraint: Constraint | None = None,
     certificate: bool | str = False,
     logprobs: int | None = None,
+    cache: Any = None,
+    past_key_values: Any = None,
     layout: str = "auto",
     streamer: Any = None,
     **options: Any,
@@ -107,6 +110,10 @@ def generate(
             k most likely tokens, best first, and the decoded token. The distribution is that which
             the token was selected from: after a constraint, processors, and temperature, top-k,
             .. of a sampling rule. None: not recorded.
+        cache: the `result.cache` of the previous turn, or a list of them for several prompts; only
+            the tokens after their common prefix are read. It is updated in place. True, or an
+            empty DynamicCache, for the first turn. None: `result.cache` is None.
+        past_key_values: another name of cache.
         layout: verification layout: "auto", "tree", "rows", or "chain" for one draft in each step;
             see docs/exactness.md.
         streamer: of `transformers`, for one prompt; receives the prompt, then each token, then the
@@ -132,6 +139,9 @@ def generate(
         target = DraftingModel(model, heads)
         if max_new_tokens is not None:
             check_max_new_tokens(max_new_tokens)
+        if cache is not None and past_key_values is not None:
+            raise TypeError("generate: cache and past_key_values are the same; give one of them")
+        given_cache = past_key_values if cache is None else cache
         if logprobs is not None:
             logprobs = check_int("generate: logprobs", logprobs, 0, target.vocab_size)
         if stop_token_ids is not None:
@@ -143,6 +153,7 @@ def generate(
         decoding = {
             "layout": layout, "streamer": streamer, "certificate": certificate,
             "constraint": constraint,
+            "caches": None if given_cache is None else TextCaches(given_cache, len(texts)),
             "records": logprobs if logprobs is None else [
                 TokenRecords(logprobs=logprobs) for _ in texts
             ],
@@ -227,7 +238,7 @@ def _make_oracles(
     request: Request, config: DraftConfig, sources: DraftSources, decoding: dict[str, Any]
 ) -> list[Drafter]:
     """A drafter for each prompt that drafts its greedy output."""
-    silent = {**decoding, "streamer": None, "certificate": False, "records": None}
+    silent = {**decoding, "streamer": None, "certificate": False, "records": None, "caches": None}
     prompts, settings = request.prepare(silent)
     greedy = make_drafter(replace(config, strategy="greedy"))
     outputs: list[DecodeResult] = decode_prompts(request.model, prompts, greedy, settings)

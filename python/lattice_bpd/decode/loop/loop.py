@@ -26,6 +26,7 @@ from lattice_bpd.decode.constraint.selector import start_constrained
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.proposals import propose_trees
 from lattice_bpd.decode.loop.prompts import Prompts, read_prompts
+from lattice_bpd.decode.loop.text_cache import TextCaches
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
@@ -55,6 +56,8 @@ class DecodeResult:
         text: the decoded tokens as text, if a tokenizer was given.
         logprobs: for each decoded token {token id: log probability}, see `generate`; None: not
             requested.
+        cache: the KV cache of prompt and output, for `cache=` of the next call; None: not
+            requested.
     """
 
     token_ids: list[int]
@@ -66,6 +69,7 @@ class DecodeResult:
     notes: list[str] = field(default_factory=list)
     text: str | None = None
     logprobs: list[dict[int, float]] | None = None
+    cache: Any = None
 
 
 @dataclass
@@ -85,6 +89,7 @@ class Options:
             or None, and returns the same as `read_prompts`.
         selectors: one for each sequence, instead of the acceptance rule's.
         records: of each sequence, filled by the loop; None: nothing is recorded.
+        caches: KV caches that the texts continue, and that are filled with them; None: none.
         constraint: constraint on the new tokens; None: no constraint.
         static_cache: use a KV cache of fixed size, for compiled targets.
         max_draft_nodes: most draft tokens of a call, for which a static cache needs capacity.
@@ -105,6 +110,7 @@ class Options:
     prefill: Callable[[Any], tuple[TargetOutput, Any]] | None = None
     selectors: list[TokenSelector] | None = None
     records: list[TokenRecords] | None = None
+    caches: TextCaches | None = None
     constraint: Constraint | None = None
     static_cache: bool = False
     max_draft_nodes: int = 256
@@ -201,6 +207,11 @@ class _Run:
 
     def drop_finished(self) -> None:
         """Remove finished sequences from the batch and the KV cache."""
+        if self.options.caches is not None:
+            for row, number in enumerate(self.active):
+                if self.states[number].finish is not None:
+                    text = self.states[number].tokens
+                    self.options.caches.keep(number, self.cache, row, text)
         kept = [row for row, n in enumerate(self.active) if self.states[n].finish is None]
         if 0 < len(kept) < len(self.active) and isinstance(self.cache, BatchCache):
             self.cache.keep_sequences(kept)
@@ -222,6 +233,9 @@ def run_loop(
     Returns:
         A result for each prompt, in order.
     """
+    if options.caches is not None:
+        refusal = "the model prepares the prompt itself" if options.prefill is not None else None
+        options.caches.load(model, "it has a fixed size" if options.static_cache else refusal)
     inner = _start_selectors(options, prompts)
     constrained = None
     if options.constraint is not None:
@@ -257,6 +271,8 @@ def run_loop(
                 run.step()
         finally:
             model.target.reset_frequencies()  # the next text is not to depend on this one
+        if options.caches is not None:
+            options.caches.store(model)
     return _results(run, prompts)
 
 
@@ -310,6 +326,11 @@ def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
                 f"{state.stats.flattened_trees} draft trees were verified as their best chain: "
                 f"{run.model.target.refuses_tree()}"
             )
+        caches = run.options.caches
+        if caches is not None:
+            result.cache, state.stats.cached_tokens = caches.caches[number], caches.reused[number]
+            if caches.refusal is not None:
+                result.notes.append(f"cache holds no tokens: {caches.refusal}")
         if run.options.records is not None:
             logprobs = run.options.records[number].logprobs
             result.logprobs = None if logprobs is None else logprobs[: len(result.token_ids)]

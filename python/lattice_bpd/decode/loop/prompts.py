@@ -110,7 +110,8 @@ def read_prompts(
     if options.prefill is not None:
         output, cache = options.prefill(initial)
     else:
-        output, cache = model.target.read_prompts(input_ids, mask, positions, initial)
+        cached = None if options.caches is None else options.caches.read(model, prompts.tokens)
+        output, cache = cached or model.target.read_prompts(input_ids, mask, positions, initial)
     if not model.target.is_recurrent:
         check_cache(cache)
     options.reread_length = _find_reread(model, prompts, options)

@@ -13,6 +13,7 @@ class DecodeStats:
 
     Attributes:
         target_calls: serial calls of the target, including the call that reads the prompt.
+        cached_tokens: tokens of the prompt that were in a KV cache of an earlier call.
         tokens: decoded tokens; each call returns one exact token besides the accepted drafts.
         accept_lengths: accepted draft tokens of each verifying call.
         repeats: adjacent positions of first drafts with the same token.
@@ -36,6 +37,7 @@ class DecodeStats:
     """
 
     target_calls: int = 0
+    cached_tokens: int = 0
     tokens: int = 0
     accept_lengths: list[int] = field(default_factory=list)
     repeats: int = 0
@@ -127,6 +129,7 @@ class DecodeStats:
     def merge(self, other: DecodeStats) -> None:
         """Add another run's counts and seconds to this one's."""
         self.target_calls += other.target_calls
+        self.cached_tokens += other.cached_tokens
         self.tokens += other.tokens
         self.accept_lengths += other.accept_lengths
         self.repeats += other.repeats
