@@ -12,7 +12,10 @@ from peer_drafters import CallCounter, generate_with_transformers
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from lattice_bpd.decode import generate
+from lattice_bpd.decode.state.heads import HiddenStateHeads, as_draft_heads
 from lattice_bpd.draft.config import STRATEGIES
+from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.verify import CausalLMTarget
 
 Decode = Callable[[list[int], int], tuple[list[int], dict[str, float]]]
 NODES = 16
@@ -107,7 +110,11 @@ def make_lines(
     elif not hasattr(CandidateGenerator, "requires_model_outputs"):
         skipped[HEADS_CHAIN] = "transformers before 5.24 gives no hidden states to drafters"
     else:
-        lines.append(Line(HEADS_CHAIN, _heads_chain(model, sources["heads"])))
+        heads = as_draft_heads(sources["heads"], CausalLMTarget(model))
+        if isinstance(heads, HiddenStateHeads):
+            lines.append(Line(HEADS_CHAIN, _heads_chain(model, heads)))
+        else:
+            skipped[HEADS_CHAIN] = "these heads read more than the last hidden state"
     for name, ours in OURS.items():
         missing = [source for source in ours.sources if source not in sources]
         if missing or ours.strategy not in STRATEGIES:
@@ -132,14 +139,14 @@ class HeadsChain(CandidateGenerator):
     """The best token of each head, for transformers' assisted decoding.
 
     Args:
-        heads: hidden states (1, D) -> logits (1, H, V), or with `lattice` candidates.
+        heads: on the last hidden state.
         max_length: most tokens of a text.
     """
 
     requires_model_outputs = True
     model_kwargs_overrides: dict[str, Any] = {"output_hidden_states": True}  # noqa: RUF012
 
-    def __init__(self, heads: Any, max_length: int) -> None:
+    def __init__(self, heads: HiddenStateHeads, max_length: int) -> None:
         self.heads, self.max_length, self._drafted = heads, max_length, 0
 
     def get_candidates(
@@ -153,10 +160,11 @@ class HeadsChain(CandidateGenerator):
             return input_ids, None
         states = model_outputs.hidden_states[-1][0]
         state = states[len(states) - 1 - self._drafted + int(n_last_matches)][None]
-        if hasattr(self.heads, "lattice"):
-            draft = self.heads.lattice(state, input_ids[:, -1]).token_ids[:, :, 0]
+        slots: Any = self.heads.logits(state, input_ids[0, -1:].tolist())
+        if isinstance(slots, LatticeInput):
+            draft = torch.as_tensor(slots.token_ids)[:, :, 0]
         else:
-            draft = self.heads(state).argmax(dim=-1)
+            draft = slots.argmax(dim=-1)
         draft = draft[:, :remaining].to(input_ids.device, input_ids.dtype)
         self._drafted = draft.shape[1]
         return torch.cat([input_ids, draft], dim=1), None
@@ -165,10 +173,8 @@ class HeadsChain(CandidateGenerator):
         """Nothing to learn."""
 
 
-def _heads_chain(model: Any, heads: Any) -> Decode:
+def _heads_chain(model: Any, heads: HiddenStateHeads) -> Decode:
     """Transformers' assisted decoding, whose drafts are the chain of strategy "bpd"."""
-    if hasattr(heads, "attach"):
-        heads.attach(model)
     assisted = _transformers(model, {"prompt_lookup_num_tokens": 1})  # replaced by the chain
 
     def make(generation_config: Any, **_arguments: Any) -> HeadsChain:
