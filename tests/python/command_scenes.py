@@ -91,7 +91,8 @@ class FakeTokenizer:
     """A character is a token."""
 
     def encode(self, text: str) -> Any:
-        return SimpleNamespace(ids=[ord(letter) for letter in text])
+        ids = [ord(letter) for letter in text]
+        return SimpleNamespace(ids=ids, special_tokens_mask=[0] * len(ids))
 
     def encode_batch(self, texts: list[str]) -> list[Any]:
         return [self.encode(text) for text in texts]
@@ -99,8 +100,8 @@ class FakeTokenizer:
     def decode(self, ids: list[int], **_: Any) -> str:
         return "".join(map(chr, ids))
 
-    def token_to_id(self, word: str) -> int | None:
-        return {"<|endoftext|>": 0}.get(word)
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        return {}
 
 
 class SavedLm(Stub):

@@ -155,7 +155,7 @@ def test_replay_names_rows_by_category(tmp_path, kinds, names):
         (["--limit", "0"], "--limit is 0; expected 1 or more"),
         (["--lm", "none.lm"], "none.lm"),
         (["--strategies", "neural"], "strategy neural needs a rescorer; give --rescorer DIR"),
-        (["--rescorer", "nowhere"], "nowhere: no such file or folder; expected a model"),
+        (["--rescorer", "nowhere"], "nowhere: no such folder; expected the folder of a causal"),
         (["--rescorer", "a=x", "--rescorer", "a=y"], "--rescorer: a twice; name one of them"),
         (["--count-text", "none.txt"], "none.txt"),
     ],
