@@ -15,7 +15,8 @@ LAYERS = {
     "": [
         "_core extras arguments", "text_input", "token_ids vocabulary svg watcher atomic_files",
         "lattice lm",
-        "draft", "models", "verify", "decode", "train", "evaluate", "conformance", "cli",
+        "draft", "models", "verify", "decode", "train", "evaluate", "build", "conformance",
+        "cli",
     ],
     "draft": ["*", "scorers"],
     "verify": ["*", "acceptance"],
@@ -24,7 +25,8 @@ LAYERS = {
         "huggingface",
     ],
     "train": [
-        "text", "ngram", "heads", "rescorer", "block_drafter", "selector", "seq2seq", "spark",
+        "text", "ngram", "responses", "heads", "vocabulary_heads", "rescorer", "block_drafter",
+        "selector", "seq2seq", "spark",
     ],
     "evaluate": [
         "record", "replay", "statistics", "costs", "live", "tasks", "demo", "lab", "report",

@@ -1,0 +1,1 @@
+"""A target's own responses to prompts: reading prompts, batched generation, storage."""

@@ -1,0 +1,143 @@
+"""The target's responses to all turns of conversations, generated or from a store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedModel
+
+from lattice_bpd.train.responses.generation import generate_responses
+from lattice_bpd.train.responses.prompts import Chat, Message, encode_prompt
+from lattice_bpd.train.responses.store import ResponseStore
+from lattice_bpd.verify.acceptance.rule import Acceptance
+from lattice_bpd.watcher import SilentWatcher, Watcher
+
+
+class Exchange(NamedTuple):
+    """A prompt and the target's response.
+
+    Attributes:
+        chat: index of the conversation.
+        prompt: token ids, earlier turns included.
+        response: token ids, the stop token included.
+    """
+
+    chat: int
+    prompt: list[int]
+    response: list[int]
+
+
+def read_responses(
+    tokenizer: Any,
+    chats: Sequence[Chat],
+    *,
+    chat: bool = True,
+    stop_token_ids: Collection[int] = (),
+    max_positions: int | None = None,
+) -> list[Exchange]:
+    """The responses that conversations have already, such as those of a server's log.
+
+    Args:
+        tokenizer: of the target, of transformers.
+        chats: the conversations; turns without a response are left out.
+        chat: see `encode_prompt`.
+        stop_token_ids: the smallest one ends each response; none: nothing is added.
+        max_positions: longer exchanges are left out; None: none are.
+    """
+    end = sorted(stop_token_ids)[:1]
+    exchanges = []
+    for number, one in enumerate(chats):
+        for turn in one.prompt_ends():
+            if [message["role"] for message in one.messages[turn : turn + 1]] != ["assistant"]:
+                continue
+            prompt = encode_prompt(tokenizer, one.messages[:turn], one.location, chat=chat)
+            text = one.messages[turn]["content"]
+            response = [*tokenizer(text, add_special_tokens=False)["input_ids"], *end]
+            if max_positions is None or len(prompt) + len(response) <= max_positions:
+                exchanges.append(Exchange(number, prompt, response))
+    return exchanges
+
+
+def collect_responses(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    chats: Sequence[Chat],
+    max_new_tokens: int,
+    store: ResponseStore,
+    *,
+    chat: bool = True,
+    acceptance: Acceptance | None = None,
+    stop_token_ids: Collection[int] | None = None,
+    batch_size: int = 64,
+    watcher: Watcher | None = None,
+) -> list[Exchange]:
+    """The target's response at every turn of conversations.
+
+    What the store lacks is generated, and written to it at once. Where a conversation has no
+    response between two turns of the user, the target's own is put there.
+
+    Args:
+        model: the target.
+        tokenizer: its tokenizer, of transformers.
+        chats: the conversations.
+        max_new_tokens: most tokens of a response.
+        store: of this target and these settings.
+        chat: see `encode_prompt`.
+        acceptance: see `generate_responses`, as for the two next arguments.
+        stop_token_ids: see there.
+        batch_size: see there.
+        watcher: receives progress: stage "responses", a step for each.
+
+    Returns:
+        The exchanges, by conversation and turn. Prompts that fill the target's positions are left
+        out, with all later turns of their conversation.
+
+    Raises:
+        ValueError: no prompt that fits, or one that the chat template or the target refuses.
+        OSError: the store cannot be written.
+    """
+    watcher = watcher or SilentWatcher()
+    exchanges: list[list[Exchange]] = [[] for _ in chats]
+    histories: list[list[Message]] = [[] for _ in chats]
+    ends = [[0, *one.prompt_ends()] for one in chats]
+    turn, total = 1, sum(len(one) - 1 for one in ends)
+    watcher.begin("responses", total)
+    start, count = time.perf_counter(), 0
+    while active := [n for n, one in enumerate(ends) if turn < len(one)]:
+        prompts = []
+        for number in active:
+            history = histories[number]
+            history += chats[number].messages[ends[number][turn - 1] : ends[number][turn]]
+            prompts.append(encode_prompt(tokenizer, history, chats[number].location, chat=chat))
+        known = [store.get(prompt, max_new_tokens) for prompt in prompts]
+        missing = [n for n, response in enumerate(known) if response is None]
+        for _ in range(len(known) - len(missing)):
+            watcher.advance()
+        for response in generate_responses(
+            model, [prompts[n] for n in missing], max_new_tokens, acceptance=acceptance,
+            stop_token_ids=stop_token_ids, batch_size=batch_size,
+        ):  # fmt: skip
+            number = missing[response.prompt]
+            store.add(prompts[number], response.token_ids, ended=response.ended)
+            known[number] = response.token_ids
+            count += len(response.token_ids)
+            watcher.advance(note=f"{count / (time.perf_counter() - start):,.0f} tokens/s")
+        for number, prompt, ids in zip(active, prompts, known, strict=True):
+            if ids is None:  # no position left
+                ends[number] = ends[number][:turn]
+                continue
+            exchanges[number].append(Exchange(number, prompt, ids))
+            following = chats[number].messages[ends[number][turn] :][:1]
+            if following and following[0]["role"] != "assistant":
+                text = tokenizer.decode(ids, skip_special_tokens=True)
+                histories[number].append({"role": "assistant", "content": text})
+        turn += 1
+    watcher.end()
+    found = [exchange for one in exchanges for exchange in one]
+    if not found:
+        raise ValueError(
+            f"all {len(chats)} prompts fill the positions of the target; expected shorter ones"
+        )
+    return found

@@ -1,0 +1,94 @@
+"""Responses on disk: an append-only file of JSON lines, reused by later runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from lattice_bpd._core import FormatError
+from lattice_bpd.models.target_sample import TargetSample
+
+
+class ResponseStore:
+    """Responses of a target by their prompts, in a file that only grows.
+
+    A line has "key", a hash of the target's weights, of the settings and of the prompt, "prompt"
+    and "response", token ids, and "ended", whether a stop token or the model's positions ended it.
+    A line that a crash cut is dropped, so a run that was interrupted loses nothing but the
+    responses in progress.
+
+    Args:
+        path: the file, created if missing; its folder must exist.
+        model: the target.
+        settings: what else the responses depend on, such as the acceptance rule and stop tokens.
+
+    Raises:
+        OSError: the file cannot be read or written.
+        FormatError: it holds something else.
+    """
+
+    def __init__(self, path: Path, model: nn.Module, settings: str = "") -> None:
+        self.path = path
+        sample = TargetSample.of(model)
+        weights = None if sample is None else sample.to_json()
+        self._salt = json.dumps([weights, settings], sort_keys=True)
+        self._responses: dict[str, tuple[list[int], bool]] = {}
+        for line in _read_lines(path):
+            self._responses[line["key"]] = line["response"], line["ended"]
+
+    def get(self, prompt: Sequence[int], max_new_tokens: int) -> list[int] | None:
+        """The response to a prompt, cut to `max_new_tokens`; None if it is not known that far."""
+        response, ended = self._responses.get(self._key(prompt), ([], False))
+        if not ended and len(response) < max_new_tokens:
+            return None
+        return response[:max_new_tokens]
+
+    def add(self, prompt: Sequence[int], response: Sequence[int], *, ended: bool) -> None:
+        """Append a response.
+
+        Raises:
+            OSError: it cannot be written; what was written before is kept.
+        """
+        key = self._key(prompt)
+        line = {"key": key, "prompt": list(prompt), "response": list(response), "ended": ended}
+        data = json.dumps(line).encode() + b"\n"
+        with self.path.open("ab", buffering=0) as file:
+            start = file.tell()
+            try:
+                if file.write(data) != len(data):
+                    raise OSError(f"{self.path}: the disk is full; what was generated is kept")
+            except OSError:
+                os.truncate(self.path, start)
+                raise
+        self._responses[key] = list(response), ended
+
+    def _key(self, prompt: Sequence[int]) -> str:
+        text = f"{self._salt} {' '.join(map(str, prompt))}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file; one that was cut at its end is removed."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    end = data.rfind(b"\n") + 1
+    if end < len(data):
+        os.truncate(path, end)
+    for number, text in enumerate(data[:end].splitlines(), 1):
+        try:
+            line = json.loads(text)
+            if not all(isinstance(line[name], list) for name in ("prompt", "response")):
+                raise TypeError("a prompt and a response of token ids")
+            yield {"key": str(line["key"]), "response": line["response"], "ended": line["ended"]}
+        except (ValueError, TypeError, KeyError) as error:
+            raise FormatError(
+                f"{path}, line {number}: not a stored response ({error}); expected a file that "
+                "this command wrote; move it away"
+            ) from error

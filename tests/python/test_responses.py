@@ -1,0 +1,298 @@
+"""A target's own responses: against `model.generate`, prompt formats, storage."""
+
+import copy
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from lattice_bpd import FormatError
+from lattice_bpd.decode import generate
+from lattice_bpd.train.responses import generation
+from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
+from lattice_bpd.train.responses.generation import generate_responses
+from lattice_bpd.train.responses.prompts import encode_prompt, read_chats
+from lattice_bpd.train.responses.store import ResponseStore
+from lattice_bpd.verify import Sampled
+from target_models import VOCAB, build_target
+
+END = (5, 7, 11)
+NEW = 20
+
+
+def random_prompts(count: int = 9, longest: int = 40, seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, longest + 1, count)
+    return [rng.integers(12, VOCAB, length).tolist() for length in lengths]
+
+
+def plain(model: Any, prompt: list[int], **options: Any) -> list[int]:
+    """The output of the model's own `generate`."""
+    ids = torch.tensor([prompt])
+    options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": list(END), **options}
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    return output[0, len(prompt) :].tolist()
+
+
+def responses_of(model: Any, prompts: list[list[int]], **options: Any) -> dict[int, list[int]]:
+    options = {"stop_token_ids": END, **options}
+    found = list(generate_responses(model, prompts, NEW, **options))
+    assert len({one.prompt for one in found}) == len(found)
+    return {one.prompt: one.token_ids for one in found}
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "mistral", "gemma2", "roberta", "moshi", "llama4", "lfm2"]
+)
+@pytest.mark.parametrize("batch_size", [1, 4, 64])
+def test_responses_are_those_of_generate(
+    kind: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "_FREE", 3)  # rows are rearranged often
+    monkeypatch.setattr(generation, "_READ_AT_ONCE", 2)
+    model, prompts = build_target(kind), random_prompts()
+    whole = [plain(model, prompt, eos_token_id=None) for prompt in prompts]
+    ends = [whole[0][3], whole[1][7], whole[2][0]]
+    expected = [plain(model, prompt, eos_token_id=ends) for prompt in prompts]
+    assert len(set(map(len, expected))) > 1
+    found = responses_of(model, prompts, stop_token_ids=ends, batch_size=batch_size)
+    assert found == dict(enumerate(expected))
+
+
+def test_rows_are_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompts = build_target("llama"), random_prompts()
+    expected = {number: plain(model, prompt) for number, prompt in enumerate(prompts)}
+    for positions in (1, 90, 200):
+        monkeypatch.setattr(generation, "_POSITIONS", positions)
+        assert responses_of(model, prompts) == expected
+
+
+def test_settings_of_the_generation_config_are_honored() -> None:
+    model, prompts = copy.deepcopy(build_target("llama")), random_prompts()
+    model.generation_config.repetition_penalty = 1.5
+    model.generation_config.eos_token_id = list(END)
+    expected = {number: plain(model, prompt) for number, prompt in enumerate(prompts)}
+    assert responses_of(model, prompts, stop_token_ids=None, batch_size=4) == expected
+
+
+def test_samples_do_not_depend_on_the_batch() -> None:
+    model, prompts = build_target("llama"), random_prompts()
+    rule = Sampled(temperature=0.8, top_p=0.9, seed=3)
+    options: dict[str, Any] = {"stop_token_ids": END, "max_new_tokens": NEW}
+    expected = {
+        number: generate(model, prompt, "greedy", acceptance=rule, **options).token_ids
+        for number, prompt in enumerate(prompts)
+    }
+    for size in (1, 4, 64):
+        assert responses_of(model, prompts, acceptance=rule, batch_size=size) == expected
+
+
+def test_responses_end_with_the_positions() -> None:
+    model = build_target("llama")  # 96 positions
+    prompts = [random_prompts(1, longest, longest)[0] for longest in (3, 90)]
+    prompts = [*prompts, [9] * 90, [9] * 95, [9] * 96]
+    found = {one.prompt: one for one in generate_responses(model, prompts, NEW)}
+    assert sorted(found) == [0, 1, 2, 3]  # none for a prompt that fills them
+    assert [len(found[number].token_ids) for number in (2, 3)] == [6, 1]
+    assert [found[number].ended for number in (0, 2)] == [False, True]
+    for number in found:
+        size = len(found[number].token_ids)
+        expected = plain(model, prompts[number], eos_token_id=None, max_new_tokens=size)
+        assert found[number].token_ids == expected
+
+
+def test_errors_of_generate_responses() -> None:
+    model = build_target("llama")
+    assert list(generate_responses(model, [], NEW)) == []
+    with pytest.raises(ValueError, match="max_new_tokens is 0"):
+        list(generate_responses(model, [[3]], 0))
+    with pytest.raises(ValueError, match="prompt 1 has shape"):
+        list(generate_responses(model, [[3], []], NEW))
+    with pytest.raises(ValueError, match="token id 64"):
+        list(generate_responses(model, [[3], [64]], NEW))
+
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Who?"},
+    {"role": "assistant", "content": "Me"},
+]
+NAMES = {"system": "system", "user": "human", "assistant": "gpt"}
+SHARE_GPT = [{"from": NAMES[one["role"]], "value": one["content"]} for one in CHAT]
+PARTS = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in CHAT]
+RECORDS = [
+    {"messages": CHAT},
+    {"conversations": SHARE_GPT, "id": 3},
+    {"conversations": [{"from": "gpt", "value": "Welcome"}, *SHARE_GPT]},
+    {"messages": PARTS},
+    {"prompt": CHAT},
+    {"turns": ["Hi", "Who?"], "category": "writing"},
+    {"prompt": "Hi", "text": "unused"},
+    {"text": "Hi"},
+    {"messages": [], "prompt": "Hi"},
+    "Hi",
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "array", "indented", "gz", "bom"])
+def test_formats_of_prompts(kind: str, tmp_path: Path) -> None:
+    lines = "\n\n".join(map(json.dumps, RECORDS)) + "\n"
+    name = {"array": "a.json", "indented": "a.json", "gz": "a.jsonl.gz"}.get(kind, "a.jsonl")
+    text = json.dumps(RECORDS, indent=2 if kind == "indented" else None)
+    data = (lines if name != "a.json" else text).encode()
+    data = gzip.compress(data) if kind == "gz" else b"\xef\xbb\xbf" * (kind == "bom") + data
+    (tmp_path / name).write_bytes(data)
+    chats = read_chats(str(tmp_path / name))
+    turns = [{"role": "user", "content": text} for text in ("Hi", "Who?")]
+    assert [chat.messages for chat in chats] == [CHAT] * 5 + [turns] + [turns[:1]] * 4
+    assert [chat.prompt_ends() for chat in chats] == [[2, 4]] * 5 + [[1, 2]] + [[1]] * 4
+
+
+def test_plain_text_and_one_object(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("One\nprompt.\n\n \n\nAnother.\n")
+    texts = [chat.messages[0]["content"] for chat in read_chats(str(tmp_path / "a.txt"))]
+    assert texts == ["One\nprompt.", "Another."]
+    (tmp_path / "b.json").write_text(json.dumps({"messages": CHAT}, indent=1))
+    assert read_chats(str(tmp_path / "b.json"))[0].messages == CHAT
+
+
+def test_responses_that_exist_already(tmp_path: Path) -> None:
+    records = [{"messages": CHAT}, {"prompt": "Hi", "completion": "Hello"}, {"text": "Who?"}]
+    (tmp_path / "a.json").write_text(json.dumps(records))
+    chats = read_chats(str(tmp_path / "a.json"))
+    for chat in chats[:1]:
+        del chat.messages[0]  # the system message
+    found = read_responses(chat_tokenizer(), chats, stop_token_ids={9, 1})
+    first = [2, 4, 3, 8, 2, 5, 3]
+    assert found == [
+        Exchange(0, [2, 4, 3], [8, 1]), Exchange(0, first, [0, 1]), Exchange(1, [2, 4, 3], [8, 1])
+    ]  # fmt: skip
+    assert read_responses(chat_tokenizer(), chats, max_positions=4)[1:] == [
+        Exchange(1, [2, 4, 3], [8])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "a.jsonl",
+            '{"question": "Hi"}',
+            "a.jsonl, record 1: no prompt in an object with question",
+        ),
+        ("a.jsonl", '"Hi"\n{"messages": [{"role": "user"}]}', "a.jsonl, line 2: a message"),
+        ("a.jsonl", '"Hi"\nHi', "a.jsonl, line 2: not JSON"),
+        ("a.jsonl", '"Hi"\n7', "a.jsonl, line 2: no prompt in 7"),
+        ("a.json", '["Hi", {"messages": [{"role": "assistant", "content": "x"}]}]', "record 2"),
+        ("a.json", '["Hi"', "a.json: not JSON"),
+        ("a.jsonl", "", "no prompt in the file"),
+        ("a.json", "[]", "no prompt in the file"),
+    ],
+)
+def test_errors_of_prompts(name: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_chats(str(tmp_path / name))
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}<{{ m.role }}> {{ m.content }} {% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def chat_tokenizer(template: str | None = TEMPLATE) -> Any:
+    words = ["<unk>", "<|end|>", "<user>", "<assistant>", "Hi", "Who?", "Be", "brief.", "Hello"]
+    words += [f"w{number}" for number in range(len(words), VOCAB)]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast: Any = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|end|>"
+    )
+    fast.chat_template = template
+    return fast
+
+
+def test_the_chat_template_is_used_where_there_is_one() -> None:
+    hi = [{"role": "user", "content": "Hi"}]
+    with_system = [{"role": "system", "content": "Be brief."}, *hi]
+    assert encode_prompt(chat_tokenizer(), hi) == [2, 4, 3]
+    assert encode_prompt(chat_tokenizer(), hi, chat=False) == [4]
+    assert encode_prompt(chat_tokenizer(None), hi) == [4]
+    # a template without system messages gets them in the first message of the user
+    assert encode_prompt(chat_tokenizer(), with_system) == [2, 6, 7, 4, 3]
+    # a text that the template was applied to before is left as it is
+    formatted = [{"role": "user", "content": "<user> Hi <|end|> <assistant>"}]
+    assert encode_prompt(chat_tokenizer(), formatted) == [2, 4, 1, 3]
+    refusing = chat_tokenizer("{{ raise_exception('not these') }}")
+    with pytest.raises(ValueError, match=r"line 3: the model's chat template refuses .*not these"):
+        encode_prompt(refusing, hi, "line 3")
+
+
+def test_responses_of_several_turns(tmp_path: Path) -> None:
+    records = [{"turns": ["Hi", "Who?"]}, {"messages": CHAT[1:]}, {"prompt": "Who?"}]
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n".join(map(json.dumps, records)))
+    model, tokenizer = build_target("llama"), chat_tokenizer()
+    store = ResponseStore(tmp_path / "store.jsonl", model)
+    found = collect_responses(model, tokenizer, read_chats(str(file)), NEW, store)
+    first = plain(model, [2, 4, 3], eos_token_id=None)
+    own = tokenizer(tokenizer.decode(first, skip_special_tokens=True))["input_ids"]
+    prompts = [[2, 4, 3], [2, 4, 3, *own, 2, 5, 3], [2, 4, 3], [2, 4, 3, 8, 2, 5, 3], [2, 5, 3]]
+    expected = [plain(model, prompt, eos_token_id=None) for prompt in prompts]
+    assert found == [Exchange(*one) for one in zip([0, 0, 1, 1, 2], prompts, expected, strict=True)]
+
+
+def test_a_store_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, model, tokenizer = tmp_path / "store.jsonl", build_target("llama"), chat_tokenizer()
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n".join(json.dumps(f"Hi w{number}") for number in range(10, 16)))
+    chats = read_chats(str(file))
+    options: dict[str, Any] = {"stop_token_ids": END}
+
+    def collect(most: int = NEW) -> list[Exchange]:
+        store = ResponseStore(path, model, "greedy")
+        return collect_responses(model, tokenizer, chats, most, store, **options)
+
+    expected = collect()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) - 9])  # a crash cut the last line
+    calls: list[int] = []
+    monkeypatch.setattr(
+        "lattice_bpd.train.responses.collect.generate_responses",
+        lambda model, prompts, *a, **k: (
+            calls.append(len(prompts)) or generate_responses(model, prompts, *a, **k)
+        ),
+    )
+    assert collect() == expected
+    assert calls == [1]
+    assert path.read_bytes() == whole
+    shorter = collect(5)
+    assert [one.response for one in shorter] == [one.response[:5] for one in expected]
+    assert calls == [1, 0]
+    # a longer limit generates again what no stop token ended
+    ended = sum(one.response[-1] in END for one in expected)
+    collect(NEW + 1)
+    assert 0 < ended < 6
+    assert calls == [1, 0, 6 - ended]
+    other = ResponseStore(path, model, "sampled")
+    assert other.get(expected[0].prompt, NEW) is None
+    other = ResponseStore(path, build_target("gpt_neox"), "greedy")
+    assert other.get(expected[0].prompt, NEW) is None
+
+
+def test_a_store_that_is_something_else(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text('{"a": 1}\n')
+    with pytest.raises(FormatError, match="a, line 1: not a stored response"):
+        ResponseStore(tmp_path / "a", build_target("llama"))
