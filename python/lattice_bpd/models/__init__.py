@@ -34,6 +34,7 @@ from lattice_bpd.models.sources import CallableHeads, HeadSource, SequentialHead
 from lattice_bpd.models.spec_config import SpecDrafterConfig
 from lattice_bpd.models.spec_drafter import SpecDrafter
 from lattice_bpd.models.target_sample import OtherTargetWarning
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 
 __all__ = [
     "RESCORER_SIZES",
@@ -53,6 +54,7 @@ __all__ = [
     "SharedBlocksWarning",
     "SpecDrafter",
     "SpecDrafterConfig",
+    "VocabularyHeads",
     "build_rescorer",
     "build_small_gpt",
     "load_heads",

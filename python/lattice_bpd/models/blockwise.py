@@ -33,6 +33,7 @@ from lattice_bpd.models.lm_call import (
 from lattice_bpd.models.one_pass_drafter import OnePassDrafter
 from lattice_bpd.models.sources import HeadSource, check_heads
 from lattice_bpd.models.target_sample import warn_of_other_target
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -102,9 +103,9 @@ class BlockwiseLM(nn.Module):
             heads.to(device=base.device, dtype=base.dtype)
         self.base = base
         self.heads = heads
-        if isinstance(heads, OnePassDrafter):
+        if isinstance(heads, (OnePassDrafter, VocabularyHeads)):
             heads.attach(base)
-        else:
+        if not isinstance(heads, OnePassDrafter):
             check_heads(heads, self.output_embedding.weight)
             warn_of_other_target(heads, base, "BlockwiseLM")
         if selector is not None:

@@ -5,6 +5,7 @@ The directory is a plain `transformers` checkpoint of the target, plus those of 
     config.json, model.safetensors, ...          the target, as `PreTrainedModel` writes it
     blockwise_heads.safetensors, ..heads.json    BlockwiseHeads (`head_files`), or
     medusa_heads.safetensors, ..heads.json       MedusaHeads (`head_files`), or
+    heads.safetensors, heads.json                VocabularyHeads (`head_files`), or
     block_drafter/                               a BlockDrafter, in the z-lab format
     selector/                                    optional: the CandidateSelector of the heads
     first_head.safetensors, first_head.json      head 1's own network, if any (`first_head`)
@@ -35,7 +36,7 @@ from lattice_bpd.models.first_head import (
     plain_output_embedding,
     save_first_head,
 )
-from lattice_bpd.models.head_files import staged_folder
+from lattice_bpd.models.head_files import HeadFiles, staged_folder
 from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
 from lattice_bpd.models.medusa import MEDUSA_FILES, MedusaHeads
 from lattice_bpd.models.medusa_checkpoint import (
@@ -43,14 +44,20 @@ from lattice_bpd.models.medusa_checkpoint import (
     is_medusa_checkpoint,
     load_medusa_heads,
 )
+from lattice_bpd.models.vocabulary_heads import VOCABULARY_FILES, VocabularyHeads
 
 DRAFTER_FOLDER = "block_drafter"
 SELECTOR_FOLDER = "selector"
-HEAD_NAMES = (BLOCKWISE_FILES.config_name, MEDUSA_FILES.config_name, f"{DRAFTER_FOLDER}/")
+_HEAD_FILES: dict[Any, HeadFiles] = {
+    BlockwiseHeads: BLOCKWISE_FILES,
+    MedusaHeads: MEDUSA_FILES,
+    VocabularyHeads: VOCABULARY_FILES,
+}
+HEAD_NAMES = (*(files.config_name for files in _HEAD_FILES.values()), f"{DRAFTER_FOLDER}/")
 HEAD_SOURCES = "`lattice-bpd heads train` wrote, a Medusa checkpoint or a block drafter"
 """Where folders with heads come from, for messages."""
 
-SavedHeads = BlockwiseHeads | MedusaHeads | BlockDrafter
+SavedHeads = BlockwiseHeads | MedusaHeads | VocabularyHeads | BlockDrafter
 
 
 def save_checkpoint(
@@ -65,11 +72,12 @@ def save_checkpoint(
         TypeError: heads without a file format.
         OSError: the directory cannot be written.
     """
-    if not isinstance(heads, (BlockwiseHeads, MedusaHeads, BlockDrafter)):
+    if not isinstance(heads, SavedHeads):
         raise TypeError(
             f"save_pretrained: the heads are {type(heads).__name__}, which have no file format; "
-            "expected BlockwiseHeads, MedusaHeads or a BlockDrafter; save the target with "
-            "model.base.save_pretrained(directory) and attach the heads again after loading"
+            "expected BlockwiseHeads, MedusaHeads, VocabularyHeads or a BlockDrafter; save the "
+            "target with model.base.save_pretrained(directory) and attach the heads again after "
+            "loading"
         )
     with staged_folder(directory) as folder, plain_output_embedding(base):
         base.save_pretrained(folder)
@@ -80,7 +88,7 @@ def save_checkpoint(
     save_first_head(base, directory)
     _save_heads(heads, directory, base)
     drafter = directory / DRAFTER_FOLDER
-    for kind, files in ((BlockwiseHeads, BLOCKWISE_FILES), (MedusaHeads, MEDUSA_FILES)):
+    for kind, files in _HEAD_FILES.items():
         if not isinstance(heads, kind):
             for stale in (files.config_name, files.weights_name):
                 (directory / stale).unlink(missing_ok=True)
@@ -183,10 +191,10 @@ def has_target(directory: Path) -> bool:
 def _find_loader(directory: Path) -> Callable[[Path], SavedHeads] | None:
     if (directory / DRAFTER_FOLDER).is_dir():
         return lambda folder: BlockDrafter.from_pretrained(folder / DRAFTER_FOLDER)
-    if (directory / MEDUSA_FILES.config_name).is_file():
-        return MedusaHeads.from_pretrained
-    if (directory / BLOCKWISE_FILES.config_name).is_file():
-        return BlockwiseHeads.from_pretrained
+    for kind, files in _HEAD_FILES.items():
+        if (directory / files.config_name).is_file():
+            load: Callable[[Path], SavedHeads] = kind.from_pretrained
+            return load
     if is_medusa_checkpoint(directory):
         return load_medusa_heads
     return BlockDrafter.from_pretrained if is_block_drafter(directory) else None

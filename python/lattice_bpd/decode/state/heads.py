@@ -18,6 +18,7 @@ from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.medusa import MedusaHeads
 from lattice_bpd.models.one_pass_drafter import OnePassDrafter
 from lattice_bpd.models.sources import HeadSource, check_heads
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.vocabulary import check_same_ids
 
 if TYPE_CHECKING:
@@ -71,22 +72,22 @@ class HiddenStateHeads:
     """A callable on the last hidden state, as DraftHeads.
 
     Args:
-        function: hidden states (B, D) float -> logits (B, H, V) float.
+        function: hidden states (B, D) float -> logits (B, H, V) float, or candidates.
     """
 
-    def __init__(self, function: Callable[..., Tensor]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.num_slots: int | None = getattr(function, "num_slots", None)
         self._function, self._takes_exact_tokens = function, _takes_exact_tokens(function)
 
-    def read_states(self, states: Sequence[DecodeState]) -> Tensor:
+    def read_states(self, states: Sequence[DecodeState]) -> Any:
         """See DraftHeads."""
         if len(states) == 1:
             return self.logits(states[0].hidden[None], states[0].tokens[-1:])
         hidden = torch.stack([state.hidden for state in states])
         return self.logits(hidden, [state.tokens[-1] for state in states])
 
-    def logits(self, hidden: Tensor, exact_tokens: Sequence[int] | None = None) -> Tensor:
-        """(B, H, V) logits for hidden states (B, D) and the (B,) tokens selected from them."""
+    def logits(self, hidden: Tensor, exact_tokens: Sequence[int] | None = None) -> Any:
+        """The function's output for hidden states (B, D) and the (B,) tokens selected from them."""
         if exact_tokens is None or not self._takes_exact_tokens:
             return self._function(hidden)
         return self._function(hidden, exact_tokens=torch.tensor(exact_tokens, device=hidden.device))
@@ -109,8 +110,13 @@ def as_draft_heads(heads: Any, target: CausalLMTarget | Seq2SeqTarget) -> DraftH
     """
     if heads is None or isinstance(heads, DraftHeads):
         return heads
-    if isinstance(heads, (BlockwiseHeads, MedusaHeads)):
+    if isinstance(heads, (BlockwiseHeads, MedusaHeads, VocabularyHeads)):
         heads.to(device=target.device, dtype=target.base.dtype)
+    if isinstance(heads, VocabularyHeads):
+        heads.attach(target.base)
+        candidates = HiddenStateHeads(heads.lattice)
+        candidates.num_slots = heads.num_slots
+        return candidates
     if isinstance(heads, OnePassDrafter):
         if isinstance(heads, nn.Module):
             heads.to(target.device)

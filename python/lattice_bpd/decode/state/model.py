@@ -133,7 +133,10 @@ class DraftingModel:
                 f"decode: {type(heads).__name__} read more than a hidden state; expected heads "
                 "that are a function of it; call read_heads(states)"
             )
-        return self._check(heads.logits(hidden, exact_tokens), len(hidden))
+        logits = heads.logits(hidden, exact_tokens)
+        if isinstance(logits, LatticeInput):
+            logits = logits.to_logits(self.vocab_size)
+        return self._check(logits, len(hidden))
 
     def _some_heads(self) -> DraftHeads:
         if self.heads is None:

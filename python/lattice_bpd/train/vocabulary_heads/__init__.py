@@ -1,0 +1,1 @@
+"""Training of VocabularyHeads on a target's own responses."""

@@ -1,0 +1,216 @@
+"""VocabularyHeads: against formulas by hand, `forward` and `generate` of the target."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lattice_bpd import FormatError, NGramLM
+from lattice_bpd.decode import generate
+from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.models import BlockwiseLM, VocabularyHeads, load_heads
+from lattice_bpd.train.responses.collect import Exchange
+from lattice_bpd.train.vocabulary_heads import states as states_module
+from lattice_bpd.train.vocabulary_heads.states import read_states
+from lattice_bpd.train.vocabulary_heads.training import (
+    VocabularyHeadsOptions,
+    find_positions,
+    measure_accuracy,
+    most_frequent,
+    train_vocabulary_heads,
+)
+from target_models import VOCAB, build_target, plain_generate
+
+IDS = [3, 50, 7, 21, 9, 60, 33]
+SLOTS, WIDTH = 3, 32
+
+
+def make_heads(*, reads_exact_token: bool = True, seed: int = 0) -> VocabularyHeads:
+    torch.manual_seed(seed)
+    heads = VocabularyHeads(
+        IDS, WIDTH, VOCAB, num_slots=SLOTS, inner_size=16, reads_exact_token=reads_exact_token
+    )
+    with torch.no_grad():
+        for weight in heads.parameters():
+            weight.normal_(0.0, 0.3)
+    return heads
+
+
+def logits_by_hand(heads: VocabularyHeads, model: Any, hidden: Any, exact: int) -> Any:
+    """(H, V) logits of one state by plain formulas."""
+    params = {name: value.detach().double().numpy() for name, value in heads.named_parameters()}
+    embedding = model.get_input_embeddings().weight.detach().double().numpy()
+    output = model.get_output_embeddings().weight.detach().double().numpy()
+
+    def norm(vector: Any) -> Any:
+        return vector / np.sqrt((vector**2).mean() + np.finfo(np.float32).eps)
+
+    inputs = norm(hidden)
+    if heads.reads_exact_token:
+        inputs = np.concatenate([inputs, norm(embedding[exact])])
+    logits = np.full((SLOTS, VOCAB), -np.inf)
+    for slot in range(SLOTS):
+        rows = slice(slot * 16, (slot + 1) * 16)
+        inner = params["inner.weight"][rows] @ inputs + params["inner.bias"][rows]
+        inner = inner / (1 + np.exp(-inner))
+        outer = params["outer_weight"][slot * WIDTH : (slot + 1) * WIDTH]
+        state = hidden + outer @ inner + params["outer_bias"][slot]
+        logits[slot, IDS] = (output @ state)[IDS]
+    return logits
+
+
+@pytest.mark.parametrize("reads_exact_token", [True, False])
+def test_heads_against_formulas(reads_exact_token: bool) -> None:
+    model, heads = build_target("llama"), make_heads(reads_exact_token=reads_exact_token)
+    heads.attach(model)
+    hidden, exact = torch.randn(4, WIDTH), torch.tensor([0, 5, 9, 63])
+    logits = heads(hidden, exact)
+    assert logits.shape == (4, SLOTS, VOCAB)
+    lattice = heads.lattice(hidden, exact)
+    for row in range(4):
+        expected = logits_by_hand(heads, model, hidden[row].double().numpy(), int(exact[row]))
+        np.testing.assert_allclose(logits[row].detach().numpy(), expected, rtol=1e-4, atol=1e-4)
+        log_probs = expected - np.log(np.exp(expected).sum(axis=1, keepdims=True))
+        order = np.argsort(-log_probs, axis=1)[:, : len(IDS)]
+        np.testing.assert_array_equal(lattice.token_ids[row], order)
+        np.testing.assert_allclose(
+            lattice.scores[row].detach(), np.take_along_axis(log_probs, order, 1), atol=1e-4
+        )
+    own = model.get_output_embeddings()(hidden).argmax(-1)  # the default exact tokens
+    torch.testing.assert_close(heads(hidden), heads(hidden, own))
+
+
+def test_the_output_is_that_of_generate_with_every_strategy(tmp_path: Path) -> None:
+    model, heads, prompt = build_target("llama"), make_heads(), [11, 7, 33, 9]
+    expected = plain_generate(model, prompt)
+    lm = NGramLM.train([prompt + expected], 3, vocab_size=VOCAB, smoothing="witten_bell")
+    heads.save_pretrained(tmp_path, model)
+    loaded: Any = load_heads(tmp_path)
+    for strategy in ("bpd", "tree", "ngram", "chain"):
+        options = {} if strategy in ("bpd", "chain") else {"top_k": 4}
+        used = None if strategy == "bpd" else lm
+        result = generate(
+            model, prompt, strategy, heads=loaded, lm=used, max_new_tokens=24, **options
+        )
+        assert result.token_ids == expected
+    whole: Any = BlockwiseLM(model, heads=loaded)
+    assert generate(whole, [prompt, prompt[:2]], "bpd", max_new_tokens=24)[0].token_ids == expected
+
+
+def test_decoding_reads_candidates_not_a_whole_vocabulary() -> None:
+    model, heads = build_target("llama"), make_heads()
+    drafting = DraftingModel(model, heads)
+    state: Any = type("State", (), {})()
+    state.hidden, state.tokens = torch.randn(WIDTH), [4, 9]
+    lattice = drafting.read_heads([state])
+    assert isinstance(lattice, LatticeInput)
+    assert lattice.are_log_probs
+    expected = heads.lattice(state.hidden[None], torch.tensor([9]))
+    torch.testing.assert_close(lattice.scores, expected.scores)
+    logits = drafting.head_logits(state.hidden[None], [9])
+    torch.testing.assert_close(logits, expected.to_logits(VOCAB))
+
+
+def test_files_of_heads(tmp_path: Path) -> None:
+    heads = make_heads(reads_exact_token=False)
+    heads.save_pretrained(tmp_path, build_target("llama"))
+    loaded: Any = load_heads(tmp_path)
+    assert isinstance(loaded, VocabularyHeads)
+    assert not loaded.reads_exact_token
+    for name, value in heads.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], value)
+    with pytest.raises(ValueError, match=r"shape \(64, 32\), the target has one of \(64, 24\)"):
+        loaded.attach(build_target("rembert"))
+    config = json.loads((tmp_path / "heads.json").read_text())
+    (tmp_path / "heads.json").write_text(json.dumps({**config, "vocab_size": 40}))
+    with pytest.raises(FormatError, match=r"token ids 3\.\.60"):
+        load_heads(tmp_path)
+    with pytest.raises(ValueError, match=r"7 of 8 distinct"):
+        VocabularyHeads([*IDS, 3], WIDTH, VOCAB)
+
+
+def exchanges_of(model: Any, count: int = 6) -> list[Exchange]:
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(6, VOCAB, 2 + number).tolist() for number in range(count)]
+    return [
+        Exchange(n, prompt, plain_generate(model, prompt)[: 1 + 4 * n])
+        for n, prompt in enumerate(prompts)
+    ]
+
+
+def test_states_are_those_of_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states_module, "_TOKENS", 50)
+    monkeypatch.setattr(states_module, "_SAVE_INTERVAL", 0.0)
+    model = build_target("llama")
+    exchanges = exchanges_of(model)
+    states = read_states(model, exchanges, tmp_path / "states")
+    expected = []
+    for one in exchanges:
+        ids = torch.tensor([one.prompt + one.response])
+        hidden = model.base_model(input_ids=ids).last_hidden_state[0]
+        expected.append(hidden[len(one.prompt) - 1 : -1])
+    assert states.dtype == torch.bfloat16
+    torch.testing.assert_close(states.float(), torch.cat(expected), rtol=1e-2, atol=1e-2)
+    # a second run reads them, an interrupted one continues
+    calls: list[int] = []
+    real = states_module._read
+    monkeypatch.setattr(
+        states_module, "_read", lambda lm, all_, batch: calls.append(1) or real(lm, all_, batch)
+    )
+    torch.testing.assert_close(read_states(model, exchanges, tmp_path / "states"), states)
+    assert calls == []
+    progress = json.loads((tmp_path / "states.json").read_text())
+    assert progress["done"] >= 3
+    (tmp_path / "states.json").write_text(json.dumps({**progress, "done": progress["done"] - 1}))
+    torch.testing.assert_close(read_states(model, exchanges, tmp_path / "states"), states)
+    assert calls == [1]
+    again = read_states(model, exchanges[:-1], tmp_path / "states")  # other responses
+    assert len(again) == len(states) - len(exchanges[-1].response)
+    torch.testing.assert_close(again, states[: len(again)])
+
+
+def test_positions_have_the_tokens_that_follow() -> None:
+    responses = [[5, 6, 7], [8], [9, 10, 11, 12]]
+    positions = find_positions(torch.zeros(8, 2), responses, [0, 1, 2], 2)
+    assert positions.rows.tolist() == [0, 1, 4, 5, 6]
+    assert positions.exact_tokens.tolist() == [5, 6, 9, 10, 11]
+    assert positions.labels.tolist() == [[6, 7], [7, -1], [10, 11], [11, 12], [12, -1]]
+    assert find_positions(torch.zeros(8, 2), responses, [2], 2).rows.tolist() == [4, 5, 6]
+    assert len(find_positions(torch.zeros(8, 2), responses, [1], 2).rows) == 0
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_tokens() -> None:
+    assert most_frequent([[5, 3, 3, 9], [9, 3, 1]], 2) == [3, 9]
+    assert most_frequent([[5, 3, 3, 9], [9, 3, 1]], 100) == [1, 3, 5, 9]
+
+
+def test_training_learns_what_follows(tmp_path: Path) -> None:
+    model = build_target("llama")
+    rng = np.random.default_rng(0)
+    # the token after the exact one is a function of it, the one after that cannot be known
+    successor = rng.permutation(np.arange(10, 20))
+    responses = []
+    for _ in range(60):
+        exact = rng.integers(0, 10, 1)
+        responses.append([int(exact[0]) + 10, int(successor[exact[0]]), int(rng.integers(20, 30))])
+    exchanges = [Exchange(n, [6, 7], one) for n, one in enumerate(responses)]
+    states = read_states(model, exchanges, tmp_path / "states")
+    positions = find_positions(states, responses, range(60), 2)
+    options = VocabularyHeadsOptions(num_slots=2, inner_size=16, epochs=60, batch_size=32)
+    ids = most_frequent(responses, 100)
+    heads = train_vocabulary_heads(model, positions, ids, options)
+    first = find_positions(states, responses, range(60), 2)
+    first = first._replace(
+        rows=first.rows[::2], exact_tokens=first.exact_tokens[::2], labels=first.labels[::2]
+    )
+    accuracy = measure_accuracy(model, heads, first)
+    assert accuracy[0] > 0.85
+    assert accuracy[1] < 0.6
+    again = train_vocabulary_heads(model, positions, ids, options)
+    torch.testing.assert_close(again.outer_weight, heads.outer_weight, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="no position"):
+        train_vocabulary_heads(model, find_positions(states, responses, [], 2), ids, options)
