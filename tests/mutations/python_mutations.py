@@ -28,6 +28,8 @@ TEXT_CACHE = "tests/python/test_text_cache.py"
 TEXT_INPUT = "tests/python/test_text_input.py"
 TYPES = "tests/python/test_token_id_types.py"
 
+RESPONSES = "tests/python/test_responses.py"
+VOCABULARY_HEADS = "tests/python/test_vocabulary_heads.py"
 MUTATIONS = [
     (
         "the bound of a certificate grows with its difference",
@@ -836,5 +838,47 @@ MUTATIONS = [
         "tests/python/test_bench_llm.py::test_a_chat_is_measured_at_its_last_turn",
         "for number, text in enumerate(users):",
         "for number, text in enumerate(users[:1]):",
+    ),
+    (
+        "a batch's row sees the padding of its prompt",
+        f"{TRAIN}/responses/generation.py",
+        RESPONSES,
+        "        seen = steps >= width - lengths\n",
+        "        seen = (steps >= 0) & (lengths >= 0)\n",
+    ),
+    (
+        "rows that are rearranged keep the end of another width",
+        f"{TRAIN}/responses/generation.py",
+        RESPONSES,
+        "            kept = old.narrow(3, cache.width - copied, copied).index_select(1, index)\n",
+        "            kept = old.narrow(3, 0, copied).index_select(1, index)\n",
+    ),
+    (
+        "a stored response that the limit cut counts as whole",
+        f"{TRAIN}/responses/store.py",
+        RESPONSES,
+        "        if not ended and len(response) < max_new_tokens:\n",
+        "        if not response:\n",
+    ),
+    (
+        "states of responses are those of the next token",
+        f"{TRAIN}/vocabulary_heads/states.py",
+        VOCABULARY_HEADS,
+        "        hidden[row, len(exchanges[n].prompt) - 1 : len(texts[row])]",
+        "        hidden[row, len(exchanges[n].prompt) : len(texts[row]) + 1]",
+    ),
+    (
+        "heads read the embedding of another token",
+        "python/lattice_bpd/models/vocabulary_heads.py",
+        VOCABULARY_HEADS,
+        "embed(exact_tokens)",
+        "embed(exact_tokens.roll(1))",
+    ),
+    (
+        "a source is used whatever the interval of its gain",
+        "python/lattice_bpd/build/choice.py",
+        "tests/python/test_build.py",
+        "        is_used = source.keep or least > 0.0\n",
+        "        is_used = True\n",
     ),
 ]

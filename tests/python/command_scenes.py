@@ -202,6 +202,16 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.evaluate.demo.parts.train_parts": END,
             },
         ),
+        "build": Scene(
+            {"model": ["model"], "prompts": ["prompts.jsonl"], "output": ["drafter"]},
+            {
+                "lattice_bpd.cli.files.load_causal_lm": lambda path: Stub(str(path)),
+                "transformers.AutoTokenizer.from_pretrained": Stub("tokenizer"),
+                "lattice_bpd.train.responses.prompts.read_chats": returns([]),
+                "lattice_bpd.build.plan.make_plan": END,
+                "lattice_bpd.build.build.build_drafter": END,
+            },
+        ),
         "generate": Scene(
             {"model": ["model"], "prompt": ["the"], "strategy": ["mixture"]},
             {
@@ -455,6 +465,14 @@ CHANGES: dict[str, dict[str, Change]] = {
         "out": Change(targets={"directory"}),
         "quick": Change(wanted=QUICK.max_files, targets={"recipe", "directory", "max_files"}),
         "retrain": Change(wanted=lambda outcome: "load_parts.directory" not in outcome),
+    },
+    "build": {
+        "model": Change(targets=MODEL | {"pretrained_model_name_or_path"}),
+        "no_chat": Change(wanted=False, targets={"chat"}),
+        "lm": Change(targets={"lms"}),
+        "max_size": Change(["4K"], wanted=4096, targets={"max_bytes"}),
+        "time": Change(["20m"], wanted=1200.0, targets={"seconds"}),
+        "keep_heads": Change(targets={"heads"}),
     },
     "generate": {
         "model": Change(targets=MODEL | {"heads_directory"}),

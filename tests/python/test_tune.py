@@ -79,7 +79,7 @@ def recording(model, prompts):
 
 def file_of(predicted=None, **options) -> DrafterFile:
     about = {"file": "three.lm", "order": 3, "vocab_size": VOCAB}
-    config = DraftConfig(**{"top_k": 8, "max_nodes": 9, **options})
+    config = DraftConfig(**{"strategy": "tree", "top_k": 8, "max_nodes": 9, **options})
     return DrafterFile(config, VOCAB, 4, about, predicted or {})
 
 
@@ -192,7 +192,7 @@ def test_tune_files_fit_models_with_fewer_slots_and_greedy_fits_all(tmp_path, mo
         ({"colour": 1}, "unknown fields colour; expected strategy, top_k"),
         ({"version": 2}, "format and version are"),
         ({"strategy": "trie"}, "strategy is 'trie'; did you mean 'tree'? expected one of greedy"),
-        ({"strategy": "mixture"}, "strategy is 'mixture'; expected one of greedy, bpd"),
+        ({"strategy": "sampled"}, "strategy is 'sampled'; expected one of greedy, bpd"),
         ({"top_k": 0}, "top_k is 0; expected 1 or more"),
         ({"max_nodes": "many"}, "max_nodes is 'many'"),
         ({"temperature": 0}, "temperature is 0; expected a finite number above 0"),

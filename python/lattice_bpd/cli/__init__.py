@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from lattice_bpd.cli import (
+    build,
     certify,
     check,
     demo,
@@ -53,8 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lattice-bpd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands_in_order = (
-        demo, generate, certify, check, evaluate, record, replay, report, tune, speculation, heads,
-        drafter, rescorer, ngram,
+        demo, build, generate, certify, check, evaluate, record, replay, report, tune, speculation,
+        heads, drafter, rescorer, ngram,
     )  # fmt: skip
     for command in commands_in_order:
         command.add_parser(commands)

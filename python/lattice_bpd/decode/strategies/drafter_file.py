@@ -1,10 +1,11 @@
-"""drafter.json: the drafting options that `lattice-bpd tune` chose for a model."""
+"""drafter.json: the drafting options that `lattice-bpd build` or `tune` chose for a model."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,7 @@ from lattice_bpd.decode.drafters.model_sizes import ModelSizes
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.gates import Gates
 from lattice_bpd.draft.scorers.mixture import MixtureScorer
 from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
 from lattice_bpd.lm.ngram import NGramLM
@@ -25,13 +27,13 @@ from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd.vocabulary import may_share_ids
 
 _FORMAT, _VERSION = "lattice-bpd drafter", 1
-_STRATEGIES = ("greedy", "bpd", "neural", "p_best", "chain", "tree")
-_HINT = "make one with lattice-bpd tune"
+_STRATEGIES = ("greedy", "bpd", "neural", "p_best", "chain", "tree", "mixture")
+_HINT = "make one with lattice-bpd tune or build"
 _FILE = "drafter.json"
 _NGRAM, _RESCORER = "an n-gram LM", "a rescorer"
 _OPTIONS = (
     "strategy", "top_k", "num_drafts", "max_nodes", "alpha", "temperature", "head_scales",
-    "entropy_weight",
+    "entropy_weight", "sources",
 )  # fmt: skip
 
 
@@ -42,12 +44,14 @@ class DrafterFile:
     Attributes:
         config: strategy and options.
         vocab_size: V of the target.
-        num_slots: H of the heads.
+        num_slots: H of the heads; 0 for "mixture" without heads.
         lm: None, or the LM's "file", "order" and "vocab_size"; of "neural" no order, and the folder
             of a causal LM as "file".
         predicted: the figures that tuning predicted, for information only.
         ngram_lm: None, or for "neural" an n-gram LM that is added to `lm`: its "file", "order",
             "vocab_size" and "weight" w; drafts are scored by ln P of `lm` + w ln P of this one.
+        lms: the n-gram LMs of "mixture": "file", "order" and "vocab_size" of each.
+        gates: `Gates.to_dict` of "mixture"; None: the defaults.
     """
 
     config: DraftConfig
@@ -56,6 +60,8 @@ class DrafterFile:
     lm: dict[str, Any] | None = None
     predicted: dict[str, Any] = field(default_factory=dict)
     ngram_lm: dict[str, Any] | None = None
+    lms: Sequence[dict[str, Any]] = ()
+    gates: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for invalid values."""
@@ -63,10 +69,22 @@ class DrafterFile:
             raise ValueError(
                 f"strategy is {self.config.strategy!r}; expected one of {', '.join(_STRATEGIES)}"
             )
+        is_mixture = self.config.strategy == "mixture"
         for name in ("vocab_size", "num_slots"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is {value!r}; expected a whole number, 1 or more")
+            value, least = getattr(self, name), 0 if is_mixture and name == "num_slots" else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} is {value!r}; expected a whole number, {least} or more")
+        if not isinstance(self.lms, (list, tuple)) or not all(
+            isinstance(one, dict) for one in self.lms
+        ):
+            raise ValueError(f"lms is {self.lms!r}; expected a list of objects")
+        for name in ("lms", "gates"):
+            if getattr(self, name) and not is_mixture:
+                raise ValueError(
+                    f"{name} with strategy {self.config.strategy!r}; expected 'mixture'"
+                )
+        if self.gates is not None:
+            Gates.from_dict(self.gates)
         for name in ("lm", "ngram_lm"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, dict):
@@ -100,6 +118,8 @@ class DrafterFile:
         other_fields = asdict(self)
         del other_fields["config"]
         value = {"format": _FORMAT, "version": _VERSION, **config, **other_fields}
+        if self.config.strategy != "mixture":
+            del value["lms"], value["gates"], value["sources"]
         write_json(path, value)
 
 
@@ -119,6 +139,8 @@ def read_drafter_file(path: str | Path) -> DrafterFile:
             raise ValueError(f"unknown fields {', '.join(unknown)}; expected {', '.join(known)}")
         if value.get("head_scales") is not None:
             value["head_scales"] = tuple(value["head_scales"])
+        if isinstance(value.get("lms"), list):
+            value["lms"] = tuple(value["lms"])
         options = {name: value.pop(name) for name in _OPTIONS if name in value}
         return DrafterFile(DraftConfig(**options), **value)
     except (ValueError, TypeError) as error:
@@ -142,17 +164,23 @@ def find_drafter_file(path: str | Path) -> Path:
     return path / _FILE
 
 
-def load_drafter(path: str | Path, lm: NGramLM | TransitionScorer | None = None) -> Drafter:
+def load_drafter(
+    path: str | Path, lm: NGramLM | TransitionScorer | Sequence[NGramLM] | None = None
+) -> Drafter:
     """The drafter of a drafter.json, for `generate(..., drafter=)`.
+
+    The heads of a "mixture", where it has some, are those of the model or of `heads=`:
+    `generate(model, ids, load_drafter(folder), heads=load_heads(folder))`.
 
     Decoding raises a ValueError if the target has another vocabulary than the tuned model, or more
     slots; strategy "greedy" works with any target.
 
     Args:
-        path: of the file, or of the folder that `lattice-bpd tune -o FOLDER` wrote.
+        path: of the file, or of the folder that `lattice-bpd build` or `tune -o FOLDER` wrote.
         lm: n-gram LM that it was tuned with, or NeuralScorer(model) for "neural", or for a file
             with an `ngram_lm` the mixture of both, MixtureScorer([(NeuralScorer(model), 1),
-            (NGramLM.load(path), weight)]); None: read from the recorded paths, if one is needed.
+            (NGramLM.load(path), weight)]), or the list of LMs of a "mixture"; None: read from the
+            recorded paths, if one is needed.
 
     Returns:
         Drafter.
@@ -164,16 +192,38 @@ def load_drafter(path: str | Path, lm: NGramLM | TransitionScorer | None = None)
     """
     path = find_drafter_file(path)
     file = read_drafter_file(path)
-    if file.lm is None:
-        lm = None
-    elif lm is None:
-        lm = find_lm(file, path)
-    if lm is not None:
-        _check_vocabulary(lm, file, path)
-    drafter: Any = make_drafter(file.config, DraftSources(lm))
+    if file.config.strategy == "mixture":
+        sources = _mixture_sources(file, path, lm)
+    else:
+        if file.lm is None:
+            lm = None
+        elif lm is None:
+            lm = find_lm(file, path)
+        sources = DraftSources(lm)
+    for one in sources.lm if isinstance(sources.lm, list) else [sources.lm]:
+        if one is not None:
+            _check_vocabulary(one, file, path)
+    drafter: Any = make_drafter(file.config, sources)
     if file.config.strategy != "greedy":
-        drafter.model_sizes = ModelSizes(file.vocab_size, file.num_slots, str(path))
+        slots = file.num_slots or sys.maxsize  # without heads those of the model are not used
+        drafter.model_sizes = ModelSizes(file.vocab_size, slots, str(path))
     return cast(Drafter, drafter)
+
+
+def _mixture_sources(file: DrafterFile, path: Path, lm: Any) -> DraftSources:
+    """The LMs, gates and heads of a mixture."""
+    if lm is None:
+        hint = "[NGramLM.load(path), ..]"
+        lms = [NGramLM.load(_find_file(about, path, _NGRAM, hint)) for about in file.lms]
+    else:
+        lms = list(lm) if isinstance(lm, (list, tuple)) else [lm]
+    if len(lms) != len(file.lms):
+        raise ValueError(
+            f"load_drafter: found {len(lms)} LMs; {path} is for {len(file.lms)}; give those that "
+            "it was built with"
+        )
+    gates = None if file.gates is None else Gates.from_dict(file.gates)
+    return DraftSources(lms, has_heads=file.num_slots > 0, gates=gates)
 
 
 def find_lm(file: DrafterFile, path: Path) -> NGramLM | TransitionScorer:

@@ -1,0 +1,1 @@
+"""From a model and prompts to a tuned drafter: `lattice-bpd build`."""

@@ -1,0 +1,251 @@
+"""Responses, an n-gram LM, heads, gates and the choice among them, as one folder."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from lattice_bpd.atomic_files import write_text
+from lattice_bpd.build.choice import MAX_NODES, Source, choose_sources
+from lattice_bpd.build.folder import write_folder
+from lattice_bpd.build.job import FEWEST_CHATS, BuildJob, split_chats
+from lattice_bpd.build.live import decode_live
+from lattice_bpd.build.plan import make_plan
+from lattice_bpd.build.report import BuildResult, describe_drafter
+from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.draft.mixture import KnownText
+from lattice_bpd.evaluate.costs.call_costs import interpolate_costs, measure_costs
+from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.lm.training import SmoothingWarning
+from lattice_bpd.models.lm_call import find_max_positions
+from lattice_bpd.models.stop_tokens import find_stop_tokens
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads
+from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
+from lattice_bpd.train.responses.prompts import Chat, read_chats
+from lattice_bpd.train.responses.store import ResponseStore
+from lattice_bpd.train.vocabulary_heads.states import read_states
+from lattice_bpd.train.vocabulary_heads.training import (
+    VocabularyHeadsOptions,
+    find_positions,
+    measure_accuracy,
+    most_frequent,
+    train_vocabulary_heads,
+)
+from lattice_bpd.watcher import Watcher
+
+_TOP_K = 16  # candidates of each slot of the heads
+_COST_SIZES = (0, 1, 2, 4, 8, 16, 32, MAX_NODES)
+_COST_ROUNDS = 7
+_BYTES_A_TURN = 0.95  # of the size that pruning aims at, since bytes per n-gram vary
+
+
+class _Clock:
+    """Seconds of the stages."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = now - self._last
+        self._last = now
+
+
+def build_drafter(
+    model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watcher
+) -> BuildResult:
+    """Builds a drafter and writes its folder.
+
+    An interrupted build continues with the same arguments: responses and hidden states are kept in
+    the folder.
+
+    Args:
+        model: the target, in evaluation mode.
+        tokenizer: its tokenizer, of transformers.
+        job: inputs and options.
+        watcher: receives progress: stages "responses", "states", "heads", "costs", "live".
+
+    Raises:
+        ValueError: too few prompts, or a model that refuses drafting.
+        OSError: a file that cannot be read or written.
+        FormatError: a file of another format.
+    """
+    clock = _Clock()
+    chats = [chat for file in job.prompts for chat in read_chats(file)]
+    given = [chat for file in job.responses for chat in read_chats(file)]
+    if len(chats) + len(given) < FEWEST_CHATS:
+        raise ValueError(
+            f"build: found {len(chats) + len(given)} prompts; expected {FEWEST_CHATS} or more: to "
+            "train on, to fit the mixture to and to measure"
+        )
+    chats = [chats[n] for n in np.random.default_rng(0).permutation(len(chats))]
+    if job.seconds is not None and chats:
+        chats = chats[: _fitting_count(model, tokenizer, chats, job)]
+        clock.lap("probe")
+    job.output.mkdir(parents=True, exist_ok=True)
+    stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
+    exchanges = _read_responses(model, tokenizer, chats, given, job, stops, watcher)
+    clock.lap("responses")
+    training, fitting, held_out = (
+        [n for n, one in enumerate(exchanges) if one.chat in part]
+        for part in split_chats(sorted({one.chat for one in exchanges}))
+    )
+    if not (training and fitting and held_out):
+        raise ValueError(
+            "build: too few prompts fit into the model's positions; expected shorter ones"
+        )
+    drafting = DraftingModel(model)
+    lm = _train_lm(job, drafting.vocab_size, [exchanges[n].response for n in training])
+    clock.lap("LM")
+    heads, accuracy, candidates = None, None, {}
+    if job.heads:
+        heads, accuracy, candidates = _train_heads(
+            model, exchanges, training, fitting, held_out, job, watcher
+        )
+        clock.lap("heads")
+    call_seconds = _measure_calls(drafting, watcher)
+    clock.lap("costs")
+    texts = [
+        KnownText([*one.prompt, *one.response], len(one.prompt), candidates.get(n))
+        for n, one in enumerate(exchanges)
+    ]
+    sources = [Source("n-gram LM of own responses", lm)]
+    sources += [Source(f"n-gram LM {path.name}", NGramLM.load(path)) for path in job.lms]
+    if heads is not None:
+        sources.append(Source("heads", None, keep=job.keep_heads))
+    choice = choose_sources(
+        drafting.vocab_size, sources, [texts[n] for n in fitting], [texts[n] for n in held_out],
+        call_seconds, 0.0 if heads is None else _time_heads(model, heads),
+    )  # fmt: skip
+    clock.lap("choice")
+    counts = {
+        "conversations": len(chats) + len(given),
+        "responses": len(training),
+        "tokens": sum(len(exchanges[n].response) for n in training),
+    }
+    used = heads if choice.heads else None
+    write_folder(model, job, drafting.vocab_size, choice, used)
+    live = decode_live(
+        model, job.output, [exchanges[n] for n in held_out][: job.live_prompts],
+        stops, used, watcher,
+    )  # fmt: skip
+    clock.lap("live decoding")
+    result = BuildResult(counts, choice, accuracy, live, clock.seconds)
+    card = describe_drafter(result, model.config.name_or_path, job.heads)
+    write_text(job.output / "README.md", card)
+    return result
+
+
+def _read_responses(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    chats: Sequence[Chat],
+    given: Sequence[Chat],
+    job: BuildJob,
+    stops: frozenset[int],
+    watcher: Watcher,
+) -> list[Exchange]:
+    """Responses to `chats`, generated or stored, and those that `given` has."""
+    exchanges = read_responses(
+        tokenizer, given, chat=job.chat, stop_token_ids=stops,
+        max_positions=find_max_positions(model.config.get_text_config()),
+    )  # fmt: skip
+    if given and not exchanges:
+        raise ValueError(
+            f"{', '.join(job.responses)}: no response that fits; expected conversations with the "
+            "model's responses"
+        )
+    exchanges = [one._replace(chat=one.chat + len(chats)) for one in exchanges]
+    if not chats:
+        return exchanges
+    store = ResponseStore(job.output / "responses.jsonl", model, f"greedy, stop {sorted(stops)}")
+    generated = collect_responses(
+        model, tokenizer, chats, job.max_new_tokens, store, chat=job.chat,
+        stop_token_ids=stops or None, batch_size=job.batch_size, watcher=watcher,
+    )  # fmt: skip
+    return generated + exchanges
+
+
+def _train_lm(job: BuildJob, vocab_size: int, responses: list[list[int]]) -> NGramLM:
+    """The n-gram LM of responses, pruned to the job's size."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SmoothingWarning)  # own text is always small
+        lm = NGramLM.train(
+            responses, job.order, vocab_size=vocab_size, smoothing=job.smoothing, unseen="uniform"
+        )
+    path = job.output / "own.lm"
+    lm.save(path)
+    while job.max_bytes is not None and path.stat().st_size > job.max_bytes and lm.num_prunable:
+        share = _BYTES_A_TURN * job.max_bytes / path.stat().st_size
+        lm = lm.prune(prune_to=int(share * lm.num_prunable))
+        lm.save(path)
+    return lm
+
+
+def _train_heads(
+    model: PreTrainedModel,
+    exchanges: list[Exchange],
+    training: list[int],
+    fitting: list[int],
+    held_out: list[int],
+    job: BuildJob,
+    watcher: Watcher,
+) -> tuple[VocabularyHeads, list[float], dict[int, Any]]:
+    """The heads, their held-out accuracy, and their candidates on the other responses."""
+    states = read_states(model, exchanges, job.output / "states.bin", watcher)
+    responses = [one.response for one in exchanges]
+    options = VocabularyHeadsOptions(epochs=job.epochs)
+    vocabulary = most_frequent([responses[n] for n in training], options.draft_vocab_size)
+    positions = find_positions(states, responses, training, options.num_slots)
+    heads = train_vocabulary_heads(model, positions, vocabulary, options, watcher)
+    accuracy = measure_accuracy(
+        model, heads, find_positions(states, responses, held_out, options.num_slots)
+    )
+    heads.to(dtype=model.dtype).attach(model)
+    starts = np.cumsum([0, *map(len, responses)])
+    candidates = {}
+    with torch.inference_mode():
+        for number in (*fitting, *held_out):
+            hidden = states[starts[number] : starts[number + 1]].to(model.device, model.dtype)
+            exact = torch.tensor(responses[number], device=model.device)
+            lattice = heads.lattice(hidden, exact).cut(options.num_slots, _TOP_K)
+            candidates[number] = (
+                lattice.token_ids.int().cpu().numpy(), lattice.scores.float().cpu().numpy()
+            )  # fmt: skip
+    return heads, accuracy, candidates
+
+
+def _measure_calls(drafting: DraftingModel, watcher: Watcher) -> Any:
+    """(MAX_NODES + 1,) float64, seconds of a call of the target by its draft tokens."""
+    watcher.begin("costs", _COST_ROUNDS + 1)
+    costs = measure_costs(drafting, _COST_SIZES, _COST_ROUNDS, watcher.advance)
+    watcher.end()
+    return interpolate_costs(costs, range(MAX_NODES + 1)) / 1e3
+
+
+@torch.inference_mode()
+def _time_heads(model: PreTrainedModel, heads: VocabularyHeads) -> float:
+    """Median seconds of a call of the heads."""
+    hidden = torch.zeros(1, heads.hidden_size, device=model.device, dtype=model.dtype)
+    exact, times = torch.zeros(1, dtype=torch.int64, device=model.device), []
+    for _ in range(20):
+        start = time.perf_counter()
+        heads.lattice(hidden, exact).scores.cpu()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def _fitting_count(
+    model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job: BuildJob
+) -> int:
+    """The number of conversations whose build fits into the job's time."""
+    total = make_plan(model, tokenizer, chats, job).total_seconds
+    return max(FEWEST_CHATS, int(min(1.0, (job.seconds or total) / total) * len(chats)))

@@ -1,0 +1,149 @@
+"""Which sources pay, measured by replay of held-out responses with measured call times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd.draft.gates import Gates
+from lattice_bpd.draft.mixture import KnownText, fit_to_texts, make_mixture, replay_text
+from lattice_bpd.evaluate.statistics.bootstrap import Interval, compare_paired
+from lattice_bpd.lm.ngram import NGramLM
+
+MAX_NODES = 64  # draft tokens of a call whose size is chosen by cost
+_OWN_SECONDS = 3e-4  # of a step, besides the call of the target and the heads
+_FEWEST_TEXTS = 5  # below, an interval says nothing
+
+
+@dataclass
+class Source:
+    """A source of drafts besides the text so far.
+
+    Attributes:
+        name: for tables, such as "LM of own responses".
+        lm: the n-gram LM; None: the heads.
+        keep: use it whatever it gains.
+    """
+
+    name: str
+    lm: NGramLM | None
+    keep: bool = False
+
+
+@dataclass
+class Step:
+    """The decision about one source.
+
+    Attributes:
+        name: of the source.
+        gain: relative gain in tokens/s over the sources chosen before it.
+        is_used: whether it is used.
+    """
+
+    name: str
+    gain: Interval
+    is_used: bool
+
+
+@dataclass
+class Choice:
+    """The chosen sources.
+
+    Attributes:
+        lms: n-gram LMs.
+        heads: whether the heads are used.
+        gates: fitted to these sources.
+        steps: the decisions.
+        gain: expected gain in tokens/s over greedy decoding.
+        tokens_per_call: expected.
+    """
+
+    lms: list[NGramLM]
+    heads: bool
+    gates: Gates
+    steps: list[Step]
+    gain: Interval
+    tokens_per_call: float
+
+
+def choose_sources(
+    vocab_size: int,
+    sources: Sequence[Source],
+    fitting: Sequence[KnownText],
+    held_out: Sequence[KnownText],
+    call_seconds: npt.NDArray[np.float64],
+    head_seconds: float,
+) -> Choice:
+    """The text so far, and of the sources in this order those whose gain is certain.
+
+    Args:
+        vocab_size: V of the target.
+        sources: the candidates.
+        fitting: responses to fit the gates to, with candidates where heads are a source.
+        held_out: responses to measure, likewise.
+        call_seconds: (MAX_NODES + 1,) float64, time of a call by its draft tokens.
+        head_seconds: time of a call of the heads.
+
+    Returns:
+        The choice. A source is used if the interval of its gain is above 0, or the gain itself
+        with fewer than 5 held-out responses.
+    """
+    used: list[Source] = []
+    current = _Measured(vocab_size, used, fitting, held_out, call_seconds, head_seconds)
+    steps = []
+    for source in sources:
+        trial = _Measured(
+            vocab_size, [*used, source], fitting, held_out, call_seconds, head_seconds
+        )
+        gain = compare_paired(trial.tokens, trial.seconds, current.seconds).gain
+        least = gain.low if len(held_out) >= _FEWEST_TEXTS else gain.value
+        is_used = source.keep or least > 0.0
+        steps.append(Step(source.name, gain, is_used))
+        if is_used:
+            used, current = trial.sources, trial
+    greedy = np.array(current.tokens) * call_seconds[0]
+    return Choice(
+        [source.lm for source in used if source.lm is not None],
+        any(source.lm is None for source in used),
+        current.gates,
+        steps,
+        compare_paired(current.tokens, current.seconds, greedy).gain,
+        sum(current.tokens) / sum(current.calls),
+    )
+
+
+class _Measured:
+    """Tokens, calls and seconds of the held-out responses with some sources."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        sources: list[Source],
+        fitting: Sequence[KnownText],
+        held_out: Sequence[KnownText],
+        call_seconds: npt.NDArray[np.float64],
+        head_seconds: float,
+    ) -> None:
+        self.sources = sources
+        lms = [source.lm for source in sources if source.lm is not None]
+        heads = any(source.lm is None for source in sources)
+
+        def seen(texts: Sequence[KnownText]) -> list[KnownText]:
+            return [
+                text if heads else KnownText(text.token_ids, text.prompt_length) for text in texts
+            ]
+
+        self.gates = fit_to_texts(vocab_size, lms, seen(fitting))
+        mixture = make_mixture(
+            vocab_size, lms, heads=heads, text=True, store=None, gates=self.gates
+        )
+        times = call_seconds + _OWN_SECONDS + heads * head_seconds
+        self.tokens, self.calls, self.seconds = [], [], []
+        for text in seen(held_out):
+            result = replay_text(mixture, text, max_nodes=MAX_NODES, times=times)
+            self.tokens.append(result.tokens)
+            self.calls.append(result.calls)
+            self.seconds.append(float(times[result.sizes].sum()) + float(call_seconds[0]))

@@ -1,0 +1,151 @@
+"""`lattice-bpd build`: from a model and prompts to a tuned drafter."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lattice_bpd.build.job import BuildJob
+    from lattice_bpd.build.plan import Plan
+
+_EPILOG = """examples:
+  lattice-bpd build MODEL --prompts prompts.jsonl -o my-drafter
+  lattice-bpd build MODEL --prompts chats.json more.txt --heads --time 40m -o my-drafter
+  lattice-bpd generate MODEL --drafter my-drafter --prompt 'Write a poem about bees'
+
+Prompts: .jsonl or .json with messages, conversations (ShareGPT), turns, prompt or text, or strings;
+any other file is plain text with a prompt per paragraph. Use prompts like those that the model will
+get: 500 or more. The model answers them, an n-gram LM (and heads) learn from its answers, and what
+does not raise tokens/s on held-out prompts is left out. After Ctrl-C the same command continues.
+"""
+_TITLES = {
+    "responses": "the model's own responses",
+    "states": "hidden states (responses)",
+    "heads": "training heads (steps)",
+    "costs": "time of calls (rounds)",
+    "live": "decoding held-out prompts",
+}
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `build`."""
+    parser = commands.add_parser(
+        "build",
+        help="make a drafter for a model from prompts",
+        description="Make a drafter for a model: its own responses to your prompts, an n-gram LM\n"
+        "of them, optionally draft heads, and the choice of what pays, in one folder.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="directory or hub name of a causal LM of transformers")
+    add("--prompts", nargs="+", default=[], metavar="FILE", help="see below")
+    add("--responses", nargs="+", default=[], metavar="FILE", help="conversations with the model's "
+        "own responses, such as logs of a server, in the same formats; nothing is generated for "
+        "them")  # fmt: skip
+    add("-o", "--output", type=Path, required=True, metavar="DIR", help="folder of the drafter")
+    add("--heads", action="store_true", help="train draft heads too")
+    add("--keep-heads", action="store_true", help="keep the heads whatever they gain")
+    add("--no-chat", action="store_true", help="prompts as they are, without the chat template")
+    add("--max-new-tokens", type=int, metavar="N", help="of a response (default 128)")
+    add("--lm", type=Path, nargs="+", metavar="FILE", help="further n-gram LMs, of ngram train "
+        "--model MODEL")  # fmt: skip
+    add("--order", type=int, metavar="N", help="of the n-gram LM (default 5)")
+    add("--smoothing", help="of it (default modified_kneser_ney)")
+    add("--max-size", type=_parse_size, metavar="SIZE", help="of it, such as 4M: prunes it")
+    add("--epochs", type=float, metavar="X", help="of the heads' training (default 8)")
+    add("--batch-size", type=int, metavar="B", help="responses at once (default 64)")
+    add("--time", type=_parse_time, metavar="TIME", help="such as 20m: uses as many prompts as fit")
+    add("--dry-run", action="store_true", help="print times and sizes, from a probe of the model")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Build, and print what the drafter gains.
+
+    Raises:
+        ValueError: options or files that do not fit together, or a model that refuses drafting.
+        OSError: a file that cannot be read or written.
+        ImportError: an extra is missing.
+    """
+    from lattice_bpd.cli.files import find_model, load_causal_lm
+    from lattice_bpd.cli.progress import ConsoleWatcher, make_console
+    from lattice_bpd.extras import require
+
+    if not args.prompts and not args.responses:
+        raise ValueError("build: no prompts; expected --prompts FILE, or --responses FILE")
+    console = make_console()
+    directory = find_model(args.model)
+    job = _make_job(args)
+    if job.output.exists() and not job.output.is_dir():
+        raise NotADirectoryError(f"{job.output} is a file; expected a folder to write")
+    torch = require("torch", "torch")
+    model: Any = load_causal_lm(directory)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = require("transformers", "torch").AutoTokenizer.from_pretrained(directory)
+    from lattice_bpd.build.build import build_drafter
+    from lattice_bpd.build.plan import make_plan
+    from lattice_bpd.build.report import describe_drafter
+    from lattice_bpd.train.responses.prompts import read_chats
+
+    if args.dry_run:
+        chats = [chat for file in job.prompts for chat in read_chats(file)]
+        console.print(_describe_plan(make_plan(model, tokenizer, chats, job)))
+        return
+    watcher = ConsoleWatcher(console, _TITLES)
+    try:
+        result = build_drafter(model, tokenizer, job, watcher)
+    finally:
+        watcher.close()
+    console.print(describe_drafter(result, args.model, job.heads))
+    console.print(f"{job.output}: drafter.json and its files")
+
+
+def _make_job(args: argparse.Namespace) -> BuildJob:
+    from lattice_bpd.build.job import BuildJob
+
+    names = ("max_new_tokens", "order", "smoothing", "epochs", "batch_size")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    return BuildJob(
+        args.output,
+        tuple(args.prompts),
+        tuple(args.responses),
+        chat=not args.no_chat,
+        max_bytes=args.max_size,
+        lms=tuple(args.lm or ()),
+        heads=args.heads or args.keep_heads,
+        keep_heads=args.keep_heads,
+        seconds=args.time,
+        **given,
+    )
+
+
+def _describe_plan(plan: Plan) -> str:
+    times = {**plan.seconds, "all": plan.total_seconds}
+    stages = "\n".join(f"  {name:32} {time / 60:6.1f} min" for name, time in times.items())
+    return (
+        f"{plan.prompts:,} prompts of {plan.prompt_tokens:,} tokens; about {plan.new_tokens:,} "
+        f"tokens of responses at {plan.tokens_per_second:,.0f} tokens/s; n-gram LM up to "
+        f"{plan.lm_bytes / 1e6:.1f} MB\n{stages}"
+    )
+
+
+def _parse_time(text: str) -> float:
+    """Seconds of 90s, 20m or 1h."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if match is None or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a time such as 90s, 20m or 1h")
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def _parse_size(text: str) -> int:
+    """Bytes of 500K or 4M."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text, re.IGNORECASE)
+    if match is None or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a size above 0, such as 500K or 4M")
+    return int(float(match[1]) * _SIZES.get(match[2].upper(), 1))

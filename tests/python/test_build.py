@@ -1,0 +1,198 @@
+"""`lattice-bpd build`: the whole command on a tiny model, and the choice of sources."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lattice_bpd import NGramLM
+from lattice_bpd.build import choice as choice_module
+from lattice_bpd.build.choice import MAX_NODES, Source, choose_sources
+from lattice_bpd.build.job import split_chats
+from lattice_bpd.cli import main
+from lattice_bpd.decode import generate, load_drafter
+from lattice_bpd.draft.mixture import KnownText
+from lattice_bpd.models import VocabularyHeads, load_heads
+from target_models import VOCAB, build_target
+from test_responses import chat_tokenizer
+
+NEW = 12
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model_folder = tmp_path / "model"
+    build_target("llama").save_pretrained(model_folder)
+    chat_tokenizer().save_pretrained(model_folder)
+    records = [{"prompt": f"Hi w{number} w{number + 7}"} for number in range(10, 50)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return tmp_path
+
+
+def build(folder: Path, *options: str) -> int:
+    return main([
+        "build", str(folder / "model"), "--prompts", str(folder / "prompts.jsonl"), "-o",
+        str(folder / "out"), "--max-new-tokens", str(NEW), *options,
+    ])  # fmt: skip
+
+
+def test_build_writes_a_drafter_that_decodes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build(folder, "--keep-heads", "--epochs", "1") == 0
+    printed = capsys.readouterr().out
+    assert "4 of 4 texts equal" in printed
+    assert "| heads |" in printed
+    assert (folder / "out" / "README.md").read_text().strip() in printed
+    content = json.loads((folder / "out" / "drafter.json").read_text())
+    assert content["strategy"] == "mixture"
+    assert content["sources"][0] == "heads"
+    heads: Any = load_heads(folder / "out")
+    assert isinstance(heads, VocabularyHeads)
+    model, drafter = build_target("llama"), load_drafter(folder / "out")
+    prompt = [2, 4, 33, 44, 3]
+    ids = torch.tensor([prompt])
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20)
+    result: Any = generate(model, prompt, drafter, heads=heads, max_new_tokens=20)
+    assert result.token_ids == expected[0, len(prompt) :].tolist()
+    arguments = ["--drafter", str(folder / "out"), "--prompt", "Hi w33", "--json"]
+    assert main(["generate", str(folder / "model"), *arguments]) == 0
+    text = json.loads(capsys.readouterr().out)
+    ids = torch.tensor([[4, 33]])
+    expected = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, eos_token_id=1
+    )
+    assert text["token_ids"] == expected[0, 2:].tolist()
+
+
+def test_a_later_build_reuses_what_was_generated(folder: Path) -> None:
+    assert build(folder) == 0
+    responses = folder / "out" / "responses.jsonl"
+    before = responses.read_bytes()
+    assert len(before.splitlines()) == 40
+    model, tokenizer = build_target("llama"), chat_tokenizer()
+    for text in before.splitlines():
+        line = json.loads(text)
+        ids = torch.tensor([line["prompt"]])
+        expected = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, eos_token_id=1
+        )  # the tokenizer's
+        assert line["response"] == expected[0, ids.shape[1] :].tolist()
+        assert tokenizer.decode(line["prompt"]).startswith("<user> Hi")
+    responses.write_bytes(b"".join(before.splitlines(keepends=True)[:30]))
+    assert build(folder, "--max-size", "1K") == 0  # continues, and prunes
+    assert sorted(responses.read_bytes().splitlines()) == sorted(before.splitlines())
+    assert not list((folder / "out").glob("heads.*"))
+
+
+def test_a_plan_and_a_time_limit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert build(folder, "--dry-run", "--heads") == 0
+    printed = capsys.readouterr().out
+    assert "40 prompts of 200 tokens" in printed
+    assert "states" in printed
+    assert not (folder / "out").exists()
+    assert build(folder, "--time", "1s") == 0  # at least three prompts
+    assert len((folder / "out" / "responses.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--time", "soon"], "expected a time such as"),
+        (["--max-size", "0"], "expected a size above 0"),
+        (["--prompts", "missing.jsonl"], "missing.jsonl"),
+        (["--lm", "missing.lm"], "missing.lm"),
+    ],
+)
+def test_errors_of_build(
+    folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if options[0] in ("--time", "--max-size"):
+        with pytest.raises(SystemExit):
+            build(folder, *options)
+    else:
+        assert build(folder, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_responses_of_a_log_are_not_generated(folder: Path) -> None:
+    file = folder / "log.jsonl"
+    records: list[Any] = [{"prompt": f"w{n}", "response": "w40 w41 w42"} for n in range(10, 20)]
+    hi, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "w43"}
+    records += [{"messages": [hi, answer, hi]}] * 2  # the second turn has no response
+    file.write_text("\n".join(map(json.dumps, records)))
+    out = str(folder / "out")
+    assert main(["build", str(folder / "model"), "--responses", str(file), "-o", out]) == 0
+    assert not (folder / "out" / "responses.jsonl").exists()
+    assert main(["build", str(folder / "model"), "-o", out]) == 2
+
+
+def test_too_few_prompts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "prompts.jsonl").write_text('"Hi"\n"Who?"\n')
+    assert build(folder) == 2
+    assert "found 2 prompts; expected 3 or more" in capsys.readouterr().err
+
+
+def test_chats_are_split_without_overlap() -> None:
+    for count in (3, 7, 40, 999):
+        parts = split_chats(range(5, 5 + count))
+        assert sorted(n for part in parts for n in part) == list(range(5, 5 + count))
+        assert min(map(len, parts)) >= 1
+
+
+def known_texts(count: int, seed: int, cycle: list[int]) -> list[KnownText]:
+    """Texts that repeat a cycle from a random start, after a random prompt."""
+    rng = np.random.default_rng(seed)
+    texts = []
+    for _ in range(count):
+        start = int(rng.integers(len(cycle)))
+        body = (cycle[start:] + cycle[:start])[:40]
+        texts.append(KnownText([*rng.integers(40, VOCAB, 4).tolist(), *body], 4))
+    return texts
+
+
+def test_a_source_is_used_if_its_gain_is_certain() -> None:
+    rng = np.random.default_rng(0)
+    cycle = rng.permutation(40).tolist()
+    useful = NGramLM.train([cycle * 3], 2, vocab_size=VOCAB, smoothing="witten_bell")
+    noise = [rng.integers(40, VOCAB, 40).tolist() for _ in range(20)]
+    useless = NGramLM.train(noise, 2, vocab_size=VOCAB, smoothing="witten_bell")
+    times = np.linspace(1.0, 1.5, MAX_NODES + 1)
+    fitting, held_out = known_texts(8, 1, cycle), known_texts(8, 2, cycle)
+    sources = [Source("useless", useless), Source("useful", useful), Source("again", useful)]
+    choice = choose_sources(VOCAB, sources, fitting, held_out, times, 0.0)
+    assert [step.is_used for step in choice.steps] == [False, True, False]
+    assert choice.lms == [useful]
+    assert not choice.heads
+    assert choice.gain.low > 1.0
+    assert choice.tokens_per_call > 3.0
+    # the expected seconds are those of the replayed calls
+    seconds = choice_module._Measured(VOCAB, [], fitting, held_out, times, 0.0)
+    assert sum(seconds.seconds) >= sum(seconds.calls) * times[0]
+
+
+def test_heads_whose_time_exceeds_their_gain_are_left_out() -> None:
+    cycle = np.random.default_rng(0).permutation(40).tolist()
+
+    def with_heads(texts: list[KnownText]) -> list[KnownText]:
+        """Heads that know two slots exactly."""
+        found = []
+        for text in texts:
+            body = [*text.token_ids[4:], 0, 0, 0]
+            ids = np.array([body[n + 1 : n + 3] for n in range(40)], np.int32)[:, :, None]
+            candidates = ids, np.zeros(ids.shape, np.float32)
+            found.append(KnownText(text.token_ids, 4, candidates))
+        return found
+
+    times = np.linspace(1.0, 1.5, MAX_NODES + 1)
+    texts = with_heads(known_texts(8, 1, cycle)), with_heads(known_texts(8, 2, cycle))
+    fast = choose_sources(VOCAB, [Source("heads", None)], *texts, times, 0.1)
+    assert fast.heads
+    assert 1.3 < fast.gain.value < 1.8  # three tokens a call of 1.1 + a few nodes
+    slow = choose_sources(VOCAB, [Source("heads", None)], *texts, times, 3.0)
+    assert not slow.heads
+    kept = choose_sources(VOCAB, [Source("heads", None, keep=True)], *texts, times, 3.0)
+    assert kept.heads
