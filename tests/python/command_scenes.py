@@ -489,6 +489,12 @@ CHANGES: dict[str, dict[str, Change]] = {
         ),
         "strategy": Change(["greedy"], targets={"lm", "path"}),
         "num_drafts": Change(given={"strategy": ["p_best"]}),
+        "sources": Change(["heads,text"], wanted=("heads", "text")),
+        "max_nodes": Change(["3"], wanted=3),
+        "alpha": Change(given={"strategy": ["tree"]}),
+        "temperature": Change(given={"strategy": ["tree"]}),
+        "ngram_cache": Change(given={"strategy": ["tree"]}),
+        "draft_length": Change(given={"strategy": ["draft_model"]}),
         "draft_model": Change(targets=MODEL, files={"changed/config.json": "{}"}),
         "drafter": Change(
             ["changed.json"],

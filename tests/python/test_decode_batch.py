@@ -368,7 +368,7 @@ def test_a_compiled_target_meets_one_shape():
 )
 def test_bad_heads(heads, message):
     with pytest.raises(ValueError, match=message):
-        generate(model_of("llama").base, [1, 2], heads=heads, max_new_tokens=8)
+        generate(model_of("llama").base, [1, 2], "tree", heads=heads, max_new_tokens=8)
 
 
 def test_bad_models_and_batches():

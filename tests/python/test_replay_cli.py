@@ -496,7 +496,7 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
     assert (records / "functions" / "manifest.json").is_file()
     printed = capsys.readouterr().out
     assert "decoded live" in printed
-    assert "auto (tree size at run time)" in printed
+    assert "mixture (size at run time)" in printed
     assert "human text in loops" in printed
 
 

@@ -19,6 +19,7 @@ from lattice_bpd.verify.batch_probe import find_batch_refusal
 from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.cache_probe import find_cache_refusal
 from lattice_bpd.verify.greedy import greedy_tokens
+from lattice_bpd.verify.memory import describe_lack_of_memory
 from lattice_bpd.verify.preparation import find_reread
 from lattice_bpd.verify.recurrent import RecurrentCache, find_mixers
 from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
@@ -100,7 +101,9 @@ def read_prompts(
         padding = longest - torch.tensor(lengths)[:, None]
         mask = (steps >= padding).long().to(model.device)
         positions = (steps - padding).clamp(min=0).to(model.device)
-    _check_target(model, longest, options)
+    action = f"read {len(rows)} prompts of {longest} tokens"
+    with describe_lack_of_memory(action, "decode fewer at once, or shorter ones"):
+        _check_target(model, longest, options)
     _check_batch(model, lengths, options)
     model.target.reset_frequencies()
     static = _static_cache(model, longest, options) if options.static_cache else None
