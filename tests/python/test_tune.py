@@ -520,8 +520,7 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     parts = load_parts(DrafterOptions(str(folder)))  # the plug-in of vLLM reads it as it is
     assert (parts.draft, parts.vocab_size, parts.config) == ("chain", VOCAB, file.config)
     assert torch.equal(parts.heads.outer_weight, model.heads.outer_weight)
-    assert parts.lm is not None
-    assert parts.lm.order == file.lm["order"] == 3
+    assert [lm.order for lm in parts.lms] == [file.lm["order"]] == [3]
     NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")
     assert main([*arguments, "--lm", str(tmp_path / "other.lm")]) == 2
     assert "--lm other has a vocabulary of 5, the record one of 48" in capsys.readouterr().err

@@ -132,15 +132,13 @@ def test_chains_have_the_greatest_expected_accept_length(
     logits = rng.normal(size=(5, 4, 12)).astype(np.float32) * 2
     contexts = rng.integers(0, 12, size=(5, 2)).tolist()
     whole = LatticeDrafter(model, config, "chain").propose(logits, contexts, [4] * 5)
-    cut = LatticeDrafter(model, config, "chain", 0.1).propose(logits, contexts, [4] * 5)
-    for row, context, chain, short in zip(logits, contexts, whole, cut, strict=True):
+    for row, context, chain in zip(logits, contexts, whole, strict=True):
         masses = prefix_masses(row, context, model, config)
         prefixes = {
             path: [masses[path[: n + 1]] for n in range(4)] for path in masses if len(path) == 4
         }
         best = max(prefixes, key=lambda path: sum(prefixes[path]))
         assert tuple(chain) == best
-        assert tuple(short) == best[: sum(mass >= 0.1 for mass in prefixes[best])]
 
 
 def test_best_path_and_argmax(lm: NGramLM, rng: np.random.Generator) -> None:
@@ -207,8 +205,9 @@ def test_medusa_heads_have_logits_of_their_own() -> None:
 
 # Options
 def test_options_come_from_json() -> None:
-    options = DrafterOptions.from_mapping({"directory": "d", "min_prob": 0.1, "draft": "chain"})
-    assert (options.directory, options.min_prob, options.threads) == ("d", 0.1, 0)
+    options = DrafterOptions.from_mapping({"directory": "d", "lm": ["a", "b"], "draft": "mixture"})
+    assert (options.directory, options.lm, options.threads) == ("d", ["a", "b"], 0)
+    assert DrafterOptions.from_mapping({}) == DrafterOptions()
 
 
 @pytest.mark.parametrize(
@@ -216,21 +215,21 @@ def test_options_come_from_json() -> None:
     [
         (None, TypeError, "options are None; expected an object"),
         ({"directry": "d"}, TypeError, "'directry'; did you mean 'directory'"),
-        ({}, ValueError, "neither directory nor heads"),
         ({"directory": 3}, TypeError, "directory is 3; expected a string"),
         ({"directory": "d", "check": 1}, TypeError, "check is 1; expected true or false"),
         ({"directory": "d", "threads": True}, TypeError, "threads is True"),
-        (
-            {"directory": "d", "ngram_cache": "yes"},
-            TypeError,
-            "ngram_cache is 'yes'; expected true",
-        ),
+        ({"lm": 3}, TypeError, "lm is 3; expected a file, or a list of files"),
+        ({"sources": "text"}, TypeError, "sources is 'text'; expected a list of strings"),
+        ({"sources": []}, ValueError, "sources has none; expected of heads, lm, text"),
+        ({"sources": ["store"]}, ValueError, "sources has 'store'; expected of heads, lm, text"),
         ({"directory": "d", "threads": None}, TypeError, "threads is None; expected a whole"),
-        ({"directory": "d", "min_prob": None}, TypeError, "min_prob is None; expected a number"),
         ({"directory": "d", "log_seconds": None}, TypeError, "log_seconds is None; expected a"),
         ({"directory": "d", "threads": -1}, ValueError, "threads is -1"),
-        ({"directory": "d", "draft": "tree"}, ValueError, "expected one of chain, best, argmax"),
-        ({"directory": "d", "min_prob": 2.0}, ValueError, "min_prob is 2.0"),
+        (
+            {"directory": "d", "draft": "tree"},
+            ValueError,
+            "expected one of mixture, chain, best, argmax",
+        ),
         ({"directory": "d", "log_seconds": math.inf}, ValueError, "log_seconds inf"),
     ],
 )
@@ -240,7 +239,7 @@ def test_wrong_options_are_named(values: Any, error: type[Exception], message: s
 
 
 def test_null_is_the_value_of_drafter_json() -> None:
-    names = ("heads", "lm", "draft", "top_k", "alpha", "temperature", "ngram_cache")
+    names = ("heads", "lm", "draft", "top_k", "alpha", "temperature", "sources")
     options = DrafterOptions.from_mapping({"directory": "d", **dict.fromkeys(names)})
     assert options == DrafterOptions("d")
 
@@ -266,8 +265,7 @@ def test_a_folder_is_a_drafter(folder: Path) -> None:
     parts = load_parts(DrafterOptions(str(folder), alpha=0.3))
     assert (parts.draft, parts.vocab_size, parts.heads.num_slots) == ("chain", 12, 4)
     assert (parts.config.alpha, parts.config.temperature) == (0.3, 2.0)
-    assert parts.lm is not None
-    assert parts.lm.order == 3
+    assert [lm.order for lm in parts.lms] == [3]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +278,7 @@ def test_the_strategy_names_the_draft(folder: Path, strategy: str, draft: str) -
 
 def test_heads_alone_are_a_drafter(folder: Path) -> None:
     parts = load_parts(DrafterOptions(heads=str(folder)))
-    assert (parts.draft, parts.lm, parts.vocab_size) == ("chain", None, 12)
+    assert (parts.draft, parts.lms, parts.vocab_size) == ("mixture", (), 12)
 
 
 def test_a_drafter_that_does_not_pay_is_refused(folder: Path) -> None:
@@ -293,11 +291,12 @@ def test_a_drafter_that_does_not_pay_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("draft", "name", "value", "used"),
     [
-        ("best", "min_prob", 0.1, "'chain'"), ("best", "temperature", 2.0, "'chain'"),
-        ("argmax", "min_prob", 0.1, "'chain'"), ("argmax", "temperature", 2.0, "'chain'"),
-        ("argmax", "alpha", 0.5, "'chain' or 'best'"), ("argmax", "top_k", 4, "'chain' or 'best'"),
-        ("argmax", "ngram_cache", True, "'chain' or 'best'"),
-        ("argmax", "lm", "four.lm", "'chain' or 'best'"),
+        ("best", "temperature", 2.0, "'chain'"), ("argmax", "temperature", 2.0, "'chain'"),
+        ("mixture", "temperature", 2.0, "'chain'"), ("mixture", "alpha", 0.5, "'chain' or 'best'"),
+        ("argmax", "alpha", 0.5, "'chain' or 'best'"),
+        ("argmax", "top_k", 4, "'mixture' or 'chain' or 'best'"),
+        ("argmax", "lm", "four.lm", "'mixture' or 'chain' or 'best'"),
+        ("chain", "sources", ("text",), "'mixture'"),
     ],
 )  # fmt: skip
 def test_options_that_a_draft_form_does_not_use_are_refused(
@@ -306,13 +305,13 @@ def test_options_that_a_draft_form_does_not_use_are_refused(
     given: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=f"{name} is for draft {used}, not '{draft}'"):
         load_parts(DrafterOptions(str(folder), draft=draft, **given))
-    given[name] = {"ngram_cache": False, "min_prob": 0.0}.get(name)  # not given
+    given[name] = None  # not given
     load_parts(DrafterOptions(str(folder), draft=draft, **given))
 
 
 def test_argmax_reads_no_lm(folder: Path) -> None:
     (folder / "four.lm").unlink()
-    assert load_parts(DrafterOptions(str(folder), draft="argmax")).lm is None
+    assert load_parts(DrafterOptions(str(folder), draft="argmax")).lms == ()
     with pytest.raises(ValueError, match="needs an n-gram LM"):
         load_parts(DrafterOptions(str(folder)))
 
@@ -338,7 +337,7 @@ def test_block_drafters_are_drafters(folder: Path, tmp_path_factory: Any) -> Non
     parts = load_parts(options)
     assert isinstance(parts.heads, BlockDrafter)
     assert (parts.heads.num_slots, parts.vocab_size, parts.draft) == (4, 12, "chain")
-    assert parts.lm is not None
+    assert len(parts.lms) == 1
     change(folder, entropy_weight=0.5)
     with pytest.raises(ValueError, match="entropy_weight are for logits, and the block drafter"):
         load_parts(options)

@@ -26,7 +26,6 @@ from fake_vllm import (
     vllm,
 )
 from lattice_bpd import DraftConfig
-from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.models import MedusaHeads
 from lattice_bpd_vllm import proposer as module
 from lattice_bpd_vllm.files import DrafterParts
@@ -39,7 +38,7 @@ __all__ = ["vllm"]  # a fixture
 def make_proposer(
     monkeypatch: pytest.MonkeyPatch, draft: str = "argmax", vocab_size: int = VOCAB, **options: Any
 ) -> LatticeProposer:
-    parts = DrafterParts(PerfectHeads(), None, DraftConfig(top_k=4), draft, vocab_size)
+    parts = DrafterParts(PerfectHeads(), (), DraftConfig(top_k=4), draft, vocab_size)
     monkeypatch.setattr(module, "load_parts", lambda _: parts)
     proposer = LatticeProposer(config_of(log_seconds=0, **options))
     proposer.load_model(Target())
@@ -251,7 +250,7 @@ def test_errors_are_raised_where_other_ranks_would_wait(
 ) -> None:
     config = config_of(log_seconds=0)
     config.parallel_config.tensor_parallel_size = size
-    parts = DrafterParts(PerfectHeads(), None, DraftConfig(top_k=4), "argmax", VOCAB)
+    parts = DrafterParts(PerfectHeads(), (), DraftConfig(top_k=4), "argmax", VOCAB)
     monkeypatch.setattr(module, "load_parts", lambda _: parts)
     proposer = LatticeProposer(config)
     proposer.load_model(Target())
@@ -266,37 +265,6 @@ def test_errors_are_raised_where_other_ranks_would_wait(
     else:
         with pytest.raises(MemoryError, match="on this rank"):
             runner.step()
-
-
-def test_ngram_caches_follow_the_texts(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = DraftConfig(top_k=4, ngram_cache=3)
-    parts = DrafterParts(PerfectHeads(), None, config, "chain", VOCAB)
-    monkeypatch.setattr(module, "load_parts", lambda _: parts)
-    proposer = LatticeProposer(config_of(log_seconds=0, check=True))
-    proposer.load_model(Target())
-    requests = [Request([1, 2, 3], unread=1), Request([3, 4]), Request([5, 6])]
-    runner = vllm.runner(proposer, requests)
-    fed: dict[int, list[int]] = {}
-    update = ContextNGram.update
-
-    def watched(cache: ContextNGram, token_ids: Any, *args: Any) -> None:
-        fed.setdefault(id(cache), []).extend(np.asarray(token_ids).tolist())
-        update(cache, token_ids, *args)
-
-    monkeypatch.setattr(ContextNGram, "update", watched)
-    for _ in range(3):
-        runner.step()
-    assert outputs_are_right(requests)
-    assert sorted(fed.values()) == sorted(one.text for one in requests)
-    assert proposer.counters.failures == 0
-    caches = proposer._drafter._caches
-    assert caches is not None
-    assert len(caches) == 3
-    for name in ("0", "2"):  # two requests end
-        del runner.requests[name]
-    runner.batch = requests[1:2]
-    runner.step()
-    assert len(caches) == 1
 
 
 # Sampling
@@ -404,7 +372,7 @@ def test_heads_with_more_tokens_than_the_target_are_refused(
 ) -> None:
     """Heads with logits of their own, whose size nothing else says."""
     heads = MedusaHeads(VOCAB * (SLOTS + 1), VOCAB + 3, SLOTS)
-    parts = DrafterParts(heads, None, DraftConfig(top_k=4), "argmax", None)
+    parts = DrafterParts(heads, (), DraftConfig(top_k=4), "argmax", None)
     monkeypatch.setattr(module, "load_parts", lambda _: parts)
     proposer = LatticeProposer(config_of())
     with pytest.raises(ValueError, match="logits have 16 columns, the heads a vocabulary of 19"):
@@ -416,7 +384,7 @@ def test_the_logits_decide_and_not_the_configuration(
 ) -> None:
     config = config_of()
     config.model_config.get_vocab_size = lambda: VOCAB + 8
-    parts = DrafterParts(PerfectHeads(), None, DraftConfig(top_k=4), "argmax", VOCAB + 8)
+    parts = DrafterParts(PerfectHeads(), (), DraftConfig(top_k=4), "argmax", VOCAB + 8)
     monkeypatch.setattr(module, "load_parts", lambda _: parts)
     with pytest.raises(ValueError, match="16 columns, drafter and LM a vocabulary of 24"):
         LatticeProposer(config).load_model(Target())

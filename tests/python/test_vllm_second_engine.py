@@ -30,8 +30,8 @@ from lattice_bpd_vllm.step_drafter import StepDrafter
 from lattice_bpd_vllm.targets import TargetInfo
 
 ENGINE_FREE = (
-    "batch", "block_lattices", "counters", "drafting", "files", "head_logits", "options",
-    "request_caches", "rows", "slot_sources", "step_drafter", "targets",
+    "batch", "block_lattices", "counters", "draft_lengths", "drafting", "files", "head_logits",
+    "mixture_chains", "options", "request_texts", "rows", "slot_sources", "step_drafter", "targets",
 )  # fmt: skip
 MAX_LENGTH = 64
 
@@ -134,7 +134,7 @@ def run_target(requests: list[Request], drafter: LatticeDrafter) -> None:
 
 
 def make_drafter(draft: str, **options: Any) -> LatticeDrafter:
-    parts = DrafterParts(PerfectHeads(), None, DraftConfig(top_k=4), draft, VOCAB)
+    parts = DrafterParts(PerfectHeads(), (), DraftConfig(top_k=4), draft, VOCAB)
     target = TargetInfo(
         lambda states: states[:, :VOCAB], VOCAB * (SLOTS + 1), VOCAB, torch.float32,
         torch.device("cpu"),

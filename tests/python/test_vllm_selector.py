@@ -53,7 +53,7 @@ def random_selector(num_slots: int = SLOTS, vocab_size: int = VOCAB) -> Candidat
 def parts_of(draft: str = "chain", **values: Any) -> DrafterParts:
     fields = {"heads": random_heads(), "selector": random_selector(), **values}
     return DrafterParts(
-        lm=None, config=DraftConfig("chain", top_k=5), draft=draft, vocab_size=VOCAB, **fields
+        lms=(), config=DraftConfig("chain", top_k=5), draft=draft, vocab_size=VOCAB, **fields
     )
 
 

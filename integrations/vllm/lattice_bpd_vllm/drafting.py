@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from lattice_bpd.decode.drafters.ngram_caches import DEFAULT_ORDER
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, select_top_k
-from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.search import draft_chains, search_drafts
 
@@ -28,31 +26,26 @@ class LatticeDrafter:
 
     Attributes:
         lm: n-gram LM over the target's token ids, or None: the heads alone.
-        config: top_k, alpha, temperature, head_scales, entropy_weight, ngram_cache.
+        config: top_k, alpha, temperature, head_scales, entropy_weight.
         draft: "chain", "best" or "argmax"; see `DrafterOptions`.
-        min_prob: least probability of a prefix of "chain"; prefixes get less probable with length.
         threads: of top-k and search, 0 for all cores.
     """
 
     lm: NGramLM | None
     config: DraftConfig
     draft: str = "chain"
-    min_prob: float = 0.0
     threads: int = 0
 
     @property
     def context_length(self) -> int:
         """Tokens before the lattice that a draft depends on."""
-        cached = self.config.ngram_cache
-        order = 0 if self.lm is None else self.lm.order
-        return max(order - 1, (DEFAULT_ORDER if cached is True else int(cached)) - 1, 1)
+        return 1 if self.lm is None else max(self.lm.order - 1, 1)
 
     def propose(
         self,
         slots: Any,
         contexts: Sequence[Any],
         max_lengths: Sequence[int],
-        caches: Sequence[ContextNGram] | None = None,
     ) -> Chains:
         """A draft for each lattice.
 
@@ -63,7 +56,6 @@ class LatticeDrafter:
                 all of them), the exact token included.
             max_lengths: B ints, 1 or more: the longest draft. A lattice is cut to so many slots
                 before the search.
-            caches: n-grams of each text, to be mixed into the LM, or None.
 
         Returns:
             B lists of at most that many token ids; empty where every token is masked.
@@ -77,14 +69,14 @@ class LatticeDrafter:
         if self.draft == "chain":
             return draft_chains(
                 candidates, contexts, self.lm, max_lengths, alpha=alpha, temperature=temperature,
-                min_prob=self.min_prob, threads=self.threads, caches=caches,
+                threads=self.threads,
             )  # fmt: skip
         candidates = cut_slots(candidates, max_lengths)
         if self.draft == "argmax":
             return _first_candidates(candidates)
         trees = search_drafts(
             candidates, contexts, self.lm, max_lengths,
-            num_drafts=1, alpha=alpha, threads=self.threads, caches=caches,
+            num_drafts=1, alpha=alpha, threads=self.threads,
         )  # fmt: skip
         return [tree.token_ids[1:] for tree in trees]
 

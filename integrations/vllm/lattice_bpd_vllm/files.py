@@ -1,21 +1,24 @@
-"""The parts of a drafter from its folder: heads, n-gram LM, options."""
+"""The parts of a drafter from its folder: heads, n-gram LMs, options, gates."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile, find_lm, read_drafter_file
 from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.gates import Gates
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
-from lattice_bpd.models.checkpoint import load_heads, load_selector
+from lattice_bpd.models.checkpoint import has_heads, load_heads, load_selector
 from lattice_bpd.models.first_head import FIRST_HEAD_FILES
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 
-_CHAIN_OF_STRATEGY = {"bpd": "argmax", "p_best": "best", "chain": "chain", "tree": "chain"}
+_CHAIN_OF_STRATEGY = {
+    "mixture": "mixture", "bpd": "argmax", "p_best": "best", "chain": "chain", "tree": "chain",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -23,58 +26,57 @@ class DrafterParts:
     """What a drafter is made of.
 
     Attributes:
-        heads: draft heads or a BlockDrafter, on the CPU.
-        lm: n-gram LM; None: there is none, or "argmax", which uses none.
-        config: options of the search.
-        draft: "chain", "best" or "argmax".
-        vocab_size: V that LM and drafter.json expect of the target; None: any.
+        heads: draft heads or a BlockDrafter, on the CPU; None: there are none, for "mixture" only.
+        lms: n-gram LMs; one at most but for "mixture", none for "argmax".
+        config: options of the search; `sources` of "mixture".
+        draft: "mixture", "chain", "best" or "argmax".
+        vocab_size: V that LMs and drafter.json expect of the target; None: any.
         selector: transition scores that were trained on the heads, or None.
+        gates: of drafter.json, for "mixture"; None: it has none.
     """
 
     heads: Any
-    lm: NGramLM | None
+    lms: tuple[NGramLM, ...]
     config: DraftConfig
     draft: str
     vocab_size: int | None
     selector: CandidateSelector | None = None
+    gates: Gates | None = None
 
 
 def load_parts(options: DrafterOptions) -> DrafterParts:
     """Reads the files of a drafter.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: a file cannot be read, or a folder is not there.
         FormatError: a file is missing or damaged.
-        ValueError: drafter.json says not to draft, heads or LM do not fit it, or options that the
-            draft form does not use.
+        ValueError: drafter.json says not to draft, heads or LM do not fit it, a source that is
+            needed is missing, or options that the draft form does not use.
     """
-    folder = Path(options.heads or options.directory or "")
-    if (folder / FIRST_HEAD_FILES.config_name).is_file():
-        raise ValueError(
-            f"{folder}: head 1 has a network of its own, which vLLM's target lacks, so outputs "
-            "would differ; expected heads of a target without one; train without --first-head"
-        )
-    heads = load_heads(folder)
-    selector = load_selector(folder, heads)
+    for name, given in (("directory", options.directory), ("heads", options.heads)):
+        if given is not None and not Path(given).is_dir():
+            raise FileNotFoundError(
+                f"{CONFIG_KEY}: {name} {given} is not there, or is no folder; expected the folder "
+                "of a drafter, on the machine of the worker"
+            )
     file, path = _read_file(options)
     draft = options.draft or _draft_of(file, path)
     options.check_used(draft)
-    lm = None if draft == "argmax" else _read_lm(options, file, path)
-    config = DraftConfig("chain") if file is None else file.config
-    given = {
-        name: getattr(options, name)
-        for name in ("top_k", "alpha", "temperature", "ngram_cache")
-        if getattr(options, name) is not None
-    }
-    config = DraftConfig.make(CONFIG_KEY, config, given)
-    if file is not None and int(heads.num_slots) != file.num_slots:
+    config = _read_config(options, file, draft)
+    folder = _find_heads(options, file, draft, config)
+    heads = None if folder is None else load_heads(folder)
+    selector = None if folder is None else load_selector(folder, heads)
+    lms = _read_lms(options, file, path, draft, config)
+    if file is not None and heads is not None and file.num_slots not in (0, int(heads.num_slots)):
         raise ValueError(
             f"{path}: is for {file.num_slots} slots, the heads have {heads.num_slots}; give the "
             "heads that it was tuned with"
         )
-    _check_weights(heads, selector, config, path, folder)
+    if folder is not None and draft != "mixture":
+        _check_weights(heads, selector, config, path, folder)
+    names = ["the LM"] if len(lms) == 1 else [f"LM {number + 1}" for number in range(len(lms))]
     sizes = {
-        "the LM": None if lm is None else lm.vocab_size,
+        **{name: lm.vocab_size for name, lm in zip(names, lms, strict=True)},
         "drafter.json": None if file is None else file.vocab_size,
         "the heads": getattr(getattr(heads, "config", heads), "vocab_size", None),
         "the selector": None if selector is None else selector.vocab_size,
@@ -83,7 +85,59 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
     if len(set(known.values())) > 1:
         listed = ", ".join(f"{name} {size}" for name, size in known.items())
         raise ValueError(f"{CONFIG_KEY}: vocabularies differ: {listed}; expected one size")
-    return DrafterParts(heads, lm, config, draft, next(iter(known.values()), None), selector)
+    vocab_size = next(iter(known.values()), None)
+    gates = None if file is None or file.gates is None else Gates.from_dict(file.gates)
+    return DrafterParts(heads, lms, config, draft, vocab_size, selector, gates)
+
+
+def _read_config(options: DrafterOptions, file: DrafterFile | None, draft: str) -> DraftConfig:
+    config = DraftConfig("mixture" if draft == "mixture" else "chain")
+    given = {
+        name: getattr(options, name)
+        for name in ("top_k", "alpha", "temperature", "sources")
+        if getattr(options, name) is not None
+    }
+    return DraftConfig.make(CONFIG_KEY, config if file is None else file.config, given)
+
+
+def _find_heads(
+    options: DrafterOptions, file: DrafterFile | None, draft: str, config: DraftConfig
+) -> Path | None:
+    """The folder of the heads; None: "mixture" without heads.
+
+    Raises:
+        ValueError: no heads where they are needed, a folder that has no part of a drafter, or heads
+            that need a target with a network that vLLM's lacks.
+    """
+    given = options.heads or options.directory
+    folder = None if given is None else Path(given)
+    if draft == "mixture":
+        is_used = config.sources is None or "heads" in config.sources
+        is_needed = is_used and (config.sources is not None or options.heads is not None)
+    else:
+        is_used = is_needed = True
+    if is_needed and folder is None:
+        needs = f"draft {draft!r} needs" if draft != "mixture" else "sources has"
+        raise ValueError(
+            f"{CONFIG_KEY}: {needs} heads, and neither directory nor heads is given; expected "
+            'their folder: {"directory": "/path/of/the/drafter"}'
+        )
+    if folder is None or not is_used:
+        return None
+    if not is_needed and not has_heads(folder):
+        if file is None:
+            raise ValueError(
+                f"{CONFIG_KEY}: directory {folder} has neither draft heads nor drafter.json; "
+                "expected a folder that `lattice-bpd build`, `tune` or `heads train` wrote, or "
+                "none, to draft from the text so far"
+            )
+        return None
+    if (folder / FIRST_HEAD_FILES.config_name).is_file():
+        raise ValueError(
+            f"{folder}: head 1 has a network of its own, which vLLM's target lacks, so outputs "
+            "would differ; expected heads of a target without one; train without --first-head"
+        )
+    return folder
 
 
 def _check_weights(
@@ -114,7 +168,7 @@ def _read_file(options: DrafterOptions) -> tuple[DrafterFile | None, Path]:
 
 def _draft_of(file: DrafterFile | None, path: Path) -> str:
     if file is None:
-        return "chain"
+        return "mixture"
     if file.config.strategy == "greedy":
         raise ValueError(
             f"{path}: strategy 'greedy', since no draft paid when it was tuned; serve without "
@@ -123,9 +177,28 @@ def _draft_of(file: DrafterFile | None, path: Path) -> str:
     return _CHAIN_OF_STRATEGY[file.config.strategy]
 
 
-def _read_lm(options: DrafterOptions, file: DrafterFile | None, path: Path) -> NGramLM | None:
+def _read_lms(
+    options: DrafterOptions, file: DrafterFile | None, path: Path, draft: str, config: DraftConfig
+) -> tuple[NGramLM, ...]:
+    """The LMs that the draft form uses."""
+    is_needed = draft == "mixture" and "lm" in (config.sources or ())
+    if draft == "argmax" or (draft == "mixture" and config.sources is not None and not is_needed):
+        return ()
     if options.lm is not None:
-        return NGramLM.load(options.lm)
-    if file is None or file.lm is None:
-        return None
-    return cast(NGramLM, find_lm(file, path))
+        files = [options.lm] if isinstance(options.lm, str) else options.lm
+        lms = [NGramLM.load(name) for name in files]
+    elif file is not None:
+        listed = file.lms or ([] if file.lm is None else [file.lm])
+        lms = [cast(NGramLM, find_lm(replace(file, lm=one), path)) for one in listed]
+    else:
+        lms = []
+    if draft != "mixture" and len(lms) > 1:
+        raise ValueError(
+            f"{CONFIG_KEY}: found {len(lms)} LMs; expected one at most for draft {draft!r}; "
+            "'mixture' drafts from several"
+        )
+    if is_needed and not lms:
+        raise ValueError(
+            f"{CONFIG_KEY}: sources has 'lm', and there is none; give lm, or leave it out"
+        )
+    return tuple(lms)

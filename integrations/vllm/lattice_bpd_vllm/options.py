@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,13 +12,18 @@ CONFIG_KEY = "lattice_bpd"
 """The key of the options in vLLM's `additional_config`."""
 
 UNUSED = {
-    "chain": (),
-    "best": ("temperature", "min_prob"),
-    "argmax": ("lm", "top_k", "alpha", "temperature", "ngram_cache", "min_prob"),
+    "mixture": ("alpha", "temperature"),
+    "chain": ("sources",),
+    "best": ("temperature", "sources"),
+    "argmax": ("lm", "top_k", "alpha", "temperature", "sources"),
 }
 """Draft forms, see `DrafterOptions.draft`, and the options that each does not use."""
 
-_STRINGS = ("directory", "heads", "lm", "draft")
+SOURCES = ("heads", "lm", "text")
+"""What "mixture" may draft from."""
+
+_STRINGS = ("directory", "heads", "draft")
+_LISTS = ("lm", "sources")
 _BOOLEANS = ("check",)
 
 
@@ -27,19 +32,19 @@ class DrafterOptions:
     """What to draft with, and how; None is the value of drafter.json, else the library's default.
 
     Attributes:
-        directory: folder with the heads' files, and drafter.json and the LM as far as there are
-            any. Not the model's own folder: vLLM would load the heads as weights of the model.
+        directory: folder with drafter.json, heads and LMs, as far as there are any; None: there is
+            none. Not the model's own folder: vLLM would load the heads as weights of the model.
         heads: folder of the heads, if it is not `directory`, or of a block drafter's checkpoint.
-        lm: file of the n-gram LM, if it is not the one that drafter.json names; not for "argmax".
-        draft: "chain" (the draft with the most expected accepted tokens), "best" (the best path)
-            or "argmax" (the most likely token of each head).
+        lm: file of the n-gram LM, or for "mixture" a list of files, if they are not those that
+            drafter.json names; not for "argmax".
+        draft: "mixture" (the most probable tokens of all sources, as many as pay), or with heads
+            "chain" (the draft with the most expected accepted tokens), "best" (the best path) or
+            "argmax" (the most likely token of each head); None: of drafter.json, else "mixture".
+        sources: of "mixture": "heads", "lm", "text" (prompt and output so far); None: all that
+            there are.
         top_k: candidates of each slot; not for "argmax".
-        alpha: weight of the LM's log probabilities; not for "argmax".
+        alpha: weight of the LM's log probabilities; for "chain" and "best".
         temperature: divides the scores of "chain"; for "chain" only.
-        ngram_cache: mix n-grams of each request's own text into the LM: true, or an order of 1..6;
-            not for "argmax".
-        min_prob: the draft ends before the first prefix whose probability is below this, 0..1; for
-            "chain" only.
         threads: at most so many for top-k and search, 0 for all cores; fewer where there is little
             to do. On the CPU they are torch's own.
         log_seconds: least time between two log lines with counts; 0 logs nothing.
@@ -48,18 +53,17 @@ class DrafterOptions:
 
     Raises:
         TypeError: a value of another type.
-        ValueError: a value out of range, or no heads.
+        ValueError: a value out of range.
     """
 
     directory: str | None = None
     heads: str | None = None
-    lm: str | None = None
+    lm: str | Sequence[str] | None = None
     draft: str | None = None
+    sources: Sequence[str] | None = None
     top_k: int | None = None
     alpha: float | None = None
     temperature: float | None = None
-    ngram_cache: bool | int | None = None
-    min_prob: float = 0.0
     threads: int = 0
     log_seconds: float = 60.0
     check: bool = False
@@ -68,26 +72,23 @@ class DrafterOptions:
         """Raise for values that cannot be drafted with."""
         for name in _STRINGS:
             _check_type(name, getattr(self, name), (str, type(None)), "a string")
-        _check_type("ngram_cache", self.ngram_cache, (bool, int, type(None)), "true or an order")
+        for name in _LISTS:
+            _check_strings(name, getattr(self, name))
         for name in _BOOLEANS:
             _check_type(name, getattr(self, name), (bool,), "true or false")
         _check_type("top_k", self.top_k, (int, type(None)), "a whole number")
         _check_type("threads", self.threads, (int,), "a whole number")
         for name in ("alpha", "temperature"):
             _check_type(name, getattr(self, name), (int, float, type(None)), "a number")
-        for name in ("min_prob", "log_seconds"):
-            _check_type(name, getattr(self, name), (int, float), "a number")
-        if self.directory is None and self.heads is None:
-            raise ValueError(
-                f"{CONFIG_KEY}: neither directory nor heads is given; expected the folder of the "
-                'draft heads: {"directory": "/path/of/the/drafter"}'
-            )
+        _check_type("log_seconds", self.log_seconds, (int, float), "a number")
         if self.draft is not None and self.draft not in UNUSED:
             raise ValueError(
                 f"{CONFIG_KEY}: draft is {self.draft!r}; expected one of {', '.join(UNUSED)}"
             )
-        if not 0.0 <= self.min_prob <= 1.0:
-            raise ValueError(f"{CONFIG_KEY}: min_prob is {self.min_prob}; expected 0..1")
+        unknown = [name for name in self.sources or () if name not in SOURCES]
+        if unknown or (self.sources is not None and not self.sources):
+            found = repr(unknown[0]) if unknown else "none"
+            raise ValueError(f"{CONFIG_KEY}: sources has {found}; expected of {', '.join(SOURCES)}")
         if self.threads < 0 or not 0.0 <= self.log_seconds < math.inf:
             raise ValueError(
                 f"{CONFIG_KEY}: threads is {self.threads}, log_seconds {self.log_seconds}; "
@@ -97,7 +98,7 @@ class DrafterOptions:
     def check_used(self, draft: str) -> None:
         """Raise ValueError for an option that a draft form does not use."""
         for name in UNUSED[draft]:
-            if getattr(self, name) not in (None, False, 0):
+            if getattr(self, name) is not None:
                 used = " or ".join(repr(one) for one in UNUSED if name not in UNUSED[one])
                 raise ValueError(f"{CONFIG_KEY}: {name} is for draft {used}, not {draft!r}")
 
@@ -111,8 +112,9 @@ class DrafterOptions:
         """
         if not isinstance(values, Mapping):
             raise TypeError(
-                f"{CONFIG_KEY}: options are {values!r}; expected an object, such as "
-                '--additional-config \'{"lattice_bpd": {"directory": "/path/of/the/drafter"}}\''
+                f"{CONFIG_KEY}: options are {values!r}; expected an object: {{}} drafts from the "
+                'text so far, {"directory": "/path/of/the/drafter"} with a drafter too; such as '
+                "--additional-config '{\"lattice_bpd\": {}}'"
             )
         known = [one.name for one in fields(cls)]
         unknown = [name for name in values if name not in known]
@@ -127,4 +129,12 @@ class DrafterOptions:
 
 def _check_type(name: str, value: Any, types: tuple[type, ...], expected: str) -> None:
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise TypeError(f"{CONFIG_KEY}: {name} is {value!r}; expected {expected}")
+
+
+def _check_strings(name: str, value: Any) -> None:
+    """Raise TypeError unless a value is a list of strings, None, or for "lm" a string."""
+    is_list = isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+    if not (value is None or is_list or (name == "lm" and isinstance(value, str))):
+        expected = "a file, or a list of files" if name == "lm" else "a list of strings"
         raise TypeError(f"{CONFIG_KEY}: {name} is {value!r}; expected {expected}")

@@ -40,7 +40,7 @@ _SKIPPED = {
 
 
 class LatticeProposer:
-    """Drafts for vLLM with draft heads or a block drafter, lattice and n-gram LM.
+    """Drafts for vLLM from the text so far, n-gram LMs, and draft heads or a block drafter.
 
     speculative_config={"method": "custom_class", "model": "lattice_bpd_vllm.LatticeProposer",
     "num_speculative_tokens": H}, and the options of `DrafterOptions` in
@@ -70,7 +70,7 @@ class LatticeProposer:
         self._sampling, self._said_skipped = "correct", False
 
     def load_model(self, target: Any) -> None:
-        """Reads heads and LM; called after the weights of the target are loaded.
+        """Reads heads and LMs; called after the weights of the target are loaded.
 
         Raises:
             OSError: a file cannot be read.
@@ -90,7 +90,7 @@ class LatticeProposer:
             self.options,
             int(config.speculative_config.num_speculative_tokens),
             LOGGER,
-            raises_errors=config.parallel_config.tensor_parallel_size > 1,
+            is_sharded=config.parallel_config.tensor_parallel_size > 1,
         )
         self._layers = self._drafter.source.layers
         if next(target.parameters()).device.type == "cpu":

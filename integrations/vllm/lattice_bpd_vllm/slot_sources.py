@@ -21,7 +21,7 @@ class SlotSource(Protocol):
     """Gives the slots of a step.
 
     Attributes:
-        num_slots: slots that it gives.
+        num_slots: slots that it gives; 0: `read` is not called.
         vocab_size: V of the target; all candidates are below, which is checked at the start.
         layers: layers of the target that it reads, from 0; -1 is the embedding. Empty where it
             reads the last hidden states only, and `store` is not called.
@@ -49,7 +49,7 @@ class SlotSource(Protocol):
 
 
 def make_source(parts: DrafterParts, target: TargetInfo, num_tokens: int) -> SlotSource:
-    """The source of a drafter.
+    """The source of a drafter; one with no slots where it has neither heads nor block drafter.
 
     Args:
         parts: of the drafter.
@@ -62,12 +62,34 @@ def make_source(parts: DrafterParts, target: TargetInfo, num_tokens: int) -> Slo
     columns = target.count_columns()
     check_vocabulary(columns, "drafter and LM", parts.vocab_size)
     target = target._replace(vocab_size=columns)
+    if parts.heads is None:
+        return NoSource(columns)
     heads = parts.heads.to(device=target.device, dtype=target.dtype).eval()
     if isinstance(heads, BlockDrafter):
         return BlockSource(heads, target, num_tokens)
     # "argmax" takes the best token of each slot, whatever the transitions
     selector = None if parts.draft == "argmax" else parts.selector
     return HeadSource(heads, target, num_tokens, selector)
+
+
+class NoSource:
+    """No slots.
+
+    Args:
+        vocab_size: V of the target.
+    """
+
+    layers: tuple[int, ...] = ()
+    num_slots = 0
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def store(self, features: Tensor, layout: CacheLayout) -> None:
+        """Not called: nothing is read."""
+
+    def read(self, batch: DraftBatch, hidden: Tensor) -> None:
+        """Not called either."""
 
 
 class HeadSource:

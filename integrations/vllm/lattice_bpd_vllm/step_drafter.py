@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep, select_requests
 from lattice_bpd_vllm.counters import DraftCounters
 from lattice_bpd_vllm.drafting import Chains, LatticeDrafter
 from lattice_bpd_vllm.files import DrafterParts
+from lattice_bpd_vllm.mixture_chains import MixtureChains
 from lattice_bpd_vllm.options import DrafterOptions
-from lattice_bpd_vllm.request_caches import RequestCaches
 from lattice_bpd_vllm.rows import rows_of_last_tokens, take_rows
 from lattice_bpd_vllm.slot_sources import make_source
 from lattice_bpd_vllm.targets import TargetInfo
@@ -35,7 +34,8 @@ class StepDrafter:
         options: of the drafter.
         num_tokens: draft tokens that the engine verifies at most.
         logger: for errors and counts.
-        raises_errors: errors are raised, as with the option `check`.
+        is_sharded: whether other processes compute logits together with this one and would wait
+            for it: errors are raised, as with the option `check`, and every step reads the heads.
 
     Attributes:
         counters: what was drafted so far.
@@ -53,17 +53,22 @@ class StepDrafter:
         num_tokens: int,
         logger: logging.Logger,
         *,
-        raises_errors: bool = False,
+        is_sharded: bool = False,
     ) -> None:
         self.counters = DraftCounters()
         self.source = make_source(parts, target, num_tokens)
         self._target, self._options, self._logger = target, options, logger
-        self._drafter = LatticeDrafter(
-            parts.lm, parts.config, parts.draft, options.min_prob, options.threads
-        )
-        order = parts.config.ngram_cache
-        self._caches = RequestCaches(self.source.vocab_size, order, parts.lm) if order else None
-        self._raises_errors = raises_errors or options.check
+        self._lattices = self._mixture = None
+        if parts.draft == "mixture":
+            self._mixture = MixtureChains(
+                parts, self.source.vocab_size, num_tokens, options.threads, may_pause=not is_sharded
+            )
+            self._max_tokens = num_tokens
+        else:
+            lm = parts.lms[0] if parts.lms else None
+            self._lattices = LatticeDrafter(lm, parts.config, parts.draft, options.threads)
+            self._max_tokens = self.source.num_slots
+        self._raises_errors = is_sharded or options.check
         self._is_stopped = False
         self._logged_steps, self._logged_at = 0, time.monotonic()
 
@@ -84,7 +89,7 @@ class StepDrafter:
         counters.steps += 1
         if not self._is_stopped:
             try:
-                self._draft(drafts, read_step())
+                self._draft(drafts, read_step(), start)
             except Exception as error:
                 self._fail(error)
                 drafts = [[] for _ in range(count)]
@@ -95,52 +100,60 @@ class StepDrafter:
         self._log()
         return drafts
 
-    def _draft(self, drafts: Chains, step: EngineStep) -> None:
+    def _draft(self, drafts: Chains, step: EngineStep, start: float) -> None:
         """Fills `drafts`."""
         num_kept = [len(tokens) for tokens in step.kept]
         self._count(num_kept, step.verified)
         if step.features is not None and step.layout is not None:
             self.source.store(step.features, step.layout)
-        batch = select_requests(step, self.source.num_slots, self._drafter.context_length)
+        if self._mixture is None:
+            self._fill(drafts, step, num_kept, start)
+            return
+        self._mixture.lengths.observe(step, start)
+        if not self._mixture.lengths.is_paused(len(num_kept)):
+            self._fill(drafts, step, num_kept, start)
+        self._mixture.lengths.finish(step, time.perf_counter())
+
+    def _fill(self, drafts: Chains, step: EngineStep, num_kept: list[int], start: float) -> None:
+        context_length = 1 if self._lattices is None else self._lattices.context_length
+        batch = select_requests(step, self._max_tokens, context_length)
         if not batch.requests:
             return
-        rows = rows_of_last_tokens(batch.requests, num_kept, step.verified)
-        hidden = take_rows(step.hidden, rows)
-        if self._options.check:
-            self._check_rows(hidden, batch)
-        slots = self.source.read(batch, hidden)
-        if slots is None:
-            return
+        slots = None
+        reads_slots = self._mixture is None or self._mixture.lengths.reads_slots(len(num_kept))
+        if reads_slots or self._options.check:
+            rows = rows_of_last_tokens(batch.requests, num_kept, step.verified)
+            hidden = take_rows(step.hidden, rows)
+            if self._options.check:
+                self._check_rows(hidden, batch)
+            if reads_slots:
+                slots = self.source.read(batch, hidden)
+                if slots is None:
+                    return
         if isinstance(slots, Tensor) and slots.shape[-1] > self.source.vocab_size:
             raise ValueError(
                 f"logits have {slots.shape[-1]} columns, the target's {self.source.vocab_size}"
             )
-        chains = self._search(slots, batch, self._update_caches(step, batch))
+        chains = self._search(slots, step, batch, start)
         for request, chain in zip(batch.requests, chains, strict=True):
             drafts[request] = chain
 
-    def _search(self, slots: Any, batch: DraftBatch, caches: list[ContextNGram] | None) -> Chains:
+    def _search(self, slots: Any, step: EngineStep, batch: DraftBatch, start: float) -> Chains:
         """The drafts; invalid logits cost those of their request only."""
         try:
-            return self._drafter.propose(slots, batch.contexts, batch.max_lengths, caches)
+            return self._propose(slots, step, batch, start)
         except ValueError as error:
             masked = mask_invalid(slots)
             if masked is None:
                 raise
             self._fail(error)
-            return self._drafter.propose(masked, batch.contexts, batch.max_lengths, caches)
+            return self._propose(masked, step, batch, start)
 
-    def _update_caches(self, step: EngineStep, batch: DraftBatch) -> list[ContextNGram] | None:
-        """The n-gram cache of each request to draft for."""
-        if self._caches is None:
-            return None
-        if len(self._caches) > len(step.active):
-            self._caches.forget(step.active)
-        texts = zip(batch.requests, batch.lengths, strict=True)
-        return self._caches.update(
-            [step.names[request] for request in batch.requests],
-            [step.token_ids[request, :length] for request, length in texts],
-        )
+    def _propose(self, slots: Any, step: EngineStep, batch: DraftBatch, start: float) -> Chains:
+        if self._lattices is not None:
+            return self._lattices.propose(slots, batch.contexts, batch.max_lengths)
+        assert self._mixture is not None
+        return self._mixture.propose(slots, step, batch, start)
 
     def _count(self, num_kept: list[int], verified: Sequence[int] | None) -> None:
         counters = self.counters

@@ -19,16 +19,19 @@ import numpy as np
 from scenes import read_prompts
 
 import lattice_bpd_vllm.drafting as drafting
-from conftest import Engine, in_child
+from conftest import FOLDER, Engine, in_child
 from lattice_bpd_vllm.head_logits import HeadLogits
 
-LOADS = (1, 4, 16)
+LOADS = (1, 8, 16)
 FORMS: dict[str, dict[str, Any]] = {
     "chain": {},
     "chain, one thread": {"threads": 1},
     "chain, top_k 8": {"top_k": 8},
     "best": {"draft": "best", "alpha": 1.0},
     "argmax": {"draft": "argmax"},
+    "mixture": {"draft": "mixture"},
+    "mixture, LM and text": {"directory": None, "lm": str(FOLDER / "drafter" / "stories.lm")},
+    "mixture, text": {"directory": None},
 }
 
 

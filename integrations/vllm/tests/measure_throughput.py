@@ -23,7 +23,8 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "plain vLLM": None,
     "heads, argmax": {"draft": "argmax"},
     "heads, chain": {},
-    "heads, chain, min_prob 0.3": {"min_prob": 0.3},
+    "mixture: heads, LM, text": {"draft": "mixture"},
+    "mixture: text": {"directory": None},
     "block drafter with transitions, chain": {"directory": str(FOLDER / "block_pairs")},
 }
 

@@ -17,14 +17,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
@@ -38,8 +34,7 @@ from stories260k_parts import QUICK, Prepared, prepare  # noqa: E402
 
 from lattice_bpd import DraftConfig  # noqa: E402
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console  # noqa: E402
-from lattice_bpd.decode import DecodeState, generate  # noqa: E402
-from lattice_bpd.decode.drafters.chain import ChainDrafter  # noqa: E402
+from lattice_bpd.decode import generate  # noqa: E402
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile  # noqa: E402
 from lattice_bpd.models import (  # noqa: E402
     BlockDrafter,
@@ -53,34 +48,20 @@ from lattice_bpd.train.block_drafter.options import BlockTrainOptions  # noqa: E
 from lattice_bpd.train.block_drafter.train import train_block_drafter  # noqa: E402
 from lattice_bpd.train.selector.options import SelectorOptions  # noqa: E402
 from lattice_bpd.train.selector.training import train_selector  # noqa: E402
-from lattice_bpd.verify import PrefixTree  # noqa: E402
 
 DATA = ROOT.parent / "shared" / "data"
 HEAD_SIZE = 32  # the smallest that vLLM's attention takes on the CPU
 PROMPTS, NEW_TOKENS = 32, 64
 CHAIN = DraftConfig("chain", alpha=0.8, temperature=2.0)
-LEAST = 0.1  # probability of a prefix, where chains are cut
 STRATEGIES: dict[str, DraftConfig] = {
     "chain": CHAIN,
     "best": DraftConfig("ngram", alpha=1.0),
     "argmax": DraftConfig("bpd"),
-    "chain_cache": replace(CHAIN, ngram_cache=True),
 }
 BLOCK_TRAINING = BlockTrainOptions(steps=700, sequence_length=144)
 SELECTOR_TRAINING = SelectorOptions(steps=150, rank=32)
 PAIRS = DraftConfig("chain", alpha=0.4)
 BLOCK_FOLDERS = {"block": CHAIN, "block_pairs": PAIRS}
-
-
-class CutChainDrafter(ChainDrafter):
-    """Chains that end before the first prefix whose probability is below LEAST."""
-
-    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
-        trees = super().propose(states)
-        least = math.log(LEAST)
-        return [
-            tree.cut(int(np.count_nonzero(tree.log_probs >= least)), len(tree)) for tree in trees
-        ]
 
 
 def widen(model: LlamaForCausalLM, size: int) -> LlamaForCausalLM:
@@ -158,11 +139,9 @@ def main() -> None:
     prompts = made.found.test[:PROMPTS]
     options: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "stop_token_ids": []}
     outputs = [generate(model, prompt, "greedy", **options).token_ids for prompt in prompts]
-    drafters: dict[str, Any] = {**STRATEGIES, "chain_cut": CutChainDrafter(made.lm, CHAIN)}
     calls = {}
-    for name, drafter in drafters.items():
-        lm = None if name == "chain_cut" else made.lm
-        results = [generate(model, prompt, drafter, lm=lm, **options) for prompt in prompts]
+    for name, drafter in STRATEGIES.items():
+        results = [generate(model, prompt, drafter, lm=made.lm, **options) for prompt in prompts]
         if [result.token_ids for result in results] != outputs:
             raise AssertionError(f"{name}: outputs differ from greedy decoding")
         calls[name] = sum(result.stats.target_calls for result in results)

@@ -149,10 +149,12 @@ def run_scenes(options: dict[str, Any] | None) -> dict[str, Any]:
     return answer
 
 
-def run_forms(forms: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def run_forms(
+    forms: dict[str, dict[str, Any]], start: dict[str, Any] | None = None
+) -> dict[str, list[dict[str, Any]]]:
     """Greedy outputs of each draft form at load 1, 4 and 16 with the counts of each."""
     prompts = read_prompts()
-    engine = Engine({})
+    engine = Engine(start or {})
     proposer, answers = engine.runner.drafter, {}
     for name, options in forms.items():
         proposer.options = replace(proposer.options, **options)

@@ -21,10 +21,8 @@ from conftest import FOLDER, in_child
 
 FORMS: dict[str, dict[str, Any]] = {
     "chain": {},
-    "chain_cut": {"min_prob": 0.1},
     "best": {"draft": "best", "alpha": 1.0},
     "argmax": {"draft": "argmax"},
-    "chain_cache": {"ngram_cache": True},
 }
 
 
@@ -50,6 +48,16 @@ def check_calls(form: str, answers: list[dict[str, Any]], expected: dict[str, An
         assert answer["tokens"] == sum(map(len, expected["outputs"]))
         assert answer["draft_tokens"] == answer["verified_tokens"] > answer["accepted_tokens"] > 0
         assert answer["failures"] == 0
+
+
+def test_the_mixture_s_outputs_are_those_of_plain_vllm(expected: dict[str, Any]) -> None:
+    """Heads, LM and text; LM and text; the text alone. Calls depend on the engine's times."""
+    lm = str(FOLDER / "drafter" / "stories.lm")
+    for options in ({"draft": "mixture"}, {"directory": None, "lm": lm}, {"directory": None}):
+        for answer in in_child(run_forms, {"mixture": {}}, options)["mixture"]:
+            assert answer["outputs"] == expected["outputs"]
+            assert answer["failures"] == 0
+            assert answer["tokens"] > answer["target_calls"]
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,7 @@ def run_failing() -> Any:
     prompts = read_prompts()
     engine = Engine({"check": False})
     proposer, calls = engine.runner.drafter, 0
-    search = proposer._drafter._drafter
+    search = proposer._drafter._lattices
     propose = search.propose
 
     class Failing:
@@ -150,7 +150,7 @@ def run_failing() -> Any:
                 raise MemoryError("planted")
             return propose(*args)
 
-    proposer._drafter._drafter = Failing()
+    proposer._drafter._lattices = Failing()
     return engine.tokens(prompts), engine.counters
 
 

@@ -1,0 +1,194 @@
+"""Lengths of a batch's drafts, by the measured time of the engine's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd.decode.drafters.call_costs import SIZES, CallCosts
+from lattice_bpd_vllm.batch import EngineStep
+
+_OWN_SHARE = 0.005  # time of searches that draft nothing, as a share of the steps' time
+_LONGEST_PAUSE = 64  # steps
+_RETRY = 64  # least number of steps without drafts, after which one is drafted to measure again
+_TRIAL_SHARE = 0.005  # expected loss by either, as a share of the steps' time
+_WRONG = 0.8  # if it takes less than this part of what was expected, all is measured again
+_PLAIN = (4, 64)  # steps with drafts after which one has none, to measure it: fewest, most
+_LEAST_TRIAL = 0.8  # sizes that no step had are tried where this part of the best rate is expected
+_FIRST_SLOTS = 16  # first steps, half of them with slots
+_COLD = 8  # of these, which are not counted
+_SLOT_TRIAL = 64  # steps between trials with slots where these do not pay, or without
+_RATE = 0.2  # weight of a new gain
+
+
+class DraftLengths:
+    """How many tokens of each draft to verify, so that most tokens per second are expected.
+
+    An engine's step reads the draft tokens of all requests in one forward pass without padding, so
+    its time depends on their sum, and measurements are kept by that sum and the number of requests.
+    Since expected tokens are a sum too, the most probable draft tokens of all requests are drafted:
+    as many as maximize (requests + sum of probabilities) / time.
+
+    Args:
+        num_tokens: draft tokens that the engine verifies at most for a request.
+        has_slots: whether heads or a block drafter are a source.
+        may_pause: False where other processes read the same slots together with this one, so that
+            every step must read them.
+    """
+
+    def __init__(self, num_tokens: int, *, has_slots: bool, may_pause: bool) -> None:
+        self._num_tokens, self._has_slots, self._may_pause = num_tokens, has_slots, may_pause
+        self._batches: dict[int, _Batch] = {}
+        self._last: tuple[frozenset[str], float] | None = None
+
+    def observe(self, step: EngineStep, now: float) -> None:
+        """Add the time since `finish`, if no prompt was read in it.
+
+        Args:
+            step: the engine's.
+            now: when it was over, in seconds.
+        """
+        last, self._last = self._last, None
+        count = len(step.kept)
+        if last is None or count == 0 or not all(step.kept):
+            return
+        if not last[0].issuperset(step.names[:count]):
+            return
+        size, batch = sum(step.verified or ()), self._batch(count)
+        batch.add_step(size, now - last[1])
+
+    def finish(self, step: EngineStep, now: float) -> None:
+        """Drafts are ready, and the engine's next step begins."""
+        names = zip(step.names, step.kept, strict=False)
+        self._last = frozenset(name for name, tokens in names if tokens), now
+
+    def is_paused(self, count: int) -> bool:
+        """Whether nothing is searched in this step, since drafts seldom pay and searches cost time.
+
+        Args:
+            count: requests of the batch.
+        """
+        batch = self._batch(count)
+        if batch.pause == 0 or not self._may_pause:
+            return False
+        batch.pause -= 1
+        return True
+
+    def reads_slots(self, count: int) -> bool:
+        """Whether this step reads the heads: where drafts gain more with them, time included.
+
+        Args:
+            count: requests of the batch.
+        """
+        if not self._has_slots or not self._may_pause:
+            return self._has_slots
+        batch = self._batch(count)
+        batch.searches += 1
+        if batch.searches <= _FIRST_SLOTS:
+            return batch.searches % 2 == 1
+        is_trial = batch.searches % _SLOT_TRIAL == 0
+        return (batch.gains.get(True, 0.0) >= batch.gains.get(False, 0.0)) != is_trial
+
+    def choose(
+        self,
+        probs: Sequence[npt.NDArray[np.float64]],
+        count: int,
+        own_seconds: float,
+        *,
+        with_slots: bool,
+    ) -> list[int]:
+        """The length of each draft.
+
+        Args:
+            probs: for each draft the probabilities of its prefixes, which do not increase.
+            count: requests of the batch.
+            own_seconds: time that this step's drafts took.
+            with_slots: whether they were drafted with slots.
+        """
+        batch = self._batch(count)
+        owners = np.repeat(np.arange(len(probs)), [len(one) for one in probs])
+        flat = np.concatenate([*probs, np.empty(0)])
+        most = min(len(flat), max(2 * batch.largest, batch.unit))
+        # Stable, so that a prefix precedes what extends it.
+        order = np.argsort(-flat, kind="stable")[:most]
+        expected = count + np.concatenate([[0.0], np.cumsum(flat[order])])
+        units = [batch.units(size) for size in range(most + 1)]
+        times = batch.costs.times(units[-1])
+        rates = expected / (times[units] + own_seconds)
+        size = int(np.argmax(rates))
+        batch.add_gain(float(rates[size] * times[0] / count), with_slots=with_slots)
+        measured = batch.costs.next_to_measure()
+        gain = float(rates[size] / rates[0]) - 1.0
+        if batch.drafted >= min(max(gain / _TRIAL_SHARE, _PLAIN[0]), _PLAIN[1]):
+            size, measured = 0, 0
+        elif measured is not None:
+            trial = min(measured // 2 * batch.unit, most)
+            if trial == 0 or rates[trial] > _LEAST_TRIAL * rates[size]:
+                size = trial
+        elif size == 0 and most:
+            retry = min(batch.unit, most)
+            loss = float(rates[0] / rates[retry]) - 1.0
+            batch.is_retry = batch.undrafted > max(_RETRY, loss / _TRIAL_SHARE)
+            size = retry if batch.is_retry else 0
+        if size == 0 and measured is None and not with_slots:
+            steps = int(own_seconds / (_OWN_SHARE * float(times[0])))
+            batch.pause = min(steps, _LONGEST_PAUSE)
+        lengths: list[int] = np.bincount(owners[order[:size]], minlength=len(probs)).tolist()
+        return lengths
+
+    def _batch(self, count: int) -> _Batch:
+        """What is known of batches of about so many requests: exact to 7, within 25 % above."""
+        grain = 1 << max(count.bit_length() - 3, 0)
+        rounded = -(-count // grain) * grain
+        if rounded not in self._batches:
+            unit = -(-2 * rounded * self._num_tokens // SIZES[-1])
+            self._batches[rounded] = _Batch(unit)
+        return self._batches[rounded]
+
+
+class _Batch:
+    """What is known of the steps of a number of requests.
+
+    Attributes:
+        costs: times of steps by their draft tokens in `units`.
+        unit: draft tokens of two units.
+        largest: draft tokens of the largest step so far; the next one has twice as many at most.
+        undrafted: steps since the last draft.
+        drafted: steps since the last one without drafts.
+        is_retry: whether the last draft is verified to measure again.
+        pause: steps to come without a search.
+        searches: steps with a search.
+        gains: expected tokens per second relative to no drafts, with slots (True) and without.
+    """
+
+    def __init__(self, unit: int) -> None:
+        self.costs, self.unit, self.is_retry = CallCosts(), unit, False
+        self.largest = self.undrafted = self.drafted = self.pause = self.searches = 0
+        self.gains: dict[bool, float] = {}
+
+    def add_step(self, size: int, seconds: float) -> None:
+        """Add the time of a step with so many draft tokens."""
+        self.undrafted = 0 if size else self.undrafted + 1
+        self.drafted = self.drafted + 1 if size else 0
+        self.largest = max(self.largest, size)
+        units = self.units(size)
+        if size and self.is_retry and seconds < _WRONG * self.costs.times(units)[units]:
+            self.costs = CallCosts()
+        self.is_retry = False
+        self.costs.add(units, seconds)
+
+    def units(self, size: int) -> int:
+        """The size that `costs` keep for so many draft tokens: 64 at most, never between 0 and 2.
+
+        A step with drafts is slower than one without, however few they are.
+        """
+        return -(-size // self.unit) * 2
+
+    def add_gain(self, gain: float, *, with_slots: bool) -> None:
+        """Add a step's gain to the moving average, but for the first steps, which are slower."""
+        if 0 < self.searches <= _COLD:
+            return
+        before = self.gains.get(with_slots, gain)
+        self.gains[with_slots] = before + _RATE * (gain - before)

@@ -1,0 +1,114 @@
+"""One draft for each request from a gated mixture of heads, n-gram LMs and the text so far."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from lattice_bpd import _core
+from lattice_bpd.draft.gates import Gates
+from lattice_bpd.draft.mixture import make_mixture, source_names
+from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.lattice.torch_threads import use_torch_threads
+from lattice_bpd_vllm.batch import DraftBatch, EngineStep
+from lattice_bpd_vllm.draft_lengths import DraftLengths
+from lattice_bpd_vllm.drafting import Chains
+from lattice_bpd_vllm.files import DrafterParts
+from lattice_bpd_vllm.request_texts import RequestTexts
+
+_WHERE = "MixtureChains"
+_THREADED = 32  # requests from which on several threads search
+
+
+class MixtureChains:
+    """Chains of the most probable next tokens of a mixture, as long as pays.
+
+    Args:
+        parts: sources, and gates if they are for these sources.
+        vocab_size: V of the target.
+        num_tokens: draft tokens that the engine verifies at most for a request.
+        threads: of top-k and search, 0 for all cores.
+        may_pause: see `DraftLengths`.
+
+    Attributes:
+        lengths: how many tokens are drafted.
+        texts: of the requests.
+
+    Raises:
+        ValueError: more than 4 LMs.
+    """
+
+    def __init__(
+        self,
+        parts: DrafterParts,
+        vocab_size: int,
+        num_tokens: int,
+        threads: int,
+        *,
+        may_pause: bool,
+    ) -> None:
+        sources, gates, heads = parts.config.sources, parts.gates, parts.heads is not None
+        text = sources is None or "text" in sources
+        names = source_names(len(parts.lms), heads=heads, text=text, store=False)
+        if gates is None or gates.sources != names:
+            gates = Gates.default(names)
+        mixture = make_mixture(
+            vocab_size, parts.lms, heads=heads, text=text, store=None, gates=gates
+        )
+        self.lengths = DraftLengths(num_tokens, has_slots=heads, may_pause=may_pause)
+        self.texts = RequestTexts(mixture)
+        self._top_k, self._threads = parts.config.top_k, threads
+        use_torch_threads()
+
+    def propose(self, slots: Any, step: EngineStep, batch: DraftBatch, start: float) -> Chains:
+        """A draft for each request to draft for.
+
+        Args:
+            slots: logits (B, H, V) float, numpy or torch on any device, or a LatticeInput of B
+                lattices; None: without heads.
+            step: of the engine.
+            batch: the B requests. Drafts may pass the last slot.
+            start: when drafting for the step began, in seconds.
+
+        Returns:
+            B lists of at most `batch.max_lengths` token ids.
+
+        Raises:
+            ValueError: NaN or +inf in the logits, or top_k above V.
+        """
+        candidates = self._candidates(slots)
+        updated = time.perf_counter()
+        if len(self.texts) > len(step.active):
+            self.texts.forget(step.active)
+        texts = self.texts.update(
+            [step.names[request] for request in batch.requests],
+            [
+                step.token_ids[request, :length]
+                for request, length in zip(batch.requests, batch.lengths, strict=True)
+            ],
+        )
+        start += time.perf_counter() - updated  # new prompts are no cost of each step
+        trees = _core.search_mixtures(
+            texts, batch.max_lengths, max(batch.max_lengths), True, *candidates,
+            threads=self._threads if len(texts) >= _THREADED else 1,
+        )  # fmt: skip
+        lengths = self.lengths.choose(
+            [np.exp(np.asarray(tree.log_probs, np.float64)) for tree in trees],
+            len(step.kept),
+            time.perf_counter() - start,
+            with_slots=slots is not None,
+        )
+        return [tree.token_ids[1 : 1 + n] for tree, n in zip(trees, lengths, strict=True)]
+
+    def _candidates(self, slots: Any) -> tuple[Any, Any, Any]:
+        if slots is None:
+            return None, None, None
+        if isinstance(slots, LatticeInput):
+            return slots.cut(slots.num_slots, self._top_k).to_source_scores(_WHERE)
+        best = select_top_k(
+            slots, self._top_k, log_softmax=True, where=_WHERE, threads=self._threads
+        )
+        return best.token_ids, best.scores, None

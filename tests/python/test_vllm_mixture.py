@@ -1,0 +1,306 @@
+"""Draft form "mixture" of the vLLM plug-in: sources, lengths by cost, heads, texts."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from fake_vllm import SLOTS, VOCAB, PerfectHeads, Request, Target, config_of, continuation, vllm
+from lattice_bpd import DraftConfig, NGramLM
+from lattice_bpd_vllm import proposer as module
+from lattice_bpd_vllm.batch import EngineStep
+from lattice_bpd_vllm.draft_lengths import DraftLengths
+from lattice_bpd_vllm.files import DrafterParts, load_parts
+from lattice_bpd_vllm.options import DrafterOptions
+from lattice_bpd_vllm.proposer import LatticeProposer
+
+__all__ = ["vllm"]  # a fixture
+
+
+def make_proposer(monkeypatch: pytest.MonkeyPatch, heads: Any = None) -> LatticeProposer:
+    parts = DrafterParts(heads, (), DraftConfig("mixture", top_k=4), "mixture", VOCAB)
+    monkeypatch.setattr(module, "load_parts", lambda _: parts)
+    proposer = LatticeProposer(config_of(log_seconds=0, check=True))
+    proposer.load_model(Target())
+    return proposer
+
+
+def draft_freely(proposer: LatticeProposer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft as many tokens as there are, whatever they cost."""
+    lengths = proposer._drafter._mixture.lengths  # type: ignore[union-attr]
+    whole = lambda probs, *_, **__: [len(one) for one in probs]  # noqa: E731
+    monkeypatch.setattr(lengths, "choose", whole)
+
+
+def is_right(one: Request) -> bool:
+    return one.text == one.prompt + continuation(one.prompt, len(one.text) - len(one.prompt))
+
+
+def test_nothing_is_needed_but_the_text(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty object of options: the text so far is drafted from, past what heads have slots."""
+    config = config_of(log_seconds=0)
+    config.additional_config = {"lattice_bpd": {}}
+    config.speculative_config.num_speculative_tokens = 2 * SLOTS
+    proposer = LatticeProposer(config)
+    proposer.load_model(Target())
+    draft_freely(proposer, monkeypatch)
+    prompt = list(range(VOCAB)) * 2
+    runner = vllm.runner(proposer, [Request(prompt)])
+    runner.budget = 2 * SLOTS
+    monkeypatch.setattr(proposer, "observe_step", without_states(proposer.observe_step))
+    runner.step()
+    (request,) = runner.batch
+    exact = request.text[-1]
+    follows = [b for a, b in itertools.pairwise(prompt) if a == exact]
+    assert request.drafts[0] in follows  # what followed the exact token in the text
+    assert len(request.drafts) == 2 * SLOTS
+    assert proposer.counters.failures == 0
+    assert is_right(request)
+
+
+def without_states(observe: Any) -> Any:
+    """Steps whose hidden states must not be read."""
+    return lambda step: observe(step._replace(hidden=None))
+
+
+@pytest.mark.parametrize("with_heads", [False, True])
+def test_outputs_are_the_target_s(
+    with_heads: bool, vllm: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    proposer = make_proposer(monkeypatch, PerfectHeads() if with_heads else None)
+    draft_freely(proposer, monkeypatch)
+    requests = [
+        Request(rng.integers(0, VOCAB, size=int(rng.integers(2, 9))).tolist(), max_tokens=40,
+                unread=int(rng.integers(0, 3)))
+        for _ in range(5)
+    ]  # fmt: skip
+    runner = vllm.runner(proposer, requests)
+    for _ in range(24):
+        runner.step()
+    assert all(map(is_right, requests))
+    assert proposer.counters.failures == 0
+    assert proposer.counters.accepted_tokens > 0
+    if with_heads:  # they know the next SLOTS tokens, which the text does not
+        kept = [len(one.text) - len(one.prompt) for one in requests]
+        assert sum(kept) / proposer.counters.target_calls > 2.0
+
+
+def test_texts_are_those_of_the_requests(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer = make_proposer(monkeypatch)
+    draft_freely(proposer, monkeypatch)
+    mixture = proposer._drafter._mixture
+    assert mixture is not None
+    requests = [Request([1, 2, 3], unread=1), Request([3, 4]), Request([5, 6])]
+    runner = vllm.runner(proposer, requests)
+    for _ in range(3):
+        runner.step()
+    texts = mixture.texts._texts
+    assert {name: len(text) for name, text in texts.items()} == {
+        str(i): len(one.text) for i, one in enumerate(requests)
+    }
+    requests[1].text = requests[1].text[:3]  # a request of the same name begins again
+    runner.step()
+    assert len(texts["1"]) == len(requests[1].text)
+    for name in ("0", "2"):  # two requests end
+        del runner.requests[name]
+    runner.batch = requests[1:2]
+    runner.step()
+    assert list(texts) == ["1"]
+
+
+def test_invalid_logits_cost_no_drafts_of_the_text(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposer = make_proposer(monkeypatch, PerfectHeads())
+    draft_freely(proposer, monkeypatch)
+    object.__setattr__(proposer.options, "check", False)
+    proposer._drafter._raises_errors = False
+    requests = [Request([1, 2] * 6), Request([3, 4])]
+    runner = vllm.runner(proposer, requests)
+    read = proposer._drafter.source.read
+
+    def with_invalid(batch: Any, hidden: torch.Tensor) -> Any:
+        logits: Any = read(batch, hidden)
+        logits[0, 2, 3] = torch.nan
+        return logits
+
+    monkeypatch.setattr(proposer._drafter.source, "read", with_invalid)
+    runner.step()
+    assert proposer.counters.failures == 1
+    assert requests[1].drafts[:SLOTS] == continuation(requests[1].text, SLOTS)
+
+
+# Lengths
+class Clock:
+    """An engine whose steps take `base + slope * draft tokens` seconds."""
+
+    def __init__(self, lengths: DraftLengths, base: float, slope: float, count: int) -> None:
+        self.lengths, self.base, self.slope, self.count = lengths, base, slope, count
+        self.now, self.sizes, self.sums = 0.0, [0] * count, []  # type: ignore[var-annotated]
+
+    def run(self, steps: int, probs: list[list[float]], own: float = 0.0, slots: Any = None) -> int:
+        """Searches among the steps; `slots` is told whether each was with heads."""
+        names, searches = [str(i) for i in range(self.count)], 0
+        arrays = [np.array(one) for one in probs]
+        for _ in range(steps):
+            step = EngineStep(
+                [[1]] * self.count, np.zeros((0, 0)), np.zeros(0), np.zeros(0), [], 0, 0,
+                torch.empty(0), self.sizes if any(self.sizes) else None, names, names,
+            )  # fmt: skip
+            self.lengths.observe(step, self.now)
+            self.sizes = [0] * self.count
+            if not self.lengths.is_paused(self.count):
+                searches += 1
+                with_slots = self.lengths.reads_slots(self.count)
+                spent = own if slots is None else slots(with_slots)
+                self.now += spent
+                self.sizes = self.lengths.choose(arrays, self.count, spent, with_slots=with_slots)
+            self.sums.append(sum(self.sizes))
+            self.lengths.finish(step, self.now)
+            self.now += self.base + self.slope * sum(self.sizes)
+        return searches
+
+
+def best_sum(probs: list[list[float]], base: float, slope: float) -> int:
+    """The number of tokens of most tokens per second, by trying every choice of lengths."""
+    choices = itertools.product(*(range(len(one) + 1) for one in probs))
+    rates = {
+        lengths: (len(probs) + sum(sum(one[:n]) for one, n in zip(probs, lengths, strict=True)))
+        / (base + slope * sum(lengths))
+        for lengths in choices
+    }
+    return sum(max(rates, key=lambda lengths: rates[lengths]))
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.1, 0.3, 0.6, 2.0])
+def test_drafts_are_as_long_as_pays(slope: float) -> None:
+    probs = [[0.9, 0.8, 0.4], [0.5, 0.2, 0.1], [0.95, 0.9, 0.85]]
+    clock = Clock(DraftLengths(3, has_slots=False, may_pause=True), 1.0, slope / 3, 3)
+    clock.run(600, probs)
+    expected = best_sum(probs, 1.0, slope / 3)
+    assert abs(int(np.median(clock.sums[-100:])) - expected) <= 1
+    # the tokens are those of greatest probability
+    if clock.sizes and slope == 0.1:
+        assert clock.sizes[1] <= clock.sizes[0] <= clock.sizes[2]
+
+
+@pytest.mark.parametrize("slope", [0.1, 0.5])
+def test_where_nothing_pays_time_is_that_of_plain_decoding(slope: float) -> None:
+    probs = [[0.5, 0.3, 0.2, 0.1]] * 8
+    clock = Clock(DraftLengths(4, has_slots=False, may_pause=True), 1.0, slope, 8)
+    clock.run(2000, probs, own=0.02)
+    assert clock.now / 2000 < 1.02
+
+
+def test_a_search_that_drafts_nothing_is_followed_by_a_pause() -> None:
+    clock = Clock(DraftLengths(4, has_slots=False, may_pause=True), 1.0, 1.0, 1)
+    clock.run(200, [[0.1]])
+    assert clock.run(400, [[0.1]], own=0.1) < 60  # each of them is 10 % of a step
+    never = Clock(DraftLengths(4, has_slots=True, may_pause=False), 1.0, 1.0, 1)
+    assert never.run(100, [[0.1]], own=0.1) == 100
+
+
+def test_a_slow_first_measurement_is_not_believed_for_ever() -> None:
+    clock = Clock(DraftLengths(4, has_slots=False, may_pause=True), 1.0, 0.9, 1)
+    probs = [[0.8, 0.7, 0.6, 0.5]]
+    clock.run(300, probs)  # another process takes the processor while drafts are verified
+    assert np.mean(clock.sums[-50:]) < 1.0
+    clock.slope = 0.05
+    clock.run(4000, probs)
+    assert np.mean(clock.sums[-50:]) > 3.0
+
+
+@pytest.mark.parametrize("cost", [0.01, 0.5])
+def test_heads_are_read_where_they_pay(cost: float) -> None:
+    """They cost `cost` of a step; drafts without them are nearly as good."""
+    reads = []
+
+    def spend(with_slots: bool) -> float:
+        reads.append(with_slots)
+        probs[0][:] = [0.9, 0.8] if with_slots else [0.8, 0.7]
+        return cost if with_slots else 0.001
+
+    probs = [[0.8, 0.7]]
+    lengths = DraftLengths(2, has_slots=True, may_pause=True)
+    clock = Clock(lengths, 1.0, 0.05, 1)
+    choose = lengths.choose
+    lengths.choose = lambda _, *a, **k: choose([np.array(probs[0])], *a, **k)  # type: ignore[method-assign]
+    clock.run(500, probs, slots=spend)
+    assert (np.mean(reads[-200:]) > 0.9) == (cost == 0.01)
+    assert 0 < np.mean(reads[-200:]) < 1  # the other is tried now and then
+
+
+def test_steps_with_prompts_are_not_measured() -> None:
+    lengths = DraftLengths(4, has_slots=False, may_pause=True)
+    added: list[Any] = []
+    lengths._batch(1).costs.add = lambda *values: added.append(values)  # type: ignore[method-assign]
+    lengths._batch(2).costs.add = lambda *values: added.append(values)  # type: ignore[method-assign]
+
+    def step(kept: list[list[int]], names: list[str], verified: Any = None) -> EngineStep:
+        empty = np.zeros(0)
+        return EngineStep(
+            kept, empty, empty, empty, [], 0, 0, torch.empty(0), verified, names, names
+        )
+
+    for one, expected in (
+        (step([[1]], ["a"]), 0),  # the first
+        (step([[1], []], ["a", "b"]), 0),  # the prompt of b is read
+        (step([[1], [2]], ["a", "b"]), 0),  # the rest of it
+        (step([[1, 5], [2]], ["a", "b"], [2, 0]), 1),
+        (step([[1], []], ["a", "b"]), 1),  # b is read again after a preemption
+        (step([[1], [2]], ["a", "b"]), 1),
+        (step([[2]], ["b"]), 2),  # a has ended
+    ):
+        lengths.observe(one, 1.0)
+        lengths.finish(one, 0.5)
+        assert len(added) == expected
+    assert [size for size, _ in added] == [4, 0]  # two units for each token
+    assert [seconds for _, seconds in added] == [0.5, 0.5]
+
+
+# Files
+@pytest.fixture(scope="module")
+def lm() -> NGramLM:
+    text = np.random.default_rng(0).integers(0, 12, size=4000)
+    return NGramLM.train([text], 3, vocab_size=12, smoothing="witten_bell")
+
+
+def test_sources_are_optional(tmp_path: Path, lm: NGramLM) -> None:
+    assert load_parts(DrafterOptions()) == DrafterParts(
+        None, (), DraftConfig("mixture"), "mixture", None
+    )
+    lm.save(tmp_path / "a.lm")
+    one = load_parts(DrafterOptions(lm=str(tmp_path / "a.lm")))
+    assert ([lm.order for lm in one.lms], one.heads, one.vocab_size) == ([3], None, 12)
+    two = load_parts(DrafterOptions(lm=[str(tmp_path / "a.lm")] * 2))
+    assert [lm.order for lm in two.lms] == [3, 3]
+    text = load_parts(DrafterOptions(lm=str(tmp_path / "a.lm"), sources=["text"]))
+    assert (text.lms, text.heads) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"directory": "/nowhere"}, FileNotFoundError, "directory /nowhere is not there"),
+        ({"heads": "/nowhere"}, FileNotFoundError, "heads /nowhere is not there"),
+        ({"directory": "."}, ValueError, "neither draft heads nor drafter.json"),
+        ({"draft": "chain"}, ValueError, "draft 'chain' needs heads"),
+        ({"sources": ["heads"]}, ValueError, "sources has heads, and neither directory nor"),
+        ({"sources": ["lm", "text"]}, ValueError, "sources has 'lm', and there is none"),
+    ],
+)
+def test_what_is_missing_is_named(
+    options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        load_parts(DrafterOptions(**options))
