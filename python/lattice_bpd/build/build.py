@@ -105,7 +105,8 @@ def build_drafter(
     drafting = DraftingModel(model)
     lm = _train_lm(job, drafting.vocab_size, [exchanges[n].response for n in training])
     clock.lap("LM")
-    heads, accuracy, candidates = None, None, {}
+    heads, accuracy = None, None
+    candidates: dict[int, Any] = {}
     if job.heads:
         heads, accuracy, candidates = _train_heads(
             model, exchanges, training, fitting, held_out, job, watcher
@@ -139,7 +140,7 @@ def build_drafter(
     )  # fmt: skip
     clock.lap("live decoding")
     result = BuildResult(counts, choice, accuracy, live, clock.seconds)
-    card = describe_drafter(result, model.config.name_or_path, job.heads)
+    card = describe_drafter(result, model.config.name_or_path or "a model", job.heads)
     write_text(job.output / "README.md", card)
     return result
 
