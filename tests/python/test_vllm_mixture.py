@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,15 @@ import torch
 
 from fake_vllm import SLOTS, VOCAB, PerfectHeads, Request, Target, config_of, continuation, vllm
 from lattice_bpd import DraftConfig, NGramLM
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd_vllm import proposer as module
-from lattice_bpd_vllm.batch import EngineStep
+from lattice_bpd_vllm.batch import DraftBatch, EngineStep
 from lattice_bpd_vllm.draft_lengths import DraftLengths
 from lattice_bpd_vllm.files import DrafterParts, load_parts
 from lattice_bpd_vllm.options import DrafterOptions
 from lattice_bpd_vllm.proposer import LatticeProposer
+from lattice_bpd_vllm.slot_sources import make_source
+from lattice_bpd_vllm.targets import TargetInfo
 
 __all__ = ["vllm"]  # a fixture
 
@@ -136,6 +141,35 @@ def test_invalid_logits_cost_no_drafts_of_the_text(
     runner.step()
     assert proposer.counters.failures == 1
     assert requests[1].drafts[:SLOTS] == continuation(requests[1].text, SLOTS)
+
+
+@torch.inference_mode()
+def test_heads_draft_in_their_own_vocabulary() -> None:
+    """Candidates are those of the library's own heads on the same target."""
+    torch.manual_seed(0)
+    embedding, output = torch.nn.Embedding(12, 8), torch.nn.Linear(8, 12, bias=False)
+    heads = VocabularyHeads([1, 3, 5, 7, 11], 8, 12, num_slots=3, inner_size=4)
+    for weight in heads.parameters():
+        weight.normal_()
+    hidden, tokens = torch.randn(2, 8), [3, 9]
+    base = SimpleNamespace(
+        get_input_embeddings=lambda: embedding, get_output_embeddings=lambda: output
+    )
+    own = copy.deepcopy(heads)
+    own.attach(base)
+    expected = own.lattice(hidden, torch.tensor(tokens)).cut(2, 5)
+    padded = torch.cat([output.weight, torch.zeros(4, 8)])  # as engines keep it
+    target = TargetInfo(
+        output, 8, 12, torch.float32, torch.device("cpu"), 1, embedding, output_weight=padded
+    )
+    parts = DrafterParts(heads, (), DraftConfig("mixture"), "mixture", 12)
+    batch = DraftBatch([0, 1], [[3], [9]], [2, 2], [5, 5])
+    found = make_source(parts, target, 2).read(batch, hidden)
+    assert torch.equal(found.token_ids, expected.token_ids)  # type: ignore[union-attr]
+    torch.testing.assert_close(found.scores, expected.scores)  # type: ignore[union-attr]
+    for weight in (None, padded[:6]):  # of another process
+        with pytest.raises(ValueError, match="rows of the target's output embedding"):
+            make_source(parts, target._replace(output_weight=weight), 2)
 
 
 # Lengths

@@ -10,6 +10,7 @@ from torch import Tensor
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd_vllm.batch import DraftBatch
 from lattice_bpd_vllm.block_lattices import BlockLattices, CacheLayout
 from lattice_bpd_vllm.files import DrafterParts
@@ -67,6 +68,8 @@ def make_source(parts: DrafterParts, target: TargetInfo, num_tokens: int) -> Slo
     heads = parts.heads.to(device=target.device, dtype=target.dtype).eval()
     if isinstance(heads, BlockDrafter):
         return BlockSource(heads, target, num_tokens)
+    if isinstance(heads, VocabularyHeads):
+        _attach(heads, target)
     # "argmax" takes the best token of each slot, whatever the transitions
     selector = None if parts.draft == "argmax" else parts.selector
     return HeadSource(heads, target, num_tokens, selector)
@@ -138,6 +141,11 @@ class HeadSource:
     def read(self, batch: DraftBatch, hidden: Tensor) -> Tensor | LatticeInput | None:
         """See SlotSource."""
         exact_tokens = batch.exact_tokens
+        heads = self.head_logits.heads
+        if isinstance(heads, VocabularyHeads):
+            with torch.no_grad():
+                lattice = heads.lattice(hidden, torch.tensor(exact_tokens, device=hidden.device))
+            return lattice.cut(self.num_slots, int(lattice.token_ids.shape[2]))
         logits = self.head_logits(hidden, exact_tokens)
         if logits is None or self._selector is None:
             return logits
@@ -172,6 +180,29 @@ class BlockSource:
         """See SlotSource."""
         before = [length - 1 for length in batch.lengths]
         return self._lattices(batch.requests, before, batch.exact_tokens)
+
+
+def _attach(heads: VocabularyHeads, target: TargetInfo) -> None:
+    """Give heads their rows of the output embedding.
+
+    Raises:
+        ValueError: this process has not all of them as numbers, or heads of another target.
+    """
+    weight, expected = target.output_weight, (target.vocab_size, target.hidden_size)
+    found = None if weight is None else tuple(weight.shape)
+    if (
+        weight is None
+        or not weight.is_floating_point()
+        or weight.ndim != 2
+        or (len(weight) < expected[0])
+    ):
+        raise ValueError(
+            "lattice-bpd: heads with a draft vocabulary read rows of the target's output embedding "
+            f"(lm_head); found {found}, expected {expected} in floating point; without tensor "
+            "parallelism and quantization of lm_head, or leave 'heads' out of sources"
+        )
+    view: Any = TargetView(target)
+    heads.attach(view)
 
 
 def check_vocabulary(columns: int, source: str, vocab_size: int | None) -> None:

@@ -55,4 +55,5 @@ def read_target(target: Any, model_config: Any) -> TargetInfo:
         next(target.parameters()).device,
         model_config.get_total_num_hidden_layers(),
         getattr(target, "embed_input_ids", None),
+        getattr(getattr(target, "lm_head", None), "weight", None),
     )

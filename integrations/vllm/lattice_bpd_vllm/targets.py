@@ -21,7 +21,10 @@ class TargetInfo(NamedTuple):
         dtype: of its weights.
         device: of its weights.
         num_layers: for block drafters.
-        embed_input_ids: token ids (N,) -> (N, D); for block drafters.
+        embed_input_ids: token ids (N,) -> (N, D); for block drafters and heads with a draft
+            vocabulary.
+        output_weight: (V or more, D), of the output embedding; None: not in this process as a
+            whole. For heads with a draft vocabulary.
     """
 
     compute_logits: Callable[[Tensor], Tensor | None]
@@ -31,6 +34,7 @@ class TargetInfo(NamedTuple):
     device: torch.device
     num_layers: int = 0
     embed_input_ids: Callable[[Tensor], Tensor] | None = None
+    output_weight: Tensor | None = None
 
     def count_columns(self) -> int:
         """Columns of the logits; `vocab_size` on a process that gets no logits."""
@@ -41,7 +45,7 @@ class TargetInfo(NamedTuple):
 
 
 class TargetView:
-    """A target as far as `BlockDrafter.attach` reads it."""
+    """A target as far as `attach` of block drafters and heads reads it."""
 
     def __init__(self, target: TargetInfo) -> None:
         text = SimpleNamespace(num_hidden_layers=target.num_layers, hidden_size=target.hidden_size)
@@ -49,6 +53,8 @@ class TargetView:
         shape = target.vocab_size, target.hidden_size
         weight = torch.empty(shape, dtype=target.dtype, device="meta")
         self._input = _Embedding(target.embed_input_ids, weight)
+        if target.output_weight is not None:
+            weight = target.output_weight[: target.vocab_size]
         self._output = _Embedding(target.compute_logits, weight)
 
     def get_input_embeddings(self) -> nn.Module:
