@@ -11,6 +11,7 @@ DRAFTERS, LOOP = f"{DECODE}/drafters", f"{DECODE}/loop"
 BATCH_RULES = "tests/python/test_custom_generate_batches.py"
 BATCH_CACHE = "tests/python/test_batch_cache.py"
 BOOTSTRAP = "tests/python/test_bootstrap.py"
+CHANGES = "tests/python/test_model_changes.py"
 CHECKPOINTS = "tests/python/test_checkpoint_order.py"
 CERTIFICATES = "tests/python/test_certificate.py"
 CONFORMANCE = "tests/python/test_conformance.py"
@@ -922,5 +923,66 @@ MUTATIONS = [
         "tests/python/test_vllm_mixture.py",
         "if given is not None and not Path(given).is_dir():",
         "if given is not None and not Path(given).name:",
+        "hooks registered after the first use are ignored",
+        "python/lattice_bpd/verify/target.py",
+        f"{CHANGES}::test_changes_after_the_first_use_are_noticed[by_hook]",
+        "        self._inner_is_exact = self._mixers = None\n        self._refusals = {}\n",
+        "        return\n",
+    ),
+    (
+        "a model that has changed is not measured again",
+        "python/lattice_bpd/models/model_facts.py",
+        f"{CHANGES}::test_what_was_refused_is_tried_again_after_a_change",
+        "if known is None or known[0] != state:",
+        "if known is None:",
+    ),
+    (
+        "drafts exceed the capacity of experts",
+        "python/lattice_bpd/verify/call_limits.py",
+        f"{CHANGES}::test_drafts_keep_to_the_capacity_of_experts",
+        "        min(capacities, default=None),\n",
+        "        None,\n",
+    ),
+    (
+        "trees exceed the capacity of experts",
+        f"{DECODE}/drafters/proposals.py",
+        f"{CHANGES}::test_drafts_keep_to_the_capacity_of_experts",
+        "    tree = state.model.target.limits.cut(tree)\n",
+        "",
+    ),
+    (
+        "activated adapters are taken for LoRA",
+        "python/lattice_bpd/models/adapters.py",
+        f"{CHANGES}::test_adapters_that_act_on_part_of_a_text_are_refused",
+        "if kind not in _TOKEN_WISE or selective or",
+        "if kind not in _TOKEN_WISE or",
+    ),
+    (
+        "steps after the prompt are not prepared as generate does",
+        f"{VERIFY}/preparation.py",
+        f"{CHANGES}::test_inputs_that_a_model_prepares_in_its_own_way_are_refused[with_steps]",
+        "    lengths = {first + 1, *(n for n in near if first < n <= length)}\n",
+        "    lengths: set[int] = set()\n",
+    ),
+    (
+        "the vocabulary is the rows of a packed output embedding",
+        "python/lattice_bpd/models/lm_call.py",
+        f"{CHANGES}::test_output_embeddings_without_a_weight_matrix_decode[packed]",
+        "weight.ndim == 2 and weight.is_floating_point():",
+        "weight.ndim == 2:",
+    ),
+    (
+        "a checkpoint's cache implementation blocks generate",
+        f"{DECODE}/huggingface/checks.py",
+        f"{CHANGES}::test_a_checkpoint_s_cache_implementation_does_not_matter",
+        '    if where == "CustomGenerate":\n        refuse_cache(config',
+        "    if True:\n        refuse_cache(config",
+    ),
+    (
+        "a forward that passes its arguments on takes no cache",
+        "python/lattice_bpd/models/lm_call.py",
+        f"{CHANGES}::test_a_forward_that_passes_its_arguments_on_takes_a_cache",
+        "            return {**_parameters(below), **own}\n",
+        "            return own\n",
     ),
 ]

@@ -178,7 +178,7 @@ def test_what_states_cannot_do_is_refused_with_the_reason():
 def test_mixers_that_read_wrongly_in_every_way_are_refused(monkeypatch):
     from lattice_bpd.verify import recurrent
 
-    monkeypatch.setattr(recurrent, "_KNOWN", {})
+    monkeypatch.setattr(recurrent, "facts_of", lambda _: {})
     monkeypatch.setattr(recurrent, "logits_match", lambda *_: False)
     with pytest.raises(ValueError, match="cannot be rolled back: several tokens read in one call"):
         decode(build_target("mamba2"), PROMPTS[0], NoDrafter())
@@ -187,7 +187,8 @@ def test_mixers_that_read_wrongly_in_every_way_are_refused(monkeypatch):
 def test_a_mixer_probe_without_memory_is_tried_again(monkeypatch):
     from lattice_bpd.verify import recurrent
 
-    monkeypatch.setattr(recurrent, "_KNOWN", {})
+    facts = {}
+    monkeypatch.setattr(recurrent, "facts_of", lambda _: facts)
     model = build_target("lfm2")
     target, read = CausalLMTarget(model), model.base_model.forward
 

@@ -19,31 +19,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
+from lattice_bpd.models.adapters import refuse_adapters
+from lattice_bpd.models.model_facts import facts_of, has_own_call
 from lattice_bpd.models.thread_hooks import in_this_thread
 
 _PROMPT, _NEXT = (1, 2, 3, 5, 4), (6, 3, 7)  # token ids for comparisons
-Result = TypeVar("Result")
-
-
-def _once(compute: Callable[..., Result]) -> Callable[..., Result]:
-    """Cache a function's result for each first argument, as long as that object exists."""
-    results: WeakKeyDictionary[Any, Result] = WeakKeyDictionary()
-
-    @functools.wraps(compute)
-    def remembered(key: Any, *arguments: Any) -> Result:
-        result = results.get(key)
-        if result is None:
-            result = results[key] = compute(key, *arguments)
-        return result
-
-    return remembered
 
 
 class LMOutput(NamedTuple):
@@ -51,7 +38,8 @@ class LMOutput(NamedTuple):
 
     Attributes:
         logits: (B, T, V) float, those of the model's own `forward`.
-        hidden: (B, T, D) float, the states that enter the output embedding; see the module.
+        hidden: (B, T, D) float, the states that enter the output embedding; see the module. D is 0
+            where they are not known.
         features: (B, T, n D) float, concatenated outputs of n decoder layers, if requested.
     """
 
@@ -69,9 +57,11 @@ def unwrap_model(model: Any) -> Any:
 
     Raises:
         TypeError: the wrapper computes other logits than the wrapped model.
+        ValueError: it has adapters that do not act on every token alike.
     """
     inner = model
     while isinstance(inner, nn.Module) and not isinstance(inner, PreTrainedModel):
+        refuse_adapters(inner)
         children = list(inner.children())
         models = [child for child in children if isinstance(child, PreTrainedModel)]
         if len(models) == 1:
@@ -123,7 +113,13 @@ recurrent models had a name of their own."""
 
 def cache_argument(module: nn.Module) -> str | None:
     """The name of `forward`'s cache argument; None if it has none."""
-    return next((name for name in CACHE_NAMES if name in _parameters(type(module))), None)
+    parameters = _parameters(type(module))
+    inner = getattr(module, "base_model", module)
+    if _passes_on(parameters) and inner is not module:
+        parameters = _parameters(type(inner))
+    if _passes_on(parameters):  # which arguments is not known: that of transformers itself
+        parameters = _signature(GenerationMixin.prepare_inputs_for_generation)
+    return next((name for name in CACHE_NAMES if name in parameters), None)
 
 
 def pass_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
@@ -148,6 +144,7 @@ def build_inputs(
     position_ids: Tensor | None = None,
     *,
     use_cache: bool = True,
+    takes_positions: bool | None = None,
 ) -> dict[str, Any]:
     """The arguments of `forward` for new tokens after those of a cache.
 
@@ -157,12 +154,13 @@ def build_inputs(
         cache: keys and values of the earlier tokens; None: there are none.
         position_ids: (B, T) int64, where the model takes positions; None: those after the cache.
         use_cache: whether the model keeps what it computes.
+        takes_positions: the result of `takes_position_ids`; None: it is called.
     """
     inputs: dict[str, Any] = {"input_ids": input_ids, "use_cache": use_cache}
     name = cache_argument(base)
     if cache is not None and name is not None:
         inputs[name] = cache
-    if takes_position_ids(base):
+    if takes_position_ids(base) if takes_positions is None else takes_positions:
         # Passed as `generate` does: the model's own numbering may differ (RoBERTa).
         if position_ids is None:
             start = 0 if cache is None else int(cache.get_seq_length())
@@ -172,13 +170,15 @@ def build_inputs(
     return inputs
 
 
-@_once
 def takes_position_ids(base: PreTrainedModel) -> bool:
     """Whether `forward`, or the decoder that it calls, takes position ids 0, 1, .. of a text.
 
     False if `generate` passes none and the model numbers its tokens in another way (Kosmos-2.5).
     """
-    return _has_position_ids(base) and not _numbers_itself(base)
+    facts = facts_of(base)
+    if "takes_positions" not in facts:
+        facts["takes_positions"] = _has_position_ids(base) and not _numbers_itself(base)
+    return bool(facts["takes_positions"])
 
 
 def _has_position_ids(base: PreTrainedModel) -> bool:
@@ -214,23 +214,49 @@ def _numbers_itself(base: PreTrainedModel) -> bool:
     return not torch.allclose(without, given, rtol=0.0, atol=1e-2 * scale)
 
 
-@_once
 def _parameters(kind: type[nn.Module]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a class's `forward`."""
-    return inspect.signature(kind.forward).parameters
+    """The parameters of a class's `forward`.
+
+    One with `**kwargs` passes them on, so those of the class below are among them.
+    """
+    own = _signature(kind.forward)
+    if any(one.kind is one.VAR_KEYWORD for one in own.values()):
+        classes = iter(base for base in kind.__mro__ if "forward" in vars(base))
+        next(classes, None)  # of `own`
+        below = next(classes, nn.Module)
+        if below is not nn.Module:
+            return {**_parameters(below), **own}
+    return own
+
+
+def _passes_on(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether a method has the parameters `self, *args, **kwargs` only."""
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return all(one.kind in variable for one in [*parameters.values()][1:])
+
+
+@functools.lru_cache(maxsize=256)
+def _signature(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(forward).parameters
 
 
 def call_forward(
-    base: Any, embedding: nn.Module, inputs: dict[str, Any], layers: Sequence[int] = ()
+    base: Any,
+    embedding: nn.Module | None,
+    inputs: dict[str, Any],
+    layers: Sequence[int] = (),
+    *,
+    needs_hidden: bool = True,
 ) -> LMOutput:
     """The LM's own forward pass; hidden states are captured at the input of the output embedding.
 
     Args:
         base: LM of `transformers`.
-        embedding: its output embedding.
+        embedding: its output embedding; None: unknown.
         inputs: of `forward`, by name.
         layers: indices of decoder layers whose outputs are returned as features; -1: the input
             embeddings.
+        needs_hidden: whether to raise if the hidden states are not known.
 
     Raises:
         TypeError: it does not call its output embedding once for all positions.
@@ -241,19 +267,53 @@ def call_forward(
     def remember(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         seen.append(arguments[0] if arguments else next(iter(named.values())))
 
-    handle = embedding.register_forward_pre_hook(in_this_thread(remember), with_kwargs=True)
-    try:
+    with ExitStack() as stack:
+        if embedding is not None:
+            hook = in_this_thread(remember)
+            handle = embedding.register_forward_pre_hook(hook, with_kwargs=True)
+            stack.callback(handle.remove)
         output = base(**_with_layers(inputs, layers))
-    finally:
-        handle.remove()
     logits: Tensor = output.logits
     if not seen or seen[-1].shape[:-1] != logits.shape[:-1]:
+        seen = [logits.new_zeros((*logits.shape[:-1], 0))]
+        if needs_hidden:
+            check_hidden(base, seen[-1])
+    return LMOutput(logits, seen[-1], read_features(base, output, layers))
+
+
+def check_hidden(base: Any, hidden: Tensor) -> None:
+    """Raise TypeError if the hidden states of a call are not known."""
+    if hidden.shape[-1] == 0:
         raise TypeError(
             f"decode: {type(base).__name__} does not call its output embedding, so the hidden "
             "state that heads start from is not known; expected a causal LM that computes its "
-            "logits by its output embedding"
+            "logits by its output embedding; decode without heads, such as by 'mixture'"
         )
-    return LMOutput(logits, seen[-1], read_features(base, output, layers))
+
+
+@torch.inference_mode()
+def find_sizes(base: Any, embedding: Any) -> tuple[int, torch.device, torch.dtype]:
+    """The number of token ids, and the device and dtype of the hidden states.
+
+    A weight of floats names them. Quantized and wrapped output embeddings have none, or one of
+    another shape, so the model is called with one token.
+
+    Raises:
+        TypeError: it returns no logits.
+    """
+    weight = getattr(embedding, "weight", None)
+    if isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point():
+        return int(weight.shape[0]), weight.device, base.dtype
+    ids = torch.zeros(1, 1, dtype=torch.long, device=base.device)
+    try:
+        output = call_forward(base, embedding, {"input_ids": ids}, needs_hidden=False)
+    except AttributeError as error:
+        raise TypeError(
+            f"decode: {type(base).__name__} returns no logits of a token ({error}); expected a "
+            "causal LM; load it with AutoModelForCausalLM"
+        ) from error
+    states = output.hidden
+    return int(output.logits.shape[-1]), states.device, states.dtype
 
 
 def call_inner(
@@ -292,13 +352,22 @@ def read_features(base: Any, output: Any, layers: Sequence[int]) -> Tensor | Non
     return torch.cat([states[layer + 1] for layer in layers], dim=-1)
 
 
-@_once
 def inner_call_is_exact(base: PreTrainedModel, embedding: nn.Module) -> bool:
     """Whether `call_inner` returns the numbers of `call_forward`; compared once per model.
 
     Both read three tokens after a prompt that the model's own forward has read; all logits and
-    hidden states must be equal bit for bit.
+    hidden states must be equal bit for bit. That says nothing of a `forward` that depends on the
+    content, so it must be one of transformers, without hooks (see `has_own_call`).
     """
+    if has_own_call(base) or not type(base).forward.__module__.startswith("transformers."):
+        return False
+    facts = facts_of(base)
+    if ("inner", embedding) not in facts:
+        facts["inner", embedding] = _is_exact(base, embedding)
+    return bool(facts["inner", embedding])
+
+
+def _is_exact(base: PreTrainedModel, embedding: nn.Module) -> bool:
     modes = [(module, module.training) for module in base.modules()]
     base.eval()  # type: ignore[no-untyped-call]  # dropout differs from call to call
     try:

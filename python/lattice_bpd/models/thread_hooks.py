@@ -20,4 +20,15 @@ def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
     def of_owner(*arguments: Any) -> Any:
         return hook(*arguments) if threading.get_ident() == owner else None
 
-    return of_owner
+    return as_own(of_owner)
+
+
+def as_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a hook or a `forward` of this library, which is there during a call only."""
+    function._lattice_bpd = True  # type: ignore[attr-defined]
+    return function
+
+
+def is_own(function: Any) -> bool:
+    """Whether `as_own` marked a function."""
+    return getattr(function, "_lattice_bpd", False) is True

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from lattice_bpd.models.model_facts import facts_of
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.layout import lay_out_rows
 from lattice_bpd.verify.memory import is_lack_of_memory, try_once
@@ -15,7 +15,6 @@ from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.rounding import logits_match
 
 _LONG, _SHORT = [1, 2, 3, 5, 4, 6, 7], [8, 5, 9]
-_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[str, bool], str | None]] = WeakKeyDictionary()
 
 
 def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
@@ -35,9 +34,9 @@ def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
     refusal: str | None = target.refuses_tree() if target.sliding_window is not None else None
     if refusal is not None:
         return f"a batch over a sliding window needs four-dimensional masks: {refusal}"
-    known = _KNOWN.setdefault(target.base, {})
-    key = (str(getattr(target.base.config, "_attn_implementation", "eager")), padded)
-    return try_once(known, key, lambda: _try_batch(target, padded))
+    implementation = str(getattr(target.base.config, "_attn_implementation", "eager"))
+    key = ("batch refusal", implementation, padded)
+    return try_once(facts_of(target.base), key, lambda: _try_batch(target, padded))
 
 
 @torch.inference_mode()

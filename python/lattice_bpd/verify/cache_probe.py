@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lattice_bpd.models.lm_call import build_inputs, call_forward
+from lattice_bpd.models.model_facts import facts_of
 from lattice_bpd.verify.memory import is_lack_of_memory, try_once
 from lattice_bpd.verify.rounding import logits_match
 
 _PROMPT, _NEXT = [1, 2, 3, 5, 4], [6, 3]
-_KNOWN: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
 
 
 def find_cache_refusal(target: Any) -> str | None:
@@ -22,11 +21,8 @@ def find_cache_refusal(target: Any) -> str | None:
 
     Args:
         target: a CausalLMTarget whose layers are attention; for others see `find_mixers`.
-
-    Raises:
-        TypeError: the model does not call its output embedding.
     """
-    return try_once(_KNOWN, target.base, lambda: _try_cache(target))
+    return try_once(facts_of(target.base), "cache refusal", lambda: _try_cache(target))
 
 
 @torch.inference_mode()
@@ -65,5 +61,8 @@ def read_tokens(target: Any, tokens: Sequence[int], cache: Any, start: int) -> T
     """(T, V) float32 logits of the tokens from position `start` on, by the model's own forward."""
     ids = torch.tensor([list(tokens)], device=target.device) % int(target.vocab_size)
     positions = torch.arange(start, start + ids.shape[1], device=target.device)[None]
-    inputs = build_inputs(target.base, ids, cache, positions)
-    return call_forward(target.base, target.embedding, inputs).logits[0].float()
+    inputs = build_inputs(
+        target.base, ids, cache, positions, takes_positions=target.takes_positions
+    )
+    output = call_forward(target.base, target.embedding, inputs, needs_hidden=False)
+    return output.logits[0].float()

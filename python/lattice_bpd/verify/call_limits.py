@@ -5,22 +5,28 @@ dynamic NTK scaling another one at every position beyond the limit. Plain `gener
 at a time, so a draft must not reach beyond such a *boundary*: no token at or after it is read in
 one call with a token before it. The keys of earlier tokens keep their frequencies in the cache.
 
-Recognized by the modules' `rope_type` and by the config. At any other boundary that a config names,
+Mixture-of-experts layers with a capacity drop the tokens of a call that exceed it. With no more
+tokens in a call than the capacity none is dropped, as in calls of single tokens.
+
+Recognized by the modules' attributes and by the config. At any other boundary that a config names,
 a probe compares a call across it with calls of single tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from lattice_bpd import _core
 from lattice_bpd.verify.cache_probe import read_tokens
 from lattice_bpd.verify.memory import is_lack_of_memory
+from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.rounding import logits_match
 
+_DROPPING = ("drop_tokens", "moe_drop_tokens", "moe_token_dropping", "drop_tks")
 _NAMES = ("original_max_position_embeddings", "max_position_embeddings")
 
 
@@ -32,20 +38,37 @@ class CallLimits:
         boundaries: positions, in ascending order, at which the frequencies of a call change.
         varies_from: position from which they differ at every position, so that nothing can be
             drafted; None: nowhere. It is one of the boundaries.
+        capacity: tokens that a call can have without exceeding the capacity of an expert; None:
+            experts have none.
     """
 
     boundaries: tuple[int, ...] = ()
     varies_from: int | None = None
+    capacity: int | None = None
 
     def max_draft_length(self, position: int) -> int | None:
         """The longest draft after the exact token at `position`; None without a limit."""
+        longest = None if self.capacity is None else self.capacity - 1
         if not self.boundaries:
-            return None
+            return longest
         if self.varies_from is not None and position >= self.varies_from:
             return 0
-        following = (boundary for boundary in self.boundaries if boundary > position)
-        boundary = next(following, None)
-        return None if boundary is None else boundary - 1 - position
+        for boundary in self.boundaries:
+            if boundary > position:
+                before = boundary - 1 - position
+                return before if longest is None else min(before, longest)
+        return longest
+
+    def allows_parts(self, length: int) -> bool:
+        """Whether a prompt of `length` tokens is read in parts as in one call."""
+        return self.capacity is None and all(length <= boundary for boundary in self.boundaries)
+
+    def cut(self, tree: PrefixTree) -> PrefixTree:
+        """The tree, or its best chain if a call on all its paths could exceed the capacity."""
+        if self.capacity is None:
+            return tree
+        size, depth, num_paths = _core.tree_extents([tree._core])
+        return tree if max(size, num_paths * (1 + depth)) <= self.capacity else tree.best_chain()
 
     def refuses_batch(self, name: str, shortest: int, length: int) -> str | None:
         """Why texts cannot share calls, or None.
@@ -55,6 +78,11 @@ class CallLimits:
             shortest: tokens of the shortest prompt.
             length: tokens of the longest text at its end.
         """
+        if self.capacity is not None:
+            return (
+                f"{name} has experts with a capacity of {self.capacity} tokens of a call, so texts "
+                "of one call could displace each other's tokens"
+            )
         for boundary in self.boundaries:
             before, beyond = length - 1 <= boundary, shortest > boundary
             if not before and (not beyond or self.varies_from is not None):
@@ -73,7 +101,9 @@ def find_call_limits(base: Any, decoder: Any) -> CallLimits:
         decoder: the module whose positions count, such as the model itself.
     """
     config = base.config.get_text_config(decoder=True)
-    boundaries, varying = set(), set()
+    boundaries, varying, capacities = set(), set(), _capacities(vars(config))
+    for module in decoder.modules():
+        capacities |= _capacities(vars(module))
     kinds = [kind for module in decoder.modules() for kind in _kinds_of(module)]
     if not kinds:  # rotary embeddings of its own
         kinds = [(str(_type_of(rope)), rope) for rope in _rope_parameters(config)]
@@ -83,7 +113,11 @@ def find_call_limits(base: Any, decoder: Any) -> CallLimits:
             varying.add(int(config.max_position_embeddings))
         elif original is not None and (kind in ("longrope", "su") or "long_mscale" in parameters):
             boundaries.add(int(original))
-    return CallLimits(tuple(sorted(boundaries | varying)), min(varying, default=None))
+    return CallLimits(
+        tuple(sorted(boundaries | varying)),
+        min(varying, default=None),
+        min(capacities, default=None),
+    )
 
 
 def probe_boundaries(target: Any, limits: CallLimits, length: int) -> CallLimits:
@@ -143,6 +177,25 @@ def _reads_equally(target: Any, start: int) -> bool:
             raise
         return True
     return logits_match(target.base, together, singly, wrong)
+
+
+def _capacities(attributes: Mapping[str, Any]) -> set[int]:
+    """The tokens of a call that attributes of a module or config allow without dropping any.
+
+    1 for a share of the tokens of a call, which plain `generate` applies to calls of one token.
+    """
+    named = {
+        name: value
+        for name, value in attributes.items()
+        if "capacity" in name and "train" not in name
+        and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }  # fmt: skip
+    if any(attributes.get(name) is False for name in _DROPPING):
+        return set()
+    shares = [value for name, value in named.items() if "fraction" in name and value > 0]
+    if shares:  # they replace numbers of tokens (NLLB-MoE)
+        return {1} if min(shares) < 1 else set()
+    return {value if isinstance(value, int) and value > 0 else 1 for value in named.values()}
 
 
 def _kinds_of(module: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -21,7 +21,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,8 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from lattice_bpd.models.lm_call import LMOutput
-from lattice_bpd.models.thread_hooks import in_this_thread
+from lattice_bpd.models.model_facts import facts_of
+from lattice_bpd.models.thread_hooks import as_own, in_this_thread
 from lattice_bpd.verify.cache_probe import read_tokens
 from lattice_bpd.verify.memory import describe_lack_of_memory, is_lack_of_memory
 from lattice_bpd.verify.rounding import logits_match
@@ -38,7 +38,6 @@ StateKey = tuple[int, int]  # layer, number of the state in that layer
 States = dict[StateKey, tuple[Tensor | None, Tensor | None]]  # convolution and recurrent states
 _PROMPT, _NEXT = (1, 2, 3, 5, 4, 6, 7, 3, 9, 8, 2, 5), (6, 3, 7)
 _WITHOUT_STATE = ("moe", "mlp")  # layers whose state in transformers stays empty
-_KNOWN: WeakKeyDictionary[nn.Module, Mixers] = WeakKeyDictionary()
 _PROBING = threading.Lock()
 
 
@@ -121,7 +120,7 @@ def _read_in(
         return _join(outputs)
 
     before = module.__dict__.get("forward")
-    module.forward = forward
+    module.forward = as_own(forward)
     try:
         yield
     finally:
@@ -234,14 +233,15 @@ def find_mixers(target: Any) -> Mixers:
         MemoryError: no memory to test it; nothing is remembered.
     """
     with _PROBING:
-        mixers = _KNOWN.get(target.base)
+        facts = facts_of(target.base)
+        mixers: Mixers | None = facts.get("mixers")
         if mixers is None:
             action = f"test how {type(target.base).__name__} reads several tokens"
             advice = (
                 "expected memory for a few tokens; free some, or load the model in a smaller dtype"
             )
             with describe_lack_of_memory(action, advice):
-                mixers = _KNOWN[target.base] = _find_mixers(target)
+                mixers = facts["mixers"] = _find_mixers(target)
         return mixers
 
 

@@ -9,9 +9,14 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from lattice_bpd.models.adapters import refuse_adapters
+
 
 def check_encoder_decoder(model: Any) -> Any:
-    """The model itself; TypeError unless it is an encoder-decoder with an output embedding."""
+    """The model itself; TypeError unless it is an encoder-decoder with an output embedding.
+
+    ValueError for adapters, see `refuse_adapters`.
+    """
     embedding = None
     if isinstance(model, PreTrainedModel) and getattr(model.config, "is_encoder_decoder", False):
         embedding = model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -20,6 +25,7 @@ def check_encoder_decoder(model: Any) -> Any:
             f"Seq2SeqTarget: model is a {type(model).__name__}; expected an encoder-decoder of "
             "transformers with an output embedding; load one with AutoModelForSeq2SeqLM"
         )
+    refuse_adapters(model)
     return model
 
 

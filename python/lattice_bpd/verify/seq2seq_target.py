@@ -19,6 +19,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from lattice_bpd.models.lm_call import call_forward, find_max_positions, pass_cache
+from lattice_bpd.models.model_facts import has_own_call
 from lattice_bpd.models.thread_hooks import in_this_thread
 from lattice_bpd.verify.call_limits import CallLimits, find_call_limits
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
@@ -154,7 +155,8 @@ class Seq2SeqTarget:
             handle.remove()
         last = TargetOutput(output.logits[:, -1:], output.hidden[:, -1:])
         self._plain = False
-        if seen and seen[-1] is not None:
+        is_plain = type(self.base).forward.__module__.startswith("transformers.")
+        if is_plain and seen and seen[-1] is not None:
             again = self.embedding(seen[-1])  # bit for bit: a scale, bias or cap makes a difference
             self._plain = again.dtype == output.logits.dtype and torch.equal(again, output.logits)
         return last, SourceCache.of_first_call(cache, source)
@@ -170,7 +172,7 @@ class Seq2SeqTarget:
     ) -> TargetOutput:
         """See TargetModel; the cache is a SourceCache."""
         with self._at(position_ids):
-            if not self._plain:
+            if not self._plain or has_own_call(self.base):
                 return self._call_whole(input_ids, cache.paired, cache.source, attention_mask)
             hidden: Tensor = self.decoder(
                 input_ids=input_ids,
@@ -185,6 +187,10 @@ class Seq2SeqTarget:
     def max_draft_length(self, position: int) -> int | None:
         """See CausalLMTarget."""
         return self.limits.max_draft_length(position)
+
+    def check_again(self) -> None:
+        """See CausalLMTarget."""
+        self._refusals = {}
 
     def reset_frequencies(self) -> None:
         """See CausalLMTarget; a no-op, since every output starts at position 0."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
+from lattice_bpd.models.adapters import refuse_adapters
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.lm_call import (
     CACHE_NAMES,
@@ -21,10 +22,12 @@ from lattice_bpd.models.lm_call import (
     call_forward,
     call_inner,
     find_max_positions,
+    find_sizes,
     inner_call_is_exact,
     takes_position_ids,
     unwrap_model,
 )
+from lattice_bpd.models.model_facts import has_own_call
 from lattice_bpd.verify.cache import build_cache
 from lattice_bpd.verify.call_limits import (
     CallLimits,
@@ -33,7 +36,7 @@ from lattice_bpd.verify.call_limits import (
     reset_frequencies,
 )
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
-from lattice_bpd.verify.recurrent import States, find_mixers, keeps_states
+from lattice_bpd.verify.recurrent import Mixers, States, find_mixers, keeps_states
 from lattice_bpd.verify.tree_probe import find_tree_refusal
 from lattice_bpd.verify.windows import find_windows
 
@@ -85,7 +88,8 @@ class CausalLMTarget:
 
     Attributes:
         base: the model itself.
-        embedding: its output embedding, which maps hidden states to logits.
+        embedding: its output embedding, which maps hidden states to logits, also a quantized or
+            wrapped one; None: unknown, then there are no hidden states.
         vocab_size: V.
         max_positions: the longest text, in tokens; None without a limit, or if rotary frequencies
             adapt to longer ones.
@@ -98,7 +102,8 @@ class CausalLMTarget:
 
     Raises:
         TypeError: not a decoder-only causal LM with an output embedding.
-        ValueError: a model whose state cannot be rolled back.
+        ValueError: a model whose state cannot be rolled back, or with adapters that do not act on
+            every token alike.
     """
 
     decoder_prompt: list[int] | None = None
@@ -108,9 +113,7 @@ class CausalLMTarget:
         base = unwrap_model(model.base if isinstance(model, BlockwiseLM) else model)
         self.base = _check_causal(base)
         self.embedding: Any = base.get_output_embeddings()
-        weight: Tensor = self.embedding.weight
-        self.vocab_size, self.device = int(weight.shape[0]), weight.device
-        self.dtype: torch.dtype = base.dtype
+        self.vocab_size, self.device, self.dtype = find_sizes(base, self.embedding)
         config = base.config.get_text_config(decoder=True)
         self.limits: CallLimits = find_call_limits(base, base)
         adapts = self.limits.varies_from is not None
@@ -121,6 +124,8 @@ class CausalLMTarget:
         self.source_vocab_size = self.vocab_size
         self.feature_layers: tuple[int, ...] = ()
         self._refusals: dict[str, str | None] = {}  # of tree attention, once it is known
+        self._inner_is_exact: bool | None = None  # of this text, once it is known
+        self._mixers: Mixers | None = None  # likewise
         self.is_recurrent = keeps_states(base, self.new_cache())
 
     def __call__(
@@ -135,15 +140,27 @@ class CausalLMTarget:
         """See TargetModel."""
         if self.is_recurrent and input_ids.shape[1] > 1:
             return self.read_segments(input_ids, cache, position_ids, 0)[0]
-        inputs = build_inputs(self.base, input_ids, cache, position_ids)
+        inputs = self._build_inputs(input_ids, cache, position_ids)
         if attention_mask is not None:
             inputs["attention_mask"] = self._for_layers(attention_mask, windowed_mask)
         return self._call(inputs)
 
+    def _build_inputs(
+        self, input_ids: Tensor, cache: Any, position_ids: Tensor | None
+    ) -> dict[str, Any]:
+        positions = self.takes_positions
+        return build_inputs(self.base, input_ids, cache, position_ids, takes_positions=positions)
+
     def _call(self, inputs: dict[str, Any]) -> TargetOutput:
-        exact = inner_call_is_exact(self.base, self.embedding)
-        call = call_inner if exact else call_forward
-        return call(self.base, self.embedding, inputs, self.feature_layers)
+        if self._inner_is_exact is None:
+            self._inner_is_exact = inner_call_is_exact(self.base, self.embedding)
+        if self._inner_is_exact and not has_own_call(self.base):
+            return call_inner(self.base, self.embedding, inputs, self.feature_layers)
+        return self._call_forward(inputs)
+
+    def _call_forward(self, inputs: dict[str, Any]) -> TargetOutput:
+        layers = self.feature_layers
+        return call_forward(self.base, self.embedding, inputs, layers, needs_hidden=False)
 
     def max_draft_length(self, position: int) -> int | None:
         """The longest draft after the exact token at `position`; None without a limit."""
@@ -152,6 +169,12 @@ class CausalLMTarget:
     def find_limits(self, length: int) -> None:
         """Find the limits of calls in texts of up to `length` tokens, drafts included."""
         self.limits = probe_boundaries(self, self.limits, length)
+
+    def check_again(self) -> None:
+        """Measure the model again if it has changed since the last text."""
+        self.takes_positions = takes_position_ids(self.base)
+        self._inner_is_exact = self._mixers = None
+        self._refusals = {}
 
     def reset_frequencies(self) -> None:
         """Forget the lengths of earlier texts; see `call_limits.reset_frequencies`."""
@@ -201,7 +224,7 @@ class CausalLMTarget:
         """
         rows, size = input_ids.shape
         cache = self.new_cache() if cache is None else cache
-        inputs = build_inputs(self.base, input_ids, cache, position_ids)
+        inputs = self._build_inputs(input_ids, cache, position_ids)
         if attention_mask is not None:
             inputs["attention_mask"] = attention_mask
         supports = getattr(self.base, "_supports_logits_to_keep", None)
@@ -209,7 +232,7 @@ class CausalLMTarget:
             inputs["logits_to_keep"] = 1
         action = f"read {rows} prompts of {size} tokens"
         with describe_lack_of_memory(action, "decode fewer at once, or shorter ones"):
-            output = call_forward(self.base, self.embedding, inputs, self.feature_layers)
+            output = self._call_forward(inputs)
         if not _is_filled(cache):
             raise ValueError(
                 f"decode: {type(self.base).__name__} left its KV cache empty, so each call would "
@@ -234,10 +257,12 @@ class CausalLMTarget:
             The output, and the states after the first segment; no states if that segment is empty
             or the whole call.
         """
-        inputs = build_inputs(self.base, input_ids, cache, position_ids)
+        inputs = self._build_inputs(input_ids, cache, position_ids)
         if input_ids.shape[1] == 1:
             return self._call(inputs), {}
-        with find_mixers(self).split(cache, certain, input_ids.shape[1]) as snapshot:
+        if self._mixers is None:
+            self._mixers = find_mixers(self)
+        with self._mixers.split(cache, certain, input_ids.shape[1]) as snapshot:
             return self._call(inputs), snapshot
 
     def refuses_tree(self) -> str | None:
@@ -292,11 +317,12 @@ def _check_causal(base: Any) -> PreTrainedModel:
             f"decode: {name} is an encoder-decoder; expected a decoder-only causal LM; load it "
             "with AutoModelForCausalLM"
         )
+    refuse_adapters(base)
     try:
         embedding = base.get_output_embeddings()  # type: ignore[no-untyped-call]
     except Exception:  # some models without one raise an AttributeError
         embedding = None
-    if getattr(embedding, "weight", None) is None:
+    if embedding is None and not base.can_generate():
         raise TypeError(
             f"decode: {name} has no output embedding, so it gives no logits of tokens; expected a "
             "causal LM; load it with AutoModelForCausalLM"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from lattice_bpd.models.model_facts import facts_of
 from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd.verify.rounding import logits_match
-
-_KNOWN: WeakKeyDictionary[nn.Module, dict[str, str | None]] = WeakKeyDictionary()
 
 
 def find_tree_refusal(target: Any) -> str | None:
@@ -24,10 +22,11 @@ def find_tree_refusal(target: Any) -> str | None:
         RuntimeError, MemoryError: no memory for the probe; no result is stored.
     """
     implementation = str(getattr(target.base.config, "_attn_implementation", "eager"))
-    known = _KNOWN.setdefault(target.base, {})
-    if implementation not in known:
-        known[implementation] = _try_tree(target, implementation)
-    return known[implementation]
+    facts, key = facts_of(target.base), ("tree refusal", implementation)
+    if key not in facts:
+        facts[key] = _try_tree(target, implementation)
+    refusal: str | None = facts[key]
+    return refusal
 
 
 @torch.inference_mode()

@@ -45,13 +45,14 @@ def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) ->
 
 
 def _finish(tree: PrefixTree, state: DecodeState, drafter: Drafter) -> PrefixTree:
-    """The tree cut to the state's constraint, and to a chain if the target reads no trees."""
+    """The tree cut to the state's constraint, and to a chain where the target reads no trees."""
     if state.constrained is not None and not isinstance(drafter, NoDrafter):
         with state.stats.stage("constraint"):
             tree = constrain_tree(tree, state.constrained.automaton_state, state.max_draft_length)
     if state.is_chain and tree.max_depth + 1 < len(tree):
         tree = tree.best_chain()
         state.stats.flattened_trees += state.model.target.is_recurrent
+    tree = state.model.target.limits.cut(tree)
     state.stats.verified_tokens += len(tree) - 1
     return tree
 

@@ -32,7 +32,8 @@ _REFUSED = {
     "output_attentions": "attentions of each step",
     "output_hidden_states": "hidden states of each step",
 }
-_CACHES = (None, "dynamic", "static")
+# The last ones are names of earlier versions for the layers that the model's config names.
+_CACHES = (None, "dynamic", "static", "hybrid", "hybrid_chunked", "sliding_window")
 _KNOWN_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHE_NAMES}
 
 
@@ -57,7 +58,8 @@ def refuse_settings(config: GenerationConfig, where: str = "CustomGenerate") -> 
             raise ValueError(
                 f"{where}: {name}={getattr(config, name)} cannot be honored; expected 1; {advice}"
             )
-    refuse_cache(config.cache_implementation, where)
+    if where == "CustomGenerate":
+        refuse_cache(config.cache_implementation, where)
 
 
 def refuse_cache(implementation: str | None, where: str) -> None:
@@ -65,7 +67,7 @@ def refuse_cache(implementation: str | None, where: str) -> None:
     if implementation not in _CACHES:
         raise ValueError(
             f"{where}: cache_implementation={implementation!r} cannot be rolled back; expected one "
-            f"of {', '.join(map(repr, _CACHES))}"
+            f"of {', '.join(map(repr, _CACHES[:3]))}"
         )
 
 

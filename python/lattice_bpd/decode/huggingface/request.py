@@ -78,9 +78,10 @@ class Request:
         if not callable(getattr(base, "generate", None)):  # not a model of transformers
             settings.limits = [self._limit(length) for length in prompts.lengths]
             return check_prompts(self.model, [text.visible() for text in self.texts]), settings
-        implementation = find_setting("cache_implementation", base, self.config)
-        refuse_cache(implementation, "generate")
         given = getattr(self.config, "cache_implementation", None)
+        own = getattr(base.generation_config, "cache_implementation", None)
+        # A checkpoint's own names where keys are kept, which changes tokens only if quantized.
+        refuse_cache("quantized" if given is None and own == "quantized" else given, "generate")
         settings.static_cache = given == "static" and len(self.texts) == 1
         settings.rules = rules = [self._rules(text) for text in self.texts]
         settings.limits = [text_rules.max_new_tokens for text_rules in rules]

@@ -12,7 +12,9 @@ from torch import Tensor
 from transformers import StaticCache
 
 from lattice_bpd.decode.loop.arguments import check_evaluation_mode
+from lattice_bpd.decode.state.heads import HiddenStateHeads
 from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.models.lm_call import check_hidden
 from lattice_bpd.token_ids import integer_array
 from lattice_bpd.verify.batch_cache import MAX_HOLES, BatchCache
 from lattice_bpd.verify.batch_probe import find_batch_refusal
@@ -113,10 +115,13 @@ def read_prompts(
     if options.prefill is not None:
         output, cache = options.prefill(initial)
     else:
-        cached = None if options.caches is None else options.caches.read(model, prompts.tokens)
+        caches = options.caches if model.target.limits.allows_parts(longest) else None
+        cached = None if caches is None else caches.read(model, prompts.tokens)
         output, cache = cached or model.target.read_prompts(input_ids, mask, positions, initial)
     if not model.target.is_recurrent:
         check_cache(cache)
+    if isinstance(model.heads, HiddenStateHeads):
+        check_hidden(model.target.base, output.hidden)
     options.reread_length = _find_reread(model, prompts, options)
     capacity = min(_MAX_EXTRA_CAPACITY, max(options.limits) + options.max_draft_nodes)
     stacked = None if static is not None else StackedCache.from_cache(cache, capacity)
@@ -150,6 +155,7 @@ def _first_tokens(logits: Tensor, options: Options) -> list[list[int]]:
 def _check_target(model: DraftingModel, longest: int, options: Options) -> None:
     """Raise ValueError if the target cannot verify drafts."""
     target = model.target
+    target.check_again()
     check_evaluation_mode(target.base)
     needs_tree = options.layout == "tree" and options.max_draft_nodes > 0
     refusal = target.refuses_tree() if needs_tree else None

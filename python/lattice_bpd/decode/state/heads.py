@@ -125,7 +125,15 @@ def as_draft_heads(heads: Any, target: CausalLMTarget | Seq2SeqTarget) -> DraftH
         return BlockDrafterHeads(heads)
     if isinstance(heads, BlockwiseHeads):
         embedding: Any = target.embedding
-        check_heads(heads, embedding.weight)
+        weight = getattr(embedding, "weight", None)
+        if not isinstance(weight, Tensor):
+            raise TypeError(
+                f"decode: the output embedding of {type(target.base).__name__} is a "
+                f"{type(embedding).__name__} without a weight matrix, so these heads cannot be "
+                "compared with it; expected an nn.Linear; load the model with an unquantized "
+                "output embedding, or decode without heads"
+            )
+        check_heads(heads, weight)
 
         def through_embedding(hidden: Tensor) -> Tensor:
             return project_states(embedding, heads(hidden))

@@ -1,0 +1,53 @@
+"""Refuses adapters of PEFT and of `adapters` that do not act on every token alike.
+
+Decoding calls the model's `forward` on parts of a text. A prompt that the adapter adds, layers that
+are active after certain tokens only, and experts that are chosen by the content of a call are not
+part of that, and a comparison on one text need not show it. So they are recognized by the config.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Types of PEFT whose layers are functions of a token's own state and of fixed weights.
+_TOKEN_WISE = frozenset({
+    "LORA", "ADALORA", "LOHA", "LOKR", "OFT", "BOFT", "IA3", "VERA", "FOURIERFT", "HRA",
+    "LN_TUNING", "VBLORA", "UNILORA", "TINYLORA", "BONE", "MISS", "RANDLORA", "ROAD", "HIRA",
+    "TRAINABLE_TOKENS", "SHIRA", "C3A", "WAVEFT", "OSF", "DELORA", "GRALORA",
+})  # fmt: skip
+# Options of LoRA that choose tokens or experts.
+_SELECTIVE = ("alora_invocation_tokens", "arrow_config")
+# Hooks by which PEFT gives every row of a batch an adapter, or a part of the text, of its own.
+_ROW_HOOKS = ("_adapter_names_pre_forward_hook", "_alora_offsets_pre_forward_hook")
+
+
+def refuse_adapters(model: Any) -> None:
+    """Raise ValueError for adapters that act on part of a text, or by its content.
+
+    Args:
+        model: a model of `transformers`, or a wrapper such as a PeftModel.
+    """
+    configs = getattr(model, "peft_config", None)
+    for name, config in configs.items() if isinstance(configs, dict) else ():
+        kind = getattr(config, "peft_type", None)
+        kind = str(getattr(kind, "value", kind))
+        selective = [option for option in _SELECTIVE if getattr(config, option, None)]
+        if kind not in _TOKEN_WISE or selective or getattr(config, "is_prompt_learning", False):
+            what = f"{kind} with {selective[0]}" if selective else kind
+            raise ValueError(_message(model, f"adapter {name!r} ({what})"))
+    setup = getattr(getattr(model, "adapters_config", None), "active_setup", None)
+    if setup is not None:
+        raise ValueError(_message(model, f"the adapters {setup}"))
+    for module in model.modules() if configs else ():
+        for hook in module._forward_pre_hooks.values():
+            if getattr(getattr(hook, "func", hook), "__name__", "") in _ROW_HOOKS:
+                raise ValueError(_message(model, "adapters by row (adapter_names)"))
+
+
+def _message(model: Any, what: str) -> str:
+    return (
+        f"decode: {type(model).__name__} has {what}, which may act on part of a text or by its "
+        "content, so calls on several tokens could differ from those of generate; expected "
+        "adapters that act on every token alike, such as LoRA; use the model's own generate, or "
+        "merge or delete the adapter"
+    )
