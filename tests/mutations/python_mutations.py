@@ -771,6 +771,8 @@ MUTATIONS = [
         f"{LIMITS}::test_a_model_that_loses_its_text_at_the_boundary_is_refused",
         "    if not overrides_preparation(base):\n",
         "    if True:\n",
+    ),
+    (
         "bools among integers are token ids",
         "python/lattice_bpd/token_ids.py",
         TYPES,
@@ -923,6 +925,8 @@ MUTATIONS = [
         "tests/python/test_vllm_mixture.py",
         "if given is not None and not Path(given).is_dir():",
         "if given is not None and not Path(given).name:",
+    ),
+    (
         "hooks registered after the first use are ignored",
         "python/lattice_bpd/verify/target.py",
         f"{CHANGES}::test_changes_after_the_first_use_are_noticed[by_hook]",
