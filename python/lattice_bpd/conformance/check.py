@@ -307,7 +307,7 @@ class Checker:
             return Verdict(case, "different", detail, number, min(count, expected) + start)
         index = [*beyond, *apart][0]
         detail = f"token {output[start + index]}, expected {choices.token_ids[index]}"
-        margin = -choices.margins[index]
+        margin = 0.0 - choices.margins[index]  # not -0
         outcome = "different" if beyond else "tie"
         return Verdict(case, outcome, detail, number, start + index, margin, bound)
 
