@@ -37,11 +37,15 @@ class Ours(NamedTuple):
 
 
 OURS = {
+    # The strategies of Kim et al. 2024, with weights that suit this model.
     "BPD": Ours("bpd", ("heads",), quick=False),
-    "1-best, heads + LM": Ours("ngram", ("heads", "lm"), quick=False),
-    "16-best, heads + LM": Ours("p_best", ("heads", "lm"), quick=False),
+    "1-best, heads + LM": Ours("ngram", ("heads", "lm"), {"alpha": 0.5}, quick=False),
+    "16-best, heads": Ours("p_best", ("heads",), quick=False),
+    "16-best, heads + LM": Ours("p_best", ("heads", "lm"), {"alpha": 1.0}, quick=False),
     "tree, heads": Ours("tree", ("heads",), {"max_nodes": NODES}, quick=False),
-    "tree, heads + LM": Ours("tree", ("heads", "lm"), {"max_nodes": NODES}),
+    "tree, heads + LM": Ours(
+        "tree", ("heads", "lm"), {"max_nodes": NODES, "alpha": 0.5, "temperature": 1.5}
+    ),
     "tree, heads + LM + text": Ours(
         "tree", ("heads", "lm"), {"max_nodes": NODES, "ngram_cache": True}, quick=False
     ),

@@ -270,3 +270,12 @@ def test_a_model_is_loaded_with_heads_of_another_folder(folder):
         FormatError, match=r"plain: no draft heads in this folder \(blockwise_heads"
     ):
         BlockwiseLM.from_pretrained(folder / "plain")
+
+
+def test_load_heads_says_what_is_wrong_with_a_path(folder):
+    with pytest.raises(FileNotFoundError, match=r"expected one with draft heads$"):
+        load_heads(folder / "nowhere")
+    with pytest.raises(FileNotFoundError, match="hf download someone/medusa --local-dir DIR"):
+        load_heads("someone/medusa")
+    with pytest.raises(NotADirectoryError, match="is a file; expected the folder of the heads"):
+        load_heads(folder / "text.txt")

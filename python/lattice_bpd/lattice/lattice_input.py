@@ -176,6 +176,10 @@ class LatticeInput:
         Args:
             top_k: candidates to keep of each slot; None: all. Equal scores: the earlier one first.
         """
+        if self.transitions is None and bool((self.scores[..., :-1] >= self.scores[..., 1:]).all()):
+            return replace(
+                self, token_ids=self.token_ids[..., :top_k], scores=self.scores[..., :top_k]
+            )
         order = _best(self.scores)[:, :, :top_k]
         start, transitions = self.start, self.transitions
         if transitions is not None:

@@ -152,9 +152,23 @@ def load_heads(directory: str | Path) -> SavedHeads:
             `BlockDrafter.from_pretrained`.
 
     Raises:
+        FileNotFoundError: no such folder, such as a hub name that is not downloaded.
+        NotADirectoryError: a file.
         FormatError: no heads, or a file is missing, cut, altered or of another format version.
     """
     directory = Path(directory)
+    if not directory.is_dir():
+        if directory.exists():
+            raise NotADirectoryError(
+                f"load_heads: {directory} is a file; expected the folder of the heads; give "
+                f"{directory.parent}"
+            )
+        is_hub_name = len(directory.parts) == 2 and not directory.is_absolute()
+        download = f"; to download it from the hub: hf download {directory} --local-dir DIR"
+        raise FileNotFoundError(
+            f"load_heads: {directory}: no such folder; expected one with draft heads"
+            f"{download if is_hub_name else ''}"
+        )
     load = _find_loader(directory)
     if load is None:
         raise FormatError(

@@ -90,7 +90,14 @@ def read_head_candidates(states: Sequence[DecodeState], top_k: int) -> HeadCandi
     start = time.perf_counter()
     if isinstance(outputs, LatticeInput):
         lattice = outputs.cut(outputs.num_slots, top_k)
-        heads = HeadCandidates(*lattice.to_source_scores("MixtureDrafter"))
+        if lattice.are_log_probs and isinstance(lattice.scores, torch.Tensor):
+            # Nothing to normalize; the core checks ids and scores.
+            heads = HeadCandidates(
+                lattice.token_ids.int().contiguous().cpu().numpy(),
+                lattice.scores.float().contiguous().cpu().numpy(),
+            )
+        else:
+            heads = HeadCandidates(*lattice.to_source_scores("MixtureDrafter"))
     else:
         best = select_top_k(outputs, top_k, log_softmax=True, where="MixtureDrafter")
         heads = HeadCandidates(best.token_ids, best.scores)
