@@ -137,8 +137,8 @@ def test_threads_do_not_show(lm: NGramLM, engine: str, batch: int, slots: int) -
 def test_the_first_failing_row_is_reported(lm: NGramLM, threads: int) -> None:
     lattices = [SausageLattice([(range(12), np.zeros(12))] * 8) for _ in range(40)]
     for row in (7, 21, 33):
-        lattices[row] = SausageLattice([([50 + row], [0.0])] * 8)
-    with pytest.raises(ValueError, match="token id 57"):
+        lattices[row] = SausageLattice([([(1 << 21) + row], [0.0])] * 8)
+    with pytest.raises(ValueError, match="token id 2097159, but the LM"):
         rescore_lattice(lattices, [[]] * 40, lm, threads=threads)
 
 

@@ -88,6 +88,26 @@ def test_every_strategy_writes_what_generate_writes(kind, strategy):
         assert found.lossless
 
 
+class Wrapped(torch.nn.Module):
+    """An output embedding without a weight of its own, as quantized ones are."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden):
+        return self.inner(hidden)
+
+
+def test_an_output_embedding_without_weight():
+    model = build("bart", 5)
+    source = sources(1, seed=1)[0]
+    wanted = plain_greedy(model, list(source), LENGTH)
+    model.lm_head = Wrapped(model.lm_head)
+    found = generate(model, source, max_new_tokens=LENGTH)
+    assert found.token_ids == wanted
+
+
 @pytest.mark.parametrize(
     ("kind", "layout"), [("t5", "rows"), ("bart", "rows"), ("bart", "tree"), ("marian", "tree")]
 )

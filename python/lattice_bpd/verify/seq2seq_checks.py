@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.adapters import refuse_adapters
@@ -83,3 +84,17 @@ def read_stop_tokens(base: Any, given: Sequence[int] | None) -> frozenset[int]:
         ends = base.generation_config.eos_token_id
         given = [] if ends is None else ends if isinstance(ends, list) else [ends]
     return frozenset(int(token) for token in given)
+
+
+@torch.inference_mode()
+def count_target_ids(base: Any, embedding: Any) -> tuple[int, torch.device]:
+    """The number of the decoder's token ids, and the device of the logits.
+
+    Quantized and wrapped output embeddings have no weight of floats; the model is called instead.
+    """
+    weight = getattr(embedding, "weight", None)
+    if isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point():
+        return int(weight.shape[0]), weight.device
+    ids = torch.zeros(1, 1, dtype=torch.long, device=base.device)
+    logits = base(input_ids=ids, decoder_input_ids=ids).logits
+    return int(logits.shape[-1]), logits.device

@@ -26,6 +26,7 @@ from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.seq2seq_checks import (
     check_encoder_decoder,
     count_source_ids,
+    count_target_ids,
     find_position_embedding,
     read_decoder_prompt,
     read_stop_tokens,
@@ -77,8 +78,7 @@ class Seq2SeqTarget:
         self.base = base
         self.encoder, self.decoder = base.get_encoder(), base.get_decoder()
         self.embedding: Any = base.get_output_embeddings()
-        weight: Tensor = self.embedding.weight
-        self.vocab_size, self.device = int(weight.shape[0]), weight.device
+        self.vocab_size, self.device = count_target_ids(base, self.embedding)
         self.dtype: torch.dtype = self.base.dtype
         self.source_vocab_size = count_source_ids(base)
         self.max_positions = find_max_positions(self.base.config)

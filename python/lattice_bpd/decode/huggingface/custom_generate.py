@@ -315,12 +315,18 @@ def _text_caches(
     """The caller's cache, or that of an output that has one."""
     cache = next((model_kwargs[name] for name in CACHE_NAMES if name in model_kwargs), None)
     is_given = getattr(cache, "_is_user_defined", False) or (
-        isinstance(cache, DynamicCache) and cache.get_seq_length() > 0
+        isinstance(cache, DynamicCache) and any(map(_has_keys, cache.layers))
     )
     if is_given:
         return TextCaches(cache, count)
     has_output = config.return_dict_in_generate and config.use_cache is not False
     return TextCaches(DynamicCache(), count) if has_output else None
+
+
+def _has_keys(layer: Any) -> bool:
+    """Whether a layer of a KV cache covers tokens; layers of a recurrent state have no keys."""
+    keys = getattr(layer, "keys", None)
+    return keys is not None and keys.numel() > 0
 
 
 def _by_step(records: list[list[Tensor]]) -> tuple[Tensor, ...]:
