@@ -234,10 +234,9 @@ def main() -> None:
         print(f"left out: {name} ({reason})")
     minutes = args.minutes or (QUICK_MINUTES if args.quick else MINUTES)
     positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
-    with CallCounter(model) as counter:
-        prompts = measure(
-            lines, read_rows(args.split), tokenizer, counter, args.tokens, positions, minutes
-        )
+    prompts = measure(
+        lines, read_rows(args.split), tokenizer, CallCounter(model), args.tokens, positions, minutes
+    )
     summary = summarize(lines, prompts)
     print_tables(summary)
     if args.json:

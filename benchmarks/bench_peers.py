@@ -64,10 +64,10 @@ def measure(
         )
         for prompt in target.prompts
     ]
-    for line in lines:  # the first text probes what the target can do
-        line.decode(target.tune_prompts[0])
     rng = np.random.default_rng(0)
     with CallCounter(target.base) as counter:
+        for line in lines:  # the first text probes what the target, with the hook, can do
+            line.decode(target.tune_prompts[0])
         for turn in range(rounds + 1):
             start = time.perf_counter()
             for line in lines:

@@ -174,8 +174,8 @@ def test_transformers_drafts_the_chain_of_the_heads(bench: Any, folder: Path) ->
         return logits
 
     drafts = lines.as_draft_heads(heads, lines.CausalLMTarget(model))
-    with lines.CallCounter(model) as counter:
-        chain = lines.Line("chain", lines._heads_chain(model, drafts)).run(prompt, 40, counter)
+    counter = lines.CallCounter(model)
+    chain = lines.Line("chain", lines._heads_chain(model, drafts)).run(prompt, 40, counter)
     ours = generate(model, prompt, "bpd", heads=heads, max_new_tokens=40)
     assert chain.output == ours.token_ids == plain
     assert chain.calls == ours.stats.target_calls < 30

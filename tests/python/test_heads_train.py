@@ -260,11 +260,11 @@ def test_heads_of_another_base_are_refused(tmp_path):
         train_heads(make_job(tmp_path, "frozen", base=other, **more))
     with pytest.raises(ValueError, match="heads have num_heads 3; expected 5"):
         train_heads(make_job(tmp_path, "frozen", **{**more, "num_heads": 5}))
-    for name, sizes in (("wide", (8, VOCAB)), ("words", (16, VOCAB + 1))):
+    for name, sizes in (("wide", (8, VOCAB)), ("words", (16, 3 * VOCAB))):
         heads = BlockwiseHeads(sizes[0], HEADS, vocab_size=sizes[1])
         heads.save_pretrained(tmp_path / name)
         more["heads"] = str(tmp_path / name)
-        with pytest.raises(ValueError, match="use heads trained on this target"):
+        with pytest.raises(ValueError, match=r"use (heads trained|one with the target)"):
             train_heads(make_job(tmp_path, "frozen", **more))
 
 

@@ -201,8 +201,9 @@ def test_outputs_are_greedy_and_calls_are_counted_from_outside(name):
     drafter = drafters()[name]
     for prompt in [prompts[1], *prompts]:  # a drafter serves one text after the other
         expected = plain_greedy(model, prompt, 24)
-        decode(model, prompt, drafter, max_new_tokens=24)  # probes the model
         with peer_drafters.CallCounter(model.base) as counter:
+            decode(model, prompt, drafter, max_new_tokens=24)  # probes the model with the hook
+            counter.reset()
             result = decode(model, prompt, drafter, max_new_tokens=24)
         assert result.token_ids == expected
         assert counter.calls == result.stats.target_calls

@@ -183,7 +183,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "an epsilon cycle": (build({0: [(0, 0, 0), (1, 1, 0)]}, {1: 0}), ValueError, "cycle"),
     "-inf": (with_weight(-math.inf), ValueError, "weight -inf at state 0"),
     "NaN": (with_weight(math.nan), ValueError, "weight nan at state 0"),
-    "token id": (build({0: [(5, 1, 0)]}, {1: 0}), ValueError, "token id 4"),
+    "token id": (build({0: [((1 << 21) + 5, 1, 0)]}, {1: 0}), ValueError, "token id 2097156"),
     "arc to nowhere": (with_arc_to(77), ValueError, "state 0 to state 77 of 2"),
     "too long": (build({s: [(1, s + 1, 0)] for s in range(1025)}, {1025: 0}), ValueError, "1024"),
 }
