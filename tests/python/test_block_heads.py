@@ -100,7 +100,7 @@ def test_drafts_are_those_of_one_pass_over_the_text(
 
     monkeypatch.setattr(BlockDrafterHeads, "read_states", watch)
     made = drafter(**options)
-    generate(target(), PROMPTS, heads=made, lm=lm(), max_new_tokens=COUNT, layout=layout)
+    generate(target(), PROMPTS, "tree", heads=made, lm=lm(), max_new_tokens=COUNT, layout=layout)
     assert len(seen) > 3 * 8
     for tokens, logits in seen:
         ids = torch.tensor([tokens])
@@ -162,7 +162,7 @@ def test_custom_generate_certificate_and_cache() -> None:
         do_sample=False,
     )  # fmt: skip
     assert output[0, len(PROMPTS[0]) :].tolist() == plain()[0]
-    result = generate(target(), PROMPTS[0], heads=drafter(), lm=lm(), max_new_tokens=COUNT,
+    result = generate(target(), PROMPTS[0], "tree", heads=drafter(), lm=lm(), max_new_tokens=COUNT,
                       certificate=True, ngram_cache=True)  # fmt: skip
     assert result.token_ids == plain()[0]
     assert result.certificate.verdict != "different"
@@ -180,7 +180,7 @@ def test_reduced_draft_vocabulary() -> None:
 
 def test_targets_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="vocabulary"):
-        generate(target(), PROMPTS[0], heads=drafter(vocab_size=80))
+        generate(target(), PROMPTS[0], heads=drafter(vocab_size=200))
     with pytest.raises(ValueError, match="layers"):
         generate(build_target("llama"), PROMPTS[0], heads=drafter())
 
@@ -191,7 +191,9 @@ def test_a_model_folder_with_a_block_drafter(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     loaded = BlockwiseLM.from_pretrained(tmp_path)
     assert isinstance(loaded.heads, BlockDrafter)
-    found = [generate(one, PROMPTS[0], lm=lm(), max_new_tokens=COUNT) for one in (model, loaded)]
+    found = [
+        generate(one, PROMPTS[0], "tree", lm=lm(), max_new_tokens=COUNT) for one in (model, loaded)
+    ]
     assert found[0].token_ids == found[1].token_ids == plain()[0]
     assert found[0].stats.accept_lengths == found[1].stats.accept_lengths
     with pytest.raises(TypeError, match="decode with generate"):

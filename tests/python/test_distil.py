@@ -215,7 +215,7 @@ def test_distil_command(saved_model, tmp_path, capsys):
 def test_distil_command_errors(saved_model, tmp_path):
     np.save(tmp_path / "big.npy", np.array([1, VOCAB + 1], np.int32))
     output = tmp_path / "out.lm"
-    with pytest.raises(OSError, match="expected a model"):
+    with pytest.raises(OSError, match="expected the folder of a causal LM"):
         run("distil", "--model", tmp_path / "none", "--corpus", tmp_path / "big.npy", "-o", output)
     with pytest.raises(OSError, match="no such file"):
         run("distil", "--model", saved_model, "--corpus", tmp_path / "no.txt", "-o", output)

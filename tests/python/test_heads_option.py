@@ -222,8 +222,8 @@ def test_tune_measures_and_copies_heads_from_beside(folder, tmp_path, monkeypatc
     ("model", "options", "message"),
     [
         ("plain", [], "plain has no draft heads (blockwise_heads.json, medusa_heads.json, "
-         "heads.json, block_drafter/); give --heads DIR, or a folder that `lattice-bpd heads train` wrote "
-         "without --heads-only"),
+         "heads.json, block_drafter/); give --heads DIR, or a folder that `lattice-bpd heads "
+         "train` wrote without --heads-only"),
         ("heads", [], "heads holds draft heads only; give the model's folder as the model, and "
          "this one as --heads"),
         ("plain", ["--heads", "{0}/plain"], "plain: the folder has no draft heads"),
