@@ -123,11 +123,11 @@ def test_a_plain_causal_lm_and_any_callable_as_heads():
         hidden_shapes.append(tuple(hidden.shape))
         return model.head_logits(hidden)
 
-    result = generate(model.base, prompt, heads=heads, lm=small_lm(), max_new_tokens=16)
+    result = generate(model.base, prompt, "tree", heads=heads, lm=small_lm(), max_new_tokens=16)
     assert result.token_ids == wanted
     assert set(hidden_shapes) == {(1, 32)}
     assert result.stats.verified_tokens > 0
-    two = generate(model.base, [prompt, [5]], heads=heads, max_new_tokens=16)
+    two = generate(model.base, [prompt, [5]], "tree", heads=heads, max_new_tokens=16)
     assert two[0].token_ids == wanted
     assert (2, 32) in hidden_shapes
 

@@ -43,7 +43,7 @@ def test_temperature_shapes_the_tree_wherever_it_is_given():
     assert len({str(counts(result)) for result in by_drafter.values()}) > 1
     for temperature, expected in by_drafter.items():
         given = {**options, "temperature": temperature}
-        method = CustomGenerate(model.head_logits, **given)
+        method = CustomGenerate(model.head_logits, "tree", **given)
         ids = torch.tensor([PROMPT])
         custom = model.base.generate(ids, custom_generate=method, max_new_tokens=30)
         assert custom[0, 3:].tolist() == wanted

@@ -38,7 +38,9 @@ def check(kind: str, count: int, layers: tuple[int, ...], **options: Any) -> Non
     texts = [prompt + new for prompt, new in zip(PROMPTS, generated(kind), strict=True)][:count]
     heads = WatchingHeads(texts, VOCAB, layers=layers)
     heads.seen = {}
-    results = generate(model, prompts, heads=heads, max_new_tokens=COUNT, **options)
+    results = generate(
+        model, prompts, options.pop("drafter", "tree"), heads=heads, max_new_tokens=COUNT, **options
+    )
     assert [result.token_ids for result in results] == generated(kind)[:count]
     assert any(any(result.stats.accept_lengths) for result in results)
     assert len(heads.seen) > 2 * count
