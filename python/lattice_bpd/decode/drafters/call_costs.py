@@ -16,6 +16,7 @@ _SPEED_RATE = 0.1  # the same, of the machine's speed
 _PRIOR_SLOPE = 0.014  # assumed growth of a call's time for each draft token ..
 _PRIOR_COUNT = 2.0  # .. which counts for so many measurements of each size
 _GREEDY_STEPS = (1, 2, 24)
+_GREEDY_EVERY = 256  # later ones
 _FIRST_TRIAL = 16  # later ones after twice as many steps each
 _WORST = 4.0  # a measurement longer than this times the expected one is an interruption
 
@@ -42,11 +43,11 @@ class CallCosts:
     def next_to_measure(self) -> int | None:
         """The size of the next step if it is to be measured; None if it may be any.
 
-        Greedy steps are first, since all others are compared with them. Sizes that no step had are
-        tried ever more rarely, so that a wrong assumption about them is noticed.
+        Greedy steps are first, since all others are compared with them, and come again. Sizes that
+        no step had are tried ever more rarely, so that a wrong assumption about them is noticed.
         """
         self._steps += 1
-        if self._steps in _GREEDY_STEPS:
+        if self._steps in _GREEDY_STEPS or self._steps % _GREEDY_EVERY == 0:
             return 0
         if self._steps >= _FIRST_TRIAL and self._steps & (self._steps - 1) == 0:
             untried = np.flatnonzero(self._counts < 0.5)
