@@ -377,7 +377,9 @@ class Power:
     def measure(self, fault: Fault, *, check: bool = True) -> Outcome:
         """Decode all texts with a fault, and check a case."""
         outcome = Outcome(fault.name)
-        with fault.plant(self.noise):
+        # What the model can do was found before; with a fault its probes could say otherwise.
+        trees = mock.patch.object(CausalLMTarget, "refuses_tree", return_value=None)
+        with trees, fault.plant(self.noise):
             certificates = [] if fault.settings else self._decode(fault)
             if check:
                 case = Case("tree", 3, fault.layout, settings=fault.settings)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+import lattice_bpd.build.build  # noqa: F401  (before a scene replaces what it imports)
 from lattice_bpd.cli.heads_option import ModelFolders
 from lattice_bpd.evaluate.demo.recipe import QUICK
 from lattice_bpd.evaluate.record.write import RecordOptions

@@ -117,7 +117,7 @@ refused = [
     ("of row 0 do not fit", lambda: candidates(none, [0, 2**62])),
     ("of row 0 do not fit", lambda: candidates(none, [2**62, 0])),
     ("1 offsets for 1 lattices", lambda: candidates(none, [0])),
-    ("token id 9 at position 0", lambda: candidates(np.array([9], np.int32), [0, 1])),
+    ("token id -9 at position 0", lambda: candidates(np.array([-9], np.int32), [0, 1])),
     ("elements of 4 bytes as float16", lambda: _core.select_top_k(zeros, "float16", 2, False)),
     ("elements of 8 bytes as float32",
      lambda: _core.select_top_k(zeros.astype("f8"), "float32", 2, False)),

@@ -47,7 +47,7 @@ class CallCosts:
         no step had are tried ever more rarely, so that a wrong assumption about them is noticed.
         """
         self._steps += 1
-        if self._steps in _GREEDY_STEPS or self._steps % _GREEDY_EVERY == 0:
+        if self._steps in _GREEDY_STEPS or self._steps % _GREEDY_EVERY == _GREEDY_EVERY - 1:
             return 0
         if self._steps >= _FIRST_TRIAL and self._steps & (self._steps - 1) == 0:
             untried = np.flatnonzero(self._counts < 0.5)

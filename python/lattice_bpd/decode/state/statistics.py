@@ -37,7 +37,6 @@ class DecodeStats:
     """
 
     target_calls: int = 0
-    cached_tokens: int = 0
     tokens: int = 0
     accept_lengths: list[int] = field(default_factory=list)
     repeats: int = 0
@@ -49,6 +48,7 @@ class DecodeStats:
     regret: float = 0.0
     draft_failures: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    cached_tokens: int = 0
 
     @property
     def block_efficiency(self) -> float:
