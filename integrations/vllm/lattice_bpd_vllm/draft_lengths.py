@@ -65,7 +65,7 @@ class DraftLengths:
         self._last = frozenset(name for name, tokens in names if tokens), now
 
     def is_paused(self, count: int) -> bool:
-        """Whether nothing is searched in this step, since drafts seldom pay and searches cost time.
+        """Whether nothing is searched in this step, since drafts rarely pay and searches cost time.
 
         Args:
             count: requests of the batch.
