@@ -1,0 +1,210 @@
+"""A client of servers with the OpenAI API, such as vLLM's and llama.cpp's."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_RETRIED = (408, 409, 429, 500, 502, 503, 504)  # statuses that may pass
+_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry
+
+
+class ServerError(ConnectionError):
+    """A server that does not answer, or answers with an error.
+
+    Attributes:
+        status: of HTTP; 0: no answer.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A server's answer.
+
+    Attributes:
+        text: of the answer.
+        finish: "stop", "length" or another reason of the server.
+        tokens: texts of its tokens; None: the server returned no log probabilities.
+        top: for each token the log probabilities of the best tokens by their texts, its own too.
+    """
+
+    text: str
+    finish: str
+    tokens: tuple[str, ...] | None = None
+    top: tuple[Mapping[str, float], ...] = ()
+
+
+class OpenAIServer:
+    """A running server; threads may share it.
+
+    Args:
+        url: such as http://localhost:8000, with "/v1" or without. The environment variable
+            OPENAI_API_KEY is sent as its key.
+        model: the name it serves; None: the first one that it lists.
+        timeout: seconds to wait for an answer.
+
+    Raises:
+        ValueError: not an address.
+    """
+
+    def __init__(self, url: str, model: str | None = None, timeout: float = 600.0) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url}: expected a server's address, such as http://localhost:8000")
+        self.url, self._timeout = url.rstrip("/").removesuffix("/v1"), timeout
+        self._model, self._has_answered = model, False
+
+    @property
+    def model(self) -> str:
+        """The model's name.
+
+        Raises:
+            ServerError: the server lists none.
+        """
+        if self._model is None:
+            models = self._send("/v1/models", None).get("data")
+            names = [one.get("id") for one in models or () if isinstance(one, dict)]
+            if not names or not isinstance(names[0], str):
+                raise ServerError(f"{self.url}: lists no model; expected the name of one to ask")
+            self._model = names[0]
+        return self._model
+
+    def complete(
+        self, prompt: str | Sequence[Mapping[str, Any]], max_tokens: int, *, logprobs: int = 0
+    ) -> Completion:
+        """The greedy answer to a prompt.
+
+        Args:
+            prompt: a text, or messages with "role" and "content", to which the server applies its
+                chat template.
+            max_tokens: the longest answer.
+            logprobs: best tokens to return at each position; 0: none.
+
+        Raises:
+            ServerError: no answer after several tries, or a refusal.
+        """
+        body = {"model": self.model, "max_tokens": max_tokens, "temperature": 0, "stream": False}
+        if isinstance(prompt, str):
+            body |= {"prompt": prompt} | ({"logprobs": logprobs} if logprobs else {})
+            return self._read("/v1/completions", body, _read_text)
+        body["messages"] = list(prompt)
+        if logprobs:
+            body |= {"logprobs": True, "top_logprobs": logprobs}
+        return self._read("/v1/chat/completions", body, _read_message)
+
+    def _read(self, path: str, body: dict[str, Any], read: Any) -> Completion:
+        answer = self._send(path, body)
+        try:
+            completion: Completion = read(answer["choices"][0])
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            raise ServerError(
+                f"{self.url}{path}: answered {json.dumps(answer)[:120]}; expected a completion of "
+                f"the OpenAI API ({type(error).__name__}: {error})"
+            ) from error
+        return completion
+
+    def _send(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        """The JSON object of an answer; tried again unless a refusal or a wrong address."""
+        for pause in (*_PAUSES, None):
+            try:
+                return self._send_once(path, body)
+            except ServerError as error:
+                is_final = error.status not in _RETRIED if error.status else not self._has_answered
+                if pause is None or is_final:
+                    raise
+                time.sleep(pause)
+        raise AssertionError("not reached")
+
+    def _send_once(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("OPENAI_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        data = None if body is None else json.dumps(body).encode()
+        address = self.url + path
+        try:
+            request = urllib.request.Request(address, data, headers)
+            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
+                content = answer.read()
+        except urllib.error.HTTPError as error:
+            self._has_answered = True
+            raise self._refusal(address, error) from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise ServerError(
+                f"{address}: no answer ({reason or type(error).__name__}); expected a server with "
+                "the OpenAI API; is it running, and is this its address?"
+            ) from None
+        self._has_answered = True
+        try:
+            value = json.loads(content)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ServerError(
+                f"{address}: answered {content[:60].decode(errors='replace')!r}; expected JSON of "
+                "the OpenAI API: is this the address of such a server?", 200,
+            )  # fmt: skip
+        return value
+
+    def _refusal(self, address: str, error: urllib.error.HTTPError) -> ServerError:
+        try:
+            text = error.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException):
+            text = ""
+        try:
+            value = json.loads(text)
+            value = value.get("error", value.get("detail", value))
+            text = str(value.get("message", value) if isinstance(value, dict) else value)
+        except (ValueError, AttributeError):
+            text = text[:200]
+        hint = {
+            401: "; set OPENAI_API_KEY to its key",
+            403: "; set OPENAI_API_KEY to a key that may do this",
+            404: f"; is model {self._model!r} what it serves, and is this its address?",
+        }.get(error.code, "")
+        return ServerError(f"{address}: status {error.code}: {text.strip()}{hint}", error.code)
+
+
+def _read_text(choice: Mapping[str, Any]) -> Completion:
+    text, finish = str(choice["text"]), str(choice.get("finish_reason"))
+    found = choice.get("logprobs") or {}
+    if not found.get("tokens"):
+        return Completion(text, finish)
+    tokens = tuple(map(str, found["tokens"]))
+    lists = found.get("top_logprobs") or [{}] * len(tokens)
+    own = zip(tokens, found["token_logprobs"], strict=True)
+    top = tuple(_best([pair, *(best or {}).items()]) for pair, best in zip(own, lists, strict=True))
+    return Completion(text, finish, tokens, top)
+
+
+def _read_message(choice: Mapping[str, Any]) -> Completion:
+    text, finish = str(choice["message"].get("content") or ""), str(choice.get("finish_reason"))
+    entries = (choice.get("logprobs") or {}).get("content")
+    if not entries:
+        return Completion(text, finish)
+    top = tuple(
+        _best(
+            [(one["token"], one["logprob"]) for one in (entry, *(entry.get("top_logprobs") or ()))]
+        )
+        for entry in entries
+    )
+    return Completion(text, finish, tuple(str(entry["token"]) for entry in entries), top)
+
+
+def _best(pairs: Sequence[tuple[Any, Any]]) -> dict[str, float]:
+    """The greatest value of each text; several tokens may be parts of a character."""
+    best: dict[str, float] = {}
+    for token, value in pairs:
+        best[str(token)] = max(float(value), best.get(str(token), -math.inf))
+    return best

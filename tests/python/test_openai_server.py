@@ -1,0 +1,92 @@
+"""The client of servers with the OpenAI API: requests, log probabilities, errors, retries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fake_openai import Answer, answer, serve
+from lattice_bpd import openai_server
+from lattice_bpd.openai_server import OpenAIServer, ServerError
+
+CHAT = [{"role": "user", "content": "Hi"}]
+TOP = [{" a": -0.5, " b": -1.5}, {" c": -0.1, " d": -3.0}]
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_server, "_PAUSES", (0.0, 0.0))
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+@pytest.mark.parametrize("prompt", ["Hi", CHAT])
+def test_requests_and_answers(prompt: Any, suffix: str) -> None:
+    asked: list[Any] = []
+
+    def respond(path: str, body: dict[str, Any]) -> Answer:
+        asked.append((path, body))
+        has_logprobs = bool(body.get("logprobs"))
+        return answer([" a", " d"], TOP if has_logprobs else None, chat="chat" in path)
+
+    with serve(respond) as url:
+        server = OpenAIServer(url + suffix)
+        with_top = server.complete(prompt, 7, logprobs=5)
+        assert (with_top.text, with_top.finish) == (" a d", "length")
+        assert (with_top.tokens, with_top.top) == ((" a", " d"), tuple(TOP))
+        assert server.complete(prompt, 7).tokens is None
+    common = {"model": "fake", "max_tokens": 7, "temperature": 0, "stream": False}
+    if prompt == "Hi":
+        assert asked[0] == ("/v1/completions", {**common, "prompt": "Hi", "logprobs": 5})
+    else:
+        fields = {"messages": CHAT, "logprobs": True, "top_logprobs": 5}
+        assert asked[0] == ("/v1/chat/completions", {**common, **fields})
+    assert "logprobs" not in asked[1][1]
+
+
+@pytest.mark.parametrize("failure", [(500, "oops"), (503, {"error": "busy"}), (429, ""), (0, "")])
+def test_what_passes_is_tried_again(failure: Answer) -> None:
+    answers = [failure, failure, answer(["x"], None, chat=False)]
+    with serve(lambda *_: answers.pop(0)) as url:
+        assert OpenAIServer(url).complete("Hi", 1).text == "x"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "message"),
+    [
+        ((401, {"error": {"message": "no key"}}), "status 401: no key; set OPENAI_API_KEY"),
+        ((404, {"message": "no such model"}), "404: no such model; is model 'fake'"),
+        ((400, {"error": {"message": "too long"}}), "status 400: too long"),
+        ((200, "<html>Welcome"), "answered '<html>Welcome'; expected JSON"),
+        ((200, {"choices": []}), "expected a completion"),
+        ((200, {"choices": [{"text": None, "logprobs": {"tokens": ["a"]}}]}), "a completion"),
+        ((500, "down"), "status 500: down"),
+    ],
+)
+def test_errors_say_what_to_do(refusal: Answer, message: str) -> None:
+    with serve(lambda *_: refusal) as url, pytest.raises(ServerError, match=message):
+        OpenAIServer(url).complete("Hi", 1)
+
+
+def test_a_server_that_is_not_there() -> None:
+    with serve(lambda *_: (200, {})) as url:
+        pass
+    with pytest.raises(ServerError, match=r"no answer .*refused.*is it running"):
+        OpenAIServer(url).complete("Hi", 1)
+    with pytest.raises(ValueError, match="expected a server's address"):
+        OpenAIServer("localhost:8000")
+
+
+def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    sent: list[Any] = []
+    original = openai_server.urllib.request.urlopen
+
+    def note(request: Any, **options: Any) -> Any:
+        sent.append(request.get_header("Authorization"))
+        return original(request, **options)
+
+    monkeypatch.setattr(openai_server.urllib.request, "urlopen", note)
+    with serve(lambda *_: answer(["x"], None, chat=False)) as url:
+        OpenAIServer(url).complete("Hi", 1)
+    assert set(sent) == {"Bearer secret"}
