@@ -24,7 +24,7 @@ from typing import NamedTuple
 from pytest_forks import import_slow_modules, run_fork
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ROOT / "tests" / "python"
+TESTS = ("tests/python", "packages/*/tests", "research/*/tests")
 NOTHING_RAN = 5  # pytest's status: a whole module may be skipped
 
 
@@ -56,10 +56,10 @@ def single_jobs(files: Sequence[Path], seed: int) -> list[Job]:
         raise SystemExit(f"check_tests_alone: collection failed\n{collected.stdout}")
     by_file: dict[str, list[str]] = {}
     for line in collected.stdout.splitlines():
-        if match := re.match(r"(tests/python/\w+\.py)::", line):
+        if match := re.match(r"((?:\w+/)+\w+\.py)::", line):
             by_file.setdefault(match[1], []).append(line)
     pairs = [dict.fromkeys([tests[-1], chosen.choice(tests)]) for tests in by_file.values()]
-    return [Job(test.removeprefix("tests/python/"), [test]) for pair in pairs for test in pair]
+    return [Job(test.rpartition("tests/")[2], [test]) for pair in pairs for test in pair]
 
 
 def run_process(arguments: Sequence[str], limit: int) -> tuple[int, str]:
@@ -108,7 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     print(f"check_tests_alone: --seed {seed}", flush=True)
-    files = [path.resolve() for path in args.files] or sorted(TESTS.glob("test_*.py"))
+    files = [path.resolve() for path in args.files] or [
+        path for tests in TESTS for path in sorted(ROOT.glob(f"{tests}/test_*.py"))
+    ]
     jobs = (single_jobs if args.single else file_jobs)(files, seed)
     failed = run_jobs(jobs, forks=args.single, limit=args.limit)
     for job in failed:

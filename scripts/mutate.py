@@ -214,9 +214,10 @@ def run_python(mutations: Sequence[Mutation], progress: Progress) -> dict[str, O
     site = SCRATCH / "site"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text(SITE)
+    add_ons = [*TREE.glob("packages/*"), *TREE.glob("research/*")]
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{site}{os.pathsep}{TREE / 'python'}",
+        "PYTHONPATH": os.pathsep.join(map(str, [site, TREE / "python", *add_ons])),
         "PYTHONDONTWRITEBYTECODE": "1",  # a .pyc of the same second and size would be taken for new
         "LATTICE_BPD_REBUILD": "0",
         "OMP_NUM_THREADS": "1",

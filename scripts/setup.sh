@@ -2,7 +2,7 @@
 # Installs into .venv what the named purposes need.
 #
 # Usage: setup.sh PURPOSE...    extras of pyproject.toml. `build` also compiles the extension module
-#                               and makes the editable install.
+#                               and makes the editable installs: the core, packages/*, research/*.
 #
 # Each purpose has a stamp, so a second run returns at once; an interrupted run is continued.
 #
@@ -29,7 +29,8 @@ fingerprint() {
   { "$python" -c 'import sys; print(sys.version, sys.base_prefix)'
     pwd
     echo "${TORCH_INDEX:-} ${OPENFST_SRC:-}"
-    cat pyproject.toml constraints.txt scripts/setup.sh scripts/requirements.py
+    cat {,packages/*/,research/*/}pyproject.toml constraints.txt scripts/{setup.sh,requirements.py} ||
+      true  # there may be none in research/
   } 2>/dev/null | sha256sum
 }
 
@@ -142,9 +143,12 @@ needs_torch() {
 
 torch_version() { .venv/bin/python -c 'import importlib.metadata as m; print(m.version("torch"))'; }
 
-install_core() {
-  CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
-    pip_install --no-build-isolation --no-deps --editable .
+install_own() {
+  local file own=(--editable .)
+  for file in {packages,research}/*/pyproject.toml; do
+    [[ ! -f $file ]] || own+=(--editable "./${file%/*}")
+  done
+  CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) pip_install --no-build-isolation --no-deps "${own[@]}"
 }
 
 main() {
@@ -177,7 +181,7 @@ main() {
     install_packages "${packages[@]}"
   if wants build; then
     step "find OpenFst's sources" scripts/fetch_openfst.sh
-    step "compile the extension module, editable install" install_core
+    step "compile the extension module, editable installs" install_own
   fi
   for purpose in "${wanted[@]}"; do fingerprint >"$(stamp "$purpose")"; done
   say "done in $SECONDS s, $total MB downloaded; log in $log"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from conftest import SMALL_ARPA
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.lm import read_arpa_words
 from oracles import LN10, read_arpa
+from small_arpa import SMALL_ARPA
 
 HISTORIES: list[list[int]] = [[], [0], [1], [3, 0], [0, 1], [2, 0], [1, 2], [2, 2, 3]]
 PROSE = (

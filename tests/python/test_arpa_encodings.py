@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import SMALL_ARPA
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
 from lattice_bpd.lm import read_arpa_words, read_kenlm, read_lm, write_lm
+from small_arpa import SMALL_ARPA
 
 WORDS = ["le", "café", "naïf", "ça"]
 TEXT = [0, 1, 2, 3, 0, 1]

@@ -38,6 +38,8 @@ def leaf_parsers(
     parser: argparse.ArgumentParser, name: str = ""
 ) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """The parsers of all commands, by what is typed."""
+    if not parser.add_help:  # its distribution is not installed
+        return
     below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     if not below:
         yield name, parser

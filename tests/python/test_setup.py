@@ -45,13 +45,20 @@ def test_extras_of_this_project_are_expanded(script: Any) -> None:
     extras = {"a": ["x>=1", "lattice-bpd[b,c]"], "b": ["y", "x>=1"], "c": ["lattice-bpd[b]", "z"]}
     assert script.requirements(["a"], extras) == ["x>=1", "y", "z"]
     assert script.requirements(["c", "a"], extras) == ["y", "x>=1", "z"]
+    extras = {
+        "a": ["lattice-bpd-x", "y"],
+        "lattice-bpd-x": ["lattice-bpd", "lattice-bpd[b]", "w"],
+        "b": ["z"],
+    }
+    assert script.requirements(["a"], extras) == ["z", "w", "y"]
+    extras = {"a": [], "b": [], "c": []}
     with pytest.raises(SystemExit, match="no extra 'd'; expected some of a, b, c"):
         script.requirements(["d"], extras)
 
 
 def test_the_demo_installs_little(script: Any) -> None:
     packages = packages_of(script, "build", "demo")
-    tools = {"cmake", "ninja", "numpy", "pybind11", "scikit-build-core"}
+    tools = {"cmake", "ninja", "numpy", "pybind11", "scikit-build-core", "setuptools"}
     assert packages == tools | {"rich", "safetensors", "tokenizers", "torch", "transformers"}
 
 
@@ -107,9 +114,20 @@ def test_extras_that_the_docs_name_exist(script: Any) -> None:
 def test_only_this_project_is_built_without_isolation() -> None:
     calls = re.findall(r"^.*--no-build-isolation.*$", SETUP, re.MULTILINE)
     assert [call.strip() for call in calls] == [
-        "pip_install --no-build-isolation --no-deps --editable ."
+        'CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) pip_install --no-build-isolation --no-deps "${own[@]}"'
     ]
     assert re.search(r"^install_packages\(\) \{ pip_install --use-pep517 ", SETUP, re.MULTILINE)
+
+
+def test_the_core_and_its_add_ons_are_installed_together(tmp_path: Path) -> None:
+    for folder in ("packages/one", "packages/two", "packages/empty"):
+        (tmp_path / folder).mkdir(parents=True)
+    for folder in ("packages/one", "packages/two"):
+        (tmp_path / folder / "pyproject.toml").touch()
+    code = "pip_install() { printf '%s\\n' \"$@\"; }; install_own"
+    done = run_functions(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("--editable\n")[1:] == [".\n", "./packages/one\n", "./packages/two\n"]
 
 
 def run_functions(code: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[2] / "python"
 # Imports go to an earlier entry of a list, or stay within the entry; see docs/design.md.
 LAYERS = {
     "": [
-        "_core extras arguments", "text_input", "token_ids vocabulary svg watcher atomic_files",
+        "_core extras arguments extensions", "text_input",
+        "token_ids vocabulary svg watcher atomic_files",
         "lattice lm",
         "draft", "models", "verify", "decode", "train", "evaluate", "build", "conformance",
         "cli",

@@ -1,6 +1,6 @@
 """The command line: `lattice-bpd COMMAND`, see `build_parser` for the list.
 
-One file for each command.
+One file for each command. Other distributions add commands by entry points (`extensions.py`).
 
 Nothing heavy is imported until a command runs, so that --help is fast.
 """
@@ -35,6 +35,7 @@ from lattice_bpd.cli import (
     speculation,
     tune,
 )
+from lattice_bpd.extensions import add_commands
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
@@ -59,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     for command in commands_in_order:
         command.add_parser(commands)
+    add_commands(commands)
     return parser
 
 

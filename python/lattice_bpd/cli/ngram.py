@@ -14,6 +14,7 @@ from lattice_bpd.cli import (
     ngram_prune,
     ngram_train,
 )
+from lattice_bpd.extensions import add_commands
 
 _ACTIONS = (
     ngram_train,
@@ -33,3 +34,4 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     actions = group.add_subparsers(title="actions", metavar="ACTION", required=True)
     for module in _ACTIONS:
         module.add_parser(actions)
+    add_commands(actions, "ngram")

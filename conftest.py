@@ -1,4 +1,4 @@
-"""Fixtures that any test may use.
+"""Fixtures that any test may use, those of packages/ and research/ too.
 
 Laws on random inputs are parametrized by `seed`, so that a failing test has its seed in its name;
 the `rng` fixture uses that seed.
@@ -16,40 +16,13 @@ import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM
+from small_arpa import SMALL_ARPA
 
 # A shell ignores SIGINT for commands in the background; commands under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-
-# Tokens 0 the, 1 cat, 2 sat, 3 ran; a trigram model whose numbers are easy to add up.
-SMALL_ARPA = r"""
-\data\
-ngram 1=6
-ngram 2=4
-ngram 3=2
-
-\1-grams:
--99	<s>	-0.1
--1.0	</s>
--0.9	0	-0.4
--0.7	1	-0.3
--0.8	2	-0.2
--1.2	3
-
-\2-grams:
--0.2	<s> 0	-0.05
--0.3	0 1	-0.15
--0.5	1 2
--0.6	2 0	-0.25
-
-\3-grams:
--0.1	<s> 0 1
--0.45	0 1 2
-
-\end\
-"""
+SHARED = Path(__file__).resolve().parents[1] / "shared" / "data"
 
 
 @pytest.fixture
@@ -113,7 +86,7 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture
 def core_of(tmp_path: Path) -> Iterator["ArpaToLm"]:
-    """Makes an NGramLM from ARPA text: core_of(text, vocab_size=9)."""
+    """Makes an NGramLM of ARPA text, as ``core_of(text, vocab_size=9)``."""
     return ArpaToLm(tmp_path)
 
 

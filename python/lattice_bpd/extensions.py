@@ -1,0 +1,103 @@
+"""What other installed distributions add to lattice-bpd, by entry points.
+
+An entry point has a group, such as :data:`COMMANDS`, a name, such as the command that is typed,
+and a value ``module:function``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+COMMANDS = "lattice_bpd.commands"
+"""Group of ``add_parser(commands)``, by command; "ngram spark" is one of the core's ``ngram``."""
+
+_DISTRIBUTIONS: dict[str, dict[str, str]] = {
+    COMMANDS: {"ngram spark": "lattice-bpd-spark"},
+}  # that this project has, by group and name: what to install where an entry point is missing
+_KINDS = {COMMANDS: "command"}
+
+
+def find_extensions(group: str) -> dict[str, EntryPoint]:
+    """The installed entry points of a group, by name, in alphabetical order."""
+    return {point.name: point for point in sorted(entry_points(group=group), key=lambda p: p.name)}
+
+
+def load_extension(group: str, name: str) -> Any:
+    """Imports the function or class of an entry point.
+
+    Raises:
+        ImportError: No installed distribution has it, or its import fails; the message names the
+            distribution and says what to do.
+    """
+    point = find_extensions(group).get(name)
+    kind = _KINDS.get(group, group)
+    if point is None:
+        distribution = _DISTRIBUTIONS.get(group, {}).get(name)
+        if distribution is None:
+            raise ImportError(f"no installed distribution has the {kind} {name!r}")
+        raise ImportError(f"{name!r} is a {kind} of {distribution}; pip install {distribution}")
+    try:
+        return point.load()
+    except Exception as error:  # of any kind: the code is not ours
+        raise _failure(kind, point, error) from error
+
+
+def _failure(kind: str, point: EntryPoint, error: Exception) -> ImportError:
+    owner = point.dist.name if point.dist else point.value
+    version = f" {point.dist.version}" if point.dist else ""
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return ImportError(
+        f"{point.name!r}, a {kind} of {owner}{version}, cannot be loaded: {reason}; "
+        f"update {owner} or uninstall it"
+    )
+
+
+def add_commands(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], parent: str = ""
+) -> None:
+    """Adds the commands of other distributions to a parser, after the core's own.
+
+    Those that are not installed or cannot be loaded fail when they are run, with a message that
+    says what to do; the other commands are unaffected.
+
+    Args:
+        commands: The parser's subparsers.
+        parent: The group of the core that they belong to, such as "ngram".
+    """
+    installed = find_extensions(COMMANDS)
+    for name in {**installed, **_DISTRIBUTIONS[COMMANDS]}:
+        group, _, word = name.rpartition(" ")
+        if group != parent or word in commands.choices:
+            continue
+        try:
+            add_parser = load_extension(COMMANDS, name)
+        except ImportError as error:
+            _add_failing(commands, word, error, listed=name in installed)
+            continue
+        try:
+            add_parser(commands)
+        except Exception as error:
+            commands._name_parser_map.pop(word, None)  # it may have come that far
+            failure = _failure(_KINDS[COMMANDS], installed[name], error)
+            _add_failing(commands, word, failure, listed=True)
+
+
+def _add_failing(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    word: str,
+    error: ImportError,
+    *,
+    listed: bool,
+) -> None:
+    """A command that takes any arguments and raises the error."""
+    options: dict[str, Any] = {"help": "(cannot be loaded)"} if listed else {}
+    parser = commands.add_parser(word, add_help=False, prefix_chars="\0", **options)
+    parser.add_argument("arguments", nargs="*")
+    parser.set_defaults(run=partial(_fail, error))
+
+
+def _fail(error: ImportError, _: argparse.Namespace) -> None:
+    raise error

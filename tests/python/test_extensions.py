@@ -1,0 +1,118 @@
+"""Commands of other distributions: installed, missing and broken ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lattice_bpd import extensions
+from lattice_bpd.cli import build_parser, main
+
+MODULE = """
+def add_parser(commands):
+    parser = commands.add_parser("greet", help="says hello")
+    parser.add_argument("--name", required=True)
+    parser.set_defaults(run=lambda args: print(f"hello {args.name}"))
+"""
+
+
+def install(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    commands: str,
+    module: str | None = MODULE,
+    name: str = "greetings",
+) -> None:
+    """Puts a distribution, as pip would write it, on sys.path."""
+    info = folder / f"{name}-2.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.5\n")
+    (info / "entry_points.txt").write_text(f"[lattice_bpd.commands]\n{commands}\n")
+    if module is not None:
+        (folder / f"{name}.py").write_text(module)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_the_command_of_an_installed_distribution_runs(tmp_path, monkeypatch, capsys):
+    install(tmp_path, monkeypatch, "greet = greetings:add_parser")
+    assert main(["greet", "--name", "Ada"]) == 0
+    assert capsys.readouterr().out == "hello Ada\n"
+    assert "greet" in build_parser().format_help()
+    assert "says hello" in build_parser().format_help()
+    with pytest.raises(SystemExit):  # its own usage, and a hint
+        main(["greet", "--nam", "Ada", "--nme", "x"])
+    assert "did you mean --name" in capsys.readouterr().err
+
+
+def test_a_command_within_a_group(tmp_path, monkeypatch, capsys):
+    install(tmp_path, monkeypatch, "ngram greet = greetings:add_parser")
+    assert main(["ngram", "greet", "--name", "Ada"]) == 0
+    assert capsys.readouterr().out == "hello Ada\n"
+    assert "greet" not in build_parser().format_help()
+    with pytest.raises(SystemExit):
+        main(["ngram", "--help"])
+    assert "says hello" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["x", "--order", "4", "-o", "out.lm"], ["--", "-x"]]
+)
+def test_a_missing_distribution_is_named(arguments, monkeypatch, capsys):
+    known = {"translate": "lattice-bpd-example", "ngram translate": "lattice-bpd-example"}
+    monkeypatch.setitem(extensions._DISTRIBUTIONS, extensions.COMMANDS, known)
+    for command in ("translate", "ngram translate"):
+        assert main([*command.split(), *arguments]) == 2
+        assert capsys.readouterr().err == (
+            f"lattice-bpd: error: '{command}' is a command of lattice-bpd-example; "
+            "pip install lattice-bpd-example\n"
+        )
+    assert "translate" not in build_parser().format_help()
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (None, "ModuleNotFoundError: No module named 'greetings'"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("from lattice_bpd import no_such_name", "ImportError: cannot import name 'no_such_name'"),
+        ("x = 1", "AttributeError: module 'greetings' has no attribute 'add_parser'"),
+        ("raise KeyError(3)", "KeyError: 3"),
+        ("raise ValueError('two\\nlines')", "ValueError: two lines"),
+        (MODULE + "    raise RuntimeError('too old')", "RuntimeError: too old"),
+    ],
+)
+def test_a_broken_distribution_breaks_its_own_commands_alone(
+    module, reason, tmp_path, monkeypatch, capsys
+):
+    install(tmp_path, monkeypatch, "greet = greetings:add_parser", module)
+    assert main(["greet", "--name", "Ada"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(
+        f"lattice-bpd: error: 'greet', a command of greetings 2.5, cannot be loaded: {reason}"
+    )
+    assert error.endswith("; update greetings or uninstall it\n")
+    assert error.count("\n") == 1
+    assert "greet" in build_parser().format_help()
+    assert main(["ngram", "info", str(tmp_path / "no.lm")]) == 2  # of the core: runs
+    assert "no.lm" in capsys.readouterr().err
+
+
+def test_a_command_of_the_core_is_not_replaced(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "certify = greetings:add_parser\nngram = greetings:add_parser")
+    parser = build_parser()
+    assert "greet" not in parser.format_help()
+    assert parser.parse_args(["ngram", "info", "x"]).run.__module__ == "lattice_bpd.cli.ngram_info"
+
+
+def test_an_unknown_extension_is_named():
+    with pytest.raises(ImportError, match="no installed distribution has the command 'nothing'"):
+        extensions.load_extension(extensions.COMMANDS, "nothing")
+
+
+def test_extensions_are_not_imported_with_the_package():
+    code = "import lattice_bpd, sys; sys.exit('lattice_bpd.extensions' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
