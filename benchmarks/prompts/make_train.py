@@ -84,6 +84,45 @@ WITH_DOCUMENTS = (
     "Question: {question}\n\nUse only these search results, and name the one you use.\n\n{text}",
 )
 
+TO_ENGLISH = (
+    "Translate {language} to English: {text}",
+    "Translate {language} to English: {text}",
+    "Translate this {language} sentence to English: {text}",
+    "Translate into English.\n\n{text}",
+    "{text}\n\nTranslate this into English.",
+    'What does this mean in English? "{text}"',
+    "Please translate from {language} to English, and answer with the translation only.\n\n{text}",
+    "Give a natural English translation of this {language} sentence: {text}",
+    "{language}: {text}\nEnglish:",
+)
+SUMMARIZE_NEWS = (
+    "Summarize: {text}",
+    "Summarize the following article.\n\n{text}",
+    "Summarize this news article in two or three sentences.\n\n{text}",
+    "{text}\n\nWrite a summary of this article.",
+    "Article: {text}\n\nSummary:",
+    "{text}\n\nTL;DR",
+    "What are the highlights of this report? List three or four.\n\n{text}",
+    "Give the gist of this news in at most fifty words: {text}",
+)
+USE_NEWS = (
+    "Write a headline and a first sentence for this article.\n\n{text}",
+    "{text}\n\nWho did what, when, where and why? Answer from the article.",
+    "List every number in this article and say what it stands for.\n\n{text}",
+    "Tell this news to a child of ten years: {text}",
+    "Rewrite this article as radio news of four sentences.\n\n{text}",
+    "{text}\n\nWrite three questions about this article, with answers.",
+    "Which people are mentioned or quoted here, and what is the view of each?\n\n{text}",
+    "What does this report leave open? Explain what you would ask the author.\n\n{text}",
+)
+WITH_PASSAGES = (
+    "Answer briefly from these passages.\n\n{text}\n\nQuestion: {question}\nAnswer:",
+    "{text}\n\nAnswer from these passages: {question}",
+    "Here are some passages of an encyclopedia.\n\n{text}\n\n{question}",
+    "Question: {question}\n\n{text}\n\nGive a complete answer, and say which passage supports it.",
+)
+PASSAGE = ("[{i}] {title}. {text}", "Title: {title}\nText: {text}", "Passage {i} ({title}): {text}")
+
 
 def word_runs(text: str) -> set[tuple[str, ...]]:
     """All runs of eight words."""
@@ -220,15 +259,56 @@ class Composer:
     def writing(self) -> list[list[str]]:
         return [[text] for text in self.lists["writing"]]
 
+    def without_books(self) -> Iterator[tuple[str, list[str]]]:
+        """Prompts of all kinds that need no books: a kind and the turns of each."""
+        work = [
+            (text, language)
+            for language, texts in self.lists["to_english"].items()
+            for text in texts
+        ]
+        for phrase, (text, language) in zip(self.cycle(TO_ENGLISH, len(work)), work, strict=True):
+            yield "translation", [phrase.format(text=text, language=language)]
+        yield from (("qa", [text]) for text in self.lists["trivia"])
+        yield from (("mathematics", [text]) for text in self.lists["word_problems"])
+        articles = self.lists["articles"]
+        for kind, phrases in (
+            ("summaries", SUMMARIZE_NEWS),
+            ("summaries", USE_NEWS),
+            ("qa", WITH_CONTEXT),
+        ):
+            for phrase, article in zip(self.cycle(phrases, len(articles)), articles, strict=True):
+                yield kind, [phrase.format(**article)]
+        yield from (("retrieval", [text]) for text in self.encyclopedia())
+        for kind, conversations in self.lists["open_ended"].items():
+            yield from ((kind, turns) for turns in conversations)
+
+    def encyclopedia(self) -> Iterator[str]:
+        """Questions about passages of one subject, some with passages of other subjects."""
+        questions = [
+            (group["documents"], question)
+            for group in self.lists["encyclopedia"]
+            for question in group["questions"]
+        ]
+        phrases = self.cycle(WITH_DOCUMENTS + WITH_PASSAGES, len(questions))
+        for phrase, (documents, question) in zip(phrases, questions, strict=True):
+            others = self.rng.sample(self.lists["facts"], self.rng.randint(0, 5 - len(documents)))
+            passages = self.rng.sample([*documents, *others], len(documents) + len(others))
+            line = self.rng.choice(PASSAGE)
+            text = "\n\n".join(line.format(i=i, **passage) for i, passage in enumerate(passages, 1))
+            yield phrase.format(text=text, question=question)
+
 
 def main() -> None:
     lists = json.loads((FOLDER / "train_lists.json").read_text(encoding="utf-8"))
     prompts = (FOLDER / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     forbidden = set().union(*(word_runs(text) for line in prompts for text in texts_of(line)))
     composer = Composer(lists, Path(sys.argv[1]).read_text(encoding="utf-8"), forbidden)
+    prompts_of = {kind: getattr(composer, kind)() for kind in KINDS}
+    for kind, turns in composer.without_books():
+        prompts_of[kind].append(turns)
     rows: list[dict[str, Any]] = []
     for kind in KINDS:
-        for number, turns in enumerate(getattr(composer, kind)(), 1):
+        for number, turns in enumerate(prompts_of[kind], 1):
             row: dict[str, Any] = {"id": f"train-{kind}-{number:03d}", "kind": kind}
             if len(turns) > 1:
                 row["turns"] = turns

@@ -46,6 +46,21 @@ def test_training_prompts_are_of_all_kinds_from_the_start(composer: Any) -> None
     assert {row["kind"] for row in read("train.jsonl")[:50]} == set(composer.KINDS)
 
 
+def test_the_training_prompts_are_composed_from_the_lists() -> None:
+    lists = json.loads((FOLDER / "train_lists.json").read_text(encoding="utf-8"))
+    rows = read("train.jsonl")
+    prompts = {content(row) for row in rows}
+    assert len(rows) == 2000
+    conversations = [turns for kind in lists["open_ended"].values() for turns in kind]
+    assert prompts >= {"\n".join(texts) for texts in conversations}
+    assert prompts.issuperset(lists["trivia"] + lists["word_problems"] + lists["writing"])
+    everything = "\n".join(prompts)
+    for text in [article["text"] for article in lists["articles"]] + [
+        text for sentences in lists["to_english"].values() for text in sentences
+    ]:
+        assert text in everything, text
+
+
 def test_no_prompt_occurs_twice() -> None:
     rows = read("prompts.jsonl") + read("train.jsonl")
     assert len({row["id"] for row in rows}) == len(rows)
