@@ -14,10 +14,17 @@ from typing import Any
 COMMANDS = "lattice_bpd.commands"
 """Group of ``add_parser(commands)``, by command; "ngram spark" is one of the core's ``ngram``."""
 
+TARGETS = "lattice_bpd.targets"
+"""Group of classes of targets, by kind of model; see ``verify.target.build_target``."""
+
+HEAD_FORMATS = "lattice_bpd.head_formats"
+"""Group of ``models.checkpoint.HeadFormat``."""
+
 _DISTRIBUTIONS: dict[str, dict[str, str]] = {
     COMMANDS: {"ngram spark": "lattice-bpd-spark"},
+    TARGETS: {"encoder-decoder": "lattice-bpd-translation"},
 }  # that this project has, by group and name: what to install where an entry point is missing
-_KINDS = {COMMANDS: "command"}
+_KINDS = {COMMANDS: "command", TARGETS: "kind of target", HEAD_FORMATS: "format of heads"}
 
 
 def find_extensions(group: str) -> dict[str, EntryPoint]:

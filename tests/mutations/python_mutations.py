@@ -679,7 +679,7 @@ MUTATIONS = [
         f"{EVALUATE}/costs/call_costs.py",
         "tests/python/test_call_costs.py::test_the_time_of_the_heads_is_part_of_calls_with_drafts",
         "    if model.heads is not None:\n",
-        "    if isinstance(model.target, Seq2SeqTarget) and model.heads is not None:\n",
+        "    if model.target.decoder_prompt is not None and model.heads is not None:\n",
     ),
     (
         "a mixture of drafter.json ignores the weight of its n-gram LM",
@@ -710,11 +710,11 @@ MUTATIONS = [
         "return values, values",
     ),
     (
-        "an encoder-decoder takes heads of a causal LM",
-        f"{CLI}/heads_option.py",
-        "tests/python/test_evaluate_seq2seq.py::test_a_folder_of_an_encoder_decoder_has_a_drafter_or_heads",
-        "kinds[folders.is_encoder_decoder]",
-        "kinds[0]",
+        "heads of extensions are not read",
+        "python/lattice_bpd/models/checkpoint.py",
+        "packages/translation/tests/test_evaluate_seq2seq.py::test_an_encoder_decoder_takes_a_drafter_from_beside",
+        "        if loader is not None:\n",
+        "        if False:\n",
     ),
     (
         "record ignores --heads where the model's folder has heads",

@@ -19,9 +19,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from lattice_bpd.train.seq2seq.joint import Seq2SeqOptions, train_seq2seq
-from lattice_bpd.train.seq2seq.text import Pair
-from lattice_bpd.verify import Seq2SeqTarget
+from lattice_bpd_translation.joint import Seq2SeqOptions, train_seq2seq
+from lattice_bpd_translation.target import Seq2SeqTarget
+from lattice_bpd_translation.text import Pair
 
 torch.set_num_threads(1)
 

@@ -54,8 +54,6 @@ def folder(tmp_path_factory) -> Path:
     published["block"].save_pretrained(path / "block")
     for name, heads in published.items():
         BlockwiseLM(base, heads=heads).save_pretrained(path / f"full_{name}")
-    (path / "spec").mkdir()
-    (path / "spec" / "spec_drafter.json").write_text("{}")  # of encoder-decoders only
     words = {f"t{number}": number for number in range(VOCAB)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -221,15 +219,12 @@ def test_tune_measures_and_copies_heads_from_beside(folder, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("plain", [], "plain has no draft heads (blockwise_heads.json, medusa_heads.json, "
-         "heads.json, block_drafter/); give --heads DIR, or a folder that `lattice-bpd heads "
-         "train` wrote without --heads-only"),
+        ("plain", [], "); give --heads DIR, or a folder that `lattice-bpd heads train` wrote "
+         "without --heads-only"),
+        ("plain", [], "plain has no draft heads (blockwise_heads.json, medusa_heads.json, "),
         ("heads", [], "heads holds draft heads only; give the model's folder as the model, and "
          "this one as --heads"),
         ("plain", ["--heads", "{0}/plain"], "plain: the folder has no draft heads"),
-        ("plain", ["--heads", "{0}/spec"], "spec: the folder has no draft heads "
-         "(blockwise_heads.json, medusa_heads.json, heads.json, block_drafter/); expected one that "
-         "`lattice-bpd heads train` wrote, a Medusa checkpoint or a block drafter"),
         ("plain", ["--heads", "{0}/nowhere"], "nowhere: no such folder; expected the folder of the "
          "draft heads"),
         ("nowhere", [], "nowhere: no such folder; expected the folder of a causal LM"),

@@ -27,7 +27,7 @@ LAYERS = {
     ],
     "train": [
         "text", "ngram", "responses", "heads", "vocabulary_heads", "rescorer", "block_drafter",
-        "selector", "seq2seq", "spark",
+        "selector", "spark",
     ],
     "evaluate": [
         "record", "replay", "statistics", "costs", "live", "tasks", "demo", "lab", "report",
@@ -35,7 +35,7 @@ LAYERS = {
 }  # fmt: skip
 TYPES_ONLY = {("decode.state.sequence", "decode.constraint.selector")}  # a field of DecodeState
 
-PUBLIC_NAMES = {"": 12, "decode": 20, "verify": 12, "evaluate": 12}
+PUBLIC_NAMES = {"": 12, "decode": 20, "verify": 11, "evaluate": 12}
 
 
 class Import(NamedTuple):

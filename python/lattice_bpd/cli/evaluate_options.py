@@ -139,14 +139,13 @@ def is_encoder_decoder(model: Any) -> bool:
 
 
 def _load_encoder_decoder(directory: Path, heads_directory: Path, device: str) -> DraftingModel:
-    """The encoder-decoder of a folder, and a folder's SpecDrafter, or else its BlockwiseHeads."""
+    """The encoder-decoder of a folder, and the heads of one."""
     from safetensors import SafetensorError
     from transformers import AutoModelForSeq2SeqLM
 
     from lattice_bpd import FormatError
-    from lattice_bpd.decode.state import DraftingModel, SpecDrafterHeads
-    from lattice_bpd.models import BlockwiseHeads, SpecDrafter
-    from lattice_bpd.models.spec_config import SPEC_DRAFTER_FILES
+    from lattice_bpd.decode.state import DraftingModel
+    from lattice_bpd.models import load_heads
 
     try:
         model: Any = AutoModelForSeq2SeqLM.from_pretrained(directory, local_files_only=True)
@@ -155,12 +154,7 @@ def _load_encoder_decoder(directory: Path, heads_directory: Path, device: str) -
             f"{directory}: the encoder-decoder cannot be read ({error}); expected the files that "
             "save_pretrained wrote"
         ) from error
-    heads: Any
-    if (heads_directory / SPEC_DRAFTER_FILES.config_name).is_file():
-        heads = SpecDrafterHeads(SpecDrafter.from_pretrained(heads_directory).to(device))
-    else:
-        heads = BlockwiseHeads.from_pretrained(heads_directory).to(device)
-    return DraftingModel(model.eval().to(device), heads)
+    return DraftingModel(model.eval().to(device), load_heads(heads_directory))
 
 
 def name_files(values: Sequence[str], option: str) -> dict[str, Path]:

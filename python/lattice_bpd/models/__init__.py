@@ -1,4 +1,4 @@
-"""Prediction heads on causal LMs, block drafters for encoder-decoders, and their checkpoints.
+"""Prediction heads on causal LMs, block drafters, and their checkpoints.
 
 Uses torch and transformers only; importing it without them raises an error that names the extra.
 """
@@ -31,8 +31,6 @@ from lattice_bpd.models.parallel_drafter.p_eagle import PEagleConfig, PEagleDraf
 from lattice_bpd.models.parallel_drafter.pard import PardDrafter
 from lattice_bpd.models.small import RESCORER_SIZES, build_rescorer, build_small_gpt
 from lattice_bpd.models.sources import CallableHeads, HeadSource, SequentialHeads
-from lattice_bpd.models.spec_config import SpecDrafterConfig
-from lattice_bpd.models.spec_drafter import SpecDrafter
 from lattice_bpd.models.target_sample import OtherTargetWarning
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 
@@ -52,8 +50,6 @@ __all__ = [
     "PardDrafter",
     "SequentialHeads",
     "SharedBlocksWarning",
-    "SpecDrafter",
-    "SpecDrafterConfig",
     "VocabularyHeads",
     "build_rescorer",
     "build_small_gpt",

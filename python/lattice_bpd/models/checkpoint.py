@@ -22,12 +22,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.extensions import HEAD_FORMATS, find_extensions, load_extension
 from lattice_bpd.models.block_drafter.formats.recognize import find_format, is_block_drafter
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
@@ -53,11 +54,34 @@ _HEAD_FILES: dict[Any, HeadFiles] = {
     MedusaHeads: MEDUSA_FILES,
     VocabularyHeads: VOCABULARY_FILES,
 }
-HEAD_NAMES = (*(files.config_name for files in _HEAD_FILES.values()), f"{DRAFTER_FOLDER}/")
 HEAD_SOURCES = "`lattice-bpd heads train` wrote, a Medusa checkpoint or a block drafter"
 """Where folders with heads come from, for messages."""
 
 SavedHeads = BlockwiseHeads | MedusaHeads | VocabularyHeads | BlockDrafter
+
+
+class HeadFormat(Protocol):
+    """Heads that another distribution reads, by the entry points `lattice_bpd.head_formats`.
+
+    Attributes:
+        name: of the file that a folder with such heads has, for messages.
+    """
+
+    name: str
+
+    def find_loader(self, directory: Path) -> Callable[[Path], Any] | None:
+        """What reads the heads in a folder, on the CPU; None: there are none of this format."""
+        ...
+
+
+def head_names() -> tuple[str, ...]:
+    """The files by which folders with heads are known, for messages."""
+    own = (*(files.config_name for files in _HEAD_FILES.values()), f"{DRAFTER_FOLDER}/")
+    return (*own, *(extension.name for extension in _head_formats()))
+
+
+def _head_formats() -> list[HeadFormat]:
+    return [load_extension(HEAD_FORMATS, name) for name in find_extensions(HEAD_FORMATS)]
 
 
 def save_checkpoint(
@@ -143,13 +167,13 @@ def load_selector(directory: Path, heads: object) -> CandidateSelector | None:
     return CandidateSelector.from_pretrained(folder)
 
 
-def load_heads(directory: str | Path) -> SavedHeads:
+def load_heads(directory: str | Path) -> Any:
     """The heads in a folder, of any kind, on the CPU: for `heads=` of everything that decodes.
 
     Args:
         directory: one that `save_pretrained` of a model with heads or of heads, or `lattice-bpd
-            heads train` wrote, a Medusa checkpoint, or a block drafter in any format of
-            `BlockDrafter.from_pretrained`.
+            heads train` wrote, a Medusa checkpoint, a block drafter in any format of
+            `BlockDrafter.from_pretrained`, or heads of an installed extension (`HeadFormat`).
 
     Raises:
         FileNotFoundError: no such folder, such as a hub name that is not downloaded.
@@ -172,7 +196,7 @@ def load_heads(directory: str | Path) -> SavedHeads:
     load = _find_loader(directory)
     if load is None:
         raise FormatError(
-            f"{directory}: no draft heads in this folder ({', '.join(HEAD_NAMES)}); expected one "
+            f"{directory}: no draft heads in this folder ({', '.join(head_names())}); expected one "
             f"that save_pretrained of a model with heads or {HEAD_SOURCES}"
             f"{describe_published(directory)}"
         )
@@ -202,7 +226,11 @@ def has_target(directory: Path) -> bool:
     return not any((directory / name).is_file() for name in HEADS_ALONE)
 
 
-def _find_loader(directory: Path) -> Callable[[Path], SavedHeads] | None:
+def _find_loader(directory: Path) -> Callable[[Path], Any] | None:
+    for extension in _head_formats():
+        loader = extension.find_loader(directory)
+        if loader is not None:
+            return loader
     if (directory / DRAFTER_FOLDER).is_dir():
         return lambda folder: BlockDrafter.from_pretrained(folder / DRAFTER_FOLDER)
     for kind, files in _HEAD_FILES.items():

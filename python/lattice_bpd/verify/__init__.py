@@ -10,7 +10,6 @@ from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 from lattice_bpd.verify.greedy import accept_lengths, greedy_tokens
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.verify.target import CausalLMTarget
 from lattice_bpd.verify.verification import verify_drafts, verify_trees
 
@@ -21,7 +20,6 @@ __all__ = [
     "PrefixTree",
     "Rejection",
     "Sampled",
-    "Seq2SeqTarget",
     "accept_lengths",
     "greedy_tokens",
     "parse_acceptance",

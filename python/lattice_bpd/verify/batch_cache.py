@@ -22,7 +22,6 @@ from transformers import StaticCache
 
 from lattice_bpd.verify.cache import get_width, move_positions, select_sequences, set_width
 from lattice_bpd.verify.repeated_rows import RepeatedRows
-from lattice_bpd.verify.source_cache import Source, SourceCache
 from lattice_bpd.verify.stacked_cache import StackedCache
 
 MAX_HOLES = 64  # fewer are never compacted
@@ -60,10 +59,10 @@ class BatchCache:
         """B."""
         return len(self.lengths)
 
-    def source_of(self, number: int) -> Source | None:
+    def source_of(self, number: int) -> Any:
         """The encoded source of a sequence; None where the target has no encoder."""
-        cache = self.cache
-        return cache.source.row(number) if isinstance(cache, SourceCache) else None
+        source = getattr(self.cache, "source", None)
+        return None if source is None else source.row(number)
 
     def call_size(self, num_tokens: int) -> int:
         """Tokens per row of a call; with a static cache it never shrinks, to limit recompilation.

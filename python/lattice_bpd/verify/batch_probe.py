@@ -21,7 +21,7 @@ def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
     """Why texts cannot be decoded in a batch, or None; probed once per model.
 
     Args:
-        target: a CausalLMTarget or a Seq2SeqTarget.
+        target: see `lattice_bpd.verify.target.build_target`.
         padded: whether the prompts differ in length.
     """
     name = type(target.base).__name__

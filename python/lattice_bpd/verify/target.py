@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
+from lattice_bpd.extensions import TARGETS, load_extension
 from lattice_bpd.models.adapters import refuse_adapters
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.lm_call import (
@@ -80,7 +81,7 @@ class TargetModel(Protocol):
 
 
 class CausalLMTarget:
-    """Any decoder-only LM of `transformers` as a target; encoder-decoders: see Seq2SeqTarget.
+    """Any decoder-only LM of `transformers` as a target.
 
     Args:
         model: the model, a BlockwiseLM around it, or a wrapper such as `torch.compile(model)`; see
@@ -97,6 +98,8 @@ class CausalLMTarget:
         sliding_window: see TargetModel.
         takes_positions: whether the model takes position ids.
         feature_layers: decoder layers whose outputs every call returns as features.
+        decoder_prompt: what outputs of a target with an encoder begin with: its prompts are sources
+            for `encode`, and `read_prompts` takes what that returns. None without an encoder.
         is_recurrent: whether layers keep a recurrent or convolution state; see
             `lattice_bpd.verify.recurrent`.
 
@@ -294,6 +297,20 @@ class CausalLMTarget:
         if self.windows.mixed:
             return {"full_attention": mask, "sliding_attention": windowed}
         return windowed
+
+
+def build_target(model: Any) -> Any:
+    """The target of a model; a target is returned as it is.
+
+    Raises:
+        ImportError: an encoder-decoder, whose target is in a distribution that is not installed.
+        TypeError, ValueError: see the target's class.
+    """
+    if callable(getattr(model, "refuses_tree", None)):
+        return model
+    if not isinstance(model, PreTrainedModel) or not model.config.is_encoder_decoder:
+        return CausalLMTarget(model)
+    return load_extension(TARGETS, "encoder-decoder")(model)
 
 
 def _is_filled(cache: Cache) -> bool:

@@ -16,7 +16,7 @@ def find_tree_refusal(target: Any) -> str | None:
     """Why the target cannot use tree attention, or None; probed once per model.
 
     Args:
-        target: a CausalLMTarget or a Seq2SeqTarget.
+        target: see `lattice_bpd.verify.target.build_target`.
 
     Raises:
         RuntimeError, MemoryError: no memory for the probe; no result is stored.

@@ -31,7 +31,6 @@ from lattice_bpd.decode.certificate.noise import (
 from lattice_bpd.decode.certificate.own_generate import Choices, margin_of
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.verify.greedy import greedy_token, logits_row
-from lattice_bpd.verify.source_cache import Source
 from lattice_bpd.verify.verification import DraftCandidates
 
 FORMAT, VERSION = "lattice-bpd certificate", 3
@@ -217,7 +216,7 @@ def certify(
     selector: MarginSelector,
     shapes: Iterable[CallShape],
     batch_size: int,
-    source: Source | None = None,
+    source: Any = None,
 ) -> Certificate:
     """Compare a text with the target's own `generate`, and measure the noise of its logits.
 

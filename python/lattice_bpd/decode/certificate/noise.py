@@ -110,7 +110,7 @@ def follow_text(
     """What the model's own `generate` selects along a text, and the noise of its logits there.
 
     Args:
-        target: a CausalLMTarget or a Seq2SeqTarget; which shapes the model can read is taken from
+        target: see `build_target`; which shapes the model can read is taken from
             its probes.
         prompt: (T,) ints; for an encoder-decoder the decoder prompt.
         token_ids: (m,) ints, one or more, the text after it.

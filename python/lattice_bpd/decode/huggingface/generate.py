@@ -72,7 +72,7 @@ def generate(
     cannot be honored, such as beam search, raise a ValueError.
 
     Args:
-        model: a causal LM or an encoder-decoder of `transformers`, a Seq2SeqTarget, or a
+        model: a causal LM or an encoder-decoder of `transformers`, a target of either, or a
             BlockwiseLM, which has heads.
         input_ids: one prompt: (T,) ints, or text with a tokenizer; or several: (B, T) ints, or a
             list of prompts of any lengths. For an encoder-decoder the source.
@@ -82,7 +82,7 @@ def generate(
             also take a small causal LM of `transformers` with the target's tokenizer, or any
             TransitionScorer.
         heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens after the next;
-            BlockwiseHeads, or DraftHeads such as SpecDrafterHeads. None: those of a BlockwiseLM,
+            BlockwiseHeads, or DraftHeads. None: those of a BlockwiseLM,
             with its selector if it has one.
         draft_model: a small causal LM of `transformers` with the target's tokenizer, for
             "draft_model".

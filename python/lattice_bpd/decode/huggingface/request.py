@@ -26,7 +26,6 @@ from lattice_bpd.decode.state.text_rules import (
     prepare_rules,
 )
 from lattice_bpd.verify.acceptance.rule import Acceptance
-from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 
 
 @dataclass
@@ -92,7 +91,7 @@ class Request:
             visible_tokens(self.model.target, text.token_ids, _mask_of(text_rules), "generate")
             for text, text_rules in zip(self.texts, rules, strict=True)
         ]
-        if not isinstance(self.model.target, Seq2SeqTarget):
+        if self.model.target.decoder_prompt is None:
             shift_positions(self.model, rules)
         return check_prompts(self.model, visible), settings
 
@@ -109,7 +108,7 @@ class Request:
         ends = self.stop_token_ids
         inputs: dict[str, Any] = {}
         length = len(text.token_ids)
-        if isinstance(target, Seq2SeqTarget):
+        if target.decoder_prompt is not None:
             if ends is None and getattr(self.config, "eos_token_id", None) is None:
                 ends = target.stop_token_ids
             states = torch.zeros(1, length, 1, device=target.device)

@@ -45,7 +45,7 @@ def decode(
     config is not used; see `generate`.
 
     Args:
-        model: a BlockwiseLM, a causal LM or an encoder-decoder of `transformers`, a Seq2SeqTarget,
+        model: a BlockwiseLM, a causal LM or an encoder-decoder of `transformers`, a target,
             or a DraftingModel.
         prompt: (T,) ints, from 1 to the target's number of positions; or B such prompts of any
             lengths, without padding. For an encoder-decoder the source.

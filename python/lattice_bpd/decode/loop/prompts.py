@@ -24,7 +24,6 @@ from lattice_bpd.verify.greedy import greedy_tokens
 from lattice_bpd.verify.memory import describe_lack_of_memory
 from lattice_bpd.verify.preparation import find_reread
 from lattice_bpd.verify.recurrent import RecurrentCache, find_mixers
-from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.verify.stacked_cache import StackedCache
 from lattice_bpd.verify.verification import NO_CANDIDATES, Verification
 
@@ -110,8 +109,9 @@ def read_prompts(
     model.target.reset_frequencies()
     static = _static_cache(model, longest, options) if options.static_cache else None
     initial: Any = static
-    if isinstance(model.target, Seq2SeqTarget):
-        initial = model.target.encode(prompts.sources or [])
+    if prompts.sources is not None:
+        encoding: Any = model.target
+        initial = encoding.encode(prompts.sources)
     if options.prefill is not None:
         output, cache = options.prefill(initial)
     else:
@@ -161,7 +161,7 @@ def _check_target(model: DraftingModel, longest: int, options: Options) -> None:
     refusal = target.refuses_tree() if needs_tree else None
     if refusal is not None:
         raise ValueError(f"decode: layout='tree' is not possible: {refusal}; or use layout='rows'")
-    if isinstance(target, Seq2SeqTarget):
+    if target.decoder_prompt is not None:
         return
     if target.is_recurrent:
         find_mixers(target)
@@ -182,7 +182,7 @@ def _check_target(model: DraftingModel, longest: int, options: Options) -> None:
 def _find_reread(model: DraftingModel, prompts: Prompts, options: Options) -> int | None:
     """The text length at which plain `generate` reads the whole text again; see `find_reread`."""
     target = model.target
-    if isinstance(target, Seq2SeqTarget):
+    if prompts.sources is not None:
         return None
     is_read, lengths = options.prefill is not None, set()
     for tokens, limit in zip(prompts.tokens, options.limits, strict=True):
@@ -199,7 +199,7 @@ def _find_reread(model: DraftingModel, prompts: Prompts, options: Options) -> in
 def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> None:
     """Raise ValueError if the target cannot decode prompts of these lengths together."""
     target, batch_size, longest = model.target, len(lengths), max(lengths)
-    if options.static_cache and (isinstance(target, Seq2SeqTarget) or target.is_recurrent):
+    if options.static_cache and (target.decoder_prompt is not None or target.is_recurrent):
         what = "keeps a recurrent state" if target.is_recurrent else "is an encoder-decoder"
         raise ValueError(
             f"decode: {type(target.base).__name__} {what}, which needs a cache of its own; leave "
@@ -232,7 +232,7 @@ def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> 
 
 def _exceeds_window(target: Any, longest: int, options: Options) -> str | None:
     """Why texts are too long for windows that count cache positions, or None."""
-    window = None if isinstance(target, Seq2SeqTarget) else target.windows.by_cache_position
+    window = None if target.decoder_prompt else target.windows.by_cache_position
     if window is None:
         return None
     length = longest + max(options.limits) + options.max_draft_nodes

@@ -23,7 +23,6 @@ from lattice_bpd.decode.drafters.cached_reader import count_shared
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.recurrent import RecurrentCache
-from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.verify.target import TargetOutput
 
 _RECORD = "_lattice_bpd_texts"  # attribute of a cache
@@ -107,7 +106,7 @@ class TextCaches:
             ValueError: an encoder-decoder, or a cache of another model, with other rows, or with
                 unknown tokens.
         """
-        if isinstance(model.target, Seq2SeqTarget):
+        if model.target.decoder_prompt is not None:
             raise ValueError(
                 f"decode: {type(model.target.base).__name__} is an encoder-decoder, whose texts "
                 "begin anew; expected a decoder-only causal LM; leave cache out"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from lattice_bpd.decode.state.heads import DraftHeads
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.decode.state.spec_heads import SpecDrafterHeads
 from lattice_bpd.decode.state.statistics import DecodeStats
 
 __all__ = [
@@ -13,5 +12,4 @@ __all__ = [
     "DecodeStats",
     "DraftHeads",
     "DraftingModel",
-    "SpecDrafterHeads",
 ]

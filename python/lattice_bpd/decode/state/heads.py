@@ -23,7 +23,6 @@ from lattice_bpd.vocabulary import check_same_ids
 
 if TYPE_CHECKING:
     from lattice_bpd.decode.state.sequence import DecodeState
-    from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
     from lattice_bpd.verify.target import CausalLMTarget
 
 
@@ -93,14 +92,15 @@ class HiddenStateHeads:
         return self._function(hidden, exact_tokens=torch.tensor(exact_tokens, device=hidden.device))
 
 
-def as_draft_heads(heads: Any, target: CausalLMTarget | Seq2SeqTarget) -> DraftHeads | None:
+def as_draft_heads(heads: Any, target: CausalLMTarget) -> DraftHeads | None:
     """Heads of any accepted kind as DraftHeads.
 
     BlockwiseHeads and MedusaHeads are moved to the device and dtype of the target, a OnePassDrafter
     to its device.
 
     Args:
-        heads: DraftHeads, a OnePassDrafter, a callable, BlockwiseHeads or None.
+        heads: DraftHeads, an object with a method `as_draft_heads(target) -> DraftHeads`, a
+            OnePassDrafter, a callable, BlockwiseHeads or None.
         target: whose embeddings a OnePassDrafter and BlockwiseHeads use.
 
     Raises:
@@ -108,6 +108,9 @@ def as_draft_heads(heads: Any, target: CausalLMTarget | Seq2SeqTarget) -> DraftH
         ValueError: a OnePassDrafter or BlockwiseHeads of another width or vocabulary, or a
             OnePassDrafter for an encoder-decoder.
     """
+    if hasattr(heads, "as_draft_heads"):
+        bound: DraftHeads = heads.as_draft_heads(target)
+        return bound
     if heads is None or isinstance(heads, DraftHeads):
         return heads
     if isinstance(heads, (BlockwiseHeads, MedusaHeads, VocabularyHeads)):

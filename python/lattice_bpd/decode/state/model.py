@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from lattice_bpd.decode.state.heads import (
     DraftHeads,
@@ -21,8 +20,7 @@ from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.lm_call import unwrap_model
 from lattice_bpd.models.target_sample import warn_of_other_target
-from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
-from lattice_bpd.verify.target import CausalLMTarget
+from lattice_bpd.verify.target import CausalLMTarget, build_target
 
 if TYPE_CHECKING:
     from lattice_bpd.decode.state.sequence import DecodeState
@@ -33,7 +31,7 @@ class DraftingModel:
 
     Args:
         model: a causal LM or an encoder-decoder of `transformers`, a BlockwiseLM, which has heads,
-            or a Seq2SeqTarget.
+            or a target.
         heads: a callable that returns logits, BlockwiseHeads, whose states pass through the
             target's output embedding, a BlockDrafter or another OnePassDrafter, or DraftHeads; a
             BlockwiseLM of this target: its heads and selector; None: those of `model`, or no heads.
@@ -48,25 +46,15 @@ class DraftingModel:
         heads_owner: object that holds the heads' weights, if they are a module's.
 
     Raises:
+        ImportError: an encoder-decoder, and lattice-bpd-translation is not installed.
         TypeError: model is not an LM, or heads are not callable.
         ValueError: BlockwiseHeads of another width or vocabulary, or a BlockwiseLM of another
             target.
     """
 
-    target: CausalLMTarget | Seq2SeqTarget
-
-    def __init__(
-        self,
-        model: PreTrainedModel | BlockwiseLM | Seq2SeqTarget,
-        heads: HeadsOrCallable | None = None,
-    ) -> None:
+    def __init__(self, model: Any, heads: HeadsOrCallable | None = None) -> None:
         model = unwrap_model(model) if not isinstance(model, BlockwiseLM) else model
-        if isinstance(model, Seq2SeqTarget):
-            self.target = model
-        elif isinstance(model, PreTrainedModel) and model.config.is_encoder_decoder:
-            self.target = Seq2SeqTarget(model)
-        else:
-            self.target = CausalLMTarget(model)
+        self.target: CausalLMTarget = build_target(model)
         self.vocab_size, self.device = self.target.vocab_size, self.target.device
         self.max_positions: int | None = self.target.max_positions
         self.heads_owner = model if heads is None else getattr(heads, "__self__", heads)
@@ -94,7 +82,7 @@ class DraftingModel:
 
     def require_causal(self, where: str) -> None:
         """Raise TypeError if the target is an encoder-decoder."""
-        if isinstance(self.target, Seq2SeqTarget):
+        if self.target.decoder_prompt is not None:
             raise TypeError(
                 f"{where}: {type(self.target.base).__name__} is an encoder-decoder; expected a "
                 "decoder-only causal LM; load it with AutoModelForCausalLM"

@@ -11,7 +11,6 @@ from torch import Tensor
 from lattice_bpd.decode.constraint.selector import ConstrainedSelector
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.statistics import DecodeStats
-from lattice_bpd.verify.source_cache import Source
 from lattice_bpd.verify.verification import TokenSelector
 
 
@@ -53,7 +52,7 @@ class DecodeState:
     finish: str | None = None
     selector: TokenSelector | None = None
     constrained: ConstrainedSelector | None = None
-    source: Source | None = None
+    source: Any = None
     memory: Any = None
     features: list[Tensor] = field(default_factory=list)
 

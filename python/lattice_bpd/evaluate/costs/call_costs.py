@@ -18,7 +18,6 @@ from lattice_bpd.evaluate.record.heads import read_output, read_states
 from lattice_bpd.text_input import read_text
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.verify.stacked_cache import StackedCache
 from lattice_bpd.verify.verification import verify_trees
 
@@ -123,8 +122,8 @@ def measure_costs(
 
 def _cache_maker(model: DraftingModel, context: int) -> Callable[[], Any]:
     """Makes caches after some context that a call may extend."""
-    target = model.target
-    if not isinstance(target, Seq2SeqTarget):
+    target: Any = model.target
+    if target.decoder_prompt is None:
         prompt = torch.tensor([_text(model.vocab_size, context)], device=model.device)
         _, cache = target.read_prompts(prompt)
         return lambda: cache

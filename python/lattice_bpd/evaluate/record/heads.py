@@ -17,13 +17,11 @@ from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.evaluate.record.texts import Float32Array, RecordedText, Transitions
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import select_top_k
-from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 
 if TYPE_CHECKING:
     import torch
 
     from lattice_bpd.decode.state.model import DraftingModel
-    from lattice_bpd.verify.source_cache import Source
 
 _CHUNK_ELEMENTS = 1 << 24  # head logits computed at once: 64 MiB of float32
 
@@ -101,7 +99,7 @@ class ReadOutput:
     logits: torch.Tensor
     hidden: torch.Tensor
     features: torch.Tensor | None
-    source: Source | None
+    source: Any
 
 
 def read_output(model: DraftingModel, prompt: Sequence[int], output: Sequence[int]) -> ReadOutput:
@@ -114,10 +112,11 @@ def read_output(model: DraftingModel, prompt: Sequence[int], output: Sequence[in
     """
     import torch
 
-    target, text, source = model.target, list(prompt), None
+    target: Any = model.target
+    text, source = list(prompt), None
     cache: Any
     with torch.inference_mode():
-        if isinstance(target, Seq2SeqTarget):
+        if target.decoder_prompt is not None:
             text, source = list(target.decoder_prompt), target.encode([list(prompt)])
             ids = torch.tensor([text], device=model.device)
             first, cache = target.read_prompts(ids, source=source)

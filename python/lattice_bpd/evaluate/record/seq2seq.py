@@ -15,7 +15,6 @@ from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.evaluate.record.heads import record_text
 from lattice_bpd.evaluate.record.texts import RecordedText
-from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 
 
 def record_sources(
@@ -30,9 +29,9 @@ def record_sources(
     """Decode sources greedily and keep the heads' candidates at every position of the outputs.
 
     Args:
-        target: an encoder-decoder of `transformers` or a Seq2SeqTarget; outputs end after its stop
+        target: an encoder-decoder of `transformers` or its target; outputs end after its stop
             tokens.
-        heads: such as SpecDrafterHeads; see `lattice_bpd.decode.generate`.
+        heads: such as a SpecDrafter; see `lattice_bpd.decode.generate`.
         sources: token ids of each.
         top_k: k, candidates kept of each slot, 1..V.
         max_new_tokens: most tokens of an output.
@@ -46,7 +45,7 @@ def record_sources(
         ValueError: no source, no heads, or numbers out of range.
     """
     model = DraftingModel(target, heads)
-    if not isinstance(model.target, Seq2SeqTarget):
+    if model.target.decoder_prompt is None:
         raise TypeError(
             f"record_sources: {type(model.target.base).__name__} is no encoder-decoder; use "
             "write_record or record"

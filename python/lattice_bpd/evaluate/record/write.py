@@ -26,7 +26,6 @@ from lattice_bpd.evaluate.record.shards import checksum, write_shard
 from lattice_bpd.evaluate.record.texts import RecordedText
 from lattice_bpd.extras import require
 from lattice_bpd.models.stop_tokens import find_stop_tokens
-from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
 from lattice_bpd.watcher import Watcher
 
 MAX_TOP_K = 64
@@ -112,7 +111,7 @@ def write_record(
         directory: the record's folder, created if missing. If it holds a part of the same record,
             recording continues after that part.
         model: a BlockwiseLM, a causal LM or an encoder-decoder of `transformers` with heads, a
-            Seq2SeqTarget, or a DraftingModel.
+            target, or a DraftingModel.
         prompts: one or more; of an encoder-decoder the sources.
         options: how to record. Where an encoder-decoder decodes no batches, sources are decoded one
             at a time.
@@ -133,7 +132,7 @@ def write_record(
     drafting = model if isinstance(model, DraftingModel) else DraftingModel(model, heads)
     stops: Collection[int] | None = options.stop_token_ids
     size = options.batch_size
-    if isinstance(drafting.target, Seq2SeqTarget):
+    if drafting.target.decoder_prompt is not None:
         stops = stops or drafting.target.stop_token_ids
         size = size if drafting.target.takes_positions else 1
     elif stops is None:
@@ -217,7 +216,7 @@ def _fit(
     most = model.max_positions
     if most is None:
         return prompts
-    is_source = isinstance(model.target, Seq2SeqTarget)
+    is_source = model.target.decoder_prompt is not None
     keep = most if is_source else max(1, most - options.max_new_tokens + 1)
     fitting = []
     for number, prompt in enumerate(prompts):

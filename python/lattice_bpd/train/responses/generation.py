@@ -85,7 +85,7 @@ def generate_responses(
         return
     drafting = DraftingModel(model)
     drafting.require_causal("generate_responses")
-    target = cast("CausalLMTarget", drafting.target)
+    target = drafting.target
     check_evaluation_mode(target.base)
     texts = check_prompts(drafting, prompts).tokens
     rules = _Rules(target, acceptance, stop_token_ids, max_new_tokens)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.checkpoint import HEAD_NAMES, SavedHeads, has_heads, load_heads
+from lattice_bpd.models.checkpoint import has_heads, head_names, load_heads
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.block_drafter.texts import BlockTexts
 from lattice_bpd.train.block_drafter.trainer import piece_length
@@ -159,7 +159,7 @@ class _Run(TextRun[SelectorJob]):
         )
 
 
-def _load_heads(folder: Path) -> SavedHeads:
+def _load_heads(folder: Path) -> Any:
     """The heads of a model folder.
 
     Raises:
@@ -168,7 +168,7 @@ def _load_heads(folder: Path) -> SavedHeads:
     """
     if not has_heads(folder):
         raise ValueError(
-            f"{folder}: has no heads ({', '.join(HEAD_NAMES)}); expected the folder of a model "
+            f"{folder}: has no heads ({', '.join(head_names())}); expected the folder of a model "
             "with heads, to train a selector for them; train heads first (lattice-bpd heads "
             "train, or drafter train without --selector)"
         )

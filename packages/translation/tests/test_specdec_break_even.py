@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("sacrebleu")
 pytest.importorskip("tokenizers")
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def test_break_even_and_speed_are_those_of_the_times_per_call(tmp_path, monkeypatch, capsys):

@@ -22,7 +22,7 @@ from lattice_bpd.evaluate.replay.positions import Rescorers
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.evaluate.replay.sweep import Point
 from lattice_bpd.models import BlockwiseHeads, build_rescorer
-from lattice_bpd.verify import Seq2SeqTarget
+from lattice_bpd_translation.target import Seq2SeqTarget
 from seq2seq_models import KINDS, STOP, VOCAB, model_of, plain_greedy, sources
 
 SLOTS, LIMIT = 4, 20

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
+from lattice_bpd_translation.target import Seq2SeqTarget
 
 IGNORED = -100  # label of padding
 _POOL = 32  # batches per group that is sorted by length

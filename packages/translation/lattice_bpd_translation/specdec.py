@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lattice_bpd.models.spec_drafter import SpecDrafter
 from lattice_bpd.train.heads.options import TrainReport
-from lattice_bpd.train.seq2seq.joint import OnStep, Seq2SeqOptions, read_pairs, run_steps
-from lattice_bpd.train.seq2seq.text import IGNORED, Pair, PairBatch, shuffled_batches
-from lattice_bpd.verify.seq2seq_target import Seq2SeqTarget
+from lattice_bpd_translation.drafter import SpecDrafter
+from lattice_bpd_translation.joint import OnStep, Seq2SeqOptions, read_pairs, run_steps
+from lattice_bpd_translation.target import Seq2SeqTarget
+from lattice_bpd_translation.text import IGNORED, Pair, PairBatch, shuffled_batches
 
 OBJECTIVES = ("glancing", "masked")
 

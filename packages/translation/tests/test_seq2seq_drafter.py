@@ -12,11 +12,12 @@ import torch
 
 from lattice_bpd import DraftConfig, FormatError
 from lattice_bpd.decode import generate
-from lattice_bpd.decode.state import DraftHeads, SpecDrafterHeads
-from lattice_bpd.models import SpecDrafter, SpecDrafterConfig
-from lattice_bpd.train.seq2seq.specdec import SpecDrafterOptions, train_spec_drafter
-from lattice_bpd.train.seq2seq.text import Pair, generate_outputs
-from lattice_bpd.verify import Seq2SeqTarget
+from lattice_bpd.decode.state import DraftHeads
+from lattice_bpd_translation.drafter import SpecDrafter, SpecDrafterConfig
+from lattice_bpd_translation.heads import SpecDrafterHeads
+from lattice_bpd_translation.specdec import SpecDrafterOptions, train_spec_drafter
+from lattice_bpd_translation.target import Seq2SeqTarget
+from lattice_bpd_translation.text import Pair, generate_outputs
 from seq2seq_models import (
     VOCAB,
     counting_pairs,

@@ -16,6 +16,7 @@ pytest.importorskip("tokenizers")
 
 import numpy as np
 import torch
+from sentence_pairs import write_sentence_pairs
 from torch.nn import functional as F
 
 from blockwise_models import model_of as causal_model
@@ -26,20 +27,19 @@ from lattice_bpd.train.heads.run import train_heads
 from lattice_bpd.train.heads.self_generated import generate_texts
 from lattice_bpd.train.heads.starting_model import load_base
 from lattice_bpd.train.heads.trainer import HeadTrainer
-from lattice_bpd.train.seq2seq.joint import (
+from lattice_bpd_translation.joint import (
     Seq2SeqOptions,
     train_seq2seq,
     train_seq2seq_jointly,
 )
-from lattice_bpd.train.seq2seq.text import (
+from lattice_bpd_translation.target import Seq2SeqTarget
+from lattice_bpd_translation.text import (
     IGNORED,
     Pair,
     collate,
     generate_outputs,
     shuffled_batches,
 )
-from lattice_bpd.verify import Seq2SeqTarget
-from sentence_pairs import write_sentence_pairs
 from seq2seq_models import (
     STOP,
     VOCAB,
@@ -51,7 +51,7 @@ from seq2seq_models import (
     trained_target,
 )
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_the_gradient_of_a_joint_step_is_that_of_the_mean_of_all_heads(monkeypat
         target.base.zero_grad()
         heads.zero_grad()
 
-    monkeypatch.setattr("lattice_bpd.train.seq2seq.joint.take_step", keep)
+    monkeypatch.setattr("lattice_bpd_translation.joint.take_step", keep)
     train_seq2seq_jointly(target, heads, pairs, Seq2SeqOptions(steps=1, batch_size=4))
     batch = next(shuffled_batches(pairs, target.decoder_prompt, 4, 0))
     found = target.base(

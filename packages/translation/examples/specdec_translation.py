@@ -35,10 +35,10 @@ from specdec_translation_parts import (
 
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.decode import DecodeStats, generate
-from lattice_bpd.decode.state import SpecDrafterHeads
-from lattice_bpd.train.seq2seq.text import generate_outputs
+from lattice_bpd_translation.heads import SpecDrafterHeads
+from lattice_bpd_translation.text import generate_outputs
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "multi30k_de_en"
+DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "multi30k_de_en"
 
 
 @dataclass

@@ -18,22 +18,15 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from lattice_bpd.models.adapters import refuse_adapters
 from lattice_bpd.models.lm_call import call_forward, find_max_positions, pass_cache
 from lattice_bpd.models.model_facts import has_own_call
 from lattice_bpd.models.thread_hooks import in_this_thread
 from lattice_bpd.verify.call_limits import CallLimits, find_call_limits
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
-from lattice_bpd.verify.seq2seq_checks import (
-    check_encoder_decoder,
-    count_source_ids,
-    count_target_ids,
-    find_position_embedding,
-    read_decoder_prompt,
-    read_stop_tokens,
-)
-from lattice_bpd.verify.source_cache import Source, SourceCache
 from lattice_bpd.verify.target import TargetOutput
 from lattice_bpd.verify.tree_probe import find_tree_refusal
+from lattice_bpd_translation.source_cache import Source, SourceCache
 
 
 class Seq2SeqTarget:
@@ -74,19 +67,19 @@ class Seq2SeqTarget:
         *,
         stop_token_ids: Sequence[int] | None = None,
     ) -> None:
-        base: Any = check_encoder_decoder(model)
+        base: Any = _check_encoder_decoder(model)
         self.base = base
         self.encoder, self.decoder = base.get_encoder(), base.get_decoder()
         self.embedding: Any = base.get_output_embeddings()
-        self.vocab_size, self.device = count_target_ids(base, self.embedding)
+        self.vocab_size, self.device = _count_target_ids(base, self.embedding)
         self.dtype: torch.dtype = self.base.dtype
-        self.source_vocab_size = count_source_ids(base)
+        self.source_vocab_size = _count_source_ids(base)
         self.max_positions = find_max_positions(self.base.config)
         self.limits: CallLimits = find_call_limits(base, self.decoder)
-        self._position_embedding = find_position_embedding(self.decoder)
+        self._position_embedding = _find_position_embedding(self.decoder)
         self.takes_positions = self._position_embedding is not None
-        self.decoder_prompt = read_decoder_prompt(self.base, decoder_prompt, self.vocab_size)
-        self.stop_token_ids = read_stop_tokens(self.base, stop_token_ids)
+        self.decoder_prompt = _read_decoder_prompt(self.base, decoder_prompt, self.vocab_size)
+        self.stop_token_ids = _read_stop_tokens(self.base, stop_token_ids)
         self._refusals: dict[str, str | None] = {}  # of tree attention, once it is known
         self._encoder_output: Any = BaseModelOutput  # the class that the encoder returns
         self._plain: bool | None = None  # logits are the embedding of the decoder's output itself
@@ -257,3 +250,90 @@ class Seq2SeqTarget:
 def _describe_lack_of_memory(verb: str, ids: Tensor) -> AbstractContextManager[None]:
     action = f"{verb} {ids.shape[0]} sequences of {ids.shape[1]} tokens"
     return describe_lack_of_memory(action, "decode fewer at once, or shorter ones")
+
+
+def _check_encoder_decoder(model: Any) -> Any:
+    """The model itself; TypeError unless it is an encoder-decoder with an output embedding.
+
+    ValueError for adapters, see `refuse_adapters`.
+    """
+    embedding = None
+    if isinstance(model, PreTrainedModel) and getattr(model.config, "is_encoder_decoder", False):
+        embedding = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if embedding is None:
+        raise TypeError(
+            f"Seq2SeqTarget: model is a {type(model).__name__}; expected an encoder-decoder of "
+            "transformers with an output embedding; load one with AutoModelForSeq2SeqLM"
+        )
+    refuse_adapters(model)
+    return model
+
+
+def _count_source_ids(base: Any) -> int:
+    """The number of rows of the encoder's input embedding.
+
+    Raises:
+        TypeError: neither encoder nor model names an input embedding.
+    """
+    for module in (base.get_encoder(), base):
+        try:
+            return int(module.get_input_embeddings().weight.shape[0])
+        except (AttributeError, NotImplementedError):
+            continue
+    raise TypeError(
+        f"Seq2SeqTarget: {type(base).__name__} has no input embedding of source tokens; expected "
+        "an encoder-decoder that reads text"
+    )
+
+
+def _find_position_embedding(decoder: nn.Module) -> nn.Module | None:
+    """The decoder's position embedding if it takes position ids, else None."""
+    embedding: nn.Module | None = getattr(decoder, "embed_positions", None)
+    if not isinstance(embedding, nn.Embedding):
+        return None
+    takes_ids = "position_ids" in inspect.signature(embedding.forward).parameters
+    return embedding if takes_ids else None
+
+
+def _read_decoder_prompt(base: Any, given: Sequence[int] | None, vocab_size: int) -> list[int]:
+    """The first tokens of outputs: as given, or the model's start and forced first token."""
+    settings = base.generation_config
+    if given is None:
+        start = settings.decoder_start_token_id
+        start = base.config.decoder_start_token_id if start is None else start
+        forced = settings.forced_bos_token_id
+        given = [token for token in (start, forced) if token is not None]
+        if start is None:
+            raise ValueError(
+                f"Seq2SeqTarget: {type(base).__name__} names no decoder_start_token_id; give "
+                "decoder_prompt=[start token id]"
+            )
+    prompt = [int(token) for token in given]
+    if not prompt or min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise ValueError(
+            f"Seq2SeqTarget: decoder_prompt is {prompt}; expected one token id or more of "
+            f"0..{vocab_size - 1}, the start token first"
+        )
+    return prompt
+
+
+def _read_stop_tokens(base: Any, given: Sequence[int] | None) -> frozenset[int]:
+    """The stop tokens: as given, or those of the model's generation config."""
+    if given is None:
+        ends = base.generation_config.eos_token_id
+        given = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    return frozenset(int(token) for token in given)
+
+
+@torch.inference_mode()
+def _count_target_ids(base: Any, embedding: Any) -> tuple[int, torch.device]:
+    """The number of the decoder's token ids, and the device of the logits.
+
+    Quantized and wrapped output embeddings have no weight of floats; the model is called instead.
+    """
+    weight = getattr(embedding, "weight", None)
+    if isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point():
+        return int(weight.shape[0]), weight.device
+    ids = torch.zeros(1, 1, dtype=torch.long, device=base.device)
+    logits = base(input_ids=ids, decoder_input_ids=ids).logits
+    return int(logits.shape[-1]), logits.device

@@ -17,11 +17,12 @@ from transformers import MarianConfig, MarianMTModel
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
-from lattice_bpd.models import BlockwiseHeads, SpecDrafter, SpecDrafterConfig
-from lattice_bpd.train.seq2seq.joint import Seq2SeqOptions, train_seq2seq, train_seq2seq_heads
-from lattice_bpd.train.seq2seq.specdec import SpecDrafterOptions, train_spec_drafter
-from lattice_bpd.train.seq2seq.text import Pair, generate_outputs
-from lattice_bpd.verify import Seq2SeqTarget
+from lattice_bpd.models import BlockwiseHeads
+from lattice_bpd_translation.drafter import SpecDrafter, SpecDrafterConfig
+from lattice_bpd_translation.joint import Seq2SeqOptions, train_seq2seq, train_seq2seq_heads
+from lattice_bpd_translation.specdec import SpecDrafterOptions, train_spec_drafter
+from lattice_bpd_translation.target import Seq2SeqTarget
+from lattice_bpd_translation.text import Pair, generate_outputs
 
 PAD, START, STOP = 0, 1, 2
 SPECIAL = ["<pad>", "<start>", "<stop>", "<unk>"]

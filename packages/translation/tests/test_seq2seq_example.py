@@ -13,12 +13,14 @@ pytest.importorskip("torch")
 pytest.importorskip("sacrebleu")
 pytest.importorskip("tokenizers")
 
-import lattice_bpd.verify
-from lattice_bpd import NGramLM
-from lattice_bpd.models import BlockwiseHeads, SpecDrafter
 from sentence_pairs import write_sentence_pairs
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+import lattice_bpd.verify
+from lattice_bpd import NGramLM
+from lattice_bpd.models import BlockwiseHeads
+from lattice_bpd_translation.drafter import SpecDrafter
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 class LooseRule:
@@ -171,7 +173,7 @@ def test_the_target_learns_the_outputs_of_its_teacher(folder, monkeypatch):
     import specdec_translation_parts as parts
 
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd.train.seq2seq.text import generate_outputs
+    from lattice_bpd_translation.text import generate_outputs
 
     recipe = parts.Recipe(
         vocab_size=40, hidden_size=16, encoder_layers=2, decoder_layers=3, teacher_size=24,

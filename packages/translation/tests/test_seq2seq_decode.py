@@ -18,8 +18,9 @@ from lattice_bpd.decode import CustomGenerate, decode, generate
 from lattice_bpd.decode.drafters import NeuralScorer, NoDrafter
 from lattice_bpd.evaluate import record
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
-from lattice_bpd.verify import CausalLMTarget, PrefixTree, Seq2SeqTarget
-from lattice_bpd.verify.source_cache import Source
+from lattice_bpd.verify import CausalLMTarget, PrefixTree
+from lattice_bpd_translation.source_cache import Source
+from lattice_bpd_translation.target import Seq2SeqTarget
 from seq2seq_models import (
     KINDS,
     POSITIONS,
@@ -248,6 +249,13 @@ def test_a_source_by_rows():
 def test_refused(call, error, words):
     with pytest.raises(error, match=words):
         call(model_of("bart"))
+
+
+def test_an_encoder_decoder_names_the_distribution_that_decodes_it(monkeypatch):
+    monkeypatch.setattr("lattice_bpd.extensions.entry_points", lambda **_: [])
+    expected = "'encoder-decoder' is a kind of target of lattice-bpd-translation; pip install"
+    with pytest.raises(ImportError, match=expected):
+        generate(model_of("bart"), [5], "greedy")
 
 
 def test_a_decoder_alone_is_no_seq2seq_target():

@@ -5,17 +5,17 @@ Every strategy can use them: "bpd" is SpecDec; "ngram", "p_best" and "tree" resc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.models.spec_config import SpecDrafterCache
-from lattice_bpd.models.spec_drafter import SpecDrafter
-from lattice_bpd.verify.source_cache import Source
+from lattice_bpd_translation.drafter import SPEC_DRAFTER_FILES, SpecDrafter, SpecDrafterCache
+from lattice_bpd_translation.source_cache import Source
 
 
 class SpecDrafterHeads:
@@ -25,7 +25,7 @@ class SpecDrafterHeads:
     are read again in each step, all in one call.
 
     Args:
-        drafter: trained for the target; on the target's device.
+        drafter: trained for the target; moved to the target's device.
 
     Raises:
         TypeError: not a SpecDrafter.
@@ -39,11 +39,25 @@ class SpecDrafterHeads:
         self.drafter, self.num_slots = drafter.eval(), drafter.num_slots
         self._dtype = drafter.embedding.weight.dtype
 
+    def as_draft_heads(self, target: Any) -> SpecDrafterHeads:
+        """These heads, on the device of the target.
+
+        Raises:
+            ValueError: the target is no encoder-decoder.
+        """
+        if target.decoder_prompt is None:
+            raise ValueError(
+                "SpecDrafterHeads: the target is no encoder-decoder, so there is no source; "
+                "expected one; use heads on hidden states for a decoder-only LM"
+            )
+        self.drafter.to(target.device)
+        return self
+
     def read_states(self, states: Sequence[DecodeState]) -> Tensor:
         """See `lattice_bpd.decode.state.DraftHeads`.
 
         Raises:
-            ValueError: the target is not an encoder-decoder, or has other widths.
+            ValueError: the target has other widths.
         """
         sources = [self._source_of(state) for state in states]
         if len(states) == 1:
@@ -78,11 +92,6 @@ class SpecDrafterHeads:
         return torch.tensor(source.token_ids, device=source.states.device)
 
     def _source_of(self, state: DecodeState) -> Source:
-        if state.source is None:
-            raise ValueError(
-                "SpecDrafterHeads: the target is no encoder-decoder, so there is no source; "
-                "expected one; use heads on hidden states for a decoder-only LM"
-            )
         config = self.drafter.config
         widths = (state.source.states.shape[-1], state.hidden.shape[-1])
         expected = (config.source_size or widths[0], config.state_size or widths[1])
@@ -91,4 +100,20 @@ class SpecDrafterHeads:
                 f"SpecDrafterHeads: the target's encoder and decoder states have widths {widths}, "
                 f"the drafter expects {expected}; use a drafter trained on this target"
             )
-        return state.source
+        source: Source = state.source
+        return source
+
+
+class SpecDrafterFormat:
+    """Folders that `SpecDrafter.save_pretrained` wrote; see `lattice_bpd.models.checkpoint`."""
+
+    name = SPEC_DRAFTER_FILES.config_name
+
+    def find_loader(self, directory: Path) -> Callable[[Path], SpecDrafterHeads] | None:
+        """See HeadFormat."""
+        if not (directory / self.name).is_file():
+            return None
+        return lambda folder: SpecDrafterHeads(SpecDrafter.from_pretrained(folder))
+
+
+SPEC_DRAFTER_FORMAT = SpecDrafterFormat()

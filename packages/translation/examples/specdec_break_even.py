@@ -30,9 +30,9 @@ from specdec_translation_parts import FULL, Recipe, build_target
 from lattice_bpd import atomic_files
 from lattice_bpd.cli.progress import make_console, quiet_transformers
 from lattice_bpd.decode import generate
-from lattice_bpd.decode.state import SpecDrafterHeads
-from lattice_bpd.models import SpecDrafter, SpecDrafterConfig
-from lattice_bpd.verify import Seq2SeqTarget
+from lattice_bpd_translation.drafter import SpecDrafter, SpecDrafterConfig
+from lattice_bpd_translation.heads import SpecDrafterHeads
+from lattice_bpd_translation.target import Seq2SeqTarget
 
 SOURCE = list(range(10, 24))  # as long as an average sentence
 DECODED = 40  # tokens per timing, so that few blocks are cut at the end

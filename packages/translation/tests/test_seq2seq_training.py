@@ -11,14 +11,15 @@ pytest.importorskip("torch")
 import torch
 
 from lattice_bpd.decode import generate
-from lattice_bpd.models import BlockwiseHeads, SpecDrafter, SpecDrafterConfig
-from lattice_bpd.train.seq2seq.joint import (
+from lattice_bpd.models import BlockwiseHeads
+from lattice_bpd_translation.drafter import SpecDrafter, SpecDrafterConfig
+from lattice_bpd_translation.joint import (
     Seq2SeqOptions,
     read_pairs,
     train_seq2seq,
     train_seq2seq_heads,
 )
-from lattice_bpd.train.seq2seq.specdec import (
+from lattice_bpd_translation.specdec import (
     SpecDrafterOptions,
     block_logits,
     block_losses,
@@ -26,14 +27,14 @@ from lattice_bpd.train.seq2seq.specdec import (
     sample_blocks,
     train_spec_drafter,
 )
-from lattice_bpd.train.seq2seq.text import (
+from lattice_bpd_translation.target import Seq2SeqTarget
+from lattice_bpd_translation.text import (
     IGNORED,
     Pair,
     collate,
     generate_outputs,
     shuffled_batches,
 )
-from lattice_bpd.verify import Seq2SeqTarget
 from seq2seq_models import START, VOCAB, build, counting_pairs, model_of, sources, trained_target
 
 

@@ -45,15 +45,15 @@ from lattice_bpd import atomic_files
 from lattice_bpd.cli.progress import make_console, quiet_transformers
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads
-from lattice_bpd.train.seq2seq.joint import (
+from lattice_bpd_translation.joint import (
     Seq2SeqOptions,
     read_pairs,
     train_seq2seq,
     train_seq2seq_heads,
     train_seq2seq_jointly,
 )
-from lattice_bpd.train.seq2seq.text import Pair, collate, generate_outputs
-from lattice_bpd.verify import Seq2SeqTarget
+from lattice_bpd_translation.target import Seq2SeqTarget
+from lattice_bpd_translation.text import Pair, collate, generate_outputs
 
 WAYS = ("regular", "distillation", "finetuning", "both", "joint")
 

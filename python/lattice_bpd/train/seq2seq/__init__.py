@@ -1,1 +1,0 @@
-"""Training of encoder-decoders, their heads and SpecDrafters."""
