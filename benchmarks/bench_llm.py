@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from corpus import ROOT
-from llm_lines import GREEDY, Line, Run, make_lines
+from llm_lines import GREEDY, Line, Run, make_lines, make_llama_cpp_lines
 from llm_prompts import Prompt, describe_outputs, make_prompt, read_rows
 from machine import describe_machine
 from peer_drafters import CallCounter
@@ -214,6 +214,9 @@ def main() -> None:
         "--lm", type=Path, metavar="FILE", help="n-gram LM of the model's token ids"
     )
     parser.add_argument("--heads", type=Path, metavar="DIR", help="draft heads")
+    parser.add_argument(
+        "--gguf", metavar="FILE", help="the model for llama-cpp-python, if that is installed"
+    )
     parser.add_argument("--lines", metavar="NAME;..", help="only these lines, besides greedy")
     parser.add_argument("--dtype", default="bfloat16", help="of the model (default bfloat16)")
     parser.add_argument("--split", default="test", choices=("test", "tuning"))
@@ -222,12 +225,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="figures, and each prompt's")
     args = parser.parse_args()
     quiet_transformers()
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = args.model or fetch_model()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=args.dtype).eval()
     lines, skipped = make_lines(model, load_sources(args), quick=args.quick)
+    if args.gguf:
+        added, why = make_llama_cpp_lines(args.gguf, torch.get_num_threads())
+        lines, skipped = [*lines, *added], {**skipped, **why}
     if args.lines:
         lines = choose(lines, args.lines.split(";"))
     for name, reason in skipped.items():

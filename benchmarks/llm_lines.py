@@ -26,6 +26,7 @@ PEERS: dict[str, dict[str, Any]] = {
     "transformers prompt lookup": {"prompt_lookup_num_tokens": 10},
 }
 HEADS_CHAIN = "transformers assisted, heads"
+LLAMA_CPP = {"llama.cpp greedy": None, "llama.cpp prompt lookup": 10}  # draft tokens
 
 
 class Ours(NamedTuple):
@@ -82,24 +83,24 @@ class Line:
 
     Attributes:
         name: in tables and results.
-        decode: prompt, most new tokens -> output, seconds by stage; of our lines also "calls".
-        is_ours: whether our loop decodes.
+        decode: prompt, most new tokens -> output, seconds by stage, and "calls" if it counts them.
+        counts_calls: whether it counts its own calls: all but transformers.
     """
 
     name: str
     decode: Decode
-    is_ours: bool = False
+    counts_calls: bool = False
     runs: list[Run] = field(default_factory=list)
 
     def run(self, prompt: list[int], tokens: int, counter: CallCounter) -> Run:
         """Decodes a prompt."""
-        # A hook would change how our loop calls the model, so our lines count their own calls.
+        # A hook would change how our loop calls the model, so those lines count their own calls.
         counter.reset()
-        with contextlib.nullcontext() if self.is_ours else counter:
+        with contextlib.nullcontext() if self.counts_calls else counter:
             start = time.perf_counter()
             output, stages = self.decode(prompt, tokens)
             total = time.perf_counter() - start
-        calls = int(stages.pop("calls")) if self.is_ours else counter.calls
+        calls = int(stages.pop("calls")) if self.counts_calls else counter.calls
         return Run(output, calls, {**stages, "total": total})
 
 
@@ -131,8 +132,52 @@ def make_lines(
             skipped[name] = f"no {' and no '.join(missing or [ours.strategy])}"
         elif ours.quick or not quick:
             given = {source: sources[source] for source in ours.sources}
-            lines.append(Line(name, _ours(model, ours, given), is_ours=True))
+            lines.append(Line(name, _ours(model, ours, given), counts_calls=True))
     return lines, skipped
+
+
+def make_llama_cpp_lines(gguf: str, threads: int) -> tuple[list[Line], dict[str, str]]:
+    """Greedy decoding and prompt lookup of llama-cpp-python, and why they are left out.
+
+    Args:
+        gguf: the model's file; its weights are those of the others, but may be quantized.
+        threads: of llama.cpp.
+    """
+    try:
+        from llama_cpp import Llama
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+    except ImportError as error:
+        return [], dict.fromkeys(LLAMA_CPP, f"{error}; pip install llama-cpp-python")
+    lines = []
+    for name, tokens in LLAMA_CPP.items():
+        draft = None if tokens is None else LlamaPromptLookupDecoding(num_pred_tokens=tokens)
+        llama = Llama(  # drafts are verified by the logits of all tokens
+            gguf, n_ctx=4096, n_threads=threads, n_threads_batch=threads, verbose=False,
+            logits_all=draft is not None, draft_model=draft,
+        )  # fmt: skip
+        lines.append(Line(name, _llama_cpp(llama), counts_calls=True))
+    return lines, {}
+
+
+def _llama_cpp(llama: Any) -> Decode:
+    inner, calls = llama.eval, [0]
+
+    def count(tokens: Any) -> None:
+        calls[0] += 1
+        inner(tokens)
+
+    llama.eval = count
+
+    def decode(prompt: list[int], tokens: int) -> tuple[list[int], dict[str, float]]:
+        calls[0], output = 0, []
+        llama.reset()  # the prompt is read anew
+        for token in llama.generate(prompt, temp=0.0, reset=False):
+            output.append(token)
+            if token == llama.token_eos() or len(output) == tokens:
+                break
+        return output, {"calls": calls[0]}
+
+    return decode
 
 
 def _transformers(model: Any, options: dict[str, Any]) -> Decode:

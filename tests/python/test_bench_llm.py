@@ -182,6 +182,49 @@ def test_transformers_drafts_the_chain_of_the_heads(bench: Any, folder: Path) ->
     assert "_get_candidate_generator" not in vars(model)
 
 
+def test_llama_cpp_lines(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text is read anew, ends after the stop token, and its calls are counted."""
+    made = []
+
+    class Llama:
+        def __init__(self, path: str, **options: Any) -> None:
+            made.append((path, options))
+            self.tokens: list[int] = []
+
+        def reset(self) -> None:
+            self.tokens = []
+
+        def eval(self, tokens: Any) -> None:
+            self.tokens += tokens
+
+        def token_eos(self) -> int:
+            return 9
+
+        def generate(self, prompt: list[int], temp: float, reset: bool) -> Any:
+            assert (temp, reset, self.tokens) == (0.0, False, [])
+            self.eval(prompt)
+            while True:
+                yield len(self.tokens)
+                self.eval([0])
+
+    lines = importlib.import_module("llm_lines")
+    assert lines.make_llama_cpp_lines("m.gguf", 2)[0] == []  # not installed: left out, and why
+    parts: dict[str, Any] = {"num_pred_tokens": 0}
+    speculative = SimpleNamespace(LlamaPromptLookupDecoding=lambda **given: parts | given)
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=Llama))
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", speculative)
+    (greedy, lookup), skipped = lines.make_llama_cpp_lines("m.gguf", 2)
+    assert not skipped
+    assert [(path, of["logits_all"], of["draft_model"]) for path, of in made] == [
+        ("m.gguf", False, None), ("m.gguf", True, {"num_pred_tokens": 10}),
+    ]  # fmt: skip
+    counter: Any = SimpleNamespace(reset=lambda: None)
+    for _ in range(2):
+        run = greedy.run([5] * 6, 10, counter)
+        assert (run.output, run.calls) == ([6, 7, 8, 9], 4)
+    assert lookup.run([5, 5], 3, counter).output == [2, 3, 4]
+
+
 def test_lines_by_name(bench: Any) -> None:
     lines = [SimpleNamespace(name=name) for name in ("transformers greedy", "a, 16 nodes", "b")]
     assert bench.choose(lines, ["b"]) == [lines[0], lines[2]]
