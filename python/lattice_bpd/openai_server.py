@@ -15,6 +15,7 @@ from typing import Any
 
 _RETRIED = (408, 409, 429, 500, 502, 503, 504)  # statuses that may pass
 _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry
+_APART = ("reasoning_content", "reasoning", "tool_calls")  # of a message, beside its content
 
 
 class ServerError(ConnectionError):
@@ -38,12 +39,14 @@ class Completion:
         finish: "stop", "length" or another reason of the server.
         tokens: texts of its tokens; None: the server returned no log probabilities.
         top: for each token the log probabilities of the best tokens by their texts, its own too.
+        is_all: whether the text is all that was generated; False: reasoning is apart from it.
     """
 
     text: str
     finish: str
     tokens: tuple[str, ...] | None = None
     top: tuple[Mapping[str, float], ...] = ()
+    is_all: bool = True
 
 
 class OpenAIServer:
@@ -189,17 +192,19 @@ def _read_text(choice: Mapping[str, Any]) -> Completion:
 
 
 def _read_message(choice: Mapping[str, Any]) -> Completion:
-    text, finish = str(choice["message"].get("content") or ""), str(choice.get("finish_reason"))
+    message, finish = choice["message"], str(choice.get("finish_reason"))
+    text = str(message.get("content") or "")
+    is_all = not any(message.get(name) for name in _APART)
     entries = (choice.get("logprobs") or {}).get("content")
     if not entries:
-        return Completion(text, finish)
+        return Completion(text, finish, is_all=is_all)
     top = tuple(
         _best(
             [(one["token"], one["logprob"]) for one in (entry, *(entry.get("top_logprobs") or ()))]
         )
         for entry in entries
     )
-    return Completion(text, finish, tuple(str(entry["token"]) for entry in entries), top)
+    return Completion(text, finish, tuple(str(entry["token"]) for entry in entries), top, is_all)
 
 
 def _best(pairs: Sequence[tuple[Any, Any]]) -> dict[str, float]:

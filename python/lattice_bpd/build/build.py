@@ -27,8 +27,10 @@ from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.models.stop_tokens import find_stop_tokens
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
+from lattice_bpd.openai_server import OpenAIServer
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
 from lattice_bpd.train.responses.prompts import Chat, read_chats
+from lattice_bpd.train.responses.server import ServerResponses
 from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.train.vocabulary_heads.states import read_states
 from lattice_bpd.train.vocabulary_heads.training import (
@@ -43,6 +45,8 @@ from lattice_bpd.watcher import Watcher
 _TOP_K = 16  # candidates of each slot of the heads
 _COST_SIZES = (0, 1, 2, 4, 8, 16, 32, MAX_NODES)
 _COST_ROUNDS = 7
+_CHECKED = 16  # responses from elsewhere that are compared with the model
+_OWN = 0.9  # share of their tokens below which they are not the model's own
 _BYTES_A_TURN = 0.95  # of the size that pruning aims at, since bytes per n-gram vary
 
 
@@ -92,7 +96,7 @@ def build_drafter(
         clock.lap("probe")
     job.output.mkdir(parents=True, exist_ok=True)
     stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
-    exchanges = _read_responses(model, tokenizer, chats, given, job, stops, watcher)
+    exchanges, notes = _read_responses(model, tokenizer, chats, given, job, stops, watcher)
     clock.lap("responses")
     training, fitting, held_out = (
         [n for n, one in enumerate(exchanges) if one.chat in part]
@@ -139,7 +143,7 @@ def build_drafter(
         stops, used, watcher,
     )  # fmt: skip
     clock.lap("live decoding")
-    result = BuildResult(counts, choice, accuracy, live, clock.seconds)
+    result = BuildResult(counts, choice, accuracy, live, clock.seconds, notes)
     card = describe_drafter(result, model.config.name_or_path or "a model", job.heads)
     write_text(job.output / "README.md", card)
     return result
@@ -153,8 +157,9 @@ def _read_responses(
     job: BuildJob,
     stops: frozenset[int],
     watcher: Watcher,
-) -> list[Exchange]:
-    """Responses to `chats`, generated or stored, and those that `given` has."""
+) -> tuple[list[Exchange], list[str]]:
+    """Responses to `chats`, generated or stored, those that `given` has, and notes on both."""
+    notes = []
     exchanges = read_responses(
         tokenizer, given, chat=job.chat, stop_token_ids=stops,
         max_positions=find_max_positions(model.config.get_text_config()),
@@ -164,15 +169,46 @@ def _read_responses(
             f"{', '.join(job.responses)}: no response that fits; expected conversations with the "
             "model's responses"
         )
+    if given:
+        notes.append(f"Responses of {', '.join(job.responses)}: {_own_share(model, exchanges)}.")
     exchanges = [one._replace(chat=one.chat + len(chats)) for one in exchanges]
     if not chats:
-        return exchanges
+        return exchanges, notes
     store = ResponseStore(job.output / "responses.jsonl", model, f"greedy, stop {sorted(stops)}")
+    server = None
+    if job.server is not None:
+        server = ServerResponses(
+            OpenAIServer(job.server, job.server_model), tokenizer, stop_token_ids=stops,
+            chat=job.chat, at_once=job.batch_size,
+        )  # fmt: skip
     generated = collect_responses(
         model, tokenizer, chats, job.max_new_tokens, store, chat=job.chat,
-        stop_token_ids=stops or None, batch_size=job.batch_size, watcher=watcher,
+        stop_token_ids=stops or None, batch_size=job.batch_size, server=server, watcher=watcher,
     )  # fmt: skip
-    return generated + exchanges
+    if server is not None:
+        notes.append(f"Responses of {job.server}: {_own_share(model, generated)}.")
+    if left_out := sum(len(one.prompt_ends()) for one in chats) - len(generated):
+        reasons = {} if server is None else dict(server.skipped)
+        reasons["longer than the model's positions, or after one that is left out"] = (
+            left_out - sum(reasons.values())
+        )
+        listed = "; ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+        notes.append(f"{left_out} prompts are left out: {listed}.")
+    return generated + exchanges, notes
+
+
+@torch.inference_mode()
+def _own_share(model: PreTrainedModel, exchanges: Sequence[Exchange]) -> str:
+    """How many tokens of responses from elsewhere are the model's own greedy ones."""
+    right = total = 0
+    for one in exchanges[:_CHECKED]:
+        ids = torch.tensor([[*one.prompt, *one.response]], device=model.device)
+        best = model(ids).logits[0, len(one.prompt) - 1 : -1].argmax(dim=-1)
+        right += int((best == ids[0, len(one.prompt) :]).sum())
+        total += len(one.response)
+    share = right / max(1, total)
+    doubt = "" if share >= _OWN else "; greedy responses of this model would have nearly all"
+    return f"{share:.0%} of their tokens are the model's own greedy ones{doubt}"
 
 
 def _train_lm(job: BuildJob, vocab_size: int, responses: list[list[int]]) -> NGramLM:

@@ -20,6 +20,8 @@ class BuildJob:
         output: folder of the drafter; also keeps what an interrupted run continues from.
         prompts: files, see `read_chats`.
         responses: files of conversations with the model's own responses, which are not generated.
+        server: address of a server that generates the responses; None: the model does.
+        server_model: name that the server has for the model; None: as found.
         chat: whether prompts go through the model's chat template, where it has one.
         max_new_tokens: most tokens of a response.
         order: of the n-gram LM of the responses.
@@ -30,14 +32,15 @@ class BuildJob:
         epochs: of the heads' training.
         keep_heads: keep the heads whatever they gain.
         seconds: of the whole build, to which the number of prompts is fitted; None: all prompts.
-        batch_size: rows of a batch of responses.
+        batch_size: rows of a batch of responses, or requests to a server at a time.
         live_prompts: held-out prompts that are decoded in the end.
-        max_nodes: most draft tokens of a tree.
     """
 
     output: Path
     prompts: tuple[str, ...] = ()
     responses: tuple[str, ...] = ()
+    server: str | None = None
+    server_model: str | None = None
     chat: bool = True
     max_new_tokens: int = 128
     order: int = 5

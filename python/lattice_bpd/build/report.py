@@ -21,6 +21,7 @@ class BuildResult:
         accuracy: of the heads on held-out responses, by slot; None: no heads.
         live: held-out prompts that were decoded.
         seconds: of each stage.
+        notes: sentences on the responses.
     """
 
     counts: dict[str, int]
@@ -28,6 +29,7 @@ class BuildResult:
     accuracy: list[float] | None
     live: LiveResult
     seconds: dict[str, float]
+    notes: list[str]
 
 
 def describe_drafter(result: BuildResult, model: str, has_heads: bool) -> str:
@@ -45,6 +47,7 @@ def describe_drafter(result: BuildResult, model: str, has_heads: bool) -> str:
         f"Built by `lattice-bpd build` {version('lattice-bpd')} on {platform.machine()}, from the "
         f"model's own responses: {counts['responses']:,} with {counts['tokens']:,} tokens, of "
         f"{counts['conversations']:,} conversations (a tenth measured, a tenth fitted the gates).",
+        *result.notes,
         "",
         "    lattice-bpd generate MODEL --drafter THIS_FOLDER --prompt TEXT",
         "",

@@ -48,6 +48,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--responses", nargs="+", default=[], metavar="FILE", help="conversations with the model's "
         "own responses, such as logs of a server, in the same formats; nothing is generated for "
         "them")  # fmt: skip
+    add(
+        "--server",
+        metavar="URL",
+        help="let a running server of MODEL answer the prompts, many at "
+        "a time: one with OpenAI's API, such as http://localhost:8000; OPENAI_API_KEY is its key",
+    )
+    add(
+        "--server-model",
+        metavar="NAME",
+        help="name that the server has for MODEL (default: that of the first model that it lists)",
+    )
     add("-o", "--output", type=Path, required=True, metavar="DIR", help="folder of the drafter")
     add("--heads", action="store_true", help="train draft heads too")
     add("--keep-heads", action="store_true", help="keep the heads whatever they gain")
@@ -59,7 +70,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--smoothing", help="of it (default modified_kneser_ney)")
     add("--max-size", type=_parse_size, metavar="SIZE", help="of it, such as 4M: prunes it")
     add("--epochs", type=float, metavar="X", help="of the heads' training (default 8)")
-    add("--batch-size", type=int, metavar="B", help="responses at once (default 64)")
+    add("--batch-size", type=int, metavar="B", help="responses at a time (default 64)")
     add("--time", type=_parse_time, metavar="TIME", help="such as 20m: uses as many prompts as fit")
     add("--dry-run", action="store_true", help="print times and sizes, from a probe of the model")
     parser.set_defaults(run=run)
@@ -115,6 +126,8 @@ def _make_job(args: argparse.Namespace) -> BuildJob:
         args.output,
         tuple(args.prompts),
         tuple(args.responses),
+        server=args.server,
+        server_model=args.server_model,
         chat=not args.no_chat,
         max_bytes=args.max_size,
         lms=tuple(args.lm or ()),

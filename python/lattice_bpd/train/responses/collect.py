@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
+from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.train.responses.generation import generate_responses
 from lattice_bpd.train.responses.prompts import Chat, Message, encode_prompt
+from lattice_bpd.train.responses.server import ServerResponses
 from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.verify.acceptance.rule import Acceptance
 from lattice_bpd.watcher import SilentWatcher, Watcher
@@ -71,6 +73,7 @@ def collect_responses(
     acceptance: Acceptance | None = None,
     stop_token_ids: Collection[int] | None = None,
     batch_size: int = 64,
+    server: ServerResponses | None = None,
     watcher: Watcher | None = None,
 ) -> list[Exchange]:
     """The target's response at every turn of conversations.
@@ -88,17 +91,20 @@ def collect_responses(
         acceptance: see `generate_responses`, as for the two next arguments.
         stop_token_ids: see there.
         batch_size: see there.
+        server: generates what the store lacks, instead of `model`; None: `model` does.
         watcher: receives progress: stage "responses", a step for each.
 
     Returns:
-        The exchanges, by conversation and turn. Prompts that fill the target's positions are left
-        out, with all later turns of their conversation.
+        The exchanges, by conversation and turn. Prompts that fill the target's positions, or whose
+        response of the server cannot be used, are left out, with all later turns of their
+        conversation.
 
     Raises:
         ValueError: no prompt that fits, or one that the chat template or the target refuses.
-        OSError: the store cannot be written.
+        OSError: the store cannot be written, or the server died.
     """
     watcher = watcher or SilentWatcher()
+    most = find_max_positions(model.config.get_text_config())
     exchanges: list[list[Exchange]] = [[] for _ in chats]
     histories: list[list[Message]] = [[] for _ in chats]
     ends = [[0, *one.prompt_ends()] for one in chats]
@@ -112,20 +118,34 @@ def collect_responses(
             history += chats[number].messages[ends[number][turn - 1] : ends[number][turn]]
             prompts.append(encode_prompt(tokenizer, history, chats[number].location, chat=chat))
         known = [store.get(prompt, max_new_tokens) for prompt in prompts]
-        missing = [n for n, response in enumerate(known) if response is None]
+        missing = [
+            n for n, response in enumerate(known)
+            if response is None and (most is None or len(prompts[n]) < most)
+        ]  # fmt: skip
         for _ in range(len(known) - len(missing)):
             watcher.advance()
-        for response in generate_responses(
-            model, [prompts[n] for n in missing], max_new_tokens, acceptance=acceptance,
-            stop_token_ids=stop_token_ids, batch_size=batch_size,
-        ):  # fmt: skip
+        if server is None:
+            responses = generate_responses(
+                model, [prompts[n] for n in missing], max_new_tokens, acceptance=acceptance,
+                stop_token_ids=stop_token_ids, batch_size=batch_size,
+            )  # fmt: skip
+        else:
+            limits = [
+                max_new_tokens if most is None else min(max_new_tokens, most - len(prompts[n]))
+                for n in missing
+            ]
+            asked = [list(histories[active[n]]) for n in missing]
+            responses = server.generate(asked, limits, max_new_tokens)
+        for response in responses:
             number = missing[response.prompt]
-            store.add(prompts[number], response.token_ids, ended=response.ended)
+            store.add(
+                prompts[number], response.token_ids, ended=response.ended, limit=max_new_tokens
+            )
             known[number] = response.token_ids
             count += len(response.token_ids)
             watcher.advance(note=f"{count / (time.perf_counter() - start):,.0f} tokens/s")
         for number, prompt, ids in zip(active, prompts, known, strict=True):
-            if ids is None:  # no position left
+            if ids is None:  # left out
                 ends[number] = ends[number][:turn]
                 continue
             exchanges[number].append(Exchange(number, prompt, ids))
@@ -136,8 +156,12 @@ def collect_responses(
         turn += 1
     watcher.end()
     found = [exchange for one in exchanges for exchange in one]
+    if not found and server is not None and server.skipped:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in server.skipped.items())
+        raise ValueError(f"no response of the server can be used: {reasons}; is it this model?")
     if not found:
         raise ValueError(
-            f"all {len(chats)} prompts fill the positions of the target; expected shorter ones"
+            f"all {len(chats)} prompts fill the {most} positions of the target; expected shorter "
+            "ones"
         )
     return found

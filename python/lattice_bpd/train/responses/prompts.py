@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.text_input import Meter, parse_json, read_text
@@ -146,17 +146,31 @@ def _to_message(turn: Message, location: str) -> Message:
     return {"role": _ROLES.get(role, role), "content": content}
 
 
-def encode_prompt(
+class PromptText(NamedTuple):
+    """The text of a prompt.
+
+    Attributes:
+        text: to encode.
+        adds_special_tokens: whether the tokenizer adds its special tokens, such as BOS.
+        uses_template: whether the chat template made it.
+    """
+
+    text: str
+    adds_special_tokens: bool
+    uses_template: bool
+
+
+def format_prompt(
     tokenizer: Any, messages: Sequence[Message], location: str = "", *, chat: bool = True
-) -> list[int]:
-    """Token ids of a conversation up to the response.
+) -> PromptText:
+    """The text of a conversation up to the response.
 
     Args:
         tokenizer: of transformers.
         messages: the last one is the user's.
         location: of the conversation, for messages.
         chat: whether to use the tokenizer's chat template, where it has one. A single text that
-            has the tokenizer's special tokens already is encoded as it is.
+            has the tokenizer's special tokens already is taken as it is.
 
     Raises:
         ValueError: the chat template refuses the messages.
@@ -166,9 +180,16 @@ def encode_prompt(
         token in text for token in tokenizer.all_special_tokens if len(token) > 3
     )
     if not chat or is_formatted or not tokenizer.chat_template:
-        return list(tokenizer(text, add_special_tokens=not is_formatted)["input_ids"])
-    formatted = _apply_template(tokenizer, list(messages), location)
-    return list(tokenizer(formatted, add_special_tokens=False)["input_ids"])
+        return PromptText(text, not is_formatted, False)
+    return PromptText(_apply_template(tokenizer, list(messages), location), False, True)
+
+
+def encode_prompt(
+    tokenizer: Any, messages: Sequence[Message], location: str = "", *, chat: bool = True
+) -> list[int]:
+    """Token ids of `format_prompt`, with its arguments and errors."""
+    prompt = format_prompt(tokenizer, messages, location, chat=chat)
+    return list(tokenizer(prompt.text, add_special_tokens=prompt.adds_special_tokens)["input_ids"])
 
 
 def _apply_template(tokenizer: Any, messages: list[Message], location: str) -> str:

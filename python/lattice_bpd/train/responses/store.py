@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ class ResponseStore:
     """Responses of a target by their prompts, in a file that only grows.
 
     A line has "key", a hash of the target's weights, of the settings and of the prompt, "prompt"
-    and "response", token ids, and "ended", whether a stop token or the model's positions ended it.
+    and "response", token ids, "ended", whether a stop token or the model's positions ended it, and
+    "limit", the tokens that it might have had.
     A line that a crash cut is dropped, so a run that was interrupted loses nothing but the
     responses in progress.
 
@@ -38,25 +40,36 @@ class ResponseStore:
         sample = TargetSample.of(model)
         weights = None if sample is None else sample.to_json()
         self._salt = json.dumps([weights, settings], sort_keys=True)
-        self._responses: dict[str, tuple[list[int], bool]] = {}
+        self._responses: dict[str, tuple[list[int], float]] = {}
         for line in _read_lines(path):
-            self._responses[line["key"]] = line["response"], line["ended"]
+            self._responses[line["key"]] = line["response"], line["limit"]
 
     def get(self, prompt: Sequence[int], max_new_tokens: int) -> list[int] | None:
         """The response to a prompt, cut to `max_new_tokens`; None if it is not known that far."""
-        response, ended = self._responses.get(self._key(prompt), ([], False))
-        if not ended and len(response) < max_new_tokens:
+        response, limit = self._responses.get(self._key(prompt), ([], 0))
+        if limit < max_new_tokens:
             return None
         return response[:max_new_tokens]
 
-    def add(self, prompt: Sequence[int], response: Sequence[int], *, ended: bool) -> None:
+    def add(
+        self, prompt: Sequence[int], response: Sequence[int], *, ended: bool, limit: int
+    ) -> None:
         """Append a response.
+
+        Args:
+            prompt: token ids.
+            response: token ids; those of a server's text may be fewer than it generated.
+            ended: whether a longer limit would give the same.
+            limit: most tokens that it might have had.
 
         Raises:
             OSError: it cannot be written; what was written before is kept.
         """
         key = self._key(prompt)
-        line = {"key": key, "prompt": list(prompt), "response": list(response), "ended": ended}
+        line = {
+            "key": key, "prompt": list(prompt), "response": list(response), "ended": ended,
+            "limit": limit,
+        }  # fmt: skip
         data = json.dumps(line).encode() + b"\n"
         with self.path.open("ab", buffering=0) as file:
             start = file.tell()
@@ -66,7 +79,7 @@ class ResponseStore:
             except OSError:
                 os.truncate(self.path, start)
                 raise
-        self._responses[key] = list(response), ended
+        self._responses[key] = list(response), math.inf if ended else limit
 
     def _key(self, prompt: Sequence[int]) -> str:
         text = f"{self._salt} {' '.join(map(str, prompt))}"
@@ -86,7 +99,9 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
             line = json.loads(text)
             if not all(isinstance(line[name], list) for name in ("prompt", "response")):
                 raise TypeError("a prompt and a response of token ids")
-            yield {"key": str(line["key"]), "response": line["response"], "ended": line["ended"]}
+            known = int(line.get("limit", len(line["response"])))
+            limit = math.inf if line["ended"] else known
+            yield {"key": str(line["key"]), "response": line["response"], "limit": limit}
         except (ValueError, TypeError, KeyError) as error:
             raise FormatError(
                 f"{path}, line {number}: not a stored response ({error}); expected a file that "

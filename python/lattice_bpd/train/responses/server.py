@@ -1,0 +1,161 @@
+"""A target's responses from a running server, many requests at a time."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from lattice_bpd.openai_server import Completion, OpenAIServer, ServerError
+from lattice_bpd.train.responses.generation import Response
+from lattice_bpd.train.responses.prompts import Message, format_prompt
+
+_NO_PATH = (404, 405, 501)  # statuses of a path that a server does not have
+_PROMPT_REFUSED = (400, 413, 422)  # statuses that may be the fault of one prompt
+_MOST_REFUSED = 16  # prompts, before the first that is answered
+
+
+class ServerResponses:
+    """Greedy responses of a server, as token ids of the target.
+
+    Chats go to `/v1/chat/completions`; to `/v1/completions` if the server has no such path or puts
+    reasoning apart from the text, as do prompts without a chat template.
+
+    Args:
+        server: serves the target.
+        tokenizer: of the target, of transformers.
+        stop_token_ids: the tokenizer's end of text, where it is one of them, else the smallest one,
+            ends each response that the model ended; none: nothing is added.
+        chat: see `encode_prompt`.
+        at_once: most requests that wait for an answer at a time.
+
+    Attributes:
+        skipped: responses that cannot be used, by the reason.
+    """
+
+    def __init__(
+        self,
+        server: OpenAIServer,
+        tokenizer: Any,
+        *,
+        stop_token_ids: Collection[int] = (),
+        chat: bool = True,
+        at_once: int = 64,
+    ) -> None:
+        self._server, self._tokenizer, self._chat = server, tokenizer, chat
+        ends = sorted(stop_token_ids, key=lambda one: (one != tokenizer.eos_token_id, one))
+        self._end, self._at_once = ends[:1], at_once
+        self._has_chat = True
+        self.skipped: Counter[str] = Counter()
+
+    def generate(
+        self, prompts: Sequence[Sequence[Message]], limits: Sequence[int], max_new_tokens: int
+    ) -> Iterator[Response]:
+        """Responses to conversations, each as soon as it is there; none where it cannot be used.
+
+        Args:
+            prompts: messages of each conversation, the last one the user's.
+            limits: most tokens of each response.
+            max_new_tokens: the same, without the limit of the target's positions.
+
+        Raises:
+            ServerError: the server died, or refuses all prompts. What it had answered was yielded.
+        """
+        answered = refused = 0
+        if prompts:
+            _ = self._server.model  # once, not by each thread
+        for number, result in self._complete(prompts, limits):
+            if isinstance(result, ServerError):
+                refused += 1
+                if not answered and refused == min(_MOST_REFUSED, len(prompts)):
+                    raise result
+                self.skipped["refused by the server"] += 1
+                continue
+            answered += 1
+            ids = self._encode(result)
+            if ids is None:
+                self.skipped["other text after encoding and decoding"] += 1
+            else:
+                ended = result.finish != "length" or limits[number] < max_new_tokens
+                yield Response(number, ids[: limits[number] + 1], ended)
+
+    def _complete(
+        self, prompts: Sequence[Sequence[Message]], limits: Sequence[int]
+    ) -> Iterator[tuple[int, Completion | ServerError]]:
+        """Completions of prompts, or why the server refused them."""
+        numbers, lock, is_stopped = iter(range(len(prompts))), threading.Lock(), threading.Event()
+        results: queue.Queue[tuple[int, Completion | Exception] | None] = queue.Queue()
+
+        def work() -> None:
+            while not is_stopped.is_set():
+                with lock:
+                    number = next(numbers, None)
+                if number is None:
+                    break
+                try:
+                    results.put((number, self._ask(prompts[number], limits[number])))
+                except Exception as error:  # raised by the reader of `results`
+                    results.put((number, error))
+            results.put(None)
+
+        active, failure = min(self._at_once, len(prompts)), None
+        for _ in range(active):
+            # Daemons, so that an interrupted command does not wait for answers.
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            while active:
+                item = results.get()
+                if item is None:
+                    active -= 1
+                elif isinstance(item[1], Completion) or _is_refused(item[1]):
+                    yield item  # type: ignore[misc]  # checked above
+                else:  # answers to requests that were sent before are still yielded
+                    failure = failure or item[1]
+                    is_stopped.set()
+        finally:
+            is_stopped.set()
+        if failure is not None:
+            raise failure
+
+    def _ask(self, messages: Sequence[Message], most: int) -> Completion:
+        prompt = format_prompt(self._tokenizer, messages, chat=self._chat)
+        problem = None
+        if prompt.uses_template and self._has_chat:
+            try:
+                completion = self._server.complete(messages, most)
+                if completion.is_all:
+                    return completion
+            except ServerError as error:
+                if error.status not in _NO_PATH:
+                    raise
+                problem = error
+        try:
+            completion = self._server.complete(self._without_bos(prompt.text), most)
+        except ServerError as error:
+            raise problem or error from None  # the first one names an unknown model
+        self._has_chat = self._has_chat and not prompt.uses_template
+        return completion
+
+    def _without_bos(self, text: str) -> str:
+        """A text without the first token that the server's tokenizer adds as this one does."""
+        bos = self._tokenizer.bos_token_id
+        if bos is None or self._tokenizer(text)["input_ids"][:2] != [bos, bos]:
+            return text
+        return text.removeprefix(self._tokenizer.bos_token)
+
+    def _encode(self, completion: Completion) -> list[int] | None:
+        """The token ids of a response; None where they do not decode to its text."""
+        is_cut = completion.finish == "length"
+        text = completion.text.rstrip("\ufffd") if is_cut else completion.text  # half a character
+        ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        decoded = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        if decoded != text or "\ufffd" in text or (is_cut and not ids):
+            return None
+        return ids if is_cut or ids[-1:] == self._end else ids + self._end
+
+
+def _is_refused(error: object) -> bool:
+    """Whether a request failed because of its prompt."""
+    return isinstance(error, ServerError) and error.status in _PROMPT_REFUSED
