@@ -9,7 +9,6 @@ import numpy.typing as npt
 from corpus import ID_FACTOR, Corpus
 
 from lattice_bpd import NGramLM, _core
-from lattice_bpd.lm import ContextNGram
 
 CONTEXT = 3  # tokens before a lattice
 
@@ -66,18 +65,6 @@ def draw_lattices(
     contexts = ids[starts[:, None] + np.arange(context)]
     shape = (count, slots, top_k)
     return Lattices(token_ids.reshape(shape), scores.astype(np.float32), contexts)
-
-
-def make_caches(corpus: Corpus, lattices: Lattices, lm: NGramLM, size: int) -> list[ContextNGram]:
-    """An n-gram cache for each lattice: of running text, then the lattice's context."""
-    rng = np.random.default_rng(size)
-    caches = []
-    for context in lattices.contexts:
-        start = rng.integers(0, len(corpus.token_ids) - size)
-        text = corpus.token_ids[start : start + size - len(context)]
-        caches.append(ContextNGram(lm.vocab_size))
-        caches[-1].update(np.concatenate([text, context]), lm)
-    return caches
 
 
 def rescore_arguments(

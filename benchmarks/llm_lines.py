@@ -48,9 +48,6 @@ OURS = {
     "tree, heads + LM": Ours(
         "tree", ("heads", "lm"), {"max_nodes": NODES, "alpha": 0.5, "temperature": 1.5}
     ),
-    "tree, heads + LM + text": Ours(
-        "tree", ("heads", "lm"), {"max_nodes": NODES, "ngram_cache": True}, quick=False
-    ),
     **{
         f"mixture, {names}, {size}": Ours("mixture", sources, options)
         for size, options in ((f"{NODES} nodes", {"max_nodes": NODES}), ("any size", {}))

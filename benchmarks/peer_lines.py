@@ -100,8 +100,6 @@ def make_lines(target: Target, found: Fit) -> tuple[list[Line], dict[str, str]]:
         "tree_0gram": (f"tree of {MAX_NODES} nodes, no LM", OURS,
                        ld.TreeDrafter(None, options["tree_0gram"])),
         "tree": (f"tree of {MAX_NODES} nodes, 4-gram", OURS, ld.TreeDrafter(lm, options["tree"])),
-        "tree_cache": (f"tree of {MAX_NODES} nodes, 4-gram, n-gram cache", OURS,
-                       ld.TreeDrafter(lm, options["tree"], ngram_cache=True)),
         "mixture": ("`mixture`: heads, 4-gram and text, any size", OURS,
                     make_drafter(DraftConfig(), DraftSources(lm))),
     }  # fmt: skip

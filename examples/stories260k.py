@@ -30,7 +30,6 @@ from stories260k_parts import (
     prepare,
 )
 from stories260k_scorers import (
-    ADAPTIVE,
     ALL_SETTINGS,
     FULL_SCORERS,
     QUICK_SCORERS,
@@ -81,7 +80,6 @@ def main(
         sources = make_sources(made, recipe, scorers, watcher)
         more = tune_lines(model, beginnings.tune, replay, sources, recipe, scorers, watcher)
         options, tuned = {**options, **more[0]}, {**tuned, **more[1]}
-        options[ADAPTIVE.name] = replace(options["tree"], ngram_cache=True)
         settings[-1:-1] = ALL_SETTINGS  # the oracle stays last
     by_name = None if sources is None else sources.by_name
     comparison = measure(model, lm, beginnings.test, settings, options, recipe, watcher, by_name)

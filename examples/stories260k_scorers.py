@@ -1,11 +1,10 @@
-"""What `stories260k.py --all` adds: LMs of other texts, scorers, and a cache.
+"""What `stories260k.py --all` adds: LMs of other texts, and scorers.
 
 ngram_1best      the 4-gram of the model's own stories, one draft
 ngram_corpus     a 4-gram of TinyStories itself, the text that people wrote
 ngram_distilled  a 4-gram of the model's choices over that same text
 neural           a small GPT that learnt from the model's own stories (paper algorithm 2)
 ngram_neural     that GPT and the distilled 4-gram together
-adaptive         the tree with a cache of prompt and output so far mixed into its LM
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ DECODED = (
     Setting("neural", "neural BPD (1-best)", "neural", source="rescorer"),
     Setting("ngram_neural", "{n}-gram + neural (1-best)", "neural", source="mixture"),
 )
-ADAPTIVE = Setting("adaptive", "{nodes}-node {n}-gram tree, cache", "tree", uses_lm=True)
-ALL_SETTINGS = (*REPLAYED, *DECODED, ADAPTIVE)
+ALL_SETTINGS = (*REPLAYED, *DECODED)
 
 
 @dataclass(frozen=True)

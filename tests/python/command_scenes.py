@@ -264,7 +264,6 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.cli.evaluate.load_lms": lms_by_name,
                 "lattice_bpd.cli.evaluate.load_rescorers": lms_by_name,
                 "lattice_bpd.cli.evaluate.load_folders": SimpleNamespace(vocab_size=50),
-                "lattice_bpd.cli.evaluate.count_text": lambda path, *_: path and Stub("trie"),
                 "lattice_bpd.evaluate.demo.library_text.read_library_sources": Stub("sources"),
                 "lattice_bpd.evaluate.demo.quick.make_quick_source": SimpleNamespace(
                     record=RecordOptions(), model=SimpleNamespace(vocab_size=50)
@@ -288,7 +287,6 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "record": ["run"],
                 "lm": ["a.lm"],
                 "strategies": ["p_best_ngram,tree"],
-                "count_text": ["text.txt"],
             },
             {
                 FIND_RECORDS: returns({"text": "run/text"}),
@@ -296,8 +294,6 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.cli.replay.load_lms": lms_by_name,
                 "lattice_bpd.cli.replay.load_rescorers": lms_by_name,
                 "lattice_bpd.evaluate.replay.scorers.make_scorers": returns({}),
-                LOAD_TOKENIZER: FakeTokenizer(),
-                "lattice_bpd.cli.replay.count_text": Stub("trie"),
                 "lattice_bpd.evaluate.replay.replay.Recording": lambda texts: list(texts),
                 "lattice_bpd.evaluate.replay.sweep.sweep": grid_of_replays,
             },
@@ -494,7 +490,6 @@ CHANGES: dict[str, dict[str, Change]] = {
         "max_nodes": Change(["3"], wanted=3),
         "alpha": Change(given={"strategy": ["tree"]}),
         "temperature": Change(given={"strategy": ["tree"]}),
-        "ngram_cache": Change(given={"strategy": ["tree"]}),
         "draft_length": Change(given={"strategy": ["draft_model"]}),
         "draft_model": Change(targets=MODEL, files={"changed/config.json": "{}"}),
         "drafter": Change(
@@ -534,7 +529,6 @@ CHANGES: dict[str, dict[str, Change]] = {
         "strategies": Change(["bpd,oracle"], wanted=("bpd", "oracle")),
         "alphas": Change(["0.3,0.7"], wanted=(0.3, 0.7), targets={"scorer_alphas"}),
         "temperatures": Change(["1.5,3"], wanted=(1.5, 3.0)),
-        "count_text": Change(targets={"path", "trie"}),
         "live": Change(targets={"live_texts"}),
         "accept": Change(["top_k:4"], wanted=("top_k:4",), targets={"rules"}),
         "accept_texts": Change(targets={"rule_texts"}),
@@ -567,8 +561,6 @@ CHANGES: dict[str, dict[str, Change]] = {
         "alpha": Change(["0.375"], wanted=0.375),
         "temperature": Change(["0.375"], wanted=0.375),
         "limit": Change(wanted=lambda texts: len(texts) == 3, targets={"texts", "recordings"}),
-        "count_text": Change(targets={"path"}),
-        "tokenizer": Change(targets={"path"}),
         "csv": Change(targets={"files"}),
     },
     "report": {

@@ -18,11 +18,10 @@ from lattice_bpd import (
 )
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, select_top_k
-from lattice_bpd.lm import ContextNGram
 from lattice_bpd.verify.search import draft_chains, search_chains
 from oracles import list_all_drafts, random_arpa, read_arpa
 from test_engines import random_options, random_slots
-from test_tree import Prefix, masses_of, prefixes_of
+from test_tree import Prefix, masses_of
 
 
 def accept_length_of(masses: dict[Prefix, float], path: Prefix) -> float:
@@ -110,22 +109,6 @@ def test_temperature_divides_scores_and_alpha(small_lm: NGramLM) -> None:
         assert sampled == sample_tree(
             logits / np.float32(2.5), contexts, small_lm, seed=7, top_k=3, alpha=1.5 / 2.5
         )
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_ngram_caches_count(seed: int, rng: Any, core_of: Any) -> None:
-    # A tree of all prefixes has their exact probabilities (test_cache.py).
-    lm = core_of(random_arpa(rng, 5, 3), vocab_size=5) if seed % 3 else None
-    cache = ContextNGram(5, order=1 + seed % 4)
-    text = [int(t) for t in rng.integers(0, 5, 5)] * 6
-    cache.update(text, lm)
-    logits = rng.normal(0, 2, (4, 5)).astype(np.float32)
-    options: dict[str, Any] = {"top_k": 5, "alpha": 1.5, "ngram_cache": cache}
-    tree = rescore_tree(logits, text, lm, max_nodes=4096, **options)
-    probs = np.exp(tree.log_probs[0].astype(np.float64)).tolist()
-    masses = dict(zip(prefixes_of(tree), probs, strict=False))
-    assert len(masses) == 5 + 25 + 125 + 625
-    check_chain(chain_of(logits, text, lm, **options), masses, 4)
 
 
 def test_masked_slots_end_a_chain(small_lm: NGramLM) -> None:

@@ -154,7 +154,7 @@ def test_rules_that_sample(rule: Any) -> None:
     assert all(len(result.token_ids) == COUNT and result.lossless for result in results)
 
 
-def test_custom_generate_certificate_and_cache() -> None:
+def test_custom_generate_and_certificate() -> None:
     ids = torch.tensor([PROMPTS[0]])
     drafting = CustomGenerate(drafter(), lm=lm(), max_nodes=9)
     output = target().generate(
@@ -163,7 +163,7 @@ def test_custom_generate_certificate_and_cache() -> None:
     )  # fmt: skip
     assert output[0, len(PROMPTS[0]) :].tolist() == plain()[0]
     result = generate(target(), PROMPTS[0], "tree", heads=drafter(), lm=lm(), max_new_tokens=COUNT,
-                      certificate=True, ngram_cache=True)  # fmt: skip
+                      certificate=True)  # fmt: skip
     assert result.token_ids == plain()[0]
     assert result.certificate.verdict != "different"
 

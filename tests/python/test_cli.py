@@ -47,7 +47,6 @@ def test_help_of_generate_documents_strategies_and_options(capsys):
         assert f"{described} (default {getattr(DraftConfig, name):g})" in words
     assert 'longest draft of "draft_model" (default 5)' in words
     assert "0 to 64 (default auto)" in words
-    assert "the order is 1..6 (4 if left out)" in words
     assert max(map(len, printed.splitlines())) <= 100
 
 
@@ -178,21 +177,7 @@ def test_generate_gives_the_same_text_with_every_strategy(model_directory, capsy
     )  # fmt: skip
     assert status == 0
     texts.append(json.loads(out)["token_ids"])
-    for cache in (["--ngram-cache"], ["--ngram-cache", 2]):
-        common = [
-            "--prompt",
-            "the cat",
-            "--strategy",
-            "tree",
-            "--max-new-tokens",
-            9,
-            "--json",
-            *cache,
-        ]
-        status, out, _ = run(capsys, "generate", model_directory, *common)
-        assert status == 0
-        texts.append(json.loads(out)["token_ids"])
-    assert texts == [texts[0]] * (len(STRATEGIES) + 3)
+    assert texts == [texts[0]] * (len(STRATEGIES) + 1)
     status, out, _ = run(
         capsys, "generate", model_directory, "--prompt", "the", "--lm", "none", "--num-drafts", 2,
         "--strategy", "p_best",
@@ -380,7 +365,6 @@ def test_generate_errors(model_directory, tmp_path, capsys):
         ([model_directory, "--top-k", 301], "expected 1..300"),
         ([model_directory, "--num-drafts", 0], "num_drafts is 0"),
         ([model_directory, "--temperature", 0], "temperature is 0.0"),
-        ([model_directory, "--ngram-cache", 7], "ngram_cache is 7; expected an order of 1..6"),
         ([model_directory, "--draft-length", 4], "does not use draft_length; leave it out, or use"),
         ([model_directory, "--max-new-tokens", 0], "max_new_tokens is 0"),
         ([model_directory, "--strategy", "ngram", "--lm", "none"],

@@ -55,7 +55,7 @@ from lattice_bpd.watcher import SilentWatcher
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")
 
 NAMES = ["greedy", "bpd", "p_best_0gram", "ngram_1best", "p_best_ngram", "oracle"]
-DEMO_NAMES = [*NAMES[:-1], "tree_0gram", "tree", "adaptive", "mixture", "oracle"]
+DEMO_NAMES = [*NAMES[:-1], "tree_0gram", "tree", "mixture", "oracle"]
 TINY = recipes.Recipe(
     name="model-tiny", max_files=12, vocab_size=300, num_heads=4, steps=12, batch_size=2,
     sequence_length=96, order=3, min_counts=(1, 1, 1), prompt_length=16, max_new_tokens=12,
@@ -385,7 +385,6 @@ def test_demo_model_is_loaded_in_float32(folder):
     tree = settings.options("tree")
     assert (tree.alpha, tree.temperature) == (settings.alpha["tree"], settings.temperature["tree"])
     assert settings.options("mixture") == DraftConfig(top_k=settings.top_k)
-    assert settings.options("adaptive") == dataclasses.replace(tree, ngram_cache=True)
     assert settings.options("ngram_1best") == settings.options("p_best_ngram")
     assert settings.options("tree_0gram").temperature == settings.temperature["tree_0gram"]
     assert isinstance(tree, DraftConfig)

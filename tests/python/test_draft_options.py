@@ -32,8 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Katz")
 PROMPT = [3, 8, 13]
 VALUES: dict[str, Any] = {
     "top_k": 4, "num_drafts": 3, "max_nodes": 9, "alpha": 0.7, "temperature": 1.5,
-    "ngram_cache": 2, "draft_length": 6, "beam": 5, "head_scales": (1.0, 2.0),
-    "entropy_weight": 0.1, "normalization": "local", "sources": ("text",),
+    "draft_length": 6, "beam": 5, "normalization": "local", "sources": ("text",),
 }  # fmt: skip
 WITHOUT_LM = [name for name, info in STRATEGIES.items() if not info.uses("lm")]
 NEEDS_HEADS = [name for name, info in STRATEGIES.items() if "heads" in info.needs]

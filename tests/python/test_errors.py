@@ -19,7 +19,7 @@ from lattice_bpd import (
     sample_tree,
 )
 from lattice_bpd.draft import MixtureScorer, NGramScorer
-from lattice_bpd.lm import ContextNGram, read_lm, write_lm
+from lattice_bpd.lm import read_lm, write_lm
 from lattice_bpd.verify import PrefixTree
 
 torch = pytest.importorskip("torch")
@@ -204,12 +204,8 @@ def test_ngram_lm(
 
 # What is called, the error's type, and a pattern of the message.
 CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "masked text for a cache": (lambda: ContextNGram(4).update(MASKED_IDS), TypeError,
-                                "masked numpy array"),
     "masked drafts for a tree": (lambda: PrefixTree.from_drafts(1, MASKED_IDS[None]), TypeError,
                                  "PrefixTree: drafts is a masked numpy array"),
-    "a path for a cache": (lambda: ContextNGram(4).update([1], "a.lm"), TypeError,
-                           r"lm is the path 'a\.lm'.*NGramLM\.load\('a\.lm'\)"),
     "a path for a scorer": (lambda: NGramScorer("a.lm"), TypeError, r"load\('a\.lm'\)"),
     "a path in a mixture": (lambda: MixtureScorer([("a.lm", 1.0)]), TypeError,
                             r"scorer is the path 'a\.lm'; expected an NGramLM"),
@@ -224,7 +220,6 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
                                TypeError, r"max_nodes is 1\.5; expected an integer"),
     "many drafts of an FST": (lambda: rescore_fst(b"", None, 100_000), ValueError,
                               r"num_drafts is 100000; expected 1\.\.4096"),
-    "a cache of -3 tokens": (lambda: ContextNGram(-3), ValueError, "vocab_size is -3"),
     "training with -3 tokens": (lambda: NGramLM.train([[0, 1]], vocab_size=-3), ValueError,
                                 "vocab_size is -3; expected"),
     "training with 1.5 tokens": (lambda: NGramLM.train([[0, 1]], vocab_size=1.5), TypeError,

@@ -152,7 +152,6 @@ BAD_OPTIONS = {
     "temperature": (None, TypeError, "temperature is None; expected a finite number above 0"),
     "lm": ("corpus.lm", TypeError, r"lm is a str; .*NGramLM.load\('corpus.lm'\)"),
     "num_slots": (3, TypeError, r"unknown option 'num_slots'; did you mean .*expected of top_k"),
-    "ngram_cache": (7, ValueError, r"ngram_cache is 7; expected an order of 1..6"),
     "drafter": (1.5, TypeError, "drafter is 1.5; expected the name of a strategy, a DraftConfig"),
     "drafter 2": ([object()], TypeError, "a drafter with a method `propose`"),
     "drafter 3": ("trees", ValueError, "strategy is 'trees'; did you mean 'tree'"),

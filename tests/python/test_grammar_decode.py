@@ -37,8 +37,8 @@ from lattice_bpd.verify.verification import DraftCandidates
 PROMPT = [1, 2, 3]
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {}, "bpd": {}, "ngram": {"lm": True}, "p_best": {"lm": True}, "tree": {"lm": True},
-    "tree alone": {}, "p_best alone": {}, "tree with cache": {"ngram_cache": True},
-    "p_best with cache": {"ngram_cache": True}, "mixture": {}, "oracle": {}, "neural": {"lm": True},
+    "tree alone": {}, "p_best alone": {},
+    "mixture": {}, "oracle": {}, "neural": {"lm": True},
     "tree at 2": {"temperature": 2.0},
 }  # fmt: skip
 
@@ -98,7 +98,7 @@ def test_grammar_of_an_acceptor_with_every_strategy(number: int, seed: int, lm: 
 def test_grammar_of_a_batch_is_as_alone(layout: str, lm: NGramLM) -> None:
     model, constraint = model_of("llama"), guidance('[a-f]{2,9}(, "[a-z]{1,3}")*')
     prompts = [[1, 2, 3], [7], [9, 8, 7, 6, 5, 4], [30, 1]]
-    for way in ("bpd", "p_best", "tree", "tree with cache"):
+    for way in ("bpd", "p_best", "tree"):
         options = {"constraint": constraint, "max_new_tokens": 24, "layout": layout}
         together = generate(model, prompts, **options, **options_of(way, lm))
         for prompt, result in zip(prompts, together, strict=True):

@@ -22,7 +22,6 @@ from lattice_bpd import (
 from lattice_bpd.draft import SharedNoise
 from lattice_bpd.draft.scorers import NGramScorer, search_drafts
 from lattice_bpd.lattice.logits import select_top_k
-from lattice_bpd.lm import ContextNGram
 from oracles import random_arpa
 
 INF = float("inf")
@@ -89,14 +88,9 @@ def test_drafts(rng: np.random.Generator, name: str, lm: NGramLM) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("with_cache", [False, True])
-def test_trees_and_samples(rng: np.random.Generator, lm: NGramLM, with_cache: bool) -> None:
+def test_trees_and_samples(rng: np.random.Generator, lm: NGramLM) -> None:
     logits, ends, contexts = random_logits(rng)
-    cache = None
-    if with_cache:
-        cache = ContextNGram(VOCAB, 3)
-        cache.update(np.tile(rng.integers(0, VOCAB, 4), 12), lm)
-    options: dict[str, Any] = {"top_k": TOP_K, "max_nodes": 20, "alpha": 1.0, "ngram_cache": cache}
+    options: dict[str, Any] = {"top_k": TOP_K, "max_nodes": 20, "alpha": 1.0}
     noise = [SharedNoise([7] * n, [3] * n) for n in (len(ends), 1)]
     tree = rescore_tree(logits, contexts, lm, **options)
     samples = sample_tree(logits, contexts, lm, seed=5, **options)

@@ -20,7 +20,6 @@ from lattice_bpd import (
     sample_tree,
 )
 from lattice_bpd.draft import KenlmScorer, MixtureScorer, NGramScorer
-from lattice_bpd.lm import ContextNGram
 
 LOGITS = np.random.default_rng(3).standard_normal((2, 3, 4)).astype(np.float32)
 CONTEXTS = [[1], [0, 2]]
@@ -164,28 +163,6 @@ def test_sampled_prefix_trees_keep_their_distributions(way: Any, small_lm: NGram
             np.testing.assert_array_equal(mine, other)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("max_tokens", [16, 100])
-def test_cache_lms(way: Any, max_tokens: int, small_lm: NGramLM) -> None:
-    text = np.tile([0, 1, 2, 3, 1], 8)
-    cache = ContextNGram(small_lm.vocab_size, 3, max_tokens=max_tokens)
-    cache.update(text, small_lm)
-    again = way(cache)
-    assert repr(again) == repr(cache)
-    for context in ([0], [1, 2], [3, 1]):
-        for token in range(4):
-            ours = again.log_prob(token, context, small_lm)
-            assert ours == cache.log_prob(token, context, small_lm)
-    again.update([2, 2], small_lm)  # independent of the original
-    cache.update([2, 2], small_lm)
-    np.testing.assert_array_equal(again.weights, cache.weights)
-    options: dict[str, Any] = {"num_drafts": 4, "top_k": 3}
-    ours = rescore_lattice(LOGITS[:1], CONTEXTS[:1], small_lm, ngram_cache=[again], **options)
-    assert ours == rescore_lattice(
-        LOGITS[:1], CONTEXTS[:1], small_lm, ngram_cache=[cache], **options
-    )
-
-
 def drafters_of(lm: NGramLM) -> dict[str, Any]:
     decode = pytest.importorskip("lattice_bpd.decode")
     drafters = pytest.importorskip("lattice_bpd.decode.drafters")
@@ -196,8 +173,8 @@ def drafters_of(lm: NGramLM) -> dict[str, Any]:
     )  # fmt: skip
     small = transformers.LlamaForCausalLM(config).eval()
     return {
-        "tree": drafters.TreeDrafter(lm, max_nodes=6, ngram_cache=True),
-        "lattice": drafters.PBestDrafter(lm, num_drafts=3, ngram_cache=3),
+        "tree": drafters.TreeDrafter(lm, max_nodes=6),
+        "lattice": drafters.PBestDrafter(lm, num_drafts=3),
         "mixture": drafters.MixtureDrafter([lm], heads=True, store=drafters.TextStore(50)),
         "draft_model": drafters.DraftModelDrafter(small, shape="sampled", draws=[2, 1], top_k=4),
         "custom_generate": decode.CustomGenerate(lm=lm),

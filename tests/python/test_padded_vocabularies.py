@@ -24,7 +24,6 @@ from lattice_bpd.decode.drafters.draft_model import DraftModelDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
 from lattice_bpd.decode.state.heads import DraftHeads
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.lm import ContextNGram
 from lattice_bpd.verify import Rejection, Sampled
 from target_models import PROMPTS, VOCAB, build_target, generated, plain_generate
 
@@ -115,14 +114,9 @@ def test_samples(rule: Any, size: int) -> None:
 @pytest.mark.parametrize(
     "strategy", ["bpd", "ngram", "p_best", "tree", "chain", "neural", "mixture"]
 )
-@pytest.mark.parametrize("ngram_cache", [False, True])
-def test_lms_and_heads(strategy: str, size: int, ngram_cache: bool) -> None:
+def test_lms_and_heads(strategy: str, size: int) -> None:
     target = build_target("llama")
     options: dict[str, Any] = {"max_new_tokens": NEW}
-    if ngram_cache:
-        if strategy not in ("p_best", "tree", "chain", "ngram"):
-            pytest.skip("it has no n-gram cache")
-        options["ngram_cache"] = True
     for prompt in (PROMPTS[0], FOREIGN):
         lengths = []
         for lm_size, heads_size in ((VOCAB, VOCAB), (size, VOCAB), (VOCAB, size), (size, size)):
@@ -163,10 +157,8 @@ def test_rescoring_with_an_lm_of_another_size(size: int, engine: str) -> None:
         expected = rescore_lattice(logits, context, same, **options)
         assert np.array_equal(drafts.token_ids, expected.token_ids)
         np.testing.assert_allclose(drafts.scores, expected.scores, atol=1e-4)
-        cache = ContextNGram(VOCAB)
-        cache.update(context, other)
-        tree = rescore_tree(logits, context, other, top_k=9, ngram_cache=cache)
-        expected_tree = rescore_tree(logits, context, same, top_k=9, ngram_cache=cache)
+        tree = rescore_tree(logits, context, other, top_k=9)
+        expected_tree = rescore_tree(logits, context, same, top_k=9)
         assert np.array_equal(tree.token_ids, expected_tree.token_ids)
 
 
@@ -240,7 +232,7 @@ class CandidateHeads(DraftHeads):
 @pytest.mark.parametrize("strategy", ["bpd", "p_best", "tree", "sampled"])
 def test_heads_that_give_candidates(strategy: str, transitions: bool, size: int) -> None:
     target = build_target("llama")
-    options: dict[str, Any] = {} if strategy == "bpd" else {"lm": lm_of(size), "ngram_cache": True}
+    options: dict[str, Any] = {} if strategy == "bpd" else {"lm": lm_of(size)}
     if strategy == "sampled":
         options = {"lm": lm_of(size), "acceptance": Sampled(seed=1)}
     for prompt in (PROMPTS[0], FOREIGN):

@@ -16,12 +16,11 @@ from lattice_bpd import DraftConfig, NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.decode import DecodeState, DecodeStats, PBestDrafter, TreeDrafter, decode, generate
 from lattice_bpd.decode.drafters import ArgmaxDrafter
 from lattice_bpd.decode.drafters.failures import DraftWarning
+from lattice_bpd.decode.drafters.growing_tree import GrowingTree
 from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
 from lattice_bpd.decode.drafters.proposals import propose_trees
-from lattice_bpd.decode.drafters.repeats import Repeats
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.lattice.logits import select_top_k
-from lattice_bpd.lm import ContextNGram
 from lattice_bpd.verify import PrefixTree
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
@@ -50,24 +49,17 @@ class ByArrays:
     def __init__(self, drafter):
         self.drafter, self.lm = drafter, getattr(drafter, "lm", None)
         self.config = getattr(drafter, "config", DraftConfig("bpd", top_k=1, num_drafts=1))
-        order = self.config.ngram_cache
-        self.order = 4 if order is True else int(order)
 
     def propose(self, states):
         logits = batch_head_logits(states)
-        caches = None
-        if self.order:
-            caches = [ContextNGram(VOCAB, self.order) for _ in states]
-            for cache, state in zip(caches, states, strict=True):
-                cache.update(state.tokens, self.lm)
         given = (logits, [state.tokens for state in states], self.lm)
         search = self.find_trees if isinstance(self.drafter, TreeDrafter) else self.find_drafts
-        return search(states, *given, ngram_cache=caches)
+        return search(states, *given)
 
-    def find_drafts(self, states, *given, **options):
+    def find_drafts(self, states, *given):
         config = self.config
         drafts = rescore_lattice(
-            *given, num_drafts=config.num_drafts, alpha=config.alpha, top_k=config.top_k, **options
+            *given, num_drafts=config.num_drafts, alpha=config.alpha, top_k=config.top_k
         )
         trees = []
         for row, state in enumerate(states):
@@ -76,23 +68,22 @@ class ByArrays:
             state.stats.add_repeats(*trees[-1].count_repeats())
         return trees
 
-    def find_trees(self, states, logits, *given, **options):
+    def find_trees(self, states, logits, *given):
         config = self.config
         candidates = select_top_k(logits, config.top_k, log_softmax=False, where="test")
         arrays = rescore_tree(
             candidates.at_temperature(config.temperature), *given, max_nodes=config.max_nodes,
-            alpha=config.alpha / config.temperature, **options,
+            alpha=config.alpha / config.temperature,
         )  # fmt: skip
-        trees, repeats = [], Repeats()
+        trees = []
         for row, state in enumerate(states):
             nodes = (
                 array[row, : arrays.counts[row]] for array in (arrays.token_ids, arrays.parents)
             )
             log_probs = arrays.log_probs[row, : arrays.counts[row]]
-            tree = PrefixTree.from_nodes(
-                state.tokens[-1], *nodes, state.max_draft_length, log_probs
+            trees.append(
+                PrefixTree.from_nodes(state.tokens[-1], *nodes, state.max_draft_length, log_probs)
             )
-            trees.append(repeats.extend(tree, state, config.max_nodes) if self.order else tree)
         return trees
 
 
@@ -105,9 +96,6 @@ class ByArrays:
         TreeDrafter(None, top_k=4, max_nodes=9),
         TreeDrafter(trigram(), top_k=8, max_nodes=36, alpha=0.7),
         TreeDrafter(trigram(), top_k=8, max_nodes=20, temperature=1.7),
-        PBestDrafter(trigram(), top_k=8, num_drafts=5, ngram_cache=True),
-        TreeDrafter(trigram(), top_k=8, max_nodes=20, ngram_cache=True),
-        TreeDrafter(None, top_k=4, max_nodes=30, ngram_cache=2),
     ],
 )
 @pytest.mark.parametrize("limits", [[40], [3], [40, 40, 40], [40, 3, 2]])
@@ -138,8 +126,6 @@ def test_prefix_trees_are_those_of_the_arrays(drafter, limits):
     stages = {"heads", "top_k", "rescore"}
     if isinstance(drafter, ArgmaxDrafter):
         stages.remove("rescore")
-    if isinstance(drafter, TreeDrafter) and drafter.config.ngram_cache:
-        stages.add("lookup")
     assert [state.stats.seconds.keys() for state in states] == [
         stages,
         *[set()] * (len(limits) - 1),
@@ -246,3 +232,17 @@ def test_wrong_options_of_the_direct_search():
         propose_trees([TreeDrafter(other)], states_of([3]))
     with pytest.raises(ValueError, match="top_k is 99"):
         propose_trees([PBestDrafter(None, top_k=99)], states_of([3]))
+
+
+def test_a_growing_tree_merges_equal_prefixes():
+    tree = GrowingTree()
+    first = tree.merge(4, -1, -1.0)
+    second = tree.merge(5, first, -2.0)
+    assert tree.merge(4, -1, -1.5) == first
+    assert tree.merge(5, first, -1.25) == second
+    assert tree.log_probs == [-1.0, -1.25]
+    assert tree.path(second) == [4, 5]
+    assert tree.path(-1) == []
+    tree.merge(6, -1, -1.1)
+    tree.keep_best(2)
+    assert tree.children == {(-1, 4): 0, (-1, 6): 1}

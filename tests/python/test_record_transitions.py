@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow")
 
 from lattice_bpd.decode import DraftingModel, decode
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate import Recording, record
+from lattice_bpd.evaluate import Recording
 from lattice_bpd.evaluate.record.read import read_record
 from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
 from lattice_bpd.evaluate.replay.positions import Rescorers
@@ -99,13 +99,6 @@ def test_heads_may_give_fewer_candidates_than_a_record_asks_for(tmp_path):
     assert recording.top_k == TOP_K
     with pytest.raises(ValueError, match=rf"top_k is 9; expected 1\.\.{TOP_K}"):
         recording.replay(STRATEGIES["tree_0gram"], Rescorers(), replace(OPTIONS, top_k=9))
-
-
-def test_factors_of_heads_are_refused_as_in_decoding():
-    outputs = generated("llama")
-    recording = record(build_target("llama"), PROMPTS, outputs, top_k=TOP_K, heads=PairHeads())
-    with pytest.raises(ValueError, match="head_scales and entropy_weight are for logits"):
-        recording.replay(STRATEGIES["tree"], rescorers(), replace(OPTIONS, entropy_weight=0.5))
 
 
 def test_lattices_without_transitions_keep_their_normalization(tmp_path):

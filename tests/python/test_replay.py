@@ -14,11 +14,10 @@ from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import decode
 from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer
-from lattice_bpd.decode.drafters.suffix_index import SuffixIndex
 from lattice_bpd.draft import MixtureScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate import Setting, record
-from lattice_bpd.evaluate.replay.count_trie import CountTrie, grow_tree
+from lattice_bpd.evaluate.record.suffix_index import SuffixIndex
 from lattice_bpd.evaluate.replay.positions import Rescorers, count_nodes
 from lattice_bpd.evaluate.replay.strategies import STRATEGIES, find_strategies, strategy_of
 
@@ -32,7 +31,7 @@ OPTIONS = DraftConfig(top_k=5, num_drafts=4, max_nodes=9, alpha=0.4, temperature
 def rescorers() -> Rescorers:
     lm = NGramLM.train([looping_text(2000, seed=1)], 4, vocab_size=VOCAB, smoothing="witten_bell")
     scorer = MixtureScorer([(NeuralScorer(model_of("trained")), 1.0), (lm, 0.5)])
-    return Rescorers(lm, CountTrie([looping_text(2000, seed=1)], VOCAB, order=3), scorer=scorer)
+    return Rescorers(lm, scorer=scorer)
 
 
 def prompts(count: int, seed: int) -> list[list[int]]:
@@ -88,16 +87,12 @@ def test_replay_names_what_is_missing_or_out_of_range():
     _, recording = recorded("trained")
     with pytest.raises(ValueError, match=r"strategy tree needs an n-gram LM; .*--lm"):
         recording.replay(STRATEGIES["tree"], Rescorers(), OPTIONS)
-    with pytest.raises(ValueError, match="count_trie needs raw n-gram counts"):
-        recording.replay(STRATEGIES["count_trie"], Rescorers(), OPTIONS)
     with pytest.raises(ValueError, match=r"strategy mixture needs a scorer, .*--rescorer"):
         recording.replay(STRATEGIES["mixture"], Rescorers(rescorers().lm), OPTIONS)
     with pytest.raises(ValueError, match=r"top_k is 9; expected 1\.\.8, .*record again"):
         recording.replay(STRATEGIES["oracle"], Rescorers(), replace(OPTIONS, top_k=9))
     with pytest.raises(ValueError, match=r"num_drafts is 0; expected 1\.\.4096"):
         recording.replay(STRATEGIES["p_best_ngram"], rescorers(), replace(OPTIONS, num_drafts=0))
-    with pytest.raises(ValueError, match=r"ngram_cache is True, .* decode live"):
-        recording.replay(STRATEGIES["tree"], rescorers(), replace(OPTIONS, ngram_cache=True))
 
 
 def test_replay_strategies_are_found_by_name_or_the_nearest_is_named():
@@ -125,31 +120,6 @@ def test_replay_prompt_lookup_takes_the_latest_occurrence_of_the_longest_suffix(
     assert index.look_up(4) == [5, 5, 5, 5]  # the draft repeats itself
     index.extend([1, 2, 3, 1, 2])
     assert index.look_up(5) == [3, 1, 2, 3, 1]
-
-
-def test_replay_raw_counts_are_relative_frequencies_with_stupid_backoff():
-    trie = CountTrie([[0, 1, 2, 0, 1, 3, 0, 1, 3], [4, 4]], 5, order=3)
-    candidates = np.array([2, 3, 4], np.int32)
-    frequencies = np.exp(trie.log_frequencies([0, 1], candidates))
-    assert frequencies == pytest.approx([1 / 3, 2 / 3, 0.4 * 0.4 * 2 / 11])  # 4: as a unigram
-    frequencies = np.exp(trie.log_frequencies([2, 1], np.array([3, 0], np.int32)))
-    assert frequencies == pytest.approx([0.4 * 2 / 3, 0.4 * 0.4 * 3 / 11])  # 2 1 is not known
-    bigrams = CountTrie([[0, 1, 2, 0, 1, 3, 0, 1, 3]], 5, order=2)
-    assert bigrams.log_frequencies([0], np.array([4], np.int32)) == [-np.inf]
-    with pytest.raises(ValueError, match=r"order is 22; expected 1\.\.21"):
-        CountTrie([[0]], 5, order=22)
-    with pytest.raises(ValueError, match="no tokens; expected one or more"):
-        CountTrie([[]], 5)
-
-
-def test_replay_raw_count_tree_grows_best_first():
-    trie = CountTrie([[0, 1, 2, 0, 1, 3, 0, 1, 3]], 5, order=2)
-    ids = np.array([[1, 4], [2, 3]], np.int32)
-    scores = np.zeros((2, 2), np.float32)
-    tree = grow_tree(trie, ids, scores, [0], max_nodes=8, alpha=1.0)
-    assert tree.token_ids == [1, 3, 2]  # 4 never followed 0; 3 follows 1 twice, 2 once
-    assert tree.parents == [-1, 0, 0]
-    assert tree.scores == pytest.approx([np.log(1 / 2), np.log(1 / 4 * 2 / 3), np.log(1 / 12)])
 
 
 def test_replay_names_settings_that_it_cannot_replay():

@@ -117,9 +117,8 @@ def test_record_and_replay_by_command_line(folder, tmp_path, capsys):
     assert main([*neural, "--limit", "2"]) == 0  # all that can run
     assert {"neural", "bpd"} <= {row["strategy"] for row in read_csv(table)}
     assert "mixture" not in table.read_text()
-    counted = ["replay", str(out), "--count-text", str(folder / "text.txt"), "--limit", "3"]
-    assert main([*counted, "--strategies", "count_trie,prompt_lookup"]) == 0
-    assert "count_trie" in capsys.readouterr().out
+    assert main(["replay", str(out), "--limit", "3", "--strategies", "prompt_lookup"]) == 0
+    assert "prompt_lookup" in capsys.readouterr().out
     assert main(["replay", str(out), "--csv", str(tmp_path / "no" / "x.csv")]) == 2
     printed = capsys.readouterr()
     assert "there is no folder" in printed.err
@@ -157,7 +156,6 @@ def test_replay_names_rows_by_category(tmp_path, kinds, names):
         (["--strategies", "neural"], "strategy neural needs a rescorer; give --rescorer DIR"),
         (["--rescorer", "nowhere"], "nowhere: no such folder; expected the folder of a causal"),
         (["--rescorer", "a=x", "--rescorer", "a=y"], "--rescorer: a twice; name one of them"),
-        (["--count-text", "none.txt"], "none.txt"),
     ],
 )
 def test_replay_says_what_is_wrong(folder, tmp_path_factory, capsys, arguments, message):
@@ -207,7 +205,7 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
         "--task", "jsonl", "--data", str(folder / "rows.jsonl"),
         "--task", "cnndm", "--data", str(folder / "news.jsonl"),
         "--max-new-tokens", "12", "--top-k", "8", "--num-drafts", "4", "--max-nodes", "9",
-        "--alphas", "0.2,0.6", "--count-text", str(folder / "text.txt"), "--live", "2",
+        "--alphas", "0.2,0.6", "--live", "2",
         "--accept", "minimum_block:3", "--accept", "top_k:1", "--accept-texts", "2",
     ]  # fmt: skip
     assert main(arguments) == 0
@@ -453,7 +451,7 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
     records = tmp_path / "record"
     for name, task in results["tasks"].items():
         assert all(check["holds"] for check in task["live"])
-        assert {"count_trie", "prompt_lookup", "tree", "oracle", "neural", "mixture"} <= {
+        assert {"prompt_lookup", "tree", "oracle", "neural", "mixture"} <= {
             line["name"] for line in task["strategies"]
         }
         assert task["performance"]["metric"] == "perplexity"

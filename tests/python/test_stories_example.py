@@ -13,7 +13,6 @@ pytest.importorskip("torch")
 pytest.importorskip("rich")
 pytest.importorskip("sentencepiece")
 
-from lattice_bpd.evaluate.live.compare import StrategyResult
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = ["greedy", "bpd", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree", "oracle"]
@@ -23,7 +22,7 @@ NAMES = ["greedy", "bpd", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree", 
 def example(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     yield importlib.import_module("stories260k")
-    for name in ("stories260k", "stories260k_parts", "stories260k_scorers", "stories260k_cache"):
+    for name in ("stories260k", "stories260k_parts", "stories260k_scorers"):
         sys.modules.pop(name, None)
 
 
@@ -79,40 +78,11 @@ def test_stories_example_with_all_scorers(example, shared_data, tmp_path, capsys
     lines = {line["name"]: line for line in
              json.loads((tmp_path / "results.json").read_text())["strategies"]}  # fmt: skip
     more = ["ngram_1best", "ngram_corpus", "ngram_distilled", "neural", "ngram_neural"]
-    more.append("adaptive")
     assert list(lines) == [*NAMES[:-1], *more, "oracle"]
     assert all(line["lossless"] and line["scorer_failures"] == {} for line in lines.values())
     assert lines["ngram_neural"]["block_efficiency"] > 1.0
     example.main(options, tiny(example), recipe)
     assert "training the rescorer" not in capsys.readouterr().out
-
-
-def test_cache_example_compares_looping_outputs_with_others(example, shared_data, tmp_path, capsys):
-    cache = importlib.import_module("stories260k_cache")
-    options = ["--json", str(tmp_path / "results.json"), "--work", str(tmp_path / "work")]
-    options += ["--model", str(shared_data / "stories260K"), "--tokens", "60"]
-    options += ["--text", str(shared_data / "tinystories" / "tinystories_10k.txt")]
-    cache.main(options, tiny(example))
-    results = json.loads((tmp_path / "results.json").read_text())
-    groups, trees = results["groups"], results["trees"]
-    assert groups["all"] == 5 == groups["looping"] + groups["others"]
-    assert groups["loop-free"] <= groups["others"]
-    assert list(trees) == ["tree_0gram", "tree_0gram_cache", "tree", "tree_cache"]
-    assert all(tree["lossless"] for tree in trees.values())
-    assert trees["tree"]["lookup_microseconds"] == 0.0 < trees["tree_cache"]["lookup_microseconds"]
-    printed = capsys.readouterr().out
-    for name in ("tree", "tree_cache"):
-        assert f"{trees[name]['block_efficiency']['all']:.2f}" in printed
-    with pytest.raises(SystemExit):
-        cache.main(["--tokens", "0"])
-
-
-def test_groups_are_split_by_their_looping_share(example):
-    cache = importlib.import_module("stories260k_cache")
-    greedy = StrategyResult(example.TREE_SETTINGS[0], outputs=[[1] * 20] * 4)
-    comparison = example.Comparison([greedy], [0, 1, 2, 20])  # shares 0, 1/20, 1/10 and 1
-    groups = {group.name: group.prompts(comparison) for group in cache.GROUPS}
-    assert groups == {"all": [0, 1, 2, 3], "looping": [2, 3], "others": [0, 1], "loop-free": [0]}
 
 
 def test_stories_example_without_text_uses_the_models_own(example, shared_data, tmp_path):

@@ -16,7 +16,7 @@ import torch
 from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.decode import generate
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.lm import ContextNGram, count_ngrams
+from lattice_bpd.lm import count_ngrams
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from target_models import VOCAB, build_target
 
@@ -58,12 +58,6 @@ MODEL = build_target("llama").eval()
 TREE = [-1, 0, 1, 2, 3, 4, 5]
 
 
-def updated(ids: Any) -> list[float]:
-    cache = ContextNGram(VOCAB)
-    cache.update(ids, LM)
-    return [*cache.weights.tolist(), cache.log_prob(ids[0], ids)]
-
-
 CALLS: dict[str, Callable[[Any], Any]] = {
     "rescore_lattice": lambda ids: rescore_lattice(LOGITS, ids, LM, top_k=4).token_ids.tolist(),
     "batch": lambda ids: rescore_lattice(
@@ -81,7 +75,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "log_prob": lambda ids: LM.log_prob(ids[1], ids),
     "evaluate": lambda ids: LM.evaluate([ids]),
     "keep_ids": lambda ids: LM.prune(keep_ids=ids).num_ngrams,
-    "ContextNGram": updated,
     "PrefixTree": lambda ids: PrefixTree(ids, TREE).token_ids,
     "from_drafts": lambda ids: PrefixTree.from_drafts(1, [ids, ids]).token_ids,
     "from_nodes": lambda ids: PrefixTree.from_nodes(1, ids, TREE, 9).token_ids,

@@ -145,8 +145,3 @@ def test_cut_keeps_the_candidates_of_greatest_unary_score() -> None:
             else:
                 np.testing.assert_array_equal(cut.start[row], lattice.start[row, order])
     assert lattice.cut(9, 9).token_ids.tolist() == token_ids.tolist()
-
-
-def test_weights_of_heads_are_refused() -> None:
-    with pytest.raises(ValueError, match="head_scales and entropy_weight are for logits"):
-        generate(build_target("llama"), PROMPTS[0], "tree", heads=PairHeads(), entropy_weight=0.5)

@@ -156,7 +156,7 @@ def test_best_path_and_argmax(lm: NGramLM, rng: np.random.Generator) -> None:
 def test_a_short_lattice_is_searched_as_one(
     draft: str, lm: NGramLM, rng: np.random.Generator
 ) -> None:
-    config = DraftConfig(top_k=4, alpha=2.0, head_scales=(0.8, 1.2, 0.9, 1.1), entropy_weight=0.3)
+    config = DraftConfig(top_k=4, alpha=2.0)
     drafter = LatticeDrafter(lm, config, draft)
     logits = rng.normal(size=(4, 4, 12)).astype(np.float32)
     contexts = rng.integers(0, 12, size=(4, 2)).tolist()
@@ -338,9 +338,6 @@ def test_block_drafters_are_drafters(folder: Path, tmp_path_factory: Any) -> Non
     assert isinstance(parts.heads, BlockDrafter)
     assert (parts.heads.num_slots, parts.vocab_size, parts.draft) == (4, 12, "chain")
     assert len(parts.lms) == 1
-    change(folder, entropy_weight=0.5)
-    with pytest.raises(ValueError, match="entropy_weight are for logits, and the block drafter"):
-        load_parts(options)
 
 
 def test_the_log_line_has_the_counts() -> None:

@@ -12,7 +12,6 @@ pytest.importorskip("torch")
 import torch
 
 from lattice_bpd import DraftConfig, FormatError
-from lattice_bpd.decode.strategies.drafter_file import DrafterFile
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models import BlockwiseHeads, MedusaHeads
 from lattice_bpd.models.block_drafter.scorer_config import SelectorConfig
@@ -103,11 +102,6 @@ def test_the_folder_of_heads_may_have_a_selector(tmp_path: Path) -> None:
     parts = load_parts(DrafterOptions(str(tmp_path)))
     assert parts.selector is not None
     assert (parts.selector.config.top_k, parts.vocab_size) == (6, VOCAB)
-    config = DraftConfig("chain", entropy_weight=0.5)
-    DrafterFile(config, VOCAB, SLOTS, None).save(tmp_path / "drafter.json")
-    with pytest.raises(ValueError, match="entropy_weight are for logits, and the selector in"):
-        load_parts(DrafterOptions(str(tmp_path)))
-    (tmp_path / "drafter.json").unlink()
     random_selector(vocab_size=13).save_pretrained(tmp_path / SELECTOR_FOLDER)
     with pytest.raises(ValueError, match="vocabularies differ: the heads 12, the selector 13"):
         load_parts(DrafterOptions(str(tmp_path)))

@@ -13,7 +13,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 _MODULES = ("transition_scores", "transition_chains", "transition_parts", "transition_results",
             "transition_demo", "block_parts", "stories260k", "stories260k_parts",
-            "stories260k_scorers", "stories260k_cache")  # fmt: skip
+            "stories260k_scorers")  # fmt: skip
 
 
 def import_example(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[Any]:

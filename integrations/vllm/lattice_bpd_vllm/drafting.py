@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.lm.ngram import NGramLM
@@ -26,7 +25,7 @@ class LatticeDrafter:
 
     Attributes:
         lm: n-gram LM over the target's token ids, or None: the heads alone.
-        config: top_k, alpha, temperature, head_scales, entropy_weight.
+        config: top_k, alpha, temperature.
         draft: "chain", "best" or "argmax"; see `DrafterOptions`.
         threads: of top-k and search, 0 for all cores.
     """
@@ -82,17 +81,12 @@ class LatticeDrafter:
 
     def _candidates(self, slots: Any) -> Lattices:
         """The candidates of each slot."""
-        config = self.config
-        top_k = 1 if self.draft == "argmax" else config.top_k
+        top_k = 1 if self.draft == "argmax" else self.config.top_k
         if isinstance(slots, LatticeInput):
             return slots.cut(slots.num_slots, top_k)
-        candidates = select_top_k(
+        return select_top_k(
             slots, top_k, log_softmax=False, where="LatticeDrafter", threads=self.threads
         )
-        if not config.weighs_heads or self.draft == "argmax":
-            return candidates
-        scores = weigh_heads(candidates.scores, config.head_scales, config.entropy_weight)
-        return Candidates(candidates.token_ids, scores)
 
 
 def cut_slots(candidates: Lattices, max_lengths: Sequence[int]) -> Lattices:

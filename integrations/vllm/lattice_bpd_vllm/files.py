@@ -10,7 +10,6 @@ from lattice_bpd.decode.strategies.drafter_file import DrafterFile, find_lm, rea
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.gates import Gates
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
 from lattice_bpd.models.checkpoint import has_heads, load_heads, load_selector
 from lattice_bpd.models.first_head import FIRST_HEAD_FILES
@@ -72,8 +71,6 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
             f"{path}: is for {file.num_slots} slots, the heads have {heads.num_slots}; give the "
             "heads that it was tuned with"
         )
-    if folder is not None and draft != "mixture":
-        _check_weights(heads, selector, config, path, folder)
     names = ["the LM"] if len(lms) == 1 else [f"LM {number + 1}" for number in range(len(lms))]
     sizes = {
         **{name: lm.vocab_size for name, lm in zip(names, lms, strict=True)},
@@ -138,19 +135,6 @@ def _find_heads(
             "would differ; expected heads of a target without one; train without --first-head"
         )
     return folder
-
-
-def _check_weights(
-    heads: Any, selector: CandidateSelector | None, config: DraftConfig, path: Path, folder: Path
-) -> None:
-    """Raise ValueError for weights of head logits where the drafter gives candidates instead."""
-    is_block = isinstance(heads, BlockDrafter) and heads.config.scorer is not None
-    if config.weighs_heads and (is_block or selector is not None):
-        source = "block drafter" if is_block else "selector"
-        raise ValueError(
-            f"{path}: head_scales and entropy_weight are for logits, and the {source} in {folder} "
-            "gives candidates with scores of its own; tune without them"
-        )
 
 
 def _read_file(options: DrafterOptions) -> tuple[DrafterFile | None, Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,9 +20,8 @@ def add_draft_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> 
     """
     for name in names:
         default = getattr(DraftConfig, name)
-        # The class documents what None and True mean; here these are options that are left out.
+        # The class documents what None means; here such an option is left out.
         text = DraftConfig.describe(name).rstrip(".").replace("None: ", "default ")
-        text = re.sub(r"True: (\w+)", r"\1 if left out", text)
         options: dict[str, Any] = {}
         if name == "strategy":
             text, options["choices"] = "how to draft, see below", tuple(STRATEGIES)
@@ -33,12 +31,10 @@ def add_draft_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> 
             options.update(type=lambda value: tuple(value.split(",")), metavar="A,B,..")
         elif name == "max_nodes":
             options.update(type=_nodes, metavar="N")
-        elif name == "ngram_cache":
-            options.update(nargs="?", type=int, const=True, metavar="ORDER")
         else:
             options["type"] = float if isinstance(default, float) else int
             options["metavar"] = "X" if isinstance(default, float) else "N"
-        if default is not None and default is not False:
+        if default is not None:
             number = f"{default:g}" if isinstance(default, float) else default
             text = f"{text} (default {number})"
         options["help"] = text.replace("%", "%%")

@@ -14,7 +14,6 @@ from lattice_bpd.cli.evaluate_options import (
     add_stop_tokens,
     check_numbers,
     check_vocabulary,
-    count_text,
     load_folders,
     load_lms,
     load_rescorers,
@@ -87,7 +86,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--held-out", type=int, metavar="N", help="texts to tune on (default 100, at most half)"
     )
-    parser.add_argument("--count-text", type=Path, metavar="FILE", help="counts for count_trie")
     parser.add_argument(
         "--live", type=int, default=2, metavar="N", help="prompts decoded live (default 2)"
     )
@@ -216,7 +214,7 @@ def _user_source(args: argparse.Namespace) -> Source:
     metrics = {task: metric for task in args.task if (metric := find_task(task).metric)}
     source = Source(
         model, str(args.model), tokenizer, str(path), prompts, lms, files, record,
-        trie=count_text(args.count_text, tokenizer, model.vocab_size), metrics=metrics,
+        metrics=metrics,
     )  # fmt: skip
     _add_rescorers(source, args.rescorer)
     _add_domains(source, args)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
     from lattice_bpd.decode.state.model import DraftingModel
     from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
-    from lattice_bpd.evaluate.replay.count_trie import CountTrie
 
 Number = TypeVar("Number", int, float)
 TEXT_LIMIT = "the first N texts of each task"
@@ -235,21 +234,6 @@ def check_numbers(args: argparse.Namespace, least: int, *names: str) -> None:
         if value is not None and value < least:
             option = name.replace("_", "-")
             raise ValueError(f"--{option} is {value}; expected {least} or more")
-
-
-def count_text(path: Path | None, tokenizer: Tokenizer | None, vocab_size: int) -> CountTrie | None:
-    """Raw counts of a text file, paragraph by paragraph; None without a path."""
-    from lattice_bpd.evaluate.replay.count_trie import CountTrie
-    from lattice_bpd.evaluate.tasks.files import read_items
-
-    if path is None:
-        return None
-    if tokenizer is None:
-        raise ValueError("--count-text needs the tokenizer of the record; give --tokenizer FILE")
-    texts = [item.fields.get("text", "") for item in read_items(path)]
-    rows = [encoded.ids for encoded in tokenizer.encode_batch([t for t in texts if t])]
-    order = min(4, 64 // max(1, (vocab_size - 1).bit_length()))
-    return CountTrie(rows, vocab_size, order)
 
 
 def parse_list(text: str, name: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:

@@ -30,7 +30,7 @@ draft_model. The output says whether the rule is lossy.
 """
 _OPTIONS = (
     "strategy", "sources", "top_k", "num_drafts", "max_nodes", "alpha", "temperature",
-    "ngram_cache", "draft_length",
+    "draft_length",
 )  # fmt: skip
 
 

@@ -12,7 +12,6 @@ from lattice_bpd.cli.evaluate_options import (
     add_rescorer_option,
     check_numbers,
     check_vocabulary,
-    count_text,
     load_lms,
     load_rescorers,
     parse_list,
@@ -61,10 +60,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for name in _INTS + _FLOATS:
         parser.add_argument(f"--{name.replace('_', '-')}", metavar="N,N,..", help="values to try")
     parser.add_argument("--limit", type=int, metavar="N", help=TEXT_LIMIT)
-    parser.add_argument(
-        "--count-text", type=Path, metavar="FILE", help="text to count for count_trie"
-    )
-    parser.add_argument("--tokenizer", type=Path, help="of --count-text (default: the record's)")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="default: all cores")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there, too")
     parser.set_defaults(run=run)
@@ -76,10 +71,9 @@ def run(args: argparse.Namespace) -> None:
 
     require("torch", "eval")
     from lattice_bpd.atomic_files import write_text
-    from lattice_bpd.cli.files import check_output, load_tokenizer
+    from lattice_bpd.cli.files import check_output
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.evaluate.record.read import find_records, read_record
-    from lattice_bpd.evaluate.replay.positions import Rescorers
     from lattice_bpd.evaluate.replay.scorers import make_scorers
     from lattice_bpd.evaluate.replay.sweep import sweep
 
@@ -92,12 +86,8 @@ def run(args: argparse.Namespace) -> None:
     rescorers = load_rescorers(args.rescorer)
     check_vocabulary(rescorers, first.vocab_size, "record", "--rescorer")
     scorers = make_scorers(rescorers, lms)
-    tokenizer = None
-    if args.count_text is not None and (args.tokenizer or first.tokenizer):
-        tokenizer = load_tokenizer(args.tokenizer or Path(str(first.tokenizer)))
-    trie = count_text(args.count_text, tokenizer, first.vocab_size)
     top_k = min(record.manifest.top_k for record in records.values())
-    points = _points(args, tuple(lms), scorers, has_trie=trie is not None, top_k=top_k)
+    points = _points(args, tuple(lms), scorers, top_k)
     recordings = _recordings(args, records)
     console = make_console()
     watcher = ConsoleWatcher(
@@ -115,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
     watcher.begin("replay", len(points) * len(recordings))
     start = time.perf_counter()
     results = sweep(
-        list(recordings.values()), points, lms, Rescorers(trie=trie), scorers=scorers,
+        list(recordings.values()), points, lms, scorers=scorers,
         workers=args.workers, on_point=watcher.advance,
     )  # fmt: skip
     seconds = time.perf_counter() - start
@@ -129,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _points(
-    args: argparse.Namespace, lms: tuple[str, ...], scorers: Scorers, *, has_trie: bool, top_k: int
+    args: argparse.Namespace, lms: tuple[str, ...], scorers: Scorers, top_k: int
 ) -> list[Point]:
     from lattice_bpd.draft.config import DraftConfig
     from lattice_bpd.evaluate.replay.strategies import STRATEGIES, find_strategies
@@ -138,7 +128,7 @@ def _points(
     if args.strategies is None:
         strategies = [
             strategy for strategy in STRATEGIES.values()
-            if (lms or not strategy.uses_lm) and (has_trie or not strategy.uses_trie)
+            if (lms or not strategy.uses_lm)
             and (scorers.get(strategy.name) or not strategy.uses_scorer)
         ]  # fmt: skip
     else:

@@ -242,8 +242,7 @@ def _to_file(
         "block_efficiency": tuned.block_efficiency,
         "over_greedy": asdict(tuned.over_greedy),
         "over_bpd": asdict(tuned.over_bpd),
-        "heads_weighed_over_plain": None if tuned.adopted is None else asdict(tuned.adopted),
-        "texts": dict(zip(("searched", "chosen", "confirmed"), tuned.texts, strict=True)),
+        "texts": dict(zip(("searched", "confirmed"), tuned.texts, strict=True)),
         "milliseconds_by_draft_tokens": {str(size): cost for size, cost in costs.items()},
     }
     config = replace(choice.options, strategy=strategies.get(choice.name, choice.name))
@@ -298,13 +297,8 @@ def _copy(source: Path, target: Path) -> None:
 def _print(watcher: ConsoleWatcher, tuned: Tuned, path: Path) -> None:
     choice, console = tuned.choice, watcher.console
     console.print(f"best: {_describe(choice)}", markup=False)
-    if tuned.adopted is not None:
-        kept = "kept" if choice != tuned.plain else "dropped, since the interval reaches below 0"
-        console.print(
-            f"factors of heads, entropies: {_gain(tuned.adopted)} on separate texts; {kept}"
-        )
     console.print(
-        f"on {tuned.texts[2]} other texts: {tuned.milliseconds:.3f} ms per token predicted, "
+        f"on {tuned.texts[1]} other texts: {tuned.milliseconds:.3f} ms per token predicted, "
         f"{tuned.block_efficiency:.2f} tokens per call; tokens per second against greedy "
         f"{_gain(tuned.over_greedy)}, against BPD {_gain(tuned.over_bpd)}"
     )
@@ -319,10 +313,6 @@ def _describe(choice: Choice) -> str:
     if choice.lm and choice.scorer:
         parts.append(f"LM weight {choice.lm_weight:g}")
     parts += [f"{name} {value:g}" for name, value in options.items()]
-    if choice.options.entropy_weight != 0.0:
-        parts.append(f"entropy weight {choice.options.entropy_weight:g}")
-    if choice.options.head_scales is not None:
-        parts.append(f"factors of heads {' '.join(f'{s:g}' for s in choice.options.head_scales)}")
     return ", ".join(part for part in parts if part)
 
 

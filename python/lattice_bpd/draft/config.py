@@ -37,7 +37,7 @@ class StrategyInfo(NamedTuple):
         return source in self.needs + self.takes
 
 
-_PATHS = ("top_k", "alpha", "ngram_cache", "head_scales", "entropy_weight", "normalization")
+_PATHS = ("top_k", "alpha", "normalization")
 _TREE = ("max_nodes", "temperature", *_PATHS)
 
 STRATEGIES: Mapping[str, StrategyInfo] = {
@@ -88,13 +88,8 @@ class DraftConfig:
             cost of calls, 0 to 64.
         alpha: weight of the LM's natural log probabilities.
         temperature: divides the scores of chains and trees; above 1 a tree is wider and less deep.
-        ngram_cache: interpolate the LM with n-grams of prompt and output; the order is 1..6 (True:
-            4). Trees then also continue past the last slot with earlier text.
         draft_length: longest draft of "draft_model" (None: 5).
         beam: prefixes that a neural LM keeps at each slot; None: as many as there are drafts.
-        head_scales: H factors of the heads' scores, above 0; None: 1 for each head.
-        entropy_weight: w; a slot's scores are multiplied by exp(-w e), where e is the entropy of
-            its candidates divided by ln k.
         normalization: "global": whole paths are ranked by their scores; "local": the scores of a
             slot's candidates, LM included, are normalized by softmax after every prefix; None: the
             heads' own, which is global unless they score transitions.
@@ -112,11 +107,8 @@ class DraftConfig:
     max_nodes: int | str = "auto"
     alpha: float = 0.5
     temperature: float = 1.0
-    ngram_cache: bool | int = False
     draft_length: int | None = None
     beam: int | None = None
-    head_scales: tuple[float, ...] | None = None
-    entropy_weight: float = 0.0
     normalization: str | None = None
     sources: tuple[str, ...] | None = None
 
@@ -135,22 +127,13 @@ class DraftConfig:
             if value is not None or name in ("top_k", "num_drafts", "max_nodes"):
                 most = MAX_NODES if name in ("num_drafts", "max_nodes") else None
                 check_int(name, value, 1, most)
-        for name in ("alpha", "temperature", "entropy_weight"):
+        for name in ("alpha", "temperature"):
             _check_number(name, getattr(self, name), positive=name == "temperature")
-        for scale in self.head_scales or ():
-            _check_number("head_scales", scale, positive=True)
         self._check_sources()
         if self.normalization not in (None, "global", "local"):
             raise ValueError(
                 f"normalization is {self.normalization!r}; expected 'global', 'local' or None"
             )
-        if not isinstance(self.ngram_cache, int):
-            raise TypeError(
-                f"ngram_cache is {self.ngram_cache!r}; expected True, False or an order (a "
-                "ContextNGram of your own goes to rescore_lattice or rescore_tree)"
-            )
-        if self.ngram_cache is not False and not 1 <= self.ngram_cache <= 6:
-            raise ValueError(f"ngram_cache is {self.ngram_cache}; expected an order of 1..6")
 
     def _check_sources(self) -> None:
         if self.sources is None:
@@ -170,11 +153,6 @@ class DraftConfig:
     def options(self) -> dict[str, Any]:
         """The options that the strategy uses."""
         return {name: getattr(self, name) for name in STRATEGIES[self.strategy].options}
-
-    @property
-    def weighs_heads(self) -> bool:
-        """Whether the heads' scores are changed before the search."""
-        return self.head_scales is not None or self.entropy_weight != 0.0
 
     @classmethod
     def make(

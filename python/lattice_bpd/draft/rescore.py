@@ -8,7 +8,6 @@ the most probable prefixes as a tree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from lattice_bpd.arguments import check_int
@@ -17,7 +16,6 @@ from lattice_bpd.draft.draft_tree import DraftTree
 from lattice_bpd.draft.drafts import Drafts
 from lattice_bpd.draft.search import MAX_DRAFTS, check_search
 from lattice_bpd.draft.search_options import Objective, engine_of, is_chain
-from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.ngram import NGramLM
 
 
@@ -35,7 +33,6 @@ def rescore_lattice(
     bos: bool = True,
     log_softmax: bool = False,
     threads: int = 0,
-    ngram_cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
 ) -> Drafts:
     """Finds the best drafts through the top-k lattice of the heads.
 
@@ -67,10 +64,6 @@ def rescore_lattice(
         bos: Whether the context starts with ``<s>``.
         log_softmax: Head scores are log probabilities over the vocabulary, else raw logits.
         threads: How many threads share a batch, 0 for all cores.
-        ngram_cache: N-grams of the text so far, interpolated with the LM (uniform if None) as in
-            :meth:`ContextNGram.log_prob`. One for all lattices or a list with one (or None) for
-            each; not for the ``"openfst"`` engine. The context must have at least
-            ngram_cache.order - 1 tokens for all histories to match.
 
     Returns:
         :class:`Drafts` with token_ids (B, p, H) int32, scores (B, p) float32 and counts (B,)
@@ -81,7 +74,7 @@ def rescore_lattice(
     Raises:
         TypeError: Arguments of the wrong kind or element type.
         ValueError: Wrong shapes or sizes, NaN or +inf, token ids outside the vocabulary, an LM
-            or cache with more than twice or less than half as many token ids, or options out of
+            with more than twice or less than half as many token ids, or options out of
             range.
     """
     where = "rescore_lattice"
@@ -99,7 +92,6 @@ def rescore_lattice(
         bos=bos,
         log_softmax=log_softmax,
         threads=threads,
-        ngram_cache=ngram_cache,
     )
     if chain:
         return search.find_chains(objective == "greedy_walk")
@@ -118,7 +110,6 @@ def rescore_tree(
     bos: bool = True,
     log_softmax: bool = False,
     threads: int = 0,
-    ngram_cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
 ) -> DraftTree:
     """Finds the tree of the most probable prefixes through the top-k lattice of the heads.
 
@@ -138,7 +129,6 @@ def rescore_tree(
         bos: See there.
         log_softmax: See there. It adds a constant to all scores of a slot, so the tree is the same.
         threads: See there.
-        ngram_cache: See there.
 
     Returns:
         :class:`DraftTree` with (B, N) arrays; B is 1 for a single lattice.
@@ -161,6 +151,5 @@ def rescore_tree(
         bos=bos,
         log_softmax=log_softmax,
         threads=threads,
-        ngram_cache=ngram_cache,
     )
     return search.find_tree("rescore_tree", max_nodes)

@@ -13,7 +13,6 @@ from lattice_bpd.draft.config import TREE_NODES, DraftConfig
 from lattice_bpd.draft.contents import have_same_contents
 from lattice_bpd.draft.search import check_search
 from lattice_bpd.draft.search_options import number_of
-from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.ngram import NGramLM
 
 _KEYS = 1 << 64
@@ -114,7 +113,6 @@ def sample_tree(
     bos: bool = True,
     log_softmax: bool = False,
     threads: int = 0,
-    ngram_cache: ContextNGram | Sequence[ContextNGram | None] | None = None,
 ) -> SampledTree:
     """Samples paths from the rescored lattice without replacement, as a tree of their prefixes.
 
@@ -137,7 +135,6 @@ def sample_tree(
         bos: See there.
         log_softmax: See there.
         threads: See there.
-        ngram_cache: See there.
 
     Returns:
         :class:`SampledTree`; B is 1 for a single lattice.
@@ -162,7 +159,6 @@ def sample_tree(
         bos=bos,
         log_softmax=log_softmax,
         threads=threads,
-        ngram_cache=ngram_cache,
     )
     batch = len(search.contexts[1]) - 1
     if noise is None:

@@ -12,12 +12,11 @@ from lattice_bpd.arguments import check_int
 from lattice_bpd.draft.config import MAX_NODES
 from lattice_bpd.draft.draft_tree import DraftTree
 from lattice_bpd.draft.drafts import Drafts
-from lattice_bpd.draft.search_options import caches_of, contexts_of, number_of, temperature_of
+from lattice_bpd.draft.search_options import contexts_of, number_of, temperature_of
 from lattice_bpd.lattice.device import copy_to_device
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, check_shape, is_torch_tensor, select_top_k
 from lattice_bpd.lattice.sausage import SausageLattice
-from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.ngram import NGramLM, core_of
 from lattice_bpd.token_ids import Int32Array, Int64Array
 from lattice_bpd.vocabulary import may_share_ids
@@ -40,7 +39,6 @@ class Search(NamedTuple):
         alpha: Weight of the LM.
         threads: Number of threads, 0 for all cores.
         device: The torch device of the logits; None for numpy.
-        caches: The core's n-gram cache of each lattice, which may be None; or an empty list.
         normalization: "global" or "local"; always "global" where `lattices` are arrays.
     """
 
@@ -51,7 +49,6 @@ class Search(NamedTuple):
     alpha: float
     threads: int
     device: Any
-    caches: list[_core.ContextNgram | None]
     normalization: str = "global"
 
     def find_drafts(self, num_drafts: int, engine: str) -> Drafts:
@@ -68,7 +65,7 @@ class Search(NamedTuple):
             self.alpha,
             engine,
             self.threads,
-            self.caches,
+            [],
             *self._normalization,
         )
         drafts = Drafts(*self._on_device(arrays))
@@ -87,7 +84,7 @@ class Search(NamedTuple):
             self.bos,
             self.alpha,
             self.threads,
-            self.caches,
+            [],
             is_walk,
             *self._normalization,
         )
@@ -109,7 +106,7 @@ class Search(NamedTuple):
             number,
             self.alpha,
             self.threads,
-            self.caches,
+            [],
             *self._normalization,
         )
         *nodes, mask, leaf_paths = outputs
@@ -132,7 +129,7 @@ class Search(NamedTuple):
             self.alpha,
             noise,
             self.threads,
-            self.caches,
+            [],
             *self._normalization,
         )
 
@@ -158,7 +155,6 @@ def check_search(
     bos: bool,
     log_softmax: bool,
     threads: int,
-    ngram_cache: ContextNGram | Sequence[ContextNGram | None] | None,
 ) -> Search:
     """Checks what `rescore_lattice` and `rescore_tree` share, and selects the candidates.
 
@@ -174,25 +170,22 @@ def check_search(
         contexts = contexts_of(where, context, batch, True, None)
         best = head_logits.at_temperature(divisor)
         candidates = (best.token_ids, best.scores)
-        caches = caches_of(where, ngram_cache, batch)
-        return Search(candidates, core_lm, contexts, bool(bos), weight, number, None, caches)
+        return Search(candidates, core_lm, contexts, bool(bos), weight, number, None)
     if isinstance(head_logits, LatticeInput):
         lattices = head_logits.at_temperature(divisor).to_sausages(where)
         contexts = contexts_of(where, context, len(lattices), True, None)
-        caches = caches_of(where, ngram_cache, len(lattices))
         ids = head_logits.token_ids
         device = ids.device if is_torch_tensor(ids) else None
         return Search(
-            (lattices,), core_lm, contexts, bool(bos), weight, number, device, caches,
+            (lattices,), core_lm, contexts, bool(bos), weight, number, device,
             head_logits.normalization,
         )  # fmt: skip
     sausages = _sausages(head_logits)
     if sausages is not None:
         contexts = contexts_of(where, context, len(sausages), isinstance(head_logits, list), None)
-        caches = caches_of(where, ngram_cache, len(sausages))
         if divisor != 1.0:
             sausages = [sausage.at_temperature(divisor) for sausage in sausages]
-        return Search((sausages,), core_lm, contexts, bool(bos), weight, number, None, caches)
+        return Search((sausages,), core_lm, contexts, bool(bos), weight, number, None)
     check_shape(head_logits, where)
     shape = tuple(int(n) for n in head_logits.shape)
     if lm is not None and not may_share_ids(lm.vocab_size, shape[-1]):
@@ -209,8 +202,7 @@ def check_search(
     contexts = contexts_of(where, context, batch, len(shape) == 3, shape[-1])
     device = head_logits.device if is_torch_tensor(head_logits) else None
     candidates = (best.token_ids, best.scores)
-    caches = caches_of(where, ngram_cache, batch)
-    return Search(candidates, core_lm, contexts, bool(bos), weight, number, device, caches)
+    return Search(candidates, core_lm, contexts, bool(bos), weight, number, device)
 
 
 def _sausages(head_logits: Any) -> list[_core.Sausage] | None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from lattice_bpd import _core
-from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.token_ids import (
     Int32Array,
     Int64Array,
@@ -82,36 +79,6 @@ def engine_of(where: str, engine: str) -> str:
     if not isinstance(engine, str):
         raise TypeError(f"{where}: engine is {engine!r}; expected a name such as 'auto'")
     return engine
-
-
-def caches_of(
-    where: str, ngram_cache: ContextNGram | Sequence[ContextNGram | None] | None, batch: int
-) -> list[_core.ContextNgram | None]:
-    """The core's n-gram cache of each lattice, or an empty list for no caches.
-
-    Raises:
-        TypeError: Not n-gram caches.
-        ValueError: The number of caches differs from that of the lattices.
-    """
-    if ngram_cache is None:
-        return []
-    if isinstance(ngram_cache, ContextNGram):
-        return [ngram_cache._core] * batch
-    listed: list[Any] = (
-        list(ngram_cache) if isinstance(ngram_cache, (list, tuple)) else [ngram_cache]
-    )
-    for item in listed:
-        if item is not None and not isinstance(item, ContextNGram):
-            raise TypeError(
-                f"{where}: ngram_cache is a {type(item).__name__}; expected a ContextNGram, "
-                "a list with one for each lattice, or None"
-            )
-    if len(listed) != batch:
-        raise ValueError(
-            f"{where}: {len(listed)} caches for {batch} lattices; expected one for each (or None "
-            "in its place), or a single one for all"
-        )
-    return [None if item is None else item._core for item in listed]
 
 
 def contexts_of(

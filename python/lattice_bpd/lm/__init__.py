@@ -1,7 +1,6 @@
 """Language models that score lattices: training, files, evaluation."""
 
 from lattice_bpd.lm.arpa_files import read_arpa_words
-from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.convert import read_kenlm, read_lm, write_lm
 from lattice_bpd.lm.evaluation import TextScore, compare_lines
 from lattice_bpd.lm.info import LmInfo, describe_lm
@@ -10,7 +9,6 @@ from lattice_bpd.lm.training import KatzWarning, RaggedIds, SmoothingWarning, co
 from lattice_bpd.vocabulary import read_words
 
 __all__ = [
-    "ContextNGram",
     "KatzWarning",
     "LmInfo",
     "NGramLM",

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from lattice_bpd import _core
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates
-from lattice_bpd.lm.context import ContextNGram
 from lattice_bpd.lm.ngram import NGramLM, core_of
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
@@ -21,7 +20,6 @@ def search_trees(
     *,
     max_nodes: int,
     alpha: float,
-    caches: Sequence[ContextNGram] | None = None,
 ) -> list[PrefixTree]:
     """The most probable prefixes of each lattice below its exact token; see `rescore_tree`.
 
@@ -32,7 +30,6 @@ def search_trees(
         rooms: (B,) maximum draft lengths; deeper nodes are left out.
         max_nodes: N, 1..4096.
         alpha: weight of the LM.
-        caches: n-grams of each text so far, interpolated with the LM, or None.
 
     Returns:
         B trees of at most N draft tokens, with their log probabilities.
@@ -44,12 +41,12 @@ def search_trees(
     if isinstance(candidates, LatticeInput):
         trees = _core.search_trees_of_sausages(
             candidates.to_sausages("search_trees"), core_lm, contexts, rooms, max_nodes, alpha,
-            candidates.normalization, caches=_cores(caches),
+            candidates.normalization,
         )  # fmt: skip
         return [PrefixTree._of(tree) for tree in trees]
     trees = _core.search_trees(
         candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
-        max_nodes, alpha, caches=_cores(caches),
+        max_nodes, alpha,
     )  # fmt: skip
     return [PrefixTree._of(tree) for tree in trees]
 
@@ -63,7 +60,6 @@ def search_drafts(
     num_drafts: int,
     alpha: float,
     threads: int = 0,
-    caches: Sequence[ContextNGram] | None = None,
 ) -> list[PrefixTree]:
     """The best drafts of each lattice as a prefix tree; see `rescore_lattice`.
 
@@ -75,7 +71,6 @@ def search_drafts(
         num_drafts: p.
         alpha: see there.
         threads: how many threads share the batch, 0 for all cores.
-        caches: see there.
 
     Returns:
         B trees, the best draft of each in nodes 1, 2, ..
@@ -87,12 +82,12 @@ def search_drafts(
     if isinstance(candidates, LatticeInput):
         trees = _core.search_drafts_of_sausages(
             candidates.to_sausages("search_drafts"), core_lm, contexts, rooms, num_drafts, alpha,
-            candidates.normalization, threads, _cores(caches),
+            candidates.normalization, threads, [],
         )  # fmt: skip
         return [PrefixTree._of(tree) for tree in trees]
     trees = _core.search_drafts(
         candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
-        num_drafts, alpha, threads, _cores(caches),
+        num_drafts, alpha, threads, [],
     )  # fmt: skip
     return [PrefixTree._of(tree) for tree in trees]
 
@@ -105,7 +100,6 @@ def search_chains(
     *,
     alpha: float,
     threads: int = 0,
-    caches: Sequence[ContextNGram] | None = None,
 ) -> list[PrefixTree]:
     """The draft of greatest expected accept length of each lattice; see `rescore_lattice`.
 
@@ -116,7 +110,6 @@ def search_chains(
         rooms: see there; longer drafts are cut.
         alpha: see there.
         threads: see there.
-        caches: see there.
 
     Returns:
         B chains with the log probabilities of their prefixes.
@@ -128,12 +121,12 @@ def search_chains(
     if isinstance(candidates, LatticeInput):
         trees = _core.search_chains_of_sausages(
             candidates.to_sausages("search_chains"), core_lm, contexts, rooms, alpha,
-            candidates.normalization, threads, _cores(caches),
+            candidates.normalization, threads, [],
         )  # fmt: skip
         return [PrefixTree._of(tree) for tree in trees]
     trees = _core.search_chains(
         candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
-        alpha, threads, _cores(caches),
+        alpha, threads, [],
     )  # fmt: skip
     return [PrefixTree._of(tree) for tree in trees]
 
@@ -148,7 +141,6 @@ def draft_chains(
     temperature: float = 1.0,
     min_prob: float = 0.0,
     threads: int = 0,
-    caches: Sequence[ContextNGram] | None = None,
 ) -> list[list[int]]:
     """The tokens of the draft of greatest expected accept length of each lattice.
 
@@ -163,7 +155,6 @@ def draft_chains(
         temperature: above 0; divides scores and alpha.
         min_prob: a draft ends before the first prefix that is less probable.
         threads: see there.
-        caches: see there.
 
     Returns:
         B lists of token ids; empty where every token is masked.
@@ -179,17 +170,13 @@ def draft_chains(
         lattices = candidates.end_after(max_lengths).at_temperature(temperature)
         return _core.draft_chains_of_sausages(
             lattices.to_sausages("draft_chains"), core_lm, contexts, alpha,
-            candidates.normalization, least, threads, _cores(caches),
+            candidates.normalization, least, threads, [],
         )  # fmt: skip
     return _core.draft_chains(
         candidates.token_ids, candidates.scores, core_lm, contexts,
-        max_lengths, alpha, temperature, least, threads, _cores(caches),
+        max_lengths, alpha, temperature, least, threads, [],
     )  # fmt: skip
 
 
 def _core_of(where: str, lm: NGramLM | None) -> _core.BackoffLm | None:
     return None if lm is None else core_of(where, lm)
-
-
-def _cores(caches: Sequence[ContextNGram] | None) -> list[_core.ContextNgram]:
-    return [] if caches is None else [cache._core for cache in caches]

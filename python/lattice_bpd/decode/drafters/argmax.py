@@ -22,5 +22,5 @@ class ArgmaxDrafter(Drafter):
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A chain for each state."""
-        candidates, contexts, _ = prepare_rescoring(_CONFIG, None, states, None, "ArgmaxDrafter")
+        candidates, contexts, _ = prepare_rescoring(_CONFIG, None, states, "ArgmaxDrafter")
         return search_lists(states, candidates, contexts, None, "top_k", num_drafts=1, alpha=0.0)

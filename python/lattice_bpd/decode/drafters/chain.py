@@ -8,7 +8,6 @@ from typing import Any
 
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
-from lattice_bpd.decode.drafters.ngram_caches import NGramCaches
 from lattice_bpd.decode.drafters.target_noise import sampling_temperature
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig
@@ -26,9 +25,8 @@ class ChainDrafter(Drafter):
     Args:
         lm: n-gram LM over the target's token ids, or None: heads alone ("0-gram").
         config: options; None: the defaults.
-        options: by name, instead of the config's: top_k, alpha, temperature, ngram_cache,
-            head_scales, entropy_weight, normalization; see
-            `DraftConfig`.
+        options: by name, instead of the config's: top_k, alpha, temperature, normalization;
+            see `DraftConfig`.
 
     Raises:
         TypeError: an unknown option.
@@ -40,14 +38,10 @@ class ChainDrafter(Drafter):
         self, lm: NGramLM | None, config: DraftConfig | None = None, **options: Any
     ) -> None:
         self.lm, self.config = lm, DraftConfig.make("ChainDrafter", config, options)
-        self._caches = NGramCaches.of_option(self.config.ngram_cache, lm)
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A chain for each state."""
-        caches = self._caches
-        candidates, contexts, _ = prepare_rescoring(
-            self.config, self.lm, states, caches, "ChainDrafter"
-        )
+        candidates, contexts, _ = prepare_rescoring(self.config, self.lm, states, "ChainDrafter")
         start = time.perf_counter()
         temperature = self.config.temperature * sampling_temperature(states)
         chains = search_chains(
@@ -56,7 +50,6 @@ class ChainDrafter(Drafter):
             self.lm,
             [state.max_draft_length for state in states],
             alpha=self.config.alpha / temperature,
-            caches=None if caches is None else caches.update(states),
         )
         for state, chain in zip(states, chains, strict=True):
             state.stats.add_repeats(*chain.count_repeats())

@@ -13,10 +13,8 @@ import torch
 
 from lattice_bpd.decode.constraint.lattice import Intersection
 from lattice_bpd.decode.constraint.search import find_candidates
-from lattice_bpd.decode.drafters.ngram_caches import NGramCaches
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.lattice.lattice_input import LatticeInput, Normalization
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.lm.ngram import NGramLM
@@ -109,7 +107,6 @@ def prepare_rescoring(
     config: DraftConfig,
     lm: NGramLM | None,
     states: Sequence[DecodeState],
-    caches: NGramCaches | None,
     where: str,
     *,
     top_k: int | None = None,
@@ -124,7 +121,6 @@ def prepare_rescoring(
         config: options of the drafter.
         lm: n-gram LM, or None.
         states: of the B sequences.
-        caches: their n-gram caches, or None.
         where: the drafter's name, for error messages.
         top_k: k; None: the config's.
         all_slots: keep slots deeper than the longest allowed draft, so that samples do not depend
@@ -132,19 +128,18 @@ def prepare_rescoring(
 
     Returns:
         Candidates (B, H, k), as a LatticeInput if the heads score transitions or normalization is
-        local; the last tokens of the contexts, as many as LM and caches use; and the
+        local; the last tokens of the contexts, as many as the LM uses; and the
         intersections with constraints, see `find_candidates`.
 
     Raises:
-        ValueError: an LM of another vocabulary, top_k above V, head_scales for fewer slots.
+        ValueError: an LM of another vocabulary, top_k above V.
     """
     outputs = _read_heads(states, all_slots=all_slots)
     start = time.perf_counter()
-    vocab_size, reach = states[0].model.vocab_size, 1 if caches is None else caches.order
+    vocab_size, reach = states[0].model.vocab_size, 1
     if lm is not None:
         check_same_ids(where, "LM", lm.vocab_size, vocab_size)
-        order = lm.order
-        reach = order if order > reach else reach
+        reach = lm.order
     k = config.top_k if top_k is None else top_k
     candidates: Candidates | LatticeInput
     intersections = None
@@ -153,9 +148,6 @@ def prepare_rescoring(
     else:
         logits = outputs.to_logits(vocab_size) if isinstance(outputs, LatticeInput) else outputs
         chosen, intersections = find_candidates(states, logits, k, where)
-        if config.weighs_heads:
-            scores = weigh_heads(chosen.scores, config.head_scales, config.entropy_weight, where)
-            chosen = Candidates(chosen.token_ids, scores)
         candidates = chosen
         if config.normalization == "local" and intersections is None:
             candidates = LatticeInput(chosen.token_ids, chosen.scores, normalization="local")
@@ -166,11 +158,6 @@ def prepare_rescoring(
 
 def _choose_normalization(lattice: LatticeInput, config: DraftConfig) -> LatticeInput:
     """The lattice with the config's normalization, if it has one."""
-    if config.weighs_heads:
-        raise ValueError(
-            "head_scales and entropy_weight are for logits, and these heads give candidates of "
-            "their own; leave both out"
-        )
     if config.normalization is None or config.normalization == lattice.normalization:
         return lattice
     return replace(lattice, normalization=cast("Normalization", config.normalization))

@@ -9,7 +9,6 @@ from typing import Any
 from lattice_bpd.decode.constraint.search import rescore_intersections
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
-from lattice_bpd.decode.drafters.ngram_caches import NGramCaches
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig, check_used
 from lattice_bpd.draft.drafts import Drafts
@@ -26,9 +25,8 @@ class PBestDrafter(Drafter):
     Args:
         lm: n-gram LM over the target's token ids, or None: heads alone ("0-gram").
         config: options; None: the defaults.
-        options: by name, instead of the config's: top_k, num_drafts, alpha, ngram_cache,
-            head_scales, entropy_weight, normalization; see
-            `DraftConfig`.
+        options: by name, instead of the config's: top_k, num_drafts, alpha, normalization;
+            see `DraftConfig`.
 
     Raises:
         TypeError: an unknown option.
@@ -44,15 +42,13 @@ class PBestDrafter(Drafter):
         self.lm, self.config = lm, DraftConfig.make("PBestDrafter", config, options)
         check_used("PBestDrafter", "p_best", options)
         self.num_drafts = 1 if self.config.strategy == "ngram" else self.config.num_drafts
-        self._caches = NGramCaches.of_option(self.config.ngram_cache, lm)
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A tree of p drafts for each state."""
-        caches = self._caches
         candidates, contexts, intersections = prepare_rescoring(
-            self.config, self.lm, states, caches, "PBestDrafter"
+            self.config, self.lm, states, "PBestDrafter"
         )
-        if isinstance(candidates, Candidates) and intersections is not None and caches is None:
+        if isinstance(candidates, Candidates) and intersections is not None:
             with states[0].stats.stage("rescore"):
                 drafts = rescore_intersections(
                     candidates, intersections, contexts, self.lm, self.num_drafts, self.config.alpha
@@ -61,7 +57,6 @@ class PBestDrafter(Drafter):
         return search_lists(
             states, candidates, contexts, self.lm, "rescore",
             num_drafts=self.num_drafts, alpha=self.config.alpha,
-            caches=None if caches is None else caches.update(states),
         )  # fmt: skip
 
 

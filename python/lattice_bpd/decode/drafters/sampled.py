@@ -29,9 +29,8 @@ class SampledTreeDrafter(LatticeTreeDrafter):
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A tree of N draft tokens for each state; see `sample_tree`."""
-        caches = self._caches
         candidates, contexts, _ = prepare_rescoring(
-            self.config, self.lm, states, caches, "SampledTreeDrafter", all_slots=True
+            self.config, self.lm, states, "SampledTreeDrafter", all_slots=True
         )
         with states[0].stats.stage("rescore"):
             temperature = self.config.temperature * sampling_temperature(states)
@@ -42,7 +41,6 @@ class SampledTreeDrafter(LatticeTreeDrafter):
                 max_nodes=self.max_nodes,
                 alpha=self.config.alpha / temperature,
                 seed=draft_keys(states),
-                ngram_cache=None if caches is None else caches.update(states),
             )
             return [_row_tree(batch, row, state) for row, state in enumerate(states)]
 

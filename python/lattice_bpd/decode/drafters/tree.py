@@ -11,8 +11,6 @@ from lattice_bpd.decode.constraint.search import automaton_states_of
 from lattice_bpd.decode.constraint.trees import cut_tree, with_spare
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
-from lattice_bpd.decode.drafters.ngram_caches import NGramCaches
-from lattice_bpd.decode.drafters.repeats import Repeats
 from lattice_bpd.decode.drafters.target_noise import (
     WIDER,
     sampling_temperature,
@@ -28,7 +26,7 @@ from lattice_bpd.verify.search import search_trees
 
 
 class LatticeTreeDrafter(Drafter):
-    """The options of drafters that build one tree of a lattice, and their n-gram caches.
+    """The options of drafters that build one tree of a lattice.
 
     Attributes:
         max_nodes: N; may be changed between steps.
@@ -40,7 +38,6 @@ class LatticeTreeDrafter(Drafter):
         self.lm, self.config = lm, DraftConfig.make(type(self).__name__, config, options)
         check_used(type(self).__name__, "tree", options)
         self.max_nodes = self.config.tree_nodes
-        self._caches = NGramCaches.of_option(self.config.ngram_cache, lm)
 
 
 class TreeDrafter(LatticeTreeDrafter):
@@ -56,8 +53,7 @@ class TreeDrafter(LatticeTreeDrafter):
             of its samples; this is the inverse temperature of the drafts' distribution given the
             noise, see `lattice_bpd.draft.SharedNoise`.
         options: by name, instead of the config's: top_k, max_nodes, alpha, temperature,
-            ngram_cache, head_scales, entropy_weight, normalization; see
-            `DraftConfig`.
+            normalization; see `DraftConfig`.
 
     Raises:
         TypeError: an unknown option.
@@ -77,11 +73,10 @@ class TreeDrafter(LatticeTreeDrafter):
             raise ValueError(f"TreeDrafter: sharpness is {sharpness}; expected a number above 0")
         super().__init__(lm, config, **options)
         self.sharpness = sharpness
-        self._repeats = None if self._caches is None else Repeats()
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A tree of N draft tokens for each state."""
-        first, caches = states[0], self._caches
+        first = states[0]
         noise = None if first.selector is None else target_noise(states, self.sharpness)
         temperature = self.config.temperature
         if first.selector is not None:
@@ -91,7 +86,7 @@ class TreeDrafter(LatticeTreeDrafter):
             intersections, most = None, self.max_nodes
         else:
             candidates, contexts, intersections = prepare_rescoring(
-                self.config, self.lm, states, caches, "TreeDrafter"
+                self.config, self.lm, states, "TreeDrafter"
             )
             start = time.perf_counter()
             most = self.max_nodes if intersections is None else with_spare(self.max_nodes)
@@ -102,13 +97,8 @@ class TreeDrafter(LatticeTreeDrafter):
                 [state.max_draft_length for state in states],
                 max_nodes=most,
                 alpha=self.config.alpha / temperature,
-                caches=None if caches is None else caches.update(states),
             )
         start = first.stats.lap("rescore", start)
-        if self._repeats is not None:
-            pairs = zip(trees, states, strict=True)
-            trees = [self._repeats.extend(*pair, most) for pair in pairs]
-            start = first.stats.lap("lookup", start)
         if intersections is not None:  # a slot's tokens may depend on the path
             limited = zip(trees, automaton_states_of(states), strict=True)
             trees = [cut_tree(tree, automaton, self.max_nodes) for tree, automaton in limited]
@@ -119,9 +109,9 @@ class TreeDrafter(LatticeTreeDrafter):
         self, states: Sequence[DecodeState], noise: SharedNoise, temperature: float
     ) -> tuple[list[PrefixTree], float]:
         """Trees given the noise of the target's next samples; and the start time."""
-        top_k, caches = self.config.top_k, self._caches
+        top_k = self.config.top_k
         candidates, contexts, _ = prepare_rescoring(
-            self.config, self.lm, states, caches, "TreeDrafter",
+            self.config, self.lm, states, "TreeDrafter",
             top_k=min(WIDER * top_k, states[0].model.vocab_size),
         )  # fmt: skip
         start = time.perf_counter()
@@ -132,7 +122,6 @@ class TreeDrafter(LatticeTreeDrafter):
             noise=noise,
             max_nodes=self.max_nodes,
             alpha=self.config.alpha / temperature,
-            ngram_cache=None if caches is None else caches.update(states),
         )
         trees = [
             PrefixTree.from_nodes(

@@ -118,9 +118,9 @@ def generate(
             see docs/exactness.md.
         streamer: of `transformers`, for one prompt; receives the prompt, then each token, then the
             end, also after an error.
-        options: fields of `DraftConfig` by name, such as max_nodes, top_k, alpha, temperature or
-            ngram_cache; they override the config. Fields of a DraftConfig that its strategy does
-            not use are ignored; options by name are not.
+        options: fields of `DraftConfig` by name, such as max_nodes, top_k, alpha or temperature;
+            they override the config. Fields of a DraftConfig that its strategy does not use are
+            ignored; options by name are not.
 
     Returns:
         A DecodeResult for one prompt; for several a list of them, in order.

@@ -32,8 +32,7 @@ _HINT = "make one with lattice-bpd tune or build"
 _FILE = "drafter.json"
 _NGRAM, _RESCORER = "an n-gram LM", "a rescorer"
 _OPTIONS = (
-    "strategy", "top_k", "num_drafts", "max_nodes", "alpha", "temperature", "head_scales",
-    "entropy_weight", "sources",
+    "strategy", "top_k", "num_drafts", "max_nodes", "alpha", "temperature", "sources",
 )  # fmt: skip
 
 
@@ -91,9 +90,6 @@ class DrafterFile:
                 raise ValueError(f"{name} is {value!r}; expected null or an object")
         if self.ngram_lm is not None:
             self._check_mixture(self.ngram_lm)
-        scales = self.config.head_scales
-        if scales is not None and len(scales) != self.num_slots:
-            raise ValueError(f"{len(scales)} head_scales; expected {self.num_slots}, one per slot")
 
     def _check_mixture(self, ngram_lm: Mapping[str, Any]) -> None:
         if self.config.strategy != "neural" or self.lm is None:
@@ -137,8 +133,6 @@ def read_drafter_file(path: str | Path) -> DrafterFile:
         unknown = sorted(set(value) - set(known))
         if unknown:
             raise ValueError(f"unknown fields {', '.join(unknown)}; expected {', '.join(known)}")
-        if value.get("head_scales") is not None:
-            value["head_scales"] = tuple(value["head_scales"])
         if isinstance(value.get("lms"), list):
             value["lms"] = tuple(value["lms"])
         options = {name: value.pop(name) for name in _OPTIONS if name in value}

@@ -39,7 +39,7 @@ RESCORER_FOLDER = "rescorer"
 DEFAULT_FOLDER = Path("examples") / "demo_model"
 _VERSION = 1
 _SIZES = ("prompt_length", "max_new_tokens", "top_k", "num_drafts", "max_nodes", "order")
-_SAME_AS = {"ngram_1best": "p_best_ngram", "adaptive": "tree"}
+_SAME_AS = {"ngram_1best": "p_best_ngram"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class DemoSettings:
     loops: dict[str, float] = field(default_factory=dict)
 
     def options(self, name: str) -> DraftConfig:
-        """The options of the setting `name`; "adaptive" has a cache of the text's n-grams."""
+        """The options of the setting `name`."""
         if name == "mixture":
             return DraftConfig(top_k=self.top_k)
         base = _SAME_AS.get(name, name)
@@ -85,7 +85,6 @@ class DemoSettings:
             max_nodes=self.max_nodes,
             alpha=self.alpha.get(name, self.alpha.get(base, 0.0)),
             temperature=self.temperature.get(name, self.temperature.get(base, 1.0)),
-            ngram_cache=name == "adaptive",
         )
 
     def save(self, directory: Path) -> None:

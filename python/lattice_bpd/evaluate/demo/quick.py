@@ -18,7 +18,6 @@ from lattice_bpd.evaluate.demo.model_folder import LM_FILE, TOKENIZER_FILE, Demo
 from lattice_bpd.evaluate.demo.parts import train_recipe_lm
 from lattice_bpd.evaluate.demo.recipe import QUICK
 from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
-from lattice_bpd.evaluate.replay.count_trie import CountTrie
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.models.checkpoint import load_target
@@ -54,7 +53,6 @@ class Source:
         domain_lm_files: their paths.
         domain_scorers: by task, rescorers of its domain by name, likewise.
         domain_scorer_files: their folders.
-        trie: raw counts.
         metrics: by task, the metric of its outputs.
         record: options of recording.
         human: by task, the token ids that follow each prompt in its file.
@@ -74,7 +72,6 @@ class Source:
     domain_lm_files: dict[str, dict[str, str]] = field(default_factory=dict)
     domain_scorers: dict[str, dict[str, NeuralScorer]] = field(default_factory=dict)
     domain_scorer_files: dict[str, dict[str, str]] = field(default_factory=dict)
-    trie: CountTrie | None = None
     metrics: dict[str, str] = field(default_factory=dict)
     human: dict[str, list[list[int]]] = field(default_factory=dict)
 
@@ -123,7 +120,6 @@ def make_quick_source(
             path = directory / LMS_FOLDER / f"domain-{task}-rescorer"
             scorers[task] = {DOMAIN: _fine_tune(rescorer, rows[task], path, demo.model.device)}
             scorer_files[task] = {DOMAIN: str(path)}
-    trie = CountTrie(documents, vocab_size, settings.order)
     watcher.end()
     by_task = {
         task: library_passages(
@@ -142,7 +138,7 @@ def make_quick_source(
             stop_token_ids=(settings.end_of_text,), batch_size=16,
         ),
         domain_lms=domains, domain_lm_files=lm_files, domain_scorers=scorers,
-        domain_scorer_files=scorer_files, trie=trie, metrics=dict.fromkeys(by_task, "perplexity"),
+        domain_scorer_files=scorer_files, metrics=dict.fromkeys(by_task, "perplexity"),
         human={task: [text for _, text in passages] for task, passages in by_task.items()},
     )  # fmt: skip
 

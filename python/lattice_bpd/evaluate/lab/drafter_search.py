@@ -2,8 +2,7 @@
 
 A replay gives the number of draft tokens of every call, and a cost curve the time of such a call;
 rescoring by a causal LM adds its own time to each call that verifies drafts.
-Texts are split in three parts: the first is searched on, the second decides whether factors for
-heads and entropies are kept, and the third gives an unbiased estimate.
+Texts are split in two parts: one is searched on, the other gives an unbiased estimate.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ FAMILIES = (
 CHAIN_FAMILIES = ("greedy", "bpd", "chain")
 """Strategies for engines that verify one draft; without an LM the chain of heads is BPD's."""
 _ROUNDS = 3  # over all options; most searches end after two
-_FACTORS = (0.5, 0.7, 1.4, 2.0)
-_ENTROPY_WEIGHTS = (-1.0, -0.5, -0.25, 0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
@@ -93,23 +90,19 @@ class Tuned:
 
     Attributes:
         choice: the best.
-        plain: the best without factors of heads; equal to `choice` where those did not win.
-        adopted: gain of factors or entropies over `plain` on the second part.
-        milliseconds: predicted time per token on the third part.
-        over_greedy: gain in predicted tokens per second over greedy decoding, third part.
+        milliseconds: predicted time per token on the second part.
+        over_greedy: gain in predicted tokens per second over greedy decoding, second part.
         over_bpd: the same over BPD.
-        block_efficiency: tokens per call, third part.
+        block_efficiency: tokens per call, second part.
         texts: number of texts in each part.
     """
 
     choice: Choice
-    plain: Choice
-    adopted: PairedTest | None
     milliseconds: float
     over_greedy: PairedTest
     over_bpd: PairedTest
     block_efficiency: float
-    texts: tuple[int, int, int]
+    texts: tuple[int, int]
 
 
 @dataclass
@@ -145,26 +138,23 @@ class DrafterSearch:
         """The best way of drafting for the recorded texts.
 
         Args:
-            recording: three texts or more.
+            recording: two texts or more.
 
         Raises:
             ValueError: fewer texts, or an LM of another vocabulary.
         """
         used = {k: v for name in self.families for k, v in self._scorers.get(name, {}).items()}
         recording = recording.read_with(used) if used else recording
-        searched, selected, test = self._split(recording)
-        plain = self._search_strategies(searched)
-        weighed = self._search_factors(searched, plain)
-        adopted = self._compare(selected, weighed, plain) if weighed != plain else None
-        choice = weighed if adopted is not None and adopted.gain.low > 0.0 else plain
+        searched, test = self._split(recording)
+        choice = self._search_strategies(searched)
         (replayed,) = self._replay(test, [choice])
         return Tuned(
-            choice, plain, adopted,
+            choice,
             self._time_per_token(choice, replayed),
             self._compare(test, choice, Choice("greedy")),
             self._compare(test, choice, Choice("bpd")),
             replayed.block_efficiency,
-            (len(searched.texts), len(selected.texts), len(test.texts)),
+            (len(searched.texts), len(test.texts)),
         )  # fmt: skip
 
     def milliseconds(self, replayed: Replayed, scorer: str = "") -> npt.NDArray[np.float64]:
@@ -181,17 +171,15 @@ class DrafterSearch:
         decoding = np.bincount(replayed.texts, calls, minlength=len(replayed.tokens))
         return np.asarray(interpolate_costs(self.costs, [0]) + decoding, np.float64)
 
-    def _split(self, recording: Recording) -> list[Recording]:
+    def _split(self, recording: Recording) -> tuple[Recording, Recording]:
         count = len(recording.texts)
-        if count < 3:
+        if count < 2:
             raise ValueError(
-                f"tune: {count} texts; expected three or more, since texts are split in three "
-                "parts: to search, to select and to confirm; record more"
+                f"tune: {count} texts; expected two or more, since texts are split in two parts: "
+                "to search and to confirm; record more"
             )
-        third, rest = split_texts(count, count // 3, self.seed)
-        second, first = split_texts(len(rest), len(rest) // 2, self.seed + 1)
-        parts = ([rest[n] for n in first], [rest[n] for n in second], third)
-        return [recording.select(part) for part in parts]
+        test, searched = split_texts(count, max(count // 3, 1), self.seed)
+        return recording.select(searched), recording.select(test)
 
     def _search_strategies(self, recording: Recording) -> Choice:
         """The best options of the best strategy."""
@@ -229,25 +217,6 @@ class DrafterSearch:
                 best = self._fastest(recording, [best, *(best.with_option(name, v) for v in tried)])
             if best == start:
                 break
-        return best
-
-    def _search_factors(self, recording: Recording, plain: Choice) -> Choice:
-        """Entropies first, then one factor for each head."""
-        strategy = STRATEGIES[plain.name]
-        has_factors = strategy.option_names and not strategy.uses_scorer
-        if not has_factors or recording.transitions is not None:
-            return plain  # heads that give candidates have no factors either
-        tried = [plain.with_option("entropy_weight", weight) for weight in _ENTROPY_WEIGHTS]
-        best = self._fastest(recording, [plain, *tried])
-        for slot in range(recording.num_slots):
-            scales = best.options.head_scales or (1.0,) * recording.num_slots
-            tried = [
-                best.with_option(
-                    "head_scales", (*scales[:slot], scales[slot] * f, *scales[slot + 1 :])
-                )
-                for f in _FACTORS
-            ]
-            best = self._fastest(recording, [best, *tried])
         return best
 
     def _fastest(self, recording: Recording, choices: Sequence[Choice]) -> Choice:

@@ -47,7 +47,7 @@ class Lab:
     Args:
         lms: n-gram LMs by name; the main table uses the first.
         neural: rescorers by name; likewise.
-        rescorers: with raw counts, if there are any.
+        rescorers: for the number of threads.
         options: what to replay.
         on_stage: called with the name of each stage and its number of replays.
         on_replay: called after each replay.
@@ -65,13 +65,12 @@ class Lab:
         self.scorers: Scorers = make_scorers(self.neural, self.lms, self.options.mixture_weights)
 
     def strategies(self) -> list[Strategy]:
-        """Those that can run with these LMs, rescorers and counts, BPD first."""
+        """Those that can run with these LMs and rescorers, BPD first."""
         names = dict.fromkeys(["bpd", *self.options.strategies])
         return [
             strategy for strategy in map(STRATEGIES.__getitem__, names)
             if (self.lms or not strategy.uses_lm)
             and (self.scorers.get(strategy.name) or not strategy.uses_scorer)
-            and (self.rescorers.trie is not None or not strategy.uses_trie)
         ]  # fmt: skip
 
     def read(self, recording: Recording) -> Recording:

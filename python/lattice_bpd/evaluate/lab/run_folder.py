@@ -118,7 +118,7 @@ class _TaskRun:
         self._domain_scorers = source.domain_scorers.get(task, {})
         self._lms = {**source.lms, **self._domain_lms}
         self._neural = {**source.scorers, **self._domain_scorers}
-        self._rescorers = Rescorers(trie=source.trie)
+        self._rescorers = Rescorers()
         self._reported = split_texts(len(recording.texts), options.held_out, options.seed)[1]
         self._decoding: dict[str, Any] = {
             "max_new_tokens": manifest.max_new_tokens,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.decode.drafters.suffix_index import SuffixIndex
+from lattice_bpd.evaluate.record.suffix_index import SuffixIndex
 from lattice_bpd.lattice.lattice_input import Normalization, UnaryScores
 from lattice_bpd.token_ids import Int32Array, Int64Array
 

@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.draft.head_weights import weigh_heads
 from lattice_bpd.draft.rescore import rescore_lattice, rescore_tree
-from lattice_bpd.evaluate.replay.count_trie import CountTrie, grow_tree
 from lattice_bpd.lattice.lattice_input import LatticeInput, Normalization
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
@@ -30,13 +28,11 @@ class Rescorers:
 
     Attributes:
         lm: n-gram LM.
-        trie: raw counts of a corpus.
         threads: for rescoring; 0 for all cores.
         scorer: a TransitionScorer, such as NeuralScorer(model).
     """
 
     lm: NGramLM | None = None
-    trie: CountTrie | None = None
     threads: int = 0
     scorer: Any = None
 
@@ -74,20 +70,8 @@ class PositionBatch:
         )
 
     def lattice(self, options: DraftConfig) -> Candidates | LatticeInput:
-        """The top_k best candidates with the scores that decoding searches with.
-
-        Raises:
-            ValueError: factors of heads or entropies for heads that give candidates.
-        """
+        """The top_k best candidates with the scores that decoding searches with."""
         top = self.top(options.top_k)
-        if options.weighs_heads and self.transitions is not None:
-            raise ValueError(
-                "head_scales and entropy_weight are for logits, and the recorded heads give "
-                "candidates of their own; leave both out"
-            )
-        if options.weighs_heads:
-            scores = weigh_heads(top.scores, options.head_scales, options.entropy_weight, "replay")
-            top = Candidates(top.token_ids, scores)
         lattice = LatticeInput(top.token_ids, top.scores)
         if self.transitions is not None:
             found = self.transitions.cut(self.candidates.token_ids.shape[1], options.top_k)
@@ -213,27 +197,6 @@ def draft_tree(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig)
     tokens = np.take_along_axis(tree.token_ids[:, None], np.maximum(nodes, 0), axis=-1)
     paths = np.where(nodes >= 0, tokens, np.int32(_NONE))
     return Proposal(paths, tree.counts.astype(np.int64))
-
-
-def draft_counts(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
-    """The tree by raw counts; see `count_trie`."""
-    trie = rescorers.trie
-    assert trie is not None
-    found, slots = batch.top(options.top_k), batch.wanted.shape[1]
-    rows: list[list[list[int]]] = []
-    nodes = np.zeros(len(batch.wanted), np.int64)
-    for row, context in enumerate(batch.contexts):
-        tree = grow_tree(
-            trie, found.token_ids[row], found.scores[row], context[-trie.order :].tolist(),
-            max_nodes=options.tree_nodes, alpha=options.alpha,
-        )  # fmt: skip
-        nodes[row] = len(tree.token_ids)
-        rows.append([[tree.token_ids[n] for n in leaf] for leaf in tree.leaf_nodes()])
-    paths = np.full((len(rows), max(1, *map(len, rows)), slots), _NONE, np.int32)
-    for row, leaves in enumerate(rows):
-        for place, tokens in enumerate(leaves):
-            paths[row, place, : len(tokens)] = tokens
-    return Proposal(paths, nodes)
 
 
 def draft_lookup(batch: PositionBatch, _rescorers: Rescorers, _options: DraftConfig) -> Proposal:

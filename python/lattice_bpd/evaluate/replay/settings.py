@@ -121,8 +121,7 @@ DEMO_SETTINGS = (
     _P_BEST_NGRAM,
     _TREE_0GRAM,
     _TREE,
-    Setting("adaptive", "{nodes}-node tree, n-gram cache", "tree", uses_lm=True),
     Setting("mixture", "mixture (size at run time)", "mixture", uses_lm=True),
     _ORACLE,
 )
-"""The lines of the demo's table; "adaptive" needs `DraftConfig(ngram_cache=True)`."""
+"""The lines of the demo's table."""

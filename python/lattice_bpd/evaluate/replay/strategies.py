@@ -4,7 +4,6 @@ greedy, bpd, oracle                       no rescoring, and what hindsight could
 ngram_1best, p_best_ngram, chain, tree    heads and n-gram LM
 neural, mixture                           heads and a small causal LM, alone and with the n-gram LM
 p_best_0gram, tree_0gram                  the same on the heads alone
-count_trie                                raw n-gram counts instead of an LM (DART's way)
 prompt_lookup                             no heads: what followed the last tokens before
 """
 
@@ -15,9 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.decode.drafters.suffix_index import LONGEST_MATCH
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate.replay.count_trie import CountTrieDrafter
 from lattice_bpd.evaluate.replay.lookup_drafter import LookupDrafter
 from lattice_bpd.evaluate.replay.positions import (
     Draft,
@@ -26,7 +23,6 @@ from lattice_bpd.evaluate.replay.positions import (
     Rescorers,
     draft_argmax,
     draft_chain,
-    draft_counts,
     draft_lattice,
     draft_lookup,
     draft_nothing,
@@ -59,7 +55,6 @@ class Strategy:
         make_drafter: the drafter of live decoding for one prompt, given its greedy output.
         option_names: the fields of DraftConfig that matter to it.
         uses_lm: needs an n-gram LM, which may be a part of the scorer.
-        uses_trie: needs raw counts.
         uses_scorer: needs a scorer, such as a NeuralScorer.
         draft_along: instead of `draft` where only accepted lengths matter and the scorer has read
             the recorded texts; see `evaluate.replay.scorers`.
@@ -71,7 +66,6 @@ class Strategy:
     make_drafter: MakeDrafter
     option_names: tuple[str, ...] = ()
     uses_lm: bool = False
-    uses_trie: bool = False
     uses_scorer: bool = False
     draft_along: Draft | None = None
 
@@ -88,11 +82,6 @@ class Strategy:
                 f"strategy {self.name} needs an n-gram LM; give one (lm, --lm), or take "
                 f"{', '.join(s.name for s in STRATEGIES.values() if not s.uses_lm)}"
             )
-        if self.uses_trie and rescorers.trie is None:
-            raise ValueError(
-                f"strategy {self.name} needs raw n-gram counts; give a text to count (trie, "
-                "--count-text)"
-            )
         if self.uses_scorer and rescorers.scorer is None:
             raise ValueError(
                 f"strategy {self.name} needs a scorer, such as a small causal LM on the target's "
@@ -102,11 +91,6 @@ class Strategy:
             raise ValueError(
                 f"top_k is {options.top_k}; expected 1..{top_k}, the candidates that were "
                 "recorded; record again with a larger --top-k"
-            )
-        if options.ngram_cache:
-            raise ValueError(
-                f"strategy {self.name}: ngram_cache is {options.ngram_cache}, but such a cache "
-                "learns during decoding and is not recorded; decode live (compare_strategies)"
             )
 
     def kept(self, options: DraftConfig) -> dict[str, Any]:
@@ -189,23 +173,8 @@ _KINDS: dict[str, tuple[Draft, tuple[str, ...]]] = {
     "oracle": (draft_oracle, ("top_k",)),
 }
 
-_BASELINES = (
-    Strategy(
-        "count_trie",
-        "{nodes}-node raw-count trie",
-        draft_counts,
-        lambda rescorers, _continuation, options: CountTrieDrafter(
-            rescorers.trie, top_k=options.top_k, max_nodes=options.tree_nodes, alpha=options.alpha
-        ),
-        ("top_k", "max_nodes", "alpha"),
-        uses_trie=True,
-    ),
-    Strategy(
-        "prompt_lookup",
-        "prompt lookup",
-        draft_lookup,
-        lambda _rescorers, _continuation, _options: LookupDrafter(LONGEST_MATCH, draft_length=None),
-    ),
+_PROMPT_LOOKUP = Strategy(
+    "prompt_lookup", "prompt lookup", draft_lookup, lambda *_options: LookupDrafter()
 )
 
 
@@ -215,7 +184,7 @@ def _registry() -> dict[str, Strategy]:
     lines = {setting.name: setting for setting in settings}
     oracle = lines.pop("oracle")
     replayable = [strategy_of(line) for line in lines.values() if line.strategy in _KINDS]
-    found = [*replayable, *_BASELINES, strategy_of(oracle)]
+    found = [*replayable, _PROMPT_LOOKUP, strategy_of(oracle)]
     return {strategy.name: strategy for strategy in found}
 
 
