@@ -98,7 +98,7 @@ void Run(const char* lm_path, const char* lattices_path) {
   for (const Lattice& lattice : lattices) {
     *marker = 1;
     const LmState start = lm->StateOfContext(lattice.context, /*bos=*/true);
-    FindDrafts(lattice.sausage, lm.get(), start, DraftOptions(), {}, &drafts);
+    FindDrafts(lattice.sausage, lm.get(), start, DraftOptions(), &drafts);
     *marker = 2;
   }
 }

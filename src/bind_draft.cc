@@ -111,18 +111,16 @@ ChainArrays FindChains(const LatticeBatch& lattices, const LmOrNone& lm,
 DraftArrays RescoreCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
                               const LmOrNone& lm, const Array<TokenId>& contexts,
                               const Array<std::int64_t>& offsets, bool bos, int num_drafts,
-                              double alpha, const std::string& engine, int threads,
-                              const Caches& caches) {
-  return Rescore(ToCandidates(token_ids, scores), lm,
-                 {ToSpan(contexts), ToSpan(offsets), bos, caches},
+                              double alpha, const std::string& engine, int threads) {
+  return Rescore(ToCandidates(token_ids, scores), lm, {ToSpan(contexts), ToSpan(offsets), bos},
                  {num_drafts, alpha, ParseEngine(engine)}, threads);
 }
 
 DraftArrays RescoreSausages(const Sausages& sausages, const LmOrNone& lm,
                             const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
                             bool bos, int num_drafts, double alpha, const std::string& engine,
-                            int threads, const Caches& caches, const std::string& normalization) {
-  return Rescore(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos, caches},
+                            int threads, const std::string& normalization) {
+  return Rescore(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos},
                  {num_drafts, alpha, ParseEngine(engine), ParseNormalization(normalization)},
                  threads);
 }
@@ -130,33 +128,32 @@ DraftArrays RescoreSausages(const Sausages& sausages, const LmOrNone& lm,
 TreeArrays TreeOfCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
                             const LmOrNone& lm, const Array<TokenId>& contexts,
                             const Array<std::int64_t>& offsets, bool bos, int max_nodes,
-                            double alpha, int threads, const Caches& caches) {
-  return FindTrees(ToCandidates(token_ids, scores), lm,
-                   {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha, max_nodes, threads);
+                            double alpha, int threads) {
+  return FindTrees(ToCandidates(token_ids, scores), lm, {ToSpan(contexts), ToSpan(offsets), bos},
+                   alpha, max_nodes, threads);
 }
 
 TreeArrays TreeOfSausages(const Sausages& sausages, const LmOrNone& lm,
                           const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
-                          bool bos, int max_nodes, double alpha, int threads, const Caches& caches,
+                          bool bos, int max_nodes, double alpha, int threads,
                           const std::string& normalization) {
-  return FindTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha, max_nodes,
+  return FindTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos}, alpha, max_nodes,
                    threads, ParseNormalization(normalization));
 }
 
 ChainArrays ChainsOfCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
                                const LmOrNone& lm, const Array<TokenId>& contexts,
                                const Array<std::int64_t>& offsets, bool bos, double alpha,
-                               int threads, const Caches& caches, bool is_walk) {
-  return FindChains(ToCandidates(token_ids, scores), lm,
-                    {ToSpan(contexts), ToSpan(offsets), bos, caches}, {alpha, ObjectiveOf(is_walk)},
-                    threads);
+                               int threads, bool is_walk) {
+  return FindChains(ToCandidates(token_ids, scores), lm, {ToSpan(contexts), ToSpan(offsets), bos},
+                    {alpha, ObjectiveOf(is_walk)}, threads);
 }
 
 ChainArrays ChainsOfSausages(const Sausages& sausages, const LmOrNone& lm,
                              const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
-                             bool bos, double alpha, int threads, const Caches& caches,
-                             bool is_walk, const std::string& normalization) {
-  return FindChains(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos, caches},
+                             bool bos, double alpha, int threads, bool is_walk,
+                             const std::string& normalization) {
+  return FindChains(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos},
                     {alpha, ObjectiveOf(is_walk), ParseNormalization(normalization)}, threads);
 }
 
@@ -192,20 +189,18 @@ SampleArrays SampleTrees(const LatticeBatch& lattices, const LmOrNone& lm,
 SampleArrays SampleTreeOfCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
                                     const LmOrNone& lm, const Array<TokenId>& contexts,
                                     const Array<std::int64_t>& offsets, bool bos, int max_nodes,
-                                    double alpha, const Noise& noise, int threads,
-                                    const Caches& caches) {
-  return SampleTrees(ToCandidates(token_ids, scores), lm,
-                     {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha, max_nodes, noise,
-                     threads);
+                                    double alpha, const Noise& noise, int threads) {
+  return SampleTrees(ToCandidates(token_ids, scores), lm, {ToSpan(contexts), ToSpan(offsets), bos},
+                     alpha, max_nodes, noise, threads);
 }
 
 SampleArrays SampleTreeOfSausages(const Sausages& sausages, const LmOrNone& lm,
                                   const Array<TokenId>& contexts,
                                   const Array<std::int64_t>& offsets, bool bos, int max_nodes,
                                   double alpha, const Noise& noise, int threads,
-                                  const Caches& caches, const std::string& normalization) {
-  return SampleTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos, caches}, alpha,
-                     max_nodes, noise, threads, ParseNormalization(normalization));
+                                  const std::string& normalization) {
+  return SampleTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos}, alpha, max_nodes,
+                     noise, threads, ParseNormalization(normalization));
 }
 
 DraftArrays RescoreFst(const py::bytes& acceptor, const LmOrNone& lm, const Array<TokenId>& context,
@@ -235,35 +230,35 @@ void BindDraft(py::module_& m) {
   m.def("rescore_candidates", &RescoreCandidates, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
         py::arg("offsets").noconvert(), py::arg("bos"), py::arg("num_drafts"), py::arg("alpha"),
-        py::arg("engine"), py::arg("threads"), py::arg("caches") = Caches());
+        py::arg("engine"), py::arg("threads"));
   m.def("rescore_sausages", &RescoreSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
         py::arg("num_drafts"), py::arg("alpha"), py::arg("engine"), py::arg("threads"),
-        py::arg("caches") = Caches(), py::arg("normalization") = "global");
+        py::arg("normalization") = "global");
   m.def("tree_of_candidates", &TreeOfCandidates, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
         py::arg("offsets").noconvert(), py::arg("bos"), py::arg("max_nodes"), py::arg("alpha"),
-        py::arg("threads"), py::arg("caches") = Caches());
+        py::arg("threads"));
   m.def("tree_of_sausages", &TreeOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
-        py::arg("max_nodes"), py::arg("alpha"), py::arg("threads"), py::arg("caches") = Caches(),
+        py::arg("max_nodes"), py::arg("alpha"), py::arg("threads"),
         py::arg("normalization") = "global");
   m.def("chains_of_candidates", &ChainsOfCandidates, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
         py::arg("offsets").noconvert(), py::arg("bos"), py::arg("alpha"), py::arg("threads"),
-        py::arg("caches") = Caches(), py::arg("is_walk") = false);
+        py::arg("is_walk") = false);
   m.def("chains_of_sausages", &ChainsOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
-        py::arg("alpha"), py::arg("threads"), py::arg("caches") = Caches(),
-        py::arg("is_walk") = false, py::arg("normalization") = "global");
+        py::arg("alpha"), py::arg("threads"), py::arg("is_walk") = false,
+        py::arg("normalization") = "global");
   m.def("sample_tree_of_candidates", &SampleTreeOfCandidates, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
         py::arg("offsets").noconvert(), py::arg("bos"), py::arg("max_nodes"), py::arg("alpha"),
-        py::arg("noise"), py::arg("threads"), py::arg("caches") = Caches());
+        py::arg("noise"), py::arg("threads"));
   m.def("sample_tree_of_sausages", &SampleTreeOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
         py::arg("max_nodes"), py::arg("alpha"), py::arg("noise"), py::arg("threads"),
-        py::arg("caches") = Caches(), py::arg("normalization") = "global");
+        py::arg("normalization") = "global");
   m.def("rescore_fst", &RescoreFst, py::arg("acceptor"), py::arg("lm"),
         py::arg("context").noconvert(), py::arg("bos"), py::arg("num_drafts"), py::arg("alpha"),
         py::arg("engine"));

@@ -4,7 +4,6 @@
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/lm/arpa.h"
 #include "lattice_bpd/lm/backoff_lm.h"
-#include "lattice_bpd/lm/context_ngram.h"
 #include "lattice_bpd/lm/lm_file.h"
 #include "lattice_bpd/lm/lm_from_fst.h"
 #include "lattice_bpd/lm/lm_fst.h"
@@ -95,39 +94,6 @@ std::vector<std::size_t> NumNgrams(const BackoffLm& lm) {
   std::vector<std::size_t> counts;
   for (const PackedLevel& level : lm.levels()) counts.push_back(level.size());
   return counts;
-}
-
-// ContextNgram takes its lock without the GIL: a search that holds the lock may be waiting for
-// other threads.
-using Release = py::call_guard<py::gil_scoped_release>;
-
-void Update(ContextNgram& cache, const Array<TokenId>& token_ids, const LmOrNone& lm, bool bos) {
-  const Span<TokenId> tokens = ToSpan(token_ids);
-  const py::gil_scoped_release release;
-  cache.Update(tokens, Get(lm), bos);
-}
-
-double LogProbOf(const ContextNgram& cache, TokenId token_id, const Array<TokenId>& context,
-                 const LmOrNone& lm, bool bos) {
-  const Span<TokenId> tokens = ToSpan(context);
-  const py::gil_scoped_release release;
-  return cache.LogProb(token_id, tokens, Get(lm), bos);
-}
-
-py::array_t<TokenId> TextOf(const ContextNgram& cache) {
-  std::vector<TokenId> text;
-  {
-    const py::gil_scoped_release release;
-    text = cache.text();
-  }
-  return ToArray(std::move(text));
-}
-
-void Restore(ContextNgram& cache, const Array<TokenId>& token_ids,
-             const std::vector<double>& weights) {
-  const Span<TokenId> tokens = ToSpan(token_ids);
-  const py::gil_scoped_release release;
-  cache.Restore(tokens, weights);
 }
 
 std::uint64_t BytesOf(const PackedLevel& level) {
@@ -242,21 +208,6 @@ void BindLm(py::module_& m) {
   m.def("read_arpa", &ReadArpaOf, py::arg("path"), py::arg("vocab_size"), py::arg("words"),
         py::arg("bos_id"), py::arg("eos_id"), py::arg("unk_id"));
   m.def("read_arpa_words", &ArpaWords, py::arg("path"));
-
-  py::class_<ContextNgram>(m, "ContextNgram", "A cache LM of the text so far; safe for threads.")
-      .def(py::init<std::int64_t, int, std::int64_t>(), py::arg("vocab_size"), py::arg("order"),
-           py::arg("max_tokens"))
-      .def_property_readonly("vocab_size", &ContextNgram::vocab_size)
-      .def_property_readonly("order", &ContextNgram::order)
-      .def_property_readonly("max_tokens", &ContextNgram::max_tokens)
-      .def("num_tokens", &ContextNgram::num_tokens, Release())
-      .def("weights", &ContextNgram::weights, Release())
-      .def("update", &Update, py::arg("token_ids").noconvert(), py::arg("lm"), py::arg("bos"))
-      .def("text", &TextOf)
-      .def("restore", &Restore, py::arg("token_ids").noconvert(), py::arg("weights"))
-      .def("clear", &ContextNgram::Clear, Release())
-      .def("log_prob", &LogProbOf, py::arg("token_id"), py::arg("context").noconvert(),
-           py::arg("lm"), py::arg("bos"));
 
   BindAssembler(m);
   m.def(

@@ -151,26 +151,25 @@ std::optional<py::array_t<float>> NodeLogProbs(const PrefixTree& tree) {
 
 // The contexts, concatenated.
 struct FlatContexts {
-  explicit FlatContexts(const Contexts& contexts, const Caches& caches) : caches(caches) {
+  explicit FlatContexts(const Contexts& contexts) {
     for (const std::vector<TokenId>& context : contexts) {
       token_ids.insert(token_ids.end(), context.begin(), context.end());
       offsets.push_back(static_cast<std::int64_t>(token_ids.size()));
     }
   }
-  ContextsView view() const { return {token_ids, offsets, true, caches}; }
+  ContextsView view() const { return {token_ids, offsets, true}; }
 
   std::vector<TokenId> token_ids;
   std::vector<std::int64_t> offsets = {0};
-  const Caches& caches;
 };
 
 // Candidates (batch, slots, top_k); contexts that end in the exact token.
 std::vector<PrefixTree> SearchTreesOf(const Array<TokenId>& token_ids, const Array<float>& scores,
                                       const LmOrNone& lm, const Contexts& contexts,
                                       const MaxDepths& max_depths, int max_nodes, double alpha,
-                                      int threads, const Caches& caches) {
+                                      int threads) {
   const CandidatesView candidates = ToCandidates(token_ids, scores);
-  const FlatContexts flat(contexts, caches);
+  const FlatContexts flat(contexts);
   const py::gil_scoped_release release;
   return SearchTrees(candidates, Get(lm), flat.view(), max_depths, alpha, max_nodes, threads);
 }
@@ -178,9 +177,9 @@ std::vector<PrefixTree> SearchTreesOf(const Array<TokenId>& token_ids, const Arr
 std::vector<PrefixTree> SearchDraftsOf(const Array<TokenId>& token_ids, const Array<float>& scores,
                                        const LmOrNone& lm, const Contexts& contexts,
                                        const MaxDepths& max_depths, int num_drafts, double alpha,
-                                       int threads, const Caches& caches) {
+                                       int threads) {
   const CandidatesView candidates = ToCandidates(token_ids, scores);
-  const FlatContexts flat(contexts, caches);
+  const FlatContexts flat(contexts);
   const py::gil_scoped_release release;
   return SearchDrafts(candidates, Get(lm), flat.view(), max_depths,
                       {num_drafts, alpha, Engine::kAuto}, threads);
@@ -188,10 +187,9 @@ std::vector<PrefixTree> SearchDraftsOf(const Array<TokenId>& token_ids, const Ar
 
 std::vector<PrefixTree> SearchChainsOf(const Array<TokenId>& token_ids, const Array<float>& scores,
                                        const LmOrNone& lm, const Contexts& contexts,
-                                       const MaxDepths& max_depths, double alpha, int threads,
-                                       const Caches& caches) {
+                                       const MaxDepths& max_depths, double alpha, int threads) {
   const CandidatesView candidates = ToCandidates(token_ids, scores);
-  const FlatContexts flat(contexts, caches);
+  const FlatContexts flat(contexts);
   const py::gil_scoped_release release;
   return SearchChains(candidates, Get(lm), flat.view(), max_depths, {alpha}, threads);
 }
@@ -202,7 +200,7 @@ std::vector<std::vector<TokenId>> DraftChainsOf(const Array<TokenId>& token_ids,
                                                 const Contexts& contexts,
                                                 const MaxDepths& max_lengths, double alpha,
                                                 float temperature, double least_log_prob,
-                                                int threads, const Caches& caches) {
+                                                int threads) {
   CandidatesView candidates = ToCandidates(token_ids, scores);
   if (max_lengths.size() != candidates.batch) {
     throw ValueError(StrCat("found ", max_lengths.size(), " maximum lengths for ", candidates.batch,
@@ -213,7 +211,7 @@ std::vector<std::vector<TokenId>> DraftChainsOf(const Array<TokenId>& token_ids,
   }
   candidates.max_slots = max_lengths.data();
   candidates.temperature = temperature;
-  const FlatContexts flat(contexts, caches);
+  const FlatContexts flat(contexts);
   const py::gil_scoped_release release;
   return FindChainDrafts(candidates, Get(lm), flat.view(), {alpha}, least_log_prob, threads);
 }
@@ -224,9 +222,8 @@ using Sausages = std::vector<const Sausage*>;
 std::vector<PrefixTree> SearchTreesOfSausages(const Sausages& sausages, const LmOrNone& lm,
                                               const Contexts& contexts, const MaxDepths& max_depths,
                                               int max_nodes, double alpha,
-                                              const std::string& normalization, int threads,
-                                              const Caches& caches) {
-  const FlatContexts flat(contexts, caches);
+                                              const std::string& normalization, int threads) {
+  const FlatContexts flat(contexts);
   const py::gil_scoped_release release;
   return SearchTrees(sausages, Get(lm), flat.view(), max_depths, alpha, max_nodes, threads,
                      ParseNormalization(normalization));
@@ -236,8 +233,8 @@ std::vector<PrefixTree> SearchDraftsOfSausages(const Sausages& sausages, const L
                                                const Contexts& contexts,
                                                const MaxDepths& max_depths, int num_drafts,
                                                double alpha, const std::string& normalization,
-                                               int threads, const Caches& caches) {
-  const FlatContexts flat(contexts, caches);
+                                               int threads) {
+  const FlatContexts flat(contexts);
   const py::gil_scoped_release release;
   return SearchDrafts(sausages, Get(lm), flat.view(), max_depths,
                       {num_drafts, alpha, Engine::kAuto, ParseNormalization(normalization)},
@@ -247,19 +244,20 @@ std::vector<PrefixTree> SearchDraftsOfSausages(const Sausages& sausages, const L
 std::vector<PrefixTree> SearchChainsOfSausages(const Sausages& sausages, const LmOrNone& lm,
                                                const Contexts& contexts,
                                                const MaxDepths& max_depths, double alpha,
-                                               const std::string& normalization, int threads,
-                                               const Caches& caches) {
-  const FlatContexts flat(contexts, caches);
+                                               const std::string& normalization, int threads) {
+  const FlatContexts flat(contexts);
   const py::gil_scoped_release release;
   return SearchChains(sausages, Get(lm), flat.view(), max_depths,
                       {alpha, ChainObjective::kAcceptLength, ParseNormalization(normalization)},
                       threads);
 }
 
-std::vector<std::vector<TokenId>> DraftChainsOfSausages(
-    const Sausages& sausages, const LmOrNone& lm, const Contexts& contexts, double alpha,
-    const std::string& normalization, double least_log_prob, int threads, const Caches& caches) {
-  const FlatContexts flat(contexts, caches);
+std::vector<std::vector<TokenId>> DraftChainsOfSausages(const Sausages& sausages,
+                                                        const LmOrNone& lm,
+                                                        const Contexts& contexts, double alpha,
+                                                        const std::string& normalization,
+                                                        double least_log_prob, int threads) {
+  const FlatContexts flat(contexts);
   const py::gil_scoped_release release;
   return FindChainDrafts(sausages, Get(lm), flat.view(),
                          {alpha, ChainObjective::kAcceptLength, ParseNormalization(normalization)},
@@ -360,31 +358,28 @@ void BindVerify(py::module_& m) {
           py::arg("node"));
   m.def("search_trees", &SearchTreesOf, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_depths"),
-        py::arg("max_nodes"), py::arg("alpha"), py::arg("threads") = 0,
-        py::arg("caches") = Caches());
+        py::arg("max_nodes"), py::arg("alpha"), py::arg("threads") = 0);
   m.def("search_drafts", &SearchDraftsOf, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_depths"),
-        py::arg("num_drafts"), py::arg("alpha"), py::arg("threads") = 0,
-        py::arg("caches") = Caches());
+        py::arg("num_drafts"), py::arg("alpha"), py::arg("threads") = 0);
   m.def("search_chains", &SearchChainsOf, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_depths"),
-        py::arg("alpha"), py::arg("threads") = 0, py::arg("caches") = Caches());
+        py::arg("alpha"), py::arg("threads") = 0);
   m.def("draft_chains", &DraftChainsOf, py::arg("token_ids").noconvert(),
         py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_lengths"),
-        py::arg("alpha"), py::arg("temperature"), py::arg("least_log_prob"), py::arg("threads"),
-        py::arg("caches"));
+        py::arg("alpha"), py::arg("temperature"), py::arg("least_log_prob"), py::arg("threads"));
   m.def("search_trees_of_sausages", &SearchTreesOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts"), py::arg("max_depths"), py::arg("max_nodes"), py::arg("alpha"),
-        py::arg("normalization"), py::arg("threads") = 0, py::arg("caches") = Caches());
+        py::arg("normalization"), py::arg("threads") = 0);
   m.def("search_drafts_of_sausages", &SearchDraftsOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts"), py::arg("max_depths"), py::arg("num_drafts"), py::arg("alpha"),
-        py::arg("normalization"), py::arg("threads") = 0, py::arg("caches") = Caches());
+        py::arg("normalization"), py::arg("threads") = 0);
   m.def("search_chains_of_sausages", &SearchChainsOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts"), py::arg("max_depths"), py::arg("alpha"), py::arg("normalization"),
-        py::arg("threads") = 0, py::arg("caches") = Caches());
+        py::arg("threads") = 0);
   m.def("draft_chains_of_sausages", &DraftChainsOfSausages, py::arg("sausages"), py::arg("lm"),
         py::arg("contexts"), py::arg("alpha"), py::arg("normalization"), py::arg("least_log_prob"),
-        py::arg("threads"), py::arg("caches"));
+        py::arg("threads"));
   m.def("tree_extents", &TreeExtents, py::arg("trees"));
   m.def("follow_greedy", &FollowGreedyOf, py::arg("trees"), py::arg("logits").noconvert(),
         py::arg("node_rows").noconvert());

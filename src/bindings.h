@@ -18,7 +18,6 @@
 #include "lattice_bpd/base/label.h"
 #include "lattice_bpd/lattice/lattice_batch.h"
 #include "lattice_bpd/lm/backoff_lm.h"
-#include "lattice_bpd/lm/context_ngram.h"
 
 namespace lattice_bpd {
 
@@ -29,7 +28,6 @@ void BindTrainPartitions(pybind11::module_& m);
 void BindLattice(pybind11::module_& m);
 void BindDraft(pybind11::module_& m);
 void BindVerify(pybind11::module_& m);
-void BindDecode(pybind11::module_& m);
 void BindMixture(pybind11::module_& m);
 
 // A contiguous array that is taken as it is: the typed Python layer converts, the binding does not.
@@ -87,8 +85,6 @@ inline const BackoffLm* Get(const LmOrNone& lm) { return lm ? lm->get() : nullpt
 inline std::shared_ptr<BackoffLm> ToPython(std::shared_ptr<const BackoffLm> lm) {
   return std::const_pointer_cast<BackoffLm>(std::move(lm));
 }
-
-using Caches = std::vector<const ContextNgram*>;  // one for each lattice, None for none; or empty
 
 // Candidates (batch, slots, top_k) as SelectTopK or a GPU's top-k gives them.
 CandidatesView ToCandidates(const Array<TokenId>& token_ids, const Array<float>& scores);

@@ -12,6 +12,5 @@ PYBIND11_MODULE(_core, m) {
   lattice_bpd::BindLattice(m);
   lattice_bpd::BindDraft(m);
   lattice_bpd::BindVerify(m);
-  lattice_bpd::BindDecode(m);
   lattice_bpd::BindMixture(m);
 }

@@ -11,15 +11,12 @@ import typing
 
 __all__: list[str] = [
     "BackoffLm",
-    "ContextNgram",
     "CorpusCounter",
     "FormatError",
     "Mixture",
     "MixtureText",
     "PrefixTree",
-    "RepeatingText",
     "Sausage",
-    "SuffixIndex",
     "TextStore",
     "TrieAssembler",
     "Vocabulary",
@@ -138,42 +135,6 @@ class BackoffLm:
     def order(self) -> int: ...
     @property
     def unk_id(self) -> int | None: ...
-    @property
-    def vocab_size(self) -> int: ...
-
-class ContextNgram:
-    """
-    A cache LM of the text so far; safe for threads.
-    """
-    def __init__(
-        self,
-        vocab_size: typing.SupportsInt | typing.SupportsIndex,
-        order: typing.SupportsInt | typing.SupportsIndex,
-        max_tokens: typing.SupportsInt | typing.SupportsIndex,
-    ) -> None: ...
-    def clear(self) -> None: ...
-    def log_prob(
-        self,
-        token_id: typing.SupportsInt | typing.SupportsIndex,
-        context: numpy.typing.NDArray[numpy.int32],
-        lm: BackoffLm | None,
-        bos: bool,
-    ) -> float: ...
-    def num_tokens(self) -> int: ...
-    def restore(
-        self,
-        token_ids: numpy.typing.NDArray[numpy.int32],
-        weights: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
-    ) -> None: ...
-    def text(self) -> numpy.typing.NDArray[numpy.int32]: ...
-    def update(
-        self, token_ids: numpy.typing.NDArray[numpy.int32], lm: BackoffLm | None, bos: bool
-    ) -> None: ...
-    def weights(self) -> list[float]: ...
-    @property
-    def max_tokens(self) -> int: ...
-    @property
-    def order(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
 
@@ -344,25 +305,6 @@ class PrefixTree:
     @property
     def token_range(self) -> tuple[int, int]: ...
 
-class RepeatingText:
-    """
-    A text whose repetitions extend draft trees.
-    """
-    def __init__(self) -> None: ...
-    def __len__(self) -> int: ...
-    def append(
-        self, tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ) -> None: ...
-    def extend_tree(
-        self,
-        tree: PrefixTree,
-        num_slots: typing.SupportsInt | typing.SupportsIndex,
-        max_depth: typing.SupportsInt | typing.SupportsIndex,
-        max_nodes: typing.SupportsInt | typing.SupportsIndex,
-    ) -> PrefixTree | None: ...
-    @property
-    def rates(self) -> list[tuple[float, float]]: ...
-
 class Sausage:
     """
     A sausage lattice: candidate tokens and scores by slot.
@@ -398,30 +340,6 @@ class Sausage:
     def has_transitions(self) -> bool: ...
     @property
     def num_slots(self) -> int: ...
-
-class SuffixIndex:
-    """
-    Earlier occurrences of the last tokens of a text.
-    """
-    def __init__(self, longest: typing.SupportsInt | typing.SupportsIndex) -> None: ...
-    def __len__(self) -> int: ...
-    def append(self, token: typing.SupportsInt | typing.SupportsIndex) -> tuple[int, int]: ...
-    def extend(
-        self, tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ) -> None: ...
-    def find(
-        self, path: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []
-    ) -> tuple[int, int]: ...
-    def follow(
-        self,
-        position: typing.SupportsInt | typing.SupportsIndex,
-        count: typing.SupportsInt | typing.SupportsIndex,
-        path: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
-    ) -> list[int]: ...
-    @property
-    def longest(self) -> int: ...
-    @property
-    def tokens(self) -> list[int]: ...
 
 class TextStore:
     """
@@ -498,7 +416,6 @@ def chains_of_candidates(
     bos: bool,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex,
-    caches: collections.abc.Sequence[ContextNgram] = [],
     is_walk: bool = False,
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
@@ -514,7 +431,6 @@ def chains_of_sausages(
     bos: bool,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex,
-    caches: collections.abc.Sequence[ContextNgram] = [],
     is_walk: bool = False,
     normalization: str = "global",
 ) -> tuple[
@@ -602,7 +518,6 @@ def draft_chains(
     temperature: typing.SupportsFloat | typing.SupportsIndex,
     least_log_prob: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex,
-    caches: collections.abc.Sequence[ContextNgram],
 ) -> list[list[int]]: ...
 def draft_chains_of_sausages(
     sausages: collections.abc.Sequence[Sausage],
@@ -614,7 +529,6 @@ def draft_chains_of_sausages(
     normalization: str,
     least_log_prob: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex,
-    caches: collections.abc.Sequence[ContextNgram],
 ) -> list[list[int]]: ...
 def estimate_rows(
     vocabulary: Vocabulary,
@@ -779,7 +693,6 @@ def rescore_candidates(
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     engine: str,
     threads: typing.SupportsInt | typing.SupportsIndex,
-    caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
     numpy.typing.NDArray[numpy.float32],
@@ -808,7 +721,6 @@ def rescore_sausages(
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     engine: str,
     threads: typing.SupportsInt | typing.SupportsIndex,
-    caches: collections.abc.Sequence[ContextNgram] = [],
     normalization: str = "global",
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
@@ -841,7 +753,6 @@ def sample_tree_of_candidates(
         typing.SupportsFloat | typing.SupportsIndex,
     ],
     threads: typing.SupportsInt | typing.SupportsIndex,
-    caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
     numpy.typing.NDArray[numpy.int32],
@@ -866,7 +777,6 @@ def sample_tree_of_sausages(
         typing.SupportsFloat | typing.SupportsIndex,
     ],
     threads: typing.SupportsInt | typing.SupportsIndex,
-    caches: collections.abc.Sequence[ContextNgram] = [],
     normalization: str = "global",
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
@@ -892,7 +802,6 @@ def search_chains(
     max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex = 0,
-    caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> list[PrefixTree]: ...
 def search_chains_of_sausages(
     sausages: collections.abc.Sequence[Sausage],
@@ -904,7 +813,6 @@ def search_chains_of_sausages(
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     normalization: str,
     threads: typing.SupportsInt | typing.SupportsIndex = 0,
-    caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> list[PrefixTree]: ...
 def search_drafts(
     token_ids: numpy.typing.NDArray[numpy.int32],
@@ -917,7 +825,6 @@ def search_drafts(
     num_drafts: typing.SupportsInt | typing.SupportsIndex,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex = 0,
-    caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> list[PrefixTree]: ...
 def search_drafts_of_sausages(
     sausages: collections.abc.Sequence[Sausage],
@@ -930,7 +837,6 @@ def search_drafts_of_sausages(
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     normalization: str,
     threads: typing.SupportsInt | typing.SupportsIndex = 0,
-    caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> list[PrefixTree]: ...
 def search_mixtures(
     texts: collections.abc.Sequence[MixtureText],
@@ -961,7 +867,6 @@ def search_trees(
     max_nodes: typing.SupportsInt | typing.SupportsIndex,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex = 0,
-    caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> list[PrefixTree]: ...
 def search_trees_of_sausages(
     sausages: collections.abc.Sequence[Sausage],
@@ -974,7 +879,6 @@ def search_trees_of_sausages(
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     normalization: str,
     threads: typing.SupportsInt | typing.SupportsIndex = 0,
-    caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> list[PrefixTree]: ...
 def select_top_k(
     logits: numpy.typing.NDArray[typing.Any],
@@ -1030,7 +934,6 @@ def tree_of_candidates(
     max_nodes: typing.SupportsInt | typing.SupportsIndex,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex,
-    caches: collections.abc.Sequence[ContextNgram] = [],
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
     numpy.typing.NDArray[numpy.int32],
@@ -1049,7 +952,6 @@ def tree_of_sausages(
     max_nodes: typing.SupportsInt | typing.SupportsIndex,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex,
-    caches: collections.abc.Sequence[ContextNgram] = [],
     normalization: str = "global",
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],

@@ -2,7 +2,7 @@
 // constants come from x86-64; `make test-arm` compares an emulated ARM processor with them.
 //
 // Scores and masses are on the grid and computed in a fixed order, so their bits are part of the
-// digests. Where the C library's log and exp take part (caches, samples), only tokens and shapes
+// digests. Where the C library's log and exp take part (samples), only tokens and shapes
 // are: these functions may differ in the last bit.
 #include <doctest/doctest.h>
 
@@ -15,7 +15,7 @@
 #include "lattice_bpd/draft/find_tree.h"
 #include "lattice_bpd/draft/fused_engine.h"
 #include "lattice_bpd/draft/sample_tree.h"
-#include "random_caches.h"
+#include "random_cases.h"
 
 namespace lattice_bpd {
 namespace {
@@ -52,7 +52,7 @@ class Digest {
 };
 
 struct Digests {
-  Digest lists, trees, chains, cached, samples;
+  Digest lists, trees, chains, samples;
 };
 
 struct Search {
@@ -62,7 +62,7 @@ struct Search {
   double alpha;
 };
 
-void AddAnswers(const Search& search, const CachedContext& cached, Random* random, Digests* out) {
+void AddAnswers(const Search& search, Random* random, Digests* out) {
   const auto& [lattice, lm, start, alpha] = search;
   for (const Normalization normalization : {Normalization::kGlobal, Normalization::kLocal}) {
     DraftOptions options = {1 + static_cast<int>(Below(random, 40)), alpha, Engine::kFused};
@@ -73,17 +73,13 @@ void AddAnswers(const Search& search, const CachedContext& cached, Random* rando
     samples.use = Below(random, 2) == 0 ? NoiseUse::kIndependent : NoiseUse::kShared;
     samples.normalization = normalization;
     SampledTree sampled;
-    SampleTree(lattice, lm, start, samples, {}, &sampled);
+    SampleTree(lattice, lm, start, samples, &sampled);
     out->samples.AddShape(sampled.nodes);
     out->lists.Add(FindDrafts(lattice, lm, start, options));
-    out->trees.Add(FindTree(lattice, lm, start, alpha, max_nodes, {}, normalization));
+    out->trees.Add(FindTree(lattice, lm, start, alpha, max_nodes, normalization));
     for (const auto objective : {ChainObjective::kAcceptLength, ChainObjective::kGreedyWalk}) {
       out->chains.Add(FindChain(lattice, lm, start, {alpha, objective, normalization}));
     }
-    for (const TokenId token : FindDrafts(lattice, lm, start, options, cached).token_ids) {
-      out->cached.Add(static_cast<std::uint64_t>(token));
-    }
-    out->cached.AddShape(FindTree(lattice, lm, start, alpha, max_nodes, cached, normalization));
   }
 }
 
@@ -96,9 +92,7 @@ Digests DigestsOf(std::uint32_t first_seed, std::uint32_t seeds, std::uint32_t v
     const std::uint32_t used = 2 + Below(&random, std::min(vocab_size - 2, 150u));
     const int ngrams = static_cast<int>(Below(&random, 6000));
     const auto lm = RandomLm(&random, vocab_size, used, order, ngrams, exact);
-    ContextNgram cache(vocab_size, 4, 1000);
     const Tokens text = RandomText(&random, used, 60);
-    cache.Update(text, lm.get(), false);
     for (int trial = 0; trial < 3; ++trial) {
       const Tokens context(text.end() - static_cast<std::ptrdiff_t>(Below(&random, 6)), text.end());
       const std::uint32_t widths[] = {4, 16, 17, 33, 70};
@@ -106,8 +100,7 @@ Digests DigestsOf(std::uint32_t first_seed, std::uint32_t seeds, std::uint32_t v
       Sausage lattice = RandomLattice(&random, used, widths[Below(&random, 5)]);
       if (Below(&random, 3) == 0) lattice = WithTransitions(&random, lattice);
       const double alpha = alphas[Below(&random, 5)];
-      AddAnswers({lattice, lm.get(), lm->StateOfContext(context, false), alpha},
-                 {&cache, cache.trie().StateOf(context)}, &random, &out);
+      AddAnswers({lattice, lm.get(), lm->StateOfContext(context, false), alpha}, &random, &out);
     }
   }
   return out;
@@ -122,23 +115,22 @@ void CheckDigests(std::uint32_t first_seed, std::uint32_t seeds, std::uint32_t v
     CHECK(found.lists.bits() == expected[0]);
     CHECK(found.trees.bits() == expected[1]);
     CHECK(found.chains.bits() == expected[2]);
-    CHECK(found.cached.bits() == expected[3]);
-    CHECK(found.samples.bits() == expected[4]);
+    CHECK(found.samples.bits() == expected[3]);
   }
   SetFusedInstructionSet("");
 }
 
-// lists, trees, chains, cached, samples
+// lists, trees, chains, samples
 TEST_CASE("digests of answers: 2-byte keys") {
-  CheckDigests(0, 60, 200,
-               {2719773597714551892u, 17762293121632057612u, 11410126301293312248u,
-                3606740231236748863u, 12726888555502427540u});
+  CheckDigests(
+      0, 60, 200,
+      {2719773597714551892u, 17762293121632057612u, 11410126301293312248u, 12726888555502427540u});
 }
 
 TEST_CASE("digests of answers: 4-byte keys") {
-  CheckDigests(500, 6, 70000,
-               {4840791624447017187u, 6867344176382619455u, 1212229725272899571u,
-                1308992831782211126u, 16745311294488548612u});
+  CheckDigests(
+      500, 6, 70000,
+      {4840791624447017187u, 6867344176382619455u, 1212229725272899571u, 16745311294488548612u});
 }
 
 }  // namespace

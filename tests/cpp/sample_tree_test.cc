@@ -64,7 +64,7 @@ TokenIds WithToken(TokenIds prefix, TokenId token) {
 SampledTree Sample(const Sausage& lattice, const BackoffLm* lm, const LmState& start,
                    const SampleOptions& options) {
   SampledTree tree;
-  SampleTree(lattice, lm, start, options, {}, &tree);
+  SampleTree(lattice, lm, start, options, &tree);
   return tree;
 }
 
@@ -233,9 +233,9 @@ TEST_CASE("batch: padding, and the same rows whatever else is in the batch") {
       doctest::Contains("found 0 keys"), ValueError);
   SampledTree out;
   CHECK_THROWS_WITH_AS(
-      SampleTree(lattices[0], nullptr, {}, {1.0, 1, NoiseUse::kShared, 0.0}, {}, &out),
+      SampleTree(lattices[0], nullptr, {}, {1.0, 1, NoiseUse::kShared, 0.0}, &out),
       doctest::Contains("sharpness is 0"), ValueError);
-  CHECK_THROWS_AS(SampleTree(lattices[0], nullptr, {}, {1.0, 0}, {}, &out), ValueError);
+  CHECK_THROWS_AS(SampleTree(lattices[0], nullptr, {}, {1.0, 0}, &out), ValueError);
 }
 
 TEST_CASE("a slot that is masked altogether ends the tree") {

@@ -17,7 +17,7 @@
 #include "lattice_bpd/lm/score_text.h"
 #include "lattice_bpd/lm/unpack.h"
 #include "lattice_bpd/train/interpolate.h"
-#include "random_caches.h"
+#include "random_cases.h"
 
 namespace lattice_bpd {
 namespace {
@@ -129,26 +129,26 @@ void CheckSame(const DraftList& drafts, const DraftList& expected) {
 
 // All searches, with the same random numbers for both LMs.
 void CheckSearches(const Pair& lms, const Sausage& lattice, const Tokens& context, bool bos,
-                   double alpha, const CachedContext& cached, std::uint32_t seed) {
+                   double alpha, std::uint32_t seed) {
   const LmState start = lms.unlisted->StateOfContext(context, bos);
   const LmState same_start = lms.listed->StateOfContext(context, bos);
   for (const Normalization normalization : {Normalization::kGlobal, Normalization::kLocal}) {
     const DraftOptions options = {20, alpha, Engine::kFused, normalization};
-    CheckSame(FindDrafts(lattice, lms.unlisted.get(), start, options, cached),
-              FindDrafts(lattice, lms.listed.get(), same_start, options, cached));
-    CheckSame(FindTree(lattice, lms.unlisted.get(), start, alpha, 40, cached, normalization),
-              FindTree(lattice, lms.listed.get(), same_start, alpha, 40, cached, normalization));
+    CheckSame(FindDrafts(lattice, lms.unlisted.get(), start, options),
+              FindDrafts(lattice, lms.listed.get(), same_start, options));
+    CheckSame(FindTree(lattice, lms.unlisted.get(), start, alpha, 40, normalization),
+              FindTree(lattice, lms.listed.get(), same_start, alpha, 40, normalization));
     for (const auto objective : {ChainObjective::kAcceptLength, ChainObjective::kGreedyWalk}) {
       const ChainOptions chain = {alpha, objective, normalization};
-      CheckSame(FindChain(lattice, lms.unlisted.get(), start, chain, cached),
-                FindChain(lattice, lms.listed.get(), same_start, chain, cached));
+      CheckSame(FindChain(lattice, lms.unlisted.get(), start, chain),
+                FindChain(lattice, lms.listed.get(), same_start, chain));
     }
     SampleOptions samples = {alpha, 30};
     samples.key = seed;
     samples.normalization = normalization;
     SampledTree found, expected;
-    SampleTree(lattice, lms.unlisted.get(), start, samples, cached, &found);
-    SampleTree(lattice, lms.listed.get(), same_start, samples, cached, &expected);
+    SampleTree(lattice, lms.unlisted.get(), start, samples, &found);
+    SampleTree(lattice, lms.listed.get(), same_start, samples, &expected);
     CheckSame(found.nodes, expected.nodes);
     CHECK(found.child_probs == expected.child_probs);
   }
@@ -174,11 +174,6 @@ void CheckRandomCase(std::uint32_t seed, std::uint32_t vocab_size, std::uint32_t
   CHECK(ScoreText(*lms.unlisted, text, true, true) == ScoreText(*lms.listed, text, true, true));
   text = RandomText(&random, used + kBeyond, 60);
   for (TokenId& token : text) token = IdOf(token, vocab_size, used);
-  const std::uint32_t all = vocab_size + kBeyond;
-  ContextNgram cache(all, 4, 1000), same_cache(all, 4, 1000);
-  cache.Update(text, lms.unlisted.get(), false);
-  same_cache.Update(text, lms.listed.get(), false);
-  CHECK(cache.weights() == same_cache.weights());
   for (int trial = 0; trial < 2; ++trial) {
     const auto tokens = static_cast<std::ptrdiff_t>(Below(&random, 6));
     const Tokens context(text.end() - tokens, text.end());
@@ -199,9 +194,7 @@ void CheckRandomCase(std::uint32_t seed, std::uint32_t vocab_size, std::uint32_t
     for (const std::string& name : FusedInstructionSets()) {
       SetFusedInstructionSet(name);
       INFO("instruction set ", name);
-      CheckSearches(lms, lattice, context, bos, alpha, {}, seed);
-      CheckSearches(lms, lattice, context, bos, alpha, {&cache, cache.trie().StateOf(context)},
-                    seed);
+      CheckSearches(lms, lattice, context, bos, alpha, seed);
     }
     SetFusedInstructionSet("");
   }

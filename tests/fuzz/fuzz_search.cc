@@ -45,7 +45,7 @@ void CheckSearch(const Sausage& lattice, const BackoffLm* lm, const LmState& sta
     Expect(drafts.token_ids == expected.token_ids, "the engines' drafts differ", name);
     Expect(drafts.scores == expected.scores, "the engines' scores differ", name);
     for (const Normalization normalization : {Normalization::kGlobal, Normalization::kLocal}) {
-      CheckTree(FindTree(lattice, lm, start, options.alpha, options.num_drafts, {}, normalization),
+      CheckTree(FindTree(lattice, lm, start, options.alpha, options.num_drafts, normalization),
                 name);
       const ChainOptions chain = {options.alpha, ChainObjective::kAcceptLength, normalization};
       CheckTree(FindChain(lattice, lm, start, chain), name);

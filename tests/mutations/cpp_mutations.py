@@ -79,20 +79,6 @@ MUTATIONS = [
         "context.size() + 1 < wanted) history",
     ),
     (
-        "the n-gram cache keeps a token too many",
-        f"{LM}/context_ngram.cc",
-        "cache_test",
-        "if (trie_.text().size() == max_tokens_)",
-        "if (trie_.text().size() > max_tokens_)",
-    ),
-    (
-        "shorter histories learn as if longer ones had failed",
-        f"{LM}/context_ngram.cc",
-        "cache_test",
-        "    reached *= 1.0 - stopped;\n",
-        "",
-    ),
-    (
         "the second draft token is judged by the first distribution",
         f"{LATTICE}/rejection_sampling.cc",
         "rejection_sampling_test",

@@ -17,10 +17,9 @@ ChainBatch FindChainBatch(const LatticeBatch& lattices, const BackoffLm* lm,
   out.accept_lengths.assign(lattices.size(), kNone);
   out.counts.assign(lattices.size(), 0);
   ForEachLattice(lattices, lm, contexts, threads,
-                 [&](std::size_t b, const Sausage& lattice, const LmState& start,
-                     const CachedContext& cached) {
+                 [&](std::size_t b, const Sausage& lattice, const LmState& start) {
                    thread_local std::vector<TreeNode> chain;
-                   FindChain(lattice, lm, start, options, cached, &chain);
+                   FindChain(lattice, lm, start, options, &chain);
                    if (chain.empty()) return;
                    for (std::size_t i = 0; i < chain.size(); ++i) {
                      out.token_ids[b * out.num_slots + i] = chain[i].token_id;
@@ -39,10 +38,9 @@ std::vector<std::vector<TokenId>> FindChainDrafts(const LatticeBatch& lattices, 
   CheckAlpha(options.alpha);
   std::vector<std::vector<TokenId>> drafts(lattices.size());
   ForEachLattice(lattices, lm, contexts, threads,
-                 [&](std::size_t b, const Sausage& lattice, const LmState& start,
-                     const CachedContext& cached) {
+                 [&](std::size_t b, const Sausage& lattice, const LmState& start) {
                    thread_local std::vector<TreeNode> chain;
-                   FindChain(lattice, lm, start, options, cached, &chain);
+                   FindChain(lattice, lm, start, options, &chain);
                    drafts[b].reserve(chain.size());
                    for (const TreeNode& node : chain) {
                      if (node.log_prob < least_log_prob) break;

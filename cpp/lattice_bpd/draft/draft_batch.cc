@@ -10,10 +10,9 @@ void FindDraftBatch(const LatticeBatch& lattices, const BackoffLm* lm, const Con
   CheckNumDrafts(options.num_drafts);
   const auto num_drafts = static_cast<std::size_t>(options.num_drafts);
   const std::size_t num_slots = lattices.num_slots();
-  const auto find = [&](std::size_t b, const Sausage& lattice, const LmState& start,
-                        const CachedContext& cached) {
+  const auto find = [&](std::size_t b, const Sausage& lattice, const LmState& start) {
     thread_local DraftList drafts;
-    FindDrafts(lattice, lm, start, options, cached, &drafts);
+    FindDrafts(lattice, lm, start, options, &drafts);
     TokenId* const token_ids = out.token_ids + b * num_drafts * num_slots;
     float* const scores = out.scores + b * num_drafts;
     std::fill_n(token_ids, num_drafts * num_slots, kPadToken);

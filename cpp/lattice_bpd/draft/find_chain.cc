@@ -8,21 +8,19 @@
 namespace lattice_bpd {
 
 std::vector<TreeNode> FindChain(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                                const ChainOptions& options, const CachedContext& cached) {
+                                const ChainOptions& options) {
   std::vector<TreeNode> out;
-  FindChain(sausage, lm, start, options, cached, &out);
+  FindChain(sausage, lm, start, options, &out);
   return out;
 }
 
 void FindChain(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-               const ChainOptions& options, const CachedContext& cached,
-               std::vector<TreeNode>* out) {
+               const ChainOptions& options, std::vector<TreeNode>* out) {
   CheckAlpha(options.alpha);
   out->clear();
   if (sausage.num_slots() == 0) return;
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
-  if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
-  FindChainFused(sausage, lm, start, options, cached, out);
+  FindChainFused(sausage, lm, start, options, out);
 }
 
 double ExpectedAcceptLength(const std::vector<TreeNode>& chain) {

@@ -35,14 +35,13 @@ struct ChainOptions {
 // A token for each slot of the lattice as nodes: node i has parent i - 1, depth i and ln of the
 // probability of the prefix that it ends, kGreedyWalk: by the local q. Equal expected lengths: the
 // smaller token id at the first slot where two chains differ. Fewer tokens where no path continues,
-// which takes an LM with probabilities of 0. `cached` and errors are as in FindDrafts.
+// which takes an LM with probabilities of 0. Errors are as in FindDrafts.
 std::vector<TreeNode> FindChain(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                                const ChainOptions& options, const CachedContext& cached = {});
+                                const ChainOptions& options);
 
 // The same into `out`, whose memory is used again.
 void FindChain(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-               const ChainOptions& options, const CachedContext& cached,
-               std::vector<TreeNode>* out);
+               const ChainOptions& options, std::vector<TreeNode>* out);
 
 // The sum of the probabilities of a chain's prefixes.
 double ExpectedAcceptLength(const std::vector<TreeNode>& chain);

@@ -29,14 +29,6 @@ void CheckVocabulary(TokenId largest, const BackoffLm& lm) {
                           " tokens; use the LM that was trained with this model's tokenizer"));
 }
 
-void CheckCache(TokenId largest, const BackoffLm* lm, const ContextNgram& cache) {
-  cache.CheckLm(lm);
-  if (static_cast<std::uint32_t>(largest) < 2 * std::uint64_t{cache.vocab_size()}) return;
-  throw ValueError(StrCat("the lattice has token id ", largest, ", but the cache's vocabulary has ",
-                          cache.vocab_size(),
-                          " tokens; make the ContextNGram with this model's vocab_size"));
-}
-
 Engine ParseEngine(const std::string& name) {
   if (name == "auto") return Engine::kAuto;
   if (name == "fused") return Engine::kFused;
@@ -51,19 +43,16 @@ Normalization ParseNormalization(const std::string& name) {
 }
 
 DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const DraftOptions& options, const CachedContext& cached) {
+                     const DraftOptions& options) {
   DraftList drafts;
-  FindDrafts(sausage, lm, start, options, cached, &drafts);
+  FindDrafts(sausage, lm, start, options, &drafts);
   return drafts;
 }
 
 void FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                const DraftOptions& options, const CachedContext& cached, DraftList* out) {
+                const DraftOptions& options, DraftList* out) {
   CheckNumDrafts(options.num_drafts);
   CheckAlpha(options.alpha);
-  if (cached.cache != nullptr && options.engine == Engine::kOpenFst) {
-    throw ValueError("engine \"openfst\" cannot search with a cache; use \"fused\" or \"auto\"");
-  }
   if (options.normalization == Normalization::kLocal && options.engine == Engine::kOpenFst) {
     throw ValueError("engine \"openfst\" cannot normalize locally; use \"fused\" or \"auto\"");
   }
@@ -74,11 +63,10 @@ void FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& star
     return;
   }
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
-  if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
   if (options.engine == Engine::kOpenFst) {
     FindDraftsOpenFst(sausage, lm, start, options, out);
   } else {
-    FindDraftsFused(sausage, lm, start, options, cached, out);
+    FindDraftsFused(sausage, lm, start, options, out);
   }
 }
 

@@ -21,7 +21,6 @@
 
 #include "lattice_bpd/lattice/sausage.h"
 #include "lattice_bpd/lm/backoff_lm.h"
-#include "lattice_bpd/lm/context_ngram.h"
 
 namespace lattice_bpd {
 
@@ -60,21 +59,15 @@ void CheckNumDrafts(int num_drafts);
 void CheckAlpha(double alpha);
 void CheckVocabulary(TokenId largest, const BackoffLm& lm);
 
-// Throws ValueError where a cache's vocabulary is not the LM's, or lacks a lattice's largest token
-// id.
-void CheckCache(TokenId largest, const BackoffLm* lm, const ContextNgram& cache);
-
 // min(num_drafts, number of paths) drafts; none of a lattice without slots. `lm` may be null: head
-// scores alone. `start` is the state of the context in `lm`, `cached` a cache to mix into it, which
-// must not change meanwhile. Throws ValueError for options out of range, candidates outside the
-// LM's vocabulary, a cache of another one, or a cache or local normalization with the openfst
-// engine.
+// scores alone. `start` is the state of the context in `lm`. Throws ValueError for options out of
+// range, candidates outside the LM's vocabulary, or local normalization with the openfst engine.
 DraftList FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const DraftOptions& options, const CachedContext& cached = {});
+                     const DraftOptions& options);
 
 // The same; *out is overwritten and its memory reused.
 void FindDrafts(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                const DraftOptions& options, const CachedContext& cached, DraftList* out);
+                const DraftOptions& options, DraftList* out);
 
 }  // namespace lattice_bpd
 

@@ -13,23 +13,20 @@ void CheckMaxNodes(int max_nodes) {
 }
 
 std::vector<TreeNode> FindTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                               double alpha, int max_nodes, const CachedContext& cached,
-                               Normalization normalization) {
+                               double alpha, int max_nodes, Normalization normalization) {
   std::vector<TreeNode> out;
-  FindTree(sausage, lm, start, alpha, max_nodes, cached, normalization, &out);
+  FindTree(sausage, lm, start, alpha, max_nodes, normalization, &out);
   return out;
 }
 
 void FindTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start, double alpha,
-              int max_nodes, const CachedContext& cached, Normalization normalization,
-              std::vector<TreeNode>* out) {
+              int max_nodes, Normalization normalization, std::vector<TreeNode>* out) {
   CheckMaxNodes(max_nodes);
   CheckAlpha(alpha);
   out->clear();
   if (sausage.num_slots() == 0) return;
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
-  if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
-  FindTreeFused(sausage, lm, start, alpha, max_nodes, cached, normalization, out);
+  FindTreeFused(sausage, lm, start, alpha, max_nodes, normalization, out);
 }
 
 }  // namespace lattice_bpd

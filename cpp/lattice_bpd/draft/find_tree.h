@@ -23,7 +23,6 @@
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/lattice/sausage.h"
 #include "lattice_bpd/lm/backoff_lm.h"
-#include "lattice_bpd/lm/context_ngram.h"
 
 namespace lattice_bpd {
 
@@ -43,16 +42,15 @@ void CheckMaxNodes(int max_nodes);
 
 // min(max_nodes, number of prefixes) nodes by decreasing mass, equal masses by the smaller token id
 // at the first position where two prefixes differ, a prefix before what is longer. So parents are
-// before children, and a smaller tree is the beginning of a larger one. `cached` and errors are as
+// before children, and a smaller tree is the beginning of a larger one. Errors are as
 // in FindDrafts.
 std::vector<TreeNode> FindTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                               double alpha, int max_nodes, const CachedContext& cached = {},
+                               double alpha, int max_nodes,
                                Normalization normalization = Normalization::kGlobal);
 
 // The same into `out`, whose memory is used again.
 void FindTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start, double alpha,
-              int max_nodes, const CachedContext& cached, Normalization normalization,
-              std::vector<TreeNode>* out);
+              int max_nodes, Normalization normalization, std::vector<TreeNode>* out);
 
 }  // namespace lattice_bpd
 

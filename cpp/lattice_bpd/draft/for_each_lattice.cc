@@ -1,7 +1,6 @@
 #include "lattice_bpd/draft/for_each_lattice.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/parallel.h"
@@ -16,34 +15,12 @@ LmState StateOfRow(const BackoffLm* lm, const ContextsView& contexts, std::size_
   return lm == nullptr ? LmState{} : lm->StateOfContext(ContextOfRow(contexts, b), contexts.bos);
 }
 
-CachedContext CachedContextOfRow(const ContextsView& contexts, std::size_t b) {
-  const ContextNgram* cache = contexts.caches.empty() ? nullptr : contexts.caches[b];
-  if (cache == nullptr) return {};
-  return {cache, cache->trie().StateOf(ContextOfRow(contexts, b))};
-}
-
-// Locks each cache once, however many rows share it.
-std::vector<std::shared_lock<std::shared_mutex>> LockCaches(Span<const ContextNgram*> caches) {
-  std::vector<const ContextNgram*> different(caches.begin(), caches.end());
-  std::sort(different.begin(), different.end());
-  different.erase(std::unique(different.begin(), different.end()), different.end());
-  std::vector<std::shared_lock<std::shared_mutex>> locks;
-  for (const ContextNgram* cache : different) {
-    if (cache != nullptr) locks.push_back(cache->LockForReading());
-  }
-  return locks;
-}
-
 }  // namespace
 
 void CheckContexts(const ContextsView& contexts, std::size_t batch) {
   if (contexts.offsets.size() != batch + 1) {
     throw ValueError(StrCat("contexts: ", contexts.offsets.size(), " offsets for ", batch,
                             " lattices; expected one more than lattices"));
-  }
-  if (!contexts.caches.empty() && contexts.caches.size() != batch) {
-    throw ValueError(StrCat("caches: ", contexts.caches.size(), " for ", batch,
-                            " lattices; expected one for each, or none"));
   }
   for (std::size_t b = 0; b < batch; ++b) {
     const std::int64_t begin = contexts.offsets[b];
@@ -63,14 +40,12 @@ Span<TokenId> ContextOfRow(const ContextsView& contexts, std::size_t b) {
 void ForEachLattice(const LatticeBatch& lattices, const BackoffLm* lm, const ContextsView& contexts,
                     int threads, const VisitLattice& visit) {
   CheckContexts(contexts, lattices.size());
-  const auto locks = LockCaches(contexts.caches);
   const std::size_t useful = lattices.num_candidates() / kCandidatesPerThread;
   const int num_threads =
       static_cast<int>(std::clamp<std::size_t>(useful, 1, ResolveThreads(threads)));
   RunParallel(lattices.size(), num_threads, [&](std::size_t b) {
     thread_local Sausage scratch;
-    visit(b, lattices.Get(b, &scratch), StateOfRow(lm, contexts, b),
-          CachedContextOfRow(contexts, b));
+    visit(b, lattices.Get(b, &scratch), StateOfRow(lm, contexts, b));
   });
 }
 

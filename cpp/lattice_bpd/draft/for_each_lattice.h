@@ -6,7 +6,6 @@
 
 #include "lattice_bpd/lattice/lattice_batch.h"
 #include "lattice_bpd/lm/backoff_lm.h"
-#include "lattice_bpd/lm/context_ngram.h"
 
 namespace lattice_bpd {
 
@@ -15,24 +14,22 @@ namespace lattice_bpd {
 struct ContextsView {
   Span<TokenId> token_ids;
   Span<std::int64_t> offsets;
-  bool bos = true;                        // <s> precedes each context
-  Span<const ContextNgram*> caches = {};  // one for each context, which may be null; or none at all
+  bool bos = true;  // <s> precedes each context
 };
 
-// Throws ValueError where offsets or caches do not fit so many lattices or the token ids.
+// Throws ValueError where offsets do not fit so many lattices or the token ids.
 void CheckContexts(const ContextsView& contexts, std::size_t batch);
 
 // Context b of contexts that were checked.
 Span<TokenId> ContextOfRow(const ContextsView& contexts, std::size_t b);
 
-using VisitLattice = std::function<void(std::size_t b, const Sausage& lattice, const LmState& start,
-                                        const CachedContext& cached)>;
+using VisitLattice =
+    std::function<void(std::size_t b, const Sausage& lattice, const LmState& start)>;
 
-// Calls visit(b, lattice, states of its context) for each lattice of a batch, on up to `threads`
-// threads (0: every core; fewer where there is too little to do for so many). No cache changes
-// before all are done. Throws ValueError where contexts, caches and lattices differ in number or a
-// context is out of range, and what visit throws: of the lowest row that fails, whatever the number
-// of threads.
+// Calls visit(b, lattice, state of its context) for each lattice of a batch, on up to `threads`
+// threads (0: every core; fewer where there is too little to do for so many). Throws ValueError
+// where contexts and lattices differ in number or a context is out of range, and what visit throws:
+// of the lowest row that fails, whatever the number of threads.
 void ForEachLattice(const LatticeBatch& lattices, const BackoffLm* lm, const ContextsView& contexts,
                     int threads, const VisitLattice& visit);
 

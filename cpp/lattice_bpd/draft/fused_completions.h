@@ -64,7 +64,7 @@ class RowValues {
   }
 
  private:
-  static constexpr std::size_t kMaxChain = kMaxOrder + 1;  // a mixed row, static ones, a root
+  static constexpr std::size_t kMaxChain = kMaxOrder + 1;  // a row of a lane, of n-grams, a root
 
   void AddGains(std::uint32_t r) {
     for (std::uint32_t h = w_.rows.hits_begin[r]; h < w_.rows.hits_begin[r + 1]; ++h) {

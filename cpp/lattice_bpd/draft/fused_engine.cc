@@ -23,26 +23,24 @@ std::vector<std::string> FusedInstructionSets() { return Sets().Names(); }
 void SetFusedInstructionSet(const std::string& name) { Sets().Choose(name); }
 
 void FindDraftsFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const DraftOptions& options, const CachedContext& cached, DraftList* out) {
-  Sets().chosen().find_drafts(sausage, lm, start, cached, options, Workspace(), out);
+                     const DraftOptions& options, DraftList* out) {
+  Sets().chosen().find_drafts(sausage, lm, start, options, Workspace(), out);
 }
 
 void FindTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start, double alpha,
-                   int max_nodes, const CachedContext& cached, Normalization normalization,
-                   std::vector<TreeNode>* out) {
+                   int max_nodes, Normalization normalization, std::vector<TreeNode>* out) {
   const DraftOptions options = {/*num_drafts=*/1, alpha, Engine::kFused, normalization};
-  Sets().chosen().find_tree(sausage, lm, start, cached, options, max_nodes, Workspace(), out);
+  Sets().chosen().find_tree(sausage, lm, start, options, max_nodes, Workspace(), out);
 }
 
 void FindChainFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                    const ChainOptions& options, const CachedContext& cached,
-                    std::vector<TreeNode>* out) {
-  Sets().chosen().find_chain(sausage, lm, start, cached, options, Workspace(), out);
+                    const ChainOptions& options, std::vector<TreeNode>* out) {
+  Sets().chosen().find_chain(sausage, lm, start, options, Workspace(), out);
 }
 
 void SampleTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const SampleOptions& options, const CachedContext& cached, SampledTree* out) {
-  Sets().chosen().sample_tree(sausage, lm, start, cached, options, Workspace(), out);
+                     const SampleOptions& options, SampledTree* out) {
+  Sets().chosen().sample_tree(sausage, lm, start, options, Workspace(), out);
 }
 
 }  // namespace lattice_bpd

@@ -22,25 +22,23 @@
 
 namespace lattice_bpd {
 
-// As FindDraftsOpenFst; a cache is mixed into the LM (fused_cache.h). Memory that the search needs
-// stays with the calling thread, so that calls allocate nothing once warm.
+// As FindDraftsOpenFst. Memory that the search needs stays with the calling thread, so that calls
+// allocate nothing once warm.
 void FindDraftsFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const DraftOptions& options, const CachedContext& cached, DraftList* out);
+                     const DraftOptions& options, DraftList* out);
 
 // As FindTree (find_tree.h), for one slot or more; the first two steps are those above with sums in
 // place of maxima.
 void FindTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start, double alpha,
-                   int max_nodes, const CachedContext& cached, Normalization normalization,
-                   std::vector<TreeNode>* out);
+                   int max_nodes, Normalization normalization, std::vector<TreeNode>* out);
 
 // As FindChain (find_chain.h), for one slot or more.
 void FindChainFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                    const ChainOptions& options, const CachedContext& cached,
-                    std::vector<TreeNode>* out);
+                    const ChainOptions& options, std::vector<TreeNode>* out);
 
 // As SampleTree (sample_tree.h), for one slot or more; `out` is empty.
 void SampleTreeFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const SampleOptions& options, const CachedContext& cached, SampledTree* out);
+                     const SampleOptions& options, SampledTree* out);
 
 // The instruction sets that this processor and build can run, best first; "scalar" is always
 // there.

@@ -13,20 +13,19 @@
 namespace lattice_bpd {
 
 using RunFused = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                          const CachedContext& cached, const DraftOptions& options,
-                          FusedWorkspace* workspace, DraftList* out);
+                          const DraftOptions& options, FusedWorkspace* workspace, DraftList* out);
 
 using RunFusedTree = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                              const CachedContext& cached, const DraftOptions& options,
-                              int max_nodes, FusedWorkspace* workspace, std::vector<TreeNode>* out);
+                              const DraftOptions& options, int max_nodes, FusedWorkspace* workspace,
+                              std::vector<TreeNode>* out);
 
 using RunFusedChain = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                               const CachedContext& cached, const ChainOptions& options,
-                               FusedWorkspace* workspace, std::vector<TreeNode>* out);
+                               const ChainOptions& options, FusedWorkspace* workspace,
+                               std::vector<TreeNode>* out);
 
 using RunFusedSample = void (*)(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                                const CachedContext& cached, const SampleOptions& options,
-                                FusedWorkspace* workspace, SampledTree* out);
+                                const SampleOptions& options, FusedWorkspace* workspace,
+                                SampledTree* out);
 
 struct FusedKernel {
   const char* name;

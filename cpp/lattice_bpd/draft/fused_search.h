@@ -8,7 +8,6 @@
 #define LATTICE_BPD_DRAFT_FUSED_SEARCH_H_
 
 #include "lattice_bpd/draft/fused_beam.h"
-#include "lattice_bpd/draft/fused_cache.h"
 #include "lattice_bpd/draft/fused_chain.h"
 #include "lattice_bpd/draft/fused_completions.h"
 #include "lattice_bpd/draft/fused_hits.h"
@@ -21,14 +20,13 @@
 namespace lattice_bpd {
 namespace {
 
-// Step 1, and what a cache, transitions and local normalization add to it.
+// Step 1, and what transitions and local normalization add to it.
 template <typename Simd, bool kForChains = false>
 void FindRowsAndHits(FusedTask* task, FusedWorkspace* workspace) {
   HitFinder<Simd>::PrefetchFirst(*task);
   LoadCandidates(*task, workspace);
   LoadTransitions(*task, workspace);
   HitFinder<Simd>(*task, workspace).Run();
-  if (task->cached.cache != nullptr) CacheMixer(task, workspace).Run();
   if (task->has_transitions) TransitionRows(task, workspace).Run();
   if (task->is_local) NormalizeRows<Simd, kForChains>(*task, workspace);
 }
@@ -43,9 +41,8 @@ void FindMasses(FusedTask* task, FusedWorkspace* workspace) {
 
 template <typename Simd>
 void SearchFused(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                 const CachedContext& cached, const DraftOptions& options,
-                 FusedWorkspace* workspace, DraftList* out) {
-  FusedTask task(sausage, lm, start, cached, options);
+                 const DraftOptions& options, FusedWorkspace* workspace, DraftList* out) {
+  FusedTask task(sausage, lm, start, options);
   FindRowsAndHits<Simd>(&task, workspace);
   CompletionFinder<Simd> completions(task, workspace);
   completions.Run();
@@ -56,9 +53,9 @@ void SearchFused(const Sausage& sausage, const BackoffLm* lm, const LmState& sta
 
 template <typename Simd>
 void SearchFusedTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                     const CachedContext& cached, const DraftOptions& options, int max_nodes,
-                     FusedWorkspace* workspace, std::vector<TreeNode>* out) {
-  FusedTask task(sausage, lm, start, cached, options);
+                     const DraftOptions& options, int max_nodes, FusedWorkspace* workspace,
+                     std::vector<TreeNode>* out) {
+  FusedTask task(sausage, lm, start, options);
   FindMasses<Simd>(&task, workspace);
   RowValues<Simd> values(task, workspace);
   using Search = TreeSearch<Simd, ByMass>;
@@ -69,21 +66,19 @@ void SearchFusedTree(const Sausage& sausage, const BackoffLm* lm, const LmState&
 
 template <typename Simd>
 void SearchFusedChain(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                      const CachedContext& cached, const ChainOptions& options,
-                      FusedWorkspace* workspace, std::vector<TreeNode>* out) {
+                      const ChainOptions& options, FusedWorkspace* workspace,
+                      std::vector<TreeNode>* out) {
   const bool is_walk = options.objective == ChainObjective::kGreedyWalk;
   const Normalization normalization = is_walk ? Normalization::kLocal : options.normalization;
-  FusedTask task(sausage, lm, start, cached, {1, options.alpha, Engine::kFused, normalization});
+  FusedTask task(sausage, lm, start, {1, options.alpha, Engine::kFused, normalization});
   is_walk ? FindMasses<Simd>(&task, workspace) : FindMasses<Simd, true>(&task, workspace);
   WriteChain<Simd>(task, is_walk, workspace, out);
 }
 
 template <typename Simd>
 void SearchFusedSample(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                       const CachedContext& cached, const SampleOptions& options,
-                       FusedWorkspace* workspace, SampledTree* out) {
-  FusedTask task(sausage, lm, start, cached,
-                 {1, options.alpha, Engine::kFused, options.normalization});
+                       const SampleOptions& options, FusedWorkspace* workspace, SampledTree* out) {
+  FusedTask task(sausage, lm, start, {1, options.alpha, Engine::kFused, options.normalization});
   FindMasses<Simd>(&task, workspace);
   RowValues<Simd> values(task, workspace);
   TreeSearch<Simd, ByNoise> tree(task, workspace, ByNoise(task, *workspace, options, out));

@@ -18,11 +18,10 @@ constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 struct FusedTask {
   FusedTask(const Sausage& lattice, const BackoffLm* model, const LmState& state,
-            const CachedContext& context, const DraftOptions& options)
+            const DraftOptions& options)
       : sausage(lattice),
         lm(model),
         start(state),
-        cached(context),
         alpha(options.alpha),
         num_drafts(static_cast<std::uint32_t>(options.num_drafts)),
         num_slots(static_cast<std::uint32_t>(lattice.num_slots())),
@@ -53,7 +52,6 @@ struct FusedTask {
   const Sausage& sausage;
   const BackoffLm* lm;
   const LmState& start;
-  const CachedContext& cached;
   const double alpha;
   const std::uint32_t num_drafts;
   const std::uint32_t num_slots;

@@ -143,37 +143,6 @@ struct FusedNode {
   std::int32_t depth;
 };
 
-// What a cache changes for a history: P = kept * P of the static LM + what mixed hits have.
-struct FusedMixture {
-  double kept;         // the static LM's share
-  double scaled_kept;  // alpha * ln of it, the sum of its parts on the grid
-  std::uint32_t row;   // its mixed row, or kNoNode
-};
-
-// A candidate that the text may have after a history.
-struct FusedSuccessor {
-  std::uint32_t lane;
-  std::uint32_t symbol;
-  std::uint32_t history;     // in the text's trie
-  std::uint32_t cache_node;  // of history and candidate, kNoNode where the text has none
-};
-
-// What a cache lays over rows and hits (fused_cache.h). Mixed rows and hits come after the static
-// LM's own; of a mixed hit, `node` is the static LM's hit of the same n-gram, 0 where there is
-// none.
-struct FusedOverlay {
-  Buffer<FusedMixture> mixtures;     // the first is the static LM alone
-  Buffer<std::uint32_t> mixture;     // of each hit: that of the history it makes
-  Buffer<std::uint32_t> cache_node;  // of each hit: its n-gram as a cache history, or kNoNode
-  Buffer<double> cached;             // of each mixed hit: the cache's part of P
-  Buffer<double> static_prob;        // of each mixed hit: P of the static LM
-  Buffer<std::uint32_t> length;      // of each mixed row: tokens of its history
-  Buffer<std::uint32_t> listed;      // hits of the static LM that need a mixture
-  Buffer<std::uint64_t> text_bits;   // (slots, ceil(stride / 64)): candidates that the text has
-  Buffer<FusedSuccessor> successors;
-  Buffer<std::uint32_t> successors_begin;  // of hit 0 and the roots' hits, concatenated
-};
-
 struct FusedWorkspace {
   Buffer<std::uint32_t> symbols;    // (slots, stride), kNoSymbol in the padding
   Buffer<std::uint16_t> symbols16;  // the same, cut to 16 bits
@@ -196,7 +165,6 @@ struct FusedWorkspace {
   FusedWorkList tiny, small, large;
   Buffer<FusedBlock> blocks[2];     // (large runs of a boundary, stride), of even and odd ones
   Buffer<FusedBlock> start_blocks;  // of the context's run
-  FusedOverlay overlay;
 
   Buffer<double> worth;   // of each row: score of the best completion from there, or ln of
                           // the mass of all

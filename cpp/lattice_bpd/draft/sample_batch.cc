@@ -57,12 +57,11 @@ SampledTreeBatch SampleTreeBatch(const LatticeBatch& lattices, const BackoffLm* 
   }
   std::vector<SampledTree> trees(lattices.size());
   ForEachLattice(lattices, lm, contexts, threads,
-                 [&](std::size_t b, const Sausage& lattice, const LmState& start,
-                     const CachedContext& cached) {
+                 [&](std::size_t b, const Sausage& lattice, const LmState& start) {
                    SampleOptions own = options;
                    own.key = keys[b];
                    own.position = positions[b];
-                   SampleTree(lattice, lm, start, own, cached, &trees[b]);
+                   SampleTree(lattice, lm, start, own, &trees[b]);
                  });
   std::size_t width = 0;
   for (const SampledTree& tree : trees) width = std::max(width, tree.width);

@@ -9,7 +9,7 @@
 namespace lattice_bpd {
 
 void SampleTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                const SampleOptions& options, const CachedContext& cached, SampledTree* out) {
+                const SampleOptions& options, SampledTree* out) {
   CheckMaxNodes(options.max_nodes);
   CheckAlpha(options.alpha);
   if (!(options.sharpness > 0.0) || !std::isfinite(options.sharpness)) {
@@ -19,8 +19,7 @@ void SampleTree(const Sausage& sausage, const BackoffLm* lm, const LmState& star
   *out = {};
   if (sausage.num_slots() == 0) return;
   if (lm != nullptr) CheckVocabulary(sausage.max_token_id(), *lm);
-  if (cached.cache != nullptr) CheckCache(sausage.max_token_id(), lm, *cached.cache);
-  SampleTreeFused(sausage, lm, start, options, cached, out);
+  SampleTreeFused(sausage, lm, start, options, out);
 }
 
 }  // namespace lattice_bpd

@@ -52,7 +52,7 @@ struct SampledTree {
 
 // Throws ValueError where max_nodes or sharpness is out of range, or as FindDrafts.
 void SampleTree(const Sausage& sausage, const BackoffLm* lm, const LmState& start,
-                const SampleOptions& options, const CachedContext& cached, SampledTree* out);
+                const SampleOptions& options, SampledTree* out);
 
 }  // namespace lattice_bpd
 

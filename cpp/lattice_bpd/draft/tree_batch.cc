@@ -79,10 +79,9 @@ TreeBatch FindTreeBatch(const LatticeBatch& lattices, const BackoffLm* lm,
   const auto width = static_cast<std::size_t>(max_nodes);
   TreeBatch out = MakePadding(lattices.size(), width);
   ForEachLattice(lattices, lm, contexts, threads,
-                 [&](std::size_t b, const Sausage& lattice, const LmState& start,
-                     const CachedContext& cached) {
+                 [&](std::size_t b, const Sausage& lattice, const LmState& start) {
                    thread_local std::vector<TreeNode> nodes;
-                   FindTree(lattice, lm, start, alpha, max_nodes, cached, normalization, &nodes);
+                   FindTree(lattice, lm, start, alpha, max_nodes, normalization, &nodes);
                    WriteTree(nodes, b, width, &out);
                  });
   WriteLeafPaths(width, lattices.num_slots(), &out);

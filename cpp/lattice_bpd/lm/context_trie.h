@@ -72,18 +72,6 @@ class ContextTrie {
     return (child_marks_[parent] & MarkOf(word)) != 0;
   }
 
-  // Prefetches what Find reads first, for the node that it most likely returns, and for what
-  // MayHave reads of a node: for callers with something else to do while memory answers.
-  void PrefetchEntry(std::uint32_t parent, Symbol word) const {
-    __builtin_prefetch(&table_[Hash(parent, word) & mask_]);
-  }
-  void PrefetchNode(std::uint32_t parent, Symbol word) const {
-    const std::uint32_t node = table_[Hash(parent, word) & mask_].node;
-    __builtin_prefetch(&nodes_[node == kNoNode ? kRoot : node]);
-    PrefetchMarks(node == kNoNode ? kRoot : node);
-  }
-  void PrefetchMarks(std::uint32_t node) const { __builtin_prefetch(&child_marks_[node]); }
-
   // Of a history, its latest token last.
   ContextState StateOf(Span<TokenId> history) const;
 

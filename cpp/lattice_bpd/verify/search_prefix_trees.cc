@@ -52,10 +52,8 @@ std::vector<PrefixTree> SearchTrees(const LatticeBatch& lattices, const BackoffL
   const auto exact_tokens = ExactTokens(contexts, lattices.size(), max_depths.size());
   std::vector<PrefixTree> trees(lattices.size());
   ForEachLattice(lattices, lm, contexts, threads,
-                 [&](std::size_t b, const Sausage& lattice, const LmState& start,
-                     const CachedContext& cached) {
-                   const auto nodes =
-                       FindTree(lattice, lm, start, alpha, max_nodes, cached, normalization);
+                 [&](std::size_t b, const Sausage& lattice, const LmState& start) {
+                   const auto nodes = FindTree(lattice, lm, start, alpha, max_nodes, normalization);
                    trees[b] = BelowExactToken(exact_tokens[b], nodes, max_depths[b]);
                  });
   return trees;
@@ -68,10 +66,9 @@ std::vector<PrefixTree> SearchDrafts(const LatticeBatch& lattices, const Backoff
   const auto exact_tokens = ExactTokens(contexts, lattices.size(), max_depths.size());
   std::vector<PrefixTree> trees(lattices.size());
   ForEachLattice(lattices, lm, contexts, threads,
-                 [&](std::size_t b, const Sausage& lattice, const LmState& start,
-                     const CachedContext& cached) {
+                 [&](std::size_t b, const Sausage& lattice, const LmState& start) {
                    thread_local DraftList drafts;
-                   FindDrafts(lattice, lm, start, options, cached, &drafts);
+                   FindDrafts(lattice, lm, start, options, &drafts);
                    IntegerView<TokenId> view;
                    view.data = drafts.token_ids.data();
                    view.rows = drafts.size();
@@ -91,9 +88,8 @@ std::vector<PrefixTree> SearchChains(const LatticeBatch& lattices, const Backoff
   const auto exact_tokens = ExactTokens(contexts, lattices.size(), max_depths.size());
   std::vector<PrefixTree> trees(lattices.size());
   ForEachLattice(lattices, lm, contexts, threads,
-                 [&](std::size_t b, const Sausage& lattice, const LmState& start,
-                     const CachedContext& cached) {
-                   const auto nodes = FindChain(lattice, lm, start, options, cached);
+                 [&](std::size_t b, const Sausage& lattice, const LmState& start) {
+                   const auto nodes = FindChain(lattice, lm, start, options);
                    trees[b] = BelowExactToken(exact_tokens[b], nodes, max_depths[b]);
                  });
   return trees;

@@ -65,8 +65,7 @@ class Search(NamedTuple):
             self.alpha,
             engine,
             self.threads,
-            [],
-            *self._normalization,
+            **self._normalization,
         )
         drafts = Drafts(*self._on_device(arrays))
         object.__setattr__(drafts, "_search", self)
@@ -84,9 +83,8 @@ class Search(NamedTuple):
             self.bos,
             self.alpha,
             self.threads,
-            [],
-            is_walk,
-            *self._normalization,
+            is_walk=is_walk,
+            **self._normalization,
         )
         *arrays, log_probs = self._on_device(outputs)
         drafts = Drafts(*arrays)
@@ -106,8 +104,7 @@ class Search(NamedTuple):
             number,
             self.alpha,
             self.threads,
-            [],
-            *self._normalization,
+            **self._normalization,
         )
         *nodes, mask, leaf_paths = outputs
         return DraftTree(*self._on_device((*nodes, mask.view(np.bool_), leaf_paths)))
@@ -129,13 +126,12 @@ class Search(NamedTuple):
             self.alpha,
             noise,
             self.threads,
-            [],
-            *self._normalization,
+            **self._normalization,
         )
 
     @property
-    def _normalization(self) -> tuple[str, ...]:
-        return () if len(self.lattices) == 2 else (self.normalization,)
+    def _normalization(self) -> dict[str, str]:
+        return {} if len(self.lattices) == 2 else {"normalization": self.normalization}
 
     def _on_device(self, arrays: Sequence[Any]) -> Sequence[Any]:
         if self.device is None:

@@ -82,12 +82,12 @@ def search_drafts(
     if isinstance(candidates, LatticeInput):
         trees = _core.search_drafts_of_sausages(
             candidates.to_sausages("search_drafts"), core_lm, contexts, rooms, num_drafts, alpha,
-            candidates.normalization, threads, [],
+            candidates.normalization, threads,
         )  # fmt: skip
         return [PrefixTree._of(tree) for tree in trees]
     trees = _core.search_drafts(
         candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
-        num_drafts, alpha, threads, [],
+        num_drafts, alpha, threads,
     )  # fmt: skip
     return [PrefixTree._of(tree) for tree in trees]
 
@@ -121,12 +121,12 @@ def search_chains(
     if isinstance(candidates, LatticeInput):
         trees = _core.search_chains_of_sausages(
             candidates.to_sausages("search_chains"), core_lm, contexts, rooms, alpha,
-            candidates.normalization, threads, [],
+            candidates.normalization, threads,
         )  # fmt: skip
         return [PrefixTree._of(tree) for tree in trees]
     trees = _core.search_chains(
         candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
-        alpha, threads, [],
+        alpha, threads,
     )  # fmt: skip
     return [PrefixTree._of(tree) for tree in trees]
 
@@ -170,11 +170,11 @@ def draft_chains(
         lattices = candidates.end_after(max_lengths).at_temperature(temperature)
         return _core.draft_chains_of_sausages(
             lattices.to_sausages("draft_chains"), core_lm, contexts, alpha,
-            candidates.normalization, least, threads, [],
+            candidates.normalization, least, threads,
         )  # fmt: skip
     return _core.draft_chains(
         candidates.token_ids, candidates.scores, core_lm, contexts,
-        max_lengths, alpha, temperature, least, threads, [],
+        max_lengths, alpha, temperature, least, threads,
     )  # fmt: skip
 
 
