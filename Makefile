@@ -56,10 +56,10 @@ test: build-tests  ## C++ unit tests, then Python tests (ARGS are pytest's)
 	  echo "test: the report's browser test was skipped; to run it: apt-get install chromium"
 
 test-spark: setup-test-spark build  ## the tests of n-gram training on Spark (456 MB, and Java 17)
-	@python -m pytest tests/python/test_spark.py tests/python/test_spark_errors.py $(ARGS)
+	@python -m pytest packages/spark/tests $(ARGS)
 
 test-spark-cluster: setup-build  ## n-gram training on a standalone Spark cluster that loses a worker (installs 0.9 GB)
-	@python scripts/test_spark_cluster.py $(ARGS)
+	@python packages/spark/tests/spark_cluster.py $(ARGS)
 
 test-arm: setup-test  ## the C++ unit tests for 64-bit ARM under emulation (installs 70 MB with apt)
 	@JOBS=$(JOBS) scripts/test_arm.sh $(ARGS)

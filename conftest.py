@@ -4,13 +4,9 @@ Laws on random inputs are parametrized by `seed`, so that a failing test has its
 the `rng` fixture uses that seed.
 """
 
-import os
-import shutil
 import signal
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -57,31 +53,6 @@ def small_arpa(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_lm(small_arpa: Path) -> NGramLM:
     """The trigram model of SMALL_ARPA over 4 tokens."""
     return NGramLM.from_arpa(small_arpa, vocab_size=4)
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    """A Spark session on this machine, set up for small jobs."""
-    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        pytest.skip("no Java on this machine")
-    from lattice_bpd.train.spark import start_session
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        session = start_session(
-            "local[2]",
-            spark_ui_enabled="false",
-            spark_ui_showConsoleProgress="false",
-            spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            spark_driver_memory="1g",
-            spark_sql_shuffle_partitions="2",
-            spark_sql_adaptive_enabled="false",
-            spark_sql_codegen_wholeStage="false",
-            spark_sql_execution_arrow_maxRecordsPerBatch="1000",
-        )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
 
 
 @pytest.fixture

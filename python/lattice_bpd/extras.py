@@ -11,7 +11,8 @@ def require(module: str, extra: str) -> Any:
 
     Args:
         module: Its import name, such as ``"pywrapfst"``.
-        extra: The extra of lattice-bpd that installs it, such as ``"openfst"``.
+        extra: What installs it: an extra of lattice-bpd, such as ``"openfst"``, or a distribution
+            of an add-on, ``"lattice-bpd-spark"``.
 
     Returns:
         The module.
@@ -22,7 +23,8 @@ def require(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        source = extra if extra.startswith("lattice-bpd") else f"'lattice-bpd[{extra}]'"
         raise ImportError(
             f"{module} is required and cannot be imported ({error}); "
-            f"install it with: pip install 'lattice-bpd[{extra}]'"
+            f"install it with: pip install {source}"
         ) from error

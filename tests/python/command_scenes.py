@@ -133,6 +133,16 @@ class SavedLm(Stub):
         path.touch()
 
 
+class SparkLm(SavedLm):
+    """Likewise, but Spark's."""
+
+    def save(self, path: Any) -> None:
+        self._note("lm.save", path=path)
+
+    def save_parts(self, folder: Any) -> None:
+        self._note("lm.save_parts", parts=folder)
+
+
 def certificate(note: Callable[..., None]) -> Any:
     return SimpleNamespace(
         verdict="lossless", difference=0.1, noise=SimpleNamespace(logit_bound=0.5), differing=[],
@@ -382,6 +392,17 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 WRITE_LM: END,
             },
         ),
+        "ngram spark": Scene(
+            {"inputs": ["text.txt"], "output": ["out.lm"]},
+            {
+                "lattice_bpd_spark.start_session": Stub("session"),
+                "lattice_bpd_spark.read_corpus": Stub("corpus"),
+                "lattice_bpd_spark.count_corpus": Stub("counts"),
+                "lattice_bpd_spark.train_counts": SparkLm(note),
+                "lattice_bpd_spark.prune_lm": SparkLm(note),
+                "lattice_bpd_spark.assemble": SparkLm(note),
+            },
+        ),
         "ngram count": Scene(
             {"inputs": ["text.txt"], "output": ["out.counts"]},
             {CORPUS: Stub("corpus"), "lattice_bpd.train.count_corpus": END},
@@ -609,6 +630,12 @@ CHANGES: dict[str, dict[str, Change]] = {
         "output": Change(targets={"path"}),
         "inputs": Change(targets={"path"}),
         "min_counts": Change(["1,2"], wanted=(1, 2)),
+    },
+    "ngram spark": {
+        "output": Change(targets={"path"}),
+        "min_counts": Change(["1,2"], wanted=(1, 2)),
+        "prune_to": Change(["2k"], wanted=2000),
+        "from_parts": Change(targets={"folder"}, drop=("inputs",)),
     },
     "ngram count": {
         "model": OF_MODEL,

@@ -27,7 +27,7 @@ LAYERS = {
     ],
     "train": [
         "text", "ngram", "responses", "heads", "vocabulary_heads", "rescorer", "block_drafter",
-        "selector", "spark",
+        "selector",
     ],
     "evaluate": [
         "record", "replay", "statistics", "costs", "live", "tasks", "demo", "lab", "report",

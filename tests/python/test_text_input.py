@@ -291,17 +291,6 @@ def test_fields_of_csv_may_be_long(tmp_path):
     assert [len(text) for text in read_examples(path)] == [200_000]
 
 
-def test_rows_of_a_cluster_are_checked_too():
-    pyarrow = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyspark")
-    from lattice_bpd.train.spark import read as spark_read
-
-    corpus = spark_read.SparkCorpus(None, None, "here", None, "document", None)  # type: ignore
-    assert list(spark_read._texts(corpus, pyarrow.array(["\ufeffthe cat"]))) == ["the cat"]
-    with pytest.raises(FormatError, match="here: text with NUL at character 1"):
-        list(spark_read._texts(corpus, pyarrow.array(["t\0h\0"])))
-
-
 @pytest.mark.parametrize("data", [b"\n\x0e\n\x05<unk>\x15\0\0", b"caf\xe9", b"", b"{}"])
 def test_what_is_no_tokenizer_is_refused_as_such(data, tmp_path):
     pytest.importorskip("tokenizers")

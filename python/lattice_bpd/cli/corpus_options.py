@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 _SMOOTHINGS = ("katz", "kneser_ney", "modified_kneser_ney", "witten_bell", "absolute")
 
 
-def add_corpus_options(parser: argparse.ArgumentParser) -> None:
-    """Adds options for the input and its tokenizer."""
+def add_corpus_options(parser: argparse.ArgumentParser, *, bin_files: bool = True) -> None:
+    """Adds options for the input and its tokenizer; `bin_files`: that of .bin files too."""
     group = parser.add_argument_group("corpus")
     group.add_argument(
         "--tokenizer",
@@ -39,9 +39,12 @@ def add_corpus_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--field", default="text", help=".jsonl field with the text (default text)")
     for name in ("bos", "eos", "unk"):
         group.add_argument(f"--{name}-id", type=int, metavar="ID", help=f"token id of <{name}>")
-    group.add_argument(
-        "--id-type", choices=("uint16", "uint32"), help="of .bin files (default: by --vocab-size)"
-    )
+    if bin_files:
+        group.add_argument(
+            "--id-type",
+            choices=("uint16", "uint32"),
+            help="of .bin files (default: by --vocab-size)",
+        )
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
@@ -165,7 +168,7 @@ def estimate_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def corpus_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments that Corpus and read_corpus (on Spark) share."""
+    """The arguments of Corpus for text and its vocabulary."""
     return {
         "tokenizer": args.tokenizer,
         "merges": args.merges,

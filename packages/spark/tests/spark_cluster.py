@@ -1,6 +1,6 @@
 """Trains an n-gram LM by `spark-submit` on a standalone Spark cluster, loses a worker on the way.
 
-Usage: test_spark_cluster.py [--megabytes 2]    `make test-spark-cluster`
+Usage: spark_cluster.py [--megabytes 2]    `make test-spark-cluster`
 
 A master and two workers run as processes of their own. Their Python is an environment with the
 wheel, packed by venv-pack and sent with --archives, as docs/spark.md describes. The job runs twice:
@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "build" / "spark-cluster"
 ENV = FOLDER / "env"
 CORES = 1  # of each worker
@@ -48,21 +48,21 @@ def run(*command: str | Path) -> None:
 
 
 def make_environment() -> Path:
-    """The archive of an environment with this package's wheel, pyspark and venv-pack."""
+    """The archive of an environment with both wheels, pyspark and venv-pack."""
     archive = FOLDER / "env.tar.gz"
     if archive.exists():
         return archive
     FOLDER.mkdir(parents=True, exist_ok=True)
-    say("building the wheel")
+    say("building the wheels")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", FOLDER / "wheel", ROOT)
-    (wheel,) = (FOLDER / "wheel").glob("lattice_bpd-*.whl")
-    say("pip install the wheel, pyspark and venv-pack")
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", FOLDER / "wheel",
+        ROOT, ROOT / "packages" / "spark")  # fmt: skip
+    say("pip install the wheels, pyspark and venv-pack")
     run(sys.executable, "-m", "venv", "--clear", ENV)
     python = ENV / "bin" / "python"
     constraints = ("--constraint", ROOT / "constraints.txt")
-    run(python, "-m", "pip", "install", *constraints, f"lattice-bpd[spark] @ {wheel.as_uri()}",
-        "venv-pack", "setuptools")  # fmt: skip
+    run(python, "-m", "pip", "install", *constraints,
+        *(FOLDER / "wheel").glob("lattice_bpd*.whl"), "venv-pack", "setuptools")  # fmt: skip
     run(ENV / "bin" / "venv-pack", "-p", ENV, "-o", FOLDER / "env.tmp.tar.gz")
     (FOLDER / "env.tmp.tar.gz").rename(archive)
     return archive
@@ -174,7 +174,7 @@ def submit(archive: Path, inputs: list[Path], output: Path, *, lose_worker: bool
     log = output.with_suffix(".log")
     start = time.monotonic()
     with running_cluster() as cluster, log.open("wb") as written:
-        (main,) = (ENV / "lib").glob("python*/site-packages/lattice_bpd/cli/spark.py")
+        (main,) = (ENV / "lib").glob("python*/site-packages/lattice_bpd_spark/cli.py")
         command: list[str | Path] = [
             cluster.submit, "--master", cluster.url, "--archives", f"{archive}#env",
             "--conf", "spark.pyspark.python=./env/bin/python",

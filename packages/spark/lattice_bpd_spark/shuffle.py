@@ -7,6 +7,7 @@ as the core sorts n-grams. Each bucket is processed on its own, as arrays by ord
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.extras import require
-from lattice_bpd.train.spark.errors import guarded
+from lattice_bpd.token_ids import Int64Array
+from lattice_bpd_spark.session import guarded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,14 +50,14 @@ def num_shuffle_partitions(frame: DataFrame) -> int:
 def move_to(frame: DataFrame, num_partitions: int, column: str) -> DataFrame:
     """Moves rows with the same number (0 .. num_partitions - 1) into one partition."""
     if hasattr(frame, "repartitionById"):  # Spark 4.1: exactly one number in each partition
-        functions = require("pyspark.sql.functions", "spark")
+        functions = require("pyspark.sql.functions", "lattice-bpd-spark")
         return frame.repartitionById(num_partitions, functions.col(column))
     return frame.repartition(num_partitions, column)
 
 
 def to_rows(symbols: SymbolArray, columns: dict[str, Column]) -> Iterator[Any]:
     """Record batches of n-grams (N, order) and their columns."""
-    pa = require("pyarrow", "spark")
+    pa = require("pyarrow", "lattice-bpd-spark")
     length = 4 * symbols.shape[1]
     for begin in range(0, len(symbols), _ROWS_AT_ONCE):
         part = symbols[begin : begin + _ROWS_AT_ONCE]
@@ -76,7 +78,7 @@ def to_symbols(keys: Any) -> SymbolArray:
 
 def by_length(batch: Any) -> Iterator[tuple[int, Any]]:
     """The rows of each order, with the order; the n-grams need not be sorted."""
-    pa_compute = require("pyarrow.compute", "spark")
+    pa_compute = require("pyarrow.compute", "lattice-bpd-spark")
     keys = batch.column("ngram")
     lengths = pa_compute.binary_length(keys).to_numpy(zero_copy_only=False) // 4
     for length in np.unique(lengths):
@@ -84,7 +86,7 @@ def by_length(batch: Any) -> Iterator[tuple[int, Any]]:
         if rows[-1] - rows[0] + 1 == len(rows):
             yield int(length), batch.slice(int(rows[0]), len(rows))
         else:
-            yield int(length), batch.take(require("pyarrow", "spark").array(rows))
+            yield int(length), batch.take(require("pyarrow", "lattice-bpd-spark").array(rows))
 
 
 # Maps n-grams (N, order) to (K,) row numbers and their (K,) int32 buckets.
@@ -100,7 +102,7 @@ def group(frame: DataFrame, assign: Assign, num_buckets: int, types: str) -> Dat
         num_buckets: number of buckets.
         types: names and types of the other columns.
     """
-    functions = require("pyspark.sql.functions", "spark")
+    functions = require("pyspark.sql.functions", "lattice-bpd-spark")
     tagged = frame.mapInArrow(guarded(_Assign(assign)), f"bucket int, ngram binary, {types}")
     length = functions.length("ngram")
     return move_to(tagged, num_buckets, "bucket").sortWithinPartitions("bucket", length, "ngram")
@@ -111,7 +113,7 @@ class _Assign:
         self._assign = assign
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        pa = require("pyarrow", "spark")
+        pa = require("pyarrow", "lattice-bpd-spark")
         for batch in batches:
             for _, part in by_length(batch):
                 rows, buckets = self._assign(to_symbols(part.column("ngram")))
@@ -176,3 +178,111 @@ def _to_bucket(number: int, batches: Sequence[Any]) -> Bucket:
             for i, name in enumerate(names)
         },
     )
+
+
+_LARGEST_BUCKET = 1 << 22  # rows; takes about 600 MB while it is processed
+
+
+@dataclass(frozen=True)
+class ContextBuckets:
+    """Buckets by the last symbol of the context, for discounts and backoff weights.
+
+    A context h = g c and its suffix h' both end in c, so the bucket of c has everything that their
+    sums need. A symbol with too many n-grams has several buckets: n-grams of order 3 and above are
+    split by the symbol before c, which h and h' share too, and bigrams c w go to all of them.
+
+    Attributes:
+        first: (S,) int64: first bucket of each symbol.
+        count: (S,) int64: number of buckets of each symbol.
+        num_buckets: number of all buckets.
+    """
+
+    first: Int64Array
+    count: Int64Array
+    num_buckets: int
+
+    def assign(self, symbols: SymbolArray) -> tuple[Column, Column]:
+        """See shuffle.Assign."""
+        last = symbols[:, -2].astype(np.int64)
+        first, count = self.first[last], self.count[last]
+        if symbols.shape[1] == 2:
+            rows = np.repeat(np.arange(len(symbols)), count)
+            nth = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+            return rows, first[rows] + nth
+        return np.arange(len(symbols)), first + _mix(symbols[:, -3]) % count
+
+    def is_first(self, number: int, last: Column) -> Column:
+        """Which one-symbol contexts have their first bucket here (the others are copies)."""
+        return np.asarray(self.first[last.astype(np.int64)] == number)
+
+
+def make_context_buckets(num_after: Int64Array, num_buckets: int) -> ContextBuckets:
+    """Buckets of about the same size.
+
+    Args:
+        num_after: (S,): number of n-grams whose second-to-last symbol it is.
+        num_buckets: desired number; exceeded if buckets would be too large.
+    """
+    total = int(num_after.sum())
+    size = max(1, min(-(-total // num_buckets), _LARGEST_BUCKET))
+    first = (np.cumsum(num_after) - num_after) // size
+    count = np.maximum(1, -(-num_after // size))
+    return ContextBuckets(first, count, int((first + count).max()))
+
+
+@dataclass(frozen=True)
+class PairBuckets:
+    """Buckets by the first two symbols: an n-gram with its prefixes of order 2 and above."""
+
+    num_buckets: int
+
+    def assign(self, symbols: SymbolArray) -> tuple[Column, Column]:
+        """See shuffle.Assign."""
+        pairs = _mix(symbols[:, 0]) ^ _mix(symbols[:, 1] + np.uint32(1)) * 7
+        return np.arange(len(symbols)), pairs % self.num_buckets
+
+
+def _mix(symbols: SymbolArray) -> Int64Array:
+    """31-bit hashes."""
+    mixed = symbols.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (mixed >> np.uint64(33)).astype(np.int64)
+
+
+def close(
+    rows: DataFrame, order: int, others: list[str], *, threshold: float = -math.inf
+) -> DataFrame:
+    """Raises every score to the largest score of the n-grams that contain it.
+
+    The n-grams at or above a threshold are then closed under prefixes and suffixes.
+
+    Args:
+        rows: ``ngram binary, score double`` and others, one row for each n-gram of order 2 and
+            above; closed under prefixes and suffixes.
+        order: the highest order.
+        others: names of the other columns, which are unchanged.
+        threshold: lower scores are not propagated, which saves rows.
+
+    Returns:
+        The same columns.
+    """
+    functions = require("pyspark.sql.functions", "lattice-bpd-spark")
+    pairs = [(begin, length) for length in range(2, order + 1) for begin in range(order - 1)]
+    parts = ", ".join(
+        f"if(length(ngram) >= {4 * (begin + length)}, "
+        f"substring(ngram, {4 * begin + 1}, {4 * length}), null)"
+        for begin, length in pairs
+        if begin + length <= order
+    )
+    raised = functions.expr(
+        f"explode(if(score >= {_literal(threshold)}, array_compact(array({parts})), array(ngram)))"
+    )
+    own = [functions.expr(f"if(part = ngram, {name}, null)").alias(name) for name in others]
+    spread = rows.withColumn("part", raised).select("part", "score", *own)
+    columns = [functions.max(name).alias(name) for name in others]
+    highest = functions.max("score").alias("score")
+    return spread.groupBy(functions.col("part").alias("ngram")).agg(*columns, highest)
+
+
+def _literal(number: float) -> str:
+    """A double as a Spark SQL literal, exactly."""
+    return f"double('{number!r}')" if math.isfinite(number) else "double('-Infinity')"

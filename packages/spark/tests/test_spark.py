@@ -1,15 +1,20 @@
 """Training on Spark, in local mode: equal to the local trainer, and clear errors.
 
-Skipped where pyspark, pyarrow, pandas (extra `spark`) or Java is missing.
+Skipped where pyspark, pyarrow, pandas or Java is missing.
 """
 
 import json
+import os
+import shutil
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lattice_bpd import FormatError, NGramLM, _core
+from lattice_bpd.cli import main
 from lattice_bpd.lm import KatzWarning, SmoothingWarning, count_ngrams
 from lattice_bpd.train import Corpus, count_corpus, train_corpus
 
@@ -19,7 +24,10 @@ for module in ("pyspark", "pyarrow", "pandas"):
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
-from lattice_bpd.train import spark as cluster  # noqa: E402
+import lattice_bpd_spark as cluster  # noqa: E402
+from lattice_bpd_spark import read as spark_read  # noqa: E402
+from lattice_bpd_spark.prune import _to_doubles, _to_ordered  # noqa: E402
+from lattice_bpd_spark.session import check_java, clear_errors  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lattice_bpd.lm.training.SmoothingWarning"),
@@ -30,6 +38,29 @@ pytestmark = [
 
 V = 60
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "ran", "<unk>"]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """A Spark session on this machine, set up for small jobs."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("no Java on this machine")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        session = cluster.start_session(
+            "local[2]",
+            spark_ui_enabled="false",
+            spark_ui_showConsoleProgress="false",
+            spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            spark_driver_memory="1g",
+            spark_sql_shuffle_partitions="2",
+            spark_sql_adaptive_enabled="false",
+            spark_sql_codegen_wholeStage="false",
+            spark_sql_execution_arrow_maxRecordsPerBatch="1000",
+        )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
 
 
 @pytest.fixture(scope="module")
@@ -262,17 +293,165 @@ def test_texts_of_every_kind_are_read_as_on_one_machine(kind, boundaries, spark,
 
 def test_the_command_trains_prunes_and_assembles(spark, texts, tmp_path, capsys):
     from lattice_bpd import NGramLM
-    from lattice_bpd.cli import spark as command
 
     words = str(texts / "words.txt")
     options = ["--tokenizer", words, "--boundaries", "line", "--order", "3"]
     options += ["--partitions", "2", "--prune-to", "150"]
     output, parts = str(tmp_path / "a.lm"), str(tmp_path / "parts")
     inputs = [str(texts / "text" / "*.txt")]
-    assert command.main([*inputs, *options, "-o", output, "--parts", parts]) == 0
-    assert command.main(["--from-parts", parts, "-o", str(tmp_path / "b.lm")]) == 0
+    assert main(["ngram", "spark", *inputs, *options, "-o", output, "--parts", parts]) == 0
+    assert main(["ngram", "spark", "--from-parts", parts, "-o", str(tmp_path / "b.lm")]) == 0
     assert "lattice-bpd: note: Katz: order" in capsys.readouterr().err
     expected = train_corpus(Corpus([texts / "text"], tokenizer=words, boundaries="line"), 3)
     expected = expected.prune(prune_to=150)
     for name in ("a.lm", "b.lm"):
         assert_equal_lms(NGramLM.load(tmp_path / name), expected, tmp_path)
+
+
+@pytest.fixture
+def words(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("a\nb\n<unk>")
+    return str(path)
+
+
+def count_text(spark, path, **options):
+    return cluster.count_corpus(cluster.read_corpus(spark, str(path), **options), 2, partitions=2)
+
+
+def test_without_java(monkeypatch, tmp_path):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OSError, match=r"needs Java 17 or later and there is none; install it"):
+        check_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    with pytest.raises(OSError, match=r"JAVA_HOME is .*gone, which has no bin/java"):
+        check_java()
+
+
+def test_a_column_that_is_not_there(spark, words, tmp_path):
+    pq.write_table(pa.table({"url": ["u"], "n": [1]}), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=r"no column 'text'; its columns are: url, n; give one"):
+        count_text(spark, tmp_path / "x.parquet", tokenizer=words)
+    with pytest.raises(ValueError, match=r"column 'n' is of type bigint; expected string, or"):
+        count_text(spark, tmp_path / "x.parquet", tokenizer=words, field="n")
+
+
+def test_a_json_field_that_is_not_there(spark, words, tmp_path):
+    (tmp_path / "x.jsonl").write_text(json.dumps({"body": "a b", "n": 1}) + "\n")
+    with pytest.raises(FormatError, match=r"no text in field 'text'; its text fields are: body"):
+        count_text(spark, tmp_path / "x.jsonl", tokenizer=words)
+
+
+def test_no_file_and_no_text(spark, words, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"gone\.txt"):
+        count_text(spark, tmp_path / "gone.txt", tokenizer=words)
+    (tmp_path / "empty.txt").write_text(" \n")
+    counts = count_text(spark, tmp_path / "empty.txt", tokenizer=words)
+    with pytest.raises(ValueError, match=r"the corpus has no text: 0 sequences"):
+        cluster.train_counts(counts)
+
+
+def test_token_ids_outside_the_vocabulary(spark, tmp_path):
+    pq.write_table(pa.table({"ids": [[1, 2], [7]]}), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=r"token id 7 is outside the vocabulary; expected 0\.\.4"):
+        count_text(spark, tmp_path / "x.parquet", field="ids", vocab_size=5)
+    with pytest.raises(ValueError, match=r"token ids need the size of the vocabulary"):
+        count_text(spark, tmp_path / "x.parquet", field="ids")
+
+
+def test_text_that_is_not_utf8(spark, words, tmp_path):
+    (tmp_path / "x.txt").write_bytes(b"a b \xff b\n")
+    with pytest.raises(FormatError, match=r"x\.txt: text that is not UTF-8 \(.*iconv"):
+        count_text(spark, tmp_path / "x.txt", tokenizer=words)
+
+
+def test_a_tokenizer_that_cannot_be_put_on_an_executor(spark, words, monkeypatch, tmp_path):
+    monkeypatch.setattr(spark_read.tempfile, "tempdir", str(tmp_path / "gone"))
+    files, size = spark_read.read_tokenizer(words)
+    assert size == 3
+    with pytest.raises(OSError, match=r"words\.txt: the tokenizer cannot be written on"):
+        spark_read.load_here(files)
+    with pytest.raises(FileNotFoundError, match=r"no such file; expected a tokenizer"):
+        count_text(spark, tmp_path / "x.txt", tokenizer=str(tmp_path / "gone.json"))
+
+
+def test_options_out_of_range(spark, words, tmp_path):
+    (tmp_path / "x.txt").write_text("a b\nb a\n")
+    corpus = cluster.read_corpus(spark, str(tmp_path / "x.txt"), tokenizer=words)
+    with pytest.raises(ValueError, match=r"order is 7; expected 1\.\.6"):
+        cluster.count_corpus(corpus, 7)
+    with pytest.raises(ValueError, match="partitions is 0; expected 1 or more"):
+        cluster.count_corpus(corpus, 2, partitions=0)
+    counts = cluster.count_corpus(corpus, 2, partitions=1)
+    with pytest.raises(ValueError, match=r"smoothing is 'kneser_ney'; expected katz, witten_bell"):
+        cluster.train_counts(counts, smoothing="kneser_ney")
+    with pytest.raises(ValueError, match=r"min_counts has 1 entries; expected 2"):
+        cluster.train_counts(counts, min_counts=[1])
+    with pytest.raises(ValueError, match=r"katz_k is 99; expected 1\.\.32"):
+        cluster.train_counts(counts, katz_k=99)
+    with pytest.raises(ValueError, match="unknown file type"):
+        cluster.read_corpus(spark, str(tmp_path), tokenizer=words)
+    with pytest.raises(ValueError, match=r"x\.txt: text needs a tokenizer"):
+        cluster.read_corpus(spark, str(tmp_path / "x.txt"))
+
+
+def test_errors_of_executors_lose_their_traces():
+    trace = (
+        "An exception was thrown from the Python worker.\n  Traceback (most recent call last):\n"
+        'RuntimeError: lattice-bpd, in an executor: ["FormatError", "x: \\"bad\\" [1];\\nmore"];\n'
+        "\tat org.apache.spark.api.python.BasePythonRunner"
+    )
+    with pytest.raises(FormatError, match=r'^x: "bad" \[1\];\nmore$'), clear_errors():
+        raise RuntimeError(trace)
+    missing = "ModuleNotFoundError: No module named 'lattice_bpd'"
+    with pytest.raises(ImportError, match="ship an environment"), clear_errors():
+        raise RuntimeError(missing)
+    with pytest.raises(KeyError), clear_errors():
+        raise KeyError("other")
+
+
+def test_the_command_says_what_is_wrong(capsys):
+    assert main(["ngram", "spark", "x.parquet"]) == 2
+    assert "expected INPUT, and -o LM or --parts DIR" in capsys.readouterr().err
+    assert main(["ngram", "spark", "--from-parts", "gone", "-o", "x.lm"]) == 2
+    assert "gone/head: no such folder" in capsys.readouterr().err
+
+
+def test_ordered_bits_of_doubles():
+    values = np.array([-np.inf, -2.5, -1e-300, 0.0, 5e-324, 1.0, np.inf])
+    ordered = _to_ordered(values)
+    assert np.all(np.diff(ordered.astype(object)) > 0)
+    assert np.array_equal(_to_doubles(ordered), values)
+
+
+def test_assembling_refuses_what_is_not_whole():
+    vocabulary = _core.Vocabulary(2, None, None, None)
+    unigrams = np.zeros(5, np.float32)
+
+    def add(assembler, ngrams):
+        symbols = np.array(ngrams, np.uint32)
+        zeros = np.zeros(len(ngrams), np.float32)
+        assembler.add(symbols.shape[1], symbols, zeros, zeros)
+
+    assembler = _core.TrieAssembler(vocabulary, unigrams)
+    add(assembler, [[0, 1], [1, 0]])
+    with pytest.raises(ValueError, match="0 1 comes after 1 0; expected rising n-grams"):
+        add(assembler, [[0, 1]])
+    assembler = _core.TrieAssembler(vocabulary, unigrams)
+    add(assembler, [[0, 1], [1, 0]])
+    with pytest.raises(ValueError, match="1 1 0 came, but not 1 1; expected every prefix"):
+        add(assembler, [[0, 1, 0], [1, 1, 0]])
+    with pytest.raises(ValueError, match="order 2 comes after order 3"):
+        add(assembler, [[0, 1]])
+    with pytest.raises(ValueError, match="symbol 9 is outside the vocabulary of 5"):
+        add(_core.TrieAssembler(vocabulary, unigrams), [[9, 1]])
+    with pytest.raises(ValueError, match="unigrams; expected 5"):
+        _core.TrieAssembler(vocabulary, unigrams[:2])
+
+
+def test_rows_of_a_frame_are_checked_too():
+    corpus = spark_read.SparkCorpus(None, None, "here", None, "document", None)  # type: ignore
+    assert list(spark_read._texts(corpus, pa.array(["\ufeffthe cat"]))) == ["the cat"]
+    with pytest.raises(FormatError, match="here: text with NUL at character 1"):
+        list(spark_read._texts(corpus, pa.array(["t\0h\0"])))

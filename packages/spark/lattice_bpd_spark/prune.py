@@ -8,15 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lattice_bpd import _core
 from lattice_bpd.extras import require
-from lattice_bpd.train.spark.buckets import PairBuckets
-from lattice_bpd.train.spark.closure import close
-from lattice_bpd.train.spark.errors import clear_errors
-from lattice_bpd.train.spark.lm import GROUPED, SparkLM
-from lattice_bpd.train.spark.selection import nth_smallest
-from lattice_bpd.train.spark.shuffle import Bucket, group, map_buckets, to_rows
+from lattice_bpd_spark.lm import GROUPED, SparkLM
+from lattice_bpd_spark.session import clear_errors, guarded
+from lattice_bpd_spark.shuffle import Bucket, PairBuckets, close, group, map_buckets, to_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,7 +49,7 @@ def prune_lm(lm: SparkLM, *, theta: float | None = None, prune_to: int | None = 
         lm = _keep(
             lm,
             rows,
-            rows.where(require("pyspark.sql.functions", "spark").col("score") >= threshold),
+            rows.where(rows["score"] >= threshold),
         )
     if prune_to is not None and lm.order > 1:
         lm = _prune_to_size(lm, prune_to)
@@ -67,9 +65,7 @@ def _prune_to_size(lm: SparkLM, target: int) -> SparkLM:
         rows.unpersist()
         return lm
     last_removed = nth_smallest(rows.select("score"), min(longer, too_many))
-    return _keep(
-        lm, rows, rows.where(require("pyspark.sql.functions", "spark").col("score") > last_removed)
-    )
+    return _keep(lm, rows, rows.where(rows["score"] > last_removed))
 
 
 def _raised_scores(lm: SparkLM, threshold: float) -> DataFrame:
@@ -86,7 +82,7 @@ def _raised_scores(lm: SparkLM, threshold: float) -> DataFrame:
 def _keep(lm: SparkLM, scored: DataFrame, rows: DataFrame) -> SparkLM:
     """The LM of some of the scored rows, which stay persisted."""
     kept = rows.select("ngram", "log_prob")
-    functions = require("pyspark.sql.functions", "spark")
+    functions = require("pyspark.sql.functions", "lattice-bpd-spark")
     with clear_errors():
         longest = kept.agg(functions.max(functions.length("ngram"))).collect()[0][0]
     grouped = group(kept, lm.buckets.assign, lm.buckets.num_buckets, _LOG_PROB)
@@ -133,3 +129,63 @@ class _RemovalCosts(_OfBucket):
                 yield from to_rows(symbols[first], columns)
             else:
                 yield from to_rows(symbols, {"log_prob": values, "score": cost})
+
+
+_DIGIT_BITS = 16
+_SIGN = np.uint64(1 << 63)
+
+
+def nth_smallest(numbers: DataFrame, n: int) -> float:
+    """The n-th smallest (n from 1) of the frame's only column, doubles without NaN.
+
+    Radix selection: four passes, each with a histogram of the next 16 bits of the remaining
+    candidates. The driver holds 2**16 counts for any size.
+
+    Raises:
+        ValueError: there are fewer than n.
+    """
+    functions = require("pyspark.sql.functions", "lattice-bpd-spark")
+    prefix = 0
+    for shift in range(64 - _DIGIT_BITS, -1, -_DIGIT_BITS):
+        counts = numbers.mapInArrow(guarded(_Histogram(shift, prefix)), "digit int, count long")
+        with clear_errors():
+            table = counts.groupBy("digit").agg(functions.sum("count")).toArrow()
+        histogram = np.zeros(1 << _DIGIT_BITS, np.int64)
+        histogram[table.column(0).to_numpy()] = table.column(1).to_numpy()
+        up_to = np.cumsum(histogram)
+        if up_to[-1] < n:
+            raise ValueError(f"there are {up_to[-1]} numbers; expected at least {n}")
+        digit = int(np.searchsorted(up_to, n))
+        n -= int(up_to[digit] - histogram[digit])
+        prefix = prefix << _DIGIT_BITS | digit
+    return float(_to_doubles(np.array([prefix], np.uint64))[0])
+
+
+class _Histogram:
+    """For mapInArrow: counts each digit after the prefix."""
+
+    def __init__(self, shift: int, prefix: int) -> None:
+        self._shift, self._prefix = shift, prefix
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        pa = require("pyarrow", "lattice-bpd-spark")
+        histogram = np.zeros(1 << _DIGIT_BITS, np.int64)
+        for batch in batches:
+            digits = _to_ordered(batch.column(0).to_numpy()) >> np.uint64(self._shift)
+            mine = digits >> np.uint64(_DIGIT_BITS) == np.uint64(self._prefix)
+            low = digits[mine] & np.uint64((1 << _DIGIT_BITS) - 1)
+            histogram += np.bincount(low.astype(np.int64), minlength=len(histogram))
+        used = np.flatnonzero(histogram)
+        columns = [pa.array(used.astype(np.int32)), pa.array(histogram[used])]
+        yield pa.record_batch(columns, names=["digit", "count"])
+
+
+def _to_ordered(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
+    """Integers in the same order as the doubles."""
+    bits = values.view(np.uint64)
+    return np.where(bits & _SIGN, ~bits, bits | _SIGN)
+
+
+def _to_doubles(ordered: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    bits = np.where(ordered & _SIGN, ordered ^ _SIGN, ~ordered)
+    return bits.astype(np.uint64).view(np.float64)

@@ -1,4 +1,4 @@
-"""Training of n-gram LMs on Spark clusters (extra ``spark``).
+"""Training of n-gram LMs on Spark clusters.
 
 Spark moves data; the C++ core counts, discounts and scores every n-gram with the same code as on
 one machine. Counts and probabilities are bit-identical to the local trainer's, because everything
@@ -18,18 +18,12 @@ or n-grams of order 2 and above, until it assembles the file (SparkLM.save). If 
 exceeds its memory, use SparkLM.save_parts, and `assemble` on another machine.
 """
 
-from lattice_bpd.extras import require
-
-require("pyspark", "spark")
-require("pyarrow", "spark")
-
-from lattice_bpd.train.spark.assemble import assemble  # noqa: E402  after the errors above
-from lattice_bpd.train.spark.count import SparkCounts, count_corpus  # noqa: E402
-from lattice_bpd.train.spark.estimate import train_counts  # noqa: E402
-from lattice_bpd.train.spark.lm import SparkLM  # noqa: E402
-from lattice_bpd.train.spark.prune import prune_lm  # noqa: E402
-from lattice_bpd.train.spark.read import SparkCorpus, read_corpus  # noqa: E402
-from lattice_bpd.train.spark.session import start_session  # noqa: E402
+from lattice_bpd_spark.count import SparkCounts, count_corpus
+from lattice_bpd_spark.estimate import train_counts
+from lattice_bpd_spark.lm import SparkLM, assemble
+from lattice_bpd_spark.prune import prune_lm
+from lattice_bpd_spark.read import SparkCorpus, read_corpus
+from lattice_bpd_spark.session import start_session
 
 __all__ = [
     "SparkCorpus",

@@ -13,10 +13,9 @@ import numpy.typing as npt
 from lattice_bpd import _core
 from lattice_bpd.extras import require
 from lattice_bpd.token_ids import Int32Array, Int64Array
-from lattice_bpd.train.spark.errors import clear_errors, guarded
-from lattice_bpd.train.spark.read import SparkCorpus, read_sequences
-from lattice_bpd.train.spark.shuffle import move_to, num_shuffle_partitions
-from lattice_bpd.train.spark.vocabulary import Vocabulary
+from lattice_bpd_spark.read import SparkCorpus, Vocabulary, read_sequences
+from lattice_bpd_spark.session import clear_errors, guarded
+from lattice_bpd_spark.shuffle import move_to, num_shuffle_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -70,7 +69,7 @@ class SparkCounts:
         Raises:
             ValueError: the corpus has no text.
         """
-        functions = require("pyspark.sql.functions", "spark")
+        functions = require("pyspark.sql.functions", "lattice-bpd-spark")
         parts = self.frame.mapInArrow(guarded(_Summarize(min_counts)), _SUMMARY)
         columns = ("count", "context_count", "num_after")
         sums = [functions.sum(column).alias(column) for column in columns]
@@ -165,7 +164,7 @@ def _merge(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _run_batch(parts: list[int], runs: list[bytes], num_sequences: list[int]) -> Any:
-    pa = require("pyarrow", "spark")
+    pa = require("pyarrow", "lattice-bpd-spark")
     columns = [
         pa.array(parts, pa.int32()),
         pa.array(runs, pa.binary()),
@@ -192,7 +191,7 @@ class _Summarize:
 
 
 def _summary_batch(level: int, columns: list[UInt64Array]) -> Any:
-    pa = require("pyarrow", "spark")
+    pa = require("pyarrow", "lattice-bpd-spark")
     indices = np.flatnonzero(np.logical_or.reduce([column != 0 for column in columns]))
     arrays = [pa.array(np.full(len(indices), level, np.int32)), pa.array(indices.astype(np.int32))]
     for i in range(3):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
+from lattice_bpd._core import FormatError
 from lattice_bpd.extras import require
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.train.spark.assemble import assemble_chunks
-from lattice_bpd.train.spark.buckets import ContextBuckets
-from lattice_bpd.train.spark.errors import clear_errors, guarded
-from lattice_bpd.train.spark.shuffle import (
+from lattice_bpd_spark.read import Vocabulary
+from lattice_bpd_spark.session import clear_errors, guarded
+from lattice_bpd_spark.shuffle import (
     Bucket,
+    ContextBuckets,
     by_length,
     map_buckets,
     to_rows,
     to_symbols,
 )
-from lattice_bpd.train.spark.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -70,7 +71,7 @@ class SparkLM:
 
         Includes contexts that are single symbols, without a log_prob. backoff is null for 0.
         """
-        functions = require("pyspark.sql.functions", "spark")
+        functions = require("pyspark.sql.functions", "lattice-bpd-spark")
         both = map_buckets(self.frame, _WithBackoffs(self), _FINAL)
         maxima = [functions.max(name).alias(name) for name in ("log_prob", "backoff")]
         joined = both.groupBy("ngram").agg(*maxima)
@@ -143,7 +144,7 @@ class _WithBackoffs:
         self._vocabulary, self._unigrams, self._buckets = lm.vocabulary, lm.unigrams, lm.buckets
 
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
-        pa = require("pyarrow", "spark")
+        pa = require("pyarrow", "lattice-bpd-spark")
         for batch in _OnlyFirst(self._buckets)(bucket):
             nothing = pa.nulls(len(batch), pa.float32())
             yield pa.record_batch([*batch.columns, nothing], names=["ngram", "log_prob", "backoff"])
@@ -162,7 +163,7 @@ class _WithBackoffs:
 
 def _to_chunks(batches: Iterator[Any]) -> Iterator[Any]:
     """Packs sorted rows into one row of bytes each, which Spark transfers much faster."""
-    pa = require("pyarrow", "spark")
+    pa = require("pyarrow", "lattice-bpd-spark")
     for batch in batches:
         for length, part in by_length(batch):
             data = [to_symbols(part.column("ngram")).tobytes()]
@@ -172,3 +173,56 @@ def _to_chunks(batches: Iterator[Any]) -> Iterator[Any]:
             columns = [pa.array([length], pa.int32()), *(pa.array([d], pa.binary()) for d in data)]
             names = ["length", "ngrams", "log_probs", "backoffs"]
             yield pa.record_batch(columns, names=names)
+
+
+def assemble(folder: str | os.PathLike[str]) -> NGramLM:
+    """The LM whose n-grams SparkLM.save_parts wrote.
+
+    Memory: 16 bytes per n-gram while it is assembled, and 7 to 13 for the finished LM.
+
+    Raises:
+        OSError: a file is missing.
+        FormatError: a folder that save_parts did not write or finish.
+        ValueError: parts are missing or damaged.
+    """
+    parquet = require("pyarrow.parquet", "lattice-bpd-spark")
+    files = [_parquet_files(Path(folder) / name) for name in ("head", "ngrams")]
+    head = parquet.read_table(files[0][0]).to_pylist()[0]
+    vocabulary = Vocabulary(**json.loads(head["vocabulary"]))
+    unigrams = np.frombuffer(head["unigrams"], np.float32)
+    return assemble_chunks(vocabulary, unigrams, _read_chunks(files[1]))
+
+
+def assemble_chunks(
+    vocabulary: Vocabulary, unigrams: npt.NDArray[np.float32], chunks: Iterable[Any]
+) -> NGramLM:
+    """The LM of sorted chunks: mappings with length, ngrams, log_probs and backoffs, as bytes.
+
+    Raises:
+        ValueError: chunks are missing or not sorted.
+    """
+    assembler = _core.TrieAssembler(vocabulary.core, unigrams)
+    for chunk in chunks:
+        length = int(chunk["length"])
+        symbols = np.frombuffer(chunk["ngrams"], np.uint32)
+        log_probs, backoffs = (
+            np.frombuffer(chunk[name], np.float32) for name in ("log_probs", "backoffs")
+        )
+        assembler.add(length, symbols, log_probs, backoffs)
+    return NGramLM(assembler.finish())
+
+
+def _parquet_files(folder: Path) -> list[Path]:
+    """The files of a finished Spark write, in order."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder; expected what save_parts wrote")
+    if not (folder / "_SUCCESS").is_file():
+        raise FormatError(f"{folder}: Spark did not finish writing it; train again")
+    return sorted(folder.glob("part-*.parquet"))
+
+
+def _read_chunks(files: Iterable[Path]) -> Iterator[Mapping[str, Any]]:
+    parquet = require("pyarrow.parquet", "lattice-bpd-spark")
+    for file in files:
+        for batch in parquet.ParquetFile(file).iter_batches(batch_size=16):
+            yield from batch.to_pylist()

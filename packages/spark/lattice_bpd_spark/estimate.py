@@ -13,13 +13,18 @@ from lattice_bpd import _core
 from lattice_bpd.extras import require
 from lattice_bpd.lm.training import checked_min_counts, warn_of_counts
 from lattice_bpd.token_ids import Int64Array
-from lattice_bpd.train.spark.buckets import make_context_buckets
-from lattice_bpd.train.spark.closure import close
-from lattice_bpd.train.spark.count import SparkCounts, Summary, UInt64Array, count_counts
-from lattice_bpd.train.spark.errors import clear_errors, guarded
-from lattice_bpd.train.spark.lm import GROUPED, SparkLM
-from lattice_bpd.train.spark.shuffle import Bucket, group, map_buckets, to_rows
-from lattice_bpd.train.spark.vocabulary import Vocabulary
+from lattice_bpd_spark.count import SparkCounts, Summary, UInt64Array, count_counts
+from lattice_bpd_spark.lm import GROUPED, SparkLM
+from lattice_bpd_spark.read import Vocabulary
+from lattice_bpd_spark.session import clear_errors, guarded
+from lattice_bpd_spark.shuffle import (
+    Bucket,
+    close,
+    group,
+    make_context_buckets,
+    map_buckets,
+    to_rows,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -173,7 +178,7 @@ class _EstimateBucket:
 
 def _close_rows(rows: DataFrame, cuts: list[int], order: int) -> DataFrame:
     """For decreasing min_counts: drops n-grams that no kept n-gram needs."""
-    functions = require("pyspark.sql.functions", "spark")
+    functions = require("pyspark.sql.functions", "lattice-bpd-spark")
     smallest = functions.expr(
         "element_at(array(" + ", ".join(f"{cut}L" for cut in cuts) + "), "
         "cast(length(ngram) / 4 as int))"

@@ -1,4 +1,4 @@
-"""`python -m lattice_bpd.cli.spark`, also the main file for spark-submit: n-gram LMs."""
+"""`lattice-bpd ngram spark`, also the main file for spark-submit: train n-gram LMs."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ import argparse
 import sys
 import time
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lattice_bpd.cli import main
 from lattice_bpd.cli.corpus_options import add_corpus_options, corpus_arguments, parse_min_counts
 from lattice_bpd.cli.ngram_options import parse_size
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lattice_bpd.train.spark import SparkCounts, SparkLM
+    from lattice_bpd_spark import SparkCounts, SparkLM
 
-_USER_ERROR = 2
-_INTERRUPTED = 130
 _EXAMPLE = """examples:
-  python -m lattice_bpd.cli.spark c4/*.parquet --order 4 --tokenizer tokenizer.json \\
+  lattice-bpd ngram spark c4/*.parquet --order 4 --tokenizer tokenizer.json \\
       --boundaries document --min-counts 1,1,2,4 -o c4.lm
-  spark-submit --archives env.tar.gz#env SITE/lattice_bpd/cli/spark.py .. (docs/spark.md)
-  python -m lattice_bpd.cli.spark --from-parts shared/c4.parts -o c4.lm
+  spark-submit --archives env.tar.gz#env SITE/lattice_bpd_spark/cli.py .. (docs/spark.md)
+  lattice-bpd ngram spark --from-parts shared/c4.parts -o c4.lm
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser, with the options of `lattice-bpd ngram train` and `ngram prune`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lattice_bpd.cli.spark",
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command `ngram spark`, with the options of `ngram train` and `ngram prune`."""
+    parser = commands.add_parser(
+        "spark",
+        help="train a backoff LM on a Spark cluster",
         description="Train a backoff n-gram LM over the token ids of a tokenizer, on Spark.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -60,9 +59,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--prune-to", type=parse_size, metavar="N", help="prune: see lattice-bpd ngram prune"
     )
-    add_corpus_options(parser)
+    add_corpus_options(parser, bin_files=False)
     _add_spark_options(parser)
-    return parser
+    parser.set_defaults(run=_run)
 
 
 def _add_spark_options(parser: argparse.ArgumentParser) -> None:
@@ -82,33 +81,13 @@ def _add_spark_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Trains, prunes and writes an LM.
-
-    Returns:
-        Exit status: 0; 2 for user errors (one line on stderr); 130 after an interrupt.
-    """
-    args = build_parser().parse_args(argv)
-    try:
-        _run(args)
-    except (ValueError, OSError, ImportError) as error:
-        print(f"lattice-bpd: error: {error}", file=sys.stderr)
-        return _USER_ERROR
-    except KeyboardInterrupt:
-        print("lattice-bpd: interrupted", file=sys.stderr)
-        return _INTERRUPTED
-    return 0
-
-
 def _run(args: argparse.Namespace) -> None:
     if args.from_parts is not None:
         _assemble(args)
         return
     if not args.inputs or (args.output is None and args.parts is None):
         raise ValueError("expected INPUT, and -o LM or --parts DIR")
-    if args.id_type is not None:
-        raise ValueError("--id-type is for .bin files, which Spark does not read; leave it out")
-    from lattice_bpd.train.spark import start_session
+    from lattice_bpd_spark import start_session
 
     start = time.perf_counter()
     session = start_session(args.master)  # ends with the process, or with its owner
@@ -127,7 +106,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _count(session: SparkSession, args: argparse.Namespace) -> SparkCounts:
-    from lattice_bpd.train.spark import count_corpus, read_corpus
+    from lattice_bpd_spark import count_corpus, read_corpus
 
     corpus = read_corpus(
         session,
@@ -140,7 +119,7 @@ def _count(session: SparkSession, args: argparse.Namespace) -> SparkCounts:
 
 def _train(args: argparse.Namespace, counts: SparkCounts) -> SparkLM:
     from lattice_bpd.lm.training import SmoothingWarning
-    from lattice_bpd.train.spark import prune_lm, train_counts
+    from lattice_bpd_spark import prune_lm, train_counts
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -161,7 +140,7 @@ def _train(args: argparse.Namespace, counts: SparkCounts) -> SparkLM:
 
 
 def _assemble(args: argparse.Namespace) -> None:
-    from lattice_bpd.train.spark import assemble
+    from lattice_bpd_spark import assemble
 
     if args.output is None or args.inputs:
         raise ValueError("--from-parts takes -o LM and no INPUT")
@@ -175,5 +154,5 @@ def _log(start: float, what: str) -> None:
     print(f"lattice-bpd: {time.perf_counter() - start:.1f} s: {what}", file=sys.stderr)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # under spark-submit
+    sys.exit(main(["ngram", "spark", *sys.argv[1:]]))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from lattice_bpd import _core
 from lattice_bpd._core import FormatError
 from lattice_bpd.token_ids import Int32Array, Int64Array
-from lattice_bpd.train.spark.errors import clear_errors
-from lattice_bpd.train.spark.tokenizer_files import TokenizerFiles, load_here, read_tokenizer
-from lattice_bpd.train.spark.vocabulary import Vocabulary
 from lattice_bpd.train.text.corpus import encode_pieces, group_pieces
+from lattice_bpd.train.text.encoders import Encoder, load_encoder
 from lattice_bpd.train.text.text_files import Boundaries, Location, Piece, json_field, split_text
+from lattice_bpd_spark.session import clear_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -226,3 +230,103 @@ def _ids_of(corpus: SparkCorpus, column: Any) -> tuple[Int32Array, Int64Array]:
     lengths = column.value_lengths().to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     return ids.astype(np.int32), offsets.astype(np.int64)
+
+
+_MERGES = ("merges.txt", "vocab.bpe")
+_IN_FOLDER = ("tokenizer.json", "vocab.json", "encoder.json", *_MERGES)
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """The files of a tokenizer, by name.
+
+    Attributes:
+        name: name for error messages.
+        main: the file to load; empty for a folder.
+        merges: the file with the merges, if given.
+        files: names and contents.
+    """
+
+    name: str
+    main: str
+    merges: str | None
+    files: tuple[tuple[str, bytes], ...]
+
+
+def read_tokenizer(tokenizer: str, merges: str | None = None) -> tuple[TokenizerFiles, int]:
+    """Reads the files of a tokenizer; also returns its number of token ids.
+
+    Raises:
+        OSError, FormatError, ValueError, ImportError: as load_encoder does.
+    """
+    vocab_size = load_encoder(tokenizer, merges=merges, threads=1).vocab_size
+    path = Path(tokenizer)
+    if path.is_dir():
+        paths = [path / name for name in _IN_FOLDER if (path / name).is_file()]
+    else:
+        merges_names = _MERGES if path.suffix == ".json" and merges is None else ()
+        paths = [
+            path,
+            *(path.parent / name for name in merges_names if (path.parent / name).is_file()),
+        ]
+    if merges is not None:
+        paths.append(Path(merges))
+    files = tuple((file.name, file.read_bytes()) for file in paths)
+    main = "" if path.is_dir() else path.name
+    return TokenizerFiles(str(path), main, merges and Path(merges).name, files), vocab_size
+
+
+@functools.lru_cache(maxsize=1)
+def load_here(tokenizer: TokenizerFiles) -> Encoder:
+    """Loads the tokenizer once per worker, with one thread since each core has a worker.
+
+    Raises:
+        OSError: the worker cannot write a temporary file.
+        ImportError: the tokenizer's library is not installed.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, data in tokenizer.files:
+                (Path(folder) / name).write_bytes(data)
+            merges = str(Path(folder) / tokenizer.merges) if tokenizer.merges else None
+            encoder = load_encoder(str(Path(folder) / tokenizer.main), merges=merges, threads=1)
+    except OSError as error:
+        raise OSError(
+            f"{tokenizer.name}: the tokenizer cannot be written on an executor ({error}); free "
+            "space in its temporary folder (TMPDIR)"
+        ) from error
+    encoder.name = tokenizer.name
+    return encoder
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The number of token ids, and the ids of special symbols, if any.
+
+    Attributes:
+        vocab_size: V.
+        bos_id: token id that is ``<s>``, if any; likewise eos_id and unk_id.
+        eos_id: see bos_id.
+        unk_id: see bos_id.
+    """
+
+    vocab_size: int
+    bos_id: int | None = None
+    eos_id: int | None = None
+    unk_id: int | None = None
+
+    @functools.cached_property
+    def core(self) -> _core.Vocabulary:
+        """The core's vocabulary.
+
+        Raises:
+            ValueError: numbers out of range.
+        """
+        return _core.Vocabulary(self.vocab_size, self.bos_id, self.eos_id, self.unk_id)
+
+    def __getstate__(self) -> dict[str, int | None]:
+        """Everything but the core's vocabulary, which cannot be pickled."""
+        state = dict(self.__dict__)
+        state.pop("core", None)
+        return state
