@@ -23,6 +23,7 @@ from lattice_bpd.evaluate.replay.replay import Replayed
 from lattice_bpd.evaluate.tasks.examples import Example
 from lattice_bpd.lm.evaluation import TextScore
 from lattice_bpd.lm.info import LevelInfo, LmInfo
+from lattice_bpd.train.responses.prompts import Chat
 
 Arguments = dict[str, list[str]]  # of each option or positional by its dest; [] for a flag
 
@@ -246,8 +247,25 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             },
         ),
         "certify": Scene(
-            {"file": ["text.json"], "model": ["model"]},
             {
+                "server": ["http://a"],
+                "baseline": ["http://b"],
+                "prompts": ["prompts.txt"],
+                "output": ["report.json"],
+                "model": ["model"],
+            },
+            {
+                "lattice_bpd.train.responses.prompts.read_chats": [
+                    Chat([{"role": "user", "content": "Hi"}], "here")
+                ],
+                "lattice_bpd.openai_server.OpenAIServer": Stub("server"),
+                "lattice_bpd.conformance.servers.collect_answers": Stub("answers"),
+                "lattice_bpd.conformance.servers.compare_answers": SimpleNamespace(
+                    describe=lambda: "",
+                    to_dict=dict,
+                    answers=SimpleNamespace(count=lambda _: 0, texts=1),
+                ),
+                "lattice_bpd.atomic_files.write_json": None,
                 "lattice_bpd.decode.Certificate.load": SimpleNamespace(
                     dtype="float32", prompt_token_ids=[1], token_ids=[2, 3]
                 ),
@@ -528,7 +546,14 @@ CHANGES: dict[str, dict[str, Change]] = {
         "certificate": Change(targets={"path"}),
         "json": Change(wanted=is_json, targets={"stdout"}),
     },
-    "certify": {"file": Change(targets={"path"}), "model": Change(targets={"path"})},
+    "certify": {
+        "file": Change(drop=("server", "baseline", "prompts", "output"), targets={"path"}),
+        "server": Change(["http://c"], targets={"url"}),
+        "baseline": Change(["http://c"], targets={"url"}),
+        "prompts": Change(targets={"file"}),
+        "no_chat": Change(wanted="Hi", targets={"prompts"}),
+        "output": Change(targets={"path"}),
+    },
     "evaluate": {
         "out": Change(targets={"directory"}),
         "quick": Change(

@@ -1,0 +1,429 @@
+"""Compares the greedy answers of two servers: equal texts, near-ties, errors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lattice_bpd._core import FormatError
+from lattice_bpd.atomic_files import check_header
+from lattice_bpd.openai_server import Completion, OpenAIServer, ServerError
+from lattice_bpd.watcher import SilentWatcher, Watcher
+
+Prompt = str | list[dict[str, Any]]
+
+FORMAT, VERSION = "lattice-bpd answers", 1
+_TOP = 5  # the most that all servers return
+_OTHER_LOAD = 4  # requests at a time of the second answers, if the first came one by one
+_NOISE_QUANTILE, _NOISE_FACTOR = 0.99, 2.5  # as of certificates
+_LEAST_BOUND = 0.01  # nats; float32 rounds by less
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A server's answers to prompts, twice.
+
+    Attributes:
+        server: its address.
+        model: the name it serves.
+        max_tokens: of an answer.
+        prompts: texts or messages.
+        first: an answer for each.
+        again: a second answer for each, with another number of requests at a time; may be empty.
+    """
+
+    server: str
+    model: str
+    max_tokens: int
+    prompts: tuple[Prompt, ...]
+    first: tuple[Completion, ...]
+    again: tuple[Completion, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values, for `read_answers`."""
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+
+def read_answers(path: Path) -> Answers:
+    """Answers that `certify --server` wrote without `--baseline`.
+
+    Raises:
+        OSError: the file cannot be read.
+        FormatError: another file.
+    """
+    try:
+        content = check_header(json.loads(path.read_text(encoding="utf-8")), FORMAT, VERSION)
+        for name in ("first", "again"):
+            content[name] = tuple(
+                Completion(
+                    one["text"], one["finish"],
+                    None if one["tokens"] is None else tuple(one["tokens"]), tuple(one["top"]),
+                )
+                for one in content[name]
+            )  # fmt: skip
+        content["prompts"] = tuple(content["prompts"])
+        return Answers(**content)
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{path}: not a file of answers ({error}); expected the address of a server, or what "
+            "certify --server URL --prompts FILE -o FILE wrote"
+        ) from error
+
+
+def collect_answers(
+    server: OpenAIServer,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    *,
+    parallel: int,
+    twice: bool,
+    watcher: Watcher | None = None,
+) -> Answers:
+    """A server's greedy answers, with log probabilities where it returns them.
+
+    Args:
+        server: to ask.
+        prompts: texts or messages.
+        max_tokens: of an answer.
+        parallel: requests at a time.
+        twice: whether to ask again, with another number of requests at a time.
+        watcher: receives progress: stages named by the server's address.
+
+    Raises:
+        ServerError: no answer, or a refusal.
+    """
+    watcher = watcher or SilentWatcher()
+    model, logprobs = server.model, _find_logprobs(server, prompts[0])
+
+    def ask(prompt: Prompt) -> Completion:
+        return server.complete(prompt, max_tokens, logprobs=logprobs)
+
+    runs: list[tuple[Completion, ...]] = []
+    for at_once in (parallel, 1 if parallel > 1 else _OTHER_LOAD)[: 1 + twice]:
+        watcher.begin(f"{server.url}, {at_once} at a time", len(prompts))
+        answers = []
+        with ThreadPoolExecutor(at_once) as threads:
+            try:
+                for one in threads.map(ask, prompts):
+                    answers.append(one)
+                    watcher.advance()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+        watcher.end()
+        runs.append(tuple(answers))
+    return Answers(server.url, model, max_tokens, tuple(prompts), *runs)
+
+
+def _find_logprobs(server: OpenAIServer, prompt: Prompt) -> int:
+    """How many log probabilities to ask for: 0 where the server refuses requests with them."""
+    try:
+        server.complete(prompt, 1, logprobs=_TOP)
+    except ServerError as error:
+        if error.status < 400 or "logprobs" not in str(error):
+            raise
+        return 0
+    return _TOP
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two answers to a prompt differ first.
+
+    Attributes:
+        prompt: its number, from 0.
+        position: tokens that are equal; characters without log probabilities. Of an error after a
+            near-tie: its own position.
+        token: what was answered there; "": the end.
+        expected: what the baseline has there, or after a near-tie the server's own best token.
+        margin: nats by which that is preferred; None: unknown.
+        is_exact: whether this is the margin; False: it is at least that.
+        kind: "near-tie", "error" or "unknown".
+    """
+
+    prompt: int
+    position: int
+    token: str
+    expected: str
+    margin: float | None
+    is_exact: bool
+    kind: str = "unknown"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far answers equal those of the baseline.
+
+    Attributes:
+        texts: all of them.
+        equal_texts: equal ones.
+        positions: tokens of the longer answer of each prompt; characters without tokens.
+        equal_positions: of them those before the first difference.
+        noise: 99 % quantile of the change of the margin between the best two tokens, in nats, at
+            positions with the same text before; None: no log probabilities.
+        differences: one of each text that differs.
+    """
+
+    texts: int
+    equal_texts: int
+    positions: int
+    equal_positions: int
+    noise: float | None
+    differences: tuple[Difference, ...]
+
+    def count(self, kind: str) -> int:
+        """Differences of a kind."""
+        return Counter(one.kind for one in self.differences)[kind]
+
+
+@dataclass(frozen=True)
+class ServerReport:
+    """Two servers compared.
+
+    Attributes:
+        server: of the answers, address and model.
+        baseline: of those to compare with.
+        bound: nats; a margin up to it is a near-tie. None: no log probabilities.
+        answers: of the server against the baseline.
+        itself: of the baseline's second answers against its first.
+    """
+
+    server: str
+    baseline: str
+    bound: float | None
+    answers: Agreement
+    itself: Agreement
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"format": "lattice-bpd servers", "version": 1, **asdict(self)}
+
+    def describe(self) -> str:
+        """Lines to print."""
+        lines = [
+            f"server    {self.server}",
+            f"baseline  {self.baseline}",
+            "",
+            f"{'':22}{'equal texts':>14}{'positions':>11}{'near-ties':>11}{'errors':>8}"
+            f"{'unknown':>9}{'noise':>8}",
+        ]
+        for name, one in (("server / baseline", self.answers), ("baseline / itself", self.itself)):
+            share = one.equal_positions / max(one.positions, 1)
+            noise = "-" if one.noise is None else f"{one.noise:.3f}"
+            lines.append(
+                f"{name:22}{f'{one.equal_texts} of {one.texts}':>14}{share:>11.1%}"
+                f"{one.count('near-tie'):>11}{one.count('error'):>8}{one.count('unknown'):>9}"
+                f"{noise:>8}"
+            )
+        lines += ["", self._describe_bound()]
+        lines += map(_describe_difference, self.answers.differences)
+        return "\n".join(lines)
+
+    def _describe_bound(self) -> str:
+        if self.bound is None:
+            return (
+                "The baseline returned no log probabilities, so no difference can be classed; "
+                "expected a server that returns `logprobs`."
+            )
+        text = (
+            f"A difference is a near-tie if the baseline prefers its token by {self.bound:.3f} "
+            "nats or less: rounding, by the baseline's own noise between two numbers of requests "
+            "at a time."
+        )
+        if not self.itself.noise:
+            text += (
+                "\nThe baseline's calls repeat themselves exactly, which says nothing about calls "
+                "of other shapes: small margins may be rounding too."
+            )
+        if (self.answers.noise or 0.0) > self.bound:
+            text += (
+                f"\nWarning: margins differ by {self.answers.noise:.3f} between the servers where "
+                "the texts are still equal, more than rounding explains: another model, "
+                "quantization or dtype?"
+            )
+        return text
+
+
+def _describe_difference(one: Difference) -> str:
+    least = "" if one.is_exact else "at least "
+    margin = "" if one.margin is None else f", margin {least}{one.margin:.3f}"
+    token = repr(one.token) if one.token else "the end"
+    expected = repr(one.expected) if one.expected else "the end"
+    return (
+        f"prompt {one.prompt + 1}, position {one.position}: {token} instead of {expected}{margin}: "
+        f"{one.kind}"
+    )
+
+
+def compare_answers(server: Answers, baseline: Answers) -> ServerReport:
+    """How far a server's answers are those of a baseline.
+
+    Args:
+        server: answers to the same prompts.
+        baseline: with second answers.
+
+    Raises:
+        ValueError: other prompts or lengths, or no second answers.
+    """
+    if (server.prompts, server.max_tokens) != (baseline.prompts, baseline.max_tokens):
+        raise ValueError(
+            f"the answers of {baseline.server} are to {len(baseline.prompts)} other prompts, or of "
+            f"{baseline.max_tokens} instead of {server.max_tokens} tokens; expected the same "
+            "--prompts, --max-tokens and --no-chat"
+        )
+    if len(baseline.again) != len(baseline.first):
+        raise ValueError(f"{baseline.server}: no second answers; expected two to each prompt")
+    noise = _noise(baseline.again, baseline.first)
+    bound = None if noise is None else max(_NOISE_FACTOR * noise, _LEAST_BOUND)
+    return ServerReport(
+        f"{server.server} ({server.model})",
+        f"{baseline.server} ({baseline.model})",
+        bound,
+        _agreement(server.first, baseline.first, bound, server.max_tokens),
+        _agreement(baseline.again, baseline.first, bound, server.max_tokens),
+    )
+
+
+def _agreement(
+    answers: Sequence[Completion], expected: Sequence[Completion], bound: float | None, limit: int
+) -> Agreement:
+    differences, positions, equal_positions = [], 0, 0
+    for number, (one, other) in enumerate(zip(answers, expected, strict=True)):
+        length = max(
+            len(one.text if other.tokens is None else one.tokens or ()),
+            len(other.text if other.tokens is None else other.tokens),
+        )
+        positions += length
+        if one.text == other.text:
+            equal_positions += length
+            continue
+        found = _difference(number, one, other)
+        equal_positions += min(found.position, length)
+        is_cut = one.finish == "length" and one.tokens is not None and len(one.tokens) < limit
+        if is_cut and not found.token:
+            found = replace(found, kind="error")
+        elif bound is not None and found.margin is not None:
+            if found.margin > bound:
+                found = replace(found, kind="error")
+            else:
+                kind = "near-tie" if found.is_exact else "unknown"
+                found = _own_error(one, found, bound) or replace(found, kind=kind)
+        differences.append(found)
+    return Agreement(
+        len(answers), len(answers) - len(differences), positions, equal_positions,
+        _noise(answers, expected), tuple(differences),
+    )  # fmt: skip
+
+
+def _difference(number: int, one: Completion, other: Completion) -> Difference:
+    """The first difference, with its margin where log probabilities give one."""
+    if other.tokens is None:
+        position = _common(one.text, other.text)
+        return Difference(
+            number, position, one.text[position : position + 8],
+            other.text[position : position + 8], None, is_exact=False,
+        )  # fmt: skip
+    if one.tokens is None:
+        return _difference_of_text(number, one.text, other)
+    position = _common(one.tokens, other.tokens)
+    token = one.tokens[position] if position < len(one.tokens) else ""
+    if position < len(other.tokens):
+        margin, is_exact = _margin(other.top[position], token)
+        return Difference(number, position, token, other.tokens[position], margin, is_exact)
+    # The baseline's end is not among its tokens: the end is at best what the server has second.
+    margin, _ = _margin(one.top[position], "") if token else (None, False)
+    return Difference(number, position, token, "", margin, is_exact=False)
+
+
+def _own_error(one: Completion, found: Difference, bound: float) -> Difference | None:
+    """Where the server's own log probabilities refute an answer after a near-tie."""
+    for position in range(found.position + 1, len(one.tokens or ())):
+        top, token = one.top[position], (one.tokens or ())[position]
+        margin, _ = _margin(top, token)
+        if margin is not None and margin > bound:
+            best = max(top, key=lambda name: top[name])
+            return Difference(
+                found.prompt, position, token, best, margin, is_exact=True, kind="error"
+            )
+    return None
+
+
+def _difference_of_text(number: int, text: str, other: Completion) -> Difference:
+    """The first difference of a text whose tokens are unknown: the likeliest token that fits it."""
+    differs, start = _common(text, other.text), 0
+    found: list[Difference] = []
+    for position, expected in enumerate(other.tokens or ()):
+        if start > differs:
+            break
+        top, following = other.top[position], text[start:]
+        is_last = start + len(expected) > differs
+        fitting = [
+            token
+            for token in top
+            if token != expected
+            and following.startswith(token or "\0")
+            and (is_last or start + len(token) > differs)
+        ]
+        if fitting or (is_last and not found):  # else not listed, or the end
+            token = max(fitting, key=len) if fitting else following[: len(expected)]
+            margin, is_exact = _margin(top, token)
+            found.append(Difference(number, position, token, expected, margin, is_exact))
+        if not other.text.startswith(expected, start):
+            break  # part of a character, or the end
+        start += len(expected)
+    if not found:
+        return Difference(number, differs, text[differs:][:8], "", None, is_exact=False)
+    return min(found, key=lambda one: math.inf if one.margin is None else one.margin)
+
+
+def _margin(top: Mapping[str, float], token: str) -> tuple[float | None, bool]:
+    """How much the best token is preferred to another one, and whether that is exact.
+
+    Of a token that is not listed it is at least the margin of the last one that is; of an end,
+    which may be listed by a name that is unknown, that of the second.
+    """
+    values = sorted(top.values(), reverse=True)
+    if token in top:
+        return values[0] - top[token], True
+    if len(values) < 2:
+        return None, False
+    return values[0] - values[-1 if token else 1], False
+
+
+def _noise(answers: Sequence[Completion], expected: Sequence[Completion]) -> float | None:
+    """The 99 % quantile of changes of margins at positions with the same text before."""
+    changes = [
+        change
+        for one, other in zip(answers, expected, strict=True)
+        for change in _margin_changes(one, other)
+    ]
+    return float(np.quantile(changes, _NOISE_QUANTILE)) if changes else None
+
+
+def _margin_changes(one: Completion, other: Completion) -> Iterator[float]:
+    if one.tokens is None or other.tokens is None:
+        return
+    shared = _common(one.tokens, other.tokens) + 1
+    for found, wanted in zip(one.top[:shared], other.top[:shared], strict=False):
+        names = sorted(wanted, key=lambda name: -wanted[name])[:2]
+        if len(names) == 2 and all(name in found for name in names):
+            first, second = names
+            change = (found[first] - found[second]) - (wanted[first] - wanted[second])
+            if math.isfinite(change):
+                yield abs(change)
+
+
+def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Items of the common beginning."""
+    pairs = zip(one, other, strict=False)
+    return next(
+        (n for n, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other))
+    )

@@ -1,0 +1,227 @@
+"""`certify --server`: equal texts, near-ties, planted errors, servers without log probabilities."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fake_openai import Answer, answer, serve
+from lattice_bpd import openai_server
+from lattice_bpd.cli import main
+
+WORDS = [f" w{n}" for n in range(12)] + [" w", " w1x"]  # some begin others
+PROMPTS = [f"prompt {n}" for n in range(12)]
+LENGTH = 24
+
+
+class Fake:
+    """A server of a random model: each text has logits of its own.
+
+    Args:
+        noise: standard deviation that each call adds to the logits.
+        plant: (prompt, position): a token there that the model prefers by a margin above 2.
+        end: (prompt, position) where the answer ends.
+        finish: at that end.
+        logprobs: False: none; "refused": status 400 where a request asks for them.
+        scale: of the logits.
+    """
+
+    def __init__(
+        self, noise: float = 0.0, plant: tuple[int, int] | None = None,
+        end: tuple[int, int] | None = None, finish: str = "stop", logprobs: Any = True,
+        scale: float = 2.0,
+    ) -> None:  # fmt: skip
+        self.noise, self.plant, self.end, self.finish = noise, plant, end, finish
+        self.logprobs, self.scale = logprobs, scale
+        self.first: dict[str, list[str]] = {}  # tokens of the first whole answers
+        self.rng, self.lock = np.random.default_rng(7), threading.Lock()
+
+    def logits(self, prompt: str, tokens: list[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        seed = list("\0".join([prompt, *tokens]).encode())
+        with self.lock:
+            noise = self.noise * self.rng.normal(size=len(WORDS))
+        return self.scale * np.random.default_rng(seed).normal(size=len(WORDS)) + noise
+
+    def __call__(self, path: str, body: dict[str, Any]) -> Answer:
+        chat = "chat" in path
+        prompt = body["messages"][-1]["content"] if chat else body["prompt"]
+        if body.get("logprobs") and self.logprobs == "refused":
+            return 400, {"error": {"message": "logprobs are not supported"}}
+        number = PROMPTS.index(prompt)
+        tokens: list[str] = []
+        top, finish = [], "length"
+        for position in range(body["max_tokens"]):
+            if (number, position) == self.end:
+                finish = self.finish
+                break
+            logits = self.logits(prompt, tokens)
+            log_probs = logits - math.log(np.exp(logits).sum())
+            order = np.argsort(-logits)
+            chosen = int(order[0])
+            if (number, position) == self.plant:
+                chosen = next(int(n) for n in order if logits[order[0]] - logits[n] > 2.0)
+            listed = [*order[:5].tolist(), chosen]
+            tokens.append(WORDS[chosen])
+            top.append({WORDS[n]: float(log_probs[n]) for n in listed})
+        if len(tokens) == LENGTH:
+            self.first.setdefault(prompt, tokens)
+        return answer(tokens, top if self.logprobs is True else None, chat=chat, finish=finish)
+
+
+@pytest.fixture
+def certify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in PROMPTS))
+
+    def run(server: Fake, baseline: Fake | None, *options: str) -> tuple[int, Any, str]:
+        output = tmp_path / "report.json"
+        output.unlink(missing_ok=True)
+        with ExitStack() as stack:
+            arguments = ["--server", stack.enter_context(serve(server))]
+            if baseline is not None:
+                arguments += ["--baseline", stack.enter_context(serve(baseline))]
+            status = main(
+                ["certify", *arguments, "--prompts", str(prompts), "--max-tokens", str(LENGTH),
+                 "-o", str(output), *options]
+            )  # fmt: skip
+        printed = capsys.readouterr()
+        content = json.loads(output.read_text()) if output.exists() else None
+        return status, content, printed.out + printed.err
+
+    return run
+
+
+@pytest.mark.parametrize("options", [(), ("--no-chat",), ("--parallel", "1")])
+def test_equal_servers(certify: Any, options: tuple[str, ...]) -> None:
+    status, report, text = certify(Fake(), Fake(), *options)
+    assert status == 0
+    assert (report["answers"]["equal_texts"], report["answers"]["texts"]) == (12, 12)
+    assert report["answers"]["equal_positions"] == report["answers"]["positions"] == 12 * LENGTH
+    assert report["answers"]["noise"] == 0.0
+    assert "server / baseline" in text
+    assert "repeat themselves exactly" in text
+
+
+@pytest.mark.parametrize("logprobs", [True, False, "refused"])
+def test_rounding_is_a_near_tie(certify: Any, logprobs: Any) -> None:
+    """Also where only the baseline returns log probabilities."""
+    baseline = Fake(0.05)
+    status, report, _ = certify(Fake(0.05, logprobs=logprobs), baseline)
+    assert status == 0
+    differences = report["answers"]["differences"]
+    assert differences
+    assert {one["kind"] for one in differences} == {"near-tie"}
+    assert 0.05 < report["bound"] < 0.7
+    assert report["itself"]["equal_texts"] < 12
+    model = Fake()
+    for one in differences:
+        prompt = PROMPTS[one["prompt"]]
+        before = baseline.first[prompt][: one["position"]]
+        exact = dict(zip(WORDS, model.logits(prompt, before).tolist(), strict=True))
+        assert baseline.first[prompt][one["position"]] == one["expected"]
+        assert abs(exact[one["expected"]] - exact[one["token"]]) < 0.4
+
+
+@pytest.mark.parametrize(("noise", "logprobs"), [(0.0, True), (0.05, True), (0.0, False)])
+@pytest.mark.parametrize("plant", [(3, 0), (5, 11), (0, LENGTH - 1)])
+def test_a_planted_error_is_seen(
+    certify: Any, noise: float, logprobs: bool, plant: tuple[int, int]
+) -> None:
+    status, report, text = certify(Fake(noise, plant, logprobs=logprobs), Fake(noise))
+    assert status == 2
+    errors = [one for one in report["answers"]["differences"] if one["kind"] == "error"]
+    assert [one["prompt"] for one in errors] == [plant[0]]
+    assert errors[0]["position"] == plant[1]
+    assert "1 of 12 texts have errors" in text
+    if noise == 0.0:
+        assert report["answers"]["equal_texts"] == 11
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_an_answer_that_ends_early(certify: Any, finish: str) -> None:
+    """Where the baseline is sure of its next token; "length" before the limit is never right."""
+    model = Fake()
+    tokens: list[str] = []
+    position = 0
+    for n in range(LENGTH):
+        best = np.sort(model.logits(PROMPTS[2], tokens))[-2:]
+        if best[1] - best[0] > 1.0:
+            position = n
+        tokens.append(WORDS[int(model.logits(PROMPTS[2], tokens).argmax())])
+    status, report, _ = certify(Fake(end=(2, position), finish=finish), Fake())
+    assert status == 2
+    (one,) = report["answers"]["differences"]
+    assert (one["prompt"], one["position"], one["token"]) == (2, position, "")
+    assert one["kind"] == "error"
+
+
+def test_a_baseline_without_log_probabilities(certify: Any) -> None:
+    status, report, text = certify(Fake(plant=(3, 4)), Fake(logprobs=False))
+    assert status == 0
+    (one,) = report["answers"]["differences"]
+    assert (one["prompt"], one["kind"], report["bound"]) == (3, "unknown", None)
+    assert "no log probabilities, so no difference can be classed" in text
+
+
+def test_another_model_is_told(certify: Any) -> None:
+    text = certify(Fake(scale=3.0), Fake(0.01))[2]
+    assert "Warning: margins differ by" in text
+    assert "Warning" not in certify(Fake(0.01), Fake(0.01))[2]
+
+
+def test_answers_are_kept_as_a_baseline(certify: Any, tmp_path: Path) -> None:
+    """One server after the other gives what two at a time give."""
+    status, answers, text = certify(Fake(0.05), None)
+    assert (status, len(answers["first"]), len(answers["again"])) == (0, 12, 12)
+    assert "for --baseline" in text
+    kept = tmp_path / "plain.json"
+    kept.write_text(json.dumps(answers))
+    assert certify(Fake(), None, "--baseline", str(kept))[0] == 0
+    status, report, _ = certify(Fake(plant=(3, 4)), None, "--baseline", str(kept))
+    assert status == 2
+    assert 3 in [o["prompt"] for o in report["answers"]["differences"] if o["kind"] == "error"]
+    status, _, text = certify(Fake(), None, "--baseline", str(kept), "--max-tokens", "9")
+    assert (status, "expected the same --prompts" in text) == (2, True)
+    kept.write_text('{"format": "other"}')
+    status, _, text = certify(Fake(), None, "--baseline", str(kept))
+    assert (status, "not a file of answers" in text) == (2, True)
+
+
+def test_a_server_that_dies(certify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_server, "_PAUSES", (0.0, 0.0))
+    answers = Fake()
+    left = iter(range(5))
+
+    def dying(path: str, body: dict[str, Any]) -> Answer:
+        return answers(path, body) if next(left, None) is not None else (0, "")
+
+    status, report, text = certify(dying, Fake())
+    assert (status, report) == (2, None)
+    assert text.rstrip().split("\n")[-1].startswith("lattice-bpd: error: http://127.0.0.1")
+    assert "no answer" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected a certificate FILE and --model, or --server"),
+        (["a.json", "--server", "http://x"], "expected a certificate FILE and --model, or"),
+        (["a.json"], "expected --model"),
+        (["a.json", "--model", "m", "--parallel", "3"], "--parallel is for --server"),
+        (["--server", "http://x"], "expected --prompts FILE"),
+        (["--server", "http://x", "--prompts", "p"], "expected --baseline URL, or -o FILE"),
+        (["--server", "http://x", "--prompts", "p", "--max-tokens", "0"], "--max-tokens is 0"),
+    ],
+)
+def test_arguments_are_checked(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["certify", *arguments]) == 2
+    assert message in capsys.readouterr().err
