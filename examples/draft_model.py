@@ -11,19 +11,10 @@ import lattice_bpd.decode.drafters as ld
 from lattice_bpd.decode import DecodeStats, decode
 
 model, lm, small, prompts = load()
-sizes, one = {"draft_length": 8, "alpha": 0.6}, {"num_drafts": 1}
-cool = {"draft_length": 8, "alpha": 0.5, "temperature": 1.5}
-heads, beam = (
-    ld.TreeDrafter(lm, alpha=1.2, temperature=2.5),
-    ld.DraftModelDrafter(small, shape="beam", **sizes),
-)
 drafters = {
-    "draft model, its chain": ld.DraftModelDrafter(small, **sizes),
-    "its lattice, best path": ld.DraftModelDrafter(small, shape="lattice", lm=lm, **one, **sizes),
-    "its lattice, 36-node tree": ld.DraftModelDrafter(small, shape="tree", **sizes),
-    "the same, with the 4-gram": ld.DraftModelDrafter(small, shape="tree", lm=lm, **cool),
-    "its own 36-node tree": beam,
-    "heads, 36-node tree": heads,
+    "draft model, its chain": ld.DraftModelDrafter(small, draft_length=8),
+    "its 36-node tree": ld.DraftModelDrafter(small, draft_length=8, max_nodes=36),
+    "heads, 36-node tree": ld.TreeDrafter(lm, alpha=1.2, temperature=2.5),
     "mixture, 36 nodes": ld.MixtureDrafter([lm], heads=True, max_nodes=36),
 }
 options = {"max_new_tokens": 60, "stop_token_ids": [1]}

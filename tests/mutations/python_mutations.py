@@ -348,6 +348,13 @@ MUTATIONS = [
         "* np.float32(self.temperature)",
     ),
     (
+        "a draft model drafts a chain though a tree is asked for",
+        f"{DRAFTERS}/draft_model/drafter.py",
+        "tests/python/test_draft_model.py::test_a_number_of_nodes_makes_a_tree",
+        'return "beam" if self._drafts_trees else "chain"',
+        'return "chain"',
+    ),
+    (
         "drafts are drawn alike in each step",
         f"{DRAFTERS}/target_noise.py",
         KEYS,

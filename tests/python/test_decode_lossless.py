@@ -31,7 +31,7 @@ def decode_with(strategy: str, kind: str, prompt: list[int], **options):
     if strategy == "neural":
         rescorer = {"lm": model_of("gpt2").base}
     elif strategy == "draft_model":
-        rescorer = {"lm": small_lm(), "draft_model": model_of("trained").base}
+        rescorer = {"draft_model": model_of("trained").base}
     else:
         rescorer = {"lm": None if strategy == "p_best_0gram" else small_lm()}
     length = 4 if strategy == "draft_model" else None

@@ -27,7 +27,6 @@ from blockwise_models import (
     random_model,
     trained_model,
 )
-from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.decode import DecodeStats, DraftWarning, decode
 from lattice_bpd.decode.drafters import DraftModelDrafter, NoDrafter
 from lattice_bpd.decode.drafters.cached_reader import CachedReader
@@ -35,7 +34,8 @@ from lattice_bpd.decode.drafters.draft_model.sampling import DraftSampler
 from lattice_bpd.decode.drafters.proposals import propose_trees
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.lattice.logits import Candidates
+from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import load_llama2c
 from lattice_bpd.verify import PrefixTree, Rejection
 from lattice_bpd.verify.acceptance import Warp
@@ -43,13 +43,12 @@ from lattice_bpd.verify.acceptance import Warp
 PROMPTS = [looping_text(40)[3:15].tolist(), [5, 6, 5], [7]]
 SHAPES = {
     "chain": {},
-    "lattice": {"num_drafts": 3, "top_k": 4},
-    "tree": {"max_nodes": 9, "top_k": 4},
     "beam": {"max_nodes": 9, "top_k": 4},
     "sampled": {"draws": [3, 2, 1]},
     "sampled chain": {"shape": "sampled", "draft_length": 4},
     "sampled_tree": {"max_nodes": 9},
     "default": {"shape": None},
+    "default tree": {"shape": None, "max_nodes": 9, "top_k": 4},
 }
 
 
@@ -86,11 +85,6 @@ def logits_behind(model, tokens):
     return model.base(input_ids=torch.tensor([tokens])).logits[0, -1]
 
 
-@pytest.fixture(scope="module")
-def lm():
-    return NGramLM.train([looping_text(2000, 1)], 3, vocab_size=VOCAB, smoothing="witten_bell")
-
-
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_is_lossless_alone_and_in_a_batch(shape, kind):
@@ -105,7 +99,7 @@ def test_every_shape_is_lossless_alone_and_in_a_batch(shape, kind):
     assert [found.stats.accept_lengths for found in together] == lengths
 
 
-@pytest.mark.parametrize("shape", ["chain", "lattice", "tree", "beam"])
+@pytest.mark.parametrize("shape", ["chain", "beam"])
 def test_the_target_as_its_own_draft_model_is_always_right(shape):
     model = trained_model()
     drafter = drafter_of(model, shape)
@@ -114,7 +108,7 @@ def test_the_target_as_its_own_draft_model_is_always_right(shape):
     assert found.stats.target_calls == 6
 
 
-@pytest.mark.parametrize("shape", ["chain", "tree", "beam"])
+@pytest.mark.parametrize("shape", ["chain", "beam"])
 def test_stories260k_drafts_for_itself(shape, shared_data):
     model = load_llama2c(shared_data / "stories260K" / "stories260K.bin")
     drafter = DraftModelDrafter(model, shape=shape, draft_length=6, max_nodes=12)
@@ -189,30 +183,22 @@ def fresh_path(model, tokens, depth, top_k):
     return np.array(ids)[None], np.array(scores)[None]
 
 
-@pytest.mark.parametrize("shape", ["chain", "lattice", "tree"])
-def test_lattices_stand_along_the_greedy_path(shape, lm):
+def test_a_chain_is_the_greedy_path():
     small, prompt = random_model("gpt2"), PROMPTS[0]
-    ids, scores = fresh_path(small, prompt, 4, 5)
-    if shape == "chain":
-        tree = tree_of(drafter_of(small, shape), prompt)
-        assert tree.list_paths() == [list(range(5))]
-        assert tree.token_ids == [prompt[-1], *ids[0, :, 0].tolist()]
-        return
-    heat = 1.0 if shape == "lattice" else 2.5
-    drafter = drafter_of(small, shape, top_k=5, lm=lm, alpha=0.7, temperature=heat)
-    tree = tree_of(drafter, prompt)
-    rescore = rescore_lattice if shape == "lattice" else rescore_tree
-    size = {"num_drafts": 3} if shape == "lattice" else {"max_nodes": 9}
-    cooled = Candidates(ids, scores / np.float32(heat))
-    wanted = rescore(cooled, [prompt[-3:]], lm, alpha=0.7 / heat, **size)
-    if shape == "lattice":
-        expected = PrefixTree.from_drafts(prompt[-1], wanted.token_ids[0])
-        assert len(expected.list_paths()) == 3
-        assert (tree.token_ids, tree.parents) == (expected.token_ids, expected.parents)
-    else:
-        assert tree.token_ids == [prompt[-1], *wanted.token_ids[0].tolist()]
-        assert [parent - 1 for parent in tree.parents[1:]] == wanted.parents[0].tolist()
-        np.testing.assert_allclose(tree.log_probs, wanted.log_probs[0], atol=1e-4)
+    ids, _ = fresh_path(small, prompt, 4, 1)
+    tree = tree_of(drafter_of(small, "chain"), prompt)
+    assert tree.list_paths() == [list(range(5))]
+    assert tree.token_ids == [prompt[-1], *ids[0, :, 0].tolist()]
+
+
+@pytest.mark.parametrize("max_nodes", ["auto", 9])
+def test_a_number_of_nodes_makes_a_tree(max_nodes):
+    small, wanted = random_model("gpt2"), "chain" if max_nodes == "auto" else "beam"
+    config = DraftConfig("draft_model", top_k=4, draft_length=4, max_nodes=max_nodes)
+    drafter = make_drafter(config, DraftSources(draft_model=small.base))
+    tree, expected = (tree_of(one, PROMPTS[0]) for one in (drafter, drafter_of(small, wanted)))
+    assert (tree.token_ids, tree.parents) == (expected.token_ids, expected.parents)
+    assert drafter.max_nodes == (4 if wanted == "chain" else 9)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -361,15 +347,14 @@ def test_a_call_without_memory_costs_one_draft(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shape": "star"}, "shape is 'star'; expected one of chain, lattice"),
+        ({"shape": "star"}, "shape is 'star'; expected one of chain, beam"),
         ({"draft_length": 0}, "draft_length is 0; expected 1 or more"),
-        ({"shape": "tree", "top_k": VOCAB + 1}, rf"top_k is {VOCAB + 1}; expected 1..{VOCAB}"),
+        ({"shape": "beam", "top_k": VOCAB + 1}, rf"top_k is {VOCAB + 1}; expected 1..{VOCAB}"),
         ({"shape": "beam", "max_nodes": 0}, r"max_nodes is 0; expected 1\.\.4096"),
         (
-            {"shape": "tree", "temperature": 0.0},
+            {"shape": "beam", "temperature": 0.0},
             "temperature is 0.0; expected a finite number above 0",
         ),
-        ({"shape": "lattice", "alpha": float("nan")}, "alpha is nan; expected a finite number"),
         ({"draws": [2, 1]}, "draws is .2, 1. with shape None"),
         (
             {"shape": "sampled", "draws": [2, 0]},
@@ -386,15 +371,9 @@ def test_bad_options_are_refused(options, message):
         DraftModelDrafter(random_model("gpt2"), **options)
 
 
-def test_unsuitable_models_are_refused(lm):
-    with pytest.raises(ValueError, match="does not use an LM"):
-        DraftModelDrafter(random_model("gpt2"), shape="chain", lm=lm)
+def test_unsuitable_models_are_refused():
     wrong = DraftModelDrafter(small_gpt2(vocab=3 * VOCAB))
     with pytest.raises(ValueError, match=f"draft model has a vocabulary of {3 * VOCAB}, "):
-        decode(model_of("llama").base, [1], wrong)
-    other = NGramLM.train([[1, 2, 1, 2]], 2, vocab_size=9, smoothing="witten_bell")
-    wrong = DraftModelDrafter(random_model("gpt2"), shape="tree", lm=other)
-    with pytest.raises(ValueError, match="the LM has a vocabulary of 9"):
         decode(model_of("llama").base, [1], wrong)
     config = T5Config(vocab_size=VOCAB, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     with pytest.raises(TypeError, match="is an encoder-decoder"):

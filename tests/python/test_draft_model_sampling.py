@@ -12,7 +12,6 @@ pytest.importorskip("torch")
 import torch
 from transformers import GenerationConfig
 
-from lattice_bpd import NGramLM
 from lattice_bpd.decode import decode, generate
 from lattice_bpd.decode.drafters import DraftModelDrafter
 from lattice_bpd.decode.drafters.draft_model.growing import plan_draws
@@ -98,28 +97,29 @@ def test_with_a_seed_the_output_is_that_of_plain_sampling(shape, sampling):
 @pytest.mark.parametrize("rule", [Rejection, Sampled])
 def test_samples_are_accepted_more_often_than_the_most_likely_tokens(rule):
     target, small = tiny_model(0, 0.8, vocab=30), tiny_model(0, 0.75, vocab=30)
-    lm = NGramLM.train([[1, 2, 3] * 30], 2, vocab_size=30, smoothing="witten_bell")
 
     def accepted(**options):
-        drafter = DraftModelDrafter(small, draft_length=4, max_nodes=12, top_k=30, **options)
+        drafter = DraftModelDrafter(small, draft_length=4, top_k=30, **options)
         prompts = [[number] for number in range(20)]
         results = decode(target, prompts, drafter, max_new_tokens=40, acceptance=rule(1.5, seed=2))
         return sum(sum(result.stats.accept_lengths) for result in results)
 
     assert accepted() == accepted(shape="sampled") > 1.3 * accepted(shape="chain")
-    assert accepted(lm=lm) == accepted(shape="sampled_tree") > accepted()
+    tree = accepted(shape="sampled_tree", max_nodes=12)
+    assert accepted(max_nodes=12) == tree > accepted()
 
 
-def test_with_an_lm_and_a_model_that_reads_no_trees_a_chain_is_sampled(monkeypatch):
+def test_a_model_that_reads_no_trees_samples_a_chain(monkeypatch):
     small = tiny_model(5)
-    lm = NGramLM.train([[1, 2, 3] * 30], 2, vocab_size=VOCAB, smoothing="witten_bell")
-    drafter = DraftModelDrafter(small, lm=lm, top_k=VOCAB)
+    drafter = DraftModelDrafter(small, max_nodes=9, top_k=VOCAB)
     monkeypatch.setattr(drafter.reader.model, "refuses_tree", lambda: "for a test")
     assert drafter.draws == [1] * 5
     result = decode(tiny_model(0), [1], drafter, max_new_tokens=20, acceptance=Rejection(2.0))
     assert max(result.stats.accept_lengths) > 1
     monkeypatch.setattr(type(drafter.reader.model), "refuses_tree", lambda _self: "for a test")
-    with pytest.raises(ValueError, match="'sampled_tree' reads trees with the draft model"):
+    with pytest.raises(
+        ValueError, match="'sampled_tree' reads trees with the draft model: for a test"
+    ):
         DraftModelDrafter(small, shape="sampled_tree")
 
 

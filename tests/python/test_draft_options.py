@@ -108,8 +108,11 @@ def test_an_lm_that_is_not_used_is_refused_by_name_and_ignored_with_a_config(str
         generate(model_of("llama"), PROMPT, strategy, lm=small_lm(), max_new_tokens=8)
     with pytest.raises(ValueError, match=f"^CustomGenerate: {message}"):
         CustomGenerate(drafter=strategy, lm=small_lm())
+    uses_model = STRATEGIES[strategy].uses("draft_model")
+    sources = {"draft_model": model_of("gpt2").base} if uses_model else {}
+    config = DraftConfig(strategy)
     results = [
-        generate(model_of("llama"), PROMPT, DraftConfig(strategy), lm=lm, max_new_tokens=8)
+        generate(model_of("llama"), PROMPT, config, lm=lm, max_new_tokens=8, **sources)
         for lm in (None, small_lm())
     ]
     assert results[0].token_ids == results[1].token_ids
@@ -117,7 +120,7 @@ def test_an_lm_that_is_not_used_is_refused_by_name_and_ignored_with_a_config(str
 
 
 def test_those_without_lm_are_known() -> None:
-    assert WITHOUT_LM == ["greedy", "bpd", "oracle"]
+    assert WITHOUT_LM == ["greedy", "bpd", "draft_model", "oracle"]
 
 
 def test_sources_given_with_a_drafter_are_refused() -> None:

@@ -209,7 +209,7 @@ def _load_lm(args: argparse.Namespace, directory: Path) -> Any:
     if args.lm is None:
         if args.drafter is not None:
             return None  # load_drafter finds its own
-        uses_lm = strategy != "draft_model" and STRATEGIES[strategy].uses("lm")
+        uses_lm = STRATEGIES[strategy].uses("lm")
         path = directory / "ngram.lm"
         return NGramLM.load(path) if uses_lm and path.exists() else None
     if str(args.lm) == "none":

@@ -62,8 +62,8 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
     "tree": StrategyInfo("the max_nodes most probable prefixes", _TREE, ("heads",), ("lm",)),
     "sampled": StrategyInfo("paths sampled as one tree, for Rejection", _TREE, ("heads",), ("lm",)),
     "draft_model": StrategyInfo(
-        "a small causal LM's greedy or sampled continuation; with an LM a tree",
-        ("draft_length", "top_k", "max_nodes", "alpha", "temperature"), ("draft_model",), ("lm",),
+        "a small causal LM's greedy or sampled continuation; a tree if max_nodes is given",
+        ("draft_length", "top_k", "max_nodes", "temperature"), ("draft_model",),
     ),
     "oracle": StrategyInfo(
         "the best path in hindsight; decodes greedily first", ("top_k",), ("heads",)
@@ -85,7 +85,7 @@ class DraftConfig:
         top_k: k, candidates of each slot, 1 to the vocabulary size.
         num_drafts: p, drafts of "p_best", 1..4096.
         max_nodes: N, draft tokens of a tree, 1..4096. "auto": 36; for "mixture" by the measured
-            cost of calls, 0 to 64.
+            cost of calls, 0 to 64; for "draft_model" a chain.
         alpha: weight of the LM's natural log probabilities.
         temperature: divides the scores of chains and trees; above 1 a tree is wider and less deep.
         draft_length: longest draft of "draft_model" (None: 5).

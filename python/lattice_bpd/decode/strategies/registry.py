@@ -146,11 +146,6 @@ def _p_best(config: DraftConfig, sources: DraftSources) -> Drafter:
     return ScorerDrafter(sources.lm, config)
 
 
-def _draft_model(config: DraftConfig, sources: DraftSources) -> Drafter:
-    """By the acceptance rule: its most likely tokens or samples, with an LM a tree."""
-    return DraftModelDrafter(sources.draft_model, config, lm=sources.lm)
-
-
 _BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
     "greedy": lambda _config, _sources: NoDrafter(),
     "mixture": _mixture,
@@ -161,6 +156,6 @@ _BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
     "chain": lambda config, sources: ChainDrafter(sources.lm, config),
     "tree": lambda config, sources: TreeDrafter(sources.lm, config),
     "sampled": lambda config, sources: SampledTreeDrafter(sources.lm, config),
-    "draft_model": _draft_model,
+    "draft_model": lambda config, sources: DraftModelDrafter(sources.draft_model, config),
     "oracle": lambda config, sources: OracleDrafter(sources.output, top_k=config.top_k),
 }

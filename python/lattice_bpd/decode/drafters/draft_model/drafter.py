@@ -1,14 +1,11 @@
 """Drafts of a small causal LM for a large one.
 
-chain         its greedy continuation: its most likely token at each slot           one path
-lattice       its top k at each slot of that path, rescored with an n-gram LM   the p best paths
-tree          the same lattice, rescored                                        the N best prefixes
-beam          its own most probable prefixes, each token after its own prefix     a tree of N nodes
+chain         its greedy continuation: its most likely token after each prefix      one path
+beam          its own most probable prefixes                                      a tree of N nodes
 sampled       a sample of its own; with `draws` several children of a node        a chain or tree
 sampled_tree  the same, with numbers of children chosen for N nodes               a tree
 
-Leviathan et al. 2023 and Chen et al. 2023 (chains, sampling), Miao et al. 2024 (trees); the lattice
-along the greedy path and its rescoring take Kim et al. 2024 from heads to draft models.
+Leviathan et al. 2023 and Chen et al. 2023 (chains, sampling), Miao et al. 2024 (trees).
 """
 
 from __future__ import annotations
@@ -19,14 +16,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lattice_bpd.decode.drafters.cached_reader import CachedReader, ReadTexts
 from lattice_bpd.decode.drafters.draft_model.growing import grow_best, grow_sampled, plan_draws
 from lattice_bpd.decode.drafters.draft_model.options import DEFAULT_LENGTH, check_options
-from lattice_bpd.decode.drafters.draft_model.rollout import Path, roll_out, sample_chains
+from lattice_bpd.decode.drafters.draft_model.rollout import roll_out, sample_chains
 from lattice_bpd.decode.drafters.draft_model.sampling import make_samplers
 from lattice_bpd.decode.drafters.draft_model.tokenizers import check_same_tokens
 from lattice_bpd.decode.drafters.drafter import Drafter
@@ -36,10 +32,7 @@ from lattice_bpd.decode.drafters.target_noise import prefers_samples
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.lattice.logits import Candidates
-from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.search import search_drafts, search_trees
 from lattice_bpd.vocabulary import check_same_ids
 
 _WHERE = "DraftModelDrafter"
@@ -57,17 +50,15 @@ class DraftModelDrafter(Drafter):
             larger or smaller vocabulary than the target's, such as another padding of the
             embeddings, the ids are used that both have.
         config: options; None: the defaults.
-        shape: one of SHAPES, see the module; None: "chain", with an LM "tree", and where the target
-            samples "sampled" and "sampled_tree" (which do not use the LM). The last is for draft
-            models that read trees; others draft the chain.
-        lm: n-gram LM over the target's token ids, of "lattice" and "tree"; None: the draft model
-            alone.
+        shape: one of SHAPES, see the module; None: "chain", with a number as max_nodes "beam", and
+            where the target samples "sampled" and "sampled_tree". Draft models that do not read
+            trees then draft chains.
         draws: of "sampled", how many children the exact token gets, how many each of these, and so
             on; None: one each, num_slots deep, the chain of speculative sampling.
         options: by name, instead of the config's; see `DraftConfig`: draft_length (None: 5); top_k,
-            candidates of a slot, children of a node of "beam", tokens that a sampled tree samples
-            from (a sampled chain samples from all); num_drafts of "lattice"; max_nodes of "tree",
-            "beam" and "sampled_tree"; alpha; temperature of trees and samples.
+            children of a node of "beam", tokens that a sampled tree samples from (a sampled chain
+            samples from all); max_nodes of "beam" and "sampled_tree" ("auto": 36); temperature of
+            trees and samples.
 
     Samples follow temperature, top-k, top-p and min-p of the rule, and are exact with any options;
     see `lattice_bpd.decode.drafters.draft_model.sampling`.
@@ -87,12 +78,11 @@ class DraftModelDrafter(Drafter):
         config: DraftConfig | None = None,
         *,
         shape: str | None = None,
-        lm: NGramLM | None = None,
         draws: Sequence[int] | None = None,
         **options: Any,
     ) -> None:
         config = DraftConfig.make("DraftModelDrafter", config, options)
-        self.config, self.shape, self.lm = config, shape, lm
+        self.config, self.shape = config, shape
         self.reader = CachedReader(model, "DraftModelDrafter")
         check_options(self, draws)
         length = DEFAULT_LENGTH if config.draft_length is None else config.draft_length
@@ -106,18 +96,21 @@ class DraftModelDrafter(Drafter):
         """Most draft tokens of a tree."""
         if self._given_draws is not None:
             return sum(math.prod(self.draws[: n + 1]) for n in range(self.num_slots))
-        if self.shape == "lattice":
-            return self.num_slots * self.config.num_drafts
-        is_chain = self.shape in ("chain", "sampled") or (self.shape is None and self.lm is None)
-        return self.num_slots if is_chain else max(self.num_slots, self.config.tree_nodes)
+        is_tree = self._drafts_trees or self.shape in ("beam", "sampled_tree")
+        return max(self.num_slots, self.config.tree_nodes) if is_tree else self.num_slots
+
+    @cached_property
+    def _drafts_trees(self) -> bool:
+        """Whether the shape follows from max_nodes, and is a tree."""
+        asks = self.shape is None and self.config.max_nodes != "auto"
+        return asks and self.reader.model.refuses_tree() is None
 
     @cached_property
     def draws(self) -> list[int]:
         """Sampled children of the exact token, of each of these, and so on."""
         if self._given_draws is not None:
             return list(self._given_draws)
-        is_tree = self.shape == "sampled_tree" or (self.shape is None and self.lm is not None)
-        if is_tree and self.reader.model.refuses_tree() is None:
+        if self._drafts_trees or self.shape == "sampled_tree":
             return plan_draws(self.config.tree_nodes, self.num_slots)
         return [1] * self.num_slots
 
@@ -127,14 +120,14 @@ class DraftModelDrafter(Drafter):
             return "sampled" if self.shape == "sampled_tree" else self.shape
         if prefers_samples(states):
             return "sampled"
-        return "chain" if self.lm is None else "tree"
+        return "beam" if self._drafts_trees else "chain"
 
     @torch.inference_mode()
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
         """A tree for each state; None where the draft model's positions end, or it fails.
 
         Raises:
-            ValueError: the draft model or the LM is of another tokenizer than the target.
+            ValueError: the draft model is of another tokenizer than the target.
         """
         self._fit_vocabulary(states[0].model)
         trees: list[PrefixTree | None] = [None] * len(states)
@@ -173,14 +166,11 @@ class DraftModelDrafter(Drafter):
                 None if tree.failed else build(tree, token)
                 for tree, token in zip(grown, exact, strict=True)
             ]
-        top_k = 1 if shape == "chain" else self.config.top_k
-        paths = roll_out(self.reader, texts, logits, depths, top_k)
-        self._count_failures(states, [path.failed for path in paths])
-        if shape != "chain":
-            return self._rescore(states, paths, shape)
+        paths, failed = roll_out(self.reader, texts, logits, depths)
+        self._count_failures(states, failed)
         return [
-            None if path.failed else PrefixTree.from_drafts(token, [path.tokens])
-            for path, token in zip(paths, exact, strict=True)
+            None if has_failed else PrefixTree.from_drafts(token, [path])
+            for path, has_failed, token in zip(paths, failed, exact, strict=True)
         ]
 
     def _grow_best(
@@ -203,36 +193,6 @@ class DraftModelDrafter(Drafter):
             samplers=samplers,
         )  # fmt: skip
 
-    def _rescore(
-        self, states: list[DecodeState], paths: list[Path], shape: str
-    ) -> list[PrefixTree | None]:
-        """The lattices along the paths; those of equal depth in one search."""
-        trees: list[PrefixTree | None] = [None] * len(paths)
-        by_depth: dict[int, list[int]] = {}
-        for row, path in enumerate(paths):
-            if not path.failed:
-                by_depth.setdefault(len(path.token_ids), []).append(row)
-        for depth, rows in by_depth.items():
-            scores = np.stack([np.stack(paths[row].scores) for row in rows])
-            token_ids = np.stack([np.stack(paths[row].token_ids) for row in rows])
-            reach = 1 if self.lm is None else self.lm.order
-            contexts = [states[row].tokens[-reach:] for row in rows]
-            candidates, depths = Candidates(token_ids, scores), [depth] * len(rows)
-            if shape == "lattice":
-                drafted = search_drafts(
-                    candidates, contexts, self.lm, depths, num_drafts=self.config.num_drafts,
-                    alpha=self.config.alpha,
-                )  # fmt: skip
-            else:
-                drafted = search_trees(
-                    candidates.at_temperature(self.config.temperature), contexts, self.lm, depths,
-                    max_nodes=self.config.tree_nodes,
-                    alpha=self.config.alpha / self.config.temperature,
-                )  # fmt: skip
-            for row, tree in zip(rows, drafted, strict=True):
-                trees[row] = tree
-        return trees
-
     def _count_failures(self, states: list[DecodeState], failed: list[bool]) -> None:
         wrong = [state for state, one in zip(states, failed, strict=True) if one]
         if wrong:
@@ -245,8 +205,6 @@ class DraftModelDrafter(Drafter):
             return
         own, wanted = self.reader.model.vocab_size, target.vocab_size
         check_same_ids(_WHERE, "draft model", own, wanted)
-        if self.lm is not None:
-            check_same_ids(_WHERE, "LM", self.lm.vocab_size, wanted)
         check_same_tokens(_WHERE, self.reader.model.base, target.target.base)
         self.reader.vocab_size = min(own, wanted)
         self._target = weakref.ref(target)

@@ -11,7 +11,7 @@ from lattice_bpd.draft.config import MAX_NODES
 if TYPE_CHECKING:
     from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
 
-SHAPES = ("chain", "lattice", "tree", "beam", "sampled", "sampled_tree")
+SHAPES = ("chain", "beam", "sampled", "sampled_tree")
 _WHERE = "DraftModelDrafter"
 DEFAULT_LENGTH = 5
 
@@ -20,28 +20,23 @@ def check_options(drafter: DraftModelDrafter, draws: Sequence[int] | None) -> No
     """Raise ValueError for options out of range or without effect.
 
     Args:
-        drafter: with its config, shape, LM and reader.
+        drafter: with its config, shape and reader.
         draws: as they were given.
     """
-    shape, has_lm = drafter.shape, drafter.lm is not None
+    shape = drafter.shape
     if shape not in (None, *SHAPES):
         raise ValueError(f"{_WHERE}: shape is {shape!r}; expected one of {', '.join(SHAPES)}")
     vocab_size, top_k = drafter.reader.model.vocab_size, drafter.config.top_k
-    is_cut = shape in ("lattice", "tree", "beam") or (shape is None and has_lm)
-    if is_cut and top_k > vocab_size:
+    has_nodes = shape is None and drafter.config.max_nodes != "auto"
+    if (shape == "beam" or has_nodes) and top_k > vocab_size:
         raise ValueError(f"{_WHERE}: top_k is {top_k}; expected 1..{vocab_size}")
-    if has_lm and shape not in (None, "lattice", "tree"):
-        raise ValueError(
-            f"{_WHERE}: shape {shape!r} does not use an LM; leave lm out, or use 'lattice' or "
-            "'tree'"
-        )
     _check_draws(shape, draws)
     branches = shape in ("beam", "sampled_tree") or max(draws or (1,)) > 1
     refusal = drafter.reader.model.refuses_tree() if branches else None
     if refusal is not None:
         raise ValueError(
-            f"{_WHERE}: shape {shape!r} reads trees with the draft model: {refusal}; use shape "
-            "'tree', or 'sampled' without draws"
+            f"{_WHERE}: shape {shape!r} reads trees with the draft model: {refusal}; leave shape "
+            "and draws out"
         )
 
 
