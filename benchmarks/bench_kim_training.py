@@ -31,13 +31,6 @@ from report import print_table, write_json
 
 from lattice_bpd.decode import generate
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate.demo.library_text import draw_prompts, read_library_sources
-from lattice_bpd.evaluate.demo.model_folder import load_demo_model
-from lattice_bpd.evaluate.replay.positions import Rescorers
-from lattice_bpd.evaluate.replay.replay import record
-from lattice_bpd.evaluate.replay.strategies import STRATEGIES
-from lattice_bpd.evaluate.statistics.heads import measure_entropies
-from lattice_bpd.evaluate.statistics.loops import loop_share
 from lattice_bpd.models import BlockwiseLM, build_small_gpt
 from lattice_bpd.models.first_head import attach_first_head
 from lattice_bpd.train.heads.batches import HeadText
@@ -45,6 +38,13 @@ from lattice_bpd.train.heads.joint import train_blockwise
 from lattice_bpd.train.heads.options import TrainOptions
 from lattice_bpd.train.heads.recipes import PRESETS
 from lattice_bpd.train.heads.validation import measure_heads
+from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
+from lattice_bpd_kim2024.demo.model_folder import load_demo_model
+from lattice_bpd_kim2024.replay.positions import Rescorers
+from lattice_bpd_kim2024.replay.replay import record
+from lattice_bpd_kim2024.replay.strategies import STRATEGIES
+from lattice_bpd_kim2024.statistics.heads import measure_entropies
+from lattice_bpd_kim2024.statistics.loops import loop_share
 
 RESULTS = Path(__file__).parent / "results" / "kim_training.json"
 LENGTH, BATCH, PROMPT, NEW_TOKENS, TOP_K = 256, 8, 48, 40, 16

@@ -33,8 +33,8 @@ from machine import describe_machine
 from peer_drafters import CallCounter
 from report import print_table, write_json
 
+from lattice_bpd.build.bootstrap import bootstrap_block_efficiency, compare_paired
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
-from lattice_bpd.evaluate.statistics.bootstrap import bootstrap_block_efficiency, compare_paired
 
 DRAFTER = ROOT / "examples" / "smollm2"
 MINUTES, QUICK_MINUTES = 24.0, 3.6  # of decoding

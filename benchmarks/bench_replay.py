@@ -25,10 +25,10 @@ from machine import describe_machine
 from report import print_table, write_json
 
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate.record.texts import RecordedText
-from lattice_bpd.evaluate.replay.positions import Rescorers
-from lattice_bpd.evaluate.replay.replay import Recording
-from lattice_bpd.evaluate.replay.strategies import STRATEGIES
+from lattice_bpd_kim2024.record.texts import RecordedText
+from lattice_bpd_kim2024.replay.positions import Rescorers
+from lattice_bpd_kim2024.replay.replay import Recording
+from lattice_bpd_kim2024.replay.strategies import STRATEGIES
 
 SLOTS, TOP_K, TOKENS, PROMPT = 8, 16, 64, 16
 GOAL = 10_000  # steps a second on one core, 16-best 4-gram

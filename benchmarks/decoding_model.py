@@ -33,8 +33,8 @@ def load_subject(directory: Path, count: int) -> Subject:
     """A model of `lattice-bpd demo`: blockwise model, tokenizer.json and ngram.lm in one folder."""
     from tokenizers import Tokenizer
 
-    from lattice_bpd.evaluate.demo.library_text import draw_prompts, read_library_sources
     from lattice_bpd.models import BlockwiseLM
+    from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
 
     tokenizer: Any = Tokenizer.from_file(str(directory / "tokenizer.json"))
     texts = read_library_sources().test

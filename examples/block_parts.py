@@ -15,11 +15,11 @@ from stories260k_parts import FULL, QUICK, Prepared, Recipe
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate import Comparison, Recording, Setting, render_table
-from lattice_bpd.evaluate.live.table import footnotes
 from lattice_bpd.models import BlockDrafter, BlockDrafterConfig
 from lattice_bpd.train.block_drafter.options import BlockTrainOptions
 from lattice_bpd.train.block_drafter.train import train_block_drafter
+from lattice_bpd_kim2024.evaluate import Comparison, Recording, Setting, render_table
+from lattice_bpd_kim2024.live.table import footnotes
 
 MASK = 0  # <unk>, which never occurs in stories
 

@@ -42,7 +42,8 @@ from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.decode import DecodeStats
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate import (
+from lattice_bpd.models import BlockwiseLM
+from lattice_bpd_kim2024.evaluate import (
     Comparison,
     Recording,
     Setting,
@@ -50,9 +51,8 @@ from lattice_bpd.evaluate import (
     record,
     render_table,
 )
-from lattice_bpd.evaluate.live.table import footnotes
-from lattice_bpd.evaluate.replay.settings import TREE_SETTINGS
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd_kim2024.live.table import footnotes
+from lattice_bpd_kim2024.replay.settings import TREE_SETTINGS
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 ROUND = 8  # prompts of a round of the sweep

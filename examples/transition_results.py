@@ -10,14 +10,14 @@ from stories260k_parts import Recipe
 from transition_parts import SEARCHES
 
 from lattice_bpd import NGramLM
+from lattice_bpd.build.bootstrap import compare_paired
 from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.decode import DraftingModel, decode
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate import Comparison, Setting
-from lattice_bpd.evaluate.live.compare import StrategyResult, find_difference
-from lattice_bpd.evaluate.statistics.bootstrap import compare_paired
-from lattice_bpd.evaluate.statistics.loops import count_looping
 from lattice_bpd.models import BlockwiseLM
+from lattice_bpd_kim2024.evaluate import Comparison, Setting
+from lattice_bpd_kim2024.live.compare import StrategyResult, find_difference
+from lattice_bpd_kim2024.statistics.loops import count_looping
 
 KINDS = ("unary", "pairs", "ngram", "pairs_ngram")
 ADDED = (

@@ -68,12 +68,12 @@ from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.decode import DraftingModel, decode
 from lattice_bpd.decode.state.selector_heads import SelectorHeads
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate import Comparison, Setting
 from lattice_bpd.models import BlockDrafter
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
 from lattice_bpd.train.selector.options import SelectorOptions
 from lattice_bpd.train.selector.training import train_selector
 from lattice_bpd.train.text.encoders import load_encoder
+from lattice_bpd_kim2024.evaluate import Comparison, Setting
 
 SHAKESPEARE = DATA / "tinyshakespeare" / "input.txt"
 

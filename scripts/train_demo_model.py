@@ -4,7 +4,7 @@
     python scripts/train_demo_model.py --work DIR --out DIR
 
 The text is the running Python's standard library, split by file
-(`evaluate/demo/library_text.py`). Stages:
+(`lattice_bpd_kim2024.demo.library_text`). Stages:
 a byte-level BPE; the target and eight draft heads, trained together; unlikelihood training, so
 that greedy output does not loop; greedy continuations of training text; heads of the final target
 and an n-gram LM, both trained on those continuations; weights tuned on held-out files. Each stage
@@ -34,18 +34,18 @@ from lattice_bpd import NGramLM
 from lattice_bpd.atomic_files import replacing, write_json
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.conformance.reference import cut_at_end
-from lattice_bpd.evaluate import record
-from lattice_bpd.evaluate.demo.library_text import Corpus, draw_prompts, read_library_sources
-from lattice_bpd.evaluate.demo.model_folder import encode
-from lattice_bpd.evaluate.demo.parts import end_of_text
-from lattice_bpd.evaluate.demo.recipe import DraftRecipe
 from lattice_bpd.evaluate.demo.training import Tried, tune_drafts
-from lattice_bpd.evaluate.statistics.loops import loop_share
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, build_small_gpt
 from lattice_bpd.train.heads.frozen import FrozenOptions, train_frozen
 from lattice_bpd.train.heads.joint import TrainOptions, TrainReport, train_blockwise
 from lattice_bpd.train.heads.self_generated import generate_texts
 from lattice_bpd.train.text.tokenizer import train_byte_bpe
+from lattice_bpd_kim2024.demo.library_text import Corpus, draw_prompts, read_library_sources
+from lattice_bpd_kim2024.demo.model_folder import encode
+from lattice_bpd_kim2024.demo.parts import end_of_text
+from lattice_bpd_kim2024.demo.recipe import DraftRecipe
+from lattice_bpd_kim2024.evaluate import record
+from lattice_bpd_kim2024.statistics.loops import loop_share
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -34,11 +34,11 @@ from results_tables import (
 )
 
 if TYPE_CHECKING:
-    from lattice_bpd.evaluate.demo.quick import Source
-    from lattice_bpd.evaluate.lab.options import LabOptions
-    from lattice_bpd.evaluate.record.write import Prompt
-    from lattice_bpd.evaluate.tasks.examples import Example
     from lattice_bpd.train.text.encoders import Encoder
+    from lattice_bpd_kim2024.demo.quick import Source
+    from lattice_bpd_kim2024.lab.options import LabOptions
+    from lattice_bpd_kim2024.record.write import Prompt
+    from lattice_bpd_kim2024.tasks.examples import Example
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -117,8 +117,8 @@ def read_arguments() -> argparse.Namespace:
 
 def evaluate(name: str, source: Source, args: argparse.Namespace) -> dict[str, Any]:
     """Record and replay everything; the run folder is kept for `lattice-bpd report`."""
-    from lattice_bpd.evaluate.lab.results import write_results
-    from lattice_bpd.evaluate.lab.run_folder import evaluate_source
+    from lattice_bpd_kim2024.lab.results import write_results
+    from lattice_bpd_kim2024.lab.run_folder import evaluate_source
 
     watcher = make_watcher()
     results = evaluate_source(
@@ -138,7 +138,7 @@ def evaluate(name: str, source: Source, args: argparse.Namespace) -> dict[str, A
 
 def sample(source: Source, limit: int) -> list[dict[str, Any]]:
     """Compare kinds of drafts under sampling on the first task, half of it for tuning."""
-    from lattice_bpd.evaluate import compare_sampling
+    from lattice_bpd_kim2024.evaluate import compare_sampling
 
     watcher = make_watcher()
     prompts = [list(prompt.token_ids) for prompt in next(iter(source.prompts.values()))][:limit]
@@ -154,7 +154,7 @@ def sample(source: Source, limit: int) -> list[dict[str, Any]]:
 
 def lab_options(name: str) -> LabOptions:
     """Options of the replays; half of the texts are for tuning."""
-    from lattice_bpd.evaluate.lab.options import LabOptions
+    from lattice_bpd_kim2024.lab.options import LabOptions
 
     rules = RULES.get(name, ())
     return LabOptions(temperatures=(1.0, 1.5, 2.0, 3.0), max_nodes=(9, 18, 36, 72), rules=rules)
@@ -162,10 +162,10 @@ def lab_options(name: str) -> LabOptions:
 
 def demo_source(args: argparse.Namespace) -> Source:
     """The demo's model, trained for a number of steps, and tasks of the library and HumanEval."""
-    from lattice_bpd.evaluate.demo import library_text as corpus
-    from lattice_bpd.evaluate.demo import recipe
-    from lattice_bpd.evaluate.demo.quick import make_quick_source
     from lattice_bpd.evaluate.demo.training import train_demo_model
+    from lattice_bpd_kim2024.demo import library_text as corpus
+    from lattice_bpd_kim2024.demo import recipe
+    from lattice_bpd_kim2024.demo.quick import make_quick_source
 
     used = replace(recipe.QUICK, max_train_seconds=3600.0)
     text = corpus.read_library_sources(max_files=used.max_files)
@@ -191,9 +191,9 @@ def stories_source(args: argparse.Namespace) -> Source | None:
     sys.path.insert(0, str(ROOT / "examples"))
     parts = importlib.import_module("stories260k_parts")
     from lattice_bpd.decode.drafters import NeuralScorer
-    from lattice_bpd.evaluate.demo.quick import Source
-    from lattice_bpd.evaluate.record.write import Prompt, RecordOptions
     from lattice_bpd.train.text.encoders import load_encoder
+    from lattice_bpd_kim2024.demo.quick import Source
+    from lattice_bpd_kim2024.record.write import Prompt, RecordOptions
 
     stories = args.data / "tinystories" / "tinystories_10k.txt"
     paths = argparse.Namespace(model=args.data / "stories260K", text=stories, work=args.work)
@@ -239,14 +239,14 @@ class SentencePieceTokenizer:
 
 def read_rows(task: str, path: Path, limit: int) -> list[Example]:
     """The examples of a task."""
-    from lattice_bpd.evaluate.tasks import find_task, read_task
+    from lattice_bpd_kim2024.tasks import find_task, read_task
 
     return read_task(find_task(task), path, limit)
 
 
 def prompts_of(rows: list[Example], ids: list[list[int]], limit: int) -> list[Prompt]:
     """Prompts, cut to their first `limit` tokens, or to the last -`limit` if it is negative."""
-    from lattice_bpd.evaluate.record.write import Prompt
+    from lattice_bpd_kim2024.record.write import Prompt
 
     def cut(tokens: list[int]) -> list[int]:
         return tokens[:limit] if limit > 0 else tokens[limit:]

@@ -21,7 +21,13 @@ HEAD_FORMATS = "lattice_bpd.head_formats"
 """Group of ``models.checkpoint.HeadFormat``."""
 
 _DISTRIBUTIONS: dict[str, dict[str, str]] = {
-    COMMANDS: {"ngram spark": "lattice-bpd-spark"},
+    COMMANDS: {
+        "ngram spark": "lattice-bpd-spark",
+        **dict.fromkeys(
+            ("evaluate", "record", "replay", "report", "tune", "speculation"),
+            "lattice-bpd-kim2024",
+        ),
+    },
     TARGETS: {"encoder-decoder": "lattice-bpd-translation"},
 }  # that this project has, by group and name: what to install where an entry point is missing
 _KINDS = {COMMANDS: "command", TARGETS: "kind of target", HEAD_FORMATS: "format of heads"}

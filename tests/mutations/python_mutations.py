@@ -4,9 +4,10 @@
 them. Every bug that is found adds its mutation here.
 """
 
-CLI, DECODE, EVALUATE, TRAIN, VERIFY = (
-    f"python/lattice_bpd/{module}" for module in ("cli", "decode", "evaluate", "train", "verify")
+CLI, DECODE, TRAIN, VERIFY = (
+    f"python/lattice_bpd/{module}" for module in ("cli", "decode", "train", "verify")
 )
+KIM, KIM_TESTS = "research/kim2024/lattice_bpd_kim2024", "research/kim2024/tests"
 DRAFTERS, LOOP = f"{DECODE}/drafters", f"{DECODE}/loop"
 BATCH_RULES = "tests/python/test_custom_generate_batches.py"
 BATCH_CACHE = "tests/python/test_batch_cache.py"
@@ -90,15 +91,15 @@ MUTATIONS = [
     ),
     (
         "evaluate takes any difference from greedy decoding for a near-tie",
-        f"{EVALUATE}/live/compare.py",
+        f"{KIM}/live/compare.py",
         "tests/python/test_demo.py::test_differences_at_near_ties_are_counted_apart",
         "return self.margin <= self.bound",
         "return True",
     ),
     (
         "prompts are cut inside a chat template",
-        f"{CLI}/evaluate_options.py",
-        "tests/python/test_tasks.py",
+        f"{KIM}/cli/evaluate_options.py",
+        f"{KIM_TESTS}/test_tasks.py",
         "ids if is_template and not args.prompt_tokens else ids[:length]",
         "ids[:length]",
     ),
@@ -153,14 +154,14 @@ MUTATIONS = [
     ),
     (
         "recordings have no stop tokens of the model",
-        f"{CLI}/evaluate_options.py",
+        f"{KIM}/cli/evaluate_options.py",
         STOPS,
         "tuple(find_stop_tokens(base, tokenizer))",
         "()",
     ),
     (
         "draft tokens after the end of a text count as rejected",
-        f"{EVALUATE}/live/speculation.py",
+        f"{KIM}/live/speculation.py",
         STOPS,
         "lengths[-1] = accepts[-1]",
         "pass",
@@ -391,7 +392,7 @@ MUTATIONS = [
     ),
     (
         "a replayed tree ignores the temperature",
-        f"{EVALUATE}/replay/positions.py",
+        f"{KIM}/replay/positions.py",
         TEMPERATURE,
         "        max_nodes=options.max_nodes,\n        alpha=options.alpha,\n"
         "        temperature=options.temperature,\n",
@@ -399,28 +400,28 @@ MUTATIONS = [
     ),
     (
         "a replay ignores the factors of heads",
-        f"{EVALUATE}/replay/positions.py",
-        "tests/python/test_tune.py::test_tune_replays_weighed_heads_as_decoding_drafts",
+        f"{KIM}/replay/positions.py",
+        f"{KIM_TESTS}/test_tune.py::test_tune_replays_weighed_heads_as_decoding_drafts",
         "        if options.weighs_heads:\n",
         "        if False:\n",
     ),
     (
         "an interval leaves all of the rest on each side",
-        f"{EVALUATE}/statistics/bootstrap.py",
+        "python/lattice_bpd/build/bootstrap.py",
         BOOTSTRAP,
         "[(1 - level) / 2, (1 + level) / 2]",
         "[1 - level, level]",
     ),
     (
         "a p-value may be 0",
-        f"{EVALUATE}/statistics/bootstrap.py",
+        "python/lattice_bpd/build/bootstrap.py",
         BOOTSTRAP,
         "(1 + extreme.sum()) / (1 + samples)",
         "extreme.sum() / samples",
     ),
     (
         "a p-value is one-sided",
-        f"{EVALUATE}/statistics/bootstrap.py",
+        "python/lattice_bpd/build/bootstrap.py",
         BOOTSTRAP,
         "np.abs(signs @ saved) >= abs(saved.sum())",
         "signs @ saved >= saved.sum()",
@@ -641,7 +642,7 @@ MUTATIONS = [
     ),
     (
         "tune ignores --seed",
-        f"{CLI}/tune.py",
+        f"{KIM}/cli/tune.py",
         f"{OPTIONS}[tune_--seed]",
         ", seed=args.seed",
         "",
@@ -676,28 +677,28 @@ MUTATIONS = [
     ),
     (
         "tune -o writes a file where the folder is missing",
-        f"{CLI}/tune.py",
-        "tests/python/test_tune.py::test_tune_by_command_line",
+        f"{KIM}/cli/tune.py",
+        f"{KIM_TESTS}/test_tune.py::test_tune_by_command_line",
         'path.suffix != ".json"',
         "path.is_dir()",
     ),
     (
         "tune leaves the heads of causal models out of the time of calls",
-        f"{EVALUATE}/costs/call_costs.py",
-        "tests/python/test_call_costs.py::test_the_time_of_the_heads_is_part_of_calls_with_drafts",
-        "    if model.heads is not None:\n",
-        "    if model.target.decoder_prompt is not None and model.heads is not None:\n",
+        f"{KIM}/record/heads.py",
+        f"{KIM_TESTS}/test_record.py::test_the_time_of_the_heads_is_part_of_calls_with_drafts",
+        "    if model.heads is None:\n",
+        "    if model.heads is None or model.target.decoder_prompt is None:\n",
     ),
     (
         "a mixture of drafter.json ignores the weight of its n-gram LM",
         f"{DECODE}/strategies/drafter_file.py",
-        "tests/python/test_tune.py::test_tune_files_hold_mixtures",
+        f"{KIM_TESTS}/test_tune.py::test_tune_files_hold_mixtures",
         "(lm, weight)",
         "(lm, 1.0)",
     ),
     (
         "a folder for vLLM gets the heads of the model's folder instead of those of --heads",
-        f"{CLI}/tune.py",
+        f"{KIM}/cli/tune.py",
         "tests/python/test_heads_option.py::test_tune_measures_and_copies_heads_from_beside",
         "copy_heads(heads or model, folder)",
         "copy_heads(model, folder)",
@@ -725,7 +726,7 @@ MUTATIONS = [
     ),
     (
         "record ignores --heads where the model's folder has heads",
-        f"{CLI}/record.py",
+        f"{KIM}/cli/record.py",
         "tests/python/test_heads_option.py::test_a_record_with_heads_from_beside_is_that_of_one_folder",
         "check_folders(args.model, args.heads)",
         "check_folders(args.model, None)",

@@ -17,13 +17,13 @@ import numpy as np
 
 import lattice_bpd.build.build  # noqa: F401  (before a scene replaces what it imports)
 from lattice_bpd.cli.heads_option import ModelFolders
-from lattice_bpd.evaluate.demo.recipe import QUICK
-from lattice_bpd.evaluate.record.write import RecordOptions
-from lattice_bpd.evaluate.replay.replay import Replayed
-from lattice_bpd.evaluate.tasks.examples import Example
 from lattice_bpd.lm.evaluation import TextScore
 from lattice_bpd.lm.info import LevelInfo, LmInfo
 from lattice_bpd.train.responses.prompts import Chat
+from lattice_bpd_kim2024.demo.recipe import QUICK
+from lattice_bpd_kim2024.record.write import RecordOptions
+from lattice_bpd_kim2024.replay.replay import Replayed
+from lattice_bpd_kim2024.tasks.examples import Example
 
 Arguments = dict[str, list[str]]  # of each option or positional by its dest; [] for a flag
 
@@ -178,9 +178,9 @@ WRITE_LM = "lattice_bpd.lm.convert.write_lm"
 LOAD_LM = "lattice_bpd.NGramLM.load"
 LOAD_TOKENIZER = "lattice_bpd.cli.files.load_tokenizer"
 FIND_STOP_TOKENS = "lattice_bpd.models.stop_tokens.find_stop_tokens"
-FIND_RECORDS = "lattice_bpd.evaluate.record.read.find_records"
-READ_RECORD = "lattice_bpd.evaluate.record.read.read_record"
-READ_RESULTS = "lattice_bpd.evaluate.lab.results.read_results"
+FIND_RECORDS = "lattice_bpd_kim2024.record.read.find_records"
+READ_RECORD = "lattice_bpd_kim2024.record.read.read_record"
+READ_RESULTS = "lattice_bpd_kim2024.lab.results.read_results"
 CORPUS = "lattice_bpd.train.Corpus"
 
 
@@ -209,9 +209,9 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
         "demo": Scene(
             {},
             {
-                "lattice_bpd.evaluate.demo.library_text.read_library_sources": Stub("corpus"),
-                "lattice_bpd.evaluate.demo.parts.load_parts": returns(None),
-                "lattice_bpd.evaluate.demo.parts.train_parts": END,
+                "lattice_bpd_kim2024.demo.library_text.read_library_sources": Stub("corpus"),
+                "lattice_bpd_kim2024.demo.parts.load_parts": returns(None),
+                "lattice_bpd_kim2024.demo.parts.train_parts": END,
             },
         ),
         "build": Scene(
@@ -286,28 +286,28 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             },
             {
                 LOAD_TOKENIZER: FakeTokenizer(),
-                "lattice_bpd.evaluate.tasks.read_task": returns(EXAMPLES),
-                "lattice_bpd.cli.evaluate.check_folders": as_folders,
+                "lattice_bpd_kim2024.tasks.read_task": returns(EXAMPLES),
+                "lattice_bpd_kim2024.cli.evaluate.check_folders": as_folders,
                 FIND_STOP_TOKENS: frozenset({0}),
-                "lattice_bpd.cli.evaluate.load_lms": lms_by_name,
-                "lattice_bpd.cli.evaluate.load_rescorers": lms_by_name,
-                "lattice_bpd.cli.evaluate.load_folders": SimpleNamespace(vocab_size=50),
-                "lattice_bpd.evaluate.demo.library_text.read_library_sources": Stub("sources"),
-                "lattice_bpd.evaluate.demo.quick.make_quick_source": SimpleNamespace(
+                "lattice_bpd_kim2024.cli.evaluate.load_lms": lms_by_name,
+                "lattice_bpd_kim2024.cli.evaluate.load_rescorers": lms_by_name,
+                "lattice_bpd_kim2024.cli.evaluate.load_folders": SimpleNamespace(vocab_size=50),
+                "lattice_bpd_kim2024.demo.library_text.read_library_sources": Stub("sources"),
+                "lattice_bpd_kim2024.demo.quick.make_quick_source": SimpleNamespace(
                     record=RecordOptions(), model=SimpleNamespace(vocab_size=50)
                 ),
-                "lattice_bpd.evaluate.lab.run_folder.evaluate_source": END,
+                "lattice_bpd_kim2024.lab.run_folder.evaluate_source": END,
             },
         ),
         "record": Scene(
             {"model": ["model"], "task": ["text"], "data": ["text.jsonl"], "out": ["run"]},
             {
                 LOAD_TOKENIZER: FakeTokenizer(),
-                "lattice_bpd.evaluate.tasks.read_task": returns(EXAMPLES),
-                "lattice_bpd.cli.record.check_folders": as_folders,
+                "lattice_bpd_kim2024.tasks.read_task": returns(EXAMPLES),
+                "lattice_bpd_kim2024.cli.record.check_folders": as_folders,
                 FIND_STOP_TOKENS: frozenset({0}),
-                "lattice_bpd.cli.record.load_folders": Stub("model"),
-                "lattice_bpd.evaluate.record.write.write_record": END,
+                "lattice_bpd_kim2024.cli.record.load_folders": Stub("model"),
+                "lattice_bpd_kim2024.record.write.write_record": END,
             },
         ),
         "replay": Scene(
@@ -319,11 +319,11 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {
                 FIND_RECORDS: returns({"text": "run/text"}),
                 READ_RECORD: RECORD,
-                "lattice_bpd.cli.replay.load_lms": lms_by_name,
-                "lattice_bpd.cli.replay.load_rescorers": lms_by_name,
-                "lattice_bpd.evaluate.replay.scorers.make_scorers": returns({}),
-                "lattice_bpd.evaluate.replay.replay.Recording": lambda texts: list(texts),
-                "lattice_bpd.evaluate.replay.sweep.sweep": grid_of_replays,
+                "lattice_bpd_kim2024.cli.replay.load_lms": lms_by_name,
+                "lattice_bpd_kim2024.cli.replay.load_rescorers": lms_by_name,
+                "lattice_bpd_kim2024.replay.scorers.make_scorers": returns({}),
+                "lattice_bpd_kim2024.replay.replay.Recording": lambda texts: list(texts),
+                "lattice_bpd_kim2024.replay.sweep.sweep": grid_of_replays,
             },
         ),
         "report": Scene(
@@ -333,11 +333,11 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 FIND_RECORDS: returns({"text": "run/text"}),
                 READ_RECORD: RECORD,
                 LOAD_LM: lm,
-                "lattice_bpd.cli.evaluate_options.load_rescorers": lms_by_name,
+                "lattice_bpd_kim2024.cli.evaluate_options.load_rescorers": lms_by_name,
                 LOAD_TOKENIZER: FakeTokenizer(),
-                "lattice_bpd.evaluate.report.collect_steps": Stub("steps"),
-                "lattice_bpd.evaluate.report.render_report": "page",
-                "lattice_bpd.evaluate.report.write_report": END,
+                "lattice_bpd_kim2024.report.collect_steps": Stub("steps"),
+                "lattice_bpd_kim2024.report.render_report": "page",
+                "lattice_bpd_kim2024.report.write_report": END,
             },
         ),
         "tune": Scene(
@@ -345,20 +345,21 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {
                 FIND_RECORDS: returns({"text": "run/text"}),
                 READ_RECORD: RECORD,
-                "lattice_bpd.evaluate.replay.replay.Recording": returns(
+                "lattice_bpd_kim2024.replay.replay.Recording": returns(
                     SimpleNamespace(num_slots=4, top_k=4, texts=[None])
                 ),
-                "lattice_bpd.cli.evaluate_options.load_lms": lms_by_name,
-                "lattice_bpd.cli.evaluate_options.load_rescorers": lms_by_name,
-                "lattice_bpd.evaluate.replay.scorers.measure_rescoring": 1.5,
-                "lattice_bpd.cli.evaluate_options.load_model": Stub("model"),
+                "lattice_bpd_kim2024.cli.evaluate_options.load_lms": lms_by_name,
+                "lattice_bpd_kim2024.cli.evaluate_options.load_rescorers": lms_by_name,
+                "lattice_bpd_kim2024.replay.scorers.measure_rescoring": 1.5,
+                "lattice_bpd_kim2024.cli.evaluate_options.load_model": Stub("model"),
                 "lattice_bpd.decode.DraftingModel": Stub("drafting"),
-                "lattice_bpd.evaluate.record.manifest.fingerprint_model": "recorded",
-                "lattice_bpd.evaluate.costs.call_costs.read_costs": returns({0: 1.0}),
-                "lattice_bpd.evaluate.costs.call_costs.measure_costs": returns({0: 2.0}),
-                "lattice_bpd.evaluate.lab.drafter_search.DrafterSearch": Stub("search"),
-                "lattice_bpd.cli.tune._to_file": lm,
-                "lattice_bpd.cli.tune._print": END,
+                "lattice_bpd_kim2024.record.manifest.fingerprint_model": "recorded",
+                "lattice_bpd.build.call_costs.read_costs": returns({0: 1.0}),
+                "lattice_bpd.build.call_costs.measure_costs": returns({0: 2.0}),
+                "lattice_bpd_kim2024.record.heads.time_heads": returns(3.0),
+                "lattice_bpd_kim2024.lab.drafter_search.DrafterSearch": Stub("search"),
+                "lattice_bpd_kim2024.cli.tune._to_file": lm,
+                "lattice_bpd_kim2024.cli.tune._print": END,
             },
         ),
         "speculation": Scene(
@@ -371,12 +372,12 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             },
             {
                 LOAD_TOKENIZER: FakeTokenizer(),
-                "lattice_bpd.evaluate.tasks.read_task": returns(EXAMPLES),
+                "lattice_bpd_kim2024.tasks.read_task": returns(EXAMPLES),
                 "lattice_bpd.cli.files.load_causal_lm": lambda path: Stub(str(path)),
                 FIND_STOP_TOKENS: frozenset({0}),
-                "lattice_bpd.evaluate.live.speculation.measure_speculation": [],
+                "lattice_bpd_kim2024.live.speculation.measure_speculation": [],
                 "lattice_bpd.atomic_files.write_text": None,
-                "lattice_bpd.cli.speculation.make_table": END,
+                "lattice_bpd_kim2024.cli.speculation.make_table": END,
             },
         ),
         "heads train": Scene(

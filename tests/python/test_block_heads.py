@@ -17,13 +17,13 @@ from lattice_bpd.decode import CustomGenerate, DecodeState, DraftingModel, gener
 from lattice_bpd.decode.state.block_heads import BlockDrafterHeads
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate import Recording
-from lattice_bpd.evaluate.record.read import read_record
-from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
-from lattice_bpd.evaluate.replay.positions import Rescorers
-from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.models import BlockDrafter, BlockDrafterConfig, BlockwiseHeads, BlockwiseLM
 from lattice_bpd.verify import Rejection, Sampled
+from lattice_bpd_kim2024.evaluate import Recording
+from lattice_bpd_kim2024.record.read import read_record
+from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
+from lattice_bpd_kim2024.replay.positions import Rescorers
+from lattice_bpd_kim2024.replay.strategies import STRATEGIES
 from target_models import COUNT, PROMPTS, VOCAB, build_target, plain_generate
 
 LLAMA = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lattice_bpd.evaluate.statistics.bootstrap import bootstrap_block_efficiency, compare_paired
+from lattice_bpd.build.bootstrap import bootstrap_block_efficiency, compare_paired
 
 # Two texts, resampled with replacement: both the first 1/4, one of each 1/2, both the second 1/4.
 TOKENS, CALLS = [12, 12], [2, 6]

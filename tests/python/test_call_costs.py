@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from types import SimpleNamespace
 
 import pytest
@@ -12,11 +11,11 @@ pytest.importorskip("transformers")
 
 import torch
 
-from blockwise_models import VOCAB, trained_model
+from blockwise_models import trained_model
 from lattice_bpd import FormatError
+from lattice_bpd.build import call_costs
+from lattice_bpd.build.call_costs import interpolate_costs, measure_costs, read_costs
 from lattice_bpd.decode import DraftingModel
-from lattice_bpd.evaluate.costs import call_costs
-from lattice_bpd.evaluate.costs.call_costs import interpolate_costs, measure_costs, read_costs
 
 
 def test_costs_between_known_sizes_are_interpolated():
@@ -58,7 +57,7 @@ def test_calls_of_a_model_are_measured(monkeypatch):
     assert list(costs) == [0, 3, 9]
     assert 0.0 < costs[0] <= costs[3] <= costs[9]
     assert len(rounds) == 4
-    monkeypatch.setattr("lattice_bpd.evaluate.costs.call_costs.verify_trees", verify)
+    monkeypatch.setattr("lattice_bpd.build.call_costs.verify_trees", verify)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     bare = DraftingModel(model.base)
     assert measure_costs(bare, (0, 3, 9), rounds=3) == {0: 1e3, 3: 3e3, 9: 3e3}
@@ -75,34 +74,5 @@ def test_a_gpu_is_waited_for_where_calls_are_timed(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     monkeypatch.setattr("torch.cuda.synchronize", wait)
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    start = call_costs._now(on_gpu)
-    assert call_costs._now(on_gpu) - start == 5.0
-
-
-@pytest.mark.parametrize("reads", ["hidden states", "decode states"])
-def test_the_time_of_the_heads_is_part_of_calls_with_drafts(monkeypatch, reads):
-    """Each call of the target takes 4 s and one of the heads 3 s by this clock."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    base = copy.deepcopy(trained_model().base)
-
-    def advance(seconds):
-        clock[0] += seconds
-
-    class Heads:
-        num_slots = 4
-
-        def read_states(self, states):
-            advance(3.0)
-            return torch.zeros(len(states), 4, VOCAB)
-
-    def heads(hidden):
-        advance(3.0)
-        return torch.zeros(len(hidden), 4, VOCAB)
-
-    base.register_forward_hook(lambda *_: advance(4.0))
-    base.transformer.register_forward_hook(lambda *_: advance(4.0))
-    model = DraftingModel(base, heads if reads == "hidden states" else Heads())
-    costs = measure_costs(model, (0, 2, 5), rounds=3)
-    assert costs[2] == costs[5] == costs[0] + 3e3
-    assert measure_costs(DraftingModel(base), (0, 5), rounds=3) == {0: costs[0], 5: costs[0]}
+    start = call_costs.now(on_gpu)
+    assert call_costs.now(on_gpu) - start == 5.0

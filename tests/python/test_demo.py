@@ -29,28 +29,28 @@ from lattice_bpd.cli.demo_output import ACCEPTED, OWN, call_text, print_run
 from lattice_bpd.decode import DecodeResult, DecodeStats, PBestDrafter, decode
 from lattice_bpd.decode.drafters import MixtureDrafter
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate import compare_strategies, loop_share, tune_alpha
-from lattice_bpd.evaluate.demo import library_text as corpora
-from lattice_bpd.evaluate.demo import model_folder as demo_models
-from lattice_bpd.evaluate.demo import recipe as recipes
-from lattice_bpd.evaluate.demo.library_text import draw_passages, draw_prompts, read_library_sources
-from lattice_bpd.evaluate.demo.model_folder import DemoSettings, find_demo_model, load_demo_model
 from lattice_bpd.evaluate.demo.run import DemoSize, run_demo
 from lattice_bpd.evaluate.demo.training import train_demo_model
-from lattice_bpd.evaluate.live import compare as comparing
-from lattice_bpd.evaluate.live.call_tokens import split_by_call
-from lattice_bpd.evaluate.live.compare import (
+from lattice_bpd.watcher import SilentWatcher
+from lattice_bpd_kim2024.demo import library_text as corpora
+from lattice_bpd_kim2024.demo import model_folder as demo_models
+from lattice_bpd_kim2024.demo import recipe as recipes
+from lattice_bpd_kim2024.demo.library_text import draw_passages, draw_prompts, read_library_sources
+from lattice_bpd_kim2024.demo.model_folder import DemoSettings, find_demo_model, load_demo_model
+from lattice_bpd_kim2024.evaluate import compare_strategies, loop_share, tune_alpha
+from lattice_bpd_kim2024.live import compare as comparing
+from lattice_bpd_kim2024.live.call_tokens import split_by_call
+from lattice_bpd_kim2024.live.compare import (
     Comparison,
     Difference,
     StrategyResult,
     find_difference,
 )
-from lattice_bpd.evaluate.live.greedy_check import check_greedy
-from lattice_bpd.evaluate.live.repairs import find_repairs
-from lattice_bpd.evaluate.live.table import COLUMNS, footnotes, table_rows
-from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS
-from lattice_bpd.evaluate.statistics.loops import count_looping
-from lattice_bpd.watcher import SilentWatcher
+from lattice_bpd_kim2024.live.greedy_check import check_greedy
+from lattice_bpd_kim2024.live.repairs import find_repairs
+from lattice_bpd_kim2024.live.table import COLUMNS, footnotes, table_rows
+from lattice_bpd_kim2024.replay.settings import DEMO_SETTINGS
+from lattice_bpd_kim2024.statistics.loops import count_looping
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")
 

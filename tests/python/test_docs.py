@@ -30,7 +30,7 @@ NOT_RUN = {"build": 1, "training": 1, "spark": 1, "vllm": 1, "block-drafters": 2
 ROOMS = {
     "rescoring": "lattice_bpd", "lm": "lattice_bpd.lm", "decode": "lattice_bpd.decode",
     "models": "lattice_bpd.models", "verify": "lattice_bpd.verify", "train": "lattice_bpd.train",
-    "evaluate": "lattice_bpd.evaluate",
+    "evaluate": "lattice_bpd_kim2024.evaluate",
 }  # fmt: skip
 ELSEWHERE = {
     "NGramLM",

@@ -20,7 +20,6 @@ from blockwise_models import VOCAB, looping_text, trained_model
 from lattice_bpd import FormatError
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
-from lattice_bpd.evaluate.record.manifest import load_manifest
 from lattice_bpd.models import (
     BlockDrafter,
     BlockDrafterConfig,
@@ -30,6 +29,7 @@ from lattice_bpd.models import (
     load_heads,
     save_medusa,
 )
+from lattice_bpd_kim2024.record.manifest import load_manifest
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ def test_tune_measures_and_copies_heads_from_beside(folder, tmp_path, monkeypatc
         timed.append(model.num_slots)
         return {0: 1.0, 200: 1.0}
 
-    monkeypatch.setattr("lattice_bpd.evaluate.costs.call_costs.measure_costs", measure)
+    monkeypatch.setattr("lattice_bpd.build.call_costs.measure_costs", measure)
     tune = ["tune", str(run), "--measure", str(folder / "plain"), "--chain-only", "--heads"]
     assert main([*tune, str(folder / "heads"), "-o", str(drafter)]) == 0
     assert timed == [4]

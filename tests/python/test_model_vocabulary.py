@@ -14,7 +14,7 @@ import tokenizers
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.cli.evaluate_options import check_vocabulary
+from lattice_bpd.cli.files import check_vocabulary
 
 WORDS, PADDED = 10, 16
 
@@ -147,8 +147,8 @@ def test_commands_without_torch_name_the_extra(arguments, monkeypatch, capsys):
     pytest.importorskip("pyarrow")
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(arguments) == 2
-    extra = "torch" if arguments[0] == "generate" else "eval"
-    message = f"install it with: pip install 'lattice-bpd[{extra}]'"
+    needed = "'lattice-bpd[torch]'" if arguments[0] == "generate" else "lattice-bpd-kim2024"
+    message = f"install it with: pip install {needed}"
     printed = capsys.readouterr().err
     assert printed.startswith("lattice-bpd: error: torch is required")
     assert message in printed

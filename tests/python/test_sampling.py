@@ -352,7 +352,7 @@ def test_sampling_noise_makes_better_drafts(monkeypatch):
 
 
 def test_sampling_gains_of_each_kind_of_drafts():
-    from lattice_bpd.evaluate import compare_sampling
+    from lattice_bpd_kim2024.evaluate import compare_sampling
 
     gains = compare_sampling(
         model_of("trained"), small_lm(), PROMPTS[:2], PROMPTS[2:6], temperatures=(0.5, 1.0),

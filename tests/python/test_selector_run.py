@@ -24,7 +24,6 @@ from lattice_bpd.decode import CustomGenerate, DecodeState, DraftingModel, decod
 from lattice_bpd.decode.drafters.p_best import PBestDrafter
 from lattice_bpd.decode.state.selector_heads import SelectorHeads
 from lattice_bpd.decode.state.statistics import DecodeStats
-from lattice_bpd.evaluate import Setting, compare_strategies
 from lattice_bpd.models import BlockDrafter, BlockwiseLM, MedusaHeads
 from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd.train.block_drafter.sizes import config_for
@@ -32,6 +31,7 @@ from lattice_bpd.train.block_drafter.train import new_drafter
 from lattice_bpd.train.selector.job import SelectorJob
 from lattice_bpd.train.selector.options import SelectorOptions
 from lattice_bpd.train.selector.run import run_selector_job
+from lattice_bpd_kim2024.evaluate import Setting, compare_strategies
 
 TRAIN = SelectorOptions(
     rank=6, top_k=8, steps=12, batch_size=4, anchors=6, sequence_length=20, warmup=2,

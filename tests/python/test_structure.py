@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2] / "python"
 LAYERS = {
     "": [
         "_core extras arguments extensions", "text_input",
-        "token_ids vocabulary svg watcher atomic_files",
+        "token_ids vocabulary watcher atomic_files openai_server",
         "lattice lm",
         "draft", "models", "verify", "decode", "train", "evaluate", "build", "conformance",
         "cli",
@@ -29,13 +29,10 @@ LAYERS = {
         "text", "ngram", "responses", "heads", "vocabulary_heads", "rescorer", "block_drafter",
         "selector",
     ],
-    "evaluate": [
-        "record", "replay", "statistics", "costs", "live", "tasks", "demo", "lab", "report",
-    ],
 }  # fmt: skip
 TYPES_ONLY = {("decode.state.sequence", "decode.constraint.selector")}  # a field of DecodeState
 
-PUBLIC_NAMES = {"": 12, "decode": 20, "verify": 11, "evaluate": 12}
+PUBLIC_NAMES = {"": 12, "decode": 20, "verify": 11}
 
 
 class Import(NamedTuple):
@@ -63,7 +60,10 @@ def imports_of(module: str) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             inside = in_function or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
             types = for_types or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child))
-            if isinstance(child, ast.ImportFrom) and (child.module or "").startswith("lattice_bpd"):
+            if (
+                isinstance(child, ast.ImportFrom)
+                and (child.module or "").split(".")[0] == "lattice_bpd"
+            ):
                 for alias in child.names:
                     full = f"{child.module}.{alias.name}"
                     is_module = full in MODULES or full == "lattice_bpd._core"

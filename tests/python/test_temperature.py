@@ -22,9 +22,9 @@ from lattice_bpd.decode.drafters.target_noise import (
     target_noise,
 )
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.evaluate.replay.positions import PositionBatch, Rescorers, draft_tree
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.verify import PrefixTree, Rejection, Sampled
+from lattice_bpd_kim2024.replay.positions import PositionBatch, Rescorers, draft_tree
 
 SIZES = {"top_k": 6, "max_nodes": 20}
 

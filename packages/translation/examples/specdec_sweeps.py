@@ -32,18 +32,18 @@ from transformers import MarianMTModel
 
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.atomic_files import write_text
-from lattice_bpd.cli.evaluate_options import parse_list
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.decode import DecodeStats, generate
-from lattice_bpd.evaluate import Recording
-from lattice_bpd.evaluate.lab.drafter_search import DrafterSearch
-from lattice_bpd.evaluate.record.seq2seq import record_sources
-from lattice_bpd.evaluate.replay.positions import Rescorers
-from lattice_bpd.evaluate.replay.strategies import STRATEGIES
 from lattice_bpd.verify import verify_trees
 from lattice_bpd.verify.acceptance import SpecDecPlusPlus
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd_kim2024.cli.evaluate_options import parse_list
+from lattice_bpd_kim2024.evaluate import Recording
+from lattice_bpd_kim2024.lab.drafter_search import DrafterSearch
+from lattice_bpd_kim2024.record.seq2seq import record_sources
+from lattice_bpd_kim2024.replay.positions import Rescorers
+from lattice_bpd_kim2024.replay.strategies import STRATEGIES
 from lattice_bpd_translation.drafter import SpecDrafter
 from lattice_bpd_translation.heads import SpecDrafterHeads
 from lattice_bpd_translation.target import Seq2SeqTarget

@@ -18,12 +18,13 @@ import tokenizers
 import torch
 
 from lattice_bpd import NGramLM
+from lattice_bpd.build.call_costs import measure_costs
 from lattice_bpd.cli import main
-from lattice_bpd.cli.evaluate_options import is_encoder_decoder, load_model
 from lattice_bpd.decode import DraftingModel, generate, load_drafter
-from lattice_bpd.evaluate.costs import call_costs
-from lattice_bpd.evaluate.record.read import read_record
 from lattice_bpd.models import BlockwiseHeads
+from lattice_bpd_kim2024.cli.evaluate_options import is_encoder_decoder, load_model
+from lattice_bpd_kim2024.record.heads import time_heads
+from lattice_bpd_kim2024.record.read import read_record
 from lattice_bpd_translation.drafter import SpecDrafter, SpecDrafterConfig
 from lattice_bpd_translation.heads import SpecDrafterHeads
 from lattice_bpd_translation.target import Seq2SeqTarget
@@ -182,5 +183,6 @@ def test_calls_of_an_encoder_decoder_are_timed_with_their_heads(kind, monkeypatc
             return torch.zeros(len(states), SLOTS, VOCAB)
 
     target.decoder.register_forward_hook(lambda *_: advance(4.0))
-    costs = call_costs.measure_costs(DraftingModel(target, Heads()), (0, 2, 5), rounds=3)
+    model = DraftingModel(target, Heads())
+    costs = measure_costs(model, (0, 2, 5), 3, head_milliseconds=time_heads(model, 3))
     assert costs == {0: 4e3, 2: 7e3, 5: 7e3}

@@ -16,9 +16,9 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import CustomGenerate, decode, generate
 from lattice_bpd.decode.drafters import NeuralScorer, NoDrafter
-from lattice_bpd.evaluate import record
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd.verify import CausalLMTarget, PrefixTree
+from lattice_bpd_kim2024.evaluate import record
 from lattice_bpd_translation.source_cache import Source
 from lattice_bpd_translation.target import Seq2SeqTarget
 from seq2seq_models import (

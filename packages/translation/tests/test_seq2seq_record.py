@@ -12,16 +12,16 @@ import torch
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import DraftingModel, generate
 from lattice_bpd.decode.drafters import NeuralScorer
-from lattice_bpd.evaluate import Recording
-from lattice_bpd.evaluate.lab.drafter_search import DrafterSearch
-from lattice_bpd.evaluate.lab.lab import Lab
-from lattice_bpd.evaluate.lab.live_check import check_live
-from lattice_bpd.evaluate.lab.options import LabOptions, split_texts
-from lattice_bpd.evaluate.record.seq2seq import record_sources
-from lattice_bpd.evaluate.replay.positions import Rescorers
-from lattice_bpd.evaluate.replay.strategies import STRATEGIES
-from lattice_bpd.evaluate.replay.sweep import Point
 from lattice_bpd.models import BlockwiseHeads, build_rescorer
+from lattice_bpd_kim2024.evaluate import Recording
+from lattice_bpd_kim2024.lab.drafter_search import DrafterSearch
+from lattice_bpd_kim2024.lab.lab import Lab
+from lattice_bpd_kim2024.lab.live_check import check_live
+from lattice_bpd_kim2024.lab.options import LabOptions, split_texts
+from lattice_bpd_kim2024.record.seq2seq import record_sources
+from lattice_bpd_kim2024.replay.positions import Rescorers
+from lattice_bpd_kim2024.replay.strategies import STRATEGIES
+from lattice_bpd_kim2024.replay.sweep import Point
 from lattice_bpd_translation.target import Seq2SeqTarget
 from seq2seq_models import KINDS, STOP, VOCAB, model_of, plain_greedy, sources
 
@@ -111,8 +111,8 @@ def test_records_are_tuned_like_those_of_causal_models(recorded):
 
 def test_a_folder_holds_the_texts_of_memory(recorded, tmp_path):
     pytest.importorskip("pyarrow")
-    from lattice_bpd.evaluate.record.read import read_record
-    from lattice_bpd.evaluate.record.write import Prompt, RecordOptions, write_record
+    from lattice_bpd_kim2024.record.read import read_record
+    from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
 
     target, heads, texts, _, _, record = recorded
     prompts = [Prompt(source, str(number)) for number, source in enumerate(texts)]

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from lattice_bpd.atomic_files import write_text
+from lattice_bpd.build.call_costs import interpolate_costs, measure_costs
 from lattice_bpd.build.choice import MAX_NODES, Source, choose_sources
 from lattice_bpd.build.folder import write_folder
 from lattice_bpd.build.job import FEWEST_CHATS, BuildJob, split_chats
@@ -21,7 +22,6 @@ from lattice_bpd.build.plan import make_plan
 from lattice_bpd.build.report import BuildResult, describe_drafter
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.draft.mixture import KnownText
-from lattice_bpd.evaluate.costs.call_costs import interpolate_costs, measure_costs
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.models.lm_call import find_max_positions

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lattice_bpd.build.bootstrap import Interval, compare_paired
 from lattice_bpd.draft.gates import Gates
 from lattice_bpd.draft.mixture import KnownText, fit_to_texts, make_mixture, replay_text
-from lattice_bpd.evaluate.statistics.bootstrap import Interval, compare_paired
 from lattice_bpd.lm.ngram import NGramLM
 
 MAX_NODES = 64  # draft tokens of a call whose size is chosen by cost

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from lattice_bpd.build.bootstrap import Interval, compare_paired
 from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.strategies.drafter_file import load_drafter
-from lattice_bpd.evaluate.statistics.bootstrap import Interval, compare_paired
 from lattice_bpd.train.responses.collect import Exchange
 from lattice_bpd.watcher import Watcher
 

@@ -6,9 +6,9 @@ import platform
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from lattice_bpd.build.bootstrap import Interval
 from lattice_bpd.build.choice import Choice
 from lattice_bpd.build.live import LiveResult
-from lattice_bpd.evaluate.statistics.bootstrap import Interval
 
 
 @dataclass

@@ -24,16 +24,10 @@ from lattice_bpd.cli import (
     check,
     demo,
     drafter,
-    evaluate,
     generate,
     heads,
     ngram,
-    record,
-    replay,
-    report,
     rescorer,
-    speculation,
-    tune,
 )
 from lattice_bpd.extensions import add_commands
 
@@ -55,8 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lattice-bpd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands_in_order = (
-        demo, build, generate, certify, check, evaluate, record, replay, report, tune, speculation,
-        heads, drafter, rescorer, ngram,
+        demo, build, generate, certify, check, heads, drafter, rescorer, ngram,
     )  # fmt: skip
     for command in commands_in_order:
         command.add_parser(commands)

@@ -11,8 +11,8 @@ from lattice_bpd.atomic_files import write_json
 
 if TYPE_CHECKING:
     from lattice_bpd.cli.progress import ConsoleWatcher
-    from lattice_bpd.evaluate.demo.library_text import Corpus
-    from lattice_bpd.evaluate.demo.model_folder import DemoModel
+    from lattice_bpd_kim2024.demo.library_text import Corpus
+    from lattice_bpd_kim2024.demo.model_folder import DemoModel
 
 _EXAMPLE = """examples:
   lattice-bpd demo
@@ -122,8 +122,8 @@ def _load(
 ) -> tuple[DemoModel, Corpus]:
     import torch
 
-    from lattice_bpd.evaluate.demo.library_text import read_library_sources
-    from lattice_bpd.evaluate.demo.model_folder import load_demo_model
+    from lattice_bpd_kim2024.demo.library_text import read_library_sources
+    from lattice_bpd_kim2024.demo.model_folder import load_demo_model
 
     start = time.perf_counter()
     watcher.begin("load")
@@ -139,9 +139,9 @@ def _load(
 def _train(
     args: argparse.Namespace, watcher: ConsoleWatcher, about: dict[str, Any]
 ) -> tuple[DemoModel, Corpus]:
-    from lattice_bpd.evaluate.demo import recipe as recipes
-    from lattice_bpd.evaluate.demo.library_text import read_library_sources
     from lattice_bpd.evaluate.demo.training import train_demo_model
+    from lattice_bpd_kim2024.demo import recipe as recipes
+    from lattice_bpd_kim2024.demo.library_text import read_library_sources
 
     recipe = recipes.QUICK if args.quick else recipes.FULL
     watcher.begin("corpus")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from lattice_bpd.evaluate.demo.run import DemoRun
-    from lattice_bpd.evaluate.live.call_tokens import CallTokens
+    from lattice_bpd_kim2024.live.call_tokens import CallTokens
 
 ACCEPTED, OWN = "green", "bold yellow"
 _CONTEXT = 16  # tokens shown before a draft
@@ -33,7 +33,7 @@ def print_run(console: Console, run: DemoRun, *, is_smoke_test: bool = False) ->
 
 
 def _print_table(console: Console, run: DemoRun, is_smoke_test: bool) -> None:
-    from lattice_bpd.evaluate.live.table import footnotes, render_table
+    from lattice_bpd_kim2024.live.table import footnotes, render_table
 
     settings = run.demo.settings
     names = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ from lattice_bpd.extras import require
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedModel
+
+    from lattice_bpd import NGramLM
+    from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.lm", "block_drafter/*")
 
@@ -197,3 +201,25 @@ def load_causal_lm(path: Path) -> PreTrainedModel:
     from lattice_bpd.models import load_llama2c
 
     return load_llama2c(path)
+
+
+def check_vocabulary(
+    lms: Mapping[str, NGramLM | NeuralScorer], vocab_size: int, owner: str, option: str = "--lm"
+) -> None:
+    """Refuse LMs of another tokenizer than the owner's ("record" or "model")."""
+    from lattice_bpd import NGramLM
+    from lattice_bpd.vocabulary import may_share_ids
+
+    for name, lm in lms.items():
+        if may_share_ids(lm.vocab_size, vocab_size):
+            continue
+        padded = ""  # many models have more rows of embeddings than their tokenizer has ids
+        if isinstance(lm, NGramLM) and lm.vocab_size < vocab_size:
+            padded = (
+                "; if it was trained with the model's own tokenizer, train it again with "
+                f"--vocab-size {vocab_size} (or --model DIR)"
+            )
+        raise ValueError(
+            f"{option} {name} has a vocabulary of {lm.vocab_size}, the {owner} one of "
+            f"{vocab_size}; train the LM on token ids of the {owner}'s tokenizer{padded}"
+        )

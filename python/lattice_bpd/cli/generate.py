@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> None:
     quiet_transformers()
     lm = _load_lm(args, directory)
     from lattice_bpd import NGramLM
-    from lattice_bpd.cli.evaluate_options import check_vocabulary
+    from lattice_bpd.cli.files import check_vocabulary
     from lattice_bpd.decode import generate, load_drafter
     from lattice_bpd.models.stop_tokens import find_stop_tokens
     from lattice_bpd.verify import parse_acceptance

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from lattice_bpd.evaluate.demo.library_text import draw_passages
-from lattice_bpd.evaluate.demo.model_folder import DemoModel
-from lattice_bpd.evaluate.live.call_tokens import CallTokens, split_by_call
-from lattice_bpd.evaluate.live.compare import Comparison, StrategyResult, compare_strategies
-from lattice_bpd.evaluate.live.greedy_check import check_greedy
-from lattice_bpd.evaluate.live.repairs import Repair, find_repairs
-from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS
-from lattice_bpd.evaluate.statistics.loops import loop_share
 from lattice_bpd.watcher import Watcher
+from lattice_bpd_kim2024.demo.library_text import draw_passages
+from lattice_bpd_kim2024.demo.model_folder import DemoModel
+from lattice_bpd_kim2024.live.call_tokens import CallTokens, split_by_call
+from lattice_bpd_kim2024.live.compare import Comparison, StrategyResult, compare_strategies
+from lattice_bpd_kim2024.live.greedy_check import check_greedy
+from lattice_bpd_kim2024.live.repairs import Repair, find_repairs
+from lattice_bpd_kim2024.replay.settings import DEMO_SETTINGS
+from lattice_bpd_kim2024.statistics.loops import loop_share
 
 REPLAYED = "tree"  # the strategy whose calls are shown
 

@@ -12,14 +12,14 @@ from typing import Any
 from lattice_bpd.decode.drafters.drafter import NoDrafter
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate.demo.library_text import Corpus, draw_prompts
-from lattice_bpd.evaluate.demo.model_folder import DemoModel, DemoSettings
-from lattice_bpd.evaluate.demo.parts import Parts, load_parts, train_parts
-from lattice_bpd.evaluate.demo.recipe import DraftRecipe, Recipe
-from lattice_bpd.evaluate.replay.replay import Recording, record
-from lattice_bpd.evaluate.replay.settings import DEMO_SETTINGS
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.watcher import Watcher
+from lattice_bpd_kim2024.demo.library_text import Corpus, draw_prompts
+from lattice_bpd_kim2024.demo.model_folder import DemoModel, DemoSettings
+from lattice_bpd_kim2024.demo.parts import Parts, load_parts, train_parts
+from lattice_bpd_kim2024.demo.recipe import DraftRecipe, Recipe
+from lattice_bpd_kim2024.replay.replay import Recording, record
+from lattice_bpd_kim2024.replay.settings import DEMO_SETTINGS
 
 
 def train_demo_model(

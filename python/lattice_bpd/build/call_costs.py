@@ -1,0 +1,146 @@
+"""Time of a target call by its number of draft tokens: from a file, or measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lattice_bpd._core import FormatError
+from lattice_bpd.text_input import read_text
+from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.stacked_cache import StackedCache
+from lattice_bpd.verify.verification import verify_trees
+
+if TYPE_CHECKING:
+    from lattice_bpd.decode.state.model import DraftingModel
+
+SIZES = (0, 1, 4, 8, 12, 18, 24, 36, 54, 72, 108, 144)
+ROUNDS = 15
+_CONTEXT = 64  # tokens before the measured call
+_FAR = 1 << 20  # more draft tokens than any call has
+
+
+def read_costs(path: str | Path) -> dict[int, float]:
+    """Call times from JSON.
+
+    Args:
+        path: a file with one object, draft tokens -> milliseconds: {"0": 1.9, "36": 2.4}.
+
+    Returns:
+        Milliseconds by draft tokens.
+
+    Raises:
+        OSError: it cannot be read.
+        FormatError: something else, or fewer than two sizes.
+    """
+    path = Path(path)
+    try:
+        value = json.loads(read_text(path))
+        costs = {int(size): float(cost) for size, cost in value.items()}
+        for size, cost in costs.items():
+            if size < 0 or not 0.0 < cost < math.inf:
+                raise ValueError(f"{size} draft tokens in {cost} ms")
+        if len(costs) < 2:
+            raise ValueError(f"{len(costs)} sizes; expected two or more")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise FormatError(
+            f"{path}: not a cost curve ({error}); expected draft tokens and milliseconds above 0, "
+            'such as {"0": 1.9, "36": 2.4}'
+        ) from error
+    return dict(sorted(costs.items()))
+
+
+def interpolate_costs(costs: Mapping[int, float], sizes: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Expected time of calls, where no call takes longer than one with more draft tokens.
+
+    Linear between known sizes; beyond the largest with the mean slope of the known range.
+
+    Args:
+        costs: time by draft tokens, one size or more.
+        sizes: (n,) draft tokens of each call.
+
+    Returns:
+        (n,) float64, in the unit of `costs`.
+    """
+    known, times = zip(*sorted(costs.items()), strict=True)
+    rising = np.minimum.accumulate(times[::-1])[::-1]
+    slope = (rising[-1] - rising[0]) / max(1, known[-1] - known[0])
+    far = rising[-1] + slope * (_FAR - known[-1])
+    return np.asarray(np.interp(sizes, [*known, _FAR], [*rising, far]), np.float64)
+
+
+def measure_costs(
+    model: DraftingModel,
+    sizes: Sequence[int] = SIZES,
+    rounds: int = ROUNDS,
+    on_round: Callable[[], None] | None = None,
+    head_milliseconds: float = 0.0,
+) -> dict[int, float]:
+    """Time verifying calls of the target; sizes take turns, so that other load affects all alike.
+
+    Args:
+        model: the target; its heads are not called.
+        sizes: draft tokens of a call.
+        rounds: timed calls of each size, after one call to warm up.
+        on_round: called after each round.
+        head_milliseconds: of a call of the heads; added to each size above 0.
+
+    Returns:
+        Median milliseconds by draft tokens, made monotone as by `interpolate_costs`.
+    """
+    context = context_length(model)
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    with torch.inference_mode():
+        new_cache = _cache_maker(model, context)
+        for _ in range(rounds + 1):
+            for size in sizes:
+                drafts = [[token % model.vocab_size] for token in range(size)]
+                tree = PrefixTree.from_drafts(1, drafts)
+                state = BatchCache(StackedCache.from_cache(new_cache(), size + 2))
+                start = now(model)
+                verify_trees(model.target, state, [tree], layout="auto")
+                times[size].append(1e3 * (now(model) - start))
+            if on_round is not None:
+                on_round()
+    # The first call of a size may include compilation and allocation.
+    medians = {size: float(np.median(of_size[1:] or of_size)) for size, of_size in times.items()}
+    medians = {size: cost + (head_milliseconds if size else 0.0) for size, cost in medians.items()}
+    return dict(zip(sizes, interpolate_costs(medians, sizes).tolist(), strict=True))
+
+
+def context_length(model: DraftingModel) -> int:
+    """Tokens before a measured call: 64, or half of the model's positions."""
+    return min(_CONTEXT, (model.max_positions or 2 * _CONTEXT) // 2)
+
+
+def _cache_maker(model: DraftingModel, context: int) -> Callable[[], Any]:
+    """Makes caches after some context that a call may extend."""
+    target: Any = model.target
+    if target.decoder_prompt is None:
+        prompt = torch.tensor([token_text(model.vocab_size, context)], device=model.device)
+        _, cache = target.read_prompts(prompt)
+        return lambda: cache
+    source = target.encode([token_text(target.source_vocab_size, context)])
+    prompt = torch.tensor([target.decoder_prompt], device=model.device)
+    return lambda: target.read_prompts(prompt, source=source)[1]
+
+
+def now(model: DraftingModel) -> float:
+    """Seconds, once a GPU has done what it was given."""
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    return time.perf_counter()
+
+
+def token_text(vocab_size: int, length: int) -> list[int]:
+    """The token ids 0, 1, .., repeated from 0 at the end of the vocabulary."""
+    return [token % vocab_size for token in range(length)]

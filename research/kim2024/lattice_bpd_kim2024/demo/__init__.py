@@ -1,0 +1,1 @@
+"""The small model of Python code and its texts, for quick evaluations."""

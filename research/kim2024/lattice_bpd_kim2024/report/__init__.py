@@ -1,0 +1,8 @@
+"""A run folder as one HTML page: tables, charts, and lattices of single steps."""
+
+from __future__ import annotations
+
+from lattice_bpd_kim2024.report.page import REPORT_FILE, render_report, write_report
+from lattice_bpd_kim2024.report.steps import Steps, collect_steps
+
+__all__ = ["REPORT_FILE", "Steps", "collect_steps", "render_report", "write_report"]

@@ -1,0 +1,327 @@
+"""Records on disk: contents, continuing after an interruption, damaged shards, full disks."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("pyarrow")
+
+import torch
+
+from blockwise_models import (
+    POSITIONS,
+    VOCAB,
+    looping_text,
+    model_of,
+    plain_greedy,
+    random_model,
+    trained_model,
+)  # fmt: skip
+from lattice_bpd import FormatError
+from lattice_bpd.build.call_costs import measure_costs
+from lattice_bpd.decode import DraftingModel, PBestDrafter, decode
+from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd_kim2024.evaluate import Recording
+from lattice_bpd_kim2024.record import write
+from lattice_bpd_kim2024.record.heads import record_text, time_heads
+from lattice_bpd_kim2024.record.manifest import load_manifest
+from lattice_bpd_kim2024.record.read import find_records, read_record
+from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
+from lattice_bpd_kim2024.replay.positions import Rescorers
+from lattice_bpd_kim2024.replay.strategies import STRATEGIES
+
+OPTIONS = RecordOptions(top_k=6, max_new_tokens=11, texts_per_shard=4, batch_size=3)
+
+
+def make_prompts(count: int = 10, length: int = 9) -> list[Prompt]:
+    text = looping_text(500, seed=7).tolist()
+    return [Prompt(text[7 * n : 7 * n + length + n % 3], f"p{n}", ("a", "b")) for n in range(count)]
+
+
+def test_record_holds_greedy_outputs_and_candidates_of_the_heads(tmp_path):
+    model, prompts = model_of("trained"), make_prompts()
+    seen = []
+    manifest = write_record(
+        tmp_path, model, prompts, OPTIONS, task="cycle", on_text=lambda *at: seen.append(at)
+    )
+    assert manifest.complete
+    assert [shard.texts for shard in manifest.shards] == [4, 4, 2]
+    assert seen == [(0, 10), (3, 10), (4, 10), (7, 10), (8, 10), (10, 10)]
+    assert load_manifest(tmp_path) == manifest
+    record = read_record(tmp_path)
+    assert (len(record.texts), record.skipped) == (10, [])
+    for prompt, text in zip(prompts, record.texts, strict=True):
+        output = plain_greedy(model, list(prompt.token_ids), 11)
+        assert text.output.tolist() == output
+        assert (text.task, text.name, text.references) == ("cycle", prompt.name, ("a", "b"))
+        assert (text.finish, text.limit) == ("length", 11)
+        tokens = torch.tensor([[*prompt.token_ids, *output[:-1]]])
+        positions = torch.arange(len(prompt.token_ids) - 1, tokens.shape[1])[None]
+        with torch.inference_mode():
+            whole = model(tokens, head_positions=positions)
+        heads = whole.head_logits[0]  # (m, H, V)
+        best = heads.topk(6).values.numpy()
+        assert text.scores == pytest.approx(best, abs=1e-4)
+        at = np.take_along_axis(heads.numpy(), text.token_ids.astype(np.int64), axis=-1)
+        assert at == pytest.approx(text.scores, abs=1e-4)
+        own = whole.logits[0, len(prompt.token_ids) - 1 :]
+        log_probs = torch.cat([own[:, None], heads], dim=1).log_softmax(-1)
+        assert text.entropies == pytest.approx(
+            -(log_probs.exp() * log_probs).sum(-1).numpy(), abs=1e-4
+        )
+        two = own.topk(2).values
+        assert text.margins == pytest.approx((two[:, 0] - two[:, 1]).numpy(), abs=1e-4)
+
+
+def test_record_continues_after_the_last_complete_shard(tmp_path, monkeypatch):
+    model, prompts = model_of("trained"), make_prompts()
+    whole = write_record(tmp_path / "whole", model, prompts, OPTIONS)
+    calls = []
+    real = write._record_batch
+
+    def stop_later(model, batch, options, task):
+        calls.append(len(batch))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(model, batch, options, task)
+
+    monkeypatch.setattr(write, "_record_batch", stop_later)
+    part = tmp_path / "part"
+    with pytest.raises(KeyboardInterrupt):
+        write_record(part, model, prompts, OPTIONS)
+    assert [shard is None for shard in load_manifest(part).shards] == [False, True, True]
+    assert len(read_with_warnings(part, 2).texts) == 4
+    calls.clear()
+    monkeypatch.setattr(write, "_record_batch", lambda *a: (calls.append(len(a[1])), real(*a))[1])
+    assert write_record(part, model, prompts, OPTIONS) == whole
+    assert sum(calls) == 6
+    calls.clear()
+    write_record(part, model, prompts, OPTIONS)
+    assert calls == []  # everything is recorded
+    assert not list(part.glob(".*"))
+
+
+def read_with_warnings(directory: Path, count: int):
+    with pytest.warns(UserWarning, match="the shard is left out; run lattice-bpd record") as caught:
+        record = read_record(directory)
+    assert len(caught) == count
+    return record
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered", "missing"])
+def test_record_loses_only_the_damaged_shard_and_repairs_it(tmp_path, damage):
+    model, prompts = model_of("trained"), make_prompts()
+    whole = write_record(tmp_path, model, prompts, OPTIONS)
+    shard = tmp_path / whole.shards[1].file
+    data = shard.read_bytes()
+    if damage == "missing":
+        shard.unlink()
+    else:
+        shard.write_bytes(data[:-100] if damage == "cut" else data[:300] + b"x" + data[301:])
+    record = read_with_warnings(tmp_path, 1)
+    assert record.skipped == [shard.name]
+    assert [text.name for text in record.texts] == [f"p{n}" for n in (0, 1, 2, 3, 8, 9)]
+    assert (
+        Recording(record.texts)
+        .replay(STRATEGIES["bpd"], Rescorers(), DraftConfig(top_k=6))
+        .calls.all()
+    )
+    assert write_record(tmp_path, model, prompts, OPTIONS) == whole
+    assert shard.read_bytes() == data
+
+
+def test_record_without_an_intact_shard_or_manifest_is_an_error(tmp_path):
+    whole = write_record(tmp_path, model_of("trained"), make_prompts(3), OPTIONS)
+    (tmp_path / whole.shards[0].file).write_bytes(b"PAR1 no")
+    with (
+        pytest.warns(UserWarning, match="left out"),
+        pytest.raises(FormatError, match="none of its 1 shards"),
+    ):
+        read_record(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"format": "lattice-bpd record", "version": 9}')
+    with pytest.raises(FormatError, match="not the manifest of a record"):
+        read_record(tmp_path)
+    with pytest.raises(FileNotFoundError, match="expected the folder of a record"):
+        read_record(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="lattice-bpd evaluate"):
+        find_records(tmp_path / "none")
+
+
+def test_record_of_something_else_in_the_folder_is_refused(tmp_path):
+    model, prompts = model_of("trained"), make_prompts(3)
+    write_record(tmp_path, model, prompts, OPTIONS)
+    other = RecordOptions(top_k=5, max_new_tokens=11, texts_per_shard=4)
+    with pytest.raises(ValueError, match=r"record of something else \(top_k: 6 there, 5 now\)"):
+        write_record(tmp_path, model, prompts, other)
+    with pytest.raises(ValueError, match=r"prompts_fingerprint: .* there"):
+        write_record(tmp_path, model, make_prompts(3, length=10), OPTIONS)
+    with pytest.raises(ValueError, match=r"model_fingerprint: .* there"):
+        write_record(tmp_path, model_of("gpt2"), prompts, OPTIONS)
+
+
+def test_record_refuses_long_prompts_or_cuts_them_at_their_beginning(tmp_path):
+    model = model_of("trained")
+    long = Prompt(looping_text(POSITIONS + 5).tolist(), "long")
+    with pytest.raises(
+        ValueError, match=rf"prompt 1 long has {POSITIONS + 5} tokens; .*--truncate"
+    ):
+        write_record(tmp_path, model, [make_prompts(1)[0], long], OPTIONS)
+    options = RecordOptions(top_k=6, max_new_tokens=11, truncate=True)
+    write_record(tmp_path, model, [long], options)
+    (text,) = read_record(tmp_path).texts
+    assert text.prompt.tolist() == list(long.token_ids[-(POSITIONS - 10) :])
+    assert len(text.output) == 11
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": 0}, r"top_k is 0; expected 1\.\.64"),
+        ({"top_k": 65}, r"top_k is 65; expected 1\.\.64"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; expected 1 or more"),
+        ({"texts_per_shard": 0}, "texts_per_shard is 0"),
+    ],
+)
+def test_record_options_out_of_range_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        RecordOptions(**options)
+
+
+def test_record_needs_prompts_and_a_vocabulary_of_top_k(tmp_path):
+    with pytest.raises(ValueError, match="no prompts; expected one or more"):
+        write_record(tmp_path, model_of("trained"), [], OPTIONS)
+    with pytest.raises(ValueError, match=rf"top_k is 64; expected 1\.\.{VOCAB}, the vocabulary"):
+        write_record(tmp_path, model_of("trained"), make_prompts(1), RecordOptions(top_k=64))
+
+
+def test_record_on_a_full_disk_leaves_nothing_half_written(tmp_path):
+    """A limit on file sizes imitates a full disk: the first write beyond it fails."""
+    program = textwrap.dedent(
+        """
+        import resource, sys
+        import numpy as np
+        from lattice_bpd_kim2024.record.shards import write_shard
+        from lattice_bpd_kim2024.record.texts import RecordedText
+        from pathlib import Path
+        import pyarrow, pyarrow.parquet
+        rng = np.random.default_rng(0)
+        ids = rng.integers(0, 1 << 30, (900, 4, 16)).astype(np.int32)
+        noise = rng.normal(size=(900, 4, 16)).astype(np.float32)
+        text = RecordedText(ids[0, 0], ids[:, 0, 0], 900, ids, noise, noise[..., 0], noise[:, 0, 0])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+        try:
+            write_shard(Path(sys.argv[1]) / "shard-00000.parquet", [text])
+        except OSError as error:
+            print(error)
+        """
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert "the disk is full: free some space and run the same command again" in process.stdout, (
+        process
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_record_manifest_is_json_for_others(tmp_path):
+    write_record(tmp_path, model_of("trained"), make_prompts(3), OPTIONS, model_name="m")
+    value = json.loads((tmp_path / "manifest.json").read_text())
+    assert value["format"] == "lattice-bpd record"
+    assert value["complete"] is True
+    assert value["bytes_per_step"] > 0
+    assert (value["vocab_size"], value["num_slots"], value["top_k"]) == (VOCAB, 4, 6)
+
+
+def test_record_and_replay_of_heads_that_look_at_the_exact_token(tmp_path):
+    """Any callable: these heads guess the exact token's successors in the noisy cycle."""
+    base = model_of("trained").base
+
+    def heads(hidden, exact_tokens):
+        steps = 5 * torch.arange(1, 4)
+        guesses = (exact_tokens[:, None] + steps) % VOCAB
+        others = torch.linspace(0.0, 1.0, VOCAB)
+        return 5.0 * torch.nn.functional.one_hot(guesses, VOCAB) + others
+
+    prompts = make_prompts(5)
+    manifest = write_record(tmp_path, base, prompts, OPTIONS, heads=heads)
+    assert manifest.num_slots == 3
+    recording = Recording(read_record(tmp_path).texts)
+    replayed = recording.replay(
+        STRATEGIES["p_best_0gram"], Rescorers(), DraftConfig(top_k=6, num_drafts=3)
+    )
+    for number, prompt in enumerate(prompts):
+        drafter = PBestDrafter(None, top_k=6, num_drafts=3)
+        live = decode(base, list(prompt.token_ids), drafter, heads=heads, max_new_tokens=11)
+        assert live.stats.target_calls == replayed.calls[number]
+        assert live.token_ids == recording.texts[number].output.tolist()
+    assert replayed.block_efficiency > 1.5
+
+
+def test_heads_that_read_states_are_recorded_as_they_decode() -> None:
+    """A record of heads that read a decoder layer replays what decoding them does."""
+
+    class LayerHeads:
+        num_slots, hidden_layers = 3, (0,)
+
+        def read_states(self, states: Any) -> torch.Tensor:
+            for state in states:
+                state.memory = torch.cat([*([] if state.memory is None else [state.memory]),
+                                          state.take_features()])  # fmt: skip
+                assert len(state.memory) == len(state.tokens) - 1
+            sums = torch.stack([state.memory.sum(0) for state in states])
+            return torch.stack([embedding(sums * factor) for factor in (0.5, 1.0, -0.3)], dim=1)
+
+    base = random_model("llama").base
+    embedding = base.get_output_embeddings()
+    heads, prompt = LayerHeads(), [5, 9, 2, 11, 7]
+    drafting = DraftingModel(base, heads)
+    output = decode(drafting, prompt, ArgmaxDrafter(), max_new_tokens=20)
+    text = record_text(drafting, prompt, output.token_ids, top_k=4)
+    assert text.token_ids.shape == (20, 3, 4)
+    with torch.inference_mode():
+        for index in range(20):
+            ids = torch.tensor([[*prompt, *output.token_ids[:index]]])
+            layer = base(ids, output_hidden_states=True).hidden_states[1][0].sum(0)
+            logits = torch.stack([embedding(layer * factor) for factor in (0.5, 1.0, -0.3)])
+            assert text.token_ids[index, :, 0].tolist() == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("reads", ["hidden states", "decode states"])
+def test_the_time_of_the_heads_is_part_of_calls_with_drafts(monkeypatch, reads):
+    """Each call of the target takes 4 s and one of the heads 3 s by this clock."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    base = copy.deepcopy(trained_model().base)
+
+    def advance(seconds):
+        clock[0] += seconds
+
+    class Heads:
+        num_slots = 4
+
+        def read_states(self, states):
+            advance(3.0)
+            return torch.zeros(len(states), 4, VOCAB)
+
+    def heads(hidden):
+        advance(3.0)
+        return torch.zeros(len(hidden), 4, VOCAB)
+
+    base.register_forward_hook(lambda *_: advance(4.0))
+    base.transformer.register_forward_hook(lambda *_: advance(4.0))
+    model = DraftingModel(base, heads if reads == "hidden states" else Heads())
+    costs = measure_costs(model, (0, 2, 5), 3, head_milliseconds=time_heads(model, 3))
+    assert costs[2] == costs[5] == costs[0] + 3e3
+    assert measure_costs(DraftingModel(base), (0, 5), rounds=3) == {0: costs[0], 5: costs[0]}

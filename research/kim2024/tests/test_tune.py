@@ -1,0 +1,543 @@
+"""`lattice-bpd tune`, drafter.json, parity with decoding."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+
+from blockwise_models import VOCAB, looping_text, random_model, trained_model
+from lattice_bpd import FormatError, NGramLM
+from lattice_bpd.cli import main
+from lattice_bpd.decode import PBestDrafter, TreeDrafter, generate, load_drafter
+from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer, NoDrafter
+from lattice_bpd.decode.drafters.chain import ChainDrafter
+from lattice_bpd.decode.drafters.scorer import ScorerDrafter
+from lattice_bpd.decode.strategies.drafter_file import DrafterFile, read_drafter_file
+from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
+from lattice_bpd.draft import MixtureScorer, TransitionScorer
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.models.checkpoint import load_heads
+from lattice_bpd_kim2024.evaluate import record
+from lattice_bpd_kim2024.lab.drafter_search import (
+    CHAIN_FAMILIES,
+    Choice,
+    DrafterSearch,
+    SearchSpace,
+)
+from lattice_bpd_kim2024.replay.positions import Rescorers
+from lattice_bpd_kim2024.replay.strategies import STRATEGIES
+from lattice_bpd_vllm.files import load_parts
+from lattice_bpd_vllm.options import DrafterOptions
+
+NEW_TOKENS = 16
+FLAT = {0: 1.0, 200: 1.0}  # drafts for nothing
+STEEP = {0: 1.0, 1: 100.0}  # a draft token costs more than 99 calls
+
+
+@pytest.fixture(scope="module")
+def model() -> BlockwiseLM:
+    """The trained model with heads that are often wrong."""
+    noisy = copy.deepcopy(trained_model())
+    weights = noisy.heads.outer_weight
+    noise = torch.randn(weights.shape, generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        weights += 3.0 * weights.std() * noise
+    return noisy
+
+
+@pytest.fixture(scope="module")
+def lm() -> NGramLM:
+    return NGramLM.train([looping_text(2000, seed=3)], 3, vocab_size=VOCAB, smoothing="witten_bell")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    ids = looping_text(600, seed=9).tolist()
+    return [ids[40 * n : 40 * n + 8] for n in range(9)]
+
+
+@pytest.fixture(scope="module")
+def recording(model, prompts):
+    outputs = [
+        generate(model, prompt, "greedy", max_new_tokens=NEW_TOKENS).token_ids for prompt in prompts
+    ]
+    return record(model, prompts, outputs, top_k=8)
+
+
+def file_of(predicted=None, **options) -> DrafterFile:
+    about = {"file": "three.lm", "order": 3, "vocab_size": VOCAB}
+    config = DraftConfig(**{"strategy": "tree", "top_k": 8, "max_nodes": 9, **options})
+    return DrafterFile(config, VOCAB, 4, about, predicted or {})
+
+
+@pytest.mark.parametrize("name", ["tree", "p_best_ngram", "tree_0gram", "p_best_0gram"])
+def test_tune_replays_choices_as_decoding_drafts(model, lm, prompts, recording, name):
+    uses_lm = "0gram" not in name
+    options = DraftConfig(top_k=8, num_drafts=4, max_nodes=9, alpha=0.4, temperature=1.3)
+    point = Choice(name, options, "lm" if uses_lm else "").point
+    config = replace(options, strategy="tree" if name.startswith("tree") else "p_best")
+    drafter = make_drafter(config, DraftSources(lm if uses_lm else None))
+    rescorers = Rescorers(lm if uses_lm else None)
+    replayed = recording.replay(point.strategy, rescorers, point.options)
+    for number, prompt in enumerate(prompts):
+        live = generate(model, prompt, drafter=drafter, max_new_tokens=NEW_TOKENS)
+        assert live.token_ids == recording.texts[number].output.tolist()
+        assert live.stats.target_calls == replayed.calls[number]
+
+
+def test_tune_writes_files_that_come_back(tmp_path, lm):
+    path = tmp_path / "drafter.json"
+    file = file_of(predicted={"note": 1})
+    file.save(path)
+    assert read_drafter_file(path) == file
+    lm.save(tmp_path / "three.lm")
+    drafter = load_drafter(path)  # finds the LM beside it
+    assert isinstance(drafter, TreeDrafter)
+    assert drafter.lm is not None
+    assert drafter.config == file.config
+    kinds = {"tree": TreeDrafter, "p_best": PBestDrafter, "bpd": ArgmaxDrafter,
+             "greedy": NoDrafter}  # fmt: skip
+    for strategy, kind in kinds.items():
+        DrafterFile(DraftConfig(strategy, top_k=8), VOCAB, 4).save(path)
+        assert isinstance(load_drafter(path, lm), kind)
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_tune_drafters_are_lossless_and_say_which_model_they_are_for(tmp_path, model, lm, prompts):
+    path = tmp_path / "drafter.json"
+    file_of().save(path)
+    drafter = load_drafter(path, lm)
+    greedy = generate(model, prompts[0], "greedy", max_new_tokens=NEW_TOKENS)
+    found = generate(model, prompts[0], drafter=drafter, max_new_tokens=NEW_TOKENS)
+    assert found.token_ids == greedy.token_ids
+
+
+@pytest.mark.parametrize("strategy", ["bpd", "p_best", "tree"])
+@pytest.mark.parametrize(("vocab_size", "num_slots"), [(VOCAB + 1, 4), (VOCAB, 3)])
+def test_tune_files_without_lm_check_the_model(
+    tmp_path, model, prompts, strategy, vocab_size, num_slots
+):
+    path = tmp_path / "drafter.json"
+    DrafterFile(DraftConfig(strategy, top_k=8), vocab_size, num_slots).save(path)
+    message = (
+        rf"the target has a vocabulary of {VOCAB} and 4 slots, .*drafter\.json is for {vocab_size} "
+        rf"and {num_slots}; tune for this model: lattice-bpd tune"
+    )
+    with pytest.raises(ValueError, match=rf"generate: {message}"):
+        generate(model, prompts[0], drafter=load_drafter(path), max_new_tokens=NEW_TOKENS)
+
+
+def test_tune_files_fit_models_with_fewer_slots_and_greedy_fits_all(tmp_path, model, prompts):
+    path = tmp_path / "drafter.json"
+    greedy = generate(model, prompts[0], "greedy", max_new_tokens=NEW_TOKENS)
+    for config, vocab_size, num_slots in (
+        (DraftConfig(top_k=8), VOCAB, 5),
+        (DraftConfig("greedy"), VOCAB + 1, 1),
+    ):
+        DrafterFile(config, vocab_size, num_slots).save(path)
+        found = generate(model, prompts[0], drafter=load_drafter(path), max_new_tokens=NEW_TOKENS)
+        assert found.token_ids == greedy.token_ids
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"colour": 1}, "unknown fields colour; expected strategy, top_k"),
+        ({"version": 2}, "format and version are"),
+        ({"strategy": "trie"}, "strategy is 'trie'; did you mean 'tree'? expected one of greedy"),
+        ({"strategy": "sampled"}, "strategy is 'sampled'; expected one of greedy, bpd"),
+        ({"top_k": 0}, "top_k is 0; expected 1 or more"),
+        ({"max_nodes": "many"}, "max_nodes is 'many'"),
+        ({"temperature": 0}, "temperature is 0; expected a finite number above 0"),
+        ({"alpha": None}, "alpha is None; expected a finite number"),
+        ({"head_scales": [1, 2, 3, 4]}, "unknown fields head_scales; expected strategy, top_k"),
+        ({"lm": "three.lm"}, "lm is 'three.lm'; expected null or an object"),
+    ],
+)
+def test_tune_files_say_what_is_wrong(tmp_path, change, message):
+    path = tmp_path / "drafter.json"
+    file_of().save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(FormatError, match="make one with lattice-bpd tune") as caught:
+        load_drafter(path)
+    assert message in str(caught.value)
+
+
+def test_tune_files_without_a_field_json_or_lm(tmp_path):
+    path = tmp_path / "drafter.json"
+    file_of().save(path)
+    with pytest.raises(ValueError, match=r"n-gram LM and three\.lm is not there; give lm="):
+        load_drafter(path)
+    other = NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell")
+    with pytest.raises(ValueError, match=r"the LM has a vocabulary of 5, .* is for one of 48"):
+        load_drafter(path, other)
+    value = json.loads(path.read_text())
+    del value["num_slots"]
+    path.write_text(json.dumps(value))
+    with pytest.raises(FormatError, match="num_slots"):
+        load_drafter(path)
+    for text in ("", "[1]", "{"):
+        path.write_text(text)
+        with pytest.raises(FormatError, match=r"not a drafter\.json"):
+            load_drafter(path)
+
+
+@pytest.fixture
+def mixture_path(tmp_path, lm):
+    """drafter.json of a mixture, with the parts beside it."""
+    trained_model().base.save_pretrained(tmp_path / "rescorer")
+    lm.save(tmp_path / "three.lm")
+    file = DrafterFile(
+        DraftConfig("neural", top_k=8, alpha=0.75), VOCAB, 4,
+        {"file": "/nowhere/rescorer", "vocab_size": VOCAB},
+        ngram_lm={"file": "/nowhere/three.lm", "order": 3, "vocab_size": VOCAB, "weight": 0.5},
+    )  # fmt: skip
+    file.save(tmp_path / "drafter.json")
+    assert read_drafter_file(tmp_path / "drafter.json") == file
+    return tmp_path / "drafter.json"
+
+
+def test_tune_files_hold_mixtures(mixture_path, model, lm, prompts, recording):
+    drafter = load_drafter(mixture_path)
+    assert isinstance(drafter, ScorerDrafter)
+    assert isinstance(drafter.scorer, MixtureScorer)
+    assert drafter.scorer.weights == [1.0, 0.5]
+    # the search's choice, and what it predicts
+    own = {"own": NeuralScorer(trained_model())}
+    choice = Choice("mixture", DraftConfig(top_k=8, alpha=0.75), "lm", "own", 0.5)
+    search = DrafterSearch({"lm": lm}, FLAT, scorers=own)
+    (replayed,) = search._replay(recording.read_with(search._scorers["mixture"]), [choice])
+    ready = MixtureScorer([(own["own"], 1.0), (lm, 0.5)])
+    for number, prompt in enumerate(prompts):
+        plain = model.base.generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=NEW_TOKENS
+        )[0, len(prompt) :]  # fmt: skip
+        for used in (drafter, load_drafter(mixture_path, ready)):
+            live = generate(model, prompt, drafter=used, max_new_tokens=NEW_TOKENS)
+            assert live.token_ids == plain.tolist()
+            assert live.stats.target_calls == replayed.calls[number]
+            assert live.stats.scorer_failures == {}
+    # the recorded paths come first; files without the field are those of one LM
+    value = json.loads(mixture_path.read_text())
+    value["lm"]["file"] = str((mixture_path.parent / "rescorer").rename(mixture_path.parent / "r"))
+    mixture_path.write_text(json.dumps(value))
+    assert isinstance(load_drafter(mixture_path).scorer, MixtureScorer)
+    del value["ngram_lm"]
+    mixture_path.write_text(json.dumps(value))
+    assert isinstance(load_drafter(mixture_path).scorer, NeuralScorer)
+
+
+def test_tune_files_of_mixtures_say_what_is_missing(mixture_path, model):
+    folder = mixture_path.parent
+    hint = "lm=MixtureScorer([(NeuralScorer(model), 1), (NGramLM.load(path), 0.5)])"
+    for name, kind in (("three.lm", "an n-gram LM"), ("rescorer", "a rescorer")):
+        (folder / name).rename(folder / "gone")
+        message = f"needs {kind} and /nowhere/{name} is not there; give {hint}"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            load_drafter(mixture_path)
+        (folder / "gone").rename(folder / name)
+    small = NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell")
+    with pytest.raises(ValueError, match=r"the LM has a vocabulary of 5, .* is for one of 48"):
+        load_drafter(mixture_path, MixtureScorer([(small, 1.0)]))
+    small.save(folder / "three.lm")
+    with pytest.raises(ValueError, match=r"the LM has a vocabulary of 5, .* is for one of 48"):
+        load_drafter(mixture_path)
+    model.save_pretrained(folder)  # the plug-in of vLLM has no rescorers
+    with pytest.raises(ValueError, match="strategy 'neural', which this drafter does not have"):
+        load_parts(DrafterOptions(str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ngram_lm": "three.lm"}, "ngram_lm is 'three.lm'; expected null or an object"),
+        ({"ngram_lm": {"file": "three.lm"}}, "weight of ngram_lm is None; expected a finite"),
+        ({"ngram_lm": {"weight": True}}, "weight of ngram_lm is True; expected a finite number"),
+        ({"ngram_lm": {"weight": float("nan")}}, "weight of ngram_lm is nan"),
+        ({"strategy": "tree"}, "ngram_lm with strategy 'tree'; expected strategy 'neural'"),
+        ({"lm": None}, "ngram_lm with no lm; expected strategy 'neural' and its rescorer as lm"),
+    ],
+)
+def test_tune_files_of_mixtures_say_what_is_wrong(tmp_path, change, message):
+    about = {"file": "three.lm", "weight": 0.5}
+    path = tmp_path / "drafter.json"
+    DrafterFile(DraftConfig("neural"), VOCAB, 4, {"file": "rescorer"}, ngram_lm=about).save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(FormatError, match="make one with lattice-bpd tune") as caught:
+        load_drafter(path)
+    assert message in str(caught.value)
+
+
+def test_tune_predicts_the_sum_of_calls(recording):
+    search = DrafterSearch({}, {0: 2.0, 4: 3.0, 8: 5.0})
+    bpd = recording.replay(Choice("bpd", DraftConfig()).point.strategy, Rescorers(), DraftConfig())
+    # 4 slots: 4 draft tokens a call but near the end, where the curve is linear below 4
+    expected = [2.0 + sum(2.0 + n / 4 for n in bpd.nodes[bpd.texts == t]) for t in range(9)]
+    assert search.milliseconds(bpd).tolist() == pytest.approx(expected)
+    greedy = Choice("greedy", DraftConfig()).point
+    alone = recording.replay(greedy.strategy, Rescorers(), greedy.options)
+    assert search.milliseconds(alone).tolist() == [2.0 * NEW_TOKENS] * 9
+
+
+def test_tune_drafts_much_where_calls_are_free_and_nothing_where_they_are_expensive(lm, recording):
+    space = SearchSpace(top_k=(4, 8), num_drafts=(1, 4), max_nodes=(4, 16), alpha=(0.2, 0.6),
+                  temperature=(1.0,))  # fmt: skip
+    free = DrafterSearch({"lm": lm}, FLAT, space).run(recording)
+    assert free.choice.name in ("tree", "tree_0gram", "p_best_ngram", "p_best_0gram")
+    assert free.milliseconds == pytest.approx(1.0 / free.block_efficiency)
+    assert free.over_greedy.gain.low > 0.0
+    assert free.texts == (6, 3)
+    expensive = DrafterSearch({"lm": lm}, STEEP, space).run(recording)
+    assert expensive.choice.name == "greedy"
+    assert expensive.over_greedy.gain.value == 0.0
+    with pytest.raises(ValueError, match="1 texts; expected two or more"):
+        DrafterSearch({}, FLAT, space).run(recording.select([0]))
+
+
+SINGLE = {0: 1.0, 4: 1.0, 5: 100.0}  # one draft of four tokens for nothing, more is expensive
+
+
+def test_tune_chooses_a_rescorer_unless_it_takes_too_long(recording):
+    """The target itself as the rescorer: the best single draft, at a price."""
+    scorers = {"bad": NeuralScorer(random_model("gpt2")), "own": NeuralScorer(trained_model())}
+    space = SearchSpace(top_k=(8,), num_drafts=(1,), max_nodes=(4,), temperature=(1.0,))
+    cheap = DrafterSearch(
+        {}, SINGLE, space, scorers=scorers, rescoring={"bad": 0.01, "own": 0.01}
+    ).run(recording)  # fmt: skip
+    assert (cheap.choice.name, cheap.choice.scorer) == ("neural", "own")
+    assert cheap.choice.options.alpha in space.scorer_alpha
+    slow = DrafterSearch(
+        {}, SINGLE, space, scorers=scorers, rescoring={"bad": 9.0, "own": 9.0}
+    ).run(recording)  # fmt: skip
+    assert slow.choice.scorer == ""
+    search = DrafterSearch({}, {0: 2.0, 8: 2.0}, scorers=scorers, rescoring={"own": 3.0})
+    read = recording.read_with({"own": scorers["own"]})
+    replayed = read.replay(
+        STRATEGIES["neural"], Rescorers(scorer=scorers["own"]), DraftConfig(top_k=8),
+    )  # fmt: skip
+    drafted = np.bincount(replayed.texts[replayed.nodes > 0], minlength=len(replayed.calls))
+    expected = 2.0 * replayed.calls + 3.0 * drafted
+    assert search.milliseconds(replayed, "own") == pytest.approx(expected)
+    assert search.milliseconds(replayed) == pytest.approx(2.0 * replayed.calls)
+
+
+class EvenHistories(TransitionScorer):
+    """A scorer that knows what follows even tokens, and nothing else."""
+
+    def __init__(self, scorer):
+        self.scorer, self.vocab_size = scorer, scorer.vocab_size
+
+    def start(self, contexts):
+        return self.scorer.start(contexts), np.array([context[-1] for context in contexts])
+
+    def score(self, state, candidates):
+        inner, last = state
+        return np.where((last % 2 == 0)[:, None], self.scorer.score(inner, candidates), 0.0)
+
+    def advance(self, state, rows, token_ids):
+        return self.scorer.advance(state[0], rows, token_ids), np.asarray(token_ids)
+
+
+def test_tune_chooses_a_mixture_where_rescorer_and_lm_know_different_things(
+    model, prompts, recording
+):
+    """The rescorer knows what follows even tokens, the LM what follows odd ones."""
+    pairs = [[token, (token + 5) % VOCAB] for token in range(1, VOCAB, 2)]
+    odd = NGramLM.train(20 * pairs, 2, vocab_size=VOCAB, smoothing="witten_bell")
+    none = NGramLM.train([list(range(VOCAB))], 1, vocab_size=VOCAB, smoothing="witten_bell")
+    lms = {"none": none, "odd": odd}
+    scorers = {"bad": NeuralScorer(random_model("gpt2")),
+               "even": EvenHistories(NeuralScorer(trained_model()))}  # fmt: skip
+    space = SearchSpace(top_k=(8,), num_drafts=(1,), max_nodes=(4,), alpha=(0.5, 5.0, 10.0),
+                        temperature=(1.0,))  # fmt: skip
+    search = DrafterSearch(
+        lms, SINGLE, space, scorers=scorers, rescoring={"bad": 0.01, "even": 0.02}
+    )  # fmt: skip
+    tuned = search.run(recording)
+    choice = tuned.choice
+    assert (choice.name, choice.lm, choice.scorer) == ("mixture", "odd", "even")
+    assert choice.lm_weight in space.lm_weight
+    assert choice.options.alpha in space.scorer_alpha
+    assert tuned.over_bpd.gain.low > 0.0
+    # the prediction adds the rescorer's time to each call with drafts
+    read = recording.read_with(search._scorers["mixture"])
+    (replayed,) = search._replay(read, [choice])
+    drafted = np.bincount(replayed.texts[replayed.nodes > 0], minlength=len(replayed.calls))
+    expected = replayed.calls + 0.02 * drafted
+    assert search.milliseconds(replayed, choice.scorer) == pytest.approx(expected)
+    # the replay's calls are those of decoding, whose output is the model's own
+    scorer = MixtureScorer([(scorers["even"], 1.0), (odd, choice.lm_weight)])
+    drafter = make_drafter(replace(choice.options, strategy="neural"), DraftSources(scorer))
+    for number, prompt in enumerate(prompts):
+        live = generate(model, prompt, drafter=drafter, max_new_tokens=NEW_TOKENS)
+        assert live.token_ids == recording.texts[number].output.tolist()
+        assert live.stats.target_calls == replayed.calls[number]
+        assert live.stats.scorer_failures == {}
+    without = DrafterSearch(lms, SINGLE, space, scorers=scorers, families=CHAIN_FAMILIES)
+    assert without.run(recording).choice.scorer == ""
+
+
+def test_tune_chooses_chains_for_engines_without_trees(model, lm, prompts, recording):
+    space = SearchSpace(top_k=(4, 8), alpha=(0.2, 0.6), temperature=(1.0, 2.0))
+    search = DrafterSearch({"lm": lm}, FLAT, space, families=CHAIN_FAMILIES)
+    tuned = search.run(recording)
+    assert tuned.choice.name == "chain"
+    assert tuned.choice.lm == "lm"
+    assert tuned.over_bpd.gain.value > 0.0
+    # the replay's calls are those of decoding
+    (replayed,) = search._replay(recording, [tuned.choice])
+    drafter = make_drafter(replace(tuned.choice.options, strategy="chain"), DraftSources(lm))
+    for number, prompt in enumerate(prompts):
+        live = generate(model, prompt, drafter=drafter, max_new_tokens=NEW_TOKENS)
+        assert live.stats.target_calls == replayed.calls[number]
+
+
+def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch):
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("rich")
+    from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
+
+    run = tmp_path / "run"
+    write_record(run, model, [Prompt(ids) for ids in prompts],
+                 RecordOptions(top_k=8, max_new_tokens=NEW_TOKENS), task="loops")  # fmt: skip
+    lm.save(tmp_path / "three.lm")
+    (tmp_path / "cost.json").write_text('{"0": 1.0, "72": 1.5}')
+    arguments = ["tune", str(run), "--cost", str(tmp_path / "cost.json")]
+    assert main([*arguments, "--lm", str(tmp_path / "three.lm")]) == 0
+    assert "on 3 other texts: " in capsys.readouterr().out
+    drafter = load_drafter(run / "drafter.json")
+    greedy = generate(model, prompts[1], "greedy", max_new_tokens=NEW_TOKENS)
+    output = generate(model, prompts[1], drafter=drafter, max_new_tokens=NEW_TOKENS)
+    assert output.token_ids == greedy.token_ids
+    assert output.stats.target_calls < greedy.stats.target_calls
+    predicted = json.loads((run / "drafter.json").read_text())["predicted"]
+    assert predicted["milliseconds_by_draft_tokens"] == {"0": 1.0, "72": 1.5}
+    trained_model().base.save_pretrained(tmp_path / "rescorer")
+    (tmp_path / "single.json").write_text(json.dumps({"0": 1e6, "4": 1e6, "5": 1e9}))
+    neural = ["tune", str(run), "--cost", str(tmp_path / "single.json"), "--rescorer",
+              f"own={tmp_path / 'rescorer'}", "-o", str(tmp_path / "neural.json")]  # fmt: skip
+    assert main(neural) == 0
+    assert "best: neural, own, top_k 8, alpha" in capsys.readouterr().out
+    about = json.loads((tmp_path / "neural.json").read_text())["lm"]
+    assert about == {"name": "own", "file": str(tmp_path / "rescorer"), "vocab_size": VOCAB}
+    rescored = load_drafter(tmp_path / "neural.json")
+    output = generate(model, prompts[1], drafter=rescored, max_new_tokens=NEW_TOKENS)
+    assert output.token_ids == greedy.token_ids
+    assert output.stats.scorer_failures == {}
+    (tmp_path / "rescorer").rename(tmp_path / "gone")
+    with pytest.raises(ValueError, match=r"needs a rescorer and .* lm=NeuralScorer\(model\)"):
+        load_drafter(tmp_path / "neural.json")
+    # a mixture, in a folder that holds both of its parts
+    mixture = Choice("mixture", DraftConfig(top_k=8), "three", "own", 0.25)
+    (tmp_path / "gone").rename(tmp_path / "rescorer")
+    with monkeypatch.context() as patch:
+        patch.setattr(DrafterSearch, "_search_strategies", lambda *_: mixture)
+        for _ in range(2):  # the second run replaces the files of the first
+            assert main([*neural[:-2], "--lm", str(tmp_path / "three.lm"), "-o",
+                         str(tmp_path / "new" / "mixed")]) == 0  # fmt: skip
+            assert "best: mixture, LM three, own, LM weight 0.25, " in capsys.readouterr().out
+    mixed = tmp_path / "new" / "mixed"
+    assert {path.name for path in mixed.iterdir()} == {"drafter.json", "rescorer", "three.lm"}
+    file = read_drafter_file(mixed / "drafter.json")
+    assert file.lm == {"name": "own", "file": "rescorer", "vocab_size": VOCAB}
+    assert file.ngram_lm == {
+        "name": "three", "file": "three.lm", "order": 3, "vocab_size": VOCAB, "weight": 0.25,
+    }  # fmt: skip
+    output = generate(
+        model, prompts[1], drafter=load_drafter(mixed / "drafter.json"), max_new_tokens=NEW_TOKENS
+    )
+    assert output.token_ids == greedy.token_ids
+    # a folder for an engine that verifies chains, with all that it needs
+    folder = tmp_path / "served"
+    model.save_pretrained(tmp_path / "model")
+    measured = ["tune", str(run), "--measure", str(tmp_path / "model"), "--chain-only"]
+    with monkeypatch.context() as patch:
+        patch.setattr("lattice_bpd.build.call_costs.measure_costs", lambda *_, **__: FLAT)
+        three = str(tmp_path / "three.lm")
+        assert main([*measured, "--lm", three, "-o", str(folder)]) == 0
+    assert {path.name for path in folder.iterdir()} == {
+        "drafter.json", "three.lm", "blockwise_heads.json", "blockwise_heads.safetensors",
+    }  # fmt: skip
+    file = read_drafter_file(folder / "drafter.json")
+    assert (file.config.strategy, file.lm["file"]) == ("chain", "three.lm")
+    assert isinstance(load_drafter(folder / "drafter.json"), ChainDrafter)
+    assert isinstance(load_drafter(folder), ChainDrafter)
+    with pytest.raises(FileNotFoundError, match=r"model: no drafter.json in this folder; expected"):
+        load_drafter(tmp_path / "model")
+    assert torch.equal(load_heads(folder).outer_weight, model.heads.outer_weight)
+    parts = load_parts(DrafterOptions(str(folder)))  # the plug-in of vLLM reads it as it is
+    assert (parts.draft, parts.vocab_size, parts.config) == ("chain", VOCAB, file.config)
+    assert torch.equal(parts.heads.outer_weight, model.heads.outer_weight)
+    assert [lm.order for lm in parts.lms] == [file.lm["order"]] == [3]
+    NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")
+    assert main([*arguments, "--lm", str(tmp_path / "other.lm")]) == 2
+    assert "--lm other has a vocabulary of 5, the record one of 48" in capsys.readouterr().err
+    assert main([*arguments, "-o", str(tmp_path / "three.lm")]) == 2
+    assert "three.lm is a file, " in capsys.readouterr().err
+    (tmp_path / "folder.json").mkdir()
+    assert main([*arguments, "-o", str(tmp_path / "folder.json")]) == 2
+    assert "folder.json is a folder; expected a file that ends in .json" in capsys.readouterr().err
+    assert main([*arguments, "--limit", "0"]) == 2
+    assert "--limit is 0" in capsys.readouterr().err
+    assert main(["tune", str(tmp_path), "--cost", str(tmp_path / "cost.json")]) == 2
+    assert "expected the output folder of lattice-bpd record" in capsys.readouterr().err
+
+
+@pytest.fixture
+def measured(tmp_path, model, prompts, monkeypatch):
+    """Records a model, and measures the one in the folder `model` for `tune`."""
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("rich")
+    from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
+
+    def tune(recorded, *options: object, heads=None, costs=FLAT) -> int:
+        model.save_pretrained(tmp_path / "model")
+        write_record(
+            tmp_path / "run", recorded, [Prompt(ids) for ids in prompts[:6]],
+            RecordOptions(top_k=8, max_new_tokens=8), heads=heads, model_name="my-model",
+        )  # fmt: skip
+        timing = "lattice_bpd.build.call_costs.measure_costs"
+        monkeypatch.setattr(timing, lambda *_, **__: costs)
+        arguments = ["tune", tmp_path / "run", "--measure", tmp_path / "model", "--chain-only",
+                     "-o", tmp_path / "served", *options]  # fmt: skip
+        return main([str(argument) for argument in arguments])
+
+    return tune
+
+
+def test_tune_refuses_heads_that_were_not_recorded(measured, model, tmp_path, capsys):
+    trained_model().save_pretrained(tmp_path / "other")
+    assert measured(model, "--heads", tmp_path / "other") == 2
+    error = capsys.readouterr().err
+    assert re.search(
+        r"tune: \S+model with the heads of \S+other \(4 slots, fingerprint \w{16}\) is not what "
+        r"\S+run was recorded with \(my-model, 4 slots, fingerprint \w{16}\); give the recorded "
+        r"model and heads, or record again with these",
+        error,
+    )
+    assert not (tmp_path / "served").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("are_apart", [False, True])
+def test_tune_measures_what_was_recorded_in_another_way(measured, model, dtype, are_apart):
+    same = copy.deepcopy(model).to(dtype)
+    assert measured(same.base if are_apart else same, heads=same.heads if are_apart else None) == 0
+
+
+def test_tune_warns_of_files_that_the_engine_refuses(measured, model, tmp_path, capsys):
+    assert measured(model, costs=STEEP) == 0
+    assert "serve without the plug-in" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(ValueError, match="greedy"):
+        load_parts(DrafterOptions(str(tmp_path / "served")))
