@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lattice_bpd.models import BlockwiseLM
-    from lattice_bpd.train.heads.trainer import HeadTrainer
+    from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 
 RESULTS = Path(__file__).parent / "results" / "heads.json"
 VOCAB, WIDTH, LAYERS, LENGTH = 50257, 256, 4, 128
@@ -44,9 +44,9 @@ def make_trainer(slots: int, batch_size: int, steps: int) -> HeadTrainer:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from lattice_bpd.models import BlockwiseLM
-    from lattice_bpd.train.heads.batches import HeadText
-    from lattice_bpd.train.heads.options import TrainOptions
-    from lattice_bpd.train.heads.trainer import HeadTrainer
+    from lattice_bpd_kim2024.heads.batches import HeadText
+    from lattice_bpd_kim2024.heads.options import TrainOptions
+    from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -65,7 +65,7 @@ def plain_loss(model: BlockwiseLM, pieces: Tensor) -> Tensor:
     import torch
     from torch.nn import functional as F
 
-    from lattice_bpd.train.heads.losses import label_view
+    from lattice_bpd_kim2024.heads.losses import label_view
 
     with torch.no_grad():
         hidden = model.base.base_model(input_ids=pieces[:, :LENGTH]).last_hidden_state
@@ -76,7 +76,7 @@ def plain_loss(model: BlockwiseLM, pieces: Tensor) -> Tensor:
 
 def take_plain_step(trainer: HeadTrainer) -> None:
     """What HeadTrainer.take_step does, in the plain way."""
-    from lattice_bpd.train.heads.optimizers import set_rates, take_step
+    from lattice_bpd.train.optimizers import set_rates, take_step
 
     options, model = trainer.options, trainer.model
     set_rates(trainer.optimizers, trainer.report.step, options.steps, options.warmup)

@@ -33,13 +33,13 @@ from lattice_bpd.decode import generate
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import BlockwiseLM, build_small_gpt
 from lattice_bpd.models.first_head import attach_first_head
-from lattice_bpd.train.heads.batches import HeadText
-from lattice_bpd.train.heads.joint import train_blockwise
-from lattice_bpd.train.heads.options import TrainOptions
-from lattice_bpd.train.heads.recipes import PRESETS
-from lattice_bpd.train.heads.validation import measure_heads
 from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import load_demo_model
+from lattice_bpd_kim2024.heads.batches import HeadText
+from lattice_bpd_kim2024.heads.joint import train_blockwise
+from lattice_bpd_kim2024.heads.options import TrainOptions
+from lattice_bpd_kim2024.heads.recipes import PRESETS
+from lattice_bpd_kim2024.heads.validation import measure_heads
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.replay import record
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES

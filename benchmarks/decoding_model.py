@@ -50,7 +50,7 @@ def train_subject(count: int, steps: int) -> Subject:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from lattice_bpd.models import BlockwiseLM
-    from lattice_bpd.train.heads.joint import TrainOptions, train_blockwise
+    from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
 
     rng = np.random.default_rng(0)
     text = _sample_cycles(rng, 60_000)

@@ -11,9 +11,9 @@ import numpy as np
 from stories260k_parts import BATCH, Beginnings, Prepared, Recipe, train_lm
 
 from lattice_bpd.cli.progress import ConsoleWatcher
-from lattice_bpd.train.heads.self_generated import generate_texts
 from lattice_bpd_kim2024.demo.library_text import Corpus, draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import DemoModel, load_demo_model
+from lattice_bpd_kim2024.heads.self_generated import generate_texts
 
 FULL_DEMO = Recipe(
     prompt_lengths=(96,), stories=8192, row_length=192, prompt_length=96, max_new_tokens=64,

@@ -24,7 +24,7 @@ _DISTRIBUTIONS: dict[str, dict[str, str]] = {
     COMMANDS: {
         "ngram spark": "lattice-bpd-spark",
         **dict.fromkeys(
-            ("evaluate", "record", "replay", "report", "tune", "speculation"),
+            ("evaluate", "record", "replay", "report", "tune", "speculation", "heads", "rescorer"),
             "lattice-bpd-kim2024",
         ),
     },

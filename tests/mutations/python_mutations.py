@@ -13,7 +13,7 @@ BATCH_RULES = "tests/python/test_custom_generate_batches.py"
 BATCH_CACHE = "tests/python/test_batch_cache.py"
 BOOTSTRAP = "tests/python/test_bootstrap.py"
 CHANGES = "tests/python/test_model_changes.py"
-CHECKPOINTS = "tests/python/test_checkpoint_order.py"
+CHECKPOINTS = f"{KIM_TESTS}/test_checkpoint_order.py"
 CERTIFICATES = "tests/python/test_certificate.py"
 CONFORMANCE = "tests/python/test_conformance.py"
 CRITERIA = "tests/python/test_custom_generate_criteria.py"
@@ -189,14 +189,14 @@ MUTATIONS = [
     ),
     (
         "a checkpoint's new name is not flushed",
-        f"{TRAIN}/heads/checkpoints.py",
+        f"{KIM}/heads/checkpoints.py",
         CHECKPOINTS,
         "            temporary.replace(target)\n            flush_to_disk(folder)\n",
         "            temporary.replace(target)\n",
     ),
     (
         "a checkpoint's folder is not flushed",
-        f"{TRAIN}/heads/checkpoints.py",
+        f"{KIM}/heads/checkpoints.py",
         CHECKPOINTS,
         "(temporary / _WEIGHTS, temporary / _STATE, temporary):",
         "(temporary / _WEIGHTS, temporary / _STATE):",

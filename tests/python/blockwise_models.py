@@ -24,7 +24,7 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd.train.heads.joint import TrainOptions, train_blockwise
+from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
 
 torch.set_num_threads(1)  # matrices this small only lose by being shared out
 

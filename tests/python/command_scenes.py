@@ -384,7 +384,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {"inputs": ["text.txt"], "output": ["heads"], "recipe": ["frozen"], "base": ["base"]},
             {
                 "torch.set_num_threads": None,
-                "lattice_bpd.train.heads.run.train_heads": END,
+                "lattice_bpd_kim2024.heads.run.train_heads": END,
             },
         ),
         "drafter train": Scene(
@@ -399,7 +399,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {"inputs": ["text.txt"], "output": ["model"], "target": ["target"]},
             {
                 "torch.set_num_threads": None,
-                "lattice_bpd.train.rescorer.run.run_rescorer_job": END,
+                "lattice_bpd_kim2024.rescorer.run.run_rescorer_job": END,
             },
         ),
         "ngram train": Scene(

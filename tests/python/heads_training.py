@@ -18,13 +18,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from blockwise_models import VOCAB, looping_text
 from lattice_bpd.train.block_drafter.job import BlockJob
 from lattice_bpd.train.block_drafter.run import run_block_job
-from lattice_bpd.train.heads.job import HeadJob
-from lattice_bpd.train.heads.run import train_heads
-from lattice_bpd.train.rescorer.job import RescorerJob
-from lattice_bpd.train.rescorer.run import run_rescorer_job
 from lattice_bpd.train.selector.job import SelectorJob
 from lattice_bpd.train.selector.run import run_selector_job
 from lattice_bpd.watcher import SilentWatcher
+from lattice_bpd_kim2024.heads.job import HeadJob
+from lattice_bpd_kim2024.heads.run import train_heads
+from lattice_bpd_kim2024.rescorer.job import RescorerJob
+from lattice_bpd_kim2024.rescorer.run import run_rescorer_job
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # What takes long to import; the fork server does not see this folder.

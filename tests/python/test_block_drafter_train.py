@@ -22,8 +22,8 @@ from lattice_bpd.train.block_drafter.texts import BlockTexts, Pieces, make_texts
 from lattice_bpd.train.block_drafter.train import train_block_drafter
 from lattice_bpd.train.block_drafter.trainer import BlockTrainer
 from lattice_bpd.train.block_drafter.validation import find_matches, measure_drafter, simulate
-from lattice_bpd.train.heads.self_generated import generate_texts
 from lattice_bpd.watcher import SilentWatcher
+from lattice_bpd_kim2024.heads.self_generated import generate_texts
 
 PROMPT = 4
 SHORT = BlockTrainOptions(steps=80, anchors=12, first_position=PROMPT - 1, warmup=5)

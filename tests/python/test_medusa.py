@@ -28,7 +28,7 @@ from lattice_bpd.models import (
     load_medusa_heads,
     save_medusa,
 )
-from lattice_bpd.train.heads.joint import TrainOptions, train_blockwise
+from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
 
 WIDTH = 32
 SLOTS = 3

@@ -26,8 +26,7 @@ LAYERS = {
         "huggingface",
     ],
     "train": [
-        "text", "ngram", "responses", "heads", "vocabulary_heads", "rescorer", "block_drafter",
-        "selector",
+        "text optimizers", "ngram", "responses", "vocabulary_heads", "block_drafter", "selector",
     ],
 }  # fmt: skip
 TYPES_ONLY = {("decode.state.sequence", "decode.constraint.selector")}  # a field of DecodeState

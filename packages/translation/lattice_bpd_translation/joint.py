@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.lm_call import call_forward
-from lattice_bpd.train.heads.optimizers import build_optimizers, set_rates, take_step
-from lattice_bpd.train.heads.options import TrainReport
+from lattice_bpd.train.optimizers import build_optimizers, set_rates, take_step
 from lattice_bpd.verify.target import TargetOutput
+from lattice_bpd_kim2024.heads.options import TrainReport
 from lattice_bpd_translation.target import Seq2SeqTarget
 from lattice_bpd_translation.text import IGNORED, Pair, PairBatch, shuffled_batches
 

@@ -23,10 +23,10 @@ from blockwise_models import model_of as causal_model
 from heads_training import HEADS, T, make_job
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads
-from lattice_bpd.train.heads.run import train_heads
-from lattice_bpd.train.heads.self_generated import generate_texts
-from lattice_bpd.train.heads.starting_model import load_base
-from lattice_bpd.train.heads.trainer import HeadTrainer
+from lattice_bpd_kim2024.heads.run import train_heads
+from lattice_bpd_kim2024.heads.self_generated import generate_texts
+from lattice_bpd_kim2024.heads.starting_model import load_base
+from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 from lattice_bpd_translation.joint import (
     Seq2SeqOptions,
     train_seq2seq,

@@ -25,9 +25,7 @@ from lattice_bpd.cli import (
     demo,
     drafter,
     generate,
-    heads,
     ngram,
-    rescorer,
 )
 from lattice_bpd.extensions import add_commands
 
@@ -49,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lattice-bpd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands_in_order = (
-        demo, build, generate, certify, check, heads, drafter, rescorer, ngram,
+        demo, build, generate, certify, check, drafter, ngram,
     )  # fmt: skip
     for command in commands_in_order:
         command.add_parser(commands)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.cli.corpus_options import add_corpus_options, add_inputs, corpus_arguments
 from lattice_bpd.cli.drafter_options import BLOCK_ONLY, SELECTOR_ONLY, add_options
-from lattice_bpd.cli.training_options import run_training
+from lattice_bpd_kim2024.cli.training_options import run_training
 
 if TYPE_CHECKING:
     from rich.console import Console

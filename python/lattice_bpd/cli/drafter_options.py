@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lattice_bpd.cli.training_options import add_run_options
+from lattice_bpd_kim2024.cli.training_options import add_run_options
 
 BLOCK_ONLY = ("num_layers", "block_size", "hidden_layers", "intermediate_size", "mask_token_id",
               "distillation", "matrix_lr", "other_lr", "clip", "precision")  # fmt: skip

@@ -17,9 +17,9 @@ from blockwise_models import HEADS, VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import NGramLM
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import BlockwiseLM, CallableHeads
-from lattice_bpd.train.heads.frozen import FrozenOptions, _losses, _read_states, train_frozen
-from lattice_bpd.train.heads.self_generated import generate_texts
 from lattice_bpd_kim2024.evaluate import compare_strategies, record
+from lattice_bpd_kim2024.heads.frozen import FrozenOptions, _losses, _read_states, train_frozen
+from lattice_bpd_kim2024.heads.self_generated import generate_texts
 from lattice_bpd_kim2024.replay.settings import TREE_SETTINGS
 
 SLOTS = HEADS - 1

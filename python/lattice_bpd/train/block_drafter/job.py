@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lattice_bpd.train.block_drafter.options import BlockTrainOptions
-from lattice_bpd.train.heads.text_job import FrozenTargetJob
 from lattice_bpd.train.text.corpus import Corpus
+from lattice_bpd_kim2024.heads.text_job import FrozenTargetJob
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from lattice_bpd.models.block_drafter.features import read_features
 from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.train.block_drafter.texts import Pieces
-from lattice_bpd.train.heads.cross_entropy import chunk_rows
+from lattice_bpd_kim2024.heads.cross_entropy import chunk_rows
 
 
 def add_gradients(

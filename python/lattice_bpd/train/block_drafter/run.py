@@ -17,13 +17,13 @@ from lattice_bpd.train.block_drafter.texts import BlockTexts
 from lattice_bpd.train.block_drafter.train import new_drafter
 from lattice_bpd.train.block_drafter.trainer import BlockTrainer, piece_length
 from lattice_bpd.train.block_drafter.validation import measure_drafter
-from lattice_bpd.train.heads.loop import run_steps
-from lattice_bpd.train.heads.run_folder import fingerprint
-from lattice_bpd.train.heads.starting_model import load_base
-from lattice_bpd.train.heads.text_run import TextRun, run_in_processes
-from lattice_bpd.train.heads.texts import open_corpus
 from lattice_bpd.train.text.corpus import Corpus
 from lattice_bpd.watcher import Watcher
+from lattice_bpd_kim2024.heads.loop import run_steps
+from lattice_bpd_kim2024.heads.run_folder import fingerprint
+from lattice_bpd_kim2024.heads.starting_model import load_base
+from lattice_bpd_kim2024.heads.text_run import TextRun, run_in_processes
+from lattice_bpd_kim2024.heads.texts import open_corpus
 
 KIND = "block_drafter_training"
 _WHERE = "drafter train"

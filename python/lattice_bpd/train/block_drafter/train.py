@@ -14,8 +14,8 @@ from lattice_bpd.train.block_drafter.options import BlockTrainOptions
 from lattice_bpd.train.block_drafter.texts import make_texts
 from lattice_bpd.train.block_drafter.trainer import BlockTrainer
 from lattice_bpd.train.block_drafter.validation import measure_drafter
-from lattice_bpd.train.heads.trainer import seeded
 from lattice_bpd.watcher import SilentWatcher, Watcher
+from lattice_bpd_kim2024.heads.trainer import seeded
 
 _Texts = Sequence[npt.ArrayLike] | npt.NDArray[np.integer]
 

@@ -13,9 +13,9 @@ from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.train.block_drafter.losses import add_gradients
 from lattice_bpd.train.block_drafter.options import BlockTrainOptions
 from lattice_bpd.train.block_drafter.texts import BlockTexts, Pieces
-from lattice_bpd.train.heads.optimizers import build_optimizers, set_rates, step_all
-from lattice_bpd.train.heads.options import TrainReport, check_finite
-from lattice_bpd.train.heads.parallel import ALONE, Processes
+from lattice_bpd.train.optimizers import build_optimizers, set_rates, step_all
+from lattice_bpd_kim2024.heads.options import TrainReport, check_finite
+from lattice_bpd_kim2024.heads.parallel import ALONE, Processes
 
 _LENGTH = 256
 

@@ -15,16 +15,16 @@ from lattice_bpd.models.checkpoint import has_heads, head_names, load_heads
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.block_drafter.texts import BlockTexts
 from lattice_bpd.train.block_drafter.trainer import piece_length
-from lattice_bpd.train.heads.loop import run_steps
-from lattice_bpd.train.heads.run_folder import SELECTOR, fingerprint
-from lattice_bpd.train.heads.starting_model import load_base
-from lattice_bpd.train.heads.text_run import TextRun, run_in_processes
-from lattice_bpd.train.heads.texts import open_corpus
 from lattice_bpd.train.selector.job import SelectorJob
 from lattice_bpd.train.selector.trainer import SelectorTrainer
 from lattice_bpd.train.selector.validation import SelectorScores
 from lattice_bpd.train.text.corpus import Corpus
 from lattice_bpd.watcher import SilentWatcher, Watcher
+from lattice_bpd_kim2024.heads.loop import run_steps
+from lattice_bpd_kim2024.heads.run_folder import SELECTOR, fingerprint
+from lattice_bpd_kim2024.heads.starting_model import load_base
+from lattice_bpd_kim2024.heads.text_run import TextRun, run_in_processes
+from lattice_bpd_kim2024.heads.texts import open_corpus
 
 _WHERE = "drafter train"
 

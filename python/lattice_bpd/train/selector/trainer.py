@@ -24,16 +24,16 @@ from lattice_bpd.models.block_drafter.candidates import SlotCandidates
 from lattice_bpd.models.block_drafter.scorer_config import SelectorConfig
 from lattice_bpd.models.block_drafter.selector import CandidateSelector
 from lattice_bpd.train.block_drafter.trainer import piece_length
-from lattice_bpd.train.heads.batches import mix_seed
-from lattice_bpd.train.heads.optimizers import set_rates
-from lattice_bpd.train.heads.options import TrainReport
-from lattice_bpd.train.heads.parallel import ALONE, Processes
-from lattice_bpd.train.heads.trainer import seeded
+from lattice_bpd.train.optimizers import set_rates
 from lattice_bpd.train.selector.options import SelectorOptions
 from lattice_bpd.train.selector.pieces import Blocks, Pieces
 from lattice_bpd.train.selector.slots import AnyHeads, slots_of
 from lattice_bpd.train.selector.validation import ScoreCounter, SelectorScores
 from lattice_bpd.watcher import Watcher
+from lattice_bpd_kim2024.heads.batches import mix_seed
+from lattice_bpd_kim2024.heads.options import TrainReport
+from lattice_bpd_kim2024.heads.parallel import ALONE, Processes
+from lattice_bpd_kim2024.heads.trainer import seeded
 
 _VALIDATION_PIECES = 128  # at most
 

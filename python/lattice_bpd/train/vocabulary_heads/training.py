@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.token_ids import Int64Array
-from lattice_bpd.train.heads.optimizers import build_optimizers, set_rates, take_step
+from lattice_bpd.train.optimizers import build_optimizers, set_rates, take_step
 from lattice_bpd.watcher import SilentWatcher, Watcher
 
 _BATCH = 2048  # positions that are measured at once

@@ -16,14 +16,14 @@ from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd.models.lm_call import find_max_positions
-from lattice_bpd.train.heads.options import TrainOptions
-from lattice_bpd.train.heads.rescorer import train_rescorer
 from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.demo.library_tasks import QUICK_TASKS, library_domain, library_passages
 from lattice_bpd_kim2024.demo.library_text import Corpus
 from lattice_bpd_kim2024.demo.model_folder import LM_FILE, TOKENIZER_FILE, DemoModel
 from lattice_bpd_kim2024.demo.parts import train_recipe_lm
 from lattice_bpd_kim2024.demo.recipe import QUICK
+from lattice_bpd_kim2024.heads.options import TrainOptions
+from lattice_bpd_kim2024.heads.rescorer import train_rescorer
 from lattice_bpd_kim2024.record.write import Prompt, RecordOptions
 
 LMS_FOLDER = "lms"

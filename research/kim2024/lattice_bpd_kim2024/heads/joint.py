@@ -1,0 +1,68 @@
+"""Joint training of a target and its draft heads on token ids in memory.
+
+`heads.run` adds recipes, checkpoints and data parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.token_ids import integer_array
+from lattice_bpd_kim2024.heads.batches import HeadText
+from lattice_bpd_kim2024.heads.options import TrainOptions, TrainReport
+from lattice_bpd_kim2024.heads.trainer import HeadTrainer
+
+__all__ = ["TrainOptions", "TrainReport", "train_blockwise"]
+
+_RATE_INTERVAL = 20  # steps between estimates of the remaining time
+
+
+def train_blockwise(
+    model: BlockwiseLM,
+    token_ids: npt.ArrayLike,
+    options: TrainOptions | None = None,
+    on_step: Callable[[TrainReport], None] | None = None,
+) -> TrainReport:
+    """Trains the heads in place, and the target unless it is frozen.
+
+    Args:
+        model: on any device; left in evaluation mode.
+        token_ids: (N,) ints, training text; longer than sequence_length + h.
+        options: see TrainOptions.
+        on_step: called after every step.
+
+    Returns:
+        The report of the last step.
+
+    Raises:
+        TypeError: heads that are not BlockwiseHeads.
+        ValueError: a text that is too short, ids outside the vocabulary, options out of range, or
+            a loss that is not finite.
+    """
+    options = options or TrainOptions()
+    where = "train_blockwise"
+    text = integer_array(token_ids, f"{where}: token_ids")
+    model.check_token_ids(torch.from_numpy(text.astype(np.int64)), f"{where}: token_ids")
+    with HeadTrainer(model, HeadText(text.astype(np.int32)), options, where=where) as trainer:
+        trainer.choose_precision()
+        report = trainer.report
+        while report.step < report.steps:
+            trainer.take_step()
+            if report.step % _RATE_INTERVAL == 0:
+                report.steps = _fit_steps(report, options)
+            if on_step is not None:
+                on_step(report)
+    return report
+
+
+def _fit_steps(report: TrainReport, options: TrainOptions) -> int:
+    """The number of steps that max_seconds allows at the current rate."""
+    if options.max_seconds is None:
+        return options.steps
+    allowed = int(options.max_seconds * report.steps_per_second)
+    return max(report.step, min(options.steps, allowed))

@@ -1,0 +1,188 @@
+"""Options and progress reports of head training."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd_kim2024.heads.recipes import OPTIMIZERS
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of head training.
+
+    Attributes:
+        steps: optimizer steps.
+        batch_size: sequences per forward pass, summed over all processes.
+        sequence_length: input tokens per sequence.
+        matrix_lr: learning rate of matrices, Muon's unless `optimizer` is "adamw".
+        other_lr: AdamW's, for embeddings, norms and biases.
+        warmup: steps of linear warm-up; then a cosine down to 5 %.
+        head_weights: lambda_1 .. lambda_h; None: all 1.
+        head_ramp: fraction of the steps over which lambda_2 .. lambda_h rise from 0. When a model
+            is trained from scratch, the far heads can only learn unigrams at first, and their
+            gradients would dominate the target's own.
+        head_fraction: fraction of positions, sampled anew each step, at which draft heads train.
+        train_base: False freezes the target and trains only the draft heads.
+        precision: "fp32", "bf16" (autocast), or "auto": the faster one in a short trial.
+        max_seconds: time limit; the number of steps and the schedule are reduced to meet it.
+            None: no limit, and the result does not depend on the machine's speed.
+        seed: seed of the batches and positions.
+        accumulate: gradient-accumulation steps.
+        one_head: train one randomly sampled head per step; its loss is an unbiased estimate of
+            the sum over all heads (Stern et al. 2018, section 6).
+        base_rate: factor on the learning rates of the target's weights.
+        optimizer: "muon" for matrices with AdamW for the rest, or "adamw" for all.
+        dropout: False: the target trains without the dropout of its configuration.
+    """
+
+    steps: int = 600
+    batch_size: int = 16
+    sequence_length: int = 256
+    matrix_lr: float = 0.02
+    other_lr: float = 0.03
+    warmup: int = 30
+    head_weights: Sequence[float] | None = None
+    head_ramp: float = 0.5
+    head_fraction: float = 0.125
+    train_base: bool = True
+    precision: str = "auto"
+    max_seconds: float | None = None
+    seed: int = 0
+    accumulate: int = 1
+    one_head: bool = False
+    base_rate: float = 1.0
+    optimizer: str = "muon"
+    dropout: bool = True
+
+    @property
+    def sequences_per_step(self) -> int:
+        """S: sequences per optimizer step."""
+        return self.batch_size * self.accumulate
+
+
+@dataclass
+class TrainReport:
+    """Progress of a training, and its final state.
+
+    Attributes:
+        step: steps done.
+        steps: steps planned.
+        losses: losses of the last step in nats per token over the sampled positions: L_1 .. L_h,
+            or L_2 .. L_h if the target is frozen. With one_head, the last known loss of each
+            head, NaN before its first step.
+        seconds: wall time so far.
+        precision: "fp32" or "bf16".
+    """
+
+    step: int
+    steps: int
+    losses: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    precision: str = "fp32"
+
+    @property
+    def steps_per_second(self) -> float:
+        """Mean rate so far."""
+        return self.step / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        """Estimated time for the remaining steps at the mean rate."""
+        return (self.steps - self.step) / self.steps_per_second if self.step else math.inf
+
+    def count_step(self, losses: Tensor, start: float, where: str) -> None:
+        """Records one more step.
+
+        Args:
+            losses: (h,) of the step.
+            start: time.perf_counter() when training began.
+            where: the trainer's name, for the error message.
+
+        Raises:
+            ValueError: a loss that is not finite.
+        """
+        self.losses = losses.tolist()
+        check_finite(self.losses, self.step + 1, where)
+        self.step += 1
+        self.seconds = time.perf_counter() - start
+
+
+def check_finite(losses: Sequence[float], step: int, where: str) -> None:
+    """Raise ValueError unless all losses of a step (from 1) are finite."""
+    if not all(map(math.isfinite, losses)):
+        raise ValueError(
+            f"{where}: losses at step {step} are {list(losses)}; expected finite numbers; lower "
+            "matrix_lr and other_lr"
+        )
+
+
+def check_options(model: BlockwiseLM, options: TrainOptions, where: str) -> list[float]:
+    """Validates model and options.
+
+    Args:
+        model: the model to train.
+        options: see TrainOptions.
+        where: the caller's name, for error messages.
+
+    Returns:
+        lambda_1 .. lambda_h.
+
+    Raises:
+        TypeError: heads that are not BlockwiseHeads.
+        ValueError: options out of range.
+    """
+    if not isinstance(model.heads, BlockwiseHeads):
+        raise TypeError(
+            f"{where}: the heads are {type(model.heads).__name__}; expected BlockwiseHeads; "
+            "train other heads with the code that defines them"
+        )
+    limit = model.max_positions
+    if limit is not None and options.sequence_length > limit:
+        raise ValueError(
+            f"{where}: sequence_length is {options.sequence_length}, the target has "
+            f"positions for {limit}; lower it"
+        )
+    if options.precision not in ("auto", "fp32", "bf16"):
+        raise ValueError(
+            f"{where}: precision is {options.precision!r}; expected auto, fp32 or bf16"
+        )
+    if options.optimizer not in OPTIMIZERS:
+        raise ValueError(
+            f"{where}: optimizer is {options.optimizer!r}; expected {' or '.join(OPTIMIZERS)}"
+        )
+    counts = ("steps", "batch_size", "sequence_length", "accumulate")
+    if min(getattr(options, name) for name in counts) < 1:
+        values = ", ".join(f"{name} {getattr(options, name)}" for name in counts)
+        raise ValueError(f"{where}: {values}; expected 1 or more of each")
+    if not 0.0 < options.head_fraction <= 1.0:
+        raise ValueError(f"{where}: head_fraction is {options.head_fraction}; expected 0 < x <= 1")
+    _check_rates(options, where)
+    return _check_weights(options.head_weights, model.num_heads, where)
+
+
+def _check_rates(options: TrainOptions, where: str) -> None:
+    for name, limit in (("matrix_lr", math.inf), ("other_lr", math.inf), ("base_rate", math.inf),
+                        ("head_ramp", 1.0), ("warmup", math.inf)):  # fmt: skip
+        value = getattr(options, name)
+        if not 0.0 <= value <= limit:
+            upper = "" if limit == math.inf else f" and at most {limit:g}"
+            raise ValueError(f"{where}: {name} is {value}; expected 0 or more{upper}")
+
+
+def _check_weights(weights: Sequence[float] | None, num_heads: int, where: str) -> list[float]:
+    if weights is None:
+        return [1.0] * num_heads
+    if len(weights) != num_heads or not all(0.0 <= weight < math.inf for weight in weights):
+        raise ValueError(
+            f"{where}: head_weights is {list(weights)}; expected {num_heads} numbers "
+            "of 0 or more, one for each head, the target's own first"
+        )
+    return [float(weight) for weight in weights]

@@ -1,0 +1,208 @@
+"""Training of a rescorer from files to files: text, training with checkpoints, result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.models.checkpoint import load_target
+from lattice_bpd.models.head_files import staged_folder
+from lattice_bpd.models.lm_call import find_max_positions
+from lattice_bpd.models.small import build_rescorer
+from lattice_bpd.train.text.corpus import Corpus
+from lattice_bpd.watcher import Watcher
+from lattice_bpd_kim2024.heads.loop import run_steps
+from lattice_bpd_kim2024.heads.options import TrainOptions, check_options
+from lattice_bpd_kim2024.heads.run_folder import fingerprint
+from lattice_bpd_kim2024.heads.starting_model import load_base
+from lattice_bpd_kim2024.heads.text_run import TextRun, run_in_processes
+from lattice_bpd_kim2024.heads.texts import (
+    HeadTexts,
+    open_corpus,
+)
+from lattice_bpd_kim2024.heads.trainer import HeadTrainer, seeded
+from lattice_bpd_kim2024.heads.validation import measure_heads
+from lattice_bpd_kim2024.rescorer.job import RescorerJob
+
+KIND = "rescorer_training"
+_WHERE = "rescorer train"
+_NUM_HEADS = 2  # the trainer requires a draft head: size 1, loss weight 0
+
+
+@dataclass(frozen=True)
+class RescorerResult:
+    """Result of the training of a rescorer.
+
+    Attributes:
+        output: the output folder, that of a causal LM of transformers.
+        num_parameters: of the rescorer, its embedding table counted once if it is tied.
+        steps: steps done.
+        loss: the last loss in the log, nats per token.
+        validation_loss: nats per token on validation text; None without.
+        tokens: number of tokens of the training text.
+        precision: "fp32" or "bf16".
+        seconds: training time, summed over all resumed runs.
+        was_finished: the run was finished before, and nothing was done.
+    """
+
+    output: Path
+    num_parameters: int
+    steps: int
+    loss: float
+    validation_loss: float | None
+    tokens: int
+    precision: str
+    seconds: float
+    was_finished: bool
+
+
+def run_rescorer_job(job: RescorerJob, watcher: Watcher | None = None) -> RescorerResult:
+    """Trains a rescorer as a job describes, or resumes an interrupted run.
+
+    Processes started by torchrun train data-parallel and write one result. After Ctrl-C, SIGTERM or
+    a crash the same call resumes from the last checkpoint; the result is bit-identical to that of
+    an uninterrupted run (on the same kind of machine, with as many processes).
+
+    Args:
+        job: see RescorerJob.
+        watcher: progress callbacks, in process 0.
+
+    Returns:
+        RescorerResult, in every process.
+
+    Raises:
+        ValueError: inconsistent options, text or folder; losses that are not finite.
+        FormatError: damaged files.
+        OSError: files that cannot be read or written; ConnectionError if another process ends.
+        KeyboardInterrupt: Ctrl-C, after the checkpoint was written.
+
+    Source: Kim et al. 2024, section 7.1 and appendix C.2.
+    """
+    return run_in_processes(job, watcher, _Run)
+
+
+class _RescorerTrainer(HeadTrainer):
+    """Trains the LM of a BlockwiseLM; its draft head has no weight in the loss."""
+
+    unit = "LM"
+
+    def take_step(self) -> dict[int, float]:
+        """Runs one step; returns the loss of the LM as that of unit 1."""
+        return {1: super().take_step()[1]}
+
+
+class _Run(TextRun[RescorerJob]):
+    """A run in one process."""
+
+    kind, where = KIND, _WHERE
+
+    def train(self) -> RescorerResult:
+        """Runs all stages."""
+        job, folder, processes = self.job, self.folder, self.processes
+        target = load_base(Path(job.target), full_precision=False)
+        target.train(False)
+        corpus = open_corpus(job.inputs, job.corpus, job.target, target)
+        limit = find_max_positions(target.config)
+        options = job.train_options(limit)
+        model = self._build(corpus.size_of_vocabulary, limit, options)
+        # One position of one sequence for the draft head, which the trainer evaluates anyway.
+        share = 1.0 / (options.batch_size * options.sequence_length)
+        options = replace(options, head_fraction=share)
+        check_options(model, options, _WHERE)
+        record, base = job.record(corpus, options), fingerprint(target)
+        if self.begin(record, base):
+            return self._result(was_finished=True)
+        model.to(self.device)
+        processes.broadcast_tensors([weight.data for weight in model.parameters()])
+        length = options.sequence_length + _NUM_HEADS
+        if job.own_rows:
+            target.to(self.device)  # type: ignore[arg-type]
+        texts = self.read_head_texts(target, corpus, job.own_rows, length, seed=options.seed)
+        texts.check(length, _WHERE)
+        del target
+        with _RescorerTrainer(model, texts.training, options, processes, _WHERE) as trainer:
+            run_steps(trainer, job, folder, self._validation(trainer, texts), self.watcher)
+        tokens = len(texts.training.token_ids)
+        processes.run_on_first(lambda: self._write_result(trainer, corpus, record, base, tokens))
+        return self._result(was_finished=False)
+
+    def _build(self, vocab_size: int, limit: int | None, options: TrainOptions) -> BlockwiseLM:
+        """The rescorer with the draft head that the trainer requires."""
+        job = self.job
+        with seeded(options.seed):
+            if job.initial is None:
+                rescorer: PreTrainedModel = build_rescorer(
+                    job.size, vocab_size, num_layers=job.num_layers, hidden_size=job.hidden_size,
+                    max_positions=limit or max(1024, options.sequence_length),
+                )  # fmt: skip
+            else:
+                rescorer = load_target(Path(job.initial), dtype=torch.float32)
+                _check_initial(rescorer, Path(job.initial), vocab_size)
+            return BlockwiseLM(rescorer, _NUM_HEADS, inner_size=1).eval()
+
+    def _validation(
+        self, trainer: HeadTrainer, texts: HeadTexts
+    ) -> Callable[[], dict[str, Any]] | None:
+        """The LM's scores for the loss log."""
+        text = texts.validation
+        if text is None:
+            return None
+
+        def measure() -> dict[str, Any]:
+            scores = measure_heads(
+                trainer.model, text, trainer.options.sequence_length,
+                max_pieces=self.job.validation_pieces, precision=trainer.report.precision,
+                processes=trainer.processes,
+            )  # fmt: skip
+            return scores._replace(
+                losses=scores.losses[:1], accuracies=scores.accuracies[:1]
+            ).for_log()
+
+        return measure
+
+    def _write_result(
+        self, trainer: HeadTrainer, corpus: Corpus, record: dict[str, Any], base: str, tokens: int
+    ) -> None:
+        """Writes the rescorer, the loss plot and last the record."""
+        rescorer = trainer.model.to("cpu").base
+
+        def write(path: Path) -> None:
+            with staged_folder(path, last="config.json") as staged:
+                rescorer.save_pretrained(staged)
+
+        files = self.write_model(write, corpus)
+        size = sum(weight.numel() for weight in rescorer.parameters())
+        self.finish(
+            record, base, files, trainer.report, unit=trainer.unit, tokens=tokens,
+            num_parameters=size,
+        )  # fmt: skip
+
+    def _result(self, *, was_finished: bool) -> RescorerResult:
+        result = self.read_result()
+        validation = result["validation"]
+        return RescorerResult(
+            self.folder.path,
+            result["num_parameters"],
+            result["steps"],
+            result["losses"]["1"],
+            None if validation is None else validation["losses"]["1"],
+            result["tokens"],
+            result["precision"],
+            result["seconds"],
+            was_finished,
+        )
+
+
+def _check_initial(rescorer: PreTrainedModel, folder: Path, vocab_size: int) -> None:
+    size = int(rescorer.config.vocab_size)
+    if size != vocab_size:
+        raise ValueError(
+            f"{folder}: the rescorer has a vocabulary of {size}, the target one of {vocab_size}; "
+            "expected the same; start with a rescorer on the target's token ids"
+        )

@@ -1,0 +1,311 @@
+"""Interrupted head trainings: killed, stopped, resumed to the same bits; other options refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from blockwise_models import VOCAB, looping_text
+from heads_training import Child, make_job, read_losses, read_weights, write_base
+from lattice_bpd import FormatError
+from lattice_bpd.watcher import SilentWatcher
+from lattice_bpd_kim2024.heads import checkpoints, text_run
+from lattice_bpd_kim2024.heads import loop as head_loop
+from lattice_bpd_kim2024.heads import texts as head_texts
+from lattice_bpd_kim2024.heads.run import train_heads
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at_step_7():
+    return lambda steps: die() if steps == 7 else None
+
+
+def killed_while_saving():
+    save = checkpoints.save_file
+
+    def save_half(tensors, path):
+        save(tensors, path)
+        if len(list(path.parent.parent.glob("checkpoint-*"))) == 1:
+            die()
+
+    checkpoints.save_file = save_half
+
+
+def killed_at_the_end():
+    text_run.write_loss_plot = lambda *_: die()
+
+
+def interrupted_at_step_5():
+    return lambda steps: signal.raise_signal(signal.SIGINT) if steps == 5 else None
+
+
+def terminated_at_step_5():
+    return lambda steps: signal.raise_signal(signal.SIGTERM) if steps == 5 else None
+
+
+def assert_same_result(one: Path, other: Path) -> None:
+    first, second = read_weights(one), read_weights(other)
+    assert first.keys() == second.keys()
+    for name, weight in first.items():
+        assert torch.equal(weight, second[name]), name
+    assert read_losses(one) == read_losses(other)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "prepare", "train"),
+    [
+        # Dropout in the target, both optimizers, one head, passes: all that a state could miss.
+        ("finetune", killed_at_step_7, {"one_head": True, "accumulate": 2, "seed": 5}),
+        ("joint", killed_while_saving, {}),
+        ("distil", killed_at_the_end, {}),
+    ],
+)
+def test_a_killed_training_ends_with_the_same_bits(recipe, prepare, train, tmp_path):
+    job = make_job(tmp_path, recipe, train=train, validate_every=5)
+    status, words = Child(job, prepare, tmp_path / "words").wait()
+    assert status == -signal.SIGKILL, words
+    assert not (tmp_path / "out" / "blockwise_heads.json").exists() or prepare == killed_at_the_end
+    train_heads(job)
+    whole = dataclasses.replace(job, output=tmp_path / "whole")
+    train_heads(whole)
+    assert_same_result(tmp_path / "out", tmp_path / "whole")
+    assert not (tmp_path / "out" / "training").exists()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "expected"),
+    [(interrupted_at_step_5, 130), (terminated_at_step_5, -signal.SIGTERM)],
+)
+def test_a_signal_stops_behind_a_checkpoint_of_its_step(prepare, expected, tmp_path):
+    job = make_job(tmp_path, "frozen", checkpoint_every=0)
+    status, words = Child(job, prepare, tmp_path / "words").wait()
+    assert status == expected, words
+    assert [path.name for path in (tmp_path / "out" / "training").glob("checkpoint-*")] == [
+        "checkpoint-00000005"
+    ]
+    train_heads(job)
+    whole = dataclasses.replace(job, output=tmp_path / "whole")
+    train_heads(whole)
+    assert_same_result(tmp_path / "out", tmp_path / "whole")
+
+
+class StopAt(SilentWatcher):
+    """Raises in a stage, as an error or a crash would."""
+
+    def __init__(self, stage: str, count: int) -> None:
+        self.at, self.count, self.stage = stage, count, ""
+
+    def begin(self, stage: str, total: int | None = None) -> None:  # noqa: ARG002
+        self.stage = stage
+
+    def advance(self, total: int | None = None, note: str = "") -> None:  # noqa: ARG002
+        self.count -= self.stage == self.at
+        if self.count < 0:
+            raise RuntimeError("stopped")
+
+
+def stop(job, stage: str = "training", count: int = 6) -> None:
+    with pytest.raises(RuntimeError, match="stopped"):
+        train_heads(job, StopAt(stage, count))
+
+
+def test_own_text_that_is_written_is_not_written_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(head_texts, "_ROWS_PER_PART", 16)
+    job = make_job(tmp_path, "distil", train={"steps": 2})
+    stop(job, "generation", 2)
+    parts = sorted((tmp_path / "out" / "training" / "own-text").iterdir())
+    assert [path.name for path in parts] == ["000000.npy", "000001.npy", "000002.npy"]
+    times = [path.stat().st_mtime_ns for path in parts]
+    kept = []
+    monkeypatch.setattr(
+        head_loop, "find_checkpoint",
+        lambda _: kept.extend(path.stat().st_mtime_ns for path in parts),
+    )  # fmt: skip
+    train_heads(job)
+    assert kept == times
+
+
+def test_the_text_is_read_once(tmp_path):
+    job = make_job(tmp_path, "frozen")
+    stop(job)
+    np.save(tmp_path / "text-0.npy", looping_text(1200, seed=9))  # as many bytes, not looked at
+    train_heads(job)
+    again = dataclasses.replace(job, output=tmp_path / "again", inputs=job.inputs)
+    make_job(tmp_path, "frozen")  # writes the first text again
+    train_heads(again)
+    assert_same_result(tmp_path / "out", tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": {"steps": 13}}, "holds a run with steps 12; requested: 13; give the same"),
+        ({"train": {"seed": 1}}, "holds a run with seed 0; requested: 1"),
+        ({"train": {"one_head": True}}, "holds a run with one_head False; requested: True"),
+        ({"recipe": "distil"}, "holds a run with head_fraction|holds a run with recipe 'frozen'"),
+        ({"corpus": {"vocab_size": VOCAB, "eos_id": 1}}, "with eos_id None; requested: 1"),
+        ({"text": 900}, r"with bytes_of_inputs \d+; requested:"),
+    ],
+)
+@pytest.mark.parametrize("finished", [False, True])
+def test_resuming_with_other_options_names_them(options, message, finished, tmp_path):
+    job = make_job(tmp_path, "frozen")
+    if finished:
+        train_heads(job)
+    else:
+        stop(job)
+    options = dict(options)
+    length = options.pop("text", 1200)
+    job = make_job(tmp_path, options.pop("recipe", "frozen"), **options)
+    np.save(tmp_path / "text-0.npy", looping_text(length))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    with pytest.raises(ValueError, match=message):
+        train_heads(job)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
+
+
+@pytest.mark.parametrize("length", [0, 2])
+def test_a_run_without_enough_text_does_not_refuse_the_corrected_command(length, tmp_path):
+    job = make_job(tmp_path, "distil", train={"steps": 2})
+    np.save(tmp_path / "text-0.npy", looping_text(length))
+    with pytest.raises(ValueError, match="text"):
+        train_heads(job)
+    assert (tmp_path / "out" / "training.json").is_file()
+    job = make_job(tmp_path, "frozen")  # writes the text again
+    train_heads(job)
+    train_heads(dataclasses.replace(job, output=tmp_path / "whole"))
+    assert_same_result(tmp_path / "out", tmp_path / "whole")
+
+
+def test_resuming_on_another_base_is_refused(tmp_path):
+    stop(make_job(tmp_path, "frozen"))
+    write_base(tmp_path / "base", seed=1, dropout=0.1)
+    with pytest.raises(ValueError, match="holds a run on another base"):
+        train_heads(make_job(tmp_path, "frozen"))
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
+    job = make_job(tmp_path, "frozen")
+
+    class Second(SilentWatcher):
+        def advance(self, total: int | None = None, note: str = "") -> None:  # noqa: ARG002
+            for other in (job, dataclasses.replace(job, restart=True)):
+                with pytest.raises(BlockingIOError, match="another process trains here"):
+                    train_heads(other)
+
+    assert train_heads(job, Second()).steps == 12
+
+
+def checkpoint_names(out: Path) -> list[str]:
+    return [path.name for path in (out / "training").glob("checkpoint-*")]
+
+
+def test_the_checkpoint_interval_may_change(tmp_path):
+    job = make_job(tmp_path, "frozen", checkpoint_every=4)
+    stop(job, count=6)
+    assert checkpoint_names(tmp_path / "out") == ["checkpoint-00000004"]
+    later = dataclasses.replace(job, checkpoint_every=3, resume=True)
+    stop(later, count=2)  # steps 5 and 6
+    assert checkpoint_names(tmp_path / "out") == ["checkpoint-00000006"]
+    assert train_heads(later).steps == 12
+    train_heads(dataclasses.replace(job, output=tmp_path / "whole"))
+    assert_same_result(tmp_path / "out", tmp_path / "whole")
+
+
+def test_the_device_may_change(tmp_path, monkeypatch):
+    chosen, used = [], []
+    choose_device, own_device = text_run.choose_device, text_run.own_device
+    monkeypatch.setattr(
+        text_run, "choose_device", lambda device: chosen.append(device) or choose_device(device)
+    )
+    monkeypatch.setattr(
+        text_run, "own_device", lambda device: used.append(own_device(device)) or used[-1]
+    )
+    job = make_job(tmp_path, "frozen", device="cpu")
+    stop(job)
+    result = train_heads(dataclasses.replace(job, device="auto", resume=True))
+    assert chosen == ["cpu", "auto"]
+    assert [device.type for device in used] == ["cpu", choose_device("auto")]
+    assert result.steps == 12
+    train_heads(dataclasses.replace(job, output=tmp_path / "whole"))
+    if used[0].type == used[1].type:
+        assert_same_result(tmp_path / "out", tmp_path / "whole")
+    else:  # other kernels and other rounding after the stop
+        first, whole = read_losses(tmp_path / "out"), read_losses(tmp_path / "whole")
+        assert (first[0], len(first)) == (whole[0], len(whole))
+
+
+def test_restart_throws_the_earlier_run_away(tmp_path):
+    train_heads(make_job(tmp_path, "frozen"))
+    (tmp_path / "out" / "ngram.lm").write_text("mine")
+    job = make_job(tmp_path, "frozen", train={"steps": 3}, heads_only=True, restart=True)
+    assert train_heads(job).steps == 3
+    assert (tmp_path / "out" / "ngram.lm").read_text() == "mine"
+    assert not (tmp_path / "out" / "model.safetensors").exists()  # of the run before
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    for restart in (False, True):
+        with pytest.raises(ValueError, match=r"has files but no training\.json"):
+            train_heads(make_job(tmp_path, "frozen", restart=restart))
+    assert [path.name for path in out.iterdir()] == ["thesis.tex"]
+    with pytest.raises(NotADirectoryError, match="is a file; expected a folder"):
+        train_heads(make_job(tmp_path, "frozen", output=out / "thesis.tex"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "version", "other", "missing", "log"])
+def test_damaged_checkpoints_are_refused(damage, tmp_path):
+    job = make_job(tmp_path, "frozen")
+    stop(job)
+    (path,) = (tmp_path / "out" / "training").glob("checkpoint-*")
+    weights, state = path / "state.safetensors", path / "state.json"
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:200])
+    elif damage == "empty":
+        state.write_text("")
+    elif damage == "version":
+        state.write_text(json.dumps({**json.loads(state.read_text()), "version": 99}))
+    elif damage == "other":
+        state.write_text("[]")
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        (tmp_path / "out" / "losses.jsonl").write_text("")
+    with pytest.raises(FormatError, match="--restart"):
+        train_heads(job)
+    assert train_heads(dataclasses.replace(job, restart=True)).steps == 12
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": "x", "version": 1}'])
+def test_damaged_records_are_refused(text, tmp_path):
+    job = make_job(tmp_path, "frozen")
+    stop(job)
+    (tmp_path / "out" / "training.json").write_text(text)
+    with pytest.raises(FormatError, match=r"training\.json: damaged, or of another version"):
+        train_heads(job)
+
+
+def test_only_the_latest_checkpoint_is_kept_and_halves_are_removed(tmp_path):
+    job = make_job(tmp_path, "frozen", checkpoint_every=2)
+    stop(job)
+    work = tmp_path / "out" / "training"
+    assert [path.name for path in work.glob("checkpoint-*")] == ["checkpoint-00000006"]
+    (work / ".checkpoint-half").mkdir()
+    assert checkpoints.find_checkpoint(work) == work / "checkpoint-00000006"
+    assert not (work / ".checkpoint-half").exists()
