@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import torch
 
 from constraints import END, REGEXES, TOKENS, acceptor_of, bytes_of, language_of, random_acceptor
-from lattice_bpd import _core, rescore_fst
+from lattice_bpd import _core
 from lattice_bpd.decode import FstConstraint, GuidanceConstraint
 from lattice_bpd.decode.constraint import ConstrainedSelector
 from lattice_bpd.decode.constraint.automaton_state import AutomatonState, MergedStates
@@ -149,12 +149,18 @@ def test_grammar_over_a_padded_vocabulary() -> None:
     assert guidance("a*", vocab_size=64).start().advance(60) is None
 
 
-def paths_of(intersection: Any) -> dict[tuple[int, ...], float]:
-    """Texts and scores of an intersection's acceptor, by the search over acceptors."""
-    drafts = rescore_fst(intersection.acceptor(), None, 4096)
-    count = int(drafts.counts[0])
-    texts = [tuple(t for t in row if t >= 0) for row in drafts.token_ids[0][:count].tolist()]
-    return dict(zip(texts, drafts.scores[0][:count].tolist(), strict=True))
+def paths_of(intersection: Any, start: AutomatonState) -> dict[tuple[int, ...], float]:
+    """Texts and scores of an intersection, along its arcs."""
+    level, paths = {(): (start, 0.0)}, {}
+    for arcs in intersection.slots:
+        longer: dict[Any, Any] = {}
+        for text, (state, score) in level.items():
+            for arc in (arc for arc in arcs if arc.source == state):
+                longer[(*text, arc.token_id)] = (arc.next_state, score + arc.log_prob)
+            if state.count == 0:
+                paths[text] = score
+        level = longer
+    return paths | {text: score for text, (_, score) in level.items()}
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -164,7 +170,7 @@ def test_grammar_and_lattice_intersect_as_enumerated(number: int, seed: int) -> 
     constraint = acceptor_of(arcs, final, vocab_size=8, end_token_ids=[7])
     logits = rng.normal(size=(3, 8)).astype(np.float32)
     state = AutomatonState(constraint.start(), constraint.end_token_ids)
-    paths = paths_of(intersect(state, MergedStates(), logits, 8, "test"))
+    paths = paths_of(intersect(state, MergedStates(), logits, 8, "test"), state)
     level: dict[tuple[int, ...], tuple[AutomatonState, float]] = {(): (state, 0.0)}
     wanted = {}
     for row in logits:  # every legal text of three tokens, or shorter where it is over

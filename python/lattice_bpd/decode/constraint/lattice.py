@@ -5,11 +5,11 @@
                      --c--> s2 --d--> s3 ..
 
 If every slot has one state, the allowed tokens do not depend on the path: the slots are masked and
-the lattice stays a sausage. Otherwise it is also an acceptor, with one state for each pair of slot
-and constraint state; its sausage then holds all tokens that some path allows.
+the lattice stays a sausage. Otherwise the sausage holds all tokens that some path allows, and what
+is drafted from it is cut.
 
-In the acceptor, logits are normalized over the candidates of each state, since the target chooses
-among the tokens allowed at a state without lookahead. A forced token therefore has score 0.
+Paths are ranked by logits that are normalized over the candidates of each state, since the target
+chooses among the tokens allowed at a state without lookahead. A forced token therefore has score 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.decode.constraint.acceptor_bytes import write_acceptor
 from lattice_bpd.decode.constraint.automaton_state import AutomatonState, MergedStates
 from lattice_bpd.lattice.logits import select_top_k
 
@@ -62,23 +61,6 @@ class Intersection:
 
     slots: list[list[_Arc]]
     depends: bool
-
-    def acceptor(self) -> bytes:
-        """The acceptor for `rescore_fst`: weights are -log_prob, labels token id + 1."""
-        numbers: dict[tuple[int, AutomatonState | None], int] = {}
-
-        def number(slot: int, state: AutomatonState | None) -> int:
-            is_last = slot == len(self.slots)
-            return numbers.setdefault((slot, None if is_last else state), len(numbers))
-
-        outgoing: dict[int, list[tuple[int, float, int]]] = {}
-        for slot, arcs in enumerate(self.slots):
-            for arc in arcs:
-                row = outgoing.setdefault(number(slot, arc.source), [])
-                row.append((arc.token_id + 1, -arc.log_prob, number(slot + 1, arc.next_state)))
-        rows = [outgoing.get(state, []) for state in range(len(numbers))]
-        final: Any = np.array([np.inf if row else 0.0 for row in rows], np.float32)
-        return write_acceptor(final, rows)
 
     def fill_candidates(self, token_ids: Int32Array, scores: Float32Array) -> None:
         """Fill a sausage with the tokens that some path allows and the heads' logits.

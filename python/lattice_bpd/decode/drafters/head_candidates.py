@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lattice_bpd.decode.constraint.lattice import Intersection
 from lattice_bpd.decode.constraint.search import find_candidates
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig
@@ -111,7 +110,7 @@ def prepare_rescoring(
     *,
     top_k: int | None = None,
     all_slots: bool = False,
-) -> tuple[Candidates | LatticeInput, list[list[int]], list[Intersection] | None]:
+) -> tuple[Candidates | LatticeInput, list[list[int]], bool]:
     """The inputs of a search of the lattices.
 
     With a constraint the candidates of a slot are selected among the allowed tokens, and transition
@@ -128,8 +127,8 @@ def prepare_rescoring(
 
     Returns:
         Candidates (B, H, k), as a LatticeInput if the heads score transitions or normalization is
-        local; the last tokens of the contexts, as many as the LM uses; and the
-        intersections with constraints, see `find_candidates`.
+        local; the last tokens of the contexts, as many as the LM uses; and
+        whether constraints depend on the path, see `find_candidates`.
 
     Raises:
         ValueError: an LM of another vocabulary, top_k above V.
@@ -142,18 +141,18 @@ def prepare_rescoring(
         reach = lm.order
     k = config.top_k if top_k is None else top_k
     candidates: Candidates | LatticeInput
-    intersections = None
+    depends = False
     if isinstance(outputs, LatticeInput) and states[0].constrained is None:
         candidates = _choose_normalization(outputs.cut(outputs.num_slots, k), config)
     else:
         logits = outputs.to_logits(vocab_size) if isinstance(outputs, LatticeInput) else outputs
-        chosen, intersections = find_candidates(states, logits, k, where)
+        chosen, depends = find_candidates(states, logits, k, where)
         candidates = chosen
-        if config.normalization == "local" and intersections is None:
+        if config.normalization == "local" and not depends:
             candidates = LatticeInput(chosen.token_ids, chosen.scores, normalization="local")
     contexts = [state.tokens[-reach:] for state in states]
     states[0].stats.lap("top_k", start)
-    return candidates, contexts, intersections
+    return candidates, contexts, depends
 
 
 def _choose_normalization(lattice: LatticeInput, config: DraftConfig) -> LatticeInput:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lattice_bpd.decode.constraint.search import rescore_intersections
+from lattice_bpd.decode.constraint.search import cut_trees
+from lattice_bpd.decode.constraint.trees import with_spare
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig, check_used
-from lattice_bpd.draft.drafts import Drafts
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
@@ -45,19 +45,16 @@ class PBestDrafter(Drafter):
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A tree of p drafts for each state."""
-        candidates, contexts, intersections = prepare_rescoring(
+        candidates, contexts, depends = prepare_rescoring(
             self.config, self.lm, states, "PBestDrafter"
         )
-        if isinstance(candidates, Candidates) and intersections is not None:
-            with states[0].stats.stage("rescore"):
-                drafts = rescore_intersections(
-                    candidates, intersections, contexts, self.lm, self.num_drafts, self.config.alpha
-                )
-                return build_list_trees(drafts, states)
-        return search_lists(
+        trees = search_lists(
             states, candidates, contexts, self.lm, "rescore",
-            num_drafts=self.num_drafts, alpha=self.config.alpha,
+            num_drafts=with_spare(self.num_drafts) if depends else self.num_drafts,
+            alpha=self.config.alpha,
         )  # fmt: skip
+        most = self.num_drafts * max(state.num_slots for state in states)
+        return cut_trees(trees, states, most) if depends else trees
 
 
 def search_lists(
@@ -75,15 +72,4 @@ def search_lists(
     for state, tree in zip(states, trees, strict=True):
         state.stats.add_repeats(*tree.count_repeats())
     states[0].stats.lap(stage, start)
-    return trees
-
-
-def build_list_trees(drafts: Drafts, states: Sequence[DecodeState]) -> list[PrefixTree]:
-    """The drafts of each row as a tree; counts repeated tokens of the first draft."""
-    trees = []
-    for row, state in enumerate(states):
-        lists = drafts.token_ids[row, : int(drafts.counts[row]), : state.max_draft_length]
-        tree = PrefixTree.from_drafts(state.tokens[-1], lists)
-        state.stats.add_repeats(*tree.count_repeats())
-        trees.append(tree)
     return trees

@@ -19,7 +19,6 @@ from lattice_bpd.decode.constraint.search import find_candidates
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
-from lattice_bpd.decode.drafters.p_best import build_list_trees
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig, check_used
 from lattice_bpd.draft.drafts import Drafts
@@ -105,7 +104,7 @@ class ScorerDrafter(Drafter):
                 except Exception as error:  # any error of a scorer: drafts do not affect the output
                     self._note(error, states)
                     drafts = self._by_heads(candidates, contexts)
-            return build_list_trees(drafts, states)
+            return _build_trees(drafts, states)
 
     def _search(self, candidates: Candidates, contexts: list[list[int]]) -> Drafts:
         def search() -> Drafts:
@@ -198,3 +197,14 @@ def _to_scorer(scorer: Any) -> TransitionScorer:
     if isinstance(scorer, (PreTrainedModel, BlockwiseLM)):
         return NeuralScorer(scorer)
     return as_scorer(scorer)
+
+
+def _build_trees(drafts: Drafts, states: Sequence[DecodeState]) -> list[PrefixTree]:
+    """The drafts of each row as a tree; counts repeated tokens of the first draft."""
+    trees = []
+    for row, state in enumerate(states):
+        lists = drafts.token_ids[row, : int(drafts.counts[row]), : state.max_draft_length]
+        tree = PrefixTree.from_drafts(state.tokens[-1], lists)
+        state.stats.add_repeats(*tree.count_repeats())
+        trees.append(tree)
+    return trees

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lattice_bpd.decode.constraint.search import automaton_states_of
-from lattice_bpd.decode.constraint.trees import cut_tree, with_spare
+from lattice_bpd.decode.constraint.search import cut_trees
+from lattice_bpd.decode.constraint.trees import with_spare
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
 from lattice_bpd.decode.drafters.target_noise import (
@@ -83,13 +83,13 @@ class TreeDrafter(LatticeTreeDrafter):
             temperature *= sampling_temperature(states)
         if noise is not None:
             trees, start = self._with_noise(states, noise, temperature)
-            intersections, most = None, self.max_nodes
+            depends = False
         else:
-            candidates, contexts, intersections = prepare_rescoring(
+            candidates, contexts, depends = prepare_rescoring(
                 self.config, self.lm, states, "TreeDrafter"
             )
             start = time.perf_counter()
-            most = self.max_nodes if intersections is None else with_spare(self.max_nodes)
+            most = with_spare(self.max_nodes) if depends else self.max_nodes
             trees = search_trees(
                 candidates.at_temperature(temperature),
                 contexts,
@@ -99,9 +99,8 @@ class TreeDrafter(LatticeTreeDrafter):
                 alpha=self.config.alpha / temperature,
             )
         start = first.stats.lap("rescore", start)
-        if intersections is not None:  # a slot's tokens may depend on the path
-            limited = zip(trees, automaton_states_of(states), strict=True)
-            trees = [cut_tree(tree, automaton, self.max_nodes) for tree, automaton in limited]
+        if depends:
+            trees = cut_trees(trees, states, self.max_nodes)
             first.stats.lap("rescore", start)
         return trees
 
